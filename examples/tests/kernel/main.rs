@@ -15,6 +15,7 @@ mod lacks_nf_tables;
 mod live;
 mod live_api;
 mod modes;
+mod obstacles;
 mod plans;
 mod policy;
 mod refusals;

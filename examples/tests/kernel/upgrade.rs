@@ -646,3 +646,129 @@ fn tables_that_are_not_kube_proxys_stay() {
         }
     });
 }
+
+/// A kube-proxy before used another back end of iptables than the host's other programs, whose hooks are older: packets meet its rules first.
+/// They are named before anything is changed, and go in every mode; the rules of others stay.
+fn stale_rules_go(stale: &'static str, mode: &str) {
+    let used = if stale == "nft" { "legacy" } else { "nft" };
+    let what = format!("rules of {stale} under {used}, {mode} mode");
+    println!("{what}");
+    let world = World::new();
+    for (family, _) in RULES {
+        tool(&format!("{family}-{used} -t mangle -N KUBE-IPTABLES-HINT"));
+        for chain in ["PREROUTING", "OUTPUT", "POSTROUTING"] {
+            tool(&format!("{family}-{used} -t nat -A {chain} -p udp --dport 9 -j ACCEPT"));
+        }
+    }
+    let put = || {
+        for (family, rules) in RULES {
+            // The kubelet has left nothing there, or it would not be clear which back end this host uses.
+            let elsewhere = rules.replace("10.244.0.5", "10.244.0.99").replace(":KUBE-KUBELET-CANARY - [0:0]\n", "");
+            restore(&format!("{family}-{stale}"), &elsewhere, "1.28");
+        }
+    };
+    put();
+    let left = Left::Rules("1.28", stale);
+    let others = || tool(&format!("iptables-{used}-save -t nat")).matches("--dport 9 ").count();
+    assert!(left.lines().len() > 40 && others() == 3, "{what}");
+    let arguments = world.arguments(mode);
+    let json = |command: &str| -> serde_json::Value {
+        let options = [command, "-o", "json"].into_iter().chain(arguments.iter().map(String::as_str));
+        serde_json::from_slice(&demo(&options.collect::<Vec<_>>()).stdout).unwrap()
+    };
+    let back_end = if stale == "nft" { "nf_tables" } else { "legacy" };
+    for command in ["plan", "probe"] {
+        let named = json(command)["leftovers"].to_string();
+        for part in [&format!("rules of IPv4 of the {back_end} back end"), "rules of IPv6", "KUBE-"] {
+            assert!(named.contains(part), "{what}, {command}: {named}");
+        }
+    }
+    let running = world.start(mode);
+    running.until("they are gone", || left.lines().is_empty());
+    running.until("it serves", || serves_in(mode, used) && world.asks(SERVICE) && world.asks(NODE_PORT));
+    running.until("the metric", || program::metrics().get("kubeproxy_leftovers") == Some(&0.0));
+    assert_eq!(others(), 3, "{what}");
+    for command in ["plan", "probe"] {
+        assert_eq!(json(command)["leftovers"], serde_json::json!([]), "{what}, {command}");
+    }
+    assert!(running.end().success());
+    put();
+    ok(&command(&["cleanup"]).output().unwrap());
+    assert_eq!(left.lines(), [""; 0], "{what}");
+    assert_eq!(held_by("iptables", used), [""; 0], "{what}");
+}
+
+fn serves_in(mode: &str, back_end: &str) -> bool {
+    mode != "iptables" && serves(mode) || !held_by("iptables", back_end).is_empty()
+}
+
+#[test]
+fn stale_rules_in_the_other_back_end_of_iptables_go_in_every_mode() {
+    for stale in ["legacy", "nft"] {
+        for mode in ["nftables", "iptables", "userspace"] {
+            kernel_test(NEEDS, || stale_rules_go(stale, mode));
+        }
+    }
+    kernel_test(&[PROXY, NEEDS].concat(), || {
+        stale_rules_go("legacy", "ipvs:iptables");
+    });
+}
+
+/// Where iptables-legacy has no tables, looking for its rules makes none: a table has hooks, even an empty one.
+#[test]
+fn looking_for_rules_makes_no_legacy_tables() {
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(NEEDS, || {
+            let world = World::new();
+            let tables = || {
+                ["ip_tables_names", "ip6_tables_names"]
+                    .map(|of| std::fs::read_to_string(format!("/proc/thread-self/net/{of}")).unwrap_or_default())
+            };
+            assert_eq!(tables(), ["", ""]);
+            demo(&["probe", "--proxy-mode", mode]);
+            plan(&world, mode);
+            let running = world.start(mode);
+            running.until("it serves", || serves(mode) && world.asks(SERVICE));
+            std::thread::sleep(Duration::from_secs(3));
+            assert!(running.end().success());
+            ok(&command(&["cleanup"]).output().unwrap());
+            assert_eq!(tables(), ["", ""], "{mode}");
+        });
+    }
+}
+
+/// The documented way back: kube-proxy serves again, then this proxy's objects go. No client of its notices.
+#[test]
+fn a_cleanup_beside_a_kube_proxy_that_serves_keeps_its_objects() {
+    let cases = [
+        (Left::Tables("1.36"), "nftables", "nftables"),
+        (Left::Tables("1.33"), "iptables", "nftables"),
+        (Left::Rules("1.36", "nft"), "nftables", "iptables"),
+        (Left::Rules("1.36", "legacy"), "nftables", "iptables"),
+    ];
+    for (left, from, to) in cases {
+        kernel_test(NEEDS, || {
+            let what = format!("from {from} back to {left:?}");
+            let world = World::new();
+            world.manifests.put("more.yaml", MORE);
+            let running = world.start(from);
+            running.until("it serves", || world.asks(SERVICE) && world.asks(NODE_PORT));
+            assert!(running.end().success());
+            left.comes_back();
+            let before = left.lines();
+            let clients = clients(&world);
+            let since = Instant::now();
+            std::thread::sleep(Duration::from_millis(300));
+            let cleaned = command(&["cleanup", "--keep", to]).output().unwrap();
+            ok(&cleaned);
+            std::thread::sleep(Duration::from_secs(1));
+            for client in clients {
+                let (made, failed) = client.end(since, None);
+                assert!(made > 5 && failed.is_empty(), "{what}: {made} connections; failed: {failed:?}");
+            }
+            assert_eq!(left.lines(), before, "{what}");
+            let of_ours = if from == "nftables" { held_by("nftables", "nft") } else { Vec::new() };
+            assert_eq!(of_ours, [""; 0], "{what}: {}", text(&cleaned.stdout));
+        });
+    }
+}

@@ -12,6 +12,7 @@ use proxier_core::ports::{PortError, Ports};
 use proxier_core::service::{NodeFacts, Packet};
 use serde_json::{Value, json};
 
+use crate::proxier_demo::engine::beside::obstacles;
 use crate::proxier_demo::engine::kernel;
 use crate::proxier_demo::output;
 use crate::proxier_demo::problem::Problem;
@@ -54,6 +55,7 @@ impl Live {
         facts: &NodeFacts,
         complete: &mut Ports<'_>,
     ) -> Result<LiveState, Problem> {
+        let obstacles = obstacles(mode, facts, &mut self.kernel.ports());
         let expected = inspect_packet(mode, packet, facts, complete).map_err(|error| unread(&error))?;
         let mut inspection = self.inspection(mode, packet, facts)?;
         let mut counted = None;
@@ -69,6 +71,7 @@ impl Live {
             differences: differences(&expected, &inspection),
             inspection,
             counted,
+            obstacles,
         })
     }
 
@@ -107,6 +110,8 @@ pub(super) struct LiveState {
     differences: Vec<Difference>,
     /// Counts within the time to count.
     counted: Option<TrafficCounters>,
+    /// What keeps packets from endpoints, though the entries are right.
+    obstacles: Vec<String>,
 }
 
 impl LiveState {
@@ -151,6 +156,7 @@ impl LiveState {
             1 => "1 difference".to_owned(),
             count => format!("{count} differences"),
         });
+        lines.extend(self.obstacles.iter().map(|obstacle| format!("  {obstacle}")));
         output::lines(lines)
     }
 
@@ -175,6 +181,7 @@ impl LiveState {
         json!({
             "agrees": self.agrees(),
             "there": self.right().map(part).collect::<Vec<_>>(),
+            "obstacles": self.obstacles,
             "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
             "counted": self.inspection.counters.as_ref().map(counted),
             "seconds": self.during.as_secs_f64(),
@@ -229,12 +236,13 @@ mod tests {
             differences: differences(&expected, &kernel),
             inspection: kernel,
             counted: None,
+            obstacles: vec!["chain FORWARD drops".to_owned()],
         };
         assert_eq!(
             found.text(),
             "in this kernel:\n  there: real server b (weight 0)\n  missing: real server a (weight 1)\n  differs: virtual server v: \
              wrr in the kernel, rr expected\n  not expected: real server c (weight 1)\n  counted: nothing, no such part is there\n\
-             3 differences\n"
+             3 differences\n  chain FORWARD drops\n"
         );
         assert!(!found.agrees());
         assert_eq!(

@@ -60,7 +60,10 @@ impl Modes {
     pub(crate) fn try_all(configured: &Configured, kernel: &mut KernelPorts) -> Self {
         let all: Vec<ModeResult> = Kind::ALL.into_iter().map(|mode| try_mode(mode, configured, kernel)).collect();
         let asked = configured.settings.asked;
-        let candidates = candidates(asked, !configured.no_fallback, choose::programs());
+        let mut candidates = candidates(asked, !configured.no_fallback, choose::programs());
+        if asked == RequestedMode::Auto {
+            choose::prefer_iptables(&mut candidates, configured);
+        }
         let serves = |mode: &Kind| all.iter().any(|result| result.mode == *mode && result.serves);
         Modes { chosen: candidates.into_iter().find(serves), asked, all }
     }
@@ -99,8 +102,8 @@ impl Modes {
     }
 
     /// The mode in which `run` would serve.
-    pub(crate) fn chosen(&self) -> Option<&'static str> {
-        self.chosen.map(Kind::name)
+    pub(crate) fn chosen(&self) -> Option<Kind> {
+        self.chosen
     }
 }
 

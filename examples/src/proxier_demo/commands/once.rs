@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::cleanup::{cleanup, kept_for_the_kubelet};
+use proxier_core::modes::cleanup::{cleanup, cleanup_beside_kube_proxy, kept_for_the_kubelet};
 use proxier_core::modes::select::RequestedMode;
 use proxier_core::modes::{Cleaned, Kind, Names, Plan, sysctl_changes};
 use proxier_core::plan::report::Report;
@@ -274,6 +274,7 @@ fn preview<K: Kernel>(
     progress: &Progress,
 ) -> ExitCode {
     let (plan, report) = engine.preview();
+    let left = engine.beside();
     progress.end();
     let proxier = engine.proxier();
     let names = Names::new(proxier.store(), proxier.desired());
@@ -281,13 +282,14 @@ fn preview<K: Kernel>(
     let mut out = Out::open();
     match output {
         Output::Text => print_plan(&mut out, &plan, &report, proxier),
-        Output::Json => out.json(&plan_json(&plan, &report, proxier, unreadable)),
+        Output::Json => out.json(&plan_json(&plan, &report, proxier, (unreadable, &left))),
     }
     let is_printed = out.end();
     unreadable.iter().for_each(say);
     proxier.rejections().for_each(say);
     proxier.unmarked().for_each(say);
     if output == Output::Text {
+        left.iter().for_each(say);
         print_report(&report);
     }
     match (is_printed && report.unread.is_empty(), unreadable.is_empty()) {
@@ -314,7 +316,7 @@ fn print_plan(out: &mut Out, plan: &Plan, report: &Report, proxier: &Reconciler)
     out.text(&output::lines(report.foreign.iter().map(|key| format!("  virtual server {key} is foreign and stays"))));
 }
 
-fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[Problem]) -> Value {
+fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, (unreadable, left): (&[Problem], &[String])) -> Value {
     let names = Names::new(proxier.store(), proxier.desired());
     let steps: Vec<_> = plan.steps(&names).collect();
     let lines = |list: Vec<String>| Value::from(list);
@@ -330,6 +332,7 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, unreadable: &[P
         "unreadable": lines(unreadable.iter().map(ToString::to_string).collect()),
         "unread": report.unread,
         "heldBack": report.stopped.as_deref(),
+        "leftovers": left,
     })
 }
 
@@ -338,7 +341,7 @@ fn complain_of(cleaned: &Cleaned) {
     cleaned.leftovers().for_each(say);
 }
 
-/// Removes all objects of this program, of all modes but `kept`.
+/// Removes all objects of this program and of a kube-proxy, but for those of a kube-proxy that serves in mode `kept`.
 pub fn clean(configured: &Configured, kept: Option<Kind>) -> ExitCode {
     let opened = privileges::require()
         .and_then(|()| privileges::require_rules())
@@ -348,7 +351,11 @@ pub fn clean(configured: &Configured, kept: Option<Kind>) -> ExitCode {
         Ok(opened) => opened,
         Err(problem) => return complain(&[problem], FAILED),
     };
-    let cleaned = cleanup(&configured.settings.core, kept, &mut kernel.ports());
+    let (config, mut ports) = (&configured.settings.core, kernel.ports());
+    let cleaned = match kept {
+        None => cleanup(config, None, &mut ports),
+        Some(mode) => cleanup_beside_kube_proxy(config, mode, &mut ports),
+    };
     complain_of(&cleaned);
     let others = cleaned.foreign.iter().map(|key| format!("virtual server {key} is foreign and stays"));
     let kept = kept_for_the_kubelet(&mut kernel.ports());

@@ -5,14 +5,16 @@ use std::process::ExitCode;
 use kmod_probe::Answer;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::cleanup::leftovers;
 use proxier_core::modes::{Kind, iptables, ipvs};
 use proxier_core::net::Family;
 use proxier_core::ports::PortError;
+use proxier_core::service::NodeFacts;
+use proxier_core::snapshot::Node;
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::forwarding::Hints;
 use crate::proxier_demo::commands::modes::Modes;
+use crate::proxier_demo::engine::beside::beside;
 use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::{self, kernel, needs, neighbours, userspace};
 use crate::proxier_demo::output::{Out, lines, say};
@@ -151,7 +153,11 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
             Kind::Ipvs => probe_ipvs(configured, &mut kernel).await?,
         };
         let modes = Modes::try_all(configured, &mut kernel);
-        Ok((found, modes, leftovers(&mut kernel.ports())))
+        let mut ports = kernel.ports();
+        let host = ports.links.addresses().unwrap_or_default();
+        let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &host);
+        let left = beside(modes.chosen(), &facts, &mut ports);
+        Ok((found, modes, left))
     };
     let (ModeFindings { works, text, mut json }, modes, leftovers) = match looked.await {
         Ok(looked) => looked,
@@ -168,7 +174,7 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
             out.text(&lines(&leftovers));
         }
         Output::Json => {
-            (json["modes"], json["serves"]) = (modes.json(), modes.chosen().into());
+            (json["modes"], json["serves"]) = (modes.json(), modes.chosen().map(Kind::name).into());
             json["leftovers"] = json!(leftovers);
             out.json(&json);
         }

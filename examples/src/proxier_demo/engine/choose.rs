@@ -5,6 +5,7 @@ use std::fmt;
 
 use iptables::Backend;
 use proxier_core::config::RulesBy;
+use proxier_core::modes::forward::dropping_forward;
 use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
 use proxier_core::modes::{Kind, ipvs};
 use proxier_core::net::Family;
@@ -107,6 +108,11 @@ pub(crate) async fn choose(
     let may_fall_back = !configured.no_fallback;
     let mut passed_over: Vec<PassedOver> = Vec::new();
     let mut modes = candidates(asked, may_fall_back, RulePrograms::Missing);
+    if asked == RequestedMode::Auto
+        && let Some(dropping) = prefer_iptables(&mut modes, configured)
+    {
+        passed_over.push(dropping);
+    }
     for place in 0.. {
         // The first candidate does not depend on the iptables programs: they are started only when it cannot serve, and never if the configuration
         // does not use them.
@@ -121,6 +127,7 @@ pub(crate) async fn choose(
         let configured = configured.in_mode(mode)?;
         match open(&configured, preparing).await {
             Ok((engine, notes)) => {
+                passed_over.retain(|passed_over| passed_over.mode != mode);
                 let rules = rules.clone().filter(|choice| mode.facts().has_virtual_servers && choice.reason.is_some());
                 return Ok(ChosenMode { configured, engine, notes, passed_over, rules });
             }
@@ -131,6 +138,23 @@ pub(crate) async fn choose(
         Ok([only]) => Err(only.problems),
         Err(all) => Err(all.iter().map(|of| Problem::new("", format!("mode {of}"))).collect()),
     }
+}
+
+/// Puts iptables mode before nftables mode where chain `FORWARD` of iptables drops what nftables mode forwards, and nothing else does: rules of
+/// iptables mode accept masqueraded packets there, such as those to node ports. Returns why, then.
+pub(crate) fn prefer_iptables(modes: &mut [Kind], configured: &Configured) -> Option<PassedOver> {
+    let nftables = modes.iter().position(|mode| *mode == Kind::Nftables)?;
+    let iptables = modes.iter().position(|mode| *mode == Kind::Iptables).filter(|iptables| *iptables > nftables)?;
+    let mut kernel = kernel::open_to_look().ok()?;
+    let mut ports = kernel.ports();
+    let host = ports.links.addresses().unwrap_or_default();
+    let dropping = dropping_forward(Kind::Nftables, &configured.settings.core, &host, &mut ports);
+    let first = dropping.first()?.note.clone();
+    let used = ports.rules.used_backend()?;
+    dropping.iter().all(|of| of.of_iptables == Some(used)).then(|| {
+        modes.get_mut(nftables..=iptables).into_iter().for_each(|between| between.rotate_right(1));
+        PassedOver { mode: Kind::Nftables, problems: vec![Problem::new("", first)] }
+    })
 }
 
 /// The configuration, with the rule back end of IPVS mode chosen if it is left open.

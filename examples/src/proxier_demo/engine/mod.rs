@@ -1,5 +1,6 @@
 //! The reconciler on the running kernel, fed with changes.
 
+pub(crate) mod beside;
 pub(crate) mod choose;
 pub(crate) mod host;
 pub(crate) mod kernel;
@@ -268,6 +269,16 @@ impl<K: Kernel> Engine<K> {
     pub fn clean_up_after_others(&mut self) -> Removal {
         let now = self.now();
         self.proxier.remove_others(now, &mut self.kernel.ports())
+    }
+
+    /// What other programs and modes hold in this kernel that decides about packets of Services ([`beside::beside`]).
+    pub(crate) fn beside(&mut self) -> Vec<String> {
+        beside::beside(Some(self.proxier.mode()), self.proxier.facts(), &mut self.kernel.ports())
+    }
+
+    /// What keeps packets from endpoints in this kernel ([`beside::obstacles`]).
+    pub(crate) fn obstacles(&mut self) -> Vec<String> {
+        beside::obstacles(self.proxier.mode(), self.proxier.facts(), &mut self.kernel.ports())
     }
 
     /// Plan and report of a full pass, without carrying it out.

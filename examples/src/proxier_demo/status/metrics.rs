@@ -323,7 +323,7 @@ impl Metrics {
         p.gauge("other_nodes_frontends", of_others, self.of_other_nodes);
         let unmet = "Settings and parts of the kernel that are not available here; serving works without them";
         p.gauge("unmet_wishes", unmet, self.unmet);
-        let leftovers = "Tables and rules of other proxies and modes that could not be removed, or not be recognised";
+        let leftovers = "What other proxies and programs hold that decides about packets of Services: what could not be removed or recognised, chains that drop, settings";
         p.gauge("leftovers", leftovers, self.leftovers);
         if let Some((asked, mode)) = self.mode {
             let labels = vec![("asked", asked.to_string()), ("mode", mode.to_string())];

@@ -111,7 +111,7 @@ pub enum Command {
     },
     /// Print the requirements that this machine lacks.
     Probe(Output),
-    /// Remove everything that the proxy created, but for what this mode serves.
+    /// Remove everything that the proxy or a kube-proxy created, but for what a kube-proxy in this mode has.
     Cleanup(Option<Kind>),
     /// Write the effective configuration to a file.
     WriteConfig(PathBuf),
@@ -279,7 +279,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
             Command::Show { output, by_service: matches.get_flag("services"), watch }
         }
         ("probe", _) => Command::Probe(output),
-        ("cleanup", _) => Command::Cleanup(matches.get_one::<String>("keep").map(|_iptables| Kind::Iptables)),
+        ("cleanup", _) => Command::Cleanup(matches.get_one::<String>("keep").and_then(|name| mode_of(name))),
         _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
     };
     Ok(Invocation { command, config: matches.get_one("config").cloned(), matches })
@@ -429,7 +429,10 @@ fn clap() -> Clap {
         ))
         .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
         .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
-        .subcommand(command("cleanup", "Remove everything it has created, of both families, and nothing else"))
+        .subcommand(
+            command("cleanup", "Remove what it or a kube-proxy has created, in all modes and both families")
+                .long_about(CLEANUP),
+        )
         .subcommand(
             Clap::new("completion")
                 .about("Print a script that completes commands and options in a shell")
@@ -488,7 +491,7 @@ fn examples(command: &str) -> &'static str {
         "cleanup" => {
             "Examples:
   proxier-demo cleanup
-  proxier-demo cleanup --keep iptables      back to a kube-proxy in iptables mode that serves again"
+  proxier-demo cleanup --keep nftables      back to a kube-proxy in nftables mode that serves again"
         }
         "probe" => {
             "Examples:
@@ -554,14 +557,21 @@ fn add_arguments(command: Clap) -> Clap {
             Arg::new("keep")
                 .long("keep")
                 .value_name("MODE")
-                .value_parser(["iptables"])
+                .value_parser(["ipvs", "nftables", "iptables"])
                 .display_order(0)
-                .help("Leave the chains of this mode: kube-proxy serves in it again, and has written its rules"),
+                .help("Leave what a kube-proxy in this mode has: it serves again already"),
         ),
         "show" => command.args(of_show()),
         _ => command,
     }
 }
+
+const CLEANUP: &str = "Remove what it or a kube-proxy has created, in all modes and both families:
+  tables of nf_tables: proxier, proxier-ipvs, and kube-proxy's (kube-proxy)
+  chains KUBE-… and the jumps to them, in both back ends of iptables (nft and legacy)
+  virtual servers of IPVS, ipsets KUBE-…, the device kube-ipvs0, routes of its own
+What others have created stays, and so do chains and rules of the kubelet. If a kube-proxy serves already, name its mode with --keep: without, \
+its objects go too, and its Services fail until it writes them again.";
 
 fn of_diff() -> [Arg; 2] {
     let modes = || Kind::ALL.map(Kind::name);

@@ -42,7 +42,9 @@ fn every_command() {
     assert_eq!(command("probe --output=json"), Command::Probe(Output::Json));
     assert_eq!(command("cleanup"), Command::Cleanup(None));
     assert_eq!(command("cleanup --keep iptables"), Command::Cleanup(Some(Kind::Iptables)));
-    assert!(read("cleanup --keep nftables").is_err());
+    assert_eq!(command("cleanup --keep nftables"), Command::Cleanup(Some(Kind::Nftables)));
+    assert_eq!(command("cleanup --keep ipvs"), Command::Cleanup(Some(Kind::Ipvs)));
+    assert!(read("cleanup --keep userspace").is_err());
     assert_eq!(command("run --write-config-to out.yaml"), Command::WriteConfig("out.yaml".into()));
 }
 

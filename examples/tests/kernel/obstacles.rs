@@ -1,0 +1,133 @@
+//! Firewall chains and settings of other programs that keep clients from endpoints: the log, `probe`, `plan`, `trace` and the metric name them, and
+//! nothing is said where they do not matter.
+
+use std::path::Path;
+
+use testkit::{Need, kernel_test};
+
+use crate::program::world::{NODE_PORT, World};
+use crate::program::{self, Running, command, demo, ok, text, tool};
+
+const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::IptablesLegacy];
+
+/// What one command says about obstacles, standard error included.
+fn said(world: &World, mode: &str, command: &str) -> String {
+    let arguments = world.arguments(mode);
+    let packet = ["trace", "--live", "192.0.2.2", NODE_PORT];
+    let command: &[&str] = if command == "trace" { &packet } else { &[command] };
+    let output = demo(&command.iter().copied().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
+    let said = text(&output.stdout) + &text(&output.stderr);
+    said.split_whitespace().collect::<Vec<_>>().join(" ")
+}
+
+/// Each place names `what` in this mode, or none does.
+fn is_named(world: &World, mode: &str, what: &str, expected: bool) {
+    for command in ["probe", "plan"] {
+        let said = said(world, mode, command);
+        assert_eq!(said.contains(what), expected, "{mode}, {command}: {said}");
+    }
+    let running = world.start(mode);
+    if expected {
+        running.until_logged(what);
+    }
+    running
+        .until("the metric", || program::metrics().get("kubeproxy_leftovers") == Some(&f64::from(u8::from(expected))));
+    let traced = if mode == "userspace" { String::new() } else { said(world, mode, "trace") };
+    assert_eq!(traced.contains(what), expected && mode != "userspace", "{mode}: {traced}");
+    assert_eq!(running.log().contains(what), expected, "{mode}: {}", running.log());
+    assert!(running.end().success());
+    ok(&command(&["cleanup"]).output().unwrap());
+}
+
+#[test]
+fn a_chain_that_drops_what_is_forwarded_is_named() {
+    const NFT: &str = "nft add table inet firewall; nft 'add chain inet firewall forward \
+        {type filter hook forward priority 0; policy drop;}'; nft add rule inet firewall forward ct state established,related accept";
+    let iptables = |program: &str| {
+        format!(
+            "{program} -P FORWARD DROP; {program} -A FORWARD -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT; \
+             {program} -A FORWARD -i docker0 ! -o docker0 -j ACCEPT"
+        )
+    };
+    let (nft, legacy) = (iptables("iptables-nft"), iptables("iptables-legacy"));
+    for (drop, chain, accept) in [
+        (NFT, "chain inet firewall forward drops", "nft add rule inet firewall forward ip daddr 10.244.0.0/16 accept"),
+        (nft.as_str(), "chain ip filter FORWARD drops", "iptables-nft -A FORWARD -d 10.244.0.0/16 -j ACCEPT"),
+        (
+            legacy.as_str(),
+            "chain FORWARD of the legacy table filter",
+            "iptables-legacy -A FORWARD -d 10.244.0.0/16 -j ACCEPT",
+        ),
+    ] {
+        for mode in ["nftables", "iptables", "userspace"] {
+            kernel_test(NEEDS, || {
+                println!("{chain}, {mode}");
+                let world = World::new();
+                shell(drop);
+                is_named(&world, mode, chain, mode != "userspace");
+                shell(accept);
+                is_named(&world, mode, chain, false);
+            });
+        }
+    }
+}
+
+fn shell(script: &str) {
+    let output = std::process::Command::new("sh").args(["-ec", script]).output().unwrap();
+    assert!(output.status.success(), "{script}: {}", text(&output.stderr));
+}
+
+/// Rules of iptables mode accept masqueraded packets in that chain; no rule of another table could.
+#[test]
+fn auto_prefers_the_mode_whose_packets_pass_chain_forward() {
+    let auto = |world: &World| {
+        let manifests = world.manifests.0.display().to_string();
+        let running =
+            Running::start(&["--manifests", &manifests, "--proxy-mode", "auto", "--cluster-cidr", "10.244.0.0/16"]);
+        running.until_logged(" mode, ");
+        running.until("a client gets an answer", || world.asks(NODE_PORT));
+        let log = running.log();
+        assert!(running.end().success());
+        log
+    };
+    kernel_test(NEEDS, || {
+        let world = World::new();
+        shell("iptables -P FORWARD DROP");
+        let log = auto(&world);
+        assert!(log.contains("serving in iptables mode") || log.contains("serving in ipvs mode"), "{log}");
+        if !Path::new("/proc/net/ip_vs").exists() {
+            assert!(log.contains("not nftables: chain ip filter FORWARD drops by default"), "{log}");
+        }
+    });
+    kernel_test(NEEDS, || {
+        let log = auto(&World::new());
+        assert!(!log.contains("serving in iptables mode"), "{log}");
+    });
+}
+
+#[test]
+fn a_bridge_that_forwards_past_all_rules_is_named() {
+    const SETTING: &str = "net/bridge/bridge-nf-call-iptables";
+    for mode in ["nftables", "iptables", "userspace"] {
+        kernel_test(NEEDS, || {
+            let world = World::new();
+            shell(
+                "ip link add cni9 type bridge; ip addr add 10.244.9.1/24 dev cni9; ip link set cni9 up; \
+                 ip link add of9 type veth peer name pod8; ip link set of9 master cni9",
+            );
+            let file = Path::new("/proc/sys").join(SETTING);
+            if file.exists() {
+                std::fs::write(&file, "0").unwrap();
+            }
+            is_named(&world, mode, "net.bridge.bridge-nf-call-iptables ", mode != "userspace");
+            if file.exists() {
+                std::fs::write(&file, "1").unwrap();
+                is_named(&world, mode, "net.bridge.bridge-nf-call-iptables ", false);
+            }
+            // A bridge of others has no pods.
+            tool("ip addr flush dev cni9");
+            tool("ip addr add 172.17.0.1/16 dev cni9");
+            is_named(&world, mode, "net.bridge.bridge-nf-call-iptables ", false);
+        });
+    }
+}
