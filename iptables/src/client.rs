@@ -462,48 +462,66 @@ impl<R: Runner> Iptables<R> {
             return Ok(Ensured::AlreadyThere);
         }
         change.check_writable()?;
-        if let Some(have) = observed.chain(chain.as_str()).filter(|have| have.rules.len() == rules.len())
-            && self.takes_for_the_same(table, &have.rules, rules)?
-        {
+        let there = observed.chain(chain.as_str()).map_or(&[][..], |there| &there.rules);
+        if there.len() == rules.len() && self.takes_for_the_same(table, chain, there, rules)? {
             return Ok(Ensured::AlreadyThere);
         }
         self.restore(&change).map(|()| Ensured::Added)
     }
 
-    /// Whether the program takes each of these rules for the one that is there in its place. It adds each rule that is there to a chain of its
-    /// own and checks for the other there; the last check fails in any case, so nothing is ever written.
-    fn takes_for_the_same(&self, table: &TableName, there: &[Rule], rules: &[Rule]) -> Result<bool, Error> {
-        let name = |number: usize| ChainName::new(&format!("IPTABLES-COMPARED-{number}"));
-        let uncounted = |rule: &Rule| {
-            let mut rule = rule.clone();
-            rule.counters = None;
-            rule
-        };
-        let mut check = Transaction::new();
-        let edits = check.table(table.clone());
-        let mut number = 0_usize;
-        for (have, want) in there.iter().zip(rules).filter(|(have, want)| self.meaning(have) != self.meaning(want)) {
-            number = number.saturating_add(1);
-            edits.chain(name(number)?);
-            edits.edit(Edit::Append(name(number)?, uncounted(have)));
-            edits.edit(Edit::Check(name(number)?, uncounted(want)));
-        }
-        let last = Edit::Check(name(0)?, Rule::builder().target("RETURN").build()?);
-        edits.chain(name(0)?).edit(last.clone());
-        for chain in (0..=number).map(name) {
-            edits.delete_chain(chain?);
-        }
-        if check.check_writable().is_err() {
+    /// Whether the program takes each of these rules for the one that is there in its place.
+    fn takes_for_the_same(
+        &self,
+        table: &TableName,
+        chain: &ChainName,
+        there: &[Rule],
+        rules: &[Rule],
+    ) -> Result<bool, Error> {
+        /// Above this, writing costs less than comparing: each costs a run of the program.
+        const MOST: usize = 16;
+        let differs = |(_, (have, want)): &(usize, (&Rule, &Rule))| self.meaning(have) != self.meaning(want);
+        let pairs: Vec<_> = there.iter().zip(rules).enumerate().filter(differs).collect();
+        if pairs.is_empty() || pairs.len() > MOST {
             return Ok(false);
         }
-        let output = self.write(vec!["--noflush".to_owned()], &check, &mut check.pieces())?;
-        let error = self.explain(&check.to_string(), &output);
+        for (place, (_, want)) in pairs {
+            if !self.takes_for_the_one_at(table, chain, (place, there.len()), want)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether the program takes this rule for the one at a place of a chain with that many. It deletes the others first and then checks; the
+    /// last check is of an empty chain and always fails, so nothing of that is ever written. What it prints of a rule would not do: of some
+    /// extensions (HMARK), it does not know that again.
+    fn takes_for_the_one_at(
+        &self,
+        table: &TableName,
+        chain: &ChainName,
+        (place, count): (usize, usize),
+        rule: &Rule,
+    ) -> Result<bool, Error> {
+        const EMPTY: &str = "IPTABLES-EMPTY";
+        let mut rule = rule.clone();
+        rule.counters = None;
+        let mut lines = vec![format!("*{table}"), format!(":{EMPTY} - [0:0]")];
+        // The last one first: the numbers of the others stay.
+        let others = (0..count).rev().filter(|other| *other != place);
+        lines.extend(others.map(|other| format!("-D {chain} {}", other.saturating_add(1))));
+        lines.push(Edit::Check(chain.clone(), rule).to_string());
+        lines.push(format!("-C {EMPTY} -j RETURN"));
+        let last = lines.len();
+        lines.extend(["COMMIT".to_owned(), String::new()]);
+        let text = lines.join("\n");
+        let output = self.run_restore(vec!["--noflush".to_owned()], lines.len(), &mut |piece| {
+            piece.push_str(&text);
+            false
+        })?;
+        let error = self.explain(&text, &output);
         match error.kind() {
             ErrorKind::LockTimeout | ErrorKind::Permission | ErrorKind::NoKernelSupport => Err(error),
-            _ => Ok(error
-                .failure()
-                .and_then(|failure| failure.text.as_ref())
-                .is_some_and(|line| *line == last.to_string())),
+            _ => Ok(error.failure().and_then(|failure| failure.line) == Some(last)),
         }
     }
 
