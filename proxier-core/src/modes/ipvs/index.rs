@@ -16,7 +16,7 @@ use super::split::{self, Marks};
 use super::wanted::Wanted;
 use crate::config::{Config, RulesBy, usual_flags};
 use crate::modes::shared::counts::{count, uncount};
-use crate::net::{EndpointKey, FrontendKey, Protocol};
+use crate::net::{EndpointKey, FrontendKey};
 use crate::pack::pack;
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
 use crate::snapshot::Balancing;
