@@ -10,7 +10,7 @@ mod tokio_agent;
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::io::{Read as _, Write as _};
+use std::io::Write as _;
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -330,15 +330,6 @@ fn ipvs_sync_starts_and_stops_daemons_and_leaves_those_of_others() {
     });
 }
 
-fn get(address: SocketAddr, path: &str) -> String {
-    let mut stream = TcpStream::connect_timeout(&address, PATIENCE).unwrap();
-    stream.set_read_timeout(Some(PATIENCE)).unwrap();
-    stream.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    answer
-}
-
 #[test]
 fn exporter_says_what_ipvsadm_says() {
     kernel_test(IPVS, || {
@@ -352,7 +343,7 @@ fn exporter_says_what_ipvsadm_says() {
         let running = Running::start("exporter", &["127.0.0.1:0"]);
         running.until_printed("listening on ");
         let printed = running.printed();
-        let address = printed.trim().strip_prefix("listening on ").unwrap().parse().unwrap();
+        let address: SocketAddr = printed.trim().strip_prefix("listening on ").unwrap().parse().unwrap();
         // The kernel adds up every two seconds, for each server at a time of its own.
         running.until("three connections", || {
             let counted = tool("ipvsadm -L -n --stats --exact -t 192.0.2.1:80");
@@ -360,9 +351,10 @@ fn exporter_says_what_ipvsadm_says() {
             let count = |row: &&str| row.split_whitespace().nth(2) == Some("3");
             rows.len() == 2 && rows.iter().all(count)
         });
-        let answer = get(address, "/metrics");
-        let (head, page) = answer.split_once("\r\n\r\n").unwrap();
-        assert!(head.starts_with("HTTP/1.1 200 "), "{head}");
+        let get = |path: &str| testkit::get(&format!("http://{address}{path}")).unwrap();
+        let answer = get("/metrics");
+        assert_eq!(answer.status, 200);
+        let page = answer.body.as_str();
         let connections = 3;
         let real = "{virtual_server=\"TCP 192.0.2.1:80\",real_server=\"10.1.0.2:8080\"}";
         for line in [
@@ -375,10 +367,10 @@ fn exporter_says_what_ipvsadm_says() {
         if testkit::missing(Need::Tool("promtool")).is_none() {
             testkit::oracle::run("promtool", &["check", "metrics"], Some(page)).unwrap();
         }
-        assert!(get(address, "/").starts_with("HTTP/1.1 404 "));
+        assert_eq!(get("/").status, 404);
         // A silent client does not keep other clients away for long.
         let _silent = TcpStream::connect(address).unwrap();
-        assert!(get(address, "/metrics").starts_with("HTTP/1.1 200 "));
+        assert_eq!(get("/metrics").status, 200);
     });
 }
 

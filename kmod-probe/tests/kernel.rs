@@ -301,7 +301,7 @@ fn kernel_read_only_sysctls() {
         assert!(report.verdict.reasons.iter().any(|reason| reason.contains("net/ipv4/ip_forward is 0")), "{report}");
         return;
     }
-    kernel_test(&[Need::Root, Need::Tool("unshare"), Need::Tool("mount")], || {
+    kernel_test(&[Need::Root, Need::Mounts], || {
         let script = "echo 0 > /proc/sys/net/ipv4/ip_forward && mount -o bind /proc/sys /proc/sys \
             && mount -o remount,bind,ro /proc/sys && exec \"$0\" --exact kernel_read_only_sysctls --nocapture";
         let output = Command::new("unshare")

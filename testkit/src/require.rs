@@ -48,6 +48,8 @@ pub enum Need {
     FlowTables,
     /// Connection tracking, and the program `conntrack`.
     Conntrack,
+    /// Mount namespaces of its own (`unshare --mount`), which are refused where the root is not a mount point, as in a chroot.
+    Mounts,
     /// A program.
     Tool(&'static str),
     /// So many open files for this process, whose limit is raised where it may be.
@@ -86,6 +88,7 @@ impl fmt::Display for Need {
             Self::NftRanges => f.write_str("nft that this kernel takes ranges in concatenations from"),
             Self::FlowTables => f.write_str("flow tables of nf_tables"),
             Self::Conntrack => f.write_str("connection tracking"),
+            Self::Mounts => f.write_str("mount namespaces"),
             Self::Tool(name) => write!(f, "program {name}"),
             Self::OpenFiles(count) => write!(f, "{count} open files"),
             Self::Kernel(major, minor) => write!(f, "kernel {major}.{minor} or newer"),
@@ -189,6 +192,7 @@ fn try_out(need: Need) -> Result<(), String> {
             "add table inet testkit; add flowtable inet testkit f { hook ingress priority 0; devices = { lo }; }",
         ),
         Need::Conntrack => attempt("conntrack", "-L"),
+        Need::Mounts => attempt("unshare", "--mount --propagation private true"),
     }
 }
 

@@ -25,7 +25,7 @@ pub(crate) const MACHINE: &[Tool] = &[
     ("dpkg-deb", "dpkg"),
 ];
 
-/// Tools that the tests compare with.
+/// Tools that the tests compare with, or start for another reason. A test of this file names those that are missing here.
 pub(crate) const ORACLES: &[Tool] = &[
     ("ip", "iproute2"),
     ("ipvsadm", "ipvsadm"),
@@ -34,13 +34,17 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("conntrack", "conntrack"),
     ("nft", "nftables"),
     ("strace", "strace"),
+    ("kill", "procps"),
+    ("sysctl", "procps"),
+    ("modprobe", "kmod"),
+    ("/usr/bin/python3", "python3-minimal"),
 ];
 
 /// Browser that shows the status page to one test, which is skipped without it.
 pub(crate) const BROWSER: &[Tool] = &[("chromium", "chromium")];
 
 /// Tools of the demo, besides those that the tests compare with.
-pub(crate) const DEMO: &[Tool] = &[("busybox", "busybox-static"), ("/usr/bin/python3", "python3-minimal")];
+pub(crate) const DEMO: &[Tool] = &[("busybox", "busybox-static")];
 
 /// Tools that pack images and packages.
 pub(crate) const PACKERS: &[Tool] = &[
@@ -53,8 +57,15 @@ pub(crate) const PACKERS: &[Tool] = &[
 ];
 
 /// Tools that read what was packed, none of them this project's.
-pub(crate) const READERS: &[Tool] =
-    &[("skopeo", "skopeo"), ("umoci", "umoci"), ("dpkg", "dpkg"), ("ip", "iproute2"), ("kubectl", "kubernetes-client")];
+pub(crate) const READERS: &[Tool] = &[
+    ("skopeo", "skopeo"),
+    ("umoci", "umoci"),
+    ("containerd", "containerd"),
+    ("ctr", "containerd"),
+    ("dpkg", "dpkg"),
+    ("ip", "iproute2"),
+    ("kubectl", "kubernetes-client"),
+];
 
 /// Tools that make a Debian root with a cross compiler.
 pub(crate) const CROSS: &[Tool] = &[("mmdebstrap", "mmdebstrap"), ("unshare", "util-linux")];
@@ -191,4 +202,92 @@ pub(crate) fn commit(mark: &str) -> Option<String> {
 /// Whether this process may install packages and enter namespaces.
 pub(crate) fn is_root() -> bool {
     run(Command::new("id").arg("-u")).is_ok_and(|id| id.trim() == "0")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use super::*;
+
+    /// Programs of packages that each Debian has.
+    const DEBIAN: &str = "bash cat cp date env false ldd mkfifo mount prlimit rmdir script setpriv sh sleep stdbuf tar timeout true \
+                          umount uname unshare yes";
+    /// Other programs of the packages in the lists.
+    const OF_PACKAGES: [(&str, &str); 3] = [("iproute2", "ss"), ("kmod", "lsmod"), ("kmod", "/sbin/modprobe")];
+    /// Programs without which a test skips itself, or a part of itself, and says so; and names that no program has.
+    const SKIPPED: &str = "promtool systemd-analyze no-such-program no-such-program-anywhere /nonexistent/program";
+
+    /// Calls that start a program, up to its name.
+    const CALLS: [&str; 5] = ["Command::new(", "tool(", "Tool(", "attempt(", "oracle::run("];
+
+    /// First words of the texts that these calls get, unless a part of the word is known only at run time.
+    fn started(source: &str) -> Vec<&str> {
+        let mut calls = CALLS.to_vec();
+        // By its short name only where that is the oracle's.
+        let is_oracle =
+            |line: &str| line.trim_start().starts_with("use ") && line.contains("oracle::") && line.contains("run");
+        calls.extend(source.lines().any(is_oracle).then_some("run("));
+        // Not the end of a longer name.
+        let starts = |at: usize| !source[..at].ends_with(|before: char| before.is_alphanumeric() || before == '_');
+        let after = calls.iter().flat_map(|call| {
+            source.match_indices(call).filter(|(at, _)| starts(*at)).map(|(at, call)| &source[at + call.len()..])
+        });
+        let texts = after.filter_map(|rest| rest.trim_start().trim_start_matches("&format!(").strip_prefix('"'));
+        let words = texts.filter_map(|text| text.split(['"', ' ', '\\']).next());
+        words.filter(|word| !word.is_empty() && !word.contains(['{', ':'])).collect()
+    }
+
+    /// The files of tests in a folder, and of the code that they share.
+    fn sources(folder: &Path, found: &mut Vec<(PathBuf, String)>) {
+        for path in fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()) {
+            if path.is_dir() {
+                sources(&path, found);
+            } else if path.extension().is_some_and(|of| of == "rs") {
+                let text = fs::read_to_string(&path).unwrap();
+                found.push((path, text));
+            }
+        }
+    }
+
+    #[test]
+    fn each_program_that_a_test_starts_is_installed_before() {
+        let mut files = Vec::new();
+        for crate_of in fs::read_dir(repository()).unwrap().map(|entry| entry.unwrap().path()) {
+            let folders = if crate_of.ends_with("testkit") { &["src", "tests"][..] } else { &["tests"] };
+            let there = folders.iter().map(|name| crate_of.join(name)).filter(|folder| folder.is_dir());
+            there.for_each(|folder| sources(&folder, &mut files));
+        }
+        let mut programs: BTreeMap<&str, &Path> = BTreeMap::new();
+        for (path, text) in &files {
+            programs.extend(started(text).into_iter().map(|program| (program, path.as_path())));
+        }
+        for known in ["ip", "sysctl", "python3", "setpriv", "conntrack"] {
+            assert!(programs.contains_key(known), "{known} is not found any more: {programs:?}");
+        }
+        let lists = || [ORACLES, MACHINE, BROWSER].into_iter().flatten();
+        let is_installed = |program: &str| {
+            let is_named = |name: &str| name == program || name.rsplit('/').next() == Some(program);
+            let by = OF_PACKAGES.iter().find(|(_, name)| *name == program).map(|(package, _)| *package);
+            let by = by.or_else(|| {
+                (program.starts_with("iptables-") || program.starts_with("ip6tables")).then_some("iptables")
+            });
+            lists().any(|(name, package)| is_named(name) || by == Some(package))
+        };
+        let is_there =
+            |program: &str| [DEBIAN, SKIPPED].iter().any(|list| list.split_whitespace().any(|name| name == program));
+        programs.retain(|program, _| !is_there(program) && !is_installed(program));
+        assert!(programs.is_empty(), "tests start these programs, which no list of this file has: {programs:?}");
+    }
+
+    #[test]
+    fn programs_are_found_however_they_are_started() {
+        let source = "use testkit::oracle::{ipset, run};\nCommand::new(\n    \"a\"); tool(&format!(\"b {x}\")); tool(\"{c} x\"); \
+                      &[Need::Tool(\"d\")]; let _ = run(\"e\", &[]); oracle::run(\"f\");";
+        let mut found = started(source);
+        found.sort_unstable();
+        found.dedup();
+        assert_eq!(found, ["a", "b", "d", "e", "f"]);
+        assert_eq!(started("as_the_tool(\"create\"); input.run(\"ipvs\", x); attempt(\"10.96.0.1:80\")"), [""; 0]);
+    }
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use testkit::{Need, PROXY, kernel_test};
 
-use crate::program::{Folder, Running, command, ipvsadm, ok, set_up, text, tool, with_node_port};
+use crate::program::{Folder, Running, command, ipvsadm, ok, set_up, status_of, text, tool, with_node_port};
 
 /// `--manifests` and their folder.
 fn from(manifests: &Folder) -> [String; 2] {
@@ -124,10 +124,7 @@ fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
         assert_eq!(ipvsadm(), before);
 
         let running = start(&manifests);
-        running.until("it is healthy", || {
-            let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
-            curl.status.success()
-        });
+        running.until("it is healthy", || status_of("10256/healthz") == 200);
         let start = Instant::now();
         assert!(running.end().success());
         assert!(start.elapsed() < Duration::from_secs(5), "{:?}", start.elapsed());
@@ -167,9 +164,7 @@ fn only_root_can_hold_the_lock() {
         other.stdout.as_mut().unwrap().read_exact(&mut held).unwrap();
         let once = demo(&["run", "--once"], &manifests);
         let running = start(&manifests);
-        running.until("it serves", || {
-            Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap().status.success()
-        });
+        running.until("it serves", || status_of("10256/healthz") == 200);
         assert!(running.end().success());
         let cleanup = demo(&["cleanup"], &manifests);
         drop(other.stdin.take());

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,19 +31,15 @@ fn services() -> Vec<Service> {
 }
 
 fn metric(name: &str) -> u64 {
-    let page =
-        text(&Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10249/metrics"]).output().unwrap().stdout);
+    let page = testkit::get("http://127.0.0.1:10249/metrics").map_or_else(|_| String::new(), |page| page.body);
     let line = page.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
     line.trim().parse().unwrap_or(0)
 }
 
 /// The status and text of a health page.
-fn health(path: &str) -> (String, String) {
-    let url = format!("http://127.0.0.1:10256/{path}");
-    let output = Command::new("curl").args(["-s", "-w", "\n%{http_code}", &url]).output().unwrap();
-    let said = text(&output.stdout);
-    let (body, code) = said.rsplit_once('\n').unwrap_or(("", &said));
-    (code.to_owned(), body.to_owned())
+fn health(path: &str) -> (u16, String) {
+    let page = testkit::get(&format!("http://127.0.0.1:10256/{path}"));
+    page.map_or((0, String::new()), |page| (page.status, page.body))
 }
 
 /// Both lists become empty, in either order; they are filled again in either order, one long before the other. No endpoint of any virtual server is
@@ -299,7 +294,7 @@ fn one_endpoint_that_the_kernel_refuses_is_no_illness_of_the_node() {
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(24) {
             let (code, body) = health("healthz");
-            assert_eq!(code, "200", "{body}\n{}", running.log());
+            assert_eq!(code, 200, "{body}\n{}", running.log());
             std::thread::sleep(Duration::from_millis(500));
         }
         assert_eq!(metric("kubeproxy_refused_objects"), 1);
@@ -333,21 +328,21 @@ fn changes_that_work_do_not_hide_a_pass_that_fails() {
         let arguments = ["--config", &config.display().to_string(), "--kubeconfig", &world.kubeconfig()];
         let running = Running::start(&arguments);
         running.until("the initial list", || ipvsadm() == world.lines());
-        assert_eq!(health("healthz").0, "200");
+        assert_eq!(health("healthz").0, 200);
         let lock = hold_lock();
         world.server.put(&guarded("guarded", 9).object);
-        running.until("the node is not well", || health("healthz").0 == "503");
+        running.until("the node is not well", || health("healthz").0 == 503);
         for number in 1..=10_u8 {
             let address = format!("10.244.60.{number}");
             world.services[3].endpoints.push(address.clone());
             world.server.put(&world.services[3].slice());
             running.until("an endpoint", || ipvsadm().iter().any(|line| line.contains(&address)));
             let (code, body) = health("healthz");
-            assert_eq!(code, "503", "{body}");
+            assert_eq!(code, 503, "{body}");
             std::thread::sleep(Duration::from_millis(500));
         }
         drop(lock);
-        running.until("the node is well", || health("healthz").0 == "200");
+        running.until("the node is well", || health("healthz").0 == 200);
         assert!(running.end().success());
     });
 }

@@ -1,25 +1,20 @@
 //! Health servers of the process `proxier-demo` on a real kernel: without an API server, without lists, and when Services and the host move to other
 //! addresses and ports.
 
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use testkit::{PROXY, kernel_test};
 
 use crate::live::{Service, World};
-use crate::program::{Running, changed, ipvsadm, set_up, text, tool};
+use crate::program::{Running, changed, ipvsadm, set_up, status_of, tool};
 
-/// Status and body, as curl has them; status 0 without an answer.
-fn curl(url: &str) -> (u16, String) {
-    let output = Command::new("curl").args(["-s", "-g", "-m", "5", "-w", "\n%{http_code}", url]).output().unwrap();
-    let said = text(&output.stdout);
-    let (body, status) = said.rsplit_once('\n').unwrap();
-    (status.parse().unwrap(), body.to_owned())
+/// Status and body; status 0 without an answer.
+fn asked(url: &str) -> (u16, String) {
+    testkit::get(url).map_or((0, String::new()), |page| (page.status, page.body))
 }
 
-const HEALTHZ: &str = "http://127.0.0.1:10256/healthz";
-const LIVEZ: &str = "http://127.0.0.1:10256/livez";
+const HEALTHZ: &str = "10256/healthz";
 
 /// An API server that comes late, and lists that come one by one: the proxy stays healthy. Load balancers are sent elsewhere until the
 /// Node has been seen.
@@ -31,13 +26,13 @@ fn a_server_that_is_not_there_from_the_start() {
         let away = World::new(services).server_goes();
         // Waiting for two seconds would be too late.
         let running = Running::start(&["--kubeconfig", &away.kubeconfig(), "--ipvs-sync-period", "1s"]);
-        running.until("health is served", || curl(HEALTHZ).0 != 0);
+        running.until("health is served", || status_of(HEALTHZ) != 0);
         running.until_logged("no answer from http");
         let stays_well = |what: &str, expected: u16| {
             let since = Instant::now();
             while since.elapsed() < Duration::from_secs(6) {
-                let (status, body) = curl(HEALTHZ);
-                assert_eq!((status, curl(LIVEZ).0), (expected, 200), "{what}: {body}\n{}", running.log());
+                let (status, body) = asked(&format!("http://127.0.0.1:{HEALTHZ}"));
+                assert_eq!((status, status_of("10256/livez")), (expected, 200), "{what}: {body}\n{}", running.log());
                 let body: Value = serde_json::from_str(&body).unwrap();
                 assert_eq!(
                     (&body["healthy"], &body["nodeEligible"]),
@@ -52,11 +47,11 @@ fn a_server_that_is_not_there_from_the_start() {
         // The server comes, without one list.
         let world = away.server_returns_without("endpointslices");
         running.until_logged("allow get, list and watch of endpointslices");
-        running.until("the Node has been seen", || curl(HEALTHZ).0 == 200);
+        running.until("the Node has been seen", || status_of(HEALTHZ) == 200);
         stays_well("no EndpointSlices", 200);
         world.server.forbid("endpointslices", false);
         running.until("all is served", || ipvsadm() == world.lines());
-        running.until("and it is well", || curl(HEALTHZ).0 == 200);
+        running.until("and it is well", || status_of(HEALTHZ) == 200);
         assert!(running.end().success());
     });
 }
@@ -103,7 +98,7 @@ fn health_checks_of_services_follow_addresses_and_owners() {
         });
         let open = || tool("ipset save KUBE-HEALTH-CHECK-NODE-PORT").contains("add KUBE-HEALTH-CHECK-NODE-PORT 32000");
         let named = |address: &str| {
-            let (status, body) = curl(&format!("http://{address}:32000/"));
+            let (status, body) = asked(&format!("http://{address}:32000/"));
             let body: Value = serde_json::from_str(&body).unwrap_or_default();
             (status, body["service"]["name"].as_str().unwrap_or_default().to_owned())
         };

@@ -14,7 +14,7 @@ use testkit::modules::{Forbidden, is_loaded, unload};
 use testkit::{Need, PROXY, Sample, kernel_test};
 
 use crate::live;
-use crate::program::{self, Folder, Running, command, demo, ipvsadm, ok, set_up, text, tool};
+use crate::program::{self, Folder, Running, command, demo, fetched, ipvsadm, ok, set_up, status_of, text, tool};
 
 /// A Service of both families with UDP, source ranges and an external IP: every rule and every call there is.
 const OBJECTS: &str = "apiVersion: v1
@@ -62,7 +62,7 @@ fn finding<'a>(report: &'a Value, module: &str) -> (&'a str, &'a str) {
 
 /// Runs the case in its own namespace, and cleans up for the next.
 fn without(module: &str, case: impl FnOnce(&str)) {
-    let needs = [PROXY, &[Need::Veth, Need::Conntrack, Need::Tool("setpriv")]].concat();
+    let needs = [PROXY, &[Need::Mounts, Need::Veth, Need::Conntrack, Need::Tool("setpriv")]].concat();
     kernel_test(&needs, || {
         println!("without {module}");
         unload(module);
@@ -132,12 +132,9 @@ fn what_is_wanted_is_done_without() {
             assert!(once.status.success(), "{module}: {said}");
             is_served("");
             let running = Running::start(&["--manifests", manifests, "--ipvs-sync-period", "2s"]);
-            running.until("it is healthy", || {
-                let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
-                curl.status.success()
-            });
+            running.until("it is healthy", || status_of("10256/healthz") == 200);
             let passes = || {
-                let page = tool("curl -s -f http://127.0.0.1:10249/metrics");
+                let page = fetched("10249/metrics");
                 let of = |name: &str| program::page::read(&page).get(name).copied().unwrap_or_default();
                 assert!(of("kubeproxy_sync_failures_total") < 0.5, "{page}");
                 (
@@ -198,10 +195,7 @@ fn a_match_that_turns_out_to_be_missing() {
             }
             let running = Running::spawn(run(&["run", "--manifests", manifests, "--ipvs-sync-period", "2s"]));
             running.until_logged("this kernel lacks a feature: ");
-            running.until("it is healthy", || {
-                let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
-                curl.status.success()
-            });
+            running.until("it is healthy", || status_of("10256/healthz") == 200);
             assert!(running.end().success());
         });
     }
@@ -258,11 +252,8 @@ fn serves_in_another_mode(report: &Value, manifests: &str) {
             "{asked}: {said}"
         );
         let running = Running::start(&words);
-        running.until("it is healthy", || {
-            let curl = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap();
-            curl.status.success()
-        });
-        let serves = tool("curl -s -f http://127.0.0.1:10249/proxyMode");
+        running.until("it is healthy", || status_of("10256/healthz") == 200);
+        let serves = fetched("10249/proxyMode");
         assert!(["nftables", "iptables"].contains(&serves.as_str()), "{serves}");
         if asked == "auto" {
             assert_eq!(report["modes"][1]["serves"], true, "{report:#}");
@@ -270,7 +261,7 @@ fn serves_in_another_mode(report: &Value, manifests: &str) {
         }
         let held = if serves == "nftables" { tool("nft list ruleset") } else { tool("iptables-save") };
         assert!(held.contains("10.96.0.10") && held.contains("10.244.0.5"), "{held}");
-        let metrics = tool("curl -s -f http://127.0.0.1:10249/metrics");
+        let metrics = fetched("10249/metrics");
         let info = format!("kubeproxy_mode_info{{asked=\"{asked}\",mode=\"{serves}\"}} 1");
         assert!(metrics.contains(&info), "{metrics}");
         assert!(running.end().success());
@@ -278,8 +269,7 @@ fn serves_in_another_mode(report: &Value, manifests: &str) {
 }
 
 fn proxy_mode() -> String {
-    let asked = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10249/proxyMode"]).output().unwrap();
-    text(&asked.stdout)
+    testkit::get("http://127.0.0.1:10249/proxyMode").map_or_else(|_| String::new(), |page| page.body)
 }
 
 /// The mode that serves in place of IPVS mode depends on the back end of the iptables programs, which the kubelet's chain shows. `plan` works too,

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
@@ -10,7 +9,7 @@ use testkit::apiserver::{ApiServer, Fault, ServiceCidrs, Verb};
 use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
 use crate::live::{Service, Witness, World};
-use crate::program::{Running, changed, command, demo, ipvsadm, ok, set_up, text, tool};
+use crate::program::{Running, changed, command, demo, fetched, ipvsadm, ok, set_up, text, tool};
 
 /// Services of several kinds.
 fn services() -> Vec<Service> {
@@ -171,11 +170,10 @@ fn services_of_all_kinds_are_served_and_followed() {
         play.settles("a namespace deleted");
 
         // The kubelet and monitoring send these requests.
-        let curl = |path: &str| tool(&format!("curl -s -f http://127.0.0.1:{path}"));
-        assert!(curl("10256/healthz").contains("\"healthy\":true"));
-        let metrics = curl("10249/metrics");
+        assert!(fetched("10256/healthz").contains("\"healthy\":true"));
+        let metrics = fetched("10249/metrics");
         assert!(metrics.contains("\nkubeproxy_virtual_servers "), "{metrics}");
-        assert_eq!(curl("10249/proxyMode"), "ipvs");
+        assert_eq!(fetched("10249/proxyMode"), "ipvs");
         play.end();
     });
 }
@@ -388,10 +386,12 @@ fn nothing_is_touched_before_all_lists_are_complete() {
             witness.want(world.lines());
             world.server.fail_next(resource, Verb::List, Fault::Late(Duration::from_secs(2)));
             let running = Running::start(&["--kubeconfig", &world.kubeconfig()]);
-            let curl = ["-s", "-f", "http://127.0.0.1:10249/metrics"];
             running.until("a pass", || {
-                let page = text(&Command::new("curl").args(curl).output().unwrap().stdout);
-                page.contains("\nkubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1\n")
+                let page = testkit::get("http://127.0.0.1:10249/metrics");
+                page.is_ok_and(|page| {
+                    page.body
+                        .contains("\nkubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"} 1\n")
+                })
             });
             witness.end();
             assert_eq!(ipvsadm(), world.lines());
@@ -440,11 +440,11 @@ fn an_empty_list_does_not_empty_the_node() {
         play.running.until("it is served", || ipvsadm().contains("-A -t 203.0.113.9:80 -s rr"));
         assert!(drops(), "{}", tool("iptables-save -t filter"));
         assert_eq!(rules(), before);
-        let metrics = tool("curl -s -f http://127.0.0.1:10249/metrics");
+        let metrics = fetched("10249/metrics");
         let held_back =
             format!("_virtual_servers_held_back {}\n", full.iter().filter(|line| line.starts_with("-A ")).count());
         assert!(metrics.contains(&held_back) && metrics.contains("_sync_failures_total 0\n"), "{held_back}: {metrics}");
-        assert!(tool("curl -s -f http://127.0.0.1:10256/healthz").contains("\"healthy\":true"));
+        assert!(fetched("10256/healthz").contains("\"healthy\":true"));
         for service in &play.world.services {
             play.world.server.put(&service.object());
         }

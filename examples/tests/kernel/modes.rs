@@ -14,7 +14,7 @@ use testkit::traffic::{Connection, NameServer, connect_and_ask};
 use testkit::{Need, Netns, PROXY, Sample, kernel_test};
 
 use crate::program::world::{Client, NODE_PORT, POD, SERVICE, World, held};
-use crate::program::{self, command, demo, ok, text, tool};
+use crate::program::{self, command, demo, fetched, ok, status_of, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
 
@@ -294,7 +294,7 @@ fn an_empty_input_in_another_mode() {
         ("nftables", "userspace", &without_slices),
     ];
     for (from, to, left) in cases {
-        kernel_test(&[NEEDS, &[Need::Tool("curl")]].concat(), || {
+        kernel_test(NEEDS, || {
             let world = World::new();
             world.manifests.put("web.yaml", &all);
             let asks = || world.asks("10.96.1.10:80") && world.asks("10.96.1.21:80");
@@ -303,24 +303,21 @@ fn an_empty_input_in_another_mode() {
             let before = held(from);
             assert!(old.end().success());
             world.manifests.put("web.yaml", left);
-            let status =
-                |path: &str| tool(&format!("curl -s -o /dev/null -w %{{http_code}} http://127.0.0.1:10256/{path}"));
+            let status = |path: &str| status_of(&format!("10256/{path}"));
             let new = world.start(to);
             new.until_logged("12 of 12 virtual servers would go or lose their last endpoint");
             // Longer than the old mode stays beside the new one.
             std::thread::sleep(Duration::from_secs(3));
             assert!(asks() && held(from) == before && held(to).is_empty(), "{from} to {to}: {}", new.log());
-            assert_eq!(["healthz", "readyz"].map(status), ["200", "503"], "{from} to {to}: {}", new.log());
-            assert!(
-                tool("curl -s http://127.0.0.1:10249/metrics").contains("kubeproxy_virtual_servers_held_back 12\n")
-            );
-            let health = tool("curl -s http://127.0.0.1:10256/healthz");
+            assert_eq!(["healthz", "readyz"].map(status), [200, 503], "{from} to {to}: {}", new.log());
+            assert!(fetched("10249/metrics").contains("kubeproxy_virtual_servers_held_back 12\n"));
+            let health = fetched("10256/healthz");
             assert!(health.contains("objects of other proxy modes serve"), "{health}");
             if left.is_empty() {
                 // The input comes back.
                 world.manifests.put("web.yaml", &all);
                 new.until("the new mode serves alone", || held(from).is_empty() && held(to) != [""; 0] && asks());
-                assert_eq!(status("readyz"), "200");
+                assert_eq!(status("readyz"), 200);
             } else {
                 // The signal says that the empty input is meant.
                 new.signal("USR1");
@@ -407,7 +404,7 @@ fn an_unknown_scheduler_is_bad_input() {
 /// A scheduler of another module is accepted once the machine has the module; the kernel then decides.
 #[test]
 fn a_scheduler_of_another_module_is_none_that_is_unknown() {
-    kernel_test(NEEDS, || {
+    kernel_test(&[NEEDS, &[Need::Mounts]].concat(), || {
         let world = World::new();
         let manifests = world.manifests.0.display().to_string();
         let release = tool("uname -r");

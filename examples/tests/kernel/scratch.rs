@@ -119,14 +119,14 @@ fn serves(mode: &str, more: &[&str], holds: fn() -> bool) {
 
 #[test]
 fn nftables_mode() {
-    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+    kernel_test(&[Need::Root, Need::Mounts, Need::Veth, Need::Nftables], || {
         serves("nftables", &[], || tool("nft list tables").contains("table ip proxier"));
     });
 }
 
 #[test]
 fn ipvs_mode() {
-    kernel_test(&[PROXY, &[Need::Veth, Need::Nftables]].concat(), || {
+    kernel_test(&[PROXY, &[Need::Mounts, Need::Veth, Need::Nftables]].concat(), || {
         serves("ipvs", &["--ipvs-rules", "nftables"], || changed().iter().any(|line| line.contains("10.96.0.10:80")));
         assert_eq!(changed(), [""; 0]);
     });
@@ -190,7 +190,7 @@ fn left_rules_go(mode: &str) {
     assert_eq!(left().0, [""; 0]);
 }
 
-const LEFT: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
+const LEFT: &[Need] = &[Need::Mounts, Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
 
 #[test]
 fn left_rules_go_without_programs() {

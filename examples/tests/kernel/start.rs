@@ -2,8 +2,7 @@
 //! Services, and then a tenth of the time has to be enough.
 
 use std::fmt::Write as _;
-use std::io::{Read as _, Write as _};
-use std::net::{SocketAddr, TcpStream};
+use std::net::SocketAddr;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use testkit::traffic::{NameServer, ask_udp, connect_and_ask};
 use testkit::{Need, Netns, PROXY, kernel_test};
 
 use crate::program::world::WEB;
-use crate::program::{Folder, Running, command, demo, ipvsadm, ok, set_up, tool};
+use crate::program::{Folder, Running, command, demo, ipvsadm, ok, set_up, status_of, tool};
 
 /// Default number of Services beside the first ones; `PROXIER_START_SERVICES` changes it.
 const SERVICES: u16 = 3000;
@@ -56,15 +55,6 @@ fn first_answer(ask: impl Fn() -> std::io::Result<String> + Send + 'static) -> t
     })
 }
 
-/// Status code of the health server's answer.
-fn asked(path: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect("127.0.0.1:10256")?;
-    write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text)?;
-    Ok(text.split(' ').nth(1).unwrap_or_default().to_owned())
-}
-
 /// The milliseconds in the line of the log that has these words.
 fn milliseconds(log: &str, words: &str) -> f64 {
     let line = log.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {log}"));
@@ -101,10 +91,10 @@ fn dns_answers_long_before_the_rest() {
             let end = Instant::now() + Duration::from_secs(300);
             let mut before = Vec::new();
             loop {
-                match asked("/readyz") {
-                    Ok(code) if code == "200" => return (before, connect_and_ask(last)),
-                    Ok(code) => before.push(code),
-                    Err(_nobody_listens_yet) => {}
+                match status_of("10256/readyz") {
+                    200 => return (before, connect_and_ask(last)),
+                    0 => {} // Nobody listens yet.
+                    code => before.push(code),
                 }
                 assert!(Instant::now() < end, "never ready: {before:?}");
                 thread::sleep(Duration::from_millis(10));
@@ -113,11 +103,11 @@ fn dns_answers_long_before_the_rest() {
         let folder = folder.0.display().to_string();
         let running = Running::start(&["--proxy-mode", "ipvs", "--no-fallback", "--manifests", &folder]);
         let dns = dns.join().unwrap();
-        let codes = ["/healthz", "/readyz"].map(|path| asked(path).unwrap());
-        assert_eq!(codes, ["200", "503"], "cluster DNS answers, and the rest is not served yet");
+        let codes = ["10256/healthz", "10256/readyz"].map(status_of);
+        assert_eq!(codes, [200, 503], "cluster DNS answers, and the rest is not served yet");
         let web = web.join().unwrap();
         let (before, answer) = ready.join().unwrap();
-        assert!(!before.is_empty() && before.iter().all(|code| code == "503"), "{before:?}");
+        assert!(!before.is_empty() && before.iter().all(|code| *code == 503), "{before:?}");
         assert_eq!(answer.unwrap(), "web");
         running.until_logged("full pass:");
         let log = running.log();
@@ -145,7 +135,7 @@ fn settings_are_written_where_a_pod_has_them_mounted() {
         ("net/ipv4/ip_forward", "1"),
         ("net/ipv4/conf/all/route_localnet", "1"),
     ];
-    kernel_test(&[Need::Root, Need::Nftables, Need::IptablesNft], || {
+    kernel_test(&[Need::Root, Need::Mounts, Need::Nftables, Need::IptablesNft], || {
         let folder = Folder::new("mounted");
         folder.put("web.yaml", WEB);
         let here = Netns::current().unwrap();

@@ -21,8 +21,7 @@ fn web(number: usize, endpoint: &str) -> String {
 
 /// Full passes so far.
 fn full_passes() -> f64 {
-    let page = ok(&Command::new("curl").args(["-s", &format!("http://{METRICS}/metrics")]).output().unwrap());
-    program::page::read(&page)["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"]
+    program::page::read(&testkit::get(&format!("http://{METRICS}/metrics")).unwrap().body)["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"]
 }
 
 /// Parts of a table as `nft` prints it, in any order of elements; without the counters and times that rules write.
@@ -276,7 +275,7 @@ fn a_configuration_that_says_something_else_ends_the_process() {
 /// The lock's file is there, empty: the holder's name is missing, but the lock is held.
 #[test]
 fn a_full_run_is_no_obstacle() {
-    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+    kernel_test(&[Need::Root, Need::Mounts, Need::Veth, Need::Nftables], || {
         tool("ip link set lo up");
         let folder = Folder::new("tables-full");
         folder.put("web.yaml", &web(10, "10.244.0.5"));

@@ -387,7 +387,7 @@ fn without_match(folder: &Folder, inner: &Command) -> Command {
 #[test]
 fn programs_that_cannot_count_take_over_rules_that_do_not() {
     for back_end in ["nft", "legacy"] {
-        kernel_test(NEEDS, || {
+        kernel_test(&[NEEDS, &[Need::Mounts]].concat(), || {
             let world = world(Left::Rules("1.28", back_end));
             let arguments = world.arguments("iptables");
             let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();

@@ -15,7 +15,9 @@ use testkit::apiserver::{ApiServer, recorded};
 use testkit::{Executable, Need, PROXY, kernel_test, missing};
 
 use crate::live::{Service, node};
-use crate::program::{self, Folder, Running, changed, command, demo, ipvsadm, ok, page, set_up, text, tool};
+use crate::program::{
+    self, Folder, Running, changed, command, demo, fetched, ipvsadm, ok, page, set_up, status_of, text, tool,
+};
 
 /// A server with one Service and a Node.
 fn server(web: &Service) -> ApiServer {
@@ -173,7 +175,7 @@ fn tokens_and_programs_that_get_them() {
 /// The account of a pod: files whose token a kubelet replaces.
 #[test]
 fn the_account_of_a_pod() {
-    kernel_test(PROXY, || {
+    kernel_test(&[PROXY, &[Need::Mounts]].concat(), || {
         set_up();
         let (web, folder) = (web(), Folder::new("pod"));
         let server = server(&web);
@@ -248,7 +250,8 @@ fn serves_recorded(services: &str, slices: &str, node: &str, expected: &[&str], 
         |line: &str| line.contains("nf_conntrack_max") || !(line.contains(" WARN ") || line.contains(" ERROR "));
     assert!(log.lines().all(quiet), "{log}");
     // A load balancer asks the Service that keeps its traffic on the node.
-    let weight = || tool("curl -s -i http://192.0.2.1:30930/").to_lowercase();
+    let weight =
+        || testkit::get("http://192.0.2.1:30930/").map_or_else(|_| String::new(), |page| page.head.to_lowercase());
     running.until("the health check", || weight().contains("x-load-balancing-endpoint-weight: 1\r\n"));
     assert!(running.end().success());
 }
@@ -401,9 +404,7 @@ fn barred_for_a_while() {
         server.put(&web.object());
         server.put(&web.slice());
         running.until("the server is there", || ipvsadm() == lines(&[&web]));
-        running.until("the port is free", || {
-            Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10256/healthz"]).output().unwrap().status.success()
-        });
+        running.until("the port is free", || status_of("10256/healthz") == 200);
         // Events that could not be sent then are sent now.
         running.until("events", || {
             let told: BTreeSet<String> =
@@ -446,12 +447,12 @@ fn metrics() {
         tool("ipvsadm -a -t 198.51.100.9:443 -r 10.0.0.1:443 -m");
         let running = run(&folder, &server.kubeconfig(None));
         running.until("Services", || ipvsadm().is_superset(&lines(&[&web, &dns])));
-        let scrape = || tool("curl -s -f http://127.0.0.1:10249/metrics");
+        let scrape = || fetched("10249/metrics");
         running.until("a pass is counted", || {
             page::read(&scrape())["kubeproxy_sync_full_proxy_rules_duration_seconds_count{ip_family=\"IPv4\"}"] >= 1.0
         });
-        tool("curl -s -f http://127.0.0.1:10256/healthz");
-        tool("curl -s -f http://127.0.0.1:10256/livez");
+        fetched("10256/healthz");
+        fetched("10256/livez");
         // A flow to an endpoint that goes away is forgotten, and counted.
         tool(
             "conntrack -I -p udp -t 60 --src 192.0.2.9 --dst 10.96.0.53 --sport 4000 --dport 80 \
@@ -543,7 +544,7 @@ fn a_node_whose_pods_have_no_network_yet() {
 /// A process of another user than root: two capabilities are enough, if the programs it starts have them too; missing ones are named.
 #[test]
 fn another_user_than_root() {
-    let needs = [PROXY, &[Need::Tool("setpriv")]].concat();
+    let needs = [PROXY, &[Need::Mounts, Need::Tool("setpriv")]].concat();
     kernel_test(&needs, || {
         set_up();
         let (web, folder) = (web(), Folder::new("user"));

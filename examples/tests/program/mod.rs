@@ -103,10 +103,22 @@ pub(crate) fn changed() -> Vec<String> {
     changed
 }
 
+/// The page at this port and path of 127.0.0.1, which has to be served.
+#[track_caller]
+pub(crate) fn fetched(place: &str) -> String {
+    let page = testkit::get(&format!("http://127.0.0.1:{place}")).unwrap();
+    assert_eq!(page.status, 200, "{place}: {}", page.body);
+    page.body
+}
+
+/// The status of the page there; 0 where nothing answers.
+pub(crate) fn status_of(place: &str) -> u16 {
+    testkit::get(&format!("http://127.0.0.1:{place}")).map_or(0, |page| page.status)
+}
+
 /// The metrics of the program that runs here.
 pub(crate) fn metrics() -> BTreeMap<String, f64> {
-    let output = Command::new("curl").args(["-s", "-f", "http://127.0.0.1:10249/metrics"]).output().unwrap();
-    page::read(&ok(&output))
+    page::read(&fetched("10249/metrics"))
 }
 
 /// A directory that is removed with the test.
