@@ -1,11 +1,56 @@
 //! YAML and JSON texts as values, and values as typed objects, with errors that name the field.
 
 use std::fmt::Display;
+use std::io::{self, BufRead};
 
 use serde::de::{DeserializeOwned, DeserializeSeed};
 use serde_json::Value;
 use serde_saphyr::Options;
 use serde_saphyr::options::DuplicateKeyPolicy;
+
+/// Splits YAML into its documents. `each` gets those that have more than blanks and comments, and the number of lines before each. Returns whether the
+/// text is blank.
+///
+/// A line that begins with `---` or `...` ends a document anywhere (YAML 1.2.2, 9.1.2), so an unreadable document does not spoil the next ones.
+///
+/// # Errors
+///
+/// The text cannot be read.
+pub fn documents(mut lines: impl BufRead, mut each: impl FnMut(String, usize)) -> io::Result<bool> {
+    let (mut line, mut line_number, mut is_blank) = (String::new(), 0_usize, true);
+    // The document, the number of lines before it, and whether it has more than blanks and comments.
+    let (mut document, mut before, mut is_filled) = (String::new(), 0_usize, false);
+    loop {
+        line.clear();
+        let is_end = lines.read_line(&mut line)? == 0;
+        let marker = ["---", "..."].into_iter().find(|marker| {
+            let after = line.strip_prefix(marker);
+            after.is_some_and(|after| after.is_empty() || after.starts_with([' ', '\t', '\r', '\n']))
+        });
+        if marker.is_some() || is_end {
+            if is_filled {
+                each(std::mem::take(&mut document), before);
+            }
+            document.clear();
+            (before, is_filled) = (line_number, false);
+        }
+        if is_end {
+            return Ok(is_blank);
+        }
+        let directive = line.starts_with('%') && !is_filled;
+        let content = match marker {
+            Some("---") => line.get(3..).unwrap_or_default(),
+            Some(_) => "\n",
+            None if directive => "\n",
+            None => line.as_str(),
+        };
+        let text = content.trim_start();
+        is_filled |= !text.is_empty() && !text.starts_with('#');
+        is_blank &= line.trim().is_empty();
+        document.push_str(content);
+        line_number = line_number.saturating_add(1);
+    }
+}
 
 /// Parses one YAML or JSON document.
 ///

@@ -159,7 +159,7 @@ fn the_effective_configuration_is_written_and_reads_back_the_same() {
 fn a_wrong_kubeconfig_is_bad_input_on_any_host() {
     let folder = Folder::new("kubeconfig");
     let no_yaml = folder.put("no-yaml", "{");
-    for path in [folder.0.join("absent"), no_yaml] {
+    for path in [folder.0.join("absent"), no_yaml, "/dev/zero".into()] {
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
         command.args(["run", "--hostname-override", "node-a", "--kubeconfig"]).arg(&path);
         let output = command.output().unwrap();

@@ -4,6 +4,8 @@
 //! [`Settings`](crate::proxier_demo::settings::Settings) checks the values.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
 use std::path::Path;
 use std::time::Duration;
 
@@ -20,6 +22,8 @@ use crate::proxier_demo::yaml;
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// `kind` of the format.
 pub const KIND: &str = "KubeProxyConfiguration";
+/// No configuration is so long: this is a device, or another file.
+const BYTES: u64 = 16 << 20;
 /// Keys of a ConfigMap that may hold the configuration: kubeadm's, and the one that other installers use.
 const CONFIG_MAP_KEYS: [&str; 2] = ["config.conf", "config"];
 
@@ -336,23 +340,31 @@ impl KubeProxyConfiguration {
     /// The file cannot be read, is not YAML or JSON, is of another kind, or has a field of another type.
     pub fn read(path: &Path) -> Result<(Self, Vec<Problem>), Problem> {
         let origin = path.display().to_string();
-        let text = std::fs::read_to_string(path)
-            .map_err(|error| Problem::new(&origin, format!("cannot be read ({error}); see --config")))?;
-        Self::parse(&text, &origin)
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(BYTES).read_to_string(&mut text));
+        match read {
+            Ok(length) if length as u64 == BYTES => {
+                let reason = format!("{} MiB or more, which no configuration has; see --config", BYTES >> 20);
+                Err(Problem::new(&origin, reason))
+            }
+            Ok(_) => Self::parse(&text, &origin),
+            Err(error) => Err(Problem::new(&origin, format!("cannot be read ({error}); see --config"))),
+        }
     }
 
-    /// Reads a text: a configuration, or a ConfigMap that holds one. The second value: warnings about ignored fields.
+    /// Reads a text: a configuration, or a ConfigMap that holds one. The second value: warnings about ignored fields. Documents of other kinds beside
+    /// it, such as those of a file for kubeadm, do not count.
     ///
     /// # Errors
     ///
     /// Fails as [`read`](Self::read) does.
     pub fn parse(text: &str, origin: &str) -> Result<(Self, Vec<Problem>), Problem> {
         let mut warnings = Vec::new();
-        let mut value = parse_yaml(text, origin, &mut warnings)?;
+        let mut value = only_document(text, origin, &mut warnings)?;
         let inside = inside_config_map(&value).map_err(|reason| Problem::new(origin, reason).at("data"))?;
         let origin = &inside.map_or_else(|| origin.to_owned(), |(key, _)| format!("{origin}, data[{key}]"));
         if let Some((_, text)) = inside {
-            value = parse_yaml(text, origin, &mut warnings)?;
+            value = only_document(text, origin, &mut warnings)?;
         }
         check_kind(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
         let (mut object, unknown): (Self, _) =
@@ -411,6 +423,28 @@ fn add_port(address: &mut String, port: u16) {
     if let Ok(bare) = address.trim_matches(['[', ']']).parse::<std::net::IpAddr>() {
         *address = std::net::SocketAddr::new(bare, port).to_string();
     }
+}
+
+/// Reads the one document that is a configuration or a ConfigMap; without one, the first document.
+fn only_document(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Result<Value, Problem> {
+    let mut documents = Vec::new();
+    // An error then has the file's line number.
+    yaml::documents(text.as_bytes(), |document, before| documents.push("\n".repeat(before) + &document))
+        .map_err(|error| Problem::new(origin, error.to_string()))?;
+    let mut first = None;
+    let mut found: Option<(Value, Vec<Problem>)> = None;
+    for document in documents {
+        let mut noted = Vec::new();
+        let value = parse_yaml(&document, origin, &mut noted)?;
+        if !matches!(value.get("kind").and_then(Value::as_str), Some(KIND | "ConfigMap")) {
+            first.get_or_insert((value, noted));
+        } else if found.replace((value, noted)).is_some() {
+            return Err(Problem::new(origin, format!("has more than one {KIND} or ConfigMap; leave only one in it")));
+        }
+    }
+    let (value, noted) = found.or(first).unwrap_or_default();
+    warnings.extend(noted);
+    Ok(value)
 }
 
 /// Reads a document. Of two values of a field the last counts, with a warning.
@@ -549,6 +583,42 @@ mod tests {
             let problem = KubeProxyConfiguration::parse(text, "c").unwrap_err().to_string();
             assert!(problem.starts_with(expected), "{text:?}: {problem}");
         }
+    }
+
+    #[test]
+    fn of_several_documents_the_configuration_is_read() {
+        let own = format!("apiVersion: {API_VERSION}\nkind: {KIND}\nmode: nftables\n");
+        let init = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nbootstrapTokens: [&a {}, *a]\n";
+        let map = |text: &str| {
+            serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.conf": text}}).to_string()
+        };
+        for text in [
+            format!("{own}---\n"),
+            format!("# kubeadm's\n---\n{own}...\n---\n# nothing\n"),
+            format!("{init}---\n{own}---\nkind: ClusterConfiguration\n"),
+            format!("%YAML 1.2\n---\n{own}---\n{init}"),
+            map(&format!("{own}---\n")),
+            map(&format!("---\n{init}---\n{own}")),
+        ] {
+            let (object, warnings) = KubeProxyConfiguration::parse(&text, "c").unwrap();
+            assert_eq!((object.mode.as_str(), warnings), ("nftables", vec![]), "{text}");
+        }
+        for (text, expected) in [
+            (format!("{own}---\n{own}"), "c: has more than one KubeProxyConfiguration or ConfigMap"),
+            (format!("{own}---\n{}", map(&own)), "c: has more than one KubeProxyConfiguration or ConfigMap"),
+            (format!("{init}---\nkind: X\n"), "c: kind: \"InitConfiguration\"; should be KubeProxyConfiguration"),
+            (format!("{own}---\na: [\n"), "c: not YAML or JSON: unclosed bracket '[' at line 5"),
+            ("---\n---\n".to_owned(), "c: holds no object"),
+        ] {
+            let problem = KubeProxyConfiguration::parse(&text, "c").unwrap_err().to_string();
+            assert!(problem.starts_with(expected), "{text:?}: {problem}");
+        }
+    }
+
+    #[test]
+    fn a_device_in_place_of_a_file_ends() {
+        let problem = KubeProxyConfiguration::read(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert_eq!(problem, "/dev/zero: 16 MiB or more, which no configuration has; see --config");
     }
 
     #[test]

@@ -1,6 +1,7 @@
 //! Reads kubeconfigs, and explains faults in plain words.
 
 use std::fs::File;
+use std::os::unix::fs::FileTypeExt as _;
 use std::path::Path;
 
 use kube::Config;
@@ -23,8 +24,8 @@ pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config
         problem(format!("not a usable kubeconfig: {text}"))
     };
     files.note(path);
-    if let Err(error) = File::open(path) {
-        return Err(problem(format!("the kubeconfig cannot be read ({error})")));
+    if is_device(path).map_err(|error| problem(format!("the kubeconfig cannot be read ({error})")))? {
+        return Err(problem("not a usable kubeconfig: this is a device".to_owned()));
     }
     let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
     if kubeconfig.current_context.is_none() && kubeconfig.contexts.is_empty() {
@@ -57,8 +58,17 @@ pub(super) fn is_server(url: &http::Uri) -> bool {
     matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|host| !host.is_empty())
 }
 
+/// Whether this is a device, which has no end. A pipe (`<(…)` in a shell) has one, and can be read only once.
+fn is_device(path: &Path) -> std::io::Result<bool> {
+    let kind = File::open(path)?.metadata()?.file_type();
+    Ok(kind.is_char_device() || kind.is_block_device())
+}
+
 /// Server of the file's current context; `None` when [`config`] would fail.
 pub(super) fn server(path: &Path) -> Option<http::Uri> {
+    if is_device(path).ok()? {
+        return None;
+    }
     let kubeconfig = Kubeconfig::read_from(path).ok()?;
     let cluster = complete(&kubeconfig).ok()?;
     cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()

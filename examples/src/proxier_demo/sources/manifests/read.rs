@@ -128,46 +128,13 @@ fn read_json(file: &mut impl Read, origin: &str, contents: &mut Contents) -> boo
 }
 
 /// Reads YAML documents.
-///
-/// A line that begins with `---` or `...` ends a document anywhere (YAML 1.2.2, 9.1.2), so an unreadable document does not
-/// spoil the next ones.
-fn read_yaml(mut lines: impl BufRead, origin: &str, contents: &mut Contents) -> io::Result<()> {
-    contents.blank = true;
-    let (mut line, mut line_number, mut number) = (String::new(), 0_usize, 0_usize);
-    // The document, the number of lines before it, and whether it has more than blanks and comments.
-    let (mut document, mut before, mut is_filled) = (String::new(), 0_usize, false);
-    loop {
-        line.clear();
-        let is_end = lines.read_line(&mut line)? == 0;
-        let marker = ["---", "..."].into_iter().find(|marker| {
-            let after = line.strip_prefix(marker);
-            after.is_some_and(|after| after.is_empty() || after.starts_with([' ', '\t', '\r', '\n']))
-        });
-        if marker.is_some() || is_end {
-            if is_filled {
-                number = number.saturating_add(1);
-                let place = Problem::new(origin, "").in_document(number);
-                take_document(std::mem::take(&mut document), before, place, contents);
-            }
-            document.clear();
-            (before, is_filled) = (line_number, false);
-        }
-        if is_end {
-            return Ok(());
-        }
-        let directive = line.starts_with('%') && !is_filled;
-        let content = match marker {
-            Some("---") => line.get(3..).unwrap_or_default(),
-            Some(_) => "\n",
-            None if directive => "\n",
-            None => line.as_str(),
-        };
-        let text = content.trim_start();
-        is_filled |= !text.is_empty() && !text.starts_with('#');
-        contents.blank &= line.trim().is_empty();
-        document.push_str(content);
-        line_number = line_number.saturating_add(1);
-    }
+fn read_yaml(lines: impl BufRead, origin: &str, contents: &mut Contents) -> io::Result<()> {
+    let mut number = 0_usize;
+    contents.blank = yaml::documents(lines, |document, before| {
+        number = number.saturating_add(1);
+        take_document(document, before, Problem::new(origin, "").in_document(number), contents);
+    })?;
+    Ok(())
 }
 
 fn take_document(mut document: String, before: usize, place: Problem, contents: &mut Contents) {
