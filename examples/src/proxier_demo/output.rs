@@ -53,6 +53,22 @@ fn is_obeyed(c: char) -> bool {
     c.is_control() && !matches!(c, '\n' | '\t')
 }
 
+/// Whether standard output was closed when the process started.
+static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
+
+/// Looks before `main`: until then Rust puts /dev/null in the place of what is closed, and all output would seem to be written.
+#[used]
+#[expect(unsafe_code, reason = "the only way to run before Rust's own start")]
+// SAFETY: the C library calls each function in this section once, before `main`; this one has that form, and calls fcntl(2) only.
+#[unsafe(link_section = ".init_array")]
+static LOOK: extern "C" fn() = {
+    extern "C" fn look() {
+        let is_closed = nix::fcntl::fcntl(io::stdout(), nix::fcntl::FcntlArg::F_GETFD).is_err();
+        WAS_CLOSED.store(is_closed, Ordering::Relaxed);
+    }
+    look
+};
+
 /// Standard output.
 #[derive(Debug)]
 pub struct Out {
@@ -99,7 +115,8 @@ impl Out {
     #[must_use]
     pub fn end(mut self) -> bool {
         let outcome = std::mem::replace(&mut self.outcome, Ok(())).and_then(|()| self.to.flush());
-        match outcome {
+        let closed = || io::Error::from(nix::Error::EBADF);
+        match outcome.and_then(|()| if WAS_CLOSED.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }) {
             Err(error) if error.kind() != ErrorKind::BrokenPipe => {
                 say(format_args!("standard output cannot be written ({error})"));
                 false

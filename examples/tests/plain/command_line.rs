@@ -49,22 +49,77 @@ fn help_of_a_command_is_that_of_its_option_and_has_examples() {
 
 #[test]
 fn a_shell_completes_commands_and_options() {
-    let script = ok(&program(&["completion", "bash"]));
-    let completed = |words: &str, number: usize| {
-        let ask = format!(
-            "{script}\nCOMP_WORDS=({words}); COMP_CWORD={number}\n\
-             function=$(complete -p proxier-demo | sed 's/.*-F \\([^ ]*\\).*/\\1/')\n\
-             $function proxier-demo \"${{COMP_WORDS[{number}]}}\" \"${{COMP_WORDS[{number}-1]}}\"\necho \"${{COMPREPLY[@]}}\""
-        );
-        ok(&Command::new("bash").args(["--norc", "-c", &ask]).output().unwrap()).trim().to_owned()
+    let folder = Folder::new("completion");
+    let script = folder.put("script", &ok(&program(&["completion", "bash"])));
+    // Of each line, what bash offers for its last word. A file and a folder are there to be offered.
+    let completed = |lines: &[String]| -> Vec<String> {
+        let asks = lines.iter().map(|line| {
+            let last = line.split(' ').count() - 1;
+            format!(
+                "COMP_WORDS=({line}); COMP_CWORD={last}; COMPREPLY=()\n\
+                 $function proxier-demo \"${{COMP_WORDS[{last}]}}\" \"${{COMP_WORDS[{last}-1]}}\"; echo \"${{COMPREPLY[@]}}\"\n"
+            )
+        });
+        let start = "source \"$0\"\nfunction=$(complete -p proxier-demo | sed 's/.*-F \\([^ ]*\\).*/\\1/')\n";
+        let asks = folder.put("asks", &format!("{start}{}", asks.collect::<String>()));
+        let line = "cd \"${0%/*}\" && source \"$1\"";
+        let mut bash = Command::new("bash");
+        bash.args(["--norc", "-c", line]).arg(&script).arg(asks);
+        ok(&bash.output().unwrap()).lines().map(|line| line.trim().to_owned()).collect()
     };
-    assert_eq!(completed("proxier-demo ex", 1), "explain");
-    assert_eq!(completed("proxier-demo show --wat", 2), "--watch");
-    assert_eq!(completed("proxier-demo plan --output j", 3), "json");
+    let one = |line: &str| completed(&[format!("proxier-demo {line}")]).remove(0);
+    assert_eq!(one("ex"), "explain");
+    assert_eq!(one("show --wat"), "--watch");
+    assert_eq!(one("plan --output j"), "json");
+    for (option, words) in [
+        ("detect-local-mode", "ClusterCIDR NodeCIDR BridgeInterface InterfaceNamePrefix"),
+        ("logging-format", "text json"),
+        ("proxy-mode", "auto ipvs nftables iptables userspace"),
+        ("status-page", "off localhost on"),
+    ] {
+        assert_eq!(one(&format!("run --{option} ''")), words);
+    }
+    assert_eq!(one("run --proxy-mode n"), "nftables");
+    // Names of files are offered only where an option takes one.
+    let mut options = Vec::new();
+    for command in commands().iter().filter(|command| !matches!(command.as_str(), "help" | "completion")) {
+        let help = ok(&program(&[command, "--help"]));
+        for line in help.lines().filter(|line| line.trim_start().starts_with('-') && line.contains(" <")) {
+            let option = line.split_whitespace().find(|word| word.starts_with("--")).unwrap();
+            options.push((format!("proxier-demo {command} {option} ''"), line.contains(" <FILE")));
+        }
+    }
+    assert!(options.len() > 100, "{options:?}");
+    let lines: Vec<String> = options.iter().map(|(line, _)| line.clone()).collect();
+    for ((line, takes_a_file), offered) in options.iter().zip(completed(&lines)) {
+        assert_eq!(offered.split(' ').any(|word| word == "script"), *takes_a_file, "{line}: {offered}");
+    }
     for shell in ["zsh", "fish"] {
         assert!(ok(&program(&["completion", shell])).contains("explain"), "{shell}");
     }
     assert_eq!(program(&["completion", "tcsh"]).status.code(), Some(2));
+}
+
+#[test]
+fn output_that_cannot_be_written_is_a_failure() {
+    for (to, code) in [(">&-", 1), (">/dev/full", 1), (">/dev/null", 0), ("<>/dev/null >&0", 0)] {
+        for words in ["--version", "render --manifests - --hostname-override n1", "completion bash"] {
+            let line = format!("exec \"$0\" {words} </dev/null {to}");
+            let ended = Command::new("sh").args(["-c", &line, PROGRAM]).output().unwrap();
+            let said = text(&ended.stderr);
+            assert_eq!(ended.status.code(), Some(code), "{words} {to}: {said}");
+            assert_eq!(said.contains("standard output cannot be written ("), code == 1, "{words} {to}: {said}");
+        }
+    }
+}
+
+#[test]
+fn exit_codes_are_in_the_help_and_the_manual() {
+    let manual = include_str!("../../deploy/debian/proxier-demo.8");
+    let status = manual.split(".Sh EXIT STATUS").nth(1).unwrap().split(".Sh ").next().unwrap();
+    assert!(status.contains(".Cm diff\n3 if something differs"), "{status}");
+    assert!(ok(&program(&["diff", "--help"])).contains("Exit codes: 0 nothing differs, 3 something does"));
+    assert!(ok(&program(&["--help"])).contains("3: diff has found something"));
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! kube-proxy's flags: names, meanings, and the field of the configuration that each one sets.
 
-use clap::builder::{StringValueParser, TypedValueParser, ValueParser};
-use clap::{Arg, ArgAction, ArgMatches};
+use std::ffi::OsStr;
+
+use clap::builder::{PossibleValue, StringValueParser, TypedValueParser, ValueParser};
+use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::problem::Problem;
@@ -106,6 +108,34 @@ const LOGGING: &[Flag] = flags! {
     "logging-format" Text "logging.format" "text or json [text]";
 };
 
+/// The words that a flag takes, for completions; the check of the configuration names them in its errors.
+const WORDS: &[(&str, &[&str])] = &[
+    ("detect-local-mode", &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]),
+    ("ipvs-binding", &["addresses", "routes"]),
+    ("ipvs-rules", &["auto", "nftables", "iptables"]),
+    ("kube-api-content-type", &["application/json", "application/vnd.kubernetes.protobuf"]),
+    ("logging-format", &["text", "json"]),
+    ("nodeport-addresses", &["all", "primary", "localhost"]),
+    ("proxy-mode", &["auto", "ipvs", "nftables", "iptables", "userspace"]),
+    ("status-page", &["off", "localhost", "on"]),
+];
+
+/// Takes any text, and completes words.
+#[derive(Clone, Copy)]
+struct Words(&'static [&'static str]);
+
+impl TypedValueParser for Words {
+    type Value = Value;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<Value, clap::Error> {
+        StringValueParser::new().parse_ref(command, arg, value).map(Value::from)
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        (!self.0.is_empty()).then(|| Box::new(self.0.iter().map(PossibleValue::new)) as Box<_>)
+    }
+}
+
 /// Accepted so that command lines of kube-proxy work; one warning says that they have no effect.
 const IGNORED: &[Flag] = flags! {
     Bool: "add-dir-header" "alsologtostderr" "cleanup-ipvs" "ipvs-mark-node-ports" "log-json-split-stream" "log-text-split-stream" "logtostderr" "one-output"
@@ -141,13 +171,17 @@ fn arg(Flag(name, kind, .., help): &Flag) -> Arg {
         Int | Float => arg.value_name("N").allow_negative_numbers(true),
         Text => arg.value_name("TEXT"),
     }
-    .value_parser(parser(*kind))
+    .hide_possible_values(true)
+    .value_parser(parser(name, *kind))
 }
 
-fn parser(kind: Kind) -> ValueParser {
+fn parser(name: &str, kind: Kind) -> ValueParser {
     let texts = StringValueParser::new();
     match kind {
-        Text | List => ValueParser::from(texts.map(Value::from)),
+        Text | List => {
+            let words = WORDS.iter().find(|(of, _)| *of == name).map_or(&[][..], |(_, words)| *words);
+            ValueParser::new(Words(words))
+        }
         Bool => ValueParser::from(texts.try_map(|text| match text.as_str() {
             "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(Value::from(true)),
             "0" | "f" | "F" | "false" | "FALSE" | "False" => Ok(Value::from(false)),

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use clap::{Arg, ArgAction, ArgMatches, Command as Clap};
+use clap::{Arg, ArgAction, ArgMatches, Command as Clap, ValueHint};
 use clap_complete::Shell;
 use proxier_core::config::EXTERNAL_IPS_GATE;
 use proxier_core::modes::Kind;
@@ -408,7 +408,7 @@ fn clap() -> Clap {
         .version(build::LINE)
         .subcommand_required(true)
         .arg_required_else_help(false)
-        .after_help("Exit codes: 0 done, 1 failed, 2 bad usage or bad input.")
+        .after_help("Exit codes: 0 done, 1 failed, 2 bad usage or bad input; 3: diff has found something.")
         .subcommand(command("run", "Run the proxy until SIGTERM or SIGINT"))
         .subcommand(command("plan", "Print what would change; write nothing"))
         .subcommand(command(
@@ -480,7 +480,9 @@ fn examples(command: &str) -> &'static str {
         "diff" => {
             "Examples:
   proxier-demo diff --config /var/lib/kube-proxy/config.conf --to nftables      from what kube-proxy has left here
-  proxier-demo diff --from ipvs --to nftables --manifests services.yaml --node-address 192.0.2.1"
+  proxier-demo diff --from ipvs --to nftables --manifests services.yaml --node-address 192.0.2.1
+
+Exit codes: 0 nothing differs, 3 something does, 1 failed, 2 bad usage or bad input."
         }
         "show" => {
             "Examples:
@@ -533,7 +535,7 @@ fn add_arguments(command: Clap) -> Clap {
     } else {
         command
     };
-    match name.as_str() {
+    let command = match name.as_str() {
         "run" => {
             command.arg(
                 Arg::new("once").long("once").action(ArgAction::SetTrue).display_order(0).help(
@@ -563,7 +565,10 @@ fn add_arguments(command: Clap) -> Clap {
         ),
         "show" => command.args(of_show()),
         _ => command,
-    }
+    };
+    // A shell would complete the names of files where nothing is said.
+    let is_unknown = |arg: &Arg| arg.get_action().takes_values() && arg.get_value_hint() == ValueHint::Unknown;
+    command.mut_args(|arg| if is_unknown(&arg) { arg.value_hint(ValueHint::Other) } else { arg })
 }
 
 const CLEANUP: &str = "Remove what it or a kube-proxy has created, in all modes and both families:
