@@ -11,8 +11,9 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
+use testkit::{Need, kernel_test};
 
-use crate::program::text;
+use crate::program::{Folder, Running, ok, status_of, text, tool, with_node_port};
 
 fn deploy(path: &str) -> String {
     fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy").join(path)).unwrap()
@@ -99,6 +100,62 @@ fn pods_have_what_the_monitor_and_admission_ask_for() {
             }
         }
     }
+}
+
+/// System calls of a group of systemd's, and of the groups in it.
+fn calls(group: &str) -> BTreeSet<String> {
+    let listed = ok(&Command::new("systemd-analyze").args(["syscall-filter", group]).output().unwrap());
+    let rows = listed.lines().skip(1).map(str::trim).filter(|row| !row.is_empty() && !row.starts_with('#'));
+    rows.flat_map(|row| if row.starts_with('@') { calls(row) } else { BTreeSet::from([row.to_owned()]) }).collect()
+}
+
+#[test]
+fn the_unit_gives_the_program_what_it_calls_and_little_more() {
+    kernel_test(
+        &[Need::Root, Need::Nftables, Need::IptablesNft, Need::Tool("strace"), Need::Tool("systemd-analyze")],
+        || {
+            let unit = deploy("systemd/proxier-demo.service");
+            let folder = Folder::new("unit");
+            let file = folder.put("proxier-demo.service", &unit).display().to_string();
+            // Of ten; 1.9 of them for root, capabilities, settings below /proc/sys, and the network.
+            let words = ["security", "--offline=true", "--threshold=25", "--no-pager", &file];
+            ok(&Command::new("systemd-analyze").args(words).output().unwrap());
+
+            let (mut allowed, mut filters) = (BTreeSet::new(), 0);
+            for filter in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+                filters += 1;
+                match filter.strip_prefix('~') {
+                    None => allowed.extend(filter.split(' ').flat_map(calls)),
+                    Some(refused) => {
+                        let refused: BTreeSet<String> = refused.split(' ').flat_map(calls).collect();
+                        allowed.retain(|call| !refused.contains(call));
+                    }
+                }
+            }
+            assert!(filters == 2 && allowed.contains("sendmsg") && !allowed.contains("setuid"), "{allowed:?}");
+            let manifests = folder.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &["10.244.0.5"]));
+            let log = folder.path("calls");
+            for mode in ["nftables", "iptables", "userspace"] {
+                let mut strace = Command::new("strace");
+                strace.args(["-f", "-qq", "-o"]).arg(&log).arg(env!("CARGO_BIN_EXE_proxier-demo"));
+                strace.args(["run", "--healthz-bind-address", "127.0.0.1:10256", "--hostname-override", "n1"]);
+                let running = Running::spawn({
+                    strace.args(["--proxy-mode", mode, "--manifests"]).arg(&manifests);
+                    strace
+                });
+                running.until("everything is served", || status_of("10256/readyz") == 200);
+                let so_far = fs::read_to_string(&log).unwrap();
+                tool(&format!("kill -TERM {}", so_far.split(' ').next().unwrap()));
+                let (_, said) = running.wait();
+                let log = fs::read_to_string(&log).unwrap();
+                let names = log.lines().filter_map(|line| line.split_whitespace().nth(1)?.split_once('('));
+                let called: BTreeSet<&str> = names.map(|(name, _)| name).collect();
+                let refused: Vec<&&str> = called.iter().filter(|name| !allowed.contains(**name)).collect();
+                assert!(called.contains("execve") && called.contains("exit_group"), "{mode}: {said}");
+                assert!(refused.is_empty(), "{mode}: {refused:?}");
+            }
+        },
+    );
 }
 
 fn printed(arguments: &[&str]) -> String {
