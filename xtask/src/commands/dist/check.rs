@@ -1,12 +1,14 @@
 //! `cargo xtask dist --check`: what was packed, read and used by programs of others.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
 use fs_err as fs;
 
-use super::{Arch, Options, Release, deb, dist, image};
+use super::{Arch, Options, Release, deb, dist, image, manifests};
 use crate::{cargo, tools};
 
 /// Programs of the image `debian`, each of which has to start.
@@ -31,6 +33,7 @@ pub(super) fn check(mut options: Options) -> Result<ExitCode> {
     let out = scratch.path().join("second");
     tools::run(Command::new("sha256sum").current_dir(&out).args(["--check", "--quiet", "SHA256SUMS"]))?;
     read_manifests(&out)?;
+    read_parts(&out)?;
     let arch = options.archs.first().copied().or_else(Arch::native).context("no architecture")?;
     let release = Release::new(arch, options.program.as_deref())?;
     // A program built by hand may know none.
@@ -49,9 +52,14 @@ pub(super) fn check(mut options: Options) -> Result<ExitCode> {
         serve(&container)?;
         println!("image {variant}: read by skopeo, unpacked by umoci, serves");
     }
+    let imported = import(&release, &out, scratch.path())?;
     let container = scratch.path().join("debian/bundle/rootfs");
     install(&out.join(deb::file(&release)), &container)?;
     println!("package: installed, removed and purged by dpkg\n{} files, twice the same bytes", sums[0].lines().count());
+    match imported {
+        Ok(names) => println!("containerd: imports {}, as install.yaml and the chart name them", names.join(" and ")),
+        Err(why) => println!("NOT RUN: containerd does not run here, so nobody has imported the images into it: {why}"),
+    }
     Ok(ExitCode::SUCCESS)
 }
 
@@ -73,6 +81,28 @@ fn read_manifests(out: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Each part in the lists has a licence and a source; what the program is linked with is among them.
+fn read_parts(out: &Path) -> Result<()> {
+    for file in fs::read_dir(out)?.filter_map(|entry| Some(entry.ok()?.path())) {
+        if !file.to_string_lossy().ends_with(".spdx.json") {
+            continue;
+        }
+        let document: serde_json::Value = serde_json::from_str(&fs::read_to_string(&file)?)?;
+        let packages = document["packages"].as_array().context("no packages")?;
+        let text = |of: &serde_json::Value, name: &str| of[name].as_str().unwrap_or_default().to_owned();
+        for package in packages {
+            let source = text(&package["externalRefs"][0], "referenceLocator");
+            let is_checked = package["checksums"][0]["checksumValue"].is_string() || source.starts_with("pkg:generic/");
+            let is_licensed = text(package, "licenseDeclared") != "NOASSERTION" || source.ends_with("@NOASSERTION");
+            ensure!(is_checked && is_licensed, "{}: {package}", file.display());
+        }
+        let names: Vec<String> = packages.iter().map(|package| text(package, "name")).collect();
+        let has = |names_of: &[&str]| names_of.iter().any(|name| names.iter().any(|known| known == name));
+        ensure!(has(&["rust-std"]) && has(&["glibc", "libc6", "libc"]), "{}: {names:?}", file.display());
+    }
+    Ok(())
+}
+
 /// Reads an image by skopeo, and unpacks it by umoci, which compares all digests; gives the root directory.
 fn unpack(release: &Release, variant: &str, out: &Path, folder: &Path) -> Result<PathBuf> {
     let (file, reference) = (out.join(image::file(release, variant)), image::reference(release, variant));
@@ -90,6 +120,73 @@ fn unpack(release: &Release, variant: &str, out: &Path, folder: &Path) -> Result
     let layout = format!("{}:{reference}", folder.join("layout").display());
     tools::run(Command::new("umoci").args(["unpack", "--image", &layout]).arg(folder.join("bundle")))?;
     Ok(folder.join("bundle/rootfs"))
+}
+
+/// A containerd of this check alone.
+struct Containerd {
+    child: Child,
+    socket: PathBuf,
+}
+
+impl Drop for Containerd {
+    fn drop(&mut self) {
+        let _ended_already = self.child.kill();
+        let _waited_already = self.child.wait();
+    }
+}
+
+impl Containerd {
+    /// Starts one below `folder`; the reason where it cannot run.
+    fn start(folder: &Path) -> Result<std::result::Result<Self, String>> {
+        let (socket, log) = (folder.join("socket"), folder.join("log"));
+        let configuration = format!(
+            "version = 2\nroot = \"{0}/root\"\nstate = \"{0}/state\"\ndisabled_plugins = [\"io.containerd.grpc.v1.cri\"]\n\
+             [grpc]\naddress = \"{0}/socket\"\n",
+            folder.display()
+        );
+        super::put(folder, "config.toml", configuration, 0o600)?;
+        let output = fs::File::create(&log)?.into_parts().0;
+        let mut command = Command::new("containerd");
+        command.arg("--config").arg(folder.join("config.toml")).stdin(Stdio::null()).stdout(output.try_clone()?);
+        let mut this = Self { child: command.stderr(output).spawn()?, socket };
+        let start = Instant::now();
+        while this.ctr(&["version"]).is_err() {
+            let ended = this.child.try_wait()?;
+            if ended.is_some() || start.elapsed() > Duration::from_secs(60) {
+                let said = fs::read_to_string(&log)?;
+                return Ok(Err(said.lines().last().unwrap_or("it says nothing").to_owned()));
+            }
+            thread::sleep(Duration::from_millis(100));
+        }
+        Ok(Ok(this))
+    }
+
+    fn ctr(&self, words: &[&str]) -> Result<String> {
+        tools::run(Command::new("ctr").arg("--address").arg(&self.socket).args(["--namespace", "k8s.io"]).args(words))
+    }
+}
+
+/// Imports both images as on a node: their names, or the reason why containerd does not run here.
+///
+/// The image `debian` has to get the one name that a kubelet asks for with install.yaml and with the chart.
+fn import(release: &Release, out: &Path, scratch: &Path) -> Result<std::result::Result<Vec<String>, String>> {
+    let containerd = match Containerd::start(&scratch.join("containerd"))? {
+        Ok(containerd) => containerd,
+        Err(why) => return Ok(Err(why)),
+    };
+    let asked = manifests::images()?;
+    let mut names = Vec::new();
+    for variant in ["debian", "scratch"] {
+        let file = out.join(image::file(release, variant)).display().to_string();
+        containerd.ctr(&["images", "import", "--snapshotter", "native", &file])?;
+        let listed = containerd.ctr(&["images", "list", "--quiet"])?;
+        let new: Vec<String> =
+            listed.lines().filter(|name| !names.iter().any(|known| known == name)).map(str::to_owned).collect();
+        ensure!(variant == "scratch" || new == asked, "containerd imports {new:?}; a kubelet asks for {asked:?}");
+        names.extend(new);
+    }
+    ensure!(names.len() == 2, "two images are {names:?} in containerd");
+    Ok(Ok(names))
 }
 
 /// Runs a command in a root directory; gives what it printed.

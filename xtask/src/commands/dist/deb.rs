@@ -55,7 +55,7 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
         put(&folder, to, script, 0o644)?;
     }
     fs::create_dir_all(folder.join("etc/proxier-demo/manifests"))?;
-    let parts = sbom::document(release, &sbom::crates(release)?)?;
+    let parts = sbom::document(release, &sbom::program(release)?)?;
     put(&folder, "usr/share/doc/proxier-demo/sbom.spdx.json", parts, 0o644)?;
     let changes = format!(
         "proxier-demo ({}) unstable; urgency=medium\n\n  * Commit {}; CHANGELOG.md of the repository says what changed.\n\n -- {}  {}\n",

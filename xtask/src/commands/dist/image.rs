@@ -1,6 +1,6 @@
 //! Container images as OCI image layouts (image-spec 1.1), made of folders by tar, gzip and sha256sum.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::Result;
@@ -16,7 +16,7 @@ use crate::tools;
 const SUITE: &str = "bookworm";
 
 /// Packages of the image `debian`: programs, their libraries, and files that these read. Nothing is installed by their scripts.
-const PACKAGES: &str = "base-files busybox-static dash ipset iptables kmod libc6 libgcc-s1 libip4tc2 libip6tc2 libipset13 \
+pub(super) const PACKAGES: &str = "base-files busybox-static dash ipset iptables kmod libc6 libgcc-s1 libip4tc2 libip6tc2 libipset13 \
     libkmod2 liblzma5 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 libssl3 libxtables12 libzstd1 netbase";
 
 /// Programs of busybox: those of prepare-node and check.yaml, and a few for a person who looks around. Not its shell, which
@@ -31,11 +31,9 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     let scratch = tools::scratch()?;
     let (alone, debian, program) =
         (scratch.path().join("scratch"), scratch.path().join("debian"), scratch.path().join("program"));
-    let parts = sbom::crates(release)?;
-    put_program(release, &alone, out, "scratch", &parts)?;
-    if !release.is_static {
-        copy_libraries(&release.program, &alone)?;
-    }
+    let parts = sbom::program(release)?;
+    let libraries = if release.is_static { Vec::new() } else { copy_libraries(&release.program, &alone)? };
+    put_program(release, &alone, out, "scratch", &[parts.clone(), libraries].concat())?;
     write(release, "scratch", &[&alone], out)?;
     let packages = extract(release, &debian, scratch.path())?;
     put_program(release, &program, out, "debian", &[parts, packages].concat())?;
@@ -58,12 +56,14 @@ fn put_program(release: &Release, folder: &Path, out: &Path, variant: &str, part
 }
 
 /// The libraries of a program that is not static, at their places.
-fn copy_libraries(program: &Path, folder: &Path) -> Result<()> {
+fn copy_libraries(program: &Path, folder: &Path) -> Result<Vec<sbom::Part>> {
     let printed = tools::run(Command::new("ldd").arg(program))?;
-    for library in printed.split_whitespace().filter(|word| word.starts_with('/')) {
-        put(folder, library.trim_start_matches('/'), fs::read(library)?, 0o755)?;
+    let libraries: Vec<PathBuf> =
+        printed.split_whitespace().filter(|word| word.starts_with('/')).map(PathBuf::from).collect();
+    for library in &libraries {
+        put(folder, library.display().to_string().trim_start_matches('/'), fs::read(library)?, 0o755)?;
     }
-    Ok(())
+    sbom::libraries(&libraries)
 }
 
 /// The files of Debian's packages in `folder`, and the packages as parts.
@@ -93,7 +93,7 @@ fn extract(release: &Release, folder: &Path, scratch: &Path) -> Result<Vec<sbom:
             .args(LEFT_OUT.split(' ').map(|path| format!("--exclude=./usr/share/{path}")));
         tools::run(&mut unpack)?;
         let fields = tools::run(Command::new("dpkg-deb").arg("--field").arg(&file))?;
-        let part = sbom::debian(&fields);
+        let part = sbom::debian(&file, &fields)?;
         // Where scanners look for packages that no dpkg has installed.
         put(folder, &format!("var/lib/dpkg/status.d/{}", part.name), &fields, 0o644)?;
         parts.push(part);
@@ -119,6 +119,11 @@ pub(super) fn file(release: &Release, variant: &str) -> String {
 pub(super) fn reference(release: &Release, variant: &str) -> String {
     let suffix = if variant == "debian" { String::new() } else { format!("-{variant}") };
     format!("proxier-demo:{}{suffix}", release.version)
+}
+
+/// The name that a kubelet asks containerd for when a manifest names an image without a registry.
+pub(super) fn resolved(name: &str) -> String {
+    format!("docker.io/library/{name}")
 }
 
 /// Image layout of these layers, in a tar file, with the manifest that `docker load` reads besides.
@@ -165,7 +170,11 @@ fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Resu
     });
     let mut manifest = blob(&layout, &format!("{OCI}.manifest.v1+json"), manifest.to_string().as_bytes())?;
     manifest["platform"] = json!({"architecture": release.arch.debian(), "os": "linux"});
-    manifest["annotations"] = json!({"org.opencontainers.image.ref.name": reference(release, variant)});
+    // containerd names the image by the first and adds nothing to it; skopeo and umoci find it by the second.
+    manifest["annotations"] = json!({
+        "io.containerd.image.name": resolved(&reference(release, variant)),
+        "org.opencontainers.image.ref.name": reference(release, variant),
+    });
     let path = |blob: &Value| {
         format!("blobs/sha256/{}", blob["digest"].as_str().unwrap_or_default().trim_start_matches("sha256:"))
     };
@@ -191,7 +200,7 @@ fn blob(layout: &Path, kind: &str, bytes: &[u8]) -> Result<Value> {
 }
 
 /// Digest of a file, as OCI writes it.
-fn digest(file: &Path) -> Result<String> {
+pub(super) fn digest(file: &Path) -> Result<String> {
     let printed = tools::run(Command::new("sha256sum").arg(file))?;
     Ok(format!("sha256:{}", printed.split_whitespace().next().unwrap_or_default()))
 }

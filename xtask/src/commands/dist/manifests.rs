@@ -1,12 +1,13 @@
 //! `cargo xtask install-yaml`: the manifests as one file, and as the template of a chart.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
 
-use super::{DEPLOY, Release, put, source};
+use super::{DEPLOY, Release, image, put, source};
 use crate::tools;
 
 /// Write examples/deploy/install.yaml and the chart's template from the manifests
@@ -30,7 +31,10 @@ const VALUES: [(&str, &str); 6] = [
     ),
     ("configMap: {name: kube-proxy}", "configMap: {name: {{ .Values.configMap | toJson }} }"),
     ("priorityClassName: system-node-critical", "priorityClassName: {{ .Values.priorityClassName | toJson }}"),
-    ("{maxUnavailable: 1}", "{maxUnavailable: {{ .Values.maxUnavailable | toJson }} }"),
+    (
+        "type: RollingUpdate\n    rollingUpdate: {maxUnavailable: 1}",
+        "type: {{ .Values.updateStrategy | toJson }}\n    rollingUpdate: {maxUnavailable: {{ .Values.maxUnavailable | toJson }} }",
+    ),
 ];
 
 /// Files that are made, below the folder `DEPLOY`, and their contents.
@@ -53,6 +57,14 @@ fn made() -> Result<[(&'static str, String); 2]> {
         ("install.yaml", format!("{from}{}", documents.replace("@TAG@", tag))),
         ("chart/templates/proxier-demo.yaml", format!("{from}{template}")),
     ])
+}
+
+/// The images of install.yaml and of the chart, as a container runtime names them.
+pub(super) fn images() -> Result<Vec<String>> {
+    let texts = [source(&format!("{DEPLOY}/install.yaml"))?, source(&format!("{DEPLOY}/chart/values.yaml"))?];
+    let lines = texts.iter().flat_map(|text| text.lines());
+    let names: BTreeSet<_> = lines.filter_map(|line| line.trim().strip_prefix("image: ")).collect();
+    Ok(names.into_iter().map(image::resolved).collect())
 }
 
 /// Files that are not as they would be made.

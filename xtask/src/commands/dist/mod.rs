@@ -97,6 +97,8 @@ struct Release {
     epoch: String,
     /// Whether the program needs no library.
     is_static: bool,
+    /// Whether somebody else has built the program.
+    is_given: bool,
     /// Program without symbols.
     program: PathBuf,
     _scratch: TempDir,
@@ -115,7 +117,7 @@ impl Release {
             Some(program) => fs::canonicalize(program)?,
             None => build(arch, &revision, &epoch)?,
         };
-        let scratch = tools::scratch()?;
+        let (scratch, is_given) = (tools::scratch()?, program.is_some());
         let program = scratch.path().join("proxier-demo");
         if arch.is_native() {
             tools::run(Command::new("strip").args(["--remove-section=.comment", "-o"]).arg(&program).arg(&built))?;
@@ -123,7 +125,8 @@ impl Release {
             fs::copy(&built, &program)?;
         }
         let is_static = tools::is_static(&program)?;
-        Ok(Self { arch, version: env!("CARGO_PKG_VERSION"), revision, epoch, is_static, program, _scratch: scratch })
+        let version = env!("CARGO_PKG_VERSION");
+        Ok(Self { arch, version, revision, epoch, is_static, is_given, program, _scratch: scratch })
     }
 
     /// Time of the commit in a format of date(1).
