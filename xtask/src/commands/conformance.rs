@@ -1,7 +1,12 @@
 //! `cargo xtask conformance`: Kubernetes' own end-to-end tests of Services, against a cluster that proxier-demo serves.
 
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
@@ -45,10 +50,13 @@ pub(crate) struct Options {
     /// Only says which tests would run
     #[arg(long)]
     dry_run: bool,
+    /// The program that asks whether the API server answers
+    #[arg(long, value_name = "FILE", default_value = "kubectl", hide = true)]
+    kubectl: PathBuf,
 }
 
 /// The names of the groups of tests that are about Services (test/e2e/network of Kubernetes 1.28 to 1.36).
-const FOCUS: &str = r"\[sig-network\].*(Services|LoadBalancers|Conntrack|KubeProxy|Networking Granular Checks|HostPort|Traffic Distribution|Topology Hints|EndpointSlice|Endpoints|Service endpoints latency|Pod Lifecycle|CVE-2021-29923|DualStack|[Dd]ual.stack)";
+const FOCUS: &str = r"\[sig-network\].*(Services|LoadBalancers|Conntrack|KubeProxy|Networking Granular Checks|Networking should check kube-proxy urls|HostPort|Traffic Distribution|Topology Hints|EndpointSlice|Endpoints|Service endpoints latency|Pod Lifecycle|CVE-2021-29923|DualStack|[Dd]ual.stack)";
 /// Tests that no proxy can pass everywhere: those that Kubernetes itself does not rely on, and SCTP, whose module many kernels lack.
 const NEVER: &str = r"SCTP|\[Flaky\]|\[Deprecated\]";
 /// Only with `--load-balancer`, and only with `--disruptive`.
@@ -65,13 +73,28 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     // A bare name would be searched in PATH.
     let program = fs::canonicalize(&options.e2e_test)?;
+    // Help of Go's flags is on standard error, and its exit code depends on the version of Go.
+    let help = Command::new(&program).arg("--help").stdin(Stdio::null()).output()?;
+    ensure!(
+        String::from_utf8_lossy(&help.stderr).contains("ginkgo.json-report"),
+        "--e2e-test {}: not e2e.test of Kubernetes: its --help has no ginkgo.json-report",
+        options.e2e_test.display()
+    );
     let version = tools::run(Command::new(&program).arg("--version"))?;
-    let release = version.lines().next().context("--e2e-test: --version says nothing: is no e2e.test of Kubernetes")?;
+    let release = version.lines().next().context("--e2e-test: --version prints nothing")?;
+    // e2e.test itself waits for ten minutes.
+    let mut ask = Command::new(&options.kubectl);
+    ask.arg("--kubeconfig").arg(&options.kubeconfig).args(["--request-timeout=5s", "get", "--raw", "/version"]);
+    if !options.dry_run {
+        tools::run(&mut ask).context("the API server does not answer")?;
+    }
     println!("{release}; what it prints is in {}", log.display());
     let output = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
     let mut run = Command::new(program);
-    run.args(options.arguments(&json)).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-    let status = run.status().context("cannot start e2e.test")?;
+    let (url, reports) = listen()?;
+    run.args(options.arguments(&json)).arg(format!("--progress-report-url={url}"));
+    let child = run.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn();
+    let status = follow(child.context("cannot start e2e.test")?, &reports)?;
     let text = fs::read_to_string(&json).with_context(|| {
         format!("e2e.test ended with {status} and left no report; its last words are in {}", log.display())
     })?;
@@ -115,6 +138,83 @@ impl Options {
             format!("--ginkgo.json-report={}", json.display()),
             format!("--ginkgo.dry-run={}", self.dry_run),
         ]
+    }
+}
+
+/// A report that e2e.test posts after each test: its last message, and its counts.
+struct Progress {
+    message: String,
+    done: u64,
+    total: u64,
+    failed: u64,
+}
+
+/// Receives the reports of e2e.test at the address that it gives.
+fn listen() -> Result<(String, Receiver<Progress>)> {
+    let listener = TcpListener::bind("127.0.0.1:0").context("no port on 127.0.0.1 for the reports of e2e.test")?;
+    let url = format!("http://{}/", listener.local_addr()?);
+    let (sender, reports) = mpsc::channel();
+    thread::spawn(move || {
+        // One connection after the other: a report that is lost is a line less.
+        for stream in listener.incoming().flatten() {
+            if receive(stream).is_some_and(|report| sender.send(report).is_err()) {
+                return;
+            }
+        }
+    });
+    Ok((url, reports))
+}
+
+/// The report in one request.
+fn receive(mut stream: TcpStream) -> Option<Progress> {
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    let mut reader = BufReader::new(stream.try_clone().ok()?);
+    let mut length = 0;
+    loop {
+        let mut line = String::new();
+        reader.read_line(&mut line).ok()?;
+        match line.trim_end().to_ascii_lowercase().strip_prefix("content-length:") {
+            Some(value) => length = value.trim().parse().ok()?,
+            None if line.trim_end().is_empty() => break,
+            None => {}
+        }
+    }
+    let mut body = String::new();
+    reader.take(length).read_to_string(&mut body).ok()?;
+    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").ok()?;
+    let report: Value = serde_json::from_str(&body).ok()?;
+    let count = |name: &str| report[name].as_u64().unwrap_or_default();
+    Some(Progress {
+        message: report["msg"].as_str()?.to_owned(),
+        done: count("completed").saturating_add(count("failed")),
+        total: count("total"),
+        failed: count("failed"),
+    })
+}
+
+/// A line for each test that has ended, and for each minute in which none has.
+fn follow(mut child: Child, reports: &Receiver<Progress>) -> Result<ExitStatus> {
+    let mut heard = Instant::now();
+    let print = |report: Progress| {
+        println!("{} of {}, {} failed: {}", report.done, report.total, report.failed, report.message);
+    };
+    loop {
+        match reports.recv_timeout(Duration::from_secs(1)) {
+            Ok(report) => {
+                print(report);
+                heard = Instant::now();
+            }
+            Err(RecvTimeoutError::Disconnected) => thread::sleep(Duration::from_secs(1)),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        if let Some(status) = child.try_wait()? {
+            reports.try_iter().for_each(print);
+            return Ok(status);
+        }
+        if heard.elapsed() > Duration::from_secs(60) {
+            println!("a test has been running for a minute or more");
+            heard = Instant::now();
+        }
     }
 }
 
@@ -194,6 +294,7 @@ mod tests {
     use super::*;
 
     #[derive(Debug, Parser)]
+    #[command(args_override_self = true)]
     struct Line {
         #[command(flatten)]
         options: Options,
@@ -216,11 +317,18 @@ mod tests {
         let folder = scratch.path();
         fs::write(folder.join("report"), report).unwrap();
         fs::write(folder.join("kubeconfig"), "").unwrap();
-        let script = "#!/bin/sh\n[ \"$1\" = --version ] && { echo e2e.test version v1.36.2; exit; }\ncd \"${0%/*}\"\n\
+        let script = "#!/bin/sh\ncase $1 in --version) echo v1.36.2; exit;; --help) echo ' -ginkgo.json-report string' >&2; exit 2;; esac\n\
+             cd \"${0%/*}\"\n\
              for a; do echo \"$a\"; case $a in --ginkgo.json-report=*) cp report \"${a#*=}\";; esac; done\n! grep -q failed report\n";
         fs::write(folder.join("e2e.test"), script).unwrap();
-        tools::run(Command::new("chmod").arg("755").arg(folder.join("e2e.test"))).unwrap();
-        let files = [("--kubeconfig", "kubeconfig"), ("--e2e-test", "e2e.test"), ("--out", "table.md")];
+        fs::write(folder.join("kubectl"), "#!/bin/sh\necho version\n").unwrap();
+        tools::run(Command::new("chmod").current_dir(folder).args(["755", "e2e.test", "kubectl"])).unwrap();
+        let files = [
+            ("--kubeconfig", "kubeconfig"),
+            ("--e2e-test", "e2e.test"),
+            ("--kubectl", "kubectl"),
+            ("--out", "table.md"),
+        ];
         let files = files.iter().flat_map(|(name, file)| [(*name).to_owned(), folder.join(file).display().to_string()]);
         let words = ["conformance".to_owned()].into_iter().chain(files).chain(more.iter().map(|&word| word.to_owned()));
         let done = main(&Line::parse_from(words).options);
@@ -239,12 +347,12 @@ mod tests {
         ];
         let (code, table, log) = run(&report(&specs), &["--title", "nftables mode", "--skip", "eviction"]);
         assert_eq!(code.unwrap(), ExitCode::FAILURE);
-        let head =
-            "# nftables mode\n\ne2e.test version v1.36.2\n\n1 passed, 1 failed, 1 skipped; [Conformance]: 1 of 1\n";
+        let head = "# nftables mode\n\nv1.36.2\n\n1 passed, 1 failed, 1 skipped; [Conformance]: 1 of 1\n";
         assert!(table.starts_with(head), "{table}");
         assert!(table.contains("no endpoints exist | **failed**: unexpected \\| timeout | 12 |\n"), "{table}");
         assert!(table.contains("two nodes | skipped: needs 2 nodes | 12 |\n"), "{table}");
         assert!(!table.contains("not chosen") && !table.contains("no body"), "{table}");
+        assert!(log.contains("|Networking should check kube-proxy urls|"), "{log}");
         assert!(log.contains("--ginkgo.skip=SCTP") && log.contains("|eviction\n"), "{log}");
     }
 
@@ -261,5 +369,31 @@ mod tests {
             let error = format!("{:#}", run(&text, &[]).0.unwrap_err());
             assert!(error.contains(why), "{error}");
         }
+    }
+
+    #[test]
+    fn another_program_and_a_server_that_is_away_are_refused() {
+        let good = report(&[spec("works", "passed", "")]);
+        let error = format!("{:#}", run(&good, &["--e2e-test", "/bin/true"]).0.unwrap_err());
+        assert_eq!(error, "--e2e-test /bin/true: not e2e.test of Kubernetes: its --help has no ginkgo.json-report");
+        let error = format!("{:#}", run(&good, &["--kubectl", "/bin/false"]).0.unwrap_err());
+        assert!(error.starts_with("the API server does not answer: /bin/false --kubeconfig "), "{error}");
+        assert!(run(&good, &["--kubectl", "/bin/false", "--dry-run"]).0.is_ok());
+    }
+
+    #[test]
+    fn a_report_of_a_test_is_received() {
+        let (url, reports) = listen().unwrap();
+        let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
+        for body in ["no report", r#"{"msg":"FAILED [sig-network] x","total":9,"completed":2,"skipped":7,"failed":1}"#]
+        {
+            let mut stream = TcpStream::connect(&address).unwrap();
+            write!(stream, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).unwrap();
+            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
+        }
+        let Progress { message, done, total, failed } = reports.recv_timeout(Duration::from_secs(9)).unwrap();
+        assert_eq!((message.as_str(), done, total, failed), ("FAILED [sig-network] x", 3, 9, 1));
     }
 }
