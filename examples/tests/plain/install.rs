@@ -72,6 +72,28 @@ fn every_field_of_install_yaml_is_one_of_kubernetes() {
     }
 }
 
+/// Another manager of these objects than the one that applies them would own fields, and the next apply by a server would end with a conflict.
+#[test]
+fn a_canary_is_applied_as_everything_else_is() {
+    let guide = deploy("README.md");
+    let ours = |line: &&str| line.contains("daemonset proxier-demo") || line.contains("daemonset/proxier-demo");
+    for line in guide.lines().filter(|line| line.contains("kubectl")).filter(ours) {
+        assert!(["rollout status", " get "].iter().any(|reads| line.contains(reads)), "{line}");
+    }
+    let sed = guide.lines().find_map(|line| line.strip_prefix("$ ").filter(|line| line.starts_with("sed "))).unwrap();
+    let (sed, _) = sed.split_once(" | kubectl apply -f -").unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy");
+    let canary = ok(&Command::new("sh").args(["-c", sed]).current_dir(folder).output().unwrap());
+    let mut install = documents(&deploy("install.yaml"));
+    let sets = install.iter_mut().filter(|of| of["kind"] == "DaemonSet");
+    sets.for_each(|set| set["spec"]["updateStrategy"]["type"] = "OnDelete".into());
+    assert_eq!(documents(&canary), install);
+    // An API server adds it, and the structure has one owner as a whole.
+    let text = deploy("install.yaml");
+    let refs: Vec<&str> = text.lines().filter(|line| line.contains("fieldRef:")).collect();
+    assert!(refs.len() == 2 && refs.iter().all(|line| line.contains("{apiVersion: v1, fieldPath: ")), "{refs:?}");
+}
+
 #[test]
 fn pods_have_what_the_monitor_and_admission_ask_for() {
     let install = documents(&deploy("install.yaml"));
