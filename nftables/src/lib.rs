@@ -112,6 +112,7 @@
 mod attrs;
 mod builder;
 mod client;
+mod draft;
 mod error;
 mod events;
 pub mod expr;
@@ -139,6 +140,7 @@ mod wire;
 
 pub use builder::{CtState, L4Protocol, RuleBuilder, TcpFlags, rule};
 pub use client::Client;
+pub use draft::Draft;
 pub use error::{Error, ErrorKind, Part, Refusal};
 pub use events::{Change, Event, Events};
 pub use expr::{Expression, Register, SetReference};

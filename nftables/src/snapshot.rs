@@ -91,6 +91,20 @@ pub struct TableSnapshot {
 }
 
 impl TableSnapshot {
+    /// A table without anything in it.
+    pub(crate) fn empty(table: ObservedTable) -> Self {
+        TableSnapshot {
+            generation: 0,
+            table,
+            chains: Vec::new(),
+            rules: Vec::new(),
+            sets: Vec::new(),
+            objects: Vec::new(),
+            flowtables: Vec::new(),
+            left_out: 0,
+        }
+    }
+
     /// The rules of a chain, in order.
     pub fn rules_of<'a>(&'a self, chain: &'a ChainKey) -> impl Iterator<Item = &'a ObservedRule> {
         self.rules.iter().filter(move |rule| rule.chain == *chain)

@@ -166,6 +166,7 @@ pub mod ports;
 pub mod reconciler;
 pub mod safeguard;
 pub mod service;
+pub mod sketch;
 pub mod snapshot;
 pub mod time;
 

@@ -12,7 +12,7 @@ use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use examples::proxier_demo::sources::initial_list::{self, Unread};
 use examples::proxier_demo::sources::read_counts::ReadCounts;
 use proxier_core::config::MayAskFor;
-use proxier_core::fake::FakeKernel;
+use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
 use testkit::apiserver::tls::{Authority, Relay};
@@ -1204,16 +1204,15 @@ fn cidr(name: &str, cidrs: &[&str]) -> Value {
     })
 }
 
-/// Local routes of IPVS mode on a kernel in memory.
-fn routes(kernel: &FakeKernel) -> Vec<String> {
+/// Local routes of IPVS mode on a node on paper.
+fn routes(kernel: &Sketch) -> Vec<String> {
     kernel.state().routes.into_iter().map(|(_, route)| route.network.to_string()).collect()
 }
 
-/// The reconciler on a kernel in memory, which is fed from a server.
+/// The reconciler on a node on paper, which is fed from a server.
 struct Serving {
     watching: Watching,
-    kernel: FakeKernel,
-    engine: Engine<FakeKernel>,
+    engine: Engine<Sketch>,
     /// Time by which the engine's clock is ahead.
     ahead: Duration,
 }
@@ -1226,9 +1225,8 @@ impl Serving {
         let invocation = cli::parse(line.split_whitespace().map(Into::into)).unwrap();
         let configured = invocation.configure().unwrap();
         assert!(Options::from_settings(&configured.settings).service_cidrs);
-        let kernel = FakeKernel::new();
-        let engine = Engine::in_memory(&configured, kernel.clone());
-        let mut serving = Serving { watching: watch(server, options).await, kernel, engine, ahead: Duration::ZERO };
+        let engine = Engine::in_memory(&configured, Sketch::default());
+        let mut serving = Serving { watching: watch(server, options).await, engine, ahead: Duration::ZERO };
         serving.until(|change| *change == Change::Synced).await;
         serving
     }
@@ -1263,10 +1261,10 @@ async fn networks_of_services_are_those_of_the_cluster() {
         let mut options = quick();
         options.service_cidrs = true;
         let mut serving = Serving::start(&server, options).await;
-        assert_eq!(routes(&serving.kernel), ["10.96.0.0/16", "fd00:10::/112"], "{version:?}");
+        assert_eq!(routes(serving.engine.kernel()), ["10.96.0.0/16", "fd00:10::/112"], "{version:?}");
         server.put(&cidr("more", &["10.97.0.0/16"]));
         serving.until(|change| matches!(change, Change::ServiceCidr(name, _) if name == "more")).await;
-        assert_eq!(routes(&serving.kernel), ["10.96.0.0/16", "10.97.0.0/16", "fd00:10::/112"]);
+        assert_eq!(routes(serving.engine.kernel()), ["10.96.0.0/16", "10.97.0.0/16", "fd00:10::/112"]);
         // A ServiceCIDR that cannot be read changes nothing.
         server.put(&cidr("more", &["10.97.0.0/16", "0.0.0.0/0"]));
         assert!(serving.watching.line().await.contains("ServiceCIDR /more: spec.cidrs[1]"));
@@ -1275,10 +1273,10 @@ async fn networks_of_services_are_those_of_the_cluster() {
         server.compact();
         server.end_watches();
         serving.until(|change| *change == Change::ServiceCidrGone("kubernetes".to_owned())).await;
-        assert_eq!(routes(&serving.kernel), ["10.96.0.9/32", "10.97.0.0/16"], "the Service keeps its address");
+        assert_eq!(routes(serving.engine.kernel()), ["10.96.0.9/32", "10.97.0.0/16"], "the Service keeps its address");
         server.delete("servicecidrs", "", "more");
         serving.until(|change| *change == Change::ServiceCidrGone("more".to_owned())).await;
-        assert_eq!(routes(&serving.kernel), ["10.96.0.9/32", "10.111.0.0/16"], "those of the configuration");
+        assert_eq!(routes(serving.engine.kernel()), ["10.96.0.9/32", "10.111.0.0/16"], "those of the configuration");
     }
 }
 
@@ -1299,14 +1297,14 @@ async fn a_server_without_networks_of_services_leaves_them_to_the_configuration(
         options.service_cidrs = true;
         options.absent_pause = Duration::from_secs(2);
         let mut serving = Serving::start(&server, options).await;
-        assert_eq!(routes(&serving.kernel), ["10.96.0.9/32", "10.111.0.0/16"]);
+        assert_eq!(routes(serving.engine.kernel()), ["10.96.0.9/32", "10.111.0.0/16"]);
         assert_eq!(serving.watching.failures(), 0);
         let asked = || requests(&server, "servicecidrs", false);
         assert_eq!(asked(), if is_forbidden { 1 } else { 2 }, "in v1, and in v1beta1");
         server.serve_service_cidrs(ServiceCidrs::V1);
         server.forbid("servicecidrs", false);
         serving.until(|change| matches!(change, Change::ServiceCidr(..))).await;
-        assert_eq!(routes(&serving.kernel), ["10.96.0.0/16"]);
+        assert_eq!(routes(serving.engine.kernel()), ["10.96.0.0/16"]);
     }
 }
 

@@ -12,10 +12,10 @@ use examples::proxier_demo::message::change::{Change, Snapshot};
 use examples::proxier_demo::sources::initial_list;
 use examples::proxier_demo::sources::manifests::Manifests;
 use nix::time::{ClockId, clock_gettime};
-use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Names;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::reconciler::Options;
+use proxier_core::sketch::Sketch;
 
 /// Time that this thread has been on a processor, in nanoseconds: other programs do not count.
 fn busy() -> u64 {
@@ -112,7 +112,7 @@ fn a_plan_costs_what_its_manifests_are_long() {
         for change in changes {
             snapshot.apply(change);
         }
-        let mut engine = Engine::new("n1", Options::default(), FakeKernel::new());
+        let mut engine = Engine::new("n1", Options::default(), Sketch::default());
         for change in initial_list::changes(snapshot) {
             engine.apply_change(change, Instant::now());
         }

@@ -50,6 +50,7 @@ use nftables::fake::FakeNftables;
 
 use crate::net::{FrontendKey, Network};
 use crate::ports::{Listener, LocalRoute, PortErrorKind, Ports, RouteOwner, Settings};
+use crate::sketch::SYSCTLS;
 use control::Control;
 use host::Host;
 use links::Interfaces;
@@ -138,24 +139,6 @@ pub struct FakeKernel {
     parts: Parts,
     ports: FakePorts,
 }
-
-/// Values of a fresh network namespace of Linux 6.1 that a proxy reads.
-const SYSCTLS: [(&str, &str); 14] = [
-    ("kernel/osrelease", "6.1.0-fake"),
-    ("net/ipv4/conf/all/arp_announce", "0"),
-    ("net/ipv4/conf/all/arp_ignore", "0"),
-    ("net/ipv4/conf/all/route_localnet", "0"),
-    ("net/ipv4/ip_forward", "0"),
-    ("net/ipv4/vs/conn_reuse_mode", "1"),
-    ("net/ipv4/vs/conntrack", "0"),
-    ("net/ipv4/vs/expire_nodest_conn", "0"),
-    ("net/ipv4/vs/expire_quiescent_template", "0"),
-    ("net/netfilter/nf_conntrack_max", "65536"),
-    ("net/netfilter/nf_conntrack_tcp_be_liberal", "0"),
-    ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", "60"),
-    ("net/netfilter/nf_conntrack_tcp_timeout_established", "432000"),
-    ("net/netfilter/nf_conntrack_udp_timeout", "30"),
-];
 
 impl Default for FakeKernel {
     fn default() -> Self {

@@ -25,11 +25,6 @@ pub struct SetsPort {
 /// Pauses for a set that rules of `iptables-nft` named: two seconds, where milliseconds do on a host that is not busy.
 const PAUSES: u32 = 200;
 
-/// Minimum capacity of a set, in entries; as kube-proxy.
-const LEAST_ROOM: u32 = 65_536;
-/// Minimum initial buckets of a set; as kube-proxy.
-const LEAST_BUCKETS: u32 = 1024;
-
 fn kind_of(error: &Error) -> PortErrorKind {
     match error.kind() {
         ErrorKind::SetMissing
@@ -68,19 +63,6 @@ fn port_error(error: &Error) -> PortError {
 fn is_broken(error: &Error) -> bool {
     use ErrorKind::{Io, Malformed, StateUnknown, Timeout};
     matches!(error.kind(), Io | Malformed(_) | StateUnknown | Timeout)
-}
-
-/// Parameters to create a set with room for so many entries.
-fn spec(set: NamedSet, room: usize) -> Result<SetSpec, PortError> {
-    let mut spec = set.spec().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-    if spec.set_type.is_hash() {
-        let room = u32::try_from(room).unwrap_or(u32::MAX);
-        let power = |value: u32| value.checked_next_power_of_two().unwrap_or(1 << 31);
-        spec.options.maxelem = Some(power(room.max(LEAST_ROOM)));
-        // Two entries a bucket, for sets that begin large: each growth waits until no packet uses the old table.
-        spec.options.hashsize = Some(power((room / 2).max(LEAST_BUCKETS)));
-    }
-    Ok(spec)
 }
 
 fn foreign(set: NamedSet, wanted: &SetSpec, found: &str) -> PortError {
@@ -181,7 +163,7 @@ impl SetsPort {
         if elements.is_empty() {
             return Vec::new();
         }
-        let name = match spec(set, 0) {
+        let name = match set.spec_for(0) {
             Ok(spec) => spec.name,
             Err(error) => return all(elements.len(), &error),
         };
@@ -232,7 +214,7 @@ impl Sets for SetsPort {
     }
 
     fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
-        let wanted = spec(set, 0)?;
+        let wanted = set.spec_for(0)?;
         let found = self.call(|client| match client.get_set(&wanted.name) {
             Err(error) if *error.kind() == ErrorKind::SetMissing => Ok(None),
             found => found.map(Some),
@@ -251,7 +233,7 @@ impl Sets for SetsPort {
     }
 
     fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
-        let wanted = spec(set, room)?;
+        let wanted = set.spec_for(room)?;
         // Twice: another program may create it meanwhile.
         for _ in 0..2 {
             if self.exists(set, &wanted)? {
@@ -287,7 +269,7 @@ impl Sets for SetsPort {
     }
 
     fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
-        let mut wanted = spec(set, elements.len())?;
+        let mut wanted = set.spec_for(elements.len())?;
         let entries: Vec<Entry> = elements.iter().map(|element| Entry::new((*element).clone())).collect();
         // Twice: another program may create it meanwhile.
         for _ in 0..2 {
@@ -305,12 +287,12 @@ impl Sets for SetsPort {
     }
 
     fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
-        let wanted = spec(set, 0)?;
+        let wanted = set.spec_for(0)?;
         Ok(self.call(Client::list_names)?.iter().any(|name| is_shadow(name, &wanted.name)))
     }
 
     fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
-        let wanted = spec(set, 0)?;
+        let wanted = set.spec_for(0)?;
         if self.exists(set, &wanted)? {
             self.destroy_named(&wanted.name)?;
         }

@@ -9,6 +9,7 @@ use ipset::{Element, InvalidValue, IpSpan, PortRange, Ports, Range, SetSpec, Set
 
 use crate::config::NamePrefix;
 use crate::net::{Family, FrontendKey, Protocol};
+use crate::ports::{PortError, PortErrorKind};
 
 macro_rules! sets {
     ($($(#[$doc:meta])* $kind:ident = $stem:literal, $set_type:ident, $comment:literal;)*) => {
@@ -228,6 +229,26 @@ impl NamedSet {
             spec.options.family = self.key.family.into();
             spec.options.hashsize = Some(1024);
             spec.options.maxelem = Some(65_536);
+        }
+        Ok(spec)
+    }
+}
+
+/// Minimum capacity of a set, in entries; as kube-proxy.
+const LEAST_ROOM: u32 = 65_536;
+/// Minimum initial buckets of a set; as kube-proxy.
+const LEAST_BUCKETS: u32 = 1024;
+
+impl NamedSet {
+    /// Parameters to create the set with room for this many entries.
+    pub(crate) fn spec_for(self, room: usize) -> Result<SetSpec, PortError> {
+        let mut spec = self.spec().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+        if spec.set_type.is_hash() {
+            let room = u32::try_from(room).unwrap_or(u32::MAX);
+            let power = |value: u32| value.checked_next_power_of_two().unwrap_or(1 << 31);
+            spec.options.maxelem = Some(power(room.max(LEAST_ROOM)));
+            // Two entries a bucket, for sets that begin large: each growth waits until no packet uses the old table.
+            spec.options.hashsize = Some(power((room / 2).max(LEAST_BUCKETS)));
         }
         Ok(spec)
     }

@@ -769,7 +769,7 @@ fn clients_that_do_not_read_leave_room_for_other_services_and_listeners() {
             for stream in floods.incoming() {
                 let mut stream = stream.unwrap();
                 stream.set_nonblocking(true).unwrap();
-                while stream.write(&[7; 1 << 16]).is_ok() {}
+                while stream.write(&vec![7; 1 << 16]).is_ok() {}
                 held.push(stream);
             }
         });

@@ -38,6 +38,7 @@ mod rules;
 mod safeguard;
 mod scenarios;
 mod services;
+mod sketch;
 mod trace;
 mod two_proxies;
 mod udp;

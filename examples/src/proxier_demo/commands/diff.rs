@@ -11,6 +11,7 @@ use proxier_core::modes::{Kind, list_frontends, other_addresses, trace};
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
+use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
 
@@ -114,7 +115,7 @@ impl Found {
             let endpoints = Some(snapshot.entries.iter().filter_map(of_entry).collect());
             return Ok(Found { mode: Kind::Ipvs, endpoints, addresses });
         }
-        let side = Engine::in_memory(configured, proxier_core::fake::FakeKernel::new());
+        let side = Engine::in_memory(configured, Sketch::default());
         let known = (side.proxier().facts(), side.proxier().desired());
         let served = list_frontends(Kind::Iptables, known.0, known.1, &mut ports).unwrap_or_default();
         if !served.is_empty() {
@@ -147,7 +148,7 @@ impl Found {
 
 /// A mode as it would serve.
 struct Side {
-    engine: Engine<proxier_core::fake::FakeKernel>,
+    engine: Engine<Sketch>,
     addresses: Vec<IpAddr>,
     configured: Configured,
 }

@@ -1,18 +1,18 @@
 //! `explain`: a Service, its endpoints and the reasons for them, the rules that guard it, and refusals. Needs no kernel and no privilege: the
-//! reconciler programs a kernel in memory, as for `render`.
+//! reconciler programs a node on paper, as for `render`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::process::ExitCode;
 use std::str::FromStr;
 
-use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Refused;
 use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{EndpointDecision, Frontend, Roles, endpoint_decisions, why_left_out};
+use proxier_core::sketch::Held;
 use proxier_core::snapshot::{ObjectKey, ServicePort, TrafficPolicy};
 use serde_json::{Value, json};
 
@@ -48,7 +48,7 @@ pub async fn explain(configured: &Configured, output: Output, asked: &str, node_
     let objects = snapshot.services.clone();
     let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
     warn_of_no_address(configured, &addresses);
-    let mut engine = Engine::in_memory(configured, kernel.clone());
+    let mut engine = Engine::in_memory(configured, kernel);
     feed(&mut engine, snapshot);
     if engine.pass().is_none() {
         return ExitCode::from(FAILED);
@@ -61,7 +61,8 @@ pub async fn explain(configured: &Configured, output: Output, asked: &str, node_
         }
     };
     let object = objects.get(&found.service).map(Box::as_ref);
-    let explained = Explanation::new(engine.proxier(), &kernel, &found, object);
+    let held = engine.kernel().state();
+    let explained = Explanation::new(engine.proxier(), &held, &found, object);
     let mut out = Out::open();
     match output {
         Output::Text => out.text(&lines(explained.lines())),
@@ -312,7 +313,7 @@ struct Explanation {
 }
 
 impl Explanation {
-    fn new(proxier: &Reconciler, kernel: &FakeKernel, found: &SearchResult, object: Option<&ServiceObject>) -> Self {
+    fn new(proxier: &Reconciler, held: &Held, found: &SearchResult, object: Option<&ServiceObject>) -> Self {
         let (store, desired, facts) = (proxier.store(), proxier.desired(), proxier.facts());
         let mut explained = Explanation {
             service: found.service.clone(),
@@ -376,7 +377,7 @@ impl Explanation {
         let keys: Vec<FrontendKey> = keys.into_iter().collect();
         let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key)).collect();
         let device = facts.config().names.device.as_str();
-        explained.kernel = mentions::of(&kernel.state(), &found.service.to_string(), device, &keys, &marks);
+        explained.kernel = mentions::of(held, &found.service.to_string(), device, &keys, &marks);
         explained.not_served = refused
             .iter()
             .map(|Refused { key, endpoint, reason, .. }| match endpoint {

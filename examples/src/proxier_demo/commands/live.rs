@@ -1,4 +1,4 @@
-//! `trace --live`: the running kernel's entries for an address and port, beside those of a kernel in memory that has everything. Sends and changes
+//! `trace --live`: the running kernel's entries for an address and port, next to those of a node on paper that has everything. Sends and changes
 //! nothing.
 
 use std::net::IpAddr;

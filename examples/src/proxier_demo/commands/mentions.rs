@@ -1,12 +1,12 @@
-//! Entries of a kernel in memory that concern a Service, in the words of the field's tools.
+//! Entries of a node on paper that concern a Service, in the words of the field's tools.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use ipvs::VirtualServerKey;
-use proxier_core::fake::KernelState;
 use proxier_core::net::{FrontendKey, Protocol};
 use proxier_core::ports::{LocalRoute, RouteOwner};
+use proxier_core::sketch::Held;
 
 /// A line, and the tool that would print it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +24,7 @@ pub(super) fn route((owner, route): &(RouteOwner, LocalRoute)) -> String {
 /// Entries, elements, rules, addresses and routes about these Frontends, and rules that name the Service in their comments. `device`: the one
 /// that Services' addresses are bound to. `marks`: their virtual servers of firewall marks.
 pub(super) fn of(
-    state: &KernelState,
+    state: &Held,
     service: &str,
     device: &str,
     frontends: &[FrontendKey],

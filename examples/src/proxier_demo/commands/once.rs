@@ -4,7 +4,6 @@ use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use proxier_core::fake::FakeKernel;
 use proxier_core::modes::cleanup::{cleanup, cleanup_beside_kube_proxy, kept_for_the_kubelet};
 use proxier_core::modes::select::RequestedMode;
 use proxier_core::modes::{Cleaned, Kind, Names, Plan, sysctl_changes};
@@ -12,6 +11,7 @@ use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::SysctlChange;
 use proxier_core::reconciler::{Reconciler, Removal};
+use proxier_core::sketch::Sketch;
 use serde_json::{Value, json};
 
 use crate::proxier_demo::engine::choose::{ChosenMode, Preparing, choose};
@@ -254,7 +254,7 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Ex
         configured.settings.mode
     ));
     rules_in_memory(&configured.settings).iter().for_each(say);
-    let empty = FakeKernel::new();
+    let mut empty = Sketch::default();
     match kernel::open_to_look().map(|mut here| here.ports().links.addresses()) {
         Ok(Ok(host)) => {
             host.interfaces.iter().for_each(|(device, addresses)| empty.set_interface(device, addresses));

@@ -1,17 +1,16 @@
 //! `render`: the objects that a node would hold for these Services. Needs no kernel, no privilege, and changes nothing.
 //!
-//! The reconciler programs a kernel in memory, the fake that the tests use and that the crates' suites compare with the real kernel; then that kernel
-//! is saved in the formats of the field's tools.
+//! The reconciler programs a node on paper, which is then printed in the formats of the field's tools.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::process::ExitCode;
 
 use iptables::Family;
-use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use proxier_core::ports::Listener;
+use proxier_core::sketch::{Held, Sketch};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::mentions;
@@ -37,7 +36,7 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
     progress.end();
     let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
     let before = kernel.state();
-    let mut engine = Engine::in_memory(configured, kernel.clone());
+    let mut engine = Engine::in_memory(configured, kernel);
     feed(&mut engine, snapshot);
     let Some(report) = engine.pass() else { return ExitCode::from(FAILED) };
 
@@ -46,8 +45,8 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
     print_report(&report);
     rules_in_memory(&configured.settings).iter().for_each(say);
     warn_of_no_address(configured, &addresses);
-    let mut rendered = Rendering::new(&before, kernel.state(), configured.settings.mode);
-    rendered.listeners = kernel.listeners();
+    let mut rendered = Rendering::new(&before, engine.kernel().state(), configured.settings.mode);
+    rendered.listeners = engine.kernel().listeners().clone();
     // The relay opens no other sockets, so the node's own stack refuses.
     rendered.listeners.retain(|key, listener| match key.protocol {
         Protocol::Udp => listener.has_endpoints,
@@ -75,10 +74,10 @@ pub(crate) fn warn_of_no_address(configured: &Configured, addresses: &[IpAddr]) 
     }
 }
 
-/// A kernel in memory of a node with these addresses, or, without any, those of its Node object.
-pub(crate) fn empty_kernel(snapshot: &Snapshot, node_addresses: &[IpAddr]) -> (FakeKernel, Vec<IpAddr>) {
+/// A node on paper with these addresses, or, without any, those of its Node object.
+pub(crate) fn empty_kernel(snapshot: &Snapshot, node_addresses: &[IpAddr]) -> (Sketch, Vec<IpAddr>) {
     let addresses = if node_addresses.is_empty() { of_the_node(snapshot) } else { node_addresses.to_vec() };
-    let kernel = FakeKernel::new();
+    let mut kernel = Sketch::default();
     kernel.set_interface(DEVICE, &addresses);
     (kernel, addresses)
 }
@@ -113,7 +112,7 @@ struct Rendering {
 }
 
 impl Rendering {
-    fn new(before: &KernelState, after: KernelState, mode: Kind) -> Self {
+    fn new(before: &Held, after: Held, mode: Kind) -> Self {
         let mut rendered = Rendering { mode, ipvsadm: after.ipvs, ..Rendering::default() };
         for (create, _) in after.sets.values() {
             rendered.ipset += create;
@@ -124,7 +123,7 @@ impl Rendering {
                 rendered.ipset.extend(["add ", name, " ", entry, "\n"]);
             }
         }
-        for ((family, _backend), rules) in after.rules {
+        for (family, rules) in after.rules {
             let text = rendered.iptables.entry(family).or_default();
             for line in rules.lines() {
                 // Rules come with their counters, as `iptables-save --counters` prints them.

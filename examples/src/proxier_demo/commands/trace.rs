@@ -41,14 +41,15 @@ pub async fn trace_packet(
     };
     // The running kernel serves node ports on the addresses that this host has.
     let own = live.as_ref().filter(|_| node_addresses.is_empty()).map(|live| live.addresses().to_vec());
-    let (mut kernel, addresses) = empty_kernel(&snapshot, own.as_deref().unwrap_or(node_addresses));
-    let mut engine = Engine::in_memory(configured, kernel.clone());
+    let (kernel, addresses) = empty_kernel(&snapshot, own.as_deref().unwrap_or(node_addresses));
+    let mut engine = Engine::in_memory(configured, kernel);
     feed(&mut engine, snapshot);
     if engine.pass().is_none() {
         return ExitCode::from(FAILED);
     }
     unreadable.iter().for_each(say);
     warn_of_no_address(configured, &addresses);
+    let mut kernel = engine.kernel().clone();
     let proxier = engine.proxier();
     let options = configured.settings.iptables();
     let (mode, to) = (proxier.mode(), asked.to.0);

@@ -25,7 +25,6 @@ use std::time::{Duration, Instant};
 
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::{Families, RulesBy};
-use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::{KernelPorts, TableChanges};
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::{Cleaned, Kind, Plan, can_own_tables, fast_path, ipvs, userspace as userspace_mode};
@@ -35,6 +34,7 @@ use proxier_core::ports::Ports;
 use proxier_core::reconciler::Limits;
 use proxier_core::reconciler::{Options, Reconciler, Removal};
 use proxier_core::safeguard::MassRemoval;
+use proxier_core::sketch::Sketch;
 
 use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::needs::{Findings, Requirements};
@@ -151,16 +151,23 @@ impl Engine {
     }
 }
 
-impl Kernel for FakeKernel {
+impl Kernel for Sketch {
     fn ports(&mut self) -> Ports<'_> {
-        FakeKernel::ports(self)
+        Sketch::ports(self)
     }
 }
 
-impl Engine<FakeKernel> {
-    /// An engine that programs a kernel in memory, which can do everything; nothing of this machine takes part. The rule back end is the one that
+#[cfg(test)]
+impl Kernel for proxier_core::fake::FakeKernel {
+    fn ports(&mut self) -> Ports<'_> {
+        proxier_core::fake::FakeKernel::ports(self)
+    }
+}
+
+impl Engine<Sketch> {
+    /// An engine that programs a node on paper, which can do everything; nothing of this machine takes part. The rule back end is the one that
     /// `run` would choose on such a kernel.
-    pub fn in_memory(configured: &Configured, mut kernel: FakeKernel) -> Self {
+    pub fn in_memory(configured: &Configured, mut kernel: Sketch) -> Self {
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         Engine::new(&settings.node_name, options(settings, &configured.source, settings.core.families), kernel)
     }
@@ -374,7 +381,7 @@ pub(crate) fn with_rules(
 
 /// Rule back end of an engine in memory, and how to see the other one; `None` if the settings name it, or the mode has none.
 pub(crate) fn rules_in_memory(settings: &Settings) -> Option<String> {
-    let (_, choice) = with_rules(settings, &mut FakeKernel::new().ports(), Preparing::Nothing);
+    let (_, choice) = with_rules(settings, &mut Sketch::default().ports(), Preparing::Nothing);
     let choice = choice.filter(|choice| choice.reason.is_some())?;
     let other = if choice.by == RulesBy::Nftables { RulesBy::Iptables } else { RulesBy::Nftables };
     Some(format!("{choice}, as on most nodes; with ipvs.rules: {other} (--ipvs-rules) it is what others get"))

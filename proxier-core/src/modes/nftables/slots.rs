@@ -213,7 +213,7 @@ fn number_of(endpoints: &[EndpointKey]) -> u32 {
 pub(super) fn by_client(frontend: &Frontend) -> Option<bool> {
     match frontend.sharing() {
         Sharing::ByClient { port } => Some(port),
-        _ => None,
+        Sharing::Evenly => None,
     }
 }
 

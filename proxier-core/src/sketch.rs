@@ -1,0 +1,490 @@
+//! What a node would hold, on paper: ports that take every write and refuse none, and a state that prints in the formats of the field's tools.
+//!
+//! It is no kernel: it has none of the kernel's checks. Programs use it to show what they would write.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use ipset::{Element, SetSpec};
+use iptables::{Chain, ChainName, Counters, Dump, Edit, Policy, Table, TableName};
+use ipvs::model::{ObservedRealServer, RealServer, Snapshot, Timeouts, TimeoutsUpdate, VirtualServer};
+use ipvs::text::Ruleset;
+use ipvs::{Operation, RealServerKey, VirtualServerKey};
+use nftables::{Draft, TableKey, TableSnapshot};
+
+use crate::net::{Family, FrontendKey, Network, Protocol};
+use crate::ports::{
+    Conntrack, Ipvs, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted, PortError,
+    PortErrorKind, Ports, Relays, RouteOwner, Rules, Sets, Settings, Sysctls, Tables, UdpServices,
+};
+use crate::snapshot::HostAddresses;
+
+/// What a node holds, in the formats of the field's tools.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Held {
+    /// Virtual and real servers in the format of `ipvsadm --save --numeric`, sorted by key; empty without IPVS.
+    pub ipvs: String,
+    /// Sets by name: how each was created, and its entries, in the format of `ipset save`.
+    pub sets: BTreeMap<String, (String, BTreeSet<String>)>,
+    /// Rules by family, in the format of `iptables-save`.
+    pub rules: BTreeMap<iptables::Family, String>,
+    /// Tables of nf_tables by family and name, as `nft list table` prints them.
+    pub tables: BTreeMap<String, String>,
+    /// Addresses by device, in the order they were added.
+    pub devices: BTreeMap<String, Vec<IpAddr>>,
+    /// Values below `/proc/sys`.
+    pub sysctls: BTreeMap<String, String>,
+    /// Routes of our own that make networks local, and whose they are.
+    pub routes: BTreeSet<(RouteOwner, LocalRoute)>,
+}
+
+/// Values below `/proc/sys` of a kernel after its start, as far as a mode reads them.
+pub(crate) const SYSCTLS: [(&str, &str); 14] = [
+    ("kernel/osrelease", "6.1.0-fake"),
+    ("net/ipv4/conf/all/arp_announce", "0"),
+    ("net/ipv4/conf/all/arp_ignore", "0"),
+    ("net/ipv4/conf/all/route_localnet", "0"),
+    ("net/ipv4/ip_forward", "0"),
+    ("net/ipv4/vs/conn_reuse_mode", "1"),
+    ("net/ipv4/vs/conntrack", "0"),
+    ("net/ipv4/vs/expire_nodest_conn", "0"),
+    ("net/ipv4/vs/expire_quiescent_template", "0"),
+    ("net/netfilter/nf_conntrack_max", "65536"),
+    ("net/netfilter/nf_conntrack_tcp_be_liberal", "0"),
+    ("net/netfilter/nf_conntrack_tcp_timeout_close_wait", "60"),
+    ("net/netfilter/nf_conntrack_tcp_timeout_established", "432000"),
+    ("net/netfilter/nf_conntrack_udp_timeout", "30"),
+];
+
+/// A node on paper: an empty kernel that can do every mode, with `lo`. Lends [`Ports`] to a pass, and shows afterwards what was written.
+#[derive(Clone, Debug)]
+pub struct Sketch {
+    servers: Servers,
+    sets: SetsOnPaper,
+    rules: RulesOnPaper,
+    links: LinksOnPaper,
+    sysctls: Values,
+    tables: Draft,
+    routes: RoutesOnPaper,
+    relays: Listeners,
+    flows: NoFlows,
+}
+
+#[derive(Clone, Debug, Default)]
+struct Servers {
+    servers: BTreeMap<VirtualServerKey, (VirtualServer, BTreeMap<RealServerKey, RealServer>)>,
+    timeouts: Timeouts,
+}
+#[derive(Clone, Debug, Default)]
+struct SetsOnPaper(BTreeMap<String, (SetSpec, BTreeSet<Element>)>);
+#[derive(Clone, Debug, Default)]
+struct RulesOnPaper(BTreeMap<Family, Dump>);
+#[derive(Clone, Debug)]
+struct LinksOnPaper(BTreeMap<String, Vec<IpAddr>>);
+#[derive(Clone, Debug)]
+struct Values(BTreeMap<String, String>);
+#[derive(Clone, Debug, Default)]
+struct RoutesOnPaper(BTreeMap<(RouteOwner, Network), Option<IpAddr>>);
+#[derive(Clone, Debug, Default)]
+struct Listeners(BTreeMap<FrontendKey, Listener>);
+#[derive(Clone, Debug, Default)]
+struct NoFlows;
+
+impl Default for Sketch {
+    fn default() -> Self {
+        let lo = vec![IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
+        Sketch {
+            servers: Servers::default(),
+            sets: SetsOnPaper::default(),
+            rules: RulesOnPaper::default(),
+            links: LinksOnPaper([("lo".to_owned(), lo)].into()),
+            sysctls: Values(SYSCTLS.into_iter().map(|(path, value)| (path.to_owned(), value.to_owned())).collect()),
+            tables: Draft::default(),
+            routes: RoutesOnPaper::default(),
+            relays: Listeners::default(),
+            flows: NoFlows,
+        }
+    }
+}
+
+impl Sketch {
+    /// Ports for a pass.
+    pub fn ports(&mut self) -> Ports<'_> {
+        Ports {
+            ipvs: &mut self.servers,
+            sets: &mut self.sets,
+            rules: &mut self.rules,
+            links: &mut self.links,
+            sysctls: &mut self.sysctls,
+            tables: &mut self.tables,
+            conntrack: &mut self.flows,
+            routes: &mut self.routes,
+            relays: &mut self.relays,
+        }
+    }
+
+    /// Gives an interface exactly these addresses; makes it if need be.
+    pub fn set_interface(&mut self, name: &str, addresses: &[IpAddr]) {
+        self.links.0.insert(name.to_owned(), addresses.to_vec());
+    }
+
+    /// Listeners of the process, in modes that relay.
+    pub fn listeners(&self) -> &BTreeMap<FrontendKey, Listener> {
+        &self.relays.0
+    }
+
+    /// Everything that the node holds.
+    pub fn state(&self) -> Held {
+        let sets = self.sets.0.iter().map(|(name, (spec, entries))| {
+            (name.clone(), (spec.to_string(), entries.iter().map(ToString::to_string).collect()))
+        });
+        let rules = self.rules.0.iter().map(|(family, dump)| ((*family).into(), dump.to_string()));
+        let tables =
+            self.tables.tables().filter_map(|key| Some((key.to_string(), self.tables.snapshot(key)?.to_string())));
+        let routes = self.routes.0.iter();
+        Held {
+            ipvs: self.servers.ruleset().to_string(),
+            sets: sets.collect(),
+            rules: rules.collect(),
+            tables: tables.collect(),
+            devices: self.links.0.clone(),
+            sysctls: self.sysctls.0.clone(),
+            routes: routes
+                .map(|((owner, network), source)| (*owner, LocalRoute { network: *network, source: *source }))
+                .collect(),
+        }
+    }
+}
+
+impl Servers {
+    fn ruleset(&self) -> Ruleset {
+        let mut rules = Ruleset::new();
+        for (server, reals) in self.servers.values() {
+            rules.push(*server, reals.values().copied());
+        }
+        rules
+    }
+}
+
+impl Ipvs for Servers {
+    fn snapshot(&mut self) -> Result<Snapshot, PortError> {
+        Ok(Snapshot::from(&self.ruleset()))
+    }
+
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
+        let reals = self.servers.get(key).into_iter().flat_map(|(_, reals)| reals.values());
+        Ok(reals.map(|real| (*real).into()).collect())
+    }
+
+    fn run(&mut self, operations: &[Operation]) -> ItemFailures {
+        for operation in operations {
+            match operation {
+                Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => {
+                    self.servers.entry(server.key).or_insert_with(|| (*server, BTreeMap::new())).0 = *server;
+                }
+                Operation::DeleteVirtualServer(key) => drop(self.servers.remove(key)),
+                Operation::AddRealServer(key, real) | Operation::UpdateRealServer(key, real) => {
+                    if let Some((_, reals)) = self.servers.get_mut(key) {
+                        reals.insert(real.key, *real);
+                    }
+                }
+                Operation::DeleteRealServer(key, real) => {
+                    if let Some((_, reals)) = self.servers.get_mut(key) {
+                        reals.remove(real);
+                    }
+                }
+                _ => {}
+            }
+        }
+        Vec::new()
+    }
+
+    fn timeouts(&mut self) -> Result<Timeouts, PortError> {
+        Ok(self.timeouts)
+    }
+
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
+        let TimeoutsUpdate { tcp_secs, tcp_fin_secs, udp_secs, .. } = *timeouts;
+        let now = self.timeouts;
+        self.timeouts = Timeouts::new(
+            tcp_secs.unwrap_or(now.tcp_secs),
+            tcp_fin_secs.unwrap_or(now.tcp_fin_secs),
+            udp_secs.unwrap_or(now.udp_secs),
+        );
+        Ok(())
+    }
+}
+
+impl Sets for SetsOnPaper {
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
+        Ok(self.0.get(&set.name()).map(|(_, entries)| entries.clone()))
+    }
+
+    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
+        let spec = set.spec_for(room)?;
+        self.0.entry(set.name()).or_insert_with(|| (spec, BTreeSet::new()));
+        Ok(())
+    }
+
+    fn add(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
+        if let Some((_, entries)) = self.0.get_mut(&set.name()) {
+            entries.extend(elements.iter().map(|element| (*element).clone()));
+        }
+        Vec::new()
+    }
+
+    fn delete(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
+        if let Some((_, entries)) = self.0.get_mut(&set.name()) {
+            entries.retain(|entry| !elements.contains(&entry));
+        }
+        Vec::new()
+    }
+
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
+        let spec = set.spec_for(elements.len())?;
+        self.0.insert(set.name(), (spec, elements.iter().map(|element| (*element).clone()).collect()));
+        Ok(())
+    }
+
+    fn has_unfinished(&mut self, _set: NamedSet) -> Result<bool, PortError> {
+        Ok(false)
+    }
+
+    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
+        self.0.remove(&set.name());
+        Ok(())
+    }
+}
+
+/// A table with its built-in chains alone.
+fn untouched(name: &TableName) -> Table {
+    let mut table = Table::new(name.clone());
+    for chain in name.builtin_chains().iter().filter_map(|chain| ChainName::new(*chain).ok()) {
+        table.insert(Chain::new(chain).with_policy(Policy::Accept));
+    }
+    table
+}
+
+fn edit(table: &mut Table, edit: &Edit) {
+    let new = |chain: &ChainName| Chain::new(chain.clone());
+    match edit {
+        Edit::Replace(chain, rules) => match table.chain_mut(chain.as_str()) {
+            Some(found) => found.rules.clone_from(rules),
+            None => drop(table.insert(new(chain).with_rules(rules.iter().cloned()))),
+        },
+        Edit::NewChain(chain) if table.chain(chain.as_str()).is_none() => drop(table.insert(new(chain))),
+        Edit::DeleteChain(chain) => drop(table.remove(chain.as_str())),
+        Edit::Append(name, _)
+        | Edit::Insert(name, ..)
+        | Edit::Delete(name, _)
+        | Edit::Flush(name)
+        | Edit::SetPolicy(name, _) => {
+            let Some(chain) = table.chain_mut(name.as_str()) else { return };
+            match edit {
+                Edit::Append(_, rule) => chain.rules.push(rule.clone()),
+                Edit::Insert(_, at, rule) => {
+                    chain.rules.insert(at.saturating_sub(1).min(chain.rules.len()), rule.clone());
+                }
+                Edit::Delete(_, rule) => {
+                    if let Some(at) = chain.rules.iter().position(|found| found.same_as(rule)) {
+                        chain.rules.remove(at);
+                    }
+                }
+                Edit::SetPolicy(_, policy) => chain.policy = Some(policy.clone()),
+                _ => chain.rules.clear(),
+            }
+        }
+        _ => {}
+    }
+}
+
+impl Rules for RulesOnPaper {
+    fn has_random_fully(&mut self, _family: Family) -> Result<bool, PortError> {
+        Ok(true)
+    }
+
+    fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
+        Ok(self.0.get(&family).cloned().unwrap_or_default())
+    }
+
+    fn has_tables(&mut self, family: Family) -> Option<bool> {
+        Some(self.0.contains_key(&family))
+    }
+
+    fn check(&mut self, _family: Family, _transaction: &iptables::Transaction) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError> {
+        let dump = self.0.entry(family).or_default();
+        for changes in transaction.tables() {
+            if dump.table(changes.name()).is_none() {
+                dump.tables.push(untouched(changes.name()));
+            }
+            let Some(table) = dump.tables.iter_mut().find(|table| table.name() == changes.name()) else { continue };
+            // As the restore programs do: first every chain, then every rule.
+            for chain in changes.chains() {
+                edit(table, &Edit::NewChain(chain.clone()));
+            }
+            changes.edits().iter().for_each(|change| edit(table, change));
+            count_from_zero(table);
+        }
+        Ok(())
+    }
+}
+
+/// Rules are saved with their counters.
+fn count_from_zero(table: &mut Table) {
+    let names: Vec<ChainName> = table.chains().iter().map(|chain| chain.name.clone()).collect();
+    for name in names {
+        for rule in table.chain_mut(name.as_str()).into_iter().flat_map(|chain| &mut chain.rules) {
+            rule.counters.get_or_insert(Counters::default());
+        }
+    }
+}
+
+impl Links for LinksOnPaper {
+    fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
+        Ok(self.0.contains_key(name))
+    }
+
+    fn create_device(&mut self, name: &str) -> Result<(), PortError> {
+        self.0.entry(name.to_owned()).or_default();
+        Ok(())
+    }
+
+    fn delete_device(&mut self, name: &str) -> Result<(), PortError> {
+        self.0.remove(name);
+        Ok(())
+    }
+
+    fn addresses(&mut self) -> Result<HostAddresses, PortError> {
+        Ok(HostAddresses { interfaces: self.0.clone() })
+    }
+
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
+        Ok(BTreeSet::new())
+    }
+
+    fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        let bound = self.0.entry(device.to_owned()).or_default();
+        for address in addresses {
+            if !bound.contains(address) {
+                bound.push(*address);
+            }
+        }
+        Vec::new()
+    }
+
+    fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        if let Some(bound) = self.0.get_mut(device) {
+            bound.retain(|address| !addresses.contains(address));
+        }
+        Vec::new()
+    }
+}
+
+impl Sysctls for Values {
+    fn get(&mut self, path: &str) -> Result<String, PortError> {
+        let missing =
+            || PortError::new(PortErrorKind::NotFound, format!("reading /proc/sys/{path}: there is no such value"));
+        self.0.get(path).cloned().ok_or_else(missing)
+    }
+
+    fn can_set(&mut self, _path: &str) -> bool {
+        true
+    }
+
+    fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
+        self.0.insert(path.to_owned(), value.to_owned());
+        Ok(())
+    }
+}
+
+impl Tables for Draft {
+    fn generation(&mut self) -> Result<u32, PortError> {
+        Ok(1)
+    }
+
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
+        Ok(self.snapshot(table))
+    }
+
+    fn table(&mut self, table: &TableKey) -> Result<Option<nftables::Table>, PortError> {
+        Ok(self.snapshot(table).map(|read| read.table.table))
+    }
+
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
+        let chains = self.snapshot(table).map(|read| read.chains).unwrap_or_default();
+        Ok(chains.iter().any(|found| found.chain.key.name.as_str() == chain))
+    }
+
+    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+        Ok(self.tables().cloned().collect())
+    }
+
+    fn check(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
+        self.clone().commit(transaction)
+    }
+
+    fn commit(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
+        let invalid =
+            |error| NotCommitted { error: PortError::from_error(PortErrorKind::Invalid, &error), refused: None };
+        self.apply(transaction).map_err(invalid)
+    }
+}
+
+impl Conntrack for NoFlows {
+    fn forget_flows(&mut self, _: Protocol, _: Family, _: &UdpServices) -> Result<usize, PortError> {
+        Ok(0)
+    }
+
+    fn find_udp(&mut self, _: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
+        Ok(BTreeSet::new())
+    }
+}
+
+impl LocalNetworks for RoutesOnPaper {
+    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
+        let ours = self.0.iter().filter(|((of, _), _)| *of == owner);
+        Ok(ours.map(|((_, network), source)| (*network, *source)).collect())
+    }
+
+    fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
+        self.0.extend(routes.iter().map(|route| ((owner, route.network.trunc()), route.source)));
+        Vec::new()
+    }
+
+    fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
+        self.0.retain(|(of, network), _| *of != owner || !networks.iter().any(|of| of.trunc() == *network));
+        Vec::new()
+    }
+}
+
+impl Relays for Listeners {
+    fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
+        self.0.clone()
+    }
+
+    fn configure(&mut self, _settings: &Settings) -> Result<(), PortError> {
+        Ok(())
+    }
+
+    fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
+        self.0.insert(listener.key, listener.clone());
+        Ok(())
+    }
+
+    fn close(&mut self, key: &FrontendKey) {
+        self.0.remove(key);
+    }
+
+    fn busy(&mut self) -> BTreeSet<IpAddr> {
+        BTreeSet::new()
+    }
+
+    fn notices(&mut self) -> Vec<String> {
+        Vec::new()
+    }
+}
