@@ -25,7 +25,7 @@ pub(crate) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptabl
             PacketRules::SPLITS_LOCAL
                 | PacketRules::REFUSES_NODE
                 | PacketRules::CLOSES_CLUSTER_IPS
-                | PacketRules::MASQUERADES_OTHER_PODS
+                | PacketRules::OTHER_PODS_ARE_OUTSIDE
         }
         Kind::Iptables => {
             let settings = iptables::Settings::new(family, facts, iptables);
@@ -37,7 +37,11 @@ pub(crate) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptabl
             localhost | PacketRules::SPLITS_LOCAL | PacketRules::REMOTE_HAIRPINS | PacketRules::REFUSES_ON_EVERY_ADDRESS
         }
         Kind::Userspace => {
-            PacketRules::SPLITS_LOCAL | PacketRules::OWNS_ADDRESSES | PacketRules::REFUSES_NODE | PacketRules::RELAYS
+            PacketRules::SPLITS_LOCAL
+                | PacketRules::OWNS_ADDRESSES
+                | PacketRules::REFUSES_NODE
+                | PacketRules::RELAYS
+                | PacketRules::OTHER_PODS_ARE_OUTSIDE
         }
     }
 }

@@ -121,6 +121,8 @@ pub struct Settings {
     pub own: Arc<BTreeSet<IpAddr>>,
     /// The networks of pods that count as this node's.
     pub pods: Arc<[Network]>,
+    /// The networks of all pods, each with that of this node's own: others are clients outside at this host's own addresses.
+    pub other_pods: Arc<[(Network, Network)]>,
     /// Time for which a UDP flow lives without a datagram in either direction. Default 250 ms.
     pub udp_idle: Duration,
     /// Largest number of file descriptors in use: one for a listener or a flow, two for a connection. Listeners get half of them at most, and the
@@ -134,6 +136,7 @@ impl Default for Settings {
         Settings {
             own: Arc::default(),
             pods: Arc::new([]),
+            other_pods: Arc::new([]),
             udp_idle: Duration::from_millis(250),
             max_descriptors: None,
         }
@@ -148,7 +151,12 @@ impl Settings {
         client == address
             || client.is_loopback()
             || self.own.contains(&client)
-            || self.pods.iter().any(|network| network.contains(&client))
+            || (self.pods.iter().any(|network| network.contains(&client)) && !self.is_other_pods(client, address))
+    }
+
+    fn is_other_pods(&self, client: IpAddr, address: IpAddr) -> bool {
+        let is_others = |(all, own): &(Network, Network)| all.contains(&client) && !own.contains(&client);
+        self.own.contains(&address) && self.other_pods.iter().any(is_others)
     }
 }
 

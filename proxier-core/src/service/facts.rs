@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::config::{Config, MayAskFor, NodePortAddresses};
+use crate::config::{Config, LocalTraffic, MayAskFor, NodePortAddresses};
 use crate::net::{Family, Network};
 use crate::snapshot::{HostAddresses, Node};
 
@@ -164,6 +164,12 @@ impl NodeFacts {
     /// The network of this node's pods of a family: the first that the Node object has.
     pub fn pod_cidr(&self, family: Family) -> Option<Network> {
         self.pod_cidrs.iter().copied().find(|network| Family::of(network.addr()) == family)
+    }
+
+    /// The network of all pods of a family and that of this node's own, where both are known and sources show which traffic is pods'.
+    pub(crate) fn other_pods(&self, family: Family) -> Option<(Network, Network)> {
+        let LocalTraffic::ClusterCidrs(networks) = &self.config.local_traffic else { return None };
+        networks.iter().copied().find(|network| Family::of(network.addr()) == family).zip(self.pod_cidr(family))
     }
 
     /// This node's own addresses: those for which [`NodeFacts::is_own_address`] holds. One may come twice.

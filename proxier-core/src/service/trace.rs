@@ -46,8 +46,8 @@ bitflags! {
         const SPLITS_LOCAL_BY_MARK = 1 << 12;
         /// A scheduler of IPVS chooses, and hairpins are known by protocol, address and port.
         const BALANCES = 1 << 13;
-        /// At an address of an interface, pods of other nodes are masqueraded where a policy `Local` lets pods go anywhere.
-        const MASQUERADES_OTHER_PODS = 1 << 14;
+        /// At an address of an interface, pods of other nodes are clients outside ([`NodeFacts::other_pods`]).
+        const OTHER_PODS_ARE_OUTSIDE = 1 << 14;
     }
 }
 
@@ -108,14 +108,21 @@ impl Packet {
 
     /// Whether it comes from this node or from a pod, which get the endpoints of all nodes where a policy `Local` is split.
     pub(crate) fn is_inside(&self, facts: &NodeFacts, rules: PacketRules) -> bool {
-        self.is_this_node(facts, rules) || self.is_pods(facts) == Some(true)
+        self.is_this_node(facts, rules) || (self.is_pods(facts) == Some(true) && !self.counts_as_outside(facts, rules))
+    }
+
+    /// Whether it comes from a pod of another node, which is a client outside like others.
+    fn counts_as_outside(&self, facts: &NodeFacts, rules: PacketRules) -> bool {
+        rules.contains(PacketRules::OTHER_PODS_ARE_OUTSIDE)
+            && is_here(facts, self.to.address)
+            && self.is_other_pods(facts) == Some(true)
     }
 
     /// Whether it comes from a pod of another node; `None`: from a pod, and its node is unknown.
     fn is_other_pods(&self, facts: &NodeFacts) -> Option<bool> {
         match &facts.config().local_traffic {
             LocalTraffic::ClusterCidrs(_) if self.is_pods(facts) == Some(true) => {
-                facts.pod_cidr(self.to.family()).map(|own| !own.contains(&self.source))
+                facts.other_pods(self.to.family()).map(|(_, own)| !own.contains(&self.source))
             }
             _ => Some(false),
         }
@@ -460,7 +467,9 @@ impl Tracer<'_> {
             return self.turned_away();
         }
         let masquerade = self.masquerades(place, is_inside);
-        if !masquerade && is_inside && list.iter().any(|(endpoint, _)| !place.local.contains(endpoint)) {
+        let is_external_local = !place.is_internal && place.policy == TrafficPolicy::Local;
+        let is_kept = !masquerade && is_external_local && !place.returns_directly;
+        if is_kept && list.iter().any(|(endpoint, _)| !place.local.contains(endpoint)) {
             self.past_this_node();
         }
         let is_hairpin = |endpoint: &EndpointKey| {
@@ -572,6 +581,9 @@ impl Tracer<'_> {
             ));
             return (place.cluster, true);
         }
+        if !place.is_internal && self.splits(place) && self.counts_as_outside() {
+            self.step("It comes from a pod of another node, which counts as a client outside.");
+        }
         if place.local.is_empty() && place.falls_back && !self.splits(place) {
             self.step(format!(
                 "Traffic policy Local, and none on this node: falls back to {} on all nodes.",
@@ -612,6 +624,10 @@ impl Tracer<'_> {
         self.packet.is_inside(self.facts, self.rules)
     }
 
+    fn counts_as_outside(&self) -> bool {
+        self.packet.counts_as_outside(self.facts, self.rules)
+    }
+
     /// Whether it comes from a pod, as far as that can be told.
     fn is_pods(&self) -> Option<bool> {
         self.packet.is_pods(self.facts)
@@ -648,14 +664,6 @@ impl Tracer<'_> {
             (false, TrafficPolicy::Local) if is_inside && self.rules.contains(PacketRules::SPLITS_LOCAL_BY_MARK) => {
                 (true, "its endpoint may be on another node, and answers have to come back here")
             }
-            (false, TrafficPolicy::Local)
-                if is_inside
-                    && self.rules.contains(PacketRules::MASQUERADES_OTHER_PODS)
-                    && self.is_here(self.packet.to.address)
-                    && self.packet.is_other_pods(self.facts) == Some(true) =>
-            {
-                (true, "it comes from a pod of another node, and answers have to come back here")
-            }
             (false, TrafficPolicy::Local) => (false, "traffic policy Local keeps it"),
         };
         let what = if masquerades { "becomes an address of this node" } else { "stays" };
@@ -665,15 +673,12 @@ impl Tracer<'_> {
 
     /// Says what becomes of answers of endpoints on other nodes to a pod whose source they see.
     fn past_this_node(&mut self) {
-        let is_masqueraded =
-            self.rules.contains(PacketRules::MASQUERADES_OTHER_PODS) && self.is_here(self.packet.to.address);
         match self.packet.is_other_pods(self.facts) {
             Some(false) => {}
             Some(true) => self.step(
                 "It comes from a pod of another node: endpoints on a third node answer it directly, from their own address, and the \
                  connection fails.",
             ),
-            None if is_masqueraded => self.step("If the pod is on another node, the source becomes an address of this node."),
             None => self.step(
                 "If the pod is on another node, endpoints on a third one answer it directly, from their own address, and the connection \
                  fails.",

@@ -86,10 +86,12 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "the sets of node ports hold ports without addresses, as kube-proxy's",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
     ),
-    shown(
-        "pods that come from another node are masqueraded at the node's own addresses under policy Local",
-        "an endpoint on a third node would answer them past this one",
-        &[(Nftables, Iptables28), (Nftables, Nftables36)],
+    tested(
+        "pods of other nodes are clients outside at the node's own addresses under policy Local",
+        "an endpoint on a third node would answer them past this one, so with kube-proxy the connection fails later",
+        &[Nftables, Userspace],
+        "kernel_traffic/nftables.rs",
+        "pods_of_other_nodes_are_clients_outside_in_nftables_mode",
     ),
     // Without endpoints.
     shown(

@@ -28,7 +28,6 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     let is_limited = scenario.input["config"].get("nodePortAddresses").is_some();
     let only = |fits: fn(&Fate) -> bool| seen.keys().all(fits);
     let refused = only(|fate| *fate == Fate::Refused);
-    let masqueraded = only(|fate| matches!(fate, Fate::Sent { source: Source::Masqueraded, .. }));
     let left_alone = only(|fate| matches!(fate, Fate::Delivered { source: Source::Kept, .. }));
     let is_36 = scenario.reference == Reference::Nftables36;
     match (&flow.dest, &*flow.via) {
@@ -53,12 +52,6 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
             if flow.is_nodes() && refused && !scenario.is_local(flow.to.ip()) =>
         {
             Some("the node itself is told that there is no endpoint")
-        }
-        // All packets come in by the link with the node's address.
-        (Destination::Endpoints(_), _)
-            if scenario.is_local(flow.to.ip()) && flow.from != "outside" && *kind == Kind::Source && masqueraded =>
-        {
-            Some("pods that come from another node are masqueraded at the node's own addresses under policy Local")
         }
         (Destination::Endpoints(_), _) if flow.from == "hairpin-remote" && *kind == Kind::Source => {
             let itself = |to: SocketAddr| to.ip() == flow.source;

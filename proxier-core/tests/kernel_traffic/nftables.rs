@@ -219,44 +219,66 @@ fn many_clients_of_a_service_without_endpoints_are_refused_at_once_in_iptables_m
     with_service_in(Kind::Iptables, &[NEEDS, &[Need::IptablesNft]].concat(), &[], everybody_is_refused);
 }
 
-/// A pod of another node, an endpoint on a third node that can answer it directly, and the node between them. Pods of this node keep their source.
-#[test]
-fn pods_of_other_nodes_get_endpoints_on_a_third_node() {
-    with_service(&[], |net, cluster| {
-        let third = net::Pair { v4: "10.244.3.10", v6: "fd00:244:3::10" };
-        veth_pair((&net.second_node, "direct"), (&net.client, "direct")).unwrap();
-        let mut lines = net::Lines::default();
-        lines.address(third, (32, 128), "lo").link_route(net::POD_R, "direct");
-        net::batch(&net.client, &lines.0);
-        let mut lines = net::Lines::default();
-        lines.link_route(third, "direct");
-        net::batch(&net.second_node, &lines.0);
-        let mut lines = net::Lines::default();
-        for (network, via) in [("10.244.3.0/24", net::CLIENT.v4), ("fd00:244:3::/48", net::CLIENT.v6)] {
-            lines.0.push(format!("route add {network} via {via}"));
-        }
-        net::batch(&net.node, &lines.0);
-        let at = |transport| FAMILIES.map(|family| (transport, SocketAddr::new(third.of(family), net::POD_PORT)));
-        let places = [Transport::Tcp, Transport::Udp].map(at);
-        let _server = Witness::start(&net.client, "t", places.as_flattened()).unwrap();
-        cluster.publish("web", 10, &json!({ "externalTrafficPolicy": "Local" }), &[(third, "node-3")]);
+/// A pod of another node, an endpoint on a third node that can answer it directly, and the node between them. At a node port of policy `Local`
+/// the pod is a client outside; pods of this node get any endpoint, and keep their source.
+fn pods_of_other_nodes_are_clients_outside(net: &Net, cluster: &mut Cluster) {
+    let third = net::Pair { v4: "10.244.3.10", v6: "fd00:244:3::10" };
+    veth_pair((&net.second_node, "direct"), (&net.client, "direct")).unwrap();
+    let mut lines = net::Lines::default();
+    lines.address(third, (32, 128), "lo").link_route(net::POD_R, "direct");
+    net::batch(&net.client, &lines.0);
+    let mut lines = net::Lines::default();
+    lines.link_route(third, "direct");
+    net::batch(&net.second_node, &lines.0);
+    let mut lines = net::Lines::default();
+    for (network, via) in [("10.244.3.0/24", net::CLIENT.v4), ("fd00:244:3::/48", net::CLIENT.v6)] {
+        lines.0.push(format!("route add {network} via {via}"));
+    }
+    net::batch(&net.node, &lines.0);
+    let at = |transport| FAMILIES.map(|family| (transport, SocketAddr::new(third.of(family), net::POD_PORT)));
+    let places = [Transport::Tcp, Transport::Udp].map(at);
+    let _server = Witness::start(&net.client, "t", places.as_flattened()).unwrap();
+    let relays = cluster.proxier.mode() == Kind::Userspace;
+    let short = Duration::from_millis(300);
+    for (pods, outside) in [(&[(third, "node-3")][..], None), (&[A], Some("a"))] {
+        cluster.publish("web", 10, &json!({ "externalTrafficPolicy": "Local" }), pods);
         cluster.settle();
-        for family in FAMILIES {
+        for (family, transport) in
+            FAMILIES.into_iter().flat_map(|family| [Transport::Tcp, Transport::Udp].map(|of| (family, of)))
+        {
             let to = SocketAddr::new(net::NODE_UPLINK.of(family), node_port(10));
-            for transport in [Transport::Tcp, Transport::Udp] {
-                let asks = |who: &Netns, from: IpAddr, to| {
-                    who.run_in(|| ask(transport, Some(from), to, LIMIT)).unwrap().unwrap()
-                };
-                let answer = asks(&net.second_node, net::POD_R.of(family), to);
-                assert_eq!((answer.name.as_str(), net::is_nodes(answer.peer.ip())), ("t", true), "{transport:?} {to}");
-                let own = net::POD_B.of(family);
-                for to in [to, Vip::LoadBalancer.of(10, family)] {
-                    let answer = asks(&net.pod_b, own, to);
-                    assert_eq!((answer.name.as_str(), answer.peer.ip()), ("t", own), "{transport:?} {to}");
-                }
+            let (other, own) = (net::POD_R.of(family), net::POD_B.of(family));
+            let limit = if outside.is_some() { LIMIT } else { short };
+            let answer = net.second_node.run_in(|| ask(transport, Some(other), to, limit)).unwrap();
+            let got = answer.as_ref().ok().map(|answer| (answer.name.as_str(), answer.peer.ip() == other));
+            assert_eq!(got, outside.map(|name| (name, !relays)), "{transport:?} {to}: {answer:?}");
+            for to in [to, Vip::LoadBalancer.of(10, family)] {
+                let answer = net.pod_b.run_in(|| ask(transport, Some(own), to, LIMIT)).unwrap().unwrap();
+                let expected = (outside.unwrap_or("t"), !relays);
+                assert_eq!((answer.name.as_str(), answer.peer.ip() == own), expected, "{transport:?} {to}");
             }
         }
-    });
+    }
+}
+
+#[test]
+fn pods_of_other_nodes_are_clients_outside_in_nftables_mode() {
+    with_service(&[], pods_of_other_nodes_are_clients_outside);
+}
+
+#[test]
+fn pods_of_other_nodes_are_clients_outside_in_iptables_mode() {
+    with_service_in(
+        Kind::Iptables,
+        &[NEEDS, &[Need::IptablesNft]].concat(),
+        &[],
+        pods_of_other_nodes_are_clients_outside,
+    );
+}
+
+#[test]
+fn pods_of_other_nodes_are_clients_outside_in_userspace_mode() {
+    with_service_in(Kind::Userspace, NEEDS, &[], pods_of_other_nodes_are_clients_outside);
 }
 
 /// A load balancer's source ranges and its endpoints are in one table: while that is gone, no connection gets through.

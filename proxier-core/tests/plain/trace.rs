@@ -484,7 +484,7 @@ fn node_ports_are_those_of_this_node() {
     }
 }
 
-/// Pods may go anywhere under policy `Local`; an endpoint on a third node answers a pod of another node past this one.
+/// A pod of another node gets no answer from an endpoint on a third node, in any mode: it is a client outside, or the endpoint answers it directly.
 #[test]
 fn pods_of_other_nodes() {
     let mut config = Config::default();
@@ -500,26 +500,29 @@ fn pods_of_other_nodes() {
         "endpoints": [{"addresses": ["10.244.3.7"], "nodeName": "n3"}]});
     store.upsert_service(&serde_json::from_value(service).unwrap());
     store.upsert_slice(&serde_json::from_value(slice).unwrap());
-    let directly = "answer it directly";
-    for (own, mode, source, masqueraded, says) in [
-        (true, Kind::Nftables, [10, 244, 2, 7], true, "it comes from a pod of another node"),
-        (true, Kind::Iptables, [10, 244, 2, 7], false, "and the connection fails."),
-        (true, Kind::Nftables, [10, 244, 1, 7], false, "traffic policy Local keeps it"),
-        (true, Kind::Iptables, [10, 244, 1, 7], false, "traffic policy Local keeps it"),
-        (true, Kind::Userspace, [10, 244, 2, 7], true, "This node connects to the endpoint itself"),
-        (false, Kind::Nftables, [10, 244, 2, 7], false, "If the pod is on another node, the source becomes"),
-        (false, Kind::Iptables, [10, 244, 2, 7], false, "If the pod is on another node, endpoints on a third one"),
+    let (kept, relayed) = ("10.244.3.7:8080 (source kept)", "10.244.3.7:8080 (masqueraded)");
+    let outside = "It comes from a pod of another node, which counts as a client outside.";
+    let fails = "answer it directly, from their own address, and the connection fails.";
+    for (own, mode, source, verdict, says) in [
+        (true, Kind::Nftables, [10, 244, 2, 7], "dropped", outside),
+        (true, Kind::Userspace, [10, 244, 2, 7], "rejected", outside),
+        (true, Kind::Iptables, [10, 244, 2, 7], kept, fails),
+        (true, Kind::Ipvs, [10, 244, 2, 7], kept, fails),
+        (true, Kind::Nftables, [10, 244, 1, 7], kept, "traffic policy Local keeps it"),
+        (true, Kind::Iptables, [10, 244, 1, 7], kept, "traffic policy Local keeps it"),
+        (true, Kind::Userspace, [10, 244, 1, 7], relayed, "This node connects to the endpoint itself"),
+        (false, Kind::Nftables, [10, 244, 2, 7], kept, "If the pod is on another node, endpoints on a third one"),
+        (false, Kind::Iptables, [10, 244, 2, 7], kept, "If the pod is on another node, endpoints on a third one"),
+        (false, Kind::Userspace, [10, 244, 2, 7], relayed, "This node connects to the endpoint itself"),
     ] {
         node.pod_cidrs = own.then(|| "10.244.1.0/24".parse().unwrap()).into_iter().collect();
         let facts = NodeFacts::new(&config, &node, &host);
         let desired = Indexed::build(&store, &facts, ()).desired;
         let packet = Packet::new(source.into(), "TCP 192.0.2.1:30080".parse().unwrap());
         let trace = trace::trace(mode, &store, (&desired, &facts), &packet, iptables::Options::default());
-        let Verdict::Endpoints(reached) = &trace.verdict else { panic!("{trace:?}") };
         let said = trace.steps.join(" ");
-        assert!(reached[0].masqueraded == masqueraded && said.contains(says), "{mode} {source:?}: {said}");
-        let is_iptables_elsewhere = mode == Kind::Iptables && !(own && source[2] == 1);
-        assert_eq!(said.contains(directly), is_iptables_elsewhere, "{mode} {source:?}: {said}");
+        assert!(trace.verdict.to_string() == verdict && said.contains(says), "{mode} {source:?}: {trace:?}");
+        assert_eq!(said.contains(fails), verdict == kept && !(own && source[2] == 1), "{mode} {source:?}: {said}");
     }
 }
 

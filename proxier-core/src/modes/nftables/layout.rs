@@ -11,7 +11,7 @@ use nftables::{
 
 use super::lower::SetName;
 use super::pick::{Pick, SharedChain, Slot};
-use crate::config::{Config, KernelNames, LocalTraffic};
+use crate::config::{Config, KernelNames};
 use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::nft::COMMENT;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
@@ -60,8 +60,8 @@ pub(crate) struct Layout {
     /// Detection of local traffic, even if everything is masqueraded.
     local: MasqueradeRule,
     masquerade_all: bool,
-    /// The network of all pods, where that shows which traffic is pods', and the network of this node's own, if the Node object has one.
-    pods: Option<(Network, Option<Network>)>,
+    /// Where pods of other nodes are known ([`NodeFacts::other_pods`]).
+    other_pods: Option<(Network, Network)>,
     /// Connection tracking takes packets outside a window as valid.
     is_liberal: bool,
     /// Node ports are served on 127.0.0.1.
@@ -100,10 +100,6 @@ impl Layout {
             PodTraffic::Interface(name) => MasqueradeRule::OutsideInterface(name.as_str().to_owned()),
             PodTraffic::Prefix(name) => MasqueradeRule::OutsidePrefix(name.as_str().to_owned()),
         };
-        let all_pods = match (&config.local_traffic, &local) {
-            (LocalTraffic::ClusterCidrs(_), MasqueradeRule::Outside(network)) => Some(*network),
-            _ => None,
-        };
         Layout {
             table: self::table(family, table),
             flags: table::flags(config),
@@ -111,7 +107,7 @@ impl Layout {
             mark: config.masquerade_bit.mask(),
             local,
             masquerade_all: config.masquerade_all,
-            pods: all_pods.map(|network| (network, facts.pod_cidr(family))),
+            other_pods: facts.other_pods(family),
             is_liberal,
             has_localhost: family == Family::V4 && facts.serves_localhost(family),
             counter: config.nftables.count_connections.then_some(Expression::COUNTER),
@@ -269,20 +265,17 @@ impl Layout {
         }
     }
 
-    /// The way of connections from outside this node. Pods of other nodes come in by the link that has the address they connect to, at a
-    /// node port; what they are to this node's own pods, an endpoint on a third node would answer past this node. So they are masqueraded
-    /// wherever they go, also under policy `Local`, which lets pods go anywhere.
+    /// The way of connections from outside this node. Under policy `Local`, pods of other nodes are clients outside where they connect to an
+    /// address of the link that they come in by: an endpoint on a third node would answer them past this node. Chains of such Frontends
+    /// ([`Layout::split`]) know them by the mark.
     fn arriving(&self) -> Vec<Rule> {
-        let of_other_node = |(network, own): &(Network, Option<Network>)| {
+        let marked = |bits| {
+            let (network, own) = self.other_pods?;
             let rule = self.rule().saddr_in(network.network(), network.prefix_len());
-            let rule = match own {
-                Some(own) => rule.saddr_not_in(own.network(), own.prefix_len()),
-                None => rule,
-            };
+            let rule = rule.saddr_not_in(own.network(), own.prefix_len());
             let to_link = Operand::Fib(FibResult::AddressType, FibFlags::DADDR | FibFlags::IIF);
-            rule.matches(&to_link, CmpOp::Eq, Value::mark(RTN_LOCAL))
+            Some(built(rule.matches(&to_link, CmpOp::Eq, Value::mark(RTN_LOCAL)).set_mark_bits(bits, self.mark)))
         };
-        let marked = |bits| self.pods.as_ref().map(|pods| built(of_other_node(pods).set_mark_bits(bits, self.mark)));
         let mut rules: Vec<Rule> = marked(self.mark).into_iter().collect();
         rules.push(built(self.rule().jump(chain(SERVICES))));
         // No Frontend took it.
@@ -294,7 +287,7 @@ impl Layout {
         Chain::base(self.chain_key(name), BaseChain::new(kind, hook, priority))
     }
 
-    /// Sends pods and this node, which may use all endpoints, to one chain: their answers come back here by themselves. To the other
+    /// Sends this node and its pods, which may use all endpoints, to one chain: their answers come back here by themselves. To the other
     /// for all other clients, and for all where there is no first one.
     pub(super) fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
         let from_here = || {
@@ -304,7 +297,14 @@ impl Layout {
                 .expression(Expression::Cmp { register, op: CmpOp::Eq, value: Value::mark(RTN_LOCAL) })
         };
         let goes_to = |rule: RuleBuilder, to: Option<&Name>| Some(built(rule.goto(to?.clone())));
-        let mut rules: Vec<Rule> = self.of_pods().and_then(|rule| goes_to(rule, anywhere)).into_iter().collect();
+        let mut rules = Vec::new();
+        if self.other_pods.is_some() {
+            // Their source stays.
+            let of_other_pods = self.rule().mark(self.mark, self.mark).set_mark_bits(0, self.mark);
+            let outside = only_here.map_or(Verdict::Return, |chain| Verdict::Goto(chain.clone()));
+            rules.push(built(of_other_pods.verdict(outside)));
+        }
+        rules.extend(self.of_pods().and_then(|rule| goes_to(rule, anywhere)));
         rules.push(built(from_here().set_mark_bits(self.mark, self.mark)));
         rules.extend(goes_to(from_here(), anywhere));
         rules.extend(goes_to(self.rule(), only_here));

@@ -93,7 +93,13 @@ impl Mode {
             // A socket does not tell the device.
             PodTraffic::Unknown | PodTraffic::Interface(_) | PodTraffic::Prefix(_) => None,
         });
-        Settings { own: Arc::new(own), pods: pods.collect(), udp_idle: self.options.udp_idle, max_descriptors: None }
+        Settings {
+            own: Arc::new(own),
+            pods: pods.collect(),
+            other_pods: Family::ALL.into_iter().filter_map(|family| pass.facts.other_pods(family)).collect(),
+            udp_idle: self.options.udp_idle,
+            max_descriptors: None,
+        }
     }
 
     /// Looks at addresses that changed only.
