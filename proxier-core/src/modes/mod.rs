@@ -102,6 +102,12 @@ impl Kind {
         !self.facts().is_process && self.table_name(config).is_none()
     }
 
+    /// Adds to the node facts what the mode decides about how Services compile.
+    pub(crate) fn describe(self, facts: &mut NodeFacts, iptables: &iptables::Options) {
+        facts.serve_localhost(self.localhost(iptables));
+        facts.ends_connections = self.facts().has_virtual_servers;
+    }
+
     /// Whether routes make the addresses of Services this host's own; they name the source of its own packets to there.
     pub fn makes_addresses_local_by_routes(self, config: &Config) -> bool {
         self == Kind::Ipvs && config.binds_by_routes()

@@ -19,15 +19,22 @@ pub(super) struct Drains(BTreeMap<SocketAddr, Drain>);
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// The endpoints that have left, with the end of their time.
+    /// The time that the Service gives them.
+    time: Duration,
+    /// The endpoints that have left, and when.
     left: BTreeMap<SocketAddr, Moment>,
-    /// End of the time of endpoints that left under an earlier process: nobody knows them any more, nor when that was.
+    /// Time at which it was found that endpoints may have left under an earlier process: nobody knows them any more, nor when that was.
     earlier: Option<Moment>,
 }
 
 impl Drain {
+    /// End of the time of what left then.
+    fn end(&self, since: Moment) -> Moment {
+        since.saturating_add(self.time)
+    }
+
     fn next(&self) -> Option<Moment> {
-        self.left.values().copied().chain(self.earlier).min()
+        self.left.values().copied().chain(self.earlier).min().map(|since| self.end(since))
     }
 }
 
@@ -46,14 +53,14 @@ impl Drains {
                 self.0.remove(&place);
                 continue;
             };
-            let until = now.saturating_add(Duration::from_secs(secs.into()));
             let serving = after.map(Frontend::answering).unwrap_or_default();
             let drain = self.0.entry(place).or_default();
+            drain.time = Duration::from_secs(secs.into());
             drain.left.retain(|endpoint, _| !serving.contains(endpoint));
             for endpoint in before.map(Frontend::answering).unwrap_or_default().difference(&serving) {
-                drain.left.entry(*endpoint).or_insert(until);
+                drain.left.entry(*endpoint).or_insert(now);
             }
-            drain.earlier = drain.earlier.or(is_first.then_some(until));
+            drain.earlier = drain.earlier.or(is_first.then_some(now));
             if drain.next().is_none() {
                 self.0.remove(&place);
             }
@@ -71,7 +78,7 @@ impl Drains {
         let stays = |(place, drain): (&SocketAddr, &Drain)| {
             let key = FrontendKey::new(Protocol::Tcp, place.ip(), place.port());
             let mut stay = answering_at(*place, desired.frontend(&key).map(Frontend::answering));
-            stay.extend(drain.left.iter().filter(|(_, until)| **until > now).map(|(endpoint, _)| *endpoint));
+            stay.extend(drain.left.iter().filter(|(_, since)| drain.end(**since) > now).map(|(endpoint, _)| *endpoint));
             (*place, stay)
         };
         due.map(stays).collect()
@@ -81,8 +88,10 @@ impl Drains {
     pub(super) fn done(&mut self, places: impl IntoIterator<Item = SocketAddr>, now: Moment) {
         for place in places {
             let Some(drain) = self.0.get_mut(&place) else { continue };
-            drain.left.retain(|_, until| *until > now);
-            drain.earlier = drain.earlier.filter(|until| *until > now);
+            let time = drain.time;
+            let goes_on = |since: Moment| since.saturating_add(time) > now;
+            drain.left.retain(|_, since| goes_on(*since));
+            drain.earlier = drain.earlier.filter(|since| goes_on(*since));
             if drain.next().is_none() {
                 self.0.remove(&place);
             }

@@ -93,7 +93,7 @@ pub fn endpoint_decisions<'a>(
 ) -> Vec<EndpointDecision> {
     let slices: Vec<&EndpointSlice> = slices.into_iter().collect();
     let candidates = gather(&slices, port, family);
-    let choice = choose(&candidates, service, port.protocol, facts);
+    let choice = choose(&candidates, service, port.protocol, false, facts);
     let decisions = candidates.iter().map(|candidate| {
         let endpoint = EndpointKey::new(candidate.address, candidate.port);
         EndpointDecision {

@@ -87,7 +87,7 @@ pub(super) struct Choice {
     pub(super) cluster: Arc<[EndpointKey]>,
     /// Endpoints of traffic that has to stay on this node.
     pub(super) local: Arc<[EndpointKey]>,
-    /// Endpoints of UDP that serve beside them.
+    /// Endpoints that serve beside them, where connections to endpoints that have left are ended: these go on.
     pub(super) unselected: Option<Arc<[EndpointKey]>>,
 }
 
@@ -100,8 +100,14 @@ impl Choice {
 }
 
 /// Ready endpoints that the hints select; without any, the stopping ones that still serve. Traffic that has to stay on this
-/// node ignores hints.
-pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, protocol: Protocol, facts: &NodeFacts) -> Choice {
+/// node ignores hints. `drains`: the Service has a drain time of its own.
+pub(super) fn choose(
+    candidates: &[Candidate<'_>],
+    service: &Service,
+    protocol: Protocol,
+    drains: bool,
+    facts: &NodeFacts,
+) -> Choice {
     let ready: Vec<&Candidate<'_>> = candidates.iter().filter(|candidate| candidate.is_ready()).collect();
     let near = match facts.config.topology {
         Topology::AnnotatedHints if !service.topology_annotation => None,
@@ -123,7 +129,12 @@ pub(super) fn choose(candidates: &[Candidate<'_>], service: &Service, protocol: 
     let is_in = |list: &[EndpointKey], key: &EndpointKey| list.binary_search(key).is_ok();
     let mut unselected = Vec::new();
     // Those that are selected serve, too.
-    if protocol == Protocol::Udp && serving().count() > cluster.len() {
+    let ends = match protocol {
+        Protocol::Udp => true,
+        Protocol::Tcp => drains || facts.ends_connections,
+        Protocol::Sctp => false,
+    };
+    if ends && serving().count() > cluster.len() {
         let rest = serving().map(Candidate::key).filter(|key| !is_in(&cluster, key) && !is_in(&local, key));
         unselected.extend(rest);
     }
@@ -157,13 +168,13 @@ fn keys<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<
     if keys.peek().is_some() { keys.collect() } else { Arc::default() }
 }
 
-/// Number of ready endpoints of a family on this node, each address once.
-pub(super) fn count_ready_local(slices: &[&EndpointSlice], family: Family) -> usize {
+/// Number of ready endpoints of a family on this node that take connections, each address once.
+pub(super) fn count_ready_local(slices: &[&EndpointSlice], family: Family, takes: impl Fn(&IpAddr) -> bool) -> usize {
     let mut addresses: BTreeSet<IpAddr> = BTreeSet::new();
     for slice in slices.iter().filter(|slice| !slice.ports().is_empty()) {
         let wanted = EndpointFlags::READY | EndpointFlags::LOCAL;
         let ready = slice.endpoints.iter().filter(|endpoint| endpoint.flags.contains(wanted));
         addresses.extend(ready.map(|endpoint| endpoint.address).filter(|address| Family::of(*address) == family));
     }
-    addresses.len()
+    addresses.into_iter().filter(takes).count()
 }

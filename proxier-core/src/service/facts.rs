@@ -38,6 +38,8 @@ pub struct NodeFacts {
     pod_cidrs: Vec<Network>,
     node_weights: Arc<BTreeMap<Box<str>, u16>>,
     service_cidrs: Arc<[Network]>,
+    /// The mode itself ends connections of TCP to endpoints that have left.
+    pub(crate) ends_connections: bool,
 }
 
 impl NodeFacts {
@@ -86,6 +88,7 @@ impl NodeFacts {
             pod_cidrs: node.pod_cidrs.clone(),
             node_weights: Arc::default(),
             service_cidrs: Arc::default(),
+            ends_connections: false,
         }
     }
 

@@ -24,8 +24,8 @@ pub struct Frontend {
     pub cluster: Arc<[EndpointKey]>,
     /// The endpoints for traffic that has to stay on this node.
     pub local: Arc<[EndpointKey]>,
-    /// The endpoints that serve and are in neither list, since hints send this node elsewhere or they are being stopped: UDP flows that they
-    /// have go on. Sorted; `None` for none, and for other protocols.
+    /// The endpoints that serve and are in neither list, since hints send this node elsewhere or they are being stopped: flows of UDP and
+    /// connections of TCP that they have go on. Sorted; `None` for none, and where nothing ends connections.
     #[doc(hidden)]
     pub unselected: Option<Arc<[EndpointKey]>>,
     /// Whether `cluster` answers where the policy says `Local` and `local` is empty.
@@ -59,7 +59,7 @@ impl Frontend {
         if local { &self.local } else { &self.cluster }
     }
 
-    /// Whether an endpoint serves, also one that the policy does not select: its UDP flows go on.
+    /// Whether an endpoint serves, also one that the policy does not select: its flows and connections go on.
     #[doc(hidden)]
     pub fn keeps_flows_of(&self, key: &EndpointKey) -> bool {
         self.serving_lists().any(|list| list.binary_search(key).is_ok())

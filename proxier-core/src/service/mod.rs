@@ -27,7 +27,7 @@ use crate::snapshot::{
     Reporter, Service, ServicePort, Store, TrafficPolicy,
 };
 use endpoints::{Choice, choose, count_ready_local, gather};
-use weights::weigh;
+use weights::{Resting, weigh};
 
 pub use crate::snapshot::Roles;
 pub(crate) use changes::ServiceBefore;
@@ -50,7 +50,8 @@ pub use {changes::Changes, desired::FrontendObserver, indexed::Indexed};
 pub struct HealthCheck {
     /// The port.
     pub port: u16,
-    /// Ready IPv4 endpoints on this node; the answer over IPv4 is "healthy" when there are any. Stopping ones do not count.
+    /// Ready IPv4 endpoints on this node; the answer over IPv4 is "healthy" when there are any. Stopping ones do not count, nor those with
+    /// weight 0.
     /// `None` where the Service has no IPv4, and nothing listens.
     pub v4: Option<usize>,
     /// The same for IPv6.
@@ -221,9 +222,11 @@ fn compile_service<'a>(
     }
     for family in facts.config.families.iter() {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
+        let mut resting = Resting::default();
         for port in &service.ports {
             let candidates = gather(&slices, port, family);
-            let choice = choose(&candidates, service, port.protocol, facts);
+            let drains = balancing.is_some_and(|of| of.drain_secs.is_some());
+            let choice = choose(&candidates, service, port.protocol, drains, facts);
             let local = candidates.iter().filter(|candidate| candidate.is_local());
             extras.hairpins.extend(local.map(|candidate| (port.protocol, candidate.key())));
             let mut rows = table(service, port, cluster_ip, facts);
@@ -237,6 +240,7 @@ fn compile_service<'a>(
             }
             compiled.no_local_endpoints.note(family, internal, external);
             let weights = weigh(&slices, balancing.map(|of| &**of), port, family, facts);
+            resting.note(weights.as_deref());
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
             let asked = AnnotationRequests {
                 weights,
@@ -253,7 +257,7 @@ fn compile_service<'a>(
             }
             let check = extras.health_check.get_or_insert(HealthCheck { port, v4: None, v6: None });
             let of_family = if family == Family::V4 { &mut check.v4 } else { &mut check.v6 };
-            *of_family = Some(count_ready_local(&slices, family));
+            *of_family = Some(count_ready_local(&slices, family, |address| !resting.has(address)));
         }
     }
     compiled.frontends = frontends.into_values().map(Arc::new).collect();

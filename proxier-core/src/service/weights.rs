@@ -1,5 +1,7 @@
 //! Weights of endpoints, where Services, slices or nodes ask for any.
 
+use std::collections::BTreeMap;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::NodeFacts;
@@ -44,4 +46,21 @@ pub(super) fn weigh(
     weights.sort_unstable_by(|(a, less), (b, more)| a.cmp(b).then(more.cmp(less)));
     weights.dedup_by_key(|(endpoint, _)| *endpoint);
     (!weights.is_empty()).then(|| weights.into())
+}
+
+/// The endpoints of a Service that get no connections at any of its ports, since their weight is 0.
+#[derive(Debug, Default)]
+pub(super) struct Resting(BTreeMap<IpAddr, bool>);
+
+impl Resting {
+    /// Notes the weights of a port.
+    pub(super) fn note(&mut self, weights: Option<&[(EndpointKey, u16)]>) {
+        for (endpoint, weight) in weights.into_iter().flatten() {
+            *self.0.entry(endpoint.address).or_insert(true) &= *weight == 0;
+        }
+    }
+
+    pub(super) fn has(&self, address: &IpAddr) -> bool {
+        self.0.get(address).copied().unwrap_or(false)
+    }
 }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use proxier_core::modes::{Kind, fast_path};
 use proxier_core::net::Family;
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, Witness, ask, ping};
@@ -547,6 +548,68 @@ fn the_fast_path_without_hardware_and_without_an_endpoint() {
     });
 }
 
+/// A Service whose endpoints drain for this long.
+fn draining(secs: &str) -> ServiceObject {
+    let mut service = objects::service("web", 10, &json!({}));
+    service.metadata.annotations.insert("proxier/drain-seconds".into(), secs.into());
+    service
+}
+
+/// Endpoints A and R, hinted for this node and the other one.
+fn hinted() -> [EndpointSliceObject; 2] {
+    objects::slices("web", &[A, R]).map(|slice| {
+        let mut value = serde_json::to_value(slice).unwrap();
+        for endpoint in value["endpoints"].as_array_mut().unwrap() {
+            endpoint["hints"] = json!({ "forNodes": [{ "name": endpoint["nodeName"] }] });
+        }
+        serde_json::from_value(value).unwrap()
+    })
+}
+
+/// Drain times are for endpoints that have left. One that hints do not select any more serves.
+#[test]
+fn connections_to_an_endpoint_that_serves_are_not_cut() {
+    with_service(&[A, R], |net, cluster| {
+        cluster.service(&draining("5"));
+        cluster.settle();
+        let mut connections = open(net, Transport::Tcp);
+        let mut cut = || -> BTreeSet<String> {
+            let ended = connections.iter_mut().filter_map(|(_, one, held)| one.ask().is_err().then_some(held.clone()));
+            ended.collect()
+        };
+        for slice in hinted() {
+            cluster.slice(&slice);
+        }
+        cluster.settle();
+        drop(cluster.pass_in(Duration::from_secs(6)));
+        assert_eq!(cut(), BTreeSet::new());
+        // A new process does not know who left before it.
+        let mut cluster = new_cluster(Kind::Nftables, &json!({}));
+        cluster.service(&draining("5"));
+        for slice in hinted() {
+            cluster.slice(&slice);
+        }
+        cluster.settle();
+        drop(cluster.pass_in(Duration::from_secs(6)));
+        assert_eq!(cut(), BTreeSet::new());
+        cluster.endpoints("web", &[A]);
+        cluster.pass_in(Duration::from_secs(20)).unwrap();
+        drop(cluster.pass_in(Duration::from_secs(24)));
+        assert_eq!(cut(), BTreeSet::new());
+        // A time that changes counts from when the endpoint left.
+        cluster.service(&draining("600"));
+        cluster.pass_in(Duration::from_secs(24)).unwrap();
+        drop(cluster.pass_in(Duration::from_secs(100)));
+        assert_eq!(cut(), BTreeSet::new());
+        cluster.service(&draining("85"));
+        cluster.pass_in(Duration::from_secs(101)).unwrap();
+        assert_eq!(cut(), BTreeSet::new());
+        cluster.service(&draining("70"));
+        cluster.pass_in(Duration::from_secs(102)).unwrap();
+        assert_eq!(cut(), BTreeSet::from(["r".to_owned()]));
+    });
+}
+
 /// Connections on the fast path to an endpoint that leaves go on for the drain time, and end then.
 #[test]
 fn the_drain_time_ends_on_the_fast_path() {
@@ -555,9 +618,7 @@ fn the_drain_time_ends_on_the_fast_path() {
     {
         let config = json!({ "fastPath": { "interfaces": "all" } });
         with_service_by((mode, &config), &[NEEDS, needs].concat(), &[A], |net, cluster| {
-            let mut drains = objects::service("web", 10, &json!({}));
-            drains.metadata.annotations.insert("proxier/drain-seconds".into(), "30".into());
-            cluster.service(&drains);
+            cluster.service(&draining("30"));
             cluster.endpoints("web", &[A, R]);
             cluster.settle();
             let mut connections = open(net, Transport::Tcp);

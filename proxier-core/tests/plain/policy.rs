@@ -10,6 +10,7 @@ use ipvs::model::ForwardingMethod;
 use proptest::prelude::*;
 use proptest::sample::{select, subsequence};
 use proxier_core::config::{Config, MayAskFor};
+use proxier_core::fake::FakeKernel;
 use proxier_core::modes::inspect::{differences, inspect};
 use proxier_core::modes::trace::trace;
 use proxier_core::modes::{Kind, iptables};
@@ -388,6 +389,87 @@ fn what_cannot_be_is_told() {
     let slice = |item: &str| format!("EndpointSlice demo/web-1: metadata.annotations[proxier/weights] {item}: ");
     assert!(said.len() == 2 && said[0].starts_with(&slice("10.244.0.2:80=2")), "{said:?}");
     assert!(said[1].starts_with(&slice("10.244.0.3=x")), "{said:?}");
+}
+
+/// A node whose Services may ask for everything, on this kernel.
+fn on(kernel: FakeKernel) -> Node {
+    let mut options = Options::default();
+    options.config.ipvs.may_ask_for = MayAskFor::all();
+    Node::on(kernel, options)
+}
+
+/// Drain times are for endpoints that have left. One that hints do not select any more, or that is being stopped, serves.
+#[test]
+fn connections_to_an_endpoint_that_serves_are_not_cut() {
+    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
+    let hinted = |input: &mut Input| {
+        for (endpoint, name) in input.endpoints.iter_mut().zip(["node-b", "node-a", "node-c"]) {
+            endpoint["hints"] = json!({"forNodes": [{"name": name}]});
+        }
+    };
+    let stopping = |input: &mut Input| {
+        input.endpoints[0]["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
+    };
+    let changes: [&dyn Fn(&mut Input); 2] = [&hinted, &stopping];
+    for (change, (annotations, secs)) in changes.into_iter().flat_map(|change| {
+        let drain = |secs: u64| (json!({"proxier/drain-seconds": secs.to_string()}), secs);
+        [(json!({}), 900), drain(20), drain(0)].map(|of| (change, of))
+    }) {
+        let mut node = on(kernel());
+        let mut input = Input::annotated(annotations);
+        node.serve_input(&input);
+        assert!(node.kernel.set_connections(&key, &real, 1, 0));
+        change(&mut input);
+        node.serve_input(&input);
+        node.settle_for(Duration::from_secs(3600));
+        assert_eq!(node.real_servers(CLUSTER_IP)[0], "10.244.0.1:80 -m -w 0", "{secs}");
+        // A new process does not know more than the old one.
+        let mut node = on(node.kernel.clone());
+        node.serve_input(&input);
+        node.settle_for(Duration::from_secs(3600));
+        assert_eq!(node.real_servers(CLUSTER_IP)[0], "10.244.0.1:80 -m -w 0", "{secs}");
+        input.endpoints.remove(0);
+        node.serve_input(&input);
+        let has = |node: &Node| node.real_servers(CLUSTER_IP)[0].starts_with("10.244.0.1:80");
+        node.settle_for(Duration::from_secs(secs.saturating_sub(1)));
+        assert_eq!(has(&node), secs > 0, "{secs}");
+        node.settle_for(Duration::from_secs(2));
+        assert!(!has(&node), "{secs}");
+    }
+}
+
+#[test]
+fn real_servers_that_drain_follow_a_drain_time_that_changes() {
+    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
+    for (before, after, left_after_10) in [("4", "600", true), ("600", "1", false), ("600", "20", true)] {
+        let mut node = new();
+        let mut input = Input::annotated(json!({"proxier/drain-seconds": before}));
+        node.serve_input(&input);
+        assert!(node.kernel.set_connections(&key, &real, 1, 0));
+        input.endpoints.remove(0);
+        node.serve_input(&input);
+        node.settle_for(Duration::from_secs(2));
+        input.service = json!({"proxier/drain-seconds": after});
+        node.serve_input(&input);
+        node.settle_for(Duration::from_secs(8));
+        assert_eq!(node.real_servers(CLUSTER_IP).len() == 3, left_after_10, "{before} to {after}");
+        node.settle_for(Duration::from_secs(600));
+        assert_eq!(node.real_servers(CLUSTER_IP).len(), 2, "{before} to {after}");
+    }
+}
+
+#[test]
+fn health_checks_count_the_endpoints_that_get_connections() {
+    let spec = json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 32_000});
+    let counted = |weights: &str, annotations: Value| {
+        let mut node = new();
+        node.serve_input(&Input { spec: spec.clone(), service: annotations, ..Input::weighted(weights) });
+        node.proxier.desired().health_checks().next().unwrap().1.v4
+    };
+    assert_eq!(counted("10.244.0.1=1", json!({})), Some(1));
+    assert_eq!(counted("10.244.0.1=0, 10.244.0.2=1", json!({})), Some(0));
+    assert_eq!(counted("10.244.0.2=0", json!({})), Some(1));
+    assert_eq!(counted("", json!({"proxier/zone-weights": "a=0"})), Some(0));
 }
 
 #[test]

@@ -25,8 +25,8 @@ pub struct Policy {
     /// The longest pause between two checks. Default 60 s, kube-proxy's only pause.
     pub poll: Duration,
     /// Protocols whose real servers drain; those of other protocols are deleted at once. Default TCP, as with kube-proxy. In any case, a real
-    /// server of UDP keeps its connections, without a deadline, as long as its endpoint serves, though hints or policies select other endpoints
-    /// or it is being stopped.
+    /// server of TCP or UDP keeps its connections, without a deadline, as long as its endpoint serves, though hints or policies select other
+    /// endpoints or it is being stopped.
     ///
     /// A client that keeps sending over UDP from one port would keep its real server without end, gone or not; SCTP
     /// associations have other paths.
@@ -130,6 +130,8 @@ pub struct Draining {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Drain {
     since: Moment,
+    /// The endpoint serves, though it is not selected: its connections go on.
+    serves: bool,
     deadline: Option<Moment>,
     connections: Option<u64>,
 }
@@ -211,7 +213,7 @@ impl Drains {
             self.checks.insert((check_at, key));
             Watch { servers: BTreeMap::new(), check_at, pause }
         });
-        watch.servers.insert(real, Drain { since: now, deadline, connections: None });
+        watch.servers.insert(real, Drain { since: now, serves: false, deadline, connections: None });
         watch.pause = pause;
         self.deadlines.extend(deadline.map(|deadline| (deadline, key, real)));
         if check_at < watch.check_at {
@@ -220,6 +222,38 @@ impl Drains {
             watch.check_at = check_at;
         }
         true
+    }
+
+    /// The drain time of a virtual server may have changed, or which of its endpoints serve. Those that serve have no deadline; the time of one
+    /// that does no longer begins now. `own`: as for [`Drains::begin`].
+    pub fn follow(
+        &mut self,
+        key: &VirtualServerKey,
+        own: Option<Duration>,
+        serves: impl Fn(&RealServerKey) -> bool,
+        now: Moment,
+    ) {
+        let time = own.or(self.policy.deadline);
+        for (real, drain) in self.watches.get_mut(key).into_iter().flat_map(|watch| &mut watch.servers) {
+            let served = std::mem::replace(&mut drain.serves, serves(real));
+            if served && !drain.serves {
+                drain.since = now;
+            }
+            let deadline = time.filter(|_| !drain.serves).and_then(|time| drain.since.checked_add(time));
+            if deadline == drain.deadline {
+                continue;
+            }
+            let before = std::mem::replace(&mut drain.deadline, deadline);
+            if let Some(before) = before {
+                self.deadlines.remove(&(before, *key, *real));
+            }
+            self.deadlines.extend(deadline.map(|deadline| (deadline, *key, *real)));
+        }
+    }
+
+    /// The virtual servers with real servers that drain.
+    pub(crate) fn virtual_servers(&self) -> impl Iterator<Item = VirtualServerKey> {
+        self.watches.keys().copied()
     }
 
     /// A real server is wanted again and has its weight back, or was deleted. Returns whether it was draining.

@@ -212,6 +212,19 @@ impl Mode {
         Some(Differences { changes, kept })
     }
 
+    /// Follows drain times, and which endpoints serve.
+    fn time_drains(&mut self, pass: &Pass<'_>) {
+        let wanted = self.recorded.index.wanted(pass.desired);
+        let changed = pass.changes.frontends().map(|(key, _)| key);
+        let marks = &self.recorded.index.marks;
+        let of_changed = changed.flat_map(|key| marks.server(key).into_iter().chain([VirtualServerKey::from(*key)]));
+        let of_all = self.drains.virtual_servers().filter(|_| pass.full);
+        let keys: Vec<VirtualServerKey> = of_changed.chain(of_all).collect();
+        for key in keys {
+            wanted.time_drains(&key, &mut self.drains, pass.now);
+        }
+    }
+
     /// Judges the draining real servers that were listed.
     fn judge_drains(
         &mut self,
@@ -348,6 +361,7 @@ impl modes::Mode for Mode {
 
     fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
         self.note_leaving(&pass);
+        self.time_drains(&pass);
         let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
         let differences = self.compare(pass, &routes, hold, report)?;
         report.limited = self.limited(&routes, pass);

@@ -11,14 +11,15 @@ use ipset::Element;
 use ipvs::model::{RealServerConfig, Thresholds, VirtualServerConfig};
 use ipvs::{Operation, RealServerKey, VirtualServer, VirtualServerKey};
 
-use super::drain::Policy;
+use super::drain::{Drains, Policy};
 use super::index::Index;
 use super::plan::{Phase, Plan};
 use super::servers::RealServers;
 use super::sets::SetKey;
-use crate::net::{EndpointKey, FrontendKey, Network};
+use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 use crate::service::{Desired, Frontend};
 use crate::snapshot::ObjectKey;
+use crate::time::Moment;
 
 /// Firewall mark that the configuration asks for ([`Config::splits_local`](crate::config::Config::splits_local)), and a Service does not
 /// get. The Service is served without.
@@ -177,19 +178,24 @@ impl<'a> Wanted<'a> {
         Some(Duration::from_secs(asked.into()))
     }
 
-    /// Whether a real server that this virtual server loses drains: as the policy says, and one of UDP as long as its endpoint serves.
+    /// Whether a real server that this virtual server loses drains: as the policy says, and as long as its endpoint serves.
     pub(crate) fn lets_drain(self, key: &VirtualServerKey, real: &RealServerKey, policy: &Policy) -> bool {
         let deadline = self.drain_time(key).or(policy.deadline);
         self.frontend_key(key).is_some_and(|frontend| policy.drains_by(frontend.protocol.into(), deadline))
             || self.keeps_flows_of(key, real)
     }
 
-    /// Whether a real server of UDP is to keep its flows: its endpoint serves, selected or not. Not in a virtual server that is
-    /// not wanted any more, such as that of a mark.
+    /// Whether a real server of TCP or UDP is to keep its connections: its endpoint serves, selected or not. Not in a virtual server that
+    /// is not wanted any more, such as that of a mark.
     pub(crate) fn keeps_flows_of(self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         let is_wanted = |frontend: &&Frontend| self.index.endpoints(key, frontend).is_some();
-        let frontend = self.frontend(key).filter(|frontend| frontend.key.udp().is_some()).filter(is_wanted);
+        let frontend = self.frontend(key).filter(|frontend| frontend.key.protocol != Protocol::Sctp).filter(is_wanted);
         frontend.is_some_and(|frontend| frontend.keeps_flows_of(&(*real).into()))
+    }
+
+    /// Gives the real servers of a virtual server that drain the time that they have now.
+    pub(crate) fn time_drains(self, key: &VirtualServerKey, drains: &mut Drains, now: Moment) {
+        drains.follow(key, self.drain_time(key), |real| self.keeps_flows_of(key, real), now);
     }
 
     /// The Service a virtual server belongs to.

@@ -74,6 +74,7 @@ pub(crate) fn apply(
     let (wanted, observed) = (&recorded.index.wanted(desired), observed.as_mut()?);
     for (key, real) in &plan.adopt_drains {
         drains.begin(*key, *real, wanted.drain_time(key), now);
+        wanted.time_drains(key, drains, now);
     }
     let mut run = Run {
         plan,

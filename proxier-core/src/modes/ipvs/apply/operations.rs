@@ -233,6 +233,7 @@ impl Run<'_, '_> {
                     self.drains.forget(key, &server.key);
                 } else {
                     self.drains.begin(*key, server.key, self.wanted.drain_time(key), self.now);
+                    self.wanted.time_drains(key, self.drains, self.now);
                 }
             }
             Operation::UpdateRealServer(key, RealServer { key: real, .. }) | Operation::DeleteRealServer(key, real) => {

@@ -9,7 +9,7 @@ use super::drift::drift;
 use super::{Phase, Plan, RulesChange, plan};
 use crate::modes::Pass;
 use crate::modes::ipvs::diff::Changes;
-use crate::modes::ipvs::drain::{Finish, Finished, Verdicts};
+use crate::modes::ipvs::drain::Verdicts;
 use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::programs::Programs;
@@ -116,11 +116,7 @@ fn plan_drains(
     // Those of a mark that is given no more drain, too.
     for (key, verdicts) in verdicts.iter().filter(|(key, _)| wanted.is_drained(key)) {
         let key = *key;
-        // UDP flows go on as long as their endpoint serves.
-        let is_over =
-            |finished: &&Finished| finished.why == Finish::Idle || !wanted.keeps_flows_of(&key, &finished.real);
-        let finished = verdicts.finished.iter().filter(is_over);
-        let finished = finished.filter(|finished| !wanted.has_real_server(&key, &finished.real));
+        let finished = verdicts.finished.iter().filter(|finished| !wanted.has_real_server(&key, &finished.real));
         let finished: Vec<_> = finished.map(|finished| Operation::DeleteRealServer(key, finished.real)).collect();
         plan.retire_from(&key).extend(finished);
         // A full pass has already compared the weights.
