@@ -106,6 +106,7 @@ impl Kind {
     pub(crate) fn describe(self, facts: &mut NodeFacts, iptables: &iptables::Options) {
         facts.serve_localhost(self.localhost(iptables));
         facts.ends_connections = self.facts().has_virtual_servers;
+        facts.most_with_affinity = self.facts().most_with_affinity;
     }
 
     /// Whether routes make the addresses of Services this host's own; they name the source of its own packets to there.
@@ -131,6 +132,8 @@ pub struct Facts {
     pub translates_packets: bool,
     /// Whether counters of rules, as the programs of iptables list them, say how much traffic Services have.
     pub counts_by_rule: bool,
+    /// Largest number of endpoints whose clients may stay with them; `None` for any number.
+    pub most_with_affinity: Option<usize>,
     /// How endpoints are chosen where a Service asks for nothing else.
     pub choice: &'static str,
     /// The setting or program without which connections to Frontends are not counted, for a message; empty if there is none.
@@ -147,6 +150,7 @@ impl Facts {
         makes_addresses_local: true,
         translates_packets: false,
         counts_by_rule: false,
+        most_with_affinity: None,
         choice: "by the scheduler of IPVS",
         how_to_count: "",
         abilities: Abilities::Ipvs,
@@ -156,6 +160,7 @@ impl Facts {
         has_virtual_servers: false,
         makes_addresses_local: false,
         translates_packets: true,
+        most_with_affinity: Some(1 << 12),
         choice: "at random",
         how_to_count: ": set nftables.countConnections",
         abilities: Abilities::Nftables,
@@ -164,6 +169,7 @@ impl Facts {
     const IPTABLES: Facts = Facts {
         name: "iptables",
         counts_by_rule: true,
+        most_with_affinity: None,
         how_to_count: "",
         abilities: Abilities::None,
         ..Facts::NFTABLES
@@ -416,6 +422,11 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// Wishes of Services that this mode does not fulfil, though another may.
     fn refused(&self, _desired: &Desired) -> Vec<Refused> {
         Vec::new()
+    }
+
+    /// Frontends whose clients do not stay with their endpoints though their Service asks for it: there is no room for that.
+    fn without_affinity(&self) -> BTreeSet<FrontendKey> {
+        BTreeSet::new()
     }
 
     /// The node facts are new.

@@ -610,6 +610,7 @@ impl Reconciler {
             refreshed.frontends.extend(later.frontends);
             refreshed.health_checks |= later.health_checks;
         }
+        self.desired.without_affinity = self.mode.without_affinity();
         refreshed
     }
 

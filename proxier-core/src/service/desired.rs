@@ -29,6 +29,8 @@ pub struct Desired {
     claims: BTreeMap<FrontendKey, Claims>,
     /// Services with impossible requests.
     refusing: BTreeSet<ObjectKey>,
+    /// Frontends whose clients do not stay with their endpoints, since the mode has no room for that.
+    pub(crate) without_affinity: BTreeSet<FrontendKey>,
 }
 
 /// Observer of the changes of [`Desired`], with a view of its own: called for every change, in order, and for nothing else, even if the

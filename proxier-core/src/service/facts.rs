@@ -40,6 +40,8 @@ pub struct NodeFacts {
     service_cidrs: Arc<[Network]>,
     /// The mode itself ends connections of TCP to endpoints that have left.
     pub(crate) ends_connections: bool,
+    /// Largest number of endpoints with session affinity.
+    pub(crate) most_with_affinity: Option<usize>,
 }
 
 impl NodeFacts {
@@ -89,6 +91,7 @@ impl NodeFacts {
             node_weights: Arc::default(),
             service_cidrs: Arc::default(),
             ends_connections: false,
+            most_with_affinity: None,
         }
     }
 

@@ -23,8 +23,8 @@ use smallvec::SmallVec;
 use crate::config::{LocalFallback, MayAskFor};
 use crate::net::{ByFamily, EndpointKey, Family, FrontendKey, Protocol};
 use crate::snapshot::{
-    Balancing, CreationTime, EndpointSlice, FrontendSpec, MethodName, OTHER_PORT, ObjectKey, ObjectKind, Rejection,
-    Reporter, Service, ServicePort, Store, TrafficPolicy,
+    Annotation, Balancing, CreationTime, EndpointSlice, FrontendSpec, MethodName, OTHER_PORT, ObjectKey, ObjectKind,
+    Rejection, Reporter, Service, ServicePort, Store, TrafficPolicy,
 };
 use endpoints::{Choice, choose, count_ready_local, gather};
 use weights::{Resting, weigh};
@@ -174,6 +174,14 @@ impl Compiled {
     }
 }
 
+/// Reason why clients do not stay with their endpoints ([`NodeFacts::most_with_affinity`]).
+pub(crate) const TOO_MANY_TO_STAY: &str =
+    "clients do not stay with their endpoints: there are more than nftables mode can do it for (4,096)";
+
+/// The same, where other Services have left no room ([`Desired::without_affinity`]).
+pub(crate) const NO_ROOM_TO_STAY: &str = "clients do not stay with their endpoints: Services with session affinity have 16,384 rules already, \
+                                          as many as a node may have; fewer endpoints and fewer different times help";
+
 /// Reason why a Service does not get its external IPs ([`Config::without_external_ips`](crate::config::Config::without_external_ips)).
 const WITHOUT_EXTERNAL_IPS: &str = "not served: the feature gate AllowServiceExternalIPs is false";
 
@@ -244,6 +252,7 @@ fn compile_service<'a>(
             let common = with_ports.then(|| Arc::new(Port::new(&context, &rows, family, &choice)));
             let asked = AnnotationRequests {
                 weights,
+                affinity_secs: context.affinity_secs(&choice, &mut extras.refused),
                 returns_directly: context.returns_directly(&rows, &choice, &mut extras.refused),
             };
             for row in &rows {
@@ -361,10 +370,27 @@ impl Context<'_> {
         );
         false
     }
+
+    /// Seconds for which a client stays with its endpoint. Notes if there are too many endpoints for that.
+    fn affinity_secs(&self, choice: &Choice, refused: &mut Vec<Rejection>) -> Option<u32> {
+        let secs = affinity_of(self.balancing, self.service.affinity_secs)?;
+        let count = choice.cluster.len().max(choice.local.len());
+        if self.facts.most_with_affinity.is_none_or(|most| count <= most) {
+            return Some(secs);
+        }
+        let field =
+            if self.service.affinity_secs.is_some() { "spec.sessionAffinity" } else { Annotation::PERSISTENCE.name };
+        if refused.iter().all(|known| known.field != field) {
+            let mut report = Reporter::new(ObjectKind::Service, self.service.key.clone(), refused);
+            report.reject(field, format_args!("{secs} s"), TOO_MANY_TO_STAY);
+        }
+        None
+    }
 }
 
-/// Requests of annotations for a Service port in one family.
+/// Requests of a Service, in one family, for a port with these endpoints.
 struct AnnotationRequests {
+    affinity_secs: Option<u32>,
     weights: Option<Arc<[(EndpointKey, u16)]>>,
     returns_directly: bool,
 }
@@ -456,7 +482,7 @@ impl Row {
             local: choice.local.clone(),
             unselected: choice.unselected.clone(),
             falls_back: self.role != Roles::CLUSTER_IP && facts.config.local_fallback == LocalFallback::Cluster,
-            affinity_secs: affinity_of(context.balancing, service.affinity_secs),
+            affinity_secs: asked.affinity_secs,
             balancing: context.balancing.cloned(),
             weights: asked.weights.clone(),
             returns_directly: asked.returns_directly && self.is_external(),

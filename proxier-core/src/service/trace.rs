@@ -9,7 +9,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::sharing::weight_of;
-use super::{Desired, Frontend, NodeFacts, Port, compile_from, why_left_out};
+use super::{Desired, Frontend, NO_ROOM_TO_STAY, NodeFacts, Port, TOO_MANY_TO_STAY, compile_from, why_left_out};
 use crate::config::LocalTraffic;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::snapshot::{Balancing, ObjectKey, Roles, Sharing, Store, TrafficPolicy};
@@ -237,12 +237,19 @@ pub(crate) fn trace(
             let owner = desired.owner(&packet.to).cloned();
             tracer.describe_frontend(frontend, owner.as_ref());
             let place = Place::from_frontend(frontend, *rules);
-            let secs = place.balancing.and_then(|balancing| balancing.persistence_secs).or(frontend.affinity_secs);
-            (tracer.at(&place), owner, secs)
+            (tracer.at(&place), owner, frontend.affinity_secs)
         }
         None => tracer.elsewhere(),
     };
     let affinity_secs = affinity_secs.filter(|_| matches!(verdict, Verdict::Endpoints(_)));
+    let refused = service.as_ref().and_then(|key| desired.compiled(key)).map(|compiled| &compiled.extras().refused);
+    let has_no_room = desired.without_affinity.contains(&packet.to);
+    if has_no_room {
+        tracer.step(format!("Session affinity: {NO_ROOM_TO_STAY}."));
+    } else if refused.is_some_and(|all| all.iter().any(|one| one.reason == TOO_MANY_TO_STAY)) {
+        tracer.step(format!("Session affinity: {TOO_MANY_TO_STAY}."));
+    }
+    let affinity_secs = affinity_secs.filter(|_| !has_no_room);
     if let Some(secs) = affinity_secs {
         tracer.step(format!("Session affinity: for {secs} s this client stays with the endpoint that it gets."));
     }

@@ -264,8 +264,8 @@ fn nft_lists_tables_with_affinity_and_takes_the_text_again() {
             let objects = rules["nftables"].as_array().unwrap().iter();
             objects.filter_map(|object| object[kind]["name"].as_str()).collect()
         };
-        for name in ["slot-0-sticky-10800", "slot-0-local-sticky-60"] {
-            assert!(names("chain").contains(name) && names("set").contains(name), "no {name} in {rules}");
+        for (chain, set) in [("slot-0-sticky-10800", "clients-0"), ("slot-0-local-sticky-60", "clients-0-local")] {
+            assert!(names("chain").contains(chain) && names("set").contains(set), "no {chain} in {rules}");
         }
         let elsewhere = Netns::new().unwrap();
         let again = elsewhere.run_in(|| {
@@ -286,7 +286,7 @@ fn clients_beyond_the_kernels_limit_are_served() {
         node.sticky(1, 10_800, &json!({}));
         node.reached(1, &[1]);
         node.settle();
-        let listed = nft(&["list", "set", "ip", "proxier", "slot-0-sticky-10800"], None);
+        let listed = nft(&["list", "set", "ip", "proxier", "clients-0"], None);
         let size = listed.lines().find_map(|line| line.trim().strip_prefix("size ")).unwrap().parse().unwrap();
         let strangers: Vec<String> = (0..size)
             .map(|number: u32| {
@@ -294,11 +294,10 @@ fn clients_beyond_the_kernels_limit_are_served() {
             })
             .collect();
         for some in strangers.chunks(10_000) {
-            nft(&["-f", "-"], Some(&format!("add element ip proxier slot-0-sticky-10800 {{ {} }}", some.join(", "))));
+            nft(&["-f", "-"], Some(&format!("add element ip proxier clients-0 {{ {} }}", some.join(", "))));
         }
         // The kernel says that the set is full: listing it takes nft minutes on an emulated machine.
-        let one_more =
-            "add element ip proxier slot-0-sticky-10800 { 10.255.255.255 . 10.96.0.9 . tcp . 80 timeout 1h }";
+        let one_more = "add element ip proxier clients-0 { 10.255.255.255 . 10.96.0.9 . tcp . 80 timeout 1h }";
         let refused = || oracle::run("nft", &["-f", "-"], Some(one_more)).unwrap_err().to_string();
         assert!(refused().contains("Too many open files in system"), "{}", refused());
         for client in 1..=3 {

@@ -282,6 +282,49 @@ fn pods_of_other_nodes_are_clients_outside_in_userspace_mode() {
     with_service_in(Kind::Userspace, NEEDS, &[], pods_of_other_nodes_are_clients_outside);
 }
 
+/// The Service's slices with a weight for each endpoint.
+fn weighted(pods: &[(Pod, u16)]) -> [EndpointSliceObject; 2] {
+    let all: Vec<Pod> = pods.iter().map(|(pod, _)| *pod).collect();
+    let mut slices = objects::slices("web", &all);
+    for (family, slice) in FAMILIES.into_iter().zip(&mut slices) {
+        let each = pods.iter().map(|((pod, _), weight)| format!("{}={weight}", pod.of(family)));
+        let text = each.collect::<Vec<_>>().join(", ");
+        slice.metadata.annotations.insert("proxier/weights".into(), text);
+    }
+    slices
+}
+
+/// Session affinity: a weight that changes leaves clients where they are, as long as it is not 0.
+#[test]
+fn clients_stay_when_a_weight_changes() {
+    with_service(&[], |net, cluster| {
+        cluster.service(&objects::service("web", 10, &json!({ "sessionAffinity": "ClientIP" })));
+        let mut lines = net::Lines::default();
+        for number in 100..160 {
+            lines.0.push(format!("addr add 192.0.2.{number}/24 dev eth0"));
+        }
+        net::batch(&net.client, &lines.0);
+        let to = Vip::ClusterIp.of(10, Family::V4);
+        let names = |cluster: &mut Cluster, weight: u16| -> Vec<String> {
+            for slice in weighted(&[(A, weight), (R, 1)]) {
+                cluster.slice(&slice);
+            }
+            cluster.settle();
+            let from = |number: u8| IpAddr::from([192, 0, 2, number]);
+            let name = |number| ask(Transport::Tcp, Some(from(number)), to, LIMIT).unwrap().name;
+            net.client.run_in(|| (100..160).map(name).collect()).unwrap()
+        };
+        let first = names(cluster, 3);
+        let at_a = first.iter().filter(|name| *name == "a").count();
+        // Three of four, but for five standard deviations.
+        assert!((28..60).contains(&at_a), "{at_a} of 60");
+        for weight in [1, 200, 2, 65_535] {
+            assert_eq!(names(cluster, weight), first, "{weight}");
+        }
+        assert_eq!(names(cluster, 0), vec!["r"; 60]);
+    });
+}
+
 /// A load balancer's source ranges and its endpoints are in one table: while that is gone, no connection gets through.
 #[test]
 fn a_flush_of_the_rule_set_opens_nothing() {

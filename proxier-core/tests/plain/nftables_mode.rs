@@ -19,7 +19,7 @@ use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::Options;
-use proxier_core::service::Roles;
+use proxier_core::service::{Packet, Roles};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
 use serde_json::{Value, json};
 
@@ -157,8 +157,8 @@ fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
                 }
                 let (_, secs) = kind.split_once("-sticky-").unwrap_or_default();
                 for slot in 0..width {
-                    let slot = format!("slot-{slot}{}-sticky-{secs}", if is_local { "-local" } else { "" });
-                    for block in [format!("chain {slot}"), format!("set {slot}")] {
+                    let slot = format!("{slot}{}", if is_local { "-local" } else { "" });
+                    for block in [format!("chain slot-{slot}-sticky-{secs}"), format!("set clients-{slot}")] {
                         assert!(blocks.contains_key(&block), "no {block} in {text}");
                         needed.insert(block);
                     }
@@ -172,7 +172,7 @@ fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
         assert!(endpoints.is_empty() && draws.is_empty(), "{endpoints:?} {draws:?} are left over in {text}");
         let is_shared = |block: &str| {
             let kinds = ["chain pick-", "chain internal-", "chain external-", "chain none-or-"];
-            block.contains("-sticky-") || kinds.iter().any(|kind| block.starts_with(kind))
+            block.contains("-sticky-") || block.contains("clients-") || kinds.iter().any(|kind| block.starts_with(kind))
         };
         for block in blocks.keys().filter(|block| is_shared(block)) {
             assert!(needed.contains(block), "{block} is left over in {text}");
@@ -706,10 +706,7 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
         // The chains stay with the chains to which they lead.
         let kept = blocks(&node.v4());
         assert!(kept["chain internal-3-sticky-10800-of-4"].len() > 7, "{kept:?}");
-        assert!(
-            kept["chain slot-3-sticky-10800"].len() == 3 && kept.contains_key("set slot-3-sticky-10800"),
-            "{kept:?}"
-        );
+        assert!(kept["chain slot-3-sticky-10800"].len() == 3 && kept.contains_key("set clients-3"), "{kept:?}");
         (1..=20).all(|number| has(&node.v4(), "set internal-4", &format!("10.96.0.{number} . tcp . 80")))
     };
     let mut next = Node::on(node.kernel.clone(), options());
@@ -830,6 +827,90 @@ fn what_was_not_written_takes_no_slot_away() {
     assert_eq!(elements(&node, "map endpoints"), before);
 }
 
+/// Weights cost elements, and times of their own a chain for each endpoint; the sets for clients, which take memory at once, are shared.
+#[test]
+fn weights_and_times_of_affinity_cost_few_chains() {
+    let mut node = new();
+    for number in 1..=40 {
+        let name = format!("s{number}");
+        let time = json!({"clientIP": {"timeoutSeconds": 1000 + number}});
+        let address = format!("10.96.0.{number}");
+        node.service(
+            &name,
+            json!({"clusterIP": address, "sessionAffinity": "ClientIP", "sessionAffinityConfig": time}),
+        );
+        let metadata = json!({"namespace": "demo", "name": format!("{name}-1"), "labels": {"kubernetes.io/service-name": name},
+            "annotations": {"proxier/weights": "10.244.0.1=65535, 10.244.0.2=1"}});
+        node.take(json!({"metadata": metadata, "addressType": "IPv4", "ports": [{"name": "p", "port": 80}],
+            "endpoints": [{"addresses": ["10.244.0.1"]}, {"addresses": ["10.244.0.2"]}]}));
+    }
+    node.settles();
+    let blocks = blocks(&node.v4());
+    let count = |part: &str| blocks.keys().filter(|block| block.contains(part)).count();
+    assert_eq!((count("chain slot-"), count("-sticky-"), count("set clients-")), (80, 120, 2), "{:?}", blocks.keys());
+    assert_eq!(elements(&node, "set draws").len(), 40 * 256);
+}
+
+/// What `trace` says about session affinity, and whether clients stay.
+fn traced_affinity(node: &Node, address: &str) -> (Vec<String>, bool) {
+    let packet = Packet::new([198, 51, 100, 9].into(), format!("TCP {address}:80").parse().unwrap());
+    let (known, options) = ((node.proxier.desired(), node.proxier.facts()), modes::iptables::Options::default());
+    let traced = modes::trace::trace(modes::Kind::Nftables, node.proxier.store(), known, &packet, options);
+    let steps = traced.steps.into_iter().filter(|step| step.starts_with("Session affinity: clients do not stay"));
+    (steps.collect(), traced.affinity_secs.is_some())
+}
+
+fn serve_endpoints(node: &mut Node, name: &str, count: usize) {
+    let address = |number: usize| format!("10.244.{}.{}", number / 250, number % 250 + 1);
+    let all: Vec<String> = (0..count).map(address).collect();
+    node.slice(name, &all.iter().map(String::as_str).collect::<Vec<_>>());
+}
+
+/// A client is looked for in the slot of each endpoint: with thousands of them none is remembered, which is said.
+#[test]
+fn affinity_with_too_many_endpoints_is_refused() {
+    let mut node = new();
+    node.service("web", sticky());
+    for (count, is_refused) in [(4096, false), (4097, true)] {
+        serve_endpoints(&mut node, "web", count);
+        let (_, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+        assert!(report.limited.is_empty(), "{report:#?}");
+        let rejections = node.proxier.rejections().map(ToString::to_string);
+        let said: Vec<String> = rejections.filter(|line| line.contains("clients do not stay")).collect();
+        let (steps, stay) = traced_affinity(&node, "10.96.0.1");
+        assert_eq!(
+            (said.len(), steps.len(), stay),
+            (is_refused.into(), is_refused.into(), !is_refused),
+            "{said:?} {steps:?}"
+        );
+    }
+}
+
+/// A node has room for so many rules of affinity: a Service that comes later is served without, which is said.
+#[test]
+fn affinity_without_room_is_refused() {
+    let mut node = new();
+    for number in 1..=3 {
+        let name = format!("s{number}");
+        let time = json!({"clientIP": {"timeoutSeconds": 1000 + number}});
+        let address = format!("10.96.0.{number}");
+        node.service(
+            &name,
+            json!({"clusterIP": address, "sessionAffinity": "ClientIP", "sessionAffinityConfig": time}),
+        );
+        serve_endpoints(&mut node, &name, 2100);
+    }
+    let (_, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
+    assert!(
+        report.limited.len() == 1 && report.limited[0].starts_with("demo/s3:p: clients do not stay"),
+        "{report:#?}"
+    );
+    for (address, refused) in [("10.96.0.1", 0), ("10.96.0.2", 0), ("10.96.0.3", 1)] {
+        let (steps, stay) = traced_affinity(&node, address);
+        assert_eq!((steps.len(), stay), (refused, refused == 0), "{address}: {steps:?}");
+    }
+}
+
 #[test]
 fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
     let mut node = new();
@@ -842,14 +923,14 @@ fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
     }
     let slots = |node: &Node| -> Vec<String> {
         let blocks = blocks(&node.v4());
-        blocks.into_keys().filter(|block| block.contains("-sticky-")).collect()
+        blocks.into_keys().filter(|block| block.contains("-sticky-") || block.contains("clients-")).collect()
     };
     let two = [
         "chain internal-2-sticky-10800-of-2",
         "chain slot-0-sticky-10800",
         "chain slot-1-sticky-10800",
-        "set slot-0-sticky-10800",
-        "set slot-1-sticky-10800",
+        "set clients-0",
+        "set clients-1",
     ];
     node.settles();
     assert_eq!(slots(&node), two);
@@ -866,7 +947,7 @@ fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
     for chain in ["internal-2-sticky-10800-of-2", "slot-1-sticky-10800"] {
         change.flush_chain(&table.chain(chain).unwrap());
     }
-    change.delete_set(&table.set("slot-1-sticky-10800").unwrap());
+    change.delete_set(&table.set("clients-1").unwrap());
     node.kernel.nftables().commit(&change).unwrap();
     let report = node.full();
     assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::lower::{Item, SetName, Treatment, concat, lower};
-use super::pick::SharedChain;
+use super::pick::{Clients, SharedChain};
 use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::counts::{count, uncount};
 use crate::net::{Family, FrontendKey};
@@ -22,6 +22,10 @@ pub(super) struct Index {
     slots: BTreeMap<FrontendKey, Slots>,
     /// Slots as they were written, of Frontends that changed since.
     written: BTreeMap<FrontendKey, Slots>,
+    /// Number of rules for slots of session affinity ([`SharedChain::slot_rules`]), in both families.
+    slot_rules: u32,
+    /// Frontends whose clients do not stay, since there are too many of these rules.
+    pub(super) over_limit: BTreeSet<FrontendKey>,
     /// Needs that appeared or disappeared since the last write.
     pub(super) changed: BTreeSet<Need>,
 }
@@ -35,20 +39,22 @@ pub(super) enum Need {
     ClusterIp(IpAddr),
     /// The address of an endpoint on this node.
     Hairpin(IpAddr),
+    /// A set of clients that slots remember.
+    Clients(Family, Clients),
 }
 
 impl Need {
     pub(super) fn family(&self) -> Family {
         match self {
-            Need::Chain(family, _) => *family,
+            Need::Chain(family, _) | Need::Clients(family, _) => *family,
             Need::ClusterIp(address) | Need::Hairpin(address) => Family::of(*address),
         }
     }
 
-    /// Its element; `None` for a chain.
+    /// Its element; `None` for a chain or a set.
     pub(super) fn item(&self) -> Option<Item> {
         match *self {
-            Need::Chain(..) => None,
+            Need::Chain(..) | Need::Clients(..) => None,
             Need::ClusterIp(address) => Some(Item::new(SetName::ClusterIps, address.into())),
             Need::Hairpin(address) => Some(Item::new(SetName::Hairpins, concat(&[address.into(), address.into()]))),
         }
@@ -59,20 +65,60 @@ fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use
     let family = frontend.key.family();
     let chains = Treatment::from_frontend(frontend, slots).chains();
     let cluster_ip = frontend.roles.contains(Roles::CLUSTER_IP).then_some(Need::ClusterIp(frontend.key.address));
-    chains.into_iter().map(move |chain| Need::Chain(family, chain)).chain(cluster_ip)
+    let of_chain = move |chain: SharedChain| {
+        let clients = chain.clients().map(|clients| Need::Clients(family, clients));
+        [Need::Chain(family, chain)].into_iter().chain(clients)
+    };
+    chains.into_iter().flat_map(of_chain).chain(cluster_ip)
+}
+
+/// Largest number of rules for slots of session affinity: what Services may cost a node by many endpoints, each with a time of its own. Services
+/// beyond are served without affinity ([`NO_ROOM_TO_STAY`](crate::service::NO_ROOM_TO_STAY)).
+const MOST_SLOT_RULES: u32 = 1 << 14;
+
+fn slot_rules(need: &Need) -> u32 {
+    match need {
+        Need::Chain(_, chain) => chain.slot_rules(),
+        Need::ClusterIp(_) | Need::Hairpin(_) | Need::Clients(..) => 0,
+    }
 }
 
 impl Index {
+    fn count(&mut self, need: Need) -> bool {
+        let rules = slot_rules(&need);
+        let is_new = count(&mut self.needs, need);
+        self.slot_rules = self.slot_rules.saturating_add(if is_new { rules } else { 0 });
+        is_new
+    }
+
+    fn uncount(&mut self, need: &Need) -> bool {
+        let is_gone = uncount(&mut self.needs, need);
+        self.slot_rules = self.slot_rules.saturating_sub(if is_gone { slot_rules(need) } else { 0 });
+        is_gone
+    }
+
     fn add(&mut self, need: Need) {
-        if count(&mut self.needs, need.clone()) {
+        if self.count(need.clone()) {
             self.toggle(need);
         }
     }
 
     fn remove(&mut self, need: Need) {
-        if uncount(&mut self.needs, &need) {
+        if self.uncount(&need) {
             self.toggle(need);
         }
+    }
+
+    /// The slots of a Frontend, without affinity where its chains would be too many.
+    fn slots_within_limit(&self, held: &HeldSlots, frontend: &Frontend) -> Slots {
+        let slots = Slots::keeping(held, frontend, false);
+        if frontend.affinity_secs.is_none() {
+            return slots;
+        }
+        let new: BTreeSet<Need> = needs(frontend, &slots).filter(|need| !self.needs.contains_key(need)).collect();
+        let rules = new.iter().map(slot_rules).fold(self.slot_rules, u32::saturating_add);
+        let is_over = rules > MOST_SLOT_RULES && rules > self.slot_rules;
+        if is_over { Slots::keeping(held, frontend, true) } else { slots }
     }
 
     /// A second change undoes the first.
@@ -102,7 +148,12 @@ impl Index {
         // By what was written: an endpoint that was away in the meantime only has its slot as before.
         let slots = self.written.entry(key).or_insert_with(|| old.clone());
         let held = written.map(|written| HeldSlots::from_frontend(written, slots)).unwrap_or_default();
-        let new = after.map(|after| Slots::keeping(&held, after)).unwrap_or_default();
+        let new = after.map(|after| self.slots_within_limit(&held, after)).unwrap_or_default();
+        if new.is_over_limit {
+            self.over_limit.insert(key);
+        } else {
+            self.over_limit.remove(&key);
+        }
         for need in after.into_iter().flat_map(|after| needs(after, &new)) {
             self.add(need);
         }
@@ -125,16 +176,16 @@ impl Index {
         for frontend in desired.frontends().filter(|frontend| frontend.key.family() == family) {
             let key = frontend.key;
             let none = Slots::default();
-            let old = self.slots.get(&key).unwrap_or(&none);
-            let new = Slots::keeping(&held.remove(&key).unwrap_or_default().in_turn(old), frontend);
-            if new == *old {
+            let old = self.slots.get(&key).unwrap_or(&none).clone();
+            let new = Slots::keeping(&held.remove(&key).unwrap_or_default().in_turn(&old), frontend, old.is_over_limit);
+            if new == old {
                 continue;
             }
             for need in needs(frontend, &new) {
-                count(&mut self.needs, need);
+                self.count(need);
             }
-            for need in needs(frontend, old) {
-                uncount(&mut self.needs, &need);
+            for need in needs(frontend, &old) {
+                self.uncount(&need);
             }
             if new == none {
                 self.slots.remove(&key);
@@ -149,9 +200,19 @@ impl Index {
         // They come first in the order of needs, and are few; cluster IPs are as many as Services.
         let all = self.needs.keys().map_while(|need| match need {
             Need::Chain(of, chain) => Some((of, chain)),
-            Need::ClusterIp(_) | Need::Hairpin(_) => None,
+            Need::ClusterIp(_) | Need::Hairpin(_) | Need::Clients(..) => None,
         });
         all.filter(move |(of, _)| **of == family).map(|(_, chain)| *chain)
+    }
+
+    /// The sets of clients of a family.
+    pub(super) fn clients(&self, family: Family) -> impl Iterator<Item = Clients> {
+        // They come last.
+        let all = self.needs.keys().rev().map_while(|need| match need {
+            Need::Clients(of, clients) => Some((of, clients)),
+            Need::Chain(..) | Need::ClusterIp(_) | Need::Hairpin(_) => None,
+        });
+        all.filter(move |(of, _)| **of == family).map(|(_, clients)| *clients)
     }
 
     pub(super) fn is_needed(&self, need: &Need) -> bool {
@@ -179,5 +240,60 @@ impl Index {
     pub(super) fn compact(&mut self) {
         pack(&mut self.needs);
         pack(&mut self.slots);
+    }
+}
+
+#[cfg(test)]
+#[allow(
+    clippy::indexing_slicing,
+    clippy::arithmetic_side_effects,
+    reason = "numbers are small, and tests stop at the first surprise"
+)]
+mod tests {
+    use std::net::Ipv4Addr;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::config::Config;
+    use crate::net::EndpointKey;
+    use crate::service::{NodeFacts, compile_frontends};
+    use crate::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey};
+
+    /// A Frontend with session affinity for a time of its own.
+    fn frontend(number: u8, endpoints: u32) -> Arc<Frontend> {
+        let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
+        let first = u32::from(Ipv4Addr::new(10, 244, 0, 1));
+        let endpoints = (0..endpoints).map(|n| EndpointKey::new(Ipv4Addr::from(first + n).into(), 8080));
+        let key = FrontendKey::new(crate::net::Protocol::Tcp, [10, 96, 0, number].into(), 80);
+        let mut spec = FrontendSpec::new(key, endpoints);
+        spec.affinity_secs = Some(1000 + u32::from(number));
+        Arc::clone(&compile_frontends(&ObjectKey::new("demo", "web"), &[spec], &facts, false).frontends()[0])
+    }
+
+    #[test]
+    fn session_affinity_has_a_bounded_number_of_rules() {
+        let mut index = Index::default();
+        // A slot is a chain, and each of 1,024 slots has rules in the chain that chooses: eight of these are all that there may be.
+        let all: Vec<Arc<Frontend>> = (0..10).map(|number| frontend(number, 600)).collect();
+        for one in &all {
+            index.follow(None, None, Some(one));
+        }
+        assert_eq!(index.slot_rules, MOST_SLOT_RULES);
+        assert_eq!(index.over_limit, all[8..].iter().map(|one| one.key).collect());
+        let chains = index.chains(Family::V4).count();
+        // Those beyond are served without.
+        let draws = index.lower(&all[9]).into_iter().filter(|item| item.set == SetName::Draws).count();
+        assert_eq!((chains, draws), (8 * 1025 + 1, 0));
+        // What has room does not suffer.
+        let few = frontend(20, 600);
+        index.follow(None, Some(&all[0]), None);
+        index.follow(None, None, Some(&few));
+        assert!(!index.over_limit.contains(&few.key) && index.slot_rules == MOST_SLOT_RULES);
+        index.follow(None, None, Some(&frontend(21, 2)));
+        assert_eq!(index.over_limit.len(), 3);
+        for one in all[1..].iter().chain([&few, &frontend(21, 2)]) {
+            index.follow(None, Some(one), None);
+        }
+        assert_eq!((index.slot_rules, index.over_limit.len(), index.needs.len()), (0, 0, 0));
     }
 }

@@ -10,7 +10,7 @@ use nftables::{
 };
 
 use super::lower::SetName;
-use super::pick::{Pick, SharedChain, Slot};
+use super::pick::{Clients, Pick, SharedChain};
 use crate::config::{Config, KernelNames};
 use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::nft::COMMENT;
@@ -187,16 +187,16 @@ impl Layout {
     }
 
     /// The clients of a slot.
-    pub(super) fn slot_set(&self, slot: &Slot) -> Set {
-        let key = SetKey { table: self.table.clone(), name: slot.name() };
+    pub(super) fn clients_set(&self, clients: Clients) -> Set {
+        let key = SetKey { table: self.table.clone(), name: clients.name() };
         let mut set = Set::typeof_set(key.clone(), &self.client()).unwrap_or_else(|_| Set::new(key, no_fields()));
         set.flags = SetFlags::DYNAMIC | SetFlags::TIMEOUT;
         set.gc_interval = Some(COLLECTED_EVERY);
-        set.size = usize::try_from(slot.number).ok().and_then(|number| CLIENTS.get(number)).copied();
+        set.size = usize::try_from(clients.number).ok().and_then(|number| CLIENTS.get(number)).copied();
         set
     }
 
-    /// A set or map, without its elements. Sets of slots come from [`Layout::slot_set`].
+    /// A set or map, without its elements. Sets of clients come from [`Layout::clients_set`].
     pub(super) fn set(&self, name: SetName) -> Set {
         let key = self.set_key(name);
         let frontend = self.frontend();

@@ -7,7 +7,7 @@ use std::net::IpAddr;
 use nftables::{Element, ElementData, ElementKey, Value, Verdict};
 
 use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split, slot_number, ticket};
-use super::slots::{Slots, by_client, draws, is_sticky};
+use super::slots::{Slots, by_client};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
@@ -163,10 +163,14 @@ impl Treatment {
     pub(super) fn from_frontend(frontend: &Frontend, slots: &Slots) -> Self {
         let pick = |marks, is_local: bool| {
             let count = slots.count(frontend, is_local);
-            let secs = frontend.affinity_secs.filter(|_| is_sticky(frontend, count));
+            let secs = frontend.affinity_secs.filter(|_| slots.is_sticky(frontend, is_local));
             let sticky = secs.map(|secs| Draw::Sticky(Affinity { secs, width: slots.width(frontend, is_local) }));
             let draw = by_client(frontend).map(|port| Draw::Client { port }).or(sticky).unwrap_or(Draw::Random);
-            let most = if draw == Draw::Random { slots.most(frontend, is_local) } else { count };
+            let most = match draw {
+                Draw::Random => slots.most(frontend, is_local),
+                Draw::Sticky(_) => slots.draw_count(frontend, is_local),
+                Draw::Client { .. } => count,
+            };
             (count > 0).then_some(Pick { marks, is_local, most, draw })
         };
         let is_internal = frontend.roles.contains(Roles::CLUSTER_IP);
@@ -231,8 +235,7 @@ pub(crate) fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
             items.push(item);
         }
         if let Draw::Sticky(_) = pick.draw {
-            let taken = slots.with_endpoints(frontend, is_local).map(|(slot, _)| slot).collect();
-            items.extend(draws(&taken).map(|(draw, slot)| {
+            items.extend(slots.draws(frontend, is_local).into_iter().map(|(draw, slot)| {
                 Item::new(SetName::Draws, with(key, &[Value::mark(ticket(is_local, slot, draw))]))
             }));
         }

@@ -24,7 +24,7 @@ use crate::plan::report::{Applied, Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::safeguard::Kernel;
-use crate::service::{Compiled, Desired, Frontend, NodeFacts};
+use crate::service::{Compiled, Desired, Frontend, NO_ROOM_TO_STAY, NodeFacts};
 use crate::snapshot::HostAddresses;
 
 /// nftables mode of one node.
@@ -44,6 +44,8 @@ pub(crate) struct Mode {
     held: BTreeSet<FrontendKey>,
     /// Frontends that the kernel refused: it has them as they were, or not at all.
     refused: BTreeSet<FrontendKey>,
+    /// Frontends whose clients do not stay, as it was reported.
+    over_limit: BTreeSet<FrontendKey>,
     /// Families of which the last attempt to write failed.
     unfinished: BTreeSet<Family>,
     /// The prepared plan, until it is applied.
@@ -70,6 +72,7 @@ impl Mode {
             layouts: BTreeMap::new(),
             held: BTreeSet::new(),
             refused: BTreeSet::new(),
+            over_limit: BTreeSet::new(),
             unfinished: BTreeSet::new(),
             pending: Plan::default(),
         }
@@ -100,6 +103,15 @@ impl Mode {
             (false, Some(Some(_))) => Some(TablePlan::full(layout, wanted, Fate::Delete)),
             (false, _) => None,
         }
+    }
+
+    /// Services whose clients do not stay, since there are too many rules; empty if already reported.
+    fn limited(&mut self, pass: &Pass<'_>) -> Vec<String> {
+        let over = &pass.desired.without_affinity;
+        let new: BTreeSet<String> =
+            over.difference(&self.over_limit).filter_map(|key| pass.names.service_of(key)).collect();
+        self.over_limit.clone_from(over);
+        new.into_iter().map(|of| format!("{of}: {NO_ROOM_TO_STAY}")).collect()
     }
 
     /// Foreign changes: differences that do not come from the input.
@@ -171,6 +183,10 @@ impl modes::Mode for Mode {
         self.index.follow(written, before, after);
     }
 
+    fn without_affinity(&self) -> BTreeSet<FrontendKey> {
+        self.index.over_limit.clone()
+    }
+
     fn compact(&mut self) {
         self.index.compact();
         self.known.iter_mut().for_each(|known| pack(&mut known.frontends));
@@ -236,6 +252,7 @@ impl modes::Mode for Mode {
             let held = observed.as_ref().map(|observed| observed.slots(*family)).unwrap_or_default();
             self.index.adopt(pass.desired, *family, held);
         }
+        report.limited = self.limited(&pass);
         let served: Vec<Family> = pass.families().collect();
         for family in Family::ALL {
             let layout = self.layout(family, &pass);
@@ -324,5 +341,5 @@ pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Ob
 
 /// Whether connections to a Frontend are refused or dropped.
 fn is_without_endpoints(frontend: &Frontend) -> bool {
-    Treatment::from_frontend(frontend, &Slots::keeping(&HeldSlots::default(), frontend)).picks().next().is_none()
+    Treatment::from_frontend(frontend, &Slots::keeping(&HeldSlots::default(), frontend, false)).picks().next().is_none()
 }

@@ -19,15 +19,15 @@
 //!
 //! ```text
 //!  chain internal-2-sticky-10800-of-2 {
-//!    ip saddr . ip daddr . … th dport @slot-0-sticky-10800 jump slot-0-sticky-10800     a client that is known
-//!    ip saddr . ip daddr . … th dport @slot-1-sticky-10800 jump slot-1-sticky-10800
+//!    ip saddr . ip daddr . … th dport @clients-0 jump slot-0-sticky-10800     a client that is known
+//!    ip saddr . ip daddr . … th dport @clients-1 jump slot-1-sticky-10800
 //!    ip daddr . … th dport . jhash … mod 2 offset 0       @draws goto slot-0-sticky-10800   a new one
 //!    ip daddr . … th dport . jhash … mod 2 offset 65536   @draws goto slot-1-sticky-10800
 //!  }
 //!  chain slot-1-sticky-10800 {
-//!    update @slot-1-sticky-10800 { … timeout 3h } dnat to … . 1 map @endpoints
+//!    update @clients-1 { … timeout 3h } dnat to … . 1 map @endpoints
 //!    dnat to … . 1 map @endpoints                         no room to remember one more client
-//!    delete @slot-1-sticky-10800 { … }                    there is no endpoint in the slot: on with the next rule
+//!    delete @clients-1 { … }                    there is no endpoint in the slot: on with the next rule
 //!  }
 //! ```
 //!
@@ -104,13 +104,21 @@ pub(crate) struct Pick {
     pub draw: Draw,
 }
 
-/// A slot that clients stay with: a chain and a set of clients of the same name, `slot-3-sticky-10800`.
+/// The set of clients that stay with the endpoint in a slot, `clients-3`, however long: the kernel makes room for some of them at once, so one
+/// for each time that Services ask for would take too much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Slot {
+pub(crate) struct Clients {
     /// Number of the slot.
     pub number: u32,
     /// Whether the slot is of the endpoints on this node.
     pub is_local: bool,
+}
+
+/// A chain that leads to the endpoint in a slot, and remembers the client for this time: `slot-3-sticky-10800`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Slot {
+    /// The clients that it remembers.
+    pub clients: Clients,
     /// Seconds for which a client stays after its last connection.
     pub secs: u32,
 }
@@ -209,10 +217,17 @@ impl fmt::Display for Split {
     }
 }
 
+impl fmt::Display for Clients {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "clients-{}{}", self.number, if self.is_local { "-local" } else { "" })
+    }
+}
+
 impl fmt::Display for Slot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let local = if self.is_local { "-local" } else { "" };
-        write!(f, "slot-{}{local}-sticky-{}", self.number, self.secs)
+        let Clients { number, is_local } = self.clients;
+        let local = if is_local { "-local" } else { "" };
+        write!(f, "slot-{number}{local}-sticky-{}", self.secs)
     }
 }
 
@@ -244,13 +259,25 @@ impl SharedChain {
         }
     }
 
-    /// The set of the chain's name: of clients that a slot remembers, or of Frontends.
+    /// The set of Frontends of the chain's name.
     pub(super) fn set(&self, layout: &Layout) -> Option<Set> {
+        self.entered_by_set().map(|pick| layout.set(SetName::Picked(pick)))
+    }
+
+    /// The set of clients that it remembers.
+    pub(super) fn clients(&self) -> Option<Clients> {
         match self {
-            SharedChain::Slot(slot) => Some(layout.slot_set(slot)),
-            SharedChain::Pick(_) | SharedChain::Split(_) => {
-                self.entered_by_set().map(|pick| layout.set(SetName::Picked(pick)))
-            }
+            SharedChain::Slot(slot) => Some(slot.clients),
+            SharedChain::Pick(_) | SharedChain::Split(_) => None,
+        }
+    }
+
+    /// Number of slots of session affinity that it has rules for.
+    pub(super) fn slot_rules(&self) -> u32 {
+        match self {
+            SharedChain::Slot(_) => 1,
+            SharedChain::Pick(Pick { draw: Draw::Sticky(Affinity { width, .. }), .. }) => *width,
+            SharedChain::Pick(_) | SharedChain::Split(_) => 0,
         }
     }
 
@@ -304,9 +331,9 @@ impl Pick {
             Draw::Sticky(affinity) => Some(affinity),
             Draw::Random | Draw::Client { .. } => None,
         };
-        affinity
-            .into_iter()
-            .flat_map(move |Affinity { secs, width }| (0..width).map(move |number| Slot { number, is_local, secs }))
+        affinity.into_iter().flat_map(move |Affinity { secs, width }| {
+            (0..width).map(move |number| Slot { clients: Clients { number, is_local }, secs })
+        })
     }
 
     fn rules(&self, layout: &Layout) -> Vec<Rule> {
@@ -323,7 +350,7 @@ impl Pick {
             })),
             Draw::Sticky(_) => {
                 rules.extend(self.slots().map(|slot| {
-                    let known = layout.rule().in_set(&layout.client(), slot.set());
+                    let known = layout.rule().in_set(&layout.client(), slot.clients.reference());
                     built(known.jump(slot.name()))
                 }));
                 rules.extend(self.slots().map(|slot| self.draw(layout, &slot)));
@@ -344,21 +371,27 @@ impl Pick {
             of: vec![layout.source(), Operand::SPORT],
             modulus: self.most,
             seed: Some(SEED),
-            offset: tickets(slot.is_local, slot.number),
+            offset: tickets(slot.clients.is_local, slot.clients.number),
         };
         let key = [layout.frontend().as_slice(), &[draw]].concat();
         built(layout.rule().in_set(&key, Layout::reference(SetName::Draws)).goto(slot.name()))
     }
 }
 
-impl Slot {
-    /// The name of its chain and its set.
+impl Clients {
     pub(super) fn name(&self) -> Name {
         chain(&self.to_string())
     }
 
-    fn set(&self) -> SetReference {
+    fn reference(&self) -> SetReference {
         SetReference::named(self.name())
+    }
+}
+
+impl Slot {
+    /// The name of its chain.
+    fn name(&self) -> Name {
+        chain(&self.to_string())
     }
 
     fn rules(&self, layout: &Layout) -> Vec<Rule> {
@@ -367,9 +400,10 @@ impl Slot {
         let this = || Operand::Numgen {
             kind: NumgenKind::Random,
             modulus: 1,
-            offset: slot_number(self.is_local, self.number),
+            offset: slot_number(self.clients.is_local, self.clients.number),
         };
-        let change = |op, timeout| layout.rule().change_set(op, self.set(), &layout.client(), &[], timeout);
+        let clients = || self.clients.reference();
+        let change = |op, timeout| layout.rule().change_set(op, clients(), &layout.client(), &[], timeout);
         vec![
             built(layout.to_endpoint_after(change(DynSetOp::Update, Some(timeout)), this())),
             built(layout.to_endpoint(this())),

@@ -192,6 +192,8 @@ impl TablePlan {
                         plan.delete_chains.push(chain.to_string());
                     }
                 }
+                (Need::Clients(_, clients), true) => plan.sets.push(plan.layout.clients_set(*clients)),
+                (Need::Clients(_, clients), false) => plan.delete_sets.push(clients.to_string()),
                 (need, true) => need.item().into_iter().for_each(|item| plan.add(item)),
                 (need, false) => need.item().into_iter().for_each(|item| plan.delete(item.set, item.key)),
             }
@@ -248,12 +250,13 @@ impl TablePlan {
         }
         let kept: Vec<String> = entered.iter().map(Pick::to_string).collect();
         found.extend(kept.iter().map(String::as_str));
-        // Chains lead to chains; a slot's set has its chain's name.
-        while let Some(chain) = found.pop() {
-            if needed.insert(chain) {
-                let rules = observed.shape.rules(chain).into_iter().flatten();
+        // Chains lead to chains, and name sets.
+        while let Some(name) = found.pop() {
+            if needed.insert(name) {
+                let rules = observed.shape.rules(name).into_iter().flatten();
                 found.extend(rules.flat_map(|rule| &rule.expressions).filter_map(|expression| match expression {
                     Expression::Verdict(Verdict::Goto(to) | Verdict::Jump(to)) => Some(to.as_str()),
+                    Expression::Lookup { set, .. } | Expression::DynSet { set, .. } => Some(set.name.as_str()),
                     _ => None,
                 }));
             }
@@ -367,7 +370,8 @@ fn shared_chain(layout: &Layout, chain: &SharedChain) -> ChainRules {
 }
 
 fn shared_sets(layout: &Layout, index: &Index) -> Vec<Set> {
-    index.chains(layout.family()).filter_map(|chain| chain.set(layout)).collect()
+    let of_frontends = index.chains(layout.family()).filter_map(|chain| chain.set(layout));
+    of_frontends.chain(index.clients(layout.family()).map(|clients| layout.clients_set(clients))).collect()
 }
 
 /// The chains that Frontends enter by the sets of these, of a family.

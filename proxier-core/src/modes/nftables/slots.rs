@@ -4,7 +4,7 @@
 //!
 //! With session affinity, new endpoints get slots in turn, so that a slot whose endpoint is gone stays empty as long as there are further ones:
 //! a client that the slot knows is forgotten when it comes, and chooses again. Otherwise all clients of an endpoint would follow its slot to
-//! the next endpoint.
+//! the next endpoint. An endpoint has one slot, whatever its weight: weights say how many draws lead to it, so that clients stay when one changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -14,8 +14,8 @@ use crate::net::EndpointKey;
 use crate::service::Frontend;
 use crate::snapshot::Sharing;
 
-/// Largest number of endpoints with session affinity. Frontends with more are served without it: each slot is a chain
-/// and a set, and a new client is looked for in all of them.
+/// Largest number of endpoints with session affinity: each slot is a chain and a set, and a new client is looked for in all of them. Services
+/// with more are refused it ([`Facts::most_with_affinity`](crate::modes::Facts::most_with_affinity)).
 pub(super) const MOST_STICKY: u32 = 1 << 12;
 
 /// The slots of a Frontend's endpoints.
@@ -23,15 +23,20 @@ pub(super) const MOST_STICKY: u32 = 1 << 12;
 pub(crate) struct Slots {
     cluster: Numbers,
     local: Numbers,
+    /// It has affinity, but there are too many chains: clients do not stay.
+    pub(super) is_over_limit: bool,
 }
 
 /// Slots for the endpoints of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Numbers {
-    /// The endpoint of each share, by its place in the list; `None` where each has one, in order, as nearly all do.
+    /// The endpoint of each share, by its place in the list; `None` where each has one, in order, as nearly all do. With affinity, an endpoint that
+    /// takes connections has one share.
     shares: Option<Box<[u32]>>,
     /// The slot of each share; `None` where that is its place.
     slots: Option<Box<[u32]>>,
+    /// With affinity, the number of draws that lead to each share; `None` for one each.
+    draws: Option<Box<[u32]>>,
     /// Capacity of the selection chain, in endpoints, if it is larger than the smallest one that fits.
     most: Option<NonZeroU32>,
     /// Slot of the next new endpoint, where that is not the slot above the highest.
@@ -96,24 +101,32 @@ impl Slots {
     /// The slots of a Frontend's endpoints: held ones for those that have them, free ones for the rest. Without affinity these are the lowest, and
     /// there are no gaps, so that any number below the number of endpoints is a slot. With affinity they come in turn, of about twice
     /// as many as there are endpoints.
-    pub(super) fn keeping(held: &HeldSlots, frontend: &Frontend) -> Self {
+    pub(super) fn keeping(held: &HeldSlots, frontend: &Frontend, is_over_limit: bool) -> Self {
         let keep = |held: &HeldNumbers, endpoints: &[EndpointKey]| {
             let shares = frontend.slots_of(endpoints);
             if by_client(frontend).is_some() {
                 // All nodes have the same table.
                 return Numbers { shares, ..Numbers::default() };
             }
+            let is_sticky = is_sticky(frontend, endpoints) && !is_over_limit;
+            let (shares, draws) = match shares {
+                Some(shares) if is_sticky => once_each(&shares, endpoints.len()),
+                shares => (shares, None),
+            };
             let shared = shares.iter().flatten().filter_map(|place| endpoints.get(usize::try_from(*place).ok()?));
             let shared: Vec<EndpointKey> = shared.copied().collect();
             let list = if shares.is_some() { &shared } else { endpoints };
             let count = number_of(list);
-            let is_sticky = is_sticky(frontend, count);
             let (slots, next) = Numbers::keeping(held, list, is_sticky);
             let most = most_for(count, held.most);
             let is_smallest = is_sticky || most == most_for(count, None);
-            Numbers { shares, slots, most: NonZeroU32::new(most).filter(|_| !is_smallest), next }
+            Numbers { shares, slots, draws, most: NonZeroU32::new(most).filter(|_| !is_smallest), next }
         };
-        Slots { cluster: keep(&held.cluster, &frontend.cluster), local: keep(&held.local, &frontend.local) }
+        Slots {
+            cluster: keep(&held.cluster, &frontend.cluster),
+            local: keep(&held.local, &frontend.local),
+            is_over_limit,
+        }
     }
 
     /// The endpoints with their slots, in the order of the list: those on this node, or all. An endpoint has as many slots as shares.
@@ -128,6 +141,31 @@ impl Slots {
             Some(shares) => endpoints.get(usize::try_from(*shares.get(share)?).ok()?),
         };
         (0..numbers.count(endpoints)).filter_map(move |share| Some((numbers.at(share), endpoint(share)?)))
+    }
+
+    /// Whether clients stay with their endpoints: those on this node, or all.
+    pub(super) fn is_sticky(&self, frontend: &Frontend, is_local: bool) -> bool {
+        is_sticky(frontend, self.numbers(frontend, is_local).1) && !self.is_over_limit
+    }
+
+    /// The slot of each draw of a new client with affinity: a number below the number of draws.
+    pub(super) fn draws(&self, frontend: &Frontend, is_local: bool) -> Vec<(u32, u32)> {
+        let (numbers, _) = self.numbers(frontend, is_local);
+        let slots = self.with_endpoints(frontend, is_local).map(|(slot, _)| slot);
+        match &numbers.draws {
+            None => draws(&slots.collect()).collect(),
+            Some(draws) => {
+                let counted: BTreeMap<u32, u32> = slots.zip(draws.iter().copied()).collect();
+                let each = counted.into_iter().flat_map(|(slot, count)| (0..count).map(move |_| slot));
+                (0..).zip(each).collect()
+            }
+        }
+    }
+
+    /// Number of draws of a new client with affinity.
+    pub(super) fn draw_count(&self, frontend: &Frontend, is_local: bool) -> u32 {
+        let draws = self.numbers(frontend, is_local).0.draws.as_ref();
+        draws.map_or_else(|| self.count(frontend, is_local), |draws| draws.iter().copied().fold(0, u32::saturating_add))
     }
 
     /// Number of slots: of the endpoints on this node, or of all.
@@ -205,8 +243,17 @@ impl Numbers {
     }
 }
 
-fn number_of(endpoints: &[EndpointKey]) -> u32 {
-    u32::try_from(endpoints.len()).unwrap_or(u32::MAX)
+/// Each endpoint of a list of shares once, and the number of its shares; `None` for all endpoints in order, and for one share each.
+fn once_each(shares: &[u32], endpoints: usize) -> (Option<Box<[u32]>>, Option<Box<[u32]>>) {
+    let each = || shares.chunk_by(|one, next| one == next);
+    let once: Box<[u32]> = each().filter_map(|of| of.first()).copied().collect();
+    let draws: Box<[u32]> = each().map(number_of).collect();
+    let is_weighted = draws.iter().any(|count| *count != 1);
+    ((once.len() != endpoints).then_some(once), is_weighted.then_some(draws))
+}
+
+fn number_of<T>(list: &[T]) -> u32 {
+    u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
 
 /// Whether an endpoint follows from the client, and then whether from its port too.
@@ -217,14 +264,13 @@ pub(super) fn by_client(frontend: &Frontend) -> Option<bool> {
     }
 }
 
-/// Whether clients stay with their endpoint, if there are so many slots.
-pub(super) fn is_sticky(frontend: &Frontend, slots: u32) -> bool {
-    frontend.affinity_secs.is_some() && slots <= MOST_STICKY
+fn is_sticky(frontend: &Frontend, endpoints: &[EndpointKey]) -> bool {
+    frontend.affinity_secs.is_some() && number_of(endpoints) <= MOST_STICKY
 }
 
 /// Slot of each draw, a number below the number of slots: the slot of that number, where there is one; where there is a
 /// gap, the next of those beyond. So a change of one endpoint changes at most two of them.
-pub(super) fn draws(slots: &BTreeSet<u32>) -> impl Iterator<Item = (u32, u32)> {
+fn draws(slots: &BTreeSet<u32>) -> impl Iterator<Item = (u32, u32)> {
     let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
     let mut beyond = slots.range(count..).copied();
     (0..count).filter_map(move |draw| Some((draw, if slots.contains(&draw) { draw } else { beyond.next()? })))

@@ -40,7 +40,7 @@ fn add(transaction: &mut Transaction, layout: &Layout) {
         }
         let split = Split { anywhere: Some(pick), only_here: Some(pick) };
         for chain in pick.slots().map(SharedChain::Slot).chain([SharedChain::Pick(pick), SharedChain::Split(split)]) {
-            sets.extend(chain.set(layout));
+            sets.extend(chain.set(layout).into_iter().chain(chain.clients().map(|of| layout.clients_set(of))));
             chains.push((nftables::Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout)));
         }
     }
