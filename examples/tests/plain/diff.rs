@@ -72,11 +72,17 @@ fn the_way_out_of_ipvs_can_be_read_before_it_is_walked() {
 
 #[test]
 fn modes_that_differ_for_no_service() {
-    for (from, to) in [("nftables", "iptables"), ("iptables", "nftables"), ("ipvs", "ipvs"), ("userspace", "userspace")]
-    {
+    for (from, to, other_ports) in [
+        ("nftables", "iptables", "are not refused any more: packets to them leave the node"),
+        ("iptables", "nftables", "are refused; until now packets to them left the node"),
+        ("ipvs", "ipvs", ""),
+        ("userspace", "userspace", ""),
+    ] {
         let (code, said, _) = run(&["--from", from, "--to", to]);
         assert_eq!(code, 0, "{said}");
         assert!(said.contains("0 of 2 Services differ"), "{said}");
+        let line = said.lines().find_map(|line| line.strip_prefix("all: ports of a cluster IP that no Service has "));
+        assert_eq!(line.unwrap_or_default(), other_ports, "{said}");
     }
 }
 

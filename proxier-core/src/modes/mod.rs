@@ -132,6 +132,8 @@ pub struct Facts {
     pub translates_packets: bool,
     /// Whether counters of rules, as the programs of iptables list them, say how much traffic Services have.
     pub counts_by_rule: bool,
+    /// Whether ports of a cluster IP that no Service has are refused. Otherwise packets to them go on.
+    pub closes_cluster_ips: bool,
     /// Largest number of endpoints whose clients may stay with them; `None` for any number.
     pub most_with_affinity: Option<usize>,
     /// How endpoints are chosen where a Service asks for nothing else.
@@ -150,6 +152,7 @@ impl Facts {
         makes_addresses_local: true,
         translates_packets: false,
         counts_by_rule: false,
+        closes_cluster_ips: true,
         most_with_affinity: None,
         choice: "by the scheduler of IPVS",
         how_to_count: "",
@@ -169,6 +172,7 @@ impl Facts {
     const IPTABLES: Facts = Facts {
         name: "iptables",
         counts_by_rule: true,
+        closes_cluster_ips: false,
         most_with_affinity: None,
         how_to_count: "",
         abilities: Abilities::None,

@@ -329,8 +329,13 @@ impl<'a> Place<'a> {
         self.balancing.filter(|_| self.returns_directly)?.forwarding_name()
     }
 
+    /// Whether an endpoint of a list gets new connections.
+    fn takes(&self, list: &[EndpointKey]) -> bool {
+        list.iter().any(|endpoint| self.weight(endpoint) > 0)
+    }
+
     fn has_endpoints(&self) -> bool {
-        !self.cluster.is_empty() || !self.local.is_empty()
+        self.takes(self.cluster) || self.takes(self.local)
     }
 }
 
@@ -461,13 +466,9 @@ impl Tracer<'_> {
             return self.turned_away();
         }
         let (list, is_inside) = self.choose(place);
-        if list.is_empty() {
-            return self.nowhere(place);
-        }
         let list = self.weighed(place, list);
         if list.is_empty() {
-            self.step("No endpoint takes new connections.");
-            return Verdict::Rejected;
+            return self.nowhere(place);
         }
         let list = self.without_loops(list);
         if list.is_empty() {
@@ -580,7 +581,9 @@ impl Tracer<'_> {
             self.step(format!("Traffic policy Cluster: {} on all nodes.", counted(place.cluster)));
             return (place.cluster, false);
         }
-        if !place.is_internal && self.splits(place) && self.is_inside() {
+        let is_here_only =
+            self.rules.contains(PacketRules::SPLITS_LOCAL) && place.takes(place.local) && !place.takes(place.cluster);
+        if !place.is_internal && self.splits(place) && self.is_inside() && !is_here_only {
             let who = if self.is_this_node() { "this node" } else { "a pod" };
             self.step(format!(
                 "Traffic policy Local is about clients outside; {who} gets {} on all nodes.",
@@ -615,11 +618,16 @@ impl Tracer<'_> {
             return Verdict::LeftAlone;
         }
         let only_elsewhere = place.has_endpoints() && place.policy == TrafficPolicy::Local;
+        let has_any = !place.cluster.is_empty() || !place.local.is_empty();
         if !only_elsewhere {
-            self.step("There is no endpoint.");
+            self.step(if has_any { "No endpoint takes new connections." } else { "There is no endpoint." });
             return Verdict::Rejected;
         }
-        self.step("There are endpoints on other nodes only.");
+        self.step(if place.local.is_empty() {
+            "There are endpoints on other nodes only."
+        } else {
+            "Only endpoints on other nodes take new connections."
+        });
         if self.rules.contains(PacketRules::NEVER_DROPS) { Verdict::Rejected } else { self.turned_away() }
     }
 

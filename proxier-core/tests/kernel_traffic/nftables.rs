@@ -8,10 +8,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use proxier_core::modes::{Kind, fast_path};
-use proxier_core::net::Family;
+use proxier_core::modes::trace::trace;
+use proxier_core::modes::{Kind, fast_path, iptables};
+use proxier_core::net::{Family, FrontendKey, Protocol};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Report;
+use proxier_core::service::{Packet, Verdict};
 use serde_json::{Value, json};
 use testkit::witness::{Conversation, Transport, Witness, ask, ping};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
@@ -292,6 +294,52 @@ fn weighted(pods: &[(Pod, u16)]) -> [EndpointSliceObject; 2] {
         slice.metadata.annotations.insert("proxier/weights".into(), text);
     }
     slices
+}
+
+#[test]
+fn trace_says_what_becomes_of_connections_where_endpoints_have_weight_0() {
+    with_service(&[A, R], |net, cluster| {
+        let local = json!({ "externalTrafficPolicy": "Local", "internalTrafficPolicy": "Local" });
+        let ranges = json!({ "loadBalancerSourceRanges": ["198.51.100.0/24", "2001:db8:2::/48"] });
+        let anybody = json!({});
+        for (of_a, of_r, spec) in [
+            (0, 1, &local),
+            (1, 0, &local),
+            (0, 0, &local),
+            (0, 1, &anybody),
+            (0, 0, &anybody),
+            (0, 1, &ranges),
+            (0, 0, &ranges),
+        ] {
+            cluster.service(&objects::service("web", 10, spec));
+            for slice in weighted(&[(A, of_a), (R, of_r)]) {
+                cluster.slice(&slice);
+            }
+            cluster.settle();
+            let clients = [(&net.client, net::CLIENT), (&net.pod_b, net::POD_B)];
+            for ((who, source), family, vip) in clients.into_iter().flat_map(|client| {
+                FAMILIES.into_iter().flat_map(move |family| Vip::ALL.map(|vip| (client, family, vip)))
+            }) {
+                let (source, to) = (source.of(family), vip.of(10, family));
+                let packet = Packet::new(source, FrontendKey::new(Protocol::Tcp, to.ip(), to.port()));
+                let known = (cluster.proxier.desired(), cluster.proxier.facts());
+                let options = iptables::Options::default();
+                let traced = trace(Kind::Nftables, cluster.proxier.store(), known, &packet, options);
+                let limit = if traced.verdict == Verdict::Dropped { Duration::from_millis(300) } else { LIMIT };
+                let answer = who.run_in(|| ask(Transport::Tcp, Some(source), to, limit)).unwrap();
+                let is_it = match (&traced.verdict, &answer) {
+                    (Verdict::Endpoints(reached), Ok(answer)) => {
+                        let pod = if answer.name == "a" { net::POD_A } else { net::POD_R };
+                        reached.iter().any(|one| one.endpoint.address == pod.of(family))
+                    }
+                    (Verdict::Rejected, Err(error)) => error.kind() == io::ErrorKind::ConnectionRefused,
+                    (Verdict::Dropped, Err(error)) => error.kind() == io::ErrorKind::TimedOut,
+                    _ => false,
+                };
+                assert!(is_it, "weights {of_a}, {of_r}, {spec}: {source} to {to}: {answer:?}, but {traced:?}");
+            }
+        }
+    });
 }
 
 /// Session affinity: a weight that changes leaves clients where they are, as long as it is not 0.

@@ -430,6 +430,19 @@ fn of_all(from: Kind, to: Kind) -> Vec<String> {
         (false, true) => said.push("addresses of Services are this node's own, and answer pings".to_owned()),
         _ => {}
     }
+    match (from.closes_cluster_ips, to.closes_cluster_ips) {
+        (true, false) => said.push(
+            "ports of a cluster IP that no Service has are not refused any more: packets to them leave the node"
+                .to_owned(),
+        ),
+        (false, true) => {
+            said.push(
+                "ports of a cluster IP that no Service has are refused; until now packets to them left the node"
+                    .to_owned(),
+            );
+        }
+        _ => {}
+    }
     if !from.translates_packets || to.is_process {
         said.push("connections that are open end when the mode changes".to_owned());
     } else {
