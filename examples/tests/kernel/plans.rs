@@ -294,8 +294,17 @@ fn beside(mode: &str) {
     let spec = "type: NodePort, clusterIP: 10.96.0.53, ports: [{name: dns, port: 53, protocol: UDP, targetPort: 8053, nodePort: 30053}]";
     let ports = "{name: dns, port: 8053, protocol: UDP}";
     world.manifests.put("dns.yaml", &pair("dns", spec, ports, "{addresses: [10.244.0.5]}"));
+    // Nothing to be seen from outside: no endpoint for clients of this node, and none at all.
+    let spec = "clusterIP: 10.96.0.54, internalTrafficPolicy: Local, ports: [{name: http, port: 80}]";
+    let elsewhere = "{addresses: [10.244.0.5], nodeName: elsewhere}";
+    world.manifests.put("elsewhere.yaml", &pair("elsewhere", spec, "{name: http, port: 8080}", elsewhere));
+    let spec = "type: NodePort, clusterIP: 10.96.0.55, ports: [{name: dns, port: 53, protocol: UDP, nodePort: 30055}]";
+    world.manifests.put("empty.yaml", &pair("empty", spec, ports, ""));
     let running = world.start(mode);
     running.until("it serves", || world.asks(SERVICE));
+    let own = std::net::UdpSocket::bind("192.0.2.1:0").unwrap();
+    // In some modes the kernel refuses to send it.
+    drop(own.send_to(b"x", "192.0.2.1:30055"));
     let plan = |more: &[&str]| {
         let arguments = world.arguments(mode);
         let arguments = arguments.iter().map(String::as_str);

@@ -89,7 +89,13 @@ impl Tracker {
         if self.is_known && !report.full && wanted == self.written {
             return None;
         }
-        match compare(config, wanted.clone(), tables) {
+        let change = compare(config, wanted.clone(), tables).and_then(|change| {
+            // A new one may be more than this kernel can: then there is nothing to plan. Devices that take no flows are found when it is written.
+            let new = change.as_ref().filter(|change| change.step.action == Action::Add && !in_hardware);
+            new.map_or(Ok(()), |new| tables.check(&new.transaction).map_err(|refused| refused.error))?;
+            Ok(change)
+        });
+        match change {
             Ok(Some(change)) => Some(change),
             Ok(None) => {
                 (self.is_known, self.written) = (true, wanted);
@@ -134,6 +140,18 @@ impl Tracker {
             Err(error) => applied.lacks.push(Lack::new(NONE, error)),
         }
     }
+}
+
+/// Whether this kernel can have the fast path, where the configuration asks for it and there are devices. Nothing is made.
+///
+/// # Errors
+/// The kernel lacks something, which the message names, or the table cannot be read.
+pub fn trial(config: &Config, host: &HostAddresses, tables: &mut dyn Tables) -> Option<Result<(), PortError>> {
+    let fast = config.fast_path.as_ref()?;
+    let wanted = spec(config, fast, false, devices(config, fast, host))?;
+    Some(compare(config, Some(wanted), tables).and_then(|change| {
+        change.map_or(Ok(()), |change| tables.check(&change.transaction).map_err(|refused| refused.error))
+    }))
 }
 
 /// Lack of the whole.

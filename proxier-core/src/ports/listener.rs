@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::net::{EndpointKey, FrontendKey, Network};
+use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 
 /// Protocol, address and port on which this process listens, with the endpoints that connections and datagrams go to.
 #[derive(Clone, Debug, PartialEq)]
@@ -68,6 +68,14 @@ impl Listener {
         self.outside = Arc::clone(&self.inside);
         self.has_endpoints = !self.inside.is_empty();
         self
+    }
+
+    /// Whether it has an open socket: of TCP while any client gets an endpoint, of UDP while there are endpoints at all.
+    pub fn is_open(&self) -> bool {
+        match self.key.protocol {
+            Protocol::Udp => self.has_endpoints,
+            Protocol::Tcp | Protocol::Sctp => self.serves_anybody(),
+        }
     }
 
     /// Whether any client gets an endpoint.

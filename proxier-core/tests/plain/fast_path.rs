@@ -91,6 +91,24 @@ fn where_it_fails_the_node_serves_and_tries_again() {
     assert_eq!(written(&kernel), None);
 }
 
+/// Without flow tables in the kernel there is nothing to plan, however often it is asked, and the reason is told.
+#[test]
+fn what_the_kernel_cannot_do_is_not_planned() {
+    let mut kernel = kernel();
+    kernel.fail(Fault::new(Call::TablesCheck, PortErrorKind::Unavailable).every());
+    let mut process = process(Kind::Nftables, &["*"]);
+    for at in [0, 60] {
+        let report = pass(&mut process, &mut kernel, at);
+        assert!(!report.has_failed() && report.applied.lacks.len() == 1, "{report:#?}");
+        assert_eq!(written(&kernel), None);
+    }
+    let (plan, report) = process.preview(Duration::from_secs(120), &mut kernel.ports());
+    assert!(plan.is_empty() && report.applied.lacks.len() == 1, "{report:#?}");
+    kernel.clear_faults();
+    let (plan, report) = process.preview(Duration::from_secs(120), &mut kernel.ports());
+    assert!(!plan.is_empty() && report.applied.lacks.is_empty(), "{report:#?}");
+}
+
 #[test]
 fn a_foreign_table_of_its_name_stays() {
     let mut kernel = kernel();

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use kmod_probe::Answer;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::{Kind, iptables, ipvs};
+use proxier_core::modes::{Kind, fast_path, iptables, ipvs};
 use proxier_core::net::Family;
 use proxier_core::ports::PortError;
 use proxier_core::service::NodeFacts;
@@ -138,6 +138,16 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     Ok(ModeFindings { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
 }
 
+/// Whether the kernel can have the fast path, where the configuration asks for it and the mode has one.
+fn probe_fast_path(settings: &Settings, kernel: &mut KernelPorts) -> Option<Result<(), PortError>> {
+    let ports = kernel.ports();
+    let config = Some(&settings.core).filter(|_| settings.mode.facts().translates_packets)?;
+    match ports.links.addresses() {
+        Ok(host) => fast_path::trial(config, &host, ports.tables),
+        Err(error) => config.fast_path.is_some().then_some(Err(error)),
+    }
+}
+
 /// Prints the requirements of the configured mode (for `auto`: of IPVS mode) and a table of all modes; or JSON. Exit code 0: that mode can serve
 /// here; for `auto`, one can. 1: no, or unknown.
 pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
@@ -153,13 +163,14 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
             Kind::Ipvs => probe_ipvs(configured, &mut kernel).await?,
         };
         let modes = Modes::try_all(configured, &mut kernel);
+        let fast_path = probe_fast_path(settings, &mut kernel);
         let mut ports = kernel.ports();
         let host = ports.links.addresses().unwrap_or_default();
         let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &host);
         let left = beside(modes.chosen(), &facts, &mut ports);
-        Ok((found, modes, left))
+        Ok((found, fast_path, modes, left))
     };
-    let (ModeFindings { works, text, mut json }, modes, leftovers) = match looked.await {
+    let (ModeFindings { works, text, mut json }, fast_path, modes, leftovers) = match looked.await {
         Ok(looked) => looked,
         Err::<_, Problem>(problem) => {
             say(problem);
@@ -170,12 +181,20 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
     match output {
         Output::Text => {
             out.text(&text);
+            out.text(&lines(fast_path.iter().map(|tried| match tried {
+                Ok(()) => "fastPath: the kernel takes the flow table".to_owned(),
+                Err(error) => format!("fastPath: all packets to Services take the usual way: {error}"),
+            })));
             out.text(&modes.text());
             out.text(&lines(&leftovers));
         }
         Output::Json => {
             (json["modes"], json["serves"]) = (modes.json(), modes.chosen().map(Kind::name).into());
             json["leftovers"] = json!(leftovers);
+            if let Some(tried) = fast_path {
+                json["fastPath"] =
+                    json!({"works": tried.is_ok(), "reason": tried.err().map(|error| error.to_string())});
+            }
             out.json(&json);
         }
     }

@@ -232,7 +232,7 @@ impl Relay {
     fn adapt(&self, held: &mut BoundListener) -> io::Result<()> {
         let BoundListener { listener, server, socket } = held;
         match socket {
-            Socket::Tcp { socket, listens, .. } => match (*listens, listener.serves_anybody()) {
+            Socket::Tcp { socket, listens, .. } => match (*listens, listener.is_open()) {
                 (false, true) => {
                     socket::start_listening(socket)?;
                     *listens = true;
@@ -245,7 +245,7 @@ impl Relay {
                 }
                 _ => {}
             },
-            Socket::Udp { open } => match (open.is_some(), listener.has_endpoints) {
+            Socket::Udp { open } => match (open.is_some(), listener.is_open()) {
                 (false, true) => {
                     let descriptor = self.descriptor()?;
                     let taken: Arc<UdpSocket> = Arc::new(socket::take_udp(server.address())?);

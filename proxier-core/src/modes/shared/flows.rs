@@ -34,7 +34,7 @@ pub(crate) fn to_forget<'a>(
         let begins = before.is_none_or(|before| !before.has_endpoints()) && !new.is_empty();
         let ends = before.is_some_and(|before| !before.answering().is_subset(&new));
         if begins || ends {
-            flows.insert(place, new);
+            flows.insert(place, answering_at(place, Some(new)));
         }
     }
     // Not gone through for a change.
@@ -51,9 +51,10 @@ pub(crate) fn to_forget<'a>(
     flows
 }
 
-/// Addresses that may answer flows to an address and port. One that is not served any more may answer itself: its packets are not translated.
+/// Addresses that may answer flows to an address and port. One that is not served any more, or has no endpoint, may answer itself: its packets
+/// are not translated.
 pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr>>) -> BTreeSet<SocketAddr> {
-    served.unwrap_or_else(|| [place].into())
+    served.filter(|served| !served.is_empty()).unwrap_or_else(|| [place].into())
 }
 
 /// The consequence for connections of TCP.

@@ -200,8 +200,8 @@ impl modes::Mode for Mode {
         let routes: BTreeSet<Network> = routes.into_keys().collect();
         self.there = ports.relays.listeners();
         if let Some(listening) = ports.relays.elsewhere() {
-            // Of another process only the place is known: it leads where it should. Without endpoints there is no socket.
-            let is_there = |listener: &Listener| !listener.has_endpoints || listening.contains(&listener.key);
+            // Of another process only the place is known: it leads where it should. One that is not open cannot be seen.
+            let is_there = |listener: &Listener| !listener.is_open() || listening.contains(&listener.key);
             let wanted = listeners(desired).filter(is_there).map(|listener| (listener.key, listener));
             self.there.extend(wanted);
             // Only addresses that our routes make local are certainly Services'.
