@@ -10,6 +10,7 @@ use examples::proxier_demo::message::{Event, channel};
 use examples::proxier_demo::sources::files::RewriteWatch;
 use examples::proxier_demo::sources::manifests::Manifests;
 use examples::proxier_demo::sources::read_counts::ReadCounts;
+use proxier_core::objects::Metadata;
 use testkit::apiserver::recorded;
 use tokio::sync::mpsc::Receiver;
 
@@ -41,8 +42,12 @@ fn line(change: &Change) -> String {
         Change::DeleteSlice(key) => format!("-slice {key}"),
         Change::Node(node) => format!("+node {}", node.object.metadata.name),
         Change::NodeGone => "-node".to_owned(),
-        Change::ClusterNode(node) => format!("+other node {}", node.metadata.name),
-        Change::ClusterNodeGone(name) => format!("-other node {name}"),
+        Change::ClusterNode(node) => {
+            let Metadata { name, annotations, labels, .. } = &node.metadata;
+            let weight = annotations.get("proxier/weight").or_else(|| labels.get("proxier/weight")).unwrap_or("1");
+            format!("+weight {weight} of {name}")
+        }
+        Change::ClusterNodeGone(name) => format!("-weight of {name}"),
         Change::Synced => "synced".to_owned(),
         Change::Unreadable(problem) => format!("! {problem}"),
         _ => "other".to_owned(),
@@ -89,7 +94,8 @@ fn a_directory_is_read_in_the_order_of_names() {
             "+other 3".to_owned(),
             "+web 1".to_owned(),
             "+node n1".to_owned(),
-            "+other node n2".to_owned(),
+            "+weight 1 of n1".to_owned(),
+            "+weight 1 of n2".to_owned(),
         ]
     );
     // Callers that do not follow the files get the same.
@@ -154,11 +160,20 @@ async fn changes_are_followed() {
     dir.put("a.yaml", &service("web", 81));
     assert_eq!(next(&mut changes).await, "-demo/other");
     dir.put("b.yaml", &node("n1"));
-    assert_eq!(next(&mut changes).await, "+node n1");
+    assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+node n1", "+weight 1 of n1"]);
+    let weighted =
+        |place: &str| format!("apiVersion: v1\nkind: Node\nmetadata: {{name: n1, {place}: {{proxier/weight: '3'}}}}\n");
+    for place in ["labels", "annotations"] {
+        dir.put("b.yaml", &weighted(place));
+        assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+node n1", "+weight 3 of n1"]);
+    }
     dir.put("b.yaml", &node("n2"));
-    assert_eq!([next(&mut changes).await, next(&mut changes).await], ["-node", "+other node n2"]);
+    let three = [next(&mut changes).await, next(&mut changes).await, next(&mut changes).await];
+    assert_eq!(three, ["-node", "-weight of n1", "+weight 1 of n2"]);
+    dir.put("b.yaml", &node("n2").replace("name: n2", "name: n2, annotations: {proxier/weight: '0'}"));
+    assert_eq!(next(&mut changes).await, "+weight 0 of n2");
     fs::remove_file(dir.path("b.yaml")).unwrap();
-    assert_eq!(next(&mut changes).await, "-other node n2");
+    assert_eq!(next(&mut changes).await, "-weight of n2");
     fs::rename(dir.path("a.yaml"), dir.path("c.yaml")).unwrap();
     nothing(&mut changes).await;
     fs::remove_file(dir.path("c.yaml")).unwrap();

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proxier_core::net::Network;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
-use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use proxier_core::snapshot::{Node, ObjectKey, ObjectKind};
 
 use crate::proxier_demo::problem::Problem;
 
@@ -49,6 +49,16 @@ pub enum Change {
     Synced,
     /// An object, or a file, cannot be read: its last readable content stays. To be logged and counted.
     Unreadable(Box<Problem>),
+}
+
+impl Change {
+    /// A Node of the cluster, reduced to its weight and addresses.
+    pub(crate) fn cluster_node(object: NodeObject) -> Self {
+        let mut object = NodeObject { metadata: object.metadata, status: object.status, ..NodeObject::default() };
+        object.metadata.labels.retain(|name, _| name == Node::WEIGHT);
+        object.metadata.annotations.retain(|name, _| name == Node::WEIGHT);
+        Change::ClusterNode(Box::new(object))
+    }
 }
 
 /// Merges the deletions of each kind into one change: they were inferred, not reported.

@@ -2,7 +2,7 @@
 
 use proxier_core::config::parse_service_cidr;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject, StringMap};
-use proxier_core::snapshot::{Balancing, EndpointSlice, Node, ObjectKey, ObjectKind};
+use proxier_core::snapshot::{Balancing, EndpointSlice, ObjectKey, ObjectKind};
 use serde::Deserialize;
 
 use super::encoding::{Encoding, Object, null_is_empty};
@@ -135,13 +135,7 @@ impl Resource {
                 object.metadata.annotations = StringMap::default();
                 Change::Node(Box::new(NodeState { object, leaving: is_leaving(sent) }))
             }
-            Resource::AllNodes { .. } => {
-                let NodeObject { metadata, status, .. } = sent.read(fields)?;
-                let mut object = NodeObject { metadata, status, ..NodeObject::default() };
-                object.metadata.labels.retain(|name, _| name == Node::WEIGHT);
-                object.metadata.annotations.retain(|name, _| name == Node::WEIGHT);
-                Change::ClusterNode(Box::new(object))
-            }
+            Resource::AllNodes { .. } => Change::cluster_node(sent.read(fields)?),
             Resource::ServiceCidrs(_) => read_service_cidr(sent)?,
         })
     }

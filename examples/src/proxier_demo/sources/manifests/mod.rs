@@ -13,7 +13,6 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use proxier_core::objects::NodeObject;
 use proxier_core::snapshot::ObjectKind;
 
 use self::read::{Contents, Id};
@@ -106,7 +105,7 @@ impl Manifests {
         for path in order {
             for (id, change) in manifests.files.remove(&path).unwrap_or_default().objects {
                 if is_one || seen.insert(id) {
-                    changes.push(manifests.seen_from_here(change));
+                    changes.extend(manifests.seen_from_here(change));
                 }
             }
         }
@@ -252,16 +251,14 @@ impl Manifests {
         repeated
     }
 
-    /// Reduces a Node other than this one to its addresses.
-    fn seen_from_here(&self, change: Change) -> Change {
-        match change {
-            Change::Node(node) if node.object.metadata.name != self.node_name => {
-                let mut other = NodeObject { status: node.object.status, ..NodeObject::default() };
-                other.metadata.name = node.object.metadata.name;
-                Change::ClusterNode(Box::new(other))
-            }
-            change => change,
-        }
+    /// A Node is one of the cluster, and may be this one, too.
+    fn seen_from_here(&self, change: Change) -> impl Iterator<Item = Change> {
+        let of_cluster = match &change {
+            Change::Node(node) => Some(Change::cluster_node(node.object.clone())),
+            _ => None,
+        };
+        let is_other = matches!(&change, Change::Node(node) if node.object.metadata.name != self.node_name);
+        Some(change).filter(|_| !is_other).into_iter().chain(of_cluster)
     }
 
     /// Reports the differences from the objects that were reported before.
@@ -277,7 +274,7 @@ impl Manifests {
         let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(unreadable).collect();
         // A directory may not be mounted if no Service is left: do not report that as deletions.
         let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
-        let gone = gone.map(|id| gone_change(id, &self.node_name));
+        let gone = gone.flat_map(|id| gone_changes(id, &self.node_name));
         if all {
             changes.extend(unannounced(gone));
         } else {
@@ -287,7 +284,7 @@ impl Manifests {
         for (id, change) in wanted {
             let digest = digest(change);
             if self.reported.get(id) != Some(&digest) {
-                changes.push(self.seen_from_here(change.clone()));
+                changes.extend(self.seen_from_here(change.clone()));
             }
             reported.insert(id.clone(), digest);
         }
@@ -427,13 +424,14 @@ fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-fn gone_change((kind, key): &Id, node_name: &str) -> Change {
-    match kind {
+fn gone_changes((kind, key): &Id, node_name: &str) -> impl Iterator<Item = Change> {
+    let gone = match kind {
         ObjectKind::Service => Change::DeleteService(key.clone()),
         ObjectKind::EndpointSlice => Change::DeleteSlice(key.clone()),
-        _ if key.name() == node_name => Change::NodeGone,
         _ => Change::ClusterNodeGone(key.name().to_owned()),
-    }
+    };
+    let is_this = *kind == ObjectKind::Node && key.name() == node_name;
+    is_this.then_some(Change::NodeGone).into_iter().chain([gone])
 }
 
 fn digest(change: &Change) -> u64 {
