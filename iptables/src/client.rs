@@ -462,8 +462,9 @@ impl<R: Runner> Iptables<R> {
             return Ok(Ensured::AlreadyThere);
         }
         change.check_writable()?;
-        let there = observed.chain(chain.as_str()).map_or(&[][..], |there| &there.rules);
-        if there.len() == rules.len() && self.takes_for_the_same(table, chain, there, rules)? {
+        if let Some(there) = observed.chain(chain.as_str()).filter(|there| there.rules.len() == rules.len())
+            && self.takes_for_the_same(table, chain, &there.rules, rules)?
+        {
             return Ok(Ensured::AlreadyThere);
         }
         self.restore(&change).map(|()| Ensured::Added)
