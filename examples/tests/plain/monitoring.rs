@@ -138,14 +138,6 @@ fn prepare_node_needs_what_the_mode_needs() {
             ("nftables", "nf_conntrack nf_tables", "", 0, ""),
             ("", "nf_conntrack nf_tables", "mode: nftables\n", 0, ""),
             ("nftables", "nf_conntrack nf_tables", "nodePortAddresses: [primary, localhost]\n", 0, ""),
-            ("nftables", "nf_conntrack nf_tables", "nodePortAddresses:\n- 127.0.0.0/8\nmode: \"\"\n", 0, ""),
-            (
-                "nftables",
-                "nf_conntrack nf_tables",
-                "nodePortAddresses: [primary]\nhostnameOverride: localhost\n",
-                0,
-                "",
-            ),
             ("nftables", "ip_vs nf_conntrack", "", i32::from(no_tables), "mode nftables needs module nf_tables"),
             ("iptables", "nf_conntrack", "", 0, ""),
             ("iptables", "nf_conntrack", "iptables:\n  localhostNodePorts: false\n", 0, ""),
@@ -155,8 +147,8 @@ fn prepare_node_needs_what_the_mode_needs() {
             ("", "", "", 0, ""),
             ("fast", all, "", 1, "mode fast: write ipvs, nftables, iptables, userspace or auto"),
         ] {
-            for name in ["ip_forward", "conf/all/route_localnet"] {
-                fs::write(format!("/proc/sys/net/ipv4/{name}"), "0").unwrap();
+            for (name, value) in [("ip_forward", "0"), ("conf/all/route_localnet", "1")] {
+                fs::write(format!("/proc/sys/net/ipv4/{name}"), value).unwrap();
             }
             let program = format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_proxier-demo"));
             let programs = Programs::new(&[("modprobe", MODPROBE), ("proxier-demo", &program)]);
@@ -177,9 +169,8 @@ fn prepare_node_needs_what_the_mode_needs() {
             }
             // In userspace mode nothing is forwarded.
             assert_eq!(setting("ip_forward"), if mode == "userspace" { "0" } else { "1" }, "{what}");
-            // Packets to 127.0.0.1 may be routed only where node ports are served there.
-            let is_named = config.contains(", localhost]") || config.contains("127.");
-            let is_local = mode == "iptables" && config.is_empty() || mode == "nftables" && is_named;
+            // Packets to 127.0.0.1 may be routed only where rules lead node ports from there.
+            let is_local = mode == "iptables" && config.is_empty();
             assert_eq!(setting("conf/all/route_localnet"), if is_local { "1" } else { "0" }, "{what}");
             let asked = programs.read("asked");
             // The configuration may name another mode later.

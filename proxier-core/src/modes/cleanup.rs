@@ -28,7 +28,7 @@ use crate::ports::Ports;
 /// Connections through virtual servers end with these, and those that a process passed on ended with it; all further ones go on, since
 /// connection tracking knows their endpoints, unless the last chain of type nat goes: Linux translates no packet then
 /// (`nf_nat_unregister_fn`). Values below `/proc/sys` stay: their earlier values are not known. Only
-/// `route_localnet` is set back to 0 before nftables mode's table goes, where that is all that guards loopback addresses.
+/// `route_localnet` is set back to 0, unless the kubelet's chain keeps other hosts off loopback addresses.
 ///
 /// A part that cannot be read or removed stays, and the rest goes on; repeat the cleanup then. A missing object counts as
 /// done, and so does a kernel that has no such part.
@@ -60,6 +60,10 @@ fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned 
     let serving = Serving::new(config, kept, ports);
     let is_kept = |backend, table: &TableName, chain: &str| serving.has_chain(backend, table, chain);
     let mut cleaned = Cleaned::default();
+    if kept != Some(Kind::Iptables) {
+        // Before rules go that may have guarded it.
+        cleaned.extend(localhost::cleanup(ports));
+    }
     cleaned.extend(match kept {
         Some(Kind::Ipvs) => ipvs::cleanup::cleanup_other_guards(config, &is_kept, ports),
         _ => ipvs::cleanup::cleanup_but(config, &is_kept, ports),

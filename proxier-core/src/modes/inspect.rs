@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::modes::localhost_relay::is_relayed;
 use crate::modes::trace::packet_rules;
 use crate::modes::{Kind, iptables, ipvs, nftables};
 use crate::net::FrontendKey;
@@ -113,6 +114,10 @@ fn inspect_at(
     let names = &facts.config().names;
     match mode {
         Kind::Ipvs => ipvs::inspect(key, is_outside, facts.config(), ports),
+        Kind::Nftables if is_relayed(key) => Err(PortError::new(
+            PortErrorKind::Unavailable,
+            "in nftables mode the process serves node ports of TCP at loopback addresses, not the kernel; ss -tnlp lists its sockets",
+        )),
         Kind::Nftables => nftables::inspect(key, names, ports.tables),
         Kind::Iptables => {
             let dump = ports.rules.dump(key.family())?;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::modes::localhost_relay::is_relayed;
 use crate::modes::{Kind, iptables, nftables};
 use crate::net::{EndpointKey, Family, FrontendKey};
 use crate::ports::{Listener, PortError, PortErrorKind, Ports, RouteOwner};
@@ -38,7 +39,10 @@ pub fn list_frontends(
 ) -> Result<BTreeMap<FrontendKey, ServedFrontend>, PortError> {
     let mut all = BTreeMap::new();
     match mode {
-        Kind::Nftables => all = nftables::list_frontends(facts, ports.tables)?,
+        Kind::Nftables => {
+            all = nftables::list_frontends(facts, ports.tables)?;
+            all.extend(sockets(desired, ports)?.into_iter().filter(|(key, _)| is_relayed(key)));
+        }
         Kind::Iptables => {
             for family in Family::ALL {
                 all.extend(iptables::list_frontends(&ports.rules.dump(family)?, family));

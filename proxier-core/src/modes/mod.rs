@@ -10,6 +10,7 @@ pub mod inspect;
 pub mod iptables;
 pub mod ipvs;
 mod list;
+pub mod localhost_relay;
 pub mod nftables;
 pub(crate) mod others;
 pub mod select;
@@ -30,7 +31,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::config::{Config, Families, RulesBy};
-use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::sysctls;
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::operation::Operation;
@@ -78,13 +78,13 @@ impl Kind {
     }
 
     /// The families in which it can serve node ports on the loopback address. For IPv6 only a process that listens there can: the kernel
-    /// sends nothing from `::1` to an endpoint. IPVS serves none, as in kube-proxy.
+    /// sends nothing from `::1` to an endpoint. In nftables mode this process listens for TCP. IPVS serves none, as in kube-proxy.
     pub fn localhost(self, iptables: &iptables::Options) -> &'static [Family] {
         match self {
             Kind::Ipvs => &[],
             Kind::Iptables if !iptables.localhost_node_ports => &[],
-            Kind::Nftables | Kind::Iptables => &[Family::V4],
-            Kind::Userspace => &Family::ALL,
+            Kind::Iptables => &[Family::V4],
+            Kind::Nftables | Kind::Userspace => &Family::ALL,
         }
     }
 
@@ -275,6 +275,8 @@ pub struct Plan {
     /// Values to write once the rules of IPv4 are there, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
     pub(crate) fast_path: Option<Box<fast_path::Change>>,
+    /// Changes of listeners of nftables mode.
+    pub(crate) listeners: Vec<localhost_relay::Change>,
     pub(crate) forget: UdpServices,
 }
 
@@ -296,9 +298,10 @@ impl Plan {
 
     /// The operations after the work of the mode.
     fn last_operations(&self) -> impl Iterator<Item = Operation<'_>> {
+        let listeners = self.listeners.iter().map(localhost_relay::Change::operation);
         let fast_path = self.fast_path.iter().map(|change| Operation::Whole(&**change));
         let flows = (!self.forget.is_empty()).then_some(Operation::Flows(Protocol::Udp, &self.forget));
-        self.guarded.iter().map(Operation::Sysctl).chain(fast_path).chain(flows)
+        self.guarded.iter().map(Operation::Sysctl).chain(listeners).chain(fast_path).chain(flows)
     }
 
     /// The operations, in the order in which they are carried out.
@@ -345,8 +348,8 @@ pub(crate) struct CarryOut<'a> {
 /// Needs of a plan besides its own work.
 #[derive(Debug, Default)]
 pub(crate) struct Needs {
-    /// Guard of programs that listen on loopback addresses, after this plan.
-    pub(crate) localhost: Guard,
+    /// The plan's rules guard programs that listen on loopback addresses, and need `route_localnet`.
+    pub(crate) routes_localhost: bool,
     /// UDP flows to forget.
     pub(crate) forget: UdpServices,
 }

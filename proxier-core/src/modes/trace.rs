@@ -1,6 +1,7 @@
 //! Fate of packets in each mode.
 
 use crate::modes::ipvs::binding::Routes;
+use crate::modes::localhost_relay::is_relayed;
 use crate::modes::{Kind, fast_path, iptables};
 use crate::net::Family;
 use crate::service::{Desired, NodeFacts, Packet, PacketRules, Trace, Treatment, Verdict, trace as trace_by};
@@ -71,8 +72,18 @@ pub fn trace(
     packet: &Packet,
     iptables: iptables::Options,
 ) -> Trace {
-    let treatment = treatment(mode, packet.to.family(), (desired, facts), iptables);
+    let mut treatment = treatment(mode, packet.to.family(), (desired, facts), iptables);
+    let is_at_localhost =
+        mode == Kind::Nftables && packet.to.address.is_loopback() && desired.frontend(&packet.to).is_some();
+    if is_at_localhost {
+        treatment.rules |= PacketRules::RELAYS;
+    }
     let mut trace = trace_by(store, desired, facts, packet, &treatment);
+    if is_at_localhost && !is_relayed(&packet.to) {
+        trace.steps.truncate(1);
+        trace.steps.push("Node ports at loopback addresses are served for TCP only in nftables mode.".to_owned());
+        trace.verdict = Verdict::Rejected;
+    }
     let is_virtual = desired.frontend(&packet.to).is_some_and(crate::service::Frontend::is_virtual);
     if mode == Kind::Ipvs && is_virtual {
         let address = packet.to.address;

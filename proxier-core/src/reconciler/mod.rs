@@ -25,9 +25,9 @@ use std::time::Duration;
 use crate::config::{Config, MayAskFor};
 use crate::modes::shared::flows;
 use crate::modes::shared::host;
-use crate::modes::shared::localhost::{self, Guard};
+use crate::modes::shared::localhost;
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, CarryOut, Mode, Pass, Plan, fast_path, iptables, ipvs, nftables, userspace};
+use crate::modes::{self, CarryOut, Mode, Pass, Plan, fast_path, iptables, ipvs, localhost_relay, nftables, userspace};
 use crate::net::{Family, Network, Protocol};
 use crate::plan::names::Names;
 use crate::plan::operation::Operation;
@@ -190,8 +190,7 @@ pub struct Reconciler {
     /// The addresses on which an earlier process served node ports have been checked.
     knows_served: bool,
     mode: Box<dyn Mode>,
-    /// Whether the kubelet's chain guards loopback addresses that are routed.
-    kubelet_guards: bool,
+    localhost: localhost_relay::Tracker,
     fast_path: fast_path::Tracker,
     safeguard: Safeguard,
     /// Safeguard of the Frontends that other modes have left in the kernel.
@@ -261,7 +260,7 @@ impl Reconciler {
             knows_gateways: false,
             knows_served: false,
             mode: options.new_mode(&facts),
-            kubelet_guards: false,
+            localhost: localhost_relay::Tracker::default(),
             fast_path: fast_path::Tracker::default(),
             facts,
             safeguard: Safeguard::new(options.mass_removal),
@@ -414,6 +413,7 @@ impl Reconciler {
         } else {
             applied.carry_out(guarded, &Names::NONE, ports);
         }
+        self.localhost.apply(&plan.listeners, &Names::new(&self.store, &self.desired), &mut applied, ports);
         if let Some(change) = plan.fast_path {
             self.fast_path.apply(&self.options.config, *change, &mut applied, ports.tables);
         }
@@ -561,25 +561,16 @@ impl Reconciler {
         };
         let needs = self.mode.prepare(pass, &mut hold, report, ports)?;
         report.stopped = stopped.map(|stopped| stopped.to_string().into());
-        let unmet = match needs.localhost {
-            Guard::There if pass.full => {
-                let (changes, unmet) = localhost::open(ports.sysctls);
-                plan.guarded = changes;
-                unmet
-            }
-            Guard::Going => {
-                let (changes, unmet) = localhost::close(ports);
-                plan.sysctls.extend(changes);
-                unmet
-            }
-            Guard::Unchanged if pass.full => {
-                let (changes, unmet) = localhost::follow(&mut self.kubelet_guards, ports);
-                plan.sysctls.extend(changes);
-                unmet
-            }
-            Guard::There | Guard::Unchanged => Vec::new(),
-        };
-        report.unmet.extend(unmet);
+        if pass.full && needs.routes_localhost {
+            let (changes, unmet) = localhost::open(ports.sysctls);
+            plan.guarded = changes;
+            report.unmet.extend(unmet);
+        } else if pass.full {
+            let (changes, unmet) = localhost::close(ports);
+            plan.sysctls.extend(changes);
+            report.unmet.extend(unmet);
+        }
+        plan.listeners = self.localhost.plan(self.mode.kind(), &pass, report, ports);
         plan.forget = needs.forget;
         let of = (self.options.mode, &self.options.config, &self.host);
         plan.fast_path = self.fast_path.plan(of, report, ports.tables).map(Box::new);

@@ -9,8 +9,9 @@ use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{Draining, MarkUnavailable};
+use crate::modes::localhost_relay::LocalhostNodePorts;
 use crate::modes::{self, ipvs};
-use crate::net::FrontendKey;
+use crate::net::{Family, FrontendKey};
 use crate::plan::report::Refused;
 use crate::reconciler::schedule::Schedule;
 use crate::reconciler::totals::Totals;
@@ -150,6 +151,13 @@ impl Reconciler {
     /// Counters over all passes.
     pub fn totals(&self) -> &Totals {
         &self.totals
+    }
+
+    /// Node ports on loopback addresses in nftables mode: listeners of this process, and what rules refused. `None` where there are none.
+    pub fn localhost_node_ports(&self) -> Option<&LocalhostNodePorts> {
+        let asked = &self.facts.config().node_port_addresses;
+        let is_named = Family::ALL.into_iter().any(|family| asked.names_localhost(family));
+        Some(&self.localhost.counts).filter(|_| self.mode() == modes::Kind::Nftables && is_named)
     }
 
     /// Frontends that Services ask for and do not get: their address or port is reserved, another Service owns it, or the mode cannot

@@ -499,7 +499,8 @@ impl Tracer<'_> {
 
     /// The endpoints that take new connections, with their weights.
     fn weighed(&mut self, place: &Place<'_>, list: &[EndpointKey]) -> Vec<(EndpointKey, u16)> {
-        let all = list.iter().map(|endpoint| (*endpoint, place.weight(endpoint)));
+        let most = if self.rules.contains(PacketRules::RELAYS) { 1 } else { u16::MAX };
+        let all = list.iter().map(|endpoint| (*endpoint, place.weight(endpoint).min(most)));
         let (rest, taking): (Vec<_>, Vec<_>) = all.partition(|(_, weight)| *weight == 0);
         if !rest.is_empty() {
             let rest: Vec<String> = rest.iter().map(|(endpoint, _)| endpoint.to_string()).collect();
@@ -530,6 +531,9 @@ impl Tracer<'_> {
 
     /// Adds steps for other settings of connections to a place.
     fn details(&mut self, place: &Place<'_>) {
+        if self.rules.contains(PacketRules::RELAYS) {
+            return;
+        }
         match place.sharing {
             Some(Sharing::ByClient { port }) => {
                 let of = if port { "address and port" } else { "address" };

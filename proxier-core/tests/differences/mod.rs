@@ -72,8 +72,8 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28), (Userspace, Iptables28)],
     ),
     shown(
-        "node ports are served on 127.0.0.1 where nodePortAddresses names it",
-        "KEP-6032; kube-proxy's nftables mode of 1.36 serves none there",
+        "node ports of TCP are served, and others refused, on loopback addresses that nodePortAddresses names",
+        "as by kube-proxy from 1.38 (KEP-6032): this process listens there; kube-proxy's nftables mode of 1.36 serves none there",
         &[(Nftables, Nftables36)],
     ),
     shown(

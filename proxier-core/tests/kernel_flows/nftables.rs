@@ -40,7 +40,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
         (Destination::Verdict(Verdict::LeftAlone), "nodePort")
             if is_36 && flow.to.ip().is_loopback() && !left_alone =>
         {
-            Some("node ports are served on 127.0.0.1 where nodePortAddresses names it")
+            Some("node ports of TCP are served, and others refused, on loopback addresses that nodePortAddresses names")
         }
         (_, "nodePort") if flow.to.ip().is_loopback() && *kind == Kind::Destination => {
             Some("node ports are not served on loopback addresses unless nodePortAddresses names them")

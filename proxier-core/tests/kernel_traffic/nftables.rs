@@ -19,7 +19,7 @@ use testkit::witness::{Conversation, Transport, Witness, ask, ping};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 
 use crate::traffic::clients::LIMIT;
-use crate::traffic::cluster::{Cluster, options};
+use crate::traffic::cluster::{Cluster, key, options};
 use crate::traffic::net::{self, FAMILIES, Net};
 use crate::traffic::objects::{self, A, Pod, R, Vip, node_port};
 use crate::traffic::serving::flows_stay_while_their_endpoint_serves;
@@ -441,12 +441,13 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
         let of = |family: Family| SocketAddr::new(family.localhost(), node_port(10));
         let asked = |transport, to| net.node.run_in(|| ask(transport, None, to, LIMIT)).unwrap();
         let is_relay = mode == Kind::Userspace;
-        let served: &[Family] = if is_relay { &FAMILIES } else { &[Family::V4] };
-        let transports = [Transport::Tcp, Transport::Udp];
+        let served: &[Family] = if mode == Kind::Iptables { &[Family::V4] } else { &FAMILIES };
+        let transports: &[Transport] =
+            if mode == Kind::Nftables { &[Transport::Tcp] } else { &[Transport::Tcp, Transport::Udp] };
         for (pods, name, policy) in [(&[R][..], "r", "Local"), (&[R], "r", "Cluster"), (&[A], "a", "Cluster")] {
             cluster.publish("web", 10, &json!({ "externalTrafficPolicy": policy }), pods);
             cluster.settle();
-            for (transport, family) in transports.into_iter().flat_map(|of| served.iter().map(move |to| (of, *to))) {
+            for (transport, family) in transports.iter().flat_map(|of| served.iter().map(move |to| (*of, *to))) {
                 let answer = asked(transport, of(family)).unwrap();
                 assert_eq!(answer.name, name, "{transport:?} {family} {policy}");
                 assert!(net::is_nodes(answer.peer.ip()), "{transport:?} {family} {policy}: {answer:?}");
@@ -459,6 +460,13 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
             for to in unserved {
                 assert_eq!(asked(Transport::Tcp, to).unwrap_err().kind(), io::ErrorKind::ConnectionRefused, "{to}");
             }
+            if mode == Kind::Nftables {
+                // Refused even where a program of the node listens.
+                let own = net.node.run_in(|| UdpSocket::bind(of(family))).unwrap().unwrap();
+                assert!(asked(Transport::Udp, of(family)).is_err(), "{family}");
+                own.set_nonblocking(true).unwrap();
+                assert_eq!(own.recv(&mut [0]).unwrap_err().kind(), io::ErrorKind::WouldBlock, "{family}");
+            }
         }
         cluster.publish("web", 10, &json!({}), &[]);
         cluster.settle();
@@ -468,7 +476,7 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
         assert!(ends[..=usize::from(is_relay)].contains(&error.kind()), "{error:?}");
 
         let routed = net.node.run_in(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/route_localnet"));
-        assert_eq!(routed.unwrap().unwrap().trim(), if is_relay { "0" } else { "1" });
+        assert_eq!(routed.unwrap().unwrap().trim(), if mode == Kind::Iptables { "1" } else { "0" });
         cluster.publish("web", 10, &json!({}), &[A]);
         cluster.settle();
         net.client.write_sysctl("net/ipv4/conf/all/route_localnet", "1").unwrap();
@@ -482,19 +490,14 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
         private.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         assert!(!is_reached(net, &private));
         if let [program, arguments @ ..] = unguard {
-            // Packets of neighbours to a loopback node port are not led to an endpoint. iptables mode translates first, as kube-proxy's rules do.
-            let tracked = || net.node.run_in(|| oracle::run("conntrack", &["-L", "-s", net::CLIENT.v4], None)).unwrap();
-            let at_node_port = net.client.run_in(|| UdpSocket::bind((net::CLIENT.v4, 0)).unwrap()).unwrap();
-            at_node_port.send_to(b"?", of(Family::V4)).unwrap();
-            assert_eq!(tracked().unwrap().stdout.contains("dst=127.0.0.1"), mode == Kind::Iptables);
             net.node.run_in(|| oracle::run(program, arguments, None)).unwrap().unwrap();
             assert!(is_reached(net, &private), "the guard is what keeps it off");
-            // After a cleanup too: the kubelet's chain stays and goes on guarding, nftables mode's table does not.
+            // After a cleanup too: the kubelet's chain stays and goes on guarding.
             cluster.pass_in(Duration::from_secs(3_600)).unwrap();
             assert!(!is_reached(net, &private));
             net.node.run_in(|| cluster.clean_up()).unwrap();
             let routed = net.node.run_in(|| std::fs::read_to_string("/proc/sys/net/ipv4/conf/all/route_localnet"));
-            assert_eq!(routed.unwrap().unwrap().trim(), if mode == Kind::Iptables { "1" } else { "0" });
+            assert_eq!(routed.unwrap().unwrap().trim(), "1");
             assert!(!is_reached(net, &private));
         }
     });
@@ -502,7 +505,54 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
 
 #[test]
 fn node_ports_on_localhost_in_nftables_mode() {
-    node_ports_on_localhost(Kind::Nftables, NEEDS, &["nft", "flush", "chain", "ip", "proxier", "prerouting-guard"]);
+    node_ports_on_localhost(Kind::Nftables, NEEDS, &[]);
+}
+
+/// Another program has a port, endpoints change, packets of UDP are counted, and the Service goes.
+#[test]
+fn node_ports_on_localhost_follow_their_service_in_nftables_mode() {
+    let localhost = json!({ "nodePortAddresses": ["localhost"] });
+    with_service_by((Kind::Nftables, &localhost), NEEDS, &[A], |net, cluster| {
+        let of = |family: Family| SocketAddr::new(family.localhost(), node_port(11));
+        let asked = |transport, to| net.node.run_in(|| ask(transport, None, to, LIMIT)).unwrap();
+        let other = net.node.run_in(|| std::net::TcpListener::bind(of(Family::V4))).unwrap().unwrap();
+        cluster.publish("late", 11, &json!({ "sessionAffinity": "ClientIP" }), &[A, R]);
+        let full = |cluster: &mut Cluster| {
+            cluster.proxier.request_full(cluster.now());
+            cluster.pass().unwrap()
+        };
+        let report = full(cluster);
+        assert!(!report.has_failed(), "{report:#?}");
+        let failures: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
+        assert!(failures.len() == 1 && failures[0].contains(&of(Family::V4).to_string()), "{failures:?}");
+        assert!(asked(Transport::Tcp, of(Family::V6)).is_ok());
+        drop(other);
+        let report = full(cluster);
+        assert!(report.is_done(), "{report:#?}");
+        // A client stays with its endpoint while that is there.
+        for family in FAMILIES {
+            let names: Vec<String> = (0..8).map(|_| asked(Transport::Tcp, of(family)).unwrap().name).collect();
+            assert!(names.iter().all(|name| *name == names[0]), "{family}: {names:?}");
+        }
+        for (pod, name) in [(A, "a"), (R, "r")] {
+            cluster.publish("late", 11, &json!({ "sessionAffinity": "ClientIP" }), &[pod]);
+            cluster.settle();
+            for family in FAMILIES {
+                assert_eq!(asked(Transport::Tcp, of(family)).unwrap().name, name, "{family}");
+            }
+        }
+        assert!(asked(Transport::Udp, of(Family::V6)).is_err());
+        full(cluster);
+        let counts = cluster.proxier.localhost_node_ports().unwrap();
+        assert!(counts.rejected[&(Family::V6, Protocol::Udp)] > 0, "{counts:?}");
+        assert_eq!(counts.creation_failures.values().sum::<u64>(), 1, "{counts:?}");
+        cluster.proxier.delete_service(&key("late"), cluster.now());
+        cluster.settle();
+        for family in FAMILIES {
+            let error = asked(Transport::Tcp, of(family)).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::ConnectionRefused, "{family}");
+        }
+    });
 }
 
 #[test]

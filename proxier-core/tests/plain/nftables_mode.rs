@@ -11,13 +11,13 @@ use nftables::{
     TableKey, Transaction,
 };
 use proptest::prelude::*;
-use proxier_core::config::{Families, InterfaceName, LocalTraffic, NodePortAddresses};
+use proxier_core::config::{InterfaceName, LocalTraffic, NodePortAddresses};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::{self, nftables as mode};
 use proxier_core::net::EndpointKey;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
-use proxier_core::ports::PortErrorKind;
+use proxier_core::ports::{Listener, PortErrorKind};
 use proxier_core::reconciler::Options;
 use proxier_core::service::{Packet, Roles};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
@@ -1336,72 +1336,183 @@ fn localnet(node: &Node) -> String {
     node.kernel.state().sysctls[ROUTE_LOCALNET].clone()
 }
 
-fn is_guarded(node: &Node) -> bool {
-    let guard = "ip daddr 127.0.0.0/8 iifname != \"lo\" drop";
-    node.tables().get("ip proxier").is_some_and(|table| table.contains(guard))
+/// This process listens on localhost for TCP, rules refuse all else there, and nothing leads packets of neighbours to loopback addresses.
+#[test]
+fn node_ports_on_localhost_are_listeners_of_this_process() {
+    let mut node = at_localhost(kernel(), asked());
+    let ports = json!([
+        {"name": "p", "port": 80, "nodePort": 30_080}, {"name": "u", "port": 53, "nodePort": 30_053, "protocol": "UDP"},
+        {"name": "s", "port": 9, "nodePort": 30_009, "protocol": "SCTP"},
+    ]);
+    let families = json!({"type": "NodePort", "clusterIP": "10.96.0.10", "clusterIPs": ["10.96.0.10", "fd00:96::10"],
+        "ipFamilies": ["IPv4", "IPv6"], "ports": ports, "sessionAffinity": "ClientIP", "externalTrafficPolicy": "Local"});
+    node.service("web", families);
+    node.slice("web", &["fd00:244::7"]);
+    let report = node.full();
+    assert!(report.is_done(), "{report:#?}");
+    let shown = |node: &Node| -> Vec<String> {
+        let of = |listener: Listener| {
+            let endpoints: Vec<String> = listener.inside.iter().map(ToString::to_string).collect();
+            format!("{} {} {:?}", listener.key, endpoints.join(", "), listener.affinity)
+        };
+        node.kernel.listeners().into_values().map(of).collect()
+    };
+    let lines = |v4: &str| {
+        let of = |key: &str, to: &str| format!("TCP {key}:30080 {to} Some(10800s)");
+        [of("127.0.0.1", v4), of("[::1]", "[fd00:244::7]:8080")]
+    };
+    // The node gets the endpoints of all nodes, whatever the external policy says.
+    assert_eq!(shown(&node), lines("10.244.1.7:8080"));
+    for (name, address, width) in [("ip proxier", "127.0.0.1", ""), ("ip6 proxier", "::1", "6")] {
+        let table = node.tables()[name].clone();
+        let rejected = |protocol, port| has(&table, "set rejected", &format!("{address} . {protocol} . {port}"));
+        assert!(!table.contains(&format!("{address} . tcp")) && !table.contains("iifname"), "{table}");
+        assert!(rejected("udp", 30_053) && rejected("sctp", 30_009), "{table}");
+        let first = format!(
+            "ip{width} daddr {address} ip{width} daddr . meta l4proto . th dport @rejected goto reject-localhost"
+        );
+        assert_eq!(blocks(&table)["chain new-connections"][0], first, "{table}");
+    }
+    assert_eq!(localnet(&node), "0");
+
+    // Endpoints change in place, and a listener goes with the last one, and with the Service.
+    node.slice("web", &["10.244.1.8", "10.244.1.9"]);
+    assert!(node.pass().is_done());
+    assert_eq!(shown(&node), lines("10.244.1.8:8080, 10.244.1.9:8080"));
+    node.slice("web", &["fd00:244::8"]);
+    node.proxier.delete_slice(&ObjectKey::new("demo", "web-1"), node.now);
+    assert!(node.pass().is_done());
+    assert_eq!(shown(&node).len(), 1);
+    node.proxier.delete_service(&ObjectKey::new("demo", "web"), node.now);
+    assert!(node.pass().is_done());
+    assert_eq!(shown(&node), [""; 0]);
+    // Nobody listens where localhost is not named.
+    let mut node = at_localhost(kernel(), options());
+    assert!(node.full().is_done());
+    assert_eq!(shown(&node), [""; 0]);
 }
 
-/// The guard keeps neighbours from programs that listen on 127.0.0.1 only.
+/// Another program has the port: that is reported, counted and tried again, and nothing else fails.
 #[test]
-fn loopback_addresses_are_routed_once_the_table_guards_them() {
+fn a_taken_port_on_localhost_fails_nothing_else() {
     let mut node = at_localhost(kernel(), asked());
-    node.kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Permission));
-    let report = node.pass();
-    assert!(report.has_failed(), "{report:#?}");
-    assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("0", false));
-    node.full();
-    assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true), "{}", node.v4());
-    assert!(node.v4().contains("127.0.0.1 . tcp . 30080"), "{}", node.v4());
-    assert!(!node.tables()["ip6 proxier"].contains("::1 . tcp"));
-    node.kernel.set_sysctl("net/ipv4/conf/all/route_localnet", Some("0"));
-    let drift: Vec<String> = node.full().drift.iter().map(ToString::to_string).collect();
-    assert_eq!((drift.len(), localnet(&node).as_str()), (1, "1"), "{drift:?}");
-    // A foreign table guards nothing; and loopback addresses need not be routed in the other cases.
-    let foreign = kernel();
-    let mut transaction = Transaction::new();
-    transaction.create_table(Table::new(TableKey::new(Family::Ip, "proxier").unwrap()));
-    foreign.clone().ports().tables.commit(&transaction).unwrap();
-    let mut v6 = asked();
-    v6.config.families = Families::V6;
-    for (kernel, options) in [(foreign, asked()), (kernel(), v6), (kernel(), self::options())] {
-        let mut node = at_localhost(kernel, options);
-        node.pass();
-        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("0", false));
+    let key = "TCP 127.0.0.1:30080".parse().unwrap();
+    node.kernel.set_port_taken(key, true);
+    for failures in 1..=2 {
+        let report = node.full();
+        assert!(!report.has_failed() && report.applied.failures.len() == 1, "{report:#?}");
+        let failure = report.applied.failures[0].to_string();
+        assert!(failure.contains("127.0.0.1:30080") && failure.contains("another program has the port"), "{failure}");
+        let counts = node.proxier.localhost_node_ports().unwrap();
+        assert_eq!(counts.creation_failures.values().sum::<u64>(), failures);
+        assert!(node.v4().contains("10.96.0.10 . tcp . 80"), "{}", node.v4());
     }
+    node.kernel.set_port_taken(key, false);
+    assert!(node.full().is_done());
+    let counts = node.proxier.localhost_node_ports().unwrap();
+    assert_eq!((node.kernel.listeners().len(), counts.listeners.values().sum::<u64>()), (1, 1));
+}
+
+/// Lists that are suddenly empty are doubted, and listeners stay too.
+#[test]
+fn listeners_on_localhost_are_held_back_like_everything_else() {
+    let mut node = at_localhost(kernel(), asked());
+    node.serve_many(20, &["10.244.1.7"]);
+    assert!(node.full().is_done());
+    let before = node.kernel.listeners();
+    assert_eq!(before.len(), 1);
+    let services = (1..=20).map(|number| format!("s{number}")).chain(["web".to_owned()]);
+    services.for_each(|name| node.proxier.lose_service(&ObjectKey::new("demo", &name), node.now));
+    node.full();
+    assert_eq!(node.kernel.listeners(), before);
 }
 
 /// The kubelet's rule.
 const GUARD: &str = "-m comment --comment \"block incoming localnet connections\" -d 127.0.0.0/8 -j DROP";
 
-/// Gives the kubelet's chain these rules.
-fn firewall(node: &mut Node, backend: Backend, rules: &[&str]) {
+/// Gives the kubelet's chain and `INPUT` these rules.
+fn firewall(kernel: &FakeKernel, backend: Backend, guard: &[&str], entered: &[&str]) {
     let mut change = iptables::Transaction::new();
-    let rules = rules.iter().map(|rule| iptables::Rule::parse(rule).unwrap());
-    change.table(TableName::FILTER).replace_chain(&ChainName::new("KUBE-FIREWALL").unwrap(), rules);
+    let table = change.table(TableName::FILTER);
+    let parsed = |rule: &&str| iptables::Rule::parse(rule).unwrap();
+    table.replace_chain(&ChainName::new("KUBE-FIREWALL").unwrap(), guard.iter().map(parsed));
+    for rule in entered {
+        table.edit(iptables::Edit::Append(ChainName::new("INPUT").unwrap(), parsed(rule)));
+    }
     let restore = |host: &_| Iptables::open(host, iptables::Family::Ipv4, backend).unwrap().restore(&change).map(drop);
-    node.kernel.with_host(restore).unwrap();
+    kernel.with_host(restore).unwrap();
 }
 
-/// iptables mode leaves the kubelet's chain, and `route_localnet` with it; somebody flushes the rule set later.
+/// Neighbours must not reach what listens on 127.0.0.1 only: whoever set `route_localnet`, a pass that does not need it and a cleanup set it back,
+/// unless the kubelet's rule keeps neighbours off and packets come to it. A rule that cannot be read keeps nobody off.
 #[test]
-fn loopback_addresses_are_not_routed_once_the_kubelets_chain_is_flushed() {
-    for backend in [Backend::NfTables, Backend::Legacy] {
-        let mut node =
-            at_localhost(prepared(FakeKernel::with_iptables(move || FakeHost::new().with_default(backend))), options());
-        node.kernel.set_sysctl(ROUTE_LOCALNET, Some("1"));
-        node.full();
-        assert_eq!(localnet(&node), "1", "{backend:?}: nobody knows who set it");
-        // Rules as they were listed count for three seconds (`kernel/rules.rs`).
-        let later = |node: &mut Node| {
-            std::thread::sleep(Duration::from_millis(3_100));
-            node.full().drift.iter().map(ToString::to_string).collect::<Vec<_>>()
-        };
-        firewall(&mut node, backend, &[GUARD]);
-        later(&mut node);
-        assert_eq!(localnet(&node), "1", "{backend:?}");
-        firewall(&mut node, backend, &[]);
-        let drift = later(&mut node);
-        assert_eq!((localnet(&node).as_str(), drift.len()), ("0", 1), "{backend:?}: {drift:?}");
+fn loopback_addresses_are_routed_only_while_the_kubelets_chain_guards_them() {
+    const ENTERED: [&str; 1] = ["-j KUBE-FIREWALL"];
+    let cases: [(&[&str], &[&str], bool, &str); 5] = [
+        (&[], &[], true, "0"),
+        (&[GUARD], &ENTERED, true, "1"),
+        (&[], &ENTERED, true, "0"),
+        (&[GUARD], &[], true, "0"),
+        (&[GUARD], &ENTERED, false, "0"),
+    ];
+    let modes = modes::Kind::ALL.map(Some).into_iter().chain([None]);
+    let ways = modes.flat_map(|mode| [Backend::NfTables, Backend::Legacy].map(|backend| (mode, backend)));
+    for (mode, backend) in ways {
+        for (guard, entered, is_readable, expected) in cases {
+            let kernel = prepared(FakeKernel::with_iptables(move || FakeHost::new().with_default(backend)));
+            kernel.set_sysctl(ROUTE_LOCALNET, Some("1"));
+            firewall(&kernel, backend, guard, entered);
+            let mut options = options_of(mode.unwrap_or_default());
+            options.iptables.localhost_node_ports = false;
+            if !is_readable {
+                for call in [Call::RulesDump, Call::TablesRead] {
+                    kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
+                }
+            }
+            let what = format!("{mode:?} {backend:?} {guard:?} {entered:?} {is_readable}");
+            if mode.is_some() {
+                let mut node = Node::on(kernel.clone(), options);
+                node.full();
+            } else {
+                modes::cleanup::cleanup(&options.config, None, &mut kernel.clone().ports());
+            }
+            let reads_first = mode.is_some_and(|mode| mode != modes::Kind::Userspace) && !is_readable;
+            if !reads_first {
+                assert_eq!(kernel.state().sysctls[ROUTE_LOCALNET], expected, "{what}");
+            }
+        }
+    }
+}
+
+/// Version 0.1 guarded loopback addresses in its table, and routed them. The setting goes before the guard does, and what cannot be set is told.
+#[test]
+fn the_guard_of_version_0_1_goes_after_route_localnet() {
+    const OLD_GUARD: &str = "ip daddr 127.0.0.0/8 iifname != \"lo\" drop";
+    for (can_write, cleans) in [(true, false), (true, true), (false, true)] {
+        let mut node = at_localhost(kernel(), asked());
+        assert!(node.full().is_done());
+        let chain = TableKey::new(Family::Ip, "proxier").unwrap().chain("prerouting-guard").unwrap();
+        let rule = nftables::rule(Family::Ip).daddr_in(std::net::Ipv4Addr::new(127, 0, 0, 0).into(), 8);
+        let lo = nftables::Value::new(b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0").unwrap();
+        let rule = rule.matches(&nftables::Operand::IIFNAME, nftables::expr::CmpOp::Ne, lo);
+        let mut transaction = Transaction::new();
+        transaction.add_rule(&chain, rule.drop_packet().build().unwrap());
+        node.kernel.nftables().commit(&transaction).unwrap();
+        assert!(node.v4().contains(OLD_GUARD), "{}", node.v4());
+        node.kernel.set_sysctl(ROUTE_LOCALNET, can_write.then_some("1"));
+        if cleans {
+            let cleaned = modes::cleanup::cleanup(&options().config, None, &mut node.kernel.ports());
+            assert!(cleaned.is_done(), "{cleaned:#?}");
+        } else {
+            let mut next = at_localhost(node.kernel.clone(), asked());
+            node.kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Permission));
+            assert!(next.full().has_failed());
+            assert_eq!((localnet(&node).as_str(), node.v4().contains(OLD_GUARD)), ("0", true));
+            assert!(next.full().is_done() && !next.v4().contains(OLD_GUARD));
+        }
+        if can_write {
+            assert_eq!(localnet(&node), "0");
+        }
     }
 }
 
@@ -1431,43 +1542,4 @@ fn a_table_without_its_mark_is_mended_and_cleaned_up() {
     unmark(&mut next);
     assert!(modes::cleanup::cleanup(&options().config, None, &mut next.kernel.ports()).is_done());
     assert!(next.tables().is_empty(), "{:?}", next.tables());
-}
-
-/// `route_localnet` goes back to 0 before the last rule that guards it goes: where node ports are not served at loopback addresses any more, where
-/// the family is not, and in a cleanup.
-#[test]
-fn loopback_addresses_are_routed_no_longer_than_something_guards_them() {
-    let mut v6 = asked();
-    v6.config.families = Families::V6;
-    for other in [options(), v6] {
-        let mut node = at_localhost(kernel(), asked());
-        node.full();
-        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true));
-        let mut next = at_localhost(node.kernel.clone(), other);
-        let report = next.full();
-        assert!(report.is_done(), "{report:#?}");
-        assert_eq!((localnet(&next).as_str(), is_guarded(&next)), ("0", false));
-    }
-    let clean = |node: &mut Node| modes::cleanup::cleanup(&asked().config, None, &mut node.kernel.ports());
-    for (guard, expected) in [(None, "0"), (Some(Backend::NfTables), "1"), (Some(Backend::Legacy), "1")] {
-        let backend = guard.unwrap_or(Backend::NfTables);
-        let host = move || FakeHost::new().with_default(backend);
-        let mut node = at_localhost(prepared(FakeKernel::with_iptables(host)), asked());
-        if guard.is_some() {
-            firewall(&mut node, backend, &[GUARD]);
-        }
-        node.full();
-        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), ("1", true));
-        let cleaned = clean(&mut node);
-        assert!(cleaned.is_done() && cleaned.left.is_empty(), "{cleaned:#?}");
-        assert_eq!((localnet(&node).as_str(), is_guarded(&node)), (expected, false), "{guard:?}");
-    }
-    // What cannot be set back is told, and a cleanup that removes no guard leaves the setting.
-    let mut node = at_localhost(kernel(), asked());
-    node.full();
-    node.kernel.set_sysctl(ROUTE_LOCALNET, None);
-    let cleaned = clean(&mut node);
-    assert!(cleaned.is_done() && cleaned.left[0].starts_with(&format!("{ROUTE_LOCALNET} cannot be written")));
-    node.kernel.set_sysctl(ROUTE_LOCALNET, Some("1"));
-    assert_eq!((clean(&mut node).removed(), localnet(&node).as_str()), (0, "1"));
 }

@@ -91,10 +91,14 @@ pub struct Engine<K = KernelPorts> {
 }
 
 impl Engine {
-    /// Tells the kernel ports, before a preview in userspace mode, on which sockets the running proxy listens: they need not be opened again. Returns why
+    /// Tells the kernel ports, before a preview in a mode in which the process listens, on which sockets the running proxy listens: they need not be opened again. Returns why
     /// they are not known, if so.
     pub(crate) fn read_running_sockets(&mut self) -> Option<Problem> {
-        if !self.proxier.mode().facts().is_process {
+        let mode = self.proxier.mode();
+        let asked = &self.proxier.facts().config().node_port_addresses;
+        let is_at_localhost =
+            mode == Kind::Nftables && Family::ALL.into_iter().any(|family| asked.names_localhost(family));
+        if !mode.facts().is_process && !is_at_localhost {
             return None;
         }
         let mut problem = userspace::read_running_sockets(&mut self.kernel).err()?;

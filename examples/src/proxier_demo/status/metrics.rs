@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 
 use proxier_core::config::Families;
 use proxier_core::modes::Kind;
+use proxier_core::modes::localhost_relay::LocalhostNodePorts;
 use proxier_core::modes::select::RequestedMode;
 use proxier_core::net::{ByFamily, Family, FrontendKey};
 use proxier_core::plan::report::RuleCount;
@@ -113,6 +114,8 @@ pub struct Metrics {
     pub held_back: u64,
     /// Operations that the kernel refused because of their object, as of the last full pass.
     pub refused_objects: u64,
+    /// Node ports on loopback addresses in nftables mode, where the configuration names these. In kube-proxy from 1.37.
+    pub localhost: Option<LocalhostNodePorts>,
     /// Real servers that drain. Not in kube-proxy.
     pub draining: u64,
     /// The mode that was asked for, and the one that serves. Not in kube-proxy.
@@ -251,6 +254,9 @@ impl Metrics {
                 p.family("sync_proxy_rules_nftables_sync_failures_total", "counter", help, failures);
                 let cleanup = "Always 0: what nobody needs goes in the transaction of its pass";
                 p.family("sync_proxy_rules_nftables_cleanup_failures_total", "counter", cleanup, self.each(|_| 0));
+                if let Some(localhost) = &self.localhost {
+                    self.localhost_node_ports(p, localhost);
+                }
             }
             // A family without samples is no family.
             Some(Kind::Userspace) if !self.begun.is_empty() => {
@@ -263,6 +269,22 @@ impl Metrics {
             }
             _ => {}
         }
+    }
+
+    fn localhost_node_ports(&self, p: &mut Page, localhost: &LocalhostNodePorts) {
+        let of = |counts: &BTreeMap<Family, u64>, family| counts.get(&family).copied().unwrap_or_default();
+        let help = "Listeners of node ports on loopback addresses";
+        let listeners = self.each(|family| of(&localhost.listeners, family));
+        p.family("nftables_localhost_nodeport_listeners", "gauge", help, listeners);
+        let help = "Listeners of node ports on loopback addresses that could not be opened";
+        let failures = self.each(|family| of(&localhost.creation_failures, family));
+        p.family("nftables_localhost_nodeport_listener_creation_failures_total", "counter", help, failures);
+        let help = "Packets of other protocols than TCP to node ports on loopback addresses, which are refused";
+        let rejected = localhost.rejected.iter().map(|((family, protocol), packets)| {
+            let labels = vec![("ip_family", family.name().to_owned()), ("protocol", protocol.to_string())];
+            (labels, *packets)
+        });
+        p.family("nftables_localhost_nodeport_rejected_packets_total", "counter", help, rejected);
     }
 
     fn rules(&self, p: &mut Page) {
@@ -376,6 +398,8 @@ impl Metrics {
 mod tests {
     use std::collections::BTreeSet;
     use std::time::Duration;
+
+    use proxier_core::net::Protocol;
 
     use super::*;
 
@@ -538,6 +562,34 @@ mod tests {
             assert_eq!(lines[1], format!("# TYPE kubeproxy_{name} gauge"));
             assert_eq!(lines[2], format!("kubeproxy_{name} {number}"));
         }
+    }
+
+    #[test]
+    fn node_ports_on_localhost_have_kube_proxys_metrics() {
+        let mut localhost = LocalhostNodePorts::default();
+        localhost.listeners = [(Family::V4, 3), (Family::V6, 2)].into();
+        localhost.creation_failures = [(Family::V6, 1)].into();
+        localhost.rejected = [((Family::V4, Protocol::Udp), 7)].into();
+        let mode = Some((RequestedMode::Auto, Kind::Nftables));
+        let mut metrics = Metrics { mode, localhost: Some(localhost), ..Metrics::default() };
+        let prefix = "kubeproxy_nftables_localhost_nodeport_";
+        let shown = |metrics: &Metrics| -> Vec<String> {
+            let text = metrics.render();
+            text.lines().filter_map(|line| line.strip_prefix(prefix)).map(str::to_owned).collect()
+        };
+        assert_eq!(
+            shown(&metrics),
+            [
+                "listeners{ip_family=\"IPv4\"} 3",
+                "listeners{ip_family=\"IPv6\"} 2",
+                "listener_creation_failures_total{ip_family=\"IPv4\"} 0",
+                "listener_creation_failures_total{ip_family=\"IPv6\"} 1",
+                "rejected_packets_total{ip_family=\"IPv4\",protocol=\"UDP\"} 7",
+            ]
+        );
+        // Where localhost is not named there are none.
+        metrics.localhost = None;
+        assert_eq!(shown(&metrics), [""; 0]);
     }
 
     #[test]

@@ -14,7 +14,6 @@ use super::settings::{COUNTERS, Options};
 use super::trial;
 use super::wanted::{Index, Wanted};
 use crate::modes::shared::flows;
-use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::retry::RulesRetry;
 use crate::modes::{self, CarryOut, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
 use crate::net::{Family, FrontendKey};
@@ -499,13 +498,12 @@ impl modes::Mode for Mode {
         let read = plan.families.iter().filter(|plan| matches!(plan.basis, Basis::Read { .. }));
         let forget = flows::to_forget(&pass, is_served, read.flat_map(|plan| plan.frontends.0.keys()), &held);
         let settings = self.index.settings(Family::V4);
-        let guards = settings.is_some_and(|settings| settings.options.localhost_node_ports);
-        let localhost = if guards { Guard::There } else { Guard::Unchanged };
+        let routes_localhost = settings.is_some_and(|settings| settings.options.localhost_node_ports);
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
         self.pending = Plan { held, ..plan };
-        Some(Needs { localhost, forget })
+        Some(Needs { routes_localhost, forget })
     }
 
     fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {

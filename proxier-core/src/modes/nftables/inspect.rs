@@ -2,16 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use nftables::{ElementData, ElementKey, Expression, TableSnapshot};
+use nftables::{ChainKey, ElementData, ElementKey, Expression, TableSnapshot};
 
-use super::layout::{Layout, table, table_name};
+use super::layout::{Layout, NOT_RELAYED, REJECT_LOCALHOST, chain, table, table_name};
 use super::lower::SetName;
 use super::observed::{Observed, address, endpoint, frontend_of, split};
 use super::pick::slot_at;
 use crate::config::KernelNames;
 use crate::modes::ServedFrontend;
 use crate::modes::inspect::{Inspection, TrafficCounters};
-use crate::net::{Family, FrontendKey};
+use crate::net::{Family, FrontendKey, Protocol};
 use crate::ports::{PortError, Tables};
 use crate::service::NodeFacts;
 
@@ -60,6 +60,31 @@ pub(in crate::modes) fn list_frontends(
     Ok(all)
 }
 
+/// Packets to node ports at loopback addresses that were refused since the table has the rules for that, by family and protocol. None where there
+/// are no such rules, or they cannot be read.
+pub(in crate::modes) fn rejected_at_localhost(
+    facts: &NodeFacts,
+    tables: &mut dyn Tables,
+) -> BTreeMap<(Family, Protocol), u64> {
+    let mut all = BTreeMap::new();
+    for family in Family::ALL.into_iter().filter(|family| facts.serves_localhost(*family)) {
+        let table = table(family, &table_name(&facts.config().names));
+        let chain = ChainKey { table, name: chain(REJECT_LOCALHOST) };
+        let rules = tables.rules(&chain).unwrap_or_default();
+        for (protocol, observed) in NOT_RELAYED.into_iter().zip(rules) {
+            all.extend(packets(&observed.rule.expressions).map(|packets| ((family, protocol), packets)));
+        }
+    }
+    all
+}
+
+fn packets(expressions: &[Expression]) -> Option<u64> {
+    expressions.iter().find_map(|expression| match expression {
+        Expression::Counter { packets, .. } => Some(*packets),
+        _ => None,
+    })
+}
+
 /// Packets that elements of Frontends have counted: the first ones of connections.
 fn counts(snapshot: &TableSnapshot, family: Family) -> impl Iterator<Item = (FrontendKey, u64)> {
     let of_frontends = snapshot.sets.iter().filter_map(|contents| {
@@ -68,11 +93,8 @@ fn counts(snapshot: &TableSnapshot, family: Family) -> impl Iterator<Item = (Fro
     });
     of_frontends.flat_map(move |(set, elements)| {
         elements.iter().filter_map(move |element| {
-            let packets = element.extras().expressions.iter().find_map(|expression| match expression {
-                Expression::Counter { packets, .. } => Some(*packets),
-                _ => None,
-            });
-            Some((frontend_of(set, &element.key, family)?, packets?))
+            let packets = packets(&element.extras().expressions)?;
+            Some((frontend_of(set, &element.key, family)?, packets))
         })
     })
 }

@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
 use nftables::{
-    BaseChain, Chain, ChainKey, ChainType, CtState, DataType, Expression, Family as NftFamily, FieldTypes, Hook, Name,
-    Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table, TableFlags, TableKey,
-    Value, Verdict, rule,
+    BaseChain, Chain, ChainKey, ChainType, CtState, DataType, Expression, Family as NftFamily, FieldTypes, Hook,
+    L4Protocol, Name, Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table,
+    TableFlags, TableKey, Value, Verdict, rule,
 };
 
-use super::lower::SetName;
+use super::lower::{SetName, number};
 use super::pick::{Clients, Pick, SharedChain};
 use crate::config::{Config, KernelNames};
 use crate::modes::shared::local_traffic::PodTraffic;
@@ -17,7 +17,7 @@ use crate::modes::shared::nft::COMMENT;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
 use crate::modes::shared::nft::{RTN_LOCAL, interface, rejections};
 use crate::modes::shared::table::{self, ChainRules};
-use crate::net::{Family, Network};
+use crate::net::{Family, Network, Protocol};
 use crate::service::NodeFacts;
 
 /// Chain: clients are refused.
@@ -64,21 +64,16 @@ pub(crate) struct Layout {
     other_pods: Option<(Network, Network)>,
     /// Connection tracking takes packets outside a window as valid.
     is_liberal: bool,
-    /// Node ports are served on 127.0.0.1.
+    /// This process serves node ports of TCP on the loopback address.
     has_localhost: bool,
     /// Counter that elements of Frontends have.
     counter: Option<Expression>,
 }
 
-/// The chain that has [`localhost_guard`], where node ports are served on 127.0.0.1.
-pub(super) const ARRIVING_GUARD: &str = "prerouting-guard";
-
-/// Drops what other hosts send to loopback addresses, as the kernel does without `route_localnet`. Destinations are not yet those that other
-/// programs translate to 127.0.0.1: that comes later.
-pub(super) fn localhost_guard() -> Rule {
-    let to_localhost = rule(Family::V4.into()).daddr_in(Family::V4.localhost(), 8);
-    built(interface(to_localhost, "lo", false, CmpOp::Ne).drop_packet())
-}
+/// Chain: packets to node ports at the loopback address that are not TCP are counted by protocol, and refused.
+pub(super) const REJECT_LOCALHOST: &str = "reject-localhost";
+/// Protocols that it refuses, in the order of its rules.
+pub(super) const NOT_RELAYED: [Protocol; 2] = [Protocol::Udp, Protocol::Sctp];
 
 /// The name of the tables.
 pub(super) fn table_name(names: &KernelNames) -> Name {
@@ -109,14 +104,9 @@ impl Layout {
             masquerade_all: config.masquerade_all,
             other_pods: facts.other_pods(family),
             is_liberal,
-            has_localhost: family == Family::V4 && facts.serves_localhost(family),
+            has_localhost: facts.serves_localhost(family),
             counter: config.nftables.count_connections.then_some(Expression::COUNTER),
         }
-    }
-
-    /// Whether the table keeps other hosts off the programs that listen at loopback addresses, which `route_localnet` would open to them.
-    pub(super) fn guards_localhost(&self) -> bool {
-        self.has_localhost
     }
 
     /// The family.
@@ -327,7 +317,22 @@ impl Layout {
     fn new_connections(&self) -> Vec<Rule> {
         let refused = self.to_one_of(SetName::Rejected).goto(chain(REJECT));
         let others = self.rule().in_set(&[self.destination()], Layout::reference(SetName::ClusterIps));
-        vec![built(refused), built(self.to_one_of(SetName::Dropped).drop_packet()), built(others.goto(chain(REJECT)))]
+        let localhost = self.has_localhost.then(|| {
+            let to_localhost = self.rule().matches(&self.destination(), CmpOp::Eq, self.family.localhost().into());
+            let refused = to_localhost.in_set(&self.frontend(), Layout::reference(SetName::Rejected));
+            built(refused.goto(chain(REJECT_LOCALHOST)))
+        });
+        let rules =
+            [built(refused), built(self.to_one_of(SetName::Dropped).drop_packet()), built(others.goto(chain(REJECT)))];
+        localhost.into_iter().chain(rules).collect()
+    }
+
+    fn reject_localhost(&self) -> Vec<Rule> {
+        let of = |protocol| {
+            let number = L4Protocol(number(protocol));
+            built(self.rule().meta_l4proto(number).counter().goto(chain(REJECT)))
+        };
+        NOT_RELAYED.map(of).into()
     }
 
     fn guard(&self) -> Vec<Rule> {
@@ -364,22 +369,19 @@ impl table::Layout for Layout {
             let rule = self.rule().ct_state(CtState::NEW);
             vec![built(rule.in_set(&self.frontend(), Layout::reference(SetName::Guarded)).goto(chain(GUARD)))]
         };
-        let mut arriving_guard = guarded();
-        if self.has_localhost {
-            arriving_guard.insert(0, localhost_guard());
-        }
         let mut forward = new();
         if !self.is_liberal {
             forward.insert(0, built(self.rule().ct_state(CtState::INVALID).drop_packet()));
         }
         let regular = |name: &str, rules| (Chain::regular(self.chain_key(name)), rules);
-        vec![
+        let localhost = self.has_localhost.then(|| regular(REJECT_LOCALHOST, self.reject_localhost()));
+        let all = [
             regular(OWNED, Vec::new()),
             regular(REJECT, rejections(self.family, || self.rule()).into()),
             self.services([]),
             regular(NEW, self.new_connections()),
             regular(GUARD, self.guard()),
-            (self.base(ARRIVING_GUARD, ChainType::Filter, Hook::Prerouting, before_dnat), arriving_guard),
+            (self.base("prerouting-guard", ChainType::Filter, Hook::Prerouting, before_dnat), guarded()),
             (self.base("output-guard", ChainType::Filter, Hook::Output, before_dnat), guarded()),
             (self.base("prerouting", ChainType::Nat, Hook::Prerouting, Priority::DSTNAT), self.arriving()),
             (
@@ -390,7 +392,8 @@ impl table::Layout for Layout {
             (self.base("input-filter", ChainType::Filter, Hook::Input, Priority::FILTER), new()),
             (self.base("forward-filter", ChainType::Filter, Hook::Forward, Priority::FILTER), forward),
             (self.base("output-filter", ChainType::Filter, Hook::Output, Priority::FILTER), new()),
-        ]
+        ];
+        all.into_iter().chain(localhost).collect()
     }
 }
 

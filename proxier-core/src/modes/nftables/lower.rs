@@ -8,6 +8,7 @@ use nftables::{Element, ElementData, ElementKey, Value, Verdict};
 
 use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split, slot_number, ticket};
 use super::slots::{Slots, by_client};
+use crate::modes::localhost_relay::is_relayed;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
@@ -108,7 +109,7 @@ impl Item {
 }
 
 /// The number of a transport protocol.
-fn number(protocol: Protocol) -> u8 {
+pub(super) fn number(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Tcp => 6,
         Protocol::Udp => 17,
@@ -161,6 +162,11 @@ pub(super) struct Treatment {
 
 impl Treatment {
     pub(super) fn from_frontend(frontend: &Frontend, slots: &Slots) -> Self {
+        if frontend.key.address.is_loopback() {
+            // This process listens there for TCP.
+            let nowhere = (!is_relayed(&frontend.key)).then_some(Nowhere::Reject);
+            return Treatment { nowhere, ..Treatment::default() };
+        }
         let pick = |marks, is_local: bool| {
             let count = slots.count(frontend, is_local);
             let secs = frontend.affinity_secs.filter(|_| slots.is_sticky(frontend, is_local));

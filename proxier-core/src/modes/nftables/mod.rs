@@ -58,7 +58,7 @@ mod trial;
 pub use cleanup::cleanup;
 pub(crate) use cleanup::served;
 pub(super) use inspect::inspect;
-pub(in crate::modes) use inspect::list_frontends;
+pub(in crate::modes) use inspect::{list_frontends, rejected_at_localhost};
 pub use kube_proxy::list_kube_proxy;
 pub(crate) use kube_proxy::{cleanup_kube_proxy, served_by_kube_proxy, unrecognised_tables};
 pub(crate) use mode::Mode;

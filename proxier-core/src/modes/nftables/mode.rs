@@ -13,7 +13,6 @@ use super::plan::{Plan, TablePlan};
 use super::slots::{HeldSlots, Slots};
 use crate::config::Config;
 use crate::modes::shared::flows;
-use crate::modes::shared::localhost::Guard;
 use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::table::{Basis, Fate, WriteOutcome};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
@@ -279,18 +278,12 @@ impl modes::Mode for Mode {
         }
         let differing = plan.tables.iter().filter(|_| pass.full).flat_map(|table| table.frontends.0.keys());
         let forget = flows::to_forget(&pass, |_| true, differing, &held);
-        let guarded = read.get(&Family::V4).is_some_and(|read| read.as_ref().is_some_and(Observed::guards_localhost));
-        let localhost = match plan.tables.iter().any(TablePlan::guards_localhost) {
-            true => Guard::There,
-            false if guarded && !left.contains(&Family::V4) => Guard::Going,
-            false => Guard::Unchanged,
-        };
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
         let basis = Basis::new(known.generation.filter(|_| !read.is_empty()), read);
         self.pending = Plan { generation, basis, held, left, ..plan };
-        Some(Needs { localhost, forget })
+        Some(Needs { forget, ..Needs::default() })
     }
 
     fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {

@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nftables::{ElementData, ElementKey, Set, TableSnapshot, Verdict};
 
-use super::layout::{ARRIVING_GUARD, Layout, localhost_guard};
+use super::layout::Layout;
 use super::lower::SetName;
 use super::pick::{Pick, most_of, slot_at};
 use super::slots::HeldSlots;
@@ -38,11 +38,6 @@ impl Observed {
     pub(super) fn other_sets(&self) -> impl Iterator<Item = (&str, &Set)> {
         let sets = self.shape.sets.iter().map(|(name, set)| (name.as_str(), set));
         sets.filter(|(name, _)| !SetName::FIXED.into_iter().any(|set| set.name() == *name))
-    }
-
-    /// Whether the table keeps other hosts off programs that listen at loopback addresses.
-    pub(super) fn guards_localhost(&self) -> bool {
-        self.shape.rules(ARRIVING_GUARD).is_some_and(|rules| rules.contains(&localhost_guard()))
     }
 
     /// The slots of endpoints, and for how many the chain is that chooses among them, by Frontend.

@@ -11,6 +11,7 @@ use super::lower::{Item, SetName};
 use super::observed::{Observed, frontend_of};
 use super::pick::{Pick, SharedChain};
 use crate::modes::Work;
+use crate::modes::localhost_relay::is_relayed;
 use crate::modes::shared::frontends::FrontendChanges;
 use crate::modes::shared::table::{self, Basis, ChainRules, Fate, LabelledTransaction, Layout as _, is_kind_of};
 use crate::net::{Family, FrontendKey};
@@ -69,11 +70,6 @@ impl TablePlan {
         }
     }
 
-    /// Whether programs at loopback addresses are guarded when it is carried out.
-    pub(super) fn guards_localhost(&self) -> bool {
-        self.fate != Fate::Delete && self.layout.guards_localhost()
-    }
-
     /// Plans the whole table, where there is none or one that cannot be repaired.
     pub(super) fn full(layout: Layout, (desired, index): (&Desired, &Index), fate: Fate) -> Self {
         let family = layout.family();
@@ -87,7 +83,7 @@ impl TablePlan {
             plan.add(item);
         }
         let frontends = desired.frontends().filter(|frontend| frontend.key.family() == family);
-        for frontend in frontends {
+        for frontend in frontends.filter(|frontend| !is_relayed(&frontend.key)) {
             plan.frontends.note(frontend.key, false, Some(frontend));
         }
         plan

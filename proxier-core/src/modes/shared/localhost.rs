@@ -1,34 +1,26 @@
 //! `route_localnet`, which node ports on 127.0.0.1 need, and the rules that have to be there with it: packets from 127.0.0.1 may leave this node
 //! then, and neighbours could reach programs that listen there only (CVE-2020-8558).
 //!
-//! Who has set it is not known: this proxy, `prepare-node`, a kube-proxy or the administrator. So it goes by what guards it, not by who set it: it
-//! is set once a rule guards those programs, and set back to the kernel's default before the last such rule goes, or in the next full pass after it
-//! has gone without us.
+//! Only iptables mode sets it, once its rule in the kubelet's chain guards those programs. Who has set it is not known: this proxy, version 0.1 in
+//! nftables mode, `prepare-node`, a kube-proxy or the administrator. So each full pass that does not need it, and each cleanup, sets it back to the
+//! kernel's default unless that rule is there. Programs that need it for one device set it for that device, which stays.
 
-use iptables::{Rule, TableName};
+use iptables::{Rule, Table, TableName};
 
 use crate::compat;
+use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::sysctls::{WantedValue, changes};
 use crate::net::Family;
-use crate::ports::{PortError, PortErrorKind, Ports, SysctlChange, Sysctls};
-
-/// Own guard of programs that listen on loopback addresses, after a plan.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Guard {
-    /// The guard is as before, or there is none.
-    #[default]
-    Unchanged,
-    /// The guard is there.
-    There,
-    /// The plan removes it.
-    Going,
-}
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
+use crate::ports::{PortError, Ports, SysctlChange, Sysctls};
 
 const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 
 /// The kubelet's chain in table filter, with the rule of this comment: the kubelet, kube-proxy and iptables mode make them, and none of them
 /// removes them.
 pub(crate) const FIREWALL: &str = "KUBE-FIREWALL";
+const INPUT: &str = "INPUT";
 /// Comment of the rule that guards.
 pub(crate) const FIREWALL_COMMENT: &str = "block incoming localnet connections";
 
@@ -39,59 +31,63 @@ pub(crate) fn open(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlC
 
 /// The kubelet's chain, in words, if it guards loopback addresses here. A chain that cannot be read is none.
 pub(crate) fn kept(ports: &mut Ports<'_>) -> Option<String> {
-    let is_there = in_nf_tables(ports).unwrap_or(false) || by_programs(ports).unwrap_or(false);
-    is_there.then(|| {
+    let setting = if is_open(ports) { ", and route_localnet with it" } else { "" };
+    is_guarded(ports).then(|| {
         format!(
-            "chain {FIREWALL} of table filter stays, and route_localnet with it: the kubelet has it too, and it keeps other hosts off \
-             loopback addresses"
+            "chain {FIREWALL} of table filter stays{setting}: the kubelet has it too, and it keeps other hosts off loopback addresses"
         )
     })
 }
 
-/// Values to write before a mode's own guard goes, as [`open`] has them: none if the kubelet's chain guards it too. A chain that cannot be read is
-/// none.
+/// Values to write where no rules of ours need them, as [`open`] has them: none if the kubelet's chain keeps other hosts off. A chain that cannot be
+/// read keeps nobody off.
 pub(crate) fn close(ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
-    if kept(ports).is_some() {
+    if !is_open(ports) || is_guarded(ports) {
         return Default::default();
     }
     changes(ports.sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 0)])
 }
 
-/// Values to write where no rule of the mode's own guards loopback addresses, and the kubelet's chain, which did, has gone: somebody flushed the rule
-/// set. `relied`: whether it did when this was last asked. What cannot be read changes nothing.
-pub(crate) fn follow(relied: &mut bool, ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
-    if !ports.sysctls.get(ROUTE_LOCALNET).is_ok_and(|value| value == "1") {
-        *relied = false;
-        return Default::default();
-    }
-    let in_nf_tables = match in_nf_tables(ports) {
-        Err(error) if error.kind() == PortErrorKind::Unavailable => Ok(false),
-        answer => answer,
-    };
-    match in_nf_tables.and_then(|is_there| if is_there { Ok(true) } else { by_programs(ports) }) {
-        Ok(true) => *relied = true,
-        Ok(false) if *relied => return changes(ports.sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 0)]),
-        _ => {}
-    }
-    Default::default()
+/// Closes in a cleanup.
+pub(crate) fn cleanup(ports: &mut Ports<'_>) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    let (changes, unmet) = close(ports);
+    cleaned.applied.carry_out(changes.iter().map(Operation::Sysctl), &Names::NONE, ports);
+    cleaned.left.extend(unmet.iter().map(|SysctlChange { path, to, .. }| {
+        format!(
+            "{path} cannot be written from here: set it to {to}, or other hosts reach what listens on 127.0.0.1 only"
+        )
+    }));
+    cleaned
 }
 
-fn is_guard(rule: &Rule) -> bool {
-    rule.comment() == Some(FIREWALL_COMMENT)
+fn is_open(ports: &mut Ports<'_>) -> bool {
+    ports.sysctls.get(ROUTE_LOCALNET).is_ok_and(|value| value == "1")
+}
+
+fn is_guarded(ports: &mut Ports<'_>) -> bool {
+    in_nf_tables(ports).unwrap_or(false) || by_programs(ports).unwrap_or(false)
+}
+
+/// Whether a table filter has the rule, and packets to this node come to it.
+fn guards(table: &Table) -> bool {
+    let has = |chain: &str, is_it: &dyn Fn(&Rule) -> bool| {
+        table.chain(chain).is_some_and(|chain| chain.rules.iter().any(is_it))
+    };
+    has(FIREWALL, &|rule| rule.comment() == Some(FIREWALL_COMMENT))
+        && has(INPUT, &|rule| rule.target() == Some(FIREWALL))
 }
 
 /// Whether iptables-nft has the rule, which takes no program.
 fn in_nf_tables(ports: &mut Ports<'_>) -> Result<bool, PortError> {
     let key = compat::table_key(Family::V4, &TableName::FILTER)?;
-    let read = compat::read(&key, &TableName::FILTER, &|chain| chain == FIREWALL, ports.tables)?;
-    Ok(read.is_some_and(|table| table.chain(FIREWALL).is_some_and(|chain| chain.rules.iter().any(is_guard))))
+    let read = compat::read(&key, &TableName::FILTER, &|chain| [FIREWALL, INPUT].contains(&chain), ports.tables)?;
+    Ok(read.is_some_and(|table| guards(&table)))
 }
 
 fn by_programs(ports: &mut Ports<'_>) -> Result<bool, PortError> {
     if ports.rules.has_tables(Family::V4) == Some(false) {
         return Ok(false);
     }
-    let dump = ports.rules.dump(Family::V4)?;
-    let chain = dump.table(&TableName::FILTER).and_then(|table| table.chain(FIREWALL));
-    Ok(chain.is_some_and(|chain| chain.rules.iter().any(is_guard)))
+    Ok(ports.rules.dump(Family::V4)?.table(&TableName::FILTER).is_some_and(guards))
 }

@@ -7,6 +7,7 @@ pub(crate) mod counts;
 pub(crate) mod flows;
 pub(crate) mod frontends;
 pub(crate) mod host;
+pub(crate) mod listeners;
 pub(crate) mod local_traffic;
 pub(crate) mod localhost;
 pub(crate) mod nft;

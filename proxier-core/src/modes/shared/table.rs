@@ -65,6 +65,16 @@ pub(crate) struct Shape {
     pub(crate) sets: BTreeMap<String, Set>,
 }
 
+/// A rule whose counters are at zero, as in a layout.
+fn uncounted(mut rule: Rule) -> Rule {
+    for expression in &mut rule.expressions {
+        if matches!(expression, Expression::Counter { .. }) {
+            *expression = Expression::COUNTER;
+        }
+    }
+    rule
+}
+
 impl Shape {
     /// Takes a snapshot apart: its shape, and the elements by name of their set. `None` when the table is foreign.
     pub(crate) fn read(snapshot: TableSnapshot) -> Option<(Self, BTreeMap<String, Vec<Element>>)> {
@@ -78,7 +88,7 @@ impl Shape {
         }
         for rule in snapshot.rules {
             if let Some((_, rules)) = shape.chains.get_mut(rule.chain.name.as_str()) {
-                rules.push(rule.rule);
+                rules.push(uncounted(rule.rule));
             }
         }
         let mut elements = BTreeMap::new();

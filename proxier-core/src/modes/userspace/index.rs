@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::lower::lower;
 use crate::modes::shared::counts::{count, uncount};
+use crate::modes::shared::listeners::lower;
 use crate::modes::shared::routes::network_of;
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 use crate::pack::pack;

@@ -39,19 +39,19 @@
 //!   come back without end. In the kernel nothing is translated twice. A circle through another node cannot be seen.
 
 mod index;
-mod lower;
 mod mode;
 mod plan;
 
-#[cfg(feature = "testing")]
-#[doc(hidden)]
-pub use lower::NO_SCTP;
 pub use mode::Options;
 pub(crate) use mode::{Mode, wanted_sysctls};
 
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::routes;
 use crate::ports::{Ports, RouteOwner};
+
+/// Reason why SCTP is not served.
+#[doc(hidden)]
+pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
 
 /// Deletes the local routes that this mode has made, and nothing else. All else that the mode has ends with its process.
 #[doc(hidden)]

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::NO_SCTP;
 use super::index::{Index, listener, listeners, loops};
-use super::lower::NO_SCTP;
 use super::plan::{Plan, route};
 use crate::modes::shared::flows::answering_at;
 use crate::modes::shared::host;

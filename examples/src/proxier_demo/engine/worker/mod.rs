@@ -356,6 +356,7 @@ impl Worker {
                 metrics.iptables_rules.clone_from(&report.rule_counts);
             }
             metrics.conntrack_deleted = totals.flows;
+            metrics.localhost = engine.proxier().localhost_node_ports().cloned();
             metrics.sync_failures = totals.failed_passes;
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.unmarked = u64::try_from(unmarked).unwrap_or(u64::MAX);

@@ -730,7 +730,7 @@ fn localhost_not_served(settings: &Settings) -> Option<String> {
     let named: Vec<Family> = settings.core.families.iter().filter(|family| asked.names_localhost(*family)).collect();
     let options = settings.iptables();
     let RequestedMode::Mode(mode) = settings.asked else {
-        let by_mode = "on 127.0.0.1 in nftables, iptables and userspace mode, on ::1 in userspace mode";
+        let by_mode = "on 127.0.0.1 in nftables, iptables and userspace mode, on ::1 in nftables and userspace mode";
         return (!named.is_empty()).then(|| format!("nodePortAddresses localhost: node ports are served {by_mode}"));
     };
     let missing = named.iter().filter(|family| !mode.localhost(&options).contains(family));

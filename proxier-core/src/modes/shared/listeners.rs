@@ -9,10 +9,7 @@ use crate::ports::Listener;
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
-/// Reason why SCTP is not served.
-pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
-
-/// Listener of a Frontend, with the endpoints to which it leads. `None` for SCTP, see [`NO_SCTP`].
+/// Listener of a Frontend, with the endpoints to which it leads. `None` for SCTP.
 ///
 /// A policy `Local` is that of the iptables mode of kube-proxy: for cluster IPs, only endpoints on this node; for
 /// all else, endpoints on this node for clients outside, and any for this node and its pods.

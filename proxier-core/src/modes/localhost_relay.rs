@@ -1,0 +1,145 @@
+//! Node ports on loopback addresses in nftables mode: this process listens there for TCP and passes connections on, since the kernel leads no packet
+//! from a loopback address to an endpoint without `route_localnet`, and of IPv6 none at all. Rules refuse other protocols.
+//!
+//! A listener is open while its Service port has endpoints. One that cannot be opened, since another program has the port, is reported and counted,
+//! is tried again in full passes, and fails nothing else. Connections end with this process.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
+
+use crate::modes::shared::listeners::lower;
+use crate::modes::{Kind, Pass, nftables};
+use crate::net::{Family, FrontendKey, Protocol};
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
+use crate::plan::report::{Applied, Lack, Report};
+use crate::plan::step::{Action, Part};
+use crate::ports::{Listener, PortError, PortErrorKind, Ports, Settings};
+use crate::service::{Desired, Frontend};
+
+/// Whether connections to a Frontend of nftables mode end in this process.
+pub(crate) fn is_relayed(key: &FrontendKey) -> bool {
+    key.address.is_loopback() && key.protocol == Protocol::Tcp
+}
+
+/// What became of node ports on loopback addresses in nftables mode
+/// ([`Reconciler::localhost_node_ports`](crate::reconciler::Reconciler::localhost_node_ports)).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LocalhostNodePorts {
+    /// Open listeners, by family.
+    pub listeners: BTreeMap<Family, u64>,
+    /// Failed attempts to open a listener since the process began, by family.
+    pub creation_failures: BTreeMap<Family, u64>,
+    /// Packets of UDP and SCTP that rules refused since the table has these rules, as of the last full pass.
+    pub rejected: BTreeMap<(Family, Protocol), u64>,
+}
+
+/// Change of a listener: to this one, or its end.
+#[derive(Clone, Debug)]
+pub(crate) struct Change {
+    action: Action,
+    key: FrontendKey,
+    listener: Option<Listener>,
+}
+
+impl Change {
+    pub(crate) fn operation(&self) -> Operation<'_> {
+        Operation::Listener(self.action, self.key, self.listener.as_ref())
+    }
+}
+
+/// Listeners from pass to pass.
+#[derive(Debug, Default)]
+pub(crate) struct Tracker {
+    pub(crate) counts: LocalhostNodePorts,
+}
+
+/// The listener of a Frontend, if it takes clients. All of them are this node; endpoints take turns, except those with weight 0.
+fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
+    let frontend: &Frontend = desired.frontend(key)?;
+    let owner = desired.owner(key).map(ToString::to_string).unwrap_or_default();
+    let mut listener = Listener { group: format!("{owner} {key}").into(), ..lower(frontend)? };
+    listener.inside = listener.inside.iter().filter(|endpoint| frontend.takes(&[**endpoint])).copied().collect();
+    listener.outside = Arc::clone(&listener.inside);
+    Some(listener).filter(Listener::serves_anybody)
+}
+
+impl Tracker {
+    /// The changes that make listeners as wanted: all in a full pass, else those of changed Frontends.
+    pub(crate) fn plan(
+        &mut self,
+        mode: Kind,
+        pass: &Pass<'_>,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Vec<Change> {
+        if mode != Kind::Nftables || !pass.families().any(|family| pass.facts.serves_localhost(family)) {
+            return Vec::new();
+        }
+        report.notices.extend(ports.relays.notices());
+        let changed = pass.changes.frontends().map(|(key, _)| key);
+        let all = pass.desired.frontends().map(|frontend| &frontend.key).filter(|_| pass.full);
+        let mut keys: BTreeSet<FrontendKey> = changed.chain(all).filter(|key| is_relayed(key)).copied().collect();
+        if keys.is_empty() && !pass.full {
+            return Vec::new();
+        }
+        let there = ports.relays.listeners();
+        if pass.full {
+            keys.extend(there.keys());
+            self.counts.rejected = nftables::rejected_at_localhost(pass.facts, ports.tables);
+        }
+        let elsewhere = ports.relays.elsewhere().unwrap_or_default();
+        let change = |key: FrontendKey| {
+            let (wanted, there) = (listener(pass.desired, &key), there.get(&key));
+            let action = match (&wanted, there) {
+                (Some(wanted), Some(there)) if wanted == there => return None,
+                (Some(_), Some(_)) => Action::Change,
+                (Some(_), None) if elsewhere.contains(&key) => return None,
+                (Some(_), None) => Action::Add,
+                (None, Some(_)) => Action::Delete,
+                (None, None) => return None,
+            };
+            Some(Change { action, key, listener: wanted })
+        };
+        keys.into_iter().filter_map(change).collect()
+    }
+
+    /// Opens, changes and closes listeners.
+    pub(crate) fn apply(
+        &mut self,
+        changes: &[Change],
+        names: &Names<'_>,
+        applied: &mut Applied,
+        ports: &mut Ports<'_>,
+    ) {
+        if changes.is_empty() {
+            return;
+        }
+        if let Err(error) = ports.relays.configure(&Settings::default()) {
+            applied.lacks.push(Lack::new("node ports on loopback addresses are not served", error));
+            return;
+        }
+        for change in changes {
+            let outcome = if let Some(listener) = &change.listener {
+                ports.relays.serve(listener)
+            } else {
+                ports.relays.close(&change.key);
+                Ok(())
+            };
+            if let Err(error) = outcome {
+                let failures = self.counts.creation_failures.entry(change.key.family()).or_default();
+                *failures = failures.saturating_add(1);
+                // A matter of this port alone, whatever the reason.
+                let error = PortError::new(PortErrorKind::Other, error.to_string());
+                applied.fail(change.operation().step(names), error);
+            } else {
+                applied.count(Part::Listener, change.action, 1);
+            }
+        }
+        let open = ports.relays.listeners();
+        let of = |family| open.keys().filter(|key| key.family() == family).count();
+        let count = |family| (family, u64::try_from(of(family)).unwrap_or(u64::MAX));
+        self.counts.listeners = Family::ALL.map(count).into();
+    }
+}
