@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
+use nftables::expr::{CmpOp, HeaderBase, MetaKey, Reject};
 use nftables::fake::FakeNftables;
 use nftables::{
-    Client, Element, Family, Hook, Name, Operand, Policy, Register, Set, SetPolicy, TableKey, Transaction, Value, rule,
+    Client, DataType, Element, Expression, Family, Field, Hook, L4Protocol, Name, Operand, Policy, Register, Rule, Set,
+    SetPolicy, TableKey, Transaction, Value, rule,
 };
 
 #[allow(dead_code, unused_imports, unused_macros, reason = "only some of its tables are needed here")]
@@ -67,6 +69,27 @@ fn what_cannot_be_is_said_when_it_is_made() {
 }
 
 #[test]
+fn a_match_that_nft_would_not_add_is_said() {
+    let is_ethernet = |family| {
+        let kind = Value::new(&1_u16.to_ne_bytes()).unwrap();
+        let rule = rule(family).matches(&Operand::Meta(MetaKey::IifType), CmpOp::Eq, kind);
+        let rule = rule.matches(&Operand::ETHER_SADDR, CmpOp::Eq, Value::new(&[2, 0, 0, 0, 0, 1]).unwrap()).build();
+        rule.unwrap().to_nft(family).unwrap()
+    };
+    assert_eq!(is_ethernet(Family::Inet), "ether saddr 02:00:00:00:00:01");
+    assert_eq!(is_ethernet(Family::Bridge), "meta iiftype ether ether saddr 02:00:00:00:00:01");
+    let byte = |base, offset, data_type| Operand::Payload { base, offset, field: Field { data_type, length: 1 } };
+    let protocol = byte(HeaderBase::Network, 9, DataType::INET_PROTO);
+    let kind = byte(HeaderBase::Transport, 0, DataType::ICMPV6_TYPE);
+    let twice = rule(Family::Ip).matches(&protocol, CmpOp::Eq, Value::byte(58)).meta_l4proto(L4Protocol::ICMPV6);
+    let twice = twice.matches(&kind, CmpOp::Eq, Value::byte(128)).build().unwrap().to_nft(Family::Ip);
+    let words = "ip protocol ipv6-icmp meta l4proto ipv6-icmp icmpv6 type echo-request";
+    assert_eq!(twice.as_deref(), Some(words));
+    let reset = Rule::new(vec![Expression::Reject(Reject::TcpReset)]);
+    assert_eq!(reset.to_nft(Family::Ip), None, "nft would add a match on TCP");
+}
+
+#[test]
 fn shared_elements_are_not_copied() {
     let ports = Arc::new(vec![Element::value(Value::port(22)), Element::value(Value::port(443))]);
     let open = Set::typeof_set("inet t open".parse().unwrap(), &[Operand::DPORT]).unwrap();
@@ -88,8 +111,7 @@ fn an_element_takes_80_bytes() {
 #[cfg(feature = "serde")]
 mod serialised {
     use nftables::{
-        BaseChain, Chain, ChainType, DataType, ErrorKind, FieldTypes, Priority, Rule, SetFlags, Table, TableSnapshot,
-        Verdict,
+        BaseChain, Chain, ChainType, ErrorKind, FieldTypes, Priority, SetFlags, Table, TableSnapshot, Verdict,
     };
     use serde_json::{from_str, json, to_string, to_value};
 
