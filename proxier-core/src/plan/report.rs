@@ -203,6 +203,8 @@ pub struct Report {
     pub applied: Applied,
     /// Families whose rules have to change but wait for a later attempt, since the last one failed a moment ago.
     pub rules_put_off: BTreeSet<Family>,
+    /// Deletions are held back because there are too many: the lists are doubted as a whole.
+    pub(crate) is_doubted: bool,
     /// Whether none of the wanted virtual servers exists, and the kernel refused something.
     pub serves_nothing: bool,
     /// Differences that a full pass found although no input had changed: made by other programs, and repaired.

@@ -53,11 +53,61 @@ impl Reconciler {
     /// ([`safeguard`](crate::safeguard)).
     pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
+        self.note_readable(ObjectKind::Service, key, now);
         if self.store.service(key).is_some() {
             self.safeguard.lose(ObjectKind::Service, key.clone());
             self.schedule.request(now);
         } else {
             self.store.delete_service(key);
+        }
+    }
+
+    /// Notes that an object cannot be read, and why. What was read of it before stays. If nothing was, what an earlier process left in the kernel
+    /// and no other object explains stays: it may be that object's. That ends when the object is handed in or deleted, and when an operator confirms
+    /// it ([`Reconciler::confirm_removal`]).
+    ///
+    /// `key` may have an empty name, for an object whose name cannot be read either; [`Reconciler::note_readable`] takes that back. `service`: the
+    /// one that an EndpointSlice belongs to, if that can be read.
+    ///
+    /// ```
+    /// use std::time::Duration;
+    /// use proxier_core::fake::FakeKernel;
+    /// use proxier_core::objects::ServiceObject;
+    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::snapshot::{ObjectKey, ObjectKind};
+    ///
+    /// let service: ServiceObject = serde_json::from_str(r#"{
+    ///     "metadata": {"namespace": "demo", "name": "web"},
+    ///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"port": 80}]}
+    /// }"#)?;
+    /// let (mut kernel, now) = (FakeKernel::new(), Duration::ZERO);
+    /// let mut before = Reconciler::new("node-a", Options::default(), now);
+    /// before.upsert_service(&service, now);
+    /// before.start(now);
+    /// before.pass(&|| now, &mut kernel.ports());
+    ///
+    /// // The next process cannot read it.
+    /// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+    /// let web = ObjectKey::new("demo", "web");
+    /// proxier.note_unreadable(ObjectKind::Service, &web, "spec.ports: not a list", None);
+    /// proxier.start(now);
+    /// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+    /// assert!(report.stopped.is_some_and(|why| why.contains("that cannot be read")));
+    /// assert_eq!(kernel.state().ipvs, "-A -t 10.96.0.10:80 -s rr\n");
+    ///
+    /// proxier.delete_service(&web, now);
+    /// proxier.pass(&|| now + Duration::from_secs(5), &mut kernel.ports());
+    /// assert_eq!(kernel.state().ipvs, "");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn note_unreadable(&mut self, kind: ObjectKind, key: &ObjectKey, reason: &str, service: Option<ObjectKey>) {
+        self.store.note_unreadable((kind, key.clone()), reason, service);
+    }
+
+    /// Notes that an object can be read, or is gone, where nothing else is to be done about it.
+    pub fn note_readable(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
+        if self.store.note_readable(kind, key) && self.held().next().is_some() {
+            self.schedule.request_full(now);
         }
     }
 
@@ -119,6 +169,7 @@ impl Reconciler {
     /// many Services would lose their last endpoint at once ([`safeguard`](crate::safeguard)).
     pub fn lose_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
+        self.note_readable(ObjectKind::EndpointSlice, key, now);
         if self.store.service_of_slice(key).is_some() {
             self.safeguard.lose(ObjectKind::EndpointSlice, key.clone());
             self.schedule.request(now);
@@ -129,6 +180,7 @@ impl Reconciler {
 
     /// Notes that an object is not missing any more, even if unchanged: that may release deletions that are held back.
     pub(super) fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
+        self.note_readable(kind, key, now);
         if self.safeguard.note_found(kind, key) {
             self.schedule.request(now);
         }
@@ -167,6 +219,7 @@ impl Reconciler {
 
     /// Takes the Node object of this node.
     pub fn set_node(&mut self, object: &NodeObject, now: Moment) {
+        self.note_readable(ObjectKind::Node, &ObjectKey::new("", &object.metadata.name), now);
         self.node_rejections.clear();
         let node = Node::check(object, &mut self.node_rejections);
         if node != self.node {
@@ -183,6 +236,7 @@ impl Reconciler {
     /// * The weight that its endpoints have by it ([`Node::WEIGHT`]), if the configuration lets annotations decide it
     ///   ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)).
     pub fn upsert_cluster_node(&mut self, object: &NodeObject, now: Moment) {
+        self.note_readable(ObjectKind::Node, &ObjectKey::new("", &object.metadata.name), now);
         let weight = self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.cluster_nodes.upsert_weight(object);
         if self.mode().facts().makes_addresses_local && self.cluster_nodes.upsert_addresses(object) || weight {
             self.schedule.request(now);
@@ -191,6 +245,7 @@ impl Reconciler {
 
     /// Forgets a Node of the cluster: its endpoints have weight 1 by it, and its addresses are free.
     pub fn delete_cluster_node(&mut self, name: &str, now: Moment) {
+        self.note_readable(ObjectKind::Node, &ObjectKey::new("", name), now);
         if self.cluster_nodes.delete(name) {
             self.schedule.request(now);
         }

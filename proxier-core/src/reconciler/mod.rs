@@ -376,7 +376,7 @@ impl Reconciler {
             report.served_first = Some(first);
         }
         let end = clock();
-        self.settled |= report.full && !report.has_failed() && report.stopped.is_none();
+        self.settled |= report.full && !report.has_failed() && !report.is_doubted;
         self.sweep &= !report.full || report.has_failed();
         if report.has_failed() || report.applied.failures.is_empty() {
             self.schedule.done(end, !report.has_failed());
@@ -517,7 +517,7 @@ impl Reconciler {
             let Judgement { stopped, would_replace, .. } = self.judge_others(now, ports);
             let waits = |stopped: &Stopped| would_replace || stopped.is_most(&self.options.mass_removal);
             if let Some(stopped) = stopped.filter(waits) {
-                report.waits = true;
+                (report.waits, report.is_doubted) = (true, true);
                 report.stopped =
                     Some(format!("objects of other proxy modes serve, and this mode waits: {stopped}").into());
                 self.mode.forget_kernel();
@@ -560,6 +560,7 @@ impl Reconciler {
             stopped.iter().flat_map(Stopped::inherited).collect()
         };
         let needs = self.mode.prepare(pass, &mut hold, report, ports)?;
+        report.is_doubted = stopped.as_ref().is_some_and(|stopped| stopped.would_lose > stopped.unreadable);
         report.stopped = stopped.map(|stopped| stopped.to_string().into());
         if pass.full && needs.routes_localhost {
             let (changes, unmet) = localhost::open(ports.sysctls);

@@ -108,6 +108,12 @@ impl Reconciler {
         self.safeguard.held().chain(self.others.held())
     }
 
+    /// The time at which a Frontend that is [held back](Reconciler::held) since this moment follows the input, if nothing changes; `None`: only when it is
+    /// confirmed, or when an object can be read.
+    pub fn held_until(&self, key: &FrontendKey, since: Moment) -> Option<Moment> {
+        self.safeguard.until(key, since).and(self.others.until(key, since))
+    }
+
     /// Real servers that drain; none in modes in which connections end by themselves.
     pub fn draining(&self) -> impl Iterator<Item = Draining> {
         self.drains().into_iter().flat_map(Drains::iter)

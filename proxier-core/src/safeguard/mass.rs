@@ -55,6 +55,8 @@ pub struct Stopped {
     pub of: usize,
     /// Time at which the last of them follows the input, if nothing changes until then.
     pub until: Option<Moment>,
+    /// Number of those that may belong to objects that cannot be read.
+    pub unreadable: usize,
     held: BTreeSet<FrontendKey>,
     /// Held Frontends that only the kernel has.
     inherited: BTreeSet<FrontendKey>,
@@ -62,7 +64,19 @@ pub struct Stopped {
 
 impl fmt::Display for Stopped {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Stopped { would_lose, of, .. } = self;
+        let Stopped { would_lose, of, unreadable, .. } = self;
+        if *unreadable > 0 {
+            write!(
+                f,
+                "{unreadable} of {of} virtual servers may belong to Services or EndpointSlices that cannot be read; they stay as they are until these can, \
+                 or until this is confirmed"
+            )?;
+            if would_lose <= unreadable {
+                return Ok(());
+            }
+            f.write_str("; ")?;
+        }
+        let would_lose = would_lose.saturating_sub(*unreadable);
         write!(
             f,
             "{would_lose} of {of} virtual servers would go or lose their last endpoint, all at once; they stay as they are"
@@ -135,6 +149,9 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 /// that it has no endpoints. When nodes fail, many Services rightly lose their endpoints at once: the addresses no longer
 /// answer, or soon belong to another pod.
 ///
+/// An object that cannot be read is not missing. If nothing was read of it before, what the kernel has from before this process started and no
+/// other object explains may be its own: that stays, however little it is, until the object can be read or is deleted.
+///
 /// # How it ends
 ///
 /// * The input comes back: objects that are named again are not held back any more. The rest stays held back, however little it is: a
@@ -152,6 +169,8 @@ pub struct Safeguard {
     believed: BTreeSet<FrontendKey>,
     /// Frontends held back because only the kernel has them, each with the time since when.
     inherited: BTreeMap<FrontendKey, Moment>,
+    /// Frontends held back because they may belong to objects that cannot be read, each with the time since when.
+    unreadable: BTreeMap<FrontendKey, Moment>,
     /// The first complete reading of the kernel has been compared: endpoints that go later go because objects say so.
     has_compared: bool,
 }
@@ -223,14 +242,22 @@ impl Safeguard {
         let count = self.held().count();
         self.lost.confirm();
         self.believed.extend(std::mem::take(&mut self.inherited).into_keys());
+        self.believed.extend(std::mem::take(&mut self.unreadable).into_keys());
         count
     }
 
     /// The Frontends that are held back, and since when.
     pub fn held(&self) -> impl Iterator<Item = (FrontendKey, Moment)> {
         let lost = self.lost.held();
-        let inherited = self.inherited.iter().filter(|(key, _)| !lost.contains_key(key));
-        lost.iter().chain(inherited).map(|(key, since)| (*key, *since))
+        let unreadable = self.unreadable.iter().filter(|(key, _)| !lost.contains_key(key));
+        let is_other = |key| !lost.contains_key(key) && !self.unreadable.contains_key(key);
+        let inherited = self.inherited.iter().filter(move |(key, _)| is_other(*key));
+        lost.iter().chain(unreadable).chain(inherited).map(|(key, since)| (*key, *since))
+    }
+
+    /// The time at which a held Frontend follows the input if nothing changes; `None`: only when confirmed, or when an object can be read.
+    pub fn until(&self, key: &FrontendKey, since: Moment) -> Option<Moment> {
+        self.patience().filter(|_| !self.unreadable.contains_key(key)).map(|patience| since.saturating_add(patience))
     }
 
     /// Returns what this pass must leave in the kernel. `losing`: what it would take away. `Some` as long as anything
@@ -246,22 +273,36 @@ impl Safeguard {
         now: Moment,
     ) -> Option<Stopped> {
         let is_unexplained = |key: &FrontendKey| is_unexplained(key, kernel, store, desired);
-        self.believed.retain(is_unexplained);
+        // Endpoints that go because the rest of a Service's slices lacks them are explained, but confirmed all the same.
+        let unreadable = Unreadable::of(store);
+        let may_be_unreadable = |key: &FrontendKey| unreadable.may_have(key, kernel, store, desired);
+        self.believed.retain(|key| is_unexplained(key) || may_be_unreadable(key));
         let patience = self.settings.patience;
         let is_over = |since: Moment| patience.is_some_and(|patience| since.saturating_add(patience) <= now);
+        self.unreadable.retain(|key, _| may_be_unreadable(key));
         self.inherited.retain(|key, since| {
-            if is_over(*since) && is_unexplained(key) {
+            if is_over(*since) && is_unexplained(key) && !self.unreadable.contains_key(key) {
                 self.believed.insert(*key);
             }
             is_unexplained(key) && !self.believed.contains(key)
         });
         let is_first = !std::mem::replace(&mut self.has_compared, true);
-        let new: BTreeSet<FrontendKey> = losing
+        let mut new: BTreeSet<FrontendKey> = losing
             .into_iter()
             .filter(|(key, loss)| *loss == Loss::Everything || (is_first && is_unexplained(key)))
             .map(|(key, _)| key)
             .filter(|key| !self.inherited.contains_key(key) && !self.believed.contains(key))
             .collect();
+        if is_first && self.settings.share < 1.0 {
+            let of_slices = unreadable.slices.iter().flatten().filter_map(|service| desired.compiled(service));
+            let of_slices = of_slices.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key);
+            for key in new.iter().copied().chain(of_slices) {
+                if may_be_unreadable(&key) && !self.believed.contains(&key) {
+                    self.unreadable.entry(key).or_insert(now);
+                }
+            }
+        }
+        new.retain(|key| !self.unreadable.contains_key(key));
         let nothing_new = self.inherited.is_empty() && new.len() < self.settings.at_least.max(1);
         if !nothing_new {
             self.compare(&new, kernel, desired, now);
@@ -303,10 +344,33 @@ impl Safeguard {
         let since = self.held().map(|(_, since)| since).max()?;
         let until = self.settings.patience.map(|patience| since.saturating_add(patience));
         let held: BTreeSet<FrontendKey> = self.held().map(|(key, _)| key).collect();
-        let inherited: BTreeSet<FrontendKey> = self.inherited.keys().copied().collect();
+        let inherited: BTreeSet<FrontendKey> = self.inherited.keys().chain(self.unreadable.keys()).copied().collect();
         let wanted = desired.frontends().filter(|of| kernel.serves(&of.key).is_some()).count();
         let unwanted = inherited.iter().filter(|key| desired.frontend(key).is_none()).count();
-        Some(Stopped { would_lose: held.len(), of: wanted.saturating_add(unwanted), until, held, inherited })
+        let (would_lose, of) = (held.len(), wanted.saturating_add(unwanted));
+        Some(Stopped { would_lose, of, until, unreadable: self.unreadable.len(), held, inherited })
+    }
+}
+
+/// Objects of which nothing could be read.
+struct Unreadable<'a> {
+    /// Whether there is a Service among them.
+    service: bool,
+    /// The Services of slices; `None`: any Service.
+    slices: BTreeSet<Option<&'a ObjectKey>>,
+}
+
+impl<'a> Unreadable<'a> {
+    fn of(store: &'a Store) -> Self {
+        Unreadable { service: store.lacks_service(), slices: store.services_lacking_slices().collect() }
+    }
+
+    /// Whether one of them may be the reason why the kernel serves a Frontend, or has endpoints for it.
+    fn may_have(&self, key: &FrontendKey, kernel: &dyn Kernel, store: &Store, desired: &Desired) -> bool {
+        let Some(has_endpoints) = kernel.serves(key) else { return false };
+        let Some(owner) = desired.owner(key).filter(|_| desired.frontend(key).is_some()) else { return self.service };
+        let is_silent = || is_unexplained(key, kernel, store, desired);
+        has_endpoints && (self.slices.contains(&Some(owner)) || (self.slices.contains(&None) && is_silent()))
     }
 }
 

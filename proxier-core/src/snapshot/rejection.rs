@@ -14,6 +14,10 @@ pub enum ObjectKind {
     EndpointSlice,
     /// A Node.
     Node,
+    /// A ServiceCIDR.
+    ServiceCidr,
+    /// A file that may have Services and EndpointSlices.
+    File,
     /// The proxy's configuration.
     Configuration,
     /// Frontends that an agent asks for by itself.
@@ -26,6 +30,8 @@ impl fmt::Display for ObjectKind {
             ObjectKind::Service => "Service",
             ObjectKind::EndpointSlice => "EndpointSlice",
             ObjectKind::Node => "Node",
+            ObjectKind::ServiceCidr => "ServiceCIDR",
+            ObjectKind::File => "file",
             ObjectKind::Configuration => "configuration",
             ObjectKind::Frontends => "Frontends",
         })

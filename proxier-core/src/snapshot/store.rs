@@ -33,6 +33,8 @@ pub struct Store {
     /// Frontends that agents handed in.
     frontends: BTreeMap<ObjectKey, Box<[FrontendSpec]>>,
     rejections: BTreeMap<(ObjectKind, ObjectKey), Vec<Rejection>>,
+    /// Objects whose present content cannot be read: why, and the Service of a slice, if that is known.
+    unreadable: BTreeMap<(ObjectKind, ObjectKey), (String, Option<ObjectKey>)>,
 }
 
 impl Store {
@@ -198,6 +200,55 @@ impl Store {
         if Arc::strong_count(&slice.shape) == 2 {
             self.shapes.remove(&slice.shape);
         }
+    }
+
+    /// Notes that an object cannot be read, and why; what was read of it before stays. The name may be empty, for an object whose name cannot be read
+    /// either. `service`: the one that a slice belongs to, if that is known.
+    pub(crate) fn note_unreadable(
+        &mut self,
+        object: (ObjectKind, ObjectKey),
+        reason: &str,
+        service: Option<ObjectKey>,
+    ) {
+        self.unreadable.insert(object, (reason.to_owned(), service));
+    }
+
+    /// Notes that an object can be read, or is gone. Returns whether it could not be read before.
+    pub(crate) fn note_readable(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
+        !self.unreadable.is_empty() && self.unreadable.remove(&(kind, key.clone())).is_some()
+    }
+
+    /// Objects whose present content cannot be read, and why.
+    pub fn unreadable(&self) -> impl Iterator<Item = (ObjectKind, &ObjectKey, &str)> {
+        self.unreadable.iter().map(|((kind, key), (reason, _))| (*kind, key, reason.as_str()))
+    }
+
+    /// Those of a Service: itself, and its slices as far as they name it.
+    pub fn unreadable_of(&self, service: &ObjectKey) -> impl Iterator<Item = (ObjectKind, &ObjectKey, &str)> {
+        let is_of = move |kind: ObjectKind, key: &ObjectKey, of: Option<&ObjectKey>| match kind {
+            ObjectKind::Service => key == service,
+            _ => of.or_else(|| self.owners.get(key)) == Some(service),
+        };
+        let of = self.unreadable.iter().filter(move |((kind, key), (_, of))| is_of(*kind, key, of.as_ref()));
+        of.map(|((kind, key), (reason, _))| (*kind, key, reason.as_str()))
+    }
+
+    /// Whether there is a Service of which nothing could be read.
+    pub(crate) fn lacks_service(&self) -> bool {
+        let is_unknown = |(kind, key): &(ObjectKind, ObjectKey)| match kind {
+            ObjectKind::Service => !self.services.contains_key(key),
+            kind => *kind == ObjectKind::File,
+        };
+        self.unreadable.keys().any(is_unknown)
+    }
+
+    /// The Services of slices of which nothing else could be read; `None`: any Service.
+    pub(crate) fn services_lacking_slices(&self) -> impl Iterator<Item = Option<&ObjectKey>> {
+        let of_slices = self.unreadable.iter().filter(|((kind, key), _)| match kind {
+            ObjectKind::EndpointSlice => !self.owners.contains_key(key),
+            kind => *kind == ObjectKind::File,
+        });
+        of_slices.map(|(_, (_, service))| service.as_ref())
     }
 
     fn note(&mut self, kind: ObjectKind, key: &ObjectKey, rejections: Vec<Rejection>) {

@@ -43,6 +43,7 @@ mod trace;
 mod two_proxies;
 mod udp;
 mod universe;
+mod unreadable;
 mod userspace_mode;
 mod walls;
 

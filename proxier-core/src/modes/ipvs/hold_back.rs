@@ -9,7 +9,7 @@ use ipvs::model::Protocol;
 
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
 use crate::safeguard::{Kernel, Loss};
@@ -59,6 +59,8 @@ pub fn hold(held: &BTreeSet<FrontendKey>, changes: &mut Changes, observed: &Obse
     changes.delete_addresses.retain(|address| !needs.address(address));
     changes.delete_routes.retain(|network| !needs.any_in(network));
     changes.delete_entries.retain(|(set, element)| !needs.entry(*set, element));
+    // Connections to it would be rejected although it keeps its real servers.
+    changes.add_entries.retain(|(set, element)| set.kind != SetKind::NoEndpoint || !needs.entry(*set, element));
 }
 
 /// Addresses and entries that have to stay as long as some virtual servers do: those that mark these as this proxy's, those that

@@ -224,8 +224,14 @@ impl TablePlan {
     pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, index: &Index, observed: &Observed) {
         let family = self.layout.family();
         let is_held = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| held.contains(&key));
+        let addresses: BTreeSet<ElementKey> = held.iter().map(|key| ElementKey::Value(key.address.into())).collect();
+        let is_shared = |set, key: &ElementKey| match set {
+            SetName::Hairpins => true,
+            SetName::ClusterIps => addresses.contains(key),
+            _ => false,
+        };
         for (set, keys) in &mut self.delete {
-            keys.retain(|key| !is_held(*set, key) && *set != SetName::Hairpins);
+            keys.retain(|key| !is_held(*set, key) && !is_shared(*set, key));
         }
         for (set, elements) in &mut self.add {
             Arc::make_mut(elements).retain(|element| !is_held(*set, &element.key));
