@@ -201,6 +201,8 @@ pub struct Reconciler {
     tried_first: bool,
     /// A full pass has succeeded.
     settled: bool,
+    /// Rules had to wait in the last pass.
+    put_off: bool,
     /// The last pass found something unexpected in the kernel.
     surprised: bool,
     /// Endpoints that have left and may keep connections.
@@ -269,6 +271,7 @@ impl Reconciler {
             started: false,
             tried_first: false,
             settled: false,
+            put_off: false,
             surprised: false,
             drains: Drains::default(),
             unforgotten: BTreeSet::new(),
@@ -364,7 +367,11 @@ impl Reconciler {
     ) -> Report {
         let mut report = Report::default();
         let first = self.serve_first(now, clock, ports);
-        if let Some(plan) = self.prepare(pass, now, &mut report, ports) {
+        let plan = self.prepare(pass, now, &mut report, ports);
+        if report.full {
+            self.schedule.became_full();
+        }
+        if let Some(plan) = plan {
             // A running process retries soon, and must not delay anything else meanwhile.
             ports.rules.set_lock_wait(if self.settled { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT });
             if self.carry_out(plan, &mut report, clock, ports) {
@@ -377,6 +384,11 @@ impl Reconciler {
         }
         let end = clock();
         self.settled |= report.full && !report.has_failed() && !report.is_doubted;
+        // What the lock of iptables held up is done: only a full pass shows that nothing else is missing.
+        let put_off = std::mem::replace(&mut self.put_off, !report.rules_put_off.is_empty());
+        if put_off && !report.full && !report.has_failed() {
+            self.schedule.request_full(end);
+        }
         self.sweep &= !report.full || report.has_failed();
         if report.has_failed() || report.applied.failures.is_empty() {
             self.schedule.done(end, !report.has_failed());

@@ -498,6 +498,36 @@ fn a_failed_restore_is_tried_again() {
     }
 }
 
+/// Somebody holds the lock of iptables, from the start or later; a change waits for it.
+#[test]
+fn a_node_is_well_again_as_soon_as_rules_that_waited_are_written() {
+    for held_from_start in [false, true] {
+        let mut node = new();
+        node.services(2);
+        if !held_from_start {
+            node.settles();
+        }
+        for call in [Call::RulesRestore, Call::RulesDump] {
+            node.kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
+        }
+        node.run(Duration::from_secs(40));
+        node.service("dns", json!({"clusterIP": "10.96.1.2"}));
+        node.run(Duration::from_secs(40));
+        assert!(node.proxier.pending_since().is_some());
+        node.kernel.clear_faults();
+        // The pause of the rules, at most.
+        let free = node.now;
+        while node.proxier.pending_since().is_some() {
+            node.pass();
+        }
+        node.has("demo/dns:p has no endpoints");
+        let written = node.kernel.writes().total();
+        node.run(Duration::from_secs(1));
+        assert_eq!(node.kernel.writes().total(), written, "nothing was left");
+        assert!(node.now - free <= Duration::from_secs(6), "{held_from_start} {:?}", node.now - free);
+    }
+}
+
 #[test]
 fn a_process_that_dies_between_two_tables_is_followed_by_one_that_goes_on() {
     for writes in 0..8 {

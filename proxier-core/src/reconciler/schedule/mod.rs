@@ -159,6 +159,14 @@ impl Schedule {
         Some(pass)
     }
 
+    /// The pass that runs has read and compared everything, whatever it was started for.
+    pub fn became_full(&mut self) {
+        if let Some(running) = &mut self.running {
+            running.pass = Pass::Full;
+            self.full_at = Moment::MAX;
+        }
+    }
+
     /// The pass has ended. Does nothing if none runs.
     ///
     /// `success`: everything it set out to do was done; one failed operation makes it a failure.
