@@ -26,7 +26,9 @@ pub(super) fn lines(
     service: &dyn Fn(&VirtualServerKey) -> Option<String>,
     size: Option<Size>,
 ) -> Vec<String> {
-    let mut lines = vec![summary(view), cells("VIRTUAL SERVER", &HEADS.map(str::to_owned), "SERVICE")];
+    let layout = Layout::of(view, size);
+    let heads = layout.line("VIRTUAL SERVER", &HEADS.map(str::to_owned), "SERVICE");
+    let mut lines = vec![summary(view), heads];
     // The last line counts the rest that does not fit.
     let rows = size.map(|size| size.rows.saturating_sub(lines.len() + 1));
     let (mut left, mut hidden) = (rows.unwrap_or(usize::MAX), HiddenCounts::default());
@@ -36,11 +38,11 @@ pub(super) fn lines(
             hidden.add(server.real_servers.iter());
             continue;
         }
-        lines.push(of_server(server, service(&server.key())));
+        lines.push(of_server(&layout, server, service(&server.key())));
         left -= 1;
         // One virtual server takes a third of the rows at most, so that others are shown too.
         let most = rows.map_or(usize::MAX, |rows| (rows / 3).max(1)).min(left);
-        lines.extend(server.real_servers.iter().take(most).map(|(real, rates)| of_real(real, rates.as_ref())));
+        lines.extend(server.real_servers.iter().take(most).map(|(real, rates)| of_real(&layout, real, rates.as_ref())));
         left -= most.min(server.real_servers.len());
         hidden.add(server.real_servers.iter().skip(most));
     }
@@ -95,39 +97,70 @@ fn summary(view: &View) -> String {
     format!("{} virtual servers{changed}, {real} real servers, {draining} drain; {rates}", view.servers.len())
 }
 
-fn cells(first: &str, others: &[String; 6], last: &str) -> String {
-    // An IPv6 address and port, most of the time.
-    let mut line = format!("{first:<42}");
-    for (cell, width) in others.iter().zip(WIDTHS) {
-        // Writing to a String cannot fail.
-        let _cannot_fail = write!(line, " {cell:>width$}");
-    }
-    line.push_str("  ");
-    line.push_str(last);
-    line.truncate(line.trim_end().len());
-    line
+/// Which columns there are, and how wide the first is.
+struct Layout {
+    first: usize,
+    is_narrow: bool,
 }
 
-fn of_server(server: &ServerRates, service: Option<String>) -> String {
+impl Layout {
+    /// Columns that a terminal of fewer columns than this has no room for, beside the names of Services: packets and bytes.
+    const NARROW: usize = 100;
+    const LEFT_OUT: [usize; 2] = [2, 3];
+    /// An IPv6 address and port, most of the time.
+    const FIRST: usize = 42;
+
+    fn of(view: &View, size: Option<Size>) -> Self {
+        let is_narrow = size.is_some_and(|size| size.columns < Self::NARROW);
+        let all = view.servers.iter().flat_map(|server| {
+            let real_servers = server.real_servers.iter().map(|(real, _)| first_of_real(real));
+            real_servers.chain([first_of_server(server)])
+        });
+        let longest = all.map(|first| first.chars().count()).max().unwrap_or_default().max("VIRTUAL SERVER".len());
+        Layout { first: if is_narrow { longest.min(Self::FIRST) } else { Self::FIRST }, is_narrow }
+    }
+
+    fn line(&self, first: &str, others: &[String; 6], last: &str) -> String {
+        let mut line = format!("{first:<width$}", width = self.first);
+        for (at, (cell, width)) in others.iter().zip(WIDTHS).enumerate() {
+            if !self.is_narrow || !Self::LEFT_OUT.contains(&at) {
+                // Writing to a String cannot fail.
+                let _cannot_fail = write!(line, " {cell:>width$}");
+            }
+        }
+        line.push_str("  ");
+        line.push_str(last);
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+fn first_of_server(server: &ServerRates) -> String {
+    let own = &server.server.server;
+    format!("{} {}", own.key, details(own))
+}
+
+fn of_server(layout: &Layout, server: &ServerRates, service: Option<String>) -> String {
     let (active, inactive) = server.connections();
     let [connections, packets, bytes] = of_rates(server.rates.as_ref());
     let weight = if server.real_servers.is_empty() { "none".to_owned() } else { String::new() };
-    let own = &server.server.server;
-    let first = format!("{} {}", own.key, details(own));
     let others = [weight, connections, packets, bytes, active.to_string(), inactive.to_string()];
-    cells(&first, &others, &service.unwrap_or_else(|| "-".to_owned()))
+    layout.line(&first_of_server(server), &others, &service.unwrap_or_else(|| "-".to_owned()))
 }
 
-fn of_real(real: &ObservedRealServer, rates: Option<&PerSecond>) -> String {
-    let config = &real.server.config;
-    let method = match config.forwarding_method {
+fn first_of_real(real: &ObservedRealServer) -> String {
+    let method = match real.server.config.forwarding_method {
         ForwardingMethod::Masquerade => String::new(),
         other => format!(" ({other})"),
     };
+    format!("  -> {}{method}", real.server.key)
+}
+
+fn of_real(layout: &Layout, real: &ObservedRealServer, rates: Option<&PerSecond>) -> String {
     let [connections, packets, bytes] = of_rates(rates);
     let (active, inactive) = (real.active_connections.to_string(), real.inactive_connections.to_string());
-    let others = [config.weight.to_string(), connections, packets, bytes, active, inactive];
-    cells(&format!("  -> {}{method}", real.server.key), &others, if drains(real) { "drains" } else { "" })
+    let others = [real.server.config.weight.to_string(), connections, packets, bytes, active, inactive];
+    layout.line(&first_of_real(real), &others, if drains(real) { "drains" } else { "" })
 }
 
 fn of_rates(rates: Option<&PerSecond>) -> [String; 3] {
@@ -159,8 +192,8 @@ pub(super) fn short(number: f64) -> String {
     format!("{number:.1}{unit}")
 }
 
-/// A summary and a table, the first column to the left and all others to the right: as many rows as fit, none longer than the terminal is
-/// wide; the last line then counts the rest, `left_out`. Without a size: all rows.
+/// A summary and a table, texts to the left and numbers to the right: as many rows as fit, none longer than the terminal is wide; the last line then counts
+/// the rest, `left_out`. The widest columns get the room that the others leave. Without a size: all rows.
 pub(super) fn fitted<const N: usize>(
     summary: &str,
     heads: &[&str; N],
@@ -168,25 +201,33 @@ pub(super) fn fitted<const N: usize>(
     size: Option<Size>,
     left_out: &str,
 ) -> Vec<String> {
-    let all: Vec<[String; N]> = std::iter::once(heads.map(str::to_owned)).chain(rows).collect();
+    let mut all: Vec<[String; N]> = std::iter::once(heads.map(str::to_owned)).chain(rows).collect();
     let rows = all.len().saturating_sub(1);
     let fits = size.map_or(rows, |size| size.rows.saturating_sub(2));
     let shown = if rows > fits { fits.saturating_sub(1) } else { rows };
+    all.truncate(shown.saturating_add(1));
     let mut widths = [0; N];
     for row in &all {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let line = |row: &[String; N]| {
-        let cells = row.iter().zip(widths).enumerate().map(|(at, (cell, width))| match at {
-            0 => format!("{cell:<width$}"),
-            _ => format!("{cell:>width$}"),
+    let room = size.map_or(usize::MAX, |size| size.columns.saturating_sub(2 * N.saturating_sub(1)));
+    while widths.iter().sum::<usize>() > room {
+        match widths.iter_mut().max() {
+            Some(widest) if *widest > 1 => *widest -= 1,
+            _ => break,
+        }
+    }
+    let line = |row: [String; N]| {
+        let cells = row.into_iter().zip(widths).zip(heads).enumerate().map(|(at, ((mut cell, width), head))| {
+            cut(&mut cell, width);
+            if at == 0 || *head == "SERVICE" { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
         });
-        cells.collect::<Vec<_>>().join("  ")
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
     let mut lines = vec![summary.to_owned()];
-    lines.extend(all.iter().take(shown + 1).map(line));
+    lines.extend(all.into_iter().map(line));
     if shown < rows {
         lines.push(format!("not shown: {} {left_out}", rows - shown));
     }
@@ -325,6 +366,36 @@ mod tests {
             ["TCP 10.96.0.9:80 r", "  -> 10.244.9.1:80", "TCP 10.96.0.8:80 r"]
         );
         assert_eq!(lines[6], "not shown: 7 virtual servers with less traffic, 16 real servers, 9 of them drain");
+    }
+
+    /// One long name takes no room from the others.
+    #[test]
+    fn names_of_services_are_shown_on_a_terminal_of_80_columns() {
+        let size = Some(Size { rows: 24, columns: 80 });
+        let long = "demo/payments-reconciliation-worker-internal-headless-v2:http";
+        let name = |key: &VirtualServerKey| {
+            Some(if key.to_string().contains("10.96.0.1:") { long } else { "demo/web:http" }.to_owned())
+        };
+        let of_ipvs = lines(&view(2), &name, size);
+        assert_eq!(of_ipvs[1], "VIRTUAL SERVER       WEIGHT  CONN/S  ACTIVE INACTIVE  SERVICE");
+        let heads = ["FRONTEND", "ENDPOINTS", "CONN/S", "CONNECTIONS", "SERVICE"];
+        let row = |of: &str, name: &str| [of, "3", "2.5", "100", name].map(str::to_owned);
+        for address in ["TCP 10.96.0.1:80", "TCP [2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff]:65535"] {
+            let rows = vec![row(address, "demo/web:http"), row("TCP 10.96.0.3:80", long)];
+            let of_others = fitted("", &heads, rows, size, "");
+            for (lines, shown) in [(&of_ipvs, "demo/web:http"), (&of_others, "demo/web:")] {
+                assert!(lines.iter().any(|line| line.contains(shown)), "{lines:#?}");
+                assert!(lines.iter().any(|line| line.contains("demo/payments")), "{lines:#?}");
+                assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+            }
+        }
+        let sums = vec![["demo/web", "2", "1", "9"].map(str::to_owned), [long, "2", "1", "9"].map(str::to_owned)];
+        let of_sums =
+            fitted("", &["SERVICE", "FRONTENDS", "CONN/S", "BYTE/S"], sums, Some(Size { rows: 24, columns: 40 }), "");
+        assert!(
+            of_sums[2].starts_with("demo/web ") && of_sums[2].ends_with(" 9") && of_sums[3].ends_with(" 9"),
+            "{of_sums:#?}"
+        );
     }
 
     #[test]
