@@ -100,8 +100,10 @@ fn options(duplicate_keys: DuplicateKeyPolicy) -> Options {
     }
 }
 
+/// The first line, without advice for programmers.
 fn first_line(text: &str) -> String {
-    text.lines().next().unwrap_or_default().trim_start_matches("error: ").to_owned()
+    let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
+    line.replace(", set DuplicateKeyPolicy in Options if acceptable", "")
 }
 
 /// Reads a value as an object.
