@@ -31,7 +31,17 @@ pub fn complain(lines: &str) {
     let _nobody_reads = io::stderr().lock().write_all(format!("{}\n", Visible(lines)).as_bytes());
 }
 
-/// Foreign text with visible control characters, except line ends and tabs: a terminal would obey them.
+/// Whether a character may show a text otherwise than it is: control and format characters, such as those that turn the direction, and ends of lines.
+pub(crate) fn misleads(c: char) -> bool {
+    let is_format = matches!(
+        c,
+        '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}'
+            | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}'
+    );
+    c.is_control() || is_format
+}
+
+/// Foreign text with visible control and format characters, except line ends and tabs: a terminal would obey them.
 #[derive(Clone, Copy, Debug)]
 pub struct Visible<'a>(pub &'a str);
 
@@ -50,7 +60,7 @@ impl Display for Visible<'_> {
 }
 
 fn is_obeyed(c: char) -> bool {
-    c.is_control() && !matches!(c, '\n' | '\t')
+    misleads(c) && !matches!(c, '\n' | '\t')
 }
 
 /// Whether standard output was closed when the process started.

@@ -1,6 +1,9 @@
 //! Bad input, with the place to find it: file, document, object, field; and the reason.
 
+use std::borrow::Cow;
 use std::fmt;
+
+use crate::proxier_demo::output::misleads;
 
 /// Part of the input that cannot be used. Prints on one line:
 /// `web.yaml: document 2: Service demo/web: spec.ports[0].port: invalid type: string "http", expected i64`.
@@ -61,7 +64,20 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// Foreign text, at most 400 characters of it, made safe for one line of a terminal.
+/// The text without users and passwords of URLs.
+fn without_users(text: &str) -> Cow<'_, str> {
+    let mut parts = text.split("://");
+    let mut shown = Cow::Borrowed(parts.next().unwrap_or_default());
+    for part in parts {
+        let authority = part.find(|c: char| c == '/' || c == '"' || c.is_whitespace()).unwrap_or(part.len());
+        let start =
+            part.get(..authority).and_then(|authority| authority.rfind('@')).map_or(0, |at| at.saturating_add(1));
+        shown.to_mut().extend(["://", part.get(start..).unwrap_or_default()]);
+    }
+    shown
+}
+
+/// Foreign text, at most 400 characters of it, made safe for one line of a terminal, and without passwords in URLs.
 #[derive(Clone, Copy, Debug)]
 pub struct OneLine<'a>(pub &'a str);
 
@@ -69,17 +85,18 @@ impl fmt::Display for OneLine<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         const SHOWN: usize = 400;
         let mut before_was_space = false;
-        for c in self.0.trim().chars().take(SHOWN) {
+        let text = without_users(self.0.trim());
+        for c in text.chars().take(SHOWN) {
             let space = matches!(c, ' ' | '\n' | '\r' | '\t');
             match c {
                 _ if space && before_was_space => {}
                 _ if space => f.write_str(" ")?,
-                _ if c.is_control() => write!(f, "{}", c.escape_default())?,
+                _ if misleads(c) => write!(f, "{}", c.escape_default())?,
                 _ => write!(f, "{c}")?,
             }
             before_was_space = space;
         }
-        if self.0.trim().chars().nth(SHOWN).is_some() { f.write_str("…") } else { Ok(()) }
+        if text.chars().nth(SHOWN).is_some() { f.write_str("…") } else { Ok(()) }
     }
 }
 
@@ -107,6 +124,11 @@ mod tests {
         let problem =
             Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").in_document(2).about("Service demo/web").at("spec");
         assert_eq!(problem.to_string(), "a b.yaml: document 2: Service demo/web: spec: x\\u{1b}[2J y");
+        assert_eq!(Problem::new("", "a\u{202e}b\u{2028}c\u{feff}").to_string(), "a\\u{202e}b\\u{2028}c\\u{feff}");
+        let of_url = |url: &str| Problem::new("", format!("no answer from {url} (\"{url}\")")).to_string();
+        for url in ["https://u:p@h:1/x@y", "https://u:p@q@h:1/x@y", "https://h:1/x@y"] {
+            assert_eq!(of_url(url), "no answer from https://h:1/x@y (\"https://h:1/x@y\")");
+        }
         assert!(Problem::new("", "é".repeat(10_000)).to_string().chars().count() <= 401);
     }
 }

@@ -1477,3 +1477,139 @@ async fn a_start_is_one_request_for_each_kind() {
         println!("{streams:?}: {requests} requests, {} bytes, {took:?}", server.sent() - sent);
     }
 }
+
+/// A server that repeats a page, or one behind a cache that does.
+#[tokio::test]
+async fn a_list_that_makes_no_progress_is_given_up_and_asked_for_with_pauses() {
+    let server = shop();
+    server.serve_streams(Streams::Refused);
+    let item = with_version(service("web", 80), 3);
+    let page =
+        json!({"kind": "ServiceList", "metadata": {"resourceVersion": "5", "continue": "same"}, "items": [item]});
+    let tries = 200;
+    for _ in 0..tries {
+        server.fail_next("services", Verb::List, Fault::Text(page.to_string()));
+    }
+    let mut watching = watch(&server, in_json()).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let asked = requests(&server, "/services", false);
+    assert!((3..60).contains(&asked), "{asked} requests");
+    assert!(watching.failures() >= 3);
+    server.clear_faults();
+    assert!(!watching.snapshot().await.services.is_empty());
+}
+
+#[tokio::test]
+async fn a_first_list_that_drips_is_asked_for_in_another_way() {
+    for (streams, verb) in [(Streams::Served, Verb::Watch), (Streams::Refused, Verb::List)] {
+        let server = shop();
+        server.serve_streams(streams);
+        server.fail_next("services", verb, Fault::Slow(Duration::from_millis(150)));
+        let started = Instant::now();
+        let mut watching = watch(&server, in_json()).await;
+        let whole = server.requests().len();
+        assert!(!watching.snapshot().await.services.is_empty(), "{whole}");
+        assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+        assert!(requests(&server, "/services", false) >= 1);
+        assert!(watching.failures() <= 2);
+    }
+}
+
+/// Events of which nobody can tell the object are passed over, and all objects asked for again after the watch; a list with such an object takes
+/// nothing away.
+#[tokio::test]
+async fn objects_without_names_take_nothing_away() {
+    let server = ApiServer::start();
+    let web = with_version(service("web", 80), server.put(&service("web", 80)));
+    server.put(&service("gone", 80));
+    let mut watching = watch(&server, in_json()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    server.send_raw("services", "{\"type\":\"MODIFIED\",\"object\":{\"metadata\":");
+    assert!(watching.line().await.starts_with("API server: Service: an event that cannot be read: "));
+    let new = with_version(service("new", 80), server.put(&service("new", 80)));
+    assert_eq!(watching.line().await, "+service default/new", "the watch goes on");
+    server.delete_silently("services", "default", "gone");
+    let nameless = json!({"metadata": {"resourceVersion": "3", "namespace": "default"}, "spec": {}});
+    let list = |items: Value, version: u64| {
+        json!({"kind": "ServiceList", "metadata": {"resourceVersion": version.to_string()}, "items": items}).to_string()
+    };
+    let version = server.version();
+    let items = json!([web, new, nameless]);
+    server.serve_streams(Streams::Refused);
+    server.fail_next("services", Verb::List, Fault::Text(list(items, version)));
+    server.end_watches();
+    assert_eq!(watching.line().await, "API server: Service: it has no name that can be read");
+    // The next list is whole.
+    server.compact();
+    server.end_watches();
+    assert_eq!(watching.line().await, "-service default/gone");
+    let Change::Readable(ObjectKind::Service, key) = watching.next().await else {
+        panic!("the unnamed one is still there")
+    };
+    assert_eq!(key.name(), "");
+}
+
+#[tokio::test]
+async fn a_service_that_cannot_be_read_is_explained() {
+    let server = shop();
+    let mut bad = service("bad", 80);
+    bad["spec"]["ports"] = 5.into();
+    server.put(&bad);
+    let explain = move || {
+        let program = std::process::Command::new(env!("CARGO_BIN_EXE_proxier-demo"))
+            .args([
+                "explain",
+                "default/bad",
+                "--master",
+                &server.url(),
+                "--proxy-mode",
+                "nftables",
+                "--hostname-override",
+                "n1",
+            ])
+            .output()
+            .unwrap();
+        String::from_utf8_lossy(&program.stderr).into_owned()
+    };
+    let said = tokio::task::spawn_blocking(explain).await.unwrap();
+    assert!(said.contains("\nproxier-demo: Service default/bad: spec.ports"), "{said}");
+    assert!(said.contains("a running proxy goes on serving it as it was when it could be read"), "{said}");
+}
+
+/// Neither the log nor the counts by host have the user and the password of a URL.
+#[tokio::test]
+async fn a_password_in_the_servers_url_is_not_repeated() {
+    let of = |url: &str| Connection { master: Some(url.to_owned()), ..Connection::default() };
+    for url in ["http://user:PASSW0RD@127.0.0.1:1", "https://user:PASSW0RD@127.0.0.1:1/x", "http://user:PASSW0RD@"] {
+        let (sender, _changes) = channel();
+        let started = Cluster::start(of(url), "n1", quick(), sender).await;
+        let said = started.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        assert!(!said.contains("PASSW0RD"), "{said}");
+        assert_eq!(started.is_err(), url.ends_with('@'), "{said}");
+        if let Ok(cluster) = &started {
+            let failures = || cluster.counters().failures.load(std::sync::atomic::Ordering::Relaxed);
+            wait_for("requests that fail", || failures() > 3).await;
+        }
+    }
+    let page = examples::proxier_demo::sources::cluster::requests::counted();
+    assert!(!format!("{page:?}").contains("PASSW0RD"));
+}
+
+/// A version that is damaged on its way is not what the next watch begins at, nor what lists are asked for without end.
+#[tokio::test]
+async fn a_damaged_version_does_not_blind_the_watch() {
+    let server = shop();
+    let mut watching = watch(&server, in_json()).await;
+    watching.snapshot().await;
+    watched(&server).await;
+    let mut damaged = service("damaged", 80);
+    damaged["metadata"]["resourceVersion"] = "1\u{1}3".into();
+    server.send_raw("services", &json!({"type": "ADDED", "object": damaged}).to_string());
+    assert_eq!(watching.line().await, "+service default/damaged");
+    server.end_watches();
+    watching.ends_with(&server).await;
+    let versions: Vec<Option<String>> =
+        server.requests().iter().map(|request| request.parameter("resourceVersion").map(str::to_owned)).collect();
+    assert!(versions.iter().flatten().all(|version| version.parse::<u64>().is_ok()), "{versions:?}");
+}

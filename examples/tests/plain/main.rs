@@ -11,6 +11,7 @@
 mod cluster;
 mod command_line;
 mod configuration;
+mod damaged;
 mod diff;
 mod explain;
 mod install;

@@ -50,6 +50,7 @@ fn line(change: &Change) -> String {
         Change::ClusterNodeGone(name) => format!("-weight of {name}"),
         Change::Synced => "synced".to_owned(),
         Change::Unreadable(problem) => format!("! {problem}"),
+        Change::Readable(kind, key) => format!("readable {kind} {key}"),
         _ => "other".to_owned(),
     }
 }
@@ -252,6 +253,7 @@ async fn what_cannot_be_read_keeps_what_it_said() {
     assert!(problem.starts_with(&format!("! {path}: document 1: Service demo/a: spec.ports[0].port: ")), "{problem}");
     assert_eq!(next(&mut changes).await, "+b 2");
     write(&dir, "web.yaml", &format!("{}---\n{}", service("a", 3), service("b", 2)));
+    assert_eq!(next(&mut changes).await, format!("readable file {path}"));
     assert_eq!(next(&mut changes).await, "+a 3");
     fs::rename(&dir.0, dir.0.with_extension("away")).unwrap();
     let problem = loop {

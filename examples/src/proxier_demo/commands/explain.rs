@@ -13,7 +13,7 @@ use proxier_core::plan::report::Refused;
 use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{EndpointDecision, Frontend, Roles, endpoint_decisions, why_left_out};
 use proxier_core::sketch::Held;
-use proxier_core::snapshot::{ObjectKey, ServicePort, TrafficPolicy};
+use proxier_core::snapshot::{ObjectKey, ServicePort, Store, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::proxier_demo::commands::mentions::{self, Mention};
@@ -21,6 +21,7 @@ use crate::proxier_demo::commands::once::{BAD_INPUT, FAILED, feed, input};
 use crate::proxier_demo::commands::policies::{Policy, policies, policy_name};
 use crate::proxier_demo::commands::render::{empty_kernel, warn_of_no_address};
 use crate::proxier_demo::engine::Engine;
+use crate::proxier_demo::engine::view::unreadable_line;
 use crate::proxier_demo::message::change::Snapshot;
 use crate::proxier_demo::output::{Out, lines, say};
 use crate::proxier_demo::settings::cli::packet::To;
@@ -189,10 +190,15 @@ fn find(
         }
     };
     let Some(service) = proxier.store().service(key) else {
-        let mut lines = vec![match objects.get(key).and_then(|object| not_programmed(object)) {
-            Some(reason) => format!("Service {key} {reason}"),
-            None => format!("there is no Service {key} to program{}", near(proxier, &key.to_string())),
-        }];
+        let mut lines = unreadable_of(proxier.store(), key);
+        if lines.is_empty() {
+            lines.push(match objects.get(key).and_then(|object| not_programmed(object)) {
+                Some(reason) => format!("Service {key} {reason}"),
+                None => format!("there is no Service {key} to program{}", near(proxier, &key.to_string())),
+            });
+        } else {
+            lines.push("a running proxy goes on serving it as it was when it could be read".to_owned());
+        }
         lines.extend(proxier.rejections().filter(|rejection| rejection.key == *key).map(ToString::to_string));
         return Err(lines);
     };
@@ -203,6 +209,11 @@ fn find(
         return Err(vec![format!("Service {key} has no port {port:?}; it has {}", names.join(", "))]);
     }
     Ok(SearchResult { service: key.clone(), port, frontend: None })
+}
+
+/// A Service, and slices of it, that cannot be read.
+fn unreadable_of(store: &Store, service: &ObjectKey) -> Vec<String> {
+    store.unreadable_of(service).map(unreadable_line).collect()
 }
 
 /// Reason why no node programs an existing Service, if that is on purpose.
@@ -310,6 +321,7 @@ struct Explanation {
     kernel: Vec<Mention>,
     not_served: Vec<String>,
     left_out: Vec<String>,
+    unreadable: Vec<String>,
 }
 
 impl Explanation {
@@ -325,6 +337,7 @@ impl Explanation {
             kernel: Vec::new(),
             not_served: Vec::new(),
             left_out: Vec::new(),
+            unreadable: Vec::new(),
         };
         let name = found.service.to_string();
         let refused: Vec<Refused> = proxier.refused().filter(|refused| refused.service == name).collect();
@@ -395,6 +408,7 @@ impl Explanation {
         let is_about = |key: &ObjectKey| *key == found.service || slices.contains(key);
         explained.left_out =
             proxier.rejections().filter(|rejection| is_about(&rejection.key)).map(ToString::to_string).collect();
+        explained.unreadable = unreadable_of(store, &found.service);
         explained
     }
 
@@ -438,6 +452,7 @@ impl Explanation {
         };
         listed("addresses and ports that are asked for twice or refused:", &self.not_served);
         listed("left out of its objects:", &self.left_out);
+        listed("cannot be read; a running proxy keeps what was read before:", &self.unreadable);
         let kernel: Vec<String> = self.kernel.iter().map(|one| format!("{}: {}", one.tool, one.line)).collect();
         listed("in the kernel, once programmed:", &kernel);
         lines
@@ -485,6 +500,7 @@ impl Explanation {
             "ports": ports.collect::<Vec<_>>(),
             "refused": self.not_served,
             "rejected": self.left_out,
+            "unreadable": self.unreadable,
             "kernel": self.kernel.iter().map(|one| json!({"tool": one.tool, "line": one.line})).collect::<Vec<_>>(),
         })
     }

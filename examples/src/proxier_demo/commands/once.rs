@@ -48,12 +48,12 @@ fn complain(problems: &[Problem], code: u8) -> ExitCode {
 /// Reads the initial list; or the exit code.
 pub(crate) async fn input(configured: &Configured, progress: &Progress) -> Result<(Snapshot, Vec<Problem>), ExitCode> {
     let options = cluster::Options::from_settings(&configured.settings);
-    let mut snapshot = initial_list::read(configured, options, progress.counted()).await.map_err(|unread| {
+    let snapshot = initial_list::read(configured, options, progress.counted()).await.map_err(|unread| {
         let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
         complain(unread.problems(), code)
     })?;
     progress.at_kernel();
-    let unreadable = std::mem::take(&mut snapshot.unreadable);
+    let unreadable = snapshot.unreadable.iter().map(|of| of.problem.clone()).collect();
     Ok((snapshot, unreadable))
 }
 

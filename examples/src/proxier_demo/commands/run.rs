@@ -6,6 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs::Choice;
+use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
 
@@ -87,7 +88,17 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         Ok(begun) => begun,
         Err(code) => return code,
     };
-    let chosen = match choose(configured, Preparing::LoadModules, |_mode| true).await {
+    let health = Health::new(configured.settings.sync_period, configured.settings.core.families);
+    // Nodes are eligible from when their Node has been seen; manifests need no Node.
+    health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
+    let mut tasks = JoinSet::new();
+    let recorder = recorder(configured, &api);
+    recorder.record(Regarding::Node, Reason::Starting, "");
+    if let Err(problem) = serve_healthz(configured, &health, &recorder, &mut tasks).await {
+        fail(&[problem]);
+        return ExitCode::from(2);
+    }
+    let chosen = match choose_beside(configured).await {
         Ok(chosen) => chosen,
         Err(problems) => {
             let code = fail(&problems);
@@ -113,19 +124,14 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     }
     prepare_process(settings);
     let families = engine.proxier().facts().config().families;
-    let health = Health::new(settings.sync_period, families);
-    // Nodes are eligible from when their Node has been seen; manifests need no Node.
-    health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
-    let mut tasks = JoinSet::new();
-    let recorder = recorder(configured, &api);
-    recorder.record(Regarding::Node, Reason::Starting, "");
+    health.set_families(families);
     if fell_back {
         for passed_over in &passed_over {
             recorder.record(Regarding::Node, Reason::ModeUnavailable, passed_over.to_string());
         }
     }
     health.metrics(|metrics| metrics.mode = Some((settings.asked, settings.mode)));
-    if let Err(problem) = serve(configured, &health, &recorder, &messages, &mut tasks).await {
+    if let Err(problem) = serve_metricsz(configured, &health, &recorder, &messages, &mut tasks).await {
         fail(&[problem]);
         return ExitCode::from(2);
     }
@@ -328,13 +334,19 @@ fn is_spared(there: Option<i16>, asked: i16) -> bool {
     there.is_some_and(|there| there <= asked.max(0))
 }
 
-/// Starts the servers for health and metrics. An address that cannot be bound is an error with `bindAddressHardFail`;
-/// otherwise binding is retried, as with kube-proxy.
-async fn serve(
+/// Chooses the mode on another thread: that may wait for the lock of iptables, and /healthz answers meanwhile.
+async fn choose_beside(configured: &Configured) -> Result<ChosenMode, Vec<Problem>> {
+    let (configured, runtime) = (configured.clone(), Handle::current());
+    let chosen = move || runtime.block_on(choose(&configured, Preparing::LoadModules, |_mode| true));
+    let chosen = tokio::task::spawn_blocking(chosen).await;
+    chosen.unwrap_or_else(|error| Err(vec![Problem::new("", format!("no mode could be chosen ({error})"))]))
+}
+
+/// Starts the health server. An address that cannot be bound is an error with `bindAddressHardFail`; otherwise binding is retried, as with kube-proxy.
+async fn serve_healthz(
     configured: &Configured,
     health: &Arc<Health>,
     recorder: &Recorder,
-    messages: &mpsc::Sender<Message>,
     tasks: &mut JoinSet<Result<(), Problem>>,
 ) -> Result<(), Problem> {
     let settings = &configured.settings;
@@ -354,6 +366,19 @@ async fn serve(
             Ok(())
         });
     }
+    Ok(())
+}
+
+/// Starts the server for metrics, as [`serve_healthz`] does.
+async fn serve_metricsz(
+    configured: &Configured,
+    health: &Arc<Health>,
+    recorder: &Recorder,
+    messages: &mpsc::Sender<Message>,
+    tasks: &mut JoinSet<Result<(), Problem>>,
+) -> Result<(), Problem> {
+    let settings = &configured.settings;
+    let hard = settings.bind_address_hard_fail;
     if let Some(address) = settings.metrics {
         let bound = if hard { Some(listen(METRICS_SERVER, address, true, |_problem| {}).await?) } else { None };
         let (health, recorder) = (health.clone(), recorder.clone());

@@ -15,7 +15,7 @@ mod sockets;
 pub(crate) mod tables;
 mod timed;
 pub(crate) mod userspace;
-mod view;
+pub(crate) mod view;
 pub(crate) mod worker;
 
 use std::collections::BTreeMap;
@@ -35,13 +35,14 @@ use proxier_core::reconciler::Limits;
 use proxier_core::reconciler::{Options, Reconciler, Removal};
 use proxier_core::safeguard::MassRemoval;
 use proxier_core::sketch::Sketch;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
 use crate::proxier_demo::engine::choose::Preparing;
 use crate::proxier_demo::engine::needs::{Findings, Requirements};
 use crate::proxier_demo::engine::neighbours::Neighbours;
 use crate::proxier_demo::engine::timed::TimedPorts;
 use crate::proxier_demo::message::NeighboursByUser;
-use crate::proxier_demo::message::change::Change;
+use crate::proxier_demo::message::change::{Change, Unreadable};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::settings::Settings;
 use crate::proxier_demo::settings::cli::{Configured, Source};
@@ -220,16 +221,28 @@ impl<K: Kernel> Engine<K> {
             Change::ClusterNode(object) => self.proxier.upsert_cluster_node(&object, now),
             Change::ClusterNodeGone(name) => self.proxier.delete_cluster_node(&name, now),
             Change::ServiceCidr(name, networks) => {
+                self.proxier.note_readable(ObjectKind::ServiceCidr, &ObjectKey::new("", &name), now);
                 self.service_cidrs.insert(name, networks);
                 self.set_service_cidrs(now);
             }
             Change::ServiceCidrGone(name) => {
+                self.proxier.note_readable(ObjectKind::ServiceCidr, &ObjectKey::new("", &name), now);
                 self.service_cidrs.remove(&name);
                 self.set_service_cidrs(now);
             }
             Change::Synced => self.proxier.start(now),
+            Change::Unreadable(unreadable) => {
+                let Unreadable { object, service, problem } = *unreadable;
+                if let Some((kind, key)) = object {
+                    let object = problem.object.filter(|_| kind == ObjectKind::File);
+                    let problem = Problem { origin: String::new(), object, ..problem };
+                    self.proxier.note_unreadable(kind, &key, &problem.to_string(), service);
+                }
+                return false;
+            }
+            Change::Readable(kind, key) => self.proxier.note_readable(kind, &key, now),
             // The Node's last state stays: nothing better is known.
-            Change::NodeGone | Change::Unreadable(_) => return false,
+            Change::NodeGone => return false,
         }
         true
     }

@@ -7,10 +7,16 @@ use ipvs::VirtualServerKey;
 use proxier_core::modes::Names;
 use proxier_core::modes::ipvs::Draining;
 use proxier_core::service::Frontend;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
 use crate::proxier_demo::engine::{Engine, Kernel};
 use crate::proxier_demo::message::Begun;
 use crate::proxier_demo::message::view::{DrainView, HeldView, ServiceView, View};
+
+/// An object that cannot be read, and why.
+pub(crate) fn unreadable_line((kind, key, reason): (ObjectKind, &ObjectKey, &str)) -> String {
+    format!("{}: {reason}", format_args!("{kind} {key}").to_string().trim_end())
+}
 
 impl<K: Kernel> Engine<K> {
     /// Connections and UDP flows that userspace mode has begun; nothing in the other modes.
@@ -57,11 +63,11 @@ impl<K: Kernel> Engine<K> {
             drains: proxier.draining().map(drain).collect(),
             rejected: proxier.rejections().map(ToString::to_string).collect(),
             refused: proxier.refused().collect(),
+            unreadable: store.unreadable().map(unreadable_line).collect(),
             held: held
                 .map(|(key, since)| {
-                    let since = now.saturating_sub(since);
-                    let left = proxier.safeguard().patience().map(|patience| patience.saturating_sub(since));
-                    HeldView { key, service: names.service_of(&key), since, left }
+                    let left = proxier.held_until(&key, since).map(|until| until.saturating_sub(now));
+                    HeldView { key, service: names.service_of(&key), since: now.saturating_sub(since), left }
                 })
                 .collect(),
         }

@@ -1,6 +1,7 @@
 //! Reports of a source of Services: one object at a time, and when the initial list is complete.
 
 use std::collections::BTreeMap;
+use std::fmt;
 
 use proxier_core::net::Network;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
@@ -48,7 +49,27 @@ pub enum Change {
     /// The initial list is complete. Comes once.
     Synced,
     /// An object, or a file, cannot be read: its last readable content stays. To be logged and counted.
-    Unreadable(Box<Problem>),
+    Unreadable(Box<Unreadable>),
+    /// An object that could not be read is gone, or can be read again, and nothing else is known of it.
+    Readable(ObjectKind, ObjectKey),
+}
+
+/// An object, or a part of a file, that cannot be read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unreadable {
+    /// Kind and name, which is empty where it cannot be read either; `None`: everything could be read, but not all of it counts.
+    pub object: Option<(ObjectKind, ObjectKey)>,
+    /// The Service of an EndpointSlice, if that can be read.
+    pub service: Option<ObjectKey>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+/// Prints the problem.
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem.fmt(f)
+    }
 }
 
 impl Change {
@@ -101,7 +122,7 @@ pub struct Snapshot {
     /// ServiceCIDRs by name.
     pub service_cidrs: BTreeMap<String, Vec<Network>>,
     /// Objects and files that could not be read.
-    pub unreadable: Vec<Problem>,
+    pub unreadable: Vec<Unreadable>,
 }
 
 impl Snapshot {
@@ -126,7 +147,8 @@ impl Snapshot {
             Change::ClusterNodeGone(name) => drop(self.cluster_nodes.remove(&name)),
             Change::ServiceCidr(name, networks) => drop(self.service_cidrs.insert(name, networks)),
             Change::ServiceCidrGone(name) => drop(self.service_cidrs.remove(&name)),
-            Change::Unreadable(problem) => self.unreadable.push(*problem),
+            Change::Unreadable(unreadable) => self.unreadable.push(*unreadable),
+            Change::Readable(kind, key) => self.unreadable.retain(|of| of.object != Some((kind, key.clone()))),
             Change::Listing(_) | Change::Listed(_) | Change::Synced => {}
         }
     }

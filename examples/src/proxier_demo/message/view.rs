@@ -74,6 +74,8 @@ pub(crate) struct View {
     pub(crate) drains: Lines<DrainView>,
     pub(crate) rejected: Lines<String>,
     pub(crate) refused: Lines<Refused>,
+    /// Objects that cannot be read, and why.
+    pub(crate) unreadable: Lines<String>,
     pub(crate) held: Lines<HeldView>,
     /// Virtual servers of firewall marks, by their Frontends: for clients outside only.
     pub(crate) marks: BTreeMap<FrontendKey, VirtualServerKey>,

@@ -119,5 +119,6 @@ pub fn changes(snapshot: Snapshot) -> impl Iterator<Item = Change> {
     let node = snapshot.node.into_iter().map(|node| Change::Node(Box::new(node)));
     let weights = snapshot.cluster_nodes.into_values().map(|object| Change::ClusterNode(Box::new(object)));
     let cidrs = snapshot.service_cidrs.into_iter().map(|(name, networks)| Change::ServiceCidr(name, networks));
-    node.chain(weights).chain(cidrs).chain(services).chain(slices).chain([Change::Synced])
+    let unreadable = snapshot.unreadable.into_iter().map(|of| Change::Unreadable(Box::new(of)));
+    unreadable.chain(node).chain(weights).chain(cidrs).chain(services).chain(slices).chain([Change::Synced])
 }

@@ -41,6 +41,8 @@ pub enum Reason {
     ReadOnlySysFs,
     /// A field of a Service or of its slices is impossible and left out. Not in kube-proxy.
     InvalidField,
+    /// An object cannot be read. Not in kube-proxy.
+    Unreadable,
     /// Another Service has the address and port already. Not in kube-proxy.
     AddressConflict,
     /// A Service has an address of another Node, which serves it. Not in kube-proxy.
@@ -65,6 +67,7 @@ impl Reason {
             Reason::FailedToStartServiceHealthcheck => ("FailedToStartServiceHealthcheck", "Listen", true),
             Reason::ReadOnlySysFs => ("readOnlySysFS", "StartKubeProxy", true),
             Reason::InvalidField => ("InvalidField", "ReadService", true),
+            Reason::Unreadable => ("Unreadable", "ReadService", true),
             Reason::AddressConflict => ("AddressConflict", "ProgramService", true),
             Reason::AddressOfNode => ("AddressOfNode", "ProgramService", false),
             Reason::FailedToProgram => ("FailedToProgram", "ProgramService", true),

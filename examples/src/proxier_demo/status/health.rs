@@ -48,22 +48,38 @@ struct Family {
     updated: SystemTime,
 }
 
+impl State {
+    /// The kinds whose requests to the API server have failed for a while, each with the time since when.
+    fn api_failing(&self) -> Map<String, Value> {
+        let failing = self.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY));
+        failing.map(|(kind, since)| (kind.to_owned(), text(since).into())).collect()
+    }
+}
+
 impl Health {
     /// Healthy, with nothing pending. Unhealthy once something is pending for two sync periods.
     pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
-        let updated = SystemTime::now();
-        Arc::new(Health {
+        let health = Arc::new(Health {
             timeout: sync_period * 2,
             board: Board::default(),
             state: Mutex::new(State {
-                families: families.iter().map(|family| Family { name: family.name(), updated }).collect(),
+                families: Vec::new(),
                 pending: None,
                 ready: false,
                 node_eligible: true,
-                metrics: Metrics { families, ..Metrics::default() },
+                metrics: Metrics::default(),
                 api: None,
             }),
-        })
+        });
+        health.set_families(families);
+        health
+    }
+
+    /// Sets the families that are served: known once the mode is.
+    pub fn set_families(&self, families: Families) {
+        let (mut state, updated) = (self.state(), SystemTime::now());
+        state.families = families.iter().map(|family| Family { name: family.name(), updated }).collect();
+        state.metrics.families = families;
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -120,6 +136,7 @@ impl Health {
     pub(crate) fn summary(&self, now: Instant) -> Value {
         let state = self.state();
         json!({
+            "apiServerFailingSince": state.api_failing(),
             "healthy": self.is_in_time(state.pending, now),
             "nodeEligible": state.node_eligible,
             "pendingSeconds": state.pending.map(|since| now.saturating_duration_since(since).as_secs_f64()),
@@ -134,6 +151,8 @@ impl Health {
         drop(state);
         if let Some(api) = api {
             metrics.api_failures = api.failures.load(Ordering::Relaxed);
+            let failing = api.failing_for(NOTEWORTHY).into_iter().filter_map(|(_, since)| since.elapsed().ok());
+            metrics.api_failing = failing.max().unwrap_or_default();
             metrics.requests = requests::counted();
         }
         metrics.iptables_packets = packets;
@@ -187,8 +206,7 @@ impl Health {
             "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,
         });
         // A failing API server is no illness of the node, which goes on serving. The key is absent while the server answers, as in kube-proxy.
-        let failing = state.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY));
-        let failing: Map<_, _> = failing.map(|(kind, since)| (kind.to_owned(), text(since).into())).collect();
+        let failing = state.api_failing();
         if !failing.is_empty() {
             body["apiServerFailingSince"] = failing.into();
         }
@@ -244,8 +262,16 @@ mod tests {
         api.failed("services", now);
         api.failed("nodes", now - NOTEWORTHY * 2);
         api.failed("nodes", now);
-        assert_eq!(said().unwrap(), json!({"nodes": text(now - NOTEWORTHY * 2)}));
+        let failing = || {
+            let page = health.page(BTreeMap::new(), Vec::new());
+            let line = page.lines().find(|line| line.starts_with("kubeproxy_api_failing_seconds")).unwrap();
+            line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+        };
+        let summary = || health.summary(Instant::now())["apiServerFailingSince"].clone();
+        let expected = json!({"nodes": text(now - NOTEWORTHY * 2)});
+        assert_eq!((said().unwrap(), summary()), (expected.clone(), expected));
+        assert!(failing() >= 120.0);
         api.worked("nodes");
-        assert_eq!(said(), None);
+        assert_eq!((said(), summary(), failing()), (None, json!({}), 0.0));
     }
 }

@@ -1,6 +1,7 @@
 //! Logging: text or JSON to stderr, with a limit on messages about one object.
 
 use std::collections::HashMap;
+use std::io::{self, Write};
 use std::time::{Duration, Instant};
 
 use tracing_subscriber::Layer;
@@ -9,6 +10,7 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::proxier_demo::output;
+use crate::proxier_demo::status::progress;
 
 /// Starts logging for the process. Has no effect if logging is already started.
 ///
@@ -22,6 +24,7 @@ pub fn start(verbosity: u8, json: bool) {
     // This program logs failed requests with their meaning; the client's own messages come only with the details.
     let client = if verbosity > 5 { level } else { LevelFilter::OFF };
     let targets = Targets::new().with_default(level).with_target("kube_client", client);
+    let stderr = move || Stderr { json };
     let text = tracing_subscriber::fmt::layer().with_writer(stderr).with_target(false).with_ansi(false);
     let started = if json {
         output::say_in_json();
@@ -34,10 +37,36 @@ pub fn start(verbosity: u8, json: bool) {
     }
 }
 
-/// Standard error, on a line of its own.
-fn stderr() -> std::io::Stderr {
-    crate::proxier_demo::status::progress::clear();
-    std::io::stderr()
+/// Standard error, a whole entry of the log at a time. Names and values come from users: a terminal obeys none of their characters.
+struct Stderr {
+    json: bool,
+}
+
+impl Write for Stderr {
+    fn write(&mut self, entry: &[u8]) -> io::Result<usize> {
+        progress::clear();
+        let text = String::from_utf8_lossy(entry);
+        let shown = if self.json { escaped_in_json(&text) } else { output::Visible(&text).to_string() };
+        io::stderr().write_all(shown.as_bytes())?;
+        Ok(entry.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// JSON, which has such characters only within texts.
+fn escaped_in_json(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if output::misleads(c) && c != '\n' {
+            shown.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
 }
 
 /// Lets one message about an object through each minute, and counts those in between.

@@ -15,6 +15,7 @@
 //! Nearly all have the label `ip_family`, as in kube-proxy from 1.33 on. One pass serves all families: each of them gets its duration and its time.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use proxier_core::config::Families;
 use proxier_core::modes::Kind;
@@ -94,8 +95,12 @@ pub struct Metrics {
     pub rejected: u64,
     /// Objects and files that could not be read so far. Not in kube-proxy.
     pub unreadable: u64,
+    /// Objects that cannot be read now. Not in kube-proxy.
+    pub unreadable_now: u64,
     /// Requests to the API server that failed, and watches that broke off. Not in kube-proxy.
     pub api_failures: u64,
+    /// Longest time for which all requests of a kind have failed; 0 in the first minute. Not in kube-proxy.
+    pub api_failing: Duration,
     /// All requests to the API server.
     pub requests: Requests,
     /// Frontends that Services have on this node, in every mode, as of the last full pass. Not in kube-proxy.
@@ -319,7 +324,12 @@ impl Metrics {
         p.counter("sync_failures_total", "Passes that failed, wholly or in part", self.sync_failures);
         p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);
         p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);
+        let now = "Objects of the API server that cannot be read now; what was read of them before stays";
+        p.gauge("unreadable_objects", now, self.unreadable_now);
         p.counter("api_request_failures_total", "Requests to the API server that failed", self.api_failures);
+        let failing =
+            "Time for which no request to the API server for one of the kinds has worked; 0 in the first minute";
+        p.gauge("api_failing_seconds", failing, self.api_failing.as_secs());
         let frontends = "Addresses and ports of Services on this node, in every mode";
         p.family("frontends", "gauge", frontends, self.each(|family| *self.frontends.of(family)));
         let endpoints = "Endpoints of these addresses and ports, each counted for every one that leads to it";

@@ -20,7 +20,7 @@ use tokio::sync::mpsc;
 use crate::proxier_demo::engine::memory;
 use crate::proxier_demo::engine::worker::passes::{Passed, Passes};
 use crate::proxier_demo::engine::{Engine, Kernel};
-use crate::proxier_demo::message::change::Change;
+use crate::proxier_demo::message::change::{Change, Unreadable};
 use crate::proxier_demo::message::{Control, Event, Message};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::sources::triggers::Triggers;
@@ -55,6 +55,8 @@ pub(crate) struct Worker {
     lacks: BTreeSet<String>,
     /// Time to remove objects of other modes; `None`: no full pass has succeeded yet.
     clean_at: Option<Instant>,
+    /// Whether the Node of this node was seen, or seen to be gone.
+    saw_node: bool,
     /// Whether objects of other modes are gone.
     is_alone: bool,
     /// Whether serving has ended.
@@ -97,6 +99,7 @@ impl Worker {
                 passes: Passes::default(),
                 lacks: BTreeSet::new(),
                 clean_at: None,
+                saw_node: false,
                 is_alone: false,
                 is_finished: false,
             };
@@ -238,15 +241,18 @@ impl Worker {
                     progress.counted().saw(&change);
                 }
                 match &change {
-                    Change::Unreadable(problem) => {
-                        self.health.metrics(|metrics| metrics.unreadable += 1);
-                        let object = problem.object.as_deref().unwrap_or(&problem.origin);
-                        if self.limiter.pass(object, at).is_some() {
-                            tracing::warn!("{problem}");
-                        }
+                    Change::Unreadable(unreadable) => {
+                        self.report_unreadable(unreadable, engine.proxier().node_name(), at)
                     }
-                    Change::Node(node) => self.health.set_node_eligible(!node.leaving),
-                    Change::NodeGone => self.health.set_node_eligible(false),
+                    Change::Readable(..) => {}
+                    Change::Node(node) => {
+                        self.saw_node = true;
+                        self.health.set_node_eligible(!node.leaving);
+                    }
+                    Change::NodeGone => {
+                        self.saw_node = true;
+                        self.health.set_node_eligible(false);
+                    }
                     // Nodes of the cluster say every few minutes that they live.
                     Change::Listing(_) | Change::Listed(_) | Change::ClusterNode(_) | Change::ClusterNodeGone(_) => {}
                     Change::ServiceCidr(name, networks) => {
@@ -277,6 +283,27 @@ impl Worker {
                 }
             }
         }
+    }
+
+    fn report_unreadable(&mut self, unreadable: &Unreadable, node_name: &str, at: Instant) {
+        let Unreadable { object, service, problem } = unreadable;
+        self.health.metrics(|metrics| metrics.unreadable += 1);
+        // A Node that cannot be read is there: clients go on being sent to it.
+        if matches!(object, Some((ObjectKind::Node, key)) if !self.saw_node && [node_name, ""].contains(&key.name())) {
+            self.health.set_node_eligible(true);
+        }
+        let name = problem.object.as_deref().unwrap_or(&problem.origin);
+        if self.limiter.pass(name, at).is_none() {
+            return;
+        }
+        let is_of_cluster = object.as_ref().is_some_and(|(kind, _)| *kind != ObjectKind::File);
+        tracing::warn!("{problem}{}", if is_of_cluster { "; what was read of it before stays" } else { "" });
+        let regarding = match object {
+            Some((ObjectKind::Service, key)) if !key.name().is_empty() => Regarding::Service(key.clone()),
+            Some((ObjectKind::EndpointSlice, _)) => service.clone().map_or(Regarding::Node, Regarding::Service),
+            _ => Regarding::Node,
+        };
+        self.recorder.record(regarding, Reason::Unreadable, problem.to_string());
     }
 
     /// Logs a pass, and updates health and metrics.
@@ -333,6 +360,7 @@ impl Worker {
         let fast_path = if report.full { engine.fast_path_connections() } else { None };
         let totals = engine.proxier().totals();
         let rejected = engine.proxier().rejections().count();
+        let unreadable = engine.proxier().store().unreadable().count();
         let unmarked = engine.proxier().unmarked().count();
         let lacks = self.lacks.len();
         self.health.metrics(|metrics: &mut Metrics| {
@@ -358,6 +386,7 @@ impl Worker {
             metrics.conntrack_deleted = totals.flows;
             metrics.localhost = engine.proxier().localhost_node_ports().cloned();
             metrics.sync_failures = totals.failed_passes;
+            metrics.unreadable_now = u64::try_from(unreadable).unwrap_or(u64::MAX);
             metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
             metrics.unmarked = u64::try_from(unmarked).unwrap_or(u64::MAX);
             metrics.held_back = u64::try_from(engine.proxier().held().count()).unwrap_or(u64::MAX);

@@ -338,3 +338,63 @@ fn where_health_checks_listen_follows_the_host() {
     play.messages.blocking_send(Message::Control(Control::HostChanged(Vec::new()))).unwrap();
     assert!(!told(&mut play).v4.is_nowhere());
 }
+
+/// An object that cannot be read is not deleted: not what is served for it, nor the Node.
+#[test]
+fn unreadable_objects_are_told_and_take_nothing_away() {
+    let unreadable = |kind: ObjectKind, key: ObjectKey, service: Option<ObjectKey>| {
+        let problem = Problem::new("API server", "damaged").about(format!("{kind} {key}")).at("spec");
+        Change::Unreadable(Box::new(Unreadable { object: Some((kind, key)), service, problem }))
+    };
+    let kernel = FakeKernel::new();
+    let first = Play::on(kernel.clone(), Duration::from_secs(3600), |_| {});
+    first.service("web", "10.96.0.10");
+    first.service("other", "10.96.0.11");
+    for service in ["web", "other"] {
+        first.slice(service, "10.244.0.1", &json!({}));
+    }
+    first.send(Change::Synced);
+    first.until("both are served", |play| play.kernel.state().ipvs.matches("-a ").count() == 2);
+    let before = kernel.state().ipvs;
+    drop(first);
+
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = ApiServer::start();
+    let connection = Connection { master: Some(server.url()), ..Connection::default() };
+    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    let play = Play::telling(kernel, Duration::from_millis(200), recorder, |_| {});
+    play.health.set_node_eligible(false);
+    let (web, other) = (ObjectKey::new("demo", "web"), ObjectKey::new("demo", "other"));
+    play.send(unreadable(ObjectKind::Node, ObjectKey::new("", "n2"), None));
+    play.send(unreadable(ObjectKind::Service, web.clone(), None));
+    play.send(unreadable(ObjectKind::EndpointSlice, ObjectKey::new("demo", "other-1"), Some(other)));
+    play.service("other", "10.96.0.11");
+    play.send(Change::Synced);
+    play.until("full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 2);
+    assert_eq!(play.kernel.state().ipvs, before);
+    let eligible = |play: &Play| play.health.summary(Instant::now())["nodeEligible"].clone();
+    assert_eq!(eligible(&play), json!(false), "another Node");
+    play.send(unreadable(ObjectKind::Node, ObjectKey::new("", "n1"), None));
+    play.until("the Node is there", |play| eligible(play) == json!(true));
+    play.until("they are counted", |play| play.metric(|metrics| metrics.unreadable_now) == 4);
+    assert_eq!(play.metric(|metrics| (metrics.unreadable, metrics.held_back)), (4, 2));
+    play.until("Events", |_| server.events().len() >= 4);
+    let told = |name: &str| server.events().iter().filter(|of| of["regarding"]["name"] == name).count();
+    assert!(server.events().iter().all(|event| event["reason"] == "Unreadable"), "{:?}", server.events());
+    assert_eq!((told("web"), told("other"), told("n1")), (1, 1, 2));
+
+    let (answer, view) = tokio::sync::oneshot::channel();
+    play.messages.blocking_send(Message::Control(Control::View(answer))).unwrap();
+    let view = view.blocking_recv().unwrap();
+    assert!(view.unreadable.first.contains(&"Service demo/web: spec: damaged".to_owned()), "{:?}", view.unreadable);
+    assert!(view.held.first.iter().all(|held| held.left.is_none()) && view.held.count == 2, "{:?}", view.held);
+
+    // Its deletion is believed, and it can be read again.
+    play.send(Change::DeleteService(web));
+    play.slice("other", "10.244.0.1", &json!({}));
+    play.until("it is gone", |play| !play.kernel.state().ipvs.contains("10.96.0.10"));
+    play.until("nothing is held back", |play| {
+        play.metric(|metrics| (metrics.unreadable_now, metrics.held_back)) == (2, 0)
+    });
+    assert!(play.kernel.state().ipvs.contains("-a -t 10.96.0.11:80 -r 10.244.0.1:8080"));
+}

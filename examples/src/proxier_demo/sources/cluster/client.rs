@@ -80,11 +80,15 @@ impl Connection {
         }
         // This module decides about retries, not the client.
         config.default_retry = false;
-        let origin = config.cluster_url.to_string();
+        let origin = kubeconfig::shown(&config.cluster_url);
         config.auth_info.token_file.iter().for_each(|path| files.note(path));
         let until = credentials::settle(&mut config.auth_info).await;
         let until = until.map_err(|reason| Problem::new(&origin, reason))?;
-        let host = config.cluster_url.authority().map_or_else(String::new, ToString::to_string);
+        let host = config
+            .cluster_url
+            .authority()
+            .map_or("", |authority| kubeconfig::without_user(authority.as_str()))
+            .to_owned();
         let client = Client::try_from(config).map_err(|error| Problem::new(origin, causes(&error)))?;
         let current = Current { client, number: 0, host: host.into() };
         Ok(Made { current, files: std::mem::take(files), until, is_doubted: false })
@@ -251,6 +255,26 @@ pub(super) struct Failure {
     pub(super) retry_after: Option<Duration>,
 }
 
+/// The causes of a failed request without the words of the libraries that pass them on.
+fn plain(error: &dyn std::error::Error) -> String {
+    let mut text = causes(error);
+    for words in [
+        "ServiceError: ",
+        "HyperError: ",
+        "client error (Connect): ",
+        "client error (SendRequest): ",
+        "error reading a body from connection: ",
+        "connection error: ",
+    ] {
+        text = text.replace(words, "");
+    }
+    match text.to_lowercase() {
+        of_chunks if of_chunks.contains("unexpected eof during chunk") => "it ends too early".to_owned(),
+        of_chunks if of_chunks.contains("invalid chunk") => "it is not HTTP".to_owned(),
+        _ => text,
+    }
+}
+
 impl Failure {
     pub(super) fn other(message: impl Into<String>) -> Self {
         Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
@@ -262,11 +286,10 @@ impl Failure {
     }
 
     fn unreachable(error: &kube::Error) -> Self {
-        let causes = causes(error);
-        let message = causes.trim_start_matches("ServiceError: ").trim_start_matches("client error (Connect): ");
-        let is_of_certificates = kubeconfig::is_of_certificates(message);
+        let message = plain(error);
+        let is_of_certificates = kubeconfig::is_of_certificates(&message);
         let kind = if is_of_certificates { FailureKind::Untrusted } else { FailureKind::Unreachable };
-        let message = format!("{}{}", OneLine(message), kubeconfig::advice(message));
+        let message = format!("{}{}", OneLine(&message), kubeconfig::advice(&message));
         Failure { kind, message, retry_after: None }
     }
 
@@ -299,7 +322,13 @@ pub(super) struct Answer {
     pub(super) encoding: Encoding,
     patience: Duration,
     host: Arc<str>,
+    begun: Instant,
+    /// Bytes that have come.
+    length: u64,
 }
+
+/// Least speed of a list, in bytes a second, once `patience` is over.
+const LEAST_SPEED: u64 = 1024;
 
 /// Room for the text of a failure.
 const FAILURE_BYTES: usize = 64 * 1024;
@@ -320,7 +349,8 @@ pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience
         let retry_after = text_of(header::RETRY_AFTER).and_then(|text| text.parse().ok());
         (retry_after, Encoding::of_answer(text_of(header::CONTENT_TYPE)))
     };
-    let mut answer = Answer { body: answer.into_body(), encoding, patience, host: current.host.clone() };
+    let (body, host) = (answer.into_body(), current.host.clone());
+    let mut answer = Answer { body, encoding, patience, host, begun: Instant::now(), length: 0 };
     if code == StatusCode::OK {
         return Ok(answer);
     }
@@ -343,14 +373,23 @@ impl Answer {
             let frame = frame.map_err(|_elapsed| Failure::silent(patience))?;
             match frame {
                 None => return Ok(None),
-                Some(Err(error)) => return Err(Failure::other(causes(&error))),
+                Some(Err(error)) => {
+                    return Err(Failure::other(format!("the answer broke off: {}", OneLine(&plain(&error)))));
+                }
                 Some(Ok(frame)) => {
                     if let Ok(piece) = frame.into_data() {
+                        self.length = self.length.saturating_add(piece.len().try_into().unwrap_or(u64::MAX));
                         return Ok(Some(piece));
                     }
                 }
             }
         }
+    }
+
+    /// Whether so little has come so far that a list would never be complete, although something comes all the time.
+    pub(super) fn is_too_slow(&self) -> bool {
+        let allowed = self.patience.saturating_add(Duration::from_secs(self.length / LEAST_SPEED));
+        self.begun.elapsed() > allowed
     }
 
     /// The whole body, of at most `room` bytes.
@@ -363,6 +402,13 @@ impl Answer {
                 return Err(Failure { kind: FailureKind::TooLarge, message, retry_after: None });
             }
             whole.extend_from_slice(piece);
+            if self.is_too_slow() {
+                let time = self.begun.elapsed().as_secs_f32();
+                return Err(Failure::other(format!(
+                    "the answer comes too slowly: {} bytes in {time:.1} s",
+                    whole.len()
+                )));
+            }
         }
         requests::received(&self.host, &Method::GET, whole.len().try_into().unwrap_or(u64::MAX));
         Ok(whole)

@@ -39,7 +39,7 @@ pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unusable(&error))?;
     if !is_server(&config.cluster_url) {
-        let reason = format!("{:?} is not a URL such as https://10.0.0.1:6443", config.cluster_url.to_string());
+        let reason = format!("{:?} is not a URL such as https://10.0.0.1:6443", shown(&config.cluster_url));
         return Err(problem(reason).at("clusters.cluster.server"));
     }
     if config.cluster_url.scheme_str() == Some("https")
@@ -62,6 +62,17 @@ pub(super) fn is_server(url: &http::Uri) -> bool {
 fn is_device(path: &Path) -> std::io::Result<bool> {
     let kind = File::open(path)?.metadata()?.file_type();
     Ok(kind.is_char_device() || kind.is_block_device())
+}
+
+/// A URL for messages: without a user and a password.
+pub(super) fn shown(url: &http::Uri) -> String {
+    let authority = url.authority().map_or("", |authority| authority.as_str());
+    url.to_string().replacen(authority, without_user(authority), 1)
+}
+
+/// Host and port of an authority.
+pub(super) fn without_user(authority: &str) -> &str {
+    authority.rsplit('@').next().unwrap_or_default()
 }
 
 /// Server of the file's current context; `None` when [`config`] would fail.

@@ -7,6 +7,7 @@ use serde::Deserialize;
 
 use super::encoding::{Encoding, Object, null_is_empty};
 use super::protobuf::{self, Field};
+use super::versions::UNNAMED;
 use crate::proxier_demo::message::change::{Change, NodeState};
 use crate::proxier_demo::sources::triggers;
 
@@ -76,22 +77,39 @@ impl Resource {
         }
     }
 
-    pub(super) fn kind(&self) -> &'static str {
+    pub(super) fn kind(&self) -> ObjectKind {
         match self {
-            Resource::Services => "Service",
-            Resource::EndpointSlices => "EndpointSlice",
-            Resource::Node(_) | Resource::AllNodes { .. } => "Node",
-            Resource::ServiceCidrs(_) => "ServiceCIDR",
+            Resource::Services => ObjectKind::Service,
+            Resource::EndpointSlices => ObjectKind::EndpointSlice,
+            Resource::Node(_) | Resource::AllNodes { .. } => ObjectKind::Node,
+            Resource::ServiceCidrs(_) => ObjectKind::ServiceCidr,
         }
     }
 
     /// Kind for which the reconciler has a store; `None` for Nodes and ServiceCIDRs.
-    pub(super) fn object_kind(&self) -> Option<ObjectKind> {
-        match self {
-            Resource::Services => Some(ObjectKind::Service),
-            Resource::EndpointSlices => Some(ObjectKind::EndpointSlice),
-            Resource::Node(_) | Resource::AllNodes { .. } | Resource::ServiceCidrs(_) => None,
+    pub(super) fn stored_kind(&self) -> Option<ObjectKind> {
+        Some(self.kind()).filter(|kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice))
+    }
+
+    /// The key of an object, as the reconciler knows it; its parts are empty where there is no name.
+    pub(super) fn object_key(&self, key: &str) -> ObjectKey {
+        let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+        ObjectKey::new(namespace, name)
+    }
+
+    /// The Service that an EndpointSlice belongs to, where that can be read although the rest cannot.
+    pub(super) fn service_of(&self, key: &str, object: Object<'_>) -> Option<ObjectKey> {
+        #[derive(Deserialize)]
+        struct Labelled {
+            metadata: Metadata,
         }
+        #[derive(Deserialize)]
+        struct Metadata {
+            labels: StringMap,
+        }
+        let Labelled { metadata } = object.read(protobuf::OBJECT).ok().filter(|_| *self == Resource::EndpointSlices)?;
+        let service = metadata.labels.get(SERVICE_NAME)?;
+        Some(ObjectKey::new(self.object_key(key).namespace(), service))
     }
 
     /// Path and query up to the selectors. The label for other proxies excludes Services, the label for headless Services excludes slices, as in
@@ -142,16 +160,20 @@ impl Resource {
 
     /// The change for an object that was deleted.
     pub(super) fn gone(&self, key: &str) -> Change {
-        let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+        let named = self.object_key(key);
         match self {
-            Resource::Services => Change::DeleteService(ObjectKey::new(namespace, name)),
-            Resource::EndpointSlices => Change::DeleteSlice(ObjectKey::new(namespace, name)),
+            _ if key == UNNAMED => Change::Readable(self.kind(), named),
+            Resource::Services => Change::DeleteService(named),
+            Resource::EndpointSlices => Change::DeleteSlice(named),
             Resource::Node(_) => Change::NodeGone,
-            Resource::AllNodes { .. } => Change::ClusterNodeGone(name.to_owned()),
-            Resource::ServiceCidrs(_) => Change::ServiceCidrGone(name.to_owned()),
+            Resource::AllNodes { .. } => Change::ClusterNodeGone(named.name().to_owned()),
+            Resource::ServiceCidrs(_) => Change::ServiceCidrGone(named.name().to_owned()),
         }
     }
 }
+
+/// Label of an EndpointSlice with the name of its Service.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// Drops annotations and labels that decide nothing: kubectl's notes may be larger than the rest.
 pub(crate) fn without_notes_of_service(object: &mut ServiceObject) {
@@ -163,7 +185,7 @@ pub(crate) fn without_notes_of_service(object: &mut ServiceObject) {
 /// Drops annotations and labels of an EndpointSlice that decide nothing.
 pub(crate) fn without_notes_of_slice(object: &mut EndpointSliceObject) {
     object.metadata.annotations.retain(|name, _| name == triggers::ANNOTATION || name == EndpointSlice::WEIGHTS);
-    let counts = |name: &str| name == "kubernetes.io/service-name" || name.starts_with("service.kubernetes.io/");
+    let counts = |name: &str| name == SERVICE_NAME || name.starts_with("service.kubernetes.io/");
     object.metadata.labels.retain(|name, _| counts(name));
 }
 
@@ -227,7 +249,6 @@ pub(crate) fn is_leaving(node: Object<'_>) -> bool {
 }
 
 /// The key and version of an object.
-#[derive(Default)]
 pub(super) struct Identity {
     /// `namespace/name`, or `/name`.
     pub(super) key: Box<str>,
@@ -236,6 +257,8 @@ pub(super) struct Identity {
 
 impl Identity {
     /// Key and version of an object; `None` for one of another shape.
+    ///
+    /// Bookmarks have no name.
     pub(super) fn of(object: Object<'_>) -> Option<Self> {
         #[derive(Deserialize)]
         struct Named {

@@ -4,6 +4,8 @@
 //! the fields that this program reads, by `generated.proto` of each package of Kubernetes; all others are passed over by their length, which makes
 //! this cheaper than JSON. Empty texts and zeros are absent, as in JSON by Go's `omitempty`, but behind pointers.
 
+use std::borrow::Cow;
+
 use k8s_openapi::jiff::Timestamp;
 use serde::de::value::Error;
 use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -195,28 +197,28 @@ pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
 /// # Errors
 ///
 /// It is not one.
-pub(super) fn event(bytes: &[u8]) -> Result<(&str, &[u8]), Error> {
-    let what = text(bytes_of(bytes, 1)?.unwrap_or_default())?;
+pub(super) fn event(bytes: &[u8]) -> Result<(Cow<'_, str>, &[u8]), Error> {
+    let what = text(bytes_of(bytes, 1)?.unwrap_or_default());
     let extension = bytes_of(bytes, 2)?.ok_or_else(|| Error::custom("no object"))?;
     Ok((what, object(bytes_of(extension, 1)?.unwrap_or_default())?))
 }
 
-/// The metadata of a list, and its items.
+/// The metadata of a list.
 ///
 /// # Errors
 ///
-/// It is not one.
-pub(super) fn list(message: &[u8]) -> Result<(&[u8], Vec<&[u8]>), Error> {
-    let (mut metadata, mut items) = (&[][..], Vec::new());
-    let mut rest = message;
-    while let Some((number, wire)) = next(&mut rest)? {
-        match (number, wire) {
-            (1, Wire::Bytes(bytes)) => metadata = bytes,
-            (2, Wire::Bytes(bytes)) => items.push(bytes),
-            _ => {}
+/// It is not one: its items cannot be told apart.
+pub(super) fn metadata_of_list(message: &[u8]) -> Result<&[u8], Error> {
+    Ok(bytes_of(message, 1)?.unwrap_or_default())
+}
+
+/// The next item of a list; `rest` is what comes after the last one.
+pub(super) fn next_item<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    loop {
+        if let (2, Wire::Bytes(bytes)) = next(rest).ok()?? {
+            return Some(bytes);
         }
     }
-    Ok((metadata, items))
 }
 
 /// Value of a field as it is sent.
@@ -278,8 +280,17 @@ fn bytes_of(message: &[u8], wanted: u32) -> Result<Option<&[u8]>, Error> {
     Ok(found)
 }
 
-fn text(bytes: &[u8]) -> Result<&str, Error> {
-    std::str::from_utf8(bytes).map_err(Error::custom)
+/// Text with U+FFFD for each byte that is not UTF-8, as an API server writes it in JSON.
+pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        return text.into();
+    }
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
+    }
+    text.into()
 }
 
 /// `metav1.Time` as JSON has it.
@@ -318,7 +329,10 @@ impl<'de> Deserializer<'de> for Value<'de> {
 
     fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
         match (self.kind, self.wire) {
-            (Text, Wire::Bytes(bytes)) => visitor.visit_borrowed_str(text(bytes)?),
+            (Text, Wire::Bytes(bytes)) => match text(bytes) {
+                Cow::Borrowed(text) => visitor.visit_borrowed_str(text),
+                Cow::Owned(text) => visitor.visit_string(text),
+            },
             (Number, Wire::Number(value)) => visitor.visit_i64(value.cast_signed()),
             (Bool, Wire::Number(value)) => visitor.visit_bool(value != 0),
             (Time, Wire::Bytes(bytes)) => visitor.visit_string(time(bytes)?),

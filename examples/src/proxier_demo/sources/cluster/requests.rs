@@ -85,6 +85,6 @@ pub(super) fn program(exit_code: i32, how: &'static str) {
 }
 
 /// The counts so far.
-pub(crate) fn counted() -> Requests {
+pub fn counted() -> Requests {
     requests().clone()
 }

@@ -25,6 +25,9 @@ struct SeenVersion {
 
 const DELETIONS_KEPT: usize = 64;
 
+/// Key of all objects whose names cannot be read.
+pub(super) const UNNAMED: &str = "";
+
 /// A version as a number, as all API servers have it (KEP-5504 makes it a promise). 0 when it is no number.
 pub(super) fn number(version: &str) -> u64 {
     version.parse().unwrap_or(0)
@@ -73,14 +76,22 @@ impl Versions {
         new
     }
 
-    /// Ends the list; returns the objects that it lacks.
+    /// Takes an object whose name cannot be read, under the empty key; returns whether it is the first of the list.
+    pub(super) fn record_unnamed(&mut self) -> bool {
+        self.record(UNNAMED, u64::from(self.list).saturating_add(1))
+    }
+
+    /// Ends the list; returns the objects that it lacks. None while it has an object without a name, which may be any of them.
     pub(super) fn end_list(&mut self) -> Vec<Box<str>> {
+        self.deleted.clear();
+        if self.objects.get(UNNAMED).is_some_and(|seen| seen.list == self.list) {
+            return Vec::new();
+        }
         let gone: Vec<Box<str>> =
             self.objects.iter().filter(|(_, seen)| seen.list != self.list).map(|(key, _)| key.clone()).collect();
         for key in &gone {
             self.objects.remove(key);
         }
-        self.deleted.clear();
         self.objects.shrink_to_fit();
         gone
     }
@@ -130,6 +141,25 @@ mod tests {
         known.record("a/x", 5);
         known.record("a/y", 6);
         assert!(known.end_list().is_empty());
+    }
+
+    #[test]
+    fn list_with_an_unnamed_object_takes_nothing_away() {
+        let mut known = Versions::default();
+        known.begin_list(false);
+        assert!(known.record("a/x", 5) && known.record("a/y", 6));
+        assert!(known.end_list().is_empty());
+        for is_of_now in [false, true] {
+            known.begin_list(is_of_now);
+            known.record("a/x", 5);
+            assert!(known.record_unnamed() && !known.record_unnamed(), "told once for each list");
+            assert!(known.end_list().is_empty(), "the unnamed one may be a/y");
+        }
+        known.begin_list(false);
+        known.record("a/x", 5);
+        let mut gone = known.end_list();
+        gone.sort();
+        assert_eq!(gone, [Box::from(UNNAMED), Box::from("a/y")]);
     }
 
     #[test]

@@ -5,15 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, SystemTime};
 
+use proxier_core::snapshot::ObjectKey;
 use tokio::time::{Instant, sleep};
 
 use super::client::{Answer, Failure, FailureKind, Session, get};
 use super::encoding::{Encoding, Event, Object};
+use super::kubeconfig;
 use super::objects::{CidrVersion, Identity, Resource, Status, is_end_of_list};
 use super::protobuf;
 use super::versions::{Versions, number};
 use super::{Counters, Gate, Options};
-use crate::proxier_demo::message::change::{Change, unannounced};
+use crate::proxier_demo::message::change::{Change, Unreadable, unannounced};
 use crate::proxier_demo::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
 
@@ -76,7 +78,8 @@ impl State {
         match failure.kind {
             // Smaller pages.
             FailureKind::TooLarge => State::List(since.to_owned()),
-            FailureKind::Expired | FailureKind::TooNew => State::Stream(String::new()),
+            // A version that the server does not know may be a damaged one.
+            FailureKind::Expired | FailureKind::TooNew | FailureKind::Invalid => State::Stream(String::new()),
             _ => State::Stream(if since == ANY { "" } else { since }.to_owned()),
         }
     }
@@ -118,7 +121,7 @@ impl Place {
 
     /// The question after a watch.
     fn go_on(&mut self, stream: Stream, failure: Option<&Failure>) {
-        let Stream { version, brought, brings_all, .. } = stream;
+        let Stream { version, brought, brings_all, is_damaged, .. } = stream;
         let kind = failure.map(|failure| failure.kind);
         let is_expired = matches!(kind, Some(FailureKind::Expired | FailureKind::TooNew));
         if matches!(self.state, State::Stream(_)) {
@@ -144,7 +147,7 @@ impl Place {
         }
         self.state = match self.state {
             _ if kind == Some(FailureKind::TooNew) => State::default(),
-            _ if is_expired || self.broken >= BROKEN_BEFORE_LIST => State::Stream(version),
+            _ if is_expired || is_damaged || self.broken >= BROKEN_BEFORE_LIST => State::Stream(version),
             State::Unconfirmed(_) => State::Unconfirmed(version),
             State::Stream(_) | State::List(_) | State::Watch(_) => State::Watch(version),
         };
@@ -160,8 +163,6 @@ const BROKEN_BEFORE_LIST: u32 = 5;
 const BROKEN_IN_THE_MIDDLE: u32 = 2;
 /// Time after which a watch without a refusal is accepted.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
-/// Longest event of a watch, in bytes: an object of an API server has at most 3 MiB.
-const EVENT_BYTES: usize = 16 << 20;
 
 impl Watcher {
     pub(super) async fn run(mut self) {
@@ -292,7 +293,7 @@ impl Watcher {
                 failure.message
             ),
             FailureKind::Unreachable | FailureKind::Untrusted => {
-                let server = self.session.connection().server().map(|url| url.to_string()).unwrap_or_default();
+                let server = self.session.connection().server().map(|url| kubeconfig::shown(&url)).unwrap_or_default();
                 let message = &failure.message;
                 tracing::warn!(resource = plural, "no answer from {server} ({message}); trying again in {again:.1} s");
             }
@@ -347,6 +348,7 @@ impl Watcher {
             }
             let mut answer = self.get(&target).await?;
             let body = answer.read_body(self.options.page_bytes).await?;
+            let body = answer.encoding.readable(&body);
             let page = answer.encoding.page(&body);
             let page = page.map_err(|error| Failure::other(format!("the list of {plural} is not one: {error}")))?;
             let found = page.metadata.resource_version;
@@ -361,14 +363,22 @@ impl Watcher {
                 let message = format!("the list of {plural} began at version {first} and went on at version {found}");
                 return Err(Failure::other(message).into());
             }
+            let before = place.known.listed();
             for item in page.items {
                 is_empty = false;
-                let identity = Identity::of(item).unwrap_or_default();
-                self.apply_event(&mut place.known, &identity, item).await?;
+                match Identity::of(item).filter(Identity::is_named) {
+                    Some(identity) => self.apply_event(&mut place.known, &identity, item).await?,
+                    None if place.known.record_unnamed() => self.unreadable(None, NO_NAME).await?,
+                    None => {}
+                }
             }
             next = page.metadata.next.filter(|token| !token.is_empty());
             if next.is_none() {
                 break;
+            }
+            // A server, or a cache before it, that repeats a page would be asked without end.
+            if place.known.listed() == before {
+                return Err(Failure::other(format!("a page of the list of {plural} brought nothing new")).into());
             }
         }
         Ok(self.end_list(place, version.unwrap_or_default(), is_empty).await?)
@@ -377,7 +387,7 @@ impl Watcher {
     /// All objects will come, not older than this version.
     async fn begin_list(&self, place: &mut Place, since: &str) -> Result<(), Closed> {
         place.known.begin_list(since.is_empty());
-        match self.resource.object_kind() {
+        match self.resource.stored_kind() {
             Some(kind) => self.changes.send(Change::Listing(kind)).await,
             None => Ok(()),
         }
@@ -405,7 +415,7 @@ impl Watcher {
 
     /// The list counts.
     async fn listed(&self) -> Result<(), Closed> {
-        if let Some(kind) = self.resource.object_kind() {
+        if let Some(kind) = self.resource.stored_kind() {
             self.changes.send(Change::Listed(kind)).await?;
         }
         self.gate.listed(self.resource.awaited()).await
@@ -420,9 +430,6 @@ impl Watcher {
 
     /// Takes an object of a list or of an event, and reports it if it is new or changed.
     async fn apply_event(&self, known: &mut Versions, identity: &Identity, object: Object<'_>) -> Result<(), Closed> {
-        if !identity.is_named() {
-            return self.unreadable("", String::new(), "an object without a name".to_owned()).await;
-        }
         if known.record(&identity.key, number(&identity.version)) {
             self.report(&identity.key, object).await
         } else {
@@ -439,14 +446,20 @@ impl Watcher {
                 self.changes.send(change).await?;
                 if has_pods { self.gate.pod_cidr().await } else { Ok(()) }
             }
-            Err((field, reason)) => self.unreadable(key, field, reason).await,
+            Err((field, reason)) => {
+                self.unreadable(Some((key, field, self.resource.service_of(key, object))), &reason).await
+            }
         }
     }
 
-    async fn unreadable(&self, key: &str, field: String, reason: String) -> Result<(), Closed> {
+    /// Reports an object that cannot be read: its key, the field at fault, and the Service of a slice, if it has a name.
+    async fn unreadable(&self, object: Option<(&str, String, Option<ObjectKey>)>, reason: &str) -> Result<(), Closed> {
         Counters::count(&self.counters.unreadable);
-        let problem = Problem::new("API server", reason).about(format!("{} {key}", self.resource.kind())).at(field);
-        self.changes.send(Change::Unreadable(Box::new(problem))).await
+        let (key, field, service) = object.unwrap_or_default();
+        let kind = self.resource.kind();
+        let problem = Problem::new("API server", reason).about(format!("{kind} {key}").trim_end()).at(field);
+        let object = Some((kind, self.resource.object_key(key)));
+        self.changes.send(Change::Unreadable(Box::new(Unreadable { object, service, problem }))).await
     }
 
     /// Watches, with all objects first if these are asked for, until the server ends it; returns whether it brought anything.
@@ -465,7 +478,7 @@ impl Watcher {
             target.extend(["&resourceVersion=", &since]);
         }
         let brings_all = place.state.asks_for_all();
-        let mut stream = Stream { buffer: Vec::new(), version: since, brought: false, brings_all };
+        let mut stream = Stream { version: since, brings_all, ..Stream::default() };
         let outcome = self.follow(&target, place, &mut stream).await;
         let brought = stream.brought;
         place.go_on(stream, if let Err(Stop::Failed(failure)) = &outcome { Some(failure) } else { None });
@@ -508,12 +521,14 @@ impl Watcher {
                 rest = &whole;
             }
             let mut is_part = true;
-            while let Some((event, after)) = encoding.split_event(rest, if is_part { searched } else { 0 }) {
+            while let Some((event, after)) =
+                encoding.split_event(rest, if is_part { searched } else { 0 }).map_err(Failure::other)?
+            {
                 (rest, is_part) = (after, false);
-                self.take_event(encoding, event, place, stream).await?;
+                self.take_event(encoding, &encoding.readable(event), place, stream).await?;
             }
-            if rest.len() > EVENT_BYTES {
-                return Err(Failure::other(format!("an event of the watch is longer than {EVENT_BYTES} bytes")).into());
+            if matches!(place.state, State::Stream(_)) && answer.is_too_slow() {
+                return Err(self.without_end("too little"));
             }
             if is_part && searched > 0 {
                 stream.buffer = whole;
@@ -557,15 +572,19 @@ impl Watcher {
         if encoding.is_blank(bytes) {
             return Ok(());
         }
-        let event = encoding.event(bytes);
-        let Event { what, object } =
-            event.map_err(|error| Failure::other(format!("a part of the watch is not an event: {error}")))?;
+        let Event { what, object } = match encoding.event(bytes) {
+            Ok(event) => event,
+            Err(error) if encoding.begins_as_event(bytes) => {
+                return Ok(self.damaged(place, stream, &format!("an event that cannot be read: {error}")).await?);
+            }
+            Err(error) => return Err(Failure::other(format!("a part of the watch is not an event: {error}")).into()),
+        };
         if what == "ERROR" {
             let status: Status = object.read(protobuf::STATUS).unwrap_or_default();
             return Err(Failure::of_status(status.code, &status).into());
         }
-        let Some(identity) = Identity::of(object) else {
-            return Ok(self.unreadable("", String::new(), "an event about no object".to_owned()).await?);
+        let Some(identity) = Identity::of(object).filter(|identity| what == "BOOKMARK" || identity.is_named()) else {
+            return Ok(self.damaged(place, stream, NO_NAME).await?);
         };
         stream.brought = true;
         let version = number(&identity.version);
@@ -588,19 +607,27 @@ impl Watcher {
                     self.changes.send(self.resource.gone(&identity.key)).await?;
                 }
             }
-            other => {
-                let reason = format!("an event of the unknown type {other:?}");
-                self.unreadable(&identity.key, String::new(), reason).await?;
-            }
+            other => self.damaged(place, stream, &format!("an event of the unknown type {other:?}")).await?,
         }
         // Late events must not move the watch back; while all objects come, their versions have no order.
         let counts = !matches!(place.state, State::Stream(_));
-        if counts && !identity.version.is_empty() && (version == 0 || version > number(&stream.version)) {
+        let before = number(&stream.version);
+        if counts && !identity.version.is_empty() && (before == 0 || version > before) {
             stream.version = identity.version;
         }
         Ok(())
     }
+
+    /// Passes over an event that nobody can tell the object of. All objects are asked for again after this watch.
+    async fn damaged(&self, place: &mut Place, stream: &mut Stream, reason: &str) -> Result<(), Closed> {
+        stream.is_damaged = true;
+        place.known.record_unnamed();
+        self.unreadable(None, reason).await
+    }
 }
+
+/// Why an object without a name cannot be read.
+const NO_NAME: &str = "it has no name that can be read";
 
 /// Checks that a version of the server's is not before this one, which it had: else it was restored from a backup, or is another one that lags
 /// behind, and a watch would miss changes, perhaps for hours.
@@ -613,6 +640,7 @@ fn check_not_before(version: &str, since: &str) -> Result<(), Failure> {
     Ok(())
 }
 
+#[derive(Default)]
 struct Stream {
     /// The beginning of an event that is not complete yet.
     buffer: Vec<u8>,
@@ -621,6 +649,8 @@ struct Stream {
     brought: bool,
     /// Whether it begins with all objects.
     brings_all: bool,
+    /// Whether an event could not be read, so that any object may be older than known.
+    is_damaged: bool,
 }
 
 /// A byte of a query's value.

@@ -13,10 +13,10 @@ use std::io::{self, Read as _};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use proxier_core::snapshot::ObjectKind;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
 use self::read::{Contents, Id};
-use crate::proxier_demo::message::change::{Change, unannounced};
+use crate::proxier_demo::message::change::{Change, Unreadable, unannounced};
 use crate::proxier_demo::message::{Changes, Closed};
 use crate::proxier_demo::problem::Problem;
 use crate::proxier_demo::sources::files::{FileWatch, Fingerprint};
@@ -32,6 +32,10 @@ pub struct Manifests {
     reported: BTreeMap<Id, u64>,
     /// Problems of the last look, so that each is reported once.
     told: BTreeSet<Problem>,
+    /// Files and directories that may have more than could be read, as of the last report.
+    unread: BTreeSet<String>,
+    /// Directories that cannot be listed.
+    unlisted: Vec<PathBuf>,
     /// Last log message about all files.
     summary: String,
     counted: ReadCounts,
@@ -48,6 +52,8 @@ struct File {
     /// Sorted by kind and name. Not a map: half of its room would be empty.
     objects: Vec<(Id, Change)>,
     problems: Vec<Problem>,
+    /// Whether it may have objects that could not be read.
+    is_unread: bool,
     /// Number of objects of each kind that is not read.
     ignored: BTreeMap<String, usize>,
 }
@@ -99,6 +105,7 @@ impl Manifests {
         }
         manifests.summarize();
         problems.extend(manifests.repeated());
+        let unread = manifests.unread();
         let order: Vec<PathBuf> = manifests.order().into_iter().map(Path::to_owned).collect();
         let is_one = order.len() == 1;
         let (mut changes, mut seen) = (Vec::new(), BTreeSet::new());
@@ -109,7 +116,7 @@ impl Manifests {
                 }
             }
         }
-        changes.extend(problems.into_iter().map(unreadable));
+        changes.extend(problems.into_iter().map(|problem| unreadable(problem, &unread)));
         Ok(changes)
     }
 
@@ -120,6 +127,8 @@ impl Manifests {
             files: BTreeMap::new(),
             reported: BTreeMap::new(),
             told: BTreeSet::new(),
+            unread: BTreeSet::new(),
+            unlisted: Vec::new(),
             summary: String::new(),
             counted: counted.clone(),
         }
@@ -197,7 +206,14 @@ impl Manifests {
             !std::mem::replace(&mut file.missing, true)
         });
         problems.extend(self.files.values().flat_map(|file| file.problems.iter().cloned()));
+        self.unlisted = unlisted;
         (problems, again_soon)
+    }
+
+    /// Files and directories that may have more than could be read.
+    fn unread(&self) -> BTreeSet<String> {
+        let files = self.files.iter().filter(|(_, file)| file.is_unread).map(|(path, _)| path);
+        files.chain(&self.unlisted).map(|path| path.display().to_string()).collect()
     }
 
     fn has_nothing(&self) -> bool {
@@ -271,7 +287,11 @@ impl Manifests {
             }
         }
         let gone = self.reported.keys().filter(|id| !wanted.contains_key(id));
-        let mut changes: Vec<Change> = problems.difference(&self.told).cloned().map(unreadable).collect();
+        let unread = self.unread();
+        let readable =
+            self.unread.difference(&unread).map(|origin| Change::Readable(ObjectKind::File, file_key(origin)));
+        let new = problems.difference(&self.told).cloned().map(|problem| unreadable(problem, &unread));
+        let mut changes: Vec<Change> = new.chain(readable).collect();
         // A directory may not be mounted if no Service is left: do not report that as deletions.
         let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
         let gone = gone.flat_map(|id| gone_changes(id, &self.node_name));
@@ -289,7 +309,7 @@ impl Manifests {
             reported.insert(id.clone(), digest);
         }
         self.reported = reported;
-        self.told = problems;
+        (self.told, self.unread) = (problems, unread);
         changes
     }
 
@@ -318,7 +338,7 @@ impl File {
         let fingerprint = match Fingerprint::of(path) {
             Ok(fingerprint) => fingerprint,
             Err(error) => {
-                self.problems = vec![Problem::new(origin, format!("cannot be read ({error})"))];
+                self.fail(Problem::new(origin, format!("cannot be read ({error})")));
                 return false;
             }
         };
@@ -332,14 +352,14 @@ impl File {
             return true;
         }
         if fingerprint.size() > FILE_BYTES {
-            self.problems = vec![Problem::new(origin, format!("larger than {FILE_BYTES} bytes"))];
+            self.fail(Problem::new(origin, format!("larger than {FILE_BYTES} bytes")));
             return false;
         }
         let read = fs::File::open(path).and_then(|mut file| read::read(&mut file, &origin, counted));
         let contents = match read {
             Ok(contents) => contents,
             Err(error) => {
-                self.problems = vec![Problem::new(origin, format!("cannot be read ({error})"))];
+                self.fail(Problem::new(origin, format!("cannot be read ({error})")));
                 return false;
             }
         };
@@ -366,12 +386,18 @@ impl File {
         };
         match read {
             Ok(contents) => self.apply_contents(contents, origin),
-            Err(error) => self.problems = vec![Problem::new(origin, format!("cannot be read ({error})"))],
+            Err(error) => self.fail(Problem::new(origin, format!("cannot be read ({error})"))),
         }
+    }
+
+    /// Nothing of it can be read: its objects stay.
+    fn fail(&mut self, problem: Problem) {
+        (self.problems, self.is_unread) = (vec![problem], true);
     }
 
     fn apply_contents(&mut self, contents: Contents, origin: &str) {
         let emptied = contents.blank && !self.objects.is_empty();
+        self.is_unread = contents.broken || emptied || !contents.unreadable.is_empty();
         self.problems = contents.problems;
         if emptied {
             self.problems.push(Problem::new(origin, "empty"));
@@ -404,8 +430,14 @@ impl File {
     }
 }
 
-fn unreadable(problem: Problem) -> Change {
-    Change::Unreadable(Box::new(problem))
+/// A problem; one of a file that may have more than could be read counts as that file's.
+fn unreadable(problem: Problem, unread: &BTreeSet<String>) -> Change {
+    let object = unread.contains(&problem.origin).then(|| (ObjectKind::File, file_key(&problem.origin)));
+    Change::Unreadable(Box::new(Unreadable { object, service: None, problem }))
+}
+
+fn file_key(origin: &str) -> ObjectKey {
+    ObjectKey::new("", origin)
 }
 
 fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {

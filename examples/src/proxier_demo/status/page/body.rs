@@ -65,6 +65,7 @@ pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &Page
         ("draining", listed(&view.drains, drain_json)),
         ("rejected", listed(&view.rejected, |text| json!(text))),
         ("refused", listed(&view.refused, refused_json)),
+        ("unreadable", listed(&view.unreadable, |text| json!(text))),
         ("heldBack", listed(&view.held, held_json)),
         ("services", json!({"matching": matching.len(), "offset": wanted.offset, "list": list})),
     ] {
@@ -270,6 +271,7 @@ mod tests {
             drains: Lines::from_iter([]),
             rejected: (0..1000).map(|number| format!("rejected {number}")).collect(),
             refused: Lines::from_iter([]),
+            unreadable: Lines::from_iter([]),
             held: Lines::from_iter([]),
             begun: BTreeMap::new(),
             marks: BTreeMap::new(),

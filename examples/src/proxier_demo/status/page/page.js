@@ -141,10 +141,12 @@
     document.title = known ? `${data.node} – proxier-demo` : "proxier-demo";
     const state = $("health");
     // It serves, but not all that is asked for.
-    const lacks = !known ? [] : [
+    const failing = Object.entries(health.apiServerFailingSince);
+    const lacks = (failing.length ? ["the API server does not answer"] : []).concat(!known ? [] : [
+      data.unreadable.count ? "some objects cannot be read" : null,
       data.heldBack.count || data.heldBackBecause ? "deletions are held back" : null,
       data.refused.count ? "some Services are refused" : null,
-      data.rejected.count ? "parts of objects are left out" : null].filter((one) => one !== null);
+      data.rejected.count ? "parts of objects are left out" : null].filter((one) => one !== null));
     state.className = !health.healthy ? "bad" : lacks.length ? "warn" : "good";
     const late = health.pendingSeconds === null ? "" : `, work pending for ${duration(health.pendingSeconds)}`;
     const word = !health.healthy ? "✗ not healthy" : lacks.length ? `⚠ healthy, but ${lacks.join(", ")}` : "✓ healthy";
@@ -162,9 +164,10 @@
     }
     tiles.push(["Failed passes", number(health.failedPasses)]);
     $("tiles").replaceChildren(...tiles.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
-    const cards = [card("The last pass could not", data.failures.list, data.failures.count)];
+    const cards = [card("The last pass could not", data.failures.list, data.failures.count),
+      card("The API server does not answer", failing.map(([kind, since]) => `${kind}, since ${new Date(since).toLocaleString("en-GB")}: what is served stays as it was known then`), failing.length)];
     if (known) {
-      const until = (one) => one.secondsLeft === null ? "until it is confirmed" : `goes in ${duration(one.secondsLeft)}`;
+      const until = (one) => one.secondsLeft === null ? "until its object can be read, or it is confirmed" : `goes in ${duration(one.secondsLeft)}`;
       const held = data.heldBack.list.map((one) =>
         `${one.frontend}${one.service ? ` (${one.service})` : ""}, for ${duration(one.seconds)}: ${until(one)}`);
       cards.push(
@@ -172,6 +175,7 @@
           make("p", {}, "To delete them now: ", make("code", {}, `kill -USR1 ${data.process}`))) : null,
         card("Kept although they should go", held, data.heldBack.count),
         card("Not served", data.refused.list.map((one) => `${one.frontend} of ${one.service}${one.endpoint ? ` by endpoint ${one.endpoint}` : ""}: ${one.reason}`), data.refused.count),
+        card("Cannot be read: what was read before stays", data.unreadable.list, data.unreadable.count),
         card("Left out of objects", data.rejected.list, data.rejected.count));
     }
     const there = cards.filter((one) => one !== null);
@@ -202,7 +206,15 @@
     try {
       const answer = await fetch(`status.json?${query}`, {cache: "no-store", signal: mine.signal});
       if (!answer.ok) throw new Error(`answer ${answer.status}`);
-      show(await answer.json());
+      const data = await answer.json();
+      // What a person marks, to copy it, stays as long as it is marked.
+      const marked = getSelection();
+      if (marked && !marked.isCollapsed && document.querySelector("main").contains(marked.anchorNode)) {
+        $("stale").textContent = "The page waits while text is selected.";
+        $("stale").hidden = false;
+      } else {
+        show(data);
+      }
       since = null;
     } catch (error) {
       if (mine.signal.aborted) return;
