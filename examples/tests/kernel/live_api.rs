@@ -581,3 +581,92 @@ fn the_log_says_how_much_was_read_while_lists_take_long() {
         assert!(running.end().success());
     });
 }
+
+/// An earlier process has programmed a Service and a slice that the next one cannot read.
+#[test]
+fn what_unreadable_objects_have_in_the_kernel_survives_a_restart() {
+    let ways: [(&str, &[Need], &str); 3] = [
+        ("nftables", &[Need::Root, Need::Nftables], "nft list ruleset"),
+        ("iptables", &[Need::Root, Need::IptablesNft], "iptables-save"),
+        ("ipvs", PROXY, "ipvsadm -Sn"),
+    ];
+    for (mode, needs, look) in ways {
+        kernel_test(needs, || {
+            set_up();
+            let web = Service::new("web", "10.96.0.10", &["10.244.1.5"]);
+            let other = Service::new("other", "10.96.0.11", &["10.244.1.6"]);
+            let world = World::new(vec![web.clone(), other.clone()]);
+            let arguments = ["--proxy-mode", mode, "--kubeconfig", &world.kubeconfig()];
+            let serves = |addresses: &[&str]| {
+                let held = tool(look);
+                addresses.iter().all(|address| held.contains(address))
+            };
+            let all = ["10.96.0.10", "10.244.1.5:8080", "10.96.0.11", "10.244.1.6:8080"];
+            let all = all.map(|address| if mode == "nftables" { address.split(':').next().unwrap() } else { address });
+            let running = Running::start(&arguments);
+            running.until("both", || serves(&all));
+            assert!(running.end().success());
+
+            for mut object in [web.object(), other.slice()] {
+                match object.get_mut("spec") {
+                    Some(spec) => spec["ports"] = json!(5),
+                    None => object["ports"] = json!(5),
+                }
+                world.server.put(&object);
+            }
+            let running = Running::start(&arguments);
+            running.until_logged("may belong to Services or EndpointSlices that cannot be read");
+            let new = Service::new("new", "10.96.0.12", &["10.244.1.7"]);
+            world.server.put(&new.object());
+            world.server.put(&new.slice());
+            running.until("a new Service", || serves(&["10.96.0.12", "10.244.1.7"]));
+            assert!(serves(&all), "{mode}: {}", tool(look));
+            running.until("Events", || {
+                let events = world.server.events();
+                let is_told = |name: &str| {
+                    events.iter().any(|of| of["reason"] == "Unreadable" && of["regarding"]["name"] == name)
+                };
+                is_told("web") && is_told("other")
+            });
+            world.server.delete("services", "demo", "web");
+            world.server.put(&other.slice());
+            running.until("the deleted one is gone", || !serves(&["10.96.0.10"]));
+            assert!(serves(&all[2..]), "{mode}: {}", tool(look));
+            assert!(running.end().success());
+        });
+    }
+}
+
+/// Programs of iptables that take long, as while another program has their lock.
+#[test]
+fn healthz_answers_while_the_mode_is_chosen() {
+    kernel_test(&[Need::Root, Need::IptablesNft, Need::Tool("curl")], || {
+        set_up();
+        let slow = crate::program::Folder::new("slow");
+        for family in ["iptables", "ip6tables"] {
+            for name in ["", "-save", "-restore", "-nft", "-nft-save", "-nft-restore"] {
+                let path =
+                    slow.put(&format!("{family}{name}"), "#!/bin/sh\nsleep 3\nexec \"/usr/sbin/${0##*/}\" \"$@\"\n");
+                fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+            }
+        }
+        let world = World::new(vec![Service::new("web", "10.96.0.10", &["10.244.1.5"])]);
+        let mut command = command(&["run", "--proxy-mode", "iptables", "--kubeconfig", &world.kubeconfig()]);
+        let path = std::env::var("PATH").unwrap();
+        command.args(["--healthz-bind-address", "127.0.0.1:10256"]).env("PATH", format!("{}:{path}", slow.0.display()));
+        let running = Running::spawn(command);
+        let livez = || {
+            let url = "http://127.0.0.1:10256/livez";
+            let output =
+                Command::new("curl").args(["-s", "-m", "1", "-o", "/dev/null", "-w", "%{http_code}", url]).output();
+            text(&output.unwrap().stdout)
+        };
+        running.until("health is served", || livez() == "200");
+        assert!(!running.log().contains("serving in"), "{}", running.log());
+        while !running.log().contains("serving in") {
+            assert_eq!(livez(), "200", "{}", running.log());
+        }
+        running.until("it serves", || tool("iptables-save").contains("10.96.0.10"));
+        assert!(running.end().success());
+    });
+}

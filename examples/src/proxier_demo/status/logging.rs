@@ -133,6 +133,18 @@ mod tests {
         assert_eq!(limiter.pass("a", at(61)), None);
     }
 
+    /// Names and values come from users.
+    #[test]
+    fn characters_that_mislead_a_reader_are_escaped() {
+        let entry = "a\u{202e}b\u{2028}c\u{1b}[2J é \u{e0001}\tz\n";
+        assert_eq!(output::Visible(entry).to_string(), "a\\u{202e}b\\u{2028}c\\u{1b}[2J é \\u{e0001}\tz\n");
+        let json = format!("{{\"message\":\"{}\"}}\n", entry.trim_end().replace(['\u{1b}', '\t'], ""));
+        let shown = escaped_in_json(&json);
+        assert!(shown.contains("a\\u202eb\\u2028c[2J é \\udb40\\udc01z"), "{shown}");
+        let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(read(&shown), read(&json));
+    }
+
     #[test]
     fn memory_is_bounded() {
         let mut limiter = Limiter::default();
