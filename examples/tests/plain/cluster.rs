@@ -1541,7 +1541,9 @@ async fn objects_without_names_take_nothing_away() {
     server.end_watches();
     assert_eq!(watching.line().await, "API server: Service: it has no name that can be read");
     // The next list is whole.
-    server.compact();
+    watched(&server).await;
+    server.send_raw("services", "{\"type\":\"MODIFIED\",\"object\":{\"metadata\":");
+    assert!(watching.line().await.starts_with("API server: Service: an event that cannot be read: "));
     server.end_watches();
     assert_eq!(watching.line().await, "-service default/gone");
     let Change::Readable(ObjectKind::Service, key) = watching.next().await else {

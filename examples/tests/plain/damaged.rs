@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use examples::proxier_demo::engine::Engine;
+use examples::proxier_demo::engine::{Engine, Kernel};
 use examples::proxier_demo::message::change::{Change, Snapshot};
 use examples::proxier_demo::message::channel;
 use examples::proxier_demo::sources::cluster::{Cluster, Connection, Options};
@@ -16,6 +16,7 @@ use proptest::prelude::*;
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::{Kind, list_frontends};
 use proxier_core::net::FrontendKey;
+use proxier_core::ports::Ports;
 use proxier_core::snapshot::ObjectKey;
 use testkit::apiserver::recorded::both;
 
@@ -129,10 +130,19 @@ fn read(answers: Answers) -> Option<Snapshot> {
     snapshot
 }
 
-fn engine(kernel: &FakeKernel, mode: Kind, snapshot: Snapshot) -> Engine<FakeKernel> {
+/// A kernel in memory.
+struct Memory(FakeKernel);
+
+impl Kernel for Memory {
+    fn ports(&mut self) -> Ports<'_> {
+        self.0.ports()
+    }
+}
+
+fn engine(kernel: &FakeKernel, mode: Kind, snapshot: Snapshot) -> Engine<Memory> {
     let mut options = proxier_core::reconciler::Options::default();
     options.mode = mode;
-    let mut engine = Engine::new("n1", options, kernel.clone());
+    let mut engine = Engine::new("n1", options, Memory(kernel.clone()));
     for change in initial_list::changes(snapshot) {
         engine.apply_change(change, Instant::now());
     }
@@ -142,7 +152,7 @@ fn engine(kernel: &FakeKernel, mode: Kind, snapshot: Snapshot) -> Engine<FakeKer
 }
 
 /// Each address and port that the kernel serves, with its endpoints. `first` knows what there may be.
-fn served(kernel: &FakeKernel, first: &Engine<FakeKernel>) -> BTreeMap<FrontendKey, BTreeSet<String>> {
+fn served(kernel: &FakeKernel, first: &Engine<Memory>) -> BTreeMap<FrontendKey, BTreeSet<String>> {
     let proxier = first.proxier();
     if proxier.mode() != Kind::Ipvs {
         let mut kernel = kernel.clone();

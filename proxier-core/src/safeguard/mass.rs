@@ -275,7 +275,7 @@ impl Safeguard {
         let is_unexplained = |key: &FrontendKey| is_unexplained(key, kernel, store, desired);
         // Endpoints that go because the rest of a Service's slices lacks them are explained, but confirmed all the same.
         let unreadable = Unreadable::of(store);
-        let may_be_unreadable = |key: &FrontendKey| unreadable.may_have(key, kernel, store, desired);
+        let may_be_unreadable = |key: &FrontendKey| unreadable.may_have(key, kernel, desired);
         self.believed.retain(|key| is_unexplained(key) || may_be_unreadable(key));
         let patience = self.settings.patience;
         let is_over = |since: Moment| patience.is_some_and(|patience| since.saturating_add(patience) <= now);
@@ -287,16 +287,17 @@ impl Safeguard {
             is_unexplained(key) && !self.believed.contains(key)
         });
         let is_first = !std::mem::replace(&mut self.has_compared, true);
+        let losing: Vec<(FrontendKey, Loss)> = losing.into_iter().collect();
         let mut new: BTreeSet<FrontendKey> = losing
-            .into_iter()
+            .iter()
             .filter(|(key, loss)| *loss == Loss::Everything || (is_first && is_unexplained(key)))
-            .map(|(key, _)| key)
+            .map(|(key, _)| *key)
             .filter(|key| !self.inherited.contains_key(key) && !self.believed.contains(key))
             .collect();
         if is_first && self.settings.share < 1.0 {
             let of_slices = unreadable.slices.iter().flatten().filter_map(|service| desired.compiled(service));
             let of_slices = of_slices.flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key);
-            for key in new.iter().copied().chain(of_slices) {
+            for key in losing.iter().map(|(key, _)| *key).chain(of_slices) {
                 if may_be_unreadable(&key) && !self.believed.contains(&key) {
                     self.unreadable.entry(key).or_insert(now);
                 }
@@ -366,11 +367,11 @@ impl<'a> Unreadable<'a> {
     }
 
     /// Whether one of them may be the reason why the kernel serves a Frontend, or has endpoints for it.
-    fn may_have(&self, key: &FrontendKey, kernel: &dyn Kernel, store: &Store, desired: &Desired) -> bool {
+    fn may_have(&self, key: &FrontendKey, kernel: &dyn Kernel, desired: &Desired) -> bool {
         let Some(has_endpoints) = kernel.serves(key) else { return false };
-        let Some(owner) = desired.owner(key).filter(|_| desired.frontend(key).is_some()) else { return self.service };
-        let is_silent = || is_unexplained(key, kernel, store, desired);
-        has_endpoints && (self.slices.contains(&Some(owner)) || (self.slices.contains(&None) && is_silent()))
+        let (Some(frontend), Some(owner)) = (desired.frontend(key), desired.owner(key)) else { return self.service };
+        let loses_last = || self.slices.contains(&None) && frontend.endpoints().is_empty();
+        has_endpoints && (self.slices.contains(&Some(owner)) || loses_last())
     }
 }
 

@@ -39,7 +39,7 @@ fn service(number: u8) -> Value {
             "type": "LoadBalancer", "clusterIP": format!("10.96.0.{number}"),
             "clusterIPs": [format!("10.96.0.{number}"), format!("fd00::{number}")], "ipFamilies": ["IPv4", "IPv6"],
             "externalIPs": [format!("203.0.113.{number}")], "loadBalancerSourceRanges": ["192.0.2.0/24"],
-            "sessionAffinity": if number == 2 { "ClientIP" } else { "None" },
+            "sessionAffinity": if number == 3 { "ClientIP" } else { "None" },
             "ports": [{"name": "p", "port": 80, "nodePort": 30_000 + u32::from(number)},
                 {"name": "u", "port": 53, "protocol": "UDP", "nodePort": 31_000 + u32::from(number)}],
         },

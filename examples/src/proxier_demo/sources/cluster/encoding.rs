@@ -146,6 +146,14 @@ pub(crate) enum Object<'a> {
 }
 
 impl Object<'_> {
+    /// The same with nothing after the metadata, as far as the encoding allows that.
+    pub(super) fn head(self) -> Self {
+        match self {
+            Object::Json(_) => self,
+            Object::Protobuf(message) => Object::Protobuf(protobuf::head(message)),
+        }
+    }
+
     /// Reads it, in protobuf with these fields.
     ///
     /// # Errors

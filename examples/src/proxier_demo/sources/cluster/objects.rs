@@ -107,7 +107,8 @@ impl Resource {
         struct Metadata {
             labels: StringMap,
         }
-        let Labelled { metadata } = object.read(protobuf::OBJECT).ok().filter(|_| *self == Resource::EndpointSlices)?;
+        let Labelled { metadata } =
+            object.head().read(protobuf::OBJECT).ok().filter(|_| *self == Resource::EndpointSlices)?;
         let service = metadata.labels.get(SERVICE_NAME)?;
         Some(ObjectKey::new(self.object_key(key).namespace(), service))
     }
@@ -274,7 +275,7 @@ impl Identity {
             #[serde(default)]
             resource_version: String,
         }
-        let Named { metadata } = object.read(protobuf::OBJECT).ok()?;
+        let Named { metadata } = object.head().read(protobuf::OBJECT).ok()?;
         let key = format!("{}/{}", metadata.namespace, metadata.name).into();
         Some(Identity { key, version: metadata.resource_version })
     }

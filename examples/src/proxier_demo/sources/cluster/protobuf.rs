@@ -192,6 +192,17 @@ pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
     Ok(bytes_of(unknown, 2)?.unwrap_or_default())
 }
 
+/// An object up to the end of its metadata: what comes after that may be damaged.
+pub(super) fn head(object: &[u8]) -> &[u8] {
+    let mut rest = object;
+    while let Ok(Some((number, _))) = next(&mut rest) {
+        if number == 1 {
+            return object.get(..object.len().saturating_sub(rest.len())).unwrap_or(object);
+        }
+    }
+    object
+}
+
 /// The type of an event and its object, of `WatchEvent` (`apimachinery/pkg/apis/meta/v1`).
 ///
 /// # Errors
