@@ -90,7 +90,9 @@ fn keep<'a>(
 ) -> Keep {
     let mut keep = Keep::default();
     keep.hold(held, dump, family);
-    for service in services {
+    // The endpoints of a held Frontend are in the chains of its Service.
+    let of_held = held.iter().filter(|key| key.family() == family).filter_map(|key| wanted.served_owner(key));
+    for service in of_held.chain(services.into_iter().map(|service| -> &ObjectKey { service })) {
         keep.leave(service, wanted.lines_of(service, family));
     }
     keep

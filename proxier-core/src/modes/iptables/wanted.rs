@@ -156,6 +156,12 @@ impl<'a> Wanted<'a> {
         service::chains(port, settings, self.has_comments(port.family))
     }
 
+    /// The Service of a Frontend that has endpoints.
+    pub(super) fn served_owner(self, key: &FrontendKey) -> Option<&'a ObjectKey> {
+        self.desired.frontend(key).filter(|frontend| !frontend.endpoints().is_empty())?;
+        self.desired.owner(key)
+    }
+
     /// Subjects of a Service's lines in a family.
     pub(super) fn lines_of(self, service: &ObjectKey, family: Family) -> Vec<LineSubject> {
         let Some(compiled) = self.desired.compiled(service) else { return Vec::new() };
