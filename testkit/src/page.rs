@@ -36,7 +36,8 @@ pub fn get(url: &str) -> io::Result<Page> {
     let mut stream = TcpStream::connect_timeout(&address, CONNECT)?;
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(ANSWER))?;
-    write!(stream, "GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n")?;
+    // At once: a server may answer the first part that it reads.
+    stream.write_all(format!("GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n").as_bytes())?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;
     let answer = String::from_utf8_lossy(&answer);

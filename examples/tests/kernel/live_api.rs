@@ -640,7 +640,7 @@ fn what_unreadable_objects_have_in_the_kernel_survives_a_restart() {
 /// Programs of iptables that take long, as while another program has their lock.
 #[test]
 fn healthz_answers_while_the_mode_is_chosen() {
-    kernel_test(&[Need::Root, Need::IptablesNft, Need::Tool("curl")], || {
+    kernel_test(&[Need::Root, Need::IptablesNft], || {
         set_up();
         let slow = crate::program::Folder::new("slow");
         for family in ["iptables", "ip6tables"] {
@@ -655,16 +655,11 @@ fn healthz_answers_while_the_mode_is_chosen() {
         let path = std::env::var("PATH").unwrap();
         command.args(["--healthz-bind-address", "127.0.0.1:10256"]).env("PATH", format!("{}:{path}", slow.0.display()));
         let running = Running::spawn(command);
-        let livez = || {
-            let url = "http://127.0.0.1:10256/livez";
-            let output =
-                Command::new("curl").args(["-s", "-m", "1", "-o", "/dev/null", "-w", "%{http_code}", url]).output();
-            text(&output.unwrap().stdout)
-        };
-        running.until("health is served", || livez() == "200");
+        let livez = || testkit::get("http://127.0.0.1:10256/livez").map_or(0, |page| page.status);
+        running.until("health is served", || livez() == 200);
         assert!(!running.log().contains("serving in"), "{}", running.log());
         while !running.log().contains("serving in") {
-            assert_eq!(livez(), "200", "{}", running.log());
+            assert_eq!(livez(), 200, "{}", running.log());
         }
         running.until("it serves", || tool("iptables-save").contains("10.96.0.10"));
         assert!(running.end().success());

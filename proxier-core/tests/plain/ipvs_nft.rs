@@ -199,8 +199,8 @@ fn rules_are_those_of_kube_proxy() {
             format!("meta mark & 0x00004000 == 0x00004000 {masquerades}"),
         ]
     );
-    let rejections =
-        ["reject with tcp reset", "reject"].map(|reject| format!("ct state new {place} @no-endpoint {reject}"));
+    let rejections = ["meta l4proto tcp reject with tcp reset", "reject"]
+        .map(|reject| format!("ct state new {place} @no-endpoint {reject}"));
     let jumps = ["jump ipvs-filter", "jump firewall"].map(str::to_owned);
     assert_eq!(chain(&table, "input-filter"), [jumps, rejections].concat());
     assert_eq!(
@@ -800,7 +800,7 @@ fn networks_that_are_local_as_a_whole_are_guarded_by_the_table() {
         let rules = chain(&node.table(table), "ipvs-filter");
         let refused: Vec<&String> = rules.iter().filter(|rule| rule.starts_with(network)).collect();
         assert!(refused.len() == 2, "{rules:#?}");
-        assert!(refused[0].ends_with("ct state new reject with tcp reset"), "{refused:?}");
+        assert!(refused[0].ends_with("ct state new meta l4proto tcp reject with tcp reset"), "{refused:?}");
         assert!(refused[1].ends_with("ct state new reject"), "{refused:?}");
     }
     assert!(node.full().drift.is_empty());

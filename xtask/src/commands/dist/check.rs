@@ -98,7 +98,7 @@ fn read_parts(out: &Path) -> Result<()> {
         }
         let names: Vec<String> = packages.iter().map(|package| text(package, "name")).collect();
         let has = |names_of: &[&str]| names_of.iter().any(|name| names.iter().any(|known| known == name));
-        ensure!(has(&["rust-std"]) && has(&["glibc", "libc6", "libc"]), "{}: {names:?}", file.display());
+        ensure!(has(&["rust-std"]) && has(&["glibc", "libc6", "c-library"]), "{}: {names:?}", file.display());
     }
     Ok(())
 }

@@ -100,7 +100,7 @@ fn linked(release: &Release) -> Result<Vec<Part>> {
     };
     if release.is_given {
         // Nobody knows how it was built.
-        let libc = release.is_static.then(|| part("libc", UNKNOWN, UNKNOWN, None));
+        let libc = release.is_static.then(|| part("c-library", UNKNOWN, UNKNOWN, None));
         return Ok([part("rust-std", UNKNOWN, "MIT OR Apache-2.0", None)].into_iter().chain(libc).collect());
     }
     // Another root directory's compiler prints names of files below that.
