@@ -1,38 +1,28 @@
-//! Kubernetes Services in; state of IPVS, nf_tables or iptables out, at O(changed objects).
+//! Kubernetes Services in; the state of IPVS, nf_tables or iptables out. A change costs what changed, not what there is.
 //!
-//! Does what kube-proxy's IPVS mode and iptables mode do, and has an nftables mode. [`Reconciler`] is the reconciler of
-//! one node: objects go in as they change, and each [`pass`](reconciler::Reconciler::pass) brings the kernel behind
-//! nine small [`ports`] to what they ask for. It is a state machine without clock, thread or file, made of functions
-//! on values that are usable on their own:
+//! To embed it, make one [`Reconciler`] for each node. Hand it objects as they change, call
+//! [`pass`](reconciler::Reconciler::pass) when one is due ([`next_wake`](reconciler::Reconciler::next_wake)), and lend each pass the
+//! [`ports`] to the kernel: those of [`kernel`] (feature `kernel`), those of [`fake`] in tests (feature `testing`), or your own. The reconciler
+//! reads no clock and no file, starts no thread and logs nothing: the time is an argument, and what happened is in the
+//! [`Report`](plan::report::Report). An agent with a source of truth of its own hands in Frontends with their endpoints instead of
+//! Kubernetes objects ([`Reconciler::upsert_frontends`](reconciler::Reconciler::upsert_frontends)).
 //!
 //! ```text
-//!  objects ──check──▶ Store ──compile (per Service)──▶ Desired ──follow──▶ Wanted ──▶ Changed ┐
-//!                       └─▶ Rejections                    └─▶ Conflicts                       ├─diff─▶ Changes ─plan─▶ Plan
-//!                                                ports ──read──▶ Observed ────────────────────┘          ▲                │
-//!                                                                    ▲                                Drains            apply
-//!                                                                    └──── what the kernel confirmed ─────────────────────┴─▶ Report
-//!  ╰──────── snapshot ────────╯╰──────── service ───────╯╰──────────────────────────── modes::ipvs ────────────────────────────╯
+//!  objects ──check──▶ Store ──compile, per Service──▶ Desired ──lower──▶ what a mode wants ┐
+//!                       └─▶ Rejections                   └─▶ Conflicts                     ├─diff─▶ Plan ──apply──▶ Report
+//!                                                      ports ──read──▶ what the kernel has ┘
 //! ```
 //!
-//! [`Store`] keeps the checked Services and EndpointSlices of a cluster as seen from one node. [`service`] says what they
-//! mean, without the words of any kernel: compiling turns one Service into Frontends, each with a
-//! protocol, an address, a port and its endpoints, and [`Desired`] decides which Service owns which Frontend.
+//! * [`Store`] keeps the checked objects of a cluster as one node sees them.
+//! * [`service`] says what they mean, without the words of any kernel. Compiling turns a Service into Frontends, each with a protocol,
+//!   an address, a port and its endpoints; [`Desired`] decides which Service owns which Frontend.
+//! * [`modes`] turn Frontends into what a part of the kernel holds: [`modes::ipvs`] into virtual servers with the rules that guard them,
+//!   [`modes::nftables`] into tables of nf_tables, [`modes::iptables`] into kube-proxy's chains, [`modes::userspace`] into listeners of this
+//!   process. A mode compares that with what the kernel has, and writes the difference, make before break, with an outcome for each operation.
+//! * [`sketch`] shows what a node would hold, without a kernel.
 //!
-//! [`modes::ipvs`] lowers that to IPVS: what it wants follows [`Desired`] with virtual servers, addresses on the dummy
-//! device, and entries of the eighteen ipset sets of each family, with the iptables rules or the table of nf_tables that go with them; it is
-//! compared with what the kernel holds, the difference is ordered make before break, and carried out with an outcome for every
-//! operation. [`modes::nftables`] lowers it to tables of nf_tables, one transaction a family and pass;
-//! [`modes::iptables`] to kube-proxy's own chains; [`modes::userspace`] to listeners of this process.
-//!
-//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand: each mode notes which virtual servers,
-//! addresses, entries or rules changed, and only these are compared. The kernel is read at the start, on a timer, and after
+//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand. The kernel is read at the start, on a timer, and after
 //! a surprise.
-//!
-//! An agent with a source of truth of its own needs no Kubernetes objects: it hands in Frontends with their endpoints
-//! ([`Reconciler::upsert_frontends`](reconciler::Reconciler::upsert_frontends)).
-//!
-//! With feature `kernel`, [`kernel`] has the ports over the running kernel. With feature `testing`, [`fake`] has a kernel
-//! in memory behind the same ports.
 //!
 //! # Example
 //!
