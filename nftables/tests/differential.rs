@@ -336,7 +336,6 @@ impl Figures {
 }
 
 #[test]
-#[ignore = "cargo xtask differential"]
 fn all_that_nfts_own_tests_load_comes_back() {
     let source = std::env::var_os(SOURCE).unwrap_or_else(|| panic!("{SOURCE}: no folder of nft's source"));
     let tests = Path::new(&source).join("tests");
