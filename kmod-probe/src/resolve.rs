@@ -202,9 +202,11 @@ fn absent(sources: &Sources, module: &ModuleName, symbol: Option<&str>) -> Judge
     let knows_builtin = sources.builtin.get().is_some_and(crate::BuiltinModules::complete);
     if sources.module_support == Answer::No {
         // Without module support only a list of what is built in can tell.
+        let line = sources.loadable.get().and_then(|loadable| loadable.get(module)).map(|(line, _)| line);
+        let listed = line.map(|line| seen(&sources.loadable.path, Some(line), "but this kernel loads no modules"));
         return match symbol.filter(|_| is_module || knows_builtin) {
             Some(symbol) => Judged::new(State::Missing, evidence, Some(Fix::KernelWith(symbol.to_owned()))),
-            None => Judged::unknown(evidence, Fix::ShowConfig(release)),
+            None => Judged::unknown(listed.or(evidence), Fix::ShowConfig(release)),
         };
     }
     match (&sources.directory.content, &sources.loadable.content) {
