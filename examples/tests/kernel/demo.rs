@@ -269,7 +269,8 @@ fn an_empty_directory_does_not_empty_the_node() {
 fn prepare_node_prepares_for_ipvs() {
     kernel_test(PROXY, || {
         let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/prepare-node");
-        let output = Command::new(program).arg("ipvs").output().unwrap();
+        let mut prepare = Command::new(program);
+        let output = prepare.arg("ipvs").env("PROXIER_DEMO", env!("CARGO_BIN_EXE_proxier-demo")).output().unwrap();
         assert!(output.status.success(), "{}", text(&output.stderr));
         for (name, value) in [("vs/conntrack", "1"), ("vs/expire_nodest_conn", "1"), ("ip_forward", "1")] {
             assert_eq!(fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap().trim(), value, "{name}");

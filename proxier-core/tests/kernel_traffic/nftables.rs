@@ -754,38 +754,34 @@ fn connections_to_an_endpoint_that_serves_are_not_cut() {
 /// Connections on the fast path to an endpoint that leaves go on for the drain time, and end then.
 #[test]
 fn the_drain_time_ends_on_the_fast_path() {
-    for (mode, needs) in
-        [(Kind::Nftables, &[Need::FlowTables][..]), (Kind::Iptables, &[Need::FlowTables, Need::IptablesNft])]
-    {
-        let config = json!({ "fastPath": { "interfaces": "all" } });
-        with_service_by((mode, &config), &[NEEDS, needs].concat(), &[A], |net, cluster| {
-            cluster.service(&draining("30"));
-            cluster.endpoints("web", &[A, R]);
-            cluster.settle();
-            let mut connections = open(net, Transport::Tcp);
-            let mut ask = |rounds: u32| {
-                let mut ended = BTreeSet::new();
-                for (to, connection, held) in &mut connections {
-                    let answers = (0..rounds).map(|_| connection.ask().map(|answer| answer.name));
-                    match answers.collect::<io::Result<BTreeSet<String>>>() {
-                        Ok(names) => assert_eq!(names, BTreeSet::from([held.clone()]), "{mode} {to}"),
-                        Err(_ended) => drop(ended.insert(held.clone())),
-                    }
+    let config = json!({ "fastPath": { "interfaces": "all" } });
+    with_service_by((Kind::Nftables, &config), &[NEEDS, &[Need::FlowTables]].concat(), &[A], |net, cluster| {
+        cluster.service(&draining("30"));
+        cluster.endpoints("web", &[A, R]);
+        cluster.settle();
+        let mut connections = open(net, Transport::Tcp);
+        let mut ask = |rounds: u32| {
+            let mut ended = BTreeSet::new();
+            for (to, connection, held) in &mut connections {
+                let answers = (0..rounds).map(|_| connection.ask().map(|answer| answer.name));
+                match answers.collect::<io::Result<BTreeSet<String>>>() {
+                    Ok(names) => assert_eq!(names, BTreeSet::from([held.clone()]), "{to}"),
+                    Err(_ended) => drop(ended.insert(held.clone())),
                 }
-                ended
-            };
-            assert_eq!(ask(4), BTreeSet::new(), "{mode}");
-            let listed = oracle::run("conntrack", &["-L", "-p", "tcp"], None).unwrap().stdout;
-            assert!(listed.contains("[OFFLOAD]"), "{mode}: {listed}");
-            cluster.endpoints("web", &[R]);
-            cluster.settle();
-            assert_eq!(ask(4), BTreeSet::new(), "{mode}");
-            let report = cluster.pass_in(Duration::from_secs(31)).unwrap();
-            assert!(report.applied.flows.v4 > 0 && report.applied.flows.v6 > 0, "{mode}: {report:#?}");
-            // Flow tables look for deleted connections about once a second (nf_flow_offload_work_gc).
-            std::thread::sleep(Duration::from_secs(4));
-            assert_eq!(ask(1), BTreeSet::from(["a".to_owned()]), "{mode}");
-            assert_eq!(ask(1), BTreeSet::from(["a".to_owned()]), "{mode}");
-        });
-    }
+            }
+            ended
+        };
+        assert_eq!(ask(4), BTreeSet::new());
+        let listed = oracle::run("conntrack", &["-L", "-p", "tcp"], None).unwrap().stdout;
+        assert!(listed.contains("[OFFLOAD]"), "{listed}");
+        cluster.endpoints("web", &[R]);
+        cluster.settle();
+        assert_eq!(ask(4), BTreeSet::new());
+        let report = cluster.pass_in(Duration::from_secs(31)).unwrap();
+        assert!(report.applied.flows.v4 > 0 && report.applied.flows.v6 > 0, "{report:#?}");
+        // Flow tables look for deleted connections about once a second (nf_flow_offload_work_gc).
+        std::thread::sleep(Duration::from_secs(4));
+        assert_eq!(ask(1), BTreeSet::from(["a".to_owned()]));
+        assert_eq!(ask(1), BTreeSet::from(["a".to_owned()]));
+    });
 }
