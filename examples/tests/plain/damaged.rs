@@ -285,9 +285,12 @@ fn damage_event(body: &mut Vec<u8>, is_protobuf: bool, item: usize, damage: &Dam
     let item = item % events.len();
     let before = events[item].clone();
     damage.apply(&mut events[item]);
-    let framed = |event: &Vec<u8>| match is_protobuf {
-        true => [&u32::try_from(event.len()).unwrap().to_be_bytes()[..], event].concat(),
-        false => [event.as_slice(), b"\n"].concat(),
+    let framed = |event: &Vec<u8>| {
+        if is_protobuf {
+            [&u32::try_from(event.len()).unwrap().to_be_bytes()[..], event].concat()
+        } else {
+            [event.as_slice(), b"\n"].concat()
+        }
     };
     *body = events.iter().flat_map(framed).collect();
     String::from_utf8_lossy(&before).into_owned()

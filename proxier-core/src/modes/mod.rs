@@ -103,8 +103,8 @@ impl Kind {
     }
 
     /// Adds to the node facts what the mode decides about how Services compile.
-    pub(crate) fn describe(self, facts: &mut NodeFacts, iptables: &iptables::Options) {
-        facts.serve_localhost(self.localhost(iptables));
+    pub(crate) fn describe(self, facts: &mut NodeFacts, iptables: iptables::Options) {
+        facts.serve_localhost(self.localhost(&iptables));
         facts.ends_connections = self.facts().has_virtual_servers;
         facts.most_with_affinity = self.facts().most_with_affinity;
     }

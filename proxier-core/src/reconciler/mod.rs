@@ -240,7 +240,7 @@ impl Reconciler {
         let node = Node::new(node_name);
         let host = HostAddresses::default();
         let mut facts = NodeFacts::new(&options.config, &node, &host);
-        options.mode.describe(&mut facts, &options.iptables);
+        options.mode.describe(&mut facts, options.iptables);
         let mut store = Store::new(node_name).with_abilities(options.mode.facts().abilities);
         if options.config.lets(MayAskFor::NODE_WEIGHTS) {
             store = store.keep_nodes();
@@ -298,7 +298,7 @@ impl Reconciler {
         let absent = self.absent.keys().copied();
         let mut facts = NodeFacts::with_absent(&self.options.config, &self.node, &self.host, absent);
         facts.set_node_weights(self.cluster_nodes.weights().clone());
-        self.options.mode.describe(&mut facts, &self.options.iptables);
+        self.options.mode.describe(&mut facts, self.options.iptables);
         facts.set_service_cidrs(self.service_cidrs.clone());
         if facts != self.facts {
             self.facts = facts;

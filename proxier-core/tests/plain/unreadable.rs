@@ -127,7 +127,9 @@ fn next(kernel: &FakeKernel, options: &Options, damage: Option<Damage>) -> Node 
             node.take(object);
         }
     }
-    damage.iter().for_each(|damage| damage.note(&mut node));
+    if let Some(damage) = damage {
+        damage.note(&mut node);
+    }
     node.started()
 }
 

@@ -75,12 +75,9 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         Ok(signals) => signals,
         Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
     };
-    let _lock = match privileges::require().and_then(|()| Lock::take()) {
-        Ok(lock) => lock,
-        Err(problem) => return fail(&[problem]),
-    };
-    let api = match Api::start() {
-        Ok(api) => api,
+    let opened = privileges::require().and_then(|()| Ok((Lock::take()?, Api::start()?)));
+    let (_lock, api) = match opened {
+        Ok(opened) => opened,
         Err(problem) => return fail(&[problem]),
     };
     // The lists arrive while the kernel is probed. Bad input is found before anything is changed.

@@ -38,6 +38,7 @@ impl Drop for Api {
 }
 
 /// A source that starts, while other work goes on. Dropping it ends it.
+#[expect(clippy::large_enum_variant, reason = "a process has one, at its start")]
 pub(crate) enum StartingSource {
     Files { manifests: Manifests, first: Vec<Change>, changes: Changes },
     Cluster(JoinHandle<Result<Cluster, Problem>>),

@@ -379,11 +379,11 @@ impl Pick {
 }
 
 impl Clients {
-    pub(super) fn name(&self) -> Name {
+    pub(super) fn name(self) -> Name {
         chain(&self.to_string())
     }
 
-    fn reference(&self) -> SetReference {
+    fn reference(self) -> SetReference {
         SetReference::named(self.name())
     }
 }

@@ -243,8 +243,11 @@ impl Numbers {
     }
 }
 
+/// Numbers, where they are not those that go without saying.
+type Unusual = Option<Box<[u32]>>;
+
 /// Each endpoint of a list of shares once, and the number of its shares; `None` for all endpoints in order, and for one share each.
-fn once_each(shares: &[u32], endpoints: usize) -> (Option<Box<[u32]>>, Option<Box<[u32]>>) {
+fn once_each(shares: &[u32], endpoints: usize) -> (Unusual, Unusual) {
     let each = || shares.chunk_by(|one, next| one == next);
     let once: Box<[u32]> = each().filter_map(|of| of.first()).copied().collect();
     let draws: Box<[u32]> = each().map(number_of).collect();

@@ -242,9 +242,8 @@ impl Worker {
                 }
                 match &change {
                     Change::Unreadable(unreadable) => {
-                        self.report_unreadable(unreadable, engine.proxier().node_name(), at)
+                        self.report_unreadable(unreadable, engine.proxier().node_name(), at);
                     }
-                    Change::Readable(..) => {}
                     Change::Node(node) => {
                         self.saw_node = true;
                         self.health.set_node_eligible(!node.leaving);
@@ -254,7 +253,11 @@ impl Worker {
                         self.health.set_node_eligible(false);
                     }
                     // Nodes of the cluster say every few minutes that they live.
-                    Change::Listing(_) | Change::Listed(_) | Change::ClusterNode(_) | Change::ClusterNodeGone(_) => {}
+                    Change::Readable(..)
+                    | Change::Listing(_)
+                    | Change::Listed(_)
+                    | Change::ClusterNode(_)
+                    | Change::ClusterNodeGone(_) => {}
                     Change::ServiceCidr(name, networks) => {
                         let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
                         tracing::info!("ServiceCIDR {name}: cluster IPs are of {}", networks.join(", "));

@@ -19,6 +19,9 @@ pub(super) enum Encoding {
 /// Longest event of a watch, in bytes: an object of an API server has at most 3 MiB.
 const EVENT_BYTES: usize = 16 << 20;
 
+/// An event of a watch, and the bytes behind it; `None`: it is not complete.
+type Split<'a> = Option<(&'a [u8], &'a [u8])>;
+
 impl Encoding {
     /// Media type in requests and answers.
     pub(super) fn media_type(self) -> &'static str {
@@ -40,7 +43,7 @@ impl Encoding {
     /// # Errors
     ///
     /// The event is too long: this is not a watch in this encoding.
-    pub(super) fn split_event(self, bytes: &[u8], searched: usize) -> Result<Option<(&[u8], &[u8])>, String> {
+    pub(super) fn split_event(self, bytes: &[u8], searched: usize) -> Result<Split<'_>, String> {
         let too_long = || format!("an event of the watch is longer than {EVENT_BYTES} bytes");
         match self {
             Encoding::Json => {

@@ -92,7 +92,7 @@ impl Resource {
     }
 
     /// The key of an object, as the reconciler knows it; its parts are empty where there is no name.
-    pub(super) fn object_key(&self, key: &str) -> ObjectKey {
+    pub(super) fn object_key(key: &str) -> ObjectKey {
         let (namespace, name) = key.split_once('/').unwrap_or(("", key));
         ObjectKey::new(namespace, name)
     }
@@ -110,7 +110,7 @@ impl Resource {
         let Labelled { metadata } =
             object.head().read(protobuf::OBJECT).ok().filter(|_| *self == Resource::EndpointSlices)?;
         let service = metadata.labels.get(SERVICE_NAME)?;
-        Some(ObjectKey::new(self.object_key(key).namespace(), service))
+        Some(ObjectKey::new(Self::object_key(key).namespace(), service))
     }
 
     /// Path and query up to the selectors. The label for other proxies excludes Services, the label for headless Services excludes slices, as in
@@ -161,7 +161,7 @@ impl Resource {
 
     /// The change for an object that was deleted.
     pub(super) fn gone(&self, key: &str) -> Change {
-        let named = self.object_key(key);
+        let named = Self::object_key(key);
         match self {
             _ if key == UNNAMED => Change::Readable(self.kind(), named),
             Resource::Services => Change::DeleteService(named),

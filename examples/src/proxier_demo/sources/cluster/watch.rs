@@ -458,7 +458,7 @@ impl Watcher {
         let (key, field, service) = object.unwrap_or_default();
         let kind = self.resource.kind();
         let problem = Problem::new("API server", reason).about(format!("{kind} {key}").trim_end()).at(field);
-        let object = Some((kind, self.resource.object_key(key)));
+        let object = Some((kind, Resource::object_key(key)));
         self.changes.send(Change::Unreadable(Box::new(Unreadable { object, service, problem }))).await
     }
 
