@@ -213,7 +213,14 @@ impl Soak {
         self.settle(&log)?;
         self.compare_rules()?;
         self.go_round()?;
-        self.evidence.foreign = differences(&foreign, &foreign_state(self.options.backend)?);
+        // ipvsadm lists by position: a virtual server that goes meanwhile hides another. What is gone for good stays gone.
+        for pause in [0, 2, 5] {
+            std::thread::sleep(Duration::from_secs(pause));
+            self.evidence.foreign = differences(&foreign, &foreign_state(self.options.backend)?);
+            if self.evidence.foreign.is_empty() {
+                break;
+            }
+        }
         if let Err(error) = self.proxy.stop() {
             self.evidence.troubles.push(error.to_string());
         }
