@@ -1,7 +1,7 @@
 //! Side-by-side measurements: what the crates cost against what people use today.
 //!
 //! Each comparison runs its sides in turn (A B C A B C …) and reports medians, spread and ratios. `cargo xtask bench` builds
-//! everything and runs this program in a virtual machine; `README.md` beside this crate says what that distorts.
+//! everything and runs this program in a virtual machine; `docs/figures.md` says what that distorts.
 
 mod callgrind;
 mod cases;
@@ -37,7 +37,7 @@ use clap::builder::PossibleValuesParser;
 /// Error of a bench, of any kind.
 type Failure = Box<dyn std::error::Error>;
 
-/// A bench by its name; README.md says what each measures.
+/// A bench by its name; docs/figures.md says what each measures.
 type Bench = (&'static str, fn(&Options) -> Result<(), Failure>);
 
 const BENCHES: [Bench; 13] = [

@@ -45,7 +45,7 @@ impl Mode {
         if self == main { every } else { every / 2 }
     }
 
-    /// Interruptions that `examples/modes.md` allows while the proxy changes from this mode to another.
+    /// Interruptions that `docs/modes.md` allows while the proxy changes from this mode to another.
     pub(super) fn breaks_to(self, to: Mode) -> Vec<Breaks> {
         let mut breaks = Vec::new();
         let mut add = |scope, since, until| breaks.push(Breaks { scope, since, until });

@@ -226,7 +226,7 @@ fn one_way_to_write_rules_is_enough() {
         return;
     }
     let legacy = ["iptable_nat", "ip6table_filter", "iptable_filter", "ip6table_nat"];
-    // `nft_chain_nat` is left out: no program of iptables tells without writing that its chains are missing. examples/ipvs-mode.md says so.
+    // `nft_chain_nat` is left out: no program of iptables tells without writing that its chains are missing. docs/ipvs.md says so.
     for module in sampled(&[], &[&legacy[..], &["nf_tables", "nft_compat"]].concat(), 6) {
         without(module, |manifests| {
             let (output, report) = probe();

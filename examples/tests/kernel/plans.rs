@@ -1,5 +1,5 @@
 //! `plan`, `show` and `probe` on a real kernel: a plan that was carried out leaves nothing to do, tables fit a terminal, and JSON is as
-//! `examples/README.md` describes it.
+//! `docs/operate.md` describes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};
@@ -27,9 +27,9 @@ fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-/// The rows of the README's table below this heading: path, and whether it is always there.
+/// The rows of the page's table below this heading: path, and whether it is always there.
 fn documented(heading: &str) -> BTreeMap<String, bool> {
-    let readme = include_str!("../../README.md");
+    let readme = include_str!("../../../docs/operate.md");
     let section = readme.split(&format!("\n### {heading}\n")).nth(1).unwrap().split("\n#").next().unwrap();
     let mut rows = BTreeMap::new();
     for line in section.lines().filter(|line| line.starts_with("| `")) {

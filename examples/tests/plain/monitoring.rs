@@ -296,6 +296,6 @@ fn the_check_before_a_takeover_is_of_what_will_run() {
     }
     let resources = &manifest("kustomization.yaml")["resources"];
     assert!(resources.as_array().unwrap().contains(&"check.yaml".into()), "{resources}");
-    let guide = fs::read_to_string(deploy("README.md")).unwrap();
+    let guide = fs::read_to_string(deploy("../../docs/install.md")).unwrap();
     assert!(guide.contains("./take-over NODE") && !guide.contains("label node NODE service-proxy=proxier-demo"));
 }

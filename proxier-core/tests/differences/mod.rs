@@ -1,4 +1,4 @@
-//! List of the differences from kube-proxy that are meant. Tests hold to it, and the table of `examples/differences.md` is made of it.
+//! List of the differences from kube-proxy that are meant. Tests hold to it, and the table of `docs/differences.md` is made of it.
 
 use std::fmt::Write as _;
 use std::path::Path;

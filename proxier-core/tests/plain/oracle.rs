@@ -321,7 +321,7 @@ fn every_scenario_ends_as_the_reference_of_1_36_says() {
     hold(&corpus, Reference::Ipvs36, &differences, corpus.len() == 500);
 }
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../examples/differences.md");
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/differences.md");
 
 /// The documentation's table is made of the list. `PROXIER_BLESS=1` writes it.
 #[test]
@@ -335,7 +335,7 @@ fn the_documentation_has_the_list_of_differences() {
     }
     assert!(
         new == text,
-        "examples/differences.md is stale: PROXIER_BLESS=1 cargo test -p proxier-core --test plain oracle writes it"
+        "docs/differences.md is stale: PROXIER_BLESS=1 cargo test -p proxier-core --test plain oracle writes it"
     );
 }
 

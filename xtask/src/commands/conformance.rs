@@ -17,7 +17,7 @@ use crate::tools;
 /// Kubernetes' own end-to-end tests, against a cluster that proxier-demo serves
 ///
 /// Runs the tests of Services among Kubernetes' end-to-end tests against a running cluster, and writes a table of the results. Which
-/// proxy serves the cluster is up to you: examples/deploy/conformance.md says how proxier-demo comes to serve one on kind, k3s
+/// proxy serves the cluster is up to you: docs/conformance.md says how proxier-demo comes to serve one on kind, k3s
 /// and kubeadm. One test runs at a time; all take one to three hours.
 ///
 /// Exit codes: 0 all tests that ran passed, 1 some failed, 2 bad usage, 125 the tests could not run.

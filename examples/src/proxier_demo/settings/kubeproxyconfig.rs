@@ -679,8 +679,9 @@ mod tests {
 
     #[test]
     fn what_kube_proxy_lacks_is_documented() {
-        let page = |name| std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(name)).unwrap();
-        let pages = ["README.md", "modes.md", "ipvs-mode.md"].map(page).concat().replace('\n', " ");
+        let page =
+            |name| std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs").join(name)).unwrap();
+        let pages = ["operate.md", "modes.md", "ipvs.md"].map(page).concat().replace('\n', " ");
         for field in OWN {
             let mut parts = field.split('_');
             let first = parts.next().unwrap().to_owned();

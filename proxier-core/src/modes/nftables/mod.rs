@@ -33,7 +33,7 @@
 //!  Items                kernel ──observe──┘
 //! ```
 //!
-//! Where packets fare otherwise than with kube-proxy is one list that tests hold to, `tests/differences` of this crate; `examples/differences.md` is made
+//! Where packets fare otherwise than with kube-proxy is one list that tests hold to, `tests/differences` of this crate; `docs/differences.md` is made
 //! of it.
 //!
 //! Rejections stand at the priority `filter`, source ranges ten before `dstnat`. Affinity is kept by Frontend: a client that uses two

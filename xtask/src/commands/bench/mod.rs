@@ -19,10 +19,10 @@ use crate::{cargo, tools};
 
 /// Measure side by side, on real kernels
 ///
-/// Builds the benches and runs them, each comparison interleaved; benches/README.md says what each measures. Results are kept in
+/// Builds the benches and runs them, each comparison interleaved; docs/figures.md says what each measures. Results are kept in
 /// benches/results, as JSON, Markdown and SVG; those of --quick in benches/results/quick.
 ///
-/// With --kubeconfig, `end-to-end` runs on a real cluster (benches/README.md): on this machine, or with --kernel in a virtual one, where this
+/// With --kubeconfig, `end-to-end` runs on a real cluster (docs/figures.md): on this machine, or with --kernel in a virtual one, where this
 /// one is 10.0.2.2.
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 #[derive(Debug, clap::Args)]

@@ -1,4 +1,4 @@
-//! `cargo xtask bench table`: the tables of figures in the two READMEs, made from `benches/tables.md` and the result files.
+//! `cargo xtask bench table`: the tables of figures of the README and of docs/, made from `benches/tables.md` and the result files.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::tools;
 
-/// Between these lines a README belongs to this command.
+/// Between these lines a page belongs to this command.
 const START: &str = "<!-- made by `cargo xtask bench table` -->";
 const END: &str = "<!-- end of what `cargo xtask bench table` made -->";
 
-/// The tables without their figures, each below the name of its README as a heading.
+/// The tables without their figures, each below the name of its page as a heading.
 const TABLES: &str = "benches/tables.md";
 
 pub(super) fn main(check: bool) -> Result<ExitCode> {
@@ -61,7 +61,7 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
         .skip(1)
         .filter_map(|rest| rest.split_once(')'))
         .map(|(link, _)| link)
-        .filter(|link| link.starts_with("benches/results/") || link.starts_with("results/"))
+        .filter(|link| link.starts_with("benches/results/") || link.starts_with("../benches/results/"))
 }
 
 /// A line of a table with the figures of the result that it links to.
