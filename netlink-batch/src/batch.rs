@@ -1,7 +1,8 @@
-//! Many requests in few sends.
+//! Many requests in few system calls.
 //!
-//! A request with its own acknowledgement costs two system calls and a queued answer. In a batch only the last message of
-//! each chunk asks for one: errors are reported for any message, acknowledged or not, so nothing is lost.
+//! A request with its own acknowledgement costs two system calls and one queued answer. In a batch only the last
+//! message of each chunk asks for an acknowledgement. The kernel reports errors for every message regardless, so no
+//! error is lost.
 
 use std::time::Instant;
 
@@ -18,7 +19,7 @@ pub enum Outcome {
     Done,
     /// The kernel refused it and changed nothing.
     Refused(Box<KernelError>),
-    /// The request cannot be written and was never sent.
+    /// The request cannot be encoded and was never sent.
     Unsendable(Box<WireError>),
     /// The request was sent, but its answer was lost: it may or may not have been carried out.
     Unknown,
@@ -40,9 +41,9 @@ impl Outcome {
 pub struct BatchReport {
     /// Number of requests.
     pub len: usize,
-    /// The requests that were not carried out, by their place in the batch, in order.
+    /// The requests that were not carried out, as (index in the batch, outcome), in order.
     pub failures: Vec<(usize, Outcome)>,
-    /// Reason for stopping early, when it did. A refused request does not stop a batch.
+    /// Why the batch stopped early, if it did. A refused request does not stop a batch.
     pub stopped: Option<Error>,
 }
 
@@ -52,7 +53,7 @@ impl BatchReport {
         self.stopped.is_none() && self.failures.is_empty()
     }
 
-    /// Outcome of the request at this place.
+    /// The outcome of the request at this index.
     pub fn outcome(&self, index: usize) -> &Outcome {
         self.failures
             .binary_search_by_key(&index, |(index, _)| *index)
@@ -63,15 +64,15 @@ impl BatchReport {
 /// A request of the chunk being filled.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
-    /// Place of the request in the batch.
+    /// Index of the request in the batch.
     index: usize,
     sent: Sent,
 }
 
-/// Collects requests and sends them a chunk at a time. Memory is bounded by the chunk, not by the batch.
+/// Collects requests and sends them in chunks. Memory is bounded by the chunk, not by the batch.
 ///
-/// Requests are carried out in the order they are added. Call [`finish`](BatchWriter::finish): what was not yet sent when
-/// the writer is dropped is never sent.
+/// The kernel carries out the requests in the order in which they were added. Always call
+/// [`finish`](BatchWriter::finish): dropping the writer discards the requests that were not sent yet.
 ///
 /// ```
 /// use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL};
@@ -135,7 +136,7 @@ impl<'a> BatchWriter<'a> {
         }
     }
 
-    /// Number of requests added so far: the next one's place in the report.
+    /// Number of requests added so far, which is the index of the next one.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -150,14 +151,14 @@ impl<'a> BatchWriter<'a> {
         self.pending.len()
     }
 
-    /// The failures known so far, in order; they are not reported again at the end.
+    /// Returns the failures known so far, in order. The final report does not repeat them.
     pub fn take_failures(&mut self) -> Vec<(usize, Outcome)> {
         std::mem::take(&mut self.failures)
     }
 
-    /// Adds one request and returns its place in the report.
+    /// Adds one request and returns its index in the report.
     ///
-    /// `header` is the family's fixed header; `body` appends the attributes. Sends the chunk when it is full.
+    /// `header` is the family's fixed header; `body` appends the attributes. A full chunk is sent at once.
     pub fn push(&mut self, kind: u16, flags: u16, header: &[u8], body: impl FnOnce(&mut Encoder)) -> usize {
         let index = self.len;
         self.len = self.len.saturating_add(1);
@@ -180,13 +181,13 @@ impl<'a> BatchWriter<'a> {
         index
     }
 
-    /// Sends what is pending and gives the outcome of every request.
+    /// Sends the rest and returns the outcome of every request.
     pub fn finish(mut self) -> BatchReport {
         self.flush();
         BatchReport { len: self.len, failures: self.failures, stopped: self.stopped }
     }
 
-    /// Sends what is pending, takes the answers, and notes what was not carried out.
+    /// Sends the pending requests, reads the answers and records the failures.
     fn flush(&mut self) {
         if let Some(last) = self.pending.last().copied() {
             let mut refused: Vec<(usize, KernelError)> = Vec::new();
@@ -216,7 +217,7 @@ impl<'a> BatchWriter<'a> {
         self.connection.send(0, last.sent.end).map_err(|error| Error::io(CONTEXT, error))
     }
 
-    /// Takes the answers up to the last request's. On failure, requests without an answer are in an unknown state.
+    /// Reads answers up to that of the last request. If this fails, the state of every unanswered request is unknown.
     fn collect(&mut self, last: Pending, refused: &mut Vec<(usize, KernelError)>) -> Result<(), Error> {
         let deadline = after(self.connection.limits().timeout);
         loop {
@@ -232,8 +233,8 @@ impl<'a> BatchWriter<'a> {
                 Ok(None) => return Err(Error::new(ErrorKind::Timeout, CONTEXT)),
                 Err(error) => {
                     if *error.kind() == ErrorKind::StateUnknown {
-                        // Some answers were dropped; those still queued are good. The last one may be among the dropped,
-                        // and then nothing more comes: what is queued is there already.
+                        // Some answers were dropped, but those still queued are valid. The last answer may be among the
+                        // dropped ones, so read only what is queued already.
                         self.collect_queued(last, refused);
                     }
                     return Err(error);
@@ -242,7 +243,7 @@ impl<'a> BatchWriter<'a> {
         }
     }
 
-    /// Takes the answers that are queued already, without waiting for more.
+    /// Reads the answers that are queued already, without waiting for more.
     fn collect_queued(&mut self, last: Pending, refused: &mut Vec<(usize, KernelError)>) {
         let limits = self.connection.limits();
         let mut now = limits;
@@ -264,7 +265,7 @@ impl<'a> BatchWriter<'a> {
         self.connection.set_limits(limits);
     }
 
-    /// Reads one datagram; `true` when the last request's answer was in it.
+    /// Reads one datagram. Returns `true` if it contained the last request's answer.
     fn read_answers(
         &self,
         length: usize,

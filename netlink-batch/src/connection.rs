@@ -13,29 +13,29 @@ use crate::message::{Content, Message, Messages};
 use crate::socket::{Protocol, Socket};
 use crate::together::TogetherWriter;
 
-/// Something that carries datagrams to the kernel and back. [`Socket`] is the real one. Wrap it to record or delay traffic.
+/// Carries datagrams to the kernel and back. [`Socket`] is the real one; wrap it to record or delay traffic.
 pub trait Transport: Send {
-    /// Hands one datagram over; the kernel has acted on it when this returns.
+    /// Sends one datagram. The kernel has processed it when this returns.
     ///
     /// # Errors
-    /// The system call's error. `EINTR` is not an error: implementations try again.
+    /// The system call's error. Implementations retry on `EINTR`.
     fn send(&mut self, datagram: &[u8]) -> io::Result<()>;
 
-    /// Takes one datagram and returns its full length, which is more than the buffer's when it was cut off. Waits for it at most
-    /// `timeout`, and not at all when that is zero.
+    /// Receives one datagram and returns its full length, which exceeds the buffer's if the datagram was truncated.
+    /// Waits at most `timeout`; zero does not wait.
     ///
     /// # Errors
-    /// `WouldBlock` or `TimedOut` when none came in time; `Interrupted`; else what the system call says.
+    /// `WouldBlock` or `TimedOut` if no datagram came in time; `Interrupted`; otherwise the system call's error.
     fn receive(&mut self, buffer: &mut [u8], timeout: Duration) -> io::Result<usize>;
 
-    /// The port id that answers carry.
+    /// The port id to which the kernel addresses answers.
     fn port(&self) -> u32;
 
     /// Number of answers that fit into the receive buffer at once.
     fn in_flight(&self) -> usize;
 
-    /// Makes room for sending a datagram of this many bytes, as far as the system allows, and returns the longest one that can be
-    /// sent. Without a limit by default.
+    /// Enlarges the send buffer for a datagram of this many bytes, as far as the system allows. Returns the length of
+    /// the longest datagram that can be sent. The default implementation has no limit.
     ///
     /// # Errors
     /// The system call's error.
@@ -44,16 +44,18 @@ pub trait Transport: Send {
     }
 }
 
-/// Limits of a connection: its waiting time, the attempts at a dump, and the size of batches.
+/// Limits of a connection: timeout, attempts at a dump, and size of a chunk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Limits {
-    /// Time to wait for the answer to one request, one batch chunk, or the next part of a dump. Default 10 s: the
-    /// kernel answers before `send` returns, unless another program holds its locks.
+    /// Time to wait for the answer to one request, one batch chunk, or the next part of a dump. Default 10 s. The
+    /// kernel usually answers before `send` returns; it takes longer only while another program holds the kernel's
+    /// locks.
     pub timeout: Duration,
-    /// Number of attempts at a dump when the table changes meanwhile. Default 8.
+    /// Number of attempts at a dump if the table changes meanwhile. Default 8.
     pub dump_attempts: u32,
-    /// Messages in one send. Default 128: more gains nothing. Never more than the receive buffer can answer.
+    /// Messages in one send. Default 128; larger chunks are not faster. Capped at the number of answers that the
+    /// receive buffer holds.
     pub chunk_messages: usize,
     /// Bytes in one send. Default 48 KiB.
     pub chunk_bytes: usize,
@@ -66,21 +68,21 @@ impl Default for Limits {
 }
 
 impl Limits {
-    /// The same with this long to wait for an answer.
+    /// Sets the time to wait for an answer.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
     }
 
-    /// The same with this many attempts at a dump.
+    /// Sets the number of attempts at a dump.
     #[must_use]
     pub fn with_dump_attempts(mut self, attempts: u32) -> Self {
         self.dump_attempts = attempts;
         self
     }
 
-    /// The same with at most this many messages and bytes in one send.
+    /// Sets the most messages and bytes in one send.
     #[must_use]
     pub fn with_chunk(mut self, messages: usize, bytes: usize) -> Self {
         (self.chunk_messages, self.chunk_bytes) = (messages, bytes);
@@ -91,16 +93,16 @@ impl Limits {
 /// The result of a complete dump.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Dump<T> {
-    /// Entries of the dump.
+    /// Entries of the table.
     pub items: Vec<T>,
-    /// Number of datagrams that carried data. The kernel reads its table again for each, so a dump in a single datagram
-    /// is one consistent state even when the family cannot report changes (`NLM_F_DUMP_INTR`).
+    /// Number of datagrams that carried data. The kernel reads its table again for each datagram. A dump in a single
+    /// datagram is therefore consistent even if the family cannot report changes (`NLM_F_DUMP_INTR`).
     pub datagrams: usize,
 }
 
-/// A conversation with one part of the kernel. One request at a time; `Send`, so it can live in any thread.
+/// A conversation with one netlink protocol, one request at a time. It is `Send`.
 ///
-/// The devices of this network namespace, by rtnetlink:
+/// This lists the devices of the network namespace over rtnetlink:
 ///
 /// ```
 /// use netlink_batch::{Attrs, Connection, Errno, NulStr, Protocol, WireError, attrs};
@@ -157,21 +159,20 @@ impl std::fmt::Debug for Connection {
     }
 }
 
-/// Room for one datagram: the kernel fills up to 32 KiB of a dump when the reader offers that much
+/// Room for one datagram. The kernel fills up to 32 KiB per datagram of a dump if the reader offers that much
 /// (net/netlink/af_netlink.c, `netlink_dump`).
 const RECEIVE: usize = 64 << 10;
 
-/// The most payload that the kernel puts into a datagram of two pages: its own bookkeeping (`struct skb_shared_info`)
-/// follows.
+/// The largest payload that fits into two pages, because `struct skb_shared_info` follows it in the same allocation.
 const RECEIVE_SMALL: usize = (8 << 10) - 512;
 
-/// The deadline after this duration; now, if the clock cannot hold it.
+/// The deadline after this duration, or now if the clock cannot represent it.
 pub(crate) fn after(timeout: Duration) -> Instant {
     let now = Instant::now();
     now.checked_add(timeout).unwrap_or(now)
 }
 
-/// Next step after one message of an answer.
+/// What to do after one message of an answer.
 enum Step {
     Continue,
     Finished,
@@ -186,7 +187,7 @@ impl Connection {
         Socket::open(protocol).map(Self::new)
     }
 
-    /// A conversation over this transport.
+    /// Opens a connection over any transport.
     pub fn new(transport: impl Transport + 'static) -> Self {
         Connection::with_room(transport, RECEIVE)
     }
@@ -201,22 +202,23 @@ impl Connection {
         }
     }
 
-    /// A conversation that reads many short dumps: it offers the kernel two pages for a datagram where [`Connection::new`] offers
-    /// 64 KiB.
+    /// Opens a connection for many short dumps. It offers the kernel two pages for a datagram; [`Connection::new`]
+    /// offers 64 KiB.
     ///
-    /// For each datagram of a dump the kernel allocates as much as the largest buffer that was ever offered on the socket, up to
-    /// 32 KiB, and a kernel with `init_on_alloc` clears it each time: that may cost more than the dump. Long dumps come in more
-    /// datagrams here; read those over another conversation. A datagram that does not fit makes room for the next attempt.
+    /// For each datagram of a dump the kernel allocates the largest buffer that was ever offered on the socket, up to
+    /// 32 KiB. A kernel with `init_on_alloc` clears that memory each time, which can cost more than the dump. Use
+    /// another connection for long dumps: they need more datagrams here. If a datagram does not fit, the buffer grows
+    /// and the dump starts again.
     pub fn for_short_dumps(transport: impl Transport + 'static) -> Self {
         Connection::with_room(transport, RECEIVE_SMALL)
     }
 
-    /// The bounds in force.
+    /// The limits in force.
     pub fn limits(&self) -> Limits {
         self.limits
     }
 
-    /// Changes the bounds.
+    /// Changes the limits.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
     }
@@ -227,7 +229,7 @@ impl Connection {
     }
 
     pub(crate) fn next_sequence(&mut self) -> u32 {
-        // 0 is what unsolicited messages carry.
+        // Unsolicited messages have sequence number 0.
         self.sequence = self.sequence.checked_add(1).unwrap_or(1);
         self.sequence
     }
@@ -237,8 +239,8 @@ impl Connection {
     /// `header` is the family's fixed header behind the message header; `body` appends the attributes.
     ///
     /// # Errors
-    /// [`ErrorKind::Kernel`] when the kernel refuses; [`ErrorKind::Timeout`] and [`ErrorKind::StateUnknown`] when it is not
-    /// known what happened.
+    /// [`ErrorKind::Kernel`] if the kernel refuses the request. [`ErrorKind::Timeout`] and [`ErrorKind::StateUnknown`]
+    /// if the outcome is unknown.
     pub fn request(
         &mut self,
         kind: u16,
@@ -249,8 +251,8 @@ impl Connection {
         self.query(kind, flags, header, body, |_| Ok(())).map(|_| ())
     }
 
-    /// Sends one request, gives every data message of its answer to `read`, and waits for the acknowledgement.
-    /// `read` sees what follows the message header.
+    /// Sends one request, passes every data message of the answer to `read`, and waits for the acknowledgement. `read`
+    /// gets the bytes behind the message header.
     ///
     /// # Errors
     /// As [`Connection::request`], and [`ErrorKind::Malformed`] with the first error of `read`.
@@ -283,13 +285,12 @@ impl Connection {
         }
     }
 
-    /// Reads a whole table. The result is complete, or there is none.
+    /// Reads a whole table. The result is complete or an error.
     ///
-    /// A dump that the kernel marks as interrupted, or that arrives cut off, is started again, at most
-    /// [`Limits::dump_attempts`] times in all.
+    /// A dump that is interrupted by a change or truncated is started again, up to [`Limits::dump_attempts`] attempts.
     ///
     /// # Errors
-    /// [`ErrorKind::Interrupted`] when no attempt was complete; else as [`Connection::query`].
+    /// [`ErrorKind::Interrupted`] if no attempt was complete; otherwise as [`Connection::query`].
     pub fn dump<T>(
         &mut self,
         kind: u16,
@@ -319,7 +320,7 @@ impl Connection {
                         }
                         match read(payload) {
                             Ok(item) => items.push(item),
-                            // Read on to the end: a dump left half-read would block the next one.
+                            // Read to the end: an unfinished dump would block the next one.
                             Err(error) => unreadable = unreadable.take().or(Some(error)),
                         }
                     }
@@ -335,7 +336,7 @@ impl Connection {
                         None => Ok(Dump { items, datagrams }),
                     };
                 }
-                // A part was lost or cut off (the buffer has grown meanwhile): the rest is not given out.
+                // A part was lost or truncated (the buffer has grown since). Partial lists are never returned.
                 Err(error) if matches!(error.kind(), ErrorKind::Interrupted | ErrorKind::StateUnknown) => {
                     self.drain(sequence)?;
                 }
@@ -352,7 +353,7 @@ impl Connection {
         BatchWriter::new(self)
     }
 
-    /// Starts a group of requests that go to the kernel in one datagram of any size.
+    /// Starts a group of requests that the kernel must receive in one datagram.
     pub fn together(&mut self) -> TogetherWriter<'_> {
         TogetherWriter::new(self)
     }
@@ -377,7 +378,7 @@ impl Connection {
         self.transport.send(self.encoder.as_slice().get(from..to).unwrap_or_default())
     }
 
-    /// Reads messages that answer `sequence` until `step` says it is finished or the kernel reports an error.
+    /// Reads the messages that answer `sequence` until `step` reports the end or the kernel reports an error.
     fn answers(
         &mut self,
         sequence: u32,
@@ -386,13 +387,13 @@ impl Connection {
         mut step: impl FnMut(&Answer<'_>, Content<'_>) -> Result<Step, Error>,
     ) -> Result<(), Error> {
         let mut datagram = 0_usize;
-        // Only answers to the request extend the deadline: a stream of other messages cannot prolong the wait.
+        // Only answers to this request extend the deadline, so a stream of other messages cannot prolong the wait.
         let mut deadline = after(self.limits.timeout);
         loop {
             let length =
                 self.receive_until(deadline, context)?.ok_or_else(|| Error::new(ErrorKind::Timeout, context))?;
             let Some(bytes) = self.buffer.get(..length) else {
-                // Cut off: grow, so that the next attempt has room.
+                // Truncated: enlarge the buffer for the next attempt.
                 self.buffer.resize(length.saturating_mul(2), 0);
                 return Err(Error::new(ErrorKind::Interrupted, context));
             };
@@ -402,7 +403,7 @@ impl Connection {
                 let malformed = |error| Error::new(ErrorKind::Malformed(error), context);
                 let message = message.map_err(malformed)?;
                 if message.header.sequence != sequence || message.header.port != self.transport.port() {
-                    continue; // an answer to something that was given up, or not meant for this socket
+                    continue; // answers an abandoned request or is not for this socket
                 }
                 ours = true;
                 match message.content().map_err(malformed)? {
@@ -430,7 +431,7 @@ impl Connection {
         }
     }
 
-    /// Reads away what is left of a dump, so that the next one can start.
+    /// Discards the rest of a dump so that the next one can start.
     fn drain(&mut self, sequence: u32) -> Result<(), Error> {
         const CONTEXT: &str = "netlink dump";
         let deadline = after(self.limits.timeout);
@@ -454,9 +455,10 @@ impl Connection {
         }
     }
 
-    /// One datagram into the buffer; its full length, which may exceed the buffer. `None` after the deadline.
+    /// Receives one datagram into the buffer and returns its full length, which may exceed the buffer. `None` after the
+    /// deadline.
     pub(crate) fn receive_until(&mut self, deadline: Instant, context: &'static str) -> Result<Option<usize>, Error> {
-        // The common case asks the clock only once more, when nothing came: the answer is there when `send` returns.
+        // Try once before reading the clock: usually the answer is queued when `send` returns.
         let mut timeout = self.limits.timeout;
         loop {
             match self.transport.receive(&mut self.buffer, timeout) {
@@ -476,9 +478,9 @@ impl Connection {
         }
     }
 
-    /// Has the kernel acknowledge a request that lies in the send buffer.
+    /// Adds the request for an acknowledgement to a request in the send buffer.
     pub(crate) fn ask_for_acknowledgement(&mut self, sent: Sent) {
-        // Flags lie at bytes 6 and 7 of the message header.
+        // The flags are bytes 6 and 7 of the message header.
         let flags_at = sent.start.saturating_add(6);
         if let Some(&[a, b]) = self.encoder.as_slice().get(flags_at..flags_at.saturating_add(2)) {
             let flags = u16::from_ne_bytes([a, b]) | NLM_F_ACK;
@@ -486,8 +488,8 @@ impl Connection {
         }
     }
 
-    /// Gives what the received datagram says of requests in the send buffer to `each`: the request, and its refusal or `None` when it
-    /// was carried out. `find` knows the requests by their sequence numbers, with what the caller calls them.
+    /// Calls `each` for every request that the received datagram answers, with the refusal or `None` on success. `find`
+    /// maps a sequence number to the request and to the caller's name for it.
     pub(crate) fn read_acknowledgements<T>(
         &self,
         length: usize,
@@ -503,7 +505,7 @@ impl Connection {
                 continue;
             }
             let Some((name, sent)) = find(message.header.sequence) else {
-                continue; // an answer to something that was given up
+                continue; // answers an abandoned request
             };
             match message.content().map_err(malformed)? {
                 Content::Error { errno, extended, echo } => {
@@ -526,7 +528,7 @@ impl Connection {
 /// A request in the send buffer.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Sent {
-    /// Offsets of the request's first byte, and of the byte behind its last.
+    /// Offset of the request's first byte; `end` is behind its last.
     pub(crate) start: usize,
     pub(crate) end: usize,
     pub(crate) sequence: u32,
@@ -534,13 +536,13 @@ pub(crate) struct Sent {
     pub(crate) header: usize,
 }
 
-/// One message of an answer, with the number of the datagram that brought it.
+/// One message of an answer, and the number of the datagram that carried it.
 struct Answer<'a> {
     message: Message<'a>,
     datagram: usize,
 }
 
-/// Appends one message; on failure the encoder is as it was before.
+/// Appends one message. On failure the encoder is unchanged.
 pub(crate) fn append_message(
     out: &mut Encoder,
     kind: u16,
@@ -560,7 +562,7 @@ pub(crate) fn append_message(
     out.finish().inspect_err(|_| out.truncate(start))
 }
 
-/// The kernel's refusal of `request`, with the attribute it points at.
+/// Builds the error for a refused `request`, with the path of the refused attribute.
 pub(crate) fn kernel_error(
     errno: i32,
     extended: ExtendedAck<'_>,

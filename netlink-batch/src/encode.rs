@@ -1,16 +1,17 @@
-//! The one encoder: it appends, and patches lengths in one place.
+//! The encoder: appends messages and patches their length fields.
 
 use crate::error::WireError;
 use crate::wire::Wire;
 
-/// Attribute payloads are a list of attributes (`NLA_F_NESTED`, linux/netlink.h). Set on what we write; never required on what we read.
+/// The payload is a list of attributes (`NLA_F_NESTED`, linux/netlink.h). We set it when writing and do not require it
+/// when reading.
 pub const NLA_F_NESTED: u16 = 0x8000;
 
 /// Netlink aligns messages and attributes to four bytes (`NLMSG_ALIGNTO`, `NLA_ALIGNTO`).
 pub(crate) const ALIGN: usize = 4;
 pub(crate) const ATTR_HEADER: usize = 4;
 
-/// Bytes of room that a buffer keeps for the next request.
+/// Capacity in bytes that a buffer keeps for the next request.
 const KEPT: usize = 1 << 20;
 
 pub(crate) const fn aligned(length: usize) -> usize {
@@ -19,8 +20,8 @@ pub(crate) const fn aligned(length: usize) -> usize {
 
 /// Appends netlink messages and attributes to one buffer.
 ///
-/// An attribute longer than its 16-bit length field is remembered as an error and reported when the message is
-/// finished; nothing malformed reaches the kernel.
+/// If an attribute is longer than its 16-bit length field allows, the encoder remembers the error and reports it when
+/// the message is finished. A malformed message never reaches the kernel.
 #[derive(Debug, Default)]
 pub struct Encoder {
     buffer: Vec<u8>,
@@ -48,7 +49,7 @@ impl Encoder {
         self.buffer.is_empty()
     }
 
-    /// Appends bytes as they are.
+    /// Appends bytes unchanged.
     #[inline]
     pub fn bytes(&mut self, bytes: &[u8]) {
         self.buffer.extend_from_slice(bytes);
@@ -57,7 +58,7 @@ impl Encoder {
     /// Appends one attribute: header, payload, padding. `kind` may carry `NLA_F_*` bits.
     #[inline]
     pub fn attr<'a, W: Wire<'a>>(&mut self, kind: u16, value: &W) {
-        // A value of fixed length needs no patching: most attributes are written by a handful of stores.
+        // A value of fixed length needs no length patch: most attributes take a few stores.
         if let Some(length) = W::LENGTH.and_then(|length| u16::try_from(length.saturating_add(ATTR_HEADER)).ok()) {
             let [a, b] = length.to_ne_bytes();
             let [c, d] = kind.to_ne_bytes();
@@ -107,21 +108,21 @@ impl Encoder {
         }
     }
 
-    /// Cuts back to an earlier length, for a message that turned out to be impossible.
+    /// Truncates to an earlier length, for a message that could not be encoded.
     pub(crate) fn truncate(&mut self, length: usize) {
         self.buffer.truncate(length);
     }
 
     pub(crate) fn clear(&mut self) {
         self.buffer.clear();
-        // Give back the memory of an unusually large group of requests.
+        // Free the memory of an unusually large group of requests.
         if self.buffer.capacity() > KEPT {
             self.buffer.shrink_to(KEPT);
         }
         self.error = None;
     }
 
-    /// The first thing that could not be written, once.
+    /// Returns the first encoding error and clears it.
     ///
     /// # Errors
     /// [`WireError::AttributeTooLong`] when a payload exceeded 65,531 bytes.

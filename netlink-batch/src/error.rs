@@ -1,11 +1,11 @@
-//! Errors, by what the caller can do about them.
+//! Errors, grouped by what the caller can do about them.
 
 use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
 
-/// Bytes that are not what they should be. `Debug` prints the message, as a `main` that returns the error does.
+/// Malformed bytes. `Debug` prints the message, so a `main` that returns this error is readable.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -26,25 +26,25 @@ pub enum WireError {
         /// Bytes from there to the end.
         available: usize,
     },
-    /// A known attribute with a payload of the wrong length or form.
+    /// A known attribute whose payload has the wrong length or form.
     #[error("{attribute} at byte {offset}: {got} bytes where {expected} is expected")]
     Payload {
         /// C name of the attribute.
         attribute: String,
         /// Offset of the attribute in its list.
         offset: usize,
-        /// Length or form that the attribute's type demands.
+        /// Length or form that the attribute's type requires.
         expected: &'static str,
         /// Length found.
         got: usize,
     },
-    /// An attribute without which the message means nothing.
+    /// A required attribute is missing.
     #[error("{attribute} is missing")]
     Missing {
         /// C name of the attribute.
         attribute: String,
     },
-    /// A value outside what the attribute may hold.
+    /// A value that this type cannot represent.
     #[error("{attribute}: {value} is not a value this library can represent")]
     Value {
         /// C name of the attribute.
@@ -52,7 +52,7 @@ pub enum WireError {
         /// The value as text.
         value: String,
     },
-    /// An attribute to be written is longer than its 16-bit length field can say.
+    /// An attribute is too long for its 16-bit length field.
     #[error("attribute {kind} would be {length} bytes long; netlink allows 65535")]
     AttributeTooLong {
         /// Number of the attribute.
@@ -117,7 +117,7 @@ impl Errno {
     /// `EMSGSIZE`.
     pub const EMSGSIZE: Errno = Errno(libc::EMSGSIZE);
 
-    /// The symbol and the system's words: `("ENOENT", "No such file or directory")`.
+    /// The symbol and its description: `("ENOENT", "No such file or directory")`.
     fn words(self) -> (String, &'static str) {
         let errno = nix::errno::Errno::from_raw(self.0);
         if errno == nix::errno::Errno::UnknownErrno {
@@ -148,31 +148,31 @@ impl fmt::Debug for Errno {
 pub struct KernelError {
     /// The error number, positive.
     pub errno: Errno,
-    /// The kernel's words, when it gave any.
+    /// The kernel's message, if it sent one.
     pub text: Option<String>,
-    /// Numbers of the attribute the kernel refused and of those around it, outermost first; empty when it named none.
-    /// [`AttrTable::path`](crate::AttrTable::path) gives their names.
+    /// Path of the refused attribute as numbers, outermost first; empty if the kernel named none.
+    /// [`AttrTable::path`](crate::AttrTable::path) translates it to names.
     #[cfg_attr(feature = "serde", serde(default))]
     pub attribute: Vec<u16>,
-    /// Offset of the attribute that the kernel refused, in bytes from the start of its message. Tells apart attributes of one number
-    /// in a list.
+    /// Offset of the refused attribute in bytes from the start of its message. It distinguishes attributes with the
+    /// same number in a list.
     pub offset: Option<u32>,
-    /// Number of an attribute the kernel missed.
+    /// Number of a required attribute that was missing.
     pub missing: Option<u32>,
-    /// Bytes behind the message header in the kernel's copy of the request. Empty but for subsystems that answer in
-    /// words of their own there: ipset writes the failing line's number into it.
+    /// Bytes behind the message header in the kernel's copy of the request. Usually empty. Some subsystems report
+    /// details here: ipset writes the number of the failing line into it.
     #[cfg_attr(feature = "serde", serde(default))]
     pub echo: Vec<u8>,
 }
 
 impl KernelError {
-    /// A bare error number.
+    /// An error number without details.
     pub fn new(errno: Errno) -> Self {
         KernelError { errno, text: None, attribute: Vec::new(), offset: None, missing: None, echo: Vec::new() }
     }
 }
 
-/// The fields that say something; the echo by its length.
+/// Prints the fields that are set, and the echo's length.
 impl fmt::Debug for KernelError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut shown = f.debug_struct("KernelError");
@@ -208,7 +208,7 @@ impl fmt::Display for KernelError {
 
 impl std::error::Error for KernelError {}
 
-/// Kind of a failure; decides what the caller can do.
+/// Kind of a failure, by what the caller can do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -217,17 +217,17 @@ pub enum ErrorKind {
     Kernel(KernelError),
     /// The generic-netlink family is not registered: its module is not loaded, or not part of this kernel.
     FamilyMissing,
-    /// No answer came within the deadline. Whether the kernel carried the request out is unknown.
+    /// No answer came before the deadline. The kernel may or may not have carried out the request.
     Timeout,
-    /// Answers were lost (`ENOBUFS`). Whether the kernel carried the requests out is unknown: read the state again.
+    /// Answers were lost (`ENOBUFS`). The kernel may or may not have carried out the requests: read the state again.
     StateUnknown,
-    /// The table kept changing while it was read, or a dump kept arriving incomplete; no partial list is given out.
+    /// The table kept changing while it was read, or every dump was incomplete. Partial lists are never returned.
     Interrupted,
-    /// An answer that cannot be read. The kernel's state is not affected by a failed read.
+    /// An answer could not be decoded. A failed read does not change the kernel's state.
     Malformed(WireError),
-    /// The request cannot be written; it was not sent.
+    /// The request cannot be encoded and was not sent.
     Unsendable(WireError),
-    /// Requests that belong together do not fit into one datagram; nothing was sent.
+    /// A group of requests does not fit into one datagram. Nothing was sent.
     TooLarge {
         /// Length of the datagram.
         bytes: usize,
@@ -260,7 +260,7 @@ impl Error {
         }
     }
 
-    /// An error of this kind, with what was being done: `"sending a batch"`.
+    /// An error of this kind and the operation that failed: `"sending a batch"`.
     pub fn new(kind: ErrorKind, context: &'static str) -> Self {
         Error { kind, context, source: None }
     }
@@ -270,7 +270,7 @@ impl Error {
         Error { kind: ErrorKind::Io, context, source: Some(Arc::new(source)) }
     }
 
-    /// Description of the failed operation.
+    /// The operation that failed.
     pub fn context(&self) -> &'static str {
         self.context
     }
@@ -314,7 +314,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message and what caused it, which is what a `main` that returns the error prints.
+/// The message and its cause, so a `main` that returns this error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;

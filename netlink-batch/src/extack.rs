@@ -1,40 +1,40 @@
-//! Extended errors: what the kernel says besides the number (`NETLINK_EXT_ACK`, linux/netlink.h `enum nlmsgerr_attrs`).
+//! Extended errors: details beside the error number (`NETLINK_EXT_ACK`, linux/netlink.h `enum nlmsgerr_attrs`).
 
 use crate::attr::Attrs;
 use crate::wire::NulStr;
 
 crate::attrs! {
-    /// The attributes behind an error. Kernel: net/netlink/af_netlink.c, `netlink_ack`.
+    /// The attributes of an extended error. Kernel: net/netlink/af_netlink.c, `netlink_ack`.
     "NLMSGERR_ATTR_",
     pub enum ExtAckAttr<'a> {
         /// Description of the error.
         MSG = 1 => Text(NulStr<'a>),
-        /// Offset of the attribute that is wrong, from the start of the request.
+        /// Offset of the refused attribute, from the start of the request.
         OFFS = 2 => Offset(u32),
-        /// Subsystem's own.
+        /// Data private to the subsystem.
         COOKIE = 3 => Cookie(&'a [u8]),
-        /// Policy of the kernel for the refused attribute.
+        /// The kernel's policy for the refused attribute.
         POLICY = 4 => Policy(&'a [u8]),
         /// Number of an attribute that is missing. Since Linux 6.1.
         MISS_TYPE = 5 => MissingType(u32),
-        /// Offset of the nest in which it is missing. Since Linux 6.1.
+        /// Offset of the nest in which the attribute is missing. Since Linux 6.1.
         MISS_NEST = 6 => MissingNest(u32),
     }
 }
 
-/// The parts of an extended error that say what to correct.
+/// The parts of an extended error that help to correct the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ExtendedAck<'a> {
-    /// The kernel's words.
+    /// The kernel's message.
     pub text: Option<NulStr<'a>>,
-    /// Offset of the attribute that is wrong, from the start of the request.
+    /// Offset of the refused attribute, from the start of the request.
     pub offset: Option<u32>,
-    /// Number of an attribute that is missing.
+    /// Number of a required attribute that is missing.
     pub missing: Option<u32>,
 }
 
 impl<'a> ExtendedAck<'a> {
-    /// Reads the attributes it knows and leaves out what it cannot read: extended errors only add detail.
+    /// Reads known attributes and ignores what it cannot read, because extended errors only add detail.
     pub(crate) fn read(attributes: Attrs<'a, ExtAckAttr<'a>>) -> Self {
         let mut found = ExtendedAck::default();
         for attribute in attributes.iter().map_while(Result::ok) {

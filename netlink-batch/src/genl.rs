@@ -40,10 +40,10 @@ crate::attrs! {
     }
 }
 
-/// A family as this kernel knows it.
+/// A generic-netlink family as registered in this kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Family {
-    /// Message type; valid until the module is unloaded.
+    /// Message type. Valid until the module is unloaded.
     pub id: u16,
     /// Version the kernel announces.
     pub version: u8,
@@ -51,8 +51,8 @@ pub struct Family {
 
 /// A conversation with one generic-netlink family.
 ///
-/// The family's number is looked up when the conversation opens, and once more when the kernel answers `ENOENT`: the
-/// module may have been reloaded and have another number now.
+/// The family's number is looked up at the start, and again when the kernel answers `ENOENT`, because a reloaded module
+/// may have another number.
 #[derive(Debug)]
 pub struct Genl {
     connection: Connection,
@@ -61,15 +61,15 @@ pub struct Genl {
 }
 
 impl Genl {
-    /// Opens a socket in the calling thread's network namespace and looks the family up.
+    /// Opens a socket in the calling thread's network namespace and looks up the family.
     ///
     /// # Errors
-    /// [`ErrorKind::FamilyMissing`] when the kernel does not have the family; [`ErrorKind::Io`].
+    /// [`ErrorKind::FamilyMissing`] if the kernel does not have the family; [`ErrorKind::Io`].
     pub fn open(name: &'static str) -> Result<Self, Error> {
         Self::new(Connection::open(Protocol::Generic)?, name)
     }
 
-    /// Opens as [`Genl::open`], in another network namespace; see [`Socket::open_in`].
+    /// Like [`Genl::open`], in another network namespace; see [`Socket::open_in`].
     ///
     /// # Errors
     /// As [`Genl::open`].
@@ -77,7 +77,7 @@ impl Genl {
         Self::new(Connection::new(Socket::open_in(Protocol::Generic, namespace)?), name)
     }
 
-    /// Looks the family up over any transport.
+    /// Looks up the family over any transport.
     ///
     /// # Errors
     /// As [`Genl::open`].
@@ -85,7 +85,7 @@ impl Genl {
         Self::new(Connection::new(transport), name)
     }
 
-    /// Looks the family up over a conversation that was opened with [`Protocol::Generic`].
+    /// Looks up the family over a connection that was opened with [`Protocol::Generic`].
     ///
     /// # Errors
     /// As [`Genl::open`].
@@ -94,16 +94,16 @@ impl Genl {
         Ok(Genl { connection, name, family })
     }
 
-    /// The family as looked up last.
+    /// The family as last looked up.
     pub fn family(&self) -> Family {
         self.family
     }
 
-    /// The number of a multicast group of this family, for [`Listener::open`](crate::Listener::open) with [`Protocol::Generic`]; `None`
-    /// when the family has no group of this name. It is valid until the module is unloaded.
+    /// Number of a multicast group of this family, for [`Listener::open`](crate::Listener::open) with
+    /// [`Protocol::Generic`]. `None` if the family has no group of this name. Valid until the module is unloaded.
     ///
     /// # Errors
-    /// As [`Connection::query`], and [`ErrorKind::FamilyMissing`] when the family has gone.
+    /// As [`Connection::query`], and [`ErrorKind::FamilyMissing`] if the family was unregistered.
     #[doc(alias = "CTRL_ATTR_MCAST_GROUPS")]
     pub fn group(&mut self, name: &str) -> Result<Option<u32>, Error> {
         ask(&mut self.connection, self.name, |attributes| {
@@ -116,7 +116,7 @@ impl Genl {
         })
     }
 
-    /// The connection below.
+    /// The underlying connection.
     pub fn connection(&mut self) -> &mut Connection {
         &mut self.connection
     }
@@ -125,7 +125,7 @@ impl Genl {
         GenlHeader { command, version: self.family.version }.to_bytes()
     }
 
-    /// Whether the family has another number than when it was looked up last; the new one is used from now on.
+    /// Looks up the family again. Returns whether its number has changed.
     fn moved(&mut self) -> Result<bool, Error> {
         let family = lookup(&mut self.connection, self.name)?;
         let moved = family != self.family;
@@ -133,7 +133,7 @@ impl Genl {
         Ok(moved)
     }
 
-    /// Runs `attempt`, and once more when the family turns out to have moved.
+    /// Runs `attempt`, and once more if the family's number has changed.
     fn with_family<T>(&mut self, mut attempt: impl FnMut(&mut Self) -> Result<T, Error>) -> Result<T, Error> {
         match attempt(self) {
             Err(error) if error.kernel().is_some_and(|kernel| kernel.errno == Errno::ENOENT) => {
@@ -150,12 +150,12 @@ impl Genl {
     /// Sends one command and waits for its acknowledgement.
     ///
     /// # Errors
-    /// As [`Connection::request`], and [`ErrorKind::FamilyMissing`] when the family has gone.
+    /// As [`Connection::request`], and [`ErrorKind::FamilyMissing`] if the family was unregistered.
     pub fn request(&mut self, command: u8, body: impl Fn(&mut Encoder)) -> Result<(), Error> {
         self.with_family(|this| this.connection.request(this.family.id, 0, &this.header(command), &body))
     }
 
-    /// Sends one command and reads its answer; `read` sees each data message's header and attributes.
+    /// Sends one command and reads its answer. `read` gets the header and attributes of each data message.
     ///
     /// # Errors
     /// As [`Connection::query`].
@@ -189,13 +189,14 @@ impl Genl {
         })
     }
 
-    /// Runs commands as a batch; `write` appends the attributes of one.
+    /// Sends commands as a batch; `write` appends the attributes of one.
     ///
-    /// `failed` is called once for each command that was not carried out. Commands that failed because the family had moved
-    /// are tried once more under its new number. Memory is bounded by one chunk, not by the number of commands.
+    /// `failed` is called once for each command that was not carried out. Commands that fail because the family's
+    /// number has changed are sent once more under the new number. Memory is bounded by one chunk, not by the number of
+    /// commands.
     ///
     /// # Errors
-    /// Why the batch stopped early. A refused command does not stop it.
+    /// The reason, if the batch stopped early. A refused command does not stop it.
     pub fn batch<T: Clone>(
         &mut self,
         commands: impl IntoIterator<Item = T>,
@@ -227,7 +228,7 @@ impl Genl {
     ) -> Result<(), Error> {
         let Family { id, version } = self.family;
         let mut batch = self.connection.batch();
-        // The commands of the chunk being filled, to give back those that fail.
+        // The commands of the current chunk, to pass those that fail to `failed`.
         let mut chunk: Vec<T> = Vec::new();
         let mut first = 0_usize;
         let mut give_back = |chunk: &[T], first: usize, failures: Vec<(usize, Outcome)>| {
@@ -272,7 +273,7 @@ fn lookup(connection: &mut Connection, name: &'static str) -> Result<Family, Err
     })
 }
 
-/// The number of the group of this name in a list of groups.
+/// Looks up the number of a group in a list of groups.
 fn find_group(list: &[u8], name: &str) -> Result<Option<u32>, WireError> {
     for entry in RawAttrs::new(list) {
         let (mut id, mut is_wanted) = (None, false);
@@ -291,7 +292,7 @@ fn find_group(list: &[u8], name: &str) -> Result<Option<u32>, WireError> {
     Ok(None)
 }
 
-/// Asks the controller for a family, and gives what `read` makes of its attributes.
+/// Asks the controller for a family and passes its attributes to `read`.
 fn ask<T>(
     connection: &mut Connection,
     name: &'static str,

@@ -7,11 +7,11 @@ pub const MESSAGE_HEADER: usize = 16;
 
 /// The request asks for an answer: set on every request.
 pub const NLM_F_REQUEST: u16 = 0x1;
-/// The message is one of several and [`NLMSG_DONE`] follows.
+/// The message is one of several; [`NLMSG_DONE`] follows the last.
 pub const NLM_F_MULTI: u16 = 0x2;
-/// The kernel shall acknowledge success too.
+/// The kernel must acknowledge success too.
 pub const NLM_F_ACK: u16 = 0x4;
-/// The table changed while it was dumped: the result is not one state.
+/// The table changed while it was dumped, so the result is not consistent.
 pub const NLM_F_DUMP_INTR: u16 = 0x10;
 /// NEW: replace what exists.
 pub const NLM_F_REPLACE: u16 = 0x100;
@@ -21,12 +21,12 @@ pub const NLM_F_EXCL: u16 = 0x200;
 pub const NLM_F_CREATE: u16 = 0x400;
 /// GET: all entries (`NLM_F_ROOT | NLM_F_MATCH`).
 pub const NLM_F_DUMP: u16 = 0x300;
-/// Error reply: the request is not repeated behind the error (`NETLINK_CAP_ACK`).
+/// Error reply: the rest of the request is not repeated (`NETLINK_CAP_ACK`).
 pub const NLM_F_CAPPED: u16 = 0x100;
 /// Error reply: extended error attributes follow (`NETLINK_EXT_ACK`).
 pub const NLM_F_ACK_TLVS: u16 = 0x200;
 
-/// Nothing; skip it.
+/// No operation; ignored.
 pub const NLMSG_NOOP: u16 = 1;
 /// An error, or with error 0 an acknowledgement.
 pub const NLMSG_ERROR: u16 = 2;
@@ -40,18 +40,18 @@ pub const NLMSG_OVERRUN: u16 = 4;
 pub struct MessageHeader {
     /// Length of the message with this header, without padding.
     pub length: u32,
-    /// Message type: a control type below 16, else the family's.
+    /// Message type: below 16 a control message, otherwise defined by the family.
     pub kind: u16,
     /// `NLM_F_*`.
     pub flags: u16,
-    /// Sequence number: an answer carries the one of its request.
+    /// Sequence number. An answer has the same number as its request.
     pub sequence: u32,
-    /// The port id of the socket that asked.
+    /// Port id of the requesting socket.
     pub port: u32,
 }
 
 impl MessageHeader {
-    /// Reads the header at the start of `bytes`; `None` when there are fewer than 16.
+    /// Reads the header at the start of `bytes`; `None` if there are fewer than 16 bytes.
     pub fn get(bytes: &[u8]) -> Option<Self> {
         let (length, rest) = bytes.split_first_chunk::<4>()?;
         let (kind, rest) = rest.split_first_chunk::<2>()?;
@@ -70,7 +70,7 @@ impl MessageHeader {
     /// Appends the header.
     #[inline]
     pub fn put(self, out: &mut Encoder) {
-        // One array, so that it is written at once.
+        // One array, so that it is appended in one call.
         let mut bytes = [0; MESSAGE_HEADER];
         bytes[0..4].copy_from_slice(&self.length.to_ne_bytes());
         bytes[4..6].copy_from_slice(&self.kind.to_ne_bytes());
@@ -113,7 +113,7 @@ pub struct NfGenHeader {
     pub family: u8,
     /// `NFNETLINK_V0`: 0.
     pub version: u8,
-    /// Subsystem's own use, in network byte order on the wire.
+    /// Meaning depends on the subsystem; network byte order on the wire.
     pub resource: u16,
 }
 

@@ -1,48 +1,25 @@
 //! A thin, fast layer over netlink sockets, shared by crates that program parts of the Linux network stack.
 //!
-//! Contents:
-//! * typed attribute tables ([`attrs!`]) with byte order in the type, one encoder that only appends ([`Encoder`]), and
-//!   decoders that never panic: every prefix of a valid message gives an error or fewer items;
-//! * batches ([`Connection::batch`]): many requests in one send, an acknowledgement asked for only on the last, every
-//!   failure mapped to its request, never more in flight than the receive buffer can answer;
-//! * dumps ([`Connection::dump`]) that are complete or an error: sequence number and port id are checked, changes during the
-//!   dump and cut-off datagrams lead to a bounded number of new attempts;
-//! * the kernel's own words and the name of the attribute it refused ([`KernelError`]);
+//! It has:
+//! * typed attribute tables ([`attrs!`]) with the byte order in the type, an encoder ([`Encoder`]), and decoders that
+//!   never panic on malformed input;
+//! * batches ([`Connection::batch`]): many requests in one send, one acknowledgement per chunk, every failure mapped
+//!   to its request, and never more requests in flight than the receive buffer can answer;
+//! * dumps ([`Connection::dump`]) that are complete or an error: sequence number and port id are checked, and an
+//!   interrupted or truncated dump is started again a limited number of times;
+//! * the kernel's error message and the name of the refused attribute ([`KernelError`]);
 //! * multicast events ([`Listener`]), over a descriptor that an event loop or async runtime can wait on;
-//! * a deadline on every receive. Lost answers (`ENOBUFS`) are reported as "state unknown", never retried blindly.
+//! * a deadline on every receive. Lost answers (`ENOBUFS`) are reported as "state unknown"; changes are never retried
+//!   blindly.
 //!
-//! The crate does not know any family (those are in the crates above), start threads, log, load modules or use an async runtime: the
-//! kernel handles a request inside `send`, so its answer is queued when `send` returns.
-//!
-//! # What there is
-//!
-//! | task | here |
-//! | --- | --- |
-//! | a family's attributes | [`attrs!`], [`Attrs`], [`RawAttrs`], [`Wire`], [`Be16`], [`Be32`], [`Be64`], [`NulStr`] |
-//! | messages, written and read | [`Encoder`], [`Messages`], [`header`] |
-//! | a socket of any protocol | [`Connection`], [`Socket`], [`Protocol`], [`Transport`], [`Limits`] |
-//! | a generic family by its name | [`Genl`] |
-//! | many requests in one send | [`Connection::batch`], [`BatchReport`]; as one transaction: [`Connection::together`] |
-//! | complete dumps | [`Connection::dump`], [`Dump`] |
-//! | refusals, with the attribute | [`KernelError`], [`ExtendedAck`], [`Errno`] |
-//! | multicast events | [`Listener`] |
-//! | kernels in memory | [`testing`] |
-//!
-//! # What it is made of
-//!
-//! The socket below is [neli](https://docs.rs/neli)'s; none of its types appear here, because its router costs ten times the
-//! request it carries. `cargo tree -e normal` shows 31 crates below this one:
-//! * 11 end up in a program: `libc`, `nix` (socket options, `setns`) with `bitflags`, `cfg-if` and `memoffset`, `thiserror`, and
-//!   `neli` with `byteorder`, `derive_builder`, `linux-raw-sys` and `log`;
-//! * 20 are procedural macros and what those are made of (`syn`, `darling`, `serde_derive` and others): built once, not linked.
-//!
-//! 20 of the 31 are neli's alone and do not depend on its features, of which none is on: its routers, and `parking_lot` with them,
-//! are left out.
+//! It knows no netlink family (the crates above do), starts no threads, does not log and loads no modules. It has no
+//! async interface and needs none: the kernel handles a request inside `send`, so the answer is queued when `send`
+//! returns.
 //!
 //! # Example
 //!
-//! A family of one's own takes a table of its attributes and the numbers of its commands. Here, the family of all
-//! generic-netlink families, which every kernel has and everybody may ask:
+//! To use a family, declare a table of its attributes and the numbers of its commands. This lists all generic-netlink
+//! families, which every kernel has and every user may read:
 //!
 //! ```
 //! use netlink_batch::{Attrs, Genl, NulStr, attrs};
@@ -83,6 +60,31 @@
 //! assert_eq!(error.kernel().map(|kernel| kernel.attribute.as_slice()), Some([FamilyAttr::FAMILY_NAME].as_slice()));
 //! # Ok::<(), netlink_batch::Error>(())
 //! ```
+//!
+//! # Where to look next
+//!
+//! | task | API |
+//! | --- | --- |
+//! | declare a family's attributes | [`attrs!`], [`Attrs`], [`RawAttrs`], [`Wire`], [`Be16`], [`Be32`], [`Be64`], [`NulStr`] |
+//! | write and read messages | [`Encoder`], [`Messages`], [`header`] |
+//! | open a socket of any protocol | [`Connection`], [`Socket`], [`Protocol`], [`Transport`], [`Limits`] |
+//! | find a generic-netlink family by name | [`Genl`] |
+//! | send many requests at once | [`Connection::batch`], [`BatchReport`]; as one transaction: [`Connection::together`] |
+//! | read a complete table | [`Connection::dump`], [`Dump`] |
+//! | explain a refusal | [`KernelError`], [`ExtendedAck`], [`Errno`] |
+//! | follow multicast events | [`Listener`] |
+//! | test without a kernel | [`testing`] |
+//!
+//! # Dependencies
+//!
+//! The socket is [neli](https://docs.rs/neli)'s. None of its types are public here, because its router costs ten times
+//! the request that it carries. `cargo tree -e normal` shows 31 crates below this one:
+//! * 11 are linked: `libc`, `nix` (socket options, `setns`) with `bitflags`, `cfg-if` and `memoffset`, `thiserror`,
+//!   and `neli` with `byteorder`, `derive_builder`, `linux-raw-sys` and `log`;
+//! * 20 are procedural macros and their dependencies (`syn`, `darling`, `serde_derive` and others), which are only
+//!   built.
+//!
+//! neli brings 20 of the 31. All of its optional features are off, including its routers and `parking_lot`.
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
 mod attr;

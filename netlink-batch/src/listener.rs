@@ -1,4 +1,4 @@
-//! Multicast messages: what the kernel tells without being asked.
+//! Multicast messages: events that the kernel sends without a request.
 
 use std::fmt;
 use std::io;
@@ -12,16 +12,16 @@ use crate::socket::{Protocol, Socket};
 
 const CONTEXT: &str = "waiting for netlink events";
 
-/// Room for one datagram. It grows when a longer one came.
+/// Initial room for one datagram. It grows when a longer one arrives.
 const RECEIVE: usize = 64 << 10;
 
-/// A socket that hears what the kernel tells some multicast groups.
+/// A socket that receives multicast groups of the kernel.
 ///
-/// The socket sends no requests: answers and events on one socket would hold each other up. Listen first and read the state afterwards,
-/// over a [`Connection`](crate::Connection), so that nothing is missed between.
+/// The socket sends no requests, because answers and events on one socket would delay each other. Start to listen first
+/// and then read the state over a [`Connection`](crate::Connection), so that no change is missed in between.
 ///
-/// [`AsFd`] gives the descriptor to wait on in a loop of one's own (`poll`, `epoll`, an async runtime): when it is readable,
-/// [`wait`](Listener::wait) with a timeout of zero until that gives `None`. With tokio:
+/// [`AsFd`] lends the descriptor to your event loop (`poll`, `epoll`, an async runtime). When it is readable, call
+/// [`wait`](Listener::wait) with a timeout of zero until it returns `None`. With tokio:
 ///
 /// ```no_run
 /// use std::time::Duration;
@@ -55,11 +55,11 @@ impl<T: fmt::Debug> fmt::Debug for Listener<T> {
 }
 
 impl Listener {
-    /// Listens in the calling thread's network namespace. Groups are numbers (`RTNLGRP_*`, `NFNLGRP_*`), not bits of a mask; those of
-    /// a generic-netlink family have names, which [`Genl::group`](crate::Genl::group) looks up.
+    /// Listens in the calling thread's network namespace. Groups are numbers (`RTNLGRP_*`, `NFNLGRP_*`), not bits of a
+    /// mask. [`Genl::group`](crate::Genl::group) looks up the groups of a generic-netlink family by name.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`] when the kernel refuses the socket or a group. Some groups take `CAP_NET_ADMIN`.
+    /// [`ErrorKind::Io`] if the kernel refuses the socket or a group. Some groups need `CAP_NET_ADMIN`.
     pub fn open(protocol: Protocol, groups: &[u32]) -> Result<Self, Error> {
         Socket::open_groups(protocol, groups).map(Self::with_transport)
     }
@@ -72,7 +72,7 @@ impl Listener {
         Socket::open_groups_in(protocol, groups, namespace).map(Self::with_transport)
     }
 
-    /// Sets how many bytes of events the kernel keeps until they are read; see [`Socket::set_receive_buffer`]. Default: 1 MiB.
+    /// Sets how many bytes of unread events the kernel keeps; see [`Socket::set_receive_buffer`]. Default: 1 MiB.
     ///
     /// # Errors
     /// [`ErrorKind::Io`].
@@ -87,14 +87,15 @@ impl<T: Transport> Listener<T> {
         Listener { transport, buffer: vec![0; RECEIVE] }
     }
 
-    /// Waits for one datagram of events and gives what `read` makes of each of its messages; `None` when none came within `timeout`.
-    /// With a timeout of zero it does not wait.
+    /// Waits for one datagram of events and returns what `read` makes of each message. `None` if no datagram came
+    /// within `timeout`. A timeout of zero does not wait.
     ///
-    /// `read` sees each message's type and what follows the message header.
+    /// `read` gets each message's type and the bytes behind the message header.
     ///
     /// # Errors
-    /// [`ErrorKind::StateUnknown`] when events were lost, because they were not read fast enough: read the state again; later events
-    /// will come. [`ErrorKind::Malformed`] with the first error of `read`, which loses the datagram; [`ErrorKind::Io`].
+    /// [`ErrorKind::StateUnknown`] if events were lost because they were not read fast enough: read the state again;
+    /// the listener stays usable. [`ErrorKind::Malformed`] with the first error of `read`, which discards the datagram.
+    /// [`ErrorKind::Io`].
     pub fn wait<E>(
         &mut self,
         timeout: Duration,
@@ -102,7 +103,7 @@ impl<T: Transport> Listener<T> {
     ) -> Result<Option<Vec<E>>, Error> {
         let Some(length) = self.receive(timeout)? else { return Ok(None) };
         let Some(datagram) = self.buffer.get(..length) else {
-            // Cut off. The next one of that length will fit.
+            // Truncated. The next datagram of this length will fit.
             self.buffer.resize(length, 0);
             return Err(Error::new(ErrorKind::StateUnknown, CONTEXT));
         };
@@ -120,7 +121,7 @@ impl<T: Transport> Listener<T> {
     }
 
     fn receive(&mut self, timeout: Duration) -> Result<Option<usize>, Error> {
-        // `None`: later than the clock can tell.
+        // `None`: beyond what the clock can represent; wait indefinitely.
         let deadline = Instant::now().checked_add(timeout);
         let mut left = timeout;
         loop {
@@ -136,7 +137,7 @@ impl<T: Transport> Listener<T> {
                 _ => return Err(Error::io(CONTEXT, error)),
             }
             left = deadline.map_or(timeout, |deadline| deadline.saturating_duration_since(Instant::now()));
-            // A signal is no reason to give up what can be had without waiting.
+            // A signal must not prevent reading what is queued already.
             if left.is_zero() && error.kind() != io::ErrorKind::Interrupted {
                 return Ok(None);
             }
@@ -150,7 +151,7 @@ impl<T: AsFd> AsFd for Listener<T> {
     }
 }
 
-/// Descriptor for tokio's `AsyncFd`, which needs this trait.
+/// tokio's `AsyncFd` needs this trait.
 impl<T: AsFd> AsRawFd for Listener<T> {
     fn as_raw_fd(&self) -> RawFd {
         self.transport.as_fd().as_raw_fd()

@@ -1,4 +1,4 @@
-//! A datagram holds messages; a message is data, an error, an acknowledgement or the end of a dump.
+//! Splits datagrams into messages: data, errors, acknowledgements and ends of dumps.
 
 use crate::attr::{Attrs, RawAttrs};
 use crate::encode::aligned;
@@ -31,10 +31,10 @@ pub enum Content<'a> {
         errno: i32,
         /// The kernel's extended error: message, offset, missing attribute.
         extended: ExtendedAck<'a>,
-        /// The kernel's copy of the request behind its message header; empty when it was left out (`NLM_F_CAPPED`).
+        /// The kernel's copy of the request behind its message header; empty if omitted (`NLM_F_CAPPED`).
         echo: &'a [u8],
     },
-    /// A dump ended; `errno` is 0, or positive when the dump failed on its way.
+    /// The end of a dump. `errno` is 0, or positive if the dump failed midway.
     Done {
         /// The kernel's error number, 0 for success.
         errno: i32,
@@ -48,7 +48,7 @@ pub enum Content<'a> {
 }
 
 impl<'a> Message<'a> {
-    /// Reads what the message says.
+    /// Decodes the message.
     ///
     /// # Errors
     /// [`WireError::Message`] when an error or end message is shorter than its fixed part.

@@ -14,7 +14,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use crate::connection::Transport;
 use crate::error::Error;
 
-/// Part of the kernel that a socket talks to (`NETLINK_*`, linux/netlink.h).
+/// The netlink protocol of a socket (`NETLINK_*`, linux/netlink.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Protocol {
@@ -22,11 +22,11 @@ pub enum Protocol {
     Route,
     /// ipset, conntrack, nftables: `NETLINK_NETFILTER`.
     Netfilter,
-    /// Families looked up by name, IPVS among them: `NETLINK_GENERIC`.
+    /// Generic netlink: families that are looked up by name, such as IPVS: `NETLINK_GENERIC`.
     Generic,
 }
 
-/// The protocol in neli's words; no `From`, which would make neli's type public.
+/// Maps to neli's protocol. Not a `From`, which would make neli's type public.
 fn family(protocol: Protocol) -> NlFamily {
     match protocol {
         Protocol::Route => NlFamily::Route,
@@ -35,25 +35,26 @@ fn family(protocol: Protocol) -> NlFamily {
     }
 }
 
-/// The receive buffer asked for. With `CAP_NET_ADMIN` the system's limit does not apply (`SO_RCVBUFFORCE`).
+/// Requested size of the receive buffer. With `CAP_NET_ADMIN` the system's limit does not apply (`SO_RCVBUFFORCE`).
 const RECEIVE_BUFFER: usize = 1 << 20;
 
-/// Bytes of the send buffer that the kernel keeps free (net/netlink/af_netlink.c, `netlink_sendmsg`).
+/// Bytes of the send buffer that the kernel reserves (net/netlink/af_netlink.c, `netlink_sendmsg`).
 const SEND_OVERHEAD: usize = 32;
 
-/// The largest buffer to ask for: the kernel doubles it, and has 31 bits for it.
+/// The largest size to request: the kernel doubles it in a signed 32-bit integer.
 const BUFFER_MOST: usize = (1 << 30) - 1;
 
-/// Most bytes of the receive buffer that one queued error answer takes: an `sk_buff` with the request's header and the kernel's
-/// words (net/netlink/af_netlink.c, `netlink_ack`), accounted by the memory it occupies, rounded up to a power of two.
+/// Most bytes of the receive buffer that one queued error answer takes. The kernel charges the memory of the whole
+/// `sk_buff`, which holds the request's header and the message text, rounded up to a power of two
+/// (net/netlink/af_netlink.c, `netlink_ack`).
 const ANSWER_COST: usize = 2048;
 
-/// The longest single wait; longer waits repeat it. Far more does not fit into the kernel's seconds.
+/// The longest single wait; longer waits repeat it. The kernel's time type cannot hold much larger values.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// A bound netlink socket with extended errors on, and answers that do not repeat the request.
+/// A bound netlink socket with extended errors enabled. Answers do not repeat the request.
 ///
-/// [`Socket::open_in`] opens one in another network namespace, such as a pod's; that takes `CAP_SYS_ADMIN`.
+/// [`Socket::open_in`] opens one in another network namespace, such as a pod's. That needs `CAP_SYS_ADMIN`.
 pub struct Socket {
     inner: NlSocket,
     port: u32,
@@ -71,7 +72,7 @@ impl Socket {
     /// Opens a socket in the calling thread's network namespace.
     ///
     /// # Errors
-    /// `Io` when the kernel refuses the socket or its options.
+    /// `Io` if the kernel refuses the socket or its options.
     pub fn open(protocol: Protocol) -> Result<Self, Error> {
         Self::open_groups(protocol, &[])
     }
@@ -79,7 +80,7 @@ impl Socket {
     /// Opens a socket that also receives these multicast groups.
     ///
     /// # Errors
-    /// `Io` when the kernel refuses the socket, its options or a group.
+    /// `Io` if the kernel refuses the socket, its options or a group.
     pub fn open_groups(protocol: Protocol, groups: &[u32]) -> Result<Self, Error> {
         let socket = NlSocket::connect(family(protocol), None, Groups::new_groups(groups))
             .map_err(|error| Error::io("opening a netlink socket", error))?;
@@ -90,10 +91,11 @@ impl Socket {
         Ok(socket)
     }
 
-    /// Sets how many bytes the kernel keeps until they are read, at most 2^30; returns what it grants, which counts its own bookkeeping
-    /// too: about twice as much. Without `CAP_NET_ADMIN` in the initial user namespace it grants no more than for `net.core.rmem_max`.
+    /// Sets how many unread bytes the kernel keeps, at most 2^30. Returns the size granted, which includes the kernel's
+    /// bookkeeping and is about twice the request. Without `CAP_NET_ADMIN` in the initial user namespace,
+    /// `net.core.rmem_max` limits the size.
     ///
-    /// A socket starts with 1 MiB. Answers need little; events that come faster than they are read need more.
+    /// The default is 1 MiB, which is plenty for answers. Raise it for events that arrive faster than you read them.
     ///
     /// # Errors
     /// `Io`.
@@ -111,10 +113,10 @@ impl Socket {
     }
 
     /// Opens a socket in another network namespace, given by an open file such as `/proc/<pid>/ns/net` or
-    /// `/run/netns/<name>`. The calling thread is in its own namespace again when this returns.
+    /// `/run/netns/<name>`. The calling thread's namespace is unchanged when this returns.
     ///
     /// # Errors
-    /// `Io` when a namespace cannot be entered (it takes `CAP_SYS_ADMIN`) or the socket cannot be opened.
+    /// `Io` if the namespace cannot be entered (this needs `CAP_SYS_ADMIN`) or the socket cannot be opened.
     pub fn open_in(protocol: Protocol, namespace: BorrowedFd<'_>) -> Result<Self, Error> {
         Self::open_groups_in(protocol, &[], namespace)
     }
@@ -124,7 +126,7 @@ impl Socket {
     /// # Errors
     /// As [`Socket::open_in`] and [`Socket::open_groups`].
     pub fn open_groups_in(protocol: Protocol, groups: &[u32], namespace: BorrowedFd<'_>) -> Result<Self, Error> {
-        // A thread of its own: if the way back failed, the caller would be left in the wrong namespace.
+        // Use a separate thread: if switching back failed, the caller would stay in the wrong namespace.
         std::thread::scope(|scope| {
             let opened = scope.spawn(|| {
                 setns(namespace, CloneFlags::CLONE_NEWNET)
@@ -138,9 +140,9 @@ impl Socket {
     }
 }
 
-/// Lends the descriptor for a `nix` call.
+/// Lends the descriptor to a `nix` call.
 fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
-    // SAFETY: the descriptor is open for as long as `socket` lives, and the returned borrow cannot outlive it.
+    // SAFETY: the descriptor stays open while `socket` lives, and the returned borrow cannot outlive `socket`.
     #[expect(unsafe_code, reason = "neli's socket lends its descriptor only as a number")]
     unsafe {
         BorrowedFd::borrow_raw(socket.as_raw_fd())
@@ -149,14 +151,14 @@ fn borrow(socket: &NlSocket) -> BorrowedFd<'_> {
 
 fn configure(socket: &NlSocket) -> io::Result<()> {
     socket.enable_ext_ack(true)?;
-    // Since Linux 4.3; without it an answer repeats the request and only costs more room.
+    // Since Linux 4.3. Without it answers repeat the request, which only costs space.
     netlink_option(socket, libc::NETLINK_CAP_ACK)
 }
 
 fn netlink_option(socket: &NlSocket, option: libc::c_int) -> io::Result<()> {
     let on: libc::c_int = 1;
     let size = libc::socklen_t::try_from(size_of_val(&on)).unwrap_or_default();
-    // SAFETY: the pointer and the length describe `on`, which lives across the call; the descriptor is open.
+    // SAFETY: the pointer and the length describe `on`, which outlives the call; the descriptor is open.
     #[expect(unsafe_code, reason = "nix has no NETLINK_CAP_ACK")]
     let result = unsafe {
         libc::setsockopt(socket.as_raw_fd(), libc::SOL_NETLINK, option, std::ptr::from_ref(&on).cast(), size)
@@ -182,7 +184,7 @@ impl Transport for Socket {
             return match self.inner.send(datagram, Msg::empty()) {
                 Ok(sent) if sent == datagram.len() => Ok(()),
                 Ok(sent) => Err(io::Error::other(format!("the kernel took {sent} of {} bytes", datagram.len()))),
-                // The kernel has not looked at the datagram yet when it reports an interruption.
+                // After an interruption the kernel has not processed the datagram yet.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => Err(error),
             };
@@ -190,13 +192,13 @@ impl Transport for Socket {
     }
 
     fn receive(&mut self, buffer: &mut [u8], timeout: Duration) -> io::Result<usize> {
-        // With MSG_TRUNC the length of the whole datagram comes back, however much of it fitted.
+        // MSG_TRUNC makes the kernel return the full length even if the datagram does not fit.
         let mut flags = Msg::TRUNC;
         let timeout = timeout.min(LONGEST_WAIT);
         if timeout.is_zero() {
             flags |= Msg::DONTWAIT;
         } else if timeout != self.timeout {
-            // Zero would mean no limit.
+            // Zero would mean no timeout.
             let micros = i64::try_from(timeout.as_micros().max(1)).unwrap_or(i64::MAX);
             setsockopt(&borrow(&self.inner), sockopt::ReceiveTimeout, &TimeVal::microseconds(micros))?;
             self.timeout = timeout;
@@ -219,7 +221,7 @@ impl Transport for Socket {
         if bytes <= size {
             return Ok(size);
         }
-        // The kernel doubles the size for its own bookkeeping and does not make the buffer until something is sent.
+        // The kernel doubles the size for its bookkeeping and allocates memory only when something is sent.
         let wanted = bytes.saturating_add(SEND_OVERHEAD).min(BUFFER_MOST);
         if setsockopt(&fd, sockopt::SndBufForce, &wanted).is_err() {
             // Without CAP_NET_ADMIN the kernel clamps the size to net.core.wmem_max.

@@ -1,4 +1,4 @@
-//! Requests that the kernel must see in one datagram: nftables' transactions are taken whole or not at all.
+//! Requests that must be in one datagram, such as nftables' all-or-nothing transactions.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use crate::encode::Encoder;
 use crate::error::{Error, ErrorKind, KernelError, WireError};
 use crate::header::NLM_F_ACK;
 
-/// Collects requests and sends them in one datagram, for which the send buffer is made as large as needed.
+/// Collects requests and sends them in one datagram. The send buffer is enlarged as needed.
 ///
 /// Nothing is sent before [`send`](TogetherWriter::send).
 ///
@@ -54,7 +54,7 @@ impl<'a> TogetherWriter<'a> {
         TogetherWriter { connection, sent: Vec::new() }
     }
 
-    /// Number of requests added so far: the next one's place.
+    /// Number of requests added so far, which is the index of the next one.
     pub fn len(&self) -> usize {
         self.sent.len()
     }
@@ -69,12 +69,12 @@ impl<'a> TogetherWriter<'a> {
         self.connection.encoder.len()
     }
 
-    /// Adds one request and returns its place.
+    /// Adds one request and returns its index.
     ///
     /// `header` is the family's fixed header; `body` appends the attributes.
     ///
     /// # Errors
-    /// When the request cannot be written; the group is as it was before.
+    /// When the request cannot be encoded; the group is unchanged.
     pub fn push(
         &mut self,
         kind: u16,
@@ -91,14 +91,14 @@ impl<'a> TogetherWriter<'a> {
         Ok(place)
     }
 
-    /// Sends everything, and waits for the answer to the request at `acknowledged`; an error answer to the first request ends the
-    /// waiting too. Gives the refused requests by their places, in the order of the answers.
+    /// Sends everything and waits for the answer to the request with index `acknowledged`, or for an error answer to
+    /// the first request. Returns the refused requests by index, in the order of the answers.
     ///
-    /// The first refusals are given when there are so many that the answers do not fit into the receive buffer.
+    /// If there are more refusals than the receive buffer holds, only the first are returned.
     ///
     /// # Errors
-    /// [`ErrorKind::TooLarge`] before anything is sent; [`ErrorKind::Timeout`] and [`ErrorKind::StateUnknown`] when it is not known
-    /// what happened; [`ErrorKind::Io`].
+    /// [`ErrorKind::TooLarge`] before anything is sent. [`ErrorKind::Timeout`] and [`ErrorKind::StateUnknown`] if the
+    /// outcome is unknown. [`ErrorKind::Io`].
     pub fn send(mut self, acknowledged: usize) -> Result<Vec<(usize, KernelError)>, Error> {
         let bytes = self.bytes();
         let (Some(first), Some(last)) = (self.sent.first().copied(), self.sent.get(acknowledged).copied()) else {
@@ -115,7 +115,7 @@ impl<'a> TogetherWriter<'a> {
         let answered = self.collect(first, last, &mut refused);
         self.connection.encoder.clear();
         match answered {
-            // Success is one answer: what overflows are refusals, and those that came name what is wrong.
+            // Success is a single answer, so only refusals can overflow the buffer. Those that arrived name the fault.
             Err(error) if *error.kind() == ErrorKind::StateUnknown && !refused.is_empty() => Ok(refused),
             Err(error) => Err(error),
             Ok(()) => Ok(refused),
@@ -132,7 +132,7 @@ impl<'a> TogetherWriter<'a> {
                         return Ok(());
                     }
                     if lost {
-                        // The answer that ends the waiting may be among the lost ones; refusals that came say enough.
+                        // The final answer may be among the lost ones; the refusals that arrived are enough.
                         return Err(Error::new(ErrorKind::StateUnknown, CONTEXT));
                     }
                     if Instant::now() >= deadline {
@@ -141,14 +141,14 @@ impl<'a> TogetherWriter<'a> {
                 }
                 Ok(None) if lost => return Err(Error::new(ErrorKind::StateUnknown, CONTEXT)),
                 Ok(None) => return Err(Error::new(ErrorKind::Timeout, CONTEXT)),
-                // The kernel reports lost answers before it hands out those that are queued, the first ones.
+                // The kernel reports the loss before it delivers the answers that are queued.
                 Err(error) if *error.kind() == ErrorKind::StateUnknown && !lost && refused.is_empty() => lost = true,
                 Err(error) => return Err(error),
             }
         }
     }
 
-    /// Reads one datagram; `true` when nothing more is to be waited for.
+    /// Reads one datagram. Returns `true` when no more answers are expected.
     fn read_answers(
         &self,
         length: usize,
@@ -157,7 +157,7 @@ impl<'a> TogetherWriter<'a> {
         refused: &mut Vec<(usize, KernelError)>,
     ) -> Result<bool, Error> {
         let mut finished = false;
-        // Sequence numbers grow, but for the one overflow in four thousand million.
+        // Sequence numbers increase, except once in 2^32 at the overflow.
         let find = |sequence| {
             let place = self
                 .sent

@@ -1,22 +1,22 @@
-//! Form of one value on the wire. Byte order is part of the type: plain integers are in host order, `Be*` in network order.
+//! Encoding of single values. Byte order is part of the type: plain integers are in host order, `Be*` in network order.
 
 use crate::attr::AttrTable;
 use crate::encode::Encoder;
 
-/// A value with a fixed place in an attribute's payload.
+/// A value with a fixed encoding as an attribute's payload.
 ///
-/// Implementations never look beyond the slice they are given and never panic. `put` followed by `get` gives the value back.
-/// Implement it for your own type to use that type in a row of [`attrs!`](crate::attrs).
+/// Implementations must not panic and must only read the slice that they are given. `put` followed by `get` returns the
+/// same value. Implement it for your own type to use that type in a row of [`attrs!`](crate::attrs).
 pub trait Wire<'a>: Sized {
-    /// Form of the bytes that `get` accepts, for error messages: `"4 bytes"`.
+    /// What `get` accepts, for error messages: `"4 bytes"`.
     const EXPECTED: &'static str;
-    /// The table of the attributes nested inside, when the payload is itself a list of attributes.
+    /// The table of the nested attributes, if the payload is a list of attributes.
     const TABLE: Option<&'static AttrTable> = None;
 
-    /// The payload's length in bytes, for types that have just one.
+    /// The payload's length in bytes, if it is fixed.
     const LENGTH: Option<usize> = None;
 
-    /// Reads the value from exactly this payload; `None` when the length or form is wrong.
+    /// Decodes the whole payload; `None` if the length or form is wrong.
     fn get(payload: &'a [u8]) -> Option<Self>;
 
     /// Appends the payload, without attribute header or padding.
@@ -103,9 +103,9 @@ impl Wire<'_> for () {
     fn put(&self, _out: &mut Encoder) {}
 }
 
-/// A string that ends at its first NUL; written with one NUL at the end, read with or without.
+/// A NUL-terminated string. The NUL is always written and may be missing when read.
 ///
-/// The bytes are kept as they are: names in the kernel need not be UTF-8.
+/// The bytes are kept unchanged: names in the kernel need not be UTF-8.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NulStr<'a>(&'a [u8]);
 
@@ -120,7 +120,7 @@ impl<'a> NulStr<'a> {
         self.0
     }
 
-    /// The text; `None` when it is not UTF-8.
+    /// The text; `None` if it is not UTF-8.
     pub fn to_str(&self) -> Option<&'a str> {
         std::str::from_utf8(self.0).ok()
     }

@@ -1,16 +1,16 @@
-//! Numbers of the kernel's C headers, as the C compiler would see them.
+//! Reads the numbers in the kernel's C headers as a C compiler would.
 
 use std::collections::BTreeMap;
 use std::{fs, io};
 
-/// To hold an attribute table against its header: names and values of the enumerations of headers below `/usr/include/linux`, and of their
-/// macros that are plain numbers.
+/// Use it to compare an attribute table with its header. Returns names and values of the enumerations in headers below
+/// `/usr/include/linux`, and of macros that are plain numbers.
 ///
-/// Values may be numbers, names that a header before gave, and these with `|`, `+`, `-` or `<<` between them; what is more than that
-/// is left out.
+/// A value may be a number, a name from an earlier header, or these combined with `|`, `+`, `-` or `<<`. Anything more
+/// complex is left out.
 ///
 /// # Errors
-/// Names the header that is missing.
+/// An I/O error that names the missing header.
 pub fn header_numbers(headers: &[&str]) -> io::Result<BTreeMap<String, i64>> {
     let mut numbers = BTreeMap::new();
     for header in headers {
@@ -34,10 +34,10 @@ fn without_comments(text: &str) -> String {
 
 fn read(text: &str, numbers: &mut BTreeMap<String, i64>) {
     let (macros, code): (Vec<&str>, Vec<&str>) = text.lines().partition(|line| line.trim_start().starts_with('#'));
-    // Enumerations use macros, and macros use enumerations.
+    // Enumerations use macros, and macros use enumerations, so macros are evaluated before and after.
     define(&macros, numbers);
     for block in code.join("\n").split("enum").skip(1) {
-        // The text before the brace is a name; without a brace this is the use of a type.
+        // Without a brace this only uses the type.
         let Some((name, body)) = block.split_once('{') else { continue };
         if name.contains(';') {
             continue;

@@ -1,7 +1,7 @@
-//! Transports without a kernel: feature `testing`.
+//! Transports without a kernel (feature `testing`).
 //!
-//! [`Simulated`] answers each message of a datagram from a function, with the kernel's own framing: errors for any message,
-//! acknowledgements where asked for, the end of a dump. [`Faults`] makes it behave as badly as a real socket can.
+//! [`Simulated`] answers each message of a datagram through a [`Responder`], with the kernel's own framing: errors for
+//! any message, acknowledgements on request, the end of a dump. [`Faults`] adds the failures of a real socket.
 //! [`header_numbers`] reads the numbers of C headers.
 //!
 //! ```
@@ -41,9 +41,9 @@ use crate::message::{Message, Messages};
 
 pub use headers::header_numbers;
 
-/// Attributes as lines, those in a nest indented below it, in order of their numbers: their order on the wire means nothing. Numbers
-/// of `but` are left out, at every depth. For comparing what two programs send.
-/// Ends at bytes that are no attribute.
+/// Prints attributes as lines, nested ones indented, to compare what two programs send. Attributes are sorted by
+/// number, since their order on the wire has no meaning. Those with a number in `but` are left out at every depth.
+/// Stops at bytes that are not an attribute.
 pub fn attribute_tree(bytes: &[u8], but: &[u16]) -> String {
     let mut text = String::new();
     put_tree(bytes, but, 0, &mut text);
@@ -71,20 +71,20 @@ pub enum Reply {
     Ok,
     /// Refused.
     Error(Errno),
-    /// Refused because of the attribute that starts this many bytes behind the start of the message.
+    /// Refused because of the attribute that starts at this offset in the message.
     ErrorAt(Errno, u32),
-    /// Data messages (type and what follows the message header), then success.
+    /// Data messages (type and the bytes behind the message header), then success.
     Data(Vec<(u16, Vec<u8>)>),
-    /// A dump: data messages and the end.
+    /// A dump: data messages, then the end.
     Dump(Vec<(u16, Vec<u8>)>),
 }
 
-/// A kernel made of code: decides what each message does.
+/// A simulated kernel: decides the reply to each message.
 pub trait Responder: Send {
-    /// Acts on one message.
+    /// Handles one message.
     fn respond(&mut self, message: &Message<'_>) -> Reply;
 
-    /// Acts on the messages of one datagram together; one reply for each. `None`, the default, leaves each to
+    /// Handles the messages of one datagram together, with one reply for each. `None`, the default, passes each to
     /// [`respond`](Responder::respond).
     fn respond_together(&mut self, _messages: &[Message<'_>]) -> Option<Vec<Reply>> {
         None
@@ -97,24 +97,24 @@ impl<F: FnMut(&Message<'_>) -> Reply + Send> Responder for F {
     }
 }
 
-/// Things that go wrong on the way. All are off by default; counters count down to the moment of the fault.
+/// Faults to inject. All are off by default. Counters decrease with each fault injected.
 #[derive(Clone, Debug, Default)]
 pub struct Faults {
     /// Mark this many dumps as interrupted.
     pub interrupted_dumps: u32,
-    /// Cut this many datagrams off: report more length than the buffer has.
+    /// Truncate this many datagrams: report a length beyond the buffer's.
     pub truncated: u32,
-    /// Report `ENOBUFS` instead of the next answers, and drop everything queued, this often.
+    /// Report `ENOBUFS` this many times instead of an answer, and drop everything queued.
     pub no_buffers: u32,
-    /// Report `EINTR` this often before an answer is handed out.
+    /// Report `EINTR` this many times before an answer.
     pub signals: u32,
-    /// Drop answers silently, this many datagrams.
+    /// Drop this many datagrams silently.
     pub lost: u32,
     /// Never send the end of a dump.
     pub lose_end: bool,
-    /// Send nothing but messages that answer something else, without end.
+    /// Send unrelated messages endlessly.
     pub flood: bool,
-    /// Send stale and foreign messages before each true answer.
+    /// Send stale and unrelated messages before each answer.
     pub noise: bool,
     /// Messages of a dump in one datagram; 0 means 16.
     pub dump_chunk: usize,
@@ -130,12 +130,12 @@ pub struct Simulated<R> {
 const PORT: u32 = 4711;
 
 impl<R: Responder> Simulated<R> {
-    /// A transport that behaves.
+    /// A transport without faults.
     pub fn new(responder: R) -> Self {
         Simulated { responder, faults: Arc::default(), queue: VecDeque::new() }
     }
 
-    /// The faults; change them while the transport is in use.
+    /// The faults, which can be changed while the transport is in use.
     pub fn faults(&self) -> Arc<Mutex<Faults>> {
         Arc::clone(&self.faults)
     }
@@ -239,7 +239,8 @@ impl<R: Responder> Transport for Simulated<R> {
             self.queue.push_back(frame(NLMSG_DONE, 0, 0, &[0; 4]));
         }
         if take(&mut faults.no_buffers) {
-            // The kernel drops what does not fit; the end of a dump still comes, since the kernel waits for room there.
+            // The kernel drops what does not fit. The end of a dump still arrives, since the kernel waits for room to
+            // send it.
             self.queue.retain(|datagram| {
                 Messages::new(datagram).map_while(Result::ok).any(|message| message.header.kind == NLMSG_DONE)
             });
