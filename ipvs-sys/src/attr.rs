@@ -1,4 +1,4 @@
-//! The first level: what a command carries. Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_cmd_policy`.
+//! The top level: attributes of a command. Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_cmd_policy`.
 
 use netlink_batch::{Attrs, attrs};
 
@@ -16,11 +16,11 @@ attrs! {
         DEST = 2 => Dest(Attrs<'a, DestAttr<'a>>),
         /// The synchronisation daemon the command is about.
         DAEMON = 3 => Daemon(Attrs<'a, DaemonAttr<'a>>),
-        /// Seconds an idle TCP connection is kept.
+        /// Timeout of an idle TCP connection, in seconds.
         TIMEOUT_TCP = 4 => TimeoutTcp(u32),
-        /// Seconds a TCP connection is kept after a FIN.
+        /// Timeout of a TCP connection after a FIN, in seconds.
         TIMEOUT_TCP_FIN = 5 => TimeoutTcpFin(u32),
-        /// Seconds an idle UDP exchange is kept.
+        /// Timeout of an idle UDP flow, in seconds.
         TIMEOUT_UDP = 6 => TimeoutUdp(u32),
     }
 }

@@ -10,7 +10,7 @@ attrs! {
         STATE = 1 => State(u32),
         /// Interface over which connections are multicast.
         MCAST_IFN = 2 => McastIfn(NulStr<'a>),
-        /// Only daemons with the same number (0 to 255) talk to each other; a backup with 0 takes all.
+        /// Daemons exchange connections only with those of the same number (0 to 255); a backup with 0 accepts all.
         SYNC_ID = 3 => SyncId(u32),
         /// Largest UDP payload in bytes; 0 lets the kernel derive it from the interface's MTU. Since Linux 4.3.
         SYNC_MAXLEN = 4 => SyncMaxlen(u16),

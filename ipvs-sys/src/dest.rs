@@ -12,23 +12,23 @@ attrs! {
         ADDR = 1 => Addr([u8; 16]),
         /// Port.
         PORT = 2 => Port(Be16),
-        /// Forwarding method (`IP_VS_CONN_F_*`); in answers other connection flags may be set beside it.
+        /// Forwarding method (`IP_VS_CONN_F_*`). Answers may contain other connection flags as well.
         FWD_METHOD = 3 => FwdMethod(u32),
         /// Weight: 0 to 2^31-1; the kernel refuses more with `ERANGE`.
         WEIGHT = 4 => Weight(u32),
-        /// No new connections above this many; 0 for no limit.
+        /// No new connections above this number; 0 for no limit.
         U_THRESH = 5 => UThresh(u32),
-        /// New connections again below this many.
+        /// New connections again below this number.
         L_THRESH = 6 => LThresh(u32),
-        /// Connections in use.
+        /// Active connections.
         ACTIVE_CONNS = 7 => ActiveConns(u32),
-        /// Connections not in use any more, or not yet.
+        /// Inactive connections: closing, or not established yet.
         INACT_CONNS = 8 => InactConns(u32),
         /// Persistence templates.
         PERSIST_CONNS = 9 => PersistConns(u32),
-        /// Counters and rates, 32 bits where the kernel's have more.
+        /// Counters and rates, truncated to 32 bits.
         STATS = 10 => Stats(Attrs<'a, StatsAttr<'a>>),
-        /// Address family of the address, host order; missing means the virtual server's. Since Linux 3.18.
+        /// Address family of the address, host order; missing if it is the virtual server's. Since Linux 3.18.
         ADDR_FAMILY = 11 => AddrFamily(u16),
         /// Counters and rates, 64 bits. Since Linux 4.1.
         STATS64 = 12 => Stats64(Attrs<'a, StatsAttr<'a>>),

@@ -1,22 +1,11 @@
-//! The generic-netlink interface of the Linux IP Virtual Server, as `linux/ip_vs.h` has it.
+//! The generic-netlink interface of the Linux IP Virtual Server (IPVS), as in `linux/ip_vs.h`.
 //!
-//! Every command and attribute, with its type and byte order, and what each error number means for each command. Names are
-//! those of C without their prefix, so that what you find here you find in the kernel: [`SvcAttr::SCHED_NAME`] is
-//! `IPVS_SVC_ATTR_SCHED_NAME`. Attributes this crate does not know are kept and written again unchanged.
+//! It has every command and attribute with its type and byte order, and the meaning of each error number for each
+//! command. Names are the C names without their prefix, so you can search the kernel for them: [`SvcAttr::SCHED_NAME`]
+//! is `IPVS_SVC_ATTR_SCHED_NAME`. Unknown attributes are kept and written back unchanged.
 //!
-//! There is no I/O here, no policy and no `unsafe`. For programming virtual servers use the `ipvs` crate on top.
-//!
-//! # What there is
-//!
-//! | of the family | here |
-//! | --- | --- |
-//! | virtual servers | [`SvcAttr`], [`NewService`], [`SetService`], [`DelService`], [`GetService`] |
-//! | real servers | [`DestAttr`], [`NewDest`], [`SetDest`], [`DelDest`], [`GetDest`] |
-//! | counters and rates | [`StatsAttr`], [`Counter`], [`Zero`] |
-//! | synchronisation daemons | [`DaemonAttr`], [`NewDaemon`], [`DelDaemon`], [`GetDaemon`] |
-//! | time-outs, version, everything at once | [`SetConfig`], [`GetConfig`], [`GetInfo`], [`InfoAttr`], [`Flush`] |
-//! | command and error numbers | [`Command`], [`CmdAttr`] |
-//! | constants of the header | [`uapi`] |
+//! It does no I/O and has no policy and no `unsafe` code. To program virtual servers, use the crate `ipvs`, which is
+//! built on this one.
 //!
 //! # Example
 //!
@@ -38,6 +27,18 @@
 //! DelService { service: &key[..] }.encode(&mut out);
 //! assert_eq!(out.len(), 4 + 8 + 8 + 20 + 8);
 //! ```
+//!
+//! # Where to look next
+//!
+//! | part | API |
+//! | --- | --- |
+//! | virtual servers | [`SvcAttr`], [`NewService`], [`SetService`], [`DelService`], [`GetService`] |
+//! | real servers | [`DestAttr`], [`NewDest`], [`SetDest`], [`DelDest`], [`GetDest`] |
+//! | counters and rates | [`StatsAttr`], [`Counter`], [`Zero`] |
+//! | synchronisation daemons | [`DaemonAttr`], [`NewDaemon`], [`DelDaemon`], [`GetDaemon`] |
+//! | timeouts, version, flush | [`SetConfig`], [`GetConfig`], [`GetInfo`], [`InfoAttr`], [`Flush`] |
+//! | commands and attributes in general | [`Command`], [`CmdAttr`] |
+//! | constants of the header | [`uapi`] |
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 

@@ -5,12 +5,12 @@ use netlink_batch::{Attrs, Be16, Encoder, NulStr, Wire, attrs};
 use crate::stats::StatsAttr;
 use crate::uapi::SvcFlags;
 
-/// `struct ip_vs_flags`: the kernel keeps what `mask` leaves out. New flags are `old & !mask | flags & mask`.
+/// `struct ip_vs_flags`. The kernel keeps the flags outside `mask`: the result is `old & !mask | flags & mask`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FlagsMask {
     /// The flags.
     pub flags: SvcFlags,
-    /// Flags to change: a one lets the bit of `flags` count; all ones in the kernel's answers.
+    /// The flags to change. The kernel's answers have all bits set.
     pub mask: u32,
 }
 
@@ -36,7 +36,7 @@ attrs! {
     pub enum SvcAttr<'a> {
         /// Address family: `AF_INET` or `AF_INET6`, host order.
         AF = 1 => Af(u16),
-        /// IP protocol, host order. With a firewall mark the kernel reports TCP's number and ignores what is sent.
+        /// IP protocol, host order. With a firewall mark the kernel ignores it and reports TCP.
         PROTOCOL = 2 => Protocol(u16),
         /// Address: `union nf_inet_addr`, IPv4 in the first four bytes.
         ADDR = 3 => Addr([u8; 16]),
@@ -44,16 +44,16 @@ attrs! {
         PORT = 4 => Port(Be16),
         /// Firewall mark, host order; replaces protocol, address and port.
         FWMARK = 5 => Fwmark(u32),
-        /// Name of the scheduler; `none` since Linux 4.2.
+        /// Name of the scheduler; `none` for no scheduler, since Linux 4.2.
         SCHED_NAME = 6 => SchedName(NulStr<'a>),
         /// Flags with mask.
         FLAGS = 7 => Flags(FlagsMask),
-        /// Seconds a client stays with its real server (persistence).
+        /// Persistence timeout: seconds that a client stays with its real server.
         TIMEOUT = 8 => Timeout(u32),
-        /// Mask under which persistence treats client addresses as one: IPv4 netmask in network order; for IPv6 a prefix length of
-        /// 1 to 128 in host order.
+        /// Persistence treats client addresses that are equal under this mask as one client. IPv4: netmask in network
+        /// order. IPv6: prefix length of 1 to 128 in host order.
         NETMASK = 9 => Netmask([u8; 4]),
-        /// Counters and rates, 32 bits where the kernel's have more.
+        /// Counters and rates, truncated to 32 bits.
         STATS = 10 => Stats(Attrs<'a, StatsAttr<'a>>),
         /// Name of the persistence engine (`sip`).
         PE_NAME = 11 => PeName(NulStr<'a>),

@@ -2,7 +2,8 @@
 
 use netlink_batch::{Encoder, Wire, attrs};
 
-/// A counter: 4 bytes in the old statistics, 8 in the new ones and for bytes. Written with the length it was read with.
+/// A counter: 32 bits in the old statistics (except byte counts), 64 bits in the new ones. It is written with the width
+/// with which it was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Counter {
     /// 32 bits.
@@ -62,7 +63,7 @@ attrs! {
         INBPS = 9 => InBps(Counter),
         /// Bytes to clients a second.
         OUTBPS = 10 => OutBps(Counter),
-        /// Nothing: aligns the 64-bit counter behind it.
+        /// Padding that aligns the following 64-bit counter.
         PAD = 11 => Pad(&'a [u8]),
     }
 }

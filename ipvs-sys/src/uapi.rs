@@ -1,4 +1,4 @@
-//! Numbers and limits exactly as in `linux/ip_vs.h`; a test compares each with the C header.
+//! Numbers and limits as in `linux/ip_vs.h`. A test compares each with the C header.
 
 use bitflags::bitflags;
 
@@ -20,9 +20,9 @@ bitflags! {
     pub struct SvcFlags: u32 {
         /// Persistent: a client stays with its real server.
         const PERSISTENT = 0x0001;
-        /// The kernel holds it in its table. Set by the kernel, never by a client.
+        /// The kernel has it in its hash table. Only the kernel sets it.
         const HASHED = 0x0002;
-        /// One-packet scheduling (UDP): every packet is scheduled for itself.
+        /// One-packet scheduling (UDP): every packet is scheduled separately.
         const ONEPACKET = 0x0004;
         /// First scheduler flag: fallback for `sh` and `mh`.
         const SCHED1 = 0x0008;
@@ -34,7 +34,7 @@ bitflags! {
     }
 }
 
-/// `IP_VS_CONN_F_FWD_MASK`: the bits of a destination's flags that are the forwarding method.
+/// `IP_VS_CONN_F_FWD_MASK`: the bits of a real server's flags that hold the forwarding method.
 pub const CONN_F_FWD_MASK: u32 = 0x0007;
 /// Network address translation (`IP_VS_CONN_F_MASQ`).
 pub const CONN_F_MASQ: u32 = 0x0000;
@@ -66,7 +66,7 @@ bitflags! {
     }
 }
 
-/// The synchronisation daemon does not run (`IP_VS_STATE_NONE`).
+/// The synchronisation daemon is not running (`IP_VS_STATE_NONE`).
 pub const STATE_NONE: u32 = 0;
 /// State of a daemon that sends connections (`IP_VS_STATE_MASTER`).
 pub const STATE_MASTER: u32 = 1;

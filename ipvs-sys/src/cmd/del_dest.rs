@@ -5,8 +5,8 @@ use netlink_batch::{Encoder, Errno};
 use crate::attr::CmdAttr;
 use crate::cmd::{Command, Failure, Fields};
 
-/// Deletes a real server. Takes the keys only. What happens to its connections depends on
-/// `net.ipv4.vs.expire_nodest_conn`.
+/// Deletes a real server. Takes only the keys. `net.ipv4.vs.expire_nodest_conn` decides what happens to its
+/// connections.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_del_dest`.
 #[derive(Clone, Copy, Debug)]

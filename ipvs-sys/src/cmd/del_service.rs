@@ -5,7 +5,7 @@ use netlink_batch::{Encoder, Errno};
 use crate::attr::CmdAttr;
 use crate::cmd::{Command, Failure, Fields};
 
-/// Deletes a virtual server with its real servers. Takes the key only. Its connections lose their real servers.
+/// Deletes a virtual server with its real servers. Takes only the key. Its connections lose their real servers.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_del_service`.
 #[derive(Clone, Copy, Debug)]

@@ -4,8 +4,8 @@ use netlink_batch::Encoder;
 
 use crate::cmd::Command;
 
-/// Deletes every virtual server of the network namespace. Cuts everything; real servers added again within two
-/// minutes cost twenty times more.
+/// Deletes every virtual server of the network namespace and so cuts all connections. Adding the same real servers
+/// again within two minutes is twenty times slower; see [`NewDest`](super::NewDest).
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_flush`.
 #[derive(Clone, Copy, Debug)]

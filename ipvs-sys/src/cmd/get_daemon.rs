@@ -6,7 +6,7 @@ use crate::attr::CmdAttr;
 use crate::cmd::{Command, Query};
 use crate::daemon::DaemonAttr;
 
-/// Reads which synchronisation daemons run; only as a dump.
+/// Lists the running synchronisation daemons. Only works as a dump.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_dump_daemons`.
 #[derive(Clone, Copy, Debug)]

@@ -6,8 +6,8 @@ use crate::attr::CmdAttr;
 use crate::cmd::{Command, Fields, Query};
 use crate::dest::DestAttr;
 
-/// Reads all real servers of a virtual server; only as a dump. For a virtual server that does not exist the kernel
-/// gives an empty list.
+/// Lists the real servers of a virtual server. Only works as a dump. The kernel returns an empty list if the virtual
+/// server does not exist.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_dump_dests`.
 #[derive(Clone, Copy, Debug)]

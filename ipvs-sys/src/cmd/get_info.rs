@@ -5,7 +5,7 @@ use netlink_batch::{Attrs, Encoder, WireError};
 use crate::attr::InfoAttr;
 use crate::cmd::{Command, Query};
 
-/// Reads version and table size. The answer comes as `IPVS_CMD_SET_INFO`.
+/// Reads the version and the table size. The answer arrives as `IPVS_CMD_SET_INFO`.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_get_cmd`.
 #[derive(Clone, Copy, Debug)]

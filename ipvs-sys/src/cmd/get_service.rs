@@ -6,7 +6,7 @@ use crate::attr::CmdAttr;
 use crate::cmd::{Command, Failure, Fields, Query};
 use crate::service::SvcAttr;
 
-/// Reads one virtual server (key given) or, as a dump without attributes, all of them.
+/// Reads one virtual server by its key, or lists all of them as a dump without attributes.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_get_cmd`, `ip_vs_genl_dump_services`.
 #[derive(Clone, Copy, Debug)]

@@ -1,4 +1,4 @@
-//! One file per command: number, attributes, answer, and what each error number means there.
+//! One file per command: its number, attributes, answer, and the meaning of each error number.
 
 use netlink_batch::{Attribute, Encoder, Errno, WireError};
 
@@ -36,42 +36,42 @@ pub use set_dest::SetDest;
 pub use set_service::SetService;
 pub use zero::Zero;
 
-/// Number of the kernel's answer to [`GetInfo`]; not a request (`IPVS_CMD_SET_INFO`).
+/// Command number of the kernel's answer to [`GetInfo`] (`IPVS_CMD_SET_INFO`). It is not a request.
 pub const SET_INFO: u8 = 14;
 
-/// Meaning of a refusal, decided by the command and the error number together.
+/// Why the kernel refused a command. Both the command and the error number decide.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Failure {
-    /// There is no virtual server with this key.
+    /// No virtual server has this key.
     VirtualServerMissing,
-    /// There is one with this key already.
+    /// A virtual server with this key exists already.
     VirtualServerExists,
     /// The virtual server has no real server with this address and port.
     RealServerMissing,
-    /// The virtual server has a real server with this address and port already.
+    /// The virtual server already has a real server with this address and port.
     RealServerExists,
     /// The scheduler's or the persistence engine's module is not loaded, and the kernel could not load it.
     ModuleMissing,
-    /// An attribute is missing or impossible.
+    /// An attribute is missing or invalid.
     Invalid,
     /// A weight or threshold is out of range.
     OutOfRange,
     /// The address family is not IPv4 or IPv6, or this kernel's IPVS is built without IPv6.
     FamilyUnsupported,
-    /// The synchronisation daemon runs already.
+    /// The synchronisation daemon is running already.
     DaemonRunning,
-    /// The synchronisation daemon does not run.
+    /// The synchronisation daemon is not running.
     DaemonNotRunning,
-    /// There is no such network interface.
+    /// The network interface does not exist.
     InterfaceMissing,
-    /// The kernel has no memory for it.
+    /// The kernel is out of memory.
     OutOfMemory,
     /// The caller lacks `CAP_NET_ADMIN` in the initial user namespace (`GENL_ADMIN_PERM`).
     Permission,
 }
 
-/// Attributes that belong inside a nest: a slice of them, or a type that knows how to write itself.
+/// Attributes inside a nest: a slice of them, or a type that writes itself.
 pub trait Fields {
     /// Appends the attributes.
     fn put(&self, out: &mut Encoder);
@@ -91,9 +91,9 @@ impl<'a, A: Attribute<'a>> Fields for [A] {
     }
 }
 
-/// A request.
+/// A request that can be sent over a [`Genl`](netlink_batch::Genl).
 ///
-/// Any command over a [`Genl`](netlink_batch::Genl), with what a refusal means:
+/// This sends a command and explains a refusal:
 ///
 /// ```
 /// use ipvs_sys::{Command, DelService, Failure, SvcAttr, uapi};
@@ -122,20 +122,20 @@ impl<'a, A: Attribute<'a>> Fields for [A] {
 /// # Ok::<(), Error>(())
 /// ```
 ///
-/// One error number means different things by command: `ENOENT` is a missing scheduler for [`NewService`], and a missing real server
-/// for [`SetDest`].
+/// The same error number has different meanings: `ENOENT` is a missing scheduler for [`NewService`], but a missing real
+/// server for [`SetDest`].
 pub trait Command {
-    /// Number in the generic-netlink header.
+    /// Command number in the generic-netlink header.
     const NUMBER: u8;
     /// Name in C.
     const NAME: &'static str;
-    /// Meanings of the kernel's error numbers for this command; a number not listed has no agreed meaning.
+    /// Meanings of the error numbers of this command. A number that is not listed has no specific meaning.
     const ERRORS: &'static [(Errno, Failure)] = &[];
 
     /// Appends the attributes.
     fn encode(&self, out: &mut Encoder);
 
-    /// Meaning of this error number; `None` if it has no agreed one.
+    /// The meaning of this error number; `None` if it has no specific one.
     fn classify(errno: Errno) -> Option<Failure> {
         if errno == Errno::EPERM {
             return Some(Failure::Permission);
@@ -144,8 +144,8 @@ pub trait Command {
     }
 }
 
-/// A request with an answer. A list comes over [`Genl::dump`](netlink_batch::Genl::dump), one object over
-/// [`Genl::query`](netlink_batch::Genl::query).
+/// A request with an answer. Use [`Genl::dump`](netlink_batch::Genl::dump) for lists and
+/// [`Genl::query`](netlink_batch::Genl::query) for single objects.
 pub trait Query: Command {
     /// Content of one data message of the answer.
     type Reply<'a>;
@@ -153,7 +153,7 @@ pub trait Query: Command {
     /// Reads the attributes of one data message.
     ///
     /// # Errors
-    /// [`WireError`] when what must be there is missing or unreadable.
+    /// [`WireError`] if a required attribute is missing or cannot be decoded.
     fn decode(attributes: &[u8]) -> Result<Self::Reply<'_>, WireError>;
 }
 

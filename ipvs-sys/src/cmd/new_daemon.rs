@@ -10,7 +10,7 @@ use crate::cmd::{Command, Failure, Fields};
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_new_daemon`, `start_sync_thread`.
 #[derive(Clone, Copy, Debug)]
 pub struct NewDaemon<A> {
-    /// The daemon: its state, and all settings that are not left to the kernel.
+    /// The daemon: its state, and every setting that the kernel should not choose.
     pub daemon: A,
 }
 
@@ -20,7 +20,7 @@ impl<A: Fields> Command for NewDaemon<A> {
     const ERRORS: &'static [(Errno, Failure)] = &[
         (Errno::EEXIST, Failure::DaemonRunning),
         (Errno::ENODEV, Failure::InterfaceMissing),
-        // an attribute is missing, the group is no multicast address, or a virtual server has real servers of
+        // an attribute is missing, the group is not a multicast address, or a virtual server has real servers of
         // another family
         (Errno::EINVAL, Failure::Invalid),
         (Errno::EAFNOSUPPORT, Failure::FamilyUnsupported),

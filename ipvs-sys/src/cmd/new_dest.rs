@@ -5,8 +5,8 @@ use netlink_batch::{Encoder, Errno};
 use crate::attr::CmdAttr;
 use crate::cmd::{Command, Failure, Fields};
 
-/// Adds a real server to a virtual server. A real server deleted less than two minutes ago is taken back from the
-/// kernel's list of removed ones with its counters, and every addition searches that list.
+/// Adds a real server to a virtual server. The kernel keeps deleted real servers for two minutes. It searches that list
+/// at every addition, and restores a match with its counters.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_add_dest`, `ip_vs_new_dest`.
 #[derive(Clone, Copy, Debug)]
@@ -25,8 +25,8 @@ impl<S: Fields, D: Fields> Command for NewDest<S, D> {
         (Errno::EEXIST, Failure::RealServerExists),
         // weight above 2^31-1, or lower threshold above the upper
         (Errno::ERANGE, Failure::OutOfRange),
-        // the address is neither unicast nor local seen from this namespace (no route to it counts: bring `lo` up
-        // first), GUE without a port, or another family than the virtual server's without a tunnel
+        // the address is neither unicast nor local in this namespace (without a route it is not local: bring `lo` up
+        // first), GUE has no port, or the family differs from the virtual server's without a tunnel
         (Errno::EINVAL, Failure::Invalid),
         (Errno::EAFNOSUPPORT, Failure::FamilyUnsupported),
         (Errno::ENOMEM, Failure::OutOfMemory),

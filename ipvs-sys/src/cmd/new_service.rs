@@ -5,7 +5,7 @@ use netlink_batch::{Encoder, Errno};
 use crate::attr::CmdAttr;
 use crate::cmd::{Command, Failure, Fields};
 
-/// Adds a virtual server. Takes all attributes but the statistics.
+/// Adds a virtual server. Takes all attributes except the statistics.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_set_cmd`, `ip_vs_add_service`.
 #[derive(Clone, Copy, Debug)]
@@ -22,9 +22,9 @@ impl<S: Fields> Command for NewService<S> {
         (Errno::EEXIST, Failure::VirtualServerExists),
         // the scheduler's or persistence engine's module is missing and could not be loaded
         (Errno::ENOENT, Failure::ModuleMissing),
-        // an attribute is missing or impossible: IPv6 prefix length outside 1..=128, for one
+        // an attribute is missing or invalid, such as an IPv6 prefix length outside 1..=128
         (Errno::EINVAL, Failure::Invalid),
-        // neither IPv4 nor IPv6, or IPv6 is not part of this kernel's IPVS
+        // neither IPv4 nor IPv6, or this kernel's IPVS is built without IPv6
         (Errno::EAFNOSUPPORT, Failure::FamilyUnsupported),
         (Errno::ENOMEM, Failure::OutOfMemory),
     ];

@@ -4,7 +4,7 @@ use netlink_batch::{Encoder, Errno};
 
 use crate::cmd::{Command, Failure, Fields};
 
-/// Sets the timeouts. What is left out stays as it is; so does what is 0.
+/// Sets the timeouts. A timeout that is missing or 0 is left unchanged.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_set_config`.
 #[derive(Clone, Copy, Debug)]
@@ -17,7 +17,7 @@ impl<C: Fields> Command for SetConfig<C> {
     const NUMBER: u8 = 12;
     const NAME: &'static str = "IPVS_CMD_SET_CONFIG";
     const ERRORS: &'static [(Errno, Failure)] = &[
-        // a timeout above what the kernel's clock can hold
+        // a timeout is larger than the kernel's clock can represent
         (Errno::EINVAL, Failure::Invalid),
     ];
 

@@ -5,7 +5,7 @@ use netlink_batch::{Encoder, Errno};
 use crate::attr::CmdAttr;
 use crate::cmd::{Command, Failure, Fields};
 
-/// Changes a real server. Takes all attributes; connections stay.
+/// Changes a real server. Takes all attributes. Connections continue.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_edit_dest`.
 #[derive(Clone, Copy, Debug)]

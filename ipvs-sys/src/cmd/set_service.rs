@@ -5,7 +5,7 @@ use netlink_batch::{Encoder, Errno};
 use crate::attr::CmdAttr;
 use crate::cmd::{Command, Failure, Fields};
 
-/// Changes a virtual server. Takes all attributes but the statistics; flags outside the mask stay as they are.
+/// Changes a virtual server. Takes all attributes except the statistics. Flags outside the mask are unchanged.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_edit_service`.
 #[derive(Clone, Copy, Debug)]

@@ -5,7 +5,7 @@ use netlink_batch::{Encoder, Errno};
 use crate::attr::CmdAttr;
 use crate::cmd::{Command, Failure, Fields};
 
-/// Sets the counters of one virtual server and its real servers to zero, or, without a key, everybody's.
+/// Resets the counters of one virtual server and its real servers, or of all of them if no key is given.
 ///
 /// Kernel: net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_zero_service`, `ip_vs_zero_all`.
 #[derive(Clone, Copy, Debug)]
