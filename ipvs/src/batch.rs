@@ -1,4 +1,4 @@
-//! Many changes in few system calls, with an outcome for each.
+//! Many changes in few system calls, with one outcome each.
 
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
@@ -16,25 +16,25 @@ use crate::model::{OutOfRange, RealServer, RealServerKey, VirtualServer, Virtual
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Operation {
-    /// Adds a virtual server; fails if it exists.
+    /// Adds a virtual server. Fails if it exists.
     #[doc(alias = "IPVS_CMD_NEW_SERVICE")]
     AddVirtualServer(VirtualServer),
-    /// Changes a virtual server; fails if it does not exist.
+    /// Changes a virtual server. Fails if it does not exist.
     #[doc(alias = "IPVS_CMD_SET_SERVICE")]
     UpdateVirtualServer(VirtualServer),
-    /// Deletes a virtual server with its real servers; fails if it does not exist.
+    /// Deletes a virtual server with its real servers. Fails if it does not exist.
     #[doc(alias = "IPVS_CMD_DEL_SERVICE")]
     DeleteVirtualServer(VirtualServerKey),
-    /// Sets the counters of a virtual server and its real servers to zero.
+    /// Resets the counters of a virtual server and its real servers.
     #[doc(alias = "IPVS_CMD_ZERO")]
     ZeroVirtualServer(VirtualServerKey),
-    /// Adds a real server to a virtual server; fails if it has it.
+    /// Adds a real server to a virtual server. Fails if it exists there.
     #[doc(alias = "IPVS_CMD_NEW_DEST")]
     AddRealServer(VirtualServerKey, RealServer),
-    /// Changes a real server of a virtual server; fails if it does not have it. Connections stay.
+    /// Changes a real server of a virtual server. Fails if it does not exist there. Connections continue.
     #[doc(alias = "IPVS_CMD_SET_DEST")]
     UpdateRealServer(VirtualServerKey, RealServer),
-    /// Deletes a real server of a virtual server; fails if it does not have it.
+    /// Deletes a real server from a virtual server. Fails if it does not exist there.
     #[doc(alias = "IPVS_CMD_DEL_DEST")]
     DeleteRealServer(VirtualServerKey, RealServerKey),
 }
@@ -42,7 +42,7 @@ pub enum Operation {
 type Classify = fn(Errno) -> Option<Failure>;
 
 impl Operation {
-    /// The virtual server that it is about, or whose real server it is about.
+    /// The virtual server that the operation changes, or to which the changed real server belongs.
     pub fn virtual_server(&self) -> VirtualServerKey {
         match self {
             Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => server.key,
@@ -54,7 +54,7 @@ impl Operation {
         }
     }
 
-    /// Subject of the operation: a virtual server or a real server.
+    /// The server that the operation changes: a virtual or a real server.
     pub fn subject(&self) -> Subject {
         match self {
             Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => {
@@ -77,7 +77,7 @@ impl Operation {
         }
     }
 
-    /// The command's number and what its error numbers mean.
+    /// The command's number and the meanings of its error numbers.
     pub(crate) fn command(&self) -> (u8, Classify) {
         fn of<C: Command>(_: &C) -> (u8, Classify) {
             (C::NUMBER, C::classify)
@@ -109,7 +109,7 @@ impl Operation {
         matches!(self, Operation::AddVirtualServer(_) | Operation::AddRealServer(..))
     }
 
-    /// Checks what the types cannot rule out.
+    /// Checks values that the types cannot rule out.
     fn check(&self) -> Result<(), OutOfRange> {
         match self {
             Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => server.check(),
@@ -117,7 +117,7 @@ impl Operation {
         }
     }
 
-    /// The modules whose absence `ENOENT` may mean.
+    /// The module that is missing if the kernel answers `ENOENT`.
     fn modules(&self) -> MissingModule {
         match self {
             Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => {
@@ -137,7 +137,7 @@ impl Operation {
         Error::refused(kernel, meaning, self.modules(), self.doing(), self.subject())
     }
 
-    /// Sends this one operation and waits for its acknowledgement.
+    /// Sends this operation and waits for its acknowledgement.
     pub(crate) fn execute(&self, genl: &mut Genl) -> Result<(), Error> {
         self.check().map_err(|range| Error::new(ErrorKind::OutOfRange(range), self.doing(), self.subject()))?;
         genl.request(self.command().0, |out| self.encode(out)).map_err(|error| match error.kernel() {
@@ -154,10 +154,10 @@ impl fmt::Display for Operation {
     }
 }
 
-/// Changes to be carried out together, in this order.
+/// Changes to carry out together, in order.
 ///
-/// A batch is fast, not atomic: the kernel carries out each operation for itself. An operation that fails does not stop those
-/// after it.
+/// A batch is fast but not atomic: the kernel carries out each operation separately. A failed operation does not stop
+/// the following ones.
 ///
 /// # Example
 ///
@@ -266,7 +266,7 @@ impl Batch {
         self.operations.len()
     }
 
-    /// Whether there is nothing to do.
+    /// Whether the batch has no operations.
     pub fn is_empty(&self) -> bool {
         self.operations.is_empty()
     }
@@ -281,7 +281,7 @@ impl<'a> IntoIterator for &'a Batch {
     }
 }
 
-/// Reads the text of [`parse_batch`](crate::text::parse_batch): ipvsadm's words, one operation a line.
+/// Parses the text of [`parse_batch`](crate::text::parse_batch): ipvsadm's syntax, one operation per line.
 impl FromStr for Batch {
     type Err = crate::text::Error;
     fn from_str(text: &str) -> Result<Self, Self::Err> {
@@ -310,7 +310,7 @@ pub enum Outcome {
     Done,
     /// Refused; nothing was changed.
     Failed(Error),
-    /// Sent, but the answer was lost: read the state to know.
+    /// Sent, but the answer was lost. Read the state to find out whether it was carried out.
     Unknown,
     /// Not sent, because the batch stopped before it; see [`Report::stopped`].
     NotSent,
@@ -322,7 +322,7 @@ impl Outcome {
         matches!(self, Outcome::Done)
     }
 
-    /// The error, when it was refused.
+    /// The error if the operation was refused.
     pub fn error(&self) -> Option<&Error> {
         match self {
             Outcome::Failed(error) => Some(error),
@@ -339,9 +339,9 @@ impl Outcome {
 pub struct Report {
     /// One outcome for each operation.
     pub outcomes: Vec<Outcome>,
-    /// Reason for stopping early, when it did: answers were lost, or the socket failed. Refusals do not stop a batch.
+    /// Why the batch stopped early, if it did: answers were lost, or the socket failed. Refusals do not stop a batch.
     pub stopped: Option<Error>,
-    /// Place of an operation → place of the one whose failure it follows from.
+    /// Index of a failed operation → index of the operation whose failure caused it.
     causes: BTreeMap<usize, usize>,
 }
 
@@ -351,24 +351,24 @@ impl Report {
         self.stopped.is_none() && self.outcomes.iter().all(Outcome::is_done)
     }
 
-    /// The operations that were not carried out, with their place in the batch.
+    /// The operations that were not carried out, with their index in the batch.
     pub fn failures(&self) -> impl Iterator<Item = (usize, &Outcome)> {
         self.outcomes.iter().enumerate().filter(|(_, outcome)| !outcome.is_done())
     }
 
-    /// The operation whose failure this one's refusal follows from: the last addition of the same virtual or real server before it,
-    /// when that failed and the kernel says of this one that there is no such server. `None` for a refusal with a reason of its
-    /// own, and for an operation that was carried out.
+    /// The index of the operation whose failure caused this refusal. That is the last earlier addition of the same
+    /// virtual or real server, if it failed and the kernel now reports that the server does not exist. `None` if the
+    /// operation succeeded or was refused for another reason.
     pub fn cause(&self, index: usize) -> Option<usize> {
         self.causes.get(&index).copied()
     }
 
-    /// [`Report::failures`] without those that follow from others: what to tell people.
+    /// [`Report::failures`] without those caused by other failures. Show these to users.
     pub fn root_failures(&self) -> impl Iterator<Item = (usize, &Outcome)> {
         self.failures().filter(|(index, _)| !self.causes.contains_key(index))
     }
 
-    /// The first error, or the report if there is none.
+    /// Returns the report if everything succeeded, otherwise the first error.
     ///
     /// # Errors
     /// The first operation's error, or why the batch stopped.
@@ -429,14 +429,15 @@ where
     Report { outcomes, stopped, causes }
 }
 
-/// Places of failures that follow from an earlier failure, each with that one's. `additions` are all that were tried; both are in the order of their places.
+/// Maps the index of each failure to that of the earlier failure that caused it. `additions` has every attempted
+/// addition; both lists are sorted by index.
 fn causes(additions: &[(usize, Subject)], failures: &[(usize, Operation, Outcome)]) -> BTreeMap<usize, usize> {
     let mut additions = additions.iter().peekable();
-    // Virtual and real servers whose last addition failed, with its place.
+    // Servers whose last addition failed, with the index of that addition.
     let mut missing: BTreeMap<Subject, usize> = BTreeMap::new();
     let mut causes = BTreeMap::new();
     for (index, operation, outcome) in failures {
-        // An addition, with any outcome, clears the failures of earlier additions of the same server.
+        // Any later addition, whatever its outcome, supersedes earlier failed ones of the same server.
         while let Some((_, subject)) = additions.next_if(|(place, _)| place <= index) {
             missing.remove(subject);
         }
@@ -449,7 +450,7 @@ fn causes(additions: &[(usize, Subject)], failures: &[(usize, Operation, Outcome
         if let Some(cause) = cause {
             causes.insert(*index, *cause);
         }
-        // A server that exists already serves as well as an added one.
+        // A server that existed already can be used like an added one.
         if operation.is_addition() && !error.is_already_exists() {
             missing.insert(operation.subject(), *index);
         }

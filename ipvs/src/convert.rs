@@ -1,4 +1,4 @@
-//! Between the model and the attributes of `ipvs-sys`, both ways.
+//! Converts between the model and the attributes of `ipvs-sys`.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -153,7 +153,7 @@ impl Fields for RealServer {
         if let ForwardingMethod::Tunnel(tunnel) = config.forwarding_method
             && tunnel != Tunnel::IPIP
         {
-            // Missing means 0: a plain IPIP tunnel says nothing that kernels before 5.3 would not know.
+            // Absent means 0. A plain IPIP tunnel sends nothing that kernels before 5.3 would not understand.
             let (kind, port) = match tunnel.kind {
                 TunnelKind::Ipip => (uapi::TUNNEL_TYPE_IPIP, 0),
                 TunnelKind::Gue { port } => (uapi::TUNNEL_TYPE_GUE, port.get()),
@@ -250,7 +250,7 @@ pub(crate) fn read_virtual_server(attributes: Attrs<'_, SvcAttr<'_>>) -> Result<
     };
     let scheduler_name = required::<SvcAttr<'_>, _>(scheduler, SvcAttr::SCHED_NAME)?;
     let scheduler = match scheduler_name.to_str() {
-        // A virtual server without scheduler has no name on some kernels.
+        // Some kernels report an empty name for a virtual server without scheduler.
         Some("") => Some(Scheduler::None),
         Some(text) => text.parse().ok(),
         None => None,
@@ -276,7 +276,7 @@ pub(crate) fn read_virtual_server(attributes: Attrs<'_, SvcAttr<'_>>) -> Result<
     Ok(ObservedVirtualServer { server: VirtualServer { key, config }, stats })
 }
 
-/// `family` is the virtual server's: kernels before 3.18 do not say the real server's.
+/// `family` is the virtual server's: kernels before 3.18 do not report the real server's.
 pub(crate) fn read_real_server(
     attributes: Attrs<'_, DestAttr<'_>>,
     virtual_family: Family,
@@ -353,7 +353,7 @@ fn read_stats(attributes: Attrs<'_, StatsAttr<'_>>) -> Result<Stats, WireError> 
 }
 
 pub(crate) fn read_timeouts(attributes: Attrs<'_, CmdAttr<'_>>) -> Result<Timeouts, WireError> {
-    // A kernel built without TCP or UDP for IPVS leaves its timeouts out.
+    // A kernel whose IPVS is built without TCP or UDP omits their timeouts.
     let mut timeouts = Timeouts { tcp_secs: 0, tcp_fin_secs: 0, udp_secs: 0 };
     for attribute in attributes.iter() {
         match attribute? {

@@ -1,4 +1,4 @@
-//! Difference of two tables: the batch that turns the kernel's table into the wanted one. Reads and writes nothing.
+//! Computes the batch that brings one table to another. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -8,19 +8,19 @@ use crate::error::{Error, ErrorKind, Subject};
 use crate::model::{RealServer, RealServerKey, Snapshot, SnapshotEntry, VirtualServerKey, Weight};
 use crate::text::{Entry, Ruleset};
 
-/// Authority over the weights of real servers that are there.
+/// Who decides the weights of real servers that exist already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Weights {
-    /// The wanted state does. Default.
+    /// The desired state. Default.
     #[default]
     Set,
-    /// Another program does, such as a health check or a feedback agent: a wanted weight is for real servers that are added, and
-    /// one that is there keeps its weight.
+    /// Another program, such as a health check or a feedback agent. Desired weights apply only to real servers that are
+    /// added; existing ones keep their weight.
     Keep,
-    /// Another program takes real servers out by weight 0 and puts them back by any other: one that has weight 0 keeps it, and the
-    /// others get the wanted weight.
+    /// Another program disables real servers with weight 0 and enables them with any other weight. Existing real
+    /// servers of weight 0 keep it; the others get the desired weight.
     KeepZero,
 }
 
@@ -36,31 +36,32 @@ impl Weights {
 
 /// Ownership and weight rules of a difference or a sync.
 ///
-/// There is no default: IPVS does not say who added a virtual server, so the caller has to.
+/// There is no default: IPVS does not record who added a virtual server, so the caller must decide.
 pub struct SyncPolicy<'a> {
     owns: Box<dyn Fn(&VirtualServerKey) -> bool + Send + Sync + 'a>,
     weights: Weights,
 }
 
 impl<'a> SyncPolicy<'a> {
-    /// Every virtual server of the network namespace is the caller's: those that are not wanted are deleted.
+    /// The caller owns every virtual server of the network namespace. Those that are not desired are deleted.
     pub fn owning_all() -> Self {
         Self::owning(|_| true)
     }
 
-    /// The virtual servers for which `owns` says so are the caller's. The others are left alone with all their real servers.
+    /// The caller owns the virtual servers for which `owns` returns true. The others and their real servers are not
+    /// changed.
     pub fn owning(owns: impl Fn(&VirtualServerKey) -> bool + Send + Sync + 'a) -> Self {
         SyncPolicy { owns: Box::new(owns), weights: Weights::Set }
     }
 
-    /// The same with another owner of weights.
+    /// Sets who decides the weights.
     #[must_use]
     pub fn with_weights(mut self, weights: Weights) -> Self {
         self.weights = weights;
         self
     }
 
-    /// Whether this virtual server is the caller's.
+    /// Whether the caller owns this virtual server.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         (self.owns)(key)
     }
@@ -72,7 +73,7 @@ impl fmt::Debug for SyncPolicy<'_> {
     }
 }
 
-/// Operations by when they have to come.
+/// Operations, grouped by the order in which they must run.
 #[derive(Default)]
 struct Phases {
     add: Vec<Operation>,
@@ -122,26 +123,28 @@ impl Phases {
 }
 
 impl Ruleset {
-    /// The batch that turns the observed table into this one, within the virtual servers that the policy gives to the caller. Printed, it
-    /// is a dry run in ipvsadm's words; [`Client::run`](crate::Client::run) carries it out, and
-    /// [`Client::sync`](crate::Client::sync) does all of that.
+    /// Computes the batch that turns the observed table into this one, limited to the virtual servers that the caller
+    /// owns. Print it for a dry run in ipvsadm's syntax, or carry it out with [`Client::run`](crate::Client::run).
+    /// [`Client::sync`](crate::Client::sync) does all of it.
     ///
-    /// Make before break: first all additions, each virtual server followed by its real servers; then changes in place, those that
-    /// lower a weight last; then deletions, virtual servers last. A wanted server that is there is never deleted: everything but its
-    /// identity can be changed in place. So a virtual server that has a real server with a weight before and after has one at every
-    /// moment between, unless all of them are exchanged at once and the kernel refuses the new ones.
+    /// Make before break. First come all additions, each virtual server followed by its real servers. Then come changes
+    /// in place, those that lower a weight last. Deletions are last, virtual servers at the end. An existing server
+    /// that is still desired is never deleted, since everything except its identity can be changed in place. So a
+    /// virtual server that has a weighted real server before and after has one at every moment between. The exception
+    /// is a replacement of all its real servers when the kernel refuses the new ones.
     ///
-    /// Deleting a real server cuts its connections. To drain one, want it with [`Weight::DRAIN`] until a snapshot shows that it has
-    /// none left.
+    /// Deleting a real server cuts its connections. To drain one, keep it with [`Weight::DRAIN`] until a snapshot shows
+    /// no connections.
     ///
-    /// Values are compared as the kernel reports them, so other spellings of the same are no difference. A value that the kernel
-    /// stores as another, such as a tunnel's type before Linux 5.3 or a persistence timeout that wraps, is one each time.
+    /// Values are compared in the form that the kernel reports, so different spellings of one value are equal. A value
+    /// that the kernel changes when it stores it is a difference every time. Examples are the type of a tunnel before
+    /// Linux 5.3 and a persistence timeout that wraps.
     ///
-    /// `observed` must be complete; [`Client::snapshot_once`](crate::Client::snapshot_once) may not be.
+    /// `observed` must be complete, which [`Client::snapshot_once`](crate::Client::snapshot_once) does not guarantee.
     ///
     /// # Errors
-    /// Mistakes in the wanted state: [`ErrorKind::Repeated`]; [`ErrorKind::NotOwned`] for a virtual server that the policy says is
-    /// not the caller's, since nothing would delete it later; [`ErrorKind::OutOfRange`].
+    /// Mistakes in the desired state: [`ErrorKind::Repeated`]; [`ErrorKind::NotOwned`] for a virtual server that the
+    /// caller does not own according to the policy, since nothing would delete it later; [`ErrorKind::OutOfRange`].
     pub fn diff(&self, observed: &Snapshot, policy: &SyncPolicy<'_>) -> Result<Batch, Error> {
         self.check(policy)?;
         let mut there: BTreeMap<VirtualServerKey, &SnapshotEntry> =
@@ -158,7 +161,7 @@ impl Ruleset {
         Ok(phases.in_order())
     }
 
-    /// Checks what [`Ruleset::diff`] asks of a wanted state.
+    /// Checks that [`Ruleset::diff`] can accept this desired state.
     pub(crate) fn check(&self, policy: &SyncPolicy<'_>) -> Result<(), Error> {
         let refuse = |kind, subject| Err(Error::new(kind, "checking wanted", subject));
         let mut virtual_servers = BTreeSet::new();

@@ -1,4 +1,4 @@
-//! Drain of a real server: no new connections, then none, then gone.
+//! Drains a real server: stops new connections, waits until the old ones end, then deletes it.
 
 use std::time::{Duration, Instant};
 
@@ -6,19 +6,20 @@ use crate::client::Client;
 use crate::error::Error;
 use crate::model::{ObservedRealServer, RealServerKey, VirtualServerKey, Weight};
 
-/// Time between two looks at a draining real server.
+/// Time between two checks of a draining real server.
 const INTERVAL: Duration = Duration::from_secs(1);
 
 impl Client {
-    /// One step of a drain, for programs that have a loop of their own: gives the real server weight 0, or deletes it once it has no
-    /// connections, active or inactive, or `is_over`. Returns it as long as it drains; `None` when it is gone, or was not there.
+    /// Runs one step of a drain, for programs with their own loop. Sets the weight to 0, or deletes the real server if
+    /// it has no active or inactive connections or if `is_over`. Returns the real server while it drains, and `None`
+    /// once it does not exist.
     ///
-    /// Its other settings stay. Connections that are left when it is deleted are cut: the kernel drops their packets, or ends them with
-    /// `expire_nodest_conn` ([`Sysctl`](crate::sysctl::Sysctl)). Persistent clients may come back to a real server of weight 0: see
-    /// [`Weight::DRAIN`].
+    /// Other settings are unchanged. Deleting cuts the remaining connections: the kernel drops their packets, or resets
+    /// the connections with `expire_nodest_conn` ([`Sysctl`](crate::sysctl::Sysctl)). Persistent clients may return to
+    /// a real server of weight 0: see [`Weight::DRAIN`].
     ///
     /// # Errors
-    /// As [`Client::list_real_servers`] and [`Client::update_real_server`]; none because something is gone already.
+    /// As [`Client::list_real_servers`] and [`Client::update_real_server`]. A server that is missing is not an error.
     pub fn drain_step(
         &mut self,
         key: &VirtualServerKey,
@@ -38,7 +39,7 @@ impl Client {
         let mut observed = self.get_real_server(key, real)?;
         let drained = observed.server.with_weight(Weight::DRAIN);
         if observed.server != drained {
-            // A connection may have been made until now.
+            // A connection may have started just before.
             self.update_real_server(key, &drained)?;
             observed = self.get_real_server(key, real)?;
         }
@@ -49,11 +50,12 @@ impl Client {
         Ok(Some(observed))
     }
 
-    /// Drains a real server: weight 0, a wait until it has no connections, at most `patience`, and its deletion. Returns the number of
-    /// connections that were left, and are cut; 0 also when it was not there. Looks once a second, and blocks the thread meanwhile;
-    /// [`Client::drain_step`] does not.
+    /// Drains a real server: sets its weight to 0, waits at most `patience` until it has no connections, and deletes
+    /// it. Returns the number of connections that this cut; 0 also if the real server did not exist. It checks once a
+    /// second and blocks the thread; [`Client::drain_step`] does not block.
     ///
-    /// Connections of UDP count until they time out, [`Timeouts::udp_secs`](crate::model::Timeouts::udp_secs) after their last packet.
+    /// UDP connections count until they time out, [`Timeouts::udp_secs`](crate::model::Timeouts::udp_secs) after their
+    /// last packet.
     ///
     /// # Errors
     /// As [`Client::drain_step`].

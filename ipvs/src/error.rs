@@ -1,4 +1,4 @@
-//! One error type: what was being done, to what, why it failed, and what to do.
+//! The error type: which operation failed, on what, why, and what to do.
 
 use std::error::Error as _;
 use std::fmt;
@@ -8,7 +8,7 @@ use netlink_batch::{Attribute, Errno, KernelError};
 
 use crate::model::{DaemonState, Name, OutOfRange, RealServerKey, Scheduler, VirtualServerKey};
 
-/// Kind of operation that failed.
+/// The object of the failed operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -21,7 +21,7 @@ pub enum Subject {
     RealServer(VirtualServerKey, RealServerKey),
     /// The synchronisation daemons.
     Daemons,
-    /// The synchronisation daemon in one state, and its interface where that is known.
+    /// The synchronisation daemon in one state, and its interface if known.
     Daemon(DaemonState, Option<Name>),
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for Subject {
     }
 }
 
-/// A kernel module that is not there.
+/// A missing kernel module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -47,7 +47,7 @@ pub enum MissingModule {
     Ipvs,
     /// The scheduler's module.
     Scheduler(Scheduler),
-    /// The scheduler's module or the persistence engine's: the kernel does not say which.
+    /// The module of the scheduler or of the persistence engine; the kernel does not report which.
     SchedulerOrEngine(Scheduler, Name),
 }
 
@@ -72,47 +72,48 @@ impl fmt::Display for MissingModule {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// There is no such virtual server.
+    /// The virtual server does not exist.
     VirtualServerNotFound,
     /// The virtual server exists already.
     VirtualServerExists,
-    /// The virtual server has no such real server.
+    /// The virtual server does not have this real server.
     RealServerNotFound,
-    /// The virtual server has this real server already.
+    /// The virtual server already has this real server.
     RealServerExists,
     /// A module is not loaded, and the kernel could not load it.
     ModuleMissing(MissingModule),
     /// The caller lacks `CAP_NET_ADMIN` in the initial user namespace: root in a container is not enough.
     Permission,
-    /// A value is out of its range; it was not sent.
+    /// A value is out of range. Nothing was sent.
     OutOfRange(OutOfRange),
-    /// A wanted state names the same virtual server, or the same real server of one, twice; nothing was sent.
+    /// A desired state contains the same virtual server, or the same real server of one, twice. Nothing was sent.
     Repeated,
-    /// A wanted state names a virtual server that the policy says is not the caller's; nothing was sent.
+    /// A desired state contains a virtual server that the caller does not own according to the policy. Nothing was
+    /// sent.
     NotOwned,
     /// The kernel refused the values (`EINVAL`, `ERANGE`).
     Invalid,
-    /// IPv6 is not part of this kernel's IPVS.
+    /// This kernel's IPVS does not support IPv6.
     FamilyUnsupported,
-    /// A synchronisation daemon runs in this state already.
+    /// A synchronisation daemon is already running in this state.
     DaemonRunning,
-    /// No synchronisation daemon runs in this state.
+    /// No synchronisation daemon is running in this state.
     DaemonNotRunning,
-    /// There is no such network interface.
+    /// The network interface does not exist.
     InterfaceNotFound,
-    /// The kernel has no memory for it.
+    /// The kernel is out of memory.
     OutOfMemory,
-    /// No answer within the deadline; whether it was carried out is unknown.
+    /// No answer came before the deadline. The operation may or may not have been carried out.
     Timeout,
-    /// Answers were lost; whether it was carried out is unknown.
+    /// Answers were lost. The operation may or may not have been carried out.
     StateUnknown,
-    /// The table kept changing while it was read; there is no partial result.
+    /// The table kept changing while it was read. Partial results are never returned.
     Interrupted,
-    /// An answer that cannot be read.
+    /// An answer could not be decoded.
     Malformed,
     /// A system call failed: opening, sending or receiving.
     Io,
-    /// An error number that has no agreed meaning for this command; see [`Error::errno`].
+    /// An error number without a specific meaning for this command; see [`Error::errno`].
     Other,
 }
 
@@ -129,7 +130,7 @@ struct Inner {
     source: Option<netlink_batch::Error>,
 }
 
-/// The same failure of the same request. What the system said of a failed call takes no part.
+/// Equal if the same request failed in the same way. The source of a failed system call is not compared.
 impl PartialEq for Inner {
     fn eq(&self, other: &Self) -> bool {
         let below = |inner: &Self| inner.source.as_ref().map(|error| (error.kind().clone(), error.context()));
@@ -140,7 +141,7 @@ impl PartialEq for Inner {
 
 impl Eq for Inner {}
 
-/// For reports: the kind, the subject, the kernel's error number and the message. It is not read back.
+/// For reports: the kind, the subject, the kernel's error number and the message. It cannot be deserialised.
 #[cfg(feature = "serde")]
 impl serde::Serialize for Error {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -165,18 +166,18 @@ impl Error {
         self.0.subject
     }
 
-    /// The kernel's error number, when the kernel refused.
+    /// The kernel's error number, if the kernel refused.
     pub fn errno(&self) -> Option<i32> {
         self.0.kernel.as_ref().map(|kernel| kernel.errno.0)
     }
 
-    /// The C names of the attribute the kernel refused and of those around it, when it named one.
+    /// The path of the refused attribute in C names, if the kernel named one.
     pub fn attribute(&self) -> Option<String> {
         let kernel = self.0.kernel.as_ref().filter(|kernel| !kernel.attribute.is_empty())?;
         Some(ipvs_sys::CmdAttr::TABLE.path(&kernel.attribute))
     }
 
-    /// Whether what was to be read, changed or deleted does not exist.
+    /// Whether the object to read, change or delete does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(
             self.0.kind,
@@ -187,17 +188,17 @@ impl Error {
         )
     }
 
-    /// Whether what was to be added exists.
+    /// Whether the object to add already exists.
     pub fn is_already_exists(&self) -> bool {
         matches!(self.0.kind, ErrorKind::VirtualServerExists | ErrorKind::RealServerExists | ErrorKind::DaemonRunning)
     }
 
-    /// Whether the caller may not do this.
+    /// Whether the caller lacks the permission.
     pub fn is_permission(&self) -> bool {
         self.0.kind == ErrorKind::Permission
     }
 
-    /// The module that is missing, when that is why.
+    /// The missing module, if that is the reason.
     pub fn module_missing(&self) -> Option<MissingModule> {
         match self.0.kind {
             ErrorKind::ModuleMissing(module) => Some(module),
@@ -209,7 +210,7 @@ impl Error {
         Error(Box::new(Inner { kind, doing, subject, kernel: None, source: None }))
     }
 
-    /// The kernel's refusal of a command, with what its number means there.
+    /// Builds the error for a refused command, with the meaning of its number.
     pub(crate) fn refused(
         kernel: KernelError,
         meaning: Option<Failure>,
@@ -235,7 +236,7 @@ impl Error {
         Error(Box::new(Inner { kind, doing, subject, kernel: Some(kernel), source: None }))
     }
 
-    /// A failure below, other than a refusal.
+    /// Builds the error for any other failure of the layer below.
     pub(crate) fn below(source: netlink_batch::Error, doing: &'static str, subject: Subject) -> Self {
         use netlink_batch::ErrorKind as Below;
         let kind = match source.kind() {
@@ -326,7 +327,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        // A refusal is told in full above; the cause below adds something only for the other kinds.
+        // The message contains a refusal in full. Only other kinds gain from the source's message.
         if self.0.kernel.is_some() {
             return None;
         }
@@ -334,7 +335,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message and what caused it, which is what a `main` that returns the error prints.
+/// The message and its cause, so a `main` that returns this error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;

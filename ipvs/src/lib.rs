@@ -1,11 +1,17 @@
-//! Program the Linux IP Virtual Server (IPVS): the kernel's layer-4 load balancer.
+//! Programs the Linux IP Virtual Server (IPVS), the kernel's layer-4 load balancer.
 //!
-//! A *virtual server* is an address and port (or a firewall mark) that clients connect to; the kernel gives each connection to
-//! one of its *real servers*, chosen by a *scheduler*. ipvsadm and the kernel call them service and destination.
+//! A *virtual server* is an address and port (or a firewall mark) to which clients connect. The kernel forwards each
+//! connection to one of its *real servers*, chosen by a *scheduler*. ipvsadm and the kernel call them service and
+//! destination.
+//!
+//! The crate does not load kernel modules, bind virtual addresses to an interface, write firewall rules, log, or start
+//! threads or programs. It never retries a change whose outcome is unknown. There is no async interface: the kernel
+//! answers inside `send`. It needs `CAP_NET_ADMIN` in the initial user namespace, even for reading.
 //!
 //! # Example
 //!
-//! On any kernel with the module `ip_vs`, as root. A real server's address has to be routable, which one of this host always is:
+//! This needs root and a kernel with the module `ip_vs`. A real server's address must be routable, which this host's
+//! own addresses always are:
 //!
 //! ```no_run
 //! use ipvs::{Client, RealServer, Scheduler, VirtualServer, VirtualServerKey};
@@ -28,7 +34,7 @@
 //! }
 //! ```
 //!
-//! The same client in a test, without a kernel, with feature `testing`:
+//! The same client in a test without a kernel, with feature `testing`:
 //!
 //! ```
 //! # #[cfg(feature = "testing")] {
@@ -49,30 +55,32 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! # What there is
+//! # Where to look next
 //!
-//! | task | here |
+//! | task | API |
 //! | --- | --- |
-//! | read and change virtual and real servers, one by one | [`Client`], [`VirtualServer`], [`RealServer`] |
-//! | many changes in few system calls, with an outcome each | [`Batch`], [`Client::run`], [`Report`] |
-//! | the whole table at one instant | [`Client::snapshot`], [`model::Snapshot`] |
-//! | a wanted state: plan, and make it so | [`Ruleset::diff`], [`Client::sync`], [`SyncPolicy`], [`Weights`] |
-//! | take a real server out without cutting its connections | [`Client::drain_real_server`], [`Client::drain_step`] |
-//! | ipvsadm's save format, both ways | [`text`] |
-//! | connections and counters that netlink does not give | [`proc`] |
-//! | `/proc/sys/net/ipv4/vs` | [`sysctl`] |
-//! | synchronisation daemons, time-outs | [`Client::start_daemon`], [`Client::set_timeouts`] |
-//! | tests without a kernel (feature `testing`) | `fake` |
+//! | read and change single virtual and real servers | [`Client`], [`VirtualServer`], [`RealServer`] |
+//! | many changes in few system calls, with one outcome each | [`Batch`], [`Client::run`], [`Report`] |
+//! | read the whole table | [`Client::snapshot`], [`model::Snapshot`] |
+//! | bring the table to a desired state, or print the changes | [`Client::sync`], [`Ruleset::diff`], [`SyncPolicy`], [`Weights`] |
+//! | remove a real server without cutting its connections | [`Client::drain_real_server`], [`Client::drain_step`] |
+//! | read and write ipvsadm's save format | [`text`] |
+//! | read connections and counters that netlink does not have | [`proc`] |
+//! | read and write `/proc/sys/net/ipv4/vs` | [`sysctl`] |
+//! | start synchronisation daemons, set timeouts | [`Client::start_daemon`], [`Client::set_timeouts`] |
+//! | test without a kernel (feature `testing`) | `fake` |
 //!
 //! # Many changes at once
 //!
-//! [`Client::run`] takes a [`Batch`] and gives a [`Report`] with one outcome for each operation. It sends up to 128 operations in
-//! one system call and asks only for the last one's acknowledgement, which makes it many times faster than one call each.
+//! [`Client::run`] takes a [`Batch`] and returns a [`Report`] with one outcome per operation. It sends up to 128
+//! operations in one system call and asks only for the acknowledgement of the last, which is many times faster than one
+//! call each.
 //!
-//! # A wanted state
+//! # A desired state
 //!
-//! [`Ruleset::diff`] says what turns one table into another, as a batch that prints in ipvsadm's words; [`Client::sync`] carries it
-//! out. Virtual servers of others stay as they are, and so do weights, when a health check sets them ([`Weights`]).
+//! [`Ruleset::diff`] computes the batch that brings one table to another; it prints in ipvsadm's syntax.
+//! [`Client::sync`] also carries it out. Virtual servers of other programs are not changed. [`Weights`] lets a health
+//! check keep control of the weights.
 //!
 //! ```
 //! # #[cfg(feature = "testing")] {
@@ -90,13 +98,6 @@
 //! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
-//!
-//! # What it does not do
-//!
-//! The crate does not load kernel modules, log, start threads or programs, or retry a change whose outcome it does not know. Nor does it
-//! bind virtual addresses to an interface or write firewall rules. There is no async interface: the kernel answers inside `send`.
-//!
-//! `CAP_NET_ADMIN` in the initial user namespace is needed, even for reading.
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
@@ -126,7 +127,7 @@ pub use netlink_batch::{Limits, Transport};
 pub use sync::{SyncFailure, SyncReport};
 pub use text::Ruleset;
 
-/// The example of the README is compiled with the tests.
+/// Compiles the example in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,16 +1,16 @@
-//! Reading whole tables without being fooled by changes meanwhile.
+//! Consistent reads of whole tables.
 //!
-//! IPVS does not set `NLM_F_DUMP_INTR`. A dump that comes in one datagram is one state, since the kernel fills it under its
-//! lock; one that takes several may miss or repeat entries when the table changes in between, and a table of virtual servers
-//! may change between the dumps of their real servers.
+//! IPVS does not set `NLM_F_DUMP_INTR`. A dump in one datagram is consistent, since the kernel fills it under its lock.
+//! A longer dump may miss or repeat entries if the table changes in between. The list of virtual servers may also
+//! change between the dumps of their real servers.
 //!
-//! Before Linux 7 all network namespaces share the table of virtual servers and a dump counts its way through all of
-//! it, so a change in any other namespace disturbs a long list too.
+//! Before Linux 7 all network namespaces share one table of virtual servers, and a dump counts its way through all of
+//! it. A change in another namespace therefore also disturbs a long list.
 //!
-//! So a list counts when a second reading gives the same. A reading misses an entry when an earlier one was deleted and
-//! the rest moved up. Two readings miss the same one only if another program put the deleted entry back at its old
-//! place between them and deleted it again: that takes a program that adds and deletes one entry faster than a list of
-//! more than 80 can be read twice. Nothing that the kernel offers would show it.
+//! So a list is accepted once a second read returns the same. A read misses an entry if an earlier entry was deleted
+//! and the rest moved up. Two reads miss the same entry only if another program restored the deleted entry at its old
+//! position between them and deleted it again. That program would have to add and delete one entry faster than a list
+//! of more than 80 can be read twice. The kernel offers nothing that would reveal it.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,11 +23,11 @@ use crate::model::{
     ObservedRealServer, ObservedVirtualServer, Snapshot, SnapshotEntry, VirtualServer, VirtualServerKey,
 };
 
-/// Pauses before a table that keeps changing is read again; when none is left, reading fails. Linux 7.2 takes some
-/// milliseconds to move virtual servers to a bigger table, which reading again at once would not outlast.
+/// Pauses before a changing table is read again; after the last one the read fails. Linux 7.2 takes some milliseconds
+/// to move virtual servers to a larger table, which immediate retries would not outlast.
 const PAUSES_MS: [u64; 8] = [0, 1, 2, 5, 10, 20, 50, 100];
 
-/// A list that came in a single datagram, or on which two consecutive readings agree and in which nothing is repeated.
+/// Returns a list that came in one datagram, or on which two consecutive reads agree and that repeats nothing.
 fn agreed<T, K: Ord>(
     mut read: impl FnMut() -> Result<Dump<T>, Error>,
     key: impl Fn(&T) -> K,
@@ -50,22 +50,22 @@ fn agreed<T, K: Ord>(
     }
 }
 
-/// The real servers of one virtual server, as one state.
+/// The real servers of one virtual server, consistently.
 pub(crate) fn list_real_servers(client: &mut Client, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, Error> {
-    // A list that does not fit the small buffer is read again with the large one, where up to 80 are one datagram.
+    // A list that does not fit the small buffer is read again with the large one, where up to 80 fit into one datagram.
     let mut expect = Expect::Short;
     agreed(|| client.dump_real_servers(key, std::mem::replace(&mut expect, Expect::Long)), |observed| observed.server)?
         .ok_or_else(|| Error::new(ErrorKind::Interrupted, "listing the real servers of", Subject::VirtualServer(*key)))
 }
 
-/// The virtual servers, as one state. Since Linux 7.0 the kernel moves them to a bigger table some time after many were added:
-/// until it has done so, a list of several datagrams may have one of them twice and lack another.
+/// The virtual servers, consistently. Since Linux 7.0 the kernel moves them to a larger table some time after many were
+/// added. Until then a list of several datagrams may repeat one and miss another.
 pub(crate) fn list_virtual_servers(client: &mut Client) -> Result<Vec<ObservedVirtualServer>, Error> {
     agreed(|| client.dump_virtual_servers(), |observed| observed.server)?
         .ok_or_else(|| Error::new(ErrorKind::Interrupted, "listing the virtual servers of", Subject::Ipvs))
 }
 
-/// One reading, not compared with another.
+/// One read, without comparison.
 pub(crate) fn once(client: &mut Client) -> Result<Snapshot, Error> {
     let virtual_servers = client.dump_virtual_servers()?.items;
     let mut entries = Vec::with_capacity(virtual_servers.len());

@@ -1,4 +1,4 @@
-//! Bringing the kernel to a wanted table.
+//! Brings the kernel to a desired table.
 
 use crate::batch::{Batch, Operation, Outcome};
 use crate::client::Client;
@@ -6,7 +6,7 @@ use crate::diff::SyncPolicy;
 use crate::error::Error;
 use crate::text::Ruleset;
 
-/// Attempts while other programs change the same virtual servers.
+/// Attempts if other programs change the same virtual servers.
 const ATTEMPTS: usize = 4;
 
 /// Result of a sync.
@@ -15,15 +15,15 @@ const ATTEMPTS: usize = 4;
 #[must_use = "a sync reports failures only here"]
 #[non_exhaustive]
 pub struct SyncReport {
-    /// Operations carried out, in this order. Prints in ipvsadm's words. Empty when the kernel had everything as wanted.
+    /// Operations carried out, in order. Prints in ipvsadm's syntax. Empty if the kernel already had the desired state.
     pub done: Batch,
     /// Operations not carried out.
     pub failures: Vec<SyncFailure>,
-    /// Reason for stopping early, when it did: answers were lost, or the socket failed. Sync again then.
+    /// Why the sync stopped early, if it did: answers were lost, or the socket failed. Sync again in that case.
     pub stopped: Option<Error>,
 }
 
-/// An operation that a sync did not get carried out.
+/// An operation that was not carried out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
@@ -32,22 +32,23 @@ pub struct SyncFailure {
     pub operation: Operation,
     /// Outcome of the operation: anything but [`Outcome::Done`].
     pub outcome: Outcome,
-    /// Whether it follows from another failure, as [`Report::cause`](crate::Report::cause) says.
+    /// Whether another failure caused this one, see [`Report::cause`](crate::Report::cause).
     pub is_consequence: bool,
 }
 
 impl SyncReport {
-    /// Whether the kernel has everything as wanted now.
+    /// Whether the kernel now has the desired state.
     pub fn is_done(&self) -> bool {
         self.failures.is_empty() && self.stopped.is_none()
     }
 
-    /// Whether the kernel's state was changed. When answers were lost, it may have been without this saying so.
+    /// Whether the sync changed the kernel's state. If answers were lost, it may have changed although this returns
+    /// false.
     pub fn is_changed(&self) -> bool {
         !self.done.is_empty()
     }
 
-    /// The operations carried out, if that was all of them.
+    /// Returns the operations carried out if there was no failure.
     ///
     /// # Errors
     /// The first operation's error, or why the sync stopped.
@@ -61,16 +62,16 @@ impl SyncReport {
 }
 
 impl Client {
-    /// Brings the virtual servers that are the caller's, with their real servers, to exactly the wanted state, with the least
-    /// writes: [`Client::snapshot`], [`Ruleset::diff`], [`Client::run`]. Virtual servers of others stay as they are, and
-    /// connections through what stays wanted are not touched. A second sync writes nothing.
+    /// Brings the virtual servers that the caller owns, with their real servers, to exactly the desired state with the
+    /// fewest writes. It combines [`Client::snapshot`], [`Ruleset::diff`] and [`Client::run`]. Other programs' virtual
+    /// servers and connections through unchanged servers are not affected. A second sync writes nothing.
     ///
-    /// One refused operation does not stop the others. When another program changes the same virtual servers at the same time, the
-    /// table is read again, a few times at most.
+    /// A refused operation does not stop the others. If another program changes the same virtual servers meanwhile, the
+    /// sync starts over, a limited number of times.
     ///
     /// # Errors
-    /// Nothing was written then: those of [`Ruleset::diff`], for mistakes in the wanted state; those of [`Client::snapshot`], as
-    /// long as nothing was written before. What the kernel refuses is in the report.
+    /// All errors mean that nothing was written: those of [`Ruleset::diff`] for mistakes in the desired state, and
+    /// those of the first [`Client::snapshot`]. Refusals by the kernel are in the report.
     pub fn sync(&mut self, wanted: &Ruleset, policy: &SyncPolicy<'_>) -> Result<SyncReport, Error> {
         wanted.check(policy)?;
         let mut synced = SyncReport::default();
@@ -103,7 +104,7 @@ impl Client {
     }
 }
 
-/// Whether the kernel holds something else than was read: another program was faster.
+/// Whether the failure shows that another program changed the table after it was read.
 fn is_surprise(failure: &SyncFailure) -> bool {
     let error = failure.outcome.error();
     !failure.is_consequence && error.is_some_and(|error| error.is_not_found() || error.is_already_exists())

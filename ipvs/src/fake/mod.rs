@@ -1,11 +1,11 @@
-//! A kernel made of code, with the real one's errno rules.
+//! A simulated kernel with the real one's error rules.
 //!
-//! The same suite of tests runs on this fake and on real kernels (`tests/suite` of this crate), so what it covers behaves the
-//! same: the order in which things are checked, what each error number is, default values, flags with a mask, the list of
-//! removed real servers, the order of dumps, and which families may be mixed.
+//! One test suite runs on this fake and on real kernels (`tests/suite` of this crate). It covers the order of checks,
+//! the error numbers, default values, flags with a mask, the list of removed real servers, the order of dumps, and
+//! mixed address families.
 //!
-//! There are no packets: counters and connections are what [`FakeIpvs::set_counters`] says, and rates stay 0. Daemons are only
-//! remembered.
+//! It has no packets. Counters and connections are set by [`FakeIpvs::set_counters`], and rates are always 0. Daemons
+//! are recorded but do nothing.
 
 mod address;
 mod respond;
@@ -29,9 +29,9 @@ use crate::fake::wire::{AF_INET, AF_INET6, List};
 use crate::model::{RealServerKey, Snapshot, Stats, VirtualServerKey};
 use crate::text::{Ruleset, parse_batch};
 
-/// Messages of a dump in one datagram: a real server takes about 400 bytes of the kernel's 32 KiB.
+/// Entries of a dump in one datagram: a real server takes about 400 bytes of the kernel's 32 KiB.
 const DATAGRAM: usize = 80;
-/// The family's number at first; the kernel gives out numbers from 16 on.
+/// The family's first number; the kernel assigns numbers from 16 up.
 const FAMILY: u16 = 0x23;
 
 type Change = Box<dyn FnOnce(&mut Table<'_>) + Send>;
@@ -42,14 +42,14 @@ struct State {
     present: bool,
     family: u16,
     permitted: bool,
-    /// Messages to the family so far.
+    /// Number of messages handled so far.
     handled: u64,
     refusals: BTreeMap<u64, Errno>,
     before: BTreeMap<u64, Change>,
     during_dumps: Option<(u32, Changes)>,
 }
 
-/// A fake kernel's IPVS. Clones share one table, and so do all clients made from them.
+/// A simulated IPVS. Clones and their clients share one table.
 #[derive(Clone)]
 pub struct FakeIpvs {
     state: Arc<Mutex<State>>,
@@ -72,7 +72,7 @@ impl Default for FakeIpvs {
     }
 }
 
-/// The table, lent to a change that happens in the middle of something; see [`FakeIpvs::change_during_dumps`].
+/// Access to the table for a change in the middle of another operation; see [`FakeIpvs::change_during_dumps`].
 #[derive(Debug)]
 pub struct Table<'a>(&'a mut Namespace);
 
@@ -116,12 +116,12 @@ impl FakeIpvs {
     /// A client of this kernel.
     ///
     /// # Errors
-    /// As [`Client::open`], when [`set_present`](Self::set_present) has taken IPVS away.
+    /// As [`Client::open`], if [`set_present`](Self::set_present) has removed IPVS.
     pub fn client(&self) -> Result<Client, Error> {
         self.client_with_faults().map(|(client, _)| client)
     }
 
-    /// A client whose socket misbehaves as the [`Faults`] say; they can be changed while it is in use.
+    /// A client whose socket fails according to the [`Faults`], which can be changed while it is in use.
     ///
     /// # Errors
     /// As [`FakeIpvs::client`].
@@ -135,7 +135,7 @@ impl FakeIpvs {
         Ok((Client::with_transport(transport)?, faults))
     }
 
-    /// A socket to this kernel, for what a [`Client`] does not do.
+    /// A socket to this kernel, for requests that [`Client`] does not make.
     pub fn transport(&self) -> impl Transport + use<> {
         self.simulate(true)
     }
@@ -149,15 +149,15 @@ impl FakeIpvs {
         transport
     }
 
-    /// Content of the table, without the refusals and changes arranged for clients.
+    /// Content of the table. Injected refusals and changes do not apply.
     ///
     /// # Errors
-    /// As [`Client::snapshot`], when IPVS is not present.
+    /// As [`Client::snapshot`], if IPVS is not present.
     pub fn snapshot(&self) -> Result<Snapshot, Error> {
         self.connect(false)?.0.snapshot()
     }
 
-    /// Content of the table in the words of `ipvsadm --save --numeric`, sorted by key.
+    /// Content of the table in the syntax of `ipvsadm --save --numeric`, sorted by key.
     ///
     /// # Errors
     /// As [`FakeIpvs::snapshot`].
@@ -167,10 +167,11 @@ impl FakeIpvs {
         Ok(rules.to_string())
     }
 
-    /// Carries out the operations of a text in the words of ipvsadm, behind the clients' back.
+    /// Carries out operations in ipvsadm's syntax, as another program would.
     ///
     /// # Errors
-    /// The text's first mistake, or the first operation that is refused with its error number; those before it are done.
+    /// The first mistake in the text, or the first refused operation with its error number. Earlier operations stay in
+    /// effect.
     pub fn load(&self, text: &str) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         for operation in parse_batch(text)?.operations() {
             let errno = |errno| format!("{operation}: {}", Errno(errno));
@@ -179,7 +180,7 @@ impl FakeIpvs {
         Ok(())
     }
 
-    /// Carries out an operation behind the clients' back, as another program would.
+    /// Carries out one operation, as another program would.
     ///
     /// # Errors
     /// The kernel's error number, positive.
@@ -187,8 +188,8 @@ impl FakeIpvs {
         Table(&mut self.lock().namespace).apply(operation)
     }
 
-    /// Takes IPVS away, as if its module were unloaded: the table is gone, looking the family up fails. Or brings it back,
-    /// empty and under another number.
+    /// Removes IPVS as if its module were unloaded: the table is lost and looking up the family fails. Or loads it
+    /// again, empty and under another number.
     pub fn set_present(&self, present: bool) {
         let mut state = self.lock();
         if present && !state.present {
@@ -205,17 +206,17 @@ impl FakeIpvs {
         state.present = present;
     }
 
-    /// Whether callers have `CAP_NET_ADMIN`; without it every command is refused with `EPERM`, reading too.
+    /// Whether callers have `CAP_NET_ADMIN`. Without it every command fails with `EPERM`, including reads.
     pub fn set_permitted(&self, permitted: bool) {
         self.lock().permitted = permitted;
     }
 
-    /// Whether IPv6 is part of this kernel's IPVS; without it, it answers `EAFNOSUPPORT`.
+    /// Whether IPVS supports IPv6. If not, it answers `EAFNOSUPPORT`.
     pub fn set_ipv6(&self, ipv6: bool) {
         self.lock().namespace.ipv6 = ipv6;
     }
 
-    /// Whether `lo` is up; without it the kernel has no local routes and refuses every new IPv4 real server with `EINVAL`.
+    /// Whether `lo` is up. If not, there are no local routes and every new IPv4 real server is refused with `EINVAL`.
     pub fn set_loopback(&self, up: bool) {
         self.lock().namespace.loopback = up;
     }
@@ -225,51 +226,52 @@ impl FakeIpvs {
         self.lock().namespace.modules.insert(module.to_owned());
     }
 
-    /// Makes a module missing; what uses it already goes on.
+    /// Removes a module. Virtual servers that already use it continue to work.
     pub fn remove_module(&self, module: &str) {
         self.lock().namespace.modules.remove(module);
     }
 
-    /// Adds a network interface, for synchronisation daemons.
+    /// Adds a network interface for synchronisation daemons.
     pub fn add_interface(&self, interface: &str) {
         self.lock().namespace.interfaces.insert(interface.to_owned());
     }
 
-    /// Forgets removed real servers, as the kernel does after two minutes: those added again start with fresh counters.
+    /// Clears the list of removed real servers, as the kernel does after two minutes. Real servers added again start
+    /// with fresh counters.
     pub fn forget_removed(&self) {
         self.lock().namespace.empty_trash();
     }
 
-    /// Refuses one message to come with this error number and leaves the table alone: 0 is the next one. Looking the family up
-    /// does not count.
+    /// Refuses a future message with this error number: 0 is the next one. The table is not changed. Looking up the
+    /// family does not count.
     pub fn refuse(&self, nth: u64, errno: i32) {
         let mut state = self.lock();
         let number = state.handled.saturating_add(nth);
         state.refusals.insert(number, Errno(errno));
     }
 
-    /// Changes the table just before one message to come: 0 is the next one. The change must not use this handle, only the
-    /// table it is lent.
+    /// Changes the table just before a future message: 0 is the next one. The change must use only the table that it
+    /// gets, not this handle.
     pub fn change_before(&self, nth: u64, change: impl FnOnce(&mut Table<'_>) + Send + 'static) {
         let mut state = self.lock();
         let number = state.handled.saturating_add(nth);
         state.before.insert(number, Box::new(change));
     }
 
-    /// Changes the table this many times in the middle of dumps: each time after a datagram of 80 entries was filled, and at the
-    /// end of a dump that has fewer. As the real one, the kernel goes on with the changed table and says nothing. The change must
-    /// not use this handle, only the table it is lent.
+    /// Changes the table in the middle of dumps, this many times: after each datagram of 80 entries, or at the end of a
+    /// shorter dump. Like the real kernel, the dump continues in the changed table without a sign. The change must use
+    /// only the table that it gets, not this handle.
     pub fn change_during_dumps(&self, times: u32, change: impl FnMut(&mut Table<'_>) + Send + 'static) {
         self.lock().during_dumps = (times > 0).then(|| -> (u32, Changes) { (times, Box::new(change)) });
     }
 
-    /// Messages to the family so far.
+    /// Number of messages handled so far.
     pub fn messages(&self) -> u64 {
         self.lock().handled
     }
 
-    /// Sets the counters of a virtual server, or with `real` those of one of its real servers and how many connections it has:
-    /// active and inactive. Returns whether there is such a thing.
+    /// Sets the counters of a virtual server, or with `real` the counters and the numbers of active and inactive
+    /// connections of one of its real servers. Returns whether the server exists.
     pub fn set_counters(
         &self,
         key: &VirtualServerKey,

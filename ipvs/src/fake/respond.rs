@@ -1,4 +1,4 @@
-//! Messages in, answers out (net/netlink/genetlink.c; net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_set_cmd`,
+//! Answers messages (net/netlink/genetlink.c; net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_genl_set_cmd`,
 //! `ip_vs_genl_get_cmd`, `ip_vs_genl_dump_*`).
 
 use ipvs_sys::{
@@ -35,7 +35,7 @@ const GET_INFO: u8 = <GetInfo as Command>::NUMBER;
 const ZERO: u8 = <Zero<S<'_>> as Command>::NUMBER;
 const FLUSH: u8 = <Flush as Command>::NUMBER;
 
-/// Version 1.2.1 and the usual size, as the kernel says them.
+/// Version 1.2.1, as the kernel encodes it, and the usual table size.
 const VERSION: u32 = 0x01_02_01;
 const TABLE_SIZE: u32 = 4096;
 
@@ -45,7 +45,7 @@ const NEW_FAMILY: u8 = 1;
 /// Linux: `net/netlink/genetlink.c`, version of the controller's family.
 const CONTROLLER_VERSION: u8 = 2;
 
-/// One message, seen with everything a test has arranged, or without.
+/// Handles one message, with or without injected faults and changes.
 pub(super) fn respond(state: &mut State, message: &Message<'_>, arranged: bool) -> Reply {
     if message.header.flags & NLM_F_REQUEST == 0 {
         return Reply::Ok;
@@ -137,7 +137,7 @@ pub(super) fn set(namespace: &mut Namespace, command: u8, list: &List<'_>) -> Re
             return Ok(());
         }
         SET_CONFIG => {
-            // A length below four bytes is refused by the first level's policy, which says ERANGE.
+            // The policy of the top level refuses a length below four bytes with ERANGE.
             let timeout = |kind| list.u32(kind).or(Err(Errno::ERANGE));
             let (tcp, fin) = (timeout(CmdAttr::TIMEOUT_TCP)?, timeout(CmdAttr::TIMEOUT_TCP_FIN)?);
             return namespace.set_timeouts(tcp, fin, timeout(CmdAttr::TIMEOUT_UDP)?);
@@ -209,12 +209,12 @@ fn info() -> Answer {
     (SET_INFO, out)
 }
 
-/// A dump is filled one datagram at a time: the kernel remembers how many entries it has given out, and goes on from that
-/// number in the table as it is by then.
+/// Fills a dump one datagram at a time. The kernel remembers how many entries it has sent and continues at that
+/// position of the current table.
 fn dumped(state: &mut State, command: u8, list: &List<'_>, arranged: bool) -> Reply {
     let service = match command {
         GET_DEST => {
-            // A virtual server that cannot be found is no error here.
+            // The kernel reports no error if the virtual server does not exist.
             let Ok(key) = wire::service_key(list.get(CmdAttr::SERVICE), state.namespace.ipv6) else {
                 return Reply::Dump(Vec::new());
             };
@@ -230,7 +230,7 @@ fn dumped(state: &mut State, command: u8, list: &List<'_>, arranged: bool) -> Re
         if last && given.len() > super::DATAGRAM {
             break;
         }
-        // One that fits is a single state; the change comes after it.
+        // A dump in one datagram is consistent, so the change comes after it.
         let changed = arranged && change(state);
         if last || (!changed && given.is_empty()) {
             break;

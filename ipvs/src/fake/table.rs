@@ -11,7 +11,7 @@ use crate::fake::address::{takes_v4, takes_v6};
 use crate::fake::wire::{AF_INET, AF_INET6, ServiceRest};
 use crate::model::{Scheduler, Stats, Timeouts};
 
-/// Ticks a second of the kernels that Debian builds (`CONFIG_HZ`): timeouts are kept in ticks.
+/// Ticks per second of Debian's kernels (`CONFIG_HZ`). Timeouts are stored in ticks.
 const HZ: u32 = 250;
 /// Buckets of the table of services (`IP_VS_SVC_TAB_SIZE`).
 const BUCKETS: u64 = 256;
@@ -26,8 +26,9 @@ pub(super) struct ServiceKey {
 }
 
 impl ServiceKey {
-    /// Services by address come before those by mark; within each, by bucket. The kernel's hash depends on where things lie
-    /// in memory, so no test may rely on an order: this one is neither the order of the keys nor that of adding.
+    /// Services by address come before those by mark; both are ordered by bucket. The kernel's hash depends on memory
+    /// addresses, so no test may rely on an order. This one deliberately differs from the order of keys and of
+    /// insertion.
     fn bucket(&self) -> u64 {
         let parts = [u32::from(self.af), u32::from(self.protocol), u32::from(self.port), self.fwmark];
         let addr = self.addr.iter().map(|byte| u32::from(*byte));
@@ -83,7 +84,7 @@ impl Destination {
         }
     }
 
-    /// `ip_vs_add_dest` and `ip_vs_edit_dest`: what is refused before anything is looked up.
+    /// The checks of `ip_vs_add_dest` and `ip_vs_edit_dest` before they look anything up.
     fn check(&self) -> Result<(), Errno> {
         if i32::try_from(self.weight).is_err() || self.lower > self.upper {
             return Err(Errno::ERANGE);
@@ -113,9 +114,9 @@ pub(super) struct Service {
     pub(super) timeout: u32,
     pub(super) netmask: [u8; 4],
     pub(super) stats: Stats,
-    /// Tells this service from an earlier one with the same key.
+    /// Distinguishes this service from an earlier one with the same key.
     serial: u64,
-    /// The newest first.
+    /// Newest first.
     destinations: BTreeMap<Reverse<u64>, Destination>,
     places: BTreeMap<DestinationKey, Reverse<u64>>,
 }
@@ -133,7 +134,7 @@ impl Service {
         self.scheduler = rest.scheduler;
         self.engine = rest.engine;
         self.flags = ((self.flags & !rest.mask) | (rest.flags & rest.mask)) | SvcFlags::HASHED.bits();
-        // Kept in ticks in 32 bits, and read back in seconds.
+        // Stored as 32-bit ticks and reported in seconds.
         self.timeout = rest.timeout.wrapping_mul(HZ) / HZ;
         self.netmask = rest.netmask;
     }
@@ -149,17 +150,17 @@ pub(super) struct Daemon {
     pub(super) ttl: u8,
 }
 
-/// Place in a dump.
+/// Position in a dump.
 type Place = (bool, u64, Reverse<u64>);
 
-/// Everything IPVS holds in one network namespace.
+/// The IPVS state of one network namespace.
 #[derive(Clone, Debug)]
 pub(super) struct Namespace {
     services: BTreeMap<Place, Service>,
     places: BTreeMap<ServiceKey, Place>,
     trash: BTreeMap<(ServiceKey, DestinationKey), (u64, Destination)>,
     serial: u64,
-    /// Daemons, at most one of each state: master, backup.
+    /// Daemons, at most one in each state: master, backup.
     pub(super) daemons: [Option<Daemon>; 2],
     pub(super) timeouts: Timeouts,
     pub(super) interfaces: BTreeSet<String>,
@@ -202,7 +203,7 @@ impl Namespace {
         self.serial
     }
 
-    /// The modules must be there; the length of an IPv6 prefix must be possible.
+    /// Checks that the modules exist and that an IPv6 prefix length is valid.
     fn check(&self, key: &ServiceKey, rest: &ServiceRest) -> Result<(), Errno> {
         let scheduler = rest.scheduler == "none" || self.modules.contains(&format!("ip_vs_{}", rest.scheduler));
         let engine = rest.engine.as_ref().is_none_or(|name| self.modules.contains(&format!("ip_vs_pe_{name}")));
@@ -260,17 +261,18 @@ impl Namespace {
     pub(super) fn flush(&mut self) {
         let keys: Vec<ServiceKey> = self.places.keys().copied().collect();
         for key in keys {
-            // Each is there: nothing else has changed the table.
+            // Nothing else has changed the table, so each exists.
             self.delete_service(&key).unwrap_or_default();
         }
     }
 
-    /// Two minutes without change: removed destinations are forgotten.
+    /// Forgets removed destinations, as two minutes without a change do.
     pub(super) fn empty_trash(&mut self) {
         self.trash.clear();
     }
 
-    /// Refuses a destination of another family as NEW and SET do: without a tunnel, or while a synchronisation daemon runs.
+    /// Refuses a destination of another family without a tunnel, or while a synchronisation daemon runs. Applies to NEW
+    /// and SET.
     fn check_family(&self, key: &ServiceKey, destination: &Destination) -> Result<(), Errno> {
         let syncing = self.daemons.iter().any(Option::is_some);
         let mixed = destination.key.af != key.af;
@@ -337,7 +339,7 @@ impl Namespace {
         Ok(())
     }
 
-    /// `ip_vs_set_timeout`: all are checked before any is set; zero leaves one as it is.
+    /// `ip_vs_set_timeout`: checks all timeouts before it sets any; zero leaves one unchanged.
     pub(super) fn set_timeouts(&mut self, tcp: Option<u32>, fin: Option<u32>, udp: Option<u32>) -> Result<(), Errno> {
         let most = u32::MAX / 2 / HZ;
         if [tcp, fin, udp].into_iter().flatten().any(|seconds| seconds > most) {

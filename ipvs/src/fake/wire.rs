@@ -1,7 +1,8 @@
-//! The family's bytes as the kernel reads and writes them.
+//! Decodes and encodes the family's messages as the kernel does.
 //!
-//! Reading follows net/netfilter/ipvs/ip_vs_ctl.c with its policies, and lib/nlattr.c: unknown attributes are skipped, of two
-//! equal ones the last counts, a list that breaks off ends there. Writing follows `ip_vs_genl_fill_*`: no `NLA_F_NESTED`.
+//! Decoding follows the policies in net/netfilter/ipvs/ip_vs_ctl.c and lib/nlattr.c: unknown attributes are skipped,
+//! the last of several equal ones counts, and a truncated list ends there. Encoding follows `ip_vs_genl_fill_*`,
+//! without `NLA_F_NESTED`.
 
 use ipvs_sys::uapi::{self, SvcFlags};
 use ipvs_sys::{Counter, DaemonAttr, DestAttr, FlagsMask, StatsAttr, SvcAttr};
@@ -26,7 +27,7 @@ impl<'a> List<'a> {
         self.0.iter().rev().find(|(number, _)| *number == kind).map(|(_, payload)| *payload)
     }
 
-    /// The first bytes of an attribute; longer is allowed (the kernel only warns), shorter is not.
+    /// The first bytes of an attribute. Longer is allowed (the kernel only warns), shorter is not.
     fn first<const N: usize>(&self, kind: u16) -> Result<Option<[u8; N]>, Errno> {
         self.get(kind).map(|payload| payload.first_chunk().copied().ok_or(Errno::EINVAL)).transpose()
     }
@@ -66,7 +67,7 @@ impl<'a> List<'a> {
     }
 }
 
-/// Attributes of a service beside its key, in NEW and SET.
+/// Attributes of a service besides its key, in NEW and SET.
 pub(super) struct ServiceRest {
     pub(super) scheduler: String,
     pub(super) engine: Option<String>,
@@ -93,7 +94,7 @@ pub(super) fn service_key(list: Option<&[u8]>, ipv6: bool) -> Result<ServiceKey,
     Ok(key)
 }
 
-/// Every attribute of a service is checked before any is used.
+/// Checks every attribute of a service before any is used.
 fn checked_service(list: Option<&[u8]>) -> Result<List<'_>, Errno> {
     let list = List::new(list.ok_or(Errno::EINVAL)?);
     list.name(SvcAttr::SCHED_NAME, uapi::SCHEDNAME_MAXLEN.saturating_sub(1))?;
@@ -104,7 +105,7 @@ fn checked_service(list: Option<&[u8]>) -> Result<List<'_>, Errno> {
     Ok(list)
 }
 
-/// `ip_vs_genl_parse_service`: what a full entry has to have.
+/// `ip_vs_genl_parse_service`: the attributes that a full entry requires.
 pub(super) fn service_rest(list: Option<&[u8]>) -> Result<ServiceRest, Errno> {
     let list = checked_service(list)?;
     let flags: [u8; 8] = list.binary(SvcAttr::FLAGS)?.ok_or(Errno::EINVAL)?;
@@ -122,7 +123,7 @@ pub(super) fn service_rest(list: Option<&[u8]>) -> Result<ServiceRest, Errno> {
     })
 }
 
-/// `ip_vs_genl_parse_dest` and the rules of `ip_vs_genl_set_cmd` about families. `full`: NEW and SET.
+/// `ip_vs_genl_parse_dest` and the rules about families in `ip_vs_genl_set_cmd`. `full`: NEW and SET.
 pub(super) fn destination(list: Option<&[u8]>, service_af: u16, full: bool, ipv6: bool) -> Result<Destination, Errno> {
     let list = List::new(list.ok_or(Errno::EINVAL)?);
     let addr = list.binary::<16>(DestAttr::ADDR)?;
@@ -156,7 +157,7 @@ pub(super) fn valid_family(af: u16, ipv6: bool) -> Result<(), Errno> {
     if af == AF_INET || (af == AF_INET6 && ipv6) { Ok(()) } else { Err(Errno::EAFNOSUPPORT) }
 }
 
-/// The address without the bytes that do not count: IPv4 has four.
+/// The address, with unused bytes cleared: IPv4 uses four.
 fn clipped(af: u16, addr: [u8; 16]) -> [u8; 16] {
     if af == AF_INET6 {
         return addr;
@@ -165,7 +166,7 @@ fn clipped(af: u16, addr: [u8; 16]) -> [u8; 16] {
     [a, b, c, d, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0]
 }
 
-/// `ip_vs_genl_new_daemon`, up to what needs the namespace.
+/// The checks of `ip_vs_genl_new_daemon` that do not need the namespace.
 pub(super) fn daemon(list: &List<'_>) -> Result<(u32, Daemon), Errno> {
     let missing = Errno::EINVAL;
     let state = list.u32(DaemonAttr::STATE)?.ok_or(missing)?;
@@ -182,7 +183,7 @@ pub(super) fn daemon(list: &List<'_>) -> Result<(u32, Daemon), Errno> {
     // Zero means the default.
     let or = |value: Option<u16>, default| value.filter(|value| *value != 0).unwrap_or(default);
     let overhead = if group.is_some_and(|group| group.is_ipv6()) { 48_u16 } else { 28 };
-    // A backup takes what the interface can carry: `lo` has an MTU of 65536, the others 1500.
+    // A backup accepts what the interface can carry: `lo` has an MTU of 65536, the others 1500.
     let backup = state == uapi::STATE_BACKUP;
     let smallest = if backup { 1024 } else { 1 };
     let natural = if backup && interface == "lo" { u16::MAX } else { 1500 }.saturating_sub(overhead);
@@ -200,7 +201,7 @@ pub(super) fn daemon(list: &List<'_>) -> Result<(u32, Daemon), Errno> {
     ))
 }
 
-/// A nest as the kernel writes it: without `NLA_F_NESTED`.
+/// A nest without `NLA_F_NESTED`, as the kernel writes it.
 pub(super) fn nest(out: &mut Encoder, kind: u16, inside: impl FnOnce(&mut Encoder)) {
     let mut list = Encoder::new();
     inside(&mut list);

@@ -1,4 +1,4 @@
-//! The synchronisation daemon, which tells other directors of connections.
+//! The synchronisation daemon, which replicates connections to other directors.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr};
@@ -15,7 +15,7 @@ pub enum DaemonState {
     Backup,
 }
 
-/// `master`, `backup`: the words of `ipvsadm --start-daemon`.
+/// `master`, `backup`: as in `ipvsadm --start-daemon`.
 impl fmt::Display for DaemonState {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -40,7 +40,7 @@ impl FromStr for DaemonState {
 #[cfg(feature = "serde")]
 crate::model::serde_as_text!(DaemonState, "master or backup");
 
-/// A synchronisation daemon of this network namespace; there is at most one in each state.
+/// A synchronisation daemon of this network namespace. At most one can run in each state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -49,7 +49,7 @@ pub struct SyncDaemon {
     pub state: DaemonState,
     /// Interface over which connections are multicast.
     pub interface: Name,
-    /// Only daemons with the same number talk to each other; a backup with 0 takes all.
+    /// Daemons exchange connections only with those of the same number; a backup with 0 accepts all.
     #[cfg_attr(feature = "serde", serde(default))]
     pub sync_id: u8,
     /// Largest UDP payload in bytes; `None` lets the kernel derive it from the interface's MTU.
@@ -68,12 +68,13 @@ impl SyncDaemon {
         SyncDaemon { state, interface, sync_id, max_length: None, group: None, port: None, ttl: None }
     }
 
-    /// Whether a running daemon, as [`Client::list_daemons`](crate::Client::list_daemons) has it, does what this one asks for. Settings
-    /// left out are the kernel's defaults, and the largest payload is what the kernel makes of the wanted one
-    /// (net/netfilter/ipvs/ip_vs_sync.c, `start_sync_thread`); without one, any will do: it follows from an interface's MTU at the start.
+    /// Whether a running daemon, as [`Client::list_daemons`](crate::Client::list_daemons) reports it, has these
+    /// settings. Missing settings mean the kernel's defaults. The kernel derives the running daemon's largest payload
+    /// from the requested one (net/netfilter/ipvs/ip_vs_sync.c, `start_sync_thread`). If none is requested any value
+    /// matches, since it depends on the interface's MTU at the start.
     pub fn is_met_by(&self, running: &SyncDaemon) -> bool {
         let group = self.group.unwrap_or(IpAddr::V4(Ipv4Addr::new(224, 0, 0, 81)));
-        // Headers of IP and UDP.
+        // IP and UDP headers.
         let most = if group.is_ipv4() { u16::MAX.saturating_sub(28) } else { u16::MAX.saturating_sub(48) };
         let least = if self.state == DaemonState::Backup { 1024 } else { 1 };
         let max_length = self.max_length.filter(|length| *length != 0).map(|length| length.clamp(least, most));
@@ -86,28 +87,28 @@ impl SyncDaemon {
             && max_length.is_none_or(|length| running.max_length == Some(length))
     }
 
-    /// The same with this largest payload.
+    /// Sets the largest payload.
     #[must_use]
     pub fn with_max_length(mut self, bytes: u16) -> Self {
         self.max_length = Some(bytes);
         self
     }
 
-    /// The same with this multicast group.
+    /// Sets the multicast group.
     #[must_use]
     pub fn with_group(mut self, group: IpAddr) -> Self {
         self.group = Some(group);
         self
     }
 
-    /// The same with this UDP port.
+    /// Sets the UDP port.
     #[must_use]
     pub fn with_port(mut self, port: u16) -> Self {
         self.port = Some(port);
         self
     }
 
-    /// The same with this time to live.
+    /// Sets the time to live.
     #[must_use]
     pub fn with_ttl(mut self, ttl: u8) -> Self {
         self.ttl = Some(ttl);

@@ -1,33 +1,35 @@
-//! Forwarding methods: the ways by which packets reach a real server.
+//! Forwarding methods: how packets reach a real server.
 
 use std::num::NonZeroU16;
 
 use bitflags::bitflags;
 use ipvs_sys::uapi;
 
-/// Way by which packets reach a real server (`IP_VS_CONN_F_FWD_MASK`).
+/// How packets reach a real server (`IP_VS_CONN_F_FWD_MASK`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ForwardingMethod {
-    /// The destination address and port are rewritten; answers come back through this host (NAT, `ipvsadm -m`). Default.
+    /// The destination address and port are rewritten. Replies come back through this host (NAT, `ipvsadm -m`).
+    /// Default.
     #[default]
     #[doc(alias = "NAT")]
     Masquerade,
     /// The real server is this host: packets are delivered locally, unchanged.
     Local,
-    /// The packet is wrapped unchanged (`ipvsadm -i`).
+    /// The packet is encapsulated unchanged (`ipvsadm -i`).
     Tunnel(Tunnel),
-    /// The packet goes unchanged to the real server's link-layer address; the real server has the VIP too (`ipvsadm -g`).
+    /// The packet is sent unchanged to the real server's link-layer address. The real server must have the VIP too
+    /// (`ipvsadm -g`).
     #[doc(alias = "DSR")]
     DirectRoute,
-    /// The packet goes on to its own destination (cache bypass).
+    /// The packet continues to its original destination (cache bypass).
     Bypass,
-    /// A number the kernel may have one day: 5 to 7.
+    /// A number that the kernel does not use yet: 5 to 7.
     Other(u8),
 }
 
 impl ForwardingMethod {
-    /// Reads the kernel's number; a tunnel's kind has numbers of its own.
+    /// Converts the kernel's number. `tunnel` is the tunnel if it is one.
     pub(crate) fn from_number(number: u32, tunnel: Tunnel) -> Self {
         match number & uapi::CONN_F_FWD_MASK {
             uapi::CONN_F_MASQ => ForwardingMethod::Masquerade,
@@ -39,7 +41,7 @@ impl ForwardingMethod {
         }
     }
 
-    /// The form in which the kernel's answer is read.
+    /// Normalises to the form in which the kernel reports it.
     pub(crate) fn canonical(self) -> Self {
         match self {
             ForwardingMethod::Other(number) => Self::from_number(number.into(), Tunnel::IPIP),
@@ -51,13 +53,13 @@ impl ForwardingMethod {
     }
 }
 
-/// A tunnel to a real server. Types other than IPIP and flags exist since Linux 5.3; older kernels ignore them silently.
+/// A tunnel to a real server. Types other than IPIP and flags need Linux 5.3; older kernels ignore them silently.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub struct Tunnel {
-    /// Header that packets are wrapped in.
+    /// Type of encapsulation.
     pub kind: TunnelKind,
-    /// Checksums of the wrapping.
+    /// Checksums of the encapsulation.
     pub flags: TunnelFlags,
 }
 
@@ -71,7 +73,7 @@ impl Tunnel {
     }
 }
 
-/// Header that a tunnel wraps packets in (`IP_VS_CONN_F_TUNNEL_TYPE_*`).
+/// Type of encapsulation (`IP_VS_CONN_F_TUNNEL_TYPE_*`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
@@ -81,22 +83,22 @@ pub enum TunnelKind {
     Ipip,
     /// Generic UDP encapsulation to this port; the kernel refuses port 0.
     Gue {
-        /// UDP port of the real server's decapsulation.
+        /// UDP port on which the real server decapsulates.
         port: NonZeroU16,
     },
     /// Generic routing encapsulation.
     Gre,
-    /// A number the kernel may have one day.
+    /// A number that the kernel does not use yet.
     Other {
         /// The number.
         kind: u8,
-        /// The port beside it.
+        /// The port sent with it.
         port: u16,
     },
 }
 
 impl TunnelKind {
-    /// Reads the kernel's number and port.
+    /// Converts the kernel's number and port.
     pub(crate) fn from_number(kind: u8, port: u16) -> Self {
         match (kind, NonZeroU16::new(port)) {
             (uapi::TUNNEL_TYPE_IPIP, _) => TunnelKind::Ipip,
@@ -125,7 +127,7 @@ mod bits {
 
     use super::TunnelFlags;
 
-    /// The kernel's number of the flags.
+    /// Serialised as the kernel's number.
     impl Serialize for TunnelFlags {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             self.bits().serialize(serializer)

@@ -20,7 +20,8 @@ impl fmt::Display for ForwardingMethod {
     }
 }
 
-/// `tunnel` (IP in IP), `tunnel gre csum`, `tunnel gue:6080 csum remcsum`; `tunnel 7:80 flags:4` for what this crate has no word for.
+/// `tunnel` (IP in IP), `tunnel gre csum`, `tunnel gue:6080 csum remcsum`; `tunnel 7:80 flags:4` for values without a
+/// name.
 impl fmt::Display for Tunnel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("tunnel")?;
@@ -44,7 +45,7 @@ impl fmt::Display for Tunnel {
     }
 }
 
-/// Reads the text that [`ForwardingMethod`]'s `Display` writes.
+/// Parses the text that [`ForwardingMethod`]'s `Display` writes.
 impl FromStr for ForwardingMethod {
     type Err = OutOfRange;
 
@@ -66,7 +67,7 @@ impl FromStr for ForwardingMethod {
     }
 }
 
-/// Reads the text that `Display` writes: `tunnel gue:6080 csum`.
+/// Parses the text that `Display` writes: `tunnel gue:6080 csum`.
 impl FromStr for Tunnel {
     type Err = OutOfRange;
 
@@ -82,7 +83,7 @@ crate::model::serde_as_text!(ForwardingMethod, "a forwarding method");
 #[cfg(feature = "serde")]
 crate::model::serde_as_text!(Tunnel, "a tunnel");
 
-/// Reads what stands behind the word `tunnel`.
+/// Parses the text behind the word `tunnel`.
 fn tunnel(text: &str) -> Option<Tunnel> {
     if !(text.is_empty() || text.starts_with(' ')) {
         return None;

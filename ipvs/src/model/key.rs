@@ -75,7 +75,7 @@ pub enum Protocol {
     Udp,
     /// SCTP (132).
     Sctp,
-    /// Another number. The kernel takes it and never matches a packet with it.
+    /// Another number. The kernel accepts it, but no packet ever matches.
     Other(u8),
 }
 
@@ -131,7 +131,7 @@ impl FromStr for Protocol {
     }
 }
 
-/// Identity of a virtual server. The order is by protocol, address and port; firewall marks come last.
+/// Identity of a virtual server. Ordered by protocol, address and port; firewall marks come last.
 #[doc(alias = "service")]
 #[doc(alias = "ip_vs_service_user")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -142,15 +142,15 @@ pub enum VirtualServerKey {
         protocol: Protocol,
         /// The virtual address (VIP).
         addr: IpAddr,
-        /// Port; 0 means every port, and needs persistence: without it the kernel takes the virtual server, and gives none of its
-        /// connections to a real server (`ip_vs_schedule`).
+        /// Port. 0 means every port and requires persistence. Without persistence the kernel accepts the virtual server
+        /// but forwards none of its connections (`ip_vs_schedule`).
         port: u16,
     },
-    /// Packets that the firewall has given this mark (`iptables -j MARK`).
+    /// Packets with this firewall mark (`iptables -j MARK`).
     Fwmark {
         /// Family of the packets.
         family: Family,
-        /// The mark; 0 means "unmarked" and cannot identify anything.
+        /// The mark. 0 means "unmarked", so it cannot identify a virtual server.
         mark: NonZeroU32,
     },
 }
@@ -171,7 +171,7 @@ impl VirtualServerKey {
         Self::new(Protocol::Sctp, at)
     }
 
-    /// A key of this protocol at this address. Scope and flow of an IPv6 address do not count.
+    /// A key of this protocol at this address. Scope and flow of an IPv6 address are ignored.
     pub fn new(protocol: Protocol, at: SocketAddr) -> Self {
         VirtualServerKey::Address { protocol, addr: at.ip(), port: at.port() }
     }
@@ -207,7 +207,7 @@ impl VirtualServerKey {
         Some(SocketAddr::new(self.addr()?, self.port()?))
     }
 
-    /// The protocol; `None` for a firewall mark, which takes packets of every protocol.
+    /// The protocol; `None` for a firewall mark, which matches packets of every protocol.
     pub fn protocol(&self) -> Option<Protocol> {
         match self {
             VirtualServerKey::Address { protocol, .. } => Some(*protocol),
@@ -215,7 +215,7 @@ impl VirtualServerKey {
         }
     }
 
-    /// The form in which the kernel's answer is read.
+    /// Normalises to the form in which the kernel reports it.
     pub(crate) fn canonical(self) -> Self {
         match self {
             VirtualServerKey::Address { protocol, addr, port } => {
@@ -225,7 +225,7 @@ impl VirtualServerKey {
         }
     }
 
-    /// Family of the packets it takes.
+    /// Family of the packets that it matches.
     pub fn family(&self) -> Family {
         match self {
             VirtualServerKey::Address { addr, .. } => Family::of(*addr),
@@ -267,9 +267,10 @@ impl FromStr for VirtualServerKey {
 #[doc(alias = "ip_vs_dest_user")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RealServerKey {
-    /// Address of the real server. May be of another family than the virtual server's when it is reached by a tunnel.
+    /// Address of the real server. Its family may differ from the virtual server's with a tunnel.
     pub addr: IpAddr,
-    /// Port of the real server; 0 means the one that the client connects to. Only masquerading can change ports; the other methods deliver to the virtual server's port.
+    /// Port of the real server; 0 means the port to which the client connects. Only masquerading can change ports; the
+    /// other methods deliver to the virtual server's port.
     pub port: u16,
 }
 

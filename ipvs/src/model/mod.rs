@@ -1,8 +1,8 @@
-//! Virtual and real servers as plain data. Nothing here does I/O.
+//! Virtual and real servers as plain data, without I/O.
 //!
 //! # Example
 //!
-//! A virtual server with persistence and a limited real server, and how `ipvsadm -S -n` prints them.
+//! A virtual server with persistence and a real server with limits, and how `ipvsadm -S -n` prints them.
 //!
 //! ```
 //! use ipvs::model::{Persistence, Thresholds};
@@ -25,7 +25,8 @@
 //!
 //! # Serde
 //!
-//! With feature `serde` the types are `Serialize` and `Deserialize`. A key is its text; fields that have a default may be left out.
+//! With feature `serde` the types are `Serialize` and `Deserialize`. A key is serialised as its text. Fields with a
+//! default may be omitted.
 
 mod daemon;
 mod forwarding;
@@ -53,7 +54,7 @@ pub use virtual_server::{
     Granularity, ObservedVirtualServer, Persistence, Snapshot, SnapshotEntry, VirtualServer, VirtualServerConfig,
 };
 
-/// A value outside the range that the kernel can hold; the message names the range.
+/// A value outside the kernel's range. The message states the range.
 #[derive(Clone, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct OutOfRange {
@@ -74,7 +75,7 @@ impl fmt::Display for OutOfRange {
     }
 }
 
-/// The message, which is what a `main` that returns the error prints.
+/// The message, so a `main` that returns this error is readable.
 impl fmt::Debug for OutOfRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -6,9 +6,9 @@ use crate::model::OutOfRange;
 
 const MAX: usize = 15;
 
-/// A name of 1 to 15 printable ASCII characters without white space, held in place.
+/// A name of 1 to 15 printable ASCII characters without white space, stored inline.
 ///
-/// The kernel keeps 16 bytes with the NUL (`IP_VS_SCHEDNAME_MAXLEN`, `IP_VS_PENAME_MAXLEN`, `IP_VS_IFNAME_MAXLEN`).
+/// The kernel stores 16 bytes with the NUL (`IP_VS_SCHEDNAME_MAXLEN`, `IP_VS_PENAME_MAXLEN`, `IP_VS_IFNAME_MAXLEN`).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name {
     bytes: [u8; MAX],
@@ -19,7 +19,7 @@ impl Name {
     /// Checks and copies a name.
     ///
     /// # Errors
-    /// [`OutOfRange`] when it is empty, longer than 15 bytes, or has other than printable ASCII characters.
+    /// [`OutOfRange`] if the name is empty, longer than 15 bytes, or not printable ASCII.
     pub fn new(name: &str) -> Result<Self, OutOfRange> {
         let refuse =
             || OutOfRange::new("name", format!("{name:?}"), "1 to 15 printable ASCII characters without white space");

@@ -14,22 +14,22 @@ use crate::model::{ForwardingMethod, OutOfRange, RealServerKey, Stats};
 pub struct Weight(u32);
 
 impl Weight {
-    /// The scheduler gives the real server no new connections, and it keeps those that it has: it drains.
+    /// No new connections from the scheduler. Existing connections continue, so the real server drains.
     ///
-    /// Persistence ([`Persistence`](crate::model::Persistence)) does not ask the scheduler: a client that the kernel remembers gets to
-    /// this real server with each new connection, whose last one extends the memory, so that it may never drain. With
-    /// `net.ipv4.vs.expire_quiescent_template` on, the kernel forgets such clients at their next connection. It is off by default
-    /// and one for the whole network namespace; [`Sysctl::drain_persistent_clients`](crate::sysctl::Sysctl::drain_persistent_clients)
-    /// switches it on.
+    /// Persistence ([`Persistence`](crate::model::Persistence)) bypasses the scheduler: a remembered client returns to
+    /// this real server with each new connection, and each renews the memory. The real server may then never drain. The
+    /// sysctl `net.ipv4.vs.expire_quiescent_template` makes the kernel forget such clients at their next connection. It
+    /// is off by default and applies to the whole network namespace;
+    /// [`Sysctl::drain_persistent_clients`](crate::sysctl::Sysctl::drain_persistent_clients) turns it on.
     ///
-    /// Schedulers `sh` and `mh` drop the connections of clients that hash to a draining real server, unless they have
-    /// [`SchedulerFlags::SH_FALLBACK`](crate::SchedulerFlags::SH_FALLBACK).
+    /// The schedulers `sh` and `mh` drop connections of clients that hash to a draining real server, unless
+    /// [`SchedulerFlags::SH_FALLBACK`](crate::SchedulerFlags::SH_FALLBACK) is set.
     ///
     /// Kernel: `ip_vs_check_template`, `expire_quiescent_template` in net/netfilter/ipvs/ip_vs_conn.c.
     pub const DRAIN: Weight = Weight(0);
-    /// The default.
+    /// The default weight.
     pub const ONE: Weight = Weight(1);
-    /// The most the kernel takes.
+    /// The largest weight that the kernel accepts.
     pub const MAX: Weight = Weight(0x7fff_ffff);
 
     /// Checks a weight.
@@ -84,7 +84,7 @@ impl fmt::Display for Weight {
     }
 }
 
-/// Limits of connections: none new above `upper`, and again below `lower`. Default: no limit.
+/// Connection limits: no new connections above `upper`, new ones again below `lower`. Default: no limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -100,10 +100,11 @@ impl Thresholds {
     /// No limit.
     pub const NONE: Thresholds = Thresholds { upper: 0, lower: 0 };
 
-    /// Checks thresholds. An upper one of 0 means no limit; a lower one of 0 lets the kernel take three quarters of the upper.
+    /// Checks thresholds. An upper threshold of 0 means no limit. With a lower threshold of 0 the kernel uses three
+    /// quarters of the upper.
     ///
     /// # Errors
-    /// [`OutOfRange`] when the lower is above the upper.
+    /// [`OutOfRange`] if the lower threshold is above the upper.
     pub fn new(upper: u32, lower: u32) -> Result<Self, OutOfRange> {
         if lower > upper {
             let value = format!("{lower} with upper threshold {upper}");
@@ -112,12 +113,12 @@ impl Thresholds {
         Ok(Thresholds { upper, lower })
     }
 
-    /// No new connections above this many; 0 for no limit.
+    /// No new connections above this number; 0 for no limit.
     pub fn upper(self) -> u32 {
         self.upper
     }
 
-    /// New connections again below this many.
+    /// New connections again below this number.
     pub fn lower(self) -> u32 {
         self.lower
     }
@@ -137,16 +138,16 @@ impl From<Thresholds> for (u32, u32) {
     }
 }
 
-/// The changeable part of a real server.
+/// The settings of a real server that can be changed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct RealServerConfig {
-    /// Share of new connections.
+    /// Share of new connections, relative to the other real servers.
     pub weight: Weight,
-    /// Way by which packets reach the real server.
+    /// How packets reach the real server.
     pub forwarding_method: ForwardingMethod,
-    /// Limits of connections.
+    /// Connection limits.
     pub thresholds: Thresholds,
 }
 
@@ -156,21 +157,21 @@ impl RealServerConfig {
         Self::default()
     }
 
-    /// The same with this weight.
+    /// Sets the weight.
     #[must_use]
     pub fn with_weight(mut self, weight: Weight) -> Self {
         self.weight = weight;
         self
     }
 
-    /// The same with this forwarding method.
+    /// Sets the forwarding method.
     #[must_use]
     pub fn with_forwarding_method(mut self, method: ForwardingMethod) -> Self {
         self.forwarding_method = method;
         self
     }
 
-    /// The same with these limits.
+    /// Sets the limits.
     #[must_use]
     pub fn with_thresholds(mut self, thresholds: Thresholds) -> Self {
         self.thresholds = thresholds;
@@ -178,14 +179,14 @@ impl RealServerConfig {
     }
 }
 
-/// A real server: it answers for a virtual server.
+/// A real server, which answers for a virtual server.
 #[doc(alias = "destination")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RealServer {
     /// Identity within the virtual server.
     pub key: RealServerKey,
-    /// Weight, forwarding method and thresholds: the part that can be changed.
+    /// Weight, forwarding method and thresholds: the settings that can be changed.
     #[cfg_attr(feature = "serde", serde(default))]
     pub config: RealServerConfig,
 }
@@ -196,35 +197,35 @@ impl RealServer {
         RealServer { key: at.into(), config: RealServerConfig::default() }
     }
 
-    /// The same with this configuration.
+    /// Sets the configuration.
     #[must_use]
     pub fn with_config(mut self, config: RealServerConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// The same with this weight.
+    /// Sets the weight.
     #[must_use]
     pub fn with_weight(mut self, weight: Weight) -> Self {
         self.config.weight = weight;
         self
     }
 
-    /// The same with this forwarding method.
+    /// Sets the forwarding method.
     #[must_use]
     pub fn with_forwarding_method(mut self, method: ForwardingMethod) -> Self {
         self.config.forwarding_method = method;
         self
     }
 
-    /// The same with these limits.
+    /// Sets the limits.
     #[must_use]
     pub fn with_thresholds(mut self, thresholds: Thresholds) -> Self {
         self.config.thresholds = thresholds;
         self
     }
 
-    /// The form in which the kernel's answer is read: of several spellings of the same, the one that [`Client`](crate::Client) gives.
+    /// Normalises to the form in which [`Client`](crate::Client) reports it, for values with several spellings.
     pub(crate) fn canonical(mut self) -> Self {
         self.config.forwarding_method = self.config.forwarding_method.canonical();
         self
@@ -245,20 +246,20 @@ impl From<RealServerKey> for RealServer {
     }
 }
 
-/// A real server as the kernel has it, with its counters.
+/// A real server as read from the kernel, with its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedRealServer {
     /// The real server.
     pub server: RealServer,
-    /// Connections in use.
+    /// Active connections.
     #[cfg_attr(feature = "serde", serde(default))]
     pub active_connections: u32,
-    /// Connections not in use any more, or not yet.
+    /// Inactive connections: closing, or not established yet.
     #[cfg_attr(feature = "serde", serde(default))]
     pub inactive_connections: u32,
-    /// Persistence templates that point at it.
+    /// Persistence templates for this real server.
     #[cfg_attr(feature = "serde", serde(default))]
     pub persistent_connections: u32,
     /// Counters and rates.
@@ -266,7 +267,7 @@ pub struct ObservedRealServer {
     pub stats: Stats,
 }
 
-/// A real server without connections or counts.
+/// A real server with all counters zero.
 impl From<RealServer> for ObservedRealServer {
     fn from(server: RealServer) -> Self {
         ObservedRealServer {

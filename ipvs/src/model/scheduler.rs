@@ -8,8 +8,8 @@ use ipvs_sys::uapi::SvcFlags;
 
 use crate::model::{Name, OutOfRange};
 
-/// Method that spreads new connections over real servers. Each scheduler but `none` is a kernel module `ip_vs_<name>`, which the
-/// kernel loads on first use.
+/// How new connections are distributed over real servers. Each scheduler except `none` is a kernel module
+/// `ip_vs_<name>` that the kernel loads on first use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Scheduler {
@@ -19,21 +19,22 @@ pub enum Scheduler {
     WeightedRoundRobin,
     /// Least connections (`lc`).
     LeastConnection,
-    /// Weighted least connections (`wlc`); what `ipvsadm` uses when nothing is said.
+    /// Weighted least connections (`wlc`), the default of `ipvsadm`.
     WeightedLeastConnection,
     /// Weighted fail-over: the available real server with the highest weight (`fo`). Since Linux 3.17.
     WeightedFailover,
-    /// Weighted overflow: the one with the highest weight, until it has as many connections (`ovf`). Since Linux 4.3.
+    /// Weighted overflow: the real server with the highest weight until it has that many connections, then the next
+    /// (`ovf`). Since Linux 4.3.
     WeightedOverflow,
     /// Locality-based least connections, by destination (`lblc`).
     LocalityLeastConnection,
-    /// The same with replication (`lblcr`).
+    /// Locality-based least connections with replication (`lblcr`).
     LocalityLeastConnectionReplication,
     /// Destination hashing (`dh`).
     DestinationHashing,
     /// Source hashing (`sh`).
     SourceHashing,
-    /// Maglev hashing: stable when real servers come and go (`mh`). Since Linux 4.18.
+    /// Maglev hashing (`mh`): adding or removing a real server moves few clients. Since Linux 4.18.
     MaglevHashing,
     /// Shortest expected delay (`sed`).
     ShortestExpectedDelay,
@@ -41,14 +42,14 @@ pub enum Scheduler {
     NeverQueue,
     /// The better of two random choices, weighted (`twos`). Since Linux 5.13.
     PowerOfTwoChoices,
-    /// No scheduler (`none`): nothing is scheduled until one is set. Since Linux 4.2.
+    /// No scheduler (`none`): connections are not forwarded until one is set. Since Linux 4.2.
     None,
     /// A scheduler of another module.
     Other(Name),
 }
 
 impl Scheduler {
-    /// All schedulers this crate knows by name.
+    /// All schedulers that this crate knows by name.
     pub const KNOWN: [Scheduler; 15] = [
         Scheduler::RoundRobin,
         Scheduler::WeightedRoundRobin,
@@ -89,7 +90,7 @@ impl Scheduler {
         }
     }
 
-    /// The form in which the kernel's answer is read.
+    /// Normalises to the form in which the kernel reports it.
     pub(crate) fn canonical(self) -> Self {
         self.name().parse().unwrap_or(self)
     }
@@ -109,7 +110,7 @@ impl fmt::Display for Scheduler {
 impl FromStr for Scheduler {
     type Err = OutOfRange;
 
-    /// The kernel's name; one this crate does not know becomes [`Scheduler::Other`].
+    /// Parses the kernel's name. An unknown one becomes [`Scheduler::Other`].
     fn from_str(name: &str) -> Result<Self, OutOfRange> {
         match Self::KNOWN.iter().find(|known| known.name() == name) {
             Some(known) => Ok(*known),
@@ -122,7 +123,7 @@ impl FromStr for Scheduler {
 crate::model::serde_as_text!(Scheduler, "a scheduler's name");
 
 bitflags! {
-    /// Flags for the scheduler; what they mean depends on it (`-b` of ipvsadm).
+    /// Flags whose meaning depends on the scheduler (`-b` of ipvsadm).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub struct SchedulerFlags: u32 {
         /// `flag-1`.
@@ -135,17 +136,17 @@ bitflags! {
 }
 
 impl SchedulerFlags {
-    /// `sh-fallback`: take another real server when the hashed one is not available (weight 0).
+    /// `sh-fallback`: use another real server if the hashed one is not available (weight 0).
     pub const SH_FALLBACK: SchedulerFlags = SchedulerFlags::FLAG_1;
     /// `sh-port`: hash the client's port too.
     pub const SH_PORT: SchedulerFlags = SchedulerFlags::FLAG_2;
-    /// `mh-fallback`: take another real server when the hashed one is not available (weight 0). Without it, draining by weight
-    /// 0 loses new connections.
+    /// `mh-fallback`: use another real server if the hashed one is not available (weight 0). Without it, draining by
+    /// weight 0 loses new connections.
     pub const MH_FALLBACK: SchedulerFlags = SchedulerFlags::FLAG_1;
     /// `mh-port`: hash the client's port too.
     pub const MH_PORT: SchedulerFlags = SchedulerFlags::FLAG_2;
 
-    /// The names ipvsadm gives the set flags for this scheduler: `sh-port`, `mh-fallback`, else `flag-1`.
+    /// ipvsadm's names of the set flags for this scheduler: `sh-port`, `mh-fallback`, otherwise `flag-1`.
     pub fn names(self, scheduler: Scheduler) -> Vec<&'static str> {
         let known = match scheduler {
             Scheduler::SourceHashing => ["sh-fallback", "sh-port", "flag-3"],
@@ -159,7 +160,7 @@ impl SchedulerFlags {
     /// The flag with this name, for any scheduler.
     ///
     /// # Errors
-    /// [`OutOfRange`] for a name ipvsadm does not know.
+    /// [`OutOfRange`] for a name that ipvsadm does not know.
     pub fn by_name(name: &str) -> Result<Self, OutOfRange> {
         match name {
             "flag-1" | "sh-fallback" | "mh-fallback" => Ok(Self::FLAG_1),
@@ -182,7 +183,7 @@ mod names {
     use super::SchedulerFlags;
     use crate::model::Scheduler;
 
-    /// A list of `flag-1`, `flag-2`, `flag-3`; the scheduler's own names are read too.
+    /// Serialised as a list of `flag-1`, `flag-2`, `flag-3`. The scheduler-specific names can be read too.
     impl Serialize for SchedulerFlags {
         fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
             serializer.collect_seq(self.names(Scheduler::None))

@@ -1,8 +1,8 @@
 //! Counters and rates.
 
-/// Counters since the server was added or its counters were set to zero, and current rates.
+/// Counters since the server was added or its counters were reset, and current rates.
 ///
-/// 64 bits wide where the kernel says so (since Linux 4.1); older kernels count connections and packets in 32 bits.
+/// Counters have 64 bits since Linux 4.1. Older kernels count connections and packets in 32 bits.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -17,11 +17,11 @@ pub struct Stats {
     pub bytes_in: u64,
     /// Bytes to clients.
     pub bytes_out: u64,
-    /// The same a second.
+    /// Rates per second.
     pub rates: Rates,
 }
 
-/// Rates a second, which the kernel estimates every two seconds (`net.ipv4.vs.run_estimation`).
+/// Rates per second, which the kernel estimates every two seconds (`net.ipv4.vs.run_estimation`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]

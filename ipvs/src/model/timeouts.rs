@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Lifetimes of idle connections, in seconds. The default is the kernel's.
+/// Timeouts of idle connections, in seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -11,12 +11,12 @@ pub struct Timeouts {
     pub tcp_secs: u32,
     /// A TCP connection after a FIN; the kernel's default is 120.
     pub tcp_fin_secs: u32,
-    /// An idle UDP exchange; the kernel's default is 300.
+    /// An idle UDP flow; the kernel's default is 300.
     pub udp_secs: u32,
 }
 
 impl Timeouts {
-    /// These, in seconds: TCP, TCP after a FIN, UDP.
+    /// Timeouts in seconds: TCP, TCP after a FIN, UDP.
     pub fn new(tcp_secs: u32, tcp_fin_secs: u32, udp_secs: u32) -> Self {
         Timeouts { tcp_secs, tcp_fin_secs, udp_secs }
     }
@@ -28,7 +28,7 @@ impl Default for Timeouts {
     }
 }
 
-/// Timeouts to set; `None` and 0 leave one as it is.
+/// Timeouts to set; `None` and 0 leave one unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
@@ -37,31 +37,31 @@ pub struct TimeoutsUpdate {
     pub tcp_secs: Option<u32>,
     /// A TCP connection after a FIN, in seconds.
     pub tcp_fin_secs: Option<u32>,
-    /// An idle UDP exchange, in seconds.
+    /// An idle UDP flow, in seconds.
     pub udp_secs: Option<u32>,
 }
 
 impl TimeoutsUpdate {
-    /// Leaves all as they are.
+    /// Leaves all timeouts unchanged.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same with this for an idle TCP connection.
+    /// Sets the timeout of an idle TCP connection.
     #[must_use]
     pub fn with_tcp_secs(mut self, secs: u32) -> Self {
         self.tcp_secs = Some(secs);
         self
     }
 
-    /// The same with this for a TCP connection after a FIN.
+    /// Sets the timeout of a TCP connection after a FIN.
     #[must_use]
     pub fn with_tcp_fin_secs(mut self, secs: u32) -> Self {
         self.tcp_fin_secs = Some(secs);
         self
     }
 
-    /// The same with this for an idle UDP exchange.
+    /// Sets the timeout of an idle UDP flow.
     #[must_use]
     pub fn with_udp_secs(mut self, secs: u32) -> Self {
         self.udp_secs = Some(secs);

@@ -8,17 +8,17 @@ use crate::model::{Family, Name, ObservedRealServer, OutOfRange, Scheduler, Sche
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Granularity {
-    /// Each address for itself. Default.
+    /// Each address separately. Default.
     #[default]
     Client,
     /// Addresses with the same first bits: 0 to 31 for IPv4, 1 to 127 for IPv6.
     Prefix(u8),
-    /// IPv4 only: addresses equal under a mask whose ones are not in a row.
+    /// IPv4 only: addresses that are equal under a mask with gaps.
     Mask(Ipv4Addr),
 }
 
 impl Granularity {
-    /// Reads an IPv4 mask.
+    /// Converts an IPv4 mask.
     pub fn from_mask(mask: Ipv4Addr) -> Self {
         let ones = mask.to_bits().leading_ones();
         let contiguous = mask.to_bits().checked_shl(ones).unwrap_or(0) == 0;
@@ -29,7 +29,7 @@ impl Granularity {
         }
     }
 
-    /// Reads a prefix length.
+    /// Converts a prefix length.
     ///
     /// # Errors
     /// [`OutOfRange`] above the family's number of bits, and 0 for IPv6.
@@ -39,7 +39,7 @@ impl Granularity {
         Ok(granularity)
     }
 
-    /// The form in which the kernel's answer is read.
+    /// Normalises to the form in which the kernel reports it.
     fn canonical(self, family: Family) -> Self {
         match (self, family) {
             (Granularity::Prefix(prefix), _) if prefix == family.bits() => Granularity::Client,
@@ -63,37 +63,37 @@ impl Granularity {
     }
 }
 
-/// Persistence: a client stays with the real server it had last (`ipvsadm -p`), even when that one's weight is 0: see
+/// Persistence: a client stays with its last real server (`ipvsadm -p`), even if the weight of that one is 0; see
 /// [`Weight::DRAIN`](crate::Weight::DRAIN).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Persistence {
-    /// Seconds after the client's last connection. ipvsadm's default is 360, Kubernetes' 10800.
+    /// Seconds after the client's last connection. The default is 360 in ipvsadm and 10800 in Kubernetes.
     pub timeout_secs: u32,
     /// Size of the client networks that are treated as one client.
     #[cfg_attr(feature = "serde", serde(default))]
     pub granularity: Granularity,
-    /// A persistence engine that looks into packets. The kernel has `sip`, which keeps the packets of a call together, but only those of
-    /// clients that count as one (`ip_vs_sip_ct_match` in `net/netfilter/ipvs/ip_vs_pe_sip.c`).
+    /// A persistence engine that inspects packets. The kernel has `sip`, which keeps the packets of a call together,
+    /// but only among clients within one granularity (`ip_vs_sip_ct_match` in `net/netfilter/ipvs/ip_vs_pe_sip.c`).
     #[cfg_attr(feature = "serde", serde(default))]
     pub engine: Option<Name>,
 }
 
 impl Persistence {
-    /// Persistence of this many seconds, each client for itself.
+    /// Persistence of this many seconds, for each client address separately.
     pub fn new(timeout_secs: u32) -> Self {
         Persistence { timeout_secs, granularity: Granularity::Client, engine: None }
     }
 
-    /// The same with other clients that count as one.
+    /// Sets which clients are treated as one.
     #[must_use]
     pub fn with_granularity(mut self, granularity: Granularity) -> Self {
         self.granularity = granularity;
         self
     }
 
-    /// The same with an engine.
+    /// Sets the persistence engine.
     #[must_use]
     pub fn with_engine(mut self, engine: Name) -> Self {
         self.engine = Some(engine);
@@ -101,21 +101,22 @@ impl Persistence {
     }
 }
 
-/// The changeable part of a virtual server.
+/// The settings of a virtual server that can be changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct VirtualServerConfig {
-    /// Method that spreads new connections.
+    /// How new connections are distributed.
     pub scheduler: Scheduler,
-    /// Flags for the scheduler.
+    /// Scheduler flags.
     #[cfg_attr(feature = "serde", serde(default))]
     pub scheduler_flags: SchedulerFlags,
     /// Whether clients stay with their real server.
     #[cfg_attr(feature = "serde", serde(default))]
     pub persistence: Option<Persistence>,
-    /// Schedule every packet for itself (UDP; `ipvsadm -o`). For packets without an answer: no connection is kept, so the kernel does not
-    /// give answers of masqueraded real servers this virtual server's address (`ip_vs_update_conntrack`).
+    /// Schedules every packet separately (UDP; `ipvsadm -o`). Only for packets without a reply: without a connection,
+    /// the kernel does not rewrite the source address of replies from masqueraded real servers
+    /// (`ip_vs_update_conntrack`).
     #[cfg_attr(feature = "serde", serde(default))]
     pub one_packet: bool,
 }
@@ -131,21 +132,21 @@ impl VirtualServerConfig {
         }
     }
 
-    /// The same with these scheduler flags.
+    /// Sets the scheduler flags.
     #[must_use]
     pub fn with_scheduler_flags(mut self, flags: SchedulerFlags) -> Self {
         self.scheduler_flags = flags;
         self
     }
 
-    /// The same with persistence.
+    /// Sets persistence.
     #[must_use]
     pub fn with_persistence(mut self, persistence: Persistence) -> Self {
         self.persistence = Some(persistence);
         self
     }
 
-    /// The same with every packet scheduled for itself.
+    /// Schedules every packet separately.
     #[must_use]
     pub fn with_one_packet(mut self) -> Self {
         self.one_packet = true;
@@ -153,14 +154,14 @@ impl VirtualServerConfig {
     }
 }
 
-/// A virtual server: clients connect to it, and the kernel gives each connection to one of its real servers.
+/// A virtual server. Clients connect to it, and the kernel forwards each connection to one of its real servers.
 #[doc(alias = "service")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct VirtualServer {
     /// Identity of the virtual server.
     pub key: VirtualServerKey,
-    /// Scheduler, persistence and flags: the part that can be changed.
+    /// Scheduler, persistence and flags: the settings that can be changed.
     pub config: VirtualServerConfig,
 }
 
@@ -170,35 +171,35 @@ impl VirtualServer {
         VirtualServer { key, config: VirtualServerConfig::new(scheduler) }
     }
 
-    /// The same with this configuration.
+    /// Sets the configuration.
     #[must_use]
     pub fn with_config(mut self, config: VirtualServerConfig) -> Self {
         self.config = config;
         self
     }
 
-    /// The same with these scheduler flags.
+    /// Sets the scheduler flags.
     #[must_use]
     pub fn with_scheduler_flags(mut self, flags: SchedulerFlags) -> Self {
         self.config.scheduler_flags = flags;
         self
     }
 
-    /// The same with persistence.
+    /// Sets persistence.
     #[must_use]
     pub fn with_persistence(mut self, persistence: Persistence) -> Self {
         self.config.persistence = Some(persistence);
         self
     }
 
-    /// The same with every packet scheduled for itself.
+    /// Schedules every packet separately.
     #[must_use]
     pub fn with_one_packet(mut self) -> Self {
         self.config.one_packet = true;
         self
     }
 
-    /// The form in which the kernel's answer is read: of several spellings of the same, the one that [`Client`](crate::Client) gives.
+    /// Normalises to the form in which [`Client`](crate::Client) reports it, for values with several spellings.
     pub(crate) fn canonical(mut self) -> Self {
         let family = self.key.family();
         self.key = self.key.canonical();
@@ -209,13 +210,13 @@ impl VirtualServer {
         self
     }
 
-    /// Checks what the types cannot rule out: a granularity of the other family.
+    /// Checks values that the types cannot rule out: a granularity of the other family.
     pub(crate) fn check(&self) -> Result<(), OutOfRange> {
         self.config.persistence.map_or(Ok(()), |persistence| persistence.granularity.check(self.key.family()))
     }
 }
 
-/// A virtual server as the kernel has it, with its counters.
+/// A virtual server as read from the kernel, with its counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -227,7 +228,7 @@ pub struct ObservedVirtualServer {
     pub stats: Stats,
 }
 
-/// A virtual server without counts.
+/// A virtual server with all counters zero.
 impl From<VirtualServer> for ObservedVirtualServer {
     fn from(server: VirtualServer) -> Self {
         ObservedVirtualServer { server, stats: Stats::default() }
@@ -241,7 +242,7 @@ impl From<VirtualServer> for ObservedVirtualServer {
 pub struct SnapshotEntry {
     /// The virtual server.
     pub virtual_server: ObservedVirtualServer,
-    /// Real servers, in the kernel's order: the last one added comes first.
+    /// Real servers in the kernel's order: the most recently added first.
     #[cfg_attr(feature = "serde", serde(default))]
     pub real_servers: Vec<ObservedRealServer>,
 }
@@ -257,7 +258,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// A virtual server with its real servers; `None` if the kernel has none with this key. Looks through all.
+    /// Returns a virtual server with its real servers; `None` if there is none with this key. A linear search.
     pub fn get(&self, key: &VirtualServerKey) -> Option<&SnapshotEntry> {
         self.entries.iter().find(|entry| entry.virtual_server.server.key == *key)
     }

@@ -12,26 +12,26 @@ use super::Error;
 use super::lines::Lines;
 use crate::model::{Name, Protocol};
 
-/// A connection, or a template that persistence makes connections from.
+/// A connection, or a persistence template.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Connection {
     /// Protocol. Templates of firewall marks have number 0.
     pub protocol: Protocol,
-    /// The client. Port 0 in a template; its address is then masked by the persistence granularity.
+    /// The client. A template has port 0, and its address is masked by the persistence granularity.
     pub client: SocketAddr,
     /// Address and port, or firewall mark, that the client connected to.
     pub target: Target,
-    /// The real server. May be of another family than the client. Port 65535 in a template that is no longer used.
+    /// The real server. Its family may differ from the client's. Port 65535 in a template that is no longer used.
     pub real_server: SocketAddr,
     /// State of the protocol.
     pub state: State,
-    /// Time until it is forgotten if nothing happens, in whole seconds.
+    /// Time until the entry expires if no packet arrives, in whole seconds.
     pub expires_in: Duration,
-    /// Origin of the connection; only [`Proc::synced_connections`](super::Proc::synced_connections) reads it.
+    /// Origin of the connection. Only [`Proc::synced_connections`](super::Proc::synced_connections) reads it.
     pub origin: Option<Origin>,
-    /// Data that a persistence engine found in the packets; only [`Proc::connections`](super::Proc::connections) reads it.
+    /// Data that a persistence engine found in packets. Only [`Proc::connections`](super::Proc::connections) reads it.
     pub persistence: Option<PersistenceData>,
 }
 
@@ -45,24 +45,24 @@ pub enum Target {
     Fwmark(u32),
 }
 
-/// Whether a connection was made here.
+/// Where a connection was created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Origin {
-    /// Made on this host.
+    /// Created on this host.
     Local,
-    /// The synchronisation daemon received it from another director.
+    /// Received by the synchronisation daemon from another director.
     Synchronised,
 }
 
-/// Data that a persistence engine keeps with a template.
+/// Data that a persistence engine stores with a template.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PersistenceData {
     /// The engine: `sip`.
     pub engine: Name,
-    /// Data from the packets, such as a SIP `Call-ID`. It comes from the network: not always text.
+    /// Data from packets, such as a SIP `Call-ID`. It comes from the network and may not be text.
     pub data: Vec<u8>,
 }
 
@@ -96,7 +96,7 @@ macro_rules! states {
     };
 }
 
-/// Reads the kernel's name; one this crate does not know becomes [`State::Other`].
+/// Parses the kernel's name. An unknown one becomes [`State::Other`].
 impl FromStr for State {
     type Err = Infallible;
 
@@ -133,7 +133,7 @@ states! {
     Listen = "LISTEN",
     /// TCP: a SYN with acknowledgement was seen.
     SynAck = "SYNACK",
-    /// UDP: the only state there is.
+    /// UDP: the only state.
     Udp = "UDP",
     /// SCTP: the first INIT.
     Init1 = "INIT1",
@@ -145,7 +145,7 @@ states! {
     CookieReplied = "COOKIE_REPLIED",
     /// SCTP: waiting for the cookie.
     CookieWait = "COOKIE_WAIT",
-    /// SCTP: the cookie is there.
+    /// SCTP: the cookie was received.
     Cookie = "COOKIE",
     /// SCTP: the cookie was echoed.
     CookieEchoed = "COOKIE_ECHOED",
@@ -167,20 +167,21 @@ impl fmt::Display for State {
     }
 }
 
-/// Connections of a file, one line at a time.
+/// Reads the connections of a file, one line at a time.
 ///
-/// A line that cannot be read gives an error, and the next call goes on with the next line; after a failure to read, and at
-/// the end, there is nothing more.
+/// A malformed line gives an error, and the next call continues with the next line. The iterator ends after a read
+/// error.
 #[derive(Debug)]
 pub struct Connections<R> {
     lines: Lines<R>,
-    /// Whether there is a column of origins; unknown before the header.
+    /// Whether there is a column of origins; unknown before the header was read.
     origins: Option<bool>,
     ended: bool,
 }
 
 impl<R: BufRead> Connections<R> {
-    /// Connections of a file in the format of `ip_vs_conn` or `ip_vs_conn_sync`; the header says which. The path is for errors.
+    /// Reads a file in the format of `ip_vs_conn` or `ip_vs_conn_sync`; the header tells which. `path` is used in
+    /// errors.
     pub fn new(reader: R, path: impl Into<PathBuf>) -> Self {
         Connections { lines: Lines::new(reader, path.into()), origins: None, ended: false }
     }
@@ -222,7 +223,7 @@ impl<R: BufRead> Iterator for Connections<R> {
     }
 }
 
-/// Takes words off the front of a line; the rest stays as bytes.
+/// Splits words off the front of a line; the rest stays as bytes.
 struct Columns<'a>(&'a [u8]);
 
 impl<'a> Columns<'a> {
@@ -258,7 +259,7 @@ fn connection(line: &[u8], origins: bool) -> Result<Connection, &'static str> {
         Some(_) => return Err("an origin: LOCAL or SYNC"),
     };
     let expires: u64 = columns.next("seconds until it expires")?.parse().ok().ok_or("seconds until it expires")?;
-    // Older kernels print what is overdue as a number just below 2^64 / HZ; no timer runs for 2^32 seconds.
+    // Older kernels print an overdue timer as a number just below 2^64 / HZ. No timer runs for 2^32 seconds.
     let expires_in = Duration::from_secs(u32::try_from(expires).unwrap_or(0).into());
     let persistence = match columns.0.strip_prefix(b" ") {
         None | Some(b"") => None,
@@ -298,13 +299,13 @@ fn parse_protocol(name: &str) -> Option<Protocol> {
     }
 }
 
-/// Exactly so many upper-case hexadecimal digits.
+/// Exactly `digits` upper-case hexadecimal digits.
 fn parse_hex(text: &str, digits: usize) -> Option<u32> {
     let fits = text.len() == digits && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'A'..=b'F'));
     fits.then(|| u32::from_str_radix(text, 16).ok()).flatten()
 }
 
-/// `0A000001`, or IPv6 in words.
+/// `0A000001`, or IPv6 in the usual notation.
 fn parse_address(text: &str) -> Option<IpAddr> {
     match parse_hex(text, 8) {
         Some(bits) => Some(Ipv4Addr::from_bits(bits).into()),

@@ -1,4 +1,4 @@
-//! Errors of reading a file of `/proc`.
+//! Errors of reading a file below `/proc`.
 
 use std::error::Error as _;
 use std::fmt;
@@ -14,13 +14,13 @@ const SHOWN: usize = 120;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// There is no such file: this kernel has no IPVS now.
+    /// The file does not exist: the kernel currently has no IPVS.
     Absent,
-    /// The caller may not read it.
+    /// The caller may not read the file.
     Permission,
     /// Reading failed.
     Io,
-    /// A line that is not as the kernel writes it.
+    /// A line is not in the kernel's format.
     Malformed,
 }
 
@@ -36,7 +36,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A file of `/proc` that could not be read, or a line of it.
+/// A file below `/proc` or one of its lines could not be read.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -77,12 +77,12 @@ impl Error {
         &self.0.path
     }
 
-    /// Line, from 1; 0 when the file could not be opened.
+    /// Line, from 1; 0 if the file could not be opened.
     pub fn line(&self) -> u64 {
         self.0.line
     }
 
-    /// The start of the line that cannot be read.
+    /// The start of the malformed line.
     pub fn text(&self) -> &str {
         &self.0.text
     }
@@ -107,7 +107,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message and what caused it, which is what a `main` that returns the error prints.
+/// The message and its cause, so a `main` that returns this error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;

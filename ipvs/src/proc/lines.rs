@@ -1,11 +1,11 @@
-//! Lines of a file, one at a time, in one buffer.
+//! Reads a file line by line into one buffer.
 
 use std::io::{BufRead, Read as _};
 use std::path::PathBuf;
 
 use super::Error;
 
-/// No line of the kernel's is longer by far; a longer one is cut and then cannot be read.
+/// The kernel's lines are far shorter. A longer line is cut and then malformed.
 const LONGEST: u64 = 4096;
 
 #[derive(Debug)]
@@ -34,19 +34,19 @@ impl<R: BufRead> Lines<R> {
         Ok(Some(line.strip_suffix(b"\n").unwrap_or(line)))
     }
 
-    /// The next line as text, which must be there.
+    /// The next line as text; an error at the end of the file.
     pub(super) fn text(&mut self, expected: &'static str) -> Result<&str, Error> {
         let there = self.advance()?.is_some();
         let line = self.line();
         std::str::from_utf8(line).ok().filter(|_| there).ok_or_else(|| self.malformed(expected))
     }
 
-    /// The line read last.
+    /// The last line read.
     pub(super) fn line(&self) -> &[u8] {
         self.buffer.strip_suffix(b"\n").unwrap_or(&self.buffer)
     }
 
-    /// The line read last is not as it should be.
+    /// The error for the last line read.
     pub(super) fn malformed(&self, expected: &'static str) -> Error {
         Error::malformed(&self.path, self.number.max(1), &self.buffer, expected)
     }

@@ -1,6 +1,6 @@
-//! IPVS in `/proc/net`: connections, and counters of the whole network namespace.
+//! Reads IPVS in `/proc/net`: connections, and counters of the whole network namespace.
 //!
-//! Netlink has no command for these. Virtual and real servers are better read with a [`Client`](crate::Client).
+//! Netlink has no command for these. For virtual and real servers use a [`Client`](crate::Client).
 //!
 //! # Example
 //!
@@ -16,15 +16,17 @@
 //!
 //! # Which network namespace
 //!
-//! [`Proc::new`] reads below `/proc/thread-self/net`, the namespace of the calling thread; `/proc/net` is that of the
-//! process's first thread, which is another one when a thread has changed its own. Another namespace is read by a process in it, without
-//! entering it: `Proc::at("/proc/<pid>/net")`. Where there is none, a thread of this process enters it, and the rest of the process reads
-//! `/proc/<that thread>/net`, or the thread itself [`Proc::new`], as [for settings](crate::sysctl#which-network-namespace).
+//! [`Proc::new`] reads below `/proc/thread-self/net`, the namespace of the calling thread. `/proc/net` would be that of
+//! the process's first thread. To read another namespace without entering it, name a process inside:
+//! `Proc::at("/proc/<pid>/net")`. If there is none, let one of your threads enter the namespace. Other threads can then
+//! read `/proc/<that thread>/net`, and the thread itself uses [`Proc::new`]; see
+//! [settings](crate::sysctl#which-network-namespace).
 //!
 //! # Large tables
 //!
-//! [`Connections`] holds one line at a time. The kernel walks its table while it is read: a connection that comes, goes or
-//! moves meanwhile may be missing or appear twice. Reading 100,000 lines holds no lock for longer than a page of text.
+//! [`Connections`] holds one line at a time. The kernel walks its table during the read, so a connection that is added,
+//! removed or moved meanwhile may be missing or appear twice. No lock is held for longer than one page of text, however
+//! long the file is.
 
 mod connection;
 mod error;
@@ -42,27 +44,27 @@ pub use stats::{CpuCounters, PerCpuStats};
 
 use crate::model::{Info, Stats};
 
-/// Size of the buffer for a file: the kernel hands out a page at a time or more.
+/// Buffer size for a file. The kernel returns at least a page per read.
 const BUFFER: usize = 32 * 1024;
 
-/// The files of IPVS below `/proc/net`.
+/// The IPVS files below `/proc/net`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Proc {
     root: PathBuf,
 }
 
 impl Proc {
-    /// Files of the calling thread's network namespace, at the time of each call.
+    /// Files of the calling thread's network namespace at the time of each call.
     pub fn new() -> Self {
         Self::at("/proc/thread-self/net")
     }
 
-    /// Files below another folder, such as `/proc/<pid>/net`.
+    /// Files below another directory, such as `/proc/<pid>/net`.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Proc { root: root.into() }
     }
 
-    /// The folder.
+    /// The directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -80,47 +82,47 @@ impl Proc {
         Ok(Lines::new(reader, path))
     }
 
-    /// All connections with their persistence data (`ip_vs_conn`).
+    /// Reads all connections with their persistence data (`ip_vs_conn`).
     ///
     /// # Errors
-    /// [`ErrorKind::Absent`] without IPVS in the kernel; each line may be an error, see [`Connections`].
+    /// [`ErrorKind::Absent`] if the kernel has no IPVS. Each line may also be an error, see [`Connections`].
     pub fn connections(&self) -> Result<Connections<BufReader<File>>, Error> {
         let (reader, path) = self.open("ip_vs_conn")?;
         Ok(Connections::new(reader, path))
     }
 
-    /// All connections, not just synchronised ones, with their origin (`ip_vs_conn_sync`).
+    /// Reads all connections with their origin (`ip_vs_conn_sync`), not only synchronised ones.
     ///
     /// # Errors
-    /// [`ErrorKind::Absent`] without IPVS in the kernel; each line may be an error, see [`Connections`].
+    /// [`ErrorKind::Absent`] if the kernel has no IPVS. Each line may also be an error, see [`Connections`].
     pub fn synced_connections(&self) -> Result<Connections<BufReader<File>>, Error> {
         let (reader, path) = self.open("ip_vs_conn_sync")?;
         Ok(Connections::new(reader, path))
     }
 
-    /// Counters and rates of all virtual servers together, also of deleted ones (`ip_vs_stats`).
+    /// Reads counters and rates of all virtual servers together, including deleted ones (`ip_vs_stats`).
     ///
-    /// The kernel adds them up every two seconds, unless `net.ipv4.vs.run_estimation` is off.
+    /// The kernel updates the sums every two seconds, unless `net.ipv4.vs.run_estimation` is off.
     ///
     /// # Errors
-    /// [`ErrorKind::Absent`] without IPVS in the kernel.
+    /// [`ErrorKind::Absent`] if the kernel has no IPVS.
     pub fn stats(&self) -> Result<Stats, Error> {
         stats::stats(&mut self.lines("ip_vs_stats")?)
     }
 
-    /// The same for each CPU (`ip_vs_stats_percpu`); the CPUs' own counters are those of this moment.
+    /// Reads the counters of each CPU (`ip_vs_stats_percpu`). Unlike the total, they are current.
     ///
     /// # Errors
-    /// [`ErrorKind::Absent`] without IPVS in the kernel.
+    /// [`ErrorKind::Absent`] if the kernel has no IPVS.
     pub fn stats_per_cpu(&self) -> Result<PerCpuStats, Error> {
         stats::per_cpu(&mut self.lines("ip_vs_stats_percpu")?)
     }
 
-    /// Version and size of the connection table, from the first line of `ip_vs`; unlike
-    /// [`Client::info`](crate::Client::info) it takes no privilege.
+    /// Reads version and size of the connection table from the first line of `ip_vs`. Unlike
+    /// [`Client::info`](crate::Client::info) this needs no privilege.
     ///
     /// # Errors
-    /// [`ErrorKind::Absent`] without IPVS in the kernel.
+    /// [`ErrorKind::Absent`] if the kernel has no IPVS.
     pub fn info(&self) -> Result<Info, Error> {
         stats::info(&mut self.lines("ip_vs")?)
     }

@@ -6,7 +6,7 @@ use super::Error;
 use super::lines::Lines;
 use crate::model::{Info, Rates, Stats};
 
-/// Counters of one CPU since it started; they are never set to zero.
+/// Counters of one CPU since its start. They are never reset.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -25,14 +25,14 @@ pub struct CpuCounters {
     pub bytes_out: u64,
 }
 
-/// Counters of each CPU and of all together.
+/// Counters of each CPU and in total.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct PerCpuStats {
     /// Counters of each possible CPU.
     pub cpus: Vec<CpuCounters>,
-    /// Counters of all CPUs together, with rates. They may differ from the sum when counters were set to zero.
+    /// Counters of all CPUs together, with rates. Differs from the sum if counters were reset.
     pub total: Stats,
 }
 

@@ -14,19 +14,19 @@ use crate::model::OutOfRange;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// There are no settings of IPVS at all: this kernel has no IPVS now.
+    /// There are no IPVS settings at all: the kernel currently has no IPVS.
     NotLoaded,
     /// This kernel does not have this setting.
     Absent,
-    /// The setting cannot be written here: it is read-only in this network namespace, or `/proc/sys` is.
+    /// The setting is read-only in this network namespace, or `/proc/sys` is mounted read-only.
     ReadOnly,
-    /// The caller may not.
+    /// The caller lacks the permission.
     Permission,
-    /// The value is out of its range; it was not written.
+    /// The value is out of range. It was not written.
     OutOfRange(OutOfRange),
     /// The kernel refused the value (`EINVAL`).
     Refused,
-    /// The kernel's text is no value of this setting's type.
+    /// The kernel's text is not a value of this setting's type.
     Malformed(String),
     /// Reading or writing failed.
     Io,
@@ -50,7 +50,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A setting that could not be read or written.
+/// A setting could not be read or written.
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -78,7 +78,7 @@ impl Error {
         &self.0.kind
     }
 
-    /// The setting; `None` when it was about all of them.
+    /// The setting; `None` if the error concerns all of them.
     pub fn knob(&self) -> Option<Knob> {
         self.0.knob
     }
@@ -124,7 +124,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message and what caused it, which is what a `main` that returns the error prints.
+/// The message and its cause, so a `main` that returns this error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;

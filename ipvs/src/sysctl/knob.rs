@@ -1,4 +1,4 @@
-//! The knobs, one row each.
+//! All settings of IPVS, one row each.
 
 use std::fmt;
 use std::str::FromStr;
@@ -37,7 +37,7 @@ impl fmt::Display for KernelVersion {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ValueType {
-    /// Off (0) or on (anything else), as [`Value::Integer`].
+    /// 0 is off, everything else on. See [`Value::Integer`].
     Switch,
     /// A whole number in this range, as [`Value::Integer`].
     Integer {
@@ -48,7 +48,7 @@ pub enum ValueType {
     },
     /// A power of two from 1 to 2^30, as [`Value::Integer`].
     PowerOfTwo,
-    /// A number of things, as [`Value::Count`].
+    /// An unsigned number, as [`Value::Count`].
     Count,
     /// Threshold and period of synchronisation, as [`Value::Pair`].
     Pair,
@@ -56,13 +56,13 @@ pub enum ValueType {
     CpuList,
 }
 
-/// Requirement of a knob beside the kernel's version and `ip_vs`.
+/// A requirement of a knob besides the kernel's version and `ip_vs`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Requirement {
     /// An option of the kernel's configuration.
     Config(&'static str),
-    /// Another module that is loaded.
+    /// Another loaded module.
     Module(&'static str),
 }
 
@@ -75,7 +75,7 @@ impl fmt::Display for Requirement {
     }
 }
 
-/// Everything about a knob.
+/// The description of a knob.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Description {
@@ -83,28 +83,28 @@ pub struct Description {
     pub name: &'static str,
     /// Type of its values.
     pub value_type: ValueType,
-    /// Unit of the value, when it has one.
+    /// Unit of the value, if any.
     pub unit: Option<&'static str>,
-    /// Value in the initial network namespace after boot, as the kernel prints it; `None` where that depends on the
-    /// machine. See [`Knob::default_in_new_namespace`] for the others.
+    /// Value in the initial network namespace after boot, as the kernel prints it; `None` if it depends on the machine.
+    /// [`Knob::default_in_new_namespace`] has the value for other namespaces.
     pub default: Option<&'static str>,
-    /// First kernel that has it; `None` for older than 5.10.
+    /// First kernel with this knob; `None` if older than 5.10.
     pub since: Option<KernelVersion>,
     /// Further requirement of the kernel.
     pub requires: Option<Requirement>,
-    /// Effect of the knob, in words.
+    /// Effect of the knob, as text.
     pub meaning: &'static str,
 }
 
 const INT: ValueType = ValueType::Integer { min: -0x8000_0000, max: 0x7fff_ffff };
 const DEFENSE: ValueType = ValueType::Integer { min: 0, max: 3 };
 const LOAD: ValueType = ValueType::Integer { min: -8, max: 8 };
-/// Jiffies have to fit: 2^31 at 1000 a second.
+/// The seconds must fit into 2^31 jiffies at 1000 per second.
 const SECONDS: ValueType = ValueType::Integer { min: 0, max: 2_147_483 };
 
 macro_rules! knobs {
     ($($variant:ident = $name:literal, $value_type:expr, $unit:expr, $default:expr, $since:expr, $requires:expr, $meaning:literal;)*) => {
-        /// A setting below `net.ipv4.vs`. All belong to a network namespace, but [`Knob::DebugLevel`].
+        /// A setting below `net.ipv4.vs`. All are per network namespace, except [`Knob::DebugLevel`].
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
         #[non_exhaustive]
         pub enum Knob {
@@ -115,7 +115,7 @@ macro_rules! knobs {
             /// All knobs that Linux 7.2 has.
             pub const ALL: &[Knob] = &[$(Knob::$variant,)*];
 
-            /// Everything about it.
+            /// The knob's description.
             pub fn describe(self) -> &'static Description {
                 match self {
                     $(Knob::$variant => {
@@ -225,9 +225,9 @@ impl Knob {
         self.describe().name
     }
 
-    /// Value in a network namespace that was made later; `None` where that depends on the machine.
+    /// Value in network namespaces created later; `None` if it depends on the machine.
     ///
-    /// Kernel: `ip_vs_conn_default_load_factor`, `ip_vs_svc_default_load_factor`, which take smaller tables there.
+    /// Kernel: `ip_vs_conn_default_load_factor`, `ip_vs_svc_default_load_factor`, which choose smaller tables there.
     pub fn default_in_new_namespace(self) -> Option<&'static str> {
         match self {
             Knob::ConnLfactor | Knob::SvcLfactor => Some("-2"),
@@ -235,8 +235,8 @@ impl Knob {
         }
     }
 
-    /// Whether a kernel of this version has it, given what [`Description::requires`] says. Distributions' kernels may have
-    /// it earlier.
+    /// Whether a kernel of this version has the knob, if [`Description::requires`] is met. Distribution kernels may
+    /// have it earlier.
     pub fn exists_in(self, kernel: KernelVersion) -> bool {
         self.describe().since.is_none_or(|since| kernel >= since)
     }
@@ -261,7 +261,8 @@ impl Knob {
     /// Checks a value before it is written.
     ///
     /// # Errors
-    /// [`OutOfRange`] for what the kernel refuses, for a value of another type, and for a switch that is neither 0 nor 1.
+    /// [`OutOfRange`] for a value that the kernel refuses, a value of another type, or a switch that is neither 0 nor
+    /// 1.
     pub fn check(self, value: &Value) -> Result<(), OutOfRange> {
         let allowed = match (self.describe().value_type, value) {
             (ValueType::Switch, Value::Integer(0 | 1)) | (ValueType::Count, Value::Count(_)) => return Ok(()),

@@ -1,6 +1,6 @@
-//! Settings of IPVS: `/proc/sys/net/ipv4/vs`.
+//! Reads and writes the settings of IPVS: `/proc/sys/net/ipv4/vs`.
 //!
-//! [`Knob`] knows every setting from Linux 5.10 to 7.2: its type, range, default, and since which kernel it exists.
+//! [`Knob`] has every setting of Linux 5.10 to 7.2 with its type, range, default and first kernel version.
 //!
 //! # Example
 //!
@@ -19,12 +19,13 @@
 //! # Ok::<(), ipvs::sysctl::Error>(())
 //! ```
 //!
-//! Writing takes effect at once; what was there before is not kept.
+//! Writes take effect at once. The previous value is not saved.
 //!
 //! # Which network namespace
 //!
-//! Calls read and write the settings of the calling thread's namespace at that time: below `/proc/sys/net` the kernel shows each thread its own, by
-//! any path. So the settings of another namespace take a thread that has entered it, with `setns` (`CAP_SYS_ADMIN`) of a crate such as nix:
+//! Calls use the settings of the calling thread's namespace at that time, because `/proc/sys/net` differs by thread,
+//! whatever path is used. To use another namespace, let a thread enter it with `setns` (needs `CAP_SYS_ADMIN`) from a
+//! crate such as nix:
 //!
 //! ```no_run
 //! use ipvs::sysctl::Sysctl;
@@ -38,8 +39,8 @@
 //! # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 //! ```
 //!
-//! A thread of its own, since one that comes back from another namespace may fail to. A [`Client`](crate::Client) needs none of that:
-//! [`Client::open_in`](crate::Client::open_in) does it.
+//! Use a separate thread, since returning from another namespace can fail. A [`Client`](crate::Client) does not need
+//! this: [`Client::open_in`](crate::Client::open_in) does it.
 //!
 //! Kernel: `vs_vars` in net/netfilter/ipvs/ip_vs_ctl.c, Documentation/networking/ipvs-sysctl.rst.
 
@@ -60,7 +61,7 @@ pub use knob::{Description, KernelVersion, Knob, Requirement, ValueType};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Value {
-    /// Most settings; switches are on unless 0.
+    /// Most settings. A switch is on unless it is 0.
     Integer(i64),
     /// [`Knob::SyncQlenMax`].
     Count(u64),
@@ -76,7 +77,7 @@ impl Value {
     /// A switch that is off.
     pub const OFF: Value = Value::Integer(0);
 
-    /// The number, when it is an [`Value::Integer`].
+    /// The number, if it is a [`Value::Integer`].
     pub fn as_integer(&self) -> Option<i64> {
         match self {
             Value::Integer(number) => Some(*number),
@@ -85,7 +86,7 @@ impl Value {
     }
 }
 
-/// The text that the kernel reads.
+/// The text to write to the kernel.
 impl fmt::Display for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -97,24 +98,24 @@ impl fmt::Display for Value {
     }
 }
 
-/// The settings of one folder.
+/// The settings in one directory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sysctl {
     root: PathBuf,
 }
 
 impl Sysctl {
-    /// Settings of the calling thread's network namespace, at the time of each call.
+    /// Settings of the calling thread's network namespace at the time of each call.
     pub fn new() -> Self {
         Self::at("/proc/sys/net/ipv4/vs")
     }
 
-    /// Settings in another folder.
+    /// Settings in another directory.
     pub fn at(root: impl Into<PathBuf>) -> Self {
         Sysctl { root: root.into() }
     }
 
-    /// The folder.
+    /// The directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
@@ -122,7 +123,7 @@ impl Sysctl {
     /// Reads a setting.
     ///
     /// # Errors
-    /// [`ErrorKind::Absent`] when this kernel does not have it; [`ErrorKind::NotLoaded`] when it has none of them.
+    /// [`ErrorKind::Absent`] if this kernel does not have it; [`ErrorKind::NotLoaded`] if it has none.
     pub fn read(&self, knob: Knob) -> Result<Value, Error> {
         let path = self.root.join(knob.name());
         match fs::read_to_string(&path) {
@@ -133,10 +134,10 @@ impl Sysctl {
         }
     }
 
-    /// Reads all settings this kernel has.
+    /// Reads all settings of this kernel.
     ///
     /// # Errors
-    /// [`ErrorKind::NotLoaded`] when it has none of them; the first that cannot be read.
+    /// [`ErrorKind::NotLoaded`] if the kernel has none; otherwise the first read error.
     pub fn read_all(&self) -> Result<BTreeMap<Knob, Value>, Error> {
         let mut values = BTreeMap::new();
         for knob in Knob::ALL {
@@ -151,10 +152,10 @@ impl Sysctl {
         Ok(values)
     }
 
-    /// Names of settings this kernel has and this crate does not know, sorted.
+    /// Names of this kernel's settings that this crate does not know, sorted.
     ///
     /// # Errors
-    /// [`ErrorKind::NotLoaded`] when it has none at all.
+    /// [`ErrorKind::NotLoaded`] if the kernel has none.
     pub fn unknown(&self) -> Result<Vec<String>, Error> {
         let failed = |error: io::Error| {
             let kind = match error.kind() {
@@ -175,32 +176,33 @@ impl Sysctl {
         Ok(names)
     }
 
-    /// Writes a setting. Writing what is there already changes nothing.
+    /// Writes a setting. Writing the current value changes nothing.
     ///
     /// # Errors
-    /// [`ErrorKind::OutOfRange`] before anything is written; [`ErrorKind::Absent`] when this kernel does not have it;
-    /// [`ErrorKind::ReadOnly`] and [`ErrorKind::Permission`]; [`ErrorKind::Refused`] when the kernel is stricter than this
-    /// crate, such as for CPUs it does not have.
+    /// [`ErrorKind::OutOfRange`] before anything is written; [`ErrorKind::Absent`] if this kernel does not have it;
+    /// [`ErrorKind::ReadOnly`] and [`ErrorKind::Permission`]; [`ErrorKind::Refused`] if the kernel is stricter than
+    /// this crate, for example about CPUs that do not exist.
     pub fn write(&self, knob: Knob, value: &Value) -> Result<(), Error> {
         let path = self.root.join(knob.name());
         if let Err(range) = knob.check(value) {
             return Err(Error::new(ErrorKind::OutOfRange(range), true, Some(knob), path));
         }
         let line = format!("{value}\n");
-        // One write: the kernel takes each for itself. Never creates a file.
+        // A single write, since the kernel parses each write separately. Never creates a file.
         let written =
             fs::OpenOptions::new().write(true).open(&path).and_then(|mut file| file.write_all(line.as_bytes()));
         written.map_err(|error| self.failed(error, true, knob, path))
     }
 
-    /// Lets a real server of weight 0 ([`Weight::DRAIN`](crate::Weight::DRAIN)) drain although its virtual server is persistent:
-    /// switches [`Knob::ExpireQuiescentTemplate`] on. Without it the kernel goes on giving it the clients that it remembers.
+    /// Lets real servers of weight 0 ([`Weight::DRAIN`](crate::Weight::DRAIN)) drain even if their virtual server is
+    /// persistent. Turns on [`Knob::ExpireQuiescentTemplate`]; without it the kernel keeps sending remembered clients
+    /// to them.
     ///
-    /// The setting applies to every virtual server of the network namespace, and stays when this program ends. A health check that sets weight 0
-    /// then ends the affinity of its clients too.
+    /// The setting applies to every virtual server of the network namespace and outlives this program. A health check
+    /// that sets weight 0 then also ends the affinity of its clients.
     ///
-    /// Like every call here, it acts in the network namespace of the calling thread, not in that of a client opened with
-    /// [`Client::open_in`](crate::Client::open_in): the [module](self) shows how to reach that.
+    /// Like every call here, it acts in the network namespace of the calling thread, not in that of a client from
+    /// [`Client::open_in`](crate::Client::open_in). The [module](self) shows how to reach that one.
     ///
     /// # Errors
     /// As [`Sysctl::write`].
@@ -229,7 +231,7 @@ impl Default for Sysctl {
     }
 }
 
-/// Whether the setting's mode lets no user write it: root obeys the mode too.
+/// Whether the setting's mode allows no user to write it; even root obeys it.
 fn is_read_only(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|metadata| metadata.permissions().readonly())
 }

@@ -1,8 +1,8 @@
-//! Mistakes in a text, with their places.
+//! Parse errors with their position.
 
 use std::fmt;
 
-/// Bytes of the faulty text that go into an error.
+/// Bytes of the faulty text that an error quotes.
 const SHOWN: usize = 60;
 
 /// Kind of a mistake.
@@ -12,31 +12,31 @@ const SHOWN: usize = 60;
 pub enum ErrorKind {
     /// An option that ipvsadm does not have.
     UnknownOption,
-    /// An option without the value it needs, or with a value it does not take.
+    /// An option without its required value, or with a value that it does not take.
     Value,
-    /// A value that cannot be read, or that is out of its range.
+    /// A value that cannot be parsed or is out of range.
     BadValue,
-    /// A host name in place of an address: names are not looked up here.
+    /// A host name instead of an address. Names are not looked up.
     HostName,
-    /// A service name in place of a port: names are not looked up here.
+    /// A service name instead of a port. Names are not looked up.
     ServiceName,
-    /// A word where an option should be.
+    /// A word where an option is expected.
     UnexpectedWord,
-    /// Something that the command needs is not there.
+    /// Something that the command requires is missing.
     Missing,
     /// The same thing twice.
     Repeated,
-    /// An option that does not go with the command or with another option.
+    /// An option that does not fit the command or another option.
     Conflict,
-    /// A command of ipvsadm that does not change virtual or real servers one by one, such as `-L` or `--start-daemon`.
+    /// An ipvsadm command that does not change single virtual or real servers, such as `-L` or `--start-daemon`.
     Unsupported,
     /// A statement other than an addition where only additions are allowed, or `-C` or a bare `-Z` in a batch.
     NotAllowedHere,
-    /// A real server for a virtual server that the text did not add before.
+    /// A real server of a virtual server that the text did not add before.
     UnknownVirtualServer,
 }
 
-/// The mistake in a few words; the error adds the place, and the text that was expected.
+/// The mistake in a few words. The error adds the position and the expected text.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -56,7 +56,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// A mistake in a text, with its place.
+/// A mistake in a text, with its position.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 
@@ -88,17 +88,17 @@ impl Error {
         self.0.line
     }
 
-    /// Column of the first character of what is wrong, from 1.
+    /// Column of the first wrong character, from 1.
     pub fn column(&self) -> usize {
         self.0.column
     }
 
-    /// Text at the place of the mistake, shortened; empty for the end of the line.
+    /// The text at the mistake, shortened; empty for the end of the line.
     pub fn found(&self) -> &str {
         &self.0.found
     }
 
-    /// Text that was expected there.
+    /// The text that was expected there.
     pub fn expected(&self) -> &str {
         &self.0.expected
     }
@@ -120,7 +120,7 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// The message, which is what a `main` that returns the error prints.
+/// The message, so a `main` that returns this error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)

@@ -1,4 +1,4 @@
-//! Limits of ipvsadm 1.31: statements that it can read.
+//! Limits of ipvsadm 1.31: which statements it can read.
 
 use super::Statement;
 use crate::batch::Operation;
@@ -13,7 +13,7 @@ const LONGEST_PERSISTENCE_SECS: u32 = 31 * 24 * 60 * 60;
 /// The largest threshold it takes.
 const LARGEST_THRESHOLD: u32 = 0x7fff_ffff;
 
-/// Whether ipvsadm, reading `-g` or `-i`, replaces the real server's port by another one.
+/// Whether ipvsadm changes the real server's port when it reads `-g` or `-i`.
 pub(super) fn changes_port(service: &VirtualServerKey, real: &RealServerKey) -> bool {
     match service {
         VirtualServerKey::Address { port, .. } => *port != real.port,
@@ -22,11 +22,11 @@ pub(super) fn changes_port(service: &VirtualServerKey, real: &RealServerKey) -> 
 }
 
 impl Statement {
-    /// Whether ipvsadm 1.31 reads this statement's text, and understands the same by it.
+    /// Whether ipvsadm 1.31 reads this statement's text with the same meaning.
     ///
-    /// Not readable are this crate's own words, `-p 0` and more than 31 days, port 0 without `-p`, `-o` for other than UDP and
-    /// firewall marks, thresholds above 2147483647, and another address family without a tunnel. Without a patch that some
-    /// distributions have, ipvsadm also stops at weight 65535; that is not counted here.
+    /// It does not read this crate's own options, `-p 0` or more than 31 days, port 0 without `-p`, or `-o` except for
+    /// UDP and firewall marks. Nor does it read thresholds above 2147483647, or another address family without a
+    /// tunnel. Unless a distribution patched it, ipvsadm also stops at weight 65535; this is not considered here.
     pub fn is_readable_by_ipvsadm(&self) -> bool {
         let Statement::Operation(operation) = self else { return true };
         match operation {

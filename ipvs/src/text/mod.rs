@@ -1,4 +1,4 @@
-//! The text of `ipvsadm -S -n`, written and read.
+//! Reads and writes the text of `ipvsadm -S -n`.
 //!
 //! # Example
 //!
@@ -21,17 +21,17 @@
 //! ```
 //!
 //! [`Ruleset`] is a whole table, such as a [`Snapshot`] without its counters. [`parse`] reads any list of changes, and
-//! [`parse_batch`] makes a [`Batch`] of it.
+//! [`parse_batch`] turns one into a [`Batch`].
 //!
 //! # What is written
 //!
-//! The output of `ipvsadm -S -n` 1.31, byte for byte, with these differences, all of them where ipvsadm loses something:
+//! The output of `ipvsadm -S -n` 1.31, byte for byte, except where ipvsadm loses information:
 //!
 //! | | `ipvsadm -S -n` | here |
 //! |---|---|---|
 //! | thresholds | left out | `-x 10 -y 5` after the weight; ipvsadm reads it |
 //! | order | sorted by differences that overflow | the order of the entries; [`Ruleset::sort`] sorts by key |
-//! | marks above 2147483647 | negative, which it cannot read | as they are |
+//! | marks above 2147483647 | negative, which it cannot read | unchanged |
 //! | `flag-3` of `sh` and `mh` | left out | `flag-3`; ipvsadm reads it |
 //! | the local method | `-g` | `--forward local` |
 //! | bypass and unknown methods | `(null)` | `--forward bypass`, `--forward 5` |
@@ -39,20 +39,21 @@
 //! | other protocols | `--xxx-service`, which it cannot read | `--other-service 47/10.0.0.1:80` |
 //! | unknown tunnels, tunnel flags | left out, or outside its own table | `--tun-type 7 --tun-port 1`, `--tun-flags 4`, both checksums |
 //!
-//! `--forward`, `--other-service` and `--tun-flags` are this crate's own words, so that reading gives back what was written;
-//! ipvsadm refuses them loudly. [`Statement::is_readable_by_ipvsadm`] tells.
+//! `--forward`, `--other-service` and `--tun-flags` are this crate's own options, so that it can read everything that
+//! it writes. ipvsadm refuses them with an error. [`Statement::is_readable_by_ipvsadm`] tells whether a statement needs
+//! them.
 //!
 //! # What is read
 //!
-//! All that, and what people write: long options, `--option=value`, `-w5`, any order of options, comments from `#` to the end of
-//! a line, empty lines, a leading `ipvsadm`. Left out, an option has ipvsadm's default: scheduler `wlc`, direct routing, weight
-//! 1, `-p` 360 seconds (its manual says 300), the port of a real server as its virtual server's. As in ipvsadm, `-g` and `-i`
-//! give the real server the virtual server's port, also where the text names another.
+//! Everything above, and what people write: long options, `--option=value`, `-w5`, any order of options, comments from
+//! `#` to the end of a line, empty lines, a leading `ipvsadm`. Missing options have ipvsadm's defaults: scheduler
+//! `wlc`, direct routing, weight 1, `-p` 360 seconds (its manual says 300), the virtual server's port for real servers.
+//! As in ipvsadm, `-g` and `-i` use the virtual server's port for the real server, even if the text names another.
 //!
-//! The reader is stricter than ipvsadm where ipvsadm drops a value (`-M` or `--pe` without `-p`) and more lenient where the kernel is
-//! (thresholds and timeouts of any size, `-o` for TCP, port 0 written out without `-p`).
+//! The parser is stricter than ipvsadm where ipvsadm drops a value (`-M` or `--pe` without `-p`). It is more lenient
+//! where the kernel is: thresholds and timeouts of any size, `-o` for TCP, an explicit port 0 without `-p`.
 //!
-//! Names of hosts and services are not looked up; see [`ErrorKind::HostName`] and [`ErrorKind::ServiceName`].
+//! Host and service names are not looked up; see [`ErrorKind::HostName`] and [`ErrorKind::ServiceName`].
 
 mod error;
 mod ipvsadm;
@@ -75,9 +76,9 @@ use crate::model::{RealServer, Snapshot, SnapshotEntry, VirtualServer};
 pub enum Statement {
     /// A change of one virtual or real server: `-A`, `-E`, `-D`, `-Z`, `-a`, `-e`, `-d`.
     Operation(Operation),
-    /// All counters are set to zero: `-Z` alone. See [`Client::zero_all`](crate::Client::zero_all).
+    /// Resets all counters: `-Z` alone. See [`Client::zero_all`](crate::Client::zero_all).
     ZeroAll,
-    /// Everything is deleted: `-C`.
+    /// Deletes everything: `-C`.
     Clear,
 }
 
@@ -87,7 +88,7 @@ impl From<Operation> for Statement {
     }
 }
 
-/// Reads one line.
+/// Parses one line.
 impl FromStr for Statement {
     type Err = Error;
 
@@ -101,20 +102,20 @@ impl FromStr for Statement {
     }
 }
 
-/// Reads a text: one statement a line, in their order.
+/// Parses a text with one statement per line.
 ///
 /// # Errors
-/// The first mistake, with line and column. There is no partial result.
+/// The first mistake, with line and column. Partial results are never returned.
 pub fn parse(text: &str) -> Result<Vec<Statement>, Error> {
     lines(text)
         .filter_map(|(number, line)| Some(read::statement(number, line).transpose()?.map(|(said, _)| said)))
         .collect()
 }
 
-/// Reads a text of changes to virtual and real servers, to be carried out together with [`Client::run`](crate::Client::run).
+/// Parses changes to virtual and real servers, to be carried out together with [`Client::run`](crate::Client::run).
 ///
 /// # Errors
-/// The first mistake, with line and column; [`ErrorKind::NotAllowedHere`] for `-C` and for `-Z` alone, which are no
+/// The first mistake, with line and column; [`ErrorKind::NotAllowedHere`] for `-C` and for `-Z` alone, which are not an
 /// [`Operation`].
 pub fn parse_batch(text: &str) -> Result<Batch, Error> {
     let mut batch = Batch::new();
@@ -154,8 +155,8 @@ impl Entry {
     }
 }
 
-/// A table of virtual servers with their real servers, without counters: what `ipvsadm -S -n` prints, and a state to bring the
-/// kernel to with [`Client::sync`](crate::Client::sync).
+/// A table of virtual servers with their real servers, without counters. This is what `ipvsadm -S -n` prints, and the
+/// desired state of [`Client::sync`](crate::Client::sync).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 pub struct Ruleset {
@@ -169,7 +170,7 @@ impl Ruleset {
         Self::default()
     }
 
-    /// Adds a virtual server with its real servers. That it is there once is checked when the table is used.
+    /// Adds a virtual server with its real servers. Duplicates are detected when the table is used.
     pub fn push(
         &mut self,
         virtual_server: VirtualServer,
@@ -179,7 +180,7 @@ impl Ruleset {
         self
     }
 
-    /// Operations that make this table out of an empty one, in order.
+    /// The operations that create this table from an empty one, in order.
     pub fn operations(&self) -> impl Iterator<Item = Operation> {
         self.entries.iter().flat_map(|Entry { virtual_server, real_servers }| {
             let add = Operation::AddVirtualServer(*virtual_server);
@@ -188,7 +189,7 @@ impl Ruleset {
         })
     }
 
-    /// Puts virtual servers, and the real servers of each, into the order of their keys.
+    /// Sorts virtual servers, and the real servers of each, by key.
     pub fn sort(&mut self) {
         self.entries.sort_by_key(|entry| entry.virtual_server.key);
         for entry in &mut self.entries {
@@ -211,7 +212,7 @@ impl From<&Snapshot> for Ruleset {
     }
 }
 
-/// The table as if the kernel had it, without connections and counts: for [`Ruleset::diff`] against a saved text, and in tests.
+/// The table as a snapshot without connections and counters, for [`Ruleset::diff`] with a saved text and for tests.
 impl From<&Ruleset> for Snapshot {
     fn from(rules: &Ruleset) -> Self {
         let entries = rules
@@ -226,16 +227,16 @@ impl From<&Ruleset> for Snapshot {
     }
 }
 
-/// The batch that makes this table out of an empty one.
+/// The batch that creates this table from an empty one.
 impl From<&Ruleset> for Batch {
     fn from(rules: &Ruleset) -> Self {
         rules.operations().collect()
     }
 }
 
-/// Reads a table: `-A` and `-a` lines, after `-C` lines or none.
+/// Parses a table: optional `-C` lines, then `-A` and `-a` lines.
 ///
-/// Real servers may come anywhere after their virtual server.
+/// A real server may come anywhere after its virtual server.
 impl FromStr for Ruleset {
     type Err = Error;
 

@@ -1,8 +1,8 @@
-//! Splits a line into options with their places, as popt reads ipvsadm's command line.
+//! Splits a line into options with their positions, as popt parses ipvsadm's command line.
 
 use super::error::{Error, ErrorKind};
 
-/// Option of ipvsadm, in either spelling.
+/// An ipvsadm option, in either spelling.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Opt {
     Add,
@@ -39,7 +39,7 @@ pub(super) enum Opt {
     TunnelChecksum,
     TunnelRemoteChecksum,
     TunnelFlags,
-    /// Options of commands that this module does not read: listing, saving, daemons.
+    /// Options of commands that this module does not support: listing, saving, daemons.
     Unsupported,
 }
 
@@ -131,7 +131,7 @@ static SPECS: [Spec; 61] = [
     flag(None, "nosort", Opt::Unsupported),
 ];
 
-/// A word and the byte at which it starts.
+/// A word and the byte offset at which it starts.
 #[derive(Clone, Copy, Debug)]
 struct Word<'a> {
     text: &'a str,
@@ -147,13 +147,13 @@ pub(super) struct Line<'a> {
 }
 
 impl<'a> Line<'a> {
-    /// An error about what starts at this byte.
+    /// An error about the text that starts at this byte.
     pub(super) fn error(&self, kind: ErrorKind, at: usize, found: &str, expected: impl Into<String>) -> Error {
         let before = self.text.get(..at).unwrap_or(self.text);
         Error::new(kind, self.number, before.chars().count().saturating_add(1), found, expected)
     }
 
-    /// An error about something that is missing.
+    /// An error about missing text.
     pub(super) fn missing(&self, expected: impl Into<String>) -> Error {
         self.error(ErrorKind::Missing, self.text.trim_end().len(), "", expected)
     }
@@ -193,16 +193,16 @@ pub(super) struct Given<'a> {
     pub(super) opt: Opt,
     /// The long name, without dashes.
     pub(super) name: &'static str,
-    /// The word it stands in, as it was written.
+    /// The word that contains it, as written.
     pub(super) written: &'a str,
-    /// The byte at which it starts.
+    /// The byte offset at which it starts.
     pub(super) at: usize,
     pub(super) value: Option<&'a str>,
-    /// The byte at which the value starts.
+    /// The byte offset at which the value starts.
     pub(super) value_at: usize,
 }
 
-/// The options of a line in their order; nothing for a line that is empty or a comment.
+/// The options of a line in order; none for an empty line or a comment.
 pub(super) fn scan<'a>(line: &Line<'a>) -> Result<Vec<Given<'a>>, Error> {
     let mut words = line.words();
     let mut given = Vec::with_capacity(8);
@@ -247,7 +247,7 @@ fn scan_short<'a>(
 ) -> Result<(), Error> {
     for (offset, letter) in word.text.char_indices().skip(1) {
         let letter_at = word.at.saturating_add(offset);
-        // The first letter starts with its dash.
+        // The first letter's position is that of its dash.
         let at = if offset == 1 { word.at } else { letter_at };
         let spec = SPECS
             .iter()
@@ -285,7 +285,7 @@ fn take_value<'a>(
             Err(line.error(ErrorKind::Value, value_at, value, format!("no value for --{name}")))
         }
         (_, Some((value, value_at))) => Ok(with(value, value_at)),
-        // A required value is the next word, even one that looks like an option, as popt has it.
+        // A required value is the next word, even if that looks like an option, as in popt.
         (Takes::Value, None) => {
             let value = words.next().map(|word| with(word.text, word.at));
             let end = line.text.trim_end().len();

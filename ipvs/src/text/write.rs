@@ -1,4 +1,4 @@
-//! The model as ipvsadm's text.
+//! Writes the model as ipvsadm's text.
 
 use std::fmt::{self, Display, Formatter, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +11,7 @@ use crate::model::{
     VirtualServer, VirtualServerConfig, VirtualServerKey,
 };
 
-/// An address and port as ipvsadm prints them, which is how the C library's `inet_ntop` does.
+/// An address and port as ipvsadm prints them, in the notation of C's `inet_ntop`.
 struct At(IpAddr, u16);
 
 impl Display for At {
@@ -26,8 +26,8 @@ impl Display for At {
     }
 }
 
-/// `inet_ntop` writes the last 32 bits of ::/96 as an IPv4 address, unless only the last 16 are set; the standard library does
-/// not.
+/// `inet_ntop` writes the last 32 bits of ::/96 as an IPv4 address, unless only the last 16 are set. The standard
+/// library does not.
 fn compatible(addr: Ipv6Addr) -> Option<Ipv4Addr> {
     match addr.segments() {
         [0, 0, 0, 0, 0, 0, high, _] if high != 0 => {
@@ -167,7 +167,7 @@ impl Display for Encapsulation {
     }
 }
 
-/// One line as ipvsadm takes it, without the line's end.
+/// One line of ipvsadm's syntax, without the newline.
 impl Display for Statement {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         match self {
@@ -192,7 +192,7 @@ impl Display for Statement {
     }
 }
 
-/// The text that [`parse_batch`](super::parse_batch) reads: each operation as ipvsadm takes it, one a line.
+/// The text that [`parse_batch`](super::parse_batch) reads: one operation per line in ipvsadm's syntax.
 impl Display for Batch {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for operation in self {
@@ -203,7 +203,7 @@ impl Display for Batch {
     }
 }
 
-/// The text of `ipvsadm -S -n`: each virtual server, followed by its real servers, one a line.
+/// The text of `ipvsadm -S -n`: each virtual server, followed by its real servers, one per line.
 impl Display for Ruleset {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
         for operation in self.operations() {

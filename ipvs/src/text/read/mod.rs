@@ -1,4 +1,4 @@
-//! One line of text as a statement.
+//! Parses one line into a statement.
 
 mod real_server;
 
@@ -14,7 +14,7 @@ use crate::model::{
     VirtualServerConfig, VirtualServerKey,
 };
 
-/// ipvsadm's default of `-p`, in seconds. Its manual says 300; it does 360.
+/// ipvsadm's default of `-p`, in seconds. Its manual says 300, but it uses 360.
 const PERSISTENCE_SECS: u32 = 360;
 
 /// A port as a number: 0 to 65535.
@@ -32,7 +32,7 @@ struct Options<'a> {
     given: Vec<Given<'a>>,
 }
 
-/// The statement of a line; nothing when it is empty or a comment.
+/// The statement of a line; `None` if it is empty or a comment.
 pub(super) fn statement(number: usize, text: &str) -> Result<Option<(Statement, Place)>, Error> {
     let line = Line { number, text };
     let given = scan(&line)?;
@@ -45,7 +45,7 @@ pub(super) fn statement(number: usize, text: &str) -> Result<Option<(Statement, 
     Ok(Some((statement, Place { at })))
 }
 
-/// Place of the virtual server in a statement.
+/// Position of the virtual server in a statement.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Place {
     at: usize,
@@ -74,7 +74,7 @@ fn is_method(opt: Opt) -> bool {
     matches!(opt, Opt::Masquerade | Opt::Tunnel | Opt::Route | Opt::Forward)
 }
 
-/// Whether an option goes with a command.
+/// Whether an option fits a command.
 fn belongs(opt: Opt, command: Opt) -> bool {
     let changes_service = matches!(command, Opt::Add | Opt::Edit);
     let changes_real = matches!(command, Opt::AddReal | Opt::EditReal);
@@ -119,7 +119,7 @@ impl<'a> Options<'a> {
             .ok_or_else(|| self.line.missing("a command: -A, -E, -D, -C, -Z, -a, -e or -d"))
     }
 
-    /// Each option goes with the command, and nothing is said twice.
+    /// Checks that each option fits the command and none is repeated.
     fn check(&self, command: Opt) -> Result<(), Error> {
         let mut before: Vec<&Given<'a>> = Vec::with_capacity(self.given.len());
         for given in &self.given {
@@ -270,7 +270,7 @@ impl<'a> Options<'a> {
     fn scheduler_flags(&self, scheduler: Scheduler) -> Result<SchedulerFlags, Error> {
         let Some(given) = self.find(Opt::SchedulerFlags) else { return Ok(SchedulerFlags::empty()) };
         let mut flags = SchedulerFlags::empty();
-        // Like strtok: empty parts do not count.
+        // As in strtok, empty parts are ignored.
         for name in given.value.unwrap_or_default().split(',').filter(|name| !name.is_empty()) {
             let flag = self.ranged(given, SchedulerFlags::by_name(name), FLAGS)?;
             if !name.starts_with("flag-") && !flag.names(scheduler).contains(&name) {
@@ -310,7 +310,7 @@ impl<'a> Options<'a> {
     }
 }
 
-/// A virtual server as it was named, and whether a port was.
+/// A virtual server as written, and whether a port was written.
 #[derive(Clone, Copy, Debug)]
 struct Service {
     key: VirtualServerKey,

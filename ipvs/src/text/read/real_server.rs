@@ -1,4 +1,4 @@
-//! Reader of the real server in `-a`, `-e` and `-d`.
+//! Parses the real server in `-a`, `-e` and `-d`.
 
 use std::net::SocketAddr;
 use std::num::NonZeroU16;
@@ -12,7 +12,7 @@ use crate::text::error::Error;
 use crate::text::options::{Given, Opt};
 
 impl<'a> Options<'a> {
-    /// The key as written; without a port, it has the virtual server's.
+    /// The key as written. Without a port, it gets the virtual server's.
     pub(super) fn real_server_key(&self, service: &VirtualServerKey) -> Result<RealServerKey, Error> {
         let given = self.find(Opt::Real).ok_or_else(|| self.line.missing("a real server: -r ADDRESS[:PORT]"))?;
         let (addr, port) = self.address(given.value.unwrap_or_default(), given.value_at)?;
@@ -27,7 +27,7 @@ impl<'a> Options<'a> {
             && matches!(forwarding_method, ForwardingMethod::DirectRoute | ForwardingMethod::Tunnel(_))
             && matches!(service, VirtualServerKey::Address { .. })
         {
-            // As in ipvsadm: with -g and -i the port of the virtual server silently replaces another one.
+            // As in ipvsadm, -g and -i silently replace the port with the virtual server's.
             key.port = service_port(service);
         }
         let weight = match self.find(Opt::Weight) {
