@@ -1,4 +1,4 @@
-//! Prints all sets of the network namespace as `ipset save` does, or one set that is named.
+//! Prints all sets of the network namespace, or one named set, in the format of `ipset save`.
 //!
 //! `cargo run -p ipset --example list -- [NAME]` (needs `CAP_NET_ADMIN`)
 

@@ -1,4 +1,4 @@
-//! Brings sets to what a file in the form of `ipset save` says, without a moment in which an entry is missing.
+//! Brings sets to the state in a file in the format of `ipset save`. No entry is missing at any moment.
 //!
 //! `cargo run -p ipset --example sync -- FILE` (needs `CAP_NET_ADMIN`)
 

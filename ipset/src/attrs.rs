@@ -1,7 +1,7 @@
 //! The attribute tables: number, name and type of each attribute, as in linux/netfilter/ipset/ip_set.h.
 //!
-//! ipset wants `NLA_F_NET_BYTEORDER` on numbers in network byte order (kernel: `ip_set_attr_netorder`,
-//! include/linux/netfilter/ipset/ip_set.h), which is set in one place: [`put_net`].
+//! Numbers in network byte order need the flag `NLA_F_NET_BYTEORDER` (kernel: `ip_set_attr_netorder`,
+//! include/linux/netfilter/ipset/ip_set.h). [`put_net`] is the only place that sets it.
 
 use netlink_batch::{Attrs, Be16, Be32, Be64, Encoder, NulStr, Wire, attrs};
 
@@ -17,13 +17,13 @@ attrs! {
     /// Attributes of a command.
     "IPSET_ATTR_",
     pub enum CmdAttr<'a> {
-        /// Protocol version of the request, or the newest the kernel speaks.
+        /// Protocol version of the request, or the newest version that the kernel supports.
         PROTOCOL = 1 => Protocol(u8),
         /// Name of the set.
         SETNAME = 2 => SetName(NulStr<'a>),
-        /// Name of the type; with RENAME and SWAP the second set's name (`IPSET_ATTR_SETNAME2`).
+        /// Name of the type. For RENAME and SWAP the name of the second set (`IPSET_ATTR_SETNAME2`).
         TYPENAME = 3 => TypeName(NulStr<'a>),
-        /// The type's revision; the highest one in the answer to TYPE.
+        /// The type's revision. In the answer to TYPE the highest one.
         REVISION = 4 => Revision(u8),
         /// `NFPROTO_*`.
         FAMILY = 5 => Family(u8),
@@ -35,7 +35,8 @@ attrs! {
         ADT = 8 => Adt(&'a [u8]),
         /// Number of the failing entry, written by the kernel into its copy of the request. Host byte order.
         LINENO = 9 => Lineno(u32),
-        /// The oldest protocol version (`IPSET_ATTR_PROTOCOL_MIN`), or the type's lowest revision (`IPSET_ATTR_REVISION_MIN`).
+        /// The oldest protocol version (`IPSET_ATTR_PROTOCOL_MIN`), or the type's lowest revision
+        /// (`IPSET_ATTR_REVISION_MIN`).
         PROTOCOL_MIN = 10 => ProtocolMin(u8),
         /// The kernel's index of the set, in network byte order.
         INDEX = 11 => Index(Be16),
@@ -71,8 +72,8 @@ attrs! {
         TIMEOUT = 6 => Timeout(Be32),
         /// `IPSET_FLAG_WITH_*`.
         CADT_FLAGS = 8 => CadtFlags(Be32),
-        /// Mask of hash:ip,mark. The kernel reads network byte order and writes host byte order without the flag that says so
-        /// (net/netfilter/ipset/ip_set_hash_gen.h, `mtype_head`).
+        /// Mask of hash:ip,mark. The kernel reads it in network byte order but writes it in host byte order, without
+        /// the byte-order flag (net/netfilter/ipset/ip_set_hash_gen.h, `mtype_head`).
         MARKMASK = 11 => MarkMask([u8; 4]),
         /// Mask of addresses. Since Linux 6.2.
         BITMASK = 12 => BitMask(Attrs<'a, AddressAttr<'a>>),
@@ -82,7 +83,7 @@ attrs! {
         HASHSIZE = 18 => HashSize(Be32),
         /// Greatest number of entries.
         MAXELEM = 19 => MaxElem(Be32),
-        /// Prefix length that addresses are cut to.
+        /// Prefix length to which addresses are cut.
         NETMASK = 20 => NetMask(u8),
         /// Entries in a bucket.
         BUCKETSIZE = 21 => BucketSize(u8),
@@ -125,7 +126,7 @@ attrs! {
         ETHER = 17 => Ether([u8; 6]),
         /// Name of a member set.
         NAME = 18 => Name(NulStr<'a>),
-        /// Name of the member set before or behind which to add.
+        /// Name of the member set before or after which to add.
         NAMEREF = 19 => NameRef(NulStr<'a>),
         /// Second address.
         IP2 = 20 => Ip2(Attrs<'a, AddressAttr<'a>>),

@@ -1,4 +1,4 @@
-//! The client: one method for each command.
+//! The client: one method per command.
 
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
@@ -15,7 +15,7 @@ use crate::model::{Entry, Family, ObservedSet, SetName, SetSpec, SetType};
 use crate::uapi::{IPSET_PROTOCOL, IPSET_PROTOCOL_MIN};
 use crate::wire::get_listed;
 
-/// A conversation with the kernel's ipset in one network namespace. Blocking; one request at a time; [`Send`].
+/// A connection to the kernel's ipset in one network namespace. Calls block, one request at a time. It is [`Send`].
 #[derive(Debug)]
 pub struct Client {
     pub(crate) connection: Connection,
@@ -23,26 +23,26 @@ pub struct Client {
 }
 
 impl Client {
-    /// Opens a conversation in the calling thread's network namespace.
+    /// Opens a connection in the calling thread's network namespace.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`], [`ErrorKind::Permission`], [`ErrorKind::Unsupported`] when the kernel has no ipset,
-    /// [`ErrorKind::ProtocolMismatch`] when it speaks neither version 6 nor 7.
+    /// [`ErrorKind::Io`], [`ErrorKind::Permission`], [`ErrorKind::Unsupported`] if the kernel has no ipset,
+    /// [`ErrorKind::ProtocolMismatch`] if it supports neither version 6 nor 7.
     pub fn open() -> Result<Self, Error> {
         let socket = Socket::open(Protocol::Netfilter).map_err(opening)?;
         Self::with_transport(socket)
     }
 
-    /// Opens a conversation in another network namespace, given by an open file such as `/run/netns/<name>`.
+    /// Opens a connection in another network namespace, given by an open file such as `/run/netns/<name>`.
     ///
     /// # Errors
-    /// As [`Client::open`]. Entering a namespace takes `CAP_SYS_ADMIN`.
+    /// As [`Client::open`]. Entering a namespace needs `CAP_SYS_ADMIN`.
     pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
         let socket = Socket::open_in(Protocol::Netfilter, namespace).map_err(opening)?;
         Self::with_transport(socket)
     }
 
-    /// A conversation over any transport: a socket of one's own, or a fake kernel.
+    /// Opens a connection over any transport: your own socket, or a fake kernel.
     ///
     /// # Errors
     /// As [`Client::open`].
@@ -56,12 +56,12 @@ impl Client {
         Ok(client)
     }
 
-    /// Waiting time, number of repeated listings, and amount of one send.
+    /// Timeouts, attempts at a listing, and the size of a send.
     pub fn limits(&self) -> Limits {
         self.connection.limits()
     }
 
-    /// Changes these.
+    /// Changes the limits.
     pub fn set_limits(&mut self, limits: Limits) {
         self.connection.set_limits(limits);
     }
@@ -71,7 +71,7 @@ impl Client {
         self.protocol
     }
 
-    /// The protocol versions the kernel speaks.
+    /// The protocol versions that the kernel supports.
     ///
     /// # Errors
     /// [`ErrorKind::Unsupported`], [`ErrorKind::Permission`].
@@ -79,7 +79,7 @@ impl Client {
         self.ask(&query::Protocol, query::protocols)
     }
 
-    /// The revisions of a type that the kernel has. The kernel loads the type's module if it can.
+    /// The revisions of a type that the kernel supports. The kernel loads the type's module if possible.
     ///
     /// # Errors
     /// [`ErrorKind::TypeUnsupported`].
@@ -87,25 +87,25 @@ impl Client {
         self.ask(&query::Type(set_type, family), query::revisions)
     }
 
-    /// Creates a set. The type's revision is the least that knows every option asked for and every entry option.
+    /// Creates a set with the lowest revision of its type that supports all requested options and all entry options.
     ///
     /// # Errors
-    /// [`ErrorKind::SetExists`] if one of this name exists; [`ErrorKind::TypeUnsupported`],
-    /// [`ErrorKind::OptionUnsupported`] when the kernel is too old; [`ErrorKind::OptionInvalid`]; [`ErrorKind::Invalid`].
+    /// [`ErrorKind::SetExists`] if the name is taken; [`ErrorKind::TypeUnsupported`] and
+    /// [`ErrorKind::OptionUnsupported`] if the kernel is too old; [`ErrorKind::OptionInvalid`]; [`ErrorKind::Invalid`].
     #[doc(alias = "IPSET_CMD_CREATE")]
     pub fn create_set(&mut self, set: &SetSpec) -> Result<(), Error> {
         let revision = self.revision(set)?;
         self.tell(&Create::<false> { set, revision })
     }
 
-    /// Creates a set unless an equal one exists (`ipset -exist create`). "Equal" is the kernel's notion: type, maxelem,
-    /// timeout and extensions, not the hash size.
+    /// Creates a set unless an equal one exists (`ipset -exist create`). The kernel compares type, maxelem, timeout and
+    /// extensions, but not the hash size.
     ///
     /// # Errors
-    /// [`ErrorKind::SetExists`] if one with other options exists; else as [`Client::create_set`].
+    /// [`ErrorKind::SetExists`] if a set with other options exists; otherwise as [`Client::create_set`].
     pub fn ensure_set(&mut self, set: &SetSpec) -> Result<(), Error> {
         let revision = match self.set_header(&set.name) {
-            // The kernel compares no revisions, so the one in use will do.
+            // The kernel does not compare revisions, so reuse the existing one.
             Ok((set_type, _, revision)) if set_type == set.set_type => revision,
             _ => self.revision(set)?,
         };
@@ -125,7 +125,7 @@ impl Client {
     /// Destroys a set with its entries.
     ///
     /// # Errors
-    /// [`ErrorKind::SetMissing`]; [`ErrorKind::InUse`] while rules, lists or listings refer to it.
+    /// [`ErrorKind::SetMissing`]; [`ErrorKind::InUse`] while rules, lists or a listing refer to it.
     #[doc(alias = "IPSET_CMD_DESTROY")]
     pub fn destroy_set(&mut self, name: &SetName) -> Result<(), Error> {
         self.tell(&Destroy(Some(name)))
@@ -134,7 +134,7 @@ impl Client {
     /// Destroys all sets of the namespace, or none.
     ///
     /// # Errors
-    /// [`ErrorKind::InUse`] while anything refers to one of them.
+    /// [`ErrorKind::InUse`] while any of them is referred to.
     pub fn destroy_all_sets(&mut self) -> Result<(), Error> {
         self.tell(&Destroy(None))
     }
@@ -151,7 +151,7 @@ impl Client {
     /// Removes all entries of all sets of the namespace.
     ///
     /// # Errors
-    /// [`ErrorKind::Permission`] and failures of the socket.
+    /// [`ErrorKind::Permission`] and socket errors.
     pub fn flush_all_sets(&mut self) -> Result<(), Error> {
         self.tell(&Flush(None))
     }
@@ -159,28 +159,28 @@ impl Client {
     /// Renames a set.
     ///
     /// # Errors
-    /// [`ErrorKind::SetMissing`]; [`ErrorKind::SetExists`] if the new name is taken; [`ErrorKind::InUse`] while anything
-    /// refers to the set.
+    /// [`ErrorKind::SetMissing`]; [`ErrorKind::SetExists`] if the new name is taken; [`ErrorKind::InUse`] while the set
+    /// is referred to.
     #[doc(alias = "IPSET_CMD_RENAME")]
     pub fn rename_set(&mut self, from: &SetName, to: &SetName) -> Result<(), Error> {
         self.tell(&Rename(from, to))
     }
 
-    /// Exchanges the contents of two sets at one instant. What refers to a name afterwards finds the other's entries.
+    /// Swaps the contents of two sets atomically. References by name then see the other set's entries.
     ///
-    /// Replaces all entries of a set that rules refer to. [`Client::sync`] does this where it has to.
+    /// Use it to replace all entries of a set that rules refer to. [`Client::sync`] does this when necessary.
     ///
     /// # Errors
-    /// [`ErrorKind::SetMissing`], [`ErrorKind::SecondSetMissing`], [`ErrorKind::TypeMismatch`];
-    /// [`ErrorKind::InUse`] while a program lists one of them.
+    /// [`ErrorKind::SetMissing`], [`ErrorKind::SecondSetMissing`], [`ErrorKind::TypeMismatch`]; [`ErrorKind::InUse`]
+    /// while a program lists one of them.
     #[doc(alias = "IPSET_CMD_SWAP")]
     pub fn swap_sets(&mut self, one: &SetName, other: &SetName) -> Result<(), Error> {
         self.tell(&Swap(one, other))
     }
 
-    /// Lists all sets with their entries; list:set sets come last. Empty when there are none.
+    /// Lists all sets with their entries; list:set sets come last.
     ///
-    /// The kernel lists while others write: each set's entries are those it held at some time during the listing.
+    /// The kernel does not lock the sets meanwhile: each listed entry was in its set at some time during the listing.
     ///
     /// # Errors
     /// [`ErrorKind::Interrupted`], [`ErrorKind::Malformed`].
@@ -198,7 +198,7 @@ impl Client {
         self.list(&List { set: None, detail: Detail::Headers })
     }
 
-    /// The names of all sets.
+    /// Lists the names of all sets.
     ///
     /// # Errors
     /// As [`Client::list_sets`].
@@ -209,23 +209,23 @@ impl Client {
         })
     }
 
-    /// One set with its entries.
+    /// Reads one set with its entries.
     ///
     /// # Errors
-    /// [`ErrorKind::SetMissing`]; else as [`Client::list_sets`].
+    /// [`ErrorKind::SetMissing`]; otherwise as [`Client::list_sets`].
     pub fn get_set(&mut self, name: &SetName) -> Result<ObservedSet, Error> {
         self.list_one(name, Detail::Entries)
     }
 
-    /// One set without its entries.
+    /// Reads one set without its entries.
     ///
     /// # Errors
-    /// [`ErrorKind::SetMissing`]; else as [`Client::list_sets`].
+    /// [`ErrorKind::SetMissing`]; otherwise as [`Client::list_sets`].
     pub fn get_header(&mut self, name: &SetName) -> Result<ObservedSet, Error> {
         self.list_one(name, Detail::Headers)
     }
 
-    /// A set's type, family and revision, by a request that is no listing and so disturbs no other listing.
+    /// Reads a set's type, family and revision. The request is not a listing, so it does not disturb other listings.
     ///
     /// # Errors
     /// [`ErrorKind::SetMissing`].
@@ -237,7 +237,7 @@ impl Client {
     /// The index by which rules refer to a set. It stays with the name when sets are swapped.
     ///
     /// # Errors
-    /// [`ErrorKind::SetMissing`]; [`ErrorKind::ProtocolMismatch`] on kernels that speak protocol 6 only.
+    /// [`ErrorKind::SetMissing`]; [`ErrorKind::ProtocolMismatch`] on kernels that only support protocol 6.
     #[doc(alias = "IPSET_CMD_GET_BYNAME")]
     pub fn set_index(&mut self, name: &SetName) -> Result<u16, Error> {
         self.ask(&query::GetByName(name), query::index)
@@ -252,8 +252,8 @@ impl Client {
         self.ask(&query::GetByIndex(index), query::name)
     }
 
-    /// Whether a packet with these values would match: an address inside a network of the set counts as in it, unless a
-    /// `nomatch` network holds it. A network is looked up as an entry.
+    /// Whether a packet with these values would match. An address matches if a network in the set contains it, unless a
+    /// `nomatch` network contains it too. A network is looked up as an entry.
     ///
     /// # Errors
     /// [`ErrorKind::SetMissing`]; [`ErrorKind::Invalid`] for an entry of another form or family.
@@ -269,7 +269,7 @@ impl Client {
         }
     }
 
-    /// The set as far as the form of its entries goes.
+    /// Reads the set's type and the options that decide the form of its entries.
     pub(crate) fn form(&mut self, name: &SetName) -> Result<SetSpec, Error> {
         let (set_type, family, _) = self.set_header(name)?;
         let mut form = SetSpec::new(name.clone(), set_type);
@@ -341,7 +341,7 @@ impl Client {
                     sets.push(set);
                 }
                 (None, Some(set)) if set.spec.name == message.name => set.entries.append(&mut message.entries),
-                // A set that was renamed or swapped meanwhile: what we have belongs to no one set.
+                // The set was renamed or swapped meanwhile: the parts belong to different sets.
                 (None, _) => return Err(Error::new(ErrorKind::Interrupted, list.action())),
             }
         }

@@ -1,4 +1,4 @@
-//! Errors, by what the caller can do about them.
+//! Errors, grouped by what the caller can do about them.
 
 use std::error::Error as _;
 use std::fmt;
@@ -7,50 +7,51 @@ use netlink_batch::{Errno, KernelError};
 
 use crate::model::InvalidValue;
 
-/// Kind of a failure; decides what the caller can do.
+/// Kind of a failure, by what the caller can do about it.
 ///
-/// Feature `serde` writes it, for reports, but does not read it back: it contains static words of this library.
+/// Feature `serde` serialises it for reports. It cannot be deserialised, since it contains static text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// There is no set of this name.
+    /// No set has this name.
     SetMissing,
     /// The second set of a swap does not exist.
     SecondSetMissing,
-    /// A set of this name exists: of another type or with other options, or at all where a new one was asked for.
+    /// A set of this name exists, or exists with another type or other options.
     SetExists,
-    /// Sets of these types cannot be swapped: both must have the same family and kind of entries.
+    /// Sets of these types cannot be swapped. Both need the same family and the same form of entries.
     TypeMismatch,
-    /// The entry is in the set already.
+    /// The entry is already in the set.
     ElementExists,
     /// The entry is not in the set.
     ElementMissing,
-    /// The set that shall be a member, or before or behind which it shall be put, does not exist.
+    /// The set to add as a member, or the member to add it before or after, does not exist.
     MemberMissing,
-    /// The set that shall be a member is itself a list.
+    /// The set to add as a member is itself a list.
     MemberIsList,
-    /// The member before or behind which to put another is not in the list at that place.
+    /// The member to add before or after is not at that position of the list.
     PositionMissing,
-    /// The set has as many entries as its maxelem allows.
+    /// The set has its greatest number of entries (maxelem).
     SetFull,
     /// The entry lies outside the bitmap's range.
     OutOfRange,
     /// Rules or lists refer to the set, or a program is listing it.
     InUse,
-    /// The kernel does not have the set type: its module is missing, or it is older than the type.
+    /// The kernel does not support the set type: its module is missing, or the kernel is older than the type.
     TypeUnsupported,
-    /// The kernel is older than a create option of this name.
+    /// The kernel is older than the create option of this name.
     OptionUnsupported(&'static str),
-    /// The set was created without the extension that an entry option needs: `"timeout"`, `"counters"`, `"comment"`, `"skbinfo"`.
+    /// The set was created without the extension that an entry option needs: `"timeout"`, `"counters"`, `"comment"`,
+    /// `"skbinfo"`.
     ExtensionMissing(&'static str),
-    /// The kernel does not take the value of a create option of this name.
+    /// The kernel refused the value of the create option of this name.
     OptionInvalid(&'static str),
-    /// The kernel does not take the entry: what is wrong with it, in words.
+    /// The kernel refused the entry. The text says what is wrong with it.
     EntryInvalid(&'static str),
-    /// The kernel has its greatest number of sets.
+    /// The kernel has reached its greatest number of sets.
     TooManySets,
-    /// The kernel does not understand the request, or speaks no protocol version from 6 to 7.
+    /// The kernel does not understand the request, or supports no protocol version from 6 to 7.
     ProtocolMismatch,
     /// The caller lacks `CAP_NET_ADMIN` in the namespace.
     Permission,
@@ -58,21 +59,21 @@ pub enum ErrorKind {
     Unsupported,
     /// The kernel is out of memory.
     NoMemory,
-    /// A value that cannot be part of a request; nothing was sent.
+    /// A value cannot be part of a request. Nothing was sent.
     Invalid(InvalidValue),
-    /// A line of `ipset save` text that cannot be read.
+    /// A line of `ipset save` text could not be parsed.
     Line(usize, InvalidValue),
-    /// No answer came within the deadline. Whether the kernel carried the request out is unknown.
+    /// No answer came before the deadline. The kernel may or may not have carried out the request.
     Timeout,
-    /// Answers were lost. Whether the kernel carried the requests out is unknown: read the state again.
+    /// Answers were lost. The kernel may or may not have carried out the requests: read the state again.
     StateUnknown,
-    /// A listing kept arriving incomplete; no partial list is given out.
+    /// Every attempt at a listing was incomplete. Partial lists are never returned.
     Interrupted,
-    /// An answer that cannot be read, or a request that cannot be written: what is wrong with it, in words.
+    /// An answer could not be decoded, or a request could not be encoded. The text says what is wrong with it.
     Malformed(String),
     /// An operating-system call failed.
     Io,
-    /// Another refusal of the kernel, by its error number.
+    /// The kernel refused for another reason; its error number.
     Other(i32),
 }
 
@@ -97,7 +98,7 @@ impl Error {
         &self.kind
     }
 
-    /// Description of the failed operation: `"adding 10.0.0.1 to set allowed"`.
+    /// What failed: `"adding 10.0.0.1 to set allowed"`.
     pub fn action(&self) -> &str {
         &self.action
     }
@@ -108,7 +109,7 @@ impl Error {
         matches!(*self.kind, SetMissing | SecondSetMissing | ElementMissing | MemberMissing)
     }
 
-    /// Whether the set or entry exists already.
+    /// Whether the set or entry already exists.
     pub fn is_already_exists(&self) -> bool {
         matches!(*self.kind, ErrorKind::SetExists | ErrorKind::ElementExists)
     }
@@ -118,12 +119,12 @@ impl Error {
         *self.kind == ErrorKind::Permission
     }
 
-    /// The kernel's error number, when the kernel refused. Numbers from 4096 on are ipset's own (`IPSET_ERR_*`).
+    /// The kernel's error number, if the kernel refused. Numbers from 4096 up are ipset's own (`IPSET_ERR_*`).
     pub fn errno(&self) -> Option<i32> {
         self.kernel().map(|refusal| refusal.errno.0)
     }
 
-    /// The kernel's words, when it refused and gave any.
+    /// The kernel's message, if it refused and sent one.
     pub fn kernel_text(&self) -> Option<&str> {
         self.kernel()?.text.as_deref()
     }
@@ -139,7 +140,7 @@ impl Error {
         Error { kind: Box::new(kind), action: action.into(), source: None }
     }
 
-    /// The same failure, seen from what the caller asked for.
+    /// Replaces the description of what failed with the caller's.
     pub(crate) fn while_doing(mut self, action: String) -> Self {
         self.action = action.into();
         self
@@ -149,7 +150,7 @@ impl Error {
         Error { kind: Box::new(kind), action: action.into(), source: Some(Source::Kernel(Box::new(error))) }
     }
 
-    /// A failed exchange; `classify` decides on the kernel's refusals.
+    /// Builds the error of a failed exchange. `classify` maps the kernel's refusals.
     pub(crate) fn netlink(
         error: netlink_batch::Error,
         action: impl Into<Box<str>>,
@@ -169,7 +170,7 @@ impl Error {
     }
 }
 
-/// The message and what caused it, which is what a `main` that returns the error prints.
+/// The message and its cause, so a `main` that returns this error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;

@@ -1,30 +1,20 @@
 //! Programs Linux ipset over netlink, without processes or C libraries.
 //!
-//! ipset keeps sets of addresses, networks, ports and interfaces in the kernel, against which an iptables rule matches a
-//! packet in one step. This crate speaks the kernel's own protocol (nfnetlink, subsystem 6, versions 6 and 7):
+//! ipset keeps sets of addresses, networks, ports and interfaces in the kernel. An iptables rule matches a packet
+//! against a whole set in one step. This crate uses the kernel's own protocol (nfnetlink, subsystem 6, versions 6 and
+//! 7). It has:
 //! * every command and every set type, for IPv4 and IPv6;
-//! * hundreds of entries in a message: filling a set costs a third of a microsecond an entry;
-//! * [`Client::sync`]: brings a set to exactly the wanted entries with the least writes, without a moment in which a
-//!   wanted entry that was there is absent;
-//! * `ipset save` text, written and read ([`save`], [`parse_save`]);
-//! * errors told apart by what can be done about them ([`ErrorKind`]), with the entry that the kernel refused.
+//! * messages with hundreds of entries: filling a set takes a third of a microsecond per entry;
+//! * [`Client::sync`], which brings a set to a desired state with the fewest writes and never removes an entry that
+//!   is still desired;
+//! * the text of `ipset save`, both written and parsed ([`save`], [`parse_save`]);
+//! * errors by what you can do about them ([`ErrorKind`]), with the entry that the kernel refused.
 //!
-//! The crate needs `CAP_NET_ADMIN` in the network namespace, and only that: the type's revision is chosen from what the running
-//! kernel offers, so no version of the `ipset` tool matters.
+//! It only needs `CAP_NET_ADMIN` in the network namespace. The version of the `ipset` tool does not matter, because
+//! type revisions are negotiated with the running kernel.
 //!
-//! The crate does not look up host, service or interface names, log, start threads, keep state of its own, or load modules (the
-//! kernel loads a type's module by itself). Rules that use sets are written by iptables or nftables.
-//!
-//! # What there is
-//!
-//! | task | here |
-//! | --- | --- |
-//! | make, list, rename, swap and delete sets | [`Client::create_set`], [`Client::list_sets`], [`SetSpec`], [`SetType`] |
-//! | add, test and delete entries, any number | [`Client::add_entries`], [`Client::test_entry`], [`Entry`], [`EntryReport`] |
-//! | a wanted state, with the least writes | [`Client::sync`], [`SyncReport`] |
-//! | what happens to entries that exist, or do not | [`IfPresent`], [`IfAbsent`] |
-//! | `ipset save` text, both ways | [`save`], [`parse_save`] |
-//! | tests without a kernel (feature `testing`) | `fake` |
+//! It does not look up host, service or interface names, log, start threads, or load modules (the kernel loads a type's
+//! module itself). Rules that use sets are the business of iptables or nftables.
 //!
 //! # Example
 //!
@@ -41,7 +31,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The same without a kernel, with feature `testing`:
+//! The same in a test without a kernel, with feature `testing`:
 //!
 //! ```
 //! # #[cfg(feature = "testing")] {
@@ -58,6 +48,17 @@
 //! # }
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
+//!
+//! # Where to look next
+//!
+//! | task | API |
+//! | --- | --- |
+//! | create, list, rename, swap and delete sets | [`Client::create_set`], [`Client::list_sets`], [`SetSpec`], [`SetType`] |
+//! | add, test and delete entries, any number | [`Client::add_entries`], [`Client::test_entry`], [`Entry`], [`EntryReport`] |
+//! | bring a set to a desired state | [`Client::sync`], [`SyncReport`] |
+//! | decide about entries that exist, or do not | [`IfPresent`], [`IfAbsent`] |
+//! | write and parse `ipset save` text | [`save`], [`parse_save`] |
+//! | test without a kernel (feature `testing`) | `fake` |
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
@@ -95,7 +96,7 @@ pub use sync::SyncReport;
 pub use text::{SavedSet, parse_save, save};
 pub use write::{EntryFailure, EntryReport, IfAbsent, IfPresent};
 
-/// The example of the README is compiled with the tests.
+/// Compiles the example in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,10 +1,10 @@
-//! Refusals of an entry that follow from the set's description alone, found without asking the kernel.
+//! Finds refusals that follow from the set's description alone, without asking the kernel.
 
 use crate::cmd::entries;
 use crate::error::ErrorKind;
 use crate::model::{Element, Entry, EntryOptions, MacAddr, Range, SetFlags, SetSpec, SetType};
 
-/// The refusal of an entry that [`Entry::expand`] gave for this set, in the kernel's order: extensions, then the entry.
+/// Why the kernel would refuse an expanded entry, in the kernel's order: first extensions, then the entry.
 pub(crate) fn refusal(set: &SetSpec, entry: &Entry) -> Option<ErrorKind> {
     if let Some(extension) = missing_extension(set, &entry.options) {
         return Some(ErrorKind::ExtensionMissing(extension));
@@ -33,7 +33,7 @@ fn missing_extension(set: &SetSpec, options: &EntryOptions) -> Option<&'static s
     }
 }
 
-/// Whether a bitmap of this range has a place for the element; the other types have one for all.
+/// Whether the element is inside the range of a bitmap. Always true for other types.
 pub(crate) fn in_range(range: Option<Range>, element: &Element) -> bool {
     match (range, element) {
         (Some(Range::Ports(range)), Element::Port(ports)) => {

@@ -1,4 +1,4 @@
-//! Bringing a set to exactly the wanted entries.
+//! Brings a set to exactly the desired entries.
 
 use std::borrow::Borrow;
 use std::collections::HashMap;
@@ -19,19 +19,19 @@ use crate::write::{IfAbsent, IfPresent};
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SyncReport {
-    /// Entries that were not there.
+    /// Entries that were missing.
     pub added: usize,
-    /// Entries that were there with other options.
+    /// Entries that had other options.
     pub updated: usize,
-    /// Entries that were there and not wanted.
+    /// Entries that were not desired.
     pub deleted: usize,
-    /// Entries that were there as wanted.
+    /// Entries that were already as desired.
     pub unchanged: usize,
     /// The set did not exist.
     pub created: bool,
     /// A new set was built and swapped in.
     pub swapped: bool,
-    /// The set that was swapped out, when it could not be destroyed because a program kept listing it. The next sync that
+    /// The old set after a swap, if it could not be destroyed because a program kept listing it. The next sync that
     /// swaps this set destroys it.
     pub leftover: Option<SetName>,
 }
@@ -43,36 +43,36 @@ impl SyncReport {
     }
 }
 
-/// Entries that ranges may stand for in one sync.
+/// Most entries that ranges may expand to in one sync.
 const MAX_ENTRIES: usize = 1 << 22;
-/// maxelem when none is asked for (`IPSET_DEFAULT_MAXELEM`).
+/// Default of maxelem (`IPSET_DEFAULT_MAXELEM`).
 const DEFAULT_MAXELEM: u32 = 65_536;
-/// hashsize when none is asked for (`IPSET_DEFAULT_HASHSIZE`).
+/// Default of hashsize (`IPSET_DEFAULT_HASHSIZE`).
 const DEFAULT_HASHSIZE: u32 = 1024;
-/// Attempts while other programs create or destroy the set.
+/// Attempts if other programs create or destroy the set meanwhile.
 const ATTEMPTS: usize = 4;
-/// Attempts, and the pause between them, while another program's listing keeps the set busy.
+/// Attempts, and the pause between them, if another program's listing keeps the set busy.
 const BUSY_ATTEMPTS: usize = 200;
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
 impl Client {
-    /// Brings a set to exactly the wanted entries with the least writes. Creates it if it is missing.
+    /// Brings a set to exactly the desired entries with the fewest writes. Creates it if it is missing.
     ///
-    /// A wanted entry that is there stays there throughout: new entries are added before old ones are deleted. When that
-    /// would not fit maxelem, or the set's options are not those of `set`, a new set is built beside it and swapped in at
-    /// one instant, so that rules that refer to the set stay valid and never see a half-filled one. It is named after the
-    /// set's name with a tilde and eight digits, and destroyed afterwards.
+    /// An existing entry that is still desired is never removed: new entries are added before old ones are deleted. If
+    /// that would exceed maxelem, or if the set's options differ from those of `set`, a new set is built and swapped in
+    /// atomically. Rules that refer to the set stay valid and never see it half filled. The temporary set is named
+    /// after the set, with a tilde and eight digits, and destroyed afterwards.
     ///
-    /// The comparison covers type, family, masks, range, default timeout and flags, and initval and bucketsize when
-    /// asked for. It leaves out the hash size: a new set gets one that suits the entries, unless `set` asks for
-    /// another. `maxelem` is a lower bound: more wanted entries raise it, and a greater one is left alone. Ranges count
-    /// as the entries they stand for, and a network of prefix length 0 as its two halves where the type cannot hold it; of two
-    /// spellings of one entry the last is taken.
+    /// The comparison covers type, family, masks, range, default timeout and flags. It covers initval and bucketsize if
+    /// requested, but not the hash size; a new set gets a suitable one unless `set` has one. `maxelem` is a lower
+    /// bound: more desired entries raise it, and a greater existing value is kept. Ranges are expanded, and a network
+    /// of prefix length 0 becomes two halves if the type cannot store it. If two desired entries are equal, the last
+    /// one counts.
     ///
-    /// Options of an entry that are compared: comment, mark, priority, queue and nomatch. Counters are not compared, and
-    /// survive. A running timeout is left alone unless it is longer than wanted. An entry wanted without a timeout stays: where
-    /// the set's default is permanent, so is the entry; otherwise its timeout starts anew, with the default, once less than a third of
-    /// the default is left.
+    /// Of an entry's options, comment, mark, priority, queue and nomatch are compared. Counters are not compared and
+    /// survive. A running timeout is kept unless it is longer than desired. An entry desired without a timeout must not
+    /// expire: it becomes permanent if the set's default is permanent. Otherwise its timeout restarts with the default
+    /// once less than a third of the default is left.
     ///
     /// ```
     /// # #[cfg(feature = "testing")] {
@@ -96,13 +96,14 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// Before anything is written, for what can be known without the kernel: [`ErrorKind::Invalid`] for values that no set of this
-    /// type has, [`ErrorKind::ExtensionMissing`] for a timeout, comment, counter or mark in a set without them,
-    /// [`ErrorKind::OutOfRange`] beside a bitmap's range, [`ErrorKind::EntryInvalid`] for the null entry.
+    /// Errors that can be detected without the kernel come before any write: [`ErrorKind::Invalid`] for values that no
+    /// set of this type supports, [`ErrorKind::ExtensionMissing`] for a timeout, comment, counter or mark in a set
+    /// without them, [`ErrorKind::OutOfRange`] outside a bitmap's range, [`ErrorKind::EntryInvalid`] for the null
+    /// entry.
     ///
-    /// [`ErrorKind::TypeMismatch`] when the set has another type, is referred to, and cannot be swapped;
-    /// [`ErrorKind::MemberMissing`] and others for the first entry refused. After an error no wanted entry that was there is
-    /// missing, since deletions come last, and a set that did not exist does not exist.
+    /// [`ErrorKind::TypeMismatch`] if the set has another type, is referred to, and cannot be swapped;
+    /// [`ErrorKind::MemberMissing`] and others for the first refused entry. Even after an error no existing entry that
+    /// is still desired is missing, since deletions come last. A set that did not exist is not left behind.
     pub fn sync<E: Borrow<Entry>>(&mut self, set: &SetSpec, wanted: &[E]) -> Result<SyncReport, Error> {
         let invalid = |error| Error::new(ErrorKind::Invalid(error), format!("syncing set {}", set.name));
         set.check().map_err(invalid)?;
@@ -121,7 +122,7 @@ impl Client {
         loop {
             attempt = attempt.saturating_add(1);
             match self.sync_once(&target) {
-                // Another program was faster; look again.
+                // Another program was faster: read again.
                 Err(error)
                     if matches!(error.kind(), ErrorKind::SetMissing | ErrorKind::SetExists) && attempt < ATTEMPTS => {}
                 outcome => return outcome,
@@ -137,7 +138,7 @@ impl Client {
                 return match self.add_entries(&target.spec.name, &target.entries, IfPresent::Update).into_result() {
                     Ok(added) => Ok(SyncReport { added, created: true, ..SyncReport::default() }),
                     Err(error) => {
-                        // The first error counts; a set that something refers to already stays.
+                        // The first error is reported. A set that is already referred to stays.
                         let _left_over = self.destroy_set(&target.spec.name);
                         Err(error)
                     }
@@ -152,7 +153,7 @@ impl Client {
         let name = &target.spec.name;
         let writes: Vec<&Entry> = difference.add.iter().copied().chain(&difference.update).collect();
         match self.add_entries(name, &writes, IfPresent::Update).into_result() {
-            // Another program adds too, or entries that timed out still take room.
+            // Another program adds entries too, or expired entries still count.
             Err(error) if *error.kind() == ErrorKind::SetFull => return self.rebuild(target, &observed, &difference),
             outcome => outcome?,
         };
@@ -170,7 +171,7 @@ impl Client {
         let name = &target.spec.name;
         let mut shadow = target.spec.clone();
         shadow.name = shadow_name(name)?;
-        // Left by a sync that was interrupted.
+        // Left over from an interrupted sync.
         match patiently(|| self.destroy_set(&shadow.name)) {
             Err(error) if *error.kind() != ErrorKind::SetMissing => return Err(error),
             _ => {}
@@ -181,14 +182,14 @@ impl Client {
         let swapped = filled.and_then(|_| patiently(|| self.swap_sets(&shadow.name, name)));
         match swapped {
             Ok(()) => {}
-            // Nothing refers to the old set, so nothing notices that the name is gone for a moment.
+            // Nothing refers to the old set, so a moment without it does no harm.
             Err(error) if *error.kind() == ErrorKind::TypeMismatch && observed.references == 0 => {
                 patiently(|| self.destroy_set(name))?;
                 self.rename_set(&shadow.name, name)?;
                 return Ok(SyncReport { swapped: true, ..difference.report() });
             }
             Err(error) => {
-                // The first error counts; what is left over goes at the next attempt.
+                // The first error is reported. The next attempt removes what is left over.
                 let _left_over = patiently(|| self.destroy_set(&shadow.name));
                 return Err(error);
             }
@@ -202,7 +203,7 @@ impl Client {
     }
 }
 
-/// Tries again while another program lists the set.
+/// Retries while another program lists the set.
 fn patiently(mut attempt: impl FnMut() -> Result<(), Error>) -> Result<(), Error> {
     for _ in 1..BUSY_ATTEMPTS {
         match attempt() {
@@ -213,9 +214,9 @@ fn patiently(mut attempt: impl FnMut() -> Result<(), Error>) -> Result<(), Error
     attempt()
 }
 
-/// The name of the set that is built beside `name`: always the same, so that one left over is found again.
+/// The name of the temporary set for `name`. It is always the same, so a leftover can be found.
 fn shadow_name(name: &SetName) -> Result<SetName, Error> {
-    // FNV-1a, which tells apart long names with the same beginning.
+    // FNV-1a distinguishes long names with the same beginning.
     let hash =
         name.as_str().bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
     let mut end = name.as_str().len().min(21);
@@ -226,11 +227,11 @@ fn shadow_name(name: &SetName) -> Result<SetName, Error> {
     Ok(SetName::new(&format!("{kept}~{hash:08x}"))?)
 }
 
-/// The wanted state of a set.
+/// The desired state of a set.
 struct Target {
     /// The set's description, with room for the entries.
     spec: SetSpec,
-    /// Entries that are wanted, one for each element, in the order given.
+    /// Desired entries, one per element, in the given order.
     entries: Vec<Entry>,
 }
 
@@ -241,7 +242,7 @@ struct Difference<'a> {
     update: Vec<Entry>,
     delete: Vec<Entry>,
     unchanged: usize,
-    /// Something that only a new set can have.
+    /// A difference that only a new set can resolve.
     rebuild: bool,
 }
 
@@ -263,18 +264,18 @@ impl Target {
         let mut spec = set.clone();
         let wanted = u32::try_from(entries.len()).unwrap_or(u32::MAX);
         if spec.set_type.is_hash() && wanted > spec.options.maxelem.unwrap_or(DEFAULT_MAXELEM) {
-            // With headroom, so that the next few entries do not need another new set.
+            // Add headroom, so that the next few entries do not need another new set.
             let roomy = wanted.saturating_add(wanted / 4);
             spec.options.maxelem = Some(roomy.checked_next_power_of_two().unwrap_or(roomy));
         }
         if spec.set_type.is_hash() && spec.options.hashsize.is_none() && wanted > DEFAULT_HASHSIZE {
-            // Two entries a bucket. Growing is slow: the kernel waits each time until no packet uses the old table.
+            // Two entries per bucket. Growing is slow: each time the kernel waits until no packet uses the old table.
             spec.options.hashsize = wanted.div_ceil(2).max(DEFAULT_HASHSIZE).checked_next_power_of_two();
         }
         Target { spec, entries }
     }
 
-    /// Place of each identity's entry.
+    /// Index of each identity's entry.
     fn places(&self) -> HashMap<Identity<'_>, usize> {
         places(self.spec.set_type, &self.entries)
     }
@@ -294,7 +295,7 @@ impl Target {
                 *seen = true;
             }
             difference.rebuild |= want.options.wildcard != have.options.wildcard;
-            // A MAC address that is not asked for may be any: the first packet fills it in.
+            // Without a desired MAC address any will do: the first packet fills it in.
             let other_mac = want.element != have.element && !matches!(want.element, Element::IpMac(_, None));
             if other_mac || differs(&want.options, &have.options, self.spec.options.timeout) {
                 let mut update = want.clone();
@@ -321,7 +322,7 @@ impl Target {
         difference
     }
 
-    /// Whether the set can be changed in place: it has the options, and room for old and new entries together.
+    /// Whether the set can be changed in place: its options fit, and it has room for old and new entries together.
     fn fits(&self, observed: &ObservedSet, difference: &Difference<'_>) -> bool {
         let (want, have) = (&self.spec.reported_options(), &observed.spec.options);
         let bucketsize = |size: u8| size.clamp(2, 12).next_multiple_of(2);
@@ -342,13 +343,13 @@ impl Target {
             return true;
         }
         let room = have.maxelem.unwrap_or(DEFAULT_MAXELEM);
-        // Entries that have timed out take room until they are collected.
+        // Expired entries take room until they are collected.
         let taken = u32::try_from(observed.entries.len()).unwrap_or(u32::MAX).max(observed.elements.unwrap_or(0));
         let together = taken.saturating_add(u32::try_from(difference.add.len()).unwrap_or(u32::MAX));
         room >= want.maxelem.unwrap_or(DEFAULT_MAXELEM) && together <= room
     }
 
-    /// The wanted entries with the counters and running timeouts of those that are there.
+    /// The desired entries with the counters and running timeouts of existing ones.
     fn with_running_state(&self, observed: &ObservedSet) -> Vec<Entry> {
         let counters = SetFlags::COUNTERS;
         let counting = self.spec.options.flags.contains(counters) && observed.spec.options.flags.contains(counters);
@@ -376,7 +377,7 @@ fn places(set_type: SetType, entries: &[Entry]) -> HashMap<Identity<'_>, usize> 
     entries.iter().enumerate().map(|(place, entry)| (Identity::new(set_type, &entry.element), place)).collect()
 }
 
-/// One entry of each identity: the last, at the place of the first.
+/// One entry per identity: the last one, at the position of the first.
 fn last_of_each(set_type: SetType, entries: Vec<Entry>) -> Vec<Entry> {
     if places(set_type, &entries).len() == entries.len() {
         return entries;
@@ -393,12 +394,12 @@ fn last_of_each(set_type: SetType, entries: Vec<Entry>) -> Vec<Entry> {
     kept.into_iter().cloned().collect()
 }
 
-/// Whether the timeout must be written again. An entry without one is to stay, with the set's `default` at least.
+/// Whether the timeout must be written. An entry without one must stay, with at least the set's `default`.
 fn timeout_differs(want: &EntryOptions, have: &EntryOptions, default: Option<Timeout>) -> bool {
     match (want.timeout, have.timeout) {
         (None, None) => false,
         (None, Some(have)) => {
-            // A third: seldom enough to write, and early enough for the next sync to come in time.
+            // A third: rare enough to be cheap, and early enough for the next sync to be in time.
             let is_short = |default: Timeout| default.is_permanent() || have.secs() < default.secs() / 3;
             !have.is_permanent() && default.is_some_and(is_short)
         }
@@ -407,9 +408,9 @@ fn timeout_differs(want: &EntryOptions, have: &EntryOptions, default: Option<Tim
     }
 }
 
-/// Whether the entry must be written again.
+/// Whether the entry must be written.
 fn differs(want: &EntryOptions, have: &EntryOptions, default: Option<Timeout>) -> bool {
-    // The kernel reports neither an empty comment nor a value of zero.
+    // The kernel does not report empty comments or zero values.
     let comment =
         |options: &EntryOptions| options.comment.as_ref().map(|text| text.as_str().to_owned()).unwrap_or_default();
     let mark = |options: &EntryOptions| options.skbmark.unwrap_or(SkbMark { mark: 0, mask: 0 });

@@ -1,4 +1,4 @@
-//! The text of `ipset save`, written and read.
+//! Writes and parses the text of `ipset save`.
 
 use std::collections::HashMap;
 use std::fmt::Write;
@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind};
 use crate::model::{Entry, InvalidValue, ObservedSet, SetName, SetSpec};
 use crate::write::IfPresent;
 
-/// A set with its entries, as text says it.
+/// A set and its entries, as in saved text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -33,11 +33,11 @@ impl From<ObservedSet> for SavedSet {
     }
 }
 
-/// The lines that `ipset save` prints for these sets.
+/// The text that `ipset save` prints for these sets.
 ///
-/// Byte for byte the same, but for the option `forceadd`, which `ipset` 7.17 forgets, and for protocols that the machine's
-/// `/etc/protocols` names otherwise than Debian's. [`parse_save`] reads all of it back. `ipset restore` 7.17 cannot read an
-/// entry whose comment is one of its own options (`-t`, `-q`, `-exist` ...), not even from `ipset save`.
+/// It is equal byte for byte, except for the option `forceadd`, which `ipset` 7.17 omits, and for protocol names if the
+/// host's `/etc/protocols` differs from Debian's. [`parse_save`] parses all of it. `ipset restore` 7.17 cannot read an
+/// entry whose comment is one of its own options (`-t`, `-q`, `-exist` ...), even from `ipset save`.
 pub fn save<'a>(sets: impl IntoIterator<Item = &'a SavedSet>) -> String {
     let mut text = String::new();
     for set in sets {
@@ -50,7 +50,7 @@ pub fn save<'a>(sets: impl IntoIterator<Item = &'a SavedSet>) -> String {
     text
 }
 
-/// Reads the text of `ipset save`: `create` and `add` lines. Empty lines, comments and `COMMIT` are skipped.
+/// Parses the text of `ipset save`: `create` and `add` lines. Empty lines, comments and `COMMIT` are skipped.
 ///
 /// ```
 /// let text = "\
@@ -69,7 +69,7 @@ pub fn save<'a>(sets: impl IntoIterator<Item = &'a SavedSet>) -> String {
 /// ```
 ///
 /// # Errors
-/// [`ErrorKind::Line`] with the number of the first line that cannot be read, counted from 1.
+/// [`ErrorKind::Line`] with the number of the first malformed line, from 1.
 pub fn parse_save(text: &str) -> Result<Vec<SavedSet>, Error> {
     let mut sets: Vec<SavedSet> = Vec::new();
     let mut places: HashMap<SetName, usize> = HashMap::new();
@@ -104,7 +104,7 @@ pub fn parse_save(text: &str) -> Result<Vec<SavedSet>, Error> {
 }
 
 impl Client {
-    /// All sets as text, as `ipset save` prints them.
+    /// All sets as text in the format of `ipset save`.
     ///
     /// # Errors
     /// As [`Client::list_sets`].
@@ -113,10 +113,10 @@ impl Client {
         Ok(save(&sets))
     }
 
-    /// Creates the sets with their entries, in order; what exists is an error, as with `ipset restore`.
+    /// Creates the sets with their entries, in order. As with `ipset restore`, a set that exists is an error.
     ///
     /// # Errors
-    /// The first failure. The sets and entries before it stay.
+    /// The first failure. Sets and entries before it stay.
     pub fn restore(&mut self, sets: &[SavedSet]) -> Result<(), Error> {
         for SavedSet { spec, entries } in sets {
             self.create_set(spec)?;

@@ -1,11 +1,11 @@
-//! Numbers and limits of linux/netfilter/ipset/ip_set.h and its neighbours, with the names they have there.
+//! Numbers and limits of linux/netfilter/ipset/ip_set.h and related headers, with their C names.
 
 /// `NFNL_SUBSYS_IPSET`: ipset's part of nfnetlink (linux/netfilter/nfnetlink.h).
 pub const NFNL_SUBSYS_IPSET: u8 = 6;
 
-/// `IPSET_PROTOCOL`: the newest protocol version this library speaks.
+/// `IPSET_PROTOCOL`: the newest protocol version that this crate supports.
 pub const IPSET_PROTOCOL: u8 = 7;
-/// `IPSET_PROTOCOL_MIN`: the oldest one. What it lacks is looking sets up by index.
+/// `IPSET_PROTOCOL_MIN`: the oldest version that this crate supports. It cannot look up sets by index.
 pub const IPSET_PROTOCOL_MIN: u8 = 6;
 /// `IPSET_MAXNAMELEN`: length of a set's or type's name with its NUL.
 pub const IPSET_MAXNAMELEN: usize = 32;

@@ -1,4 +1,4 @@
-//! Numbers against the C headers of this machine (package linux-libc-dev).
+//! Compares the numbers with this machine's C headers (package linux-libc-dev).
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ fn numbers_are_those_of_the_header() {
         IPSET_ERR_IPADDR_IPV4, IPSET_ERR_IPADDR_IPV6, IPSET_ERR_COUNTER, IPSET_ERR_COMMENT, IPSET_ERR_INVALID_MARKMASK,
         IPSET_ERR_SKBINFO, IPSET_ERR_TYPE_SPECIFIC,
     );
-    // Younger than some distributions' headers.
+    // Newer than some distributions' headers.
     let younger = known.get("IPSET_ERR_BITMASK_NETMASK_EXCL").copied().unwrap_or(4115);
     assert_eq!(i64::from(uapi::IPSET_ERR_BITMASK_NETMASK_EXCL), younger);
     check!(known;
@@ -59,7 +59,7 @@ fn attributes_are_those_of_the_header() {
             let name = format!("{}{}", table.prefix, row.name);
             match known.get(&name) {
                 Some(value) => assert_eq!(i64::from(row.kind), *value, "{name}"),
-                // Younger than some distributions' headers.
+                // Newer than some distributions' headers.
                 None => assert_eq!((name.as_str(), row.kind), ("IPSET_ATTR_BITMASK", 12)),
             }
         }

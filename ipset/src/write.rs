@@ -1,4 +1,4 @@
-//! Writing entries: many in a message, each failure named.
+//! Writes entries: many per message, with each failure named.
 
 use std::borrow::Borrow;
 use std::ops::Range;
@@ -12,22 +12,22 @@ use crate::cmd::{HEADER, message_type, put_protocol};
 use crate::error::{Error, ErrorKind};
 use crate::model::{Entry, SetName, SetType};
 
-/// Choice for an entry that is in the set already.
+/// What to do with an entry that is already in the set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum IfPresent {
-    /// Report [`ErrorKind::ElementExists`] for it.
+    /// Report [`ErrorKind::ElementExists`].
     #[default]
     Refuse,
-    /// Give it the new timeout, comment and other options; counters stay unless given.
+    /// Update timeout, comment and other options. Counters are kept unless given.
     Update,
 }
 
-/// Choice for an entry that is not in the set.
+/// What to do with an entry that is not in the set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum IfAbsent {
-    /// Report [`ErrorKind::ElementMissing`] for it.
+    /// Report [`ErrorKind::ElementMissing`].
     #[default]
     Refuse,
     /// Count it as deleted.
@@ -38,9 +38,9 @@ pub enum IfAbsent {
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct EntryFailure {
-    /// Place among the entries given.
+    /// Index in the given entries.
     pub index: usize,
-    /// Why.
+    /// Why it was refused.
     pub error: Error,
 }
 
@@ -49,16 +49,17 @@ pub struct EntryFailure {
 #[non_exhaustive]
 #[must_use = "failures are reported only here"]
 pub struct EntryReport {
-    /// Number of entries carried out. An entry that stands for many counts as one.
+    /// Number of entries carried out. A range counts as one.
     pub applied: usize,
-    /// Entries that the kernel refused, in order. The entries before and behind a refused one are carried out all the same, unless the
-    /// reason concerns the whole set.
+    /// Entries that the kernel refused, in order. Entries after a refused one are still carried out, unless the reason
+    /// concerns the whole set.
     pub failures: Vec<EntryFailure>,
-    /// Ranges of entries not attempted, because an error before them concerned the whole set (it is missing, or full).
+    /// Ranges of entries that were not attempted, because an earlier error concerned the whole set (it is missing or
+    /// full).
     pub not_attempted: Vec<Range<usize>>,
-    /// Ranges of entries whose answers were lost: carried out or not.
+    /// Ranges of entries whose answers were lost. They may or may not have been carried out.
     pub unknown: Vec<Range<usize>>,
-    /// Reason for stopping early, when answers were lost.
+    /// Why the write stopped early, if answers were lost.
     pub stopped: Option<Error>,
 }
 
@@ -68,7 +69,7 @@ impl EntryReport {
         self.failures.is_empty() && self.stopped.is_none()
     }
 
-    /// The number of entries carried out.
+    /// Returns the number of entries carried out if there was no failure.
     ///
     /// # Errors
     /// The first failure.
@@ -84,32 +85,32 @@ impl Client {
     /// Adds one entry.
     ///
     /// # Errors
-    /// [`ErrorKind::ElementExists`] if it is there, [`ErrorKind::SetMissing`], [`ErrorKind::SetFull`],
+    /// [`ErrorKind::ElementExists`] if it exists, [`ErrorKind::SetMissing`], [`ErrorKind::SetFull`],
     /// [`ErrorKind::OutOfRange`], [`ErrorKind::ExtensionMissing`], [`ErrorKind::EntryInvalid`], ...
     #[doc(alias = "IPSET_CMD_ADD")]
     pub fn add_entry(&mut self, set: &SetName, entry: &Entry) -> Result<(), Error> {
         self.add_entries(set, &[entry], IfPresent::Refuse).into_result().map(|_| ())
     }
 
-    /// Adds many entries, hundreds in a message and many messages in a send.
+    /// Adds many entries, hundreds per message and many messages per send.
     ///
-    /// Entries are added in order. One that is refused does not keep those behind it from being added, unless the reason
-    /// concerns the whole set. An entry that stands for a range may be added in part.
+    /// Entries are added in order. A refused entry does not stop the following ones, unless the reason concerns the
+    /// whole set. A range may be added in part.
     pub fn add_entries<E: Borrow<Entry>>(&mut self, set: &SetName, entries: &[E], present: IfPresent) -> EntryReport {
         let flags = if present == IfPresent::Refuse { NLM_F_EXCL } else { 0 };
         self.write(Operation::Add, set, entries, flags)
     }
 
-    /// Deletes one entry. Its options do not matter.
+    /// Deletes one entry. Its options are ignored.
     ///
     /// # Errors
-    /// [`ErrorKind::ElementMissing`] if it is not there, [`ErrorKind::SetMissing`], ...
+    /// [`ErrorKind::ElementMissing`] if it does not exist, [`ErrorKind::SetMissing`], ...
     #[doc(alias = "IPSET_CMD_DEL")]
     pub fn delete_entry(&mut self, set: &SetName, entry: &Entry) -> Result<(), Error> {
         self.delete_entries(set, &[entry], IfAbsent::Refuse).into_result().map(|_| ())
     }
 
-    /// Deletes many entries, as [`Client::add_entries`] adds them.
+    /// Deletes many entries, in the same way as [`Client::add_entries`].
     pub fn delete_entries<E: Borrow<Entry>>(&mut self, set: &SetName, entries: &[E], absent: IfAbsent) -> EntryReport {
         let flags = if absent == IfAbsent::Refuse { NLM_F_EXCL } else { 0 };
         self.write(Operation::Delete, set, entries, flags)
@@ -126,7 +127,7 @@ impl Client {
         if entries.is_empty() {
             return report;
         }
-        // The kernel drops parts that the set's type does not have, and would add what is left: so the form is checked here.
+        // Check the form here: the kernel would ignore parts that the set's type does not have, and add the rest.
         let form = match self.form(set) {
             Ok(form) => form,
             Err(error) => {
@@ -174,7 +175,7 @@ impl Client {
         report
     }
 
-    /// One round: everything pending, in as few messages as possible. Gives the entries of each message.
+    /// One round: sends everything pending in as few messages as possible. Returns the entries of each message.
     fn send<E: Borrow<Entry>>(
         &mut self,
         writer: &Writer<'_, E>,
@@ -208,12 +209,12 @@ struct Writer<'a, E> {
     operation: Operation,
     set: &'a SetName,
     entries: &'a [E],
-    /// The set's type, on which the meaning of error numbers depends.
+    /// The set's type, which decides the meaning of error numbers.
     set_type: SetType,
 }
 
 impl<E: Borrow<Entry>> Writer<'_, E> {
-    /// Notes what became of a message that was not carried out; `true` when the rest would fail for the same reason.
+    /// Records a message that was not carried out. Returns `true` if the rest would fail for the same reason.
     fn settle(
         &self,
         message: Range<usize>,
@@ -242,7 +243,7 @@ impl<E: Borrow<Entry>> Writer<'_, E> {
             .and_then(|number| usize::try_from(number).ok()?.checked_sub(1))
             .filter(|index| message.contains(index));
         let kind = entries::classify(self.operation, self.set_type, refusal.errno.0);
-        // Without a number the kernel refused the message as a whole.
+        // Without a number, the kernel refused the whole message.
         let halt = named.is_none() || entries::concerns_set(&kind);
         let index = named.unwrap_or(message.start);
         let entry = self.entries.get(index).filter(|_| named.is_some()).map(Borrow::borrow);

@@ -12,15 +12,15 @@ use crate::model::{Entry, SetName, SetType};
 use crate::uapi;
 use crate::wire::put_entry;
 
-/// Entries in one message. More gain nothing.
+/// Most entries in one message. More are not faster.
 const MESSAGE_ENTRIES: usize = 256;
-/// A message is closed when it is longer; one more entry always fits below the 65,535 bytes an attribute can have.
+/// Bytes after which a message is closed. One more entry always fits into the 65,535 bytes of an attribute.
 const MESSAGE_BYTES: usize = 24 << 10;
 
-/// The entry of zeros, where the kernel takes zeros for an empty place.
+/// The entry of zeros, which the kernel would treat as an empty slot.
 pub(crate) const NULL_ENTRY: ErrorKind = ErrorKind::EntryInvalid("it is the null entry, which this type cannot hold");
 
-/// Change to entries of a set.
+/// A change to entries of a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Operation {
     Add,
@@ -44,9 +44,9 @@ impl Operation {
     }
 }
 
-/// Appends the attributes of one message with as many of `entries` as fit, numbered from `number` on. Returns how many.
+/// Appends the attributes of one message with as many of `entries` as fit, numbered from `number`. Returns how many.
 ///
-/// The kernel takes them one by one and stops at the first it refuses; those before it stay.
+/// The kernel handles them one by one and stops at the first that it refuses. Earlier ones stay in effect.
 pub(crate) fn put_many<E: Borrow<Entry>>(out: &mut Encoder, set: &SetName, entries: &[E], number: u32) -> usize {
     put_name(out, CmdAttr::SETNAME, set);
     // The kernel writes the failing entry's number here, in its copy of the request.
@@ -70,7 +70,7 @@ pub(crate) fn put_many<E: Borrow<Entry>>(out: &mut Encoder, set: &SetName, entri
     written
 }
 
-/// The number of the entry that the kernel refused, when it names one.
+/// The number of the refused entry, if the kernel reported one.
 pub(crate) fn failing(error: &KernelError) -> Option<u32> {
     let (_, attributes) = NfGenHeader::split(&error.echo)?;
     Attrs::<CmdAttr<'_>>::new(attributes).iter().find_map(|attr| match attr {
@@ -84,7 +84,7 @@ fn is_type_specific(errno: i32) -> bool {
     errno >= uapi::IPSET_ERR_TYPE_SPECIFIC
 }
 
-/// Error kind of an errno that the kernel answered for an entry.
+/// The error kind of an errno for an entry.
 pub(crate) fn classify(operation: Operation, set_type: SetType, errno: i32) -> ErrorKind {
     match errno {
         uapi::IPSET_ERR_EXIST if operation == Operation::Add => ErrorKind::ElementExists,
@@ -102,7 +102,7 @@ pub(crate) fn classify(operation: Operation, set_type: SetType, errno: i32) -> E
         _ if is_type_specific(errno) && set_type.is_hash() => hash(errno),
         _ if is_type_specific(errno) && set_type.is_bitmap() => bitmap(errno),
         _ if is_type_specific(errno) && set_type == SetType::ListSet => list(errno),
-        // A MAC address of zeros, an interface without name.
+        // A zero MAC address, or an interface without a name.
         _ if Errno(errno) == Errno::EINVAL => ErrorKind::EntryInvalid("a part of it is not possible here"),
         _ => common(errno),
     }
@@ -137,7 +137,7 @@ fn list(errno: i32) -> ErrorKind {
     }
 }
 
-/// Whether every other entry would be refused for the same reason.
+/// Whether the kernel would refuse every other entry for the same reason.
 pub(crate) fn concerns_set(kind: &ErrorKind) -> bool {
     matches!(
         kind,

@@ -1,4 +1,4 @@
-//! LIST and SAVE: dumps. Both give the same messages. Kernel: `ip_set_dump`, `ip_set_dump_start`.
+//! LIST and SAVE. Both are dumps with the same messages. Kernel: `ip_set_dump`, `ip_set_dump_start`.
 
 use netlink_batch::{Be32, Encoder};
 
@@ -7,7 +7,7 @@ use crate::attrs::{CmdAttr, put_net};
 use crate::model::SetName;
 use crate::uapi;
 
-/// Amount listed of each set.
+/// How much of each set is listed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
     Names,
@@ -15,7 +15,7 @@ pub(crate) enum Detail {
     Entries,
 }
 
-/// Lists one set, or all. Lists come last, behind their members.
+/// Lists one set, or all. list:set sets come after their members.
 pub(crate) struct List<'a> {
     pub(crate) set: Option<&'a SetName>,
     pub(crate) detail: Detail,

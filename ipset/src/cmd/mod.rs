@@ -1,4 +1,4 @@
-//! The commands, each with its attributes, flags, answer, and what its error numbers mean.
+//! The commands: attributes, flags, answer, and the meanings of error numbers.
 
 pub(crate) mod entries;
 pub(crate) mod list;
@@ -13,7 +13,7 @@ use crate::error::ErrorKind;
 use crate::model::SetName;
 use crate::uapi;
 
-/// `NFPROTO_IPV4`, which is what `ipset` writes into every header; the kernel does not look at it.
+/// `NFPROTO_IPV4`, as `ipset` writes it into every header. The kernel ignores it.
 pub(crate) const HEADER: NfGenHeader = NfGenHeader { family: 2, version: 0, resource: 0 };
 
 /// The message type of a command (linux/netfilter/nfnetlink.h).
@@ -28,19 +28,19 @@ pub(crate) trait Command {
     /// `NLM_F_*` besides REQUEST and ACK.
     const FLAGS: u16 = 0;
 
-    /// Description of the command for errors: `"creating set allowed"`.
+    /// What the command does, for errors: `"creating set allowed"`.
     fn action(&self) -> String;
 
     /// Appends the attributes behind the protocol version.
     fn encode(&self, out: &mut Encoder);
 
-    /// Error kind of an errno that the kernel answered for this command.
+    /// The error kind of an errno for this command.
     fn classify(&self, errno: i32) -> ErrorKind {
         common(errno)
     }
 }
 
-/// Error kind of an errno with the same meaning in all commands; [`ErrorKind::Other`] with the number for an unlisted one.
+/// The error kind of an errno with the same meaning in all commands; [`ErrorKind::Other`] for an unlisted one.
 pub(crate) fn common(errno: i32) -> ErrorKind {
     match (Errno(errno), errno) {
         (Errno::EPERM | Errno::EACCES, _) => ErrorKind::Permission,

@@ -1,4 +1,4 @@
-//! PROTOCOL, TYPE, GET_BYNAME, GET_BYINDEX, HEADER: questions with one answer. Kernel: net/netfilter/ipset/ip_set_core.c.
+//! PROTOCOL, TYPE, GET_BYNAME, GET_BYINDEX, HEADER: queries with one answer. Kernel: net/netfilter/ipset/ip_set_core.c.
 
 use std::ops::RangeInclusive;
 
@@ -27,12 +27,12 @@ impl Command for Protocol {
     fn encode(&self, _out: &mut Encoder) {}
 
     fn classify(&self, errno: i32) -> ErrorKind {
-        // nfnetlink knows no ipset, and loading module nfnetlink-subsys-6 did not help (nfnetlink_rcv_msg).
+        // nfnetlink has no ipset, and loading the module nfnetlink-subsys-6 failed (nfnetlink_rcv_msg).
         if Errno(errno) == Errno::EINVAL { ErrorKind::Unsupported } else { common(errno) }
     }
 }
 
-/// Oldest and newest protocol version. Kernels before 4.20 name only one.
+/// Oldest and newest protocol version. Kernels before 4.20 report only one.
 pub(crate) fn protocols(attributes: &[u8]) -> Result<RangeInclusive<u8>, WireError> {
     let (mut newest, mut oldest) = (None, None);
     for attr in Attrs::<CmdAttr<'_>>::new(attributes).iter() {

@@ -10,7 +10,7 @@ use crate::model::{SetName, SetSpec, SetType};
 use crate::uapi;
 use crate::wire::put_set_options;
 
-/// `ip_set_create`. With `EXISTING` an equal set is left alone.
+/// `ip_set_create`. With `EXISTING` an equal existing set is not an error.
 pub(crate) struct Create<'a, const EXISTING: bool> {
     pub(crate) set: &'a SetSpec,
     pub(crate) revision: u8,
@@ -59,7 +59,7 @@ pub(crate) struct Destroy<'a>(pub(crate) Option<&'a SetName>);
 
 impl Command for Destroy<'_> {
     const CMD: u8 = uapi::IPSET_CMD_DESTROY;
-    /// Without it, newer kernels answer that a missing set was destroyed.
+    /// Without it, newer kernels report success for a missing set.
     const FLAGS: u16 = NLM_F_EXCL;
 
     fn action(&self) -> String {

@@ -1,11 +1,11 @@
-//! A kernel in memory that speaks ipset's messages: feature `testing`.
+//! A simulated kernel that understands ipset's messages (feature `testing`).
 //!
-//! The fake keeps the kernel's rules for what exists, what is in use, which error number answers what, and at which entry a
-//! message of many stops; it passes the same tests as the kernel. It knows every type with its options and offers the
-//! revisions of Linux 6.6.
+//! The fake follows the kernel's rules: existence, use, error numbers, and the entry at which a message with many
+//! entries stops. It passes the same tests as the kernel. It supports every type with its options and the revisions of
+//! Linux 6.6.
 //!
-//! Limits: no time passes (timeouts stay as they are), nothing is hashed (entries are listed in order of their values), packets
-//! are not counted, and prefix lengths and ranges are not judged where types differ in what they allow.
+//! Limits: no time passes, so entries do not time out. Nothing is hashed, so entries are listed in order of their
+//! values. Packets are not counted. Type-specific limits on prefix lengths and ranges are not checked.
 
 mod reply;
 mod rules;
@@ -19,7 +19,7 @@ use netlink_batch::{Message, Transport};
 use crate::model::SetName;
 use state::State;
 
-/// A namespace's sets. Clones share them.
+/// The sets of a namespace. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct FakeIpset {
     state: Arc<Mutex<State>>,
@@ -31,17 +31,17 @@ impl FakeIpset {
         Self::default()
     }
 
-    /// A way to talk to it, for [`Client::with_transport`](crate::Client::with_transport).
+    /// A transport to it, for [`Client::with_transport`](crate::Client::with_transport).
     pub fn transport(&self) -> impl Transport + use<> {
         Simulated::new(self.clone())
     }
 
-    /// Notes that a rule refers to the set. `false` when there is no such set.
+    /// Records that a rule refers to the set. `false` if there is no such set.
     pub fn add_reference(&self, name: &SetName) -> bool {
         self.lock().reference(name, 1)
     }
 
-    /// Takes one such note back. `false` when there is no such set.
+    /// Removes one such reference. `false` if there is no such set.
     pub fn remove_reference(&self, name: &SetName) -> bool {
         self.lock().reference(name, -1)
     }
@@ -51,7 +51,7 @@ impl FakeIpset {
     }
 }
 
-/// For tests that look at the bytes.
+/// For tests that examine the bytes.
 impl Responder for FakeIpset {
     fn respond(&mut self, message: &Message<'_>) -> Reply {
         reply::answer(&mut self.lock(), message)

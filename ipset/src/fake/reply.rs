@@ -1,4 +1,4 @@
-//! Requests read, answers written.
+//! Decodes requests and encodes answers.
 
 use netlink_batch::header::{MessageHeader, NLM_F_EXCL, NLMSG_ERROR, NfGenHeader};
 use netlink_batch::testing::Reply;
@@ -57,7 +57,7 @@ impl<'a> Request<'a> {
         self.name.as_ref().ok_or(uapi::IPSET_ERR_PROTOCOL)
     }
 
-    /// The second name of RENAME and SWAP lies where CREATE has the type.
+    /// RENAME and SWAP have the second name in the attribute of CREATE's type.
     fn second_name(&self) -> Result<SetName, Refusal> {
         self.type_name.as_ref().map(|name| SetName::from_kernel(name.as_bytes())).ok_or(uapi::IPSET_ERR_PROTOCOL)
     }
@@ -290,7 +290,7 @@ fn change(state: &mut State, request: &Request<'_>, message: &Message<'_>, comma
     Reply::Ok
 }
 
-/// The kernel's answer with its copy of the request, into which the failing entry's number is written (`call_ad`).
+/// The kernel's answer, with the number of the failing entry in its copy of the request (`call_ad`).
 fn with_number(message: &Message<'_>, errno: i32, number: u32) -> Vec<u8> {
     let mut out = Encoder::new();
     out.bytes(&errno.saturating_neg().to_ne_bytes());

@@ -9,7 +9,7 @@ use crate::precheck::in_range;
 use crate::uapi;
 use crate::wire::get_entry;
 
-/// The revisions that Linux 6.6 has.
+/// The revisions of Linux 6.6.
 pub(super) fn features_revisions(set_type: SetType) -> RangeInclusive<u8> {
     0..=match set_type {
         SetType::HashIp | SetType::HashIpPortIp => 6,
@@ -21,7 +21,7 @@ pub(super) fn features_revisions(set_type: SetType) -> RangeInclusive<u8> {
     }
 }
 
-/// Reads an entry and refuses what lies outside the set's family, extensions or range.
+/// Reads an entry and refuses what does not fit the set's family, extensions or range.
 pub(super) fn get_entry_checked(set: &SetSpec, bytes: &[u8]) -> Result<Entry, Refusal> {
     let entry = get_entry(set.set_type, bytes).map_err(|_unreadable| uapi::IPSET_ERR_PROTOCOL)?;
     entry.check(set).map_err(|_other_form| uapi::IPSET_ERR_PROTOCOL)?;
@@ -57,9 +57,10 @@ pub(super) fn get_entry_checked(set: &SetSpec, bytes: &[u8]) -> Result<Entry, Re
     Ok(entry)
 }
 
-/// Closeness of a stored element to a tested one that it holds: the prefix lengths of its networks; `None` if it does not hold it.
+/// If the stored element contains the tested one, returns the prefix lengths of its networks, which tell how closely it
+/// matches.
 ///
-/// Only an element of single addresses is looked up in networks; a network must be stored as it is.
+/// Only single addresses are looked up in networks. A network matches only itself.
 pub(super) fn matches(set_type: SetType, stored: &Element, tested: &Element) -> Option<(u8, u8)> {
     let hosts = |element: &Element| {
         let (first, second) = element.spans();

@@ -9,7 +9,7 @@ use super::rules::{get_entry_checked, matches};
 use crate::model::{Element, Entry, EntryOptions, Position, Range, SetFlags, SetName, SetSpec, SetType, Timeout};
 use crate::uapi;
 
-/// Entries one request may stand for (`IPSET_MAX_RANGE`).
+/// The most entries that one request may expand to (`IPSET_MAX_RANGE`).
 const MAX_RANGE: usize = 1 << 20;
 
 /// One set.
@@ -17,9 +17,9 @@ const MAX_RANGE: usize = 1 << 20;
 pub(super) struct FakeSet {
     pub(super) spec: SetSpec,
     pub(super) revision: u8,
-    /// Entries, but for list:set.
+    /// Entries, except for list:set.
     entries: BTreeMap<Element, EntryOptions>,
-    /// Members of a list:set, by their place.
+    /// Members of a list:set, by slot index.
     members: Vec<(usize, EntryOptions)>,
 }
 
@@ -48,7 +48,7 @@ impl FakeSet {
             let size = options.hashsize.unwrap_or(1024).max(64);
             options.hashsize = Some(size.checked_next_power_of_two().unwrap_or(size));
             options.maxelem = options.maxelem.or(Some(65_536));
-            // Reported for the newest revision only.
+            // Only reported for the newest revision.
             let newest = revision == newest;
             let bucketsize = options.bucketsize.unwrap_or(12).clamp(2, 12).next_multiple_of(2);
             options.bucketsize = newest.then_some(bucketsize);
@@ -63,7 +63,7 @@ impl FakeSet {
         Ok(FakeSet { spec, revision, entries: BTreeMap::new(), members: Vec::new() })
     }
 
-    /// The kernel's `same_set`: the hash size does not count.
+    /// The kernel's `same_set`, which ignores the hash size.
     fn same(&self, other: &Self) -> bool {
         let (a, b) = (&self.spec.options, &other.spec.options);
         let flags = SetFlags::COUNTERS | SetFlags::COMMENT | SetFlags::SKBINFO;
@@ -78,7 +78,7 @@ impl FakeSet {
             && a.flags & flags == b.flags & flags
     }
 
-    /// The stored element that the kernel takes for this one.
+    /// The stored element that the kernel considers equal to this one.
     fn key(&self, element: &Element) -> Option<Element> {
         if self.spec.set_type != SetType::BitmapIpMac {
             return self.entries.contains_key(element).then(|| element.clone());
@@ -91,7 +91,7 @@ impl FakeSet {
         limit.is_some_and(|limit| u32::try_from(self.entries.len()).unwrap_or(u32::MAX) >= limit)
     }
 
-    /// An entry's options as stored: the set's extensions with their defaults; counters survive an update.
+    /// An entry's options as stored: the set's extensions with their defaults. Counters survive an update.
     fn stored(&self, new: &EntryOptions, old: Option<&EntryOptions>) -> EntryOptions {
         let flags = self.spec.options.flags;
         let counted = |new: Option<u64>, old: Option<u64>| {
@@ -112,13 +112,13 @@ impl FakeSet {
     }
 }
 
-/// A member's place, the place of the one beside it and whether that comes behind, and its options.
+/// Index of a member, the neighbour's index and whether that comes after, and the member's options.
 type Member = (usize, Option<(usize, bool)>, EntryOptions);
 
 #[derive(Debug, Default)]
 pub(super) struct State {
     slots: Vec<Option<FakeSet>>,
-    /// Number of rules that refer to the set in each slot. They stay with the slot when sets are swapped.
+    /// Number of rules that refer to the set in each slot. References stay with the slot when sets are swapped.
     rules: Vec<u32>,
 }
 
@@ -212,7 +212,7 @@ impl State {
         Ok(())
     }
 
-    /// Contents change places; names, and what refers to them, stay.
+    /// Swaps the contents. Names and references stay.
     pub(super) fn swap(&mut self, one: &SetName, other: &SetName) -> Result<(), Refusal> {
         let first = self.index(one)?;
         let second = self.index(other).map_err(|_missing| uapi::IPSET_ERR_EXIST_SETNAME2)?;
@@ -274,7 +274,7 @@ impl State {
                 set.entries.pop_first();
             }
             match (stored, &entry.element) {
-                // An address without MAC address leaves the one it has.
+                // Without a MAC address the stored one is kept.
                 (Some(stored), Element::IpMac(_, None)) => set.entries.insert(stored, options),
                 (Some(stored), _) => {
                     set.entries.remove(&stored);
@@ -320,7 +320,7 @@ impl State {
         tested.first().and_then(|entry| best(&entry.element)).is_some_and(|(_, nomatch)| !nomatch)
     }
 
-    /// The member's place, its reference's place and side, and its options.
+    /// Index of a member, its reference's index and side, and its options.
     fn member(&self, list: usize, bytes: &[u8]) -> Result<Member, Refusal> {
         let set = self.at(list).ok_or(Errno::ENOENT.0)?;
         let entry = get_entry_checked(&set.spec, bytes)?;

@@ -8,8 +8,8 @@ use super::{Family, InvalidValue};
 
 /// One address, a network, or a range of IPv4 addresses.
 ///
-/// Always in the kernel's normal form, so that two spellings of one thing are equal: host bits are cleared, `/32` and
-/// `/128` are dropped, a range that is exactly one network is that network, and a reversed range is turned round.
+/// It is always in the kernel's normal form, so that different spellings are equal: host bits are cleared, `/32` and
+/// `/128` are dropped, a range that is exactly one network becomes that network, and a reversed range is swapped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -33,7 +33,7 @@ fn mask6(prefix: u8) -> u128 {
     u128::MAX.checked_shl(128_u32.saturating_sub(prefix.into())).unwrap_or(0)
 }
 
-/// The prefix length of the range, when it is exactly one network.
+/// The prefix length of the range, if it is exactly one network.
 fn prefix4(first: u32, last: u32) -> Option<u8> {
     let host = first ^ last;
     let is_network = host & host.wrapping_add(1) == 0 && first & host == 0;
@@ -41,7 +41,7 @@ fn prefix4(first: u32, last: u32) -> Option<u8> {
 }
 
 impl IpSpan {
-    /// One address.
+    /// A single address.
     pub fn host(address: IpAddr) -> Self {
         IpSpan(match address {
             IpAddr::V4(address) => Repr::V4 { first: address.to_bits(), last: address.to_bits() },
@@ -49,7 +49,7 @@ impl IpSpan {
         })
     }
 
-    /// A network; bits behind the prefix are cleared.
+    /// A network. Bits behind the prefix are cleared.
     ///
     /// # Errors
     /// [`InvalidValue::Prefix`] above 32 or 128.
@@ -61,7 +61,7 @@ impl IpSpan {
         Ok(Self::masked(address, prefix))
     }
 
-    /// A network with a prefix length known to be possible.
+    /// A network with a valid prefix length.
     fn masked(address: IpAddr, prefix: u8) -> Self {
         IpSpan(match address {
             IpAddr::V4(address) => {
@@ -74,11 +74,11 @@ impl IpSpan {
         })
     }
 
-    /// A range, both ends included, in either order.
+    /// A range, both ends inclusive, in either order.
     ///
     /// # Errors
-    /// [`InvalidValue::Range`] unless both are IPv4: the kernel has no ranges of IPv6 addresses. A range of one IPv6
-    /// address is that address.
+    /// [`InvalidValue::Range`] unless both are IPv4, because the kernel has no ranges of IPv6 addresses. A range of one
+    /// IPv6 address is allowed.
     pub fn range(first: IpAddr, last: IpAddr) -> Result<Self, InvalidValue> {
         match (first, last) {
             (IpAddr::V4(a), IpAddr::V4(b)) => {
@@ -113,7 +113,7 @@ impl IpSpan {
         }
     }
 
-    /// The prefix length, when this is one address or one network.
+    /// The prefix length, if this is a single address or network.
     pub fn prefix(&self) -> Option<u8> {
         match self.0 {
             Repr::V4 { first, last } => prefix4(first, last),
@@ -140,7 +140,7 @@ impl IpSpan {
         }
     }
 
-    /// The same range begun at the first address of the network of this length that holds its first.
+    /// The range, extended down to the start of the network of this length that contains its first address.
     pub(crate) fn widened_down(self, prefix: u8) -> Self {
         match self.0 {
             Repr::V4 { first, last } => IpSpan(Repr::V4 { first: first & mask4(prefix), last }),
@@ -156,8 +156,8 @@ impl IpSpan {
         }
     }
 
-    /// The networks it consists of, as the kernel splits a range: each as large as fits
-    /// (net/netfilter/ipset/pfxlen.c, `ip_set_range_to_cidr`).
+    /// The networks into which the kernel splits the range, each as large as possible (net/netfilter/ipset/pfxlen.c,
+    /// `ip_set_range_to_cidr`).
     pub fn networks(&self) -> Nets {
         Nets { rest: Some(*self) }
     }
@@ -178,7 +178,7 @@ impl IpSpan {
         }
     }
 
-    /// The address of the network, cut to a mask: what hash types with `netmask` or `bitmask` store.
+    /// The network's address under a mask, as hash types with `netmask` or `bitmask` store it.
     pub(crate) fn and_mask(self, mask: IpAddr) -> Self {
         match (self.0, mask) {
             (Repr::V4 { first, .. }, IpAddr::V4(mask)) => {
@@ -192,7 +192,7 @@ impl IpSpan {
         }
     }
 
-    /// The `index`th address of an IPv4 range; the first one beyond its end or for IPv6.
+    /// The `index`th address of an IPv4 range; the first address if `index` is beyond the end, or for IPv6.
     pub(crate) fn nth_host(&self, index: u32) -> Self {
         match self.0 {
             Repr::V4 { first, last } => {
@@ -203,7 +203,7 @@ impl IpSpan {
         }
     }
 
-    /// The prefix lengths a netmask option of this length stands for, as a mask.
+    /// The mask for a netmask option of this prefix length.
     pub(crate) fn mask_of(family: Family, prefix: u8) -> IpAddr {
         match family {
             Family::Inet => Ipv4Addr::from_bits(mask4(prefix)).into(),
@@ -239,7 +239,8 @@ impl fmt::Display for IpSpan {
     }
 }
 
-/// An address as `ipset save` prints it, which is how glibc's `inet_ntop` does: `::1.2.3.4`, where std has `::102:304`.
+/// An address in the notation of `ipset save`, which is that of glibc's `inet_ntop`: `::1.2.3.4`, where std has
+/// `::102:304`.
 pub(crate) struct AsTool(pub(crate) IpAddr);
 
 impl fmt::Display for AsTool {
@@ -283,7 +284,7 @@ impl FromStr for IpSpan {
     }
 }
 
-/// Whether the text behind the slash is something that `u32::from_str` takes and ipset does not: `+24`.
+/// Whether the prefix length has a form that `u32::from_str` accepts but ipset does not: `+24`.
 fn prefix_is_odd(text: &str) -> bool {
     text.contains('+')
 }

@@ -1,4 +1,4 @@
-//! Entries: what is in a set.
+//! The entries of a set.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};
@@ -6,9 +6,9 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use super::{Comment, Family, Interface, IpSpan, MacAddr, PortRange, Ports, SetName, SetType, Shape, Timeout};
 
-/// The identity of an entry: its addresses, ports, MAC address, interface or mark. Prints in `ipset`'s own syntax.
+/// The identity of an entry: its addresses, ports, MAC address, interface or mark. Printed in `ipset`'s syntax.
 ///
-/// The set's type decides which networks and ranges stand for one entry and which for many: see [`Entry::expand`].
+/// The set's type decides whether a network or range is one entry or many: see [`Entry::expand`].
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -33,7 +33,7 @@ pub enum Element {
         network: IpSpan,
         /// The interface.
         interface: Interface,
-        /// The interface is the bridge port the packet came through (`physdev:`).
+        /// The interface is the bridge port on which the packet arrived (`physdev:`).
         physdev: bool,
     },
     /// bitmap:port.
@@ -71,7 +71,7 @@ impl Element {
         }
     }
 
-    /// The family of its addresses; `None` when it has none, or of both families.
+    /// The family of its addresses; `None` if it has none or both.
     pub(crate) fn family(&self) -> Option<Family> {
         match self.spans() {
             (Some(first), Some(second)) if first.family() != second.family() => None,
@@ -88,7 +88,7 @@ impl Element {
     }
 }
 
-/// An element as the kernel tells entries apart: a bitmap:ip,mac has one MAC address for each address
+/// An element with the kernel's notion of equality: a bitmap:ip,mac has one MAC address per address
 /// (net/netfilter/ipset/ip_set_bitmap_ipmac.c).
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Identity<'a> {
@@ -134,7 +134,7 @@ impl fmt::Display for Element {
     }
 }
 
-/// A mark with the bits it applies to. Prints as `0x1234/0xff00`, without mask when that is all bits.
+/// A mark and the bits to which it applies. Printed as `0x1234/0xff00`, or without the mask if that is all bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SkbMark {
@@ -151,7 +151,7 @@ impl fmt::Display for SkbMark {
     }
 }
 
-/// A traffic-control class. Prints as `1:10`, both parts hexadecimal.
+/// A traffic-control class. Printed as `1:10`, both parts in hexadecimal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct SkbPriority {
@@ -167,28 +167,28 @@ impl fmt::Display for SkbPriority {
     }
 }
 
-/// Place at which a member is put into a list:set. Not part of what the kernel reports.
+/// Where a member is added to a list:set. The kernel does not report it.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Position {
     /// Directly before this member.
     Before(SetName),
-    /// Directly behind this member.
+    /// Directly after this member.
     After(SetName),
 }
 
-/// The options of an entry besides its identity. Most of them need a set created for them.
+/// The options of an entry. Most of them need a set that was created for them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct EntryOptions {
     /// Time left. `None` is the set's default. Needs a set with a timeout.
     pub timeout: Option<Timeout>,
-    /// Packets counted. `None` leaves the counter alone. Needs [`SetFlags::COUNTERS`](crate::SetFlags::COUNTERS).
+    /// Packet counter. `None` leaves it unchanged. Needs [`SetFlags::COUNTERS`](crate::SetFlags::COUNTERS).
     pub packets: Option<u64>,
-    /// Bytes counted. `None` leaves the counter alone. Needs [`SetFlags::COUNTERS`](crate::SetFlags::COUNTERS).
+    /// Byte counter. `None` leaves it unchanged. Needs [`SetFlags::COUNTERS`](crate::SetFlags::COUNTERS).
     pub bytes: Option<u64>,
-    /// Free text. Needs [`SetFlags::COMMENT`](crate::SetFlags::COMMENT).
+    /// A comment. Needs [`SetFlags::COMMENT`](crate::SetFlags::COMMENT).
     pub comment: Option<Comment>,
     /// Mark for the SET target's `--map-mark`. Needs [`SetFlags::SKBINFO`](crate::SetFlags::SKBINFO).
     pub skbmark: Option<SkbMark>,
@@ -196,77 +196,78 @@ pub struct EntryOptions {
     pub skbprio: Option<SkbPriority>,
     /// Queue for `--map-queue`. Needs [`SetFlags::SKBINFO`](crate::SetFlags::SKBINFO).
     pub skbqueue: Option<u16>,
-    /// Exception: addresses in this network are not in the set, although a larger network is. Types whose entries are networks.
+    /// An exception: addresses in this network are not in the set, even if a larger network contains them. Only for
+    /// types whose entries are networks.
     pub nomatch: bool,
-    /// The interface's name is a prefix. hash:net,iface, since Linux 5.5.
+    /// The interface's name is a prefix. Only for hash:net,iface, since Linux 5.5.
     pub wildcard: bool,
-    /// Place of the member. list:set.
+    /// Position of the member in a list:set.
     pub position: Option<Position>,
 }
 
 impl EntryOptions {
-    /// None.
+    /// No options.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same with this time left.
+    /// Sets the time left.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Timeout) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The same with these counts.
+    /// Sets the counters.
     #[must_use]
     pub fn with_counters(mut self, packets: u64, bytes: u64) -> Self {
         (self.packets, self.bytes) = (Some(packets), Some(bytes));
         self
     }
 
-    /// The same with this text.
+    /// Sets the comment.
     #[must_use]
     pub fn with_comment(mut self, comment: Comment) -> Self {
         self.comment = Some(comment);
         self
     }
 
-    /// The same with this mark.
+    /// Sets the mark.
     #[must_use]
     pub fn with_skbmark(mut self, skbmark: SkbMark) -> Self {
         self.skbmark = Some(skbmark);
         self
     }
 
-    /// The same with this class.
+    /// Sets the class.
     #[must_use]
     pub fn with_skbprio(mut self, skbprio: SkbPriority) -> Self {
         self.skbprio = Some(skbprio);
         self
     }
 
-    /// The same with this queue.
+    /// Sets the queue.
     #[must_use]
     pub fn with_skbqueue(mut self, skbqueue: u16) -> Self {
         self.skbqueue = Some(skbqueue);
         self
     }
 
-    /// The same, of which nothing is in the set.
+    /// Makes the entry an exception: its addresses are not in the set.
     #[must_use]
     pub fn with_nomatch(mut self) -> Self {
         self.nomatch = true;
         self
     }
 
-    /// The same, whose interface's name is a prefix.
+    /// Treats the interface's name as a prefix.
     #[must_use]
     pub fn with_wildcard(mut self) -> Self {
         self.wildcard = true;
         self
     }
 
-    /// The same with this place in a list:set.
+    /// Sets the position in a list:set.
     #[must_use]
     pub fn with_position(mut self, position: Position) -> Self {
         self.position = Some(position);
@@ -312,70 +313,70 @@ impl Entry {
         Entry { element, options: EntryOptions::default() }
     }
 
-    /// The same with this time left: [`EntryOptions::timeout`].
+    /// Sets the time left: [`EntryOptions::timeout`].
     #[must_use]
     pub fn with_timeout(mut self, timeout: Timeout) -> Self {
         self.options.timeout = Some(timeout);
         self
     }
 
-    /// The same with this text: [`EntryOptions::comment`].
+    /// Sets the comment: [`EntryOptions::comment`].
     #[must_use]
     pub fn with_comment(mut self, comment: Comment) -> Self {
         self.options.comment = Some(comment);
         self
     }
 
-    /// The same with these counts: [`EntryOptions::packets`] and [`EntryOptions::bytes`].
+    /// Sets the counters: [`EntryOptions::packets`] and [`EntryOptions::bytes`].
     #[must_use]
     pub fn with_counters(mut self, packets: u64, bytes: u64) -> Self {
         (self.options.packets, self.options.bytes) = (Some(packets), Some(bytes));
         self
     }
 
-    /// The same, of which nothing is in the set: [`EntryOptions::nomatch`].
+    /// Makes the entry an exception: its addresses are not in the set: [`EntryOptions::nomatch`].
     #[must_use]
     pub fn with_nomatch(mut self) -> Self {
         self.options.nomatch = true;
         self
     }
 
-    /// The same with this mark: [`EntryOptions::skbmark`].
+    /// Sets the mark: [`EntryOptions::skbmark`].
     #[must_use]
     pub fn with_skbmark(mut self, skbmark: SkbMark) -> Self {
         self.options.skbmark = Some(skbmark);
         self
     }
 
-    /// The same with this class: [`EntryOptions::skbprio`].
+    /// Sets the class: [`EntryOptions::skbprio`].
     #[must_use]
     pub fn with_skbprio(mut self, skbprio: SkbPriority) -> Self {
         self.options.skbprio = Some(skbprio);
         self
     }
 
-    /// The same with this queue: [`EntryOptions::skbqueue`].
+    /// Sets the queue: [`EntryOptions::skbqueue`].
     #[must_use]
     pub fn with_skbqueue(mut self, skbqueue: u16) -> Self {
         self.options.skbqueue = Some(skbqueue);
         self
     }
 
-    /// The same, whose interface's name is a prefix: [`EntryOptions::wildcard`].
+    /// Treats the interface's name as a prefix: [`EntryOptions::wildcard`].
     #[must_use]
     pub fn with_wildcard(mut self) -> Self {
         self.options.wildcard = true;
         self
     }
 
-    /// The same with this place in a list:set: [`EntryOptions::position`].
+    /// Sets the position in a list:set: [`EntryOptions::position`].
     #[must_use]
     pub fn with_position(mut self, position: Position) -> Self {
         self.options.position = Some(position);
         self
     }
 
-    /// The same with all of these options.
+    /// Sets all options.
     #[must_use]
     pub fn with_options(mut self, options: EntryOptions) -> Self {
         self.options = options;
@@ -398,7 +399,7 @@ macro_rules! element_from {
         }
     )* };
 }
-// For sets of which an element is just this.
+// Types that are a whole element by themselves.
 element_from!(IpAddr => Ip, Ipv4Addr => Ip, Ipv6Addr => Ip, IpSpan => Ip, MacAddr => Mac, PortRange => Port, SetName => Set);
 
 impl fmt::Display for Entry {
@@ -407,7 +408,7 @@ impl fmt::Display for Entry {
     }
 }
 
-/// Each option with a blank before it, in the order of `ipset save`.
+/// Each option with a leading blank, in the order of `ipset save`.
 impl fmt::Display for EntryOptions {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.position {

@@ -1,24 +1,24 @@
-//! Expansion of an entry as the kernel does it: a range or network stands for one entry or for many, depending on the type.
+//! Expands an entry as the kernel does. The type decides whether a range or network is one entry or many.
 
 use super::set_type::Part;
 use super::{Element, Entry, Family, InvalidValue, IpSpan, PortRange, Ports, Protocol, SetSpec, SetType};
 
 impl Entry {
-    /// The entries the kernel will hold after adding this one to the set: what a listing shows.
+    /// The entries that the kernel stores for this one, and that a listing shows.
     ///
-    /// Ranges become their addresses or networks, ranges of ports their ports; netmask, bitmask and markmask are applied. With
-    /// netmask these are all networks that the range touches.
+    /// Ranges become addresses or networks, port ranges become ports, and netmask, bitmask and markmask are applied.
+    /// With netmask the result is every network that the range touches.
     ///
-    /// A network of prefix length 0 becomes its two halves where the type cannot hold it ([`SetType::has_zero_prefix`]); the kernel
-    /// refuses it there.
+    /// A network of prefix length 0 becomes two halves if the type cannot store it ([`SetType::has_zero_prefix`]); the
+    /// kernel refuses it there.
     ///
-    /// The kernel itself is less exact about ranges in sets with a mask: it cuts the first address only (hash:ip with
-    /// bitmask, hash:ip,port, hash:net,net) or leaves out the last network (bitmap:ip). Add these entries then instead of the
-    /// range, as [`Client::sync`](crate::Client::sync) does.
+    /// The kernel itself is less exact about ranges in sets with a mask. It masks only the first address (hash:ip with
+    /// bitmask, hash:ip,port, hash:net,net), or omits the last network (bitmap:ip). Add the expanded entries instead of
+    /// the range, as [`Client::sync`](crate::Client::sync) does.
     ///
     /// # Errors
-    /// [`InvalidValue::Shape`] and [`InvalidValue::EntryFamily`] when the entry does not belong into such a set,
-    /// [`InvalidValue::TooMany`] when it stands for more than `max` entries (1 where the type allows no ranges).
+    /// [`InvalidValue::Shape`] and [`InvalidValue::EntryFamily`] if the entry does not fit the set.
+    /// [`InvalidValue::TooMany`] if it expands to more than `max` entries (1 if the type allows no ranges).
     pub fn expand(&self, set: &SetSpec, max: usize) -> Result<Vec<Entry>, InvalidValue> {
         let mut entries = Vec::new();
         self.expand_into(set, max, &mut entries)?;
@@ -28,8 +28,8 @@ impl Entry {
     /// Checks that the entry has the form and family that the set needs.
     ///
     /// # Errors
-    /// [`InvalidValue::Shape`], [`InvalidValue::EntryFamily`], [`InvalidValue::Option`] for `nomatch` and `wildcard` where the type
-    /// has none.
+    /// [`InvalidValue::Shape`]; [`InvalidValue::EntryFamily`]; [`InvalidValue::Option`] if the type does not support
+    /// `nomatch` or `wildcard`.
     pub fn check(&self, set: &SetSpec) -> Result<(), InvalidValue> {
         let set_type = set.set_type;
         if set_type == SetType::Unknown {
@@ -98,7 +98,7 @@ impl Entry {
     }
 }
 
-/// One port as the kernel stores it: the other family's ICMP has no type and code.
+/// One port as the kernel stores it. ICMP of the other family has no type and code.
 fn stored(ports: Ports, port: u16, address: IpSpan) -> Ports {
     let foreign = match address.family() {
         Family::Inet => Protocol::ICMPV6,
@@ -107,7 +107,7 @@ fn stored(ports: Ports, port: u16, address: IpSpan) -> Ports {
     Ports::port(ports.protocol(), if ports.protocol() == foreign { 0 } else { port })
 }
 
-/// The spans that one address part stands for.
+/// The spans of one address part.
 #[derive(Clone)]
 struct Spread {
     rest: Rest,
@@ -119,20 +119,20 @@ enum Rest {
     Networks(super::Nets),
     /// The halves of a network of prefix length 0.
     Halves(IpSpan, IpSpan),
-    /// Every `step`th address, from `next` on, `left` of them.
+    /// `left` addresses from `next`, in steps of `step`.
     Hosts {
         span: IpSpan,
         next: u32,
         step: u32,
         left: u32,
     },
-    /// A part that this element does not have.
+    /// The element does not have this part.
     Absent,
     End,
 }
 
 impl Spread {
-    /// `zero` is whether a network may have prefix length 0.
+    /// `zero` tells whether a network may have prefix length 0.
     fn new(span: Option<IpSpan>, part: Part, netmask: Option<u8>, zero: bool) -> Self {
         let Some(span) = span else {
             return Spread { rest: Rest::Absent, count: 1 };
@@ -148,7 +148,7 @@ impl Spread {
             let count = u128::try_from(networks.clone().count()).unwrap_or(u128::MAX);
             return Spread { rest: Rest::Networks(networks), count };
         }
-        // With a netmask one address stands for its whole network.
+        // With a netmask, one address represents its whole network.
         let host_bits = u32::from(span.family().bits().saturating_sub(netmask.unwrap_or(span.family().bits())));
         let span = netmask.map_or(span, |prefix| span.widened_down(prefix));
         let step = 1_u32.checked_shl(host_bits).unwrap_or(u32::MAX);

@@ -20,23 +20,24 @@ pub use port::{PortRange, Ports, Protocol};
 pub use set::{ObservedSet, Range, SetFlags, SetOptions, SetSpec};
 pub use set_type::{Family, SetType, Shape};
 
-/// Error of a value that cannot be part of a set: the kernel would refuse it, or its meaning would change on the way there.
+/// A value that cannot be part of a set: the kernel would refuse it or change its meaning.
 ///
-/// `Debug` prints the message, as a `main` that returns the error does.
+/// `Debug` prints the message, so a `main` that returns this error is readable.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize))]
 #[non_exhaustive]
 pub enum InvalidValue {
-    /// A set's name is empty, longer than 31 bytes, or holds blanks, quotes or control characters.
+    /// A set's name is empty, longer than 31 bytes, or contains blanks, quotes or control characters.
     #[error("set name {0:?}: 1 to 31 bytes without blanks, quotes and control characters are allowed")]
     Name(String),
-    /// Saved text adds an entry to a set that no line before it creates.
+    /// Saved text adds an entry to a set that no earlier line creates.
     #[error("set {0:?} is not created by a line before this one")]
     NotCreated(String),
-    /// A comment is longer than 255 bytes, or holds a double quote or a control character.
+    /// A comment is longer than 255 bytes, or contains a double quote or a control character.
     #[error("comment {0:?}: at most 255 bytes without double quotes and control characters are allowed")]
     Comment(String),
-    /// An interface's name is empty, longer than 15 bytes, or holds blanks, commas, slashes, quotes or control characters.
+    /// An interface's name is empty, longer than 15 bytes, or contains blanks, commas, slashes, quotes or control
+    /// characters.
     #[error(
         "interface {0:?}: 1 to 15 bytes without blanks, commas, slashes, quotes and control characters are allowed"
     )]
@@ -44,17 +45,17 @@ pub enum InvalidValue {
     /// Not an address, network or range of addresses.
     #[error("{0:?} is not an address, a network or a range of addresses")]
     Address(String),
-    /// A prefix length beyond the address's length.
+    /// A prefix length longer than the address.
     #[error("prefix length {prefix} of {address}: at most {max} is possible")]
     Prefix {
         /// The address.
         address: std::net::IpAddr,
-        /// The length asked for.
+        /// The requested length.
         prefix: u32,
-        /// The greatest possible one.
+        /// The greatest valid length.
         max: u8,
     },
-    /// A range whose ends are of different families, or a range of IPv6 addresses, which the kernel does not know.
+    /// A range with ends of different families, or a range of IPv6 addresses, which the kernel does not support.
     #[error("range {first}-{last}: both ends must be IPv4; IPv6 knows addresses and networks only")]
     Range {
         /// First address.
@@ -65,7 +66,7 @@ pub enum InvalidValue {
     /// Not a port or range of ports.
     #[error("{0:?} is not a port (0 to 65535) or a range of ports")]
     Port(String),
-    /// Not an IP protocol's name or number 1 to 255.
+    /// Not the name of an IP protocol or a number from 1 to 255.
     #[error("{0:?} is not an IP protocol's name or number (1 to 255)")]
     Protocol(String),
     /// Not an ICMP type.
@@ -74,16 +75,16 @@ pub enum InvalidValue {
     /// Not a MAC address.
     #[error("{0:?} is not a MAC address like 01:23:45:67:89:ab")]
     Mac(String),
-    /// Not a number where one is needed.
+    /// Not a number where one is required.
     #[error("{what} {text:?}: a number from {min} to {max} is needed")]
     Number {
         /// Name of the value: `netmask`, `timeout`.
         what: &'static str,
-        /// The text found in its place.
+        /// The text found instead.
         text: String,
-        /// The least possible value.
+        /// The least valid value.
         min: u64,
-        /// The greatest possible value.
+        /// The greatest valid value.
         max: u64,
     },
     /// Not one of the kernel's set types.
@@ -100,7 +101,7 @@ pub enum InvalidValue {
         /// The type.
         set_type: SetType,
     },
-    /// An address of the other family.
+    /// An address of the wrong family.
     #[error("entry {text:?} is not of family {family}")]
     EntryFamily {
         /// The entry.
@@ -108,7 +109,7 @@ pub enum InvalidValue {
         /// The set's family.
         family: Family,
     },
-    /// An option that the type or an entry does not have.
+    /// An option that the type or the entry does not support.
     #[error("{what} does not know option {option:?}")]
     Option {
         /// The type.
@@ -116,15 +117,15 @@ pub enum InvalidValue {
         /// The option.
         option: String,
     },
-    /// An option whose value is missing.
+    /// An option without its value.
     #[error("option {0:?} needs a value")]
     OptionValue(String),
-    /// A range that stands for more entries than allowed.
+    /// A range that expands to more entries than allowed.
     #[error("entry {text:?} stands for {count} entries; at most {max} are allowed here")]
     TooMany {
         /// The entry.
         text: String,
-        /// Number of entries that it stands for.
+        /// Number of entries to which it expands.
         count: u128,
         /// The limit.
         max: usize,

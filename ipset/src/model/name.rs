@@ -1,4 +1,4 @@
-//! Names and other checked text: sets, comments, interfaces; MAC addresses; timeouts.
+//! Names and other checked text: sets, comments, interfaces, MAC addresses, timeouts.
 
 use std::fmt;
 use std::str::FromStr;
@@ -19,7 +19,7 @@ macro_rules! text {
                 &self.0
             }
 
-            /// A name read from the kernel; other programs may have written it without regard to the rules of [`Self::new`].
+            /// A name read from the kernel, which may break the rules of [`Self::new`] if another program wrote it.
             pub(crate) fn from_kernel(bytes: &[u8]) -> Self {
                 $name(String::from_utf8_lossy(bytes).into())
             }
@@ -69,9 +69,9 @@ macro_rules! text {
 text! {
     /// A set's name: 1 to 31 bytes.
     ///
-    /// The kernel takes any bytes but NUL; blanks, quotes and control characters are refused here, since no line of
-    /// `ipset save` could hold them. Sets that other programs named so are listed all the same, and the name as listed
-    /// addresses them.
+    /// The kernel accepts any bytes except NUL. Blanks, quotes and control characters are refused here, since `ipset
+    /// save` text cannot represent them. Sets with such names are still listed, and a listed name can be used to
+    /// address its set.
     SetName
 }
 
@@ -175,13 +175,13 @@ impl From<MacAddr> for String {
 
 /// Lifetime of an entry: 1 to 2,147,483 seconds, or permanent.
 ///
-/// A set's timeout is the default for entries without one of their own; an entry's timeout needs a set that has one.
+/// A set's timeout is the default for entries without their own. An entry can only have a timeout if its set has one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "u32", into = "u32"))]
 pub struct Timeout(u32);
 
 impl Timeout {
-    /// The entry stays until it is deleted (0 on the wire).
+    /// The entry never expires (0 on the wire).
     pub const PERMANENT: Timeout = Timeout(0);
 
     /// Checks a number of seconds; 0 means permanent.

@@ -1,4 +1,4 @@
-//! ipset's own syntax, read.
+//! Parses ipset's own syntax.
 
 use std::str::FromStr;
 
@@ -7,7 +7,7 @@ use super::{
     SetSpec, SetType, Shape, SkbMark, SkbPriority, Timeout,
 };
 
-/// The words of a line; a quoted word may hold blanks. The quotes are not part of the word.
+/// Splits a line into words. A quoted word may contain blanks; the quotes are not part of it.
 pub(crate) fn words(line: &str) -> Words<'_> {
     Words { rest: line }
 }
@@ -35,7 +35,7 @@ impl<'a> Iterator for Words<'a> {
     }
 }
 
-/// A number in decimal, or in hexadecimal behind `0x`.
+/// A decimal number, or a hexadecimal one after `0x`.
 fn number(what: &'static str, text: &str, min: u64, max: u64) -> Result<u64, InvalidValue> {
     let value = match text.strip_prefix("0x").or_else(|| text.strip_prefix("0X")) {
         Some(hex) if !hex.starts_with('+') => u64::from_str_radix(hex, 16).ok(),
@@ -83,12 +83,12 @@ impl FromStr for SkbPriority {
 }
 
 impl Element {
-    /// Reads an element of a set type: `10.0.0.1,tcp:80` for hash:ip,port.
+    /// Parses an element of a set type: `10.0.0.1,tcp:80` for hash:ip,port.
     ///
-    /// Addresses, ports and interfaces are taken as they are: names are not looked up.
+    /// Addresses, ports and interfaces are not looked up by name.
     ///
     /// # Errors
-    /// [`InvalidValue`] with the part that is wrong; [`InvalidValue::Shape`] when there are too many or too few.
+    /// [`InvalidValue`] with the wrong part; [`InvalidValue::Shape`] if there are too many or too few.
     pub fn parse(set_type: SetType, text: &str) -> Result<Self, InvalidValue> {
         let shape = || InvalidValue::Shape { text: text.to_owned(), set_type };
         let mut parts = text.split(',');
@@ -119,10 +119,10 @@ impl Element {
             }
             Shape::Port => {
                 let text = next()?;
-                // ipset takes a protocol here and drops it.
+                // ipset accepts a protocol here and ignores it.
                 Element::Port(text.rsplit_once(':').map_or(text, |(_, ports)| ports).parse()?)
             }
-            // A set's name may have commas.
+            // A set's name may contain commas.
             Shape::Set => return SetName::new(text).map(Element::Set),
             Shape::Unknown => return Err(shape()),
         };
@@ -134,10 +134,10 @@ impl Element {
 }
 
 impl Entry {
-    /// Reads an entry of a set type with its options, as in a line of `ipset save` behind `add NAME`.
+    /// Parses an entry of a set type with its options, as in `ipset save` after `add NAME`.
     ///
     /// # Errors
-    /// [`InvalidValue`] with the part that is wrong.
+    /// [`InvalidValue`] with the wrong part.
     pub fn parse(set_type: SetType, text: &str) -> Result<Self, InvalidValue> {
         let mut words = words(text);
         let element = Element::parse(set_type, words.next().unwrap_or_default())?;
@@ -175,7 +175,7 @@ impl Entry {
     }
 }
 
-/// Reads a `create` line, with or without the word itself. (A set may be named `create`, too.)
+/// Parses a `create` line, with or without the word itself. (A set may be named `create`, too.)
 impl FromStr for SetSpec {
     type Err = InvalidValue;
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
@@ -192,7 +192,7 @@ impl FromStr for SetSpec {
 }
 
 impl SetSpec {
-    /// Reads what stands behind the word `create`.
+    /// Parses what follows the word `create`.
     pub(crate) fn parse_arguments(text: &str) -> Result<Self, InvalidValue> {
         Self::read(words(text))
     }
@@ -209,7 +209,7 @@ impl SetSpec {
                 "family" => options.family = value()?.parse()?,
                 "hashsize" => options.hashsize = Some(number32("hashsize", value()?)?),
                 "maxelem" => options.maxelem = Some(number32("maxelem", value()?)?),
-                // The family may stand behind it; the check at the end knows.
+                // The family may follow, so the exact limit is checked at the end.
                 "netmask" => options.netmask = Some(number8("netmask", value()?, Family::Inet6.bits())?),
                 "bitmask" => {
                     let text = value()?;

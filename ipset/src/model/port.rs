@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::InvalidValue;
 
-/// An IP protocol, 1 to 255. Prints as `ipset` does: by name where it has one, else by number.
+/// An IP protocol, 1 to 255. Printed by name if `ipset` has one, otherwise by number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -41,7 +41,7 @@ impl Protocol {
         self.0
     }
 
-    /// Whether its entries have ports (net/netfilter/ipset/ip_set_getport.c, `ip_set_proto_with_ports`).
+    /// Whether entries of this protocol have ports (net/netfilter/ipset/ip_set_getport.c, `ip_set_proto_with_ports`).
     pub fn has_ports(self) -> bool {
         matches!(self, Self::TCP | Self::UDP | Self::SCTP | Self::UDPLITE)
     }
@@ -51,7 +51,7 @@ impl Protocol {
     }
 }
 
-/// The names in Debian's /etc/protocols, which is what `ipset` prints. The first name of a number is the one printed.
+/// The names in Debian's /etc/protocols, which `ipset` prints. The first name of a number is printed.
 const NAMES: &[(u8, &str)] = &[
     (1, "icmp"),
     (2, "igmp"),
@@ -149,7 +149,7 @@ impl From<Protocol> for String {
     }
 }
 
-/// One port, or a range with both ends included.
+/// One port, or a range, both ends inclusive.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -230,7 +230,7 @@ impl From<PortRange> for String {
     }
 }
 
-/// A protocol with its ports; with ICMP its type and code; port 0 with every other protocol.
+/// A protocol and its ports. For ICMP the port holds type and code; for protocols without ports it is 0.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -248,7 +248,7 @@ impl Ports {
         Self::range(protocol, port.into())
     }
 
-    /// A range of ports. Protocols without ports get port 0; with ICMP the range's first port is taken: type and code.
+    /// A range of ports. Protocols without ports get port 0. For ICMP the first port is used as type and code.
     pub fn range(protocol: Protocol, range: PortRange) -> Self {
         let range = match protocol {
             _ if protocol.has_ports() => range,

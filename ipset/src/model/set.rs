@@ -1,4 +1,4 @@
-//! Sets: what to create, and what the kernel holds.
+//! Sets: what to create, and what the kernel has.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -6,19 +6,19 @@ use std::net::IpAddr;
 use super::{AsTool, Entry, Family, InvalidValue, IpSpan, PortRange, SetName, SetType, Timeout};
 
 bitflags::bitflags! {
-    /// Extensions that the entries of a set can carry, and the set's behaviour when full.
+    /// Extensions that a set's entries can have, and the set's behaviour when full.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct SetFlags: u8 {
         /// Every entry counts packets and bytes.
         const COUNTERS = 1;
-        /// Entries may have comments.
+        /// Entries can have comments.
         const COMMENT = 2;
-        /// Entries may carry a mark, a priority and a queue for the SET target.
+        /// Entries can have a mark, a priority and a queue for the SET target.
         const SKBINFO = 4;
-        /// An entry makes room for a new one when the set is full. Only `hash:` types.
+        /// When the set is full, a new entry replaces an existing one. Only `hash:` types.
         ///
-        /// `ipset` 7.17 does not print this option; this library does.
+        /// `ipset` 7.17 does not print this option, but this crate does.
         const FORCEADD = 8;
     }
 }
@@ -27,7 +27,7 @@ bitflags::bitflags! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Range {
-    /// IPv4 addresses, at most 65,536 (with netmask: networks). bitmap:ip and bitmap:ip,mac.
+    /// IPv4 addresses, at most 65,536 (networks, with netmask). bitmap:ip and bitmap:ip,mac.
     Addresses(IpSpan),
     /// Ports. bitmap:port.
     Ports(PortRange),
@@ -42,125 +42,125 @@ impl fmt::Display for Range {
     }
 }
 
-/// Create options. What is `None` is left to the kernel.
+/// Create options. `None` leaves the choice to the kernel.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct SetOptions {
-    /// Family of the addresses. Without effect on types that have none. Default IPv4.
+    /// Family of the addresses. No effect on types without addresses. Default IPv4.
     pub family: Family,
-    /// Initial number of hash buckets, rounded up to a power of two; the kernel doubles it when needed,
-    /// and takes some milliseconds each time: half the number of entries is a good value. Default 1024.
+    /// Initial number of hash buckets, rounded up to a power of two. Default 1024. The kernel doubles it when needed,
+    /// which takes some milliseconds each time. Half the number of entries is a good value.
     pub hashsize: Option<u32>,
     /// Greatest number of entries of a `hash:` type. Default 65,536.
     pub maxelem: Option<u32>,
-    /// Addresses are cut to this prefix length: one entry stands for its whole network. hash:ip and bitmap:ip; since Linux 6.2
-    /// hash:ip,port, and hash:net,net where both networks' addresses are cut and their prefix lengths stay. 1 to 32 or 128; the
-    /// greatest is the default, and not reported.
+    /// Addresses are cut to this prefix length, so one entry represents its whole network. For hash:ip and bitmap:ip.
+    /// Since Linux 6.2 also for hash:ip,port and for hash:net,net, where both networks' addresses are cut and their
+    /// prefix lengths kept. 1 to 32 or 128; the greatest is the default and not reported.
     pub netmask: Option<u8>,
-    /// Addresses are cut to this mask, whose ones need not be in front. hash:ip, hash:ip,port and hash:net,net (both
-    /// networks), since Linux 6.2. Excludes netmask. All ones are the default, and not reported.
+    /// Addresses are cut to this mask, which need not be a prefix. For hash:ip, hash:ip,port and hash:net,net (both
+    /// networks), since Linux 6.2. Excludes netmask. All ones is the default and not reported.
     pub bitmask: Option<IpAddr>,
     /// Marks are cut to this mask. hash:ip,mark. Default `0xffffffff`.
     pub markmask: Option<u32>,
-    /// Entries can time out; those that bring no timeout of their own get this one.
+    /// Enables timeouts of entries. Entries without their own timeout get this one.
     pub timeout: Option<Timeout>,
-    /// Extensions that entries can carry, and the behaviour when full.
+    /// Extensions that entries can have, and the behaviour when full.
     pub flags: SetFlags,
-    /// Start value of the hash, for reproducible order. Since Linux 5.11. Default: random.
+    /// Start value of the hash, for a reproducible order. Since Linux 5.11. Default: random.
     pub initval: Option<u32>,
     /// Greatest number of entries in a bucket, 2 to 12 and even. Since Linux 5.11. Default 12.
     pub bucketsize: Option<u8>,
-    /// The range of a bitmap, which every bitmap needs.
+    /// The range of a bitmap. Required for every bitmap.
     pub range: Option<Range>,
-    /// Size of a list:set; without effect since Linux 4.3. Default 8.
+    /// Size of a list:set. No effect since Linux 4.3. Default 8.
     pub size: Option<u32>,
 }
 
 impl SetOptions {
-    /// All left to the kernel.
+    /// No options: the kernel chooses.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The same with addresses of this family.
+    /// Sets the address family.
     #[must_use]
     pub fn with_family(mut self, family: Family) -> Self {
         self.family = family;
         self
     }
 
-    /// The same with this initial number of buckets.
+    /// Sets the initial number of buckets.
     #[must_use]
     pub fn with_hashsize(mut self, hashsize: u32) -> Self {
         self.hashsize = Some(hashsize);
         self
     }
 
-    /// The same with room for this many entries.
+    /// Sets the greatest number of entries.
     #[must_use]
     pub fn with_maxelem(mut self, maxelem: u32) -> Self {
         self.maxelem = Some(maxelem);
         self
     }
 
-    /// The same with addresses cut to this prefix length.
+    /// Cuts addresses to this prefix length.
     #[must_use]
     pub fn with_netmask(mut self, netmask: u8) -> Self {
         self.netmask = Some(netmask);
         self
     }
 
-    /// The same with addresses cut to this mask.
+    /// Cuts addresses to this mask.
     #[must_use]
     pub fn with_bitmask(mut self, bitmask: IpAddr) -> Self {
         self.bitmask = Some(bitmask);
         self
     }
 
-    /// The same with marks cut to this mask.
+    /// Cuts marks to this mask.
     #[must_use]
     pub fn with_markmask(mut self, markmask: u32) -> Self {
         self.markmask = Some(markmask);
         self
     }
 
-    /// The same with this default timeout.
+    /// Sets the default timeout.
     #[must_use]
     pub fn with_timeout(mut self, timeout: Timeout) -> Self {
         self.timeout = Some(timeout);
         self
     }
 
-    /// The same, whose entries can also carry these.
+    /// Adds extensions that entries can carry.
     #[must_use]
     pub fn with_flags(mut self, flags: SetFlags) -> Self {
         self.flags |= flags;
         self
     }
 
-    /// The same with this start value of the hash.
+    /// Sets the start value of the hash.
     #[must_use]
     pub fn with_initval(mut self, initval: u32) -> Self {
         self.initval = Some(initval);
         self
     }
 
-    /// The same with at most this many entries in a bucket.
+    /// Sets the greatest number of entries in a bucket.
     #[must_use]
     pub fn with_bucketsize(mut self, bucketsize: u8) -> Self {
         self.bucketsize = Some(bucketsize);
         self
     }
 
-    /// The same with this range, for a bitmap.
+    /// Sets the range of a bitmap.
     #[must_use]
     pub fn with_range(mut self, range: Range) -> Self {
         self.range = Some(range);
         self
     }
 
-    /// The same with this size, for a list:set.
+    /// Sets the size of a list:set.
     #[must_use]
     pub fn with_size(mut self, size: u32) -> Self {
         self.size = Some(size);
@@ -188,98 +188,98 @@ impl SetSpec {
         SetSpec { name, set_type, options: SetOptions::default() }
     }
 
-    /// The same with addresses of this family: [`SetOptions::family`].
+    /// Sets the address family: [`SetOptions::family`].
     #[must_use]
     pub fn with_family(mut self, family: Family) -> Self {
         self.options.family = family;
         self
     }
 
-    /// The same with this initial number of buckets: [`SetOptions::hashsize`].
+    /// Sets the initial number of buckets: [`SetOptions::hashsize`].
     #[must_use]
     pub fn with_hashsize(mut self, hashsize: u32) -> Self {
         self.options.hashsize = Some(hashsize);
         self
     }
 
-    /// The same with room for this many entries: [`SetOptions::maxelem`].
+    /// Sets the greatest number of entries: [`SetOptions::maxelem`].
     #[must_use]
     pub fn with_maxelem(mut self, maxelem: u32) -> Self {
         self.options.maxelem = Some(maxelem);
         self
     }
 
-    /// The same with addresses cut to this prefix length: [`SetOptions::netmask`].
+    /// Cuts addresses to this prefix length: [`SetOptions::netmask`].
     #[must_use]
     pub fn with_netmask(mut self, netmask: u8) -> Self {
         self.options.netmask = Some(netmask);
         self
     }
 
-    /// The same with addresses cut to this mask: [`SetOptions::bitmask`].
+    /// Cuts addresses to this mask: [`SetOptions::bitmask`].
     #[must_use]
     pub fn with_bitmask(mut self, bitmask: IpAddr) -> Self {
         self.options.bitmask = Some(bitmask);
         self
     }
 
-    /// The same with marks cut to this mask: [`SetOptions::markmask`].
+    /// Cuts marks to this mask: [`SetOptions::markmask`].
     #[must_use]
     pub fn with_markmask(mut self, markmask: u32) -> Self {
         self.options.markmask = Some(markmask);
         self
     }
 
-    /// The same with this default timeout: [`SetOptions::timeout`].
+    /// Sets the default timeout: [`SetOptions::timeout`].
     #[must_use]
     pub fn with_timeout(mut self, timeout: Timeout) -> Self {
         self.options.timeout = Some(timeout);
         self
     }
 
-    /// The same with this range, for a bitmap: [`SetOptions::range`].
+    /// Sets the range of a bitmap: [`SetOptions::range`].
     #[must_use]
     pub fn with_range(mut self, range: Range) -> Self {
         self.options.range = Some(range);
         self
     }
 
-    /// The same, whose entries can also carry these: [`SetOptions::flags`].
+    /// Adds extensions that entries can carry: [`SetOptions::flags`].
     #[must_use]
     pub fn with_flags(mut self, flags: SetFlags) -> Self {
         self.options.flags |= flags;
         self
     }
 
-    /// The same with this start value of the hash: [`SetOptions::initval`].
+    /// Sets the start value of the hash: [`SetOptions::initval`].
     #[must_use]
     pub fn with_initval(mut self, initval: u32) -> Self {
         self.options.initval = Some(initval);
         self
     }
 
-    /// The same with at most this many entries in a bucket: [`SetOptions::bucketsize`].
+    /// Sets the greatest number of entries in a bucket: [`SetOptions::bucketsize`].
     #[must_use]
     pub fn with_bucketsize(mut self, bucketsize: u8) -> Self {
         self.options.bucketsize = Some(bucketsize);
         self
     }
 
-    /// The same with this size, for a list:set: [`SetOptions::size`].
+    /// Sets the size of a list:set: [`SetOptions::size`].
     #[must_use]
     pub fn with_size(mut self, size: u32) -> Self {
         self.options.size = Some(size);
         self
     }
 
-    /// The same with all of these options.
+    /// Sets all options.
     #[must_use]
     pub fn with_options(mut self, options: SetOptions) -> Self {
         self.options = options;
         self
     }
 
-    /// Checks that the type has the options, as far as it can be told without a kernel.
+    /// Checks that the type supports the options, as far as possible without a kernel.
     ///
     /// # Errors
     /// [`InvalidValue::Option`], [`InvalidValue::OptionValue`], [`InvalidValue::Number`], [`InvalidValue::EntryFamily`].
@@ -317,7 +317,7 @@ impl SetSpec {
         Ok(())
     }
 
-    /// The options as a listing would show them: masks that change nothing are not reported, and a bitmap's range grows to
+    /// The options as a listing would show them: masks without effect are not reported, and a bitmap's range grows to
     /// whole networks (`mtype_head`, `bitmap_ip_create`).
     pub(crate) fn reported_options(&self) -> SetOptions {
         let mut options = self.options.clone();
@@ -333,33 +333,33 @@ impl SetSpec {
         options
     }
 
-    /// The mask that addresses are cut to, when it has one.
+    /// The mask to which addresses are cut, if any.
     pub(crate) fn mask(&self) -> Option<IpAddr> {
         let netmask = self.options.netmask.map(|prefix| IpSpan::mask_of(self.options.family, prefix));
         netmask.or(self.options.bitmask)
     }
 }
 
-/// A set as the kernel holds it.
+/// A set as read from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedSet {
-    /// Name, type and options, all filled in as far as the kernel reports them.
+    /// Name, type and options, complete as far as the kernel reports them.
     pub spec: SetSpec,
-    /// The kernel's name of the type; the same as `spec.set_type.name()` but for types this library does not know.
+    /// The kernel's name of the type. Differs from `spec.set_type.name()` only for unknown types.
     pub type_name: String,
     /// Revision of the type.
     pub revision: u8,
-    /// The kernel's index of the set, by which rules refer to it. Missing on kernels that speak protocol 6.
+    /// The kernel's index of the set, by which rules refer to it. `None` on kernels that only support protocol 6.
     pub index: Option<u16>,
     /// Rules and list:set sets that refer to it.
     pub references: u32,
     /// Bytes of memory.
     pub memory: u32,
-    /// Number of entries the kernel counts; entries that have timed out may be among them.
+    /// Number of entries according to the kernel, which may include expired ones.
     pub elements: Option<u32>,
-    /// The entries, in the kernel's order. Empty when only the header was asked for.
+    /// The entries, in the kernel's order. Empty if only the header was requested.
     pub entries: Vec<Entry>,
 }
 
@@ -383,7 +383,7 @@ impl fmt::Display for SetSpec {
         if let Some(max) = options.maxelem {
             write!(f, " maxelem {max}")?;
         }
-        // The types that learnt to mask later print the mask later.
+        // Types that gained the mask later print it later.
         let early = matches!(self.set_type, SetType::HashIp | SetType::BitmapIp);
         let masks = |f: &mut fmt::Formatter<'_>| {
             options.netmask.map_or(Ok(()), |prefix| write!(f, " netmask {prefix}"))?;

@@ -1,4 +1,4 @@
-//! The kernel's set types and what is special about each.
+//! The kernel's set types and their properties.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -67,7 +67,7 @@ impl FromStr for Family {
     }
 }
 
-/// The parts an entry of a type consists of.
+/// The parts of an entry of a type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -92,16 +92,16 @@ pub enum Shape {
     Port,
     /// `SET`
     Set,
-    /// Form of a type that this library does not know.
+    /// Form of an unknown type.
     Unknown,
 }
 
-/// Meaning of an address part of a type.
+/// How a type treats an address part.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
-    /// Addresses: a network or range stands for each of them.
+    /// A network or range is expanded to its addresses.
     Each,
-    /// One address only.
+    /// A single address only.
     One,
     /// A network is one entry.
     Net,
@@ -114,15 +114,15 @@ pub(crate) struct TypeInfo {
     pub(crate) shape: Shape,
     pub(crate) first: Part,
     pub(crate) second: Part,
-    /// The only family of such sets, as an `NFPROTO_*` number; `None`: chosen for each set.
+    /// The only family of such sets, as an `NFPROTO_*` number; `None` if each set has its own.
     pub(crate) family: Option<u8>,
-    /// The revision that knows every entry option.
+    /// The first revision with every entry option.
     base: u8,
-    /// The revision that knows bucketsize and initval.
+    /// The first revision with bucketsize and initval.
     bucketsize: Option<u8>,
-    /// The revision that knows netmask.
+    /// The first revision with netmask.
     netmask: Option<u8>,
-    /// The revision that knows bitmask.
+    /// The first revision with bitmask.
     bitmask: Option<u8>,
 }
 
@@ -135,7 +135,8 @@ macro_rules! types {
         #[non_exhaustive]
         pub enum SetType {
             $($(#[$doc])* #[doc = concat!("`", $text, "`.")] $name,)*
-            /// A type this library does not know, from a module outside the kernel's tree. Such sets are listed without entries.
+            /// A type from a module outside the kernel's tree, which this crate does not know. Such sets are listed
+            /// without entries.
             Unknown,
         }
 
@@ -219,20 +220,20 @@ impl SetType {
         self.name().starts_with("bitmap:")
     }
 
-    /// Whether a set's family can be chosen; the others are IPv4 only or have no addresses.
+    /// Whether a set's family can be chosen. Other types are IPv4 only or have no addresses.
     pub fn has_family(self) -> bool {
         self.info().family.is_none()
     }
 
-    /// Whether entries may be `nomatch`: types whose entries are networks.
+    /// Whether entries may be `nomatch`: only types whose entries are networks.
     pub fn has_nomatch(self) -> bool {
         let info = self.info();
         info.first == Part::Net || info.second == Part::Net
     }
 
-    /// Whether an entry may be a network of prefix length 0, which is all addresses. Of the types with networks hash:net, hash:net,net,
-    /// hash:net,port and hash:ip,port,net refuse it (`IPSET_ERR_INVALID_CIDR` in their `..._uadt`);
-    /// [`Entry::expand`](crate::Entry::expand) gives its two halves for these.
+    /// Whether an entry may be a network of prefix length 0, that is, all addresses. hash:net, hash:net,net,
+    /// hash:net,port and hash:ip,port,net refuse it (`IPSET_ERR_INVALID_CIDR` in their `..._uadt`).
+    /// [`Entry::expand`](crate::Entry::expand) returns its two halves for these.
     pub fn has_zero_prefix(self) -> bool {
         matches!(self, SetType::HashNetIface | SetType::HashNetPortNet)
     }
@@ -251,10 +252,10 @@ impl SetType {
         self.info().family.unwrap_or_else(|| family.number())
     }
 
-    /// The revision to ask for, of those the kernel offers: the least that knows every option of `options` and every entry
-    /// option. The name of the option that the kernel is too old for, if there is one.
+    /// The lowest revision offered by the kernel that supports all entry options and every option in `options`. If
+    /// there is none, the name of the option for which the kernel is too old.
     ///
-    /// bucketsize and initval take the newest revision: the kernel reports them only for that one
+    /// bucketsize and initval use the newest revision, since the kernel reports them only for that one
     /// (`create_flags[IPSET_TYPE_REV_MAX]`).
     pub(crate) fn revision(self, options: &SetOptions, offered: &RangeInclusive<u8>) -> Result<u8, &'static str> {
         let info = self.info();
@@ -276,7 +277,7 @@ impl SetType {
         Ok(revision)
     }
 
-    /// The name of the first option that sets of this type cannot have.
+    /// The name of the first option that sets of this type do not support.
     pub(crate) fn foreign_option(self, options: &SetOptions) -> Option<&'static str> {
         let info = self.info();
         let hash = self.is_hash();

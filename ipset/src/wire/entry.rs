@@ -1,4 +1,4 @@
-//! Entries.
+//! Encodes and decodes entries.
 
 use netlink_batch::{Attrs, Be16, Be32, Be64, Encoder, NulStr, WireError};
 
@@ -10,11 +10,11 @@ use crate::model::{
 };
 use crate::uapi;
 
-/// Address, network or range, with the three attributes that can say it.
+/// Writes an address, network or range with up to three attributes.
 fn put_span(out: &mut Encoder, span: IpSpan, [ip, cidr, ip_to]: [u16; 3]) {
     put_address(out, ip, span.first());
     match span.prefix() {
-        // The kernel takes a longer way with a prefix length or a range; one address needs neither.
+        // The kernel is slower with a prefix length or a range; a single address needs neither.
         _ if span.is_host() => {}
         Some(prefix) => out.attr(cidr, &prefix),
         None => put_address(out, ip_to, span.last()),
@@ -120,7 +120,7 @@ fn halves(value: u64) -> (u32, u32) {
     (u32::try_from(value >> 32).unwrap_or(0), u32::try_from(lower).unwrap_or(0))
 }
 
-/// Attributes of an entry, before the set's type gives them meaning.
+/// Attributes of an entry before they are interpreted for the set's type.
 #[derive(Default)]
 struct EntryParts<'a> {
     first: SpanParts,

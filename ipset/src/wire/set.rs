@@ -1,4 +1,4 @@
-//! Create options and listed sets.
+//! Encodes and decodes create options and listed sets.
 
 use netlink_batch::{Attrs, Be16, Be32, Encoder, WireError};
 
@@ -58,7 +58,7 @@ pub(crate) fn put_set_options(out: &mut Encoder, options: &SetOptions) {
     }
 }
 
-/// Figures of a set that only a listing contains.
+/// Numbers that only a listing contains.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SetFigures {
     pub(crate) references: u32,
@@ -66,7 +66,7 @@ pub(crate) struct SetFigures {
     pub(crate) elements: Option<u32>,
 }
 
-/// Writer of the options: the mark mask's byte order depends on it.
+/// Who wrote the options. The byte order of the mark mask depends on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
     Kernel,
@@ -132,7 +132,7 @@ pub(crate) struct Listed {
     pub(crate) entries: Vec<Entry>,
 }
 
-/// Reads one message of a listing. `last` is the type that the message before was about, and is updated.
+/// Reads one message of a listing. `last` is the type of the previous message's set, and is updated.
 pub(crate) fn get_listed(attributes: &[u8], last: &mut SetType) -> Result<Listed, WireError> {
     let mut name = None;
     let mut type_name = None;
