@@ -1,6 +1,6 @@
-//! Prints which back end of iptables this host uses, and what is in each. Reads only; needs `CAP_NET_ADMIN`.
+//! Prints which back end of iptables this host uses, and the contents of each. Read-only; needs `CAP_NET_ADMIN`.
 //!
-//! Exit code 0: it is clear which one to use; 1: it is not, or the look failed.
+//! Exit code 0: the back end is clear; 1: it is not, or reading failed.
 
 use std::process::ExitCode;
 

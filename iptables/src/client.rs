@@ -1,4 +1,4 @@
-//! The client: one method per thing to do.
+//! The client: one method per task.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -25,7 +25,7 @@ use crate::version::{ProgramVersion, RestoreWait};
 pub struct Limits {
     /// Time to wait for the xtables lock; default 5 s. Whole seconds, at least one. Legacy back end only.
     pub lock_wait: Duration,
-    /// Time limit of a program otherwise; it is killed then. Default 60 s. A restore gets 5 ms more for each line that it reads:
+    /// Time limit for a program, which is then killed. Default 60 s. A restore gets 5 ms more per line:
     /// `iptables-nft-restore` takes minutes for 100,000 rules.
     pub program: Duration,
 }
@@ -36,10 +36,10 @@ impl Default for Limits {
     }
 }
 
-/// Greatest number of chains that [`Iptables::dump_chains`] leaves out.
+/// Greatest number of chains that [`Iptables::dump_chains`] omits.
 const MOST_HIDDEN: usize = 64;
 
-/// The table that `-S` printed, chain by chain.
+/// Parses the output of `-S`, chain by chain.
 fn listed(table: &TableName, printed: &[u8]) -> Result<Table, Error> {
     let printed = String::from_utf8_lossy(printed);
     let (mut chains, mut rules) = (String::new(), String::new());
@@ -55,24 +55,24 @@ fn listed(table: &TableName, printed: &[u8]) -> Result<Table, Error> {
     Ok(dump.tables.pop().unwrap_or_else(|| Table::new(table.clone())))
 }
 
-/// Time limit of a restore for each line, besides [`Limits::program`].
+/// Extra time for a restore per line, besides [`Limits::program`].
 const FOR_EACH_LINE: Duration = Duration::from_millis(5);
 
 impl Limits {
-    /// Time limit of a restore of so many lines, the wait for the lock included.
+    /// Time limit for a restore of this many lines, including the wait for the lock.
     fn restore(&self, lines: usize) -> Duration {
         let lines = u32::try_from(lines).unwrap_or(u32::MAX);
         self.lock_wait.saturating_add(self.program).saturating_add(FOR_EACH_LINE.saturating_mul(lines))
     }
 
-    /// The same with this long to wait for the lock.
+    /// Sets the time to wait for the lock.
     #[must_use]
     pub fn with_lock_wait(mut self, wait: Duration) -> Self {
         self.lock_wait = wait;
         self
     }
 
-    /// The same with this long for a program.
+    /// Sets the time limit for a program.
     #[must_use]
     pub fn with_program(mut self, limit: Duration) -> Self {
         self.program = limit;
@@ -80,28 +80,28 @@ impl Limits {
     }
 }
 
-/// Whether anything had to be written.
+/// Whether a write was necessary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[must_use]
 pub enum Ensured {
-    /// Present already; nothing was written.
+    /// Already present; nothing was written.
     AlreadyThere,
-    /// Absent before, and added.
+    /// It was missing and has been added.
     Added,
 }
 
-/// Place of a rule that is not there yet.
+/// Position at which to add a missing rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Position {
-    /// In front of all others.
+    /// Before all other rules.
     First,
-    /// Behind all others.
+    /// After all other rules.
     Last,
 }
 
-/// Versions that programs report, asked once of each file.
+/// Versions that programs report, asked once per file.
 #[derive(Debug, Default)]
 pub(crate) struct Versions(BTreeMap<PathBuf, ProgramVersion>);
 
@@ -130,7 +130,7 @@ pub(crate) struct Programs {
 }
 
 impl Programs {
-    /// Finds the programs for a back end: those named after it, else the plain ones if they are of it.
+    /// Finds the programs for a back end: those named after it, otherwise the plain ones if they belong to it.
     pub(crate) fn locate(
         runner: &impl Runner,
         family: Family,
@@ -153,9 +153,9 @@ impl Programs {
 
 /// `iptables` or `ip6tables` of one back end.
 ///
-/// Blocking, and without threads of its own but those of [`Survey::take`](crate::Survey::take). Every write is one run
-/// of `iptables-restore --noflush`, so it is atomic per table. Methods that look before they write (`ensure_…`,
-/// `delete_…`) take two steps, between which others may act.
+/// Calls block and start no threads, except in [`Survey::take`](crate::Survey::take). Every write is one run of
+/// `iptables-restore --noflush`, so it is atomic per table. Methods that read before they write (`ensure_…`,
+/// `delete_…`) are not atomic: other programs may write in between.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {
@@ -191,16 +191,18 @@ pub struct Iptables<R = System> {
 }
 
 impl<R: Runner> Iptables<R> {
-    /// Opens the programs of this back end, without regard to the one that the host uses; [`Iptables::detect`] finds that.
+    /// Opens the programs of this back end, even if the host uses the other one. [`Iptables::detect`] chooses the one
+    /// in use.
     ///
     /// # Errors
-    /// [`ErrorKind::ProgramMissing`] if they are not installed, [`ErrorKind::UnsupportedProgram`] if they do not say what they are.
+    /// [`ErrorKind::ProgramMissing`] if they are not installed, [`ErrorKind::UnsupportedProgram`] if they do not report
+    /// a version.
     pub fn open(runner: R, family: Family, backend: Backend) -> Result<Self, Error> {
         let programs = Programs::locate(&runner, family, backend, &mut Versions::default())?;
         Self::over(runner, family, backend, programs)
     }
 
-    /// Opens programs that were located before, without running them again.
+    /// Uses programs that were located before, without running them again.
     pub(crate) fn over(runner: R, family: Family, backend: Backend, programs: Option<Programs>) -> Result<Self, Error> {
         match programs {
             Some(programs) => Ok(Self { runner, family, programs, limits: Limits::default() }),
@@ -214,7 +216,7 @@ impl<R: Runner> Iptables<R> {
         }
     }
 
-    /// The same with other time limits.
+    /// Sets the time limits.
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
         self.limits = limits;
@@ -236,27 +238,27 @@ impl<R: Runner> Iptables<R> {
         self.programs.version.backend
     }
 
-    /// The runner it was opened with.
+    /// The runner that starts the programs.
     pub fn runner(&self) -> &R {
         &self.runner
     }
 
-    /// All tables. One that nothing has used since boot is left out, and is not created.
+    /// Reads all tables. A table that was not used since boot is omitted and not created.
     pub fn dump(&self) -> Result<Dump, Error> {
         self.save(&[])
     }
 
-    /// All tables, with counters.
+    /// Reads all tables with counters.
     pub fn dump_with_counters(&self) -> Result<Dump, Error> {
         self.save(&["-c"])
     }
 
-    /// One table. An unused one has its built-in chains without rules, or no chains; with the legacy back end, asking
-    /// for it creates it.
+    /// Reads one table. An unused table has its built-in chains without rules, or no chains. With the legacy back end,
+    /// reading creates it.
     ///
     /// # Errors
-    /// [`ErrorKind::NoKernelSupport`] if there is no such table; [`ErrorKind::UnsupportedProgram`] if `nft` has put something into it
-    /// that the program cannot show ([`Iptables::dump_chains`] reads the other chains).
+    /// [`ErrorKind::NoKernelSupport`] if there is no such table. [`ErrorKind::UnsupportedProgram`] if `nft` has added
+    /// something that the program cannot show; [`Iptables::dump_chains`] can read the other chains.
     pub fn dump_table(&self, table: &TableName) -> Result<Table, Error> {
         let mut dump = self.save(&["-t", table.as_str()])?;
         if dump.incompatible_tables().contains(&table.as_str()) {
@@ -270,15 +272,16 @@ impl<R: Runner> Iptables<R> {
         Ok(found.map_or_else(|| Table::new(table.clone()), |at| dump.tables.swap_remove(at)))
     }
 
-    /// Reads the named chains of a table, also where the program cannot show the whole ([`Dump::incompatible_tables`]). Chains that it
-    /// cannot show, and absent ones, are left out. Without counters; the program runs once, and once more for each chain left out.
+    /// Reads the named chains of a table, even if the program cannot show the whole table
+    /// ([`Dump::incompatible_tables`]). Missing chains, and chains that it cannot show, are omitted. Without counters.
+    /// The program runs once, and once more for each omitted chain.
     ///
     /// # Errors
     /// As [`Iptables::dump_table`]; [`ErrorKind::UnsupportedProgram`] if too many chains cannot be shown.
     pub fn dump_chains(&self, table: &TableName, chains: &[ChainName]) -> Result<Table, Error> {
         let mut asked: Vec<&ChainName> = chains.iter().collect();
         for _ in 0..=MOST_HIDDEN {
-            // A restore that only lists: one program for any number of chains.
+            // A restore that only lists: one program run for any number of chains.
             let lines: String = asked.iter().flat_map(|chain| ["-S ", chain.as_str(), "\n"]).collect();
             let text = format!("*{table}\n{lines}COMMIT\n");
             let output = self.run_restore(vec!["--noflush".to_owned()], text.lines().count(), &mut |all| {
@@ -311,23 +314,24 @@ impl<R: Runner> Iptables<R> {
         Dump::parse(&output.stdout)
     }
 
-    /// Applies a transaction. An empty one is a success without running anything.
+    /// Applies a transaction. An empty one succeeds without running a program.
     ///
     /// # Errors
-    /// * [`ErrorKind::InvalidToken`], [`ErrorKind::InvalidName`] before anything is run: see [`Transaction::to_restore_text`];
+    /// * [`ErrorKind::InvalidToken`], [`ErrorKind::InvalidName`] before a program is run: see
+    ///   [`Transaction::to_restore_text`];
     /// * [`ErrorKind::LockTimeout`], [`ErrorKind::TimedOut`], [`ErrorKind::Permission`], [`ErrorKind::NoKernelSupport`];
-    /// * [`ErrorKind::ChainMissing`], [`ErrorKind::ChainInUse`], [`ErrorKind::RuleMissing`], [`ErrorKind::SetMissing`],
-    ///   [`ErrorKind::ExtensionMissing`], [`ErrorKind::Rejected`]: [`Error::failure`] tells the line and that nothing of its
-    ///   table was applied, and which tables had been committed before.
+    /// * [`ErrorKind::ChainMissing`], [`ErrorKind::ChainInUse`], [`ErrorKind::RuleMissing`],
+    ///   [`ErrorKind::SetMissing`], [`ErrorKind::ExtensionMissing`], [`ErrorKind::Rejected`]: [`Error::failure`] has
+    ///   the line, and the tables that were committed before. Nothing of the failed table was applied.
     pub fn restore(&self, transaction: &Transaction) -> Result<(), Error> {
         self.restore_in_turn(transaction, || ())
     }
 
-    /// Restores as [`Iptables::restore`], but waits for its turn once the transaction is checked, and keeps the turn until the program has
-    /// ended: for the programs of both families, which share a lock in the legacy back end.
+    /// Like [`Iptables::restore`], but takes a turn after checking the transaction and holds it until the program has
+    /// ended. Use it for the programs of both families, which share a lock in the legacy back end.
     ///
     /// # Errors
-    /// As [`Iptables::restore`]; what is found before anything is run does not wait.
+    /// As [`Iptables::restore`]. Errors that are found before a program runs do not wait for the turn.
     pub fn restore_in_turn<G>(&self, transaction: &Transaction, turn: impl FnOnce() -> G) -> Result<(), Error> {
         if transaction.is_empty() {
             return Ok(());
@@ -343,10 +347,10 @@ impl<R: Runner> Iptables<R> {
         if output.code == Some(0) { Ok(()) } else { Err(self.explain(&transaction.to_string(), &output)) }
     }
 
-    /// Finds out whether the kernel has tables for this back end, without changing rules. Asking may load a module.
+    /// Checks whether the kernel has tables for this back end, without changing rules. This may load a module.
     ///
     /// # Errors
-    /// [`ErrorKind::NoKernelSupport`] if not; [`ErrorKind::Permission`] and others as for any run.
+    /// [`ErrorKind::NoKernelSupport`] if not; [`ErrorKind::Permission`] and others as for any program run.
     pub fn check_kernel(&self) -> Result<(), Error> {
         let text = "*filter\nCOMMIT\n";
         let args = vec!["--noflush".to_owned(), "--test".to_owned()];
@@ -357,25 +361,25 @@ impl<R: Runner> Iptables<R> {
         if output.code == Some(0) { Ok(()) } else { Err(self.explain(text, &output)) }
     }
 
-    /// Has `iptables-restore` check a transaction, without changing rules: its syntax, and whether the program and the kernel
-    /// know every match and target. Asking may load modules. The kernel may still refuse a rule when it is written, and jumps to
-    /// chains that are not there are not noticed.
+    /// Lets `iptables-restore` check a transaction without changing rules: its syntax, and whether the program and the
+    /// kernel support every match and target. This may load modules. The kernel may still refuse a rule when it is
+    /// written, and jumps to missing chains are not detected.
     ///
     /// # Errors
-    /// [`ErrorKind::ExtensionMissing`] for a match or target that the program or the kernel lacks; others as
+    /// [`ErrorKind::ExtensionMissing`] if the program or the kernel lacks a match or target; others as
     /// [`Iptables::restore`].
     pub fn check(&self, transaction: &Transaction) -> Result<(), Error> {
         transaction.check_writable()?;
         let args = vec!["--noflush".to_owned(), "--test".to_owned()];
         let output = self.write(args, transaction, &mut transaction.pieces())?;
-        // The programs only warn of what the kernel lacks.
+        // The programs only warn about what the kernel lacks.
         if output.code == Some(0) && !failure::lacks_module(&output) {
             return Ok(());
         }
         Err(self.explain(&transaction.to_string(), &output))
     }
 
-    /// Gives a transaction to the restore program, which reads the text while it is made: it may have tens of megabytes.
+    /// Runs the restore program and streams the text to it while it is generated, since it may have tens of megabytes.
     fn write(&self, args: Vec<String>, transaction: &Transaction, pieces: &mut Pieces<'_>) -> Result<Output, Error> {
         self.run_restore(args, transaction.line_count(), &mut |piece| pieces.append(PIECE, piece))
     }
@@ -405,14 +409,14 @@ impl<R: Runner> Iptables<R> {
         if wait != RestoreWait::LockForIt {
             return Ok(wait);
         }
-        // Very old programs ignore options they do not know and read their input, which is empty here.
+        // Very old programs ignore unknown options and read their input, which is empty here.
         let run = Invocation::new(&self.programs.restore, ["--version"], Duration::from_secs(20));
         let output = self.runner.run(&run)?;
         let says_version = ProgramVersion::parse(&String::from_utf8_lossy(&output.stdout)).is_ok();
         Ok(version.restore_wait(says_version, self.limits.lock_wait))
     }
 
-    /// Programs that know `-w` without a limit wait for the lock until they are killed.
+    /// Programs with `-w` but without a limit wait for the lock until they are killed.
     fn explain_delay(&self, error: Error, waited: Duration) -> Error {
         let waits = self.backend() == Backend::Legacy && error.kind() == ErrorKind::TimedOut;
         if waits && !lock::holders(self.runner.lock_path()).is_empty() {
@@ -427,8 +431,8 @@ impl<R: Runner> Iptables<R> {
         if found.kind() == ErrorKind::LockTimeout {
             return lock::timeout(self.runner.lock_path(), self.limits.lock_wait);
         }
-        // Some programs name a line but give no reason (for arguments that they cannot read, exit code 2, all do); the table's present
-        // state may show it.
+        // Some programs report a line but no reason (with exit code 2, for arguments that they cannot read, all give
+        // one). The table's current state may show the reason.
         let unsaid = output.code != Some(2);
         if let (true, ErrorKind::Rejected, Some(table)) = (unsaid, found.kind(), found.table()) {
             match self.dump_table(table) {
@@ -436,14 +440,14 @@ impl<R: Runner> Iptables<R> {
                 Err(e) if matches!(e.kind(), ErrorKind::Permission | ErrorKind::NoKernelSupport) => {
                     found.set_kind(e.kind());
                 }
-                // Looking can fail for the same reason as writing: the first failure is the one to report.
+                // This read may fail for the same reason as the write. The first failure is the one to report.
                 Err(_) => {}
             }
         }
         found.into_error(&doing)
     }
 
-    /// Creates a user-defined chain unless it exists; its rules are left alone.
+    /// Creates a user-defined chain unless it exists. Existing rules are kept.
     pub fn ensure_chain(&self, table: &TableName, chain: &ChainName) -> Result<Ensured, Error> {
         if self.dump_table(table)?.chain(chain.as_str()).is_some() {
             return Ok(Ensured::AlreadyThere);
@@ -453,8 +457,8 @@ impl<R: Runner> Iptables<R> {
         self.restore(&change).map(|()| Ensured::Added)
     }
 
-    /// Gives a user-defined chain exactly these rules, creating it if need be; nothing is written if it has them already, in
-    /// meaning and order. For spellings that this crate does not know, the program itself compares them.
+    /// Gives a user-defined chain exactly these rules, in order, and creates it if necessary. Nothing is written if its
+    /// rules already mean the same. The program itself compares spellings that this crate does not know.
     pub fn ensure_chain_rules(&self, table: &TableName, chain: &ChainName, rules: &[Rule]) -> Result<Ensured, Error> {
         let observed = self.dump_table(table)?;
         let mut change = Transaction::new();
@@ -470,7 +474,7 @@ impl<R: Runner> Iptables<R> {
         self.restore(&change).map(|()| Ensured::Added)
     }
 
-    /// Whether the program takes each of these rules for the one that is there in its place.
+    /// Whether the program considers each of these rules equal to the existing one at its position.
     fn takes_for_the_same(
         &self,
         table: &TableName,
@@ -478,7 +482,7 @@ impl<R: Runner> Iptables<R> {
         there: &[Rule],
         rules: &[Rule],
     ) -> Result<bool, Error> {
-        /// Above this, writing costs less than comparing: each costs a run of the program.
+        /// Most rules to compare. Each comparison is a program run, so above this writing is cheaper.
         const MOST: usize = 16;
         let differs = |(_, (have, want)): &(usize, (&Rule, &Rule))| self.meaning(have) != self.meaning(want);
         let pairs: Vec<_> = there.iter().zip(rules).enumerate().filter(differs).collect();
@@ -493,9 +497,10 @@ impl<R: Runner> Iptables<R> {
         Ok(true)
     }
 
-    /// Whether the program takes this rule for the one at a place of a chain with that many. It deletes the others first and then checks; the
-    /// last check is of an empty chain and always fails, so nothing of that is ever written. What it prints of a rule would not do: of some
-    /// extensions (HMARK), it does not know that again.
+    /// Whether the program considers this rule equal to the one at index `place` in a chain with `count` rules. In a
+    /// transaction that always fails at its end, the program deletes the other rules and then checks, so nothing is
+    /// ever written. Comparing with what the program prints is not enough: for some extensions (HMARK) it does not
+    /// recognise its own output.
     fn takes_for_the_one_at(
         &self,
         table: &TableName,
@@ -507,7 +512,7 @@ impl<R: Runner> Iptables<R> {
         let mut rule = rule.clone();
         rule.counters = None;
         let mut lines = vec![format!("*{table}"), format!(":{EMPTY} - [0:0]")];
-        // The last one first: the numbers of the others stay.
+        // From the last to the first, so that the numbers of the others do not change.
         let others = (0..count).rev().filter(|other| *other != place);
         lines.extend(others.map(|other| format!("-D {chain} {}", other.saturating_add(1))));
         lines.push(Edit::Check(chain.clone(), rule).to_string());
@@ -526,7 +531,7 @@ impl<R: Runner> Iptables<R> {
         }
     }
 
-    /// Deletes a user-defined chain with its rules. `false` if there was none.
+    /// Deletes a user-defined chain with its rules. `false` if it does not exist.
     ///
     /// # Errors
     /// [`ErrorKind::ChainInUse`] if rules of other chains jump to it; the message names those chains.
@@ -549,8 +554,8 @@ impl<R: Runner> Iptables<R> {
         self.restore(&change).map(|()| true)
     }
 
-    /// Whether the program itself takes a rule of the chain for this one. It compares what the arguments make of the rule, so it also knows
-    /// spellings that this crate does not: defaults of extensions, abbreviated options, names for numbers.
+    /// Whether the program finds this rule in the chain. It compares parsed rules, so it recognises spellings that this
+    /// crate does not: defaults of extensions, abbreviated options, names for numbers.
     fn finds(&self, table: &TableName, chain: &ChainName, rule: &Rule) -> Result<bool, Error> {
         let mut check = Transaction::new();
         check.table(table.clone()).edit(Edit::Check(chain.clone(), rule.clone()));
@@ -561,7 +566,7 @@ impl<R: Runner> Iptables<R> {
         }
         let error = self.explain(&check.to_string(), &output);
         match error.kind() {
-            // No rule of the kernel's can name what does not exist.
+            // A rule in the kernel cannot name something that does not exist.
             ErrorKind::ChainMissing | ErrorKind::SetMissing | ErrorKind::ExtensionMissing => Ok(false),
             _ => Err(error),
         }
@@ -572,8 +577,8 @@ impl<R: Runner> Iptables<R> {
         rule.canonical().in_family(self.family)
     }
 
-    /// Deletes rules that a dump shows. Some programs do not find a rule by what they print of it (`recent` and `connlimit` of iptables
-    /// 1.8.9 with the mask that they have by default), but without its defaults.
+    /// Deletes rules from a dump. Some programs do not find a rule by what they print (`recent` and `connlimit` of
+    /// iptables 1.8.9 with their default mask), but find it without its defaults.
     fn restore_deleting(&self, mut change: Transaction, table: &TableName) -> Result<(), Error> {
         match self.restore(&change) {
             Err(error) if error.kind() == ErrorKind::RuleMissing => {
@@ -588,12 +593,13 @@ impl<R: Runner> Iptables<R> {
         }
     }
 
-    /// Adds a rule to a chain unless the chain has one of the same meaning, in whatever words: as [`Rule::canonical`] compares them, or as
-    /// the program does (`-C`), which is asked where the chain has rules and none is the same. One that is there keeps its place;
+    /// Adds a rule to a chain unless the chain has one with the same meaning. Rules are compared by [`Rule::canonical`]
+    /// first, and by the program (`-C`) if none is equal. An existing rule keeps its position;
     /// [`Iptables::ensure_leading`] moves it.
     ///
     /// # Errors
-    /// [`ErrorKind::ChainMissing`] if there is no such chain, or none that the rule jumps to; others as [`Iptables::restore`].
+    /// [`ErrorKind::ChainMissing`] if the chain, or the chain that the rule jumps to, does not exist; others as
+    /// [`Iptables::restore`].
     pub fn ensure_rule(
         &self,
         table: &TableName,
@@ -615,12 +621,12 @@ impl<R: Runner> Iptables<R> {
         self.restore(&change).map(|()| Ensured::Added)
     }
 
-    /// Makes these rules the first of a chain, in this order, each just once; moves those that stand elsewhere. One in words that only
-    /// the program understands (see [`CanonicalRule`](crate::CanonicalRule)) is replaced by itself each time, and [`Ensured::Added`]
-    /// is the answer: its place cannot be told.
+    /// Makes these rules the first of a chain, in this order and each exactly once, and moves those that are elsewhere.
+    /// A rule in a spelling that only the program understands (see [`CanonicalRule`](crate::CanonicalRule)) is replaced
+    /// each time, with the result [`Ensured::Added`], because its position is unknown.
     ///
     /// # Errors
-    /// [`ErrorKind::ChainMissing`] if there is no such chain, or none that a rule jumps to.
+    /// [`ErrorKind::ChainMissing`] if the chain, or a chain that a rule jumps to, does not exist.
     pub fn ensure_leading(&self, table: &TableName, chain: &ChainName, rules: &[Rule]) -> Result<Ensured, Error> {
         let observed = self.dump_table(table)?;
         let found = observed.chain(chain.as_str());
@@ -639,13 +645,12 @@ impl<R: Runner> Iptables<R> {
         self.restore_deleting(change, table).map(|()| Ensured::Added)
     }
 
-    /// Deletes every rule of this meaning from a chain and says how many there were: those that [`Rule::canonical`] compares as the same,
-    /// and those that the program takes for the same (`-C`), which is asked while other rules are left. A chain that does not exist has
-    /// none; a rule that names a chain, a set or an extension that does not exist is in none.
+    /// Deletes every rule with this meaning from a chain and returns their number. Rules are compared by
+    /// [`Rule::canonical`] and by the program (`-C`), as long as other rules are left. Returns 0 if the chain does not
+    /// exist, or if the rule names a chain, set or extension that does not exist.
     ///
     /// # Errors
-    /// [`ErrorKind::Rejected`] if the program refuses the rule's arguments; others as
-    /// [`Iptables::restore`].
+    /// [`ErrorKind::Rejected`] if the program refuses the rule's arguments; others as [`Iptables::restore`].
     pub fn delete_rule(&self, table: &TableName, chain: &ChainName, rule: &Rule) -> Result<usize, Error> {
         let observed = self.dump_table(table)?;
         let wanted = self.meaning(rule);

@@ -1,4 +1,4 @@
-//! Detection of the back end that this host uses.
+//! Detects the back end that this host uses.
 
 use std::panic::resume_unwind;
 use std::thread;
@@ -12,26 +12,27 @@ use crate::runner::Runner;
 use crate::transaction::Transaction;
 use crate::version::ProgramVersion;
 
-/// Chains in `mangle` by which the kubelet shows which back end it uses (`KUBE-IPTABLES-HINT` since Kubernetes 1.24).
+/// Chains in `mangle` that the kubelet creates in the back end that it uses (`KUBE-IPTABLES-HINT` since Kubernetes
+/// 1.24).
 const HINTS: [&str; 2] = ["KUBE-IPTABLES-HINT", "KUBE-KUBELET-CANARY"];
 
-/// Programs, rules and chains of one back end on the host, both families together.
+/// Programs, rules and chains of one back end on this host, for both families together.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Presence {
-    /// Version of the IPv4 programs, or of the IPv6 ones if only those are there; `None` if none are installed.
+    /// Version of the IPv4 programs, or of the IPv6 ones if only those are installed; `None` if none are.
     pub version: Option<ProgramVersion>,
     /// Rules in all tables.
     pub rules: usize,
     /// User-defined chains in all tables.
     pub chains: usize,
-    /// The kubelet keeps its hint chain here.
+    /// Whether the kubelet's hint chain exists.
     pub kubelet_hint: bool,
-    /// Reason why the tables could not be read, if so.
+    /// Why the tables could not be read, if so.
     pub unusable: Option<String>,
-    /// The programs that were found, so that they are looked for only once.
+    /// The programs found, to search only once.
     programs: Vec<(Family, Programs)>,
-    /// Dumps of the tables, so that they are read only once.
+    /// Dumps of the tables, to read only once.
     dumps: Vec<(Family, Dump)>,
 }
 
@@ -45,7 +46,7 @@ impl Presence {
         self.programs.iter().find(|(of, _)| *of == family).map(|(_, programs)| programs.clone())
     }
 
-    /// Whether the kernel has shown tables of this family.
+    /// Whether tables of this family were read from the kernel.
     fn has_tables(&self, family: Family) -> bool {
         self.dumps.iter().any(|(of, dump)| *of == family && !dump.tables.is_empty())
     }
@@ -60,20 +61,20 @@ impl Presence {
     }
 }
 
-/// Rule for the choice of a back end.
+/// How to choose a back end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum BackendChoice {
-    /// The one the host uses; an error if that is not clear.
+    /// The one that the host uses; an error if that is not clear.
     #[default]
     Detect,
     /// This back end; an error if the host uses the other.
     Expect(Backend),
-    /// This back end, even if that mixes the two. Packets then pass both rule sets; a drop in either is final.
+    /// This back end, even if the host then uses both. Packets pass both rule sets; a drop in either is final.
     Force(Backend),
 }
 
-/// Presence of both back ends on the host. Reading it changes nothing.
+/// What both back ends contain on this host. Reading it changes nothing.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {
@@ -104,19 +105,19 @@ pub enum BackendChoice {
 pub struct Survey {
     /// The legacy tables.
     pub legacy: Presence,
-    /// The tables of `nf_tables`, as far as the iptables-compatible programs show it.
+    /// The `nf_tables` rules that the iptables-compatible programs can show.
     pub nf_tables: Presence,
     /// The back end of the plain `iptables` command: the administrator's default.
     pub default: Option<Backend>,
 }
 
 impl Survey {
-    /// Reads both back ends and both families in parallel, or one after the other when no thread can be started. In
-    /// parallel it takes little longer than starting two programs.
+    /// Reads both back ends and both families in parallel, or in sequence if no thread can be started. In parallel it
+    /// takes little longer than starting two programs.
     ///
     /// # Errors
-    /// [`ErrorKind::Permission`] without privilege (the answer would be wrong, not just incomplete), and failures to run
-    /// programs. A back end that the kernel lacks is no error: see [`Presence::unusable`].
+    /// [`ErrorKind::Permission`] without privilege, because the result would be wrong rather than incomplete; failures
+    /// to run programs. A back end that the kernel lacks is not an error: see [`Presence::unusable`].
     pub fn take(runner: &(impl Runner + Sync)) -> Result<Self, Error> {
         let [legacy, nf_tables] = at_once([Backend::Legacy, Backend::NfTables], |backend| Found::look(runner, backend));
         let (legacy, nf_tables) = (legacy?, nf_tables?);
@@ -126,7 +127,7 @@ impl Survey {
         Ok(Self { legacy: legacy.presence, nf_tables: nf_tables.presence, default })
     }
 
-    /// Surveys as [`Survey::take`], but looks at one back end only, for when it is settled which one: the other one is as if it had no
+    /// Like [`Survey::take`], but only reads one back end, if the choice is settled. The other one appears to have no
     /// programs, and there is no default.
     ///
     /// # Errors
@@ -148,12 +149,12 @@ impl Survey {
         }
     }
 
-    /// Chooses: the back end with the kubelet's hint; else the only one in use; else, on an untouched host, that of the plain
-    /// `iptables` command, or whichever is installed.
+    /// Chooses the back end with the kubelet's hint; otherwise the only one in use. On an untouched host it chooses
+    /// that of the plain `iptables` command, or whichever is installed.
     ///
     /// # Errors
-    /// [`ErrorKind::MixedBackends`] if both have hints, if both are in use and neither has one, or if another back end than
-    /// the expected one is in use. [`ErrorKind::ProgramMissing`] if nothing is installed for it.
+    /// [`ErrorKind::MixedBackends`] if both have hints, if both are in use without a hint, or if the back end in use is
+    /// not the expected one. [`ErrorKind::ProgramMissing`] if its programs are not installed.
     pub fn choose(&self, choice: BackendChoice) -> Result<Backend, Error> {
         let mixed = |why: String| {
             let fix = "move everything to one of them, or force the choice";
@@ -191,7 +192,7 @@ impl Survey {
         }
     }
 
-    /// The back end in use: `None` if neither, `Err` if both look used.
+    /// The back end in use: `None` if neither, `Err` if both appear to be.
     fn settled(&self) -> Option<Result<Backend, ()>> {
         let hints = (self.legacy.kubelet_hint, self.nf_tables.kubelet_hint);
         let used = (self.legacy.in_use(), self.nf_tables.in_use());
@@ -214,11 +215,11 @@ impl Survey {
 
 fn plain(runner: &impl Runner, versions: &mut Versions) -> Option<Backend> {
     let path = Family::ALL.iter().find_map(|f| runner.find(f.program()))?;
-    // A program that does not say what it is makes no back end the default.
+    // A program that does not report its back end does not decide the default.
     versions.of(runner, &path).ok().map(|version| version.backend)
 }
 
-/// Presence of one back end, and the versions that its programs report.
+/// What was found of one back end, and the versions that its programs report.
 struct Found {
     presence: Presence,
     versions: Versions,
@@ -237,7 +238,7 @@ impl Found {
         let dump = |family| {
             let programs = presence.programs(family)?;
             if backend == Backend::Legacy && runner.has_legacy_tables(family) == Some(false) {
-                // The program would print nothing.
+                // Without tables the program would print nothing.
                 return Some(Ok(Dump::default()));
             }
             Some(Iptables::over(runner, family, backend, Some(programs)).and_then(|iptables| iptables.dump()))
@@ -257,7 +258,7 @@ impl Found {
     }
 }
 
-/// A rule that every kernel with matches takes, in the tables that most agents write to.
+/// A rule with a match that every kernel with matches accepts, in the tables that most agents use.
 fn with_a_match() -> Result<Transaction, Error> {
     let mut transaction = Transaction::new();
     let rule = Rule::parse("-m mark --mark 0x1")?;
@@ -267,13 +268,13 @@ fn with_a_match() -> Result<Transaction, Error> {
     Ok(transaction)
 }
 
-/// Failures of a check that do not say what the kernel can do.
+/// Failures of a check that do not tell what the kernel supports.
 fn is_no_verdict(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::Permission | ErrorKind::LockTimeout | ErrorKind::TimedOut | ErrorKind::Io)
 }
 
-/// Runs both in parallel, or one after the other when no thread can be started. A thread starts in the network
-/// namespace of the one that starts it.
+/// Runs both jobs in parallel, or in sequence if no thread can be started. A new thread has the network namespace of
+/// its parent.
 fn at_once<J: Copy + Send, T: Send>([first, second]: [J; 2], run: impl Fn(J) -> T + Sync) -> [T; 2] {
     let run = &run;
     thread::scope(|scope| {
@@ -288,11 +289,11 @@ fn at_once<J: Copy + Send, T: Send>([first, second]: [J; 2], run: impl Fn(J) -> 
 }
 
 impl Survey {
-    /// Opens the programs of the back end that this host uses, for both families the same, and makes sure that the kernel
-    /// has tables for it: that it has shown some, or with [`Iptables::check_kernel`].
+    /// Opens the programs of the back end that this host uses, the same for both families. The kernel must have tables
+    /// for it: the survey has seen some, or [`Iptables::check_kernel`] succeeds.
     ///
-    /// On an untouched host whose kernel lacks the default back end, or has it without matches (`nf_tables` without
-    /// `nft_compat`), the other one is taken if it takes a rule with a match.
+    /// On an untouched host the kernel may lack the default back end, or its matches (`nf_tables` without
+    /// `nft_compat`). The other back end is then used if it accepts a rule with a match.
     ///
     /// # Errors
     /// As [`Survey::choose`] and [`Iptables::check_kernel`].
@@ -315,16 +316,16 @@ impl Survey {
         Iptables::over(runner, family, chosen, found(chosen))
     }
 
-    /// Opens the programs of this back end as the survey found them, without regard to the one that the host uses.
+    /// Opens the programs of this back end as the survey found them, even if the host uses the other one.
     ///
     /// # Errors
-    /// [`ErrorKind::ProgramMissing`] if they were not there.
+    /// [`ErrorKind::ProgramMissing`] if they were not found.
     pub fn reopen<R: Runner>(&self, runner: R, family: Family, backend: Backend) -> Result<Iptables<R>, Error> {
         Iptables::over(runner, family, backend, self.presence(backend).programs(family))
     }
 
-    /// Takes the dump out of the survey: what [`Iptables::dump`] gave at that time. `None` if there was none, or it was
-    /// taken before.
+    /// Takes the dump out of the survey: the result of [`Iptables::dump`] at that time. `None` if there is none or it
+    /// was taken already.
     pub fn take_dump(&mut self, backend: Backend, family: Family) -> Option<Dump> {
         let presence = match backend {
             Backend::Legacy => &mut self.legacy,

@@ -1,4 +1,4 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use std::error::Error as StdError;
 use std::fmt;
@@ -12,46 +12,46 @@ use crate::name::TableName;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum ErrorKind {
-    /// A chain or table name that the kernel or the restore format cannot hold.
+    /// A chain or table name that the kernel or the restore format cannot represent.
     InvalidName,
-    /// A rule argument that the restore format cannot hold: a newline, a NUL byte, more than 1,023 bytes, or a rule whose
-    /// line is too long or has too many arguments.
+    /// A rule argument that the restore format cannot represent: a newline, a NUL byte, or more than 1,023 bytes; or a
+    /// rule whose line is too long or has too many arguments.
     InvalidToken,
-    /// Text that is not what `iptables-save` writes; the message names the line.
+    /// The text is not in the format of `iptables-save`. The message names the line.
     Parse,
-    /// No needed program is installed.
+    /// No suitable program is installed.
     ProgramMissing,
-    /// The program runs, but its version or output is not one this crate can work with.
+    /// The program runs, but this crate cannot work with its version or output.
     UnsupportedProgram,
     /// Not enough privilege (`CAP_NET_ADMIN` in the network namespace's user namespace).
     Permission,
     /// Another program held the xtables lock for longer than the limit. Legacy back end only.
     LockTimeout,
-    /// The program did not finish within its time limit and was killed. What it had committed stays committed.
+    /// The program exceeded its time limit and was killed. Tables that it had committed stay committed.
     TimedOut,
     /// A rule, a deletion or a jump names a chain that does not exist.
     ChainMissing,
-    /// A chain cannot be deleted because a rule still jumps to it, or it still has rules.
+    /// A chain cannot be deleted because a rule still jumps to it or it still has rules.
     ChainInUse,
-    /// The rule to delete is not there.
+    /// The rule to delete does not exist.
     RuleMissing,
-    /// The match or target extension named by a rule is not known to the program or the kernel.
+    /// The program or the kernel does not have the match or target extension of a rule.
     ExtensionMissing,
     /// A rule names an ipset that does not exist.
     SetMissing,
     /// The program or the kernel refused the input for another reason: see the message and [`Error::failure`].
     Rejected,
-    /// The kernel has no such table, or no tables at all for this back end.
+    /// The kernel does not have the table, or has no tables for this back end.
     NoKernelSupport,
-    /// The host's rules live in the other back end, or in both.
+    /// The host's rules are in the other back end, or in both.
     MixedBackends,
-    /// Starting the program, or talking to it, failed.
+    /// Starting the program, or communicating with it, failed.
     Io,
-    /// The program failed in a way this crate does not know; the message carries what it printed.
+    /// The program failed in an unknown way. The message contains its output.
     Other,
 }
 
-/// In a few words; the error's message says what it was about.
+/// A few words. The error's message has the details.
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
@@ -77,22 +77,22 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// Place of a failure in the text handed to `iptables-restore`.
+/// Where in the text for `iptables-restore` a failure occurred.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RestoreFailure {
-    /// Line number in the text, from 1, when the program named one.
+    /// Line number in the text, from 1, if the program reported one.
     pub line: Option<usize>,
     /// The line itself.
     ///
-    /// The legacy back end finds some errors only at commit and then names the `COMMIT` line. Where the message still lets
-    /// us find the culprit (a jump to a missing chain), the culprit's line is given instead.
+    /// The legacy back end finds some errors only at commit and reports the `COMMIT` line. If the message reveals the
+    /// cause (a jump to a missing chain), this is that line instead.
     pub text: Option<String>,
-    /// The table whose edits failed. Nothing of it was applied.
+    /// The table whose edits failed. None of them was applied.
     pub table: Option<TableName>,
-    /// Tables of the same transaction that had been committed before: each table is atomic, a transaction over several is
-    /// not (the kernel has no such thing).
+    /// Tables of the same transaction that were committed before. Each table is atomic, but a transaction over several
+    /// tables is not: the kernel cannot do that.
     pub committed: Vec<TableName>,
     /// Message of the program, without the `Try …--help` lines.
     pub message: String,
@@ -113,7 +113,7 @@ impl fmt::Display for Inner {
     }
 }
 
-// By hand: derived, the source would be the `Arc`, which cannot be downcast to what is in it.
+// Implemented by hand: derived, the source would be the `Arc`, which cannot be downcast to its content.
 impl StdError for Inner {
     fn source(&self) -> Option<&(dyn StdError + 'static)> {
         self.source.as_deref().map(|source| -> &(dyn StdError + 'static) { source })
@@ -122,20 +122,20 @@ impl StdError for Inner {
 
 /// An error: what was attempted, on what, why it failed and what to do.
 ///
-/// `Display` is one line about this level; the cause, when there is one, is in [`source`](StdError::source) only.
+/// `Display` is one line about this level. The cause, if any, is only in [`source`](StdError::source).
 #[derive(Clone, thiserror::Error)]
 #[error(transparent)]
 pub struct Error(Box<Inner>);
 
 impl Error {
-    /// An error without a cause below it.
+    /// An error without a cause.
     ///
-    /// Public so that a [`Runner`](crate::Runner) written elsewhere can report its own failures.
+    /// Public so that other implementations of [`Runner`](crate::Runner) can report failures.
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Self {
         Self(Box::new(Inner { kind, message: message.into(), failure: None, holders: Vec::new(), source: None }))
     }
 
-    /// The same error with its cause.
+    /// Sets the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
         self.0.source = Some(Arc::from(source.into()));
@@ -157,34 +157,34 @@ impl Error {
         self.0.kind
     }
 
-    /// Place of a restore's failure; `None` for every other operation.
+    /// Where a restore failed; `None` for every other operation.
     pub fn failure(&self) -> Option<&RestoreFailure> {
         self.0.failure.as_ref()
     }
 
-    /// Holders of the xtables lock, for [`ErrorKind::LockTimeout`]; empty when they could not be found out (another process
-    /// namespace, or released in the meantime).
+    /// Holders of the xtables lock, for [`ErrorKind::LockTimeout`]. Empty if they could not be determined: they are in
+    /// another process namespace, or released it meanwhile.
     pub fn lock_holders(&self) -> &[LockHolder] {
         &self.0.holders
     }
 
-    /// A chain, rule or set that is named does not exist.
+    /// Whether a chain, rule or set that was named does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self.kind(), ErrorKind::ChainMissing | ErrorKind::RuleMissing | ErrorKind::SetMissing)
     }
 
-    /// Privilege is missing.
+    /// Whether privilege is missing.
     pub fn is_permission(&self) -> bool {
         self.kind() == ErrorKind::Permission
     }
 
-    /// Trying the same again later may succeed: the lock was held, or the program took too long.
+    /// Whether a later retry may succeed: the lock was held, or the program took too long.
     pub fn is_retryable(&self) -> bool {
         matches!(self.kind(), ErrorKind::LockTimeout | ErrorKind::TimedOut)
     }
 }
 
-/// The message and what caused it, which is what a `main` that returns the error prints.
+/// The message and its cause, so a `main` that returns this error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;
@@ -192,7 +192,7 @@ impl fmt::Debug for Error {
     }
 }
 
-/// Shortens text for a message: control characters escaped, the rest as it is, at most 200 characters.
+/// Shortens text for a message: escapes control characters and limits it to 200 characters.
 pub(crate) fn excerpt(text: &str) -> String {
     const LIMIT: usize = 200;
     let mut short = String::new();

@@ -1,4 +1,4 @@
-//! Finds out from what the programs print why they failed.
+//! Derives the reason of a failure from the programs' output.
 
 use std::sync::LazyLock;
 
@@ -9,7 +9,7 @@ use crate::name::TableName;
 use crate::rule::Rule;
 use crate::runner::Output;
 
-/// Target extensions of the iptables sources; any other name after `-j` is a chain.
+/// Target extensions in the iptables sources. Any other name after `-j` is a chain.
 pub(crate) const TARGETS: &[&str] = &[
     "ACCEPT",
     "AUDIT",
@@ -55,13 +55,14 @@ pub(crate) const TARGETS: &[&str] = &[
     "ULOG",
 ];
 
-/// Ways in which a line number is given. Each is anchored at the start of a line of output, where no text of ours can stand.
+/// How programs report a line number. Each pattern is anchored at the start of a line of output, where text of the
+/// input cannot occur.
 const LINE_PATTERNS: [&str; 4] = [
-    // Legacy, and nf_tables: found while reading.
+    // Legacy, and nf_tables while parsing.
     r"(?m)^Error occurred at line: ([0-9]{1,9})$",
-    // Legacy at reading or commit; nf_tables adds the reason.
+    // Legacy while parsing or at commit; nf_tables adds the reason.
     r"(?m)^ip6?tables\S*-restore(?: v\S+ \(\w+\))?: line ([0-9]{1,9}) failed",
-    // nf_tables at commit: one line for each command that failed; the first is the cause.
+    // nf_tables at commit: one line per failed command; the first is the cause.
     r"(?m)^(?:ip6?tables\S*-restore(?: v\S+ \(\w+\))?: )?line ([0-9]{1,9}): [A-Z_]+ failed",
     r"(?m)^ip6?tables\S*-restore: COMMIT expected at line ([0-9]{1,9})$",
 ];
@@ -69,7 +70,7 @@ const LINE_PATTERNS: [&str; 4] = [
 static LINES: LazyLock<Vec<Regex>> =
     LazyLock::new(|| LINE_PATTERNS.iter().filter_map(|p| Regex::new(p).ok()).collect());
 
-/// The line of the input that the program complains of.
+/// The line of the input that the program reports.
 fn line_number(stderr: &str) -> Option<usize> {
     LINES.iter().find_map(|pattern| pattern.captures(stderr)?.get(1)?.as_str().parse().ok())
 }
@@ -80,7 +81,7 @@ fn between<'t>(text: &'t str, before: &str, after: &str) -> Option<&'t str> {
     rest.split_once(after).map(|(inner, _)| inner)
 }
 
-/// The program's message in one line, without advice to read its help.
+/// The program's message in one line, without the advice to read its help.
 fn message(stderr: &str) -> String {
     let said = stderr.lines().map(str::trim).filter(|l| {
         !(l.is_empty()
@@ -104,7 +105,7 @@ pub(crate) fn hidden_chain(output: &Output) -> Option<String> {
     chain.map(str::to_owned)
 }
 
-/// Decides the kind of a failure from the program's words.
+/// Derives the kind of a failure from the program's output.
 fn kind_of(stderr: &str) -> ErrorKind {
     let says = |words: &str| stderr.contains(words);
     if says("holding the xtables lock") || says("Can't lock ") {
@@ -140,7 +141,7 @@ fn kind_of(stderr: &str) -> ErrorKind {
     }
 }
 
-/// The error of a program that reads nothing from us.
+/// The error of a program that got no input.
 pub(crate) fn of_program(doing: &str, output: &Output) -> Error {
     let stderr = String::from_utf8_lossy(&output.stderr);
     let said = message(&stderr);
@@ -164,10 +165,10 @@ fn advice(kind: ErrorKind) -> &'static str {
     }
 }
 
-/// Commands that name a chain which must be there.
+/// Commands on a chain that must exist.
 const NAMING: [&str; 6] = ["-A", "-I", "-D", "-C", "-F", "-X"];
 
-/// The command of a line of restore text, and the chain it is for.
+/// The command of a line of restore text, and its chain.
 fn command_of(line: &str) -> (&str, &str) {
     let mut words = line.split(' ').skip_while(|w| w.starts_with('['));
     (words.next().unwrap_or_default(), words.next().unwrap_or_default())
@@ -190,7 +191,7 @@ pub(crate) struct Diagnosis<'t> {
 }
 
 impl<'t> Diagnosis<'t> {
-    /// From the text it was given and what it printed.
+    /// Collects the facts from the input and the output.
     pub(crate) fn new(text: &'t str, output: &Output) -> Self {
         let stderr = String::from_utf8_lossy(&output.stderr);
         let lines: Vec<&str> = text.lines().collect();
@@ -201,7 +202,7 @@ impl<'t> Diagnosis<'t> {
             kind => kind,
         };
         let mut diagnosis = Self { lines, kind, number, table, committed, said: message(&stderr) };
-        // Found at commit, so that the number is that of the COMMIT line: look for who jumps to the missing chain.
+        // Found at commit, so the number is that of the COMMIT line: find the jump to the missing chain.
         if let Some(chain) = between(&stderr, "Chain '", "' does not exist") {
             diagnosis.blame(|line| jump_of(line).is_some_and(|target| target == chain));
         }
@@ -216,20 +217,20 @@ impl<'t> Diagnosis<'t> {
         self.table.as_ref()
     }
 
-    /// Replaces the kind, when the reason was found elsewhere.
+    /// Sets the kind if the reason was found elsewhere.
     pub(crate) fn set_kind(&mut self, kind: ErrorKind) {
         self.kind = kind;
     }
 
-    /// Finds the reason that the program did not give (the legacy one never does) from the refused line and the chains that the
-    /// table has.
+    /// Finds a reason that the program did not report (the legacy one never does) from the refused line and the table's
+    /// chains.
     pub(crate) fn find_reason(&mut self, in_kernel: impl Fn(&str) -> bool) {
         let lines = self.lines.clone();
         let declares =
             |line: &&str, chain: &str| line.strip_prefix(':').and_then(|l| l.split(' ').next()) == Some(chain);
         let exists = |chain: &str| in_kernel(chain) || lines.iter().any(|line| declares(line, chain));
         let Some((command, chain)) = self.line().map(command_of) else { return };
-        // A command for a missing chain, or a jump to one: seen by some programs only at commit.
+        // A command on a missing chain, or a jump to one, which some programs only detect at commit.
         let names_missing = |line: &str| {
             let (command, chain) = command_of(line);
             let jump = jump_of(line).filter(|target| !TARGETS.contains(&target.as_str()));
@@ -244,7 +245,7 @@ impl<'t> Diagnosis<'t> {
         };
     }
 
-    /// Looks for the first line of the failed table of which this is true, and blames it.
+    /// Finds the first matching line of the failed table and reports it as the culprit.
     fn blame(&mut self, is_culprit: impl Fn(&str) -> bool) -> bool {
         let Some(end) = self.number else { return false };
         let start = self.lines.iter().take(end).rposition(|l| l.starts_with('*')).unwrap_or(0);
@@ -262,7 +263,7 @@ impl<'t> Diagnosis<'t> {
         self.lines.get(self.number?.checked_sub(1)?).copied()
     }
 
-    /// The error: which line, what stands there, what had been done before.
+    /// The error: the line, its text, and what was committed before.
     pub(crate) fn into_error(self, doing: &str) -> Error {
         let line = self.line();
         let place = self.number.map(|n| format!(" at line {n}")).unwrap_or_default();
@@ -279,7 +280,7 @@ impl<'t> Diagnosis<'t> {
     }
 }
 
-/// The table that a line belongs to, and the tables committed before it.
+/// The table of a line, and the tables committed before it.
 fn tables_at(lines: &[&str], number: usize) -> (Option<TableName>, Vec<TableName>) {
     let mut table = None;
     let mut committed = Vec::new();
@@ -326,7 +327,7 @@ mod tests {
         }
     }
 
-    /// Captured from iptables 1.8.9 on 6.18, and on 6.1 with the loading of modules turned off.
+    /// Captured from iptables 1.8.9 on Linux 6.18, and on 6.1 with module loading disabled.
     #[test]
     fn words_and_kinds() {
         for (words, kind) in [

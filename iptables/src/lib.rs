@@ -1,4 +1,25 @@
-//! iptables-save and iptables-restore as values: parse, compare, apply.
+//! Parses, compares and applies iptables rules as values, by way of the programs `iptables-save` and
+//! `iptables-restore`.
+//!
+//! It works with both families and both back ends (legacy and `nf_tables`):
+//! * [`Dump`], [`Table`], [`Chain`] and [`Rule`] hold what `iptables-save` prints, and print it back byte for byte.
+//! * [`CanonicalRule`] is one form for the many spellings of a rule. It finds your rules again in the kernel's
+//!   spelling, so nothing is written twice.
+//! * [`Transaction`] collects edits to several tables as one input of `iptables-restore --noflush`. Each table is
+//!   atomic.
+//! * [`Iptables`] runs the programs of either back end and family. Errors name the line that failed.
+//! * [`Survey`] finds the back end that the host uses. Mixing both is refused unless you force it.
+//! * [`Canary`] detects that another program flushed the tables.
+//!
+//! It does not:
+//! * flush whole tables or restore without `--noflush`, which would remove chains of other programs;
+//! * change several tables atomically, because the kernel cannot: [`RestoreFailure::committed`] lists the tables
+//!   already changed;
+//! * log, or start threads that outlive a call: methods block until the program ends or its time limit is over;
+//! * support `ebtables`, `arptables`, native nftables, renaming chains or zeroing counters;
+//! * resolve host names, service names or abbreviated options when it compares rules.
+//!
+//! # Example
 //!
 //! ```
 //! use iptables::{ChainName, Dump, Rule, TableName, Transaction};
@@ -22,7 +43,7 @@
 //! # Ok::<(), iptables::Error>(())
 //! ```
 //!
-//! On a real host, as root:
+//! The same on a real host, as root:
 //!
 //! ```no_run
 //! use iptables::{BackendChoice, ChainName, Family, Iptables, Rule, System, TableName};
@@ -35,43 +56,28 @@
 //! # Ok::<(), iptables::Error>(())
 //! ```
 //!
-//! # What there is
+//! # Where to look next
 //!
-//! | task | here |
+//! | task | API |
 //! | --- | --- |
 //! | read and write `iptables-save` text | [`Dump::parse`], [`Table`], [`Rule::parse`], [`Rule::builder`] |
-//! | find a rule again in other words | [`CanonicalRule`] |
-//! | plan changes, and apply them | [`Transaction`], [`Iptables::restore`], [`Iptables::check`] |
-//! | make single chains and rules so | [`Iptables::ensure_chain_rules`], [`Iptables::ensure_rule`], [`Iptables::ensure_leading`] |
-//! | which programs and back end the host has | [`Survey`], [`BackendChoice`], [`Iptables::detect`] |
-//! | notice that somebody flushed the tables | [`Canary`] |
-//! | who holds the lock | [`holders`] |
-//! | tests without a kernel (feature `testing`) | `fake` |
-//!
-//! * [`Dump`], [`Table`], [`Chain`], [`Rule`]: what `iptables-save` prints, kept so exactly that it prints back byte for byte.
-//! * [`CanonicalRule`]: one form for the many spellings of a rule, so that what was written can be found again in what the
-//!   kernel says, and nothing is written that is there already.
-//! * [`Transaction`]: edits to several tables as one input of `iptables-restore --noflush`, each table atomic.
-//! * [`Iptables`]: runs the programs of either back end ([`Backend`]) and family; failures name the line and show it.
-//! * [`Survey`], [`BackendChoice`]: which back end the host uses; mixing both is refused unless forced.
-//! * [`Canary`]: detects that another program flushed the tables.
-//! * `fake::FakeHost` (feature `testing`): the same programs in memory, held to the same test-suite as real kernels.
+//! | find a rule again in another spelling | [`CanonicalRule`] |
+//! | plan changes and apply them | [`Transaction`], [`Iptables::restore`], [`Iptables::check`] |
+//! | ensure single chains and rules | [`Iptables::ensure_chain_rules`], [`Iptables::ensure_rule`], [`Iptables::ensure_leading`] |
+//! | find the programs and the back end | [`Survey`], [`BackendChoice`], [`Iptables::detect`] |
+//! | detect a flush by another program | [`Canary`] |
+//! | find the holder of the lock | [`holders`] |
+//! | test without a kernel (feature `testing`) | `fake` |
 //!
 //! # Why programs and text
 //!
-//! Legacy tables can only be read and written as a whole, in a binary form private to each extension; the nft form of a rule must
-//! be the one that `iptables-nft` understands, or the administrator's tools stop showing it. The programs are the one interface
-//! that both back ends share and that every other tool on the host agrees with. One restore writes thousands of rules in one run.
-//! Programs are run by absolute path, without a shell; each argument is quoted as their reader (which is not a shell) understands
-//! it, and what it could not carry is refused when a [`Token`] is made. No text in a comment can change the meaning of a rule.
+//! Legacy tables can only be read and written as a whole, in a binary format that is private to each extension. An nft
+//! rule must have the form that `iptables-nft` understands, or the administrator's tools stop showing it. The programs
+//! are the only interface that both back ends and all other tools share.
 //!
-//! # What there is not
-//!
-//! * No flushing of a whole table, nor a restore without `--noflush`: the other chains are not ours.
-//! * No atomic change over several tables: the kernel has none. [`RestoreFailure::committed`] tells how far it came.
-//! * No waiting, no log, no thread that outlives a call: methods block until the program ends or its time limit is over.
-//! * No `ebtables`, no `arptables`, no native nftables, no renaming of chains, no zeroing of counters.
-//! * No resolution of host names, service names and abbreviated options when comparing: see [`CanonicalRule`].
+//! One restore writes thousands of rules in one run. Programs are run by absolute path, without a shell. Each argument
+//! is quoted for their parser, which is not a shell. A [`Token`] refuses what quoting cannot represent, so no text in a
+//! comment can change the meaning of a rule.
 
 #![forbid(unsafe_code)]
 
@@ -110,7 +116,7 @@ pub use token::Token;
 pub use transaction::{Edit, TableEdit, Transaction};
 pub use version::{ProgramVersion, RestoreWait};
 
-/// The example of the README is compiled with the tests.
+/// Compiles the example in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

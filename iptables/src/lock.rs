@@ -1,4 +1,4 @@
-//! The xtables lock of the legacy programs: who holds it, and how to take it for programs too old to do so.
+//! The xtables lock of the legacy programs: finds its holders, and takes it for programs that are too old to do so.
 
 use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
@@ -14,15 +14,16 @@ use nix::sys::stat::{major, minor};
 
 use crate::error::{Error, ErrorKind};
 
-/// The lock file of `iptables-legacy` since 1.6.0. In a container it excludes the host's programs only if it is the host's file.
+/// The lock file of `iptables-legacy` since 1.6.0. A container must mount the host's file to exclude the host's
+/// programs.
 pub const LOCK_PATH: &str = "/run/xtables.lock";
 
-/// A process that held the xtables lock when we looked.
+/// A process that held the xtables lock when it was read.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct LockHolder {
-    /// Process id, as seen from our process namespace.
+    /// Process id in this process's namespace.
     pub pid: u32,
     /// Command name (`/proc/PID/comm`); empty if it could not be read.
     pub command: String,
@@ -34,7 +35,7 @@ impl fmt::Display for LockHolder {
     }
 }
 
-/// Finds the holders of a `flock` on this file, from `/proc/locks`. Empty if there are none, or if they cannot be seen.
+/// Finds the holders of a `flock` on this file in `/proc/locks`. Empty if there are none or they are not visible.
 ///
 /// A process in another process namespace is not visible there.
 pub fn holders(path: &Path) -> Vec<LockHolder> {
@@ -42,7 +43,7 @@ pub fn holders(path: &Path) -> Vec<LockHolder> {
     let exact = format!("{:02x}:{:02x}:{}", major(file.dev()), minor(file.dev()), file.ino());
     let mut pids = holding_pids(&locks, |id| id == exact);
     if pids.is_empty() {
-        // On overlay and btrfs the device number in /proc/locks is not that of stat(2).
+        // On overlay and btrfs the device number in /proc/locks differs from that of stat(2).
         let inode = format!(":{}", file.ino());
         pids = holding_pids(&locks, |id| id.ends_with(&inode));
     }
@@ -51,7 +52,7 @@ pub fn holders(path: &Path) -> Vec<LockHolder> {
     pids.into_iter().map(|pid| LockHolder { pid, command: command(pid) }).collect()
 }
 
-/// Holders in the text of `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF`; waiters have `->` behind the number.
+/// Parses `/proc/locks`: `1: FLOCK  ADVISORY  WRITE 1234 fd:01:5678 0 EOF`; waiters have `->` after the number.
 fn holding_pids(locks: &str, wanted: impl Fn(&str) -> bool) -> Vec<u32> {
     let one = |line: &str| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -65,9 +66,9 @@ fn holding_pids(locks: &str, wanted: impl Fn(&str) -> bool) -> Vec<u32> {
     pids
 }
 
-/// Both locks that legacy programs have used, held for as long as this value lives.
+/// Both locks of the legacy programs, held as long as this value lives.
 ///
-/// For `iptables-restore` before 1.6.2, which takes no lock at all: the abstract socket `@xtables` (1.4.20 to 1.5) and the
+/// For `iptables-restore` before 1.6.2, which takes no lock: the abstract socket `@xtables` (1.4.20 to 1.5) and the
 /// lock file (since 1.6.0).
 #[derive(Debug)]
 pub(crate) struct HeldLock {
@@ -77,9 +78,8 @@ pub(crate) struct HeldLock {
 
 impl Drop for HeldLock {
     fn drop(&mut self) {
-        // Closing is not enough: a program that another thread is starting has a copy of the descriptor until it executes, and
-        // the lock with it.
-        // A failure leaves what closing would have done.
+        // Closing is not enough: a program that another thread is starting holds a copy of the descriptor, and so the
+        // lock, until it executes. If this fails, closing has the same effect as before.
         drop(self.file.unlock());
     }
 }
@@ -120,7 +120,7 @@ impl HeldLock {
     }
 }
 
-/// The error for a lock that another program kept, naming its holders.
+/// The error for a lock that another program held too long, with its holders.
 pub(crate) fn timeout(path: &Path, waited: Duration) -> Error {
     let holders = holders(path);
     let who = match holders.as_slice() {
@@ -152,7 +152,7 @@ mod tests {
         drop(socket);
         let held = HeldLock::take(&path, Duration::MAX).unwrap();
         assert_eq!(holders(&path).first().map(|h| h.pid), Some(std::process::id()));
-        // As a program has that another thread starts just now.
+        // Simulates another thread that is just starting a program.
         let copy = held.file.try_clone().unwrap();
         drop(held);
         assert_eq!(holders(&path), []);

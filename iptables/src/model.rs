@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, excerpt};
 use crate::name::{ChainName, TableName};
 use crate::rule::{Counters, Rule};
 
-/// Verdict of a built-in chain for a packet that no rule decided.
+/// What a built-in chain does with a packet that no rule decided.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -32,7 +32,7 @@ impl Policy {
     }
 }
 
-/// Parses the word in a dump; `-`, which is none, is refused.
+/// Parses the policy in a dump. `-` is refused, since it means no policy.
 impl FromStr for Policy {
     type Err = Error;
 
@@ -63,7 +63,7 @@ pub struct Chain {
     /// The policy of a built-in chain; `None` (`-` in dumps) for a user-defined one.
     #[cfg_attr(feature = "serde", serde(default))]
     pub policy: Option<Policy>,
-    /// The counters of the policy; always `[0:0]` for a user-defined chain; `None` where the text has none.
+    /// Counters of the policy: always `[0:0]` for a user-defined chain; `None` if the text has none.
     #[cfg_attr(feature = "serde", serde(default = "not_counted"))]
     pub counters: Option<Counters>,
     /// Rules in order.
@@ -84,34 +84,34 @@ impl Chain {
         Self { name, policy: None, counters: Some(Counters::default()), rules: Vec::new() }
     }
 
-    /// The same with these rules.
+    /// Sets the rules.
     #[must_use]
     pub fn with_rules(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
         self.rules = rules.into_iter().collect();
         self
     }
 
-    /// The same with this policy, which makes it a built-in chain.
+    /// Sets the policy, which makes it a built-in chain.
     #[must_use]
     pub fn with_policy(mut self, policy: Policy) -> Self {
         self.policy = Some(policy);
         self
     }
 
-    /// The same with these counters of its policy, which a restore then sets.
+    /// Sets the counters of the policy, which a restore then writes.
     #[must_use]
     pub fn with_counters(mut self, counters: Counters) -> Self {
         self.counters = Some(counters);
         self
     }
 
-    /// Whether both hold rules of the same meaning in the same order. Counters take no part.
+    /// Whether both have rules of the same meaning in the same order. Counters are not compared.
     pub fn same_rules(&self, rules: &[Rule]) -> bool {
         self.rules.len() == rules.len() && self.rules.iter().zip(rules).all(|(ours, theirs)| ours.same_as(theirs))
     }
 }
 
-/// A table: chains in the order of the dump, found by name in constant time.
+/// A table: chains in the order of the dump, with constant-time lookup by name.
 #[derive(Clone, Debug)]
 #[cfg_attr(
     feature = "serde",
@@ -126,7 +126,7 @@ pub struct Table {
     pub(crate) leading: Vec<String>,
 }
 
-/// Names and chains; comment lines take no part.
+/// Compares names and chains, not comment lines.
 impl PartialEq for Table {
     fn eq(&self, other: &Self) -> bool {
         self.name == other.name && self.chains == other.chains
@@ -186,7 +186,7 @@ impl Table {
         self.chains.get_mut(*self.index.get(name)?)
     }
 
-    /// Adds a chain at the end; a chain of the same name is replaced in its place and returned.
+    /// Adds a chain at the end. A chain of the same name is replaced at its position and returned.
     pub fn insert(&mut self, chain: Chain) -> Option<Chain> {
         if let Some(existing) = self.index.get(chain.name.as_str()).and_then(|&at| self.chains.get_mut(at)) {
             return Some(std::mem::replace(existing, chain));
@@ -196,7 +196,7 @@ impl Table {
         None
     }
 
-    /// Takes a chain out.
+    /// Removes a chain.
     pub fn remove(&mut self, name: &str) -> Option<Chain> {
         let at = self.index.remove(name)?;
         for position in self.index.values_mut().filter(|p| **p > at) {
@@ -210,7 +210,7 @@ impl Table {
         self.chains.iter().map(|c| c.rules.len()).sum()
     }
 
-    /// The rules that jump or go to this chain, each with the chain it is in.
+    /// The rules that jump or go to this chain, each with its own chain.
     pub fn references<'t>(&'t self, target: &'t str) -> impl Iterator<Item = (&'t Chain, &'t Rule)> {
         self.chains
             .iter()
@@ -219,7 +219,7 @@ impl Table {
     }
 }
 
-/// Everything one `iptables-save` prints.
+/// The whole output of `iptables-save`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Dump {
@@ -240,7 +240,8 @@ impl FromStr for Dump {
 }
 
 impl Dump {
-    /// The table of this name; `None` if the text has none, which for the kernel means: no rules and policies of `ACCEPT`.
+    /// Returns the table of this name. `None` means that it is not in the text: it has no rules, and its policies are
+    /// `ACCEPT`.
     pub fn table(&self, name: &TableName) -> Option<&Table> {
         self.tables.iter().find(|t| t.name() == name)
     }
@@ -255,8 +256,8 @@ impl Dump {
         self.table(table).is_some_and(|t| t.chain(chain).is_some())
     }
 
-    /// Tables that `iptables-nft-save` could not show since they hold what only `nft` can express
-    /// (``# Table `nat' is incompatible, use 'nft' tool.``).
+    /// Tables that `iptables-nft-save` could not show, since they contain what only `nft` can express (``# Table `nat'
+    /// is incompatible, use 'nft' tool.``).
     pub fn incompatible_tables(&self) -> Vec<&str> {
         let lines = self.tables.iter().flat_map(|t| &t.leading).chain(&self.trailing);
         lines

@@ -1,4 +1,4 @@
-//! Detection of flushed tables.
+//! Detects flushed tables.
 
 use crate::client::{Ensured, Iptables};
 use crate::error::Error;
@@ -10,19 +10,20 @@ use crate::runner::Runner;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum CanaryState {
-    /// All canaries are there.
+    /// All canaries exist.
     Intact,
-    /// Gone from these tables, alive in others. A flush goes table by table, so this may be one under way: look again soon.
+    /// Missing from these tables, present in others. A flush goes table by table, so one may be in progress: check
+    /// again soon.
     Partial(Vec<TableName>),
-    /// Gone from all tables: everything was flushed, and all rules must be written again.
+    /// Missing from all tables: everything was flushed, and all rules must be written again.
     Flushed,
 }
 
-/// A chain of a name that no other program uses, in each of a few tables. `iptables -F`, `iptables -X`, `iptables-restore` without
-/// `--noflush`, `nft flush ruleset` or a firewall's reload take it away together with everything else.
+/// A chain with a unique name in a few tables. `iptables -F`, `iptables -X`, `iptables-restore` without `--noflush`,
+/// `nft flush ruleset` or a firewall reload removes it together with everything else.
 ///
-/// The chain holds one rule and nothing jumps to it, so packets never see it. The rule tells of a flush (`-F`) that left the
-/// chains in place. There is no thread: call [`Canary::check`] from your own timer.
+/// The chain has one rule, which reveals a flush that keeps chains (`-F`). Nothing jumps to the chain, so packets never
+/// enter it. There is no thread: call [`Canary::check`] from your own timer.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {
@@ -63,7 +64,7 @@ impl Canary {
         Rule::builder().comment("tells when the tables are flushed").target("RETURN").build()
     }
 
-    /// Puts the canary where it is missing.
+    /// Creates the canary where it is missing.
     pub fn plant<R: Runner>(&self, iptables: &Iptables<R>) -> Result<Ensured, Error> {
         let mut result = Ensured::AlreadyThere;
         for table in &self.tables {
@@ -74,10 +75,10 @@ impl Canary {
         Ok(result)
     }
 
-    /// Looks whether it is still there, one `iptables-save` per table.
+    /// Checks whether it still exists, with one `iptables-save` per table.
     ///
     /// # Errors
-    /// A failure to look is an error, never a sign of a flush.
+    /// A failed check is an error, never a sign of a flush.
     pub fn check<R: Runner>(&self, iptables: &Iptables<R>) -> Result<CanaryState, Error> {
         let mut gone = Vec::new();
         for table in &self.tables {
@@ -93,7 +94,7 @@ impl Canary {
         })
     }
 
-    /// Removes it from all tables. It need not be there.
+    /// Removes it from all tables. A missing canary is not an error.
     pub fn remove<R: Runner>(&self, iptables: &Iptables<R>) -> Result<(), Error> {
         for table in &self.tables {
             iptables.delete_chain(table, &self.chain)?;

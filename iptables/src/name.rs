@@ -55,11 +55,12 @@ impl FromStr for Family {
     }
 }
 
-/// Kernel interface that a program writes to. The two are separate rule sets; packets pass both.
+/// The kernel interface behind a program. The two are separate rule sets; packets pass both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum Backend {
-    /// `ip_tables` and `ip6_tables`: `v1.8.9 (legacy)`, and every version before 1.8. Off by default in kernels since 6.17.
+    /// `ip_tables` and `ip6_tables`: `v1.8.9 (legacy)`, and every version before 1.8. Off by default in kernels since
+    /// 6.17.
     Legacy,
     /// `nf_tables` through its iptables-compatible programs: `v1.8.9 (nf_tables)`.
     NfTables,
@@ -77,7 +78,7 @@ impl Backend {
         }
     }
 
-    /// The other one.
+    /// The other back end.
     #[must_use]
     pub fn other(self) -> Self {
         match self {
@@ -110,15 +111,15 @@ fn unknown(what: &str, text: &str, allowed: &str) -> Error {
     Error::new(ErrorKind::InvalidName, format!("{what} \"{}\" is unknown; there is {allowed}", excerpt(text)))
 }
 
-/// White space to `isspace` in the C locale, or a control byte: neither can be part of a name.
+/// White space according to `isspace` in the C locale, or a control byte. Neither can be part of a name.
 fn breaks_name(byte: u8) -> bool {
     byte <= b' ' || byte == 0x7f
 }
 
 /// The name of a table.
 ///
-/// The kernel has `raw`, `mangle`, `nat`, `filter` and `security`; the type admits others, since a table may come from a
-/// module. At most 31 bytes (`XT_TABLE_MAXNAMELEN` in `include/uapi/linux/netfilter/x_tables.h`), no white space.
+/// The kernel has `raw`, `mangle`, `nat`, `filter` and `security`; a module may add others. At most 31 bytes
+/// (`XT_TABLE_MAXNAMELEN` in `include/uapi/linux/netfilter/x_tables.h`), no white space.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -157,7 +158,7 @@ impl TableName {
         &self.0
     }
 
-    /// The built-in chains of this table, in the order `iptables-save` prints them; empty for a table unknown to us.
+    /// The built-in chains of this table, in the order of `iptables-save`; empty for an unknown table.
     pub fn builtin_chains(&self) -> &'static [&'static str] {
         match self.as_str() {
             "filter" | "security" => &["INPUT", "FORWARD", "OUTPUT"],
@@ -204,10 +205,9 @@ impl From<TableName> for String {
 
 /// The name of a chain.
 ///
-/// [`ChainName::new`] admits what both back ends can create: 1 to 28 bytes (`XT_EXTENSION_MAXNAMELEN` minus the NUL; the
-/// longest that `iptables` accepts), no white space, control character or double quote, not starting with `-` or `!`.
-/// A parsed dump may hold wilder names made by other tools; those can be read and compared, and a
-/// [`Transaction`](crate::Transaction) refuses to write them.
+/// [`ChainName::new`] accepts what both back ends can create: 1 to 28 bytes (`XT_EXTENSION_MAXNAMELEN` minus the NUL),
+/// no white space, control character or double quote, and no leading `-` or `!`. A parsed dump may contain other names.
+/// They can be read and compared, but a [`Transaction`](crate::Transaction) refuses to write them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -221,14 +221,14 @@ impl ChainName {
     pub const MAX_LEN: usize = 28;
 
     /// # Errors
-    /// [`ErrorKind::InvalidName`] if no program could create such a chain; the message says which rule it breaks.
+    /// [`ErrorKind::InvalidName`] if no program could create such a chain. The message names the broken rule.
     pub fn new(name: impl Into<String>) -> Result<Self, Error> {
         let name = name.into();
         Self::check(&name)?;
         Ok(Self(name.into()))
     }
 
-    /// A name that some other program has already put into the kernel.
+    /// A name that another program has put into the kernel.
     pub(crate) fn observed(name: &str) -> Result<Self, Error> {
         if name.is_empty() || name.bytes().any(breaks_name) {
             return Err(Error::new(
@@ -239,7 +239,7 @@ impl ChainName {
         Ok(Self(name.into()))
     }
 
-    /// Fails if this name came from a dump and could not be created by us.
+    /// Fails if this name came from a dump and the programs could not create it.
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
         Self::check(self.as_str())
     }
@@ -251,7 +251,7 @@ impl ChainName {
         }
     }
 
-    /// The text, which a rule that jumps here has in common with it.
+    /// The text, shared with rules that jump to this chain.
     pub(crate) fn shared(&self) -> Arc<str> {
         Arc::clone(&self.0)
     }

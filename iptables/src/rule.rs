@@ -38,13 +38,13 @@ impl fmt::Display for Counters {
     }
 }
 
-/// A rule without its chain: what stands after `-A CHAIN`, as arguments.
+/// A rule without its chain: the arguments after `-A CHAIN`.
 ///
-/// Arguments are kept as they are given, so that every extension works, known to this crate or not. Equality is that of the
-/// arguments, in order; counters take no part. To ask whether two rules mean the same (the kernel reorders arguments, adds
-/// `-m tcp`, writes `/32`, …), compare [`Rule::canonical`].
+/// Arguments are kept as given, so every extension works, whether this crate knows it or not. Equality compares the
+/// arguments in order, not the counters. The kernel reorders arguments, adds `-m tcp`, writes `/32` and so on. To
+/// compare the meaning of two rules, use [`Rule::canonical`].
 ///
-/// A rule read from a dump remembers its exact text and is printed byte for byte as it was.
+/// A rule from a dump remembers its exact text and prints it byte for byte.
 ///
 /// ```
 /// use iptables::{Counters, Rule};
@@ -67,16 +67,16 @@ impl fmt::Display for Counters {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Rule {
     tokens: Vec<Token>,
-    /// Counters as `iptables-save -c` printed them, or as a restore shall set them; `None` when not known.
+    /// Counters as `iptables-save -c` printed them, or as a restore should set them; `None` if unknown.
     pub counters: Option<Counters>,
-    /// The text it was read from, where that differs from how we would print it.
+    /// The text from which it was parsed, if printing would give another.
     #[cfg_attr(feature = "serde", serde(skip))]
     source: Option<Box<str>>,
-    /// Read from bytes that were not UTF-8: good for comparing with what is read the same way, not for writing.
+    /// Parsed from bytes that were not UTF-8. Such a rule can be compared but not written.
     #[cfg_attr(feature = "serde", serde(skip))]
     lossy: bool,
-    /// The restore format can carry each of the arguments, and printed they have at most this length; `None`: that is found out before
-    /// they are written.
+    /// Upper bound of the printed length, if the restore format can represent all arguments; otherwise `None`, and they
+    /// are checked before they are written.
     #[cfg_attr(feature = "serde", serde(skip))]
     checked: Option<NonZeroU32>,
 }
@@ -89,7 +89,7 @@ impl PartialEq for Rule {
 
 impl Eq for Rule {}
 
-/// Order of the arguments, as for equality.
+/// Compares the arguments, like equality.
 impl Ord for Rule {
     fn cmp(&self, other: &Self) -> Ordering {
         self.tokens.cmp(&other.tokens)
@@ -118,13 +118,14 @@ impl std::hash::Hash for Rule {
 }
 
 impl Rule {
-    /// The most arguments of one rule. The reader stops at 254, some of which it needs itself.
+    /// The most arguments of one rule. The programs' parser stops at 254 and needs some itself.
     pub const MAX_TOKENS: usize = 240;
 
-    /// A rule of these arguments, each as the program shall receive it: not quoted.
+    /// A rule of these arguments, unquoted, as the program should receive them.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidToken`] if an argument cannot be expressed, or if there are more than [`Rule::MAX_TOKENS`].
+    /// [`ErrorKind::InvalidToken`] if an argument cannot be represented, or if there are more than
+    /// [`Rule::MAX_TOKENS`].
     pub fn from_args<I>(args: I) -> Result<Self, Error>
     where
         I: IntoIterator,
@@ -134,18 +135,18 @@ impl Rule {
         Self::of_checked(tokens)
     }
 
-    /// A rule of arguments that were checked one by one.
+    /// A rule of arguments that were already checked.
     fn of_checked(tokens: Vec<Token>) -> Result<Self, Error> {
         let rule = Self { checked: most(&tokens), ..Self::observed(tokens, None) };
         rule.check_writable()?;
         Ok(rule)
     }
 
-    /// Reads the arguments of a rule in restore syntax, that is with its quoting: `-s 10.0.0.0/8 -m comment --comment "a b" -j ACCEPT`.
-    /// No shell is involved.
+    /// Parses the arguments of a rule in restore syntax, including its quoting: `-s 10.0.0.0/8 -m comment --comment "a
+    /// b" -j ACCEPT`. No shell is involved.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidToken`] as for [`Rule::from_args`], or if a quotation is left open.
+    /// [`ErrorKind::InvalidToken`] as for [`Rule::from_args`], or for an unclosed quotation.
     pub fn parse(text: &str) -> Result<Self, Error> {
         if text.contains(['\n', '\0']) {
             return Err(Error::new(
@@ -165,9 +166,9 @@ impl Rule {
         Ok(Self { checked: most(&rule.tokens), ..rule })
     }
 
-    /// Starts a rule argument by argument.
+    /// Starts building a rule argument by argument.
     pub fn builder() -> RuleBuilder {
-        // Most rules have no more arguments.
+        // Enough for most rules.
         RuleBuilder { tokens: Vec::with_capacity(8), error: None }
     }
 
@@ -175,15 +176,15 @@ impl Rule {
         Self { tokens, counters, source: None, lossy: false, checked: None }
     }
 
-    /// Remembers the text it was read from if printing would not give it back. An empty text stands for a blank behind the
-    /// chain with nothing after it, which programs up to 1.8.7 print for a rule without arguments.
+    /// Remembers the text from which it was parsed, if printing would give another. An empty text stands for a trailing
+    /// blank, which programs up to 1.8.7 print for a rule without arguments.
     pub(crate) fn remember(mut self, source: Option<&str>, lossy: bool) -> Self {
         self.lossy = lossy;
         self.source = source.filter(|s| s.is_empty() || self.arguments() != **s).map(Into::into);
         self
     }
 
-    /// Fails if the restore format cannot carry this rule.
+    /// Fails if the restore format cannot represent this rule.
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
         if self.lossy {
             return Err(Error::new(
@@ -207,29 +208,29 @@ impl Rule {
         if self.checked.is_some() { Ok(()) } else { self.tokens.iter().try_for_each(Token::check_writable) }
     }
 
-    /// Upper bound of the length of its arguments, as they are printed.
+    /// Upper bound of the length of its printed arguments.
     pub(crate) fn most_len(&self) -> u32 {
         self.checked.or_else(|| most(&self.tokens)).map_or(0, NonZeroU32::get)
     }
 
-    /// The arguments one by one, as the program receives them: without quotes. [`Rule::arguments`] is their text.
+    /// The arguments one by one, unquoted, as the program receives them. [`Rule::arguments`] is their text.
     pub fn tokens(&self) -> &[Token] {
         &self.tokens
     }
 
-    /// The same rule with these counters, which a restore then sets.
+    /// Sets the counters, which a restore then writes.
     #[must_use]
     pub fn with_counters(mut self, counters: Counters) -> Self {
         self.counters = Some(counters);
         self
     }
 
-    /// Meaning of the rule, in a form that is the same for every spelling this crate knows of; see [`CanonicalRule`].
+    /// The meaning of the rule, in a form that is equal for all known spellings; see [`CanonicalRule`].
     pub fn canonical(&self) -> CanonicalRule {
         CanonicalRule::of(self)
     }
 
-    /// Whether both rules mean the same; counters take no part.
+    /// Whether both rules mean the same. Counters are not compared.
     pub fn same_as(&self, other: &Self) -> bool {
         self == other || self.canonical() == other.canonical()
     }
@@ -258,14 +259,14 @@ impl Rule {
         self.tokens.get(at.checked_add(1)?).map(Token::as_str)
     }
 
-    /// The arguments as one text, quoted for the restore format; [`Rule::tokens`] are the arguments one by one.
+    /// The arguments as one text, quoted for the restore format. [`Rule::tokens`] has them one by one.
     pub fn arguments(&self) -> String {
         let mut out = String::new();
         self.write_arguments(&mut out);
         out
     }
 
-    /// Appends the arguments in quotes of our own choosing.
+    /// Appends the arguments in our own quoting.
     pub(crate) fn write_arguments(&self, out: &mut String) {
         for (index, token) in self.tokens.iter().enumerate() {
             if index > 0 {
@@ -275,7 +276,7 @@ impl Rule {
         }
     }
 
-    /// Appends what stands behind the chain, exactly as it was read if it was.
+    /// Appends the text after the chain, exactly as parsed if it was.
     pub(crate) fn write_source(&self, out: &mut String) {
         if self.source.is_some() || !self.tokens.is_empty() {
             out.push(' ');
@@ -287,20 +288,20 @@ impl Rule {
     }
 }
 
-/// A length that these arguments do not exceed when they are printed: quoting at most doubles one. `None` if there are none.
+/// Upper bound of the printed length of these arguments: quoting at most doubles it. `None` if there are none.
 fn most(tokens: &[Token]) -> Option<NonZeroU32> {
     let most = tokens.iter().map(|token| token.as_str().len().saturating_mul(2).saturating_add(3));
     NonZeroU32::new(u32::try_from(most.fold(0, usize::saturating_add)).unwrap_or(u32::MAX))
 }
 
-/// The arguments in the quoting of the restore format.
+/// The arguments, quoted for the restore format.
 impl fmt::Display for Rule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.arguments())
     }
 }
 
-/// Builds a [`Rule`]; the first bad argument is reported by [`build`](RuleBuilder::build).
+/// Builds a [`Rule`]. [`build`](RuleBuilder::build) reports the first invalid argument.
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct RuleBuilder {
@@ -334,7 +335,7 @@ impl RuleBuilder {
         args.into_iter().fold(self, Self::arg)
     }
 
-    /// Adds `-m comment --comment TEXT`. At most 255 bytes, no newline, no NUL: longer ones are refused, not cut.
+    /// Adds `-m comment --comment TEXT`. At most 255 bytes, no newline, no NUL. Longer text is refused, not truncated.
     pub fn comment(mut self, text: &str) -> Self {
         if text.len() > Self::MAX_COMMENT_LEN {
             self.error = self.error.or(Some(Error::new(
@@ -366,7 +367,7 @@ impl RuleBuilder {
     }
 
     /// # Errors
-    /// [`ErrorKind::InvalidToken`] for the first argument that cannot be expressed.
+    /// [`ErrorKind::InvalidToken`] for the first argument that cannot be represented.
     pub fn build(self) -> Result<Rule, Error> {
         if let Some(error) = self.error {
             return Err(error);

@@ -1,4 +1,4 @@
-//! The door to the outside: everything this crate starts, it starts through [`Runner`].
+//! The trait [`Runner`], through which this crate starts every program.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -22,7 +22,7 @@ pub struct Invocation {
 }
 
 impl Invocation {
-    /// A run with nothing to read.
+    /// A run without input.
     pub fn new<I>(program: &Path, args: I, time_limit: Duration) -> Self
     where
         I: IntoIterator,
@@ -32,7 +32,7 @@ impl Invocation {
         Self { program: program.to_owned(), args, stdin: String::new(), time_limit }
     }
 
-    /// The same with this text to read.
+    /// Sets the standard input.
     #[must_use]
     pub fn with_stdin(mut self, text: String) -> Self {
         self.stdin = text;
@@ -58,14 +58,14 @@ impl Output {
         Self { code, ..Self::default() }
     }
 
-    /// The same with this printed.
+    /// Sets the standard output.
     #[must_use]
     pub fn with_stdout(mut self, stdout: impl Into<Vec<u8>>) -> Self {
         self.stdout = stdout.into();
         self
     }
 
-    /// The same with these complaints.
+    /// Sets the standard error.
     #[must_use]
     pub fn with_stderr(mut self, stderr: impl Into<Vec<u8>>) -> Self {
         self.stderr = stderr.into();
@@ -73,12 +73,12 @@ impl Output {
     }
 }
 
-/// The lock on behalf of programs too old to take it; released on drop.
+/// The lock, held for a program too old to take it; released on drop.
 #[derive(Debug)]
 pub struct LockGuard(#[expect(dead_code, reason = "held for its Drop")] Option<HeldLock>);
 
 impl LockGuard {
-    /// A guard that holds nothing, for runners whose programs need no lock.
+    /// A guard without a lock, for runners whose programs need none.
     pub fn none() -> Self {
         Self(None)
     }
@@ -88,24 +88,24 @@ impl LockGuard {
     }
 }
 
-/// Finds and runs the iptables programs. [`System`](crate::System) is the real one; with feature `testing`, `fake::FakeHost`
-/// holds tables in memory.
+/// Finds and runs the iptables programs. [`System`](crate::System) is the real one. With feature `testing`,
+/// `fake::FakeHost` simulates the programs.
 pub trait Runner {
     /// The absolute path of a program (`iptables-nft-save`); `None` if it is not installed.
     fn find(&self, program: &str) -> Option<PathBuf>;
 
-    /// Runs a program to its end. An exit code other than 0 is not an error here.
+    /// Runs a program until it ends. An exit code other than 0 is not an error here.
     ///
     /// # Errors
-    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if it cannot be started or talked to,
-    /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if it was killed for taking too long.
+    /// [`ErrorKind::Io`](crate::ErrorKind::Io) if it cannot be started or communicated with,
+    /// [`ErrorKind::TimedOut`](crate::ErrorKind::TimedOut) if it exceeded its time limit and was killed.
     fn run(&self, invocation: &Invocation) -> Result<Output, Error>;
 
-    /// Runs as [`Runner::run`], for a text that is made while the program reads it: after [`Invocation::stdin`] the program reads what
-    /// `more` appends to a text, which is empty at each call, until `more` returns `false`; what was appended by that last call is read
-    /// too. [`System`](crate::System) calls `more` no more once the program has stopped reading.
+    /// Like [`Runner::run`], for input that is generated while the program reads it. After [`Invocation::stdin`] the
+    /// program reads what `more` appends to an initially empty text, until `more` returns `false`; the last text is
+    /// read too. [`System`](crate::System) stops calling `more` when the program stops reading.
     ///
-    /// Default: makes the whole text first, and runs the program with that ([`Runner::run`]).
+    /// The default implementation generates the whole text first and calls [`Runner::run`].
     ///
     /// # Errors
     /// As [`Runner::run`].
@@ -121,16 +121,16 @@ pub trait Runner {
         }
     }
 
-    /// The file behind a program, links resolved: programs that share a file share version and back end. Default: the
-    /// path as it is.
+    /// The file behind a program, with links resolved. Programs that share a file share version and back end. By
+    /// default the path itself.
     fn resolve(&self, program: &Path) -> PathBuf {
         program.to_owned()
     }
 
-    /// Whether the kernel has legacy tables here, if that can be found out without starting a program; else `None`.
+    /// Whether the kernel has legacy tables, if that can be found without starting a program; otherwise `None`.
     ///
-    /// The kernel lists them in `/proc/net/ip_tables_names` (`xt_table_seq_show`), which `iptables-legacy-save` reads,
-    /// too. Without that file there is no module, and so there are no tables.
+    /// The kernel lists them in `/proc/net/ip_tables_names` (`xt_table_seq_show`), which `iptables-legacy-save` reads
+    /// too. Without that file the module is not loaded, so there are no tables.
     fn has_legacy_tables(&self, family: Family) -> Option<bool> {
         let _ = family;
         None
@@ -141,7 +141,7 @@ pub trait Runner {
         Path::new(lock::LOCK_PATH)
     }
 
-    /// Takes the xtables lock for a program that does not do so itself.
+    /// Takes the xtables lock for a program that does not take it itself.
     ///
     /// # Errors
     /// [`ErrorKind::LockTimeout`](crate::ErrorKind::LockTimeout) if it is not free in time.

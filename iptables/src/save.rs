@@ -1,4 +1,4 @@
-//! `iptables-save` text: read and written.
+//! Parses and prints `iptables-save` text.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -10,23 +10,23 @@ use crate::name::{ChainName, TableName};
 use crate::rule::{Counters, Rule};
 use crate::token::{Reading, split};
 
-/// A quoted argument never spans more lines than a comment has bytes.
+/// A quoted argument spans at most as many lines as a comment has bytes.
 const MAX_CONTINUATION: usize = 256;
 
 impl Dump {
-    /// Reads what `iptables-save` or `iptables-save -c` printed, in time linear in its length.
+    /// Parses the output of `iptables-save` or `iptables-save -c`, in linear time.
     ///
-    /// Printing the result gives the same bytes, provided rules are grouped by chain in the order of the chain lines, as the
-    /// programs do; comment lines inside a table are moved in front of it.
+    /// Printing the result gives the same bytes if rules are grouped by chain in the order of the chain lines, which
+    /// the programs do. Comment lines inside a table are moved before it.
     ///
-    /// The text of a rule may hold a newline inside quotes (`iptables-save` prints a comment's newline as it is): it is read
-    /// as part of the argument. Such a rule can be compared but not written, since the restore format cannot carry it. Bytes
-    /// that are not UTF-8 are replaced (U+FFFD) with the same consequence.
+    /// A rule may contain a newline inside quotes, because `iptables-save` prints a comment's newline unchanged; it
+    /// becomes part of the argument. Such a rule can be compared but not written, since the restore format cannot
+    /// represent it. The same holds for bytes that are not UTF-8, which are replaced by U+FFFD.
     ///
     /// # Errors
-    /// [`ErrorKind::Parse`], naming the line: a command other than `-A`, a rule for a chain without a `:CHAIN` line, a table
-    /// without `COMMIT` (truncated text), a table or chain given twice, Windows line ends, and everything else that the
-    /// programs do not print.
+    /// [`ErrorKind::Parse`] with the line: a command other than `-A`, a rule for a chain without a `:CHAIN` line, a
+    /// table without `COMMIT` (truncated text), a table or chain given twice, Windows line ends, and anything else that
+    /// the programs do not print.
     pub fn parse(text: impl AsRef<[u8]>) -> Result<Self, Error> {
         let mut reader = Reader::new(text.as_ref());
         let mut dump = Self::default();
@@ -69,10 +69,10 @@ impl Dump {
     }
 }
 
-/// A table whose `COMMIT` has not come yet.
+/// A table whose `COMMIT` has not been read yet.
 struct OpenTable {
     table: Table,
-    /// The chain of the rule before, which is nearly always that of the next one.
+    /// The chain of the previous rule, which is usually that of the next one.
     last: Option<ChainName>,
 }
 
@@ -124,7 +124,7 @@ impl OpenTable {
     }
 }
 
-/// Reads `CHAIN POLICY [p:b]`, the part of a chain line behind its colon.
+/// Parses `CHAIN POLICY [p:b]`, the part of a chain line after its colon.
 fn chain_line(rest: &str, line: &Line<'_>) -> Result<Chain, Error> {
     let mut words = rest.split([' ', '\t']).filter(|w| !w.is_empty());
     let (Some(name), Some(policy), counters, None) = (words.next(), words.next(), words.next(), words.next()) else {
@@ -158,7 +158,7 @@ impl Line<'_> {
     }
 }
 
-/// Lines of a text, ended by `\n` alone: a carriage return is a byte like any other to the programs.
+/// Lines of a text, separated by `\n` alone: programs treat a carriage return as an ordinary byte.
 struct Reader<'t> {
     rest: &'t [u8],
     number: usize,
@@ -182,7 +182,7 @@ impl<'t> Reader<'t> {
         Some(Line { number: self.number, text, lossy })
     }
 
-    /// The following lines up to the one that closes a quotation, if one does; nothing is consumed otherwise.
+    /// Takes the following lines up to the one that closes a quotation, if one does. Otherwise consumes nothing.
     fn continuation(&mut self) -> Option<Line<'static>> {
         let (rest, number) = (self.rest, self.number);
         let mut lines = Vec::new();
@@ -201,7 +201,7 @@ impl<'t> Reader<'t> {
     }
 }
 
-/// Whether a line, read inside a quotation, has a closing quote where the programs would put one.
+/// Whether a line inside a quotation has a closing quote where the programs would put one.
 fn closes_quotation(line: &str) -> bool {
     let mut chars = line.chars();
     while let Some(c) = chars.next() {
@@ -214,7 +214,7 @@ fn closes_quotation(line: &str) -> bool {
     false
 }
 
-/// The text of `iptables-save`: with counters in front of rules that have them.
+/// The text of `iptables-save`, with counters before rules that have them.
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for line in &self.leading {

@@ -1,4 +1,4 @@
-//! The real runner: programs of this machine, started without a shell.
+//! The real runner: this machine's programs, started without a shell.
 
 use std::io::{self, Read, Write};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -19,14 +19,13 @@ use crate::lock;
 use crate::name::Family;
 use crate::runner::{Invocation, LockGuard, Output, Runner};
 
-/// Folders of programs, in the order of the search. The `PATH` of our environment is not consulted.
+/// Directories to search for programs, in order. The environment's `PATH` is ignored.
 const DIRECTORIES: [&str; 6] = ["/usr/sbin", "/sbin", "/usr/local/sbin", "/usr/bin", "/bin", "/usr/local/bin"];
 
-/// Runs the programs of this machine, in the network namespace of the calling thread or in one of its own
-/// ([`System::open_in`]).
+/// Runs this machine's programs in the calling thread's network namespace, or in another one ([`System::open_in`]).
 ///
-/// Programs are started by absolute path, without a shell, with an environment of just `LC_ALL=C` and `PATH` (and
-/// `XTABLES_LOCKFILE`, if set here), and killed when their time is over.
+/// Programs are started by absolute path without a shell. Their environment is only `LC_ALL=C` and `PATH` (and
+/// `XTABLES_LOCKFILE`, if set here). They are killed when they exceed their time limit.
 #[derive(Clone, Debug)]
 pub struct System {
     directories: Vec<PathBuf>,
@@ -42,18 +41,18 @@ impl Default for System {
 }
 
 impl System {
-    /// Looks for programs in the usual directories.
+    /// Searches for programs in the usual directories.
     pub fn new() -> Self {
         Self { directories: DIRECTORIES.iter().map(PathBuf::from).collect(), lock_file: None, namespace: None }
     }
 
-    /// Runs the programs in another network namespace, given by an open file: `/proc/<pid>/ns/net`, `/run/netns/<name>`. The
-    /// namespace stays for as long as this value or a copy of it does; files, and with them the lock, are those of the caller, as
-    /// with `ip netns exec`.
+    /// Runs the programs in another network namespace, given by an open file: `/proc/<pid>/ns/net`,
+    /// `/run/netns/<name>`. The namespace lives as long as this value or a clone of it. Files, including the lock, are
+    /// the caller's, as with `ip netns exec`.
     ///
     /// # Errors
-    /// [`ErrorKind::Permission`]: entering a namespace takes `CAP_SYS_ADMIN`. [`ErrorKind::Io`] for a file that is no network
-    /// namespace.
+    /// [`ErrorKind::Permission`]: entering a namespace needs `CAP_SYS_ADMIN`. [`ErrorKind::Io`] if the file is not a
+    /// network namespace.
     pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
         let held = namespace.try_clone_to_owned().map_err(failed_to_enter)?;
         let system = Self { namespace: Some(Arc::new(held)), ..Self::new() };
@@ -61,10 +60,10 @@ impl System {
         Ok(system)
     }
 
-    /// Does something in the namespace in which the programs run.
+    /// Runs `act` in the namespace in which the programs run.
     fn inside<T: Send>(&self, act: impl FnOnce() -> T + Send) -> Result<T, Error> {
         let Some(namespace) = &self.namespace else { return Ok(act()) };
-        // A thread of its own: if the way back failed, the caller would be left in the wrong namespace.
+        // Use a separate thread: if switching back failed, the caller would stay in the wrong namespace.
         thread::scope(|scope| {
             let entered = thread::Builder::new().name("iptables".to_owned()).spawn_scoped(scope, move || {
                 setns(namespace, CloneFlags::CLONE_NEWNET)?;
@@ -76,7 +75,7 @@ impl System {
         })
     }
 
-    /// Looks for programs here first: the sandboxed copy of a container image, for example. Relative paths are ignored.
+    /// Searches for programs in this directory first, such as a container image's own copy. Relative paths are ignored.
     #[must_use]
     pub fn with_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         let directory = directory.into();
@@ -86,7 +85,7 @@ impl System {
         self
     }
 
-    /// Looks for programs here and nowhere else: in an empty directory there are none. A relative path is ignored.
+    /// Searches for programs only in this directory; an empty directory has none. A relative path is ignored.
     #[must_use]
     pub fn with_only_directory(mut self, directory: impl Into<PathBuf>) -> Self {
         let directory = directory.into();
@@ -96,8 +95,8 @@ impl System {
         self
     }
 
-    /// Uses another lock file than `/run/xtables.lock`: in a container, the path where the host's file is mounted. Handed to
-    /// the programs as `XTABLES_LOCKFILE`, which they know since 1.8.6; older ones ignore it.
+    /// Uses another lock file than `/run/xtables.lock`, such as the path where a container mounts the host's file. The
+    /// programs get it as `XTABLES_LOCKFILE`, which they support since 1.8.6; older ones ignore it.
     #[must_use]
     pub fn with_lock_file(mut self, path: impl Into<PathBuf>) -> Self {
         self.lock_file = Some(path.into());
@@ -156,7 +155,7 @@ impl Runner for System {
     }
 
     fn resolve(&self, program: &Path) -> PathBuf {
-        // A path that cannot be resolved stays as it is.
+        // A path that cannot be resolved is used unchanged.
         program.canonicalize().unwrap_or_else(|_| program.to_owned())
     }
 
@@ -165,7 +164,7 @@ impl Runner for System {
             Family::Ipv4 => "ip_tables_names",
             Family::Ipv6 => "ip6_tables_names",
         };
-        // Not those of the process: a thread may be in another network namespace.
+        // Not the process's file: a thread may be in another network namespace.
         let has = || match std::fs::read(Path::new("/proc/thread-self/net").join(name)) {
             Ok(names) => Some(!names.is_empty()),
             Err(e) if e.kind() == io::ErrorKind::NotFound => {
@@ -173,7 +172,7 @@ impl Runner for System {
             }
             Err(_) => None,
         };
-        // Without the namespace nothing can be found out.
+        // Without the namespace the answer is unknown.
         self.inside(has).unwrap_or(None)
     }
 
@@ -187,27 +186,27 @@ impl Runner for System {
     }
 }
 
-/// A child that does not outlive us: killed and waited for on drop, if it still runs.
+/// A child that is killed and reaped on drop if it still runs.
 struct Reaped(Child);
 
 impl Drop for Reaped {
     fn drop(&mut self) {
         if !matches!(self.0.try_wait(), Ok(Some(_))) {
-            // Both fail only if it is gone already.
+            // Both fail only if the child has already ended.
             drop(self.0.kill());
             drop(self.0.wait());
         }
     }
 }
 
-/// The three pipes; each is closed when it is done with.
+/// The three pipes. Each is closed when it is no longer needed.
 struct Pipes {
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,
     stderr: Option<ChildStderr>,
 }
 
-/// Standard input of a child: one piece of text at a time, the next one made when the one before is written.
+/// Standard input of a child. Each piece of text is generated when the previous one has been written.
 struct Input<'a> {
     piece: String,
     written: usize,
@@ -230,19 +229,19 @@ impl Input<'_> {
     }
 }
 
-/// Bytes of a large text that wait in the pipe: as much as the kernel gives to any user (`fs.pipe-max-size`).
+/// Size of the pipe for a large text: as much as the kernel gives every user (`fs.pipe-max-size`).
 const PIPE_SIZE: i32 = 1 << 20;
 
 /// Time after which a full pipe is filled again. A restore program reads a tenth of it in that time.
 const REFILL: Duration = Duration::from_millis(5);
 
-/// Feeds and reads a child until it ends; `None` when its time is over.
+/// Writes to and reads from a child until it ends; `None` if its time limit is over.
 fn converse(
     child: &mut Child,
     invocation: &Invocation,
     more: &mut dyn FnMut(&mut String) -> bool,
 ) -> io::Result<Option<Output>> {
-    // Compared with the time elapsed, not made into a deadline: an `Instant` cannot hold now plus `Duration::MAX`.
+    // Compare the elapsed time: an `Instant` cannot represent a deadline of now plus `Duration::MAX`.
     let start = Instant::now();
     let mut pipes = Pipes { stdin: child.stdin.take(), stdout: child.stdout.take(), stderr: child.stderr.take() };
     if let Some(pipe) = &pipes.stdin {
@@ -258,7 +257,7 @@ fn converse(
     let mut output = Output::default();
     let (mut is_full, mut is_large) = (false, false);
     loop {
-        // While the pipe is full, the next piece is made already.
+        // While the pipe is full, generate the next piece.
         if pipes.stdin.is_some() && input.rest().is_empty() {
             pipes.stdin = None;
         }
@@ -277,12 +276,12 @@ fn converse(
                     is_full = count < rest.len();
                     input.written = input.written.saturating_add(count);
                     if is_full && !is_large {
-                        // A user may have used up the memory for pipes: it does with the usual 64 KiB then.
+                        // The user may have exhausted the memory for pipes; the usual 64 KiB will do.
                         is_large = true;
                         is_full = fcntl(&*pipe, FcntlArg::F_SETPIPE_SZ(PIPE_SIZE)).is_err();
                     }
                 }
-                // The program ended without reading everything; its exit code and messages say why.
+                // The program ended before it read everything. Its exit code and messages tell why.
                 Err(e) if e.kind() == io::ErrorKind::BrokenPipe => pipes.stdin = None,
                 Err(e) if is_transient(&e) => {}
                 Err(e) => return Err(e),
@@ -295,7 +294,7 @@ fn converse(
             pipes.stderr = None;
         }
     }
-    // Its output is closed: it is about to end.
+    // Its output is closed, so it is about to end.
     let mut pause = Duration::from_micros(50);
     loop {
         if let Some(status) = child.try_wait()? {
@@ -320,15 +319,15 @@ fn is_transient(e: &io::Error) -> bool {
     matches!(e.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted)
 }
 
-/// Waits for a pipe. A full one is filled again after a while: a writer that waits for room in it is woken, and wakes the program's
-/// processor in turn, for each page that the program reads. That takes a tenth of the time of a large restore.
+/// Waits for a pipe. A full pipe is refilled only after a while: a writer that waits for room is woken for each page
+/// that the program reads, and disturbs the program's processor. That costs a tenth of the time of a large restore.
 fn wait_for_any(pipes: &Pipes, is_full: bool, left: Duration) -> io::Result<()> {
     let left = if is_full && pipes.stdin.is_some() { left.min(REFILL) } else { left };
     let write = pipes.stdin.as_ref().filter(|_| !is_full).map(|p| PollFd::new(p.as_fd(), PollFlags::POLLOUT));
     let out = pipes.stdout.as_ref().map(|p| PollFd::new(p.as_fd(), PollFlags::POLLIN));
     let err = pipes.stderr.as_ref().map(|p| PollFd::new(p.as_fd(), PollFlags::POLLIN));
     let mut fds: Vec<PollFd<'_>> = [write, out, err].into_iter().flatten().collect();
-    // Rounded up, so that a last fraction of a millisecond is not spent spinning.
+    // Rounded up, to avoid spinning for the last fraction of a millisecond.
     let timeout = PollTimeout::try_from(left.saturating_add(Duration::from_millis(1))).unwrap_or(PollTimeout::MAX);
     match poll(&mut fds, timeout) {
         Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
@@ -336,7 +335,7 @@ fn wait_for_any(pipes: &Pipes, is_full: bool, left: Duration) -> io::Result<()> 
     }
 }
 
-/// Reads what is there; `true` at the end.
+/// Reads what is available; `true` at the end of the file.
 fn drain(pipe: Option<&mut impl Read>, into: &mut Vec<u8>) -> io::Result<bool> {
     let Some(pipe) = pipe else { return Ok(false) };
     let mut buffer = [0; 16 * 1024];
@@ -374,7 +373,8 @@ mod tests {
         assert_eq!(output.code, Some(1));
     }
 
-    /// Pieces that come after a text, the last of them with the end; each only once what is before it was written.
+    /// Generates pieces after the initial text, each only when the previous ones were written. The last piece ends the
+    /// text.
     #[test]
     fn what_is_made_while_the_program_reads_follows_the_text() {
         let system = System::new();

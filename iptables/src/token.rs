@@ -1,6 +1,7 @@
 //! One argument of a rule, and how arguments are quoted in restore text.
 //!
-//! The reader in `iptables-restore` (`add_param_to_argv` in `iptables/xshared.c` of the iptables sources) is not a shell:
+//! The parser in `iptables-restore` (`add_param_to_argv` in `iptables/xshared.c` of the iptables sources) is not a
+//! shell:
 //! * arguments are separated by blanks and tabs; a line is read into a 10,240-byte buffer;
 //! * `"` opens a quotation anywhere and the next `"` closes it *and ends the argument*;
 //! * inside quotes a backslash takes the next byte literally; outside, a backslash and `'`, `$`, `` ` ``, `#` are plain bytes;
@@ -14,10 +15,10 @@ use std::sync::Arc;
 use crate::error::{Error, ErrorKind, excerpt};
 use crate::name::ChainName;
 
-/// One argument of a rule, as the program receives it: without quotes.
+/// One argument of a rule, unquoted, as the program receives it.
 ///
-/// Any text but NUL and newline, up to 1,023 bytes: with those the restore format could not carry it, and a newline would
-/// start a command of its own. Quoting is done when it is printed ([`Display`](fmt::Display) gives the quoted form).
+/// Any text without NUL and newline, up to 1,023 bytes. The restore format cannot represent those two, and a newline
+/// would start another command. [`Display`](fmt::Display) prints the quoted form.
 #[derive(Clone)]
 #[cfg_attr(
     feature = "serde",
@@ -26,8 +27,8 @@ use crate::name::ChainName;
 )]
 pub struct Token(Text);
 
-/// A node may have a hundred thousand rules: what nearly every rule has takes no memory of its own, and the name of a chain has it
-/// in common with the chain. Known words need no quotes.
+/// A node may have a hundred thousand rules. Frequent words therefore need no memory of their own, and a chain's name
+/// is shared with the chain. Known words need no quotes.
 #[derive(Clone)]
 enum Text {
     Known(&'static &'static str),
@@ -39,7 +40,7 @@ macro_rules! known_words {
         #[cfg(test)]
         const KNOWN: &[&str] = &[$($word),*];
 
-        /// A word that many rules have; the most frequent ones come first.
+        /// A frequent word of rules; the most frequent ones come first.
         fn known(text: &str) -> Option<&'static &'static str> {
             match text {
                 $($word => Some(&$word),)*
@@ -58,7 +59,7 @@ known_words! {
 }
 
 impl Token {
-    /// The longest argument that the restore reader takes, in bytes.
+    /// The longest argument that the restore parser accepts, in bytes.
     pub const MAX_LEN: usize = 1023;
 
     /// # Errors
@@ -69,7 +70,7 @@ impl Token {
         Ok(token)
     }
 
-    /// The name of a chain, which is not copied.
+    /// The name of a chain, shared without a copy.
     ///
     /// # Errors
     /// As [`Token::new`], for a name from a dump.
@@ -79,14 +80,14 @@ impl Token {
         Ok(token)
     }
 
-    /// An argument read from the kernel, which may hold what restore text cannot.
+    /// An argument from the kernel, which may contain what restore text cannot.
     pub(crate) fn observed(text: &str) -> Self {
         Self(known(text).map_or_else(|| Text::Shared(text.into()), Text::Known))
     }
 
     pub(crate) fn check_writable(&self) -> Result<(), Error> {
         let Text::Shared(text) = &self.0 else { return Ok(()) };
-        // Millions of short texts: one plain look at their bytes.
+        // There are millions of short texts, so read their bytes only once.
         let bad = text.bytes().find(|byte| matches!(byte, b'\n' | b'\0'));
         let why = if text.len() > Self::MAX_LEN {
             format!("has {} bytes, iptables-restore takes at most {}", text.len(), Self::MAX_LEN)
@@ -193,16 +194,17 @@ impl From<Token> for String {
 /// Arguments of a line.
 pub(crate) struct Split {
     pub(crate) tokens: Vec<Token>,
-    /// A quotation was still open at the end.
+    /// Whether a quotation was still open at the end.
     pub(crate) open_quote: bool,
 }
 
-/// Program whose text is read.
+/// The program whose text is parsed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reading {
-    /// Reads like `iptables-restore`.
+    /// Parses like `iptables-restore`.
     Restore,
-    /// Reads the text of `iptables-save`: it quotes whole arguments, and prints some as they are, such as an interface named `a"b`.
+    /// Parses the text of `iptables-save`, which quotes whole arguments and prints some unquoted, such as an interface
+    /// named `a"b`.
     Save,
 }
 

@@ -14,9 +14,10 @@ use crate::name::Backend;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ProgramVersion {
-    /// Version number. A fourth number, as in 1.4.3.2, is dropped.
+    /// Version number. A fourth number, as in 1.4.3.2, is ignored.
     pub version: Version,
-    /// Kernel interface that the program writes to. Programs before 1.8 do not report it; they know only the legacy tables.
+    /// Kernel interface that the program writes to. Programs before 1.8 do not report it; they only have the legacy
+    /// tables.
     pub backend: Backend,
 }
 
@@ -24,10 +25,10 @@ static VERSION: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"\bv([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?[0-9.]*\S*(?:\s+\((\w+)\))?").ok());
 
 impl ProgramVersion {
-    /// Reads the output of `--version`.
+    /// Parses the output of `--version`.
     ///
     /// # Errors
-    /// [`ErrorKind::UnsupportedProgram`] if there is no version in it, or a back end of another name.
+    /// [`ErrorKind::UnsupportedProgram`] if it contains no version, or an unknown back end.
     pub fn parse(output: &str) -> Result<Self, Error> {
         let unknown =
             |why: &str| Error::new(ErrorKind::UnsupportedProgram, format!("{why} in \"{}\"", excerpt(output.trim())));
@@ -44,12 +45,12 @@ impl ProgramVersion {
         Ok(Self { version: Version::new(major, minor, patch), backend })
     }
 
-    /// Whether `MASQUERADE --random-fully` is known (since 1.6.2).
+    /// Whether the program supports `MASQUERADE --random-fully` (since 1.6.2).
     pub fn has_random_fully(&self) -> bool {
         self.version >= Version::new(1, 6, 2)
     }
 
-    /// Way in which this version's `iptables-restore` waits for the xtables lock.
+    /// How this version's `iptables-restore` waits for the xtables lock.
     pub fn restore_wait(&self, version_option_works: bool, wait: Duration) -> RestoreWait {
         let seconds = wait.as_secs().max(1).to_string();
         if self.backend == Backend::NfTables {
@@ -61,7 +62,7 @@ impl ProgramVersion {
         } else if self.version >= Version::new(1, 6, 2) {
             RestoreWait::Options(vec!["-w".into(), seconds, "-W".into(), "100000".into()])
         } else if version_option_works {
-            // A distribution's back-port. It knows `-w`, not a limit; the program's own time limit bounds it.
+            // A distribution's backport, which has `-w` but no limit. The program's own time limit bounds the wait.
             RestoreWait::Options(vec!["-w".into()])
         } else {
             RestoreWait::LockForIt
@@ -75,14 +76,14 @@ impl fmt::Display for ProgramVersion {
     }
 }
 
-/// Means by which a restore waits for its turn.
+/// How a restore waits for the xtables lock.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RestoreWait {
-    /// Nothing.
+    /// It does not wait.
     Nothing,
     /// Command-line options of the restore program.
     Options(Vec<String>),
-    /// The program takes no lock: its caller must hold it meanwhile.
+    /// The program takes no lock, so its caller must hold it.
     LockForIt,
 }
 

@@ -1,4 +1,4 @@
-//! One form for the many spellings of a rule.
+//! One canonical form for the many spellings of a rule.
 
 mod options;
 mod values;
@@ -27,31 +27,34 @@ pub(crate) struct Extension {
     pub(crate) options: Vec<Opt>,
 }
 
-/// The meaning of a rule, independent of how it is spelled. Compare, order or hash it; print it to see what was compared.
+/// The meaning of a rule, independent of its spelling. Compare, order or hash it; print it to see what was compared.
 ///
-/// Two rules have the same canonical form if they differ only in
-/// * the order of source, destination, interfaces, protocol, matches' options and the jump, and where a comment stands;
+/// Two rules have the same canonical form if they differ only in:
+/// * the order of source, destination, interfaces, protocol, match options and the jump, and the position of a
+///   comment;
 /// * long and short option names and their aliases (`--source`, `--destination-port`, `--dports`, `--opt=value`);
-/// * `-m tcp` and the like, which `-p tcp --dport` implies, written out or not;
-/// * where `!` stands (`! -s X`, or `-s ! X` of old programs);
-/// * addresses: `/32` and `/128`, netmasks, host bits, spelling of IPv6; `0.0.0.0/0`, `::/0`, `-i +` and `-p all`, which match everything;
+/// * an explicit `-m tcp` or similar that `-p tcp --dport` implies;
+/// * the position of `!` (`! -s X`, or `-s ! X` in old programs);
+/// * addresses: `/32` and `/128`, netmasks, host bits, spelling of IPv6; `0.0.0.0/0`, `::/0`, `-i +` and `-p all`,
+///   which match everything;
 /// * protocol names and numbers; port ranges (`:1024`, `80:80`), `--syn`;
-/// * marks: hexadecimal, decimal, default masks; `MARK` and `CONNMARK` set, or, and, xor forms (all are `--set-xmark` to the kernel);
-/// * order within state, address-type and TCP flag lists; rates (`120/minute` is `2/second`); ICMP type names;
-/// * defaults that programs print or omit: `REJECT` answers, `LOG` level, `limit` and `hashlimit` burst, `recent` name and mask,
-///   `connlimit` mask of IPv6, `TPROXY` address and mark;
+/// * marks: hexadecimal, decimal, default masks; the set, or, and, xor forms of `MARK` and `CONNMARK` (all are
+///   `--set-xmark` in the kernel);
+/// * the order of state, address-type and TCP flag lists; rates (`120/minute` is `2/second`); ICMP type names;
+/// * defaults that programs may print or omit: `REJECT` answers, `LOG` level, `limit` and `hashlimit` burst, `recent`
+///   name and mask, `connlimit` mask of IPv6, `TPROXY` address and mark;
 /// * values of `statistic`, `hashlimit`, `tos`, `dscp`, `realm`, `mac`, `pkttype`, `u32`, `CLASSIFY`, `DSCP` and `TOS`: case, base, mask,
 ///   rounding.
 ///
-/// The order of matches counts, comments and the protocol's own match apart: some matches have side effects. Options of
-/// extensions not known here are compared as they are written. Names from `/etc/services`, host names, several addresses in
-/// one `-s`, and abbreviated long options are not resolved. Arguments that no program would take (an option without its
-/// argument, a word that belongs to no option, a second target) are compared as they stand.
+/// The order of matches is significant, except for comments and the protocol's own match, because some matches have
+/// side effects. Options of unknown extensions are compared as text. Names from `/etc/services`, host names, several
+/// addresses in one `-s`, and abbreviated long options are not resolved. Arguments that no program would accept (an
+/// option without its argument, a stray word, a second target) are compared as text.
 ///
-/// The printed text parses as a rule of the same canonical form.
+/// The printed text parses as a rule with the same canonical form.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct CanonicalRule {
-    /// The arguments of a rule that no program would take; the rest is empty then.
+    /// The arguments of a rule that no program would accept; the other fields are then empty.
     literal: Vec<String>,
     packet: Vec<Opt>,
     comments: Vec<String>,
@@ -68,7 +71,7 @@ impl CanonicalRule {
         })
     }
 
-    /// The same without what only this family has by default.
+    /// Removes the defaults of this family.
     pub(crate) fn in_family(mut self, family: Family) -> Self {
         let connlimits = self.matches.iter_mut().filter(|m| family == Family::Ipv4 && m.name == "connlimit");
         for one in connlimits {
@@ -77,7 +80,7 @@ impl CanonicalRule {
         self
     }
 
-    /// `None` for a rule that no program would take.
+    /// `None` for a rule that no program would accept.
     fn understood(rule: &Rule) -> Option<Self> {
         let mut reader = Reader::new(rule);
         let mut out = Self::default();
@@ -107,8 +110,8 @@ impl CanonicalRule {
         Some(out)
     }
 
-    /// Puts an option of an extension where it belongs: to the latest match that takes it, to the match its protocol implies,
-    /// to the target, or, when it is not known, to what was named last. `None` if the match it needs is not there.
+    /// Assigns an option to its extension: the latest match that has it, the match that its protocol implies, or the
+    /// target. An unknown option belongs to the extension named last. `None` if the required match is missing.
     fn place(&mut self, opt: Opt, protocol: Option<&str>, latest: &Latest) -> Option<()> {
         let slot = match options::place(&opt.name) {
             Place::Match(names) => {
@@ -156,7 +159,7 @@ impl CanonicalRule {
                 _ => others.push(one),
             }
         }
-        // `-p tcp -m tcp` without options says nothing more than `-p tcp`.
+        // `-p tcp -m tcp` without options means the same as `-p tcp`.
         protocol_matches.retain(|m| !m.options.is_empty());
         protocol_matches.sort();
         protocol_matches.extend(others);
@@ -200,14 +203,14 @@ impl fmt::Display for CanonicalRule {
     }
 }
 
-/// Takes a rule's arguments apart into options.
+/// Splits a rule's arguments into options.
 struct Reader<'r> {
     words: VecDeque<&'r str>,
     latest: Latest,
 }
 
-/// The extension named last. A comment is none: it has no options but its text, and may stand between another match and its
-/// options.
+/// The extension named last. A comment does not count: it has no options except its text, and may stand between a match
+/// and its options.
 enum Latest {
     Nothing,
     Match(String),
@@ -219,7 +222,7 @@ impl<'r> Reader<'r> {
         Self { words: rule.tokens().iter().map(AsRef::as_ref).collect(), latest: Latest::Nothing }
     }
 
-    /// `None` at the end, and for words that no program would take.
+    /// `None` at the end, and for words that no program would accept.
     fn next_option(&mut self) -> Option<Opt> {
         let mut word = self.words.pop_front()?;
         let mut negated = false;
@@ -234,7 +237,7 @@ impl<'r> Reader<'r> {
         let known = options::lookup(word).filter(|_| !self.is_foreign(word));
         let name = known.map_or(word, |known| known.name);
         let mut args: Vec<String> = glued.map(str::to_owned).into_iter().collect();
-        // Old programs had the exclamation mark behind the option.
+        // Old programs put the exclamation mark after the option.
         if args.is_empty() && options::takes_inner_negation(name) && self.words.front() == Some(&"!") {
             self.words.pop_front();
             negated = !negated;
@@ -244,13 +247,13 @@ impl<'r> Reader<'r> {
                 while args.len() < *arity {
                     args.push(self.words.pop_front()?.to_owned());
                 }
-                // A second exclamation mark could be either sign or value.
+                // A second exclamation mark could be a sign or a value.
                 let doubtful = options::takes_inner_negation(name) && args.first().is_some_and(|arg| arg == "!");
                 if doubtful || args.len() > *arity {
                     return None;
                 }
             }
-            // A word that belongs to no option, or an option that cannot be told from its value.
+            // A stray word, or an option that cannot be told from its value.
             None if !name.starts_with("--") => return None,
             None if glued.is_some_and(|value| value == "!" || self.starts_option(value)) => return None,
             None => {
@@ -273,8 +276,8 @@ impl<'r> Reader<'r> {
         Some(Opt { name: name.to_owned(), negated, args })
     }
 
-    /// Whether a spelling means something else here: `-m policy --proto esp` is not `-p esp`, and `-m recent --set` has no
-    /// arguments.
+    /// Whether a spelling has another meaning here: `-m policy --proto esp` is not `-p esp`, and `-m recent --set` has
+    /// no arguments.
     fn is_foreign(&self, spelling: &str) -> bool {
         let latest = if let Latest::Match(name) = &self.latest { name.as_str() } else { "" };
         match spelling {
@@ -284,7 +287,7 @@ impl<'r> Reader<'r> {
         }
     }
 
-    /// Whether the word in front begins a new option, as far as one can tell without knowing the option before it.
+    /// Whether the next word begins a new option, as far as possible without knowing the option before it.
     fn starts_option(&self, word: &str) -> bool {
         let is_option = |w: &str| w.starts_with("--") || (w.starts_with('-') && options::lookup(w).is_some());
         is_option(word) || (word == "!" && self.words.get(1).is_some_and(|next| is_option(next)))
@@ -388,7 +391,7 @@ mod tests {
         different("-m comment --one v", "-m comment --comment v");
     }
 
-    /// Arguments that are no rule equal only themselves, and their printed form parses as the same.
+    /// Arguments that are not a rule equal only themselves, and their printed form parses to the same.
     #[test]
     fn arguments_no_program_would_take() {
         for text in [

@@ -1,4 +1,4 @@
-//! Options of rules: names, numbers of arguments, and the match or target that each belongs to.
+//! Known options: names, numbers of arguments, and the match or target of each.
 
 /// Canonical name and arity of an option.
 pub(super) struct Known {
@@ -8,13 +8,13 @@ pub(super) struct Known {
     pub(super) arity: usize,
 }
 
-/// The part of a rule that an option belongs to.
+/// Where an option belongs.
 pub(super) enum Place {
-    /// The target, or the match named last when no target is named yet.
+    /// The target, or the match named last if there is no target yet.
     Target,
     /// The latest match of one of these names.
     Match(&'static [&'static str]),
-    /// The extension named last: the option is not known here.
+    /// The extension named last, for unknown options.
     Last,
 }
 
@@ -95,7 +95,7 @@ const OPTIONS: &[(&[&str], usize, &[&str])] = &[
     (&["--probability"], 1, &["statistic"]),
     (&["--string"], 1, &["string"]),
     (&["--hex-string"], 1, &["string"]),
-    // Targets'.
+    // Options of targets.
     (&["--to-ports"], 1, &[]),
     (&["--to-destination"], 1, &[]),
     (&["--to-source"], 1, &[]),
@@ -129,12 +129,12 @@ static BY_SPELLING: std::sync::LazyLock<std::collections::HashMap<&str, (Known, 
         rows.collect()
     });
 
-/// The option of this spelling; `None` if it is not known here.
+/// Looks up an option by spelling; `None` if unknown.
 pub(super) fn lookup(spelling: &str) -> Option<&'static Known> {
     BY_SPELLING.get(spelling).map(|(known, _)| known)
 }
 
-/// The part of a rule that the option of this canonical name belongs to.
+/// Where the option of this canonical name belongs.
 pub(super) fn place(name: &str) -> Place {
     match BY_SPELLING.get(name).filter(|(known, _)| known.name == name) {
         Some((_, [])) => Place::Target,
@@ -143,7 +143,7 @@ pub(super) fn place(name: &str) -> Place {
     }
 }
 
-/// Packet options that had the exclamation mark behind them before iptables 1.4.3.
+/// Packet options that were followed by the exclamation mark before iptables 1.4.3.
 pub(super) fn takes_inner_negation(name: &str) -> bool {
     matches!(
         name,

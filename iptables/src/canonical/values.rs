@@ -1,10 +1,10 @@
-//! Values of options brought to one spelling.
+//! Normalises the values of options.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use super::{Extension, Opt};
 
-/// Protocol names that programs print or take, and their numbers.
+/// Protocol names that programs print or accept, and their numbers.
 const PROTOCOLS: &[(&str, u8)] = &[
     ("all", 0),
     ("icmp", 1),
@@ -110,7 +110,7 @@ fn renamed(table: &[(&str, &str)], word: &str) -> String {
     table.iter().find(|(name, _)| *name == lower).map_or(lower, |(_, value)| (*value).to_owned())
 }
 
-/// The match that `-p PROTOCOL` (canonical) brings along.
+/// The match that `-p PROTOCOL` (canonical) implies.
 pub(super) fn protocol_match(protocol: &str) -> Option<&'static str> {
     Some(match protocol {
         "tcp" => "tcp",
@@ -128,7 +128,7 @@ pub(super) fn is_protocol_match(name: &str) -> bool {
     matches!(name, "tcp" | "udp" | "sctp" | "dccp" | "udplite" | "icmp" | "icmp6" | "icmpv6")
 }
 
-/// Brings one option of an extension (empty name: of the packet itself) to its canonical spelling.
+/// Normalises one option of an extension (empty name: of the packet itself).
 pub(super) fn normal(extension: &str, mut opt: Opt) -> Opt {
     if opt.name == "--syn" {
         "--tcp-flags".clone_into(&mut opt.name);
@@ -170,7 +170,7 @@ pub(super) fn normal(extension: &str, mut opt: Opt) -> Opt {
     opt
 }
 
-/// `! --dport :1023` is `--dport 1024:65535`, and the `nf_tables` programs print it so.
+/// `! --dport :1023` is `--dport 1024:65535`, which is what the `nf_tables` programs print.
 fn unnegate_ports(opt: &mut Opt) {
     let Some(range) = opt.args.first_mut().filter(|_| opt.negated) else { return };
     let (low, high) = range.split_once(':').unwrap_or((range, range));
@@ -184,7 +184,7 @@ fn unnegate_ports(opt: &mut Opt) {
     opt.negated = false;
 }
 
-/// Whether a packet option says nothing.
+/// Whether a packet option matches everything.
 pub(super) fn matches_everything(opt: &Opt) -> bool {
     let Some(arg) = opt.args.first() else { return false };
     !opt.negated
@@ -196,7 +196,7 @@ pub(super) fn matches_everything(opt: &Opt) -> bool {
         }
 }
 
-/// Takes out options that only repeat what the extension does anyway.
+/// Removes options that state the extension's defaults.
 pub(super) fn drop_defaults(extension: &mut Extension) {
     let (name, options) = (extension.name.as_str(), &mut extension.options);
     options.retain(|o| {
@@ -219,7 +219,7 @@ pub(super) fn drop_defaults(extension: &mut Extension) {
     });
 }
 
-/// All ways of changing a mark are one to the kernel: new = (old & !mask) ^ value.
+/// The kernel has a single operation for all changes of a mark: new = (old & !mask) ^ value.
 pub(super) fn unify_target(target: &mut Extension) {
     if !matches!(target.name.as_str(), "MARK" | "CONNMARK") {
         return;
@@ -282,7 +282,7 @@ fn mark(word: &str) -> String {
     }
 }
 
-/// Value and mask of the type of service; all bits if there is no mask.
+/// Value and mask of the type of service; without a mask, all bits.
 fn type_of_service(word: &str) -> String {
     match value_and_mask(word) {
         Some((value, mask)) => format!("{}/{}", hex(value), hex(mask.unwrap_or(0xff))),
@@ -297,7 +297,7 @@ fn class(word: &str) -> String {
     parts.map_or_else(|| word.to_owned(), |(major, minor)| format!("{major:04x}:{minor:04x}"))
 }
 
-/// A probability as the kernel keeps it, in units of 2^-31 (`xt_statistic_info`).
+/// A probability as stored by the kernel, in units of 2^-31 (`xt_statistic_info`).
 fn probability(word: &str) -> String {
     const ONE: f64 = 2_147_483_648.0;
     match word.parse::<f64>() {
@@ -306,14 +306,14 @@ fn probability(word: &str) -> String {
     }
 }
 
-/// A rate in packets a day, which all rates are whole numbers of; rates in bytes as they are.
+/// A rate in packets per day, in which every rate is a whole number. Rates in bytes are unchanged.
 fn daily(word: &str) -> String {
     let rate = word.split_once('/').and_then(|(count, unit)| Some((count.parse::<u64>().ok()?, seconds(unit)?)));
     let daily = rate.and_then(|(count, seconds)| count.checked_mul(86_400)?.checked_div(seconds.into()));
     daily.map_or_else(|| word.to_owned(), |count| format!("{count}/day"))
 }
 
-/// A test of the match `u32` with its numbers in hexadecimal, without blanks.
+/// An expression of the match `u32` with hexadecimal numbers and no blanks.
 fn u32_test(word: &str) -> String {
     let mut out = String::new();
     let mut digits = String::new();
@@ -376,7 +376,7 @@ fn tcp_flags(word: &str) -> String {
     TCP_FLAGS.into_iter().filter(|f| words.contains(f)).collect::<Vec<_>>().join(",")
 }
 
-/// Seconds of a unit of time, as the programs abbreviate it.
+/// Seconds of a time unit, in the programs' abbreviations.
 fn seconds(unit: &str) -> Option<u32> {
     Some(match unit.chars().next() {
         Some('s') if "second".starts_with(unit) || unit == "sec" => 1,
@@ -387,7 +387,7 @@ fn seconds(unit: &str) -> Option<u32> {
     })
 }
 
-/// A rate as the kernel keeps it: the time between two packets in units of 0.1 ms (`XT_LIMIT_SCALE`).
+/// A rate as stored by the kernel: the time between two packets in units of 0.1 ms (`XT_LIMIT_SCALE`).
 fn rate(word: &str) -> String {
     let (count, unit) = word.split_once('/').unwrap_or((word, "second"));
     let Some(seconds) = seconds(unit) else { return word.to_owned() };

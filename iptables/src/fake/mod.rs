@@ -1,4 +1,4 @@
-//! A host in memory, for tests: the same programs, the same exit codes and messages, no kernel.
+//! A simulated host for tests: the same programs, exit codes and messages, without a kernel.
 
 mod script;
 
@@ -16,15 +16,15 @@ use crate::name::{Backend, ChainName, Family, TableName};
 use crate::rule::Counters;
 use crate::runner::{Invocation, LockGuard, Output, Runner};
 
-/// Apparent folder of the programs.
+/// Directory in which the programs appear.
 const DIRECTORY: &str = "/fake/sbin";
 
-/// A host with `iptables` 1.8.9 of both back ends whose tables are in memory.
+/// A host with `iptables` 1.8.9 of both back ends and tables in memory.
 ///
-/// The host keeps the promises of `iptables-restore --noflush`: a table is changed as a whole or not at all; chain lines create or flush;
-/// unknown chains, matches and sets, jumps in circles, deleting a chain in use and the like fail with the line number, the
-/// words and the exit code of the real programs. Rules are kept as they are written (the kernel would reorder arguments), and
-/// options of extensions are not checked.
+/// The host behaves like `iptables-restore --noflush`. A table changes as a whole or not at all, and chain lines create
+/// or flush. Unknown chains, matches and sets, jump loops, deleting a chain in use and similar errors fail with the
+/// line number, message and exit code of the real programs. Rules are kept as written (the kernel would reorder
+/// arguments), and options of extensions are not checked.
 #[derive(Debug)]
 pub struct FakeHost {
     state: Mutex<State>,
@@ -33,15 +33,15 @@ pub struct FakeHost {
 #[derive(Debug)]
 struct State {
     tables: BTreeMap<(Family, Backend), BTreeMap<TableName, Table>>,
-    /// Output of `--version` by back end; absent: not installed.
+    /// Output of `--version` per back end; missing if not installed.
     versions: BTreeMap<Backend, String>,
-    /// Back ends that the kernel has tables for.
+    /// Back ends with tables in the kernel.
     kernel: BTreeSet<Backend>,
     default: Backend,
     sets: BTreeSet<String>,
     /// Matches that the kernel lacks.
     lacks: BTreeSet<String>,
-    /// The kernel has `nft_compat`.
+    /// Whether the kernel has `nft_compat`.
     compat: bool,
     lock_held: bool,
     writes: usize,
@@ -54,7 +54,7 @@ impl Default for FakeHost {
 }
 
 impl FakeHost {
-    /// An untouched host; the plain names are those of `nf_tables`.
+    /// An untouched host. The plain names belong to `nf_tables`.
     pub fn new() -> Self {
         let versions = Backend::ALL.into_iter().map(|b| (b, format!("v1.8.9 ({b})"))).collect();
         let state = State {
@@ -71,42 +71,43 @@ impl FakeHost {
         Self { state: Mutex::new(state) }
     }
 
-    /// The same with plain names (`iptables`, `iptables-save`, …) of this back end.
+    /// Lets the plain names (`iptables`, `iptables-save`, …) belong to this back end.
     #[must_use]
     pub fn with_default(self, backend: Backend) -> Self {
         self.state().default = backend;
         self
     }
 
-    /// The same without the programs of this back end.
+    /// Removes the programs of this back end.
     #[must_use]
     pub fn without_programs(self, backend: Backend) -> Self {
         self.state().versions.remove(&backend);
         self
     }
 
-    /// The same with programs of another version, as `--version` prints it behind the name: `v1.6.1`.
+    /// Sets the version of the programs, as `--version` prints it after the name: `v1.6.1`.
     #[must_use]
     pub fn with_version(self, backend: Backend, version: &str) -> Self {
         self.state().versions.insert(backend, version.to_owned());
         self
     }
 
-    /// The same on a kernel without tables for this back end.
+    /// Removes the tables of this back end from the kernel.
     #[must_use]
     pub fn without_kernel_tables(self, backend: Backend) -> Self {
         self.state().kernel.remove(&backend);
         self
     }
 
-    /// The same on a kernel without `nft_compat`: its `nf_tables` have tables and chains, and take no match of iptables.
+    /// Removes `nft_compat` from the kernel: its `nf_tables` then have tables and chains, but refuse matches of
+    /// iptables.
     #[must_use]
     pub fn without_compat(self) -> Self {
         self.state().compat = false;
         self
     }
 
-    /// From now on the kernel lacks a match (`recent`, `sctp`), or has it again: rules with it are refused.
+    /// Removes a match (`recent`, `sctp`) from the kernel or adds it again. Rules with a missing match are refused.
     pub fn set_match(&self, name: &str, present: bool) {
         let mut state = self.state();
         if present {
@@ -116,12 +117,12 @@ impl FakeHost {
         }
     }
 
-    /// Makes an ipset known, so that rules may name it.
+    /// Creates an ipset, so that rules can name it.
     pub fn add_set(&self, name: &str) {
         self.state().sets.insert(name.to_owned());
     }
 
-    /// Makes another program hold the xtables lock, or release it.
+    /// Lets another program hold or release the xtables lock.
     pub fn hold_lock(&self, held: bool) {
         self.state().lock_held = held;
     }
@@ -252,7 +253,7 @@ impl State {
         };
         let warnings = script.warnings(text);
         match script.run(text, tables) {
-            // A check only warns of what the kernel lacks.
+            // A check only warns about what the kernel lacks.
             Ok(()) => Output::new(Some(0)).with_stderr(warnings),
             Err(failure) => failed(failure.code, warnings + &failure.words),
         }
@@ -282,7 +283,7 @@ fn untouched(name: TableName) -> Table {
     table
 }
 
-/// Removes the counters of rules, which the save programs print only when asked.
+/// Removes the counters of rules, which the save programs print only on request.
 fn drop_counters(table: &mut Table) {
     let names: Vec<ChainName> = table.chains().iter().map(|c| c.name.clone()).collect();
     for name in names {
@@ -319,5 +320,5 @@ impl Runner for FakeHost {
     }
 }
 
-/// Counters of a rule that was written without any.
+/// Counters of a rule that was written without counters.
 const ZERO: Counters = Counters { packets: 0, bytes: 0 };

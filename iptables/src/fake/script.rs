@@ -1,4 +1,4 @@
-//! Execution of a restore program's input.
+//! Executes the input of a restore program.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,7 +65,7 @@ const MATCHES: &[&str] = &[
     "udplite",
 ];
 
-/// Targets that exist in one table only.
+/// Targets that exist in only one table.
 const NAT_ONLY: &[&str] = &["MASQUERADE", "SNAT", "DNAT", "REDIRECT", "NETMAP"];
 
 /// One run.
@@ -93,17 +93,17 @@ pub(super) struct Failure {
     pub(super) words: String,
 }
 
-/// A table being edited: a copy, put back at its `COMMIT`.
+/// A table being edited: a copy that replaces the table at `COMMIT`.
 struct Open {
     table: Table,
-    /// Rules added, with their lines, for what is only checked at commit.
+    /// Added rules with their lines, for the checks at commit.
     added: Vec<(usize, ChainName, Rule)>,
-    /// Chains deleted, with their lines.
+    /// Deleted chains with their lines.
     deleted: Vec<(usize, ChainName)>,
 }
 
 impl Script<'_> {
-    /// A match that the rule has and the kernel lacks.
+    /// The first match of the rule that the kernel lacks.
     fn lacking<'r>(&self, rule: &'r Rule) -> Option<&'r str> {
         let words: Vec<&str> = rule.tokens().iter().map(AsRef::as_ref).collect();
         let mut named = words.windows(2).filter_map(|pair| match pair {
@@ -116,7 +116,7 @@ impl Script<'_> {
         })
     }
 
-    /// Warnings of the programs about rules that need something the kernel lacks.
+    /// The programs' warnings about rules that need something the kernel lacks.
     pub(super) fn warnings(&self, text: &str) -> String {
         let rules: Vec<Rule> = text.lines().filter_map(|line| Rule::parse(line).ok()).collect();
         let lacking: BTreeSet<&str> = rules.iter().filter_map(|rule| self.lacking(rule)).collect();
@@ -277,7 +277,7 @@ impl Script<'_> {
         Ok(())
     }
 
-    /// Errors that the programs find while they read a rule.
+    /// Errors that the programs detect while they parse a rule.
     fn check_rule(&self, number: usize, rule: &Rule, table: &Table) -> Result<(), Failure> {
         let words: Vec<&str> = rule.tokens().iter().map(AsRef::as_ref).collect();
         for pair in words.windows(2) {
@@ -302,7 +302,7 @@ impl Script<'_> {
         }
     }
 
-    /// Errors that the kernel finds when a table is committed.
+    /// Errors that the kernel detects when a table is committed.
     fn check(&self, number: usize, open: &Open) -> Result<(), Failure> {
         let late = |line: usize, what: &str| match self.backend {
             Backend::Legacy => self.refused(number, ""),
@@ -340,7 +340,7 @@ impl Script<'_> {
         }
     }
 
-    /// A mistake that ends the program while it reads.
+    /// An error that ends the program while it parses.
     fn wrong(&self, number: usize, words: &str) -> Failure {
         let words = format!(
             "{} {}: {words}\nError occurred at line: {number}\nTry `{} -h' for more information.\n",
@@ -349,7 +349,7 @@ impl Script<'_> {
         Failure { code: 2, words }
     }
 
-    /// A command that was understood and could not be done; only `nf_tables` says why.
+    /// A command that was parsed but could not be carried out. Only `nf_tables` reports why.
     fn refused(&self, number: usize, why: &str) -> Failure {
         let why = if self.backend == Backend::Legacy || why.is_empty() { String::new() } else { format!(": {why}.") };
         Failure { code: 1, words: format!("{}: line {number} failed{why}\n", self.program) }
@@ -371,9 +371,9 @@ fn sort_user_chains(table: &mut Table) {
     *table = sorted;
 }
 
-/// Whether a packet could come back to a chain that it is in.
+/// Whether a packet could return to a chain that it is already in.
 fn has_loop(table: &Table) -> bool {
-    // Chains that lead nowhere or only to such chains are taken away until none is left, or only loops.
+    // Remove chains that jump nowhere, or only to removed chains, until only loops are left.
     let mut open: BTreeMap<&str, BTreeSet<&str>> = table
         .chains()
         .iter()
