@@ -1,6 +1,6 @@
 #!/bin/sh
 # A node changes from a kube-proxy in iptables mode to proxier-demo in nftables mode, and back, while a client connects without a pause and keeps a
-# connection open. kube-proxy itself is not run: its rules are those of examples/tests/fixtures/kube-proxy, as 1.28 leaves them.
+# connection open. kube-proxy itself is not run: its rules are those of examples/proxier-demo/tests/fixtures/kube-proxy, as 1.28 leaves them.
 # `cargo xtask demo --mode takeover` starts this on the machine's own kernel. It changes nothing outside of its namespaces, and needs root:
 #
 #   takeover.sh PROXIER-DEMO [--check]

@@ -1,8 +1,5 @@
-//! Functions that the examples share, and the parts of `proxier-demo`.
+//! Functions that the programs of the cookbook share.
 
 mod support;
 
 pub use support::{Failure, end, print, render};
-
-#[cfg(feature = "proxier-demo")]
-pub mod proxier_demo;

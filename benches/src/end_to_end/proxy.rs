@@ -51,7 +51,7 @@ pub(super) fn program() -> Result<PathBuf, Failure> {
     if path.exists() {
         Ok(path)
     } else {
-        Err(format!("{} is missing: build it with --release --package examples", path.display()).into())
+        Err(format!("{} is missing: build it with --release --package proxier-demo", path.display()).into())
     }
 }
 

@@ -109,7 +109,7 @@ const HISTORY_SECS: u64 = 300;
 pub(crate) fn run() -> Result<(), Failure> {
     let options = Options::parse_from(std::env::args_os().skip(1));
     if !options.proxy.exists() {
-        return Err(format!("{} is missing: build it with --package examples", options.proxy.display()).into());
+        return Err(format!("{} is missing: build it with --package proxier-demo", options.proxy.display()).into());
     }
     // A change of mode may lead to userspace mode, which needs two for each listener; Debian's machine starts with a limit of 4,096.
     if let Some(lack) = missing(Need::OpenFiles(65_536)) {

@@ -62,7 +62,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let (proxy, kernel) = thread::scope(|scope| {
         let build = scope.spawn(|| match &options.proxy {
             Some(path) => Ok(fs::canonicalize(path)?),
-            None => cargo::build("examples", "proxier-demo", "demo"),
+            None => cargo::build("proxier-demo", "proxier-demo", "demo"),
         });
         let fetched = fetch(in_machine.then_some(options.kernel));
         let built = build.join().unwrap_or_else(|_| Err(anyhow!("the thread that builds panicked")));

@@ -89,7 +89,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     }
     let (program, proxy) = if options.release {
         // Two runs of cargo's: with the benches, the proxy would get the features that only they want.
-        (cargo::build("benches", "benches", "release")?, cargo::build("examples", "proxier-demo", "release")?)
+        (cargo::build("benches", "benches", "release")?, cargo::build("proxier-demo", "proxier-demo", "release")?)
     } else {
         // As `cargo xtask test` builds them: after the tests, nothing is left to build.
         let built = cargo::build_all(&["--workspace".to_owned()])?;

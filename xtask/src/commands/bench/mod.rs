@@ -191,7 +191,7 @@ impl Options {
             cargo::program(&cargo::build_all(&["--workspace".to_owned()])?, "benches")?
         } else {
             // In a run of cargo's of its own: with the benches it would get the features that only they want.
-            cargo::build("examples", "proxier-demo", "release")?;
+            cargo::build("proxier-demo", "proxier-demo", "release")?;
             cargo::build("benches", "benches", "release")?
         };
         for name in C_PROGRAMS {

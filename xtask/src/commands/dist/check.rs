@@ -197,7 +197,7 @@ fn enter(container: &Path, command: &str, more: &[&str]) -> Result<String> {
     tools::run(chroot.env_clear().env("PATH", path))
 }
 
-/// Serves from the root directory: a test of `examples` whose program this is.
+/// Serves from the root directory: a test of the program whose program this is.
 fn serve(container: &Path) -> Result<()> {
     let mut test = cargo::command();
     test.env("PROXIER_ROOT", container).env("TESTKIT_REQUIRE", "all").env("BENCHES_RUSTC", cargo::rustc_version()?);

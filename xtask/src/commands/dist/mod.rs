@@ -163,7 +163,7 @@ fn build(arch: Arch, revision: &str, epoch: &str) -> Result<PathBuf> {
         cargo.env("CARGO_PROFILE_RELEASE_STRIP", "symbols");
     }
     cargo.envs([("RUSTFLAGS", flags.as_str()), ("PROXIER_REVISION", revision), ("SOURCE_DATE_EPOCH", epoch)]);
-    cargo.args(["build", "--release", "--locked", "--package", "examples", "--bin", "proxier-demo", "--target"]);
+    cargo.args(["build", "--release", "--locked", "--package", "proxier-demo", "--bin", "proxier-demo", "--target"]);
     cargo::program(&cargo::artifacts(cargo.arg(arch.target()))?, "proxier-demo")
 }
 

@@ -62,7 +62,7 @@ pub(super) fn program(release: &Release) -> Result<Vec<Part>> {
 /// The crates in the program, with the checksums that Cargo.lock has.
 fn crates(release: &Release) -> Result<Vec<Part>> {
     let options =
-        "tree --locked --package examples --edges normal,no-proc-macro --prefix none --format {p}|{l} --target";
+        "tree --locked --package proxier-demo --edges normal,no-proc-macro --prefix none --format {p}|{l} --target";
     let printed = tools::run(cargo::command().args(options.split(' ')).arg(release.arch.target()))?;
     let lock = source("Cargo.lock")?;
     let parts: BTreeSet<Part> = printed.lines().filter_map(|line| a_crate(line, &lock)).collect();

@@ -145,7 +145,7 @@ pub(crate) fn main(options: Options) -> Result<ExitCode> {
     // Where the machine's programs are missing, the tests here still run, and those that ran nowhere are counted.
     let mut ready = tools::ensure(tools::ORACLES);
     if options.filter.is_none()
-        && (options.packages.is_empty() || options.packages.iter().any(|name| name == "examples"))
+        && (options.packages.is_empty() || options.packages.iter().any(|name| name == "proxier-demo"))
     {
         // The test that lacks it is counted as skipped.
         tools::ensure(tools::BROWSER).unwrap_or_else(|error| eprintln!("xtask: {error:#}"));
@@ -270,7 +270,7 @@ fn run_in_machines(series: Series, programs: &[Program], runs: &Runs, report: &m
     // First those that take long, then those that start the whole proxy, then those with many tests: then no machine is left alone
     // with one at the end.
     programs.sort_by_cached_key(|program| {
-        let is_small = !program.name.starts_with("examples ");
+        let is_small = !program.name.starts_with("proxier-demo ");
         (Reverse(runs.slow.on_kernel(program)), is_small, Reverse(program.tests.len()), program.title.clone())
     });
     // The whole matrix takes its time, and more than one processor.

@@ -1,0 +1,458 @@
+//! `diff`: what clients will see differently in another mode, in words. Needs no kernel and no privilege, but for `--from kube-proxy`: it follows
+//! from the Services' meaning in each mode, which tests hold to what packets do.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::process::ExitCode;
+
+use ipvs::model::SnapshotEntry;
+use proxier_core::modes::nftables::list_kube_proxy;
+use proxier_core::modes::{Kind, list_frontends, other_addresses, trace};
+use proxier_core::net::{EndpointKey, Family, FrontendKey};
+use proxier_core::reconciler::Reconciler;
+use proxier_core::service::{Packet, Reached, Trace, Verdict};
+use proxier_core::sketch::Sketch;
+use proxier_core::snapshot::ObjectKind;
+use serde_json::{Value, json};
+
+use crate::commands::once::{BAD_INPUT, FAILED, feed, input};
+use crate::commands::render::{empty_kernel, warn_of_no_address};
+use crate::commands::trace::{Owns, packet};
+use crate::engine::{Engine, kernel};
+use crate::message::change::Snapshot;
+use crate::output::{Out, lines, say};
+use crate::problem::Problem;
+use crate::settings::cli::packet::{Sender, To, TraceRequest};
+use crate::settings::cli::{Configured, From, Output};
+use crate::status::progress::Progress;
+
+/// Exit code: something differs.
+const DIFFERS: u8 = 3;
+
+/// In place of a Service, for what the kernel serves without one.
+const NO_SERVICE: &str = "no Service:";
+
+/// Frontends of a Service that are listed at most in one line.
+const FEW: usize = 3;
+
+/// Prints what clients of each Service will see differently when this node changes from what serves to the configured mode, or to `to`. Exit code 0:
+/// nothing differs. 3: something does. 1: no input, or the kernel cannot be read. 2: bad input, or some of it could not be read.
+pub async fn diff(
+    configured: &Configured,
+    output: Output,
+    (from, to): (From, Option<Kind>),
+    node_addresses: &[IpAddr],
+) -> ExitCode {
+    let progress = Progress::of_command();
+    let found = match from {
+        From::Mode(mode) => Found { mode, endpoints: None, addresses: Vec::new() },
+        From::KubeProxy => match Found::read(configured) {
+            Ok(found) => found,
+            Err(problem) => {
+                say(problem);
+                return ExitCode::from(FAILED);
+            }
+        },
+    };
+    let to = to.unwrap_or(configured.settings.mode);
+    let (snapshot, unreadable) = match input(configured, &progress).await {
+        Ok(read) => read,
+        Err(code) => return code,
+    };
+    progress.end();
+    unreadable.iter().for_each(say);
+    let node_addresses = if node_addresses.is_empty() { &found.addresses } else { node_addresses };
+    let serve = |mode| Side::new(configured, mode, snapshot.clone(), node_addresses);
+    let (before, after) = match (serve(found.mode), serve(to)) {
+        (Ok(before), Ok(after)) => (before, after),
+        (Err(problems), _) | (_, Err(problems)) => {
+            problems.iter().for_each(say);
+            return ExitCode::from(BAD_INPUT);
+        }
+    };
+    warn_of_no_address(configured, &before.addresses);
+    let differences = Differences::new(&before, &after, &found);
+    let mut out = Out::open();
+    match output {
+        Output::Text => out.text(&lines(differences.lines())),
+        Output::Json => out.json(&differences.json()),
+    }
+    ExitCode::from(match (out.end(), unreadable.is_empty(), differences.services.is_empty()) {
+        (false, ..) => FAILED,
+        (true, false, _) => BAD_INPUT,
+        (true, true, true) => 0,
+        (true, true, false) => DIFFERS,
+    })
+}
+
+/// The mode that serves before, and the kernel's part of it where a kube-proxy has left one.
+struct Found {
+    mode: Kind,
+    /// Endpoints by Frontend, as the kernel has them, where that can be read; of a node port at address 0, but in IPVS mode.
+    endpoints: Option<BTreeMap<FrontendKey, BTreeSet<EndpointKey>>>,
+    /// The addresses of this host, without Services'; none where it was not asked.
+    addresses: Vec<IpAddr>,
+}
+
+impl Found {
+    /// Reads what a kube-proxy of any mode has left in this kernel.
+    fn read(configured: &Configured) -> Result<Self, Problem> {
+        let failed = |error: &dyn std::fmt::Display| Problem::new("", error.to_string());
+        let mut kernel = kernel::open()?;
+        let mut ports = kernel.ports();
+        let host = ports.links.addresses().map_err(|error| failed(&error))?;
+        let names = &configured.settings.core.names;
+        let device = names.device.as_str();
+        let addresses: Vec<IpAddr> = other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
+        // A virtual server may be another program's; the device is kube-proxy's, and this program's.
+        let is_there = host.interfaces.contains_key(device);
+        if let Some(snapshot) = ports.ipvs.snapshot().ok().filter(|_| is_there) {
+            let of_entry = |entry: &SnapshotEntry| {
+                let key = FrontendKey::try_from(entry.virtual_server.server.key).ok()?;
+                let taking = entry.real_servers.iter().filter(|real| real.server.config.weight.get() > 0);
+                Some((key, taking.map(|real| EndpointKey::new(real.server.key.addr, real.server.key.port)).collect()))
+            };
+            let endpoints = Some(snapshot.entries.iter().filter_map(of_entry).collect());
+            return Ok(Found { mode: Kind::Ipvs, endpoints, addresses });
+        }
+        let side = Engine::in_memory(configured, Sketch::default());
+        let known = (side.proxier().facts(), side.proxier().desired());
+        let served = list_frontends(Kind::Iptables, known.0, known.1, &mut ports).unwrap_or_default();
+        if !served.is_empty() {
+            let endpoints =
+                served.into_iter().map(|(key, served)| (key, served.endpoints.unwrap_or_default())).collect();
+            return Ok(Found { mode: Kind::Iptables, endpoints: Some(endpoints), addresses });
+        }
+        if let Some(endpoints) = list_kube_proxy(ports.tables).map_err(|error| failed(&error))? {
+            return Ok(Found { mode: Kind::Nftables, endpoints: Some(endpoints), addresses });
+        }
+        Err(Problem::new(
+            "",
+            format!(
+                "no kube-proxy has left anything here (no {device}, no chain KUBE-SERVICES, no table kube-proxy): give --from and a mode"
+            ),
+        ))
+    }
+
+    /// The endpoints that the kernel has for a Frontend, where those can be read.
+    fn endpoints(&self, key: &FrontendKey) -> Option<BTreeSet<EndpointKey>> {
+        let all = self.endpoints.as_ref()?;
+        let any: IpAddr = match key.family() {
+            Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
+            Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
+        };
+        let found = all.get(key).or_else(|| all.get(&FrontendKey { address: any, ..*key }));
+        Some(found.cloned().unwrap_or_default())
+    }
+}
+
+/// A mode as it would serve.
+struct Side {
+    engine: Engine<Sketch>,
+    addresses: Vec<IpAddr>,
+    configured: Configured,
+}
+
+impl Side {
+    fn new(
+        configured: &Configured,
+        mode: Kind,
+        snapshot: Snapshot,
+        node_addresses: &[IpAddr],
+    ) -> Result<Self, Vec<Problem>> {
+        let configured = configured.in_mode(mode)?;
+        let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
+        let mut engine = Engine::in_memory(&configured, kernel);
+        feed(&mut engine, snapshot);
+        // What cannot be written in memory is a refusal, which is compared.
+        let _report = engine.pass();
+        Ok(Side { engine, addresses, configured })
+    }
+
+    fn proxier(&self) -> &Reconciler {
+        self.engine.proxier()
+    }
+
+    /// The fate of a packet of this client; `None` where there is no such client.
+    fn trace(&self, client: Client, to: FrontendKey) -> Option<Trace> {
+        let proxier = self.proxier();
+        let packet = match client {
+            Client::Pod => Packet::new(pod(proxier, to.family())?, to),
+            Client::InRange => {
+                let ranges = proxier.desired().frontend(&to)?.source_ranges.clone()?;
+                let of_family = ranges.iter().find(|range| Family::of(range.addr()) == to.family())?;
+                Packet::new(of_family.addr(), to)
+            }
+            Client::Node | Client::Outside => {
+                let from = if client == Client::Node { Sender::Node } else { Sender::Outside };
+                let asked = TraceRequest { from, to: To(to), device: None, live: None };
+                packet(&asked, &self.addresses, &Owns::new(proxier, &to)).ok()?
+            }
+        };
+        let known = (proxier.desired(), proxier.facts());
+        let options = self.configured.settings.iptables();
+        Some(trace::trace(proxier.mode(), proxier.store(), known, &packet, options))
+    }
+
+    /// Rejected wishes of Services and Frontends that are not served, in words: by object and what is refused. An annotation that one mode
+    /// refuses and another one ignores is the same.
+    fn refused(&self) -> BTreeMap<(String, String), String> {
+        let mut refused = BTreeMap::new();
+        for of in self.proxier().rejections() {
+            let says = format!("{} {}: {}", of.field, of.value, of.reason);
+            let mut note = |what: String, says: String| {
+                refused.insert((of.key.to_string(), what), says);
+            };
+            if of.field == "metadata.annotations" {
+                for name in of.value.split(", ") {
+                    let field = format!("metadata.annotations[{name}]");
+                    note(field.clone(), format!("{field}: {}", of.reason));
+                }
+            } else if of.kind == ObjectKind::Service && of.field.starts_with("metadata.annotations[") {
+                note(of.field.clone(), says);
+            } else {
+                note(says.clone(), says);
+            }
+        }
+        refused.extend(self.proxier().refused().map(|of| ((of.service.clone(), of.to_string()), of.to_string())));
+        refused
+    }
+}
+
+/// The address of a pod of this node, where its network is known.
+fn pod(proxier: &Reconciler, family: Family) -> Option<IpAddr> {
+    let network = proxier.facts().pod_cidr(family)?;
+    Some(match network.network() {
+        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits().saturating_add(2)).into(),
+        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits().saturating_add(2)).into(),
+    })
+}
+
+/// Clients whose packets may fare differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Client {
+    Node,
+    Pod,
+    Outside,
+    InRange,
+}
+
+impl Client {
+    const ALL: [Client; 4] = [Client::Node, Client::Pod, Client::Outside, Client::InRange];
+
+    fn words(self) -> &'static str {
+        match self {
+            Client::Node => "this node",
+            Client::Pod => "a pod of this node",
+            Client::Outside => "a client outside",
+            Client::InRange => "a client in the source ranges",
+        }
+    }
+}
+
+/// The fate of a client's connections, in words.
+fn fate(trace: &Trace) -> String {
+    let stays = trace.affinity_secs.map_or_else(String::new, |secs| format!(", stays for {secs} s"));
+    match &trace.verdict {
+        Verdict::LeftAlone => "not served here".to_owned(),
+        Verdict::Dropped => "dropped: the client waits".to_owned(),
+        Verdict::Rejected => "refused at once".to_owned(),
+        Verdict::Endpoints(reached) => {
+            let endpoint = |one: &Reached| match one.weight {
+                1 => one.endpoint.to_string(),
+                weight => format!("{} (weight {weight})", one.endpoint),
+            };
+            let shown = few(reached.iter().map(endpoint), " or ");
+            let masqueraded = reached.iter().filter(|one| one.masqueraded).count();
+            let source = match (masqueraded, &trace.forwarding) {
+                (_, Some(method)) => format!("answers directly ({method})"),
+                (0, None) => "sees the client's address".to_owned(),
+                (all, None) if all == reached.len() => "sees this node's address".to_owned(),
+                (some, None) => format!("sees this node's address at {some} of {}", reached.len()),
+            };
+            format!("gets {shown}, which {source}{stays}")
+        }
+        _ => "unknown".to_owned(),
+    }
+}
+
+/// The first few of these, and the number of the rest.
+fn few(all: impl ExactSizeIterator<Item = String>, between: &str) -> String {
+    let more = match all.len().saturating_sub(FEW) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    all.take(FEW).collect::<Vec<_>>().join(between) + &more
+}
+
+/// One thing that differs for a Service.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Difference {
+    /// Client, or another subject.
+    who: String,
+    before: String,
+    after: String,
+}
+
+/// Everything that differs.
+struct Differences {
+    from: Kind,
+    to: Kind,
+    all: Vec<String>,
+    total: usize,
+    /// By Service; then by what differs, with the Frontends.
+    services: BTreeMap<String, BTreeMap<Vec<Difference>, Vec<FrontendKey>>>,
+}
+
+impl Differences {
+    fn new(before: &Side, after: &Side, found: &Found) -> Self {
+        let (from, to) = (before.proxier().mode(), after.proxier().mode());
+        let mut services: BTreeMap<String, BTreeMap<Vec<Difference>, Vec<FrontendKey>>> = BTreeMap::new();
+        let keys = |side: &Side| side.proxier().desired().frontends().map(|frontend| frontend.key).collect::<Vec<_>>();
+        let all: BTreeSet<FrontendKey> = keys(before).into_iter().chain(keys(after)).collect();
+        let owner = |key: &FrontendKey| {
+            let owner = [after, before].into_iter().find_map(|side| side.proxier().desired().owner(key));
+            owner.map(ToString::to_string).unwrap_or_default()
+        };
+        let mut names = BTreeSet::new();
+        for key in all {
+            names.insert(owner(&key));
+            let mut differs: Vec<Difference> = Vec::new();
+            for client in Client::ALL {
+                let fates = (before.trace(client, key), after.trace(client, key));
+                if let (Some(before), Some(after)) = (fates.0.as_ref().map(fate), fates.1.as_ref().map(fate))
+                    && before != after
+                {
+                    differs.push(Difference { who: client.words().to_owned(), before, after });
+                }
+            }
+            differs.extend(stale(found, before, &key));
+            if !differs.is_empty() {
+                services.entry(owner(&key)).or_default().entry(differs).or_default().push(key);
+            }
+        }
+        let ports: BTreeSet<_> = keys(after).into_iter().map(|key| (key.protocol, key.port)).collect();
+        let is_wanted = |key: &FrontendKey| {
+            let is_port = key.address.is_unspecified() && ports.contains(&(key.protocol, key.port));
+            is_port || after.proxier().desired().frontend(key).is_some()
+        };
+        for (key, endpoints) in found.endpoints.iter().flatten().filter(|_| !from.facts().has_virtual_servers) {
+            if !is_wanted(key) {
+                let gone = Difference {
+                    who: "everybody".to_owned(),
+                    before: format!("gets {}", list(endpoints)),
+                    after: "not served".to_owned(),
+                };
+                services.entry(NO_SERVICE.to_owned()).or_default().entry(vec![gone]).or_default().push(*key);
+            }
+        }
+        let known = before.refused();
+        for ((object, what), who) in after.refused() {
+            if !known.contains_key(&(object.clone(), what)) {
+                let difference = Difference { who, before: "done".to_owned(), after: "not done".to_owned() };
+                services.entry(object).or_default().entry(vec![difference]).or_default();
+            }
+        }
+        Differences { from, to, all: of_all(from, to), total: names.len(), services }
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let mut said = Vec::new();
+        for (service, groups) in &self.services {
+            for (differs, keys) in groups {
+                let shown = few(keys.iter().map(ToString::to_string), ", ");
+                said.push(format!("{service} {shown}").trim_end().to_owned());
+                // A wish that is refused has no Frontends.
+                said.extend(differs.iter().map(|Difference { who, before, after }| {
+                    if keys.is_empty() { format!("  {who}") } else { format!("  {who}: {before} → {after}") }
+                }));
+            }
+        }
+        let (from, to) = (self.from, self.to);
+        let differ = self.services.keys().filter(|service| *service != NO_SERVICE).count();
+        said.push(format!("{differ} of {} Services differ, from {from} to {to}", self.total));
+        said.extend(self.all.iter().map(|line| format!("all: {line}")));
+        said
+    }
+
+    fn json(&self) -> Value {
+        let of_group = |(differs, keys): (&Vec<Difference>, &Vec<FrontendKey>)| {
+            let one = |of: &Difference| json!({"who": of.who, "before": of.before, "after": of.after});
+            let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
+            json!({"frontends": keys, "differences": differs.iter().map(one).collect::<Vec<_>>()})
+        };
+        let services: Vec<Value> = self
+            .services
+            .iter()
+            .map(|(service, groups)| json!({"service": service, "groups": groups.iter().map(of_group).collect::<Vec<_>>()}))
+            .collect();
+        json!({"from": self.from.name(), "to": self.to.name(), "services": services, "ofServices": self.total, "all": self.all})
+    }
+}
+
+/// A Frontend for which the kernel has other endpoints than the Services say.
+fn stale(found: &Found, before: &Side, key: &FrontendKey) -> Option<Difference> {
+    let held = found.endpoints(key)?;
+    let frontend = before.proxier().desired().frontend(key)?;
+    let wanted: BTreeSet<EndpointKey> = frontend.endpoints().iter().copied().collect();
+    // Where there are chains, they lead to the lists of all clients.
+    let all: BTreeSet<EndpointKey> = frontend.cluster.iter().chain(frontend.local.iter()).copied().collect();
+    let is_same = if found.mode.facts().has_virtual_servers {
+        held == wanted
+    } else {
+        held.is_subset(&all) && wanted.is_subset(&held)
+    };
+    (!is_same).then(|| Difference {
+        who: "endpoints in the kernel, and as the Services say".to_owned(),
+        before: list(&held),
+        after: list(&wanted),
+    })
+}
+
+fn list(endpoints: &BTreeSet<EndpointKey>) -> String {
+    match endpoints.len() {
+        0 => "none".to_owned(),
+        _ => endpoints.iter().map(|of| SocketAddr::from(*of).to_string()).collect::<Vec<_>>().join(", "),
+    }
+}
+
+/// Differences for all Services.
+fn of_all(from: Kind, to: Kind) -> Vec<String> {
+    let mut said = Vec::new();
+    if from == to {
+        return said;
+    }
+    let (from, to) = (from.facts(), to.facts());
+    match (from.makes_addresses_local, to.makes_addresses_local) {
+        (true, false) => said.push(
+            "addresses of Services answer no ping any more, and no device or route of this node has them".to_owned(),
+        ),
+        (false, true) => said.push("addresses of Services are this node's own, and answer pings".to_owned()),
+        _ => {}
+    }
+    match (from.closes_cluster_ips, to.closes_cluster_ips) {
+        (true, false) => said.push(
+            "ports of a cluster IP that no Service has are not refused any more: packets to them leave the node"
+                .to_owned(),
+        ),
+        (false, true) => {
+            said.push(
+                "ports of a cluster IP that no Service has are refused; until now packets to them left the node"
+                    .to_owned(),
+            );
+        }
+        _ => {}
+    }
+    if !from.translates_packets || to.is_process {
+        said.push("connections that are open end when the mode changes".to_owned());
+    } else {
+        said.push("connections that are open go on when the mode changes".to_owned());
+    }
+    if from.choice != to.choice {
+        said.push(format!(
+            "endpoints are chosen {}, not {}, where a Service asks for nothing else",
+            to.choice, from.choice
+        ));
+    }
+    said
+}

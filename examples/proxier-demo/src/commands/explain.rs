@@ -1,0 +1,574 @@
+//! `explain`: a Service, its endpoints and the reasons for them, the rules that guard it, and refusals. Needs no kernel and no privilege: the
+//! reconciler programs a node on paper, as for `render`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::process::ExitCode;
+use std::str::FromStr;
+
+use proxier_core::modes::Kind;
+use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::plan::report::Refused;
+use proxier_core::reconciler::Reconciler;
+use proxier_core::service::{EndpointDecision, Frontend, Roles, endpoint_decisions, why_left_out};
+use proxier_core::sketch::Held;
+use proxier_core::snapshot::{ObjectKey, ServicePort, Store, TrafficPolicy};
+use serde_json::{Value, json};
+
+use crate::commands::mentions::{self, Mention};
+use crate::commands::once::{BAD_INPUT, FAILED, feed, input};
+use crate::commands::policies::{Policy, policies, policy_name};
+use crate::commands::render::{empty_kernel, warn_of_no_address};
+use crate::engine::Engine;
+use crate::engine::view::unreadable_line;
+use crate::message::change::Snapshot;
+use crate::output::{Out, lines, say};
+use crate::settings::cli::packet::To;
+use crate::settings::cli::{Configured, Output};
+use crate::status::progress::Progress;
+
+/// Explains a Service (`namespace/name`, with or without `:port`), or who has an address and port. Exit code 0: explained. 1: no Service has that
+/// name or that address and port, or there is no input. 2: bad input, or some of it could not be read.
+pub async fn explain(configured: &Configured, output: Output, asked: &str, node_addresses: &[IpAddr]) -> ExitCode {
+    let progress = Progress::of_command();
+    let asked: Subject = match asked.parse() {
+        Ok(asked) => asked,
+        Err(reason) => {
+            say(reason);
+            return ExitCode::from(BAD_INPUT);
+        }
+    };
+    let (mut snapshot, unreadable) = match input(configured, &progress).await {
+        Ok(read) => read,
+        Err(code) => return code,
+    };
+    progress.end();
+    unreadable.iter().for_each(say);
+    keep_what_matters(&mut snapshot, &asked);
+    let objects = snapshot.services.clone();
+    let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
+    warn_of_no_address(configured, &addresses);
+    let mut engine = Engine::in_memory(configured, kernel);
+    feed(&mut engine, snapshot);
+    if engine.pass().is_none() {
+        return ExitCode::from(FAILED);
+    }
+    let found = match find(engine.proxier(), &asked, &objects) {
+        Ok(found) => found,
+        Err(lines) => {
+            lines.iter().for_each(say);
+            return ExitCode::from(FAILED);
+        }
+    };
+    let object = objects.get(&found.service).map(Box::as_ref);
+    let held = engine.kernel().state();
+    let explained = Explanation::new(engine.proxier(), &held, &found, object);
+    let mut out = Out::open();
+    match output {
+        Output::Text => out.text(&lines(explained.lines())),
+        Output::Json => out.json(&explained.json()),
+    }
+    ExitCode::from(match (out.end(), unreadable.is_empty()) {
+        (false, _) => FAILED,
+        (true, false) => BAD_INPUT,
+        (true, true) => 0,
+    })
+}
+
+/// Result of the search: the Service to explain, and the part of it that was asked for.
+#[derive(Debug)]
+struct SearchResult {
+    service: ObjectKey,
+    /// Name of the only port to explain; `None`: all ports.
+    port: Option<String>,
+    /// The only Frontend to explain; `None`: all of them.
+    frontend: Option<FrontendKey>,
+}
+
+/// Subject of the question.
+#[derive(Debug)]
+enum Subject {
+    /// A Service, and perhaps only the port of this name.
+    Service(ObjectKey, Option<String>),
+    Frontend(FrontendKey),
+}
+
+impl FromStr for Subject {
+    type Err = String;
+
+    fn from_str(asked: &str) -> Result<Self, String> {
+        let before = asked.split('/').next().filter(|before| before.len() < asked.len());
+        if before.is_some_and(|before| !before.starts_with('[') && !before.contains(':')) {
+            let (name, port) = match asked.split_once(':') {
+                Some((name, port)) => (name, Some(port.to_owned())),
+                None => (asked, None),
+            };
+            let (namespace, name) = name.split_once('/').unwrap_or_default();
+            return Ok(Subject::Service(ObjectKey::new(namespace, name), port));
+        }
+        let To(key) = asked.parse().map_err(|reason| {
+            format!("{asked:?} is neither NAMESPACE/NAME of a Service, nor an address and port: {reason}")
+        })?;
+        Ok(Subject::Frontend(key))
+    }
+}
+
+/// Drops Services, and their slices, that share no address and no node port with the subject or its endpoints: the answer does not depend on them. If
+/// nothing would be left, everything stays, so that near matches can be named.
+fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject) {
+    let (addresses, ports) = match asked {
+        Subject::Service(key, _) => match snapshot.services.get(key) {
+            Some(service) => (addresses(service).collect(), node_ports(service).collect()),
+            None => return,
+        },
+        Subject::Frontend(key) => (BTreeSet::from([key.address]), BTreeSet::from([i64::from(key.port)])),
+    };
+    let mut kept = sharing(snapshot, &addresses, &ports);
+    if let Subject::Service(key, _) = asked {
+        kept.insert(key.clone());
+    }
+    if kept.is_empty() {
+        return;
+    }
+    // An endpoint may be another Service's address, or a node port.
+    let (mut addresses, mut ports) = (BTreeSet::new(), BTreeSet::new());
+    for (_, slice) in snapshot.slices.iter().filter(|(key, slice)| is_of(key, slice, &kept)) {
+        let endpoints = slice.endpoints.iter().flat_map(|endpoint| &endpoint.addresses);
+        addresses.extend(endpoints.filter_map(|text| canonical(text)));
+        ports.extend(slice.ports.iter().filter_map(|port| port.port));
+    }
+    kept.extend(sharing(snapshot, &addresses, &ports));
+    snapshot.services.retain(|key, _| kept.contains(key));
+    snapshot.slices.retain(|key, slice| is_of(key, slice, &kept));
+}
+
+/// Services that have one of these addresses or node ports.
+fn sharing(snapshot: &Snapshot, addresses: &BTreeSet<IpAddr>, ports: &BTreeSet<i64>) -> BTreeSet<ObjectKey> {
+    let shares = |service: &ServiceObject| {
+        self::addresses(service).any(|address| addresses.contains(&address))
+            || node_ports(service).any(|port| ports.contains(&port))
+    };
+    snapshot.services.iter().filter(|(_, service)| shares(service)).map(|(key, _)| key.clone()).collect()
+}
+
+/// Whether a slice belongs to one of these Services.
+fn is_of(key: &ObjectKey, slice: &EndpointSliceObject, services: &BTreeSet<ObjectKey>) -> bool {
+    let service = slice.metadata.labels.get("kubernetes.io/service-name");
+    service.is_some_and(|service| services.contains(&ObjectKey::new(key.namespace(), service)))
+}
+
+fn canonical(text: &str) -> Option<IpAddr> {
+    text.parse::<IpAddr>().ok().map(|address| address.to_canonical())
+}
+
+fn addresses(service: &ServiceObject) -> impl Iterator<Item = IpAddr> {
+    let spec = &service.spec;
+    let balancers = service.status.load_balancer.ingress.iter().filter_map(|ingress| ingress.ip.as_ref());
+    let all = spec.cluster_ip.iter().chain(&spec.cluster_ips).chain(&spec.external_ips).chain(balancers);
+    all.filter_map(|text| canonical(text))
+}
+
+fn node_ports(service: &ServiceObject) -> impl Iterator<Item = i64> {
+    let ports = service.spec.ports.iter().filter_map(|port| port.node_port);
+    ports.chain(service.spec.health_check_node_port)
+}
+
+/// Finds the subject, or says why there is none and names what is near.
+fn find(
+    proxier: &Reconciler,
+    asked: &Subject,
+    objects: &BTreeMap<ObjectKey, Box<ServiceObject>>,
+) -> Result<SearchResult, Vec<String>> {
+    let (key, port) = match asked {
+        Subject::Service(key, port) => (key, port.clone()),
+        Subject::Frontend(key) => {
+            return match proxier.desired().owner(key) {
+                Some(service) => Ok(SearchResult { service: service.clone(), port: None, frontend: Some(*key) }),
+                None => Err(nobody_has(proxier, *key)),
+            };
+        }
+    };
+    let Some(service) = proxier.store().service(key) else {
+        let mut lines = unreadable_of(proxier.store(), key);
+        if lines.is_empty() {
+            lines.push(match objects.get(key).and_then(|object| not_programmed(object)) {
+                Some(reason) => format!("Service {key} {reason}"),
+                None => format!("there is no Service {key} to program{}", near(proxier, &key.to_string())),
+            });
+        } else {
+            lines.push("a running proxy goes on serving it as it was when it could be read".to_owned());
+        }
+        lines.extend(proxier.rejections().filter(|rejection| rejection.key == *key).map(ToString::to_string));
+        return Err(lines);
+    };
+    if let Some(port) = &port
+        && !service.ports.iter().any(|of| *of.name == **port)
+    {
+        let names: Vec<&str> = service.ports.iter().map(|of| &*of.name).collect();
+        return Err(vec![format!("Service {key} has no port {port:?}; it has {}", names.join(", "))]);
+    }
+    Ok(SearchResult { service: key.clone(), port, frontend: None })
+}
+
+/// A Service, and slices of it, that cannot be read.
+fn unreadable_of(store: &Store, service: &ObjectKey) -> Vec<String> {
+    store.unreadable_of(service).map(unreadable_line).collect()
+}
+
+/// Reason why no node programs an existing Service, if that is on purpose.
+fn not_programmed(object: &ServiceObject) -> Option<&'static str> {
+    if object.spec.service_type.as_deref() == Some("ExternalName") {
+        return Some(
+            "is of type ExternalName: cluster DNS gives its clients another name, so nothing is programmed for it",
+        );
+    }
+    let is_headless = object.spec.cluster_ip.iter().chain(&object.spec.cluster_ips).any(|address| address == "None");
+    is_headless.then_some("is headless (clusterIP None): cluster DNS gives its clients the addresses of its endpoints, so nothing is programmed for it")
+}
+
+/// Reason why no Service has an address and port, with the Services that are near it.
+fn nobody_has(proxier: &Reconciler, key: FrontendKey) -> Vec<String> {
+    let mut lines = vec![format!("no Service has {key}")];
+    let refused = proxier.refused().filter(|refused| refused.key == key);
+    lines.extend(refused.map(|refused| format!("Service {} asks for it: {}", refused.service, refused.reason)));
+    lines.extend(why_left_out(proxier.store(), proxier.facts(), &key));
+    let desired = proxier.desired();
+    let distance = |of: &Frontend| {
+        let same = |is_same: bool| u8::from(!is_same);
+        let bits = |address: IpAddr| match address {
+            IpAddr::V4(address) => u128::from(address.to_bits()),
+            IpAddr::V6(address) => address.to_bits(),
+        };
+        let address = bits(of.key.address).abs_diff(bits(key.address));
+        (
+            same(of.key.family() == key.family()),
+            address,
+            same(of.key.protocol == key.protocol),
+            of.key.port.abs_diff(key.port),
+        )
+    };
+    let mut all: Vec<&Frontend> = desired.frontends().collect();
+    all.sort_by_cached_key(|frontend| distance(frontend));
+    let owner = |frontend: &&Frontend| desired.owner(&frontend.key).map(ToString::to_string).unwrap_or_default();
+    lines.extend(all.iter().take(3).map(|frontend| format!("near: {} of Service {}", frontend.key, owner(frontend))));
+    lines
+}
+
+/// Names of Services that are close to a name that does not exist.
+fn near(proxier: &Reconciler, asked: &str) -> String {
+    let name = asked.rsplit('/').next().unwrap_or_default();
+    let mut names: Vec<(usize, String)> = proxier
+        .store()
+        .services()
+        .map(|service| service.key.to_string())
+        .map(|known| {
+            let contains = !name.is_empty() && known.contains(name);
+            (if contains { 0 } else { distance(&known, asked) }, known)
+        })
+        .filter(|(distance, _)| *distance <= 3)
+        .collect();
+    names.sort();
+    let names: Vec<String> = names.into_iter().take(5).map(|(_, name)| name).collect();
+    if names.is_empty() { String::new() } else { format!("; near: {}", names.join(", ")) }
+}
+
+/// Number of characters to add, leave out or replace to turn one text into the other.
+fn distance(a: &str, b: &str) -> usize {
+    let b: Vec<char> = b.chars().collect();
+    let mut row: Vec<usize> = (0..=b.len()).collect();
+    for (i, of_a) in a.chars().enumerate() {
+        let mut last = i;
+        let mut next = vec![i.saturating_add(1)];
+        for (of_b, above) in b.iter().zip(row.iter().skip(1)) {
+            let left = next.last().copied().unwrap_or_default();
+            next.push(
+                (last.saturating_add(usize::from(of_a != *of_b)))
+                    .min(above.saturating_add(1))
+                    .min(left.saturating_add(1)),
+            );
+            last = *above;
+        }
+        row = next;
+    }
+    row.last().copied().unwrap_or_default()
+}
+
+/// An endpoint and why it gets traffic or not.
+#[derive(Debug)]
+struct Endpoint {
+    decision: EndpointDecision,
+    reason: String,
+    weight: u16,
+}
+
+/// A port of the Service.
+#[derive(Debug)]
+struct PortPart {
+    port: ServicePort,
+    frontends: Vec<(Frontend, String)>,
+    endpoints: Vec<Endpoint>,
+}
+
+#[derive(Debug)]
+struct Explanation {
+    service: ObjectKey,
+    mode: Kind,
+    node: String,
+    created: Option<String>,
+    policies: Vec<Policy>,
+    ports: Vec<PortPart>,
+    kernel: Vec<Mention>,
+    not_served: Vec<String>,
+    left_out: Vec<String>,
+    unreadable: Vec<String>,
+}
+
+impl Explanation {
+    fn new(proxier: &Reconciler, held: &Held, found: &SearchResult, object: Option<&ServiceObject>) -> Self {
+        let (store, desired, facts) = (proxier.store(), proxier.desired(), proxier.facts());
+        let mut explained = Explanation {
+            service: found.service.clone(),
+            mode: proxier.mode(),
+            node: proxier.node_name().to_owned(),
+            created: object.and_then(|object| object.metadata.creation_timestamp.clone()),
+            policies: Vec::new(),
+            ports: Vec::new(),
+            kernel: Vec::new(),
+            not_served: Vec::new(),
+            left_out: Vec::new(),
+            unreadable: Vec::new(),
+        };
+        let name = found.service.to_string();
+        let refused: Vec<Refused> = proxier.refused().filter(|refused| refused.service == name).collect();
+        let left_out: BTreeSet<(Protocol, EndpointKey)> =
+            refused.iter().filter_map(|refused| Some((refused.key.protocol, refused.endpoint?))).collect();
+        let owned: Vec<&Frontend> = desired
+            .frontends()
+            .filter(|frontend| desired.owner(&frontend.key) == Some(&found.service))
+            .filter(|frontend| found.frontend.is_none_or(|only| only == frontend.key))
+            .collect();
+        if let Some(service) = store.service(&found.service) {
+            explained.policies = policies(service, object, &owned, proxier);
+            for port in &service.ports {
+                let of_port = |frontend: &&&Frontend| {
+                    let number = if frontend.roles == Roles::NODE_PORT { port.node_port } else { Some(port.port) };
+                    frontend.key.protocol == port.protocol && number == Some(frontend.key.port)
+                };
+                let frontends: Vec<(Frontend, String)> = owned
+                    .iter()
+                    .filter(of_port)
+                    .map(|frontend| {
+                        (
+                            (*frontend).clone(),
+                            what_answers(frontend, proxier.mode(), proxier.split(&frontend.key).is_some()),
+                        )
+                    })
+                    .collect();
+                let is_asked = found.port.as_ref().is_none_or(|name| *port.name == **name);
+                if !is_asked || (found.frontend.is_some() && frontends.is_empty()) {
+                    continue;
+                }
+                let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
+                let endpoints = families
+                    .flat_map(|family| endpoint_decisions(service, store.slices_of(&service.key), port, family, facts))
+                    .map(|mut decision| {
+                        let mut reason = decision.reason(service, facts);
+                        if left_out.contains(&(port.protocol, decision.endpoint)) {
+                            (decision.cluster, decision.local) = (false, false);
+                            "this process listens there itself".clone_into(&mut reason);
+                        }
+                        let weight = weight(&frontends, &decision.endpoint);
+                        Endpoint { decision, reason, weight }
+                    })
+                    .collect();
+                explained.ports.push(PortPart { port: port.clone(), frontends, endpoints });
+            }
+        }
+        let keys: BTreeSet<FrontendKey> =
+            explained.ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).collect();
+        let keys: Vec<FrontendKey> = keys.into_iter().collect();
+        let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key)).collect();
+        let device = facts.config().names.device.as_str();
+        explained.kernel = mentions::of(held, &found.service.to_string(), device, &keys, &marks);
+        explained.not_served = refused
+            .iter()
+            .map(|Refused { key, endpoint, reason, .. }| match endpoint {
+                Some(endpoint) => format!("{key} by endpoint {endpoint}: {reason}"),
+                None => format!("{key}: {reason}"),
+            })
+            .collect();
+        let conflicts = desired.conflicts().filter(|conflict| *conflict.owner == found.service);
+        explained.not_served.extend(
+            conflicts.filter(|conflict| found.frontend.is_none_or(|only| only == conflict.key)).map(|conflict| {
+                format!("{}: asked for by {} too, which does not get it", conflict.key, conflict.refused)
+            }),
+        );
+        let slices: BTreeSet<&ObjectKey> = store.slices_of(&found.service).map(|slice| &slice.key).collect();
+        let is_about = |key: &ObjectKey| *key == found.service || slices.contains(key);
+        explained.left_out =
+            proxier.rejections().filter(|rejection| is_about(&rejection.key)).map(ToString::to_string).collect();
+        explained.unreadable = unreadable_of(store, &found.service);
+        explained
+    }
+
+    fn lines(&self) -> Vec<String> {
+        let created = self.created.as_ref().map(|at| format!(", made {at}")).unwrap_or_default();
+        let mut lines = vec![format!("Service {}{created}; node {}, {} mode", self.service, self.node, self.mode)];
+        for Policy { what, value, from } in &self.policies {
+            lines.push(format!("  {what}: {value} ({from})"));
+        }
+        for part in &self.ports {
+            let port = &part.port;
+            let name = if port.name.is_empty() { String::new() } else { format!(" {}", port.name) };
+            let node_port = port.node_port.map(|number| format!(", node port {number}")).unwrap_or_default();
+            lines.push(format!("port{name}: {} {}{node_port}", port.protocol, port.port));
+            for (frontend, answers) in &part.frontends {
+                lines.push(format!("  {} ({}): {answers}", frontend.key, kinds(frontend).join(", ")));
+            }
+            if part.frontends.is_empty() {
+                lines.push("  served nowhere on this node".to_owned());
+            }
+            lines.push(if part.endpoints.is_empty() { "  no endpoints".to_owned() } else { "  endpoints:".to_owned() });
+            for Endpoint { decision, reason, weight } in &part.endpoints {
+                let here = if decision.is_here() { ", on this node" } else { "" };
+                let gets = if decision.cluster { "gets traffic" } else { "gets none" };
+                let local =
+                    if decision.local && !decision.cluster { "; gets what has to stay on this node" } else { "" };
+                let state = decision.condition();
+                let weight = match weight {
+                    1 => String::new(),
+                    0 => "; weight 0, so no new connections".to_owned(),
+                    weight => format!("; weight {weight}"),
+                };
+                lines.push(format!("    {} {state}{here}: {gets}, {reason}{local}{weight}", decision.endpoint));
+            }
+        }
+        let mut listed = |title: &str, list: &[String]| {
+            if !list.is_empty() {
+                lines.push(title.to_owned());
+                lines.extend(list.iter().map(|line| format!("  {line}")));
+            }
+        };
+        listed("addresses and ports that are asked for twice or refused:", &self.not_served);
+        listed("left out of its objects:", &self.left_out);
+        listed("cannot be read; a running proxy keeps what was read before:", &self.unreadable);
+        let kernel: Vec<String> = self.kernel.iter().map(|one| format!("{}: {}", one.tool, one.line)).collect();
+        listed("in the kernel, once programmed:", &kernel);
+        lines
+    }
+
+    fn json(&self) -> Value {
+        let ports = self.ports.iter().map(|part| {
+            json!({
+                "name": &*part.port.name,
+                "protocol": part.port.protocol.to_string(),
+                "port": part.port.port,
+                "nodePort": part.port.node_port,
+                "frontends": part.frontends.iter().map(|(frontend, answers)| json!({
+                    "key": frontend.key.to_string(),
+                    "kinds": kinds(frontend),
+                    "policy": policy_name(frontend.policy),
+                    "affinitySeconds": frontend.affinity_secs,
+                    "sourceRanges": frontend.source_ranges.as_deref().map(|ranges| {
+                        ranges.iter().map(ToString::to_string).collect::<Vec<_>>()
+                    }),
+                    "endpoints": frontend.endpoints().iter().map(ToString::to_string).collect::<Vec<_>>(),
+                    "says": answers,
+                })).collect::<Vec<_>>(),
+                "endpoints": part.endpoints.iter().map(|Endpoint { decision, reason, weight }| json!({
+                    "address": decision.endpoint.to_string(),
+                    "condition": decision.condition(),
+                    "ready": decision.is_ready(),
+                    "serving": decision.is_serving(),
+                    "terminating": decision.is_terminating(),
+                    "local": decision.is_here(),
+                    "zones": decision.zones,
+                    "getsTraffic": decision.cluster,
+                    "getsLocalTraffic": decision.local,
+                    "reason": reason,
+                    "weight": weight,
+                })).collect::<Vec<_>>(),
+            })
+        });
+        let policy = |policy: &Policy| json!({"what": policy.what, "value": policy.value, "from": policy.from});
+        json!({
+            "service": self.service.to_string(),
+            "node": self.node,
+            "mode": self.mode.name(),
+            "policies": self.policies.iter().map(policy).collect::<Vec<_>>(),
+            "ports": ports.collect::<Vec<_>>(),
+            "refused": self.not_served,
+            "rejected": self.left_out,
+            "unreadable": self.unreadable,
+            "kernel": self.kernel.iter().map(|one| json!({"tool": one.tool, "line": one.line})).collect::<Vec<_>>(),
+        })
+    }
+}
+
+/// The weight of an endpoint at a port's Frontends.
+fn weight(frontends: &[(Frontend, String)], endpoint: &EndpointKey) -> u16 {
+    let weights = frontends.iter().filter_map(|(frontend, _)| frontend.weights.as_deref());
+    let mut of_endpoint = weights.flatten().filter(|(key, _)| key == endpoint);
+    of_endpoint.next().map_or(1, |(_, weight)| *weight)
+}
+
+fn kinds(frontend: &Frontend) -> Vec<&'static str> {
+    let names = [
+        (Roles::CLUSTER_IP, "cluster IP"),
+        (Roles::EXTERNAL_IP, "external IP"),
+        (Roles::LOAD_BALANCER, "load balancer"),
+        (Roles::NODE_PORT, "node port"),
+    ];
+    names.into_iter().filter(|(role, _)| frontend.roles.contains(*role)).map(|(_, name)| name).collect()
+}
+
+/// Endpoints, or the refusal, that answer at a Frontend. `is_split`: clients outside have a virtual server of their own in IPVS mode.
+fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
+    let count = |number: usize| match number {
+        0 => "no endpoint".to_owned(),
+        1 => "1 endpoint".to_owned(),
+        number => format!("{number} endpoints"),
+    };
+    let is_ipvs = mode.facts().has_virtual_servers;
+    let (all, here) = (count(frontend.cluster.len()), count(frontend.local.len()));
+    let says = match (frontend.policy, frontend.roles.contains(Roles::CLUSTER_IP)) {
+        (TrafficPolicy::Cluster, _) => format!("policy Cluster, {all}"),
+        (TrafficPolicy::Local, true) => format!("policy Local, {here} on this node"),
+        (TrafficPolicy::Local, false) if is_ipvs && !is_split && frontend.falls_back && frontend.local.is_empty() => {
+            format!("policy Local, none on this node, so {all} on all nodes")
+        }
+        (TrafficPolicy::Local, false) if is_ipvs && !is_split => {
+            format!("policy Local, {here} on this node")
+        }
+        (TrafficPolicy::Local, false) => {
+            format!("policy Local, {here} on this node, and {all} on all nodes for this node and its pods")
+        }
+    };
+    match frontend.source_ranges.as_deref() {
+        Some(ranges) => {
+            let ranges: Vec<String> = ranges.iter().map(ToString::to_string).collect();
+            format!("{says}; only from {}", ranges.join(", "))
+        }
+        None => says,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_far_names_are_apart() {
+        for (a, b, expected) in [
+            ("", "", 0),
+            ("web", "web", 0),
+            ("web", "wab", 1),
+            ("web", "we", 1),
+            ("", "abc", 3),
+            ("kitten", "sitting", 3),
+        ] {
+            assert_eq!(distance(a, b), expected, "{a} {b}");
+        }
+    }
+}

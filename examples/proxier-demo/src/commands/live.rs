@@ -1,0 +1,253 @@
+//! `trace --live`: the running kernel's entries for an address and port, next to those of a node on paper that has everything. Sends and changes
+//! nothing.
+
+use std::net::IpAddr;
+use std::time::Duration;
+
+use iptables::{BackendChoice, Iptables, System};
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::inspect::{Difference, Inspection, TrafficCounters, differences, inspect_packet};
+use proxier_core::modes::{Kind, iptables as iptables_mode, other_addresses};
+use proxier_core::ports::{PortError, Ports};
+use proxier_core::service::{NodeFacts, Packet};
+use serde_json::{Value, json};
+
+use crate::engine::beside::obstacles;
+use crate::engine::kernel;
+use crate::output;
+use crate::problem::Problem;
+use crate::settings::cli::Configured;
+
+/// The running kernel.
+pub(super) struct Live {
+    kernel: KernelPorts,
+    addresses: Vec<IpAddr>,
+    /// Time to count packets; zero: one look.
+    during: Duration,
+}
+
+impl Live {
+    /// # Errors
+    ///
+    /// The kernel cannot be read, or a capability is missing.
+    pub(super) fn open(configured: &Configured, during: Duration) -> Result<Self, Problem> {
+        let mut kernel = kernel::open()?;
+        let host = kernel.ports().links.addresses().map_err(|error| unread(&error))?;
+        let names = &configured.settings.core.names;
+        let addresses = other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
+        Ok(Live { kernel, addresses, during })
+    }
+
+    /// The addresses of this host, without Services'.
+    pub(super) fn addresses(&self) -> &[IpAddr] {
+        &self.addresses
+    }
+
+    /// Looks once, and again after the time to count. `complete`: a kernel that has everything.
+    ///
+    /// # Errors
+    ///
+    /// A part of the kernel could not be read; or the mode has no entries in the kernel.
+    pub(super) async fn inspect(
+        &mut self,
+        mode: Kind,
+        packet: &Packet,
+        facts: &NodeFacts,
+        complete: &mut Ports<'_>,
+    ) -> Result<LiveState, Problem> {
+        let obstacles = obstacles(mode, facts, &mut self.kernel.ports());
+        let expected = inspect_packet(mode, packet, facts, complete).map_err(|error| unread(&error))?;
+        let mut inspection = self.inspection(mode, packet, facts)?;
+        let mut counted = None;
+        if !self.during.is_zero() {
+            let before = inspection.counters;
+            tokio::time::sleep(self.during).await;
+            inspection = self.inspection(mode, packet, facts)?;
+            counted = inspection.counters.map(|now| since(before.as_ref(), &now));
+        }
+        Ok(LiveState {
+            mode,
+            during: self.during,
+            differences: differences(&expected, &inspection),
+            inspection,
+            counted,
+            obstacles,
+        })
+    }
+
+    fn inspection(&mut self, mode: Kind, packet: &Packet, facts: &NodeFacts) -> Result<Inspection, Problem> {
+        if !mode.facts().counts_by_rule {
+            return inspect_packet(mode, packet, facts, &mut self.kernel.ports()).map_err(|error| unread(&error));
+        }
+        let key = &packet.to;
+        let refused = |error: iptables::Error| Problem::new("trace --live", error.to_string());
+        let programs = Iptables::detect(System::new(), key.family().into(), BackendChoice::Detect).map_err(refused)?;
+        let dump = programs.dump_with_counters().map_err(refused)?;
+        Ok(iptables_mode::inspect(&dump, key, facts.is_on_interface(key.address)))
+    }
+}
+
+fn unread(error: &PortError) -> Problem {
+    Problem::new("trace --live", error.to_string())
+}
+
+/// Difference between two counts. A counter that went down was reset: its new value counts.
+fn since(before: Option<&TrafficCounters>, now: &TrafficCounters) -> TrafficCounters {
+    let before = before.copied().unwrap_or_default();
+    let difference = |before: u64, now: u64| now.checked_sub(before).unwrap_or(now);
+    let mut since = *now;
+    since.connections = difference(before.connections, now.connections);
+    let earlier = before.packets.unwrap_or_default();
+    since.packets = now.packets.map(|(from, to)| (difference(earlier.0, from), difference(earlier.1, to)));
+    since
+}
+
+/// The kernel's entries, and how they differ from the right ones.
+pub(super) struct LiveState {
+    mode: Kind,
+    during: Duration,
+    inspection: Inspection,
+    differences: Vec<Difference>,
+    /// Counts within the time to count.
+    counted: Option<TrafficCounters>,
+    /// What keeps packets from endpoints, though the entries are right.
+    obstacles: Vec<String>,
+}
+
+impl LiveState {
+    /// Whether the kernel holds the right entries.
+    pub(super) fn agrees(&self) -> bool {
+        self.differences.is_empty()
+    }
+
+    /// The parts that are as they should be, or may stay.
+    fn right(&self) -> impl Iterator<Item = (&String, &String)> {
+        let is_wrong = |what: &String| {
+            self.differences.iter().any(|difference| match difference {
+                Difference::Unexpected { what: wrong, .. } | Difference::Differs { what: wrong, .. } => wrong == what,
+                _ => false,
+            })
+        };
+        self.inspection.parts.iter().filter(move |(what, _)| !is_wrong(what))
+    }
+
+    /// Text for people.
+    pub(super) fn text(&self) -> String {
+        let mut lines = vec!["in this kernel:".to_owned()];
+        lines.extend(self.right().map(|(what, value)| {
+            let value = if value.is_empty() { String::new() } else { format!(" ({value})") };
+            format!("  there: {what}{value}")
+        }));
+        lines.extend(self.differences.iter().map(|difference| format!("  {difference}")));
+        match (&self.inspection.counters, &self.counted) {
+            (Some(total), Some(counted)) => {
+                let seconds = self.during.as_secs_f64();
+                lines.push(format!("  counted: {} in {seconds} s, {} in all", words(counted), words(total)));
+            }
+            (Some(total), None) => lines.push(format!("  counted: {}", words(total))),
+            (None, _) if self.mode == Kind::Nftables => {
+                lines.push("  counted: nothing, maps have no counters; conntrack -L lists connections".to_owned());
+            }
+            (None, _) => lines.push("  counted: nothing, no such part is there".to_owned()),
+        }
+        lines.push(match self.differences.len() {
+            0 if self.inspection.parts.is_empty() => "it has nothing for that, as it should".to_owned(),
+            0 => "it has all that it should".to_owned(),
+            1 => "1 difference".to_owned(),
+            count => format!("{count} differences"),
+        });
+        lines.extend(self.obstacles.iter().map(|obstacle| format!("  {obstacle}")));
+        output::lines(lines)
+    }
+
+    /// JSON for programs.
+    pub(super) fn json(&self) -> Value {
+        let part = |(what, value): (&String, &String)| json!({"what": what, "value": value});
+        let difference = |of: &Difference| match of {
+            Difference::Missing { what, expected } => json!({"what": what, "expected": expected, "found": null}),
+            Difference::Unexpected { what, found } => json!({"what": what, "expected": null, "found": found}),
+            Difference::Differs { what, expected, found } => {
+                json!({"what": what, "expected": expected, "found": found})
+            }
+            _ => Value::Null,
+        };
+        let counted = |of: &TrafficCounters| {
+            json!({
+                "connections": of.connections,
+                "packetsIn": of.packets.map(|(from, _)| from),
+                "packetsOut": of.packets.map(|(_, to)| to),
+            })
+        };
+        json!({
+            "agrees": self.agrees(),
+            "there": self.right().map(part).collect::<Vec<_>>(),
+            "obstacles": self.obstacles,
+            "differences": self.differences.iter().map(difference).collect::<Vec<_>>(),
+            "counted": self.inspection.counters.as_ref().map(counted),
+            "seconds": self.during.as_secs_f64(),
+            "countedInTime": self.counted.as_ref().map(counted),
+        })
+    }
+}
+
+fn words(counted: &TrafficCounters) -> String {
+    match counted.packets {
+        Some((from, to)) => {
+            format!("{} connections, {from} packets from clients, {to} packets to them", counted.connections)
+        }
+        None => format!("{} connections (first packets)", counted.connections),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn counted(connections: u64, packets: Option<(u64, u64)>) -> TrafficCounters {
+        let mut counted = TrafficCounters::default();
+        (counted.connections, counted.packets) = (connections, packets);
+        counted
+    }
+
+    #[test]
+    fn counters_that_began_again_count_from_zero() {
+        let before = counted(10, Some((100, 5)));
+        assert_eq!(since(Some(&before), &counted(12, Some((110, 5)))), counted(2, Some((10, 0))));
+        assert_eq!(since(Some(&before), &counted(3, Some((4, 4)))), counted(3, Some((4, 4))));
+        assert_eq!(since(None, &counted(3, None)), counted(3, None));
+    }
+
+    #[test]
+    fn differences_are_named() {
+        let inspection = |parts: &[(&str, &str)], leaving: &[&str]| {
+            let mut inspection = Inspection::default();
+            inspection.parts = parts.iter().map(|(what, value)| ((*what).to_owned(), (*value).to_owned())).collect();
+            inspection.leaving = leaving.iter().map(|of| (*of).to_owned()).collect();
+            inspection
+        };
+        let expected = inspection(&[("virtual server v", "rr"), ("real server a", "weight 1")], &[]);
+        let kernel = inspection(
+            &[("virtual server v", "wrr"), ("real server b", "weight 0"), ("real server c", "weight 1")],
+            &["real server b"],
+        );
+        let found = LiveState {
+            mode: Kind::Ipvs,
+            during: Duration::ZERO,
+            differences: differences(&expected, &kernel),
+            inspection: kernel,
+            counted: None,
+            obstacles: vec!["chain FORWARD drops".to_owned()],
+        };
+        assert_eq!(
+            found.text(),
+            "in this kernel:\n  there: real server b (weight 0)\n  missing: real server a (weight 1)\n  differs: virtual server v: \
+             wrr in the kernel, rr expected\n  not expected: real server c (weight 1)\n  counted: nothing, no such part is there\n\
+             3 differences\n  chain FORWARD drops\n"
+        );
+        assert!(!found.agrees());
+        assert_eq!(
+            found.json()["differences"][0],
+            json!({"what": "real server a", "expected": "weight 1", "found": null})
+        );
+    }
+}

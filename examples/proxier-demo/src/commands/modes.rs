@@ -1,0 +1,191 @@
+//! Requirements of each mode, whether this machine meets them, and what to do if not: the table of `probe`.
+
+use std::fmt::Write as _;
+
+use kmod_probe::Answer;
+use proxier_core::config::RulesBy;
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::select::{RequestedMode, candidates};
+use proxier_core::modes::{Kind, iptables, nftables};
+use proxier_core::service::NodeFacts;
+use proxier_core::snapshot::{HostAddresses, Node};
+use serde_json::{Value, json};
+
+use crate::engine::{self, choose, needs, userspace};
+use crate::settings::cli::Configured;
+
+/// A requirement of a mode.
+struct Requirement {
+    /// The requirement, in words.
+    what: String,
+    /// Whether it is met; `None`: not known.
+    is_met: Option<bool>,
+    /// Reason why it is not met, and what to do.
+    fix: String,
+}
+
+impl Requirement {
+    fn from_outcome(what: String, outcome: Result<(), String>) -> Self {
+        let fix = outcome.err();
+        Requirement { what, is_met: Some(fix.is_none()), fix: fix.unwrap_or_default() }
+    }
+
+    fn verdict(&self) -> &'static str {
+        match self.is_met {
+            Some(true) => "yes",
+            Some(false) => "no",
+            None => "unknown",
+        }
+    }
+}
+
+/// A mode, and whether it serves here.
+struct ModeResult {
+    mode: Kind,
+    /// Whether it can serve at least one address family here.
+    serves: bool,
+    requirements: Vec<Requirement>,
+}
+
+/// All modes, best first.
+pub(crate) struct Modes {
+    all: Vec<ModeResult>,
+    /// The mode in which `run` would serve.
+    chosen: Option<Kind>,
+    asked: RequestedMode,
+}
+
+impl Modes {
+    /// Tries all modes. Changes nothing, but the kernel may load the modules it is asked about.
+    pub(crate) fn try_all(configured: &Configured, kernel: &mut KernelPorts) -> Self {
+        let all: Vec<ModeResult> = Kind::ALL.into_iter().map(|mode| try_mode(mode, configured, kernel)).collect();
+        let asked = configured.settings.asked;
+        let mut candidates = candidates(asked, !configured.no_fallback, choose::programs());
+        if asked == RequestedMode::Auto {
+            choose::prefer_iptables(&mut candidates, configured);
+        }
+        let serves = |mode: &Kind| all.iter().any(|result| result.mode == *mode && result.serves);
+        Modes { chosen: candidates.into_iter().find(serves), asked, all }
+    }
+
+    /// Whether `run` would serve.
+    pub(crate) fn serve(&self) -> bool {
+        self.chosen.is_some()
+    }
+
+    /// Table of the modes as text.
+    pub(crate) fn text(&self) -> String {
+        let mut text = format!("\n{:<10} {:<36} {:<8} {}\n", "MODE", "REQUIREMENT", "VERDICT", "FIX");
+        for result in &self.all {
+            for requirement in &result.requirements {
+                let Requirement { what, fix, .. } = requirement;
+                let line = format!("{:<10} {what:<36} {:<8} {fix}", result.mode, requirement.verdict());
+                text.extend([line.trim_end(), "\n"]);
+            }
+        }
+        let serves = match self.chosen {
+            Some(mode) => format!("run serves in mode {mode}"),
+            None => "run cannot serve".to_owned(),
+        };
+        let _cannot_fail = writeln!(text, "mode {} is asked for: {serves}", self.asked);
+        text
+    }
+
+    /// Table of the modes as JSON.
+    pub(crate) fn json(&self) -> Value {
+        let requirement = |of: &Requirement| json!({"what": of.what, "verdict": of.verdict(), "fix": of.fix});
+        let mode = |result: &ModeResult| {
+            let requirements: Vec<_> = result.requirements.iter().map(requirement).collect();
+            json!({"mode": result.mode.name(), "serves": result.serves, "requirements": requirements})
+        };
+        json!(self.all.iter().map(mode).collect::<Vec<_>>())
+    }
+
+    /// The mode in which `run` would serve.
+    pub(crate) fn chosen(&self) -> Option<Kind> {
+        self.chosen
+    }
+}
+
+fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> ModeResult {
+    let configured = match configured.in_mode(mode) {
+        Ok(configured) => configured,
+        Err(problems) => {
+            let of = |problem| Requirement::from_outcome("its configuration".to_owned(), Err(format!("{problem}")));
+            return ModeResult { mode, serves: false, requirements: problems.into_iter().map(of).collect() };
+        }
+    };
+    let settings = &engine::with_rules(&configured.settings, &mut kernel.ports(), choose::Preparing::Nothing).0;
+    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
+    let families = settings.core.families.iter();
+    match mode {
+        Kind::Nftables => {
+            let ports = kernel.ports();
+            let tried = nftables::trials(families, &facts, ports.tables).into_iter().map(|(family, outcome)| {
+                let outcome = outcome.map_err(|error| error.to_string());
+                Requirement::from_outcome(format!("{family}: chains, sets and rules"), outcome)
+            });
+            any(mode, tried.collect())
+        }
+        Kind::Iptables => {
+            let ports = kernel.ports();
+            let mut requirements = Vec::new();
+            let mut serves = false;
+            for family in families {
+                let tried = iptables::trial(family, &facts, ports.rules);
+                serves |= tried.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
+                requirements.extend(tried.into_iter().map(|tried| {
+                    let what = format!("{family}: rules of {}", tried.what);
+                    Requirement::from_outcome(what, tried.outcome.map_err(|error| error.to_string()))
+                }));
+            }
+            ModeResult { mode, serves, requirements }
+        }
+        Kind::Userspace => any(
+            mode,
+            match userspace::attempt(settings, kernel) {
+                Ok(tried) => tried
+                    .into_iter()
+                    .map(|(family, outcome)| {
+                        let outcome = outcome.map_err(|error| error.to_string());
+                        Requirement::from_outcome(format!("{family}: sockets and routes"), outcome)
+                    })
+                    .collect(),
+                Err(error) => vec![Requirement::from_outcome("sockets and routes".to_owned(), Err(error.to_string()))],
+            },
+        ),
+        Kind::Ipvs => match needs::check(settings, kernel) {
+            Ok(report) => {
+                let is_met = match report.verdict.answer {
+                    Answer::Yes => Some(true),
+                    Answer::No => Some(false),
+                    Answer::Unknown => None,
+                };
+                let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
+                let what = || if by_nft { "modules, nf_tables" } else { "modules, sets, iptables programs" }.to_owned();
+                let missing = |fix: &String| Requirement { what: what(), is_met, fix: fix.clone() };
+                let mut requirements: Vec<Requirement> = report.verdict.reasons.iter().map(missing).collect();
+                if requirements.is_empty() {
+                    requirements.push(Requirement { what: what(), is_met, fix: String::new() });
+                }
+                let mut serves = is_met == Some(true);
+                if by_nft {
+                    let tried = needs::try_ipvs_table(settings, kernel);
+                    serves &= tried.iter().any(|(_, outcome)| outcome.is_ok());
+                    requirements.extend(tried.into_iter().map(|(family, outcome)| {
+                        let outcome = outcome.map_err(|error| error.to_string());
+                        Requirement::from_outcome(format!("{family}: table of IPVS mode"), outcome)
+                    }));
+                }
+                ModeResult { mode, serves, requirements }
+            }
+            Err(problem) => {
+                any(mode, vec![Requirement::from_outcome("its scheduler".to_owned(), Err(problem.to_string()))])
+            }
+        },
+    }
+}
+
+fn any(mode: Kind, requirements: Vec<Requirement>) -> ModeResult {
+    ModeResult { mode, serves: requirements.iter().any(|requirement| requirement.is_met == Some(true)), requirements }
+}

@@ -1,0 +1,364 @@
+//! `run --once`, `plan` and `cleanup`: each does its work once and ends.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use proxier_core::modes::cleanup::{cleanup, cleanup_beside_kube_proxy, kept_for_the_kubelet};
+use proxier_core::modes::select::RequestedMode;
+use proxier_core::modes::{Cleaned, Kind, Names, Plan, sysctl_changes};
+use proxier_core::plan::report::Report;
+use proxier_core::plan::step::{Action, Part};
+use proxier_core::ports::SysctlChange;
+use proxier_core::reconciler::{Reconciler, Removal};
+use proxier_core::sketch::Sketch;
+use serde_json::{Value, json};
+
+use crate::engine::choose::{ChosenMode, Preparing, choose};
+use crate::engine::kernel;
+use crate::engine::lock::Lock;
+use crate::engine::privileges;
+use crate::engine::{Engine, Kernel, rules_in_memory};
+use crate::message::change::Snapshot;
+use crate::output::{self, Out};
+use crate::problem::Problem;
+use crate::settings::cli::{Configured, Output};
+use crate::sources::cluster;
+use crate::sources::initial_list::{self, Unread};
+use crate::status::progress::{self, Progress};
+
+/// Exit code after a failure.
+pub(crate) const FAILED: u8 = 1;
+/// Bad usage or bad input.
+pub(crate) const BAD_INPUT: u8 = 2;
+/// Exit code of `plan --detailed-exitcode` when something would change; its errors are all [`FAILED`].
+const CHANGES: u8 = 2;
+
+/// Prints something on its own line.
+fn say(what: impl Display) {
+    progress::clear();
+    output::say(what);
+}
+
+fn complain(problems: &[Problem], code: u8) -> ExitCode {
+    problems.iter().for_each(say);
+    ExitCode::from(code)
+}
+
+/// Reads the initial list; or the exit code.
+pub(crate) async fn input(configured: &Configured, progress: &Progress) -> Result<(Snapshot, Vec<Problem>), ExitCode> {
+    let options = cluster::Options::from_settings(&configured.settings);
+    let snapshot = initial_list::read(configured, options, progress.counted()).await.map_err(|unread| {
+        let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
+        complain(unread.problems(), code)
+    })?;
+    progress.at_kernel();
+    let unreadable = snapshot.unreadable.iter().map(|of| of.problem.clone()).collect();
+    Ok((snapshot, unreadable))
+}
+
+pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
+    engine.take_host_as_it_is();
+    for change in initial_list::changes(snapshot) {
+        engine.apply_change(change, Instant::now());
+    }
+}
+
+/// An engine with the initial list, ready to write; or the exit code.
+async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, Vec<Problem>), ExitCode> {
+    // The mode decides what is read of the cluster.
+    let chosen = choose(configured, Preparing::LoadModules, |mode| !mode.facts().is_process)
+        .await
+        .map_err(|problems| complain(&problems, FAILED))?;
+    let (snapshot, unreadable) = input(&chosen.configured, progress).await?;
+    if let Some(reason) = chosen.reason() {
+        say(reason);
+    }
+    let ChosenMode { mut engine, notes, rules, .. } = chosen;
+    rules.iter().for_each(say);
+    notes.iter().for_each(say);
+    feed(&mut engine, snapshot);
+    Ok((engine, unreadable))
+}
+
+/// Runs one full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: some input could not be read; the kernel is as the rest
+/// requires.
+pub async fn run_once(configured: &Configured) -> ExitCode {
+    if matches!(configured.settings.asked, RequestedMode::Mode(mode) if mode.facts().is_process) {
+        let reason = "userspace mode serves only while the program runs: leave --once out";
+        return complain(&[Problem::new("", reason)], BAD_INPUT);
+    }
+    let _lock = match privileges::require().and_then(|()| Lock::take()) {
+        Ok(lock) => lock,
+        Err(problem) => return complain(&[problem], FAILED),
+    };
+    let progress = Progress::of_command();
+    let (mut engine, unreadable) = match ready(configured, &progress).await {
+        Ok(ready) => ready,
+        Err(code) => return code,
+    };
+    unreadable.iter().for_each(say);
+    let Some(mut report) = engine.pass() else { return complain(&[Problem::new("", "nothing was done")], FAILED) };
+    let routes_went = report.applied.done.contains_key(&(Part::Route, Action::Delete));
+    if report.is_done() && (report.draining > 0 || routes_went) {
+        // Real servers without connections, and rules that guarded routes, can go at once: there is no later check.
+        if let Some(second) = engine.pass_ahead(Duration::from_secs(1)) {
+            let (done, lacks) = (std::mem::take(&mut report.applied.done), std::mem::take(&mut report.applied.lacks));
+            report = second;
+            report.applied.lacks.extend(lacks);
+            for (what, count) in done {
+                *report.applied.done.entry(what).or_default() += count;
+            }
+        }
+    }
+    progress.end();
+    engine.proxier().rejections().for_each(say);
+    engine.proxier().unmarked().for_each(say);
+    print_report(&report);
+    let mut is_done = report.is_done();
+    if is_done {
+        is_done = remove_others(&mut engine);
+    }
+    let desired = engine.proxier().desired();
+    let is_ipvs = engine.proxier().mode().facts().has_virtual_servers;
+    let what = if is_ipvs { "virtual servers" } else { "Frontends" };
+    let made = format!("{} {what}, {} changes made", desired.frontends().count(), report.writes());
+    is_done &= print([made]);
+    match (is_done, unreadable.is_empty()) {
+        (false, _) => ExitCode::from(FAILED),
+        (true, false) => ExitCode::from(BAD_INPUT),
+        (true, true) => ExitCode::SUCCESS,
+    }
+}
+
+/// Removes objects of other modes. Returns whether all of them, and all UDP flows that they led elsewhere, are gone.
+fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
+    let cleaned = match engine.clean_up_after_others() {
+        Removal::Made(cleaned) | Removal::Unknown(cleaned) => cleaned,
+        Removal::Held(stopped) => {
+            say(format_args!(
+                "objects of other proxy modes stay: {stopped}; add --allow-mass-removal if this is intended"
+            ));
+            return false;
+        }
+    };
+    complain_of(&cleaned);
+    if cleaned.removed() == 0 {
+        return cleaned.is_done();
+    }
+    say(format_args!("removed {} objects left by other proxy modes", cleaned.removed()));
+    let after = engine.pass_ahead(engine.idle().unwrap_or_default());
+    after.iter().for_each(print_report);
+    cleaned.is_done() && after.is_none_or(|report| report.is_done())
+}
+
+/// `--init-only`: only settings of the host that the mode needs, which need more privilege than serving.
+pub fn init(configured: &Configured) -> ExitCode {
+    let mut kernel = match kernel::open() {
+        Ok(kernel) => kernel,
+        Err(problem) => return complain(&[problem], FAILED),
+    };
+    let settings = &configured.settings;
+    let ports = kernel.ports();
+    let (mut changes, mut unmet) = sysctl_changes(settings.mode, &settings.host, ports.sysctls);
+    if settings.asked == RequestedMode::Auto {
+        // Another mode serves if the kernel has no IPVS.
+        let is_there = |change: &SysctlChange| change.from.is_some() || !change.path.starts_with("net/ipv4/vs/");
+        changes.retain(is_there);
+        unmet.retain(is_there);
+    }
+    let (mut failed, mut done) = (0_u8, Vec::new());
+    for change in changes {
+        match ports.sysctls.set(&change.path, &change.to) {
+            Ok(()) => done.push(format!("{} = {}", change.path, change.to)),
+            Err(error) => {
+                say(error);
+                failed = FAILED;
+            }
+        }
+    }
+    for unmet in unmet {
+        let now = unmet.from.as_deref().unwrap_or("unknown");
+        say(format_args!("{} stays {now}: it cannot be written from here", unmet.path));
+    }
+    if !print(done) {
+        failed = FAILED;
+    }
+    ExitCode::from(failed)
+}
+
+/// Prints these lines; returns whether that was possible, or nobody reads.
+fn print(lines: impl IntoIterator<Item = String>) -> bool {
+    let mut out = Out::open();
+    out.text(&output::lines(lines));
+    out.end()
+}
+
+/// Prints the results of a pass that a person has to know.
+pub(crate) fn print_report(report: &Report) {
+    report.unread.iter().for_each(say);
+    report.applied.failures.iter().for_each(say);
+    for lack in &report.applied.lacks {
+        say(format_args!("this kernel lacks a feature: {lack}"));
+    }
+    for unmet in &report.unmet {
+        let now = unmet.from.as_deref().unwrap_or("unknown");
+        say(format_args!("{} stays {now}: it cannot be written from here", unmet.path));
+    }
+    report.limited.iter().for_each(say);
+    report.refused.iter().for_each(say);
+    if let Some(stopped) = &report.stopped {
+        say(format_args!("{stopped}; add --allow-mass-removal if this is intended"));
+    }
+    if report.draining > 0 {
+        say(format_args!("{} real servers still have connections and take no new ones", report.draining));
+    }
+}
+
+/// Prints what would change. If this kernel cannot do the mode, prints what an empty kernel with this host's addresses would get, and says so. With
+/// `detailed`, the exit code says whether anything would change.
+pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> ExitCode {
+    let progress = Progress::of_command();
+    // Without privilege nothing can be read from this kernel.
+    if let Err(problem) = privileges::require() {
+        return complain(&[problem], FAILED);
+    }
+    let chosen = if configured.settings.asked == RequestedMode::Auto {
+        choose(configured, Preparing::Nothing, |_mode| true).await
+    } else {
+        choose(&configured.without_fallback(), Preparing::Nothing, |_mode| true).await
+    };
+    // The mode decides what is read of the cluster.
+    let serving = chosen.as_ref().map_or(configured, |chosen| &chosen.configured);
+    let (snapshot, unreadable) = match input(serving, &progress).await {
+        Ok(read) => read,
+        Err(code) => return if detailed { ExitCode::from(FAILED) } else { code },
+    };
+    let obstacles = match chosen {
+        Ok(chosen) => {
+            if let Some(reason) = chosen.reason() {
+                say(reason);
+            }
+            let ChosenMode { mut engine, notes, rules, .. } = chosen;
+            rules.iter().for_each(say);
+            notes.iter().for_each(say);
+            feed(&mut engine, snapshot);
+            engine.read_running_sockets().into_iter().for_each(say);
+            return preview(&mut engine, &unreadable, (output, detailed), &progress);
+        }
+        Err(problems) => problems,
+    };
+    obstacles.iter().for_each(say);
+    say(format_args!(
+        "this kernel cannot do {} mode: this is what an empty kernel would get that can",
+        configured.settings.mode
+    ));
+    rules_in_memory(&configured.settings).iter().for_each(say);
+    let mut empty = Sketch::default();
+    match kernel::open_to_look().map(|mut here| here.ports().links.addresses()) {
+        Ok(Ok(host)) => {
+            host.interfaces.iter().for_each(|(device, addresses)| empty.set_interface(device, addresses));
+        }
+        Ok(Err(error)) => return complain(&[Problem::new("", error.to_string())], FAILED),
+        Err(problem) => return complain(&[problem], FAILED),
+    }
+    let mut engine = Engine::in_memory(configured, empty);
+    feed(&mut engine, snapshot);
+    preview(&mut engine, &unreadable, (output, detailed), &progress)
+}
+
+fn preview<K: Kernel>(
+    engine: &mut Engine<K>,
+    unreadable: &[Problem],
+    (output, detailed): (Output, bool),
+    progress: &Progress,
+) -> ExitCode {
+    let (plan, report) = engine.preview();
+    let left = engine.beside();
+    progress.end();
+    let proxier = engine.proxier();
+    let names = Names::new(proxier.store(), proxier.desired());
+    let differs = report.stopped.is_some() || plan.steps(&names).next().is_some();
+    let mut out = Out::open();
+    match output {
+        Output::Text => print_plan(&mut out, &plan, &report, proxier),
+        Output::Json => out.json(&plan_json(&plan, &report, proxier, (unreadable, &left))),
+    }
+    let is_printed = out.end();
+    unreadable.iter().for_each(say);
+    proxier.rejections().for_each(say);
+    proxier.unmarked().for_each(say);
+    if output == Output::Text {
+        left.iter().for_each(say);
+        print_report(&report);
+    }
+    match (is_printed && report.unread.is_empty(), unreadable.is_empty()) {
+        (false, _) => ExitCode::from(FAILED),
+        (true, false) => ExitCode::from(if detailed { FAILED } else { BAD_INPUT }),
+        (true, true) => ExitCode::from(if detailed && differs { CHANGES } else { 0 }),
+    }
+}
+
+fn print_plan(out: &mut Out, plan: &Plan, report: &Report, proxier: &Reconciler) {
+    let names = Names::new(proxier.store(), proxier.desired());
+    let mut steps = 0_usize;
+    for step in plan.steps(&names) {
+        out.text(&output::lines([step]));
+        steps += 1;
+    }
+    if report.unread.is_empty() {
+        out.text(&match steps {
+            0 => "nothing to do: the kernel is as it has to be\n".to_owned(),
+            1 => "1 change\n".to_owned(),
+            _ => format!("{steps} changes\n"),
+        });
+    }
+    out.text(&output::lines(report.foreign.iter().map(|key| format!("  virtual server {key} is foreign and stays"))));
+}
+
+fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, (unreadable, left): (&[Problem], &[String])) -> Value {
+    let names = Names::new(proxier.store(), proxier.desired());
+    let steps: Vec<_> = plan.steps(&names).collect();
+    let lines = |list: Vec<String>| Value::from(list);
+    json!({
+        "steps": steps,
+        "foreign": lines(report.foreign.clone()),
+        "refused": report.refused.iter().map(|refused| json!({
+            "virtualServer": refused.key.to_string(), "service": refused.service,
+            "endpoint": refused.endpoint.map(|endpoint| endpoint.to_string()), "reason": refused.reason,
+        })).collect::<Vec<_>>(),
+        "unmarked": lines(proxier.unmarked().map(|unmarked| unmarked.to_string()).collect()),
+        "rejected": lines(proxier.rejections().map(ToString::to_string).collect()),
+        "unreadable": lines(unreadable.iter().map(ToString::to_string).collect()),
+        "unread": report.unread,
+        "heldBack": report.stopped.as_deref(),
+        "leftovers": left,
+    })
+}
+
+/// Prints objects that are still there.
+fn complain_of(cleaned: &Cleaned) {
+    cleaned.leftovers().for_each(say);
+}
+
+/// Removes all objects of this program and of a kube-proxy, but for those of a kube-proxy that serves in mode `kept`.
+pub fn clean(configured: &Configured, kept: Option<Kind>) -> ExitCode {
+    let opened = privileges::require()
+        .and_then(|()| privileges::require_rules())
+        .and_then(|()| Lock::take())
+        .and_then(|lock| Ok((lock, kernel::open()?)));
+    let (_lock, mut kernel) = match opened {
+        Ok(opened) => opened,
+        Err(problem) => return complain(&[problem], FAILED),
+    };
+    let (config, mut ports) = (&configured.settings.core, kernel.ports());
+    let cleaned = match kept {
+        None => cleanup(config, None, &mut ports),
+        Some(mode) => cleanup_beside_kube_proxy(config, mode, &mut ports),
+    };
+    complain_of(&cleaned);
+    let others = cleaned.foreign.iter().map(|key| format!("virtual server {key} is foreign and stays"));
+    let kept = kept_for_the_kubelet(&mut kernel.ports());
+    let is_printed = print([format!("{} things removed", cleaned.removed())].into_iter().chain(others).chain(kept));
+    ExitCode::from(if is_printed && cleaned.is_done() { 0 } else { FAILED })
+}

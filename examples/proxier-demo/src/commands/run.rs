@@ -1,0 +1,417 @@
+//! `run`: serves until a signal.
+
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::time::{Duration, Instant, SystemTime};
+
+use proxier_core::modes::Kind;
+use proxier_core::modes::ipvs::Choice;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+use tokio::task::JoinSet;
+
+use crate::build;
+use crate::engine::choose::{ChosenMode, Preparing, choose};
+use crate::engine::host;
+use crate::engine::lock::Lock;
+use crate::engine::needs;
+use crate::engine::neighbours;
+use crate::engine::privileges;
+use crate::engine::signals::Signals;
+use crate::engine::tables;
+use crate::engine::userspace;
+use crate::engine::worker::{PassSummary, Worker};
+use crate::message::{Control, Message, to_kernel};
+use crate::problem::Problem;
+use crate::settings::cli::{Configured, Ending, Invocation, Source};
+use crate::settings::kubeproxyconfig::KubeProxyConfiguration;
+use crate::settings::{Exposure, Settings};
+use crate::sources::cluster::{Connection, Options};
+use crate::sources::files::RewriteWatch;
+use crate::sources::source::{Api, RunningSource, StartingSource};
+use crate::status::events::{Reason, Recorder, Regarding};
+use crate::status::health::Health;
+use crate::status::logging::Limiter;
+use crate::status::page::StatusPage;
+use crate::status::serve::{listen, serve_health, serve_metrics};
+use crate::status::service_health::ServiceHealth;
+
+fn fail(problems: &[Problem]) -> ExitCode {
+    for problem in problems {
+        tracing::error!("{problem}");
+    }
+    ExitCode::FAILURE
+}
+
+/// A source that starts, and both ends of the channel through which its changes go.
+type Begun = (StartingSource, mpsc::Sender<Message>, mpsc::Receiver<Message>);
+
+/// Starts the source; or the exit code.
+fn begin(configured: &Configured, api: &Api) -> Result<Begun, ExitCode> {
+    let (changes, messages, inbox) = to_kernel();
+    let source = StartingSource::begin(configured, changes, api).map_err(|problems| {
+        fail(&problems);
+        ExitCode::from(2)
+    })?;
+    Ok((source, messages, inbox))
+}
+
+/// Returns the source, started again if the chosen mode needs more of the cluster than the configured one.
+fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) -> Result<Begun, ExitCode> {
+    let chosen = &chosen.configured;
+    let covers = || Options::from_settings(&asked_for.settings).cover(&Options::from_settings(&chosen.settings));
+    if matches!(chosen.source, Source::Manifests(_)) || covers() { Ok(begun) } else { begin(chosen, api) }
+}
+
+/// Serves until SIGTERM or SIGINT, and leaves the kernel as it is then. Exit code 0 after a signal, and when the configuration has changed, so that
+/// a supervisor starts it with the new one; 1 when it could not start.
+pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
+    let started = SystemTime::now();
+    tracing::info!("proxier-demo {}", build::LINE);
+    let config_changed = changed(invocation, configured.settings.object.clone());
+    configured.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
+    // First of all, so that a signal during the start gets the right exit code.
+    let mut signals = match Signals::listen() {
+        Ok(signals) => signals,
+        Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
+    };
+    let opened = privileges::require().and_then(|()| Ok((Lock::take()?, Api::start()?)));
+    let (_lock, api) = match opened {
+        Ok(opened) => opened,
+        Err(problem) => return fail(&[problem]),
+    };
+    // The lists arrive while the kernel is probed. Bad input is found before anything is changed.
+    let (source, messages, inbox) = match begin(configured, &api) {
+        Ok(begun) => begun,
+        Err(code) => return code,
+    };
+    let health = Health::new(configured.settings.sync_period, configured.settings.core.families);
+    // Nodes are eligible from when their Node has been seen; manifests need no Node.
+    health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
+    let mut tasks = JoinSet::new();
+    let recorder = recorder(configured, &api);
+    recorder.record(Regarding::Node, Reason::Starting, "");
+    if let Err(problem) = serve_healthz(configured, &health, &recorder, &mut tasks).await {
+        fail(&[problem]);
+        return ExitCode::from(2);
+    }
+    let chosen = match choose_beside(configured).await {
+        Ok(chosen) => chosen,
+        Err(problems) => {
+            let code = fail(&problems);
+            // Report bad input too; it decides the exit code.
+            return match source.refused().await {
+                Some(problem) => {
+                    fail(&[problem]);
+                    ExitCode::from(2)
+                }
+                None => code,
+            };
+        }
+    };
+    let (reason, fell_back) = (chosen.reason(), chosen.fell_back());
+    let (source, messages, inbox) = match enough(configured, &chosen, (source, messages, inbox), &api) {
+        Ok(begun) => begun,
+        Err(code) => return code,
+    };
+    let ChosenMode { configured, engine, notes, passed_over, rules } = chosen;
+    let (configured, settings) = (&configured, &configured.settings);
+    for note in notes {
+        tracing::warn!("{note}");
+    }
+    prepare_process(settings);
+    let families = engine.proxier().facts().config().families;
+    health.set_families(families);
+    if fell_back {
+        for passed_over in &passed_over {
+            recorder.record(Regarding::Node, Reason::ModeUnavailable, passed_over.to_string());
+        }
+    }
+    health.metrics(|metrics| metrics.mode = Some((settings.asked, settings.mode)));
+    if let Err(problem) = serve_metricsz(configured, &health, &recorder, &messages, &mut tasks).await {
+        fail(&[problem]);
+        return ExitCode::from(2);
+    }
+    let source = tokio::select! {
+        source = source.finish(&mut tasks) => source,
+        () = signals.end() => return ExitCode::SUCCESS,
+    };
+    let source = match source {
+        Ok(source) => source,
+        Err(problem) => {
+            fail(&[problem]);
+            return ExitCode::from(2);
+        }
+    };
+    // Bad input is reported alone.
+    log_choice(reason, fell_back, rules);
+    if let RunningSource::Cluster(cluster) = &source {
+        health.set_api(cluster.counters().clone());
+    }
+    let config = engine.proxier().facts().config();
+    host::watch(messages.clone(), config.fast_path.is_some());
+    let compared = engine.proxier().table_name().map(|table| tables::watch(table, messages.clone()));
+    // The API's runtime runs this: looking up names may take a while.
+    api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
+    let outcomes = match Worker::start(engine, started, inbox, (health.clone(), recorder.clone()), compared) {
+        Ok(outcomes) => outcomes,
+        Err(problem) => return fail(&[problem]),
+    };
+    tracing::info!("node {}: serving in {} mode, {}", settings.node_name, settings.mode, source.describe());
+    let service_health = ServiceHealth::new(health);
+    Attendant {
+        messages,
+        outcomes,
+        recorder,
+        service_health,
+        tasks,
+        mode: settings.mode,
+        end_timeout: settings.end_timeout,
+    }
+    .attend(config_changed, signals)
+    .await
+}
+
+/// Waits until the configuration file says something else than `before`. An unusable file does not count: a supervisor could not start with it.
+async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
+    let Some(path) = &invocation.config else { return std::future::pending().await };
+    let mut rewritten = RewriteWatch::new(path);
+    loop {
+        rewritten.next().await;
+        let now = invocation.configure().and_then(|now| match needs::check_scheduler(&now) {
+            Ok(()) => Ok(now),
+            Err(problem) => Err(Ending::bad_input(&[problem])),
+        });
+        match now {
+            Ok(now) if now.settings.object == before => {}
+            Ok(_) => return,
+            Err(ending) => {
+                for problem in ending.text.lines() {
+                    let problem = problem.trim_start_matches("proxier-demo: ");
+                    tracing::error!("{problem}; this process goes on with the configuration that it has");
+                }
+            }
+        }
+    }
+}
+
+/// Settings of this process that the kernel needs before it serves.
+fn prepare_process(settings: &Settings) {
+    adjust_oom_score(settings.oom_score_adj);
+    if settings.mode.facts().is_process {
+        tracing::debug!("{} files may be open", userspace::raise_open_files());
+    }
+}
+
+/// Logs why this mode serves, and by which rules.
+fn log_choice(mode: Option<String>, fell_back: bool, rules: Option<Choice>) {
+    match mode {
+        Some(reason) if fell_back => tracing::warn!("{reason}"),
+        Some(reason) => tracing::info!("{reason}"),
+        None => {}
+    }
+    if let Some(rules) = rules {
+        tracing::info!("{rules}");
+    }
+}
+
+/// Work beside the kernel's thread: signals, Events, servers of Services.
+struct Attendant {
+    messages: mpsc::Sender<Message>,
+    outcomes: mpsc::UnboundedReceiver<PassSummary>,
+    recorder: Recorder,
+    service_health: ServiceHealth,
+    tasks: JoinSet<Result<(), Problem>>,
+    mode: Kind,
+    end_timeout: Duration,
+}
+
+impl Attendant {
+    /// Runs until a signal, or until something ends that should not.
+    async fn attend(mut self, config_changed: impl Future<Output = ()>, signals: Signals) -> ExitCode {
+        let Signals { mut terminate, mut interrupt, mut hangup, mut confirm } = signals;
+        tokio::pin!(config_changed);
+        let mut limiter = Limiter::default();
+        // The last request, if some of its servers could not be opened.
+        let mut again: Option<PassSummary> = None;
+        loop {
+            tokio::select! {
+                _ = terminate.recv() => break,
+                _ = interrupt.recv() => break,
+                _ = hangup.recv() => {
+                    tracing::info!("SIGHUP: everything is compared now");
+                    if self.messages.send(Message::Control(Control::Resync)).await.is_err() {
+                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
+                    }
+                }
+                _ = confirm.recv() => {
+                    if self.messages.send(Message::Control(Control::ConfirmRemoval)).await.is_err() {
+                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
+                    }
+                }
+                () = &mut config_changed => {
+                    tracing::info!("the configuration has changed; ending, so that the supervisor starts this process again with the new one");
+                    return ExitCode::SUCCESS;
+                }
+                outcome = self.outcomes.recv() => {
+                    let Some(passed) = outcome else {
+                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
+                    };
+                    again = self.serve_health_checks(passed, &mut limiter).await;
+                }
+                () = tokio::time::sleep(LISTEN_AGAIN), if again.is_some() => {
+                    if let Some(passed) = again.take() {
+                        again = self.serve_health_checks(passed, &mut limiter).await;
+                    }
+                }
+                ended = self.tasks.join_next(), if !self.tasks.is_empty() => {
+                    if let Some(Ok(Err(problem))) = ended {
+                        return fail(&[problem]);
+                    }
+                }
+            }
+        }
+        if self.mode.facts().is_process {
+            let second = async {
+                tokio::select! {
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+            };
+            userspace::finish(&self.messages, self.end_timeout, second).await;
+            return ExitCode::SUCCESS;
+        }
+        tracing::info!("ending; everything in the kernel stays as it is");
+        ExitCode::SUCCESS
+    }
+
+    /// Opens and closes the health-check servers of Services. Returns the pass to try again, if some could not be opened.
+    async fn serve_health_checks(&mut self, passed: PassSummary, limiter: &mut Limiter) -> Option<PassSummary> {
+        let failures = self.service_health.update(&passed.health_checks, &passed.listening).await;
+        let all_open = failures.is_empty();
+        for failed in failures {
+            if limiter.pass(&failed.service.to_string(), Instant::now()).is_some() {
+                let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
+                tracing::error!("Service {}: {note}", failed.service);
+                let service = Regarding::Service(failed.service);
+                self.recorder.record(service, Reason::FailedToStartServiceHealthcheck, note);
+            }
+        }
+        (!all_open).then_some(passed)
+    }
+}
+
+/// Pause before retrying a Service's server that could not be opened: its address may still be in use, or tentative.
+const LISTEN_AGAIN: Duration = Duration::from_secs(5);
+
+/// Sends Events if there is a cluster.
+fn recorder(configured: &Configured, api: &Api) -> Recorder {
+    let Source::Cluster { kubeconfig, master } = &configured.source else { return Recorder::default() };
+    let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
+    Recorder::start(&api.handle(), connection, &configured.settings.node_name)
+}
+
+/// Tells the kernel which processes to kill first when memory is short.
+fn adjust_oom_score(score: i16) {
+    let file = "/proc/self/oom_score_adj";
+    let there = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
+    let Err(error) = std::fs::write(file, score.to_string()) else { return };
+    let now = there.map_or_else(|| "as it is".to_owned(), |there: i16| there.to_string());
+    if is_spared(there, score) {
+        tracing::debug!("oom_score_adj stays {now}, not {score}: {error}");
+    } else {
+        tracing::warn!(
+            "oom_score_adj stays {now}, not {score} ({error}): the kernel kills this process before others when memory is short"
+        );
+    }
+}
+
+/// Whether the kernel kills this process no earlier than ordinary ones: a container may not lower the value that its runtime has given it.
+fn is_spared(there: Option<i16>, asked: i16) -> bool {
+    there.is_some_and(|there| there <= asked.max(0))
+}
+
+/// Chooses the mode on another thread: that may wait for the lock of iptables, and /healthz answers meanwhile.
+async fn choose_beside(configured: &Configured) -> Result<ChosenMode, Vec<Problem>> {
+    let (configured, runtime) = (configured.clone(), Handle::current());
+    let chosen = move || runtime.block_on(choose(&configured, Preparing::LoadModules, |_mode| true));
+    let chosen = tokio::task::spawn_blocking(chosen).await;
+    chosen.unwrap_or_else(|error| Err(vec![Problem::new("", format!("no mode could be chosen ({error})"))]))
+}
+
+/// Starts the health server. An address that cannot be bound is an error with `bindAddressHardFail`; otherwise binding is retried, as with kube-proxy.
+async fn serve_healthz(
+    configured: &Configured,
+    health: &Arc<Health>,
+    recorder: &Recorder,
+    tasks: &mut JoinSet<Result<(), Problem>>,
+) -> Result<(), Problem> {
+    let settings = &configured.settings;
+    let hard = settings.bind_address_hard_fail;
+    if let Some(address) = settings.healthz {
+        let bound = if hard { Some(listen(HEALTH_SERVER, address, true, |_problem| {}).await?) } else { None };
+        let (health, recorder) = (health.clone(), recorder.clone());
+        tasks.spawn(async move {
+            let failed = |problem: &Problem| {
+                recorder.record(Regarding::Node, Reason::FailedToStartProxierHealthcheck, problem.to_string());
+            };
+            let listener = match bound {
+                Some(listener) => listener,
+                None => listen(HEALTH_SERVER, address, false, failed).await?,
+            };
+            serve_health(listener, health).await;
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+/// Starts the server for metrics, as [`serve_healthz`] does.
+async fn serve_metricsz(
+    configured: &Configured,
+    health: &Arc<Health>,
+    recorder: &Recorder,
+    messages: &mpsc::Sender<Message>,
+    tasks: &mut JoinSet<Result<(), Problem>>,
+) -> Result<(), Problem> {
+    let settings = &configured.settings;
+    let hard = settings.bind_address_hard_fail;
+    if let Some(address) = settings.metrics {
+        let bound = if hard { Some(listen(METRICS_SERVER, address, true, |_problem| {}).await?) } else { None };
+        let (health, recorder) = (health.clone(), recorder.clone());
+        let (mode, object) = (settings.mode, serde_json::to_value(&settings.object).unwrap_or_default());
+        // In userspace mode metrics ask it for connections.
+        let is_needed = settings.status_page != Exposure::Off || mode.facts().is_process;
+        let page = is_needed.then(|| StatusPage::new(settings.status_page, mode, messages.clone()));
+        tasks.spawn(async move {
+            let failed = |problem: &Problem| {
+                recorder.record(Regarding::Node, Reason::FailedToStartMetricServer, problem.to_string());
+            };
+            let listener = match bound {
+                Some(listener) => listener,
+                None => listen(METRICS_SERVER, address, false, failed).await?,
+            };
+            serve_metrics(listener, health, mode, object, page).await;
+            Ok(())
+        });
+    }
+    Ok(())
+}
+
+const HEALTH_SERVER: &str = "healthz server";
+const METRICS_SERVER: &str = "metrics server";
+
+#[cfg(test)]
+mod tests {
+    use super::is_spared;
+
+    #[test]
+    fn a_value_that_the_container_has_from_its_runtime_is_no_reason_to_warn() {
+        for (there, asked, spared) in
+            [(-997, -999, true), (0, -999, true), (2, -999, false), (999, -999, false), (500, 500, true)]
+        {
+            assert_eq!(is_spared(Some(there), asked), spared, "{there} {asked}");
+        }
+        assert!(!is_spared(None, 0));
+    }
+}

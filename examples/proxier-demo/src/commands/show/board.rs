@@ -1,0 +1,419 @@
+//! Output of `show --watch`: lines for people, an object for programs. Pure. For a [`View`] of IPVS; tables of the other modes are
+//! [`fitted`].
+
+use std::fmt::Write as _;
+
+use ipvs::VirtualServerKey;
+use ipvs::model::{ForwardingMethod, ObservedRealServer};
+use serde_json::{Value, json};
+
+use super::rates::{PerSecond, ServerRates, View};
+use super::terminal::Size;
+use super::{details, forwarding};
+
+/// The columns after the first.
+const HEADS: [&str; 6] = ["WEIGHT", "CONN/S", "PKT/S", "BYTE/S", "ACTIVE", "INACTIVE"];
+const WIDTHS: [usize; 6] = [6, 7, 7, 7, 7, 8];
+
+/// Whether a real server takes no new connections, and has some.
+fn drains(real: &ObservedRealServer) -> bool {
+    real.server.config.weight.get() == 0 && real.active_connections.saturating_add(real.inactive_connections) > 0
+}
+
+/// Lines of a view: as many as fit, none longer than the terminal is wide. Without a size: all of them.
+pub(super) fn lines(
+    view: &View,
+    service: &dyn Fn(&VirtualServerKey) -> Option<String>,
+    size: Option<Size>,
+) -> Vec<String> {
+    let layout = Layout::of(view, size);
+    let heads = layout.line("VIRTUAL SERVER", &HEADS.map(str::to_owned), "SERVICE");
+    let mut lines = vec![summary(view), heads];
+    // The last line counts the rest that does not fit.
+    let rows = size.map(|size| size.rows.saturating_sub(lines.len() + 1));
+    let (mut left, mut hidden) = (rows.unwrap_or(usize::MAX), HiddenCounts::default());
+    for server in &view.servers {
+        if left == 0 {
+            hidden.servers += 1;
+            hidden.add(server.real_servers.iter());
+            continue;
+        }
+        lines.push(of_server(&layout, server, service(&server.key())));
+        left -= 1;
+        // One virtual server takes a third of the rows at most, so that others are shown too.
+        let most = rows.map_or(usize::MAX, |rows| (rows / 3).max(1)).min(left);
+        lines.extend(server.real_servers.iter().take(most).map(|(real, rates)| of_real(&layout, real, rates.as_ref())));
+        left -= most.min(server.real_servers.len());
+        hidden.add(server.real_servers.iter().skip(most));
+    }
+    lines.extend(hidden.line());
+    if let Some(size) = size {
+        lines.truncate(size.rows);
+        for line in &mut lines {
+            cut(line, size.columns);
+        }
+    }
+    lines
+}
+
+/// Counts of servers for which there is no room.
+#[derive(Default)]
+struct HiddenCounts {
+    servers: usize,
+    real: usize,
+    draining: usize,
+}
+
+impl HiddenCounts {
+    fn add<'a>(&mut self, real: impl Iterator<Item = &'a (ObservedRealServer, Option<PerSecond>)>) {
+        for (real, _) in real {
+            self.real += 1;
+            self.draining += usize::from(drains(real));
+        }
+    }
+
+    fn line(&self) -> Option<String> {
+        let HiddenCounts { servers, real, draining } = self;
+        let draining = if *draining > 0 { format!(", {draining} of them drain") } else { String::new() };
+        (*servers + *real > 0)
+            .then(|| format!("not shown: {servers} virtual servers with less traffic, {real} real servers{draining}"))
+    }
+}
+
+fn summary(view: &View) -> String {
+    let real: usize = view.servers.iter().map(|server| server.real_servers.len()).sum();
+    let draining = view.servers.iter().flat_map(|server| &server.real_servers).filter(|(real, _)| drains(real)).count();
+    let (came, went) = (view.came, view.went);
+    let changed = if came + went > 0 { format!(" (+{came} -{went})") } else { String::new() };
+    let rates = match &view.total {
+        Some(total) => format!(
+            "{} connections/s, {} packets/s, {} bytes/s",
+            short(total.connections),
+            short(total.packets()),
+            short(total.bytes())
+        ),
+        None => "rates follow".to_owned(),
+    };
+    format!("{} virtual servers{changed}, {real} real servers, {draining} drain; {rates}", view.servers.len())
+}
+
+/// Which columns there are, and how wide the first is.
+struct Layout {
+    first: usize,
+    is_narrow: bool,
+}
+
+impl Layout {
+    /// Columns that a terminal of fewer columns than this has no room for, beside the names of Services: packets and bytes.
+    const NARROW: usize = 100;
+    const LEFT_OUT: [usize; 2] = [2, 3];
+    /// An IPv6 address and port, most of the time.
+    const FIRST: usize = 42;
+
+    fn of(view: &View, size: Option<Size>) -> Self {
+        let is_narrow = size.is_some_and(|size| size.columns < Self::NARROW);
+        let all = view.servers.iter().flat_map(|server| {
+            let real_servers = server.real_servers.iter().map(|(real, _)| first_of_real(real));
+            real_servers.chain([first_of_server(server)])
+        });
+        let longest = all.map(|first| first.chars().count()).max().unwrap_or_default().max("VIRTUAL SERVER".len());
+        Layout { first: if is_narrow { longest.min(Self::FIRST) } else { Self::FIRST }, is_narrow }
+    }
+
+    fn line(&self, first: &str, others: &[String; 6], last: &str) -> String {
+        let mut line = format!("{first:<width$}", width = self.first);
+        for (at, (cell, width)) in others.iter().zip(WIDTHS).enumerate() {
+            if !self.is_narrow || !Self::LEFT_OUT.contains(&at) {
+                // Writing to a String cannot fail.
+                let _cannot_fail = write!(line, " {cell:>width$}");
+            }
+        }
+        line.push_str("  ");
+        line.push_str(last);
+        line.truncate(line.trim_end().len());
+        line
+    }
+}
+
+fn first_of_server(server: &ServerRates) -> String {
+    let own = &server.server.server;
+    format!("{} {}", own.key, details(own))
+}
+
+fn of_server(layout: &Layout, server: &ServerRates, service: Option<String>) -> String {
+    let (active, inactive) = server.connections();
+    let [connections, packets, bytes] = of_rates(server.rates.as_ref());
+    let weight = if server.real_servers.is_empty() { "none".to_owned() } else { String::new() };
+    let others = [weight, connections, packets, bytes, active.to_string(), inactive.to_string()];
+    layout.line(&first_of_server(server), &others, &service.unwrap_or_else(|| "-".to_owned()))
+}
+
+fn first_of_real(real: &ObservedRealServer) -> String {
+    let method = match real.server.config.forwarding_method {
+        ForwardingMethod::Masquerade => String::new(),
+        other => format!(" ({other})"),
+    };
+    format!("  -> {}{method}", real.server.key)
+}
+
+fn of_real(layout: &Layout, real: &ObservedRealServer, rates: Option<&PerSecond>) -> String {
+    let [connections, packets, bytes] = of_rates(rates);
+    let (active, inactive) = (real.active_connections.to_string(), real.inactive_connections.to_string());
+    let others = [real.server.config.weight.to_string(), connections, packets, bytes, active, inactive];
+    layout.line(&first_of_real(real), &others, if drains(real) { "drains" } else { "" })
+}
+
+fn of_rates(rates: Option<&PerSecond>) -> [String; 3] {
+    match rates {
+        Some(rates) => [short(rates.connections), short(rates.packets()), short(rates.bytes())],
+        None => ["-", "-", "-"].map(str::to_owned),
+    }
+}
+
+/// A number in at most six characters: `0`, `2.5`, `1234`, `98.7k`, `12.3M`.
+pub(super) fn short(number: f64) -> String {
+    const UNITS: [&str; 5] = ["k", "M", "G", "T", "P"];
+    if number == 0.0 {
+        return "0".to_owned();
+    }
+    if number < 99.95 {
+        return format!("{number:.1}");
+    }
+    if number < 9999.5 {
+        return format!("{number:.0}");
+    }
+    let (mut number, mut unit) = (number / 1000.0, "k");
+    for next in UNITS.into_iter().skip(1) {
+        if number < 999.95 {
+            break;
+        }
+        (number, unit) = (number / 1000.0, next);
+    }
+    format!("{number:.1}{unit}")
+}
+
+/// A summary and a table, texts to the left and numbers to the right: as many rows as fit, none longer than the terminal is wide; the last line then counts
+/// the rest, `left_out`. The widest columns get the room that the others leave. Without a size: all rows.
+pub(super) fn fitted<const N: usize>(
+    summary: &str,
+    heads: &[&str; N],
+    rows: Vec<[String; N]>,
+    size: Option<Size>,
+    left_out: &str,
+) -> Vec<String> {
+    let mut all: Vec<[String; N]> = std::iter::once(heads.map(str::to_owned)).chain(rows).collect();
+    let rows = all.len().saturating_sub(1);
+    let fits = size.map_or(rows, |size| size.rows.saturating_sub(2));
+    let shown = if rows > fits { fits.saturating_sub(1) } else { rows };
+    all.truncate(shown.saturating_add(1));
+    let mut widths = [0; N];
+    for row in &all {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    let room = size.map_or(usize::MAX, |size| size.columns.saturating_sub(2 * N.saturating_sub(1)));
+    while widths.iter().sum::<usize>() > room {
+        match widths.iter_mut().max() {
+            Some(widest) if *widest > 1 => *widest -= 1,
+            _ => break,
+        }
+    }
+    let line = |row: [String; N]| {
+        let cells = row.into_iter().zip(widths).zip(heads).enumerate().map(|(at, ((mut cell, width), head))| {
+            cut(&mut cell, width);
+            if at == 0 || *head == "SERVICE" { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+        });
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    let mut lines = vec![summary.to_owned()];
+    lines.extend(all.into_iter().map(line));
+    if shown < rows {
+        lines.push(format!("not shown: {} {left_out}", rows - shown));
+    }
+    if let Some(size) = size {
+        lines.truncate(size.rows);
+        for line in &mut lines {
+            cut(line, size.columns);
+        }
+    }
+    lines
+}
+
+fn cut(line: &mut String, columns: usize) {
+    if line.chars().count() > columns {
+        *line = line.chars().take(columns.saturating_sub(1)).chain(['…']).collect();
+    }
+}
+
+/// One refresh as JSON.
+pub(super) fn json(view: &View, service: &dyn Fn(&VirtualServerKey) -> Option<String>) -> Value {
+    let servers = view.servers.iter().map(|server| {
+        let (active, inactive) = server.connections();
+        let own = &server.server.server;
+        json!({
+            "key": own.key.to_string(),
+            "scheduler": own.config.scheduler.to_string(),
+            "service": service(&own.key),
+            "connections": server.server.stats.connections,
+            "perSecond": rates_json(server.rates.as_ref()),
+            "activeConnections": active,
+            "inactiveConnections": inactive,
+            "realServers": server.real_servers.iter().map(|(real, rates)| json!({
+                "address": real.server.key.to_string(),
+                "weight": real.server.config.weight.get(),
+                "forwarding": forwarding(real.server.config.forwarding_method),
+                "draining": drains(real),
+                "perSecond": rates_json(rates.as_ref()),
+                "activeConnections": real.active_connections,
+                "inactiveConnections": real.inactive_connections,
+            })).collect::<Vec<_>>(),
+        })
+    });
+    json!({
+        "perSecond": rates_json(view.total.as_ref()),
+        "added": view.came,
+        "deleted": view.went,
+        "virtualServers": servers.collect::<Vec<_>>(),
+    })
+}
+
+fn rates_json(rates: Option<&PerSecond>) -> Value {
+    match rates {
+        None => Value::Null,
+        Some(rates) => json!({
+            "connections": rates.connections,
+            "packetsIn": rates.packets_in,
+            "packetsOut": rates.packets_out,
+            "bytesIn": rates.bytes_in,
+            "bytesOut": rates.bytes_out,
+        }),
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::float_cmp, reason = "all numbers here are exact")]
+mod tests {
+    use std::net::SocketAddr;
+    use std::time::Duration;
+
+    use ipvs::model::{ObservedVirtualServer, RealServer, Scheduler, VirtualServer, Weight};
+
+    use super::*;
+    use crate::commands::show::rates::{History, Reading};
+
+    /// Reading of this many virtual servers with two real servers each, the second of which drains; the last is the busiest.
+    fn reading(servers: u8, connections: u64) -> Vec<Reading> {
+        let one = |last: u8| {
+            let key = format!("TCP 10.96.0.{last}:80").parse().unwrap();
+            let mut server = ObservedVirtualServer::from(VirtualServer::new(key, Scheduler::RoundRobin));
+            server.stats.connections = connections * u64::from(last);
+            let real = |(number, weight)| {
+                let at = SocketAddr::new([10, 244, last, number].into(), 8080);
+                let real = RealServer::new(at).with_weight(Weight::new(weight).unwrap());
+                let mut real = ObservedRealServer::from(real);
+                real.active_connections = 3;
+                real
+            };
+            (server, [(1, 1), (2, 0)].map(real).into())
+        };
+        (1..=servers).map(one).collect()
+    }
+
+    fn view(servers: u8) -> View {
+        let mut history = History::default();
+        history.compare(reading(servers, 0), Duration::from_secs(1));
+        history.compare(reading(servers, 10), Duration::from_secs(3))
+    }
+
+    fn service(key: &VirtualServerKey) -> Option<String> {
+        key.to_string().contains("10.96.0.2:").then(|| "shop/web:http".to_owned())
+    }
+
+    #[test]
+    fn a_stream_gets_everything() {
+        let lines = lines(&view(2), &service, None);
+        let expected = [
+            "2 virtual servers, 4 real servers, 2 drain; 15.0 connections/s, 0 packets/s, 0 bytes/s",
+            "VIRTUAL SERVER                             WEIGHT  CONN/S   PKT/S  BYTE/S  ACTIVE INACTIVE  SERVICE",
+            "TCP 10.96.0.2:80 rr                                  10.0       0       0       6        0  shop/web:http",
+            "  -> 10.244.2.1:8080                            1       0       0       0       3        0",
+            "  -> 10.244.2.2:8080                            0       0       0       0       3        0  drains",
+            "TCP 10.96.0.1:80 rr                                   5.0       0       0       6        0  -",
+            "  -> 10.244.1.1:8080                            1       0       0       0       3        0",
+            "  -> 10.244.1.2:8080                            0       0       0       0       3        0  drains",
+        ];
+        assert_eq!(lines, expected);
+    }
+
+    #[test]
+    fn a_terminal_gets_what_fits_and_how_much_does_not() {
+        for rows in 3..40 {
+            let lines = lines(&view(9), &service, Some(Size { rows, columns: 60 }));
+            assert!(lines.len() <= rows, "{rows}: {lines:#?}");
+            assert!(lines.iter().all(|line| line.chars().count() <= 60), "{lines:#?}");
+            let shown = |word: &str| lines.iter().filter(|line| line.starts_with(word)).count();
+            let hidden = (9 - shown("TCP"), 18 - shown("  ->"));
+            let said = lines.last().unwrap().strip_prefix("not shown: ");
+            match said {
+                Some(said) => assert!(said.starts_with(&format!("{} virtual", hidden.0)), "{rows} {hidden:?} {said}"),
+                None => assert_eq!(hidden, (0, 0), "{rows}"),
+            }
+        }
+        let lines = lines(&view(9), &service, Some(Size { rows: 7, columns: 100 }));
+        assert_eq!(
+            lines[2..5].iter().map(|line| &line[..18]).collect::<Vec<_>>(),
+            ["TCP 10.96.0.9:80 r", "  -> 10.244.9.1:80", "TCP 10.96.0.8:80 r"]
+        );
+        assert_eq!(lines[6], "not shown: 7 virtual servers with less traffic, 16 real servers, 9 of them drain");
+    }
+
+    /// One long name takes no room from the others.
+    #[test]
+    fn names_of_services_are_shown_on_a_terminal_of_80_columns() {
+        let size = Some(Size { rows: 24, columns: 80 });
+        let long = "demo/payments-reconciliation-worker-internal-headless-v2:http";
+        let name = |key: &VirtualServerKey| {
+            Some(if key.to_string().contains("10.96.0.1:") { long } else { "demo/web:http" }.to_owned())
+        };
+        let of_ipvs = lines(&view(2), &name, size);
+        assert_eq!(of_ipvs[1], "VIRTUAL SERVER       WEIGHT  CONN/S  ACTIVE INACTIVE  SERVICE");
+        let heads = ["FRONTEND", "ENDPOINTS", "CONN/S", "CONNECTIONS", "SERVICE"];
+        let row = |of: &str, name: &str| [of, "3", "2.5", "100", name].map(str::to_owned);
+        for address in ["TCP 10.96.0.1:80", "TCP [2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff]:65535"] {
+            let rows = vec![row(address, "demo/web:http"), row("TCP 10.96.0.3:80", long)];
+            let of_others = fitted("", &heads, rows, size, "");
+            for (lines, shown) in [(&of_ipvs, "demo/web:http"), (&of_others, "demo/web:")] {
+                assert!(lines.iter().any(|line| line.contains(shown)), "{lines:#?}");
+                assert!(lines.iter().any(|line| line.contains("demo/payments")), "{lines:#?}");
+                assert!(lines.iter().all(|line| line.chars().count() <= 80), "{lines:#?}");
+            }
+        }
+        let sums = vec![["demo/web", "2", "1", "9"].map(str::to_owned), [long, "2", "1", "9"].map(str::to_owned)];
+        let of_sums =
+            fitted("", &["SERVICE", "FRONTENDS", "CONN/S", "BYTE/S"], sums, Some(Size { rows: 24, columns: 40 }), "");
+        assert!(
+            of_sums[2].starts_with("demo/web ") && of_sums[2].ends_with(" 9") && of_sums[3].ends_with(" 9"),
+            "{of_sums:#?}"
+        );
+    }
+
+    #[test]
+    fn numbers_are_short() {
+        let all = [0.0, 0.04, 2.5, 99.96, 9999.4, 9999.6, 999_949.0, 999_951.0, 1.2e9, 1e18].map(short);
+        assert_eq!(all, ["0", "0.0", "2.5", "100", "9999", "10.0k", "999.9k", "1.0M", "1.2G", "1000.0P"]);
+    }
+
+    #[test]
+    fn programs_get_the_same() {
+        let value = json(&view(2), &service);
+        assert_eq!(value["perSecond"]["connections"], 15.0);
+        let first = &value["virtualServers"][0];
+        assert_eq!((&first["key"], &first["service"]), (&json!("TCP 10.96.0.2:80"), &json!("shop/web:http")));
+        assert_eq!((&first["perSecond"]["connections"], &first["activeConnections"]), (&json!(10.0), &json!(6)));
+        assert_eq!(first["realServers"][1]["draining"], true);
+        let mut history = History::default();
+        let view = history.compare(reading(1, 1), Duration::ZERO);
+        assert_eq!(json(&view, &service)["virtualServers"][0]["perSecond"], Value::Null);
+    }
+}

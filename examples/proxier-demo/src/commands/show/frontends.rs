@@ -1,0 +1,361 @@
+//! `show` in nftables, iptables and userspace mode: Frontends with their endpoints, once or with rates of new connections.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{Read as _, Write as _};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::time::Duration;
+
+use iptables::{BackendChoice, Iptables, System};
+use ipvs::model::Stats;
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::select::RequestedMode;
+use proxier_core::modes::{Kind, Names, ServedFrontend, iptables as iptables_mode, list_frontends};
+use proxier_core::net::{Family, FrontendKey};
+use proxier_core::service::{Desired, NodeFacts};
+use proxier_core::snapshot::{HostAddresses, Node};
+use serde_json::{Value, json};
+
+use super::board::{fitted, short};
+use super::rates::{PerSecond, per_second};
+use super::sums::{Counted, Sums};
+use super::terminal::Size;
+use crate::engine::userspace::read_running_sockets;
+use crate::output::lines;
+use crate::problem::Problem;
+use crate::settings::cli::Configured;
+use crate::status::metrics::USERSPACE_CONNECTIONS;
+
+/// All Frontends that a mode serves.
+pub(super) struct Frontends {
+    pub(super) mode: Kind,
+    all: BTreeMap<FrontendKey, ServedFrontend>,
+}
+
+fn failed(error: impl fmt::Display) -> Problem {
+    Problem::new("", error.to_string())
+}
+
+impl Frontends {
+    /// Reads those of the mode that is asked for; with `auto`, of the first that serves any. `None`: IPVS mode is asked for, or no other serves
+    /// anything.
+    ///
+    /// # Errors
+    ///
+    /// The kernel could not be read.
+    pub(super) fn read(
+        configured: &Configured,
+        kernel: &mut KernelPorts,
+        input: (&Desired, &HostAddresses),
+    ) -> Result<Option<Self>, Problem> {
+        match configured.settings.asked {
+            RequestedMode::Mode(mode) if mode.facts().has_virtual_servers => Ok(None),
+            RequestedMode::Mode(mode) => Self::of_mode(mode, configured, kernel, input).map(Some),
+            RequestedMode::Auto => {
+                let others = Kind::ALL.into_iter().filter(|mode| !mode.facts().has_virtual_servers);
+                let mut serving = others.filter_map(|mode| Self::of_mode(mode, configured, kernel, input).ok());
+                Ok(serving.find(|found| !found.all.is_empty()))
+            }
+        }
+    }
+
+    /// Reads those of a mode, but for IPVS mode.
+    ///
+    /// # Errors
+    ///
+    /// The kernel could not be read.
+    pub(super) fn of_mode(
+        mode: Kind,
+        configured: &Configured,
+        kernel: &mut KernelPorts,
+        (desired, host): (&Desired, &HostAddresses),
+    ) -> Result<Self, Problem> {
+        let settings = &configured.settings;
+        if mode.facts().counts_by_rule {
+            return Ok(Frontends { mode, all: counted()? });
+        }
+        if mode.facts().is_process {
+            read_running_sockets(kernel)?;
+        }
+        let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), host);
+        let mut all = list_frontends(mode, &facts, desired, &mut kernel.ports()).map_err(failed)?;
+        if mode.facts().is_process && !all.is_empty() {
+            for (key, begun) in settings.metrics.map(begun).unwrap_or_default() {
+                all.entry(key).and_modify(|served| served.connections = Some(begun));
+            }
+        }
+        Ok(Frontends { mode, all })
+    }
+
+    pub(super) fn text(&self, names: &Names<'_>) -> String {
+        let counts = self.all.values().any(|served| served.connections.is_some());
+        let connections =
+            |served: &ServedFrontend| served.connections.map_or_else(String::new, |count| count.to_string());
+        let rows = self.all.iter().map(|(key, served)| (key.to_string(), connections(served)));
+        let heads = ("FRONTEND".to_owned(), if counts { "CONNECTIONS".to_owned() } else { String::new() });
+        let (mut place, mut count) = (0, 0);
+        for (key, connections) in std::iter::once(heads.clone()).chain(rows) {
+            (place, count) = (place.max(key.chars().count()), count.max(connections.chars().count()));
+        }
+        let line = |(key, connections): (String, String), service: &str| {
+            let connections = if counts { format!("  {connections:>count$}") } else { connections };
+            format!("{key:<place$}{connections}  {service}")
+        };
+        let mut out = vec![line(heads, "SERVICE")];
+        let mut endpoints = 0_usize;
+        for (key, served) in &self.all {
+            let service = names.service_of(key).unwrap_or_else(|| "-".to_owned());
+            out.push(line((key.to_string(), connections(served)), &service));
+            let Some(of) = &served.endpoints else { continue };
+            endpoints = endpoints.saturating_add(of.len());
+            out.extend(of.iter().map(|endpoint| format!("  -> {endpoint}")));
+            if of.is_empty() {
+                out.push("  no endpoint: refused".to_owned());
+            }
+        }
+        let is_unknown = self.all.values().any(|served| served.endpoints.is_none());
+        let endpoints = if is_unknown {
+            "endpoints: see /status of the process that serves".to_owned()
+        } else {
+            format!("{endpoints} endpoints")
+        };
+        lines(out.into_iter().chain([format!("{} mode: {} Frontends, {endpoints}", self.mode, self.all.len())]))
+    }
+
+    pub(super) fn json(&self, names: &Names<'_>) -> Value {
+        let frontend = |(key, served): (&FrontendKey, &ServedFrontend)| {
+            frontend_json(key, served, names.service_of(key).as_deref())
+        };
+        json!({"mode": self.mode.name(), "frontends": self.all.iter().map(frontend).collect::<Vec<_>>()})
+    }
+}
+
+fn frontend_json(key: &FrontendKey, served: &ServedFrontend, service: Option<&str>) -> Value {
+    let endpoints = served.endpoints.as_ref();
+    json!({
+        "key": key.to_string(),
+        "service": service,
+        "endpoints": endpoints.map(|of| of.iter().map(ToString::to_string).collect::<Vec<_>>()),
+        "connections": served.connections,
+    })
+}
+
+/// The rules of both families, with their counters.
+fn counted() -> Result<BTreeMap<FrontendKey, ServedFrontend>, Problem> {
+    let mut all = BTreeMap::new();
+    for family in Family::ALL {
+        let programs = Iptables::detect(System::new(), family.into(), BackendChoice::Detect).map_err(failed)?;
+        all.extend(iptables_mode::list_frontends(&programs.dump_with_counters().map_err(failed)?, family));
+    }
+    Ok(all)
+}
+
+/// Connections that the running proxy of this configuration has begun in userspace mode, by its metrics: the kernel does not count them.
+/// None where the metrics server does not answer within a second.
+fn begun(metrics: SocketAddr) -> Vec<(FrontendKey, u64)> {
+    const PATIENCE: Duration = Duration::from_secs(1);
+    const MOST: u64 = 64 << 20;
+    let address = match metrics.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
+        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
+        ip => ip,
+    };
+    let ask = || {
+        let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, metrics.port()), PATIENCE)?;
+        stream.set_read_timeout(Some(PATIENCE))?;
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+        let mut text = String::new();
+        stream.take(MOST).read_to_string(&mut text)?;
+        Ok::<_, std::io::Error>(text)
+    };
+    let text = ask().unwrap_or_default();
+    text.lines().filter_map(begun_of).collect()
+}
+
+/// A sample of the metric.
+fn begun_of(line: &str) -> Option<(FrontendKey, u64)> {
+    let labels = line.strip_prefix("kubeproxy_")?.strip_prefix(USERSPACE_CONNECTIONS)?;
+    let (key, _) = labels.strip_prefix("{frontend=\"")?.split_once('"')?;
+    Some((key.parse().ok()?, line.rsplit_once(' ')?.1.parse().ok()?))
+}
+
+/// The connections of the last reading.
+#[derive(Debug, Default)]
+pub(super) struct History(Option<(Duration, BTreeMap<FrontendKey, Option<u64>>)>);
+
+/// A reading compared with the one before.
+pub(super) struct FrontendView {
+    mode: Kind,
+    /// Busiest first. No rate: this reading is the first that has it, or connections are not counted.
+    frontends: Vec<(FrontendKey, ServedFrontend, Option<f64>)>,
+    is_first: bool,
+    came: usize,
+    went: usize,
+}
+
+impl History {
+    /// Compares a reading with the one before, and keeps its counters. `at`: time of the reading, by a clock that never goes back.
+    pub(super) fn compare(&mut self, read: Frontends, at: Duration) -> FrontendView {
+        let counters = read.all.iter().map(|(key, served)| (*key, served.connections)).collect();
+        let before = self.0.replace((at, counters));
+        let is_known = |key: &FrontendKey| before.as_ref().is_some_and(|(_, known)| known.contains_key(key));
+        let stats = |connections| {
+            let mut stats = Stats::default();
+            stats.connections = connections;
+            stats
+        };
+        let rate = |key: &FrontendKey, now: Option<u64>| {
+            let (then, known) = before.as_ref()?;
+            // One that was not in the last reading began to count since then.
+            let before = known.get(key).copied().unwrap_or(Some(0))?;
+            Some(per_second(&stats(before), &stats(now?), at.saturating_sub(*then)).connections)
+        };
+        let rated = |(key, served): (FrontendKey, ServedFrontend)| {
+            let rate = rate(&key, served.connections);
+            (key, served, rate)
+        };
+        let came = read.all.keys().filter(|key| !is_known(key)).count();
+        let went = before.iter().flat_map(|(_, known)| known.keys()).filter(|key| !read.all.contains_key(key)).count();
+        let mut frontends: Vec<_> = read.all.into_iter().map(rated).collect();
+        frontends.sort_by(|(_, _, a), (_, _, b)| b.unwrap_or_default().total_cmp(&a.unwrap_or_default()));
+        let is_first = before.is_none();
+        FrontendView { mode: read.mode, frontends, is_first, came: if is_first { 0 } else { came }, went }
+    }
+}
+
+impl FrontendView {
+    pub(super) fn keys(&self) -> impl Iterator<Item = FrontendKey> {
+        self.frontends.iter().map(|(key, ..)| *key)
+    }
+
+    /// Connections a second to all Frontends; `None`: the first reading, or none is counted.
+    fn total(&self) -> Option<f64> {
+        self.frontends.iter().filter_map(|(.., rate)| *rate).reduce(|sum, rate| sum + rate)
+    }
+
+    /// Lines of text: as many as fit.
+    pub(super) fn lines(&self, service: &dyn Fn(&FrontendKey) -> Option<String>, size: Option<Size>) -> Vec<String> {
+        let none = || "-".to_owned();
+        let rows = self.frontends.iter().map(|(key, served, rate)| {
+            [
+                key.to_string(),
+                served.endpoints.as_ref().map_or_else(none, |of| of.len().to_string()),
+                rate.map_or_else(none, short),
+                served.connections.map_or_else(none, |count| count.to_string()),
+                service(key).unwrap_or_else(none),
+            ]
+        });
+        let (came, went) = (self.came, self.went);
+        let changed = if came + went > 0 { format!(" (+{came} -{went})") } else { String::new() };
+        let counts = self.frontends.iter().any(|(_, served, _)| served.connections.is_some());
+        let rates = match self.total() {
+            Some(total) => format!("{} connections/s", short(total)),
+            None if self.frontends.is_empty() => "nothing is served".to_owned(),
+            None if self.is_first && counts => "rates follow".to_owned(),
+            None => format!("connections are not counted{}", self.mode.facts().how_to_count),
+        };
+        let summary = format!("{} mode: {} Frontends{changed}; {rates}", self.mode, self.frontends.len());
+        let heads = ["FRONTEND", "ENDPOINTS", "CONN/S", "CONNECTIONS", "SERVICE"];
+        fitted(&summary, &heads, rows.collect(), size, "Frontends with less traffic")
+    }
+
+    /// One refresh as JSON, in the form of `show -o json`.
+    pub(super) fn json(&self, service: &dyn Fn(&FrontendKey) -> Option<String>) -> Value {
+        let per_second = |rate: Option<f64>| rate.map(|rate| json!({"connections": rate}));
+        let frontends = self.frontends.iter().map(|(key, served, rate)| {
+            let mut frontend = frontend_json(key, served, service(key).as_deref());
+            frontend["perSecond"] = json!(per_second(*rate));
+            frontend
+        });
+        json!({
+            "mode": self.mode.name(),
+            "perSecond": per_second(self.total()),
+            "added": self.came,
+            "deleted": self.went,
+            "frontends": frontends.collect::<Vec<_>>(),
+        })
+    }
+
+    /// Sums by Service.
+    pub(super) fn sums(&self, service: &dyn Fn(&FrontendKey) -> Option<String>) -> Sums {
+        let counted = self.frontends.iter().map(|(key, served, rate)| Counted {
+            service: service(key),
+            connections: served.connections,
+            bytes: None,
+            active: None,
+            rates: rate.map(|connections| PerSecond { connections, ..PerSecond::default() }),
+        });
+        Sums::new(self.mode, counted)
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::float_cmp, reason = "all numbers here are exact")]
+mod tests {
+    use super::*;
+
+    /// Frontends at these last octets, with their connections.
+    fn reading(of: &[(u8, Option<u64>)]) -> Frontends {
+        let one = |(last, connections): &(u8, Option<u64>)| {
+            let mut served = ServedFrontend::default();
+            served.connections = *connections;
+            (format!("TCP 10.96.0.{last}:80").parse().unwrap(), served)
+        };
+        Frontends { mode: Kind::Nftables, all: of.iter().map(one).collect() }
+    }
+
+    fn rates(view: &FrontendView) -> Vec<(u8, Option<f64>)> {
+        let last = |key: &FrontendKey| match key.address {
+            IpAddr::V4(ip) => ip.octets()[3],
+            IpAddr::V6(_) => 0,
+        };
+        view.frontends.iter().map(|(key, _, rate)| (last(key), *rate)).collect()
+    }
+
+    #[test]
+    fn rates_are_differences_and_the_busiest_is_first() {
+        let mut history = History::default();
+        let view = history.compare(reading(&[(1, Some(5)), (2, Some(7)), (3, None)]), Duration::from_secs(1));
+        assert_eq!((rates(&view), view.total()), (vec![(1, None), (2, None), (3, None)], None));
+        let text = view.lines(&|_| None, None).join("\n");
+        assert!(text.starts_with("nftables mode: 3 Frontends; rates follow\n"), "{text}");
+        // The second was made again and counts from zero, the fourth is new, the third is not counted.
+        let read = reading(&[(1, Some(9)), (2, Some(6)), (3, None), (4, Some(2))]);
+        let view = history.compare(read, Duration::from_secs(3));
+        assert_eq!(rates(&view), [(2, Some(3.0)), (1, Some(2.0)), (4, Some(1.0)), (3, None)]);
+        assert_eq!((view.total(), view.came, view.went), (Some(6.0), 1, 0));
+        let sums = view.sums(&|key| Some(format!("shop/web:{}", key.port)));
+        assert_eq!(
+            sums.json()["services"],
+            json!([{"service": "shop/web", "frontends": 4, "connections": 17, "bytes": null, "activeConnections": null,
+                "perSecond": {"connections": 6.0, "bytes": null}}])
+        );
+        let view = history.compare(reading(&[]), Duration::from_secs(4));
+        assert_eq!((view.came, view.went, view.total()), (0, 4, None));
+    }
+
+    #[test]
+    fn a_terminal_shows_what_fits() {
+        let all: Vec<_> = (1..=9).map(|last| (last, Some(1))).collect();
+        let view = History::default().compare(reading(&all), Duration::ZERO);
+        let lines = view.lines(&|_| None, Some(Size { rows: 6, columns: 24 }));
+        assert_eq!(lines.len(), 6);
+        assert!(lines.iter().all(|line| line.chars().count() <= 24), "{lines:?}");
+        assert_eq!(lines[5], "not shown: 6 Frontends …");
+    }
+
+    #[test]
+    fn samples_of_the_metric_are_read_and_nothing_else() {
+        let sample =
+            "kubeproxy_userspace_connections_total{frontend=\"TCP 10.96.0.10:80\",service=\"shop/web:http\"} 12";
+        assert_eq!(begun_of(sample), Some(("TCP 10.96.0.10:80".parse().unwrap(), 12)));
+        for bad in [
+            "",
+            "# HELP kubeproxy_userspace_connections_total x",
+            &sample.replace("12", "x"),
+            &sample.replace("TCP", "?"),
+        ] {
+            assert_eq!(begun_of(bad), None, "{bad}");
+        }
+    }
+}

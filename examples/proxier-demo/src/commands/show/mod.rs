@@ -1,0 +1,290 @@
+//! `show`: virtual servers in the kernel, or what the other modes serve, with the Services, or by Service; repeatedly with rates, too.
+
+mod board;
+mod frontends;
+mod rates;
+mod sums;
+mod terminal;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::process::ExitCode;
+
+use ipvs::VirtualServerKey;
+use ipvs::model::{ForwardingMethod, SnapshotEntry, VirtualServer};
+use proxier_core::config::Config;
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::select::RequestedMode;
+use proxier_core::modes::{Kind, Names, ipvs as ipvs_mode};
+use proxier_core::net::FrontendKey;
+use proxier_core::ports::PortErrorKind;
+use proxier_core::service::{Desired, NodeFacts};
+use proxier_core::snapshot::{HostAddresses, Node, Store};
+use serde_json::{Value, json};
+
+use self::frontends::Frontends;
+use self::rates::History;
+use self::sums::Sums;
+pub use self::watch::watch;
+use crate::engine::kernel;
+use crate::message::change::Snapshot;
+use crate::output::{Out, lines, say};
+use crate::problem::Problem;
+use crate::settings::cli::{Configured, Output, Source};
+use crate::sources::cluster;
+use crate::sources::initial_list;
+use crate::status::progress::Progress;
+
+/// Prints every virtual server in the kernel, foreign ones too, with real servers and connections, and the Service it serves if the source of
+/// Services can be read. In the other modes, their Frontends with endpoints. `by_service`: one line a Service.
+pub async fn show(configured: &Configured, output: Output, by_service: bool) -> ExitCode {
+    let mut kernel = match kernel::open() {
+        Ok(kernel) => kernel,
+        Err(problem) => return failed(&problem),
+    };
+    let host = match kernel.ports().links.addresses() {
+        Ok(host) => host,
+        Err(error) => return failed(&Problem::new("", error.to_string())),
+    };
+    let (store, desired) = services(configured, &host, true).await;
+    let mut out = Out::open();
+    match Frontends::read(configured, &mut kernel, (&desired, &host)) {
+        Err(problem) => return failed(&problem),
+        Ok(Some(frontends)) => {
+            let names = Names::new(&store, &desired);
+            match (output, by_service) {
+                (Output::Text, false) => out.text(&frontends.text(&names)),
+                (Output::Json, false) => out.json(&frontends.json(&names)),
+                (_, true) => {
+                    let view = frontends::History::default().compare(frontends, std::time::Duration::ZERO);
+                    print_sums(&mut out, output, &view.sums(&|key| names.service_of(key)));
+                }
+            }
+            return ExitCode::from(u8::from(!out.end()));
+        }
+        Ok(None) => {}
+    }
+    let mut entries = match kernel.ports().ipvs.snapshot() {
+        Ok(snapshot) => snapshot.entries,
+        // Nor does any other mode.
+        Err(error)
+            if error.kind() == PortErrorKind::Unavailable && configured.settings.asked == RequestedMode::Auto =>
+        {
+            match output {
+                Output::Text => out.text("no mode serves anything\n"),
+                Output::Json => out.json(&json!({"mode": null, "frontends": []})),
+            }
+            return ExitCode::from(u8::from(!out.end()));
+        }
+        Err(error) => return failed(&Problem::new("", error.to_string())),
+    };
+    let marks = marks(configured, &mut kernel);
+    entries.sort_by_key(|entry| entry.virtual_server.server.key);
+    for entry in &mut entries {
+        entry.real_servers.sort_by_key(|real| real.server);
+    }
+    let names = ServiceIndex { names: Names::new(&store, &desired), marks };
+    let names_in_kernel = &configured.settings.core.names;
+    let bound: Vec<String> =
+        ipvs_mode::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
+    if by_service {
+        let reading = entries.into_iter().map(|entry| (entry.virtual_server, entry.real_servers)).collect();
+        let view = History::default().compare(reading, std::time::Duration::ZERO);
+        print_sums(&mut out, output, &view.sums(&|key| service_of(&names, key)));
+        return ExitCode::from(u8::from(!out.end()));
+    }
+    match output {
+        Output::Text => out.text(&text(&entries, &names, &configured.settings.core, &host, bound.len())),
+        Output::Json => out.json(&json!({
+            "mode": Kind::Ipvs.name(),
+            "virtualServers": entries.iter().map(|entry| entry_json(entry, &names)).collect::<Vec<_>>(),
+            "addresses": bound,
+        })),
+    }
+    ExitCode::from(u8::from(!out.end()))
+}
+
+fn print_sums(out: &mut Out, output: Output, sums: &Sums) {
+    match output {
+        Output::Text => out.text(&lines(sums.lines(None))),
+        Output::Json => out.json(&sums.json()),
+    }
+}
+
+fn failed(problem: &Problem) -> ExitCode {
+    say(problem);
+    ExitCode::FAILURE
+}
+
+/// The Services, if they can be read; says why not only `aloud`. The kernel's state is shown in any case.
+async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) -> (Store, Desired) {
+    let nothing_named = matches!(&configured.source, Source::Cluster { kubeconfig: None, master: None });
+    let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+    let mut store = Store::new(&configured.settings.node_name);
+    if nothing_named && !in_a_pod {
+        return (store, Desired::new());
+    }
+    // Do not wait for the Node's networks.
+    let options = cluster::Options::default();
+    let progress = aloud.then(Progress::of_command);
+    let counted = progress.as_ref().map(Progress::counted).cloned().unwrap_or_default();
+    let snapshot = match initial_list::read(configured, options, &counted).await {
+        Ok(snapshot) => snapshot,
+        Err(unread) => {
+            if let Some(progress) = &progress {
+                progress.end();
+            }
+            for problem in unread.problems().iter().filter(|_| aloud) {
+                say(format_args!("{problem}; Services are not named"));
+            }
+            Snapshot::default()
+        }
+    };
+    for service in snapshot.services.values() {
+        store.upsert_service(service);
+    }
+    for slice in snapshot.slices.values() {
+        store.upsert_slice(slice);
+    }
+    let node = match &snapshot.node {
+        Some(node) => Node::check(&node.object, &mut Vec::new()),
+        None => Node::new(&configured.settings.node_name),
+    };
+    let facts = NodeFacts::new(&configured.settings.core, &node, host);
+    let desired = Desired::build(&store, &facts);
+    (store, desired)
+}
+
+/// Names and Frontends of virtual servers: the kernel does not hold these.
+struct ServiceIndex<'a> {
+    names: Names<'a>,
+    /// Frontends of this program's firewall marks.
+    marks: BTreeMap<VirtualServerKey, FrontendKey>,
+}
+
+/// Frontends of this program's firewall marks. If they cannot be read, their virtual servers are shown as foreign.
+fn marks(configured: &Configured, kernel: &mut KernelPorts) -> BTreeMap<VirtualServerKey, FrontendKey> {
+    ipvs_mode::marks(&configured.settings.core, kernel.ports().tables).unwrap_or_default()
+}
+
+/// The details of a virtual server, without its address and port.
+fn details(server: &VirtualServer) -> String {
+    match &server.config.persistence {
+        Some(persistence) => format!("{} persistent {} s", server.config.scheduler, persistence.timeout_secs),
+        None => server.config.scheduler.to_string(),
+    }
+}
+
+/// Details of a virtual server; for one of a firewall mark, with its Frontend.
+fn details_of_mark(server: &VirtualServer, names: &ServiceIndex<'_>) -> String {
+    match names.marks.get(&server.key) {
+        Some(frontend) if frontend.address.is_unspecified() => {
+            format!("{} for {frontend}, every address of the node", details(server))
+        }
+        Some(frontend) => format!("{} for clients outside of {frontend}", details(server)),
+        None => details(server),
+    }
+}
+
+fn text(
+    entries: &[SnapshotEntry],
+    names: &ServiceIndex<'_>,
+    config: &Config,
+    host: &HostAddresses,
+    bound: usize,
+) -> String {
+    let real: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
+    // Routes that bind addresses need no such device.
+    let has_device = ipvs_mode::has_device(host, &config.names) || !config.binds_by_routes();
+    let bound = if has_device { format!(", {bound} addresses on {}", config.names.device) } else { String::new() };
+    let sum = format!("{} virtual servers, {real} real servers{bound}", entries.len());
+    lines(table(entries, names).into_iter().chain([sum]))
+}
+
+/// Real servers have columns; a virtual server's details span them, with the Service behind, or below if both are long.
+fn table(entries: &[SnapshotEntry], names: &ServiceIndex<'_>) -> Vec<String> {
+    const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
+    let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
+        let cells = |real: &ipvs::model::ObservedRealServer| {
+            let method = match real.server.config.forwarding_method {
+                ForwardingMethod::Masquerade => String::new(),
+                // The usual method is not printed.
+                other => format!(" ({other})"),
+            };
+            [
+                format!("  -> {}{method}", real.server.key),
+                real.server.config.weight.to_string(),
+                real.active_connections.to_string(),
+                real.inactive_connections.to_string(),
+            ]
+        };
+        entry.real_servers.iter().map(cells).collect()
+    };
+    let mut widths = HEADS.map(|head| head.chars().count());
+    for row in entries.iter().flat_map(cells) {
+        for (width, cell) in widths.iter_mut().zip(&row) {
+            *width = (*width).max(cell.chars().count());
+        }
+    }
+    // Wide enough for most virtual servers, so that their Services are aligned.
+    let own: Vec<String> = entries
+        .iter()
+        .map(|entry| &entry.virtual_server.server)
+        .map(|server| format!("{} {}", server.key, details_of_mark(server, names)))
+        .collect();
+    let longest = own.iter().map(|text| text.chars().count()).max().unwrap_or(0);
+    let [place, weight, active, inactive] = widths;
+    let behind = 2 + weight + 2 + active + 2 + inactive;
+    let place = place.max(longest.saturating_sub(behind));
+    let line = |row: &[String; 4]| {
+        let [a, b, c, d] = row;
+        format!("{a:<place$}  {b:>weight$}  {c:>active$}  {d:>inactive$}")
+    };
+    let mut lines = vec![format!("{}  SERVICE", line(&HEADS.map(str::to_owned)))];
+    for (entry, own) in entries.iter().zip(&own) {
+        let service = service_of(names, &entry.virtual_server.server.key).unwrap_or_else(|| "-".to_owned());
+        lines.push(format!("{own:<across$}  {service}", across = place + behind));
+        lines.extend(cells(entry).iter().map(line));
+        if entry.real_servers.is_empty() {
+            lines.push("  no real server: refused".to_owned());
+        }
+    }
+    lines
+}
+
+/// The Service and port that a virtual server is for.
+fn service_of(names: &ServiceIndex<'_>, key: &VirtualServerKey) -> Option<String> {
+    let frontend = FrontendKey::try_from(*key).ok().or_else(|| names.marks.get(key).copied());
+    names.names.service_of(&frontend?)
+}
+
+fn forwarding(method: ForwardingMethod) -> &'static str {
+    match method {
+        ForwardingMethod::Masquerade => "masquerade",
+        ForwardingMethod::Local => "local",
+        ForwardingMethod::Tunnel(_) => "tunnel",
+        ForwardingMethod::DirectRoute => "directRoute",
+        ForwardingMethod::Bypass => "bypass",
+        _ => "other",
+    }
+}
+
+fn entry_json(entry: &SnapshotEntry, names: &ServiceIndex<'_>) -> Value {
+    let server = &entry.virtual_server.server;
+    json!({
+        "key": server.key.to_string(),
+        "splits": names.marks.get(&server.key).map(ToString::to_string),
+        "scheduler": server.config.scheduler.to_string(),
+        "persistentSeconds": server.config.persistence.as_ref().map(|persistence| persistence.timeout_secs),
+        "service": service_of(names, &server.key),
+        "connections": entry.virtual_server.stats.connections,
+        "realServers": entry.real_servers.iter().map(|real| json!({
+            "address": real.server.key.to_string(),
+            "weight": real.server.config.weight.get(),
+            "forwarding": forwarding(real.server.config.forwarding_method),
+            "maxConnections": Some(real.server.config.thresholds.upper()).filter(|upper| *upper > 0),
+            "activeConnections": real.active_connections,
+            "inactiveConnections": real.inactive_connections,
+        })).collect::<Vec<_>>(),
+    })
+}

@@ -1,0 +1,238 @@
+//! `show --watch`: virtual servers in the kernel, or the Frontends of the other modes, and how busy they are, repeatedly.
+
+use std::collections::{BTreeMap, HashSet};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use ipvs::VirtualServerKey;
+use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::{Kind, Names};
+use proxier_core::net::FrontendKey;
+use proxier_core::ports::PortErrorKind;
+use proxier_core::service::Desired;
+use proxier_core::snapshot::{HostAddresses, Store};
+use tokio::time::Instant;
+
+use super::board;
+use super::frontends::{self, FrontendView, Frontends};
+use super::rates::{History, ServerRates, View};
+use super::sums::Sums;
+use super::terminal::{Screen, Size};
+use super::{ServiceIndex, failed, marks, service_of, services};
+use crate::engine::kernel;
+use crate::engine::signals::Signals;
+use crate::problem::Problem;
+use crate::settings::cli::{Configured, Output};
+
+/// Shortest time before Services are read again, after virtual servers without a name have appeared.
+const NAMES_AGAIN: Duration = Duration::from_secs(30);
+
+/// Prints all virtual servers or Frontends with their rates, or the sums of each Service, busiest first, at each interval, until SIGINT or
+/// SIGTERM, or until nobody reads. A terminal shows as many as fit; anything else gets a block, or a JSON object, for each reading.
+pub async fn watch(configured: &Configured, output: Output, by_service: bool, every: Duration) -> ExitCode {
+    let (mut kernel, mut signals) = match (kernel::open(), Signals::listen()) {
+        (Ok(kernel), Ok(signals)) => (kernel, signals),
+        (Err(problem), _) => return failed(&problem),
+        (_, Err(error)) => return failed(&Problem::new("signals", error.to_string())),
+    };
+    let host = match kernel.ports().links.addresses() {
+        Ok(host) => host,
+        Err(error) => return failed(&Problem::new("", error.to_string())),
+    };
+    tokio::select! {
+        biased;
+        () = signals.end() => ExitCode::SUCCESS,
+        ended = refresh(configured, (output, by_service), every, (&mut kernel, &host)) => match ended {
+            WatchEnd::Unread => ExitCode::SUCCESS,
+            WatchEnd::Failed(problem) => failed(&problem),
+        },
+    }
+}
+
+/// Reason why the watch ends by itself.
+enum WatchEnd {
+    /// Standard output has no reader any more.
+    Unread,
+    Failed(Problem),
+}
+
+impl From<std::io::Error> for WatchEnd {
+    fn from(error: std::io::Error) -> Self {
+        match error.kind() {
+            std::io::ErrorKind::BrokenPipe => WatchEnd::Unread,
+            _ => WatchEnd::Failed(Problem::new("standard output", error.to_string())),
+        }
+    }
+}
+
+async fn refresh(
+    configured: &Configured,
+    printed: (Output, bool),
+    every: Duration,
+    kernel: (&mut KernelPorts, &HostAddresses),
+) -> WatchEnd {
+    match refreshes(configured, printed, every, kernel).await {
+        Ok(never) => match never {},
+        Err(ended) => ended,
+    }
+}
+
+async fn refreshes(
+    configured: &Configured,
+    (output, by_service): (Output, bool),
+    every: Duration,
+    (kernel, host): (&mut KernelPorts, &HostAddresses),
+) -> Result<std::convert::Infallible, WatchEnd> {
+    let mut named = ServiceNames::new(services(configured, host, true).await, marks(configured, kernel));
+    let mut ticks = tokio::time::interval(every);
+    // A slow reading does not make the next ones come faster.
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    let begun = Instant::now();
+    // The mode that serves now; a change of it is a restart of `run`, and of this.
+    let other = Frontends::read(configured, kernel, (&named.desired, host)).map_err(WatchEnd::Failed)?;
+    let mut history = match other {
+        Some(Frontends { mode, .. }) => Histories::Frontends(mode, frontends::History::default()),
+        None => Histories::Ipvs(History::default()),
+    };
+    let screen = match output {
+        Output::Text => Some(Screen::enter()?),
+        Output::Json => None,
+    };
+    loop {
+        ticks.tick().await;
+        let Some((picture, elapsed)) = history.read(configured, kernel, (&named.desired, host), begun)? else {
+            continue;
+        };
+        if named.lack(&picture) {
+            // The screen shows something else by now, so a source that cannot be read is no longer mentioned.
+            named = ServiceNames::new(services(configured, host, false).await, marks(configured, kernel));
+            named.accept(&picture);
+        }
+        let names = named.names();
+        match &screen {
+            Some(screen) if by_service => screen.draw(&picture.sums(&names).lines(screen.size()))?,
+            Some(screen) => screen.draw(&picture.lines(&names, screen.size()))?,
+            None => {
+                let mut value = if by_service { picture.sums(&names).json() } else { picture.json(&names) };
+                value["elapsedSeconds"] = elapsed.as_secs_f64().into();
+                line(&value)?;
+            }
+        }
+    }
+}
+
+/// Counters of the last reading.
+enum Histories {
+    Ipvs(History),
+    Frontends(Kind, frontends::History),
+}
+
+/// A reading compared with the one before.
+enum Picture {
+    Ipvs(View),
+    Frontends(FrontendView),
+}
+
+impl Histories {
+    /// Reads everything and compares, with the time of the reading. `None`: other programs kept changing the table; the next reading shows
+    /// it.
+    fn read(
+        &mut self,
+        configured: &Configured,
+        kernel: &mut KernelPorts,
+        input: (&Desired, &HostAddresses),
+        begun: Instant,
+    ) -> Result<Option<(Picture, Duration)>, WatchEnd> {
+        let picture = match self {
+            Histories::Ipvs(history) => match kernel.ports().ipvs.snapshot() {
+                Ok(snapshot) => {
+                    let at = begun.elapsed();
+                    let entries = snapshot.entries.into_iter();
+                    let reading = entries.map(|entry| (entry.virtual_server, entry.real_servers)).collect();
+                    (Picture::Ipvs(history.compare(reading, at)), at)
+                }
+                Err(error) if error.kind() == PortErrorKind::Busy => return Ok(None),
+                Err(error) => return Err(WatchEnd::Failed(Problem::new("show --watch", error.to_string()))),
+            },
+            Histories::Frontends(mode, history) => {
+                let read = Frontends::of_mode(*mode, configured, kernel, input).map_err(WatchEnd::Failed)?;
+                let at = begun.elapsed();
+                (Picture::Frontends(history.compare(read, at)), at)
+            }
+        };
+        Ok(Some(picture))
+    }
+}
+
+impl Picture {
+    fn keys(&self) -> Vec<VirtualServerKey> {
+        match self {
+            Picture::Ipvs(view) => view.servers.iter().map(ServerRates::key).collect(),
+            Picture::Frontends(view) => view.keys().map(VirtualServerKey::from).collect(),
+        }
+    }
+
+    fn lines(&self, names: &ServiceIndex<'_>, size: Option<Size>) -> Vec<String> {
+        match self {
+            Picture::Ipvs(view) => board::lines(view, &|key| service_of(names, key), size),
+            Picture::Frontends(view) => view.lines(&|key| names.names.service_of(key), size),
+        }
+    }
+
+    fn json(&self, names: &ServiceIndex<'_>) -> serde_json::Value {
+        match self {
+            Picture::Ipvs(view) => board::json(view, &|key| service_of(names, key)),
+            Picture::Frontends(view) => view.json(&|key| names.names.service_of(key)),
+        }
+    }
+
+    fn sums(&self, names: &ServiceIndex<'_>) -> Sums {
+        match self {
+            Picture::Ipvs(view) => view.sums(&|key| service_of(names, key)),
+            Picture::Frontends(view) => view.sums(&|key| names.names.service_of(key)),
+        }
+    }
+}
+
+/// Prints one JSON object as one line.
+fn line(value: &serde_json::Value) -> std::io::Result<()> {
+    use std::io::Write as _;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{value}")?;
+    out.flush()
+}
+
+/// The Services as they were read last.
+struct ServiceNames {
+    store: Store,
+    desired: Desired,
+    marks: BTreeMap<VirtualServerKey, FrontendKey>,
+    since: Instant,
+    /// Virtual servers without a name: foreign ones, or the source cannot be read.
+    nameless: HashSet<VirtualServerKey>,
+}
+
+impl ServiceNames {
+    fn new((store, desired): (Store, Desired), marks: BTreeMap<VirtualServerKey, FrontendKey>) -> Self {
+        ServiceNames { store, desired, marks, since: Instant::now(), nameless: HashSet::new() }
+    }
+
+    fn names(&self) -> ServiceIndex<'_> {
+        ServiceIndex { names: Names::new(&self.store, &self.desired), marks: self.marks.clone() }
+    }
+
+    /// Whether Services should be read again: a virtual server has come that none of them names.
+    fn lack(&self, picture: &Picture) -> bool {
+        self.since.elapsed() >= NAMES_AGAIN && self.unnamed(picture).any(|key| !self.nameless.contains(&key))
+    }
+
+    /// Accepts that virtual servers without a name have none.
+    fn accept(&mut self, picture: &Picture) {
+        self.nameless = self.unnamed(picture).collect();
+    }
+
+    fn unnamed(&self, picture: &Picture) -> impl Iterator<Item = VirtualServerKey> + '_ {
+        let names = self.names();
+        picture.keys().into_iter().filter(move |key| service_of(&names, key).is_none())
+    }
+}

@@ -1,0 +1,204 @@
+//! `trace`: the way of a packet. Needs no kernel and no privilege: it follows from the Services' meaning.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::process::ExitCode;
+
+use proxier_core::modes::trace;
+use proxier_core::net::{Family, FrontendKey};
+use proxier_core::reconciler::Reconciler;
+use proxier_core::service::{Packet, Reached, Trace, Verdict};
+use serde_json::{Value, json};
+
+use crate::commands::live::{Live, LiveState};
+use crate::commands::once::{BAD_INPUT, FAILED, feed, input};
+use crate::commands::render::{empty_kernel, warn_of_no_address};
+use crate::engine::Engine;
+use crate::output::{Out, lines, say};
+use crate::settings::cli::packet::{Sender, TraceRequest};
+use crate::settings::cli::{Configured, Output};
+use crate::status::progress::Progress;
+
+/// Prints the way of the first packet of a connection; with `--live`, also the running kernel's entries for it. Exit code 0: traced, also if the
+/// packet is dropped or refused. 1: no input, or the kernel holds something else. 2: bad input, or some of it could not be read.
+pub async fn trace_packet(
+    configured: &Configured,
+    output: Output,
+    asked: &TraceRequest,
+    node_addresses: &[IpAddr],
+) -> ExitCode {
+    let progress = Progress::of_command();
+    let (snapshot, unreadable) = match input(configured, &progress).await {
+        Ok(read) => read,
+        Err(code) => return code,
+    };
+    progress.end();
+    let mut live = match asked.live.map(|during| Live::open(configured, during)).transpose() {
+        Ok(live) => live,
+        Err(problem) => {
+            say(problem);
+            return ExitCode::from(FAILED);
+        }
+    };
+    // The running kernel serves node ports on the addresses that this host has.
+    let own = live.as_ref().filter(|_| node_addresses.is_empty()).map(|live| live.addresses().to_vec());
+    let (kernel, addresses) = empty_kernel(&snapshot, own.as_deref().unwrap_or(node_addresses));
+    let mut engine = Engine::in_memory(configured, kernel);
+    feed(&mut engine, snapshot);
+    if engine.pass().is_none() {
+        return ExitCode::from(FAILED);
+    }
+    unreadable.iter().for_each(say);
+    warn_of_no_address(configured, &addresses);
+    let mut kernel = engine.kernel().clone();
+    let proxier = engine.proxier();
+    let options = configured.settings.iptables();
+    let (mode, to) = (proxier.mode(), asked.to.0);
+    let owns = Owns::new(proxier, &to);
+    let packet = match packet(asked, &addresses, &owns) {
+        Ok(packet) => packet,
+        Err(reason) => {
+            say(reason);
+            return ExitCode::from(BAD_INPUT);
+        }
+    };
+    let traced = trace::trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
+    let found = match &mut live {
+        Some(live) => match live.inspect(mode, &packet, proxier.facts(), &mut kernel.ports()).await {
+            Ok(found) => Some(found),
+            Err(problem) => {
+                say(problem);
+                return ExitCode::from(FAILED);
+            }
+        },
+        None => None,
+    };
+    let mut out = Out::open();
+    match output {
+        Output::Text => {
+            out.text(&text(&packet, &traced, mode.name()));
+            out.text(&found.as_ref().map(LiveState::text).unwrap_or_default());
+        }
+        Output::Json => {
+            let mut value = value(&packet, &traced, mode.name());
+            value["live"] = found.as_ref().map(LiveState::json).into();
+            out.json(&value);
+        }
+    }
+    let agrees = found.is_none_or(|found| found.agrees());
+    ExitCode::from(match (out.end() && agrees, unreadable.is_empty()) {
+        (false, _) => FAILED,
+        (true, false) => BAD_INPUT,
+        (true, true) => 0,
+    })
+}
+
+/// Addresses that a mode makes this host's own.
+pub(super) struct Owns {
+    /// Whether those of Services are.
+    addresses: bool,
+    /// Whether routes make them so, which name the source.
+    by_routes: bool,
+    /// Whether a Service has the address.
+    is_served: bool,
+}
+
+impl Owns {
+    pub(super) fn new(proxier: &Reconciler, to: &FrontendKey) -> Self {
+        let mode = proxier.mode();
+        Owns {
+            addresses: mode.facts().makes_addresses_local,
+            by_routes: mode.makes_addresses_local_by_routes(proxier.facts().config()),
+            is_served: proxier.desired().frontend(to).is_some(),
+        }
+    }
+}
+
+/// The packet with its source.
+pub(super) fn packet(asked: &TraceRequest, node: &[IpAddr], owns: &Owns) -> Result<Packet, String> {
+    let to = asked.to.0;
+    let of_family = |address: &&IpAddr| Family::of(**address) == to.family();
+    let own = node.iter().find(of_family).copied();
+    let packet = match asked.from {
+        Sender::Address(source) => {
+            let source = source.to_canonical();
+            if Family::of(source) != to.family() {
+                return Err(format!("{source} and {} are not of one family", to.address));
+            }
+            let is_own = source.is_loopback() || node.contains(&source);
+            if is_own { Packet::from_node(source, to) } else { Packet::new(source, to) }
+        }
+        Sender::Outside => Packet::new(
+            match to.family() {
+                Family::V4 => Ipv4Addr::new(192, 0, 2, 50).into(),
+                Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 0xffff, 0, 0, 0, 0, 0x50).into(),
+            },
+            to,
+        ),
+        Sender::Node => {
+            let is_own = to.address.is_loopback() || node.contains(&to.address);
+            let is_services = owns.is_served && owns.addresses;
+            // Packets to an address of this host have that address as their source too, unless its route names another.
+            let source = match own {
+                Some(own) if !is_own && (owns.by_routes || !is_services) => Some(own),
+                own => {
+                    if is_own || is_services {
+                        Some(to.address)
+                    } else {
+                        own
+                    }
+                }
+            };
+            let source = source.ok_or_else(|| {
+                format!("no {} address of this node is known: give --node-address, or its Node object", to.family())
+            })?;
+            Packet::from_node(source, to)
+        }
+    };
+    Ok(match &asked.device {
+        Some(device) if !packet.from_node => packet.by(device),
+        _ => packet,
+    })
+}
+
+fn text(packet: &Packet, traced: &Trace, mode: &str) -> String {
+    let sender = if packet.from_node { " (this node)" } else { "" };
+    let mut said = vec![format!("{}{sender} → {}, first packet, {mode} mode", packet.source, packet.to)];
+    said.extend((1..).zip(&traced.steps).map(|(number, step)| format!("  {number}. {step}")));
+    match &traced.verdict {
+        Verdict::Endpoints(reached) => {
+            said.push(format!("it gets to{}", if reached.len() == 1 { "" } else { " one of" }));
+            for one in reached {
+                let source = if one.masqueraded { "which sees this node's address" } else { "which sees the source" };
+                let weight = if one.weight == 1 { String::new() } else { format!(", weight {}", one.weight) };
+                said.push(format!("  {}  {source}{weight}", one.endpoint));
+            }
+        }
+        verdict => said.push(format!("it is {verdict}")),
+    }
+    lines(said)
+}
+
+fn value(packet: &Packet, traced: &Trace, mode: &str) -> Value {
+    let (verdict, endpoints) = match &traced.verdict {
+        Verdict::LeftAlone => ("leftAlone", Vec::new()),
+        Verdict::Dropped => ("dropped", Vec::new()),
+        Verdict::Rejected => ("rejected", Vec::new()),
+        Verdict::Endpoints(reached) => {
+            let one = |one: &Reached| json!({"address": one.endpoint.to_string(), "masqueraded": one.masqueraded, "weight": one.weight});
+            ("endpoints", reached.iter().map(one).collect())
+        }
+        _ => ("unknown", Vec::new()),
+    };
+    json!({
+        "mode": mode,
+        "source": packet.source.to_string(),
+        "fromNode": packet.from_node,
+        "to": packet.to.to_string(),
+        "service": traced.service.as_ref().map(ToString::to_string),
+        "steps": traced.steps,
+        "verdict": verdict,
+        "endpoints": endpoints,
+        "affinitySeconds": traced.affinity_secs,
+        "forwarding": traced.forwarding,
+    })
+}

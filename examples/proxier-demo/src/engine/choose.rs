@@ -1,0 +1,191 @@
+//! Chooses the mode: the one that is asked for, or the best that this machine can do. Each is tried in full: it serves if its
+//! engine opens.
+
+use std::fmt;
+
+use iptables::Backend;
+use proxier_core::config::RulesBy;
+use proxier_core::modes::forward::dropping_forward;
+use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
+use proxier_core::modes::{Kind, ipvs};
+use proxier_core::net::Family;
+
+use crate::engine::kernel;
+use crate::engine::modules;
+use crate::engine::needs;
+use crate::engine::privileges;
+use crate::engine::{self, Engine, OpenedEngine};
+use crate::problem::Problem;
+use crate::settings::cli::Configured;
+
+/// A mode that this machine cannot do, and why.
+#[derive(Clone, Debug)]
+pub(crate) struct PassedOver {
+    pub(crate) mode: Kind,
+    pub(crate) problems: Vec<Problem>,
+}
+
+/// Prints `ipvs: IPVS cannot be used: …; …`.
+impl fmt::Display for PassedOver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}: ", self.mode)?;
+        for (number, problem) in self.problems.iter().enumerate() {
+            write!(f, "{}{problem}", if number == 0 { "" } else { "; " })?;
+        }
+        Ok(())
+    }
+}
+
+/// Whether the machine may be prepared for a mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Preparing {
+    /// Loads the modules of the mode that are not loaded yet.
+    LoadModules,
+    /// Loads no modules itself; the kernel may.
+    Nothing,
+}
+
+/// The mode that serves.
+#[derive(Debug)]
+pub(crate) struct ChosenMode {
+    /// The configuration for this mode.
+    pub(crate) configured: Configured,
+    pub(crate) engine: Engine,
+    /// Features that this mode lacks here, to log.
+    pub(crate) notes: Vec<String>,
+    /// Better modes, or the configured one, that this machine cannot do.
+    pub(crate) passed_over: Vec<PassedOver>,
+    /// Rule back end of IPVS mode, and why; `None` if it was configured.
+    pub(crate) rules: Option<ipvs::Choice>,
+}
+
+impl ChosenMode {
+    /// Reason why this mode serves, if it is not simply the one that was asked for.
+    pub(crate) fn reason(&self) -> Option<String> {
+        let mode = self.configured.settings.mode;
+        let others: Vec<String> = self.passed_over.iter().map(ToString::to_string).collect();
+        match (self.configured.settings.asked, others.is_empty()) {
+            (RequestedMode::Mode(_), true) => None,
+            (RequestedMode::Auto, true) => Some(format!("mode {mode}: the best that this machine can do")),
+            (RequestedMode::Auto, false) => {
+                Some(format!("mode {mode}: the best that this machine can do; not {}", others.join("; not ")))
+            }
+            (RequestedMode::Mode(asked), false) => {
+                Some(format!("falling back from {asked} to {mode}: {}", others.join("; ")))
+            }
+        }
+    }
+
+    /// Whether another mode was asked for.
+    pub(crate) fn fell_back(&self) -> bool {
+        matches!(self.configured.settings.asked, RequestedMode::Mode(asked) if asked != self.configured.settings.mode)
+    }
+}
+
+/// Opens the engine of the first mode that this machine can do, among the modes that `serves` allows.
+///
+/// # Errors
+///
+/// No mode can serve: everything that is missing, by mode if several were tried.
+pub(crate) async fn choose(
+    configured: &Configured,
+    preparing: Preparing,
+    serves: impl Fn(Kind) -> bool,
+) -> Result<ChosenMode, Vec<Problem>> {
+    privileges::require().map_err(|problem| vec![problem])?;
+    let asked = configured.settings.asked;
+    let is_asked = asked == RequestedMode::Mode(Kind::Ipvs);
+    let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
+    // The rule back end is chosen once, for all modes: whether programs are needed depends on it.
+    let (configured, rules) = &with_rules(configured, preparing).map_err(|problem| vec![problem])?;
+    // A capability that is missing is no reason to serve in another way.
+    let by_nft = is_asked && configured.settings.core.ipvs.rules == RulesBy::Nftables;
+    let needs_no_rules =
+        matches!(asked, RequestedMode::Mode(mode) if !mode.needs_rule_programs(&configured.settings.core));
+    if !needs_no_rules {
+        privileges::require_rules().map_err(|problem| vec![problem])?;
+    }
+    let may_fall_back = !configured.no_fallback;
+    let mut passed_over: Vec<PassedOver> = Vec::new();
+    let mut modes = candidates(asked, may_fall_back, RulePrograms::Missing);
+    if asked == RequestedMode::Auto
+        && let Some(dropping) = prefer_iptables(&mut modes, configured)
+    {
+        passed_over.push(dropping);
+    }
+    for place in 0.. {
+        // The first candidate does not depend on the iptables programs: they are started only when it cannot serve, and never if the configuration
+        // does not use them.
+        if place == 1 && asked != RequestedMode::Auto && !(by_nft && is_configured) {
+            modes = candidates(asked, may_fall_back, programs());
+        }
+        let Some(mode) = modes.get(place).copied() else { break };
+        if !serves(mode) {
+            continue;
+        }
+        // A bad value is no reason to serve in another way; `Invocation::configure` has checked all these modes' sections.
+        let configured = configured.in_mode(mode)?;
+        match open(&configured, preparing).await {
+            Ok((engine, notes)) => {
+                passed_over.retain(|passed_over| passed_over.mode != mode);
+                let rules = rules.clone().filter(|choice| mode.facts().has_virtual_servers && choice.reason.is_some());
+                return Ok(ChosenMode { configured, engine, notes, passed_over, rules });
+            }
+            Err(problems) => passed_over.push(PassedOver { mode, problems }),
+        }
+    }
+    match <[PassedOver; 1]>::try_from(passed_over) {
+        Ok([only]) => Err(only.problems),
+        Err(all) => Err(all.iter().map(|of| Problem::new("", format!("mode {of}"))).collect()),
+    }
+}
+
+/// Puts iptables mode before nftables mode where chain `FORWARD` of iptables drops what nftables mode forwards, and nothing else does: rules of
+/// iptables mode accept masqueraded packets there, such as those to node ports. Returns why, then.
+pub(crate) fn prefer_iptables(modes: &mut [Kind], configured: &Configured) -> Option<PassedOver> {
+    let nftables = modes.iter().position(|mode| *mode == Kind::Nftables)?;
+    let iptables = modes.iter().position(|mode| *mode == Kind::Iptables).filter(|iptables| *iptables > nftables)?;
+    let mut kernel = kernel::open_to_look().ok()?;
+    let mut ports = kernel.ports();
+    let host = ports.links.addresses().unwrap_or_default();
+    let dropping = dropping_forward(Kind::Nftables, &configured.settings.core, &host, &mut ports);
+    let first = dropping.first()?.note.clone();
+    let used = ports.rules.used_backend()?;
+    dropping.iter().all(|of| of.of_iptables == Some(used)).then(|| {
+        modes.get_mut(nftables..=iptables).into_iter().for_each(|between| between.rotate_right(1));
+        PassedOver { mode: Kind::Nftables, problems: vec![Problem::new("", first)] }
+    })
+}
+
+/// The configuration, with the rule back end of IPVS mode chosen if it is left open.
+fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configured, Option<ipvs::Choice>), Problem> {
+    let mut configured = configured.clone();
+    let (settings, choice) = engine::with_rules(&configured.settings, &mut kernel::open()?.ports(), preparing);
+    configured.settings = settings;
+    Ok((configured, choice))
+}
+
+async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, Vec<String>), Vec<Problem>> {
+    if preparing == Preparing::LoadModules || !configured.settings.mode.facts().has_virtual_servers {
+        let mut kernel = kernel::open().map_err(|problem| vec![problem])?;
+        if preparing == Preparing::LoadModules {
+            modules::preload(&configured.settings);
+        }
+        needs::require(&configured.settings, &mut kernel)?;
+    }
+    let OpenedEngine { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;
+    if obstacles.is_empty() { Ok((engine, notes)) } else { Err(obstacles) }
+}
+
+/// Kind of tables to which this machine's iptables programs write.
+pub(crate) fn programs() -> RulePrograms {
+    let Ok(mut kernel) = kernel::open_to_look() else { return RulePrograms::Missing };
+    for family in Family::ALL {
+        let _known_by_the_back_end = kernel.ports().rules.has_random_fully(family);
+    }
+    match kernel.iptables_backend() {
+        Some(Backend::Legacy) => RulePrograms::Legacy,
+        Some(Backend::NfTables) => RulePrograms::NfTables,
+        _ => RulePrograms::Missing,
+    }
+}

@@ -1,0 +1,34 @@
+//! The kernel that this process runs on.
+
+use std::path::Path;
+
+use proxier_core::kernel::{KernelPorts, Options};
+
+use crate::engine::privileges;
+use crate::problem::Problem;
+
+/// Where a pod may have the node's `/proc/sys/net`, to write it: its own `/proc/sys` is read-only.
+const MOUNTED: &str = "/host/proc/sys";
+
+/// Opens the kernel to change it.
+///
+/// # Errors
+///
+/// There is no netlink, or this process lacks capabilities.
+pub(crate) fn open() -> Result<KernelPorts, Problem> {
+    privileges::require()?;
+    open_to_look()
+}
+
+/// Opens the kernel to read it. Most of it cannot be read without capabilities.
+///
+/// # Errors
+///
+/// There is no netlink.
+pub(crate) fn open_to_look() -> Result<KernelPorts, Problem> {
+    let mut options = Options::default();
+    if Path::new(MOUNTED).join("net/ipv4").exists() {
+        options.sysctl_root = MOUNTED.into();
+    }
+    KernelPorts::open(&options).map_err(|error| Problem::new("", error.to_string()))
+}

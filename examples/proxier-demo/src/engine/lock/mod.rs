@@ -1,0 +1,270 @@
+//! Lock that allows one proxy on a node: a second one refuses to start and names the first.
+//!
+//! The lock is a file below `/run/proxier-demo` that only root, or the user for whom root made that folder, may open, and a
+//! lock on it ([flock(2)](https://man7.org/linux/man-pages/man2/flock.2.html)) that the kernel releases when the process
+//! ends in any way: there is no stale lock. Each network namespace has its own file, named by its inode, since IPVS belongs
+//! to the network namespace.
+//!
+//! Processes see each other's lock if they see the same folder. A container in the node's network namespace has its own
+//! `/run`, so the node's folder has to be mounted there; the manifests in `examples/deploy` do so.
+
+use std::fmt::{self, Write as _};
+use std::fs::{File, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::errno::Errno;
+use nix::fcntl::{OFlag, open, openat};
+use nix::sys::stat::{Mode, mkdirat};
+use nix::unistd::Uid;
+
+use crate::problem::Problem;
+
+/// The lock is held while this lives.
+#[derive(Debug)]
+pub struct Lock {
+    _file: File,
+}
+
+/// Contains [`FOLDER`]: root's, on every Linux, and empty after a boot.
+const BASE: &str = "/run";
+/// The folder with the locks.
+const FOLDER: &str = "proxier-demo";
+/// Longest wait for a holder that has not written its name yet.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// Number of bytes that are read of a holder's text, at most.
+const SAID: u64 = 4096;
+
+impl Lock {
+    /// Takes the lock of the network namespace of this thread.
+    ///
+    /// Waits at most a second, and only for a holder that has just taken it.
+    ///
+    /// # Errors
+    ///
+    /// Another process has it: the problem names it. Or the folder or the file cannot be made, or another user than root
+    /// could hold it; the problem says what to do.
+    pub fn take() -> Result<Self, Problem> {
+        Self::take_below(Path::new(BASE))
+    }
+
+    /// Process that holds the lock of the network namespace of this thread, or held it last; `None` when there was none, or it belongs to another
+    /// container: its id means nothing here.
+    pub(crate) fn holder() -> Option<u32> {
+        let name = format!("netns-{}.lock", Namespace::of_this_thread("net"));
+        let mut file = File::open(Path::new(BASE).join(FOLDER).join(name)).ok()?;
+        let holder = Holder::read(&mut file)?;
+        (holder.namespace == Namespace::of_this_thread("pid")).then_some(holder.pid)
+    }
+
+    /// Takes the lock as [`Lock::take`] does, with the folder below `base` instead of `/run`.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`Lock::take`] does.
+    pub fn take_below(base: &Path) -> Result<Self, Problem> {
+        let folder = open_folder(base)?;
+        let place = base.join(FOLDER);
+        let namespace = Namespace::of_this_thread("net");
+        let name = format!("netns-{namespace}.lock");
+        let path = place.join(&name);
+        let mut file = open_file(&folder, &name, &path)?;
+        let start = Instant::now();
+        loop {
+            match file.try_lock() {
+                Ok(()) => {
+                    // The lock is held; only its holder's name is missing from the file.
+                    if let Err(error) = write_holder(&mut file) {
+                        let place = path.display();
+                        tracing::warn!(
+                            "{place}: the lock is held, but the holder's name cannot be written ({error}): make room there"
+                        );
+                    }
+                    return Ok(Lock { _file: file });
+                }
+                Err(TryLockError::WouldBlock) => {}
+                Err(TryLockError::Error(error)) => return Err(refused(&path, "locked", &error)),
+            }
+            // A new holder may not have written its name yet; the file may still name the holder before.
+            let holder = Holder::read(&mut file);
+            if let Some(holder) = holder.filter(Holder::is_there) {
+                let reason = format!("another one runs on this node: {holder}; stop it first");
+                return Err(Problem::new("", reason));
+            }
+            if start.elapsed() > PATIENCE {
+                let reason = format!("another process holds the lock {} and does not say who it is", path.display());
+                return Err(Problem::new("", reason));
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+}
+
+fn refused(path: &Path, what: &str, error: &dyn fmt::Display) -> Problem {
+    Problem::new(path.display().to_string(), format!("the lock cannot be {what} ({error})"))
+}
+
+fn untrusted(path: &Path, reason: &str, advice: &str) -> Problem {
+    let reason = format!("{reason}, so that others than root could hold the lock of the proxy; {advice}");
+    Problem::new(path.display().to_string(), reason)
+}
+
+/// Whether this user may own the lock: root, or the user of this process.
+fn is_trusted(user: u32) -> bool {
+    user == 0 || user == Uid::effective().as_raw()
+}
+
+/// Opens the folder, and makes it if need be. Only its owner, who is trusted, can put anything there.
+fn open_folder(base: &Path) -> Result<File, Problem> {
+    const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
+    let path = base.join(FOLDER);
+    let base_folder = open(base, DIRECTORY, Mode::empty());
+    let base_folder = base_folder.map(File::from).map_err(|errno| refused(base, "looked for here", &errno.desc()))?;
+    owned(&base_folder, base)?;
+    match mkdirat(base_folder.as_fd(), FOLDER, Mode::S_IRWXU) {
+        Ok(()) | Err(Errno::EEXIST) => {}
+        Err(errno) => return Err(cannot_make(&path, errno)),
+    }
+    let folder = match openat(base_folder.as_fd(), FOLDER, DIRECTORY, Mode::empty()) {
+        Ok(folder) => File::from(folder),
+        Err(Errno::ELOOP | Errno::ENOTDIR) => {
+            return Err(untrusted(&path, "it is no folder but a link or a file", "remove it"));
+        }
+        Err(errno) => return Err(cannot_make(&path, errno)),
+    };
+    owned(&folder, &path)?;
+    Ok(folder)
+}
+
+/// Whether only a trusted user can make files in this folder.
+fn owned(folder: &File, path: &Path) -> Result<(), Problem> {
+    let metadata = folder.metadata().map_err(|error| refused(path, "looked for here", &error))?;
+    if !is_trusted(metadata.uid()) {
+        let reason = format!("it belongs to user {}", metadata.uid());
+        let advice = format!("chown root {}", path.display());
+        return Err(untrusted(path, &reason, &advice));
+    }
+    if metadata.mode() & 0o022 != 0 {
+        let reason = format!("others may write to it (mode {:o})", metadata.mode() & 0o7777);
+        let advice = format!("chmod go-w {}", path.display());
+        return Err(untrusted(path, &reason, &advice));
+    }
+    Ok(())
+}
+
+/// Opens the file, and makes it if need be. Only its owner, who is trusted, can open it; holding the lock takes no more.
+fn open_file(folder: &File, name: &str, path: &Path) -> Result<File, Problem> {
+    const FLAGS: OFlag =
+        OFlag::O_RDWR.union(OFlag::O_CREAT).union(OFlag::O_NOFOLLOW).union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
+    let file = match openat(folder.as_fd(), name, FLAGS, Mode::S_IRUSR | Mode::S_IWUSR) {
+        Ok(file) => File::from(file),
+        Err(Errno::ELOOP) => return Err(untrusted(path, "it is a link", "remove it")),
+        Err(errno) => return Err(cannot_make(path, errno)),
+    };
+    let metadata = file.metadata().map_err(|error| refused(path, "looked at", &error))?;
+    if !metadata.is_file() || metadata.nlink() != 1 {
+        return Err(untrusted(path, "it is not a regular file with one name", "remove it"));
+    }
+    if !is_trusted(metadata.uid()) || metadata.permissions().mode() & 0o077 != 0 {
+        let mode = metadata.mode() & 0o7777;
+        let reason = format!("it belongs to user {} and has mode {mode:o}", metadata.uid());
+        return Err(untrusted(path, &reason, "remove it"));
+    }
+    Ok(file)
+}
+
+fn cannot_make(path: &Path, errno: Errno) -> Problem {
+    let advice = match errno {
+        Errno::EROFS => {
+            "mount a folder of the node there that can be written to (in a container: hostPath /run/proxier-demo)"
+        }
+        Errno::EACCES | Errno::EPERM => {
+            "run as root, or let root make the folder for this user (systemd: RuntimeDirectory=proxier-demo; else: \
+             install -d -m 700 -o USER /run/proxier-demo)"
+        }
+        Errno::ENOSPC | Errno::EDQUOT => "make room there",
+        _ => "it has to be a folder that root can write to",
+    };
+    Problem::new(path.display().to_string(), format!("the lock cannot be made ({}); {advice}", errno.desc()))
+}
+
+/// The inode of a namespace, which identifies it; 0 where `/proc` does not show it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Namespace(u64);
+
+impl Namespace {
+    fn of_this_thread(kind: &str) -> Self {
+        let path: PathBuf = ["/proc/thread-self/ns", kind].iter().collect();
+        Namespace(std::fs::metadata(path).map_or(0, |metadata| metadata.ino()))
+    }
+}
+
+impl fmt::Display for Namespace {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// Holder of the lock, as it wrote itself down: process id, namespace of process ids, command.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Holder {
+    pid: u32,
+    namespace: Namespace,
+    command: String,
+}
+
+impl Holder {
+    fn of_this_process() -> Self {
+        let command = std::fs::read_to_string("/proc/self/cmdline").unwrap_or_default();
+        let mut one_line = command.replace('\0', " ").replace(char::is_control, " ");
+        one_line.truncate(one_line.char_indices().nth(1000).map_or(one_line.len(), |(at, _)| at));
+        Holder {
+            pid: std::process::id(),
+            namespace: Namespace::of_this_thread("pid"),
+            command: one_line.trim().to_owned(),
+        }
+    }
+
+    /// The content of the file; `None` while it is empty.
+    fn read(file: &mut File) -> Option<Self> {
+        file.rewind().ok()?;
+        let mut text = String::new();
+        file.take(SAID).read_to_string(&mut text).ok()?;
+        let mut lines = text.lines();
+        let pid = lines.next()?.parse().ok()?;
+        let namespace = Namespace(lines.next()?.parse().ok()?);
+        Some(Holder { pid, namespace, command: lines.next()?.to_owned() })
+    }
+
+    /// Whether there is such a process, as far as this process can see.
+    fn is_there(&self) -> bool {
+        self.namespace != Namespace::of_this_thread("pid") || Path::new("/proc").join(self.pid.to_string()).exists()
+    }
+}
+
+/// Writes into the file who holds it now.
+fn write_holder(file: &mut File) -> io::Result<()> {
+    let Holder { pid, namespace, command } = Holder::of_this_process();
+    let mut text = String::new();
+    let _never_fails = write!(text, "{pid}\n{namespace}\n{command}\n");
+    file.set_len(0)?;
+    file.rewind()?;
+    file.write_all(text.as_bytes())
+}
+
+impl fmt::Display for Holder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "process {}", self.pid)?;
+        if self.namespace != Namespace::of_this_thread("pid") {
+            f.write_str(" of another container")?;
+        }
+        if self.command.is_empty() { Ok(()) } else { write!(f, " ({})", self.command) }
+    }
+}
+
+#[cfg(test)]
+mod tests;

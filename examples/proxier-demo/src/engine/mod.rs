@@ -1,0 +1,463 @@
+//! The reconciler on the running kernel, fed with changes.
+
+pub(crate) mod beside;
+pub(crate) mod choose;
+pub(crate) mod host;
+pub(crate) mod kernel;
+pub mod lock;
+pub mod memory;
+mod modules;
+pub mod needs;
+pub(crate) mod neighbours;
+pub mod privileges;
+pub(crate) mod signals;
+mod sockets;
+pub(crate) mod tables;
+mod timed;
+pub(crate) mod userspace;
+pub(crate) mod view;
+pub(crate) mod worker;
+
+use std::collections::BTreeMap;
+use std::net::IpAddr;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use kmod_probe::{NoActiveProbe, State};
+use proxier_core::config::{Families, RulesBy};
+use proxier_core::kernel::{KernelPorts, TableChanges};
+use proxier_core::modes::iptables::RandomFully;
+use proxier_core::modes::{Cleaned, Kind, Plan, can_own_tables, fast_path, ipvs, userspace as userspace_mode};
+use proxier_core::net::{Family, Network};
+use proxier_core::plan::report::Report;
+use proxier_core::ports::Ports;
+use proxier_core::reconciler::Limits;
+use proxier_core::reconciler::{Options, Reconciler, Removal};
+use proxier_core::safeguard::MassRemoval;
+use proxier_core::sketch::Sketch;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
+
+use crate::engine::choose::Preparing;
+use crate::engine::needs::{Findings, Requirements};
+use crate::engine::neighbours::Neighbours;
+use crate::engine::timed::TimedPorts;
+use crate::message::NeighboursByUser;
+use crate::message::change::{Change, Unreadable};
+use crate::problem::Problem;
+use crate::settings::Settings;
+use crate::settings::cli::{Configured, Source};
+
+/// Access to the kernel that the reconciler changes.
+pub trait Kernel: Send + 'static {
+    /// The ports to it.
+    fn ports(&mut self) -> Ports<'_>;
+
+    /// Stops serving in this process, and waits until connections end, at most `patience`. Returns the number of connections left: 0 for modes in
+    /// which the kernel serves.
+    fn finish(&mut self, _patience: Duration) -> usize {
+        0
+    }
+}
+
+impl Kernel for KernelPorts {
+    fn ports(&mut self) -> Ports<'_> {
+        KernelPorts::ports(self)
+    }
+
+    fn finish(&mut self, patience: Duration) -> usize {
+        KernelPorts::finish(self, patience)
+    }
+}
+
+/// An engine, and facts about the kernel that opening it showed.
+#[derive(Debug)]
+pub struct OpenedEngine {
+    /// Ready for its first pass.
+    pub engine: Engine,
+    /// Notes to log.
+    pub notes: Vec<String>,
+    /// Required parts that are missing for good, each with its fix: no pass can succeed.
+    pub obstacles: Vec<Problem>,
+}
+
+/// Joins the reconciler, the kernel and the clock.
+#[derive(Debug)]
+pub struct Engine<K = KernelPorts> {
+    proxier: Reconciler,
+    kernel: K,
+    origin: Instant,
+    /// The networks of cluster IPs that the cluster names, by ServiceCIDR.
+    service_cidrs: BTreeMap<String, Vec<Network>>,
+    took_for_flows: Vec<(Family, Duration)>,
+}
+
+impl Engine {
+    /// Tells the kernel ports, before a preview in a mode in which the process listens, on which sockets the running proxy listens: they need not be opened again. Returns why
+    /// they are not known, if so.
+    pub(crate) fn read_running_sockets(&mut self) -> Option<Problem> {
+        let mode = self.proxier.mode();
+        let asked = &self.proxier.facts().config().node_port_addresses;
+        let is_at_localhost =
+            mode == Kind::Nftables && Family::ALL.into_iter().any(|family| asked.names_localhost(family));
+        if !mode.facts().is_process && !is_at_localhost {
+            return None;
+        }
+        let mut problem = userspace::read_running_sockets(&mut self.kernel).err()?;
+        problem.reason.push_str(": its listeners are among the new ones");
+        Some(problem)
+    }
+
+    /// Opens the kernel and detects which families it can serve.
+    ///
+    /// # Errors
+    ///
+    /// Neither family can be served, or a capability is missing; the problem says what to do.
+    pub async fn open(configured: &Configured) -> Result<OpenedEngine, Problem> {
+        let mut kernel = kernel::open()?;
+        let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
+        let needs_programs = settings.mode.needs_rule_programs(&settings.core);
+        if needs_programs {
+            privileges::require_rules()?;
+        }
+        let is_ipvs = settings.mode.facts().has_virtual_servers;
+        let modules = if is_ipvs { check_modules(settings) } else { None };
+        let (families, mut notes) = match settings.mode {
+            _ if needs_programs => needs::rule_families(&mut kernel, settings.core.families)?,
+            Kind::Userspace => userspace::families(settings, &mut kernel)?,
+            Kind::Ipvs => needs::ipvs_table_families(settings, &mut kernel)?,
+            Kind::Nftables | Kind::Iptables => needs::nftables_families(settings, &mut kernel)?,
+        };
+        if is_ipvs {
+            notes.extend(ipvs::dropping_input(&settings.core, &mut kernel.ports()));
+        }
+        let mut options = options(settings, &configured.source, families);
+        if options.config.nftables.own_tables {
+            let reason = match can_own_tables(kernel.ports().tables) {
+                Ok(true) => None,
+                Ok(false) => Some("this kernel has no tables that outlive their owner; they need Linux 6.9".to_owned()),
+                Err(error) => Some(error.to_string()),
+            };
+            options.config.nftables.own_tables = reason.is_none();
+            notes.extend(reason.map(|reason| format!("nftables.ownTables is left out: {reason}")));
+        }
+        if configured.allow_mass_removal {
+            options.mass_removal.share = 1.0;
+        }
+        for (user, neighbours) in Neighbours::new(&configured.source).find().await {
+            options.config.reserved.set_neighbours(user, neighbours);
+        }
+        let findings = modules.and_then(|check| check.join().ok());
+        let mut obstacles = Vec::new();
+        if let Some(findings) = findings {
+            obstacles = findings.obstacles();
+            notes.extend(reduce(&mut options, &findings));
+        }
+        Ok(OpenedEngine { engine: Engine::new(&settings.node_name, options, kernel), notes, obstacles })
+    }
+}
+
+impl Kernel for Sketch {
+    fn ports(&mut self) -> Ports<'_> {
+        Sketch::ports(self)
+    }
+}
+
+#[cfg(test)]
+impl Kernel for proxier_core::fake::FakeKernel {
+    fn ports(&mut self) -> Ports<'_> {
+        proxier_core::fake::FakeKernel::ports(self)
+    }
+}
+
+impl Engine<Sketch> {
+    /// An engine that programs a node on paper, which can do everything; nothing of this machine takes part. The rule back end is the one that
+    /// `run` would choose on such a kernel.
+    pub fn in_memory(configured: &Configured, mut kernel: Sketch) -> Self {
+        let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
+        Engine::new(&settings.node_name, options(settings, &configured.source, settings.core.families), kernel)
+    }
+}
+
+impl<K: Kernel> Engine<K> {
+    /// A reconciler of this node on this kernel. Its time begins now.
+    pub fn new(node_name: &str, options: Options, kernel: K) -> Self {
+        let proxier = Reconciler::new(node_name, options, Duration::ZERO);
+        Engine { proxier, kernel, origin: Instant::now(), service_cidrs: BTreeMap::new(), took_for_flows: Vec::new() }
+    }
+
+    /// The time on the reconciler's scale.
+    pub(crate) fn now(&self) -> Duration {
+        self.origin.elapsed()
+    }
+
+    /// Takes a change that arrived at this moment. Returns whether it may matter: an unchanged EndpointSlice does not. The caller reports objects
+    /// that cannot be read.
+    pub fn apply_change(&mut self, change: Change, at: Instant) -> bool {
+        let now = at.saturating_duration_since(self.origin);
+        match change {
+            Change::UpsertService(object) => self.proxier.upsert_service(&object, now),
+            Change::DeleteService(key) => self.proxier.delete_service(&key, now),
+            Change::LostServices(keys) => {
+                for key in keys {
+                    self.proxier.lose_service(&key, now);
+                }
+            }
+            Change::UpsertSlice(object) => return self.proxier.upsert_slice(&object, now),
+            Change::DeleteSlice(key) => self.proxier.delete_slice(&key, now),
+            Change::LostSlices(keys) => {
+                for key in keys {
+                    self.proxier.lose_slice(&key, now);
+                }
+            }
+            Change::Listing(kind) => {
+                self.proxier.list_begins(kind);
+                return false;
+            }
+            Change::Listed(kind) => {
+                self.proxier.list_ends(kind);
+                return false;
+            }
+            Change::Node(node) => self.proxier.set_node(&node.object, now),
+            Change::ClusterNode(object) => self.proxier.upsert_cluster_node(&object, now),
+            Change::ClusterNodeGone(name) => self.proxier.delete_cluster_node(&name, now),
+            Change::ServiceCidr(name, networks) => {
+                self.proxier.note_readable(ObjectKind::ServiceCidr, &ObjectKey::new("", &name), now);
+                self.service_cidrs.insert(name, networks);
+                self.set_service_cidrs(now);
+            }
+            Change::ServiceCidrGone(name) => {
+                self.proxier.note_readable(ObjectKind::ServiceCidr, &ObjectKey::new("", &name), now);
+                self.service_cidrs.remove(&name);
+                self.set_service_cidrs(now);
+            }
+            Change::Synced => self.proxier.start(now),
+            Change::Unreadable(unreadable) => {
+                let Unreadable { object, service, problem } = *unreadable;
+                if let Some((kind, key)) = object {
+                    let object = problem.object.filter(|_| kind == ObjectKind::File);
+                    let problem = Problem { origin: String::new(), object, ..problem };
+                    self.proxier.note_unreadable(kind, &key, &problem.to_string(), service);
+                }
+                return false;
+            }
+            Change::Readable(kind, key) => self.proxier.note_readable(kind, &key, now),
+            // The Node's last state stays: nothing better is known.
+            Change::NodeGone => return false,
+        }
+        true
+    }
+
+    fn set_service_cidrs(&mut self, now: Duration) {
+        self.proxier.set_service_cidrs(self.service_cidrs.values().flatten().copied(), now);
+    }
+
+    /// Runs the pass that is due, if any.
+    pub fn pass(&mut self) -> Option<Report> {
+        self.pass_ahead(Duration::ZERO)
+    }
+
+    /// Runs the pass that would be due after this much time, if any.
+    pub fn pass_ahead(&mut self, ahead: Duration) -> Option<Report> {
+        let origin = self.origin;
+        let mut ports = self.kernel.ports();
+        let mut timed = TimedPorts { conntrack: ports.conntrack, took: &mut self.took_for_flows };
+        ports.conntrack = &mut timed;
+        self.proxier.pass(&|| origin.elapsed() + ahead, &mut ports)
+    }
+
+    /// The times to forget flows in the passes since the last call, by family.
+    pub(crate) fn took_for_flows(&mut self) -> Vec<(Family, Duration)> {
+        std::mem::take(&mut self.took_for_flows)
+    }
+
+    /// Gives up lost addresses at once: this process ends before one could come back.
+    pub fn take_host_as_it_is(&mut self) {
+        self.proxier.set_address_grace(Duration::ZERO);
+    }
+
+    /// Reduces memory.
+    pub fn compact(&mut self) {
+        self.proxier.compact();
+    }
+
+    /// Removes the traces of an earlier process in userspace mode, which serve nobody any more.
+    pub fn clean_up_after_processes(&mut self) -> Cleaned {
+        if self.proxier.mode().facts().is_process {
+            Cleaned::default()
+        } else {
+            userspace_mode::cleanup(&mut self.kernel.ports())
+        }
+    }
+
+    /// Removes objects of other modes once this mode serves, unless the safeguard holds that back.
+    pub fn clean_up_after_others(&mut self) -> Removal {
+        let now = self.now();
+        self.proxier.remove_others(now, &mut self.kernel.ports())
+    }
+
+    /// What other programs and modes hold in this kernel that decides about packets of Services ([`beside::beside`]).
+    pub(crate) fn beside(&mut self) -> Vec<String> {
+        beside::beside(Some(self.proxier.mode()), self.proxier.facts(), &mut self.kernel.ports())
+    }
+
+    /// What keeps packets from endpoints in this kernel ([`beside::obstacles`]).
+    pub(crate) fn obstacles(&mut self) -> Vec<String> {
+        beside::obstacles(self.proxier.mode(), self.proxier.facts(), &mut self.kernel.ports())
+    }
+
+    /// Plan and report of a full pass, without carrying it out.
+    pub fn preview(&mut self) -> (Plan, Report) {
+        let now = self.now();
+        self.proxier.preview(now, &mut self.kernel.ports())
+    }
+
+    /// Time until something is due; `None` before the initial list is complete.
+    pub fn idle(&self) -> Option<Duration> {
+        self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
+    }
+
+    /// Addresses, default routes or devices of the host changed. `came` are added addresses, even if they are gone again.
+    pub fn host_changed(&mut self, came: impl IntoIterator<Item = IpAddr>) {
+        let now = self.now();
+        self.proxier.addresses_seen(came, now);
+        self.proxier.host_changed(now);
+    }
+
+    /// Number of connections that have taken the fast path; `None` without one.
+    pub(crate) fn fast_path_connections(&mut self) -> Option<u64> {
+        let config = self.proxier.facts().config();
+        config.fast_path.as_ref()?;
+        fast_path::connections(config, self.kernel.ports().tables).ok().flatten()
+    }
+
+    /// Handles a write to this proxy's tables of nf_tables. Returns whether the next pass compares everything: not after this process's own
+    /// transactions.
+    pub(crate) fn tables_changed(&mut self, changes: &TableChanges) -> bool {
+        let now = self.now();
+        let ports = self.kernel.ports();
+        self.proxier.tables_changed(&changes.generations, changes.lost, ports.tables, now)
+    }
+
+    /// Sets the neighbours that this node has to reach: no Service gets their addresses.
+    pub(crate) fn set_neighbours(&mut self, found: NeighboursByUser) {
+        let now = self.now();
+        for (user, neighbours) in found {
+            self.proxier.set_neighbours(user, neighbours, now);
+        }
+    }
+
+    /// The next pass compares everything.
+    pub fn request_full(&mut self) {
+        let now = self.now();
+        self.proxier.request_full(now);
+    }
+
+    /// Confirms the deletions that are held back; returns how many.
+    pub fn confirm_removal(&mut self) -> usize {
+        let now = self.now();
+        self.proxier.confirm_removal(now)
+    }
+
+    /// The reconciler.
+    pub fn proxier(&self) -> &Reconciler {
+        &self.proxier
+    }
+
+    /// The kernel.
+    pub fn kernel(&mut self) -> &mut K {
+        &mut self.kernel
+    }
+
+    /// Time from which a wanted object has been missing in the kernel; `None` when none is missing, and before the initial list is complete.
+    pub fn pending_since(&self) -> Option<Instant> {
+        self.proxier.pending_since().map(|since| self.origin + since)
+    }
+}
+
+/// The settings, with the rule back end of IPVS mode chosen if they leave it open, and why it was chosen.
+pub(crate) fn with_rules(
+    settings: &Settings,
+    ports: &mut Ports<'_>,
+    preparing: Preparing,
+) -> (Settings, Option<ipvs::Choice>) {
+    let mut settings = settings.clone();
+    if !settings.mode.facts().has_virtual_servers {
+        return (settings, None);
+    }
+    let mut by_nft = settings.clone();
+    by_nft.core.ipvs.rules = RulesBy::Nftables;
+    let prepare = || {
+        if preparing == Preparing::LoadModules {
+            modules::preload(&by_nft);
+        }
+    };
+    let choice = ipvs::choose(&settings.core, ports, prepare);
+    settings.core.ipvs.rules = choice.by;
+    (settings, Some(choice))
+}
+
+/// Rule back end of an engine in memory, and how to see the other one; `None` if the settings name it, or the mode has none.
+pub(crate) fn rules_in_memory(settings: &Settings) -> Option<String> {
+    let (_, choice) = with_rules(settings, &mut Sketch::default().ports(), Preparing::Nothing);
+    let choice = choice.filter(|choice| choice.reason.is_some())?;
+    let other = if choice.by == RulesBy::Nftables { RulesBy::Iptables } else { RulesBy::Nftables };
+    Some(format!("{choice}, as on most nodes; with ipvs.rules: {other} (--ipvs-rules) it is what others get"))
+}
+
+/// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.
+fn check_modules(settings: &Settings) -> Option<JoinHandle<Findings>> {
+    if modules::has_ipvs(settings) {
+        return None;
+    }
+    let wanted = Requirements::from_settings(settings).ok()?;
+    let check = move || wanted.check(&mut NoActiveProbe);
+    std::thread::Builder::new().name("modules".to_owned()).spawn(check).ok()
+}
+
+/// Drops the matches and the family that this kernel is known to lack. Returns notes on what does not work then.
+fn reduce(options: &mut Options, findings: &Findings) -> Vec<String> {
+    let lacks = |name: &str| findings.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
+    let mut notes = Vec::new();
+    // `rule_families` has already checked for the iptables programs.
+    if findings.families != Families::Dual && options.config.families == Families::Dual {
+        options.config.families = findings.families;
+        let says = |caveat: &&String| caveat.contains(" is not served: ");
+        notes.extend(findings.report.verdict.caveats.iter().filter(says).cloned());
+    }
+    if options.config.ipvs.rules == RulesBy::Nftables {
+        return notes;
+    }
+    options.ipvs.capabilities.physdev = !lacks("xt_physdev");
+    options.ipvs.capabilities.ipvs = !lacks("xt_ipvs");
+    // A kernel without physdev has no packets that match it, so dropping the match loses nothing.
+    if !options.ipvs.capabilities.ipvs {
+        let mut without_ipvs = options.ipvs.capabilities;
+        without_ipvs.physdev = true;
+        notes.push(format!("this kernel lacks xt_ipvs: {}", without_ipvs.lost()));
+    }
+    notes
+}
+
+fn options(settings: &Settings, source: &Source, families: Families) -> Options {
+    let mut options = Options::default();
+    options.mode = settings.mode;
+    options.config = settings.core.clone();
+    options.config.families = families;
+    options.limits = Limits { min_interval: settings.min_sync_period, max_interval: settings.sync_period };
+    options.config.reserved = settings.reserved();
+    options.host = settings.host;
+    options.iptables = settings.iptables();
+    options.ipvs.capabilities.random_fully = settings.random_fully != RandomFully::Never;
+    options.userspace = settings.userspace.clone();
+    options.ipvs.timeouts = settings.timeouts;
+    // Deletions in files are believed, unless no Service is left.
+    if matches!(source, Source::Manifests(_)) {
+        options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
+    }
+    // Nodes that start together should not retry together.
+    options.seed = settings
+        .node_name
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+    options
+}

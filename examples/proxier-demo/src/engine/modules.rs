@@ -1,0 +1,74 @@
+//! Loads the modules of a mode with one `modprobe`. The kernel would load them too, one by one as they are used, and start a `modprobe`
+//! for each, and more for names that it tries first.
+
+use std::path::Path;
+
+use kmod_probe::{Loader, ModuleName};
+use proxier_core::config::RulesBy;
+
+use crate::settings::Settings;
+
+/// Modules for the tables of nftables mode and of IPVS mode.
+const TABLES: [&str; 12] = [
+    "nf_tables",
+    "nft_chain_nat",
+    "nft_ct",
+    "nft_fib_ipv4",
+    "nft_fib_ipv6",
+    "nft_hash",
+    "nft_masq",
+    "nft_nat",
+    "nft_numgen",
+    "nft_reject_ipv4",
+    "nft_reject_ipv6",
+    "nf_conntrack_netlink",
+];
+
+/// Modules of IPVS mode that are loaded once it has served, without the scheduler's: no preparation is needed if all are loaded.
+const IPVS: [&str; 15] = [
+    "ip_vs",
+    "dummy",
+    "xt_set",
+    "xt_comment",
+    "xt_mark",
+    "xt_addrtype",
+    "xt_conntrack",
+    "xt_MASQUERADE",
+    "xt_physdev",
+    "xt_ipvs",
+    "ip_set_hash_ip",
+    "ip_set_hash_ipport",
+    "ip_set_hash_ipportip",
+    "ip_set_hash_ipportnet",
+    "ip_set_bitmap_port",
+];
+
+/// Modules of IPVS mode with a table of nf_tables; a trial shows whether the modules for the table are there.
+const IPVS_BY_NFT: [&str; 2] = ["ip_vs", "dummy"];
+
+fn of_ipvs(settings: &Settings) -> Vec<String> {
+    let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
+    let used: &[&str] = if by_nft { &IPVS_BY_NFT } else { &IPVS };
+    let scheduler = format!("ip_vs_{}", settings.core.ipvs.scheduler);
+    used.iter().map(ToString::to_string).chain([scheduler]).collect()
+}
+
+/// Whether every module of IPVS mode is in memory. One that is built in may not be seen.
+pub(super) fn has_ipvs(settings: &Settings) -> bool {
+    of_ipvs(settings).iter().all(|module| Path::new("/sys/module").join(module).exists())
+}
+
+/// Loads missing modules of the mode; a failure shows at the first use.
+pub(crate) fn preload(settings: &Settings) {
+    let mut names = if settings.mode.facts().has_virtual_servers { of_ipvs(settings) } else { Vec::new() };
+    if settings.mode.table_name(&settings.core).is_some() {
+        names.splice(0..0, TABLES.iter().map(ToString::to_string));
+    }
+    if names.is_empty() {
+        return;
+    }
+    let modules: Vec<ModuleName> = names.iter().filter_map(|name| ModuleName::new(name).ok()).collect();
+    for outcome in Loader::new().load_all(&modules) {
+        tracing::debug!("module {outcome}");
+    }
+}

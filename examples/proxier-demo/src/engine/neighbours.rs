@@ -1,0 +1,209 @@
+//! Finds the neighbours that this node has to reach: the API server and the name servers. No Service may take their
+//! addresses.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::RawFd;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{SockaddrStorage, getpeername};
+use proxier_core::config::{Neighbour, Reserved, User};
+use proxier_core::kernel::KernelPorts;
+use serde_json::{Value, json};
+use tokio::sync::mpsc;
+
+use crate::message::{Control, Message, NeighboursByUser};
+use crate::settings::cli::{Configured, Source};
+use crate::sources::cluster::Connection;
+
+/// Time between two looks.
+const INTERVAL: Duration = Duration::from_secs(30);
+/// Time until the first: by then the API server is usually connected.
+const FIRST: Duration = Duration::from_secs(5);
+/// Time for which a neighbour is kept after it was last found: a name may resolve to other addresses each time, and a connection may outlast them.
+const KEPT: Duration = Duration::from_secs(600);
+/// Files that name the name servers: those that programs use, and, if that is a resolver on this node, those that it asks.
+const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
+
+/// Looks for neighbours, and remembers them.
+pub(crate) struct Neighbours {
+    connection: Option<Connection>,
+    seen: BTreeMap<(User, Neighbour), Instant>,
+}
+
+impl Neighbours {
+    pub(crate) fn new(source: &Source) -> Self {
+        let connection = match source {
+            Source::Cluster { kubeconfig, master } => {
+                Some(Connection { kubeconfig: kubeconfig.clone(), master: master.clone() })
+            }
+            Source::Manifests(_) => None,
+        };
+        Neighbours { connection, seen: BTreeMap::new() }
+    }
+
+    /// The API server as configured, with its name looked up, and as connected; and the name servers.
+    pub(crate) async fn find(&mut self) -> NeighboursByUser {
+        let mut found: Vec<(User, Neighbour)> = Vec::new();
+        if let Some(connection) = &self.connection {
+            let mut servers = connection.server_addresses().await;
+            servers.extend(peers(connection.server_port()));
+            let neighbour = |server: SocketAddr| (User::ApiServer, Neighbour::tcp(server.ip(), server.port()));
+            found.extend(servers.into_iter().map(neighbour));
+        }
+        for text in RESOLVERS.iter().filter_map(|path| std::fs::read_to_string(path).ok()) {
+            found.extend(name_servers(&text).map(|address| (User::NameServer, Neighbour::new(address))));
+        }
+        self.remember(found, Instant::now())
+    }
+
+    fn remember(&mut self, found: Vec<(User, Neighbour)>, now: Instant) -> NeighboursByUser {
+        self.seen.extend(found.into_iter().map(|found| (found, now)));
+        // Age counts from the newest neighbour of a kind: if none of that kind is found any more, all of them stay.
+        let newest = |user: &User| self.seen.iter().filter(|((of, _), _)| of == user).map(|(_, at)| *at).max();
+        let users: BTreeSet<User> = self.seen.keys().map(|(user, _)| user.clone()).collect();
+        let newest: BTreeMap<User, Instant> =
+            users.into_iter().filter_map(|user| newest(&user).map(|at| (user, at))).collect();
+        self.seen.retain(|(user, _), at| {
+            newest.get(user).is_some_and(|newest| newest.saturating_duration_since(*at) < KEPT)
+        });
+        let mut all = NeighboursByUser::new();
+        for (user, neighbour) in self.seen.keys() {
+            all.entry(user.clone()).or_default().insert(*neighbour);
+        }
+        all
+    }
+}
+
+/// The addresses in a `resolv.conf`, without the devices of link-local ones.
+fn name_servers(text: &str) -> impl Iterator<Item = IpAddr> {
+    text.lines().filter_map(|line| {
+        let mut words = line.split_whitespace();
+        let address = words.next().filter(|word| *word == "nameserver").and(words.next())?;
+        address.split('%').next()?.parse().ok()
+    })
+}
+
+/// The peers that this process is connected with on this port, from the kernel.
+fn peers(port: Option<u16>) -> Vec<SocketAddr> {
+    let (Some(port), Ok(files)) = (port, std::fs::read_dir("/proc/self/fd")) else { return Vec::new() };
+    let numbers = files.filter_map(|file| file.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
+    // Descriptors that are no socket, or closed by now, have no peer.
+    let peer = |number| {
+        let address = getpeername::<SockaddrStorage>(number).ok()?;
+        let v4 = address.as_sockaddr_in().map(|address| SocketAddr::from((address.ip(), address.port())));
+        v4.or_else(|| address.as_sockaddr_in6().map(|address| SocketAddr::from((address.ip(), address.port()))))
+    };
+    numbers.filter_map(peer).filter(|peer| peer.port() == port).collect()
+}
+
+/// Looks repeatedly, and sends changes to the kernel's thread.
+pub(crate) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
+    let mut neighbours = Neighbours::new(&source);
+    let mut last = NeighboursByUser::new();
+    let mut pause = FIRST;
+    loop {
+        tokio::time::sleep(pause).await;
+        pause = INTERVAL;
+        let found = neighbours.find().await;
+        if found != last {
+            last.clone_from(&found);
+            if messages.send(Message::Control(Control::Neighbours(found))).await.is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Addresses and ports that no Service gets on this node, as far as known without asking the API server.
+pub(crate) async fn reserved(configured: &Configured, kernel: &mut KernelPorts) -> Reserved {
+    let mut reserved = configured.settings.reserved();
+    for (user, neighbours) in Neighbours::new(&configured.source).find().await {
+        reserved.set_neighbours(user, neighbours);
+    }
+    if let Ok(gateways) = kernel.ports().links.gateways() {
+        reserved.set_neighbours(User::Gateway, gateways.into_iter().map(Neighbour::new));
+    }
+    reserved
+}
+
+/// Text with one line for each reserved address or port.
+pub(crate) fn text(reserved: &Reserved) -> String {
+    let mut text =
+        "\nreserved: no external IP or load balancer has these addresses, no node port these ports\n".to_owned();
+    for (place, user) in reserved.iter() {
+        let address =
+            place.address.map_or_else(|| "every address of this node".to_owned(), |address| address.to_string());
+        text.extend([format!("  {address}, {} {}: {user}\n", place.protocol, place.port)]);
+    }
+    for (user, neighbour) in reserved.neighbours() {
+        text.extend([format!("  {}: {user}\n", neighbour.address)]);
+    }
+    text.push_str("  the endpoints of default/kubernetes\n");
+    text
+}
+
+/// JSON of the reserved addresses and ports.
+pub(crate) fn json(reserved: &Reserved) -> Value {
+    let places = reserved.iter().map(|(place, user)| {
+        json!({
+            "address": place.address.map(|address| address.to_string()),
+            "protocol": place.protocol.to_string(),
+            "port": place.port,
+            "for": user.to_string(),
+        })
+    });
+    let neighbours = reserved.neighbours().map(|(user, neighbour)| {
+        json!({
+            "address": neighbour.address.to_string(), "protocol": null, "port": null, "for": user.to_string(),
+        })
+    });
+    places.chain(neighbours).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn ip(text: &str) -> IpAddr {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn name_servers_are_read() {
+        let text = "# nameserver 192.0.2.1\nsearch example.com\nnameserver 192.0.2.53\n nameserver\t2001:db8::53\n\
+                    nameserver fe80::1%eth0\nnameserver\nnameserver ns.example.com\noptions edns0\n";
+        let found: Vec<IpAddr> = name_servers(text).collect();
+        assert_eq!(found, ["192.0.2.53", "2001:db8::53", "fe80::1"].map(ip));
+    }
+
+    #[test]
+    fn connections_of_this_process_are_found() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        assert_eq!(peers(Some(address.port())), []);
+        let connection = std::net::TcpStream::connect(address).unwrap();
+        assert_eq!(peers(Some(address.port())), [address]);
+        drop(connection);
+        assert_eq!(peers(None), []);
+    }
+
+    #[test]
+    fn what_was_found_once_counts_for_a_while() {
+        let source = Source::Cluster { kubeconfig: None, master: None };
+        let mut neighbours = Neighbours::new(&source);
+        let server = |text: &str| (User::ApiServer, Neighbour::tcp(ip(text), 6443));
+        let start = Instant::now();
+        let mut at = |found: &[&str], secs| {
+            let found =
+                neighbours.remember(found.iter().map(|text| server(text)).collect(), start + Duration::from_secs(secs));
+            found.get(&User::ApiServer).into_iter().flatten().map(|of| of.address.to_string()).collect::<Vec<_>>()
+        };
+        assert_eq!(at(&["192.0.2.1"], 0), ["192.0.2.1"]);
+        assert_eq!(at(&["192.0.2.2"], 30), ["192.0.2.1", "192.0.2.2"]);
+        assert_eq!(at(&["192.0.2.2"], 599), ["192.0.2.1", "192.0.2.2"]);
+        assert_eq!(at(&["192.0.2.2"], 600), ["192.0.2.2"]);
+        // The name of the API server cannot be looked up any more.
+        assert_eq!(at(&[], 10_000), ["192.0.2.2"]);
+    }
+}

@@ -1,0 +1,65 @@
+//! Watches this proxy's tables of nf_tables.
+
+use std::fmt::Display;
+use std::os::fd::AsFd;
+use std::sync::mpsc::{Sender, channel};
+use std::time::Duration;
+
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use proxier_core::kernel::{TableChanges, TableMonitor};
+use tokio::sync::mpsc;
+
+use crate::message::{Control, Message};
+
+/// Transactions that follow each other within this time are one report. It is short, since source ranges of IPVS mode are open until the report is
+/// handled, if it is their table that is gone.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Reports writes to the tables of this name, once the sender that it gives is gone: for a listener the kernel makes a message of each element, which
+/// takes it as long as all else of a large first pass. If watching fails, full passes still find them.
+pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) -> Sender<()> {
+    let (compared, begin) = channel();
+    let name = table.clone();
+    let work = move || {
+        let _gone = begin.recv();
+        match TableMonitor::open(&table) {
+            Ok(monitor) => {
+                // What was written until now is known by its generation.
+                let mut changes = TableChanges::default();
+                changes.lost = true;
+                if messages.blocking_send(Message::Control(Control::TablesChanged(changes))).is_ok() {
+                    report(monitor, &table, &messages);
+                }
+            }
+            Err(error) => late(&table, &error),
+        }
+    };
+    if let Err(error) = std::thread::Builder::new().name("tables".to_owned()).spawn(work) {
+        late(&name, &error);
+    }
+    compared
+}
+
+fn late(table: &str, error: &dyn Display) {
+    tracing::warn!("cannot monitor table {table}, so foreign changes are noticed only at full passes: {error}");
+}
+
+fn report(mut monitor: TableMonitor, table: &str, messages: &mpsc::Sender<Message>) {
+    loop {
+        let mut ready = [PollFd::new(monitor.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut ready, PollTimeout::NONE) {
+            Ok(_) | Err(Errno::EINTR) => {}
+            Err(error) => return late(table, &error),
+        }
+        let changes = match monitor.drain() {
+            Ok(changes) if changes.is_empty() => continue,
+            Ok(changes) => changes,
+            Err(error) => return late(table, &error),
+        };
+        if messages.blocking_send(Message::Control(Control::TablesChanged(changes))).is_err() {
+            return;
+        }
+        std::thread::sleep(PAUSE);
+    }
+}

@@ -1,0 +1,114 @@
+//! Userspace mode: its requirements on this process, and its end.
+
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::time::Duration;
+
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use proxier_core::config::Families;
+use proxier_core::kernel::{KernelPorts, Options};
+use proxier_core::net::{Family, FrontendKey, Protocol};
+use proxier_core::ports::{Listener, PortError, PortErrorKind, RouteOwner};
+use tokio::sync::{mpsc, oneshot};
+
+use crate::engine::lock::Lock;
+use crate::engine::sockets;
+use crate::message::{Control, Message};
+use crate::problem::Problem;
+use crate::settings::Settings;
+
+/// Lets this process open as many files as it may: two for each connection. Returns how many.
+pub(crate) fn raise_open_files() -> u64 {
+    let Ok((now, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
+    match setrlimit(Resource::RLIMIT_NOFILE, most, most) {
+        Ok(()) => most,
+        Err(_) => now,
+    }
+}
+
+/// Tells the kernel ports on which sockets the running proxy listens, if one runs.
+///
+/// # Errors
+///
+/// Its sockets cannot be read.
+pub(crate) fn read_running_sockets(kernel: &mut KernelPorts) -> Result<(), Problem> {
+    let Some(process) = Lock::holder() else { return Ok(()) };
+    match sockets::listened_on(process) {
+        Ok(listening) => kernel.set_elsewhere(listening),
+        // The process has ended.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => {
+            let reason = format!("its sockets cannot be read ({error}); ask as root");
+            return Err(Problem::new(format!("process {process}"), reason));
+        }
+    }
+    Ok(())
+}
+
+/// Outcomes of trying the mode's needs, by family.
+type Attempts = Vec<(Family, Result<(), PortError>)>;
+
+/// The lowest port of TCP: where this may be listened on, all may.
+const LOWEST_PORT: u16 = 1;
+
+/// Whether this process can listen, on ports below 1024 too, and make addresses local, by family.
+pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<Attempts, PortError> {
+    kernel.ports().routes.networks(RouteOwner::Userspace)?;
+    let mut trial = KernelPorts::open(&Options::default())?;
+    let relays = trial.ports().relays;
+    let try_family = |family: Family| {
+        let loopback = match family {
+            Family::V4 => IpAddr::from(Ipv4Addr::LOCALHOST),
+            Family::V6 => IpAddr::from(Ipv6Addr::LOCALHOST),
+        };
+        let key = FrontendKey::new(Protocol::Tcp, loopback, LOWEST_PORT);
+        let outcome = relays.serve(&Listener::new(key, "trial"));
+        relays.close(&key);
+        match outcome {
+            // Another program has the port, so its family is there; the kernel looks at capabilities first.
+            Err(error) if error.kind() == PortErrorKind::AlreadyExists => (family, Ok(())),
+            outcome => (family, outcome),
+        }
+    };
+    Ok(settings.core.families.iter().map(try_family).collect())
+}
+
+/// Configured families that this mode can serve here, and notes on the rest.
+///
+/// # Errors
+///
+/// No family can be served.
+pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Families, Vec<String>), Problem> {
+    let cannot = |reason: String| Problem::new("", format!("userspace mode cannot be used: {reason}"));
+    let (mut served, mut notes) = (Vec::new(), Vec::new());
+    for (family, outcome) in attempt(settings, kernel).map_err(|error| cannot(error.to_string()))? {
+        match outcome {
+            Ok(()) => served.push(family),
+            Err(error) => notes.push(format!("{family} is not served: {error}")),
+        }
+    }
+    let families = match served.as_slice() {
+        [] => return Err(cannot(notes.join("; "))),
+        [Family::V4] => Families::V4,
+        [Family::V6] => Families::V6,
+        _ => Families::Dual,
+    };
+    Ok((families, notes))
+}
+
+/// Stops listening, and lets connections come to their end for a while, or until `hurry`.
+pub(crate) async fn finish(messages: &mpsc::Sender<Message>, patience: Duration, hurry: impl Future<Output = ()>) {
+    let (done, left) = oneshot::channel();
+    tracing::info!("ending: connections get {} s", patience.as_secs_f64());
+    if messages.send(Message::Control(Control::Finish(patience, done))).await.is_err() {
+        return;
+    }
+    tokio::select! {
+        left = left => match left {
+            Ok(0) => tracing::info!("all connections have ended; routes stay"),
+            Ok(left) => tracing::warn!("{left} connections are cut; routes stay"),
+            Err(_gone) => tracing::error!("the kernel's thread has ended"),
+        },
+        () = hurry => tracing::warn!("a second signal: open connections are cut"),
+    }
+}

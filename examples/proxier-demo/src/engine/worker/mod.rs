@@ -1,0 +1,573 @@
+//! The kernel's thread: takes changes, does what is due, and reports the results.
+
+mod passes;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant, SystemTime};
+
+use proxier_core::config::User;
+use proxier_core::modes::Cleaned;
+use proxier_core::net::{ByFamily, Family};
+use proxier_core::plan::report::{Refused, Report};
+use proxier_core::reconciler::Removal;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use tokio::runtime::{Builder, Runtime};
+use tokio::sync::mpsc;
+
+use crate::engine::memory;
+use crate::engine::worker::passes::{Passed, Passes};
+use crate::engine::{Engine, Kernel};
+use crate::message::change::{Change, Unreadable};
+use crate::message::{Control, Event, Message};
+use crate::problem::Problem;
+use crate::sources::triggers::Triggers;
+use crate::status::events::{Reason, Recorder, Regarding};
+use crate::status::health::Health;
+use crate::status::logging::Limiter;
+use crate::status::metrics::Metrics;
+use crate::status::progress::Progress;
+use crate::status::service_health::{HealthCheck, ListenAddresses};
+
+/// The kernel's thread's report on a pass.
+pub(crate) struct PassSummary {
+    pub(crate) health_checks: BTreeMap<ObjectKey, HealthCheck>,
+    pub(crate) listening: ListenAddresses,
+}
+
+/// The kernel's thread.
+pub(crate) struct Worker {
+    health: Arc<Health>,
+    recorder: Recorder,
+    limiter: Limiter,
+    passed: mpsc::UnboundedSender<PassSummary>,
+    triggers: Triggers,
+    /// Addresses last given to the servers of Services.
+    listening: Option<ListenAddresses>,
+    /// Progress on standard error, until the first pass has ended.
+    progress: Option<Progress>,
+    /// Until the first full pass has ended.
+    compared: Option<Sender<()>>,
+    passes: Passes,
+    /// Features that the kernel turned out to lack.
+    lacks: BTreeSet<String>,
+    /// Time to remove objects of other modes; `None`: no full pass has succeeded yet.
+    clean_at: Option<Instant>,
+    /// Whether the Node of this node was seen, or seen to be gone.
+    saw_node: bool,
+    /// Whether objects of other modes are gone.
+    is_alone: bool,
+    /// Whether serving has ended.
+    is_finished: bool,
+}
+
+/// Time for which objects of another mode still serve beside this one: connections that began there get their first answers.
+const OVERLAP: Duration = Duration::from_secs(2);
+/// Pause before another try to remove objects of other modes.
+const CLEAN_AGAIN: Duration = Duration::from_secs(30);
+/// Pause before another look at objects that a cleanup cannot remove: a person may have removed them.
+const LOOK_AGAIN: Duration = Duration::from_secs(300);
+/// Number of changes in a pass after which unused memory is returned to the kernel.
+const MANY: u64 = 1000;
+
+impl Worker {
+    /// Starts the thread. It ends when all senders are gone; after each pass it reports the result. `started`: when this
+    /// process started. `compared`: gone after the first full pass.
+    pub(crate) fn start(
+        mut engine: Engine<impl Kernel>,
+        started: SystemTime,
+        inbox: mpsc::Receiver<Message>,
+        (health, recorder): (Arc<Health>, Recorder),
+        compared: Option<Sender<()>>,
+    ) -> Result<mpsc::UnboundedReceiver<PassSummary>, Problem> {
+        let problem = |error| Problem::new("", format!("no thread for the kernel ({error})"));
+        // Its own runtime: the process's may end while this thread still waits.
+        let clock = Builder::new_current_thread().enable_time().build().map_err(problem)?;
+        let (passed, outcomes) = mpsc::unbounded_channel();
+        let work = move || {
+            let mut worker = Worker {
+                health,
+                recorder,
+                limiter: Limiter::default(),
+                passed,
+                triggers: Triggers::new(started),
+                listening: None,
+                progress: Some(Progress::of_run()),
+                compared,
+                passes: Passes::default(),
+                lacks: BTreeSet::new(),
+                clean_at: None,
+                saw_node: false,
+                is_alone: false,
+                is_finished: false,
+            };
+            worker.work(&mut engine, inbox, &clock);
+        };
+        std::thread::Builder::new().name("kernel".to_owned()).spawn(work).map_err(problem)?;
+        Ok(outcomes)
+    }
+
+    /// Takes messages and does what is due, until all senders are gone.
+    fn work(&mut self, engine: &mut Engine<impl Kernel>, mut inbox: mpsc::Receiver<Message>, clock: &Runtime) {
+        loop {
+            let clean_in =
+                self.clean_at.filter(|_| !self.is_alone).map(|at| at.saturating_duration_since(Instant::now()));
+            if clean_in == Some(Duration::ZERO) {
+                self.clean_up_after_others(engine);
+            }
+            let idle = [engine.idle(), clean_in].into_iter().flatten().min();
+            let message = match idle {
+                Some(Duration::ZERO) => {
+                    inbox.try_recv().map_err(|error| error == mpsc::error::TryRecvError::Disconnected)
+                }
+                // Within the future, since the runtime has the clock.
+                Some(idle) => clock
+                    .block_on(async { tokio::time::timeout(idle, inbox.recv()).await })
+                    .map_or(Err(false), |message| message.ok_or(true)),
+                None => clock.block_on(inbox.recv()).ok_or(true),
+            };
+            match message {
+                Ok(message) => {
+                    self.handle_message(engine, message);
+                    // Take everything that has arrived meanwhile.
+                    while let Ok(message) = inbox.try_recv() {
+                        self.handle_message(engine, message);
+                    }
+                }
+                Err(true) => return,
+                Err(false) => {}
+            }
+            if self.is_finished {
+                return;
+            }
+            let start = Instant::now();
+            let mut pending = engine.pending_since();
+            if engine.idle() == Some(Duration::ZERO) {
+                // A pass that nobody requested may take too long as well.
+                pending = pending.or(Some(start));
+                self.progress.as_ref().map(Progress::at_kernel);
+            }
+            self.health.set_pending(pending);
+            if let Some(report) = engine.pass() {
+                let is_first = self.progress.take().is_some();
+                self.report_pass(engine, &report, start);
+                let serves = report.full && !report.has_failed() && !report.waits;
+                if serves {
+                    self.health.set_ready();
+                }
+                if serves && self.clean_at.is_none() {
+                    let cleaned = engine.clean_up_after_processes();
+                    self.report_cleaned(&cleaned);
+                    self.clean_at = Some(Instant::now() + OVERLAP);
+                }
+                if report.full {
+                    self.compared = None;
+                }
+                if is_first {
+                    engine.compact();
+                }
+                let needed_much = is_first || report.full || report.writes() >= MANY;
+                drop(report);
+                if needed_much {
+                    memory::give_back();
+                }
+            }
+            self.health.set_pending(engine.pending_since());
+        }
+    }
+
+    /// Removes objects of other modes. Failures are tried again after a while; leftovers are looked at again.
+    fn clean_up_after_others(&mut self, engine: &mut Engine<impl Kernel>) {
+        let (mut cleaned, is_made) = match engine.clean_up_after_others() {
+            Removal::Made(cleaned) => (cleaned, true),
+            Removal::Unknown(cleaned) => (cleaned, false),
+            Removal::Held(stopped) => {
+                self.report_held(&format!("objects of other proxy modes stay: {stopped}"));
+                (Cleaned::default(), false)
+            }
+        };
+        cleaned.left.extend(engine.obstacles());
+        self.report_cleaned(&cleaned);
+        let leftovers = cleaned.leftovers().count();
+        self.health.metrics(|metrics| metrics.leftovers = u64::try_from(leftovers).unwrap_or(u64::MAX));
+        self.is_alone = is_made && leftovers == 0;
+        let pause = if is_made && cleaned.is_done() { LOOK_AGAIN } else { CLEAN_AGAIN };
+        self.clean_at = Some(Instant::now() + pause);
+    }
+
+    fn report_cleaned(&mut self, cleaned: &Cleaned) {
+        for leftover in cleaned.leftovers() {
+            if self.limiter.once(&leftover) {
+                tracing::warn!("{leftover}");
+                self.recorder.record(Regarding::Node, Reason::Leftovers, leftover);
+            }
+        }
+        if cleaned.removed() > 0 {
+            tracing::info!("removed {} objects left by other proxy modes", cleaned.removed());
+        }
+    }
+
+    fn handle_message(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
+        match message {
+            Message::Control(Control::Resync) => engine.request_full(),
+            Message::Control(Control::HostChanged(came)) => engine.host_changed(came),
+            Message::Control(Control::TablesChanged(changes)) => {
+                if engine.tables_changed(&changes) {
+                    tracing::debug!("another program changed nf_tables: everything is compared");
+                }
+            }
+            Message::Control(Control::Neighbours(found)) => engine.set_neighbours(found),
+            Message::Control(Control::Finish(patience, done)) => {
+                let _main_has_ended = done.send(engine.kernel().finish(patience));
+                self.is_finished = true;
+            }
+            Message::Control(Control::View(asked)) => {
+                let _nobody_waits_any_more = asked.send(engine.view());
+            }
+            Message::Control(Control::Begun(asked)) => {
+                let _nobody_waits_any_more = asked.send(engine.begun());
+            }
+            Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
+                0 => tracing::info!("SIGUSR1: nothing is held back"),
+                count => {
+                    tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now");
+                    self.clean_at = self.clean_at.map(|at| at.min(Instant::now() + OVERLAP));
+                }
+            },
+            Message::Event(Event { at, change }) => {
+                if let Some(progress) = &self.progress {
+                    progress.counted().saw(&change);
+                }
+                match &change {
+                    Change::Unreadable(unreadable) => {
+                        self.report_unreadable(unreadable, engine.proxier().node_name(), at);
+                    }
+                    Change::Node(node) => {
+                        self.saw_node = true;
+                        self.health.set_node_eligible(!node.leaving);
+                    }
+                    Change::NodeGone => {
+                        self.saw_node = true;
+                        self.health.set_node_eligible(false);
+                    }
+                    // Nodes of the cluster say every few minutes that they live.
+                    Change::Readable(..)
+                    | Change::Listing(_)
+                    | Change::Listed(_)
+                    | Change::ClusterNode(_)
+                    | Change::ClusterNodeGone(_) => {}
+                    Change::ServiceCidr(name, networks) => {
+                        let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
+                        tracing::info!("ServiceCIDR {name}: cluster IPs are of {}", networks.join(", "));
+                    }
+                    Change::ServiceCidrGone(name) => tracing::info!("ServiceCIDR {name} is gone"),
+                    change => {
+                        self.health.queued(SystemTime::now());
+                        self.health.metrics(|metrics| match change {
+                            Change::UpsertService(_) | Change::DeleteService(_) => metrics.service_changes_pending += 1,
+                            Change::UpsertSlice(_) | Change::DeleteSlice(_) => metrics.endpoint_changes_pending += 1,
+                            _ => {}
+                        });
+                    }
+                }
+                let trigger = match &change {
+                    Change::UpsertSlice(object) => self.triggers.trigger_of(object),
+                    Change::DeleteSlice(key) => {
+                        self.triggers.gone(key);
+                        None
+                    }
+                    _ => None,
+                };
+                let counts = engine.apply_change(change, at);
+                if let Some(trigger) = trigger.filter(|_| counts) {
+                    self.triggers.changed(trigger);
+                }
+            }
+        }
+    }
+
+    fn report_unreadable(&mut self, unreadable: &Unreadable, node_name: &str, at: Instant) {
+        let Unreadable { object, service, problem } = unreadable;
+        self.health.metrics(|metrics| metrics.unreadable += 1);
+        // A Node that cannot be read is there: clients go on being sent to it.
+        if matches!(object, Some((ObjectKind::Node, key)) if !self.saw_node && [node_name, ""].contains(&key.name())) {
+            self.health.set_node_eligible(true);
+        }
+        let name = problem.object.as_deref().unwrap_or(&problem.origin);
+        if self.limiter.pass(name, at).is_none() {
+            return;
+        }
+        let is_of_cluster = object.as_ref().is_some_and(|(kind, _)| *kind != ObjectKind::File);
+        tracing::warn!("{problem}{}", if is_of_cluster { "; what was read of it before stays" } else { "" });
+        let regarding = match object {
+            Some((ObjectKind::Service, key)) if !key.name().is_empty() => Regarding::Service(key.clone()),
+            Some((ObjectKind::EndpointSlice, _)) => service.clone().map_or(Regarding::Node, Regarding::Service),
+            _ => Regarding::Node,
+        };
+        self.recorder.record(regarding, Reason::Unreadable, problem.to_string());
+    }
+
+    /// Logs a pass, and updates health and metrics.
+    fn report_pass(&mut self, engine: &mut Engine<impl Kernel>, report: &Report, start: Instant) {
+        let end = Instant::now();
+        let took = end.saturating_duration_since(start);
+        let kind = if report.full { "full pass" } else { "pass" };
+        if let Some(first) = &report.served_first {
+            let names: Vec<String> = first.services.iter().map(ToString::to_string).collect();
+            tracing::info!("{} served first, after {:.1} ms", names.join(", "), first.after.as_secs_f64() * 1e3);
+        }
+        let line = format!("{kind}: {} changes in {:.1} ms", report.writes(), took.as_secs_f64() * 1e3);
+        let pass = Passed { writes: report.writes(), took, has_failed: report.has_failed() };
+        let (is_told, summary) = self.passes.note(pass, end);
+        match is_told {
+            true => tracing::info!("{line}"),
+            false if report.writes() > 0 => tracing::debug!("{line}"),
+            false => {}
+        }
+        if let Some(summary) = summary {
+            tracing::info!("{summary}");
+        }
+        self.health.board().passed(report, took, SystemTime::now());
+        self.report_failures(report, end);
+        for rejection in engine.proxier().rejections() {
+            let object = format!("{} {} {}", rejection.kind, rejection.key, rejection.field);
+            if self.limiter.pass(&object, end).is_some() {
+                tracing::warn!("{rejection}");
+                let service = match rejection.kind {
+                    ObjectKind::Service => Some(&rejection.key),
+                    ObjectKind::EndpointSlice => engine.proxier().store().service_of_slice(&rejection.key),
+                    _ => None,
+                };
+                if let Some(service) = service {
+                    let service = Regarding::Service(service.clone());
+                    self.recorder.record(service, Reason::InvalidField, rejection.to_string());
+                }
+            }
+        }
+        for unmarked in engine.proxier().unmarked() {
+            if self.limiter.pass(&format!("unmarked {}", unmarked.service), end).is_some() {
+                tracing::warn!("{unmarked}");
+                let service = Regarding::Service(unmarked.service.clone());
+                self.recorder.record(service, Reason::NotAsConfigured, unmarked.to_string());
+            }
+        }
+        // Requests from before the pass began are done.
+        if engine.pending_since().is_none_or(|since| since >= start) {
+            self.health.updated(SystemTime::now());
+        }
+        // A node that keeps more than is wanted still serves: load balancers must not leave it.
+        let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
+        let took_for_flows = engine.took_for_flows();
+        let fast_path = if report.full { engine.fast_path_connections() } else { None };
+        let totals = engine.proxier().totals();
+        let rejected = engine.proxier().rejections().count();
+        let unreadable = engine.proxier().store().unreadable().count();
+        let unmarked = engine.proxier().unmarked().count();
+        let lacks = self.lacks.len();
+        self.health.metrics(|metrics: &mut Metrics| {
+            metrics.took.sync.observe(took);
+            if report.full { &mut metrics.took.sync_full } else { &mut metrics.took.sync_partial }.observe(took);
+            for (family, duration) in programmed {
+                metrics.took.network_programming.of_mut(family).observe(duration);
+            }
+            for (family, duration) in took_for_flows {
+                metrics.took.conntrack_sync.of_mut(family).observe(duration);
+            }
+            // The pass has taken them; retries are not counted again.
+            (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
+            metrics.service_changes = totals.service_changes;
+            metrics.endpoint_changes = totals.endpoint_changes;
+            metrics.iptables_restore_failures = totals.restore_failures;
+            metrics.iptables_partial_restore_failures = totals.partial_restore_failures;
+            metrics.nftables_sync_failures = totals.table_failures;
+            // A pass that could not read the rules has no counts of them.
+            if !report.rule_counts.is_empty() {
+                metrics.iptables_rules.clone_from(&report.rule_counts);
+            }
+            metrics.conntrack_deleted = totals.flows;
+            metrics.localhost = engine.proxier().localhost_node_ports().cloned();
+            metrics.sync_failures = totals.failed_passes;
+            metrics.unreadable_now = u64::try_from(unreadable).unwrap_or(u64::MAX);
+            metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
+            metrics.unmarked = u64::try_from(unmarked).unwrap_or(u64::MAX);
+            metrics.held_back = u64::try_from(engine.proxier().held().count()).unwrap_or(u64::MAX);
+            metrics.draining = u64::try_from(engine.proxier().draining().count()).unwrap_or(u64::MAX);
+            // Not after each change: counting walks everything.
+            if report.full {
+                let of_nodes = report.refused.iter().filter(|refused| other_node(refused).is_some()).count();
+                metrics.of_other_nodes = u64::try_from(of_nodes).unwrap_or(u64::MAX);
+                // A pass that could not read everything does not know these numbers.
+                if report.unread.is_empty() {
+                    metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
+                    metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
+                }
+                metrics.no_local_endpoints = no_local_endpoints(engine);
+                (metrics.frontends, metrics.endpoints) = count_frontends(engine);
+                count_servers(engine, metrics);
+                metrics.fast_path = fast_path;
+            }
+        });
+        self.report_health_checks(engine, report);
+    }
+
+    /// Gives the servers of Services their answers and addresses, if these may have changed.
+    fn report_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
+        let facts = engine.proxier().facts();
+        let listening = ListenAddresses::from_facts(facts);
+        if !report.full && !report.health_checks_changed && self.listening.as_ref() == Some(&listening) {
+            return;
+        }
+        self.listening = Some(listening.clone());
+        for family in Family::ALL.into_iter().filter(|family| facts.is_open_unnamed(*family)) {
+            let nowhere = if family == Family::V4 { "127.0.0.1/32" } else { "::1/128" };
+            let note = format!(
+                "nodePortAddresses has no network of {family}: node ports and health-check ports are open on all {family} addresses of \
+                 this node; add one, or {nowhere} for none"
+            );
+            if self.limiter.once(&note) {
+                tracing::warn!("{note}");
+                self.recorder.record(Regarding::Node, Reason::NotAsConfigured, note);
+            }
+        }
+        let health_checks = engine
+            .proxier()
+            .desired()
+            .health_checks()
+            .map(|(key, check)| (key.clone(), HealthCheck::from(check)))
+            .collect();
+        let _main_has_ended = self.passed.send(PassSummary { health_checks, listening });
+    }
+
+    /// Sends an Event for each Service that has addresses of other Nodes, once.
+    fn report_of_other_nodes(&mut self, report: &Report) {
+        let mut services: BTreeMap<&str, BTreeMap<IpAddr, &str>> = BTreeMap::new();
+        for refused in &report.refused {
+            if let Some(name) = other_node(refused) {
+                services.entry(&refused.service).or_default().insert(refused.key.address, name);
+            }
+        }
+        for (service, addresses) in services {
+            let list: Vec<String> =
+                addresses.iter().map(|(address, name)| format!("{address} (Node {name})")).collect();
+            let note =
+                format!("addresses of other Nodes, which serve them; packets from here go there: {}", list.join(", "));
+            if self.limiter.once(&format!("{service}: {note}")) {
+                tracing::info!("Service {service}: {note}");
+                if let Some(service) = service_key(service) {
+                    self.recorder.record(Regarding::Service(service), Reason::AddressOfNode, note);
+                }
+            }
+        }
+    }
+
+    fn report_failures(&mut self, report: &Report, now: Instant) {
+        for unread in &report.unread {
+            if self.limiter.pass(&unread.what, now).is_some() {
+                tracing::error!("{unread}");
+            }
+        }
+        for failure in &report.applied.failures {
+            if self.limiter.pass(&format!("{} {}", failure.step.name, failure.step.detail), now).is_some() {
+                tracing::error!("{failure}");
+                if let Some(service) = failure.step.service.as_deref().and_then(service_key) {
+                    self.recorder.record(Regarding::Service(service), Reason::FailedToProgram, failure.to_string());
+                }
+            }
+        }
+        self.report_of_other_nodes(report);
+        for refused in report.refused.iter().filter(|refused| other_node(refused).is_none()) {
+            let note = refused.to_string();
+            if self.limiter.pass(&note, now).is_some() {
+                tracing::warn!("{note}");
+                if let Some(service) = service_key(&refused.service) {
+                    self.recorder.record(Regarding::Service(service), Reason::AddressConflict, note);
+                }
+            }
+        }
+        for lack in &report.applied.lacks {
+            if self.lacks.insert(lack.what.clone()) {
+                tracing::warn!("this kernel lacks a feature: {lack}");
+            }
+        }
+        for unmet in &report.unmet {
+            if self.limiter.once(&unmet.path) {
+                tracing::warn!(
+                    "{} stays {}: it cannot be written from here",
+                    unmet.path,
+                    unmet.from.as_deref().unwrap_or("unknown")
+                );
+            }
+        }
+        for notice in &report.notices {
+            tracing::warn!("{notice}");
+        }
+        for limit in &report.limited {
+            tracing::warn!("{limit}");
+            self.recorder.record(Regarding::Node, Reason::NotAsConfigured, limit.clone());
+        }
+        for step in &report.drift {
+            tracing::warn!("changed by another program, repaired: {step}");
+        }
+        if let Some(stopped) = &report.stopped {
+            self.report_held(stopped);
+        }
+    }
+
+    fn report_held(&mut self, stopped: &str) {
+        if self.limiter.pass("held back", Instant::now()).is_some() {
+            let how = "kill -USR1, or start with --allow-mass-removal, if this is intended";
+            tracing::error!("{stopped}; {how} (this is process {})", std::process::id());
+        }
+    }
+}
+
+/// The other Node that has the address of a Frontend.
+fn other_node(refused: &Refused) -> Option<&str> {
+    match refused.user.as_ref()? {
+        User::Node(name) => Some(name),
+        _ => None,
+    }
+}
+
+/// `namespace/name`, with or without `:port`.
+fn service_key(text: &str) -> Option<ObjectKey> {
+    let (namespace, rest) = text.split_once('/')?;
+    Some(ObjectKey::new(namespace, rest.split_once(':').map_or(rest, |(name, _port)| name)))
+}
+
+/// Services without the local endpoints that a policy asks for: internal, external.
+fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
+    let mut counts = [ByFamily::default(); 2];
+    for (_, missing) in engine.proxier().desired().no_local_endpoints() {
+        for (count, ports) in counts.iter_mut().zip([missing.internal, missing.external]) {
+            count.v4 += u64::from(ports.v4);
+            count.v6 += u64::from(ports.v6);
+        }
+    }
+    counts
+}
+
+/// Frontends by family, and their endpoints, each counted for every Frontend that leads to it.
+fn count_frontends(engine: &Engine<impl Kernel>) -> (ByFamily<u64>, ByFamily<u64>) {
+    let (mut frontends, mut endpoints) = (ByFamily::<u64>::default(), ByFamily::<u64>::default());
+    for frontend in engine.proxier().desired().frontends() {
+        let family = frontend.key.family();
+        *frontends.of_mut(family) += 1;
+        *endpoints.of_mut(family) += u64::try_from(frontend.endpoints().len()).unwrap_or(u64::MAX);
+    }
+    (frontends, endpoints)
+}
+
+/// Counts own and foreign virtual servers in the kernel. Numbers that could not be read stay.
+fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
+    let Some(servers) = engine.proxier().servers() else { return };
+    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    (metrics.virtual_servers, metrics.real_servers) = (number(servers.virtual_servers), number(servers.real_servers));
+    metrics.foreign_virtual_servers = number(servers.foreign);
+    metrics.split = number(servers.split);
+}
+
+#[cfg(test)]
+mod tests;

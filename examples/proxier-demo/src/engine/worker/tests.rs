@@ -1,0 +1,400 @@
+//! The kernel's thread on a kernel in memory.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use k8s_openapi::jiff::Timestamp;
+use proxier_core::config::{NodePortAddresses, RulesBy};
+use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::ports::PortErrorKind;
+use proxier_core::reconciler::Options;
+use serde_json::{Value, json};
+use testkit::apiserver::ApiServer;
+
+use super::*;
+use crate::sources::cluster::Connection;
+
+/// A worker on a kernel in memory.
+struct Play {
+    kernel: FakeKernel,
+    health: Arc<Health>,
+    messages: mpsc::Sender<Message>,
+    passed: mpsc::UnboundedReceiver<PassSummary>,
+    sync_period: Duration,
+}
+
+impl Play {
+    /// Starts a worker with this sync period, and changed options.
+    fn start(sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
+        Self::on(FakeKernel::new(), sync_period, change)
+    }
+
+    fn on(kernel: FakeKernel, sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
+        Self::telling(kernel, sync_period, Recorder::default(), change)
+    }
+
+    fn telling(
+        kernel: FakeKernel,
+        sync_period: Duration,
+        recorder: Recorder,
+        change: impl FnOnce(&mut Options),
+    ) -> Self {
+        let mut options = Options::default();
+        options.limits.max_interval = sync_period;
+        change(&mut options);
+        let health = Health::new(sync_period, options.config.families);
+        let engine = Engine::new("n1", options, kernel.clone());
+        let (messages, inbox) = mpsc::channel(1024);
+        let started = SystemTime::now() - Duration::from_secs(100);
+        let passed = Worker::start(engine, started, inbox, (health.clone(), recorder), None).unwrap();
+        Play { kernel, health, messages, passed, sync_period }
+    }
+
+    fn send(&self, change: Change) {
+        self.messages.blocking_send(Message::Event(Event { at: Instant::now(), change })).unwrap();
+    }
+
+    fn service(&self, name: &str, address: &str) {
+        let object = json!({
+            "metadata": {"namespace": "demo", "name": name},
+            "spec": {"clusterIP": address, "ports": [{"name": "p", "port": 80, "protocol": "TCP"}]},
+        });
+        let object: ServiceObject = serde_json::from_value(object).unwrap();
+        self.send(Change::UpsertService(Box::new(object)));
+    }
+
+    fn slice(&self, service: &str, endpoint: &str, annotations: &Value) {
+        let object = json!({
+            "addressType": "IPv4",
+            "metadata": {
+                "namespace": "demo", "name": format!("{service}-1"), "annotations": annotations,
+                "labels": {"kubernetes.io/service-name": service},
+            },
+            "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}],
+            "endpoints": [{"addresses": [endpoint]}],
+        });
+        let object: EndpointSliceObject = serde_json::from_value(object).unwrap();
+        self.send(Change::UpsertSlice(Box::new(object)));
+    }
+
+    /// Gives a Service another endpoint.
+    fn other_endpoint(&self, service: &str) {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        self.slice(service, &format!("10.244.{}.{}", number / 250 % 250, number % 250 + 1), &json!({}));
+    }
+
+    fn is_healthy(&self) -> bool {
+        self.health.is_healthy(Instant::now())
+    }
+
+    fn metric<T>(&self, of: impl Fn(&Metrics) -> T) -> T {
+        self.health.metrics(|metrics| of(metrics))
+    }
+
+    #[track_caller]
+    fn until(&self, what: &str, mut holds: impl FnMut(&Self) -> bool) {
+        let begun = Instant::now();
+        while !holds(self) {
+            assert!(begun.elapsed() < Duration::from_secs(60), "waited for: {what}");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+    }
+}
+
+/// Full passes always fail, while passes for changes succeed: unhealthy from two sync periods on, at every check.
+#[test]
+fn passes_for_changes_do_not_hide_that_full_ones_fail() {
+    let kernel = FakeKernel::new();
+    // Only full passes read timeouts.
+    kernel.fail(Fault::new(Call::IpvsSetTimeouts, PortErrorKind::Busy).every());
+    let play = Play::on(kernel, Duration::from_millis(300), |options| options.ipvs.timeouts.tcp_secs = Some(1234));
+    play.service("web", "10.96.0.10");
+    play.send(Change::Synced);
+    play.until("it is found out", |play| !play.is_healthy());
+    let full = |play: &Play| play.metric(|metrics| metrics.took.sync_full.count());
+    let partial = |play: &Play| play.metric(|metrics| metrics.took.sync_partial.count());
+    let (full_before, partial_before) = (full(&play), partial(&play));
+    let mut sent = Instant::now();
+    play.until("many passes of both kinds", |play| {
+        assert!(!play.is_healthy(), "after {} passes for changes", partial(play) - partial_before);
+        if sent.elapsed() > Duration::from_millis(20) {
+            sent = Instant::now();
+            play.other_endpoint("web");
+        }
+        partial(play) > partial_before + 20 && full(play) > full_before + 5
+    });
+    play.kernel.clear_faults();
+    play.until("it is well again", Play::is_healthy);
+    assert!(play.metric(|metrics| metrics.sync_failures) > 5);
+}
+
+/// Annotations and parts of the configuration that are not applied to a Service are Events of the Service.
+#[test]
+fn refusals_of_policy_are_told_with_the_reason() {
+    let server = ApiServer::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let connection = Connection { master: Some(server.url()), ..Connection::default() };
+    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    let play = Play::telling(FakeKernel::new(), Duration::from_secs(30), recorder, |options| {
+        (options.config.ipvs.rules, options.config.ipvs.mark_split) = (RulesBy::Nftables, true);
+    });
+    let object: ServiceObject = serde_json::from_value(json!({
+        "metadata": {"namespace": "demo", "name": "web", "annotations": {"proxier/scheduler": "fast"}},
+        "spec": {"clusterIP": "10.96.0.10", "externalIPs": ["203.0.113.5"], "externalTrafficPolicy": "Local",
+            "sessionAffinity": "ClientIP", "ports": [{"name": "p", "port": 80}]},
+    }))
+    .unwrap();
+    play.send(Change::UpsertService(Box::new(object)));
+    play.send(Change::Synced);
+    play.until("two Events", |_| server.events().len() >= 2);
+    let events = server.events();
+    assert_eq!(events.len(), 2, "{events:?}");
+    let of =
+        |reason: &str| events.iter().find(|event| event["reason"] == reason).unwrap_or_else(|| panic!("{events:?}"));
+    let note = |reason| of(reason)["note"].as_str().unwrap();
+    assert!(events.iter().all(|event| event["regarding"]["name"] == "web" && event["type"] == "Warning"), "{events:?}");
+    assert_eq!(
+        note("InvalidField"),
+        "Service demo/web: metadata.annotations[proxier/scheduler] fast: not a scheduler of IPVS; the configured one counts"
+    );
+    let expected = "Service demo/web: ipvs.markSplit not for TCP 203.0.113.5:80: clients stay with their endpoints, ";
+    assert!(note("NotAsConfigured").starts_with(expected), "{events:?}");
+    assert!(play.is_healthy() && play.health.is_ready());
+    play.until("it is counted", |play| play.metric(|metrics| (metrics.unmarked, metrics.sync_failures)) == (1, 0));
+    assert!(play.metric(Metrics::render).contains("unmarked_services 1\n"));
+}
+
+/// A Service that is open to everybody, although the other family is restricted, is an Event of the Service and of the node.
+#[test]
+fn what_is_open_in_the_other_family_is_told() {
+    let server = ApiServer::start();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    let connection = Connection { master: Some(server.url()), ..Connection::default() };
+    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &["192.0.2.10", "2001:db8::10"].map(|text| text.parse::<std::net::IpAddr>().unwrap()));
+    let mut play = Play::telling(kernel, Duration::from_millis(100), recorder, |options| {
+        options.config.node_port_addresses = NodePortAddresses::Within(vec!["2001:db8::/64".parse().unwrap()]);
+    });
+    for (name, ip, ranges) in [
+        ("open", "203.0.113.5", json!(["2001:db8:1::/48"])),
+        ("closed", "203.0.113.6", json!(["2001:db8:1::/48", "198.51.100.0/24"])),
+        ("all", "203.0.113.7", json!([])),
+        ("elsewhere", "", json!(["2001:db8:1::/48"])),
+    ] {
+        let ingress = if ip.is_empty() { json!([]) } else { json!([{"ip": ip}]) };
+        let object = json!({
+            "metadata": {"namespace": "demo", "name": name},
+            "spec": {"type": "LoadBalancer", "clusterIP": format!("10.96.0.{}", name.len()), "loadBalancerSourceRanges": ranges,
+                "ports": [{"name": "p", "port": 80}]},
+            "status": {"loadBalancer": {"ingress": ingress}},
+        });
+        play.send(Change::UpsertService(Box::new(serde_json::from_value(object).unwrap())));
+    }
+    play.send(Change::Synced);
+    play.until("several full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 3);
+    play.until("two Events", |_| server.events().len() >= 2);
+    let mut told: Vec<(String, String)> = server
+        .events()
+        .iter()
+        .map(|event| {
+            let text = |value: &Value| value.as_str().unwrap().to_owned();
+            (text(&event["reason"]), text(&event["note"]))
+        })
+        .collect();
+    told.sort();
+    let expected = [
+        (
+            "InvalidField",
+            "Service demo/open: spec.loadBalancerSourceRanges 2001:db8:1::/48: no network of IPv4, so everybody may use the \
+                          IPv4 addresses; add those who may, or 0.0.0.0/0",
+        ),
+        (
+            "NotAsConfigured",
+            "nodePortAddresses has no network of IPv4: node ports and health-check ports are open on all IPv4 addresses of \
+                             this node; add one, or 127.0.0.1/32 for none",
+        ),
+    ];
+    assert_eq!(told, expected.map(|(reason, note)| (reason.to_owned(), note.to_owned())));
+    let listening = play.passed.blocking_recv().unwrap().listening;
+    assert_eq!(listening.v4, proxier_core::service::OpenOn::These(vec!["192.0.2.10".parse().unwrap()]));
+}
+
+/// Only a full pass that succeeds makes it ready, not the wait for lists, nor a pass that failed.
+#[test]
+fn it_is_ready_after_the_first_full_pass() {
+    let kernel = FakeKernel::new();
+    kernel.fail(Fault::new(Call::IpvsSetTimeouts, PortErrorKind::Busy).every());
+    let play = Play::on(kernel, Duration::from_millis(300), |options| options.ipvs.timeouts.tcp_secs = Some(1234));
+    play.service("web", "10.96.0.10");
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!play.health.is_ready(), "lists are not complete");
+    play.send(Change::Synced);
+    play.until("passes fail", |play| play.metric(|metrics| metrics.sync_failures) > 0);
+    assert!(!play.health.is_ready());
+    play.kernel.clear_faults();
+    play.until("it is ready", |play| play.health.is_ready());
+}
+
+/// A node that waits for lists is healthy, also after some objects have arrived, and however long it takes.
+#[test]
+fn waiting_for_lists_is_healthy() {
+    let play = Play::start(Duration::from_millis(20), |_| {});
+    play.service("web", "10.96.0.10");
+    play.until("it has come", |play| play.metric(|metrics| metrics.service_changes_pending) == 1);
+    std::thread::sleep(play.sync_period * 10);
+    assert!(play.is_healthy());
+    // The wait does not count once they are complete, either: the sync period is now long enough for the first pass.
+    let play = Play::start(Duration::from_secs(2), |_| {});
+    play.service("web", "10.96.0.10");
+    std::thread::sleep(play.sync_period * 3);
+    play.send(Change::Synced);
+    play.until("the first pass", |play| {
+        assert!(play.is_healthy());
+        play.metric(|metrics| metrics.took.sync_full.count()) > 0
+    });
+}
+
+#[test]
+fn gauges_keep_what_was_read_last() {
+    let kernel = FakeKernel::new();
+    // A setting that cannot be written here.
+    kernel.set_sysctl("net/netfilter/nf_conntrack_udp_timeout", None);
+    let play = Play::on(kernel.clone(), Duration::from_millis(50), |options| options.host.udp_secs = Some(77));
+    play.service("web", "10.96.0.10");
+    play.service("dns", "10.96.0.11");
+    play.slice("web", "10.244.0.1", &json!({}));
+    play.send(Change::Synced);
+    let gauges = |metrics: &Metrics| {
+        [metrics.virtual_servers, metrics.real_servers, metrics.foreign_virtual_servers, metrics.unmet]
+    };
+    play.until("all is there", |play| play.metric(gauges) == [2, 1, 0, 1]);
+    // A foreign virtual server, with two real servers.
+    let foreign = "-A -t 198.51.100.9:443 -s rr\n-a -t 198.51.100.9:443 -r 10.0.0.1:443 -m -w 1\n\
+                   -a -t 198.51.100.9:443 -r 10.0.0.2:443 -m -w 1\n";
+    kernel.ipvs().load(foreign).unwrap();
+    play.until("another's is seen", |play| play.metric(gauges) == [2, 1, 1, 1]);
+    let failures = |play: &Play| play.metric(|metrics| metrics.sync_failures);
+    kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
+    play.until("passes that cannot read", |play| {
+        assert_eq!(play.metric(gauges), [2, 1, 1, 1]);
+        failures(play) > 3
+    });
+    kernel.clear_faults();
+}
+
+/// The times come from the slices, and are observed once each, when the kernel has the change.
+#[test]
+fn the_time_from_the_cause_is_measured() {
+    let play = Play::start(Duration::from_millis(100), |_| {});
+    let caused = |ago: u64| {
+        let time = Timestamp::try_from(SystemTime::now() - Duration::from_secs(ago)).unwrap();
+        json!({ "endpoints.kubernetes.io/last-change-trigger-time": time.to_string() })
+    };
+    let count = |play: &Play| play.metric(|metrics| metrics.took.network_programming.v4.count());
+    play.service("web", "10.96.0.10");
+    // A cause from before the start, which was a hundred seconds ago here.
+    play.slice("web", "10.244.0.1", &caused(200));
+    play.send(Change::Synced);
+    play.until("the first pass", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 0);
+    assert_eq!(count(&play), 0);
+    let kernel = &play.kernel;
+    // Changes of a failed pass are measured when the kernel has them, with the whole time.
+    kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
+    let failures = play.metric(|metrics| metrics.sync_failures);
+    play.until("passes that fail", |play| play.metric(|metrics| metrics.sync_failures) > failures + 1);
+    play.slice("web", "10.244.0.2", &caused(50));
+    let failures = play.metric(|metrics| metrics.sync_failures);
+    play.until("passes that fail with it", |play| play.metric(|metrics| metrics.sync_failures) > failures + 1);
+    assert_eq!(count(&play), 0);
+    kernel.clear_faults();
+    play.until("it is programmed", |play| count(play) == 1);
+    // The same once more, and a Service: the endpoints have not changed.
+    play.slice("web", "10.244.0.2", &caused(40));
+    play.service("other", "10.96.0.12");
+    let full = play.metric(|metrics| metrics.took.sync_full.count());
+    play.until("full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > full + 1);
+    assert_eq!(count(&play), 1);
+    let page = play.metric(Metrics::render);
+    let sum = page
+        .lines()
+        .find_map(|line| line.strip_prefix("kubeproxy_network_programming_duration_seconds_sum{ip_family=\"IPv4\"} "));
+    let sum: f64 = sum.unwrap().parse().unwrap();
+    assert!((50.0..110.0).contains(&sum), "{sum}");
+}
+
+/// The servers of Services follow the host's addresses at once.
+#[test]
+fn where_health_checks_listen_follows_the_host() {
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &[]);
+    let mut play = Play::on(kernel.clone(), Duration::from_secs(3600), |_| {});
+    play.service("web", "10.96.0.10");
+    play.send(Change::Synced);
+    let told = |play: &mut Play| play.passed.blocking_recv().unwrap().listening;
+    assert!(told(&mut play).v4.is_nowhere());
+    kernel.set_interface("eth0", &["192.0.2.1".parse().unwrap()]);
+    play.messages.blocking_send(Message::Control(Control::HostChanged(Vec::new()))).unwrap();
+    assert!(!told(&mut play).v4.is_nowhere());
+}
+
+/// An object that cannot be read is not deleted: not what is served for it, nor the Node.
+#[test]
+fn unreadable_objects_are_told_and_take_nothing_away() {
+    let unreadable = |kind: ObjectKind, key: ObjectKey, service: Option<ObjectKey>| {
+        let problem = Problem::new("API server", "damaged").about(format!("{kind} {key}")).at("spec");
+        Change::Unreadable(Box::new(Unreadable { object: Some((kind, key)), service, problem }))
+    };
+    let kernel = FakeKernel::new();
+    let first = Play::on(kernel.clone(), Duration::from_secs(3600), |_| {});
+    first.service("web", "10.96.0.10");
+    first.service("other", "10.96.0.11");
+    for service in ["web", "other"] {
+        first.slice(service, "10.244.0.1", &json!({}));
+    }
+    first.send(Change::Synced);
+    first.until("both are served", |play| play.kernel.state().ipvs.matches("-a ").count() == 2);
+    let before = kernel.state().ipvs;
+    drop(first);
+
+    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
+    let server = ApiServer::start();
+    let connection = Connection { master: Some(server.url()), ..Connection::default() };
+    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    let play = Play::telling(kernel, Duration::from_millis(200), recorder, |_| {});
+    play.health.set_node_eligible(false);
+    let (web, other) = (ObjectKey::new("demo", "web"), ObjectKey::new("demo", "other"));
+    play.send(unreadable(ObjectKind::Node, ObjectKey::new("", "n2"), None));
+    play.send(unreadable(ObjectKind::Service, web.clone(), None));
+    play.send(unreadable(ObjectKind::EndpointSlice, ObjectKey::new("demo", "other-1"), Some(other)));
+    play.service("other", "10.96.0.11");
+    play.send(Change::Synced);
+    play.until("full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 2);
+    assert_eq!(play.kernel.state().ipvs, before);
+    let eligible = |play: &Play| play.health.summary(Instant::now())["nodeEligible"].clone();
+    assert_eq!(eligible(&play), json!(false), "another Node");
+    play.send(unreadable(ObjectKind::Node, ObjectKey::new("", "n1"), None));
+    play.until("the Node is there", |play| eligible(play) == json!(true));
+    play.until("they are counted", |play| play.metric(|metrics| metrics.unreadable_now) == 4);
+    assert_eq!(play.metric(|metrics| (metrics.unreadable, metrics.held_back)), (4, 2));
+    play.until("Events", |_| server.events().len() >= 4);
+    let told = |name: &str| server.events().iter().filter(|of| of["regarding"]["name"] == name).count();
+    assert!(server.events().iter().all(|event| event["reason"] == "Unreadable"), "{:?}", server.events());
+    assert_eq!((told("web"), told("other"), told("n1")), (1, 1, 2));
+
+    let (answer, view) = tokio::sync::oneshot::channel();
+    play.messages.blocking_send(Message::Control(Control::View(answer))).unwrap();
+    let view = view.blocking_recv().unwrap();
+    assert!(view.unreadable.first.contains(&"Service demo/web: spec: damaged".to_owned()), "{:?}", view.unreadable);
+    assert!(view.held.first.iter().all(|held| held.left.is_none()) && view.held.count == 2, "{:?}", view.held);
+
+    // Its deletion is believed, and it can be read again.
+    play.send(Change::DeleteService(web));
+    play.slice("other", "10.244.0.1", &json!({}));
+    play.until("it is gone", |play| !play.kernel.state().ipvs.contains("10.96.0.10"));
+    play.until("nothing is held back", |play| {
+        play.metric(|metrics| (metrics.unreadable_now, metrics.held_back)) == (2, 0)
+    });
+    assert!(play.kernel.state().ipvs.contains("-a -t 10.96.0.11:80 -r 10.244.0.1:8080"));
+}

@@ -1,0 +1,155 @@
+//! Reports of a source of Services: one object at a time, and when the initial list is complete.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use proxier_core::net::Network;
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::snapshot::{Node, ObjectKey, ObjectKind};
+
+use crate::problem::Problem;
+
+/// A change of the input.
+///
+/// Objects come one at a time, so that no buffer holds a cluster's objects at once: the receiver puts each into a
+/// [`Store`](proxier_core::snapshot::Store), and compiles when [`Synced`](Change::Synced) comes. Before that the initial
+/// list is incomplete, and nothing may be deleted from the kernel.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Change {
+    /// A new or changed Service. It may be unchanged.
+    UpsertService(Box<ServiceObject>),
+    /// A Service was deleted.
+    DeleteService(ObjectKey),
+    /// Services are missing from a new list, or from all files, and nobody reported them as deleted. They come together, so
+    /// that the receiver sees how many they are: one by one, each would look like a small loss.
+    LostServices(Vec<ObjectKey>),
+    /// A new or changed EndpointSlice.
+    UpsertSlice(Box<EndpointSliceObject>),
+    /// An EndpointSlice was deleted.
+    DeleteSlice(ObjectKey),
+    /// EndpointSlices are missing from a new list, or from all files, as with Services.
+    LostSlices(Vec<ObjectKey>),
+    /// A new list of this kind begins: objects that were missing before may still come until [`Listed`](Change::Listed).
+    Listing(ObjectKind),
+    /// The list of this kind is complete.
+    Listed(ObjectKind),
+    /// The Node object of this node is new or changed.
+    Node(Box<NodeState>),
+    /// The Node object of this node was deleted.
+    NodeGone,
+    /// A Node of the cluster, new or changed, for its weight and addresses: only the fields for these are filled.
+    ClusterNode(Box<NodeObject>),
+    /// A Node of the cluster, by name, was deleted.
+    ClusterNodeGone(String),
+    /// A ServiceCIDR, by name, new or changed: the networks from which the cluster takes cluster IPs.
+    ServiceCidr(String, Vec<Network>),
+    /// A ServiceCIDR, by name, was deleted: no Service has an address of it any more.
+    ServiceCidrGone(String),
+    /// The initial list is complete. Comes once.
+    Synced,
+    /// An object, or a file, cannot be read: its last readable content stays. To be logged and counted.
+    Unreadable(Box<Unreadable>),
+    /// An object that could not be read is gone, or can be read again, and nothing else is known of it.
+    Readable(ObjectKind, ObjectKey),
+}
+
+/// An object, or a part of a file, that cannot be read.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Unreadable {
+    /// Kind and name, which is empty where it cannot be read either; `None`: everything could be read, but not all of it counts.
+    pub object: Option<(ObjectKind, ObjectKey)>,
+    /// The Service of an EndpointSlice, if that can be read.
+    pub service: Option<ObjectKey>,
+    /// What is wrong.
+    pub problem: Problem,
+}
+
+/// Prints the problem.
+impl fmt::Display for Unreadable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.problem.fmt(f)
+    }
+}
+
+impl Change {
+    /// A Node of the cluster, reduced to its weight and addresses.
+    pub(crate) fn cluster_node(object: NodeObject) -> Self {
+        let mut object = NodeObject { metadata: object.metadata, status: object.status, ..NodeObject::default() };
+        object.metadata.labels.retain(|name, _| name == Node::WEIGHT);
+        object.metadata.annotations.retain(|name, _| name == Node::WEIGHT);
+        Change::ClusterNode(Box::new(object))
+    }
+}
+
+/// Merges the deletions of each kind into one change: they were inferred, not reported.
+pub(crate) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Change> {
+    let (mut services, mut slices) = (Vec::new(), Vec::new());
+    let mut others = Vec::new();
+    for change in changes {
+        match change {
+            Change::DeleteService(key) => services.push(key),
+            Change::DeleteSlice(key) => slices.push(key),
+            other => others.push(other),
+        }
+    }
+    let services = (!services.is_empty()).then_some(Change::LostServices(services));
+    let slices = (!slices.is_empty()).then_some(Change::LostSlices(slices));
+    services.into_iter().chain(slices).chain(others).collect()
+}
+
+/// A Node, and its state beyond its [`NodeObject`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NodeState {
+    /// Labels, addresses, networks.
+    pub object: NodeObject,
+    /// Whether the Node is being deleted, or a cluster autoscaler is about to delete it (taint
+    /// `ToBeDeletedByClusterAutoscaler`): load balancers should open no new connections here.
+    pub leaving: bool,
+}
+
+/// State of the input at one moment, for `plan` and `--once`.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Snapshot {
+    /// Services by name.
+    pub services: BTreeMap<ObjectKey, Box<ServiceObject>>,
+    /// EndpointSlices by name.
+    pub slices: BTreeMap<ObjectKey, Box<EndpointSliceObject>>,
+    /// The Node object of this node, if there is one.
+    pub node: Option<NodeState>,
+    /// Nodes of the cluster by name, for their weights and addresses.
+    pub cluster_nodes: BTreeMap<String, NodeObject>,
+    /// ServiceCIDRs by name.
+    pub service_cidrs: BTreeMap<String, Vec<Network>>,
+    /// Objects and files that could not be read.
+    pub unreadable: Vec<Unreadable>,
+}
+
+impl Snapshot {
+    /// Applies one change, at the cost of that change, however many objects there are.
+    pub fn apply(&mut self, change: Change) {
+        match change {
+            Change::UpsertService(object) => {
+                self.services.insert(ObjectKey::of(&object.metadata), object);
+            }
+            Change::DeleteService(key) => drop(self.services.remove(&key)),
+            Change::LostServices(keys) => keys.iter().for_each(|key| drop(self.services.remove(key))),
+            Change::UpsertSlice(object) => {
+                self.slices.insert(ObjectKey::of(&object.metadata), object);
+            }
+            Change::DeleteSlice(key) => drop(self.slices.remove(&key)),
+            Change::LostSlices(keys) => keys.iter().for_each(|key| drop(self.slices.remove(key))),
+            Change::Node(node) => self.node = Some(*node),
+            Change::NodeGone => self.node = None,
+            Change::ClusterNode(object) => {
+                self.cluster_nodes.insert(object.metadata.name.clone(), *object);
+            }
+            Change::ClusterNodeGone(name) => drop(self.cluster_nodes.remove(&name)),
+            Change::ServiceCidr(name, networks) => drop(self.service_cidrs.insert(name, networks)),
+            Change::ServiceCidrGone(name) => drop(self.service_cidrs.remove(&name)),
+            Change::Unreadable(unreadable) => self.unreadable.push(*unreadable),
+            Change::Readable(kind, key) => self.unreadable.retain(|of| of.object != Some((kind, key.clone()))),
+            Change::Listing(_) | Change::Listed(_) | Change::Synced => {}
+        }
+    }
+}

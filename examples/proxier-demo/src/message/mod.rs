@@ -1,0 +1,106 @@
+//! Messages to the kernel's thread, in the order in which they arrive, and their contents.
+
+pub mod change;
+pub(crate) mod view;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use proxier_core::config::{Neighbour, User};
+use proxier_core::kernel::TableChanges;
+use proxier_core::net::FrontendKey;
+use tokio::sync::{mpsc, oneshot};
+
+use crate::message::change::Change;
+use crate::message::view::View;
+
+/// A change and when it arrived.
+#[derive(Clone, Debug)]
+pub struct Event {
+    /// Time of its arrival in this process.
+    pub at: Instant,
+    /// The change.
+    pub change: Change,
+}
+
+/// All neighbours of each kind.
+pub(crate) type NeighboursByUser = BTreeMap<User, BTreeSet<Neighbour>>;
+
+/// Messages to the kernel's thread besides changes of the input.
+#[derive(Debug)]
+pub(crate) enum Control {
+    /// Compare everything (SIGHUP).
+    Resync,
+    /// Addresses or devices of the host changed; these addresses were added, even if they are gone again.
+    HostChanged(Vec<IpAddr>),
+    /// The tables of nf_tables changed, maybe by this process.
+    TablesChanged(TableChanges),
+    /// Delete objects whose deletion is held back (SIGUSR1).
+    ConfirmRemoval,
+    /// The neighbours, which this node has to reach, have changed.
+    Neighbours(NeighboursByUser),
+    /// Stop serving in this process; connections get this much time. The answer: number of connections left.
+    Finish(Duration, oneshot::Sender<usize>),
+    /// Report the state, for the status page.
+    View(oneshot::Sender<View>),
+    /// Report the connections that userspace mode has begun, for metrics.
+    Begun(oneshot::Sender<Vec<Begun>>),
+}
+
+/// A listener of userspace mode, with its Service and port, and the connections and UDP flows that it has begun.
+pub(crate) type Begun = (FrontendKey, Option<String>, u64);
+
+/// A message to the kernel's thread.
+#[derive(Debug)]
+pub(crate) enum Message {
+    Event(Event),
+    Control(Control),
+}
+
+/// Channel to which a source of Services sends changes.
+#[derive(Clone, Debug)]
+pub struct Changes(Receiver);
+
+#[derive(Clone, Debug)]
+enum Receiver {
+    /// Takes changes only.
+    Reader(mpsc::Sender<Event>),
+    Kernel(mpsc::Sender<Message>),
+}
+
+/// The receiver of changes is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Closed;
+
+/// Messages that a channel holds. When it is full, senders wait, so that a large cluster's objects are not all in
+/// memory at once.
+const ROOM: usize = 256;
+
+/// A channel for changes.
+pub fn channel() -> (Changes, mpsc::Receiver<Event>) {
+    let (sender, receiver) = mpsc::channel(ROOM);
+    (Changes(Receiver::Reader(sender)), receiver)
+}
+
+/// The channel of the kernel's thread: where to send changes of the input, where to send any message, and the receiver.
+pub(crate) fn to_kernel() -> (Changes, mpsc::Sender<Message>, mpsc::Receiver<Message>) {
+    let (sender, receiver) = mpsc::channel(ROOM);
+    (Changes(Receiver::Kernel(sender.clone())), sender, receiver)
+}
+
+impl Changes {
+    /// Sends a change, with the time now.
+    ///
+    /// # Errors
+    ///
+    /// The receiver is gone.
+    pub async fn send(&self, change: Change) -> Result<(), Closed> {
+        let event = Event { at: Instant::now(), change };
+        let sent = match &self.0 {
+            Receiver::Reader(reader) => reader.send(event).await.is_ok(),
+            Receiver::Kernel(kernel) => kernel.send(Message::Event(event)).await.is_ok(),
+        };
+        if sent { Ok(()) } else { Err(Closed) }
+    }
+}

@@ -1,0 +1,134 @@
+//! Bad input, with the place to find it: file, document, object, field; and the reason.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use crate::output::misleads;
+
+/// Part of the input that cannot be used. Prints on one line:
+/// `web.yaml: document 2: Service demo/web: spec.ports[0].port: invalid type: string "http", expected i64`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Problem {
+    /// The file, the flag, or the server it came from.
+    pub origin: String,
+    /// Number of the document in the file, counted from 1.
+    pub document: Option<usize>,
+    /// Kind and name of the object, as far as they could be read.
+    pub object: Option<String>,
+    /// Path of the field; empty when no single field is at fault.
+    pub field: String,
+    /// Description of the mistake, and what to do.
+    pub reason: String,
+}
+
+impl Problem {
+    /// A problem of a whole file or flag.
+    pub fn new(origin: impl Into<String>, reason: impl Into<String>) -> Self {
+        Problem { origin: origin.into(), reason: reason.into(), ..Problem::default() }
+    }
+
+    /// The same, in this document.
+    #[must_use]
+    pub fn in_document(mut self, number: usize) -> Self {
+        self.document = Some(number);
+        self
+    }
+
+    /// The same, at this field.
+    #[must_use]
+    pub fn at(mut self, field: impl Into<String>) -> Self {
+        self.field = field.into();
+        self
+    }
+
+    /// Names the object of the problem.
+    #[must_use]
+    pub fn about(mut self, object: impl Into<String>) -> Self {
+        self.object = Some(object.into());
+        self
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let document = self.document.map(|number| format!("document {number}"));
+        let field = Some(self.field.as_str()).filter(|field| !field.is_empty());
+        let origin = Some(self.origin.as_str()).filter(|origin| !origin.is_empty());
+        let parts = [origin, document.as_deref(), self.object.as_deref(), field];
+        for part in parts.into_iter().flatten() {
+            write!(f, "{}: ", OneLine(part))?;
+        }
+        OneLine(&self.reason).fmt(f)
+    }
+}
+
+impl std::error::Error for Problem {}
+
+/// The text without users and passwords of URLs.
+fn without_users(text: &str) -> Cow<'_, str> {
+    let mut parts = text.split("://");
+    let mut shown = Cow::Borrowed(parts.next().unwrap_or_default());
+    for part in parts {
+        let authority = part.find(|c: char| c == '/' || c == '"' || c.is_whitespace()).unwrap_or(part.len());
+        let start =
+            part.get(..authority).and_then(|authority| authority.rfind('@')).map_or(0, |at| at.saturating_add(1));
+        shown.to_mut().extend(["://", part.get(start..).unwrap_or_default()]);
+    }
+    shown
+}
+
+/// Foreign text, at most 400 characters of it, made safe for one line of a terminal, and without passwords in URLs.
+#[derive(Clone, Copy, Debug)]
+pub struct OneLine<'a>(pub &'a str);
+
+impl fmt::Display for OneLine<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const SHOWN: usize = 400;
+        let mut before_was_space = false;
+        let text = without_users(self.0.trim());
+        for c in text.chars().take(SHOWN) {
+            let space = matches!(c, ' ' | '\n' | '\r' | '\t');
+            match c {
+                _ if space && before_was_space => {}
+                _ if space => f.write_str(" ")?,
+                _ if misleads(c) => write!(f, "{}", c.escape_default())?,
+                _ => write!(f, "{c}")?,
+            }
+            before_was_space = space;
+        }
+        if text.chars().nth(SHOWN).is_some() { f.write_str("…") } else { Ok(()) }
+    }
+}
+
+/// An error with its causes, on one line, without repetition.
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let more = cause.to_string();
+        if !text.contains(&more) {
+            text.push_str(": ");
+            text.push_str(&more);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_line_whatever_the_text() {
+        let problem =
+            Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").in_document(2).about("Service demo/web").at("spec");
+        assert_eq!(problem.to_string(), "a b.yaml: document 2: Service demo/web: spec: x\\u{1b}[2J y");
+        assert_eq!(Problem::new("", "a\u{202e}b\u{2028}c\u{feff}").to_string(), "a\\u{202e}b\\u{2028}c\\u{feff}");
+        let of_url = |url: &str| Problem::new("", format!("no answer from {url} (\"{url}\")")).to_string();
+        for url in ["https://u:p@h:1/x@y", "https://u:p@q@h:1/x@y", "https://h:1/x@y"] {
+            assert_eq!(of_url(url), "no answer from https://h:1/x@y (\"https://h:1/x@y\")");
+        }
+        assert!(Problem::new("", "é".repeat(10_000)).to_string().chars().count() <= 401);
+    }
+}

@@ -1,0 +1,745 @@
+//! The command line: `proxier-demo run`, `plan`, `render`, `explain`, `trace`, `show`, `probe`, `cleanup`, and kube-proxy's own way to start.
+
+mod flags;
+pub mod packet;
+
+use std::ffi::OsString;
+use std::fmt;
+use std::net::IpAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use clap::{Arg, ArgAction, ArgMatches, Command as Clap, ValueHint};
+use clap_complete::Shell;
+use proxier_core::config::EXTERNAL_IPS_GATE;
+use proxier_core::modes::Kind;
+use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
+use proxier_core::net::Family;
+
+pub(crate) use self::flags::flags_of;
+use crate::build;
+use crate::output::{self, Out};
+use crate::problem::{OneLine, Problem};
+use crate::settings::cli::packet::{Sender, To, TraceRequest};
+use crate::settings::duration::GoDuration;
+use crate::settings::kubeproxyconfig::{KubeProxyConfiguration, removed};
+use crate::settings::{Origin, Settings};
+
+/// End of the program before it starts: a text and an exit code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ending {
+    /// 0: asked for (help, version). 2: bad usage or bad input; 1 with `--detailed-exitcode`.
+    pub code: u8,
+    /// Text to print: one line for each problem.
+    pub text: String,
+}
+
+impl Ending {
+    /// Bad usage or bad input.
+    pub fn bad_input(problems: &[Problem]) -> Self {
+        let lines: Vec<String> = problems.iter().map(|problem| format!("proxier-demo: {problem}")).collect();
+        Ending { code: 2, text: lines.join("\n") }
+    }
+
+    /// The ending with exit code 1 for every error: `--detailed-exitcode`.
+    fn detailed(self) -> Self {
+        Ending { code: self.code.min(1), ..self }
+    }
+
+    /// Prints it, to stdout when it was asked for and to stderr otherwise.
+    pub fn report(&self) -> ExitCode {
+        if self.code != 0 {
+            output::complain(&self.to_string());
+            return ExitCode::from(self.code);
+        }
+        let mut out = Out::open();
+        out.verbatim(&format!("{self}\n"));
+        ExitCode::from(u8::from(!out.end()))
+    }
+}
+
+impl fmt::Display for Ending {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.text.trim_end())
+    }
+}
+
+/// Format of printed results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    /// Text for people. Default.
+    #[default]
+    Text,
+    /// JSON for programs.
+    Json,
+}
+
+/// Command to carry out.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Command {
+    /// Keep the kernel as the Services require.
+    Run {
+        /// Run one full sync, then exit.
+        once: bool,
+        /// Write only the settings that need the host's root (sysctls), then exit.
+        init_only: bool,
+    },
+    /// Print the changes that a pass would make.
+    Plan {
+        /// Format.
+        output: Output,
+        /// The exit code says whether anything would.
+        detailed: bool,
+    },
+    /// Print the objects that a node with these addresses would hold; without any, with the addresses of its Node object.
+    Render(Output, Vec<IpAddr>),
+    /// Print why a Service, or an address and port, is served as it is, on a node with these addresses.
+    Explain(Output, String, Vec<IpAddr>),
+    /// Print the way of a packet, on a node with these addresses.
+    Trace(Output, TraceRequest, Vec<IpAddr>),
+    /// Print what clients see differently from what serves to a mode (`None`: the configured one), on a node with these addresses.
+    Diff(Output, (From, Option<Kind>), Vec<IpAddr>),
+    /// Print what the kernel holds, or its sums by Service: once, or at this interval with rates.
+    Show {
+        /// Format.
+        output: Output,
+        /// One line a Service.
+        by_service: bool,
+        /// Time between two readings; `None`: one reading.
+        watch: Option<Duration>,
+    },
+    /// Print the requirements that this machine lacks.
+    Probe(Output),
+    /// Remove everything that the proxy or a kube-proxy created, but for what a kube-proxy in this mode has.
+    Cleanup(Option<Kind>),
+    /// Write the effective configuration to a file.
+    WriteConfig(PathBuf),
+}
+
+impl Command {
+    /// Whether the command depends on this node's own endpoints and addresses, so that the Node's name has to be right. `show` names Services without
+    /// it.
+    fn needs_node(&self) -> bool {
+        matches!(self, Command::Run { init_only: false, .. } | Command::Plan { .. })
+            || matches!(self, Command::Render(..) | Command::Explain(..) | Command::Trace(..) | Command::Diff(..))
+    }
+}
+
+/// Proxy that serves before a change of mode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum From {
+    /// A kube-proxy, in the mode whose objects this kernel has.
+    KubeProxy,
+    /// This program, in a mode.
+    Mode(Kind),
+}
+
+/// Source of Services.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// Files and directories.
+    Manifests(Vec<PathBuf>),
+    /// An API server.
+    Cluster {
+        /// A kubeconfig; without one, and without `master`, the pod's own account.
+        kubeconfig: Option<PathBuf>,
+        /// The server's URL instead of the kubeconfig's.
+        master: Option<String>,
+    },
+}
+
+/// A command line, read.
+#[derive(Clone, Debug)]
+pub struct Invocation {
+    /// Command to carry out.
+    pub command: Command,
+    /// `--config`. A change of the file ends `run`, so that its supervisor starts it with the new one.
+    pub config: Option<PathBuf>,
+    matches: ArgMatches,
+}
+
+/// An invocation with its configuration.
+#[derive(Clone, Debug)]
+pub struct Configured {
+    /// Source of Services.
+    pub source: Source,
+    /// Everything else.
+    pub settings: Settings,
+    /// `--allow-mass-removal`: most of the Services may go at once.
+    pub allow_mass_removal: bool,
+    /// `--no-fallback`: serve in the configured mode only.
+    pub no_fallback: bool,
+    given: Origin,
+    /// `--input-timeout`: time for which `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server that sends nothing new;
+    /// `None`: without limit.
+    pub input_timeout: Option<Duration>,
+    /// Warnings to log: one line each.
+    pub warnings: Vec<String>,
+}
+
+impl Configured {
+    /// The same configuration, for the configured mode only.
+    pub(crate) fn without_fallback(&self) -> Configured {
+        Configured { no_fallback: true, ..self.clone() }
+    }
+
+    /// The same configuration for this mode: settings that several modes have come from each mode's own section.
+    ///
+    /// # Errors
+    ///
+    /// All problems of this mode's section.
+    pub(crate) fn in_mode(&self, mode: Kind) -> Result<Configured, Vec<Problem>> {
+        if mode == self.settings.mode {
+            return Ok(self.clone());
+        }
+        let given = Origin { mode: Some(mode), ..self.given.clone() };
+        let settings = Settings::check(self.settings.object.clone(), &given)?;
+        Ok(Configured { settings, ..self.clone() })
+    }
+
+    /// Whether this mode may serve, first or as a fallback.
+    pub(crate) fn may_serve_in(&self, mode: Kind) -> bool {
+        candidates(self.settings.asked, !self.no_fallback, RulePrograms::Missing).contains(&mode)
+    }
+
+    /// A problem of this field, by the name under which it was given.
+    pub(crate) fn problem(&self, field: &str, reason: impl Into<String>) -> Problem {
+        self.given.problem(field, reason)
+    }
+}
+
+/// Default of `--input-timeout`.
+const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// Reads a command line, the program's name first.
+///
+/// kube-proxy has no commands: a line that starts with a flag means `run`, or `cleanup` with `--cleanup`. As with
+/// kube-proxy, names may have `_` for `-`.
+///
+/// # Errors
+///
+/// Help or version were asked for (code 0); bad usage (code 2).
+pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Ending> {
+    let args: Vec<OsString> = args.into_iter().map(with_dashes).collect();
+    let is_detailed = args.iter().any(|arg| arg.to_str() == Some("--detailed-exitcode"));
+    parse_dashed(args).map_err(|ending| if is_detailed { ending.detailed() } else { ending })
+}
+
+fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
+    let first = args.get(1).and_then(|arg| arg.to_str()).unwrap_or_default();
+    if first.starts_with('-') && !matches!(first, "-h" | "--help" | "-V" | "--version" | "--version=true") {
+        args.insert(1, "run".into());
+    }
+    let mut matches = clap().try_get_matches_from(args).map_err(|error| ending(&error))?;
+    let Some((name, matches)) = matches.remove_subcommand() else {
+        return Err(Ending::bad_input(&[Problem::new(
+            "",
+            "say what to do: run, plan, render, explain, trace, diff, show, probe or cleanup",
+        )]));
+    };
+    if name == "completion" {
+        return Err(completion(matches.get_one("shell").copied()));
+    }
+    if matches.get_flag("version") {
+        return Err(Ending { code: 0, text: version() });
+    }
+    // Only the commands that print have this option.
+    let output = match matches.try_get_one::<String>("output").ok().flatten().map(String::as_str) {
+        Some("json") => Output::Json,
+        _ => Output::Text,
+    };
+    let command = match (name.as_str(), matches.get_one::<PathBuf>("write-config-to")) {
+        (_, Some(file)) => Command::WriteConfig(file.clone()),
+        _ if matches.get_flag("cleanup") => Command::Cleanup(None),
+        ("plan", _) => Command::Plan { output, detailed: matches.get_flag(DETAILED) },
+        ("render", _) => Command::Render(output, node_addresses(&matches)),
+        ("explain", _) => {
+            let asked = matches.get_one::<String>("what").cloned().unwrap_or_default();
+            Command::Explain(output, asked, node_addresses(&matches))
+        }
+        ("trace", _) => match (matches.get_one("from"), matches.get_one("to")) {
+            (Some(from), Some(to)) => {
+                let device = matches.get_one::<String>("device").cloned();
+                let live = matches.get_one::<Duration>("live").copied();
+                Command::Trace(output, TraceRequest { from: *from, to: *to, device, live }, node_addresses(&matches))
+            }
+            _ => return Err(Ending::bad_input(&[Problem::new("", "trace takes FROM and TO")])),
+        },
+        ("diff", _) => {
+            let mode = |name: &str| matches.get_one::<String>(name).and_then(|name| mode_of(name));
+            Command::Diff(
+                output,
+                (mode("from").map_or(From::KubeProxy, From::Mode), mode("to")),
+                node_addresses(&matches),
+            )
+        }
+        ("show", _) => {
+            let watch = matches.get_one::<Duration>("watch").copied();
+            Command::Show { output, by_service: matches.get_flag("services"), watch }
+        }
+        ("probe", _) => Command::Probe(output),
+        ("cleanup", _) => Command::Cleanup(matches.get_one::<String>("keep").and_then(|name| mode_of(name))),
+        _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
+    };
+    Ok(Invocation { command, config: matches.get_one("config").cloned(), matches })
+}
+
+fn mode_of(name: &str) -> Option<Kind> {
+    Kind::ALL.into_iter().find(|mode| mode.name() == name)
+}
+
+fn node_addresses(matches: &ArgMatches) -> Vec<IpAddr> {
+    matches.get_many::<IpAddr>("node-address").unwrap_or_default().copied().collect()
+}
+
+impl Invocation {
+    /// Reads the configuration: the file of `--config`, or else the flags.
+    ///
+    /// With a file, flags of the configuration are ignored, as with kube-proxy, except `--hostname-override` and those of
+    /// logging; a warning names the ignored ones. The flags that name the source always apply.
+    ///
+    /// # Errors
+    ///
+    /// All problems of the configuration at once (code 2, or 1 with `--detailed-exitcode`).
+    pub fn configure(&self) -> Result<Configured, Ending> {
+        self.read().map_err(|ending| self.ending(ending))
+    }
+
+    /// The ending with the exit code that was asked for.
+    pub fn ending(&self, ending: Ending) -> Ending {
+        if matches!(self.command, Command::Plan { detailed: true, .. }) { ending.detailed() } else { ending }
+    }
+
+    fn read(&self) -> Result<Configured, Ending> {
+        let matches = &self.matches;
+        let mut warnings = Vec::new();
+        let (mut object, mut given) = match &self.config {
+            Some(path) => {
+                let (mut object, unknown) =
+                    KubeProxyConfiguration::read(path).map_err(|problem| Ending::bad_input(&[problem]))?;
+                warnings.extend(unknown.iter().map(ToString::to_string));
+                flags::set_logging(matches, &mut object);
+                (object, Origin { origin: path.display().to_string(), ..Origin::default() })
+            }
+            None => self.by_flags().map_err(|problem| Ending::bad_input(&[problem]))?,
+        };
+        let unused = flags::without_effect(matches, self.config.is_some());
+        if !unused.is_empty() {
+            let why = if self.config.is_some() { " beside --config" } else { "" };
+            let instead = removed("ipvs.markNodePorts").filter(|_| unused.contains(&"ipvs-mark-node-ports"));
+            let instead = instead.map(|instead| format!("; {instead}")).unwrap_or_default();
+            warnings.push(format!("accepted, without effect{why}: --{}{instead}", unused.join(", --")));
+        }
+        if let Some(name) = matches.get_one::<String>("hostname-override") {
+            object.hostname_override.clone_from(name);
+        }
+        let gates: Vec<&str> =
+            object.feature_gates.keys().map(String::as_str).filter(|name| *name != EXTERNAL_IPS_GATE).collect();
+        if !gates.is_empty() {
+            warnings.push(format!("feature gates without effect here: {}", gates.join(", ")));
+        }
+        given.nameless = !self.command.needs_node();
+        let settings = Settings::check(object, &given).map_err(|problems| Ending::bad_input(&problems))?;
+        warnings.extend(localhost_not_served(&settings));
+        let source = self.source(&settings);
+        let input_timeout = matches.get_one::<GoDuration>("input-timeout").map_or(INPUT_TIMEOUT, |given| given.0);
+        let input_timeout = Some(input_timeout).filter(|limit| !limit.is_zero());
+        let allow_mass_removal = matches.get_flag("allow-mass-removal");
+        let no_fallback = matches.get_flag("no-fallback");
+        let configured =
+            Configured { source, settings, allow_mass_removal, no_fallback, given, input_timeout, warnings };
+        // A bad value in the section of a mode that may follow is no reason to pass that mode over.
+        for mode in Kind::ALL.into_iter().filter(|mode| configured.may_serve_in(*mode)) {
+            configured.in_mode(mode).map_err(|problems| Ending::bad_input(&problems))?;
+        }
+        Ok(configured)
+    }
+
+    fn by_flags(&self) -> Result<(KubeProxyConfiguration, Origin), Problem> {
+        let mut object = flags::configuration(&self.matches)?;
+        let mut given = Origin { flag_of: Some(flags::flag_of), ..Origin::default() };
+        for (name, host, field, off) in [
+            ("healthz", "0.0.0.0", &mut object.healthz_bind_address, &mut given.no_healthz),
+            ("metrics", "127.0.0.1", &mut object.metrics_bind_address, &mut given.no_metrics),
+        ] {
+            match flags::server(&self.matches, name, host) {
+                flags::Server::AsConfigured => {}
+                flags::Server::At(address) => *field = address,
+                flags::Server::Nowhere => *off = true,
+            }
+        }
+        if let Some(kubeconfig) = self.matches.get_one::<PathBuf>("kubeconfig") {
+            object.client_connection.kubeconfig = kubeconfig.display().to_string();
+        }
+        Ok((object, given))
+    }
+
+    fn source(&self, settings: &Settings) -> Source {
+        if let Some(manifests) = self.matches.get_many::<PathBuf>("manifests") {
+            return Source::Manifests(manifests.cloned().collect());
+        }
+        let kubeconfig = self.matches.get_one::<PathBuf>("kubeconfig").or(settings.kubeconfig.as_ref());
+        Source::Cluster { kubeconfig: kubeconfig.cloned(), master: self.matches.get_one("master").cloned() }
+    }
+}
+
+/// The program's name.
+const NAME: &str = "proxier-demo";
+
+fn version() -> String {
+    format!("{NAME} {}", build::LINE)
+}
+
+/// `--cluster_cidr=x` as `--cluster-cidr=x`.
+fn with_dashes(arg: OsString) -> OsString {
+    let Some(text) = arg.to_str().filter(|text| text.starts_with("--") && text.contains('_')) else { return arg };
+    match text.split_once('=') {
+        Some((name, value)) => format!("{}={value}", name.replace('_', "-")).into(),
+        None => text.replace('_', "-").into(),
+    }
+}
+
+fn clap() -> Clap {
+    // Options are added only to the command that is asked for: a start needs no help texts of the other seven.
+    let command = |name: &'static str, about: &'static str| Clap::new(name).about(about).defer(add_arguments);
+    Clap::new(NAME)
+        .about("A Kubernetes service proxy, in place of kube-proxy")
+        .version(build::LINE)
+        .subcommand_required(true)
+        .arg_required_else_help(false)
+        .after_help("Exit codes: 0 done, 1 failed, 2 bad usage or bad input; 3: diff has found something.")
+        .subcommand(command("run", "Run the proxy until SIGTERM or SIGINT"))
+        .subcommand(command("plan", "Print what would change; write nothing"))
+        .subcommand(command(
+            "render",
+            "Print what a node would hold, as ipvsadm, ipset, iptables-save and nft print it; needs no kernel",
+        ))
+        .subcommand(command(
+            "explain",
+            "Print why a Service, or an address and port, is served as it is; needs no kernel",
+        ))
+        .subcommand(command(
+            "trace",
+            "Print what becomes of the first packet of a connection; needs no kernel without --live",
+        ))
+        .subcommand(command(
+            "diff",
+            "Print what clients will see differently in another mode; needs no kernel, but for --from kube-proxy",
+        ))
+        .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
+        .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
+        .subcommand(
+            command("cleanup", "Remove what it or a kube-proxy has created, in all modes and both families")
+                .long_about(CLEANUP),
+        )
+        .subcommand(
+            Clap::new("completion")
+                .about("Print a script that completes commands and options in a shell")
+                .arg(Arg::new("shell").value_name("SHELL").required(true).value_parser(clap::value_parser!(Shell))),
+        )
+}
+
+/// The completions of a shell.
+fn completion(shell: Option<Shell>) -> Ending {
+    let mut script = Vec::new();
+    if let Some(shell) = shell {
+        clap_complete::generate(shell, &mut clap(), NAME, &mut script);
+    }
+    Ending { code: 0, text: String::from_utf8_lossy(&script).into_owned() }
+}
+
+/// Examples below the options of a command.
+fn examples(command: &str) -> &'static str {
+    match command {
+        "run" => {
+            "Examples:
+  proxier-demo run --kubeconfig /etc/kubernetes/proxy.conf --proxy-mode nftables
+  proxier-demo run --config /var/lib/kube-proxy/config.conf
+  proxier-demo run --once --manifests services.yaml      one pass, then exit"
+        }
+        "plan" => {
+            "Examples:
+  proxier-demo plan --config /var/lib/kube-proxy/config.conf
+  kubectl get svc,endpointslices -A -o yaml | proxier-demo plan --manifests - --proxy-mode nftables --detailed-exitcode"
+        }
+        "render" => {
+            "Examples:
+  proxier-demo render --manifests services.yaml --proxy-mode nftables --node-address 192.0.2.1"
+        }
+        "explain" => {
+            "Examples:
+  proxier-demo explain shop/web --kubeconfig /etc/kubernetes/proxy.conf
+  proxier-demo explain 192.0.2.1:30080 --manifests services.yaml"
+        }
+        "trace" => {
+            "Examples:
+  proxier-demo trace outside 203.0.113.5:443 --kubeconfig /etc/kubernetes/proxy.conf
+  proxier-demo trace 10.244.1.7 10.96.0.10:53/udp --live=5      counts for five seconds in this kernel"
+        }
+        "diff" => {
+            "Examples:
+  proxier-demo diff --config /var/lib/kube-proxy/config.conf --to nftables      from what kube-proxy has left here
+  proxier-demo diff --from ipvs --to nftables --manifests services.yaml --node-address 192.0.2.1
+
+Exit codes: 0 nothing differs, 3 something does, 1 failed, 2 bad usage or bad input."
+        }
+        "show" => {
+            "Examples:
+  proxier-demo show --kubeconfig /etc/kubernetes/proxy.conf
+  proxier-demo show --watch 1 --proxy-mode ipvs
+  proxier-demo show --watch --services --kubeconfig /etc/kubernetes/proxy.conf"
+        }
+        "cleanup" => {
+            "Examples:
+  proxier-demo cleanup
+  proxier-demo cleanup --keep nftables      back to a kube-proxy in nftables mode that serves again"
+        }
+        "probe" => {
+            "Examples:
+  proxier-demo probe --proxy-mode nftables
+  proxier-demo probe -o json"
+        }
+        _ => "",
+    }
+}
+
+/// A command with its options.
+fn add_arguments(command: Clap) -> Clap {
+    let name = command.get_name().to_owned();
+    let is_one_of = |names: &[&str]| names.contains(&name.as_str());
+    let mass_removal = Arg::new("allow-mass-removal").long("allow-mass-removal").action(ArgAction::SetTrue).help(
+        "Delete also when more than half of the virtual servers are suddenly not wanted any more, which otherwise waits for five \
+         minutes. To a running proxy, SIGUSR1 says that once",
+    );
+    let no_fallback = Arg::new("no-fallback")
+        .long("no-fallback")
+        .action(ArgAction::SetTrue)
+        .help("Fail when this machine cannot do the mode that is asked for, instead of serving in the next best one");
+    let input_timeout = Arg::new("input-timeout")
+        .long("input-timeout")
+        .value_name("DURATION")
+        .value_parser(|text: &str| text.parse::<GoDuration>())
+        .help("How long run --once, plan, render, explain, trace, diff and show wait while the API server sends nothing new, 0s: for ever [60s]");
+    let command = command
+        .args(sources().into_iter().chain(files()).chain(flags::args()))
+        .args_override_self(true)
+        .after_help(examples(&name))
+        .disable_version_flag(true)
+        .arg(mass_removal.hide(!is_one_of(&["run", "plan"])))
+        .arg(no_fallback.hide(!is_one_of(&["run", "plan"])))
+        .arg(input_timeout.hide(!is_one_of(&["run", "plan", "render", "explain", "trace", "diff", "show"])));
+    let command = if is_one_of(&["plan", "render", "explain", "trace", "diff", "show", "probe"]) {
+        let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
+        command.arg(output.help("How to print").display_order(0))
+    } else {
+        command
+    };
+    let command = match name.as_str() {
+        "run" => {
+            command.arg(
+                Arg::new("once").long("once").action(ArgAction::SetTrue).display_order(0).help(
+                    "One full sync, then exit: 0 when the kernel is as the Services ask, 1 when something failed",
+                ),
+            )
+        }
+        "plan" => command.arg(Arg::new(DETAILED).long(DETAILED).action(ArgAction::SetTrue).display_order(0).help(
+            "Exit code 0: nothing to do, 2: something would change or is held back, 1: any error, bad usage and input too",
+        )),
+        "render" => command.arg(node_address()),
+        "explain" => command.arg(node_address()).arg(
+            Arg::new("what")
+                .value_name("SERVICE|ADDRESS:PORT[/PROTOCOL]")
+                .required(true)
+                .help("NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service, or an address and port, tcp unless told"),
+        ),
+        "trace" => command.args(of_trace()),
+        "diff" => command.args(of_diff()).arg(node_address()),
+        "cleanup" => command.arg(
+            Arg::new("keep")
+                .long("keep")
+                .value_name("MODE")
+                .value_parser(["ipvs", "nftables", "iptables"])
+                .display_order(0)
+                .help("Leave what a kube-proxy in this mode has: it serves again already"),
+        ),
+        "show" => command.args(of_show()),
+        _ => command,
+    };
+    // A shell would complete the names of files where nothing is said.
+    let is_unknown = |arg: &Arg| arg.get_action().takes_values() && arg.get_value_hint() == ValueHint::Unknown;
+    command.mut_args(|arg| if is_unknown(&arg) { arg.value_hint(ValueHint::Other) } else { arg })
+}
+
+const CLEANUP: &str = "Remove what it or a kube-proxy has created, in all modes and both families:
+  tables of nf_tables: proxier, proxier-ipvs, and kube-proxy's (kube-proxy)
+  chains KUBE-… and the jumps to them, in both back ends of iptables (nft and legacy)
+  virtual servers of IPVS, ipsets KUBE-…, the device kube-ipvs0, routes of its own
+What others have created stays, and so do chains and rules of the kubelet. If a kube-proxy serves already, name its mode with --keep: without, \
+its objects go too, and its Services fail until it writes them again.";
+
+fn of_diff() -> [Arg; 2] {
+    let modes = || Kind::ALL.map(Kind::name);
+    let from = modes().into_iter().chain(["kube-proxy"]).collect::<Vec<_>>();
+    [
+        Arg::new("from")
+            .long("from")
+            .value_name("MODE|kube-proxy")
+            .value_parser(clap::builder::PossibleValuesParser::new(from))
+            .default_value("kube-proxy")
+            .display_order(0)
+            .help("What serves before: a mode, or what a kube-proxy has left in this kernel"),
+        Arg::new("to")
+            .long("to")
+            .value_name("MODE")
+            .value_parser(clap::builder::PossibleValuesParser::new(modes()))
+            .display_order(0)
+            .help("The mode that serves then [the configured one]"),
+    ]
+}
+
+fn of_show() -> [Arg; 2] {
+    [
+        Arg::new("services")
+            .long("services")
+            .action(ArgAction::SetTrue)
+            .display_order(0)
+            .help("One line a Service: the sums of its addresses and ports"),
+        Arg::new("watch")
+            .long("watch")
+            .value_name("SECONDS")
+            .num_args(0..=1)
+            .default_missing_value("2")
+            .value_parser(interval)
+            .display_order(0)
+            .help("Print it with rates every so often, busiest first, until SIGINT [2]"),
+    ]
+}
+
+/// The option of `plan` that gives exit code 2 another meaning.
+const DETAILED: &str = "detailed-exitcode";
+
+/// Seconds between two refreshes.
+fn interval(text: &str) -> Result<Duration, String> {
+    let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
+    seconds.map(Duration::from_secs_f64).ok_or_else(|| "not from 0.1 to 3600 seconds".to_owned())
+}
+
+fn of_trace() -> [Arg; 5] {
+    [
+        node_address(),
+        Arg::new("from")
+            .value_name("FROM")
+            .required(true)
+            .value_parser(|text: &str| text.parse::<Sender>())
+            .help("Who sends it: an address, node or outside"),
+        Arg::new("to")
+            .value_name("TO:PORT[/PROTOCOL]")
+            .required(true)
+            .value_parser(|text: &str| text.parse::<To>())
+            .help("Where to, tcp unless told"),
+        Arg::new("device")
+            .long("device")
+            .value_name("NAME")
+            .display_order(0)
+            .help("The device by which it comes in, for detectLocalMode by devices"),
+        Arg::new("live")
+            .long("live")
+            .value_name("SECONDS")
+            .num_args(0..=1)
+            .require_equals(true)
+            .default_missing_value("0")
+            .value_parser(|text: &str| if text == "0" { Ok(Duration::ZERO) } else { interval(text) })
+            .display_order(0)
+            .help(
+                "Compare with what this kernel holds for that address and port, and say what it counts, in so many \
+                 seconds; send nothing. Exit code 1: it differs",
+            ),
+    ]
+}
+
+fn node_address() -> Arg {
+    Arg::new("node-address")
+        .long("node-address")
+        .value_name("IP")
+        .value_parser(clap::value_parser!(IpAddr))
+        .action(ArgAction::Append)
+        .display_order(0)
+        .help("An address of the node; may be repeated [those of its Node object]")
+}
+
+fn sources() -> [Arg; 4] {
+    let path = clap::value_parser!(PathBuf);
+    [
+        Arg::new("manifests")
+            .long("manifests")
+            .value_name("FILE|DIR")
+            .value_parser(path.clone())
+            .action(ArgAction::Append)
+            .conflicts_with_all(["kubeconfig", "master"])
+            .help("No cluster: read Services, EndpointSlices and Nodes from YAML or JSON files, and follow them; -: standard input"),
+        Arg::new("kubeconfig")
+            .long("kubeconfig")
+            .value_name("FILE")
+            .value_parser(path)
+            .help("The kubeconfig of the cluster [in-cluster]"),
+        Arg::new("master").long("master").value_name("URL").help("The API server, in place of the kubeconfig's"),
+        Arg::new("hostname-override")
+            .long("hostname-override")
+            .value_name("NAME")
+            .help("This Node's name [the host's]"),
+    ]
+}
+
+fn files() -> [Arg; 5] {
+    let path =
+        |name: &'static str| Arg::new(name).long(name).value_name("FILE").value_parser(clap::value_parser!(PathBuf));
+    let switch = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
+    [
+        path("config").help("A KubeProxyConfiguration (v1alpha1), or kubeadm's ConfigMap with one"),
+        path("write-config-to").help("Write the effective configuration to a file and exit"),
+        switch("cleanup").hide(true),
+        switch("init-only").hide(true),
+        switch("version").hide(true),
+    ]
+}
+
+/// Ending for an error of clap, whose several lines become one.
+fn ending(error: &clap::Error) -> Ending {
+    let text = error.to_string();
+    if !error.use_stderr() {
+        return Ending { code: 0, text };
+    }
+    let mut parts = Vec::new();
+    for line in text.lines().map(str::trim) {
+        if line.starts_with("Usage:") || line.starts_with("For more information") {
+            break;
+        }
+        let part = line.trim_start_matches("error: ").trim_start_matches("tip: ");
+        if !part.is_empty() {
+            parts.push(part.to_owned());
+        }
+    }
+    let text = parts.join("; ");
+    Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo --help", OneLine(&text)) }
+}
+
+/// Warning that node ports are asked for on loopback addresses on which the mode does not serve them.
+fn localhost_not_served(settings: &Settings) -> Option<String> {
+    let asked = &settings.core.node_port_addresses;
+    let named: Vec<Family> = settings.core.families.iter().filter(|family| asked.names_localhost(*family)).collect();
+    let options = settings.iptables();
+    let RequestedMode::Mode(mode) = settings.asked else {
+        let by_mode = "on 127.0.0.1 in nftables, iptables and userspace mode, on ::1 in nftables and userspace mode";
+        return (!named.is_empty()).then(|| format!("nodePortAddresses localhost: node ports are served {by_mode}"));
+    };
+    let missing = named.iter().filter(|family| !mode.localhost(&options).contains(family));
+    let missing: Vec<String> = missing.map(|family| family.localhost().to_string()).collect();
+    (!missing.is_empty()).then(|| {
+        let addresses = missing.join(" and ");
+        format!("nodePortAddresses localhost: node ports are not served on {addresses} in {mode} mode")
+    })
+}
+
+#[cfg(test)]
+mod tests;

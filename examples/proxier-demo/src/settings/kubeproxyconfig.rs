@@ -1,0 +1,716 @@
+//! `KubeProxyConfiguration` (`kubeproxy.config.k8s.io/v1alpha1`), as kubeadm writes it.
+//!
+//! Reading is strict first: unknown and repeated fields are then read leniently with a warning, as kube-proxy does.
+//! [`Settings`](crate::settings::Settings) checks the values.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read as _;
+use std::path::Path;
+use std::time::Duration;
+
+use proxier_core::objects::{FastPathObject, IpvsDefaultsObject};
+use serde::{Deserialize, Deserializer, Serialize};
+use serde_json::Value;
+use serde_saphyr::options::DuplicateKeyPolicy;
+
+use crate::problem::Problem;
+use crate::settings::duration::GoDuration;
+use crate::yaml;
+
+/// `apiVersion` of the format.
+pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
+/// `kind` of the format.
+pub const KIND: &str = "KubeProxyConfiguration";
+/// No configuration is so long: this is a device, or another file.
+const BYTES: u64 = 16 << 20;
+/// Keys of a ConfigMap that may hold the configuration: kubeadm's, and the one that other installers use.
+const CONFIG_MAP_KEYS: [&str; 2] = ["config.conf", "config"];
+
+/// Fields that an earlier version had, and what happens without them.
+const REMOVED: &[(&str, &str)] = &[
+    ("ipvs.markNodePorts", "each node port has one virtual server for each address of the node, as kube-proxy's"),
+    ("ipvs.connectionSync", "daemons that run go on; the cookbook's program `ipvs_sync` starts and stops them"),
+    ("ipvs.defaults.minConnections", "three quarters of maxConnections count"),
+    ("ipvs.defaults.onePacket", "UDP is served as usual, with answers"),
+    ("ipvs.defaults.persistencePrefixIPv4", "each client counts for itself"),
+    ("ipvs.defaults.persistencePrefixIPv6", "each client counts for itself"),
+    ("userspace.drainTimeout", "connections go on until either side closes them, as with kube-proxy"),
+    ("userspace.maxConnectionsPerService", "no Service can take the file descriptors of all others"),
+];
+
+/// What happens without a field that an earlier version had.
+pub fn removed(field: &str) -> Option<&'static str> {
+    REMOVED.iter().find(|(name, _)| *name == field).map(|(_, instead)| *instead)
+}
+
+/// Reads `null` as the default: kubeadm writes it for unset fields.
+fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
+where
+    D: Deserializer<'de>,
+    T: Default + Deserialize<'de>,
+{
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
+}
+
+/// Sets a value that is not set.
+fn set_default<T: Default + PartialEq>(field: &mut T, default: impl Into<T>) {
+    if is_default(field) {
+        *field = default.into();
+    }
+}
+
+/// Makes the sections: a row for each field, with its default if that is not the type's. Own fields, which kube-proxy lacks, are written only
+/// where they are set.
+macro_rules! objects {
+    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty $(= $default:expr)?,)* }
+        $(+ own { $($(#[$own_doc:meta])* $own:ident: $own_type:ty $(= $own_default:expr)?,)* })?)*) => {
+        $(
+            $(#[$doc])*
+            #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+            #[serde(rename_all = "camelCase", default)]
+            pub struct $name {
+                $(
+                    $(#[$field_doc])*
+                    $(#[doc = concat!("\n\nDefault `", stringify!($default), "`.")])?
+                    #[serde(deserialize_with = "null_is_default")]
+                    pub $field: $type,
+                )*
+                $($(
+                    $(#[$own_doc])*
+                    /// Not in kube-proxy.
+                    #[serde(deserialize_with = "null_is_default", skip_serializing_if = "is_default")]
+                    pub $own: $own_type,
+                )*)?
+            }
+
+            impl $name {
+                fn set_own_defaults(&mut self) {
+                    $($(set_default(&mut self.$field, $default);)?)*
+                    $($($(set_default(&mut self.$own, $own_default);)?)*)?
+                }
+            }
+        )*
+
+        /// The fields that kube-proxy lacks.
+        #[cfg(test)]
+        const OWN: &[&str] = &[$($($(stringify!($own),)*)?)*];
+    };
+}
+
+/// Time that connections of userspace mode get when the process ends, unless the configuration sets it: less than the 30 s that Kubernetes gives a
+/// pod.
+pub const END_TIMEOUT: Duration = Duration::from_secs(20);
+
+const fn secs(secs: u64) -> GoDuration {
+    GoDuration(Duration::from_secs(secs))
+}
+
+objects! {
+    /// The whole configuration. Fields are documented by their effect here; "unused" ones are kept so that files with them are read without a warning
+    /// and written back whole.
+    KubeProxyConfiguration {
+        /// [`API_VERSION`].
+        api_version: String = API_VERSION,
+        /// Primary address of the node in its family, if other hosts can reach it; its family is the primary one. Unspecified: the Node object's
+        /// addresses.
+        bind_address: String = "0.0.0.0",
+        /// Whether a health or metrics address that cannot be bound ends the process. Default no.
+        bind_address_hard_fail: bool,
+        /// Connection to the API server.
+        client_connection: ClientConnection,
+        /// Networks of the cluster's pods: one, or one of each family with a comma between.
+        #[serde(rename = "clusterCIDR")]
+        cluster_cidr: String,
+        /// Unused.
+        config_sync_period: GoDuration = secs(15 * 60),
+        /// Connection tracking.
+        conntrack: Conntrack,
+        /// Details of the detection of local pod traffic.
+        detect_local: DetectLocal,
+        /// `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`.
+        detect_local_mode: String = "ClusterCIDR",
+        /// `/debug` on the metrics server; unused.
+        enable_profiling: bool,
+        /// Feature gates: `AllowServiceExternalIPs: false` leaves external IPs of Services out; a warning names each of the rest that is set, since
+        /// it has no effect here. Names are not checked against a release of kube-proxy.
+        feature_gates: BTreeMap<String, bool>,
+        /// `/healthz`, `/livez` and `/readyz`. Default port 10256 on all addresses.
+        healthz_bind_address: String,
+        /// The node's name. Default the host's.
+        hostname_override: String,
+        /// Settings of iptables mode; its masquerading fields apply in IPVS mode too.
+        iptables: Iptables,
+        /// Settings of IPVS mode.
+        ipvs: Ipvs,
+        /// [`KIND`].
+        kind: String = KIND,
+        /// Logging.
+        logging: Logging,
+        /// `/metrics`. Default port 10249 on the loopback address.
+        metrics_bind_address: String,
+        /// `ipvs`, `nftables`, `iptables`, `userspace`, or `auto`: the best that the machine can do. Default `auto`.
+        mode: String,
+        /// Settings of nftables mode, used in that mode only.
+        nftables: Option<Nftables>,
+        /// Addresses that serve node ports: networks, `primary`, `localhost` and `all` in any combination. Default `all`.
+        node_port_addresses: Vec<String>,
+        /// Written to this process's `oom_score_adj`.
+        oom_score_adj: Option<i64> = -999_i64,
+        /// Unused, in kube-proxy too.
+        port_range: String,
+        /// Unused.
+        show_hidden_metrics_for_version: String,
+        /// Settings for Windows; unused.
+        winkernel: Option<Value>,
+        /// Unused.
+        windows_run_as_service: bool,
+    } + own {
+        /// Fast path of established connections, in nftables and iptables mode. Default: none.
+        fast_path: Option<FastPathObject>,
+        /// Clients that may see `/status` of the metrics server: `off`, `localhost`, `on`. Default `off`.
+        status_page: Option<Value>,
+        /// Settings of userspace mode.
+        userspace: Option<Userspace>,
+    }
+
+    /// `clientConnection`.
+    ClientConnection {
+        /// Encoding of answers instead of `contentType`'s: protobuf if it is among them, else JSON.
+        accept_content_types: String,
+        /// Requests at once; unused.
+        burst: i64 = 10,
+        /// Encoding of answers: `application/vnd.kubernetes.protobuf`, else JSON.
+        content_type: String = "application/vnd.kubernetes.protobuf",
+        /// The kubeconfig file. Default: in-cluster.
+        kubeconfig: String,
+        /// Requests a second; unused: this program sends far fewer.
+        qps: f64 = 5.0,
+    }
+
+    /// `conntrack`. 0 leaves the kernel's value.
+    Conntrack {
+        /// Entries for each CPU.
+        max_per_core: Option<i64> = 32 * 1024_i64,
+        /// Minimum number of entries.
+        min: Option<i64> = 128 * 1024_i64,
+        /// Be liberal about TCP windows. Default no.
+        tcp_be_liberal: bool,
+        /// Timeout in CLOSE_WAIT.
+        tcp_close_wait_timeout: Option<GoDuration> = secs(3_600),
+        /// Timeout of idle TCP connections.
+        tcp_established_timeout: Option<GoDuration> = secs(24 * 3_600),
+        /// Timeout of UDP with answers. Default 0.
+        udp_stream_timeout: GoDuration,
+        /// Timeout of UDP without answers. Default 0.
+        udp_timeout: GoDuration,
+    }
+
+    /// `detectLocal`.
+    DetectLocal {
+        /// Device for mode `BridgeInterface`.
+        bridge_interface: String,
+        /// Networks for mode `ClusterCIDR`, in newer releases.
+        #[serde(rename = "clusterCIDRs", skip_serializing_if = "Vec::is_empty")]
+        cluster_cidrs: Vec<String>,
+        /// Prefix of device names for mode `InterfaceNamePrefix`.
+        interface_name_prefix: String,
+    }
+
+    /// `iptables`.
+    Iptables {
+        /// Node ports on 127.0.0.1, in iptables mode.
+        localhost_node_ports: Option<bool> = true,
+        /// Masquerade all traffic to Services. Default no.
+        masquerade_all: bool,
+        /// Bit of the packet mark for masquerading, 0 to 31.
+        masquerade_bit: Option<i64> = 14_i64,
+        /// Shortest time between two passes, in iptables mode.
+        min_sync_period: GoDuration = secs(1),
+        /// Interval between full comparisons with the kernel, in iptables mode.
+        sync_period: GoDuration = secs(30),
+    } + own {
+        /// Whether masqueraded connections get random ports, in iptables mode: `true`, `false`, or `auto`: if the programs of iptables know how.
+        /// Default `auto`. `false` counts in IPVS mode too.
+        random_fully: Option<Value>,
+        /// Whether TCP clients of Services without endpoints get a reset, not ICMP, which the kernel limits for each client, in iptables mode;
+        /// nftables mode always resets. Default no: all other rules then equal those of kube-proxy.
+        reject_with_reset: bool,
+    }
+
+    /// `nftables`.
+    Nftables {
+        /// Masquerade all traffic to cluster IPs. Default no.
+        masquerade_all: bool,
+        /// Bit of the packet mark for masquerading, 0 to 31. Default 14.
+        masquerade_bit: Option<i64>,
+        /// Shortest time between two passes. Default 0.
+        min_sync_period: GoDuration,
+        /// Interval between full comparisons with the kernel.
+        sync_period: GoDuration = secs(30),
+    } + own {
+        /// Whether connections are counted by Frontend, for `show` and `trace --live`. Default no.
+        count_connections: bool,
+        /// Whether tables belong to this process: `nft flush ruleset` and other programs leave them alone while it runs. In IPVS mode by nf_tables
+        /// too. Needs Linux 6.9. Default no.
+        own_tables: bool,
+    }
+
+    /// `userspace`. Not in kube-proxy.
+    Userspace {
+        /// Time that connections get when the process ends.
+        end_timeout: Option<GoDuration> = GoDuration(END_TIMEOUT),
+        /// Networks of cluster IPs, made local as a whole; other addresses are made local one by one. The networks must be the Services' alone.
+        /// Default none.
+        #[serde(rename = "serviceCIDRs")]
+        service_cidrs: Vec<String>,
+        /// Lifetime of a UDP flow without a datagram.
+        udp_idle_timeout: GoDuration = GoDuration(Duration::from_millis(250)),
+    }
+
+    /// `ipvs`.
+    Ipvs {
+        /// Networks in which no virtual server is deleted.
+        #[serde(rename = "excludeCIDRs")]
+        exclude_cidrs: Vec<String>,
+        /// Shortest time between two passes. Default 0.
+        min_sync_period: GoDuration,
+        /// The kernel's name of the scheduler.
+        scheduler: String = "rr",
+        /// Answer ARP only for addresses of the interface that was asked. Default no.
+        #[serde(rename = "strictARP")]
+        strict_arp: bool,
+        /// Interval between full comparisons with the kernel.
+        sync_period: GoDuration = secs(30),
+        /// Timeout of TCP connections after FIN. 0: the kernel's.
+        tcp_fin_timeout: GoDuration,
+        /// Timeout of idle TCP connections. 0: the kernel's.
+        tcp_timeout: GoDuration,
+        /// Timeout of UDP. 0: the kernel's.
+        udp_timeout: GoDuration,
+    } + own {
+        /// Subjects that annotations may decide, by the names of `MayAskFor`; all but `node-weights` by default.
+        allowed_annotations: Option<Vec<String>>,
+        /// Way to make Services' addresses local: `addresses` on the dummy device, or `routes`. Default `addresses`.
+        binding: Option<String>,
+        /// Values for Services without an annotation of their own.
+        defaults: Option<IpvsDefaultsObject>,
+        /// The firewall marks for `markSplit`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`.
+        mark_range: Option<String>,
+        /// Whether clients outside get local endpoints, and this node and its pods all endpoints, when a Service's external policy is `Local`.
+        /// Default no: all get the local ones. Needs rules `nftables`.
+        mark_split: Option<bool>,
+        /// Overrides `iptables.masqueradeAll`.
+        masquerade_all: Option<bool>,
+        /// Overrides `iptables.masqueradeBit`.
+        masquerade_bit: Option<i64>,
+        /// Rule back end for NAT and firewall rules beside the virtual servers: `nftables`, `iptables`, or `auto`: `nftables` unless a filter of
+        /// iptables drops by default, chains of IPVS mode are there, or the kernel cannot. Default `auto`.
+        rules: Option<String>,
+        /// Networks of cluster IPs, with binding `routes` made local as a whole; other addresses are made local one by one. The networks must be the
+        /// Services' alone. Default none.
+        #[serde(rename = "serviceCIDRs")]
+        service_cidrs: Option<Vec<String>>,
+    }
+
+    /// `logging`.
+    Logging {
+        /// Unused.
+        flush_frequency: Option<Value>,
+        /// `text` or `json`.
+        format: String = "text",
+        /// Unused.
+        options: Option<Value>,
+        /// Verbosity. 0 to 3: what happened; 4 and 5: why too; 6 and more: everything. Default 0.
+        verbosity: i64,
+        /// Unused.
+        vmodule: Option<Value>,
+    }
+}
+
+impl KubeProxyConfiguration {
+    /// Reads a file.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is not YAML or JSON, is of another kind, or has a field of another type.
+    pub fn read(path: &Path) -> Result<(Self, Vec<Problem>), Problem> {
+        let origin = path.display().to_string();
+        let mut text = String::new();
+        let read = File::open(path).and_then(|file| file.take(BYTES).read_to_string(&mut text));
+        match read {
+            Ok(length) if length as u64 == BYTES => {
+                let reason = format!("{} MiB or more, which no configuration has; see --config", BYTES >> 20);
+                Err(Problem::new(&origin, reason))
+            }
+            Ok(_) => Self::parse(&text, &origin),
+            Err(error) => Err(Problem::new(&origin, format!("cannot be read ({error}); see --config"))),
+        }
+    }
+
+    /// Reads a text: a configuration, or a ConfigMap that holds one. The second value: warnings about ignored fields. Documents of other kinds beside
+    /// it, such as those of a file for kubeadm, do not count.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`read`](Self::read) does.
+    pub fn parse(text: &str, origin: &str) -> Result<(Self, Vec<Problem>), Problem> {
+        let mut warnings = Vec::new();
+        let mut value = only_document(text, origin, &mut warnings)?;
+        let inside = inside_config_map(&value).map_err(|reason| Problem::new(origin, reason).at("data"))?;
+        let origin = &inside.map_or_else(|| origin.to_owned(), |(key, _)| format!("{origin}, data[{key}]"));
+        if let Some((_, text)) = inside {
+            value = only_document(text, origin, &mut warnings)?;
+        }
+        check_kind(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
+        let (mut object, unknown): (Self, _) =
+            yaml::read_strictly(&value).map_err(|(field, reason)| Problem::new(origin, reason).at(field))?;
+        let passed_over = |field: String| {
+            let reason = match removed(&field) {
+                Some(instead) => format!("is no longer supported and ignored; {instead}"),
+                None => "no such field in this format; it is ignored".to_owned(),
+            };
+            Problem::new(origin, reason).at(field)
+        };
+        warnings.extend(unknown.into_iter().map(passed_over));
+        if let Some(allowed) = &mut object.ipvs.allowed_annotations {
+            let before = allowed.len();
+            allowed.retain(|name| name != "one-packet");
+            if allowed.len() < before {
+                let reason = "one-packet is no longer supported and ignored; UDP is served as usual, with answers";
+                warnings.push(Problem::new(origin, reason).at("ipvs.allowedAnnotations"));
+            }
+        }
+        Ok((object, warnings))
+    }
+
+    /// Fills in defaults. Twice has the same result as once.
+    pub fn set_defaults(&mut self) {
+        self.set_own_defaults();
+        self.client_connection.set_own_defaults();
+        self.conntrack.set_own_defaults();
+        self.detect_local.set_own_defaults();
+        self.iptables.set_own_defaults();
+        self.ipvs.set_own_defaults();
+        self.logging.set_own_defaults();
+        self.nftables.iter_mut().for_each(Nftables::set_own_defaults);
+        self.userspace.iter_mut().for_each(Userspace::set_own_defaults);
+        let v6 = self.bind_address.parse().is_ok_and(|address: std::net::IpAddr| address.is_ipv6());
+        set_default(&mut self.healthz_bind_address, if v6 { "[::]:10256" } else { "0.0.0.0:10256" });
+        set_default(&mut self.metrics_bind_address, if v6 { "[::1]:10249" } else { "127.0.0.1:10249" });
+        add_port(&mut self.healthz_bind_address, 10256);
+        add_port(&mut self.metrics_bind_address, 10249);
+    }
+
+    /// The configuration as YAML, as `--write-config-to` prints it.
+    ///
+    /// # Errors
+    ///
+    /// The values nest too deep, which values of this format never do.
+    pub fn to_yaml(&self) -> Result<String, Problem> {
+        // JSON values have sorted keys, as in the files kube-proxy writes.
+        let value = serde_json::to_value(self).map_err(|error| Problem::new("configuration", error.to_string()))?;
+        serde_saphyr::to_string(&value).map_err(|error| Problem::new("configuration", error.to_string()))
+    }
+}
+
+/// Adds the default port to a bare address.
+fn add_port(address: &mut String, port: u16) {
+    if let Ok(bare) = address.trim_matches(['[', ']']).parse::<std::net::IpAddr>() {
+        *address = std::net::SocketAddr::new(bare, port).to_string();
+    }
+}
+
+/// Reads the one document that is a configuration or a ConfigMap; without one, the first document.
+fn only_document(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Result<Value, Problem> {
+    let mut documents = Vec::new();
+    // An error then has the file's line number.
+    yaml::documents(text.as_bytes(), |document, before| documents.push("\n".repeat(before) + &document))
+        .map_err(|error| Problem::new(origin, error.to_string()))?;
+    let mut first = None;
+    let mut found: Option<(Value, Vec<Problem>)> = None;
+    for document in documents {
+        let mut noted = Vec::new();
+        let value = parse_yaml(&document, origin, &mut noted)?;
+        if !matches!(value.get("kind").and_then(Value::as_str), Some(KIND | "ConfigMap")) {
+            first.get_or_insert((value, noted));
+        } else if found.replace((value, noted)).is_some() {
+            return Err(Problem::new(origin, format!("has more than one {KIND} or ConfigMap; leave only one in it")));
+        }
+    }
+    let (value, noted) = found.or(first).unwrap_or_default();
+    warnings.extend(noted);
+    Ok(value)
+}
+
+/// Reads a document. Of two values of a field the last counts, with a warning.
+fn parse_yaml(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Result<Value, Problem> {
+    yaml::parse(text, DuplicateKeyPolicy::Error).or_else(|strict| {
+        let value = yaml::parse(text, DuplicateKeyPolicy::LastWins)
+            .map_err(|reason| Problem::new(origin, format!("not YAML or JSON: {reason}")))?;
+        warnings.push(Problem::new(origin, format!("{strict}; the last one counts")));
+        Ok(value)
+    })
+}
+
+/// Configuration inside a ConfigMap, as kubeadm and other installers write it: the key, and the text. `None` if it is no ConfigMap.
+fn inside_config_map(value: &Value) -> Result<Option<(&'static str, &str)>, String> {
+    if value.get("kind").and_then(Value::as_str) != Some("ConfigMap") {
+        return Ok(None);
+    }
+    let data = value.get("data").and_then(Value::as_object);
+    let has = |key: &'static str| Some((key, data?.get(key)?.as_str()?));
+    if let Some(found) = CONFIG_MAP_KEYS.into_iter().find_map(has) {
+        return Ok(Some(found));
+    }
+    let keys: Vec<&str> = data.into_iter().flatten().map(|(key, _)| key.as_str()).collect();
+    let there = if keys.is_empty() { "nothing".to_owned() } else { keys.join(", ") };
+    Err(format!("has {there}; a ConfigMap should have a {KIND} at {}", CONFIG_MAP_KEYS.join(" or ")))
+}
+
+fn check_kind(value: &Value) -> Result<(), (&'static str, String)> {
+    if !value.is_object() {
+        return Err(("", format!("holds no object; it should start with `apiVersion: {API_VERSION}`")));
+    }
+    let text = |name: &str| value.get(name).and_then(Value::as_str).unwrap_or_default();
+    match (text("apiVersion"), text("kind")) {
+        (API_VERSION, KIND) => Ok(()),
+        (_, kind) if kind != KIND => Err(("kind", format!("{kind:?}; should be {KIND}"))),
+        (version, _) => Err(("apiVersion", format!("{version:?}; should be {API_VERSION}"))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proxier_core::config::MayAskFor;
+    use proxier_core::snapshot::Annotation;
+
+    use super::*;
+
+    fn parse(body: &str) -> Result<(KubeProxyConfiguration, Vec<String>), String> {
+        let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}");
+        KubeProxyConfiguration::parse(&text, "config.conf")
+            .map(|(object, warnings)| (object, warnings.iter().map(ToString::to_string).collect()))
+            .map_err(|problem| problem.to_string())
+    }
+
+    #[test]
+    fn what_the_format_does_not_have_is_warned_about() {
+        let (object, warnings) = parse("ipvs:\n  sheduler: wrr\n  scheduler: wlc\nnewField: {a: 1}\n").unwrap();
+        assert_eq!(object.ipvs.scheduler, "wlc");
+        assert_eq!(
+            warnings,
+            [
+                "config.conf: ipvs.sheduler: no such field in this format; it is ignored",
+                "config.conf: newField: no such field in this format; it is ignored"
+            ]
+        );
+    }
+
+    /// The program starts with a file of an older version, and names what to use instead, once.
+    #[test]
+    fn removed_fields_are_named_with_what_to_use_instead() {
+        let text = "ipvs: {allowedAnnotations: [scheduler, one-packet], defaults: {persistencePrefixIPv4: 24, persistencePrefixIPv6: 64, \
+                    onePacket: true, minConnections: 3, drainSeconds: 5}}\nuserspace: {drainTimeout: 0s, maxConnectionsPerService: 9}\n";
+        let (object, warnings) = parse(text).unwrap();
+        for (field, instead) in REMOVED.iter().filter(|(field, _)| text.contains(field.rsplit('.').next().unwrap())) {
+            let of_field: Vec<&String> = warnings.iter().filter(|warning| warning.contains(field)).collect();
+            assert_eq!(of_field, [&format!("config.conf: {field}: is no longer supported and ignored; {instead}")]);
+        }
+        let last = "config.conf: ipvs.allowedAnnotations: one-packet is no longer supported and ignored; UDP is served as usual, with answers";
+        assert_eq!((warnings.len(), &**warnings.last().unwrap()), (7, last));
+        assert_eq!(object.ipvs.allowed_annotations, Some(vec!["scheduler".to_owned()]));
+        assert_eq!(object.ipvs.defaults.unwrap().drain_seconds, Some(5));
+    }
+
+    #[test]
+    fn a_removed_field_has_one_warning_that_says_what_happens() {
+        let (_, warnings) =
+            parse("ipvs: {markNodePorts: true, connectionSync: {interface: eth0, syncID: 7}}\n").unwrap();
+        let gone = "is no longer supported and ignored;";
+        assert_eq!(
+            warnings,
+            [
+                format!(
+                    "config.conf: ipvs.connectionSync: {gone} daemons that run go on; the cookbook's program `ipvs_sync` starts and stops them"
+                ),
+                format!(
+                    "config.conf: ipvs.markNodePorts: {gone} each node port has one virtual server for each address of the node, as kube-proxy's"
+                ),
+            ]
+        );
+    }
+
+    #[test]
+    fn of_two_values_the_last_counts() {
+        let (object, warnings) = parse("mode: iptables\nmode: ipvs\n").unwrap();
+        assert_eq!(object.mode, "ipvs");
+        assert_eq!(warnings.len(), 1, "{warnings:?}");
+        assert!(warnings[0].contains("duplicate") && warnings[0].contains("mode"), "{warnings:?}");
+    }
+
+    #[test]
+    fn a_field_of_another_type_is_named() {
+        for (body, named) in [
+            ("oomScoreAdj: much", "config.conf: oomScoreAdj: "),
+            ("ipvs: {syncPeriod: 30}", "config.conf: ipvs.syncPeriod: "),
+            ("ipvs: {syncPeriod: 30 seconds}", "config.conf: ipvs.syncPeriod: \"30 seconds\" is not a duration"),
+            ("ipvs: {minSyncPeriod: -1s}", "config.conf: ipvs.minSyncPeriod: \"-1s\" is negative"),
+            ("nodePortAddresses: 10.0.0.0/8", "config.conf: nodePortAddresses: "),
+            ("bindAddressHardFail: 'yes'", "config.conf: bindAddressHardFail: "),
+            ("ipvs: [1]", "config.conf: ipvs"),
+        ] {
+            let problem = parse(body).unwrap_err();
+            assert!(problem.starts_with(named), "{body}: {problem}");
+            assert_eq!(problem.lines().count(), 1);
+        }
+    }
+
+    #[test]
+    fn other_kinds_and_other_texts_are_refused() {
+        for (text, expected) in [
+            ("", "c: holds no object"),
+            ("just a text", "c: holds no object"),
+            ("kind: Service", "c: kind: \"Service\"; should be KubeProxyConfiguration"),
+            ("kind: KubeProxyConfiguration\napiVersion: v1", "c: apiVersion: \"v1\"; should be kubeproxy"),
+            ("a: [", "c: not YAML or JSON: "),
+            ("\u{0}\u{1}", "c: not YAML or JSON: "),
+        ] {
+            let problem = KubeProxyConfiguration::parse(text, "c").unwrap_err().to_string();
+            assert!(problem.starts_with(expected), "{text:?}: {problem}");
+        }
+    }
+
+    #[test]
+    fn of_several_documents_the_configuration_is_read() {
+        let own = format!("apiVersion: {API_VERSION}\nkind: {KIND}\nmode: nftables\n");
+        let init = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nbootstrapTokens: [&a {}, *a]\n";
+        let map = |text: &str| {
+            serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.conf": text}}).to_string()
+        };
+        for text in [
+            format!("{own}---\n"),
+            format!("# kubeadm's\n---\n{own}...\n---\n# nothing\n"),
+            format!("{init}---\n{own}---\nkind: ClusterConfiguration\n"),
+            format!("%YAML 1.2\n---\n{own}---\n{init}"),
+            map(&format!("{own}---\n")),
+            map(&format!("---\n{init}---\n{own}")),
+        ] {
+            let (object, warnings) = KubeProxyConfiguration::parse(&text, "c").unwrap();
+            assert_eq!((object.mode.as_str(), warnings), ("nftables", vec![]), "{text}");
+        }
+        for (text, expected) in [
+            (format!("{own}---\n{own}"), "c: has more than one KubeProxyConfiguration or ConfigMap"),
+            (format!("{own}---\n{}", map(&own)), "c: has more than one KubeProxyConfiguration or ConfigMap"),
+            (format!("{init}---\nkind: X\n"), "c: kind: \"InitConfiguration\"; should be KubeProxyConfiguration"),
+            (format!("{own}---\na: [\n"), "c: not YAML or JSON: unclosed bracket '[' at line 5"),
+            ("---\n---\n".to_owned(), "c: holds no object"),
+        ] {
+            let problem = KubeProxyConfiguration::parse(&text, "c").unwrap_err().to_string();
+            assert!(problem.starts_with(expected), "{text:?}: {problem}");
+        }
+    }
+
+    #[test]
+    fn a_device_in_place_of_a_file_ends() {
+        let problem = KubeProxyConfiguration::read(Path::new("/dev/zero")).unwrap_err().to_string();
+        assert_eq!(problem, "/dev/zero: 16 MiB or more, which no configuration has; see --config");
+    }
+
+    #[test]
+    fn a_config_map_is_read_as_what_it_holds() {
+        let config = |body: &str| format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}");
+        let map = |data: Value| {
+            let metadata = serde_json::json!({"name": "kube-proxy", "namespace": "kube-system"});
+            let map = serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+            let yaml = serde_saphyr::to_string(&map).unwrap();
+            let read = KubeProxyConfiguration::parse(&yaml, "c").map_err(|problem| problem.to_string());
+            assert_eq!(
+                read,
+                KubeProxyConfiguration::parse(&map.to_string(), "c").map_err(|problem| problem.to_string())
+            );
+            read.map(|(object, warnings)| (object.mode, warnings.iter().map(ToString::to_string).collect::<Vec<_>>()))
+        };
+        let of_mode = |mode: &str| config(&format!("mode: {mode}\n"));
+        for (data, mode) in [
+            (
+                serde_json::json!({"config.conf": of_mode("ipvs"), "kubeconfig.conf": "apiVersion: v1\nkind: Config"}),
+                "ipvs",
+            ),
+            (serde_json::json!({"config": of_mode("nftables")}), "nftables"),
+            (serde_json::json!({"config": of_mode("nftables"), "config.conf": of_mode("ipvs")}), "ipvs"),
+        ] {
+            assert_eq!(map(data), Ok((mode.to_owned(), vec![])));
+        }
+        let (_, warnings) = map(serde_json::json!({"config": config("mode: ipvs\nmood: good\n")})).unwrap();
+        assert_eq!(warnings, ["c, data[config]: mood: no such field in this format; it is ignored"]);
+        let place = "a ConfigMap should have a KubeProxyConfiguration at config.conf or config";
+        for (data, expected) in [
+            (serde_json::json!({"a": "", "kubeconfig.conf": "x"}), format!("c: data: has a, kubeconfig.conf; {place}")),
+            (serde_json::json!({}), format!("c: data: has nothing; {place}")),
+            (Value::Null, format!("c: data: has nothing; {place}")),
+            (serde_json::json!({"config": config("mode: [1]")}), "c, data[config]: mode: ".to_owned()),
+            (
+                serde_json::json!({"config.conf": "kind: ConfigMap\napiVersion: v1"}),
+                "c, data[config.conf]: kind: \"ConfigMap\"; should be KubeProxyConfiguration".to_owned(),
+            ),
+            (serde_json::json!({"config.conf": ""}), "c, data[config.conf]: holds no object".to_owned()),
+        ] {
+            let problem = map(data.clone()).unwrap_err();
+            assert!(problem.starts_with(&expected), "{data}: {problem}");
+        }
+    }
+
+    #[test]
+    fn bare_addresses_get_the_default_port() {
+        let mut object = KubeProxyConfiguration { bind_address: "::".into(), ..Default::default() };
+        object.metrics_bind_address = "fd00::1".into();
+        object.set_defaults();
+        assert_eq!(object.healthz_bind_address, "[::]:10256");
+        assert_eq!(object.metrics_bind_address, "[fd00::1]:10249");
+        let once = object.clone();
+        object.set_defaults();
+        assert_eq!(object, once);
+    }
+
+    #[test]
+    fn what_kube_proxy_lacks_is_documented() {
+        let page = |name| {
+            std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)).unwrap()
+        };
+        let pages = ["operate.md", "modes.md", "ipvs.md"].map(page).concat().replace('\n', " ");
+        for field in OWN {
+            let mut parts = field.split('_');
+            let first = parts.next().unwrap().to_owned();
+            let name =
+                parts.fold(first, |name, part| name + &part[..1].to_uppercase() + &part[1..]).replace("Cidrs", "CIDRs");
+            let is_named =
+                [format!("`{name}"), format!(".{name}"), format!("{name}: ")].iter().any(|text| pages.contains(text));
+            assert!(is_named, "{name}");
+        }
+        for Annotation { name, field, .. } in Annotation::ALL {
+            let field = field.rsplit('.').next().unwrap();
+            assert!(pages.contains(&format!("`{name}`")) && pages.contains(field), "{name}, {field}");
+        }
+        let default = proxier_core::config::Config::default().ipvs.may_ask_for;
+        let allowed = MayAskFor::NAMED.iter().filter(|(_, one)| default.contains(*one)).map(|(name, _)| *name);
+        let list = format!("`ipvs.allowedAnnotations: [{}]`", allowed.collect::<Vec<_>>().join(", "));
+        assert!(pages.contains(&list), "{list}");
+    }
+
+    #[test]
+    fn what_is_written_reads_back_the_same() {
+        let mut object = KubeProxyConfiguration::default();
+        object.set_defaults();
+        object.ipvs.exclude_cidrs = vec!["10.0.0.0/8".into(), "fd00::/8".into()];
+        object.userspace = Some(Userspace { service_cidrs: vec!["10.96.0.0/12".into()], ..Userspace::default() });
+        object.set_defaults();
+        let text = object.to_yaml().unwrap();
+        let (read, warnings) = KubeProxyConfiguration::parse(&text, "written").unwrap();
+        assert_eq!((read, warnings), (object, vec![]));
+    }
+}

@@ -1,0 +1,597 @@
+//! The configuration with every value checked.
+
+pub mod cli;
+pub mod duration;
+pub mod kubeproxyconfig;
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
+use std::time::Duration;
+
+use ipvs::model::TimeoutsUpdate;
+use proxier_core::config::{Config, EXTERNAL_IPS_GATE, Reserved, ReservedPort, User, parse_service_cidr};
+use proxier_core::modes::iptables::{self, RandomFully};
+use proxier_core::modes::select::RequestedMode;
+use proxier_core::modes::{HostSettings, Kind, userspace};
+use proxier_core::net::Network;
+use proxier_core::objects::ConfigObject;
+use serde_json::Value;
+
+use crate::problem::Problem;
+use crate::settings::duration::GoDuration;
+use crate::settings::kubeproxyconfig::{END_TIMEOUT, KubeProxyConfiguration};
+
+/// All settings, checked. `core` has those for compiling Services.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Settings {
+    /// Settings for compiling Services.
+    pub core: Config,
+    /// The mode that is asked for.
+    pub asked: RequestedMode,
+    /// Mode that serves: the configured one, or the one that was chosen.
+    pub mode: Kind,
+    /// Primary address of the node; its family is the primary one.
+    pub bind_address: IpAddr,
+    /// Whether an address that cannot be bound ends the process.
+    pub bind_address_hard_fail: bool,
+    /// Address that serves `/healthz`, `/livez` and `/readyz`; `None`: no server.
+    pub healthz: Option<SocketAddr>,
+    /// Address that serves `/metrics`; `None`: no server.
+    pub metrics: Option<SocketAddr>,
+    /// Clients that may see the status page, which the metrics server has.
+    pub status_page: Exposure,
+    /// The node's name: trimmed, in lower case. Checked where it is needed ([`Origin::nameless`]).
+    pub node_name: String,
+    /// The kubeconfig that the file names.
+    pub kubeconfig: Option<PathBuf>,
+    /// Whether the API server is asked for protobuf; it may answer in JSON.
+    pub protobuf: bool,
+    /// Interval between full comparisons with the kernel; more than 0.
+    pub sync_period: Duration,
+    /// Shortest time between two passes; at most `sync_period`.
+    pub min_sync_period: Duration,
+    /// Settings of userspace mode.
+    pub userspace: userspace::Options,
+    /// Time that connections of userspace mode get when the process ends.
+    pub end_timeout: Duration,
+    /// Whether masqueraded connections get random ports: iptables mode; in IPVS mode only `Never` counts.
+    pub random_fully: RandomFully,
+    /// Timeouts of IPVS.
+    pub timeouts: TimeoutsUpdate,
+    /// Settings that the proxy makes on this host.
+    pub host: HostSettings,
+    /// Value for this process's `oom_score_adj`: −1000 to 1000.
+    pub oom_score_adj: i16,
+    /// Verbosity of logs: 0 to 10.
+    pub verbosity: u8,
+    /// Whether logs are JSON.
+    pub log_json: bool,
+    /// The configuration as an object, defaults filled in: `--write-config-to`, `/configz`.
+    pub object: KubeProxyConfiguration,
+}
+
+/// Clients that may see the status page.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Exposure {
+    /// No clients: there is no such page. Default.
+    #[default]
+    Off,
+    /// Clients of this host, by an address or the name `localhost`: not a web page under another name, which a name server could lead here.
+    Localhost,
+    /// All clients that reach the metrics server.
+    On,
+}
+
+impl Exposure {
+    /// The value of this name in configuration files.
+    pub fn by_name(name: &str) -> Option<Self> {
+        match name {
+            "off" => Some(Exposure::Off),
+            "localhost" => Some(Exposure::Localhost),
+            "on" => Some(Exposure::On),
+            _ => None,
+        }
+    }
+}
+
+/// Origin of a configuration, with the parts that only flags can set.
+#[derive(Clone, Debug, Default)]
+pub struct Origin {
+    /// The file's name, or empty for flags.
+    pub origin: String,
+    /// Whether there is to be no health server.
+    pub no_healthz: bool,
+    /// Whether there is to be no metrics server.
+    pub no_metrics: bool,
+    /// Mode that was chosen, which counts instead of the configured one.
+    pub mode: Option<Kind>,
+    /// Whether the command needs no Node: any host name is accepted then.
+    pub nameless: bool,
+    /// The name of the flag behind a field, when fields were set by flags.
+    pub flag_of: Option<fn(&str) -> Option<&'static str>>,
+}
+
+impl Origin {
+    /// A problem of this field, by the name under which it was given: the flag's, or the file's and the field's.
+    pub(crate) fn problem(&self, field: &str, reason: impl Into<String>) -> Problem {
+        match self.flag_of.and_then(|flag_of| flag_of(field)) {
+            Some(flag) => Problem::new(format!("--{flag}"), reason),
+            None => Problem::new(&self.origin, reason).at(field),
+        }
+    }
+}
+
+impl Settings {
+    /// The addresses and ports that no Service gets, as configured.
+    pub(crate) fn reserved(&self) -> Reserved {
+        let mut reserved = self.core.reserved.clone();
+        for (address, user) in [(self.healthz, User::Health), (self.metrics, User::Metrics)] {
+            if let Some(address) = address {
+                reserved.reserve(ReservedPort::tcp_here(address.port()), user);
+            }
+        }
+        reserved
+    }
+
+    /// Options of iptables mode beyond those of every mode.
+    pub(crate) fn iptables(&self) -> iptables::Options {
+        let mut options = iptables::Options::default();
+        options.localhost_node_ports = self.object.iptables.localhost_node_ports.unwrap_or(true);
+        options.random_fully = self.random_fully;
+        options.reject_with_reset = self.object.iptables.reject_with_reset;
+        options
+    }
+
+    /// Fills in defaults and checks.
+    ///
+    /// # Errors
+    ///
+    /// All problems at once.
+    pub fn check(mut object: KubeProxyConfiguration, given: &Origin) -> Result<Self, Vec<Problem>> {
+        object.set_defaults();
+        let mut check = Check { given, errors: Vec::new() };
+        let settings = check.all(object);
+        if check.errors.is_empty() { Ok(settings) } else { Err(check.errors) }
+    }
+
+    /// Writes the effective configuration to a file, as YAML.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be written.
+    pub fn write(&self, path: &std::path::Path) -> Result<(), Problem> {
+        std::fs::write(path, self.object.to_yaml()?)
+            .map_err(|error| Problem::new(path.display().to_string(), format!("cannot be written ({error})")))
+    }
+}
+
+struct Check<'a> {
+    given: &'a Origin,
+    errors: Vec<Problem>,
+}
+
+const UNSPECIFIED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
+
+impl Check<'_> {
+    fn error(&mut self, field: &str, reason: impl Into<String>) {
+        let problem = self.given.problem(field, reason);
+        self.errors.push(problem);
+    }
+
+    fn all(&mut self, object: KubeProxyConfiguration) -> Settings {
+        let bind_address = object.bind_address.parse().unwrap_or_else(|_not_an_address| {
+            self.error("bindAddress", format!("{:?} is not an IP address", object.bind_address));
+            UNSPECIFIED
+        });
+        let asked = self.asked(&object.mode);
+        let mode = match (self.given.mode, asked) {
+            (Some(chosen), _) => chosen,
+            (None, RequestedMode::Mode(mode)) => mode,
+            (None, RequestedMode::Auto) => Kind::default(),
+        };
+        let (section, least, most) = match &object.nftables {
+            Some(nftables) if mode == Kind::Nftables => ("nftables", nftables.min_sync_period, nftables.sync_period),
+            _ if mode == Kind::Iptables => ("iptables", object.iptables.min_sync_period, object.iptables.sync_period),
+            _ => ("ipvs", object.ipvs.min_sync_period, object.ipvs.sync_period),
+        };
+        let (min_sync_period, sync_period) = (least.0, most.0);
+        if min_sync_period > sync_period {
+            self.error(&format!("{section}.minSyncPeriod"), format!("longer than {section}.syncPeriod ({most})"));
+        }
+        let oom_score_adj = object.oom_score_adj.unwrap_or(-999);
+        let connection = &object.client_connection;
+        let accepted = Some(&connection.accept_content_types).filter(|types| !types.is_empty());
+        let protobuf = accepted.unwrap_or(&connection.content_type).contains("protobuf");
+        Settings {
+            asked,
+            mode,
+            core: self.core(&object, mode),
+            bind_address,
+            bind_address_hard_fail: object.bind_address_hard_fail,
+            healthz: self.listen("healthzBindAddress", &object.healthz_bind_address, self.given.no_healthz),
+            metrics: self.listen("metricsBindAddress", &object.metrics_bind_address, self.given.no_metrics),
+            status_page: self.status_page(&object),
+            node_name: self.node_name(&object.hostname_override),
+            kubeconfig: Some(&connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
+            protobuf,
+            sync_period,
+            min_sync_period,
+            userspace: self.userspace(&object),
+            end_timeout: object
+                .userspace
+                .as_ref()
+                .and_then(|section| section.end_timeout)
+                .map_or(END_TIMEOUT, |it| it.0),
+            random_fully: self.random_fully(&object),
+            timeouts: self.timeouts(&object),
+            host: self.host(&object),
+            oom_score_adj: self.number("oomScoreAdj", oom_score_adj, -1000, 1000),
+            verbosity: self.number("logging.verbosity", object.logging.verbosity.min(10), 0, 10),
+            log_json: self.log_format(&object.logging.format),
+            object,
+        }
+    }
+
+    fn asked(&mut self, mode: &str) -> RequestedMode {
+        if matches!(mode, "" | "auto") {
+            return RequestedMode::Auto;
+        }
+        if let Some(kind) = Kind::ALL.into_iter().find(|kind| kind.name() == mode) {
+            return RequestedMode::Mode(kind);
+        }
+        let reason = if mode == "kernelspace" { "is for Windows only" } else { "is not a mode" };
+        self.error("mode", format!("{mode:?} {reason}; write auto, ipvs, nftables, iptables or userspace"));
+        RequestedMode::Auto
+    }
+
+    /// Reads the part of proxier-core, which uses the same object and reports what is wrong.
+    fn core(&mut self, object: &KubeProxyConfiguration, mode: Kind) -> Config {
+        let mut value = serde_json::to_value(object).unwrap_or_default();
+        let masquerade = match (mode, &object.nftables) {
+            (Kind::Nftables, Some(of)) => Some(("nftables.masqueradeBit", of.masquerade_all, of.masquerade_bit)),
+            (Kind::Iptables, _) => {
+                Some(("iptables.masqueradeBit", object.iptables.masquerade_all, object.iptables.masquerade_bit))
+            }
+            _ => None,
+        };
+        if let Some((_, all, bit)) = masquerade {
+            // proxier-core reads both from the section `ipvs`, also for other modes.
+            value["ipvs"]["masqueradeAll"] = all.into();
+            value["ipvs"]["masqueradeBit"] = bit.into();
+        }
+        if !mode.facts().has_virtual_servers {
+            // Only IPVS mode has firewall marks of its own, which may not touch the bit of its section.
+            value["ipvs"]["markSplit"] = false.into();
+        }
+        let part: ConfigObject = match serde_json::from_value(value) {
+            Ok(part) => part,
+            Err(error) => {
+                self.error("", error.to_string());
+                return Config::default();
+            }
+        };
+        let mut rejections = Vec::new();
+        let config = Config::check(&part, &mut rejections);
+        // The gate guards: a slip of the pen must not leave it off.
+        let is_slip = |name: &&String| *name != EXTERNAL_IPS_GATE && name.eq_ignore_ascii_case(EXTERNAL_IPS_GATE);
+        if let Some(name) = object.feature_gates.keys().find(is_slip) {
+            self.error("featureGates", format!("{name:?} is not a feature gate; write {EXTERNAL_IPS_GATE}"));
+        }
+        for rejection in rejections {
+            // Nothing of a configuration is left out: keep only the first part, such as "not a network (ADDRESS/PREFIX)".
+            let reason = rejection.reason.split("; ").next().unwrap_or_default();
+            let own = masquerade.map(|(field, ..)| field).filter(|_| rejection.field == "ipvs.masqueradeBit");
+            self.error(own.unwrap_or(&rejection.field), format!("{:?} is {reason}", rejection.value));
+        }
+        config
+    }
+
+    fn random_fully(&mut self, object: &KubeProxyConfiguration) -> RandomFully {
+        match &object.iptables.random_fully {
+            None => RandomFully::Auto,
+            Some(Value::String(text)) if text == "auto" => RandomFully::Auto,
+            Some(Value::Bool(true)) => RandomFully::Always,
+            Some(Value::Bool(false)) => RandomFully::Never,
+            Some(other) => {
+                self.error("iptables.randomFully", format!("{other} is neither auto, true nor false"));
+                RandomFully::Auto
+            }
+        }
+    }
+
+    fn userspace(&mut self, object: &KubeProxyConfiguration) -> userspace::Options {
+        let mut options = userspace::Options::default();
+        options.service_cidrs = self.service_cidrs(object);
+        if let Some(section) = &object.userspace {
+            options.udp_idle = section.udp_idle_timeout.0;
+        }
+        options
+    }
+
+    /// The networks of userspace mode.
+    fn service_cidrs(&mut self, object: &KubeProxyConfiguration) -> Vec<Network> {
+        let texts = object.userspace.iter().flat_map(|section| &section.service_cidrs);
+        let mut networks = Vec::new();
+        for (index, text) in texts.enumerate() {
+            if let Some(network) = parse_service_cidr(text) {
+                networks.push(network);
+            } else {
+                let reason = format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
+                self.error(&format!("userspace.serviceCIDRs[{index}]"), reason);
+            }
+        }
+        networks
+    }
+
+    fn listen(&mut self, field: &str, text: &str, off: bool) -> Option<SocketAddr> {
+        if off {
+            return None;
+        }
+        let address = text.parse().ok();
+        if address.is_none() {
+            self.error(field, format!("{text:?} is not ADDRESS:PORT, such as 0.0.0.0:10256 or [::]:10256"));
+        }
+        address
+    }
+
+    fn status_page(&mut self, object: &KubeProxyConfiguration) -> Exposure {
+        let asked = match &object.status_page {
+            None | Some(Value::Bool(false)) => Some(Exposure::Off),
+            // YAML's `on` and `off` may be these.
+            Some(Value::Bool(true)) => Some(Exposure::On),
+            Some(Value::String(name)) => Exposure::by_name(name),
+            Some(_) => None,
+        };
+        let exposure = asked.unwrap_or_default();
+        if asked.is_none() {
+            let given = object.status_page.clone().unwrap_or_default();
+            self.error("statusPage", format!("{given} is not off, localhost or on"));
+        } else if exposure != Exposure::Off && self.given.no_metrics {
+            self.error("statusPage", "needs the metrics server, which is off; set --metrics-bind-address");
+        }
+        exposure
+    }
+
+    fn node_name(&mut self, asked: &str) -> String {
+        let own = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+        let name = if asked.trim().is_empty() { own() } else { asked.to_owned() };
+        let name = name.trim().to_lowercase();
+        // RFC 1123, as the API server requires of a Node's name.
+        let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
+        if self.given.nameless {
+            return name;
+        }
+        if name.is_empty() {
+            self.error("hostnameOverride", "this host has no name; set --hostname-override to the Node's");
+        } else if name.len() > 253 || !name.chars().all(good) {
+            self.error("hostnameOverride", format!("{name:?} cannot be a Node's name (a-z, 0-9, '-', '.')"));
+        }
+        name
+    }
+
+    fn timeouts(&mut self, object: &KubeProxyConfiguration) -> TimeoutsUpdate {
+        let mut timeouts = TimeoutsUpdate::new();
+        timeouts.tcp_secs = self.secs("ipvs.tcpTimeout", object.ipvs.tcp_timeout);
+        timeouts.tcp_fin_secs = self.secs("ipvs.tcpFinTimeout", object.ipvs.tcp_fin_timeout);
+        timeouts.udp_secs = self.secs("ipvs.udpTimeout", object.ipvs.udp_timeout);
+        timeouts
+    }
+
+    fn host(&mut self, object: &KubeProxyConfiguration) -> HostSettings {
+        let asked = &object.conntrack;
+        let mut host = HostSettings::default();
+        host.strict_arp = object.ipvs.strict_arp;
+        let most = i64::from(i32::MAX);
+        let each: u32 = self.number("conntrack.maxPerCore", asked.max_per_core.unwrap_or(0), 0, most);
+        let min: u32 = self.number("conntrack.min", asked.min.unwrap_or(0), 0, most);
+        let cpus = std::thread::available_parallelism().map_or(1, |cpus| u32::try_from(cpus.get()).unwrap_or(u32::MAX));
+        host.conntrack_max = (each > 0).then(|| each.saturating_mul(cpus).max(min));
+        host.tcp_be_liberal = asked.tcp_be_liberal;
+        let timeout = |asked: Option<GoDuration>| asked.unwrap_or_default();
+        host.tcp_established_secs =
+            self.secs("conntrack.tcpEstablishedTimeout", timeout(asked.tcp_established_timeout));
+        host.tcp_close_wait_secs = self.secs("conntrack.tcpCloseWaitTimeout", timeout(asked.tcp_close_wait_timeout));
+        host.udp_secs = self.secs("conntrack.udpTimeout", asked.udp_timeout);
+        host.udp_stream_secs = self.secs("conntrack.udpStreamTimeout", asked.udp_stream_timeout);
+        host
+    }
+
+    /// Whole seconds; 0 leaves the kernel's value. Less than a second is rejected, since rounding would make it 0.
+    fn secs(&mut self, field: &str, duration: GoDuration) -> Option<u32> {
+        let secs = duration.0.as_secs();
+        if secs == 0 && !duration.0.is_zero() {
+            self.error(field, format!("{duration} is less than a second, which the kernel cannot do"));
+        }
+        let fits = u32::try_from(secs).ok().filter(|secs| i32::try_from(*secs).is_ok());
+        if fits.is_none() {
+            self.error(field, format!("{duration} is more than the kernel takes ({} s)", i32::MAX));
+        }
+        fits.filter(|secs| *secs > 0)
+    }
+
+    fn number<T: TryFrom<i64> + Default>(&mut self, field: &str, number: i64, least: i64, most: i64) -> T {
+        if let Some(fits) =
+            Some(number).filter(|number| (least..=most).contains(number)).and_then(|n| n.try_into().ok())
+        {
+            return fits;
+        }
+        self.error(field, format!("{number} is not from {least} to {most}"));
+        T::default()
+    }
+
+    fn log_format(&mut self, format: &str) -> bool {
+        if !matches!(format, "text" | "json") {
+            self.error("logging.format", format!("{format:?} is neither text nor json"));
+        }
+        format == "json"
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn check(body: &str) -> Result<Settings, Vec<String>> {
+        let text = format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{body}");
+        let (object, _) = KubeProxyConfiguration::parse(&text, "c").map_err(|problem| vec![problem.to_string()])?;
+        Settings::check(object, &Origin { origin: "c".into(), ..Origin::default() })
+            .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn every_impossible_value_is_named() {
+        for (body, expected) in [
+            ("mode: ipvss", "c: mode: \"ipvss\" is not a mode; write auto, ipvs, nftables, iptables or userspace"),
+            ("mode: kernelspace", "c: mode: \"kernelspace\" is for Windows only; write auto, "),
+            ("bindAddress: localhost", "c: bindAddress: \"localhost\" is not an IP address"),
+            ("healthzBindAddress: '10256'", "c: healthzBindAddress: \"10256\" is not ADDRESS:PORT"),
+            ("metricsBindAddress: 127.0.0.1:70000", "c: metricsBindAddress: "),
+            ("oomScoreAdj: -1001", "c: oomScoreAdj: -1001 is not from -1000 to 1000"),
+            ("ipvs: {minSyncPeriod: 31s}", "c: ipvs.minSyncPeriod: longer than ipvs.syncPeriod (30s)"),
+            ("ipvs: {tcpTimeout: 300ms}", "c: ipvs.tcpTimeout: 300ms is less than a second"),
+            ("ipvs: {udpTimeout: 1000000h}", "c: ipvs.udpTimeout: 1000000h0m0s is more than the kernel takes"),
+            ("ipvs: {scheduler: 'no such thing'}", "c: ipvs.scheduler: \"no such thing\" is not a scheduler's name"),
+            (
+                "ipvs: {excludeCIDRs: [10.0.0.0/8, 10.0.0.0/33]}",
+                "c: ipvs.excludeCIDRs[1]: \"10.0.0.0/33\" is not a network",
+            ),
+            ("nodePortAddresses: [everywhere]", "c: nodePortAddresses[0]: \"everywhere\" is not a network"),
+            ("conntrack: {maxPerCore: -1}", "c: conntrack.maxPerCore: -1 is not from 0 to 2147483647"),
+            ("statusPage: everybody", "c: statusPage: \"everybody\" is not off, localhost or on"),
+            ("statusPage: 7", "c: statusPage: 7 is not off, localhost or on"),
+            ("hostnameOverride: 'a b'", "c: hostnameOverride: \"a b\" cannot be a Node's name"),
+            ("logging: {format: xml}", "c: logging.format: \"xml\" is neither text nor json"),
+            ("logging: {verbosity: -1}", "c: logging.verbosity: -1 is not from 0 to 10"),
+            ("iptables: {masqueradeBit: 32}", "c: iptables.masqueradeBit: \"32\" is not a bit of the mark"),
+            ("clusterCIDR: 10.0.0.0", "c: clusterCIDR: \"10.0.0.0\" is not a network"),
+            ("clusterCIDR: '10.0.0.0/8,10.1.0.0/16'", "c: clusterCIDR: \"10.1.0.0/16\" is a second network"),
+            ("detectLocalMode: Guess", "c: detectLocalMode: \"Guess\" is not ClusterCIDR"),
+            ("detectLocalMode: BridgeInterface", "c: detectLocal.bridgeInterface: "),
+        ] {
+            let problems = check(body).unwrap_err();
+            assert_eq!(problems.len(), 1, "{body}: {problems:?}");
+            assert!(problems[0].starts_with(expected), "{body}: {problems:?}");
+        }
+    }
+
+    #[test]
+    fn all_that_is_wrong_is_said_at_once() {
+        assert_eq!(check("oomScoreAdj: 5000\nmode: x\nipvs: {excludeCIDRs: [a, b]}").unwrap_err().len(), 4);
+    }
+
+    #[test]
+    fn zero_leaves_the_kernels_timeouts_alone() {
+        let settings = check("ipvs: {tcpTimeout: 900.9s}\nconntrack: {maxPerCore: 0}\nmode: ipvs").unwrap();
+        let timeouts = settings.timeouts;
+        assert_eq!((timeouts.tcp_secs, timeouts.tcp_fin_secs, timeouts.udp_secs), (Some(900), None, None));
+        assert_eq!((settings.host.conntrack_max, settings.host.tcp_established_secs), (None, Some(86_400)));
+    }
+
+    #[test]
+    fn userspace_mode_has_times() {
+        let of = |body: &str| {
+            let settings = check(body).unwrap();
+            let userspace = settings.userspace;
+            (userspace.udp_idle, settings.end_timeout)
+        };
+        let (secs, idle) = (Duration::from_secs, Duration::from_millis(250));
+        for body in ["", "userspace: {}"] {
+            assert_eq!(of(body), (idle, secs(20)), "{body}");
+        }
+        assert_eq!(of("userspace: {udpIdleTimeout: 5s, endTimeout: 50s}"), (secs(5), secs(50)));
+        assert_eq!(of("userspace: {endTimeout: 0s}"), (idle, Duration::ZERO), "nobody waits");
+    }
+
+    /// `on` and `off` are names here, although YAML may read them as booleans.
+    #[test]
+    fn the_status_page_is_off_unless_it_is_asked_for() {
+        for (body, expected) in [
+            ("", Exposure::Off),
+            ("statusPage: off", Exposure::Off),
+            ("statusPage: false", Exposure::Off),
+            ("statusPage: localhost", Exposure::Localhost),
+            ("statusPage: on", Exposure::On),
+            ("statusPage: \"on\"", Exposure::On),
+        ] {
+            assert_eq!(check(body).unwrap().status_page, expected, "{body}");
+        }
+        let object = KubeProxyConfiguration { status_page: Some("on".into()), ..Default::default() };
+        let given = Origin { no_metrics: true, ..Origin::default() };
+        let problems = Settings::check(object, &given).unwrap_err();
+        assert!(problems[0].to_string().contains("needs the metrics server"), "{problems:?}");
+    }
+
+    #[test]
+    fn names_of_nodes_are_in_lower_case() {
+        assert_eq!(check("hostnameOverride: ' Node-A.example '").unwrap().node_name, "node-a.example");
+        assert!(!check("").unwrap().node_name.is_empty());
+    }
+
+    /// Hosts may have names that no Node has.
+    #[test]
+    fn whatever_the_name_is_where_none_is_needed() {
+        for name in ["My_Host", "a b", &"x".repeat(300)] {
+            let object = KubeProxyConfiguration { hostname_override: name.to_owned(), ..Default::default() };
+            Settings::check(object.clone(), &Origin::default()).unwrap_err();
+            Settings::check(object, &Origin { nameless: true, ..Origin::default() }).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_mode_that_is_not_named_is_chosen() {
+        for body in ["", "mode: ''", "mode: auto"] {
+            let settings = check(body).unwrap();
+            assert_eq!((settings.asked, settings.mode), (RequestedMode::Auto, Kind::Ipvs), "{body}");
+        }
+        let settings = check("mode: iptables").unwrap();
+        assert_eq!((settings.asked, settings.mode), (RequestedMode::Mode(Kind::Iptables), Kind::Iptables));
+    }
+
+    /// Settings that several modes have in their sections are read from the section of the mode that serves.
+    #[test]
+    fn the_mode_that_is_chosen_has_its_own_section() {
+        let text = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nhostnameOverride: n\n\
+                    mode: ipvs\nipvs: {syncPeriod: 9s}\niptables: {masqueradeAll: true, syncPeriod: 1m}";
+        let (object, _) = KubeProxyConfiguration::parse(text, "c").unwrap();
+        let given = Origin { mode: Some(Kind::Iptables), ..Origin::default() };
+        let settings = Settings::check(object, &given).unwrap();
+        assert_eq!((settings.asked, settings.mode), (RequestedMode::Mode(Kind::Ipvs), Kind::Iptables));
+        assert_eq!((settings.sync_period, settings.core.masquerade_all), (Duration::from_secs(60), true));
+        assert_eq!(settings.object.mode, "ipvs");
+    }
+
+    #[test]
+    fn iptables_mode_has_a_section_of_its_own() {
+        let text = "mode: iptables\niptables: {masqueradeAll: true, masqueradeBit: 5, localhostNodePorts: false, \
+                    minSyncPeriod: 3s, syncPeriod: 1m}\nipvs: {masqueradeAll: false, masqueradeBit: 6, syncPeriod: 9s}";
+        let settings = check(text).unwrap();
+        assert_eq!(settings.mode, Kind::Iptables);
+        assert_eq!(
+            (settings.core.masquerade_all, settings.core.masquerade_bit.to_string()),
+            (true, "0x00000020".to_owned())
+        );
+        assert_eq!(settings.object.iptables.localhost_node_ports, Some(false));
+        for (text, expected) in [
+            ("auto", RandomFully::Auto),
+            ("null", RandomFully::Auto),
+            ("true", RandomFully::Always),
+            ("false", RandomFully::Never),
+        ] {
+            let settings = check(&format!("mode: iptables\niptables: {{randomFully: {text}}}")).unwrap();
+            assert_eq!(settings.random_fully, expected, "{text}");
+        }
+        let problems = check("iptables: {randomFully: sometimes}").unwrap_err();
+        assert_eq!(problems, ["c: iptables.randomFully: \"sometimes\" is neither auto, true nor false"]);
+        let periods = (settings.min_sync_period, settings.sync_period);
+        assert_eq!(periods, (Duration::from_secs(3), Duration::from_secs(60)));
+        let settings = check("mode: iptables").unwrap();
+        assert_eq!(settings.object.iptables.localhost_node_ports, Some(true));
+        assert!(!settings.object.iptables.reject_with_reset);
+        assert!(check("iptables: {rejectWithReset: true}").unwrap().object.iptables.reject_with_reset);
+        let periods = (settings.min_sync_period, settings.sync_period);
+        assert_eq!(periods, (Duration::from_secs(1), Duration::from_secs(30)));
+        let problems = check("mode: iptables\niptables: {minSyncPeriod: 31s}").unwrap_err();
+        assert_eq!(problems, ["c: iptables.minSyncPeriod: longer than iptables.syncPeriod (30s)"]);
+    }
+}

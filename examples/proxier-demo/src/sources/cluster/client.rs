@@ -1,0 +1,416 @@
+//! Requests to an API server: one at a time, each with a time limit; the kind of a failure says what to do next.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use http::{Method, Request, Response, StatusCode, header};
+use http_body_util::BodyExt;
+use hyper::body::Body as _;
+use kube::client::Body;
+use kube::config::InClusterError;
+use kube::{Client, Config};
+use tokio::sync::Mutex;
+use tokio::time::error::Elapsed;
+
+use super::encoding::Encoding;
+use super::objects::Status;
+use super::{credentials, kubeconfig, protobuf, requests};
+use crate::problem::{OneLine, Problem, causes};
+use crate::sources::files::NotedFiles;
+
+/// Source of the server's address and of the credentials.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Connection {
+    /// A kubeconfig; without one, and without `master`, the pod's own account.
+    pub kubeconfig: Option<PathBuf>,
+    /// The server's URL instead of the kubeconfig's; alone, without credentials.
+    pub master: Option<String>,
+}
+
+impl Connection {
+    /// Server's address as configured, without any request; `None` when there can be no client.
+    pub fn server(&self) -> Option<http::Uri> {
+        let url: http::Uri = match (&self.master, &self.kubeconfig) {
+            (Some(url), _) => url.parse().ok()?,
+            (None, Some(path)) => kubeconfig::server(path)?,
+            (None, None) => Config::incluster().ok()?.cluster_url,
+        };
+        Some(url)
+    }
+
+    /// The port of the server.
+    pub fn server_port(&self) -> Option<u16> {
+        let url = self.server()?;
+        Some(url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 }))
+    }
+
+    /// Addresses of the server with its port. None for a name that is not resolved within two seconds.
+    pub async fn server_addresses(&self) -> Vec<SocketAddr> {
+        let Some(url) = self.server() else { return Vec::new() };
+        let Some(host) = url.host() else { return Vec::new() };
+        let Some(port) = self.server_port() else { return Vec::new() };
+        let lookup = tokio::net::lookup_host((host.trim_matches(['[', ']']), port));
+        match tokio::time::timeout(Duration::from_secs(2), lookup).await {
+            Ok(Ok(addresses)) => addresses.collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// A client by the present content of files and output of programs. `files`: those that it was made of; they stay there after a failure.
+    async fn build(&self, files: &mut NotedFiles) -> Result<Made, Problem> {
+        let mut config = match (&self.kubeconfig, &self.master) {
+            (Some(path), _) => kubeconfig::config(path, files).await?,
+            (None, Some(_)) => Config::new(http::Uri::from_static("http://localhost")),
+            (None, None) => in_pod(files).map_err(|error| {
+                let advice = "give --kubeconfig, --master or --manifests";
+                Problem::new("", format!("this is not a pod of a cluster ({}); {advice}", causes(&error)))
+            })?,
+        };
+        if let Some(url) = &self.master {
+            let uri = url.parse::<http::Uri>().ok().filter(kubeconfig::is_server);
+            config.cluster_url = uri.ok_or_else(|| {
+                Problem::new("--master", format!("{url:?} is not a URL such as https://10.0.0.1:6443"))
+            })?;
+        }
+        if config.cluster_url.scheme_str() == Some("http") {
+            // Keeps the client from reading the system's own certificates, which takes longer than everything else here.
+            config.root_cert.get_or_insert_default();
+        }
+        // This module decides about retries, not the client.
+        config.default_retry = false;
+        let origin = kubeconfig::shown(&config.cluster_url);
+        config.auth_info.token_file.iter().for_each(|path| files.note(path));
+        let until = credentials::settle(&mut config.auth_info).await;
+        let until = until.map_err(|reason| Problem::new(&origin, reason))?;
+        let host = config
+            .cluster_url
+            .authority()
+            .map_or("", |authority| kubeconfig::without_user(authority.as_str()))
+            .to_owned();
+        let client = Client::try_from(config).map_err(|error| Problem::new(origin, causes(&error)))?;
+        let current = Current { client, number: 0, host: host.into() };
+        Ok(Made { current, files: std::mem::take(files), until, is_doubted: false })
+    }
+}
+
+/// The account of a pod.
+fn in_pod(files: &mut NotedFiles) -> Result<Config, InClusterError> {
+    // The first reading learns where the account's files are.
+    Config::incluster()?.root_cert_file.iter().for_each(|path| files.note(path));
+    let mut config = Config::incluster()?;
+    // A new client reads the new certificate; the file need not be read elsewhere.
+    config.root_cert_file = None;
+    Ok(config)
+}
+
+struct Made {
+    current: Current,
+    files: NotedFiles,
+    /// Time when its credentials end.
+    until: Option<Instant>,
+    /// Whether the server does not accept this client, or this client the server.
+    is_doubted: bool,
+}
+
+impl Made {
+    fn is_as_new(&self) -> bool {
+        !self.is_doubted && self.until.is_none_or(|until| Instant::now() < until) && self.files.are_as_noted()
+    }
+}
+
+/// A client, with its number within the session.
+#[derive(Clone)]
+pub(crate) struct Current {
+    client: Client,
+    pub(crate) number: u64,
+    /// The server, with its port.
+    host: Arc<str>,
+}
+
+impl Current {
+    /// Sends a request, waits for the head of the answer, and counts both.
+    ///
+    /// # Errors
+    ///
+    /// `Elapsed`: there was no answer in time. Otherwise there was no connection, or it broke.
+    pub(crate) async fn send(
+        &self,
+        request: Request<Body>,
+        patience: Duration,
+    ) -> Result<Result<Response<Body>, kube::Error>, Elapsed> {
+        let (method, start) = (request.method().clone(), Instant::now());
+        let size = request.body().size_hint().exact();
+        let answer = tokio::time::timeout(patience, self.client.send(request)).await;
+        let status = answer.as_ref().ok().and_then(|answer| Some(answer.as_ref().ok()?.status()));
+        requests::count(&self.host, &method, size, status, start.elapsed());
+        answer
+    }
+
+    /// Counts a request that is sent again after this outcome; `None`: there was no answer.
+    pub(crate) fn sends_again(&self, method: &Method, status: Option<StatusCode>) {
+        requests::again(&self.host, method, status);
+    }
+}
+
+/// The client of a connection. It is replaced when a file that it was made of has changed, when its credentials end, and when it is in doubt; it
+/// stays if its replacement cannot be made.
+pub(crate) struct Session {
+    connection: Connection,
+    made: Mutex<Option<Made>>,
+}
+
+impl Session {
+    /// Makes no client yet.
+    pub(crate) fn new(connection: Connection) -> Self {
+        Session { connection, made: Mutex::new(None) }
+    }
+
+    pub(crate) fn connection(&self) -> &Connection {
+        &self.connection
+    }
+
+    /// The client for a request.
+    ///
+    /// # Errors
+    ///
+    /// No client could be made yet: the kubeconfig or the credentials cannot be read, or nothing is given outside of a pod.
+    pub(crate) async fn current(&self) -> Result<Current, Problem> {
+        let mut made = self.made.lock().await;
+        if !made.as_ref().is_some_and(Made::is_as_new) {
+            let mut files = NotedFiles::default();
+            match (self.connection.build(&mut files).await, &mut *made) {
+                (Ok(mut new), old) => {
+                    new.current.number = old.as_ref().map_or(0, |old| old.current.number.saturating_add(1));
+                    *old = Some(new);
+                }
+                (Err(problem), None) => return Err(problem),
+                (Err(problem), Some(old)) => {
+                    tracing::error!("{problem}; what was read before stays in use");
+                    old.files = files;
+                }
+            }
+        }
+        match &*made {
+            Some(made) => Ok(made.current.clone()),
+            None => Err(Problem::new("", "there is no client of the API server")),
+        }
+    }
+
+    /// Marks this client as unusable: the next request makes another.
+    pub(crate) async fn doubt(&self, current: &Current) {
+        let mut made = self.made.lock().await;
+        if let Some(made) = made.as_mut().filter(|made| made.current.number == current.number) {
+            made.is_doubted = true;
+        }
+    }
+
+    /// Pauses for this time, or until there is a client of another number, or can be one: a file has changed.
+    pub(crate) async fn pause(&self, pause: Duration, number: u64) {
+        const LOOK: Duration = Duration::from_secs(1);
+        let end = Instant::now().checked_add(pause);
+        loop {
+            let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
+            tokio::time::sleep(left.min(LOOK)).await;
+            let made = self.made.lock().await;
+            if left <= LOOK
+                || made.as_ref().is_some_and(|made| made.current.number != number || !made.files.are_as_noted())
+            {
+                return;
+            }
+        }
+    }
+}
+
+/// Kind of a failed request, by what to do next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum FailureKind {
+    /// The version or the continue token is too old: list from the start.
+    Expired,
+    /// The version is later than the server's: list what there is now.
+    TooNew,
+    /// The server does not know such a request: ask in another way.
+    Invalid,
+    /// Credentials are wrong or too old: read them again.
+    Unauthorized,
+    /// The server has no such resource.
+    Missing,
+    /// The account lacks a permission, which an administrator has to grant.
+    Forbidden,
+    /// The answer is larger than there is room for: ask for less.
+    TooLarge,
+    /// There was no connection, or it broke off.
+    Unreachable,
+    /// One side does not accept the other's certificate: read the certificates again.
+    Untrusted,
+    /// Anything else: try again later.
+    Other,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Failure {
+    pub(super) kind: FailureKind,
+    pub(super) message: String,
+    pub(super) retry_after: Option<Duration>,
+}
+
+/// The causes of a failed request without the words of the libraries that pass them on.
+fn plain(error: &dyn std::error::Error) -> String {
+    let mut text = causes(error);
+    for words in [
+        "ServiceError: ",
+        "HyperError: ",
+        "client error (Connect): ",
+        "client error (SendRequest): ",
+        "error reading a body from connection: ",
+        "connection error: ",
+    ] {
+        text = text.replace(words, "");
+    }
+    match text.to_lowercase() {
+        of_chunks if of_chunks.contains("unexpected eof during chunk") => "it ends too early".to_owned(),
+        of_chunks if of_chunks.contains("invalid chunk") => "it is not HTTP".to_owned(),
+        _ => text,
+    }
+}
+
+impl Failure {
+    pub(super) fn other(message: impl Into<String>) -> Self {
+        Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
+    }
+
+    /// Nothing came for this time.
+    pub(super) fn silent(time: Duration) -> Self {
+        Failure::other(format!("silent for {} s", time.as_secs_f32()))
+    }
+
+    fn unreachable(error: &kube::Error) -> Self {
+        let message = plain(error);
+        let is_of_certificates = kubeconfig::is_of_certificates(&message);
+        let kind = if is_of_certificates { FailureKind::Untrusted } else { FailureKind::Unreachable };
+        let message = format!("{}{}", OneLine(&message), kubeconfig::advice(&message));
+        Failure { kind, message, retry_after: None }
+    }
+
+    /// The failure for a status, in a body or in an event.
+    pub(super) fn of_status(code: u16, status: &Status) -> Self {
+        let mut causes = status.details.iter().flat_map(|details| &details.causes);
+        let kind = match code {
+            400 | 422 => FailureKind::Invalid,
+            401 => FailureKind::Unauthorized,
+            403 => FailureKind::Forbidden,
+            404 => FailureKind::Missing,
+            410 => FailureKind::Expired,
+            504 if causes.any(|cause| cause.reason == "ResourceVersionTooLarge") => FailureKind::TooNew,
+            // The server's reason for a version it has not seen yet, or no longer keeps.
+            _ if matches!(status.reason.as_str(), "Expired" | "Gone") => FailureKind::Expired,
+            _ => FailureKind::Other,
+        };
+        let seconds = status.details.as_ref().and_then(|details| details.retry_after_seconds);
+        Failure {
+            kind,
+            message: format!("HTTP {code}: {}", OneLine(&status.message)),
+            retry_after: seconds.map(|seconds| Duration::from_secs(seconds.into())),
+        }
+    }
+}
+
+/// An answer whose body is read piece by piece.
+pub(super) struct Answer {
+    body: Body,
+    pub(super) encoding: Encoding,
+    patience: Duration,
+    host: Arc<str>,
+    begun: Instant,
+    /// Bytes that have come.
+    length: u64,
+}
+
+/// Least speed of a list, in bytes a second, once `patience` is over.
+const LEAST_SPEED: u64 = 1024;
+
+/// Room for the text of a failure.
+const FAILURE_BYTES: usize = 64 * 1024;
+
+/// Sends a GET and waits for the head of the answer.
+pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience: Duration) -> Result<Answer, Failure> {
+    let request = Request::get(target)
+        .header(header::ACCEPT, accepts)
+        .header(header::USER_AGENT, concat!("proxier-demo/", env!("CARGO_PKG_VERSION")))
+        .body(Body::empty())
+        .map_err(|error| Failure::other(error.to_string()))?;
+    let answer = current.send(request, patience).await;
+    let answer = answer.map_err(|_elapsed| Failure::other(format!("no answer within {} s", patience.as_secs_f32())))?;
+    let answer = answer.map_err(|error| Failure::unreachable(&error))?;
+    let code = answer.status();
+    let (retry_after, encoding) = {
+        let text_of = |name| answer.headers().get(name).and_then(|value| value.to_str().ok());
+        let retry_after = text_of(header::RETRY_AFTER).and_then(|text| text.parse().ok());
+        (retry_after, Encoding::of_answer(text_of(header::CONTENT_TYPE)))
+    };
+    let (body, host) = (answer.into_body(), current.host.clone());
+    let mut answer = Answer { body, encoding, patience, host, begun: Instant::now(), length: 0 };
+    if code == StatusCode::OK {
+        return Ok(answer);
+    }
+    let body = answer.read_body(FAILURE_BYTES).await.unwrap_or_default();
+    let status = encoding.object(&body).and_then(|object| object.read(protobuf::STATUS).map_err(|(_, reason)| reason));
+    let status = status.unwrap_or_else(|_not_a_status| Status {
+        message: String::from_utf8_lossy(&body).into_owned(),
+        ..Status::default()
+    });
+    let mut failure = Failure::of_status(code.as_u16(), &status);
+    failure.retry_after = retry_after.map(Duration::from_secs).or(failure.retry_after);
+    Err(failure)
+}
+
+impl Answer {
+    /// Next piece; `None` at the end. `patience` applies to this one piece.
+    pub(super) async fn piece(&mut self, patience: Duration) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
+        loop {
+            let frame = tokio::time::timeout(patience, self.body.frame()).await;
+            let frame = frame.map_err(|_elapsed| Failure::silent(patience))?;
+            match frame {
+                None => return Ok(None),
+                Some(Err(error)) => {
+                    return Err(Failure::other(format!("the answer broke off: {}", OneLine(&plain(&error)))));
+                }
+                Some(Ok(frame)) => {
+                    if let Ok(piece) = frame.into_data() {
+                        self.length = self.length.saturating_add(piece.len().try_into().unwrap_or(u64::MAX));
+                        return Ok(Some(piece));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Whether so little has come so far that a list would never be complete, although something comes all the time.
+    pub(super) fn is_too_slow(&self) -> bool {
+        let allowed = self.patience.saturating_add(Duration::from_secs(self.length / LEAST_SPEED));
+        self.begun.elapsed() > allowed
+    }
+
+    /// The whole body, of at most `room` bytes.
+    pub(super) async fn read_body(&mut self, room: usize) -> Result<Vec<u8>, Failure> {
+        let mut whole = Vec::new();
+        while let Some(piece) = self.piece(self.patience).await? {
+            let piece = piece.as_ref();
+            if whole.len().saturating_add(piece.len()) > room {
+                let message = format!("the answer is larger than {room} bytes");
+                return Err(Failure { kind: FailureKind::TooLarge, message, retry_after: None });
+            }
+            whole.extend_from_slice(piece);
+            if self.is_too_slow() {
+                let time = self.begun.elapsed().as_secs_f32();
+                return Err(Failure::other(format!(
+                    "the answer comes too slowly: {} bytes in {time:.1} s",
+                    whole.len()
+                )));
+            }
+        }
+        requests::received(&self.host, &Method::GET, whole.len().try_into().unwrap_or(u64::MAX));
+        Ok(whole)
+    }
+}

@@ -1,0 +1,353 @@
+//! Credentials for an API server: read from files and programs here, checked, and handed to the client library as text, so that it reads no file and
+//! starts no program by itself.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
+use std::process::{Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use k8s_openapi::ByteString;
+use k8s_openapi::jiff::Timestamp;
+use kube::config::{AuthInfo, ExecConfig, ExecInteractiveMode};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use serde_saphyr::options::DuplicateKeyPolicy;
+
+use super::requests;
+use crate::yaml;
+
+/// Largest credentials, in bytes.
+const BYTES: usize = 1 << 20;
+/// Bytes that are kept of a program's words about a failure.
+const SAID: usize = 64 << 10;
+/// Longest run of a program without a terminal.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Longest run of a program with a person at the terminal.
+const PATIENCE_OF_PERSONS: Duration = Duration::from_secs(600);
+/// Time before the end of credentials at which programs get new ones.
+const AHEAD: Duration = Duration::from_secs(60);
+
+/// Replaces files and programs in `user` by their contents and output. Returns when these end, if known.
+///
+/// # Errors
+///
+/// A file or program cannot be used, and why; never the credentials themselves.
+pub(super) async fn settle(user: &mut AuthInfo) -> Result<Option<Instant>, String> {
+    // The client library's order.
+    if let Some(provider) = user.auth_provider.take() {
+        let token = provider.config.get("id-token").or_else(|| provider.config.get("access-token"));
+        let token = token
+            .ok_or_else(|| format!("auth-provider {} is not supported without an id-token; use exec", provider.name))?;
+        user.token = Some(of_header(token, "of auth-provider")?.to_owned().into());
+    }
+    if user.username.is_some() && user.password.is_some() {
+        return Ok(None);
+    }
+    let whole = serde_json::to_value(&*user).unwrap_or_default();
+    if let Some(token) = whole.get("token").and_then(Value::as_str) {
+        of_header(token, "in the kubeconfig")?;
+        return Ok(None);
+    }
+    if let Some(path) = user.token_file.take() {
+        user.token = Some(read_token(Path::new(&path))?.into());
+        return Ok(None);
+    }
+    let Some(exec) = user.exec.take() else { return Ok(None) };
+    let given = tokio::task::spawn_blocking(move || started(&exec)).await;
+    let given = given
+        .map_err(|error| error.to_string())?
+        .map_err(|reason| format!("the program that gets credentials (exec in the kubeconfig) {reason}"))?;
+    user.token = given.token.map(Into::into);
+    if let Some((certificate, key)) = given.identity {
+        user.client_certificate_data = base64(certificate);
+        user.client_key_data = base64(key).map(Into::into);
+    }
+    Ok(given.until)
+}
+
+/// A token as a header takes it. `which`: where it is from.
+fn of_header<'a>(token: &'a str, which: &str) -> Result<&'a str, String> {
+    match token.bytes().position(|byte| !(b' '..=b'~').contains(&byte)) {
+        None => Ok(token),
+        Some(at) => {
+            let (number, length) = (at.saturating_add(1), token.len());
+            Err(format!(
+                "the token {which} cannot be sent: byte {number} of {length} is a control character, or not ASCII"
+            ))
+        }
+    }
+}
+
+/// The token in a file, without blanks around it.
+fn read_token(path: &Path) -> Result<String, String> {
+    let place = path.display();
+    let unread = |error: std::io::Error| format!("the token cannot be read from {place}: {error}");
+    let mut text = String::new();
+    let read = File::open(path).and_then(|file| file.take(BYTES as u64).read_to_string(&mut text));
+    if read.map_err(unread)? == BYTES {
+        return Err(format!("{place} is no token: it has {BYTES} bytes or more"));
+    }
+    match text.trim() {
+        "" => Err(format!("the token's file {place} is empty")),
+        token => of_header(token, &format!("in {place}")).map(str::to_owned),
+    }
+}
+
+fn base64(bytes: String) -> Option<String> {
+    let value = serde_json::to_value(ByteString(bytes.into_bytes())).ok()?;
+    value.as_str().map(str::to_owned)
+}
+
+/// Credentials that a program printed.
+#[derive(Debug, PartialEq, Eq)]
+struct ExecCredentials {
+    token: Option<String>,
+    /// Certificate and key of a client.
+    identity: Option<(String, String)>,
+    until: Option<Instant>,
+}
+
+/// Starts the program of a kubeconfig, and reads its output.
+fn started(exec: &ExecConfig) -> Result<ExecCredentials, String> {
+    use std::io::IsTerminal as _;
+    let mut command = Command::new(exec.command.as_ref().ok_or("has no command")?);
+    command.args(exec.args.iter().flatten());
+    for variable in exec.env.iter().flatten() {
+        if let (Some(name), Some(value)) = (variable.get("name"), variable.get("value")) {
+            command.env(name, value);
+        }
+    }
+    let wants_person = exec.interactive_mode != Some(ExecInteractiveMode::Never);
+    let is_interactive = wants_person && std::io::stdin().is_terminal();
+    if exec.interactive_mode == Some(ExecInteractiveMode::Always) && !is_interactive {
+        return Err("asks for a terminal (interactiveMode Always), and there is none".to_owned());
+    }
+    let mut spec = json!({"interactive": is_interactive});
+    if exec.provide_cluster_info {
+        spec["cluster"] = serde_json::to_value(&exec.cluster).unwrap_or_default();
+    }
+    let info = json!({"apiVersion": exec.api_version, "kind": "ExecCredential", "spec": spec});
+    command.env("KUBERNETES_EXEC_INFO", info.to_string());
+    let printed = if is_interactive {
+        command.stdin(Stdio::inherit()).stderr(Stdio::inherit());
+        output(command, PATIENCE_OF_PERSONS)?
+    } else {
+        command.stdin(Stdio::null()).stderr(Stdio::piped());
+        output(command, PATIENCE)?
+    };
+    given(&printed, Timestamp::now())
+}
+
+/// Output of a program until it ends. Children that it leaves behind with its standard output are not waited for.
+fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
+    let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| {
+        requests::program(1, "plugin_not_found_error");
+        format!("cannot be started: {error}")
+    })?;
+    let (mut printed, mut said) = (Vec::new(), Vec::new());
+    let (mut out, mut err) = (child.stdout.take(), child.stderr.take());
+    let begun = Instant::now();
+    let mut ended: Option<ExitStatus> = None;
+    let failure = loop {
+        // An ended program's output is there at once.
+        let wait = if ended.is_some() { PollTimeout::ZERO } else { PollTimeout::from(20_u8) };
+        let are_readable = match readable([out.as_ref().map(AsFd::as_fd), err.as_ref().map(AsFd::as_fd)], wait) {
+            Ok(are_readable) => are_readable,
+            Err(error) => break format!("cannot be read from: {error}"),
+        };
+        let [has_printed, has_said] = are_readable;
+        if has_printed && !more(&mut out, &mut printed) {
+            out = None;
+        }
+        if has_said && !more(&mut err, &mut said) {
+            err = None;
+        }
+        said.truncate(SAID);
+        if printed.len() > BYTES {
+            break format!("failed: it prints more than {BYTES} bytes");
+        }
+        if let (Some(status), false) = (ended, has_printed) {
+            if status.success() {
+                requests::program(0, "no_error");
+                return Ok(printed);
+            }
+            requests::program(status.code().unwrap_or(-1), "plugin_execution_error");
+            let said = String::from_utf8_lossy(&said).trim().to_owned();
+            let said = if said.is_empty() { "it says nothing".to_owned() } else { said };
+            return Err(format!("failed: {status}: {said}"));
+        }
+        if begun.elapsed() > patience {
+            break format!("failed: it has not ended after {} s", patience.as_secs());
+        }
+        if ended.is_none() {
+            match child.try_wait() {
+                Ok(status) => ended = status,
+                Err(error) => break format!("is lost: {error}"),
+            }
+        }
+    };
+    let _has_ended_already = child.kill();
+    let _waited_already = child.wait();
+    requests::program(1, "client_internal_error");
+    Err(failure)
+}
+
+/// Checks for each whether it can be read from, or has ended.
+fn readable(of: [Option<BorrowedFd<'_>>; 2], wait: PollTimeout) -> nix::Result<[bool; 2]> {
+    let mut asked: Vec<PollFd<'_>> = of.iter().flatten().map(|of| PollFd::new(*of, PollFlags::POLLIN)).collect();
+    match poll(&mut asked, wait) {
+        Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+        Err(error) => return Err(error),
+    }
+    let mut answers = asked.iter().map(|asked| asked.any().unwrap_or(false));
+    Ok(of.map(|of| of.is_some() && answers.next().unwrap_or(false)))
+}
+
+/// Reads available bytes; returns whether there may be more.
+fn more(from: &mut Option<impl Read>, into: &mut Vec<u8>) -> bool {
+    let mut buffer = [0; 16 << 10];
+    let Some(from) = from else { return false };
+    match from.read(&mut buffer) {
+        Ok(0) => false,
+        Ok(length) => {
+            into.extend_from_slice(buffer.get(..length).unwrap_or_default());
+            true
+        }
+        Err(error) => error.kind() == std::io::ErrorKind::Interrupted,
+    }
+}
+
+/// Reads an `ExecCredential`.
+fn given(printed: &[u8], now: Timestamp) -> Result<ExecCredentials, String> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Status {
+        expiration_timestamp: Option<String>,
+        token: Option<String>,
+        client_certificate_data: Option<String>,
+        client_key_data: Option<String>,
+    }
+    let no_credentials = |reason: String| format!("prints no ExecCredential: {reason}");
+    let text = std::str::from_utf8(printed).map_err(|error| no_credentials(error.to_string()))?;
+    let value = yaml::parse(text, DuplicateKeyPolicy::LastWins).map_err(no_credentials)?;
+    let status = value.get("status").filter(|status| !status.is_null());
+    let status = status.ok_or_else(|| no_credentials("status is missing".to_owned()))?;
+    let status: Status =
+        yaml::read(status).map_err(|(field, reason)| no_credentials(format!("status.{field}: {reason}")))?;
+    let filled = |text: Option<String>| text.filter(|text| !text.is_empty());
+    let token = filled(status.token);
+    if let Some(token) = &token {
+        of_header(token, "in status.token").map_err(no_credentials)?;
+    }
+    let identity = match (filled(status.client_certificate_data), filled(status.client_key_data)) {
+        (Some(certificate), Some(key)) => Some((certificate, key)),
+        (None, None) => None,
+        _ => return Err(no_credentials("of clientCertificateData and clientKeyData only one is there".to_owned())),
+    };
+    if token.is_none() && identity.is_none() {
+        return Err(no_credentials("there is neither a token nor a certificate".to_owned()));
+    }
+    let until = match filled(status.expiration_timestamp) {
+        Some(text) => until(&text, now).map_err(no_credentials)?,
+        None => None,
+    };
+    Ok(ExecCredentials { token, identity, until })
+}
+
+/// Time at which credentials that end at this time have to be replaced; `None`: never.
+fn until(text: &str, now: Timestamp) -> Result<Option<Instant>, String> {
+    // The last two days of year 9999, by which "never" is said, are not within the library's range in every zone.
+    let within = text.replacen("9999-12-3", "9999-12-2", 1);
+    let end: Timestamp = within.parse().map_err(|_not_a_time| {
+        format!("status.expirationTimestamp: {text:?} is not a time such as 2026-01-31T12:00:00Z")
+    })?;
+    let left = u64::try_from(end.as_second().saturating_sub(now.as_second())).unwrap_or(0);
+    let left = Duration::from_secs(left);
+    Ok(Instant::now().checked_add(left.saturating_sub(AHEAD.min(left / 2))))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sh(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).stdin(Stdio::null()).stderr(Stdio::piped());
+        command
+    }
+
+    #[test]
+    fn programs_are_bounded_in_what_they_print_and_in_time() {
+        let begun = Instant::now();
+        let short = Duration::from_secs(20);
+        assert_eq!(output(sh("echo a; echo b >&2; echo c"), short).unwrap(), b"a\nc\n");
+        assert_eq!(output(sh("echo no >&2; exit 7"), short).unwrap_err(), "failed: exit status: 7: no");
+        assert_eq!(output(sh("exit 7"), short).unwrap_err(), "failed: exit status: 7: it says nothing");
+        assert_eq!(output(sh("exec yes"), short).unwrap_err(), "failed: it prints more than 1048576 bytes");
+        assert_eq!(output(sh("yes >&2 & echo a"), short).unwrap(), b"a\n");
+        // A child that is left behind holds both pipes.
+        assert_eq!(output(sh("sleep 30 & echo a"), short).unwrap(), b"a\n");
+        assert_eq!(output(sh("head -c 1000000 /dev/zero"), short).unwrap().len(), 1_000_000);
+        assert!(begun.elapsed() < short, "{:?}", begun.elapsed());
+        let brief = Duration::from_millis(300);
+        assert_eq!(output(sh("exec sleep 30"), brief).unwrap_err(), "failed: it has not ended after 0 s");
+        let missing = Command::new("/nonexistent/program");
+        assert!(output(missing, brief).unwrap_err().starts_with("cannot be started: No such file"));
+    }
+
+    #[test]
+    fn credentials_are_read_whole_or_not_at_all() {
+        let now = Timestamp::now();
+        let of = |status: &str| given(format!("{{\"kind\":\"ExecCredential\",\"status\":{status}}}").as_bytes(), now);
+        assert_eq!(
+            of("{\"token\":\"a\"}").unwrap(),
+            ExecCredentials { token: Some("a".to_owned()), identity: None, until: None }
+        );
+        for (status, expected) in [
+            ("null", "status is missing"),
+            ("{}", "there is neither a token nor a certificate"),
+            ("{\"token\":\"\"}", "there is neither a token nor a certificate"),
+            ("{\"token\":5}", "status.token: invalid type"),
+            ("{\"token\":\"a\\nb\"}", "the token in status.token cannot be sent: byte 2 of 3 is a control character"),
+            ("{\"token\":\"\\u0000\"}", "the token in status.token cannot be sent: byte 1 of 1"),
+            ("{\"token\":\"ä\"}", "the token in status.token cannot be sent: byte 1 of 2"),
+            ("{\"clientKeyData\":\"x\"}", "of clientCertificateData and clientKeyData only one is there"),
+            (
+                "{\"token\":\"a\",\"expirationTimestamp\":\"soon\"}",
+                "status.expirationTimestamp: \"soon\" is not a time",
+            ),
+            (
+                "{\"token\":\"a\",\"expirationTimestamp\":\"10000-01-01T00:00:00Z\"}",
+                "status.expirationTimestamp: \"10000-01-01T00:00:00Z\" is not a time",
+            ),
+        ] {
+            let reason = of(status).unwrap_err();
+            assert!(reason.starts_with(&format!("prints no ExecCredential: {expected}")), "{status}: {reason}");
+        }
+        assert!(given(b"\xff", now).is_err());
+        // YAML, as client-go takes it.
+        let yaml = given(b"kind: ExecCredential\nstatus:\n  token: a\n", now).unwrap();
+        assert_eq!(yaml.token.as_deref(), Some("a"));
+    }
+
+    #[test]
+    fn credentials_are_replaced_before_they_end() {
+        let now = Timestamp::now();
+        let left = |text: &str| {
+            let until = until(text, now).unwrap().unwrap();
+            until.saturating_duration_since(Instant::now()).as_secs()
+        };
+        let in_seconds = |seconds: i64| Timestamp::from_second(now.as_second() + seconds).unwrap().to_string();
+        assert!((3530..=3540).contains(&left(&in_seconds(3600))), "{}", left(&in_seconds(3600)));
+        assert!((15..=20).contains(&left(&in_seconds(40))), "{}", left(&in_seconds(40)));
+        assert_eq!(left(&in_seconds(-40)), 0);
+        for never in ["9999-12-31T23:59:59Z", "9999-12-30T23:59:59-10:00", "9999-12-31T23:59:59.999999999Z"] {
+            assert!(
+                until(never, now).unwrap().is_none_or(|until| until > Instant::now() + Duration::from_secs(1 << 32))
+            );
+        }
+    }
+}

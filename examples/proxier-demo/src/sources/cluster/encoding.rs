@@ -1,0 +1,253 @@
+//! JSON or protobuf: answers of an API server, taken apart into objects that are read one at a time.
+
+use std::borrow::Cow;
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Deserializer};
+use serde_json::value::RawValue;
+
+use super::protobuf::{self, Field, text};
+use crate::yaml;
+
+/// Encoding of the body of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Encoding {
+    Json,
+    Protobuf,
+}
+
+/// Longest event of a watch, in bytes: an object of an API server has at most 3 MiB.
+const EVENT_BYTES: usize = 16 << 20;
+
+/// An event of a watch, and the bytes behind it; `None`: it is not complete.
+type Split<'a> = Option<(&'a [u8], &'a [u8])>;
+
+impl Encoding {
+    /// Media type in requests and answers.
+    pub(super) fn media_type(self) -> &'static str {
+        match self {
+            Encoding::Json => "application/json",
+            Encoding::Protobuf => "application/vnd.kubernetes.protobuf",
+        }
+    }
+
+    /// The encoding of an answer with this `Content-Type`.
+    pub(super) fn of_answer(content_type: Option<&str>) -> Self {
+        let is_protobuf = content_type.is_some_and(|text| text.starts_with(Encoding::Protobuf.media_type()));
+        if is_protobuf { Encoding::Protobuf } else { Encoding::Json }
+    }
+
+    /// Splits the first event of a watch off: a line of JSON, or a message behind its length in four bytes. `None`: it is not complete. The first
+    /// `searched` bytes are known to have no end of a line.
+    ///
+    /// # Errors
+    ///
+    /// The event is too long: this is not a watch in this encoding.
+    pub(super) fn split_event(self, bytes: &[u8], searched: usize) -> Result<Split<'_>, String> {
+        let too_long = || format!("an event of the watch is longer than {EVENT_BYTES} bytes");
+        match self {
+            Encoding::Json => {
+                let new = bytes.get(searched..).unwrap_or_default();
+                let Some(end) = new.iter().position(|byte| *byte == b'\n') else {
+                    return if bytes.len() > EVENT_BYTES { Err(too_long()) } else { Ok(None) };
+                };
+                Ok(bytes
+                    .split_at_checked(searched.saturating_add(end))
+                    .map(|(event, rest)| (event, rest.get(1..).unwrap_or_default())))
+            }
+            Encoding::Protobuf => {
+                let Some((length, rest)) = bytes.split_first_chunk() else { return Ok(None) };
+                let length = usize::try_from(u32::from_be_bytes(*length)).ok().filter(|length| *length <= EVENT_BYTES);
+                Ok(rest.split_at_checked(length.ok_or_else(too_long)?))
+            }
+        }
+    }
+
+    /// Whether this is what may be between two events, and behind the last.
+    pub(super) fn is_blank(self, bytes: &[u8]) -> bool {
+        bytes.is_empty() || self == Encoding::Json && bytes.iter().all(u8::is_ascii_whitespace)
+    }
+
+    /// Whether this begins as each event does, though the rest may be damaged.
+    pub(super) fn begins_as_event(self, bytes: &[u8]) -> bool {
+        match self {
+            Encoding::Json => bytes.trim_ascii_start().starts_with(b"{"),
+            // The tag of the event's type.
+            Encoding::Protobuf => bytes.starts_with(b"\n"),
+        }
+    }
+
+    /// The same with text that can be read: in JSON, U+FFFD for what is not UTF-8. Protobuf has this for each text that is read.
+    pub(super) fn readable(self, bytes: &[u8]) -> Cow<'_, [u8]> {
+        match (self, text(bytes)) {
+            (Encoding::Json, Cow::Owned(text)) => text.into_bytes().into(),
+            _ => bytes.into(),
+        }
+    }
+
+    /// The object that is the whole body.
+    pub(super) fn object(self, body: &[u8]) -> Result<Object<'_>, String> {
+        Ok(match self {
+            Encoding::Json => Object::Json(std::str::from_utf8(body).map_err(|error| error.to_string())?),
+            Encoding::Protobuf => Object::Protobuf(protobuf::object(body).map_err(|error| error.to_string())?),
+        })
+    }
+
+    /// An event of a watch.
+    pub(super) fn event(self, bytes: &[u8]) -> Result<Event<'_>, String> {
+        #[derive(Deserialize)]
+        struct Line<'a> {
+            #[serde(rename = "type", borrow)]
+            what: Cow<'a, str>,
+            #[serde(borrow)]
+            object: &'a RawValue,
+        }
+        match self {
+            Encoding::Json => {
+                let Line { what, object } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
+                Ok(Event { what, object: Object::Json(object.get()) })
+            }
+            Encoding::Protobuf => {
+                let (what, object) = protobuf::event(bytes).map_err(|error| error.to_string())?;
+                Ok(Event { what, object: Object::Protobuf(object) })
+            }
+        }
+    }
+
+    /// A list, or a page of one.
+    pub(super) fn page(self, body: &[u8]) -> Result<Page<'_>, String> {
+        #[derive(Deserialize)]
+        struct List<'a> {
+            #[serde(default)]
+            metadata: ListMetadata,
+            #[serde(borrow, default)]
+            items: Option<&'a RawValue>,
+        }
+        match self {
+            Encoding::Json => {
+                let List { metadata, items } = serde_json::from_slice(body).map_err(|error| error.to_string())?;
+                let items = items.map_or("[]", RawValue::get).trim_start();
+                let items = items.strip_prefix('[').ok_or("its items are not a list")?;
+                Ok(Page { metadata, items: Items::Json(items) })
+            }
+            Encoding::Protobuf => {
+                let list = protobuf::object(body).map_err(|error| error.to_string())?;
+                let metadata = protobuf::metadata_of_list(list).map_err(|error| error.to_string())?;
+                let metadata = protobuf::read(metadata, protobuf::LIST_METADATA).map_err(|(_, reason)| reason)?;
+                Ok(Page { metadata, items: Items::Protobuf(list) })
+            }
+        }
+    }
+}
+
+/// An object as the server sent it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Object<'a> {
+    Json(&'a str),
+    /// Without the envelope.
+    Protobuf(&'a [u8]),
+}
+
+impl Object<'_> {
+    /// The same with nothing after the metadata, as far as the encoding allows that.
+    pub(super) fn head(self) -> Self {
+        match self {
+            Object::Json(_) => self,
+            Object::Protobuf(message) => Object::Protobuf(protobuf::head(message)),
+        }
+    }
+
+    /// Reads it, in protobuf with these fields.
+    ///
+    /// # Errors
+    ///
+    /// The path of the field at fault (empty when it is the object itself), and what is wrong with it.
+    pub(super) fn read<T: DeserializeOwned>(self, fields: &'static [Field]) -> Result<T, (String, String)> {
+        match self {
+            Object::Json(text) => yaml::read_json(text).or_else(|error| match without_lone_surrogates(text) {
+                Some(text) => yaml::read_json(&text),
+                None => Err(error),
+            }),
+            Object::Protobuf(message) => protobuf::read(message, fields),
+        }
+    }
+}
+
+/// An event of a watch.
+pub(super) struct Event<'a> {
+    pub(super) what: Cow<'a, str>,
+    pub(super) object: Object<'a>,
+}
+
+/// The text with U+FFFD for escaped surrogates that are not pairs, as Go reads them; `None` if there are none.
+fn without_lone_surrogates(text: &str) -> Option<String> {
+    let unit = |text: &str| {
+        let digits = text.strip_prefix("\\u")?.get(..4)?;
+        u16::from_str_radix(digits, 16).ok()
+    };
+    let (mut rest, mut mended, mut is_mended) = (text, String::new(), false);
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        mended.push_str(before);
+        let next = escape.get(6..).and_then(unit);
+        let (length, is_lone) = match (unit(escape), next) {
+            (Some(0xd800..=0xdbff), Some(0xdc00..=0xdfff)) => (12, false),
+            (Some(0xd800..=0xdfff), _) => (6, true),
+            _ => (2, false),
+        };
+        is_mended |= is_lone;
+        let (whole, after) = escape.split_at_checked(length).unwrap_or((escape, ""));
+        mended.push_str(if is_lone { "\\ufffd" } else { whole });
+        rest = after;
+    }
+    mended.push_str(rest);
+    is_mended.then_some(mended)
+}
+
+/// A page of a list. Its items stay as they came until they are read.
+pub(super) struct Page<'a> {
+    pub(super) metadata: ListMetadata,
+    pub(super) items: Items<'a>,
+}
+
+/// The items of a list, taken from it one at a time: a list may have millions of empty ones.
+pub(super) enum Items<'a> {
+    /// What comes after the last item, up to the end of the array, which was read once.
+    Json(&'a str),
+    /// The fields after the last item.
+    Protobuf(&'a [u8]),
+}
+
+impl<'a> Iterator for Items<'a> {
+    type Item = Object<'a>;
+
+    fn next(&mut self) -> Option<Object<'a>> {
+        match self {
+            Items::Json(rest) => {
+                let text = rest.trim_start_matches(|c: char| c == ',' || c.is_ascii_whitespace());
+                let mut values = serde_json::Deserializer::from_str(text).into_iter::<&RawValue>();
+                let value = values.next()?.ok()?;
+                *rest = text.get(values.byte_offset()..)?;
+                Some(Object::Json(value.get()))
+            }
+            Items::Protobuf(rest) => protobuf::next_item(rest).map(Object::Protobuf),
+        }
+    }
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct ListMetadata {
+    pub(super) resource_version: String,
+    #[serde(rename = "continue")]
+    pub(super) next: Option<String>,
+}
+
+pub(super) fn null_is_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
+}
+
+#[cfg(test)]
+mod tests;

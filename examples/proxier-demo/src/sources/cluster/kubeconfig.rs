@@ -1,0 +1,190 @@
+//! Reads kubeconfigs, and explains faults in plain words.
+
+use std::fs::File;
+use std::os::unix::fs::FileTypeExt as _;
+use std::path::Path;
+
+use kube::Config;
+use kube::config::{KubeConfigOptions, Kubeconfig, NamedCluster};
+
+use crate::problem::{Problem, causes};
+use crate::sources::files::NotedFiles;
+
+/// The current context of this file. Notes the files that it consists of. Sends no request, starts no program.
+///
+/// # Errors
+///
+/// The file cannot be read, or lacks something that it refers to.
+pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config, Problem> {
+    let problem = |reason: String| Problem::new(path.display().to_string(), reason);
+    let unusable = |error: &dyn std::error::Error| {
+        let text = causes(error);
+        // The text behind the arrow shows the lines around the fault, and has more than one line.
+        let text = text.split(" --> ").next().unwrap_or_default().replace("error: ", "");
+        problem(format!("not a usable kubeconfig: {text}"))
+    };
+    files.note(path);
+    if is_device(path).map_err(|error| problem(format!("the kubeconfig cannot be read ({error})")))? {
+        return Err(problem("not a usable kubeconfig: this is a device".to_owned()));
+    }
+    let kubeconfig = Kubeconfig::read_from(path).map_err(|error| unusable(&error))?;
+    if kubeconfig.current_context.is_none() && kubeconfig.contexts.is_empty() {
+        return Err(problem("not a kubeconfig: it has no contexts".to_owned()));
+    }
+    let cluster = complete(&kubeconfig).map_err(|(field, reason)| problem(reason).at(field))?;
+    let authority = cluster.cluster.as_ref().and_then(|cluster| cluster.certificate_authority.as_ref());
+    if let Some(path) = authority {
+        files.note(path);
+    }
+    let options = KubeConfigOptions::default();
+    let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unusable(&error))?;
+    if !is_server(&config.cluster_url) {
+        let reason = format!("{:?} is not a URL such as https://10.0.0.1:6443", shown(&config.cluster_url));
+        return Err(problem(reason).at("clusters.cluster.server"));
+    }
+    if config.cluster_url.scheme_str() == Some("https")
+        && !config.accept_invalid_certs
+        && config.root_cert.as_ref().is_some_and(Vec::is_empty)
+    {
+        return Err(problem("there is no certificate in it".to_owned()).at("certificate-authority"));
+    }
+    let user = &config.auth_info;
+    [&user.client_certificate, &user.client_key].into_iter().flatten().for_each(|path| files.note(path));
+    Ok(config)
+}
+
+/// Whether it names a scheme and a host, which every request needs.
+pub(super) fn is_server(url: &http::Uri) -> bool {
+    matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|host| !host.is_empty())
+}
+
+/// Whether this is a device, which has no end. A pipe (`<(…)` in a shell) has one, and can be read only once.
+fn is_device(path: &Path) -> std::io::Result<bool> {
+    let kind = File::open(path)?.metadata()?.file_type();
+    Ok(kind.is_char_device() || kind.is_block_device())
+}
+
+/// A URL for messages: without a user and a password.
+pub(super) fn shown(url: &http::Uri) -> String {
+    let authority = url.authority().map_or("", |authority| authority.as_str());
+    url.to_string().replacen(authority, without_user(authority), 1)
+}
+
+/// Host and port of an authority.
+pub(super) fn without_user(authority: &str) -> &str {
+    authority.rsplit('@').next().unwrap_or_default()
+}
+
+/// Server of the file's current context; `None` when [`config`] would fail.
+pub(super) fn server(path: &Path) -> Option<http::Uri> {
+    if is_device(path).ok()? {
+        return None;
+    }
+    let kubeconfig = Kubeconfig::read_from(path).ok()?;
+    let cluster = complete(&kubeconfig).ok()?;
+    cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()
+}
+
+/// Cluster of the current context, if the names that it refers to exist; otherwise the field and the reason.
+fn complete(kubeconfig: &Kubeconfig) -> Result<&NamedCluster, (&'static str, String)> {
+    let named = |what: &str, name: &str, names: Vec<&str>| {
+        let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        format!("there is no {what} {name:?}; there is {known}")
+    };
+    let contexts = || kubeconfig.contexts.iter();
+    let Some(current) = kubeconfig.current_context.as_deref().filter(|name| !name.is_empty()) else {
+        return Err(("current-context", "is missing; kubectl config use-context sets it".to_owned()));
+    };
+    let Some(context) = contexts().find(|context| context.name == current).and_then(|named| named.context.as_ref())
+    else {
+        let names = contexts().map(|context| context.name.as_str()).collect();
+        return Err(("current-context", named("context", current, names)));
+    };
+    let Some(cluster) = kubeconfig.clusters.iter().find(|cluster| cluster.name == context.cluster) else {
+        let names = kubeconfig.clusters.iter().map(|cluster| cluster.name.as_str()).collect();
+        return Err(("contexts.context.cluster", named("cluster", &context.cluster, names)));
+    };
+    if let Some(user) = context.user.as_deref().filter(|user| !user.is_empty())
+        && !kubeconfig.auth_infos.iter().any(|known| known.name == user)
+    {
+        let names = kubeconfig.auth_infos.iter().map(|user| user.name.as_str()).collect();
+        return Err(("contexts.context.user", named("user", user, names)));
+    }
+    Ok(cluster)
+}
+
+/// Whether one side does not accept the certificate of the other, as far as the TLS library's message shows.
+pub(super) fn is_of_certificates(message: &str) -> bool {
+    message.contains("invalid peer certificate") || message.contains("fatal alert")
+}
+
+/// Advice for a failed connection, as far as the TLS library's message shows the cause.
+pub(super) fn advice(message: &str) -> &'static str {
+    for (words, advice) in [
+        ("UnknownIssuer", "; its certificate is not signed by the certificate-authority that is configured"),
+        ("NotValidForName", "; its certificate is not for this name or address"),
+        ("certificate expired", "; its certificate has expired, or this machine's clock is wrong"),
+        ("CertificateRequired", "; it wants a client certificate (client-certificate and client-key of the user)"),
+        ("fatal alert", "; it does not accept the client certificate"),
+        ("Connection refused", "; does it run, and is that its address?"),
+    ] {
+        if message.contains(words) {
+            return advice;
+        }
+    }
+    ""
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const GOOD: &str = "
+apiVersion: v1
+kind: Config
+current-context: x
+clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]
+contexts: [{name: x, context: {cluster: a, user: u}}]
+users: [{name: u, user: {}}]
+";
+
+    async fn reason(text: &str) -> String {
+        let path = std::env::temp_dir().join(format!("kubeconfig-{}", std::process::id()));
+        std::fs::write(&path, text).unwrap();
+        let outcome = config(&path, &mut NotedFiles::default()).await;
+        std::fs::remove_file(&path).unwrap();
+        let origin = format!("{}: ", path.display());
+        outcome.err().map(|problem| problem.to_string().replacen(&origin, "", 1)).unwrap_or_default()
+    }
+
+    #[tokio::test]
+    async fn what_is_wrong_is_named() {
+        assert_eq!(reason(GOOD).await, "");
+        for (from, to, expected) in [
+            ("current-context: x", "", "current-context: is missing; kubectl config use-context sets it"),
+            ("current-context: x", "current-context: y", "current-context: there is no context \"y\"; there is x"),
+            ("cluster: a", "cluster: b", "contexts.context.cluster: there is no cluster \"b\"; there is a"),
+            ("user: u", "user: v", "contexts.context.user: there is no user \"v\"; there is u"),
+            (
+                "http://127.0.0.1:1",
+                "127.0.0.1:1",
+                "clusters.cluster.server: \"127.0.0.1:1\" is not a URL such as https://10.0.0.1:6443",
+            ),
+            ("http://127.0.0.1:1", "::", "not a usable kubeconfig: failed to parse cluster url: invalid authority"),
+            (
+                "'http://127.0.0.1:1'",
+                "'https://127.0.0.1:1', certificate-authority-data: bm9uc2Vuc2UK",
+                "certificate-authority: there is no certificate in it",
+            ),
+        ] {
+            assert!(GOOD.contains(from), "{from}");
+            assert_eq!(reason(&GOOD.replacen(from, to, 1)).await, expected, "{to}");
+        }
+        let malformed = reason("a: [b").await;
+        assert!(malformed.starts_with("not a usable kubeconfig: ") && malformed.contains("line 1"), "{malformed}");
+        assert_eq!(reason("").await, "not a kubeconfig: it has no contexts");
+        let missing =
+            config(Path::new("/nonexistent/config"), &mut NotedFiles::default()).await.err().unwrap().to_string();
+        assert!(missing.starts_with("/nonexistent/config: the kubeconfig cannot be read (No such file"), "{missing}");
+    }
+}

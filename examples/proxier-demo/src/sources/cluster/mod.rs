@@ -1,0 +1,352 @@
+//! A live cluster as a source: lists and watches Services, EndpointSlices and this node's Node.
+//!
+//! Each kind is one watch that begins with all objects and goes on with changes; a server that has no such watches gets a list, and a watch from its
+//! version on. Objects are read one at a time and reported at once; memory keeps a key and a version for each. After a break the watch goes on where it
+//! was; when its version is too old, all objects are asked for again, only differences are reported, and what is not among them is reported as missing.
+//! No failure ends the source: it retries after growing pauses, up to half a minute, or when the server says.
+//!
+//! kube's `watcher` is not used: it hides `Retry-After`, and reports all objects again after a
+//! break; this source compares versions instead.
+
+mod client;
+mod credentials;
+mod encoding;
+mod kubeconfig;
+mod objects;
+mod protobuf;
+pub mod requests;
+mod versions;
+mod watch;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use proxier_core::config::{LocalTraffic, MayAskFor};
+use tokio::sync::oneshot;
+use tokio::task::JoinSet;
+use tokio::time::Instant;
+
+pub use self::client::Connection;
+pub(crate) use self::client::Session;
+pub(crate) use self::encoding::Object;
+use self::objects::{CidrVersion, Resource};
+pub(crate) use self::objects::{is_leaving, without_notes_of_service, without_notes_of_slice};
+use self::watch::Watcher;
+use crate::message::change::Change;
+use crate::message::{Changes, Closed};
+use crate::problem::Problem;
+use crate::settings::Settings;
+
+/// Times and sizes. The defaults are meant for clusters; tests shorten them.
+#[expect(clippy::struct_excessive_bools, reason = "each is one kind of object that is watched, or waited for")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Objects in a page of a list that is too large as a whole. Default 500. Fewer when such pages are too large.
+    pub page: usize,
+    /// Most bytes of a list or page. Default 64 MiB.
+    pub page_bytes: usize,
+    /// Longest wait for an answer's head, and then for each piece of it, or for the next of all objects in a watch. Default 30 s.
+    pub patience: Duration,
+    /// Longest silence of a watch before it counts as broken. Servers send a bookmark each minute; default 150 s.
+    pub silence: Duration,
+    /// Time after which the server ends a watch. Default 5 minutes.
+    pub watch: Duration,
+    /// The first pause after a failure; it doubles. Default 0.5 s.
+    pub first_pause: Duration,
+    /// The longest pause, unless the server asks for a longer one. Default 30 s.
+    pub longest_pause: Duration,
+    /// Longest wait of the initial list for the Node once Services and slices are there. Default 10 s.
+    pub node_patience: Duration,
+    /// Whether the initial list waits for the Node's network of pods (`detectLocalMode: NodeCIDR`): without it local pod
+    /// traffic is not detected. Default no.
+    pub needs_pod_cidr: bool,
+    /// Longest wait for the Node's network of pods before the source gives up. Default 5 minutes, as with kube-proxy.
+    pub pod_cidr_patience: Duration,
+    /// Whether all Nodes are watched, for their weights; the initial list waits for them as for the Node. Default no. A server that forbids it is
+    /// no failure: nodes have no weights then.
+    pub node_weights: bool,
+    /// Whether all Nodes are watched, for their addresses: no other node makes them local. Default no.
+    pub node_addresses: bool,
+    /// Whether ServiceCIDRs are watched, for the networks of cluster IPs; the initial list waits for them as for the Node. Default no. A server that
+    /// has none of them, or forbids them, is no failure: the networks are those of the configuration.
+    pub service_cidrs: bool,
+    /// Pause before a server that lacks or forbids a kind is asked for it again. Default 5 minutes.
+    pub absent_pause: Duration,
+    /// Whether objects are asked for in protobuf, which is smaller and faster to read; a server that has only JSON answers in JSON. Default yes.
+    pub protobuf: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            page: 500,
+            page_bytes: 64 << 20,
+            patience: Duration::from_secs(30),
+            silence: Duration::from_secs(150),
+            watch: Duration::from_secs(300),
+            first_pause: Duration::from_millis(500),
+            longest_pause: Duration::from_secs(30),
+            node_patience: Duration::from_secs(10),
+            needs_pod_cidr: false,
+            pod_cidr_patience: Duration::from_secs(300),
+            node_weights: false,
+            node_addresses: false,
+            service_cidrs: false,
+            absent_pause: Duration::from_secs(300),
+            protobuf: true,
+        }
+    }
+}
+
+impl Options {
+    /// Options for the needs of these settings.
+    pub fn from_settings(settings: &Settings) -> Self {
+        let needs_pod_cidr = settings.core.local_traffic == LocalTraffic::NodeCidr;
+        let may_weigh = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
+        let node_weights = may_weigh && settings.mode.facts().follows_policy();
+        let node_addresses = settings.mode.facts().makes_addresses_local;
+        let by_routes = settings.mode.makes_addresses_local_by_routes(&settings.core);
+        let service_cidrs = by_routes || settings.mode.facts().is_process;
+        let protobuf = settings.protobuf;
+        Options { needs_pod_cidr, node_weights, node_addresses, service_cidrs, protobuf, ..Options::default() }
+    }
+
+    /// Whether this watches everything that the other options ask for.
+    pub(crate) fn cover(&self, other: &Options) -> bool {
+        let wanted = |options: &Options| {
+            [options.needs_pod_cidr, options.node_weights, options.node_addresses, options.service_cidrs]
+        };
+        wanted(self).iter().zip(wanted(other)).all(|(ours, theirs)| *ours || !theirs)
+    }
+
+    /// Whether all Nodes are watched.
+    fn all_nodes(&self) -> bool {
+        self.node_weights || self.node_addresses
+    }
+}
+
+/// Counts of requests to the API server.
+#[derive(Debug, Default)]
+#[non_exhaustive]
+pub struct Counters {
+    /// Lists that were completed, also at the beginning of a watch.
+    pub lists: AtomicU64,
+    /// Watches that were begun.
+    pub watches: AtomicU64,
+    /// Requests that failed and watches that broke.
+    pub failures: AtomicU64,
+    /// Objects that could not be read.
+    pub unreadable: AtomicU64,
+    /// The kinds of which no request has worked lately, and since when.
+    failing: Mutex<BTreeMap<&'static str, SystemTime>>,
+}
+
+impl Counters {
+    fn count(counter: &AtomicU64) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn failing(&self) -> MutexGuard<'_, BTreeMap<&'static str, SystemTime>> {
+        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn failed(&self, kind: &'static str, at: SystemTime) {
+        Self::count(&self.failures);
+        self.failing().entry(kind).or_insert(at);
+    }
+
+    pub(crate) fn worked(&self, kind: &'static str) {
+        self.failing().remove(kind);
+    }
+
+    /// The kinds whose requests have failed for this long or longer, and since when.
+    pub(crate) fn failing_for(&self, long: Duration) -> Vec<(&'static str, SystemTime)> {
+        let is_long = |since: &SystemTime| since.elapsed().is_ok_and(|elapsed| elapsed >= long);
+        self.failing().iter().filter(|(_, since)| is_long(since)).map(|(kind, since)| (*kind, *since)).collect()
+    }
+}
+
+/// A source that is running. It ends when it is dropped.
+#[derive(Debug)]
+pub struct Cluster {
+    counters: Arc<Counters>,
+    gate: Arc<Gate>,
+    tasks: JoinSet<()>,
+    gave_up: oneshot::Receiver<Problem>,
+}
+
+impl Cluster {
+    /// Starts to list and watch, as seen from the node of this name. Must be called within a tokio runtime.
+    ///
+    /// The server need not be reachable yet; a kubeconfig must exist.
+    ///
+    /// # Errors
+    ///
+    /// The kubeconfig or its credentials cannot be read, or nothing is given outside of a pod.
+    pub async fn start(
+        connection: Connection,
+        node_name: &str,
+        options: Options,
+        changes: Changes,
+    ) -> Result<Self, Problem> {
+        let session = Arc::new(Session::new(connection));
+        session.current().await?;
+        let counters = Arc::new(Counters::default());
+        let gate = Arc::new(Gate::new(changes.clone(), &options));
+        let options = Arc::new(options);
+        let mut tasks = JoinSet::new();
+        let nodes = options.all_nodes().then_some(Resource::AllNodes { addresses: options.node_addresses });
+        let resources = [Resource::Services, Resource::EndpointSlices, Resource::Node(node_name.to_owned())];
+        let cidrs = options.service_cidrs.then(|| Resource::ServiceCidrs(CidrVersion::default()));
+        for resource in resources.into_iter().chain(nodes).chain(cidrs) {
+            let watcher = Watcher {
+                resource,
+                session: session.clone(),
+                used: AtomicU64::new(0),
+                options: options.clone(),
+                changes: changes.clone(),
+                gate: gate.clone(),
+                counters: counters.clone(),
+            };
+            tasks.spawn(watcher.run());
+        }
+        let (gives_up, gave_up) = oneshot::channel();
+        if options.needs_pod_cidr {
+            let (gate, node_name) = (gate.clone(), node_name.to_owned());
+            let patience = options.pod_cidr_patience;
+            tasks.spawn(async move {
+                if let Err(problem) = gate.wait_for_pod_cidr(&node_name, patience).await
+                    && gives_up.send(problem).is_err()
+                {
+                    tracing::debug!("nobody waits any more");
+                }
+            });
+        }
+        let waits = gate.clone();
+        tasks.spawn(async move { waits.do_without_node(options.node_patience).await });
+        Ok(Cluster { counters, gate, tasks, gave_up })
+    }
+
+    /// Completes when the wait for the initial list ends, successfully or not. Call it once.
+    pub fn giving_up(&mut self) -> impl Future<Output = Result<(), Problem>> + Send + use<> {
+        let (_, nothing) = oneshot::channel();
+        let gave_up = std::mem::replace(&mut self.gave_up, nothing);
+        async { gave_up.await.map_or(Ok(()), Err) }
+    }
+
+    /// The counts so far.
+    pub fn counters(&self) -> &Arc<Counters> {
+        &self.counters
+    }
+
+    /// The kinds that the initial list still waits for; `podCIDR` stands for the Node's network of pods, `all nodes` for all
+    /// Nodes.
+    pub fn outstanding(&self) -> Vec<&'static str> {
+        self.gate.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether it still runs: it ends by itself only when the receiver of changes is gone.
+    pub fn is_running(&self) -> bool {
+        !self.tasks.is_empty()
+    }
+}
+
+/// Holds back [`Change::Synced`] until every kind was listed once.
+#[derive(Debug)]
+struct Gate {
+    /// Kinds whose first list is not complete yet.
+    outstanding: Mutex<Vec<&'static str>>,
+    only_node: tokio::sync::Notify,
+    has_pod_cidr: tokio::sync::Notify,
+    changes: Changes,
+}
+
+const NODES: &str = "nodes";
+/// Name of the watch of all Nodes among the awaited kinds.
+const ALL_NODES: &str = "all nodes";
+/// Plural of ServiceCIDR, as RBAC rules name it.
+const SERVICE_CIDRS: &str = "servicecidrs";
+/// Name of the Node's network of pods among the awaited kinds; not a kind itself.
+const POD_CIDR: &str = "podCIDR";
+/// Interval between two log messages about the wait.
+const REMINDER: Duration = Duration::from_secs(30);
+
+impl Gate {
+    fn new(changes: Changes, options: &Options) -> Self {
+        let mut outstanding = vec!["services", "endpointslices", NODES];
+        outstanding.extend(options.all_nodes().then_some(ALL_NODES));
+        outstanding.extend(options.service_cidrs.then_some(SERVICE_CIDRS));
+        outstanding.extend(options.needs_pod_cidr.then_some(POD_CIDR));
+        Gate {
+            outstanding: Mutex::new(outstanding),
+            only_node: tokio::sync::Notify::new(),
+            has_pod_cidr: tokio::sync::Notify::new(),
+            changes,
+        }
+    }
+
+    /// The Node has a network for its pods.
+    async fn pod_cidr(&self) -> Result<(), Closed> {
+        self.has_pod_cidr.notify_one();
+        self.listed(POD_CIDR).await
+    }
+
+    /// Waits for the Node's network of pods, for this time at most, and logs that now and then.
+    async fn wait_for_pod_cidr(&self, node_name: &str, patience: Duration) -> Result<(), Problem> {
+        let what = format!("spec.podCIDR of Node {node_name}, for detectLocalMode NodeCIDR");
+        let deadline = Instant::now() + patience;
+        // The first message comes late: most Nodes have the network from the start.
+        let mut pause = Duration::from_secs(1);
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if tokio::time::timeout(pause.min(left), self.has_pod_cidr.notified()).await.is_ok() {
+                return Ok(());
+            }
+            if left <= pause {
+                let reason = format!("not there after {} s; set it, or another detectLocalMode", patience.as_secs());
+                return Err(Problem::new(what, reason));
+            }
+            tracing::warn!("waiting for {what}; kube-controller-manager sets it (--allocate-node-cidrs)");
+            pause = REMINDER;
+        }
+    }
+
+    /// A kind was listed.
+    async fn listed(&self, plural: &str) -> Result<(), Closed> {
+        let complete = {
+            let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+            let before = outstanding.len();
+            outstanding.retain(|other| *other != plural);
+            if outstanding.iter().all(|other| [NODES, ALL_NODES, SERVICE_CIDRS].contains(other)) {
+                self.only_node.notify_one();
+            }
+            before == 1 && outstanding.is_empty()
+        };
+        if complete { self.changes.send(Change::Synced).await } else { Ok(()) }
+    }
+
+    /// Services can be served without Nodes and ServiceCIDRs, only less well: node ports on all addresses, no zone, no weights, a
+    /// route for each address.
+    async fn do_without_node(&self, patience: Duration) {
+        self.only_node.notified().await;
+        tokio::time::sleep(patience).await;
+        let waiting = !self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
+        if waiting {
+            let missing = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let what = match missing.as_slice() {
+                [ALL_NODES] => "all Nodes",
+                [SERVICE_CIDRS] => "ServiceCIDRs",
+                _ => "the Node",
+            };
+            tracing::warn!("{what} could not be read in {} s; going on without", patience.as_secs());
+            for plural in missing {
+                if self.listed(plural).await == Err(Closed) {
+                    tracing::debug!("nobody takes changes any more");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,324 @@
+//! Kinds of objects that are watched: requests for them, and objects of answers as changes.
+
+use proxier_core::config::parse_service_cidr;
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject, StringMap};
+use proxier_core::snapshot::{Balancing, EndpointSlice, ObjectKey, ObjectKind};
+use serde::Deserialize;
+
+use super::encoding::{Encoding, Object, null_is_empty};
+use super::protobuf::{self, Field};
+use super::versions::UNNAMED;
+use crate::message::change::{Change, NodeState};
+use crate::sources::triggers;
+
+/// A kind of object that is watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Resource {
+    Services,
+    EndpointSlices,
+    /// The Node of this name.
+    Node(String),
+    /// All Nodes, for their weights, and for their addresses if these are needed.
+    AllNodes {
+        addresses: bool,
+    },
+    /// ServiceCIDRs, in this version of their API. Servers before Kubernetes 1.31 have none.
+    ServiceCidrs(CidrVersion),
+}
+
+/// A version of `networking.k8s.io` with ServiceCIDRs.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum CidrVersion {
+    /// Since Kubernetes 1.33.
+    #[default]
+    V1,
+    /// Since Kubernetes 1.31, where it is switched on.
+    V1beta1,
+}
+
+impl Resource {
+    /// Plural of the kind, as RBAC rules name it.
+    pub(super) fn plural(&self) -> &'static str {
+        match self {
+            Resource::Services => "services",
+            Resource::EndpointSlices => "endpointslices",
+            Resource::Node(_) | Resource::AllNodes { .. } => "nodes",
+            Resource::ServiceCidrs(_) => super::SERVICE_CIDRS,
+        }
+    }
+
+    /// Name of the kind among those that the initial list waits for.
+    pub(super) fn awaited(&self) -> &'static str {
+        if matches!(self, Resource::AllNodes { .. }) { super::ALL_NODES } else { self.plural() }
+    }
+
+    /// Forms in which objects are asked for: in protobuf if this is wished and the server can, and of all Nodes only metadata, if that is enough and
+    /// the server can (`PartialObjectMetadata`, Kubernetes 1.15).
+    pub(super) fn accepts(&self, protobuf: bool) -> String {
+        let encodings = if protobuf { &[Encoding::Protobuf, Encoding::Json][..] } else { &[Encoding::Json] };
+        let kinds = match self {
+            Resource::AllNodes { addresses: false } => &["PartialObjectMetadataList", "PartialObjectMetadata"][..],
+            _ => &[],
+        };
+        let forms = |form: &'static str| {
+            let of_kind = |kind: &&str| format!("{form};as={kind};g=meta.k8s.io;v=v1");
+            kinds.iter().map(of_kind).chain([form.to_owned()]).collect::<Vec<_>>()
+        };
+        encodings.iter().flat_map(|encoding| forms(encoding.media_type())).collect::<Vec<_>>().join(", ")
+    }
+
+    /// The fields that are read, in protobuf.
+    fn fields(&self) -> &'static [Field] {
+        match self {
+            Resource::Services => protobuf::SERVICE,
+            Resource::EndpointSlices => protobuf::ENDPOINT_SLICE,
+            Resource::Node(_) | Resource::AllNodes { .. } => protobuf::NODE,
+            Resource::ServiceCidrs(_) => protobuf::SERVICE_CIDR,
+        }
+    }
+
+    pub(super) fn kind(&self) -> ObjectKind {
+        match self {
+            Resource::Services => ObjectKind::Service,
+            Resource::EndpointSlices => ObjectKind::EndpointSlice,
+            Resource::Node(_) | Resource::AllNodes { .. } => ObjectKind::Node,
+            Resource::ServiceCidrs(_) => ObjectKind::ServiceCidr,
+        }
+    }
+
+    /// Kind for which the reconciler has a store; `None` for Nodes and ServiceCIDRs.
+    pub(super) fn stored_kind(&self) -> Option<ObjectKind> {
+        Some(self.kind()).filter(|kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice))
+    }
+
+    /// The key of an object, as the reconciler knows it; its parts are empty where there is no name.
+    pub(super) fn object_key(key: &str) -> ObjectKey {
+        let (namespace, name) = key.split_once('/').unwrap_or(("", key));
+        ObjectKey::new(namespace, name)
+    }
+
+    /// The Service that an EndpointSlice belongs to, where that can be read although the rest cannot.
+    pub(super) fn service_of(&self, key: &str, object: Object<'_>) -> Option<ObjectKey> {
+        #[derive(Deserialize)]
+        struct Labelled {
+            metadata: Metadata,
+        }
+        #[derive(Deserialize)]
+        struct Metadata {
+            labels: StringMap,
+        }
+        let Labelled { metadata } =
+            object.head().read(protobuf::OBJECT).ok().filter(|_| *self == Resource::EndpointSlices)?;
+        let service = metadata.labels.get(SERVICE_NAME)?;
+        Some(ObjectKey::new(Self::object_key(key).namespace(), service))
+    }
+
+    /// Path and query up to the selectors. The label for other proxies excludes Services, the label for headless Services excludes slices, as in
+    /// proxier-core.
+    pub(super) fn target(&self) -> String {
+        match self {
+            Resource::Services => {
+                "/api/v1/services?labelSelector=%21service.kubernetes.io%2Fservice-proxy-name".to_owned()
+            }
+            Resource::EndpointSlices => {
+                "/apis/discovery.k8s.io/v1/endpointslices?labelSelector=%21service.kubernetes.io%2Fheadless".to_owned()
+            }
+            Resource::AllNodes { .. } => "/api/v1/nodes?pretty=false".to_owned(),
+            Resource::ServiceCidrs(version) => {
+                let version = match version {
+                    CidrVersion::V1 => "v1",
+                    CidrVersion::V1beta1 => "v1beta1",
+                };
+                format!("/apis/networking.k8s.io/{version}/servicecidrs?pretty=false")
+            }
+            Resource::Node(name) => format!("/api/v1/nodes?fieldSelector=metadata.name%3D{name}"),
+        }
+    }
+
+    /// Reads an object as a change; on failure the field at fault, and what is wrong.
+    pub(super) fn read(&self, sent: Object<'_>) -> Result<Change, (String, String)> {
+        let fields = self.fields();
+        Ok(match self {
+            Resource::Services => {
+                let mut object: Box<ServiceObject> = sent.read(fields)?;
+                without_notes_of_service(&mut object);
+                Change::UpsertService(object)
+            }
+            Resource::EndpointSlices => {
+                let mut object: Box<EndpointSliceObject> = sent.read(fields)?;
+                without_notes_of_slice(&mut object);
+                Change::UpsertSlice(object)
+            }
+            Resource::Node(_) => {
+                let mut object: NodeObject = sent.read(fields)?;
+                object.metadata.annotations = StringMap::default();
+                Change::Node(Box::new(NodeState { object, leaving: is_leaving(sent) }))
+            }
+            Resource::AllNodes { .. } => Change::cluster_node(sent.read(fields)?),
+            Resource::ServiceCidrs(_) => read_service_cidr(sent)?,
+        })
+    }
+
+    /// The change for an object that was deleted.
+    pub(super) fn gone(&self, key: &str) -> Change {
+        let named = Self::object_key(key);
+        match self {
+            _ if key == UNNAMED => Change::Readable(self.kind(), named),
+            Resource::Services => Change::DeleteService(named),
+            Resource::EndpointSlices => Change::DeleteSlice(named),
+            Resource::Node(_) => Change::NodeGone,
+            Resource::AllNodes { .. } => Change::ClusterNodeGone(named.name().to_owned()),
+            Resource::ServiceCidrs(_) => Change::ServiceCidrGone(named.name().to_owned()),
+        }
+    }
+}
+
+/// Label of an EndpointSlice with the name of its Service.
+const SERVICE_NAME: &str = "kubernetes.io/service-name";
+
+/// Drops annotations and labels that decide nothing: kubectl's notes may be larger than the rest.
+pub(crate) fn without_notes_of_service(object: &mut ServiceObject) {
+    let is_of_services = |name: &str| name.starts_with("service.kubernetes.io/");
+    object.metadata.annotations.retain(|name, _| is_of_services(name) || Balancing::is_annotation(name));
+    object.metadata.labels.retain(|name, _| is_of_services(name));
+}
+
+/// Drops annotations and labels of an EndpointSlice that decide nothing.
+pub(crate) fn without_notes_of_slice(object: &mut EndpointSliceObject) {
+    object.metadata.annotations.retain(|name, _| name == triggers::ANNOTATION || name == EndpointSlice::WEIGHTS);
+    let counts = |name: &str| name == SERVICE_NAME || name.starts_with("service.kubernetes.io/");
+    object.metadata.labels.retain(|name, _| counts(name));
+}
+
+/// The networks of a ServiceCIDR. One that is being deleted has its networks until it is gone: the server keeps it as long as a
+/// Service has an address of it.
+fn read_service_cidr(sent: Object<'_>) -> Result<Change, (String, String)> {
+    #[derive(Deserialize)]
+    struct ServiceCidr {
+        metadata: Metadata,
+        #[serde(default)]
+        spec: Spec,
+    }
+    #[derive(Deserialize)]
+    struct Metadata {
+        name: String,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Spec {
+        #[serde(deserialize_with = "null_is_empty")]
+        cidrs: Vec<String>,
+    }
+    let ServiceCidr { metadata, spec } = sent.read(protobuf::SERVICE_CIDR)?;
+    let mut networks = Vec::new();
+    for (index, text) in spec.cidrs.iter().enumerate() {
+        let network = parse_service_cidr(text);
+        let reason = || format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
+        networks.push(network.ok_or_else(|| (format!("spec.cidrs[{index}]"), reason()))?);
+    }
+    Ok(Change::ServiceCidr(metadata.name, networks))
+}
+
+/// Whether a Node is being removed.
+pub(crate) fn is_leaving(node: Object<'_>) -> bool {
+    #[derive(Deserialize)]
+    struct Node {
+        #[serde(default)]
+        metadata: Metadata,
+        #[serde(default)]
+        spec: Spec,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(rename_all = "camelCase", default)]
+    struct Metadata {
+        deletion_timestamp: Option<String>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Spec {
+        taints: Option<Vec<Taint>>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Taint {
+        key: String,
+    }
+    node.read(protobuf::NODE).is_ok_and(|node: Node| {
+        let mut taints = node.spec.taints.iter().flatten();
+        node.metadata.deletion_timestamp.is_some() || taints.any(|taint| taint.key == "ToBeDeletedByClusterAutoscaler")
+    })
+}
+
+/// The key and version of an object.
+pub(super) struct Identity {
+    /// `namespace/name`, or `/name`.
+    pub(super) key: Box<str>,
+    pub(super) version: String,
+}
+
+impl Identity {
+    /// Key and version of an object; `None` for one of another shape.
+    ///
+    /// Bookmarks have no name.
+    pub(super) fn of(object: Object<'_>) -> Option<Self> {
+        #[derive(Deserialize)]
+        struct Named {
+            metadata: Metadata,
+        }
+        #[derive(Deserialize)]
+        #[serde(rename_all = "camelCase")]
+        struct Metadata {
+            #[serde(default)]
+            namespace: String,
+            #[serde(default)]
+            name: String,
+            #[serde(default)]
+            resource_version: String,
+        }
+        let Named { metadata } = object.head().read(protobuf::OBJECT).ok()?;
+        let key = format!("{}/{}", metadata.namespace, metadata.name).into();
+        Some(Identity { key, version: metadata.resource_version })
+    }
+
+    pub(super) fn is_named(&self) -> bool {
+        !self.key.is_empty() && !self.key.ends_with('/')
+    }
+}
+
+/// Whether this bookmark says that a watch has sent all objects.
+pub(super) fn is_end_of_list(bookmark: Object<'_>) -> bool {
+    #[derive(Deserialize)]
+    struct Bookmark {
+        metadata: Metadata,
+    }
+    #[derive(Deserialize)]
+    struct Metadata {
+        #[serde(default)]
+        annotations: StringMap,
+    }
+    let annotations = bookmark.read(protobuf::OBJECT).map(|Bookmark { metadata }| metadata.annotations);
+    annotations.is_ok_and(|all| all.get("k8s.io/initial-events-end").is_some_and(|value| value == "true"))
+}
+
+/// A failure in the server's words.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Status {
+    pub(super) code: u16,
+    pub(super) message: String,
+    pub(super) reason: String,
+    pub(super) details: Option<StatusDetails>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct StatusDetails {
+    pub(super) retry_after_seconds: Option<u32>,
+    pub(super) causes: Vec<StatusCause>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+pub(super) struct StatusCause {
+    pub(super) reason: String,
+}

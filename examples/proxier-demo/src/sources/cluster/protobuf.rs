@@ -1,0 +1,449 @@
+//! Objects in protobuf, read as if they were JSON: tables give the fields of a message their names in JSON.
+//!
+//! An API server writes each object in either form. So the types that read JSON read this too, and nothing else has to know of it. The tables have
+//! the fields that this program reads, by `generated.proto` of each package of Kubernetes; all others are passed over by their length, which makes
+//! this cheaper than JSON. Empty texts and zeros are absent, as in JSON by Go's `omitempty`, but behind pointers.
+
+use std::borrow::Cow;
+
+use k8s_openapi::jiff::Timestamp;
+use serde::de::value::Error;
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde::forward_to_deserialize_any;
+
+use crate::yaml;
+
+/// A field of a message.
+pub(super) struct Field(u32, &'static str, Kind);
+
+/// Type of a field.
+#[derive(Clone, Copy)]
+enum Kind {
+    Text,
+    Number,
+    Bool,
+    /// `metav1.Time`, which is RFC 3339 in JSON.
+    Time,
+    Message(&'static [Field]),
+    /// Entries with texts for keys and values.
+    Map,
+    Repeated(&'static Kind),
+    /// A pointer in Go: what it points at is there even if it is empty or zero.
+    Pointer(&'static Kind),
+}
+
+use Kind::{Bool, Map, Message, Number, Pointer, Repeated, Text, Time};
+
+/// `ObjectMeta` (`apimachinery/pkg/apis/meta/v1`).
+const METADATA: &[Field] = &[
+    Field(1, "name", Text),
+    Field(3, "namespace", Text),
+    Field(6, "resourceVersion", Text),
+    Field(8, "creationTimestamp", Time),
+    Field(9, "deletionTimestamp", Time),
+    Field(11, "labels", Map),
+    Field(12, "annotations", Map),
+];
+
+/// Fields of every object.
+pub(super) const OBJECT: &[Field] = &[Field(1, "metadata", Message(METADATA))];
+
+/// `ListMeta` (`apimachinery/pkg/apis/meta/v1`).
+pub(super) const LIST_METADATA: &[Field] = &[Field(2, "resourceVersion", Text), Field(3, "continue", Text)];
+
+/// `Status` (`apimachinery/pkg/apis/meta/v1`).
+pub(super) const STATUS: &[Field] = &[
+    Field(3, "message", Text),
+    Field(4, "reason", Text),
+    Field(
+        5,
+        "details",
+        Message(&[
+            Field(4, "causes", Repeated(&Message(&[Field(1, "reason", Text)]))),
+            Field(5, "retryAfterSeconds", Number),
+        ]),
+    ),
+    Field(6, "code", Number),
+];
+
+/// `Service` (`api/core/v1`).
+pub(super) const SERVICE: &[Field] = &[
+    Field(1, "metadata", Message(METADATA)),
+    Field(
+        2,
+        "spec",
+        Message(&[
+            Field(
+                1,
+                "ports",
+                Repeated(&Message(&[
+                    Field(1, "name", Text),
+                    Field(2, "protocol", Text),
+                    Field(3, "port", Number),
+                    Field(5, "nodePort", Number),
+                ])),
+            ),
+            Field(3, "clusterIP", Text),
+            Field(4, "type", Text),
+            Field(5, "externalIPs", Repeated(&Text)),
+            Field(7, "sessionAffinity", Text),
+            Field(9, "loadBalancerSourceRanges", Repeated(&Text)),
+            Field(11, "externalTrafficPolicy", Text),
+            Field(12, "healthCheckNodePort", Number),
+            Field(
+                14,
+                "sessionAffinityConfig",
+                Message(&[Field(1, "clientIP", Message(&[Field(1, "timeoutSeconds", Pointer(&Number))]))]),
+            ),
+            Field(18, "clusterIPs", Repeated(&Text)),
+            Field(19, "ipFamilies", Repeated(&Text)),
+            Field(22, "internalTrafficPolicy", Pointer(&Text)),
+        ]),
+    ),
+    Field(
+        3,
+        "status",
+        Message(&[Field(
+            1,
+            "loadBalancer",
+            Message(&[Field(
+                1,
+                "ingress",
+                Repeated(&Message(&[Field(1, "ip", Text), Field(3, "ipMode", Pointer(&Text))])),
+            )]),
+        )]),
+    ),
+];
+
+/// `EndpointSlice` (`api/discovery/v1`).
+pub(super) const ENDPOINT_SLICE: &[Field] = &[
+    Field(1, "metadata", Message(METADATA)),
+    Field(
+        2,
+        "endpoints",
+        Repeated(&Message(&[
+            Field(1, "addresses", Repeated(&Text)),
+            Field(
+                2,
+                "conditions",
+                Message(&[Field(1, "ready", Bool), Field(2, "serving", Bool), Field(3, "terminating", Bool)]),
+            ),
+            Field(6, "nodeName", Pointer(&Text)),
+            Field(7, "zone", Pointer(&Text)),
+            Field(8, "hints", Message(&[Field(1, "forZones", TARGETS), Field(2, "forNodes", TARGETS)])),
+        ])),
+    ),
+    Field(
+        3,
+        "ports",
+        Repeated(&Message(&[
+            Field(1, "name", Pointer(&Text)),
+            Field(2, "protocol", Pointer(&Text)),
+            Field(3, "port", Pointer(&Number)),
+        ])),
+    ),
+    Field(4, "addressType", Text),
+];
+
+/// `ForZone` and `ForNode`.
+const TARGETS: Kind = Repeated(&Message(&[Field(1, "name", Text)]));
+
+/// `Node` (`api/core/v1`), and `PartialObjectMetadata` of one.
+pub(super) const NODE: &[Field] = &[
+    Field(1, "metadata", Message(METADATA)),
+    Field(
+        2,
+        "spec",
+        Message(&[
+            Field(1, "podCIDR", Text),
+            Field(5, "taints", Repeated(&Message(&[Field(1, "key", Text)]))),
+            Field(7, "podCIDRs", Repeated(&Text)),
+        ]),
+    ),
+    Field(
+        3,
+        "status",
+        Message(&[Field(5, "addresses", Repeated(&Message(&[Field(1, "type", Text), Field(2, "address", Text)])))]),
+    ),
+];
+
+/// `ServiceCIDR` (`api/networking/v1` and `v1beta1`).
+pub(super) const SERVICE_CIDR: &[Field] =
+    &[Field(1, "metadata", Message(METADATA)), Field(2, "spec", Message(&[Field(1, "cidrs", Repeated(&Text))]))];
+
+/// Reads a message as an object.
+///
+/// # Errors
+///
+/// The path of the field at fault, and what is wrong with it.
+pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]) -> Result<T, (String, String)> {
+    let value = || Value { kind: Message(fields), wire: Wire::Bytes(message) };
+    // Keeping the path has its cost, and only bad messages need it.
+    T::deserialize(value()).or_else(|_| serde_path_to_error::deserialize(value()).map_err(|error| yaml::named(&error)))
+}
+
+/// The object within the envelope that bodies and events have: four bytes, and `runtime.Unknown`.
+///
+/// # Errors
+///
+/// It is not one.
+pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
+    let unknown = bytes.strip_prefix(b"k8s\0").ok_or_else(|| Error::custom("protobuf without Kubernetes' prefix"))?;
+    Ok(bytes_of(unknown, 2)?.unwrap_or_default())
+}
+
+/// An object up to the end of its metadata: what comes after that may be damaged.
+pub(super) fn head(object: &[u8]) -> &[u8] {
+    let mut rest = object;
+    while let Ok(Some((number, _))) = next(&mut rest) {
+        if number == 1 {
+            return object.get(..object.len().saturating_sub(rest.len())).unwrap_or(object);
+        }
+    }
+    object
+}
+
+/// The type of an event and its object, of `WatchEvent` (`apimachinery/pkg/apis/meta/v1`).
+///
+/// # Errors
+///
+/// It is not one.
+pub(super) fn event(bytes: &[u8]) -> Result<(Cow<'_, str>, &[u8]), Error> {
+    let what = text(bytes_of(bytes, 1)?.unwrap_or_default());
+    let extension = bytes_of(bytes, 2)?.ok_or_else(|| Error::custom("no object"))?;
+    Ok((what, object(bytes_of(extension, 1)?.unwrap_or_default())?))
+}
+
+/// The metadata of a list.
+///
+/// # Errors
+///
+/// It is not one: its items cannot be told apart.
+pub(super) fn metadata_of_list(message: &[u8]) -> Result<&[u8], Error> {
+    Ok(bytes_of(message, 1)?.unwrap_or_default())
+}
+
+/// The next item of a list; `rest` is what comes after the last one.
+pub(super) fn next_item<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
+    loop {
+        if let (2, Wire::Bytes(bytes)) = next(rest).ok()?? {
+            return Some(bytes);
+        }
+    }
+}
+
+/// Value of a field as it is sent.
+#[derive(Clone, Copy)]
+enum Wire<'a> {
+    Number(u64),
+    Bytes(&'a [u8]),
+    /// Four or eight bytes: no field here has them.
+    Fixed,
+}
+
+/// The next field of a message.
+fn next<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, Wire<'a>)>, Error> {
+    if rest.is_empty() {
+        return Ok(None);
+    }
+    let tag = varint(rest)?;
+    let number = u32::try_from(tag >> 3).map_err(Error::custom)?;
+    let wire = match tag & 7 {
+        0 => Wire::Number(varint(rest)?),
+        1 => skip(rest, 8).map(|_| Wire::Fixed)?,
+        2 => {
+            let length = varint(rest)?;
+            Wire::Bytes(skip(rest, usize::try_from(length).map_err(Error::custom)?)?)
+        }
+        5 => skip(rest, 4).map(|_| Wire::Fixed)?,
+        other => return Err(Error::custom(format_args!("protobuf of the unknown wire type {other}"))),
+    };
+    Ok(Some((number, wire)))
+}
+
+fn skip<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Error> {
+    let (bytes, after) = rest.split_at_checked(length).ok_or_else(|| Error::custom("protobuf that ends too early"))?;
+    *rest = after;
+    Ok(bytes)
+}
+
+fn varint(rest: &mut &[u8]) -> Result<u64, Error> {
+    let mut value = 0;
+    for shift in (0..64).step_by(7) {
+        let [byte, after @ ..] = *rest else { return Err(Error::custom("protobuf that ends too early")) };
+        *rest = after;
+        value |= u64::from(byte & 0x7f) << shift;
+        if byte & 0x80 == 0 {
+            return Ok(value);
+        }
+    }
+    Err(Error::custom("a number of protobuf that does not end"))
+}
+
+/// The bytes of a field, the last of several.
+fn bytes_of(message: &[u8], wanted: u32) -> Result<Option<&[u8]>, Error> {
+    let (mut rest, mut found) = (message, None);
+    while let Some((number, wire)) = next(&mut rest)? {
+        if let (true, Wire::Bytes(bytes)) = (number == wanted, wire) {
+            found = Some(bytes);
+        }
+    }
+    Ok(found)
+}
+
+/// Text with U+FFFD for each byte that is not UTF-8, as an API server writes it in JSON.
+pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
+    if let Ok(text) = std::str::from_utf8(bytes) {
+        return text.into();
+    }
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        text.extend(chunk.invalid().iter().map(|_| char::REPLACEMENT_CHARACTER));
+    }
+    text.into()
+}
+
+/// `metav1.Time` as JSON has it.
+fn time(message: &[u8]) -> Result<String, Error> {
+    let mut rest = message;
+    let mut seconds = 0;
+    while let Some((number, wire)) = next(&mut rest)? {
+        if let (1, Wire::Number(value)) = (number, wire) {
+            seconds = value.cast_signed();
+        }
+    }
+    Ok(Timestamp::from_second(seconds).map_err(Error::custom)?.to_string())
+}
+
+/// Value of a field with its type.
+#[derive(Clone, Copy)]
+struct Value<'a> {
+    kind: Kind,
+    /// For [`Map`] and [`Repeated`] all fields of the number.
+    wire: Wire<'a>,
+}
+
+impl Value<'_> {
+    /// Whether JSON would leave it out.
+    fn is_absent(&self) -> bool {
+        match (self.kind, self.wire) {
+            (Number, Wire::Number(0)) => true,
+            (Text | Time, Wire::Bytes(bytes)) => bytes.is_empty(),
+            _ => false,
+        }
+    }
+}
+
+impl<'de> Deserializer<'de> for Value<'de> {
+    type Error = Error;
+
+    fn deserialize_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        match (self.kind, self.wire) {
+            (Text, Wire::Bytes(bytes)) => match text(bytes) {
+                Cow::Borrowed(text) => visitor.visit_borrowed_str(text),
+                Cow::Owned(text) => visitor.visit_string(text),
+            },
+            (Number, Wire::Number(value)) => visitor.visit_i64(value.cast_signed()),
+            (Bool, Wire::Number(value)) => visitor.visit_bool(value != 0),
+            (Time, Wire::Bytes(bytes)) => visitor.visit_string(time(bytes)?),
+            (Message(fields), Wire::Bytes(rest)) => visitor.visit_map(Fields { rest, table: fields, value: None }),
+            (Map, Wire::Bytes(rest)) => visitor.visit_map(Entries { rest, value: &[] }),
+            (Repeated(kind), Wire::Bytes(rest)) => visitor.visit_seq(Elements { rest, kind: *kind }),
+            (Pointer(kind), wire) => Value { kind: *kind, wire }.deserialize_any(visitor),
+            _ => Err(Error::custom("protobuf of another wire type than this field has")),
+        }
+    }
+
+    fn deserialize_option<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_some(self)
+    }
+
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, _name: &'static str, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_newtype_struct(self)
+    }
+
+    fn deserialize_ignored_any<V: Visitor<'de>>(self, visitor: V) -> Result<V::Value, Error> {
+        visitor.visit_unit()
+    }
+
+    forward_to_deserialize_any! {
+        bool i8 i16 i32 i64 i128 u8 u16 u32 u64 u128 f32 f64 char str string bytes byte_buf unit unit_struct seq tuple
+        tuple_struct map struct enum identifier
+    }
+}
+
+/// The fields of a message that its table has.
+struct Fields<'a> {
+    rest: &'a [u8],
+    table: &'static [Field],
+    /// The value of the key before.
+    value: Option<Value<'a>>,
+}
+
+impl<'de> MapAccess<'de> for Fields<'de> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
+        loop {
+            let start = self.rest;
+            let Some((number, wire)) = next(&mut self.rest)? else { return Ok(None) };
+            let Some(Field(_, name, kind)) = self.table.iter().find(|field| field.0 == number) else { continue };
+            let mut value = Value { kind: *kind, wire };
+            if matches!(kind, Map | Repeated(_)) {
+                let mut after = self.rest;
+                while next(&mut after)?.is_some_and(|(other, _)| other == number) {
+                    self.rest = after;
+                }
+                let length = start.len().saturating_sub(self.rest.len());
+                value.wire = Wire::Bytes(start.get(..length).unwrap_or_default());
+            }
+            if !value.is_absent() {
+                self.value = Some(value);
+                return seed.deserialize(serde::de::value::BorrowedStrDeserializer::new(name)).map(Some);
+            }
+        }
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
+        let value = self.value.take().ok_or_else(|| Error::custom("a value without a key"))?;
+        seed.deserialize(value)
+    }
+}
+
+/// Elements of a repeated field.
+struct Elements<'a> {
+    rest: &'a [u8],
+    kind: Kind,
+}
+
+impl<'de> SeqAccess<'de> for Elements<'de> {
+    type Error = Error;
+
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
+        let Some((_, wire)) = next(&mut self.rest)? else { return Ok(None) };
+        seed.deserialize(Value { kind: self.kind, wire }).map(Some)
+    }
+}
+
+/// Entries of a map of texts.
+struct Entries<'a> {
+    rest: &'a [u8],
+    /// The value of the key before.
+    value: &'a [u8],
+}
+
+impl<'de> MapAccess<'de> for Entries<'de> {
+    type Error = Error;
+
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
+        let Some((_, Wire::Bytes(entry))) = next(&mut self.rest)? else { return Ok(None) };
+        self.value = bytes_of(entry, 2)?.unwrap_or_default();
+        let key = Wire::Bytes(bytes_of(entry, 1)?.unwrap_or_default());
+        seed.deserialize(Value { kind: Text, wire: key }).map(Some)
+    }
+
+    fn next_value_seed<V: DeserializeSeed<'de>>(&mut self, seed: V) -> Result<V::Value, Error> {
+        seed.deserialize(Value { kind: Text, wire: Wire::Bytes(self.value) })
+    }
+}

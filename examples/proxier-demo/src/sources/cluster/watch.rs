@@ -1,0 +1,719 @@
+//! Lists and watches one kind, and handles failures of both.
+
+use std::hash::{BuildHasher, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, SystemTime};
+
+use proxier_core::snapshot::ObjectKey;
+use tokio::time::{Instant, sleep};
+
+use super::client::{Answer, Failure, FailureKind, Session, get};
+use super::encoding::{Encoding, Event, Object};
+use super::kubeconfig;
+use super::objects::{CidrVersion, Identity, Resource, Status, is_end_of_list};
+use super::protobuf;
+use super::versions::{Versions, number};
+use super::{Counters, Gate, Options};
+use crate::message::change::{Change, Unreadable, unannounced};
+use crate::message::{Changes, Closed};
+use crate::problem::Problem;
+
+/// Lists and watches one kind until it is dropped.
+pub(super) struct Watcher {
+    pub(super) resource: Resource,
+    pub(super) session: Arc<Session>,
+    /// The number of the client that the last request had.
+    pub(super) used: AtomicU64,
+    pub(super) options: Arc<Options>,
+    pub(super) changes: Changes,
+    pub(super) gate: Arc<Gate>,
+    pub(super) counters: Arc<Counters>,
+}
+
+/// Why a request ended early.
+enum Stop {
+    Failed(Failure),
+    Closed,
+}
+
+impl From<Closed> for Stop {
+    fn from(Closed: Closed) -> Self {
+        Stop::Closed
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Stop::Failed(failure)
+    }
+}
+
+/// Next question to the server, and the version that it names.
+enum State {
+    /// All objects, and then changes, in one watch: at the start, when the server no longer has the version, and after several watches that broke.
+    /// They are not older than the version; without one, they are those of now, whatever was known before.
+    Stream(String),
+    /// All objects in a list, likewise not older than the version, where the server does not send them in a watch, or not to the end.
+    List(String),
+    /// Changes from the version of a list that was empty, which counts once the server accepts this watch.
+    Unconfirmed(String),
+    /// Changes from a version on.
+    Watch(String),
+}
+
+impl Default for State {
+    fn default() -> Self {
+        State::Stream(String::new())
+    }
+}
+
+impl State {
+    fn asks_for_all(&self) -> bool {
+        matches!(self, State::Stream(_) | State::List(_))
+    }
+
+    /// The question after a list that failed.
+    fn after_list(since: &str, failure: &Failure) -> Self {
+        match failure.kind {
+            // Smaller pages.
+            FailureKind::TooLarge => State::List(since.to_owned()),
+            // A version that the server does not know may be a damaged one.
+            FailureKind::Expired | FailureKind::TooNew | FailureKind::Invalid => State::Stream(String::new()),
+            _ => State::Stream(if since == ANY { "" } else { since }.to_owned()),
+        }
+    }
+}
+
+/// The version of a list that may be as old as what the server has in memory.
+const ANY: &str = "0";
+
+/// Progress of the list or watch of a kind.
+#[derive(Default)]
+struct Place {
+    state: State,
+    known: Versions,
+    /// Objects in a page, if pages were too large.
+    page: Option<usize>,
+    /// Consecutive watches that broke without bringing anything, or in the middle of all objects.
+    broken: u32,
+    /// Consecutive failures because the version was too old.
+    expired: u32,
+    /// Whether it was logged that the server lacks or forbids an optional kind.
+    said_absent: bool,
+    /// When the server began to refuse these requests, and has ever since.
+    refused_since: Option<Instant>,
+}
+
+/// Time for which a server that starts refuses what it allows afterwards: it has not read the roles yet.
+const SETTLING: Duration = Duration::from_secs(3);
+
+impl Place {
+    fn note_refusal(&mut self, failure: &Failure) {
+        let is_refused = matches!(failure.kind, FailureKind::Forbidden | FailureKind::Unauthorized);
+        self.refused_since = is_refused.then(|| self.refused_since.unwrap_or_else(Instant::now));
+    }
+
+    /// Whether the server has refused these requests for so short a time that it may only be starting.
+    fn may_settle(&self) -> bool {
+        self.refused_since.is_some_and(|since| since.elapsed() < SETTLING)
+    }
+
+    /// The question after a watch.
+    fn go_on(&mut self, stream: Stream, failure: Option<&Failure>) {
+        let Stream { version, brought, brings_all, is_damaged, .. } = stream;
+        let kind = failure.map(|failure| failure.kind);
+        let is_expired = matches!(kind, Some(FailureKind::Expired | FailureKind::TooNew));
+        if matches!(self.state, State::Stream(_)) {
+            self.broken += u32::from(brought);
+            // Who says when to ask again is asked the same again.
+            let has_failed = failure.is_some_and(|of| of.kind == FailureKind::Other && of.retry_after.is_none());
+            self.state = if is_expired {
+                State::Stream(String::new())
+            } else if kind == Some(FailureKind::Invalid)
+                || (has_failed && (!brought || self.broken >= BROKEN_IN_THE_MIDDLE))
+            {
+                let may_be_any = version.is_empty() && self.known.is_empty();
+                State::List(if may_be_any { ANY.to_owned() } else { version })
+            } else {
+                State::Stream(version)
+            };
+            return;
+        }
+        self.broken = if brought { 0 } else { self.broken + u32::from(failure.is_some()) };
+        // A version that came in this watch may still be too old for the next.
+        if !is_expired && !brings_all {
+            self.expired = 0;
+        }
+        self.state = match self.state {
+            _ if kind == Some(FailureKind::TooNew) => State::default(),
+            _ if is_expired || is_damaged || self.broken >= BROKEN_BEFORE_LIST => State::Stream(version),
+            State::Unconfirmed(_) => State::Unconfirmed(version),
+            State::Stream(_) | State::List(_) | State::Watch(_) => State::Watch(version),
+        };
+        if self.state.asks_for_all() {
+            self.broken = 0;
+        }
+    }
+}
+
+/// Number of watches in a row that broke without bringing anything, after which all objects are listed again.
+const BROKEN_BEFORE_LIST: u32 = 5;
+/// Number of watches that broke in the middle of all objects, after which these are listed.
+const BROKEN_IN_THE_MIDDLE: u32 = 2;
+/// Time after which a watch without a refusal is accepted.
+const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
+
+impl Watcher {
+    pub(super) async fn run(mut self) {
+        let mut place = Place::default();
+        let mut pause = Pauses::new(&self.options);
+        loop {
+            let started = Instant::now();
+            let asks_for_all = place.state.asks_for_all();
+            let is_list = matches!(place.state, State::List(_));
+            let outcome = if is_list { self.list(&mut place).await } else { self.watch(&mut place).await };
+            match outcome {
+                Err(Stop::Closed) => return,
+                // A list was too old at once: keep the growing pause, or the server would get list requests without end.
+                Ok(_) if asks_for_all && place.expired > 1 => {}
+                Ok(brought) => {
+                    place.refused_since = None;
+                    // A pause keeps servers that end watches at once from getting watches without end.
+                    if brought || started.elapsed() > Duration::from_secs(1) {
+                        pause.reset();
+                    } else {
+                        sleep(pause.next(None)).await;
+                    }
+                }
+                Err(Stop::Failed(failure)) => {
+                    // After a watch that brought something, or lasted, a break counts as the first failure again.
+                    let was_of_use = !place.state.asks_for_all() && place.broken == 0;
+                    if was_of_use || (!asks_for_all && started.elapsed() > pause.next) {
+                        pause.reset();
+                    }
+                    place.note_refusal(&failure);
+                    if self.is_absent(&failure) {
+                        if self.do_without(&failure, &mut place).await == Err(Closed) {
+                            return;
+                        }
+                        continue;
+                    }
+                    // A server without such watches is no failure.
+                    if failure.kind == FailureKind::Invalid && matches!(place.state, State::List(_)) {
+                        tracing::debug!(resource = self.resource.plural(), "{}; asking for a list", failure.message);
+                        continue;
+                    }
+                    self.counters.failed(self.resource.awaited(), SystemTime::now());
+                    self.recover(&failure, &mut place, &mut pause).await;
+                }
+            }
+        }
+    }
+
+    /// Whether the server lacks or forbids this kind, and serving works without it.
+    fn is_absent(&self, failure: &Failure) -> bool {
+        let is_optional = matches!(self.resource, Resource::ServiceCidrs(_) | Resource::AllNodes { .. });
+        is_optional && matches!(failure.kind, FailureKind::Missing | FailureKind::Forbidden)
+    }
+
+    /// Goes on without this kind, says so once, and waits before the next try: a person may upgrade the server or grant the right. Objects that were
+    /// read before stay.
+    async fn do_without(&mut self, failure: &Failure, place: &mut Place) -> Result<(), Closed> {
+        place.state = State::default();
+        let (what, otherwise) = if let Resource::ServiceCidrs(version) = &mut self.resource {
+            if failure.kind == FailureKind::Missing && *version == CidrVersion::V1 {
+                *version = CidrVersion::V1beta1;
+                return Ok(());
+            }
+            *version = CidrVersion::V1;
+            (
+                "servicecidrs.networking.k8s.io, if there are any",
+                "the networks of cluster IPs are those of the configuration (ipvs.serviceCIDRs, userspace.serviceCIDRs)",
+            )
+        } else {
+            (
+                "nodes",
+                "nodes have no weights, and a Service that has the address of another Node takes it from this node",
+            )
+        };
+        if !std::mem::replace(&mut place.said_absent, true) {
+            let (message, kind) = (&failure.message, self.resource.kind());
+            if failure.kind == FailureKind::Missing {
+                tracing::info!("the server has no {kind}s ({message}): {otherwise}");
+            } else {
+                tracing::warn!("{message}; allow list and watch of {what}; until then {otherwise}");
+            }
+        }
+        self.gate.listed(self.resource.awaited()).await?;
+        sleep(jittered(self.options.absent_pause)).await;
+        Ok(())
+    }
+
+    async fn recover(&mut self, failure: &Failure, place: &mut Place, pauses: &mut Pauses) {
+        let plural = self.resource.plural();
+        if place.may_settle() {
+            let pause = pauses.next(failure.retry_after);
+            tracing::debug!(resource = plural, "{}; trying again in {:.1} s", failure.message, pause.as_secs_f32());
+            return self.session.pause(pause, self.used.load(Ordering::Relaxed)).await;
+        }
+        if failure.kind == FailureKind::TooLarge {
+            let page = place.page.map_or(self.options.page, |page| page / 4).max(1);
+            tracing::warn!(resource = plural, "{}; asking for {page} objects a page", failure.message);
+            // Smaller pages need no pause; a single object that is too large is a failure like any other.
+            if place.page.replace(page) != Some(1) {
+                return;
+            }
+        }
+        // An expired version is normal; only one straight after a list is a failure.
+        if matches!(failure.kind, FailureKind::Expired | FailureKind::TooNew) {
+            place.expired = place.expired.saturating_add(1);
+            if place.expired == 1 {
+                tracing::info!(resource = plural, "{}; listing again", failure.message);
+                return;
+            }
+        }
+        // Something else is asked next.
+        let asked = failure.retry_after.filter(|_| failure.kind != FailureKind::TooNew);
+        let pause = pauses.next(asked);
+        let again = pause.as_secs_f32();
+        match failure.kind {
+            FailureKind::Expired | FailureKind::TooNew => {
+                tracing::info!(resource = plural, "{}; listing again in {again:.1} s", failure.message);
+            }
+            FailureKind::Forbidden => tracing::warn!(
+                resource = plural,
+                "{}; allow get, list and watch of {plural} (ClusterRole system:node-proxier does); \
+                 trying again in {again:.1} s",
+                failure.message
+            ),
+            FailureKind::Unauthorized => tracing::warn!(
+                resource = plural,
+                "{}: the server does not know these credentials; reading them again in {again:.1} s",
+                failure.message
+            ),
+            FailureKind::Unreachable | FailureKind::Untrusted => {
+                let server = self.session.connection().server().map(|url| kubeconfig::shown(&url)).unwrap_or_default();
+                let message = &failure.message;
+                tracing::warn!(resource = plural, "no answer from {server} ({message}); trying again in {again:.1} s");
+            }
+            _ => tracing::warn!(resource = plural, "{}; trying again in {again:.1} s", failure.message),
+        }
+        match asked {
+            Some(_) => sleep(pause).await,
+            None => self.session.pause(pause, self.used.load(Ordering::Relaxed)).await,
+        }
+    }
+
+    /// Sends a request with the present client. A client that the server does not accept, or that does not accept the server, is not used again.
+    async fn get(&self, target: &str) -> Result<Answer, Failure> {
+        let current = self.session.current().await.map_err(|problem| Failure::other(problem.to_string()))?;
+        self.used.store(current.number, Ordering::Relaxed);
+        let accepts = self.resource.accepts(self.options.protobuf);
+        let answer = get(&current, target, &accepts, self.options.patience).await;
+        if let Err(Failure { kind: FailureKind::Unauthorized | FailureKind::Untrusted, .. }) = &answer {
+            self.session.doubt(&current).await;
+        }
+        answer
+    }
+
+    /// Lists all objects, and reports those that are new, changed or missing. Page by page only if the whole was too large: the server reads pages from
+    /// its database.
+    async fn list(&self, place: &mut Place) -> Result<bool, Stop> {
+        let State::List(since) = &place.state else { return Ok(false) };
+        let since = since.clone();
+        let outcome = self.list_since(place, if place.page.is_some() { "" } else { &since }).await;
+        if let Err(Stop::Failed(failure)) = &outcome {
+            place.state = State::after_list(&since, failure);
+        }
+        outcome.map(|()| true)
+    }
+
+    async fn list_since(&self, place: &mut Place, since: &str) -> Result<(), Stop> {
+        let plural = self.resource.plural();
+        let mut version: Option<String> = None;
+        let mut next: Option<String> = None;
+        let mut is_empty = true;
+        self.begin_list(place, since).await?;
+        loop {
+            let mut target = self.resource.target();
+            if let Some(limit) = place.page {
+                target.extend(["&limit=", &limit.to_string()]);
+            }
+            if let Some(token) = &next {
+                target.push_str("&continue=");
+                target.extend(token.bytes().map(encoded));
+            } else if !since.is_empty() {
+                target.extend(["&resourceVersion=", since]);
+            }
+            let mut answer = self.get(&target).await?;
+            let body = answer.read_body(self.options.page_bytes).await?;
+            let body = answer.encoding.readable(&body);
+            let page = answer.encoding.page(&body);
+            let page = page.map_err(|error| Failure::other(format!("the list of {plural} is not one: {error}")))?;
+            let found = page.metadata.resource_version;
+            if found.is_empty() {
+                return Err(Failure::other(format!("the list of {plural} has no version")).into());
+            }
+            check_not_before(&found, since)?;
+            // All pages of a list show one moment. A page of another moment may lack objects that the first pages did not have yet, or is an empty
+            // answer that came from somewhere else.
+            let first = version.get_or_insert_with(|| found.clone());
+            if *first != found {
+                let message = format!("the list of {plural} began at version {first} and went on at version {found}");
+                return Err(Failure::other(message).into());
+            }
+            let before = place.known.listed();
+            for item in page.items {
+                is_empty = false;
+                match Identity::of(item).filter(Identity::is_named) {
+                    Some(identity) => self.apply_event(&mut place.known, &identity, item).await?,
+                    None if place.known.record_unnamed() => self.unreadable(None, NO_NAME).await?,
+                    None => {}
+                }
+            }
+            next = page.metadata.next.filter(|token| !token.is_empty());
+            if next.is_none() {
+                break;
+            }
+            // A server, or a cache before it, that repeats a page would be asked without end.
+            if place.known.listed() == before {
+                return Err(Failure::other(format!("a page of the list of {plural} brought nothing new")).into());
+            }
+        }
+        Ok(self.end_list(place, version.unwrap_or_default(), is_empty).await?)
+    }
+
+    /// All objects will come, not older than this version.
+    async fn begin_list(&self, place: &mut Place, since: &str) -> Result<(), Closed> {
+        place.known.begin_list(since.is_empty());
+        match self.resource.stored_kind() {
+            Some(kind) => self.changes.send(Change::Listing(kind)).await,
+            None => Ok(()),
+        }
+    }
+
+    /// All objects have come, as of this version: others are gone.
+    async fn end_list(&self, place: &mut Place, version: String, is_empty: bool) -> Result<(), Closed> {
+        let gone: Vec<Change> = place.known.end_list().iter().map(|key| self.resource.gone(key)).collect();
+        for change in unannounced(gone) {
+            self.changes.send(change).await?;
+        }
+        place.broken = 0;
+        Counters::count(&self.counters.lists);
+        self.counters.worked(self.resource.awaited());
+        // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is just starting, or from
+        // something else at its address: a process that believes its first list would then compare the kernel with the part of the next list that has
+        // arrived. So an empty list counts once its version can be watched.
+        if is_empty && !matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. }) {
+            place.state = State::Unconfirmed(version);
+            return Ok(());
+        }
+        place.state = State::Watch(version);
+        self.listed().await
+    }
+
+    /// The list counts.
+    async fn listed(&self) -> Result<(), Closed> {
+        if let Some(kind) = self.resource.stored_kind() {
+            self.changes.send(Change::Listed(kind)).await?;
+        }
+        self.gate.listed(self.resource.awaited()).await
+    }
+
+    /// A watch from the version of the list was accepted.
+    async fn confirm(&self, place: &mut Place) -> Result<(), Closed> {
+        let State::Unconfirmed(version) = &mut place.state else { return Ok(()) };
+        place.state = State::Watch(std::mem::take(version));
+        self.listed().await
+    }
+
+    /// Takes an object of a list or of an event, and reports it if it is new or changed.
+    async fn apply_event(&self, known: &mut Versions, identity: &Identity, object: Object<'_>) -> Result<(), Closed> {
+        if known.record(&identity.key, number(&identity.version)) {
+            self.report(&identity.key, object).await
+        } else {
+            Ok(())
+        }
+    }
+
+    /// Reports an object, or that it cannot be read: then its last readable content stays.
+    async fn report(&self, key: &str, object: Object<'_>) -> Result<(), Closed> {
+        match self.resource.read(object) {
+            Ok(change) => {
+                let spec = if let Change::Node(node) = &change { Some(&node.object.spec) } else { None };
+                let has_pods = spec.is_some_and(|spec| spec.pod_cidr.is_some() || !spec.pod_cidrs.is_empty());
+                self.changes.send(change).await?;
+                if has_pods { self.gate.pod_cidr().await } else { Ok(()) }
+            }
+            Err((field, reason)) => {
+                self.unreadable(Some((key, field, self.resource.service_of(key, object))), &reason).await
+            }
+        }
+    }
+
+    /// Reports an object that cannot be read: its key, the field at fault, and the Service of a slice, if it has a name.
+    async fn unreadable(&self, object: Option<(&str, String, Option<ObjectKey>)>, reason: &str) -> Result<(), Closed> {
+        Counters::count(&self.counters.unreadable);
+        let (key, field, service) = object.unwrap_or_default();
+        let kind = self.resource.kind();
+        let problem = Problem::new("API server", reason).about(format!("{kind} {key}").trim_end()).at(field);
+        let object = Some((kind, Resource::object_key(key)));
+        self.changes.send(Change::Unreadable(Box::new(Unreadable { object, service, problem }))).await
+    }
+
+    /// Watches, with all objects first if these are asked for, until the server ends it; returns whether it brought anything.
+    async fn watch(&self, place: &mut Place) -> Result<bool, Stop> {
+        let (all, since) = match &place.state {
+            State::Stream(since) => ("&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", since.clone()),
+            State::List(since) | State::Unconfirmed(since) | State::Watch(since) => ("", since.clone()),
+        };
+        let mut target = format!(
+            "{}&watch=1&allowWatchBookmarks=true{all}&timeoutSeconds={}",
+            self.resource.target(),
+            // So that the nodes do not all reconnect at once.
+            jittered(self.options.watch).as_secs().max(1),
+        );
+        if !since.is_empty() {
+            target.extend(["&resourceVersion=", &since]);
+        }
+        let brings_all = place.state.asks_for_all();
+        let mut stream = Stream { version: since, brings_all, ..Stream::default() };
+        let outcome = self.follow(&target, place, &mut stream).await;
+        let brought = stream.brought;
+        place.go_on(stream, if let Err(Stop::Failed(failure)) = &outcome { Some(failure) } else { None });
+        outcome.map(|()| brought)
+    }
+
+    async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
+        let mut answer = self.get(target).await?;
+        let encoding = answer.encoding;
+        Counters::count(&self.counters.watches);
+        if stream.brings_all {
+            self.begin_list(place, &stream.version).await?;
+        } else {
+            self.counters.worked(self.resource.awaited());
+        }
+        let mut heard = Instant::now();
+        loop {
+            let silence = self.options.silence;
+            let wait = match &place.state {
+                State::Stream(_) => self.options.patience.saturating_sub(heard.elapsed()),
+                // A refusal comes at once.
+                State::Unconfirmed(_) => CONFIRMED_AFTER.min(silence / 2),
+                State::List(_) | State::Watch(_) => silence,
+            };
+            let piece = match (tokio::time::timeout(wait, answer.piece(silence)).await, &place.state) {
+                (Ok(piece), _) => piece?,
+                (Err(_elapsed), State::Stream(_)) => return Err(self.without_end("nothing new")),
+                (Err(_elapsed), State::Unconfirmed(_)) => {
+                    self.confirm(place).await?;
+                    continue;
+                }
+                (Err(_elapsed), _) => return Err(Failure::silent(silence).into()),
+            };
+            let Some(piece) = piece else { break };
+            let (before, searched) = (place.known.listed(), stream.buffer.len());
+            let mut whole = std::mem::take(&mut stream.buffer);
+            let mut rest = piece.as_ref();
+            if searched > 0 {
+                whole.extend_from_slice(rest);
+                rest = &whole;
+            }
+            let mut is_part = true;
+            while let Some((event, after)) =
+                encoding.split_event(rest, if is_part { searched } else { 0 }).map_err(Failure::other)?
+            {
+                (rest, is_part) = (after, false);
+                self.take_event(encoding, &encoding.readable(event), place, stream).await?;
+            }
+            if matches!(place.state, State::Stream(_)) && answer.is_too_slow() {
+                return Err(self.without_end("too little"));
+            }
+            if is_part && searched > 0 {
+                stream.buffer = whole;
+            } else {
+                stream.buffer.extend_from_slice(rest);
+            }
+            // Changes are no progress: a server that never sends the end may send them for ever.
+            if is_part || place.known.listed() > before {
+                heard = Instant::now();
+            }
+            if stream.brought {
+                self.confirm(place).await?;
+            }
+        }
+        if !encoding.is_blank(&stream.buffer) {
+            return Err(Failure::other("the watch broke off in the middle of an event").into());
+        }
+        if matches!(place.state, State::Stream(_)) {
+            let plural = self.resource.plural();
+            return Err(Failure::other(format!("the watch ended before all {plural} had come")).into());
+        }
+        // The version of an empty list that came in this watch is still to be asked for.
+        if stream.brings_all { Ok(()) } else { Ok(self.confirm(place).await?) }
+    }
+
+    /// The failure of a watch that does not say that all objects have come: the server does not know the question.
+    fn without_end(&self, what_came: &str) -> Stop {
+        let plural = self.resource.plural();
+        let message = format!("{what_came} came where the watch should say that it has sent all {plural}");
+        tracing::warn!(resource = plural, "{message}; asking for a list");
+        Stop::Failed(Failure { kind: FailureKind::Invalid, message, retry_after: None })
+    }
+
+    async fn take_event(
+        &self,
+        encoding: Encoding,
+        bytes: &[u8],
+        place: &mut Place,
+        stream: &mut Stream,
+    ) -> Result<(), Stop> {
+        if encoding.is_blank(bytes) {
+            return Ok(());
+        }
+        let Event { what, object } = match encoding.event(bytes) {
+            Ok(event) => event,
+            Err(error) if encoding.begins_as_event(bytes) => {
+                return Ok(self.damaged(place, stream, &format!("an event that cannot be read: {error}")).await?);
+            }
+            Err(error) => return Err(Failure::other(format!("a part of the watch is not an event: {error}")).into()),
+        };
+        if what == "ERROR" {
+            let status: Status = object.read(protobuf::STATUS).unwrap_or_default();
+            return Err(Failure::of_status(status.code, &status).into());
+        }
+        let Some(identity) = Identity::of(object).filter(|identity| what == "BOOKMARK" || identity.is_named()) else {
+            return Ok(self.damaged(place, stream, NO_NAME).await?);
+        };
+        stream.brought = true;
+        let version = number(&identity.version);
+        match &*what {
+            // Events may come late, bookmarks do not.
+            "BOOKMARK" => {
+                check_not_before(&identity.version, &stream.version)?;
+                if matches!(place.state, State::Stream(_)) {
+                    if identity.version.is_empty() || !is_end_of_list(object) {
+                        return Err(self.without_end("another bookmark"));
+                    }
+                    self.end_list(place, identity.version.clone(), place.known.listed() == 0).await?;
+                    // What comes after it confirms an empty list.
+                    stream.brought &= !matches!(place.state, State::Unconfirmed(_));
+                }
+            }
+            "ADDED" | "MODIFIED" => self.apply_event(&mut place.known, &identity, object).await?,
+            "DELETED" => {
+                if place.known.delete(&identity.key, version) {
+                    self.changes.send(self.resource.gone(&identity.key)).await?;
+                }
+            }
+            other => self.damaged(place, stream, &format!("an event of the unknown type {other:?}")).await?,
+        }
+        // Late events must not move the watch back; while all objects come, their versions have no order.
+        let counts = !matches!(place.state, State::Stream(_));
+        let before = number(&stream.version);
+        if counts && !identity.version.is_empty() && (before == 0 || version > before) {
+            stream.version = identity.version;
+        }
+        Ok(())
+    }
+
+    /// Passes over an event that nobody can tell the object of. All objects are asked for again after this watch.
+    async fn damaged(&self, place: &mut Place, stream: &mut Stream, reason: &str) -> Result<(), Closed> {
+        stream.is_damaged = true;
+        place.known.record_unnamed();
+        self.unreadable(None, reason).await
+    }
+}
+
+/// Why an object without a name cannot be read.
+const NO_NAME: &str = "it has no name that can be read";
+
+/// Checks that a version of the server's is not before this one, which it had: else it was restored from a backup, or is another one that lags
+/// behind, and a watch would miss changes, perhaps for hours.
+fn check_not_before(version: &str, since: &str) -> Result<(), Failure> {
+    if (1..number(since)).contains(&number(version)) {
+        let message =
+            format!("the server is at version {version}, and was at {since} before: restored from a backup, or behind");
+        return Err(Failure { kind: FailureKind::TooNew, message, retry_after: None });
+    }
+    Ok(())
+}
+
+#[derive(Default)]
+struct Stream {
+    /// The beginning of an event that is not complete yet.
+    buffer: Vec<u8>,
+    version: String,
+    /// Whether it has brought anything.
+    brought: bool,
+    /// Whether it begins with all objects.
+    brings_all: bool,
+    /// Whether an event could not be read, so that any object may be older than known.
+    is_damaged: bool,
+}
+
+/// A byte of a query's value.
+fn encoded(byte: u8) -> String {
+    if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
+        char::from(byte).to_string()
+    } else {
+        format!("%{byte:02X}")
+    }
+}
+
+/// Randomly from `time` to 1.5 times that.
+fn jittered(time: Duration) -> Duration {
+    // Randomness from the standard library: every RandomState has its own keys.
+    let chance = RandomState::new().hash_one(0_u8) % 1000;
+    time + time * u32::try_from(chance).unwrap_or(0) / 2000
+}
+
+/// Pauses that double.
+struct Pauses {
+    first: Duration,
+    longest: Duration,
+    next: Duration,
+}
+
+impl Pauses {
+    /// Longest pause that a server may ask for: no server makes all nodes wait longer.
+    const LONGEST_ASKED: Duration = Duration::from_secs(120);
+
+    fn new(options: &Options) -> Self {
+        Pauses { first: options.first_pause, longest: options.longest_pause, next: options.first_pause }
+    }
+
+    fn reset(&mut self) {
+        self.next = self.first;
+    }
+
+    /// Next pause: at least as long as the server asked for.
+    fn next(&mut self, asked: Option<Duration>) -> Duration {
+        let pause = jittered(self.next);
+        self.next = (self.next * 2).min(self.longest);
+        pause.max(asked.unwrap_or_default().min(Self::LONGEST_ASKED))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_server_that_starts_may_refuse_for_a_moment() {
+        let mut place = Place::default();
+        let refused = |kind| Failure { kind, ..Failure::other("HTTP 403") };
+        assert!(!place.may_settle());
+        place.note_refusal(&refused(FailureKind::Forbidden));
+        assert!(place.may_settle());
+        let since = place.refused_since;
+        place.note_refusal(&refused(FailureKind::Unauthorized));
+        assert_eq!(place.refused_since, since, "the time counts from the first");
+        place.refused_since = Instant::now().checked_sub(SETTLING);
+        assert!(!place.may_settle());
+        place.note_refusal(&refused(FailureKind::Other));
+        place.note_refusal(&refused(FailureKind::Forbidden));
+        assert!(place.may_settle(), "it began anew");
+    }
+}

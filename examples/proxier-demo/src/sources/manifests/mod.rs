@@ -1,0 +1,482 @@
+//! Reads files as a source: Services, EndpointSlices and Nodes in YAML or JSON, and follows their changes.
+//!
+//! A file is read when it is complete: closed after writing, or moved into place. If it cannot be read, its last readable
+//! content stays: of the whole file if it is no YAML or is empty, of one object if a field has another type. To delete
+//! objects, remove them from their file, or the file.
+
+mod read;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
+
+use self::read::{Contents, Id};
+use crate::message::change::{Change, Unreadable, unannounced};
+use crate::message::{Changes, Closed};
+use crate::problem::Problem;
+use crate::sources::files::{FileWatch, Fingerprint};
+use crate::sources::read_counts::ReadCounts;
+
+/// Files and directories that hold manifests.
+#[derive(Debug)]
+pub struct Manifests {
+    paths: Vec<PathBuf>,
+    node_name: String,
+    files: BTreeMap<PathBuf, File>,
+    /// Reported objects, each with a digest of its content.
+    reported: BTreeMap<Id, u64>,
+    /// Problems of the last look, so that each is reported once.
+    told: BTreeSet<Problem>,
+    /// Files and directories that may have more than could be read, as of the last report.
+    unread: BTreeSet<String>,
+    /// Directories that cannot be listed.
+    unlisted: Vec<PathBuf>,
+    /// Last log message about all files.
+    summary: String,
+    counted: ReadCounts,
+}
+
+#[derive(Debug, Default)]
+struct File {
+    /// Fingerprint of the content that was last read.
+    read: Option<Fingerprint>,
+    /// Fingerprint of a content that may not be complete. It is read when seen twice.
+    seen: Option<Fingerprint>,
+    missing: bool,
+    is_stdin_read: bool,
+    /// Sorted by kind and name. Not a map: half of its room would be empty.
+    objects: Vec<(Id, Change)>,
+    problems: Vec<Problem>,
+    /// Whether it may have objects that could not be read.
+    is_unread: bool,
+    /// Number of objects of each kind that is not read.
+    ignored: BTreeMap<String, usize>,
+}
+
+/// The result of looking at the files once.
+#[derive(Debug, Default)]
+pub struct Look {
+    /// Changes in this order: unreadable, missing, new or changed.
+    pub changes: Vec<Change>,
+    /// Whether something may be incomplete, so that another look is due soon.
+    pub again_soon: bool,
+}
+
+/// Stands for standard input.
+const STDIN: &str = "-";
+/// Larger files are not manifests.
+const FILE_BYTES: u64 = 256 << 20;
+/// Pause before looking again at something incomplete.
+const SOON: Duration = Duration::from_millis(200);
+
+impl Manifests {
+    /// Reads files, and the files of directories (names that end in `.yaml`, `.yml` or `.json`, not in subdirectories), as seen from the node of this
+    /// name: only addresses of other Nodes are reported. `-` is standard input, which is read once, to its end.
+    ///
+    /// The first file counts if two have objects of one kind and name, in the order given and then by name.
+    ///
+    /// # Errors
+    ///
+    /// Nothing at all could be read. If something could, the problems are among the changes, as [`Change::Unreadable`].
+    pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
+        let mut manifests = Self::new(paths, node_name, &ReadCounts::default());
+        let look = manifests.poll(&[]);
+        if manifests.has_nothing() && !manifests.told.is_empty() {
+            return Err(manifests.told.into_iter().collect());
+        }
+        Ok((manifests, look.changes))
+    }
+
+    /// Changes of [`open`](Self::open), for callers that do not follow the files: each object is there once.
+    ///
+    /// # Errors
+    ///
+    /// Fails as [`open`](Self::open) does.
+    pub fn once(paths: Vec<PathBuf>, node_name: &str, counted: &ReadCounts) -> Result<Vec<Change>, Vec<Problem>> {
+        let mut manifests = Self::new(paths, node_name, counted);
+        let (mut problems, _) = manifests.read(&[]);
+        if manifests.has_nothing() && !problems.is_empty() {
+            return Err(problems.into_iter().collect());
+        }
+        manifests.summarize();
+        problems.extend(manifests.repeated());
+        let unread = manifests.unread();
+        let order: Vec<PathBuf> = manifests.order().into_iter().map(Path::to_owned).collect();
+        let is_one = order.len() == 1;
+        let (mut changes, mut seen) = (Vec::new(), BTreeSet::new());
+        for path in order {
+            for (id, change) in manifests.files.remove(&path).unwrap_or_default().objects {
+                if is_one || seen.insert(id) {
+                    changes.extend(manifests.seen_from_here(change));
+                }
+            }
+        }
+        changes.extend(problems.into_iter().map(|problem| unreadable(problem, &unread)));
+        Ok(changes)
+    }
+
+    fn new(paths: Vec<PathBuf>, node_name: &str, counted: &ReadCounts) -> Self {
+        Manifests {
+            paths,
+            node_name: node_name.to_owned(),
+            files: BTreeMap::new(),
+            reported: BTreeMap::new(),
+            told: BTreeSet::new(),
+            unread: BTreeSet::new(),
+            unlisted: Vec::new(),
+            summary: String::new(),
+            counted: counted.clone(),
+        }
+    }
+
+    /// Reports the changes of [`open`](Self::open), then that the initial list is complete, and then every change.
+    ///
+    /// # Errors
+    ///
+    /// The receiver of changes is gone.
+    pub async fn follow(mut self, first: Vec<Change>, changes: &Changes) -> Result<(), Closed> {
+        // `open` read the files before this watch began, so look once more at once.
+        let files: Vec<PathBuf> = self.paths.iter().filter(|path| *path != Path::new(STDIN)).cloned().collect();
+        let mut watch = FileWatch::new(&files);
+        let mut pending = first;
+        pending.push(Change::Synced);
+        let mut wait = Duration::ZERO;
+        loop {
+            for change in pending {
+                changes.send(change).await?;
+            }
+            let completed = watch.next(wait).await;
+            // A thread of its own reads: a large cluster's files would block other tasks.
+            let (manifests, look) = tokio::task::spawn_blocking(move || {
+                let look = self.poll(&completed);
+                (self, look)
+            })
+            .await
+            .map_err(|_panicked| Closed)?;
+            self = manifests;
+            pending = look.changes;
+            wait = if look.again_soon { SOON } else { FileWatch::POLL };
+        }
+    }
+
+    /// Looks at all files. `completed` are known to be complete; the rest are read when two looks see the same.
+    pub fn poll(&mut self, completed: &[PathBuf]) -> Look {
+        let (problems, again_soon) = self.read(completed);
+        // The problems say all if nothing can be read.
+        if problems.is_empty() || !self.has_nothing() {
+            self.summarize();
+        }
+        Look { changes: self.report(problems), again_soon }
+    }
+
+    /// Reads the files that have changed. Returns the problems, and whether another look is due soon.
+    fn read(&mut self, completed: &[PathBuf]) -> (BTreeSet<Problem>, bool) {
+        let mut problems = BTreeSet::new();
+        let mut again_soon = false;
+        let mut unlisted = Vec::new();
+        let mut present = BTreeSet::new();
+        let completed: BTreeSet<&PathBuf> = completed.iter().collect();
+        for path in &self.paths {
+            match files_of(path) {
+                Ok(files) => present.extend(files),
+                Err(error) => {
+                    let path_text = path.display().to_string();
+                    problems.insert(Problem::new(path_text, format!("cannot be read ({error}); see --manifests")));
+                    unlisted.push(path.clone());
+                }
+            }
+        }
+        for path in &present {
+            let file = self.files.entry(path.clone()).or_default();
+            again_soon |= file.poll(path, completed.contains(path), &self.counted);
+        }
+        self.files.retain(|path, file| {
+            if present.contains(path)
+                || unlisted.iter().any(|directory| path.starts_with(directory) && path != directory)
+            {
+                return true;
+            }
+            // Editors remove a file before they put the new one in its place.
+            again_soon |= !file.missing;
+            !std::mem::replace(&mut file.missing, true)
+        });
+        problems.extend(self.files.values().flat_map(|file| file.problems.iter().cloned()));
+        self.unlisted = unlisted;
+        (problems, again_soon)
+    }
+
+    /// Files and directories that may have more than could be read.
+    fn unread(&self) -> BTreeSet<String> {
+        let files = self.files.iter().filter(|(_, file)| file.is_unread).map(|(path, _)| path);
+        files.chain(&self.unlisted).map(|path| path.display().to_string()).collect()
+    }
+
+    fn has_nothing(&self) -> bool {
+        self.files.values().all(|file| file.objects.is_empty())
+    }
+
+    /// Logs the number of objects that were read, if it has changed: as a warning, if there is nothing to serve, or if an object that looks like
+    /// input for serving is of a kind that is not read.
+    fn summarize(&mut self) {
+        let all = || self.files.values();
+        let count = |kind| all().flat_map(|file| &file.objects).filter(|((of, _), _)| *of == kind).count();
+        let (services, slices) = (count(ObjectKind::Service), count(ObjectKind::EndpointSlice));
+        let mut ignored = BTreeMap::new();
+        for (kind, count) in all().flat_map(|file| &file.ignored) {
+            let sum: &mut usize = ignored.entry(kind).or_default();
+            *sum = sum.saturating_add(*count);
+        }
+        let files = all().count();
+        let has_endpoints = ignored.keys().any(|kind| *kind == "Endpoints");
+        let each: Vec<String> = ignored.iter().map(|(kind, count)| format!("{count} of kind {kind}")).collect();
+        let ignored = if each.is_empty() { String::new() } else { format!("; ignored {}", each.join(", ")) };
+        let advice = if has_endpoints { "; endpoints are read from EndpointSlices only" } else { "" };
+        let said = format!("read {services} Services, {slices} EndpointSlices in {files} files{ignored}{advice}");
+        if said == self.summary {
+            return;
+        }
+        if has_endpoints || services == 0 {
+            tracing::warn!("{said}");
+        } else {
+            tracing::debug!("{said}");
+        }
+        self.summary = said;
+    }
+
+    /// Objects of files where an earlier file has the same.
+    fn repeated(&self) -> Vec<Problem> {
+        let mut wanted: BTreeMap<&Id, &Path> = BTreeMap::new();
+        let mut repeated = Vec::new();
+        for path in self.order() {
+            for id in self.files.get(path).into_iter().flat_map(File::ids) {
+                let first = *wanted.entry(id).or_insert(path);
+                // A renamed file is there twice for a moment.
+                let renamed = self.files.get(first).is_some_and(|file| file.missing);
+                if first != path && !renamed {
+                    let reason = format!("is in {} too, which counts", first.display());
+                    let problem = Problem::new(path.display().to_string(), reason);
+                    repeated.push(problem.about(format!("{} {}", id.0, id.1)));
+                }
+            }
+        }
+        repeated
+    }
+
+    /// A Node is one of the cluster, and may be this one, too.
+    fn seen_from_here(&self, change: Change) -> impl Iterator<Item = Change> {
+        let of_cluster = match &change {
+            Change::Node(node) => Some(Change::cluster_node(node.object.clone())),
+            _ => None,
+        };
+        let is_other = matches!(&change, Change::Node(node) if node.object.metadata.name != self.node_name);
+        Some(change).filter(|_| !is_other).into_iter().chain(of_cluster)
+    }
+
+    /// Reports the differences from the objects that were reported before.
+    fn report(&mut self, mut problems: BTreeSet<Problem>) -> Vec<Change> {
+        problems.extend(self.repeated());
+        let mut wanted: BTreeMap<&Id, &Change> = BTreeMap::new();
+        for path in self.order() {
+            for (id, change) in self.files.get(path).into_iter().flat_map(|file| &file.objects) {
+                wanted.entry(id).or_insert(change);
+            }
+        }
+        let gone = self.reported.keys().filter(|id| !wanted.contains_key(id));
+        let unread = self.unread();
+        let readable =
+            self.unread.difference(&unread).map(|origin| Change::Readable(ObjectKind::File, file_key(origin)));
+        let new = problems.difference(&self.told).cloned().map(|problem| unreadable(problem, &unread));
+        let mut changes: Vec<Change> = new.chain(readable).collect();
+        // A directory may not be mounted if no Service is left: do not report that as deletions.
+        let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
+        let gone = gone.flat_map(|id| gone_changes(id, &self.node_name));
+        if all {
+            changes.extend(unannounced(gone));
+        } else {
+            changes.extend(gone);
+        }
+        let mut reported = BTreeMap::new();
+        for (id, change) in wanted {
+            let digest = digest(change);
+            if self.reported.get(id) != Some(&digest) {
+                changes.extend(self.seen_from_here(change.clone()));
+            }
+            reported.insert(id.clone(), digest);
+        }
+        self.reported = reported;
+        (self.told, self.unread) = (problems, unread);
+        changes
+    }
+
+    /// Files in the order of the paths given, then by name.
+    fn order(&self) -> Vec<&Path> {
+        let rank = |path: &Path| self.paths.iter().position(|given| path.starts_with(given));
+        let mut order: Vec<&Path> = self.files.keys().map(PathBuf::as_path).collect();
+        order.sort_by_key(|path| rank(path));
+        order
+    }
+}
+
+impl File {
+    fn ids(&self) -> impl Iterator<Item = &Id> {
+        self.objects.iter().map(|(id, _)| id)
+    }
+
+    /// Reads the file if its content changed; returns whether to look again soon.
+    fn poll(&mut self, path: &Path, complete: bool, counted: &ReadCounts) -> bool {
+        self.missing = false;
+        if path == Path::new(STDIN) {
+            self.read_stdin(counted);
+            return false;
+        }
+        let origin = path.display().to_string();
+        let fingerprint = match Fingerprint::of(path) {
+            Ok(fingerprint) => fingerprint,
+            Err(error) => {
+                self.fail(Problem::new(origin, format!("cannot be read ({error})")));
+                return false;
+            }
+        };
+        if self.read == Some(fingerprint) {
+            return false;
+        }
+        // An incomplete file cannot delete anything at the start.
+        let first = self.read.is_none();
+        if !first && !complete && self.seen != Some(fingerprint) {
+            self.seen = Some(fingerprint);
+            return true;
+        }
+        if fingerprint.size() > FILE_BYTES {
+            self.fail(Problem::new(origin, format!("larger than {FILE_BYTES} bytes")));
+            return false;
+        }
+        let read = fs::File::open(path).and_then(|mut file| read::read(&mut file, &origin, counted));
+        let contents = match read {
+            Ok(contents) => contents,
+            Err(error) => {
+                self.fail(Problem::new(origin, format!("cannot be read ({error})")));
+                return false;
+            }
+        };
+        if Fingerprint::of(path).ok() != Some(fingerprint) {
+            return true;
+        }
+        self.read = Some(fingerprint);
+        self.apply_contents(contents, &origin);
+        false
+    }
+
+    /// Reads standard input, once.
+    fn read_stdin(&mut self, counted: &ReadCounts) {
+        if std::mem::replace(&mut self.is_stdin_read, true) {
+            return;
+        }
+        let mut text = Vec::new();
+        let read = io::stdin().lock().take(FILE_BYTES.saturating_add(1)).read_to_end(&mut text);
+        let origin = "standard input";
+        let read = match read {
+            Ok(_) if text.len() as u64 > FILE_BYTES => Err(io::Error::other(format!("larger than {FILE_BYTES} bytes"))),
+            Ok(_) => read::read(&mut io::Cursor::new(text), origin, counted),
+            Err(error) => Err(error),
+        };
+        match read {
+            Ok(contents) => self.apply_contents(contents, origin),
+            Err(error) => self.fail(Problem::new(origin, format!("cannot be read ({error})"))),
+        }
+    }
+
+    /// Nothing of it can be read: its objects stay.
+    fn fail(&mut self, problem: Problem) {
+        (self.problems, self.is_unread) = (vec![problem], true);
+    }
+
+    fn apply_contents(&mut self, contents: Contents, origin: &str) {
+        let emptied = contents.blank && !self.objects.is_empty();
+        self.is_unread = contents.broken || emptied || !contents.unreadable.is_empty();
+        self.problems = contents.problems;
+        if emptied {
+            self.problems.push(Problem::new(origin, "empty"));
+        }
+        if (contents.broken || emptied) && !self.objects.is_empty() {
+            for problem in &mut self.problems {
+                problem.reason.push_str("; what the file said before stays");
+            }
+            return;
+        }
+        let mut objects = contents.objects;
+        // Equal objects keep their order.
+        objects.sort_by(|(one, _), (other, _)| one.cmp(other));
+        objects.dedup_by(|(id, _), (first, _)| {
+            let is_same = id == first;
+            if is_same {
+                let (kind, key) = id;
+                let reason = "is there twice; the first counts";
+                self.problems.push(Problem::new(origin, reason).about(format!("{kind} {key}")));
+            }
+            is_same
+        });
+        let unreadable: BTreeSet<Id> = contents.unreadable.into_iter().collect();
+        let is_kept = |id: &Id| unreadable.contains(id) && objects.binary_search_by(|(of, _)| of.cmp(id)).is_err();
+        let kept: Vec<_> = self.objects.drain(..).filter(|(id, _)| is_kept(id)).collect();
+        objects.extend(kept);
+        objects.sort_by(|(one, _), (other, _)| one.cmp(other));
+        self.objects = objects;
+        self.ignored = contents.ignored;
+    }
+}
+
+/// A problem; one of a file that may have more than could be read counts as that file's.
+fn unreadable(problem: Problem, unread: &BTreeSet<String>) -> Change {
+    let object = unread.contains(&problem.origin).then(|| (ObjectKind::File, file_key(&problem.origin)));
+    Change::Unreadable(Box::new(Unreadable { object, service: None, problem }))
+}
+
+fn file_key(origin: &str) -> ObjectKey {
+    ObjectKey::new("", origin)
+}
+
+fn files_of(path: &Path) -> io::Result<Vec<PathBuf>> {
+    if path == Path::new(STDIN) || !fs::metadata(path)?.is_dir() {
+        return Ok(vec![path.to_owned()]);
+    }
+    let mut files = Vec::new();
+    for entry in fs::read_dir(path)? {
+        let file = entry?.path();
+        let hidden = file.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"."));
+        let extension = file.extension().and_then(|extension| extension.to_str());
+        if !hidden && matches!(extension, Some("yaml" | "yml" | "json")) && !file.is_dir() {
+            files.push(file);
+        }
+    }
+    Ok(files)
+}
+
+fn gone_changes((kind, key): &Id, node_name: &str) -> impl Iterator<Item = Change> {
+    let gone = match kind {
+        ObjectKind::Service => Change::DeleteService(key.clone()),
+        ObjectKind::EndpointSlice => Change::DeleteSlice(key.clone()),
+        _ => Change::ClusterNodeGone(key.name().to_owned()),
+    };
+    let is_this = *kind == ObjectKind::Node && key.name() == node_name;
+    is_this.then_some(Change::NodeGone).into_iter().chain([gone])
+}
+
+fn digest(change: &Change) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    let text = match change {
+        Change::UpsertService(object) => serde_json::to_string(object),
+        Change::UpsertSlice(object) => serde_json::to_string(object),
+        Change::Node(node) => {
+            node.leaving.hash(&mut hasher);
+            serde_json::to_string(&node.object)
+        }
+        _ => Ok(String::new()),
+    };
+    text.unwrap_or_default().hash(&mut hasher);
+    hasher.finish()
+}

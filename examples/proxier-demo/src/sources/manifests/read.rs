@@ -1,0 +1,629 @@
+//! Reads objects from the texts of manifests, one at a time.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
+use std::marker::PhantomData;
+
+use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use serde::Deserialize;
+use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value;
+use serde_json::value::RawValue;
+use serde_saphyr::options::DuplicateKeyPolicy;
+
+use crate::message::change::{Change, NodeState};
+use crate::problem::Problem;
+use crate::sources::cluster::{Object as Sent, is_leaving, without_notes_of_service, without_notes_of_slice};
+use crate::sources::read_counts::ReadCounts;
+use crate::yaml;
+
+/// Kind and name of an object.
+pub(super) type Id = (ObjectKind, ObjectKey);
+
+/// The contents of a text.
+#[derive(Debug, Default)]
+pub(super) struct Contents {
+    pub(super) objects: Vec<(Id, Change)>,
+    pub(super) problems: Vec<Problem>,
+    /// Objects that exist, but cannot be read.
+    pub(super) unreadable: Vec<Id>,
+    /// Number of objects of each kind that is not read.
+    pub(super) ignored: BTreeMap<String, usize>,
+    /// Whether a document is no YAML or JSON: perhaps it is still being written.
+    pub(super) broken: bool,
+    /// Whether there are only blanks.
+    pub(super) blank: bool,
+    counted: ReadCounts,
+}
+
+/// State of contents at one time, to go back to.
+struct Mark {
+    objects: usize,
+    problems: usize,
+    unreadable: usize,
+    ignored: BTreeMap<String, usize>,
+    broken: bool,
+}
+
+impl Contents {
+    /// More kinds than these are counted together.
+    const KINDS: usize = 20;
+
+    fn mark(&self) -> Mark {
+        Mark {
+            objects: self.objects.len(),
+            problems: self.problems.len(),
+            unreadable: self.unreadable.len(),
+            ignored: self.ignored.clone(),
+            broken: self.broken,
+        }
+    }
+
+    fn back_to(&mut self, mark: Mark) {
+        self.objects.truncate(mark.objects);
+        self.problems.truncate(mark.problems);
+        self.unreadable.truncate(mark.unreadable);
+        (self.ignored, self.broken) = (mark.ignored, mark.broken);
+    }
+
+    fn ignore(&mut self, kind: &str) {
+        let is_room = self.ignored.len() < Self::KINDS || self.ignored.contains_key(kind);
+        let kind = if is_room { kind } else { "other kinds" };
+        let count = self.ignored.entry(kind.to_owned()).or_default();
+        *count = count.saturating_add(1);
+    }
+}
+
+/// Reads a file of several documents, YAML or JSON, as `kubectl get -o yaml` and `-o json` print them. Counts the objects as they come. Holds one
+/// object of a JSON file at a time, one document of a YAML file.
+///
+/// # Errors
+///
+/// The file cannot be read, or is no text.
+pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str, counted: &ReadCounts) -> io::Result<Contents> {
+    let mut contents = Contents { counted: counted.clone(), ..Contents::default() };
+    let (start, looks_like_json) = sniff(file)?;
+    if looks_like_json {
+        file.seek(SeekFrom::Start(start))?;
+        if read_json(file, origin, &mut contents) {
+            return Ok(contents);
+        }
+        contents = Contents { counted: counted.clone(), ..Contents::default() };
+    }
+    file.seek(SeekFrom::Start(start))?;
+    read_yaml(BufReader::with_capacity(BUFFER, file), origin, &mut contents)?;
+    Ok(contents)
+}
+
+const BUFFER: usize = 64 << 10;
+
+/// Offset of the text's beginning, and whether it looks like JSON.
+fn sniff(file: &mut impl Read) -> io::Result<(u64, bool)> {
+    const MARK: &[u8] = b"\xef\xbb\xbf";
+    let mut head = Vec::new();
+    file.take(BUFFER as u64).read_to_end(&mut head)?;
+    let (start, text) = match head.strip_prefix(MARK) {
+        Some(text) => (MARK.len() as u64, text),
+        None => (0, head.as_slice()),
+    };
+    Ok((start, text.trim_ascii_start().starts_with(b"{")))
+}
+
+/// Reads a sequence of JSON values; returns whether the file is nothing else.
+fn read_json(file: &mut impl Read, origin: &str, contents: &mut Contents) -> bool {
+    let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(BUFFER, file));
+    let mut number = 0_usize;
+    while json.end().is_err() {
+        number = number.saturating_add(1);
+        let place = Problem::new(origin, "").in_document(number);
+        if Document::<Box<RawValue>>::new(&place, contents).deserialize(&mut json).is_err() {
+            return false;
+        }
+    }
+    true
+}
+
+/// Reads YAML documents.
+fn read_yaml(lines: impl BufRead, origin: &str, contents: &mut Contents) -> io::Result<()> {
+    let mut number = 0_usize;
+    contents.blank = yaml::documents(lines, |document, before| {
+        number = number.saturating_add(1);
+        take_document(document, before, Problem::new(origin, "").in_document(number), contents);
+    })?;
+    Ok(())
+}
+
+fn take_document(mut document: String, before: usize, place: Problem, contents: &mut Contents) {
+    let mark = contents.mark();
+    let read = yaml::parse_into(&document, DuplicateKeyPolicy::Error, Document::<Value>::new(&place, contents));
+    if read.is_err() {
+        contents.back_to(mark);
+        // The document is parsed again with the lines before it, so that the error has the file's line number.
+        document.insert_str(0, &"\n".repeat(before));
+        let reason = yaml::parse(&document, DuplicateKeyPolicy::Error).err().unwrap_or_default();
+        contents.problems.push(Problem { reason: format!("not YAML or JSON: {reason}"), ..place });
+        contents.broken = true;
+    }
+}
+
+/// An object in a document: text where that is to be had, since reading it once more costs less than a value.
+#[derive(Clone, Copy)]
+enum Object<'a> {
+    Json(&'a str),
+    Value(&'a Value),
+}
+
+/// Kind, version and name of an object, as far as they are there and texts.
+#[derive(Default)]
+struct Head {
+    kind: Option<String>,
+    version: Option<String>,
+    namespace: String,
+    name: String,
+}
+
+impl Object<'_> {
+    /// Reads the head; `None`: it is no object.
+    fn head(self) -> Option<Head> {
+        #[derive(Deserialize)]
+        struct Texts<'a> {
+            #[serde(borrow)]
+            kind: Option<&'a RawValue>,
+            #[serde(borrow, rename = "apiVersion")]
+            version: Option<&'a RawValue>,
+            #[serde(borrow)]
+            metadata: Option<&'a RawValue>,
+        }
+        #[derive(Default, Deserialize)]
+        struct Metadata<'a> {
+            #[serde(borrow)]
+            namespace: Option<&'a RawValue>,
+            #[serde(borrow)]
+            name: Option<&'a RawValue>,
+        }
+        let text = |raw: Option<&RawValue>| raw.and_then(|raw| serde_json::from_str::<String>(raw.get()).ok());
+        match self {
+            Object::Json(json) => {
+                let Texts { kind, version, metadata } = serde_json::from_str(json).ok()?;
+                let metadata = metadata.and_then(|metadata| serde_json::from_str::<Metadata<'_>>(metadata.get()).ok());
+                let Metadata { namespace, name } = metadata.unwrap_or_default();
+                let (namespace, name) = (text(namespace).unwrap_or_default(), text(name).unwrap_or_default());
+                Some(Head { kind: text(kind), version: text(version), namespace, name })
+            }
+            Object::Value(value) => {
+                let text = |value: &Value, name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
+                let metadata = |name: &str| text(&value["metadata"], name).unwrap_or_default();
+                value.is_object().then(|| Head {
+                    kind: text(value, "kind"),
+                    version: text(value, "apiVersion"),
+                    namespace: metadata("namespace"),
+                    name: metadata("name"),
+                })
+            }
+        }
+    }
+
+    fn read<T: DeserializeOwned>(self) -> Result<T, (String, String)> {
+        match self {
+            Object::Json(text) => yaml::read_json(text),
+            Object::Value(value) => yaml::read(value),
+        }
+    }
+
+    fn is_leaving(self) -> bool {
+        match self {
+            Object::Json(text) => is_leaving(Sent::Json(text)),
+            Object::Value(value) => is_leaving(Sent::Json(&value.to_string())),
+        }
+    }
+}
+
+/// Form in which the items of a list are read.
+trait Item: DeserializeOwned {
+    fn object(&self) -> Object<'_>;
+}
+
+impl Item for Box<RawValue> {
+    fn object(&self) -> Object<'_> {
+        Object::Json(self.get())
+    }
+}
+
+impl Item for Value {
+    fn object(&self) -> Object<'_> {
+        Object::Value(self)
+    }
+}
+
+/// Methods of a visitor for values that are neither a list nor an object.
+macro_rules! of_scalars {
+    ($visitor:ident => $made:expr) => {
+        of_scalars!($visitor => $made; visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
+    };
+    ($visitor:ident => $made:expr; $($visit:ident: $of:ty),*) => {$(
+        fn $visit<E>($visitor, _: $of) -> Result<Self::Value, E> {
+            Ok($made)
+        }
+    )*};
+}
+
+/// Takes the objects of a document while it is read.
+struct Document<'a, I> {
+    place: &'a Problem,
+    contents: &'a mut Contents,
+    of: PhantomData<I>,
+}
+
+impl<'a, I> Document<'a, I> {
+    fn new(place: &'a Problem, contents: &'a mut Contents) -> Self {
+        Document { place, contents, of: PhantomData }
+    }
+
+    fn refuse(self) {
+        take_object(Object::Value(&Value::Bool(true)), ("", ""), "", self.place, self.contents);
+    }
+}
+
+impl<'de, I: Item> DeserializeSeed<'de> for Document<'_, I> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, I: Item> Visitor<'de> for Document<'_, I> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_unit<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    fn visit_none<E>(self) -> Result<(), E> {
+        Ok(())
+    }
+
+    of_scalars!(self => self.refuse());
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<(), A::Error> {
+        while all.next_element::<IgnoredAny>()?.is_some() {}
+        self.refuse();
+        Ok(())
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        let Document { place, contents, .. } = self;
+        let mark = contents.mark();
+        let (mut fields, mut listed) = (serde_json::Map::new(), None);
+        while let Some(field) = map.next_key::<String>()? {
+            if field == "items" {
+                let of_list = (text(&fields, "kind"), text(&fields, "apiVersion"));
+                let items = Items { of_list, place, contents: &mut *contents, of: PhantomData::<I> };
+                listed = Some(map.next_value_seed(items)?);
+            } else {
+                fields.insert(field, map.next_value()?);
+            }
+        }
+        let (kind, version) =
+            (text(&fields, "kind").unwrap_or_default(), text(&fields, "apiVersion").unwrap_or_default());
+        match (kind.strip_suffix("List"), listed) {
+            (Some(_), Some(Listed::NoList)) => {
+                contents.problems.push(Problem { reason: "not a list".to_owned(), ..place.clone() }.at("items"));
+            }
+            (Some(_), Some(Listed::Later(items))) => {
+                for (index, item) in items {
+                    take_item(&item, index, (kind, version), place, contents);
+                }
+            }
+            // The document was no list.
+            (kind_of_items, _) => {
+                if kind_of_items.is_none() {
+                    contents.back_to(mark);
+                }
+                let kind = kind.to_owned();
+                let version = version.to_owned();
+                take_object(Object::Value(&Value::Object(fields)), (&kind, &version), "", place, contents);
+            }
+        }
+        Ok(())
+    }
+}
+
+fn text<'a>(fields: &'a serde_json::Map<String, Value>, name: &str) -> Option<&'a str> {
+    fields.get(name).and_then(Value::as_str)
+}
+
+/// Outcome of reading the items of a list.
+enum Listed<I> {
+    NoList,
+    /// All are taken except these, each with its index: they do not name their kind, and the list had not named it yet.
+    Later(Vec<(usize, I)>),
+}
+
+/// Takes the items of a list while it is read.
+struct Items<'a, I> {
+    /// Kind and version of the list, if they come before its items.
+    of_list: (Option<&'a str>, Option<&'a str>),
+    place: &'a Problem,
+    contents: &'a mut Contents,
+    of: PhantomData<I>,
+}
+
+impl<'de, I: Item> DeserializeSeed<'de> for Items<'_, I> {
+    type Value = Listed<I>;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Listed<I>, D::Error> {
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de, I: Item> Visitor<'de> for Items<'_, I> {
+    type Value = Listed<I>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_unit<E>(self) -> Result<Listed<I>, E> {
+        Ok(Listed::Later(Vec::new()))
+    }
+
+    fn visit_none<E>(self) -> Result<Listed<I>, E> {
+        Ok(Listed::Later(Vec::new()))
+    }
+
+    of_scalars!(self => Listed::NoList);
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Listed<I>, A::Error> {
+        while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
+        Ok(Listed::NoList)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Listed<I>, A::Error> {
+        let (mut later, mut index) = (Vec::new(), 0_usize);
+        while let Some(item) = all.next_element::<I>()? {
+            let says = item.object().head().is_some_and(|head| head.kind.is_some() && head.version.is_some());
+            match self.of_list {
+                (Some(kind), Some(version)) => take_item(&item, index, (kind, version), self.place, self.contents),
+                _ if says => take_item(&item, index, ("List", ""), self.place, self.contents),
+                _ => later.push((index, item)),
+            }
+            index = index.saturating_add(1);
+        }
+        Ok(Listed::Later(later))
+    }
+}
+
+/// Takes an item of a list of this kind and version. The API server's own lists do not repeat them.
+fn take_item(item: &impl Item, index: usize, (kind, version): (&str, &str), place: &Problem, contents: &mut Contents) {
+    let kind = kind.strip_suffix("List").unwrap_or_default();
+    let version = if kind.is_empty() { "" } else { version };
+    take_object(item.object(), (kind, version), &format!("items[{index}]"), place, contents);
+}
+
+/// Takes an object; kind and version are those that it has if it does not say.
+fn take_object(
+    object: Object<'_>,
+    (kind, version): (&str, &str),
+    within: &str,
+    place: &Problem,
+    contents: &mut Contents,
+) {
+    let head = object.head();
+    let is_object = head.is_some();
+    let Head { kind: own_kind, version: own_version, namespace, name } = head.unwrap_or_default();
+    let (kind, version) = (own_kind.as_deref().unwrap_or(kind), own_version.as_deref().unwrap_or(version));
+    let join = |field: &str| match (within, field) {
+        ("", field) => field.to_owned(),
+        (within, "") => within.to_owned(),
+        (within, field) => format!("{within}.{field}"),
+    };
+    let mut problem = |field: &str, reason: String| {
+        let mut problem = Problem { reason, ..place.clone() }.at(join(field));
+        if !kind.is_empty() && !name.is_empty() {
+            let namespace = if kind == "Node" { "" } else { namespace.as_str() };
+            problem.object = Some(format!("{kind} {}", ObjectKey::new(namespace, &name)));
+        }
+        contents.problems.push(problem);
+    };
+    // A truncated file may still be YAML: a document without a name may be incomplete.
+    if !is_object {
+        problem("", "not an object with apiVersion, kind and metadata".to_owned());
+        contents.broken |= within.is_empty();
+        return;
+    }
+    if name.is_empty() && within.is_empty() {
+        let field = if kind.is_empty() { "kind" } else { "metadata.name" };
+        problem(field, "missing or empty; is the file complete?".to_owned());
+        contents.broken = true;
+        return;
+    }
+    let expected = match kind {
+        "Service" | "Node" => "v1",
+        "EndpointSlice" => "discovery.k8s.io/v1",
+        "" => return problem("kind", "missing; should be Service, EndpointSlice, Node or List".to_owned()),
+        // Files for kubectl also contain Deployments and more.
+        _ => return contents.ignore(kind),
+    };
+    if version != expected {
+        return problem("apiVersion", format!("{version:?}; {kind} is read as {expected}"));
+    }
+    if name.is_empty() {
+        return problem("metadata.name", "missing or empty".to_owned());
+    }
+    let key = match (kind, namespace.as_str()) {
+        ("Node", _) => ObjectKey::new("", &name),
+        (_, "") => ObjectKey::new("default", &name),
+        (_, namespace) => ObjectKey::new(namespace, &name),
+    };
+    // Lists that were read have room for four, and all objects are held at once.
+    let (id, change) = match kind {
+        "Service" => {
+            let read = object.read::<Box<ServiceObject>>().map(|mut object| {
+                without_notes_of_service(&mut object);
+                object.spec.ports.shrink_to_fit();
+                Change::UpsertService(object)
+            });
+            ((ObjectKind::Service, key), read)
+        }
+        "EndpointSlice" => {
+            let read = object.read::<Box<EndpointSliceObject>>().map(|mut object| {
+                without_notes_of_slice(&mut object);
+                object.ports.shrink_to_fit();
+                object.endpoints.shrink_to_fit();
+                Change::UpsertSlice(object)
+            });
+            ((ObjectKind::EndpointSlice, key), read)
+        }
+        _ => {
+            let node = |node| Change::Node(Box::new(NodeState { object: node, leaving: object.is_leaving() }));
+            ((ObjectKind::Node, key), object.read::<NodeObject>().map(node))
+        }
+    };
+    match change {
+        Ok(change) => {
+            contents.counted.saw(&change);
+            contents.objects.push((id, change));
+        }
+        Err((field, reason)) => {
+            problem(&field, reason);
+            contents.unreadable.push(id);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str, origin: &str) -> Contents {
+        super::read(&mut io::Cursor::new(text), origin, &ReadCounts::default()).unwrap()
+    }
+
+    fn problems(text: &str) -> Vec<String> {
+        read(text, "f").problems.iter().map(ToString::to_string).collect()
+    }
+
+    fn names(text: &str) -> Vec<String> {
+        read(text, "f").objects.iter().map(|((kind, key), _)| format!("{kind} {key}")).collect()
+    }
+
+    const WEB: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: demo}\n";
+
+    #[test]
+    fn several_documents_of_all_forms() {
+        let text = format!(
+            "# a comment\n---\n{WEB}---\n# nothing\n--- # said\n{WEB}\n...\n%YAML 1.2\n---\r\n{}\r\n",
+            r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}"#
+        );
+        assert_eq!(names(&text), ["Service demo/web", "Service demo/web", "Node n1"]);
+        assert_eq!(problems(&text), Vec::<String>::new());
+        let json = "{\"apiVersion\":\"v1\",\"kind\":\"Service\",\n\t\"metadata\":{\"name\":\"a\"}}";
+        assert_eq!(names(&format!("\u{feff}{json}\n{json}")), ["Service default/a", "Service default/a"]);
+    }
+
+    #[test]
+    fn lists_of_kubectl_and_of_the_api_server() {
+        let item = "{apiVersion: v1, kind: Service, metadata: {name: a}}";
+        assert_eq!(names(&format!("apiVersion: v1\nkind: List\nitems: [{item}, {item}]")), ["Service default/a"; 2]);
+        let list = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\nitems: [{metadata: {name: s}}]";
+        assert_eq!(names(list), ["EndpointSlice default/s"]);
+        assert_eq!(names("apiVersion: v1\nkind: ServiceList\nitems: null"), Vec::<String>::new());
+    }
+
+    #[test]
+    fn other_kinds_are_passed_over() {
+        assert!(names("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}").is_empty());
+        assert!(problems("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}").is_empty());
+        let item =
+            |kind: &str| format!("{{\"apiVersion\": \"v1\", \"kind\": \"{kind}\", \"metadata\": {{\"name\": \"x\"}}}}");
+        let items = [item("Endpoints"), item("Secret"), item("Endpoints"), item("Service")].join(",");
+        let contents = read(&format!("{{\"apiVersion\": \"v1\", \"items\": [{items}], \"kind\": \"List\"}}"), "f");
+        assert_eq!(contents.ignored, BTreeMap::from([("Endpoints".to_owned(), 2), ("Secret".to_owned(), 1)]));
+        assert_eq!(contents.objects.len(), 1);
+        let many: String = (0..30).map(|number| item(&format!("K{number}")) + "\n").collect();
+        let contents = read(&many, "f");
+        assert_eq!((contents.ignored.len(), contents.ignored["other kinds"]), (Contents::KINDS + 1, 10));
+    }
+
+    /// The kind and version of a list may come before, between or behind its items.
+    #[test]
+    fn items_are_what_their_list_is() {
+        let (kind, version) = ("\"kind\": \"EndpointSliceList\"", "\"apiVersion\": \"discovery.k8s.io/v1\"");
+        let items = "\"items\": [{\"metadata\": {\"name\": \"a\"}}, {\"metadata\": {\"name\": \"b\"}}]";
+        for fields in [[kind, version, items], [kind, items, version], [items, version, kind], [version, items, kind]] {
+            let json = format!("{{{}}}", fields.join(", "));
+            for text in [json.clone(), format!("# YAML\n{json}")] {
+                assert_eq!(names(&text), ["EndpointSlice default/a", "EndpointSlice default/b"], "{text}");
+                assert_eq!(problems(&text), Vec::<String>::new());
+            }
+        }
+        // Another kind's field.
+        let service = "{\"items\": [{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"a\"}}], \
+                       \"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"b\"}}";
+        assert_eq!(names(service), ["Service default/b"]);
+        assert_eq!(problems(&format!("{{{version}, {kind}, \"items\": {{}}}}")), ["f: document 1: items: not a list"]);
+        // A text that breaks off yields no objects, in JSON as in YAML.
+        let whole = format!("{{{kind}, {version}, {items}}}");
+        let broken = read(&whole[..whole.len() - 3], "f");
+        assert!(broken.broken && broken.objects.is_empty());
+    }
+
+    #[test]
+    fn what_is_wrong_is_named_and_stops_nothing() {
+        for (document, expected) in [
+            ("a: [", "not YAML or JSON: "),
+            ("a: 1\na: 2", "not YAML or JSON: "),
+            ("just text", "not an object with apiVersion"),
+            ("[1, 2]", "not an object with apiVersion"),
+            ("metadata: {name: x}", "kind: missing; should be Service"),
+            ("kind: Service\nmetadata: {name: x}", "Service x: apiVersion: \"\"; Service is read as v1"),
+            (
+                "apiVersion: discovery.k8s.io/v1beta1\nkind: EndpointSlice\nmetadata: {name: x, namespace: y}",
+                "EndpointSlice y/x: apiVersion: \"discovery.k8s.io/v1beta1\"; EndpointSlice is read as discovery.k8s.io/v1",
+            ),
+            ("apiVersion: v1\nkind: Service\nspec: {}", "metadata.name: missing or empty"),
+            ("apiVersion: v1\nkind: Service\nmetadata: {name: [a]}", "metadata.name: missing or empty"),
+            (
+                "apiVersion: v1\nkind: Service\nmetadata: {name: x, namespace: y}\nspec: {ports: [{port: http}]}",
+                "Service y/x: spec.ports[0].port: invalid type: string \"http\", expected i64",
+            ),
+            (
+                "apiVersion: v1\nkind: List\nitems: [{apiVersion: v1, kind: Service, metadata: {name: x}, spec: 5}]",
+                "Service x: items[0].spec: invalid type: integer `5`",
+            ),
+            ("apiVersion: v1\nkind: List\nitems: {}", "items: not a list"),
+        ] {
+            let text = format!("{WEB}---\n{document}\n---\n{}", WEB.replace("web", "other"));
+            assert_eq!(names(&text), ["Service demo/web", "Service demo/other"], "{document}");
+            let problems = problems(&text);
+            assert_eq!(problems.len(), 1, "{document}: {problems:?}");
+            assert!(problems[0].starts_with(&format!("f: document 2: {expected}")), "{problems:?}");
+        }
+    }
+
+    #[test]
+    fn errors_count_lines_as_the_file_does() {
+        let problem = &problems(&format!("{WEB}---\n{WEB}---\nkey: [1,\n"))[0];
+        assert!(problem.contains("document 3"), "{problem}");
+        assert!(problem.contains("line 9") || problem.contains("line 10"), "{problem}");
+    }
+
+    #[test]
+    fn small_texts_that_become_large_are_refused() {
+        let mut text = "a0: &a0 [x,x,x,x,x,x,x,x,x]\n".to_owned();
+        for level in 1..12 {
+            let aliases = vec![format!("*a{}", level - 1); 9].join(",");
+            text.extend(["a", &level.to_string(), ": &a", &level.to_string(), " [", &aliases, "]\n"]);
+        }
+        assert!(read(&text, "f").broken);
+        assert!(read(&"[".repeat(100_000), "f").broken);
+        assert!(read(&format!("{}1{}", "{\"a\":".repeat(100_000), "}".repeat(100_000)), "f").broken);
+    }
+}

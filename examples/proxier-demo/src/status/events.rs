@@ -1,0 +1,342 @@
+//! Kubernetes Events: for an operator who runs `kubectl describe` on the Node or the Service.
+//!
+//! Sent one after the other, never waited for, and dropped when there are too many. While the server is away or busy, one
+//! is retried for ten minutes, with the time when it was recorded.
+
+use std::collections::HashMap;
+use std::time::{Duration, Instant, SystemTime};
+
+use http::{Request, StatusCode, header};
+use k8s_openapi::jiff::Timestamp;
+use kube::client::Body;
+use proxier_core::snapshot::ObjectKey;
+use serde_json::{Value, json};
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use crate::sources::cluster::{Connection, Session};
+
+/// Object of an Event.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum Regarding {
+    /// The Node object of this node.
+    Node,
+    /// A Service.
+    Service(ObjectKey),
+}
+
+/// Reason of an Event; kube-proxy's own reasons first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Reason {
+    /// The proxy starts.
+    Starting,
+    /// The health server's address cannot be bound.
+    FailedToStartProxierHealthcheck,
+    /// The metrics server's address cannot be bound.
+    FailedToStartMetricServer,
+    /// A Service's health-check node port cannot be bound.
+    FailedToStartServiceHealthcheck,
+    /// `/sys` is read-only, so `nf_conntrack_max` may not take full effect.
+    ReadOnlySysFs,
+    /// A field of a Service or of its slices is impossible and left out. Not in kube-proxy.
+    InvalidField,
+    /// An object cannot be read. Not in kube-proxy.
+    Unreadable,
+    /// Another Service has the address and port already. Not in kube-proxy.
+    AddressConflict,
+    /// A Service has an address of another Node, which serves it. Not in kube-proxy.
+    AddressOfNode,
+    /// The kernel refuses an operation that a Service needs. Not in kube-proxy.
+    FailedToProgram,
+    /// The node cannot do the mode that it was asked for, and serves in another. Not in kube-proxy.
+    ModeUnavailable,
+    /// Objects left by another proxy or mode are still there and may decide about packets. Not in kube-proxy.
+    Leftovers,
+    /// The node does something else than the configuration asks for. Not in kube-proxy.
+    NotAsConfigured,
+}
+
+impl Reason {
+    /// Reason, action, and whether it is a warning.
+    fn words(self) -> (&'static str, &'static str, bool) {
+        match self {
+            Reason::Starting => ("Starting", "StartKubeProxy", false),
+            Reason::FailedToStartProxierHealthcheck => ("FailedToStartProxierHealthcheck", "StartKubeProxy", true),
+            Reason::FailedToStartMetricServer => ("FailedToStartMetricServer", "StartKubeProxy", true),
+            Reason::FailedToStartServiceHealthcheck => ("FailedToStartServiceHealthcheck", "Listen", true),
+            Reason::ReadOnlySysFs => ("readOnlySysFS", "StartKubeProxy", true),
+            Reason::InvalidField => ("InvalidField", "ReadService", true),
+            Reason::Unreadable => ("Unreadable", "ReadService", true),
+            Reason::AddressConflict => ("AddressConflict", "ProgramService", true),
+            Reason::AddressOfNode => ("AddressOfNode", "ProgramService", false),
+            Reason::FailedToProgram => ("FailedToProgram", "ProgramService", true),
+            Reason::Leftovers => ("Leftovers", "ProgramService", true),
+            Reason::NotAsConfigured => ("NotAsConfigured", "ProgramService", true),
+            Reason::ModeUnavailable => ("ModeUnavailable", "StartKubeProxy", true),
+        }
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Report {
+    regarding: Regarding,
+    reason: Reason,
+    note: String,
+}
+
+/// Sends Events in the background. Does nothing without a cluster.
+#[derive(Clone, Debug, Default)]
+pub struct Recorder {
+    queue: Option<mpsc::Sender<(Report, SystemTime)>>,
+}
+
+/// Time for which the same Event is not repeated.
+const AGAIN: Duration = Duration::from_secs(600);
+/// Most Events in a minute.
+const A_MINUTE: usize = 60;
+/// Longest note, in bytes (the API's limit).
+const NOTE: usize = 1024;
+/// Longest wait for the server.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The first pause after a failure; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(500);
+/// The longest pause.
+const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+
+impl Recorder {
+    /// A recorder for a cluster, which sends within this runtime. Events are sent as soon as there are credentials.
+    pub fn start(runtime: &Handle, connection: Connection, node_name: &str) -> Self {
+        let (queue, reports) = mpsc::channel(128);
+        let node_name = node_name.to_owned();
+        runtime.spawn(async move {
+            let session = Session::new(connection);
+            match session.current().await {
+                Ok(_) => {
+                    let sender = Sender { session, node_name, sent: HashMap::new(), forbidden: false };
+                    sender.run(reports).await;
+                }
+                // The watch has the same credentials, and reports what is wrong with them.
+                Err(problem) => tracing::debug!("no Events are sent: {problem}"),
+            }
+        });
+        Recorder { queue: Some(queue) }
+    }
+
+    /// Records an Event. Returns at once.
+    pub fn record(&self, regarding: Regarding, reason: Reason, note: impl Into<String>) {
+        let Some(queue) = &self.queue else { return };
+        if queue.try_send((Report { regarding, reason, note: note.into() }, SystemTime::now())).is_err() {
+            tracing::debug!("too many Events at once; one is dropped");
+        }
+    }
+}
+
+struct Sender {
+    session: Session,
+    node_name: String,
+    sent: HashMap<Report, Instant>,
+    /// Whether this was logged.
+    forbidden: bool,
+}
+
+impl Sender {
+    async fn run(mut self, mut reports: mpsc::Receiver<(Report, SystemTime)>) {
+        while let Some((report, told)) = reports.recv().await {
+            let now = Instant::now();
+            self.sent.retain(|_, at| now.saturating_duration_since(*at) < AGAIN);
+            let lately = |at: &&Instant| now.saturating_duration_since(**at) < Duration::from_secs(60);
+            if self.sent.contains_key(&report) || self.sent.values().filter(lately).count() >= A_MINUTE {
+                continue;
+            }
+            self.deliver(&report, told).await;
+            self.sent.insert(report, Instant::now());
+        }
+    }
+
+    /// Sends an Event until the server takes or refuses it, or has been away for too long. Later Events wait.
+    async fn deliver(&mut self, report: &Report, told: SystemTime) {
+        let start = Instant::now();
+        let mut pause = FIRST_PAUSE;
+        let mut before = None;
+        loop {
+            let outcome = self.send(report, told, before.as_ref()).await;
+            let failure = match &outcome {
+                Ok(status) if status.is_success() => return,
+                Ok(StatusCode::UNAUTHORIZED) => "the API server does not accept the credentials".to_owned(),
+                Ok(StatusCode::FORBIDDEN) => {
+                    if !std::mem::replace(&mut self.forbidden, true) {
+                        tracing::warn!("Events are forbidden; allow create of events.events.k8s.io to see them");
+                    }
+                    return;
+                }
+                Ok(status) if status.is_server_error() || *status == StatusCode::TOO_MANY_REQUESTS => {
+                    status.to_string()
+                }
+                Ok(status) => {
+                    tracing::debug!("an Event was refused: {status}");
+                    return;
+                }
+                Err(reason) => reason.clone(),
+            };
+            if start.elapsed() > AGAIN {
+                tracing::debug!("an Event was not sent: {failure}");
+                return;
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+            before = Some(outcome);
+        }
+    }
+
+    /// `before`: the outcome to the attempt before this one, if this is not the first.
+    async fn send(
+        &self,
+        report: &Report,
+        told: SystemTime,
+        before: Option<&Result<StatusCode, String>>,
+    ) -> Result<StatusCode, String> {
+        let event = event(report, &self.node_name, told);
+        let namespace = event["metadata"]["namespace"].as_str().unwrap_or("default");
+        let request = Request::post(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
+            .header(header::CONTENT_TYPE, "application/json")
+            .body(Body::from(event.to_string().into_bytes()))
+            .map_err(|error| error.to_string())?;
+        let current = self.session.current().await.map_err(|problem| problem.to_string())?;
+        if let Some(before) = before {
+            current.sends_again(request.method(), before.as_ref().ok().copied());
+        }
+        let answer = current.send(request, PATIENCE).await;
+        let answer = answer.map_err(|_elapsed| "no answer".to_owned())?;
+        let status = answer.map(|answer| answer.status()).map_err(|error| error.to_string())?;
+        if status == StatusCode::UNAUTHORIZED {
+            self.session.doubt(&current).await;
+        }
+        Ok(status)
+    }
+}
+
+/// The object, as `events.k8s.io/v1` has it.
+fn event(report: &Report, node_name: &str, now: SystemTime) -> Value {
+    let (reason, action, warning) = report.reason.words();
+    let now = Timestamp::try_from(now).unwrap_or(Timestamp::UNIX_EPOCH);
+    let (name, namespace, regarding) = match &report.regarding {
+        // kube-proxy uses the Node's name as its UID too, and `kubectl describe node` searches for that.
+        Regarding::Node => {
+            (node_name, "default", json!({"kind": "Node", "apiVersion": "v1", "name": node_name, "uid": node_name}))
+        }
+        Regarding::Service(key) => {
+            let object =
+                json!({"kind": "Service", "apiVersion": "v1", "namespace": key.namespace(), "name": key.name()});
+            (key.name(), key.namespace(), object)
+        }
+    };
+    json!({
+        "apiVersion": "events.k8s.io/v1", "kind": "Event",
+        "metadata": {"name": format!("{name}.{:x}", now.as_nanosecond()), "namespace": namespace},
+        "eventTime": format!("{now:.6}"),
+        "reportingController": "kube-proxy",
+        "reportingInstance": format!("kube-proxy-{node_name}"),
+        "type": if warning { "Warning" } else { "Normal" },
+        "reason": reason, "action": action, "regarding": regarding, "note": cut(&report.note, NOTE),
+    })
+}
+
+/// The beginning of a text, at most this many bytes, in whole characters.
+fn cut(text: &str, bytes: usize) -> &str {
+    let mut end = text.len().min(bytes);
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.get(..end).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::apiserver::ApiServer;
+
+    use super::*;
+
+    #[test]
+    fn notes_are_as_long_as_the_server_takes_them() {
+        assert_eq!(cut("äöü", 5), "äö");
+        assert_eq!(cut("abc", 5), "abc");
+        let report = Report { regarding: Regarding::Node, reason: Reason::Starting, note: "ä".repeat(2000) };
+        let event = event(&report, "n1", SystemTime::UNIX_EPOCH);
+        assert_eq!(event["note"].as_str().unwrap().len(), NOTE);
+        assert_eq!(event["eventTime"], "1970-01-01T00:00:00.000000Z");
+    }
+
+    #[tokio::test]
+    async fn each_event_arrives_once() {
+        let server = ApiServer::start();
+        let connection = Connection { master: Some(server.url()), ..Connection::default() };
+        let recorder = Recorder::start(&Handle::current(), connection, "n1");
+        let web = || Regarding::Service(ObjectKey::new("demo", "web"));
+        recorder.record(Regarding::Node, Reason::Starting, "");
+        for _ in 0..3 {
+            recorder.record(web(), Reason::FailedToStartServiceHealthcheck, "port 30000 is in use");
+        }
+        recorder.record(web(), Reason::InvalidField, "spec.ports[0].port 70000: not a port");
+        for _ in 0..500 {
+            if server.events().len() == 3 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        let events = server.events();
+        assert_eq!(events.len(), 3, "{events:?}");
+        assert_eq!(events[0]["regarding"], json!({"kind": "Node", "apiVersion": "v1", "name": "n1", "uid": "n1"}));
+        assert_eq!((&events[0]["type"], &events[0]["action"]), (&json!("Normal"), &json!("StartKubeProxy")));
+        assert_eq!((&events[1]["type"], &events[1]["action"]), (&json!("Warning"), &json!("Listen")));
+        assert_eq!(events[1]["metadata"]["namespace"], "demo");
+        assert_eq!(events[2]["reason"], "InvalidField");
+        let posted = server.requests().into_iter().find(|request| request.path.contains("demo")).unwrap();
+        assert_eq!(posted.path, "/apis/events.k8s.io/v1/namespaces/demo/events");
+    }
+
+    /// The server appears after the Events were recorded; they keep their earlier time.
+    #[tokio::test]
+    async fn what_a_server_missed_is_sent_later() {
+        let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        let connection = Connection { master: Some(format!("http://{address}")), ..Connection::default() };
+        let recorder = Recorder::start(&Handle::current(), connection, "n1");
+        recorder.record(Regarding::Node, Reason::Starting, "");
+        recorder.record(Regarding::Node, Reason::FailedToStartMetricServer, "");
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        let before = Timestamp::try_from(SystemTime::now()).unwrap().to_string();
+        let server = ApiServer::start_on(address);
+        for _ in 0..1000 {
+            if server.events().len() == 2 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        let events = server.events();
+        assert_eq!(events.len(), 2, "{events:?}");
+        assert_eq!(
+            (&events[0]["reason"], &events[1]["reason"]),
+            (&json!("Starting"), &json!("FailedToStartMetricServer"))
+        );
+        assert!(events.iter().all(|event| event["eventTime"].as_str().unwrap() < before.as_str()), "{events:?}");
+    }
+
+    #[tokio::test]
+    async fn a_flood_is_cut_off() {
+        let server = ApiServer::start();
+        let connection = Connection { master: Some(server.url()), ..Connection::default() };
+        let recorder = Recorder::start(&Handle::current(), connection, "n1");
+        for number in 0..100 {
+            recorder.record(Regarding::Node, Reason::FailedToProgram, number.to_string());
+            tokio::time::sleep(Duration::from_millis(2)).await;
+        }
+        tokio::time::sleep(Duration::from_millis(500)).await;
+        assert_eq!(server.events().len(), A_MINUTE);
+    }
+
+    #[test]
+    fn without_a_cluster_nothing_happens() {
+        Recorder::default().record(Regarding::Node, Reason::Starting, "");
+    }
+}

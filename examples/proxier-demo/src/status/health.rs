@@ -1,0 +1,277 @@
+//! Health of the proxy, and the servers' answers about it.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use http::StatusCode;
+use k8s_openapi::jiff::Timestamp;
+use proxier_core::config::Families;
+use serde_json::{Map, Value, json};
+
+use crate::message::Begun;
+use crate::sources::cluster::{Counters, requests};
+use crate::status::board::Board;
+use crate::status::metrics::Metrics;
+use crate::status::server::Answer;
+use crate::status::zpages;
+
+/// Time from which failing requests to the API server are mentioned: before, it may just be restarting.
+const NOTEWORTHY: Duration = Duration::from_secs(60);
+
+/// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to read.
+#[derive(Debug)]
+pub struct Health {
+    timeout: Duration,
+    state: Mutex<State>,
+    board: Board,
+}
+
+#[derive(Debug)]
+struct State {
+    families: Vec<Family>,
+    /// Time since which the kernel lacks a wanted object.
+    pending: Option<Instant>,
+    /// A full pass has succeeded.
+    ready: bool,
+    node_eligible: bool,
+    metrics: Metrics,
+    /// Counts of requests to the API server.
+    api: Option<Arc<Counters>>,
+}
+
+#[derive(Debug)]
+struct Family {
+    name: &'static str,
+    /// Time when all requests were last done.
+    updated: SystemTime,
+}
+
+impl State {
+    /// The kinds whose requests to the API server have failed for a while, each with the time since when.
+    fn api_failing(&self) -> Map<String, Value> {
+        let failing = self.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY));
+        failing.map(|(kind, since)| (kind.to_owned(), text(since).into())).collect()
+    }
+}
+
+impl Health {
+    /// Healthy, with nothing pending. Unhealthy once something is pending for two sync periods.
+    pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
+        let health = Arc::new(Health {
+            timeout: sync_period * 2,
+            board: Board::default(),
+            state: Mutex::new(State {
+                families: Vec::new(),
+                pending: None,
+                ready: false,
+                node_eligible: true,
+                metrics: Metrics::default(),
+                api: None,
+            }),
+        });
+        health.set_families(families);
+        health
+    }
+
+    /// Sets the families that are served: known once the mode is.
+    pub fn set_families(&self, families: Families) {
+        let (mut state, updated) = (self.state(), SystemTime::now());
+        state.families = families.iter().map(|family| Family { name: family.name(), updated }).collect();
+        state.metrics.families = families;
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Sets since when something that is wanted is missing in the kernel, as the reconciler reports it; `None`: nothing is. Health depends only on
+    /// the last value.
+    pub fn set_pending(&self, since: Option<Instant>) {
+        self.state().pending = since;
+    }
+
+    /// A full pass has succeeded: this node serves everything that its lists had. It stays ready.
+    pub fn set_ready(&self) {
+        self.state().ready = true;
+    }
+
+    /// A pass was requested.
+    pub fn queued(&self, now: SystemTime) {
+        self.state().metrics.sync_last_queued_timestamp = seconds(now);
+    }
+
+    /// Records that a pass has ended, and everything requested before it began is done.
+    pub fn updated(&self, now: SystemTime) {
+        let mut state = self.state();
+        state.metrics.sync_last_timestamp = seconds(now);
+        for family in &mut state.families {
+            family.updated = now;
+        }
+    }
+
+    /// Sets whether load balancers should send new connections to this node: not while its Node is being removed, nor before it has been seen.
+    /// Default yes.
+    pub fn set_node_eligible(&self, eligible: bool) {
+        self.state().node_eligible = eligible;
+    }
+
+    /// Changes the metrics.
+    pub fn metrics<T>(&self, change: impl FnOnce(&mut Metrics) -> T) -> T {
+        change(&mut self.state().metrics)
+    }
+
+    /// Metrics count failures of the API server from these counters.
+    pub fn set_api(&self, counters: Arc<Counters>) {
+        self.state().api = Some(counters);
+    }
+
+    /// Results of the last passes.
+    pub(crate) fn board(&self) -> &Board {
+        &self.board
+    }
+
+    /// Summary for the status page.
+    pub(crate) fn summary(&self, now: Instant) -> Value {
+        let state = self.state();
+        json!({
+            "apiServerFailingSince": state.api_failing(),
+            "healthy": self.is_in_time(state.pending, now),
+            "nodeEligible": state.node_eligible,
+            "pendingSeconds": state.pending.map(|since| now.saturating_duration_since(since).as_secs_f64()),
+            "failedPasses": state.metrics.sync_failures,
+        })
+    }
+
+    /// The page of metrics, with the packets that rules have counted, and the connections that userspace mode has begun.
+    pub(super) fn page(&self, packets: BTreeMap<String, u64>, begun: Vec<Begun>) -> String {
+        let state = self.state();
+        let (mut metrics, api) = (state.metrics.clone(), state.api.clone());
+        drop(state);
+        if let Some(api) = api {
+            metrics.api_failures = api.failures.load(Ordering::Relaxed);
+            let failing = api.failing_for(NOTEWORTHY).into_iter().filter_map(|(_, since)| since.elapsed().ok());
+            metrics.api_failing = failing.max().unwrap_or_default();
+            metrics.requests = requests::counted();
+        }
+        metrics.iptables_packets = packets;
+        metrics.begun = begun;
+        metrics.render()
+    }
+
+    /// The page of `/metrics/slis`.
+    pub(super) fn slis(&self, now: Instant) -> String {
+        let state = self.state();
+        let live = self.is_in_time(state.pending, now);
+        zpages::slis(&state.metrics, live && state.node_eligible, live)
+    }
+
+    /// Whether nothing has been pending for too long.
+    pub fn is_healthy(&self, now: Instant) -> bool {
+        self.is_in_time(self.state().pending, now)
+    }
+
+    fn is_in_time(&self, pending: Option<Instant>, now: Instant) -> bool {
+        pending.is_none_or(|since| now.saturating_duration_since(since) < self.timeout)
+    }
+
+    /// Whether a full pass has succeeded.
+    pub fn is_ready(&self) -> bool {
+        self.state().ready
+    }
+
+    /// `/readyz`: not in kube-proxy.
+    pub(super) fn answer_ready(&self) -> Answer {
+        let ready = self.is_ready();
+        let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        Answer::json(status, self.with_held(json!({"ready": ready})).to_string())
+    }
+
+    /// `/healthz` and `/livez`: the keys of kube-proxy 1.33, which include those of 1.28. Times are RFC 3339.
+    pub(super) fn answer(&self, path: &str, now: Instant) -> Answer {
+        let mut state = self.state();
+        let current = SystemTime::now();
+        // One reconciler serves both families.
+        let healthy = self.is_in_time(state.pending, now);
+        let mut oldest = current;
+        let mut families = Map::new();
+        for family in &state.families {
+            // A healthy node is up to date now.
+            let updated = if healthy { current } else { family.updated };
+            oldest = oldest.min(updated);
+            families.insert(family.name.to_owned(), json!({"lastUpdated": text(updated), "healthy": healthy}));
+        }
+        let mut body = json!({
+            "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,
+        });
+        // A failing API server is no illness of the node, which goes on serving. The key is absent while the server answers, as in kube-proxy.
+        let failing = state.api_failing();
+        if !failing.is_empty() {
+            body["apiServerFailingSince"] = failing.into();
+        }
+        let good = match path {
+            "/healthz" => {
+                body["nodeEligible"] = Value::from(state.node_eligible);
+                healthy && state.node_eligible
+            }
+            _ => healthy,
+        };
+        let metrics = &mut state.metrics;
+        let counters = if path == "/healthz" { &mut metrics.healthz } else { &mut metrics.livez };
+        let [ok, unavailable] = counters;
+        *if good { ok } else { unavailable } += 1;
+        let status = if good { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+        Answer::json(status, self.with_held(body).to_string())
+    }
+
+    /// Adds the reason why deletions are held back, which kube-proxy does not have.
+    fn with_held(&self, mut body: Value) -> Value {
+        if let Some(stopped) = self.board.stopped() {
+            body["heldBack"] = Value::from(stopped);
+        }
+        body
+    }
+}
+
+fn text(time: SystemTime) -> String {
+    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
+}
+
+fn seconds(time: SystemTime) -> f64 {
+    time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The node goes on serving, so it stays healthy.
+    #[test]
+    fn an_api_server_that_fails_for_long_is_mentioned() {
+        let health = Health::new(Duration::from_secs(30), Families::Dual);
+        let api = Arc::new(Counters::default());
+        health.set_api(api.clone());
+        let said = || {
+            let answer = health.answer("/healthz", Instant::now());
+            assert_eq!(answer.status, StatusCode::OK);
+            let body: Value = serde_json::from_str(&answer.body).unwrap();
+            body.get("apiServerFailingSince").cloned()
+        };
+        let now = SystemTime::now();
+        api.failed("services", now);
+        api.failed("nodes", now - NOTEWORTHY * 2);
+        api.failed("nodes", now);
+        let failing = || {
+            let page = health.page(BTreeMap::new(), Vec::new());
+            let line = page.lines().find(|line| line.starts_with("kubeproxy_api_failing_seconds")).unwrap();
+            line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
+        };
+        let summary = || health.summary(Instant::now())["apiServerFailingSince"].clone();
+        let expected = json!({"nodes": text(now - NOTEWORTHY * 2)});
+        assert_eq!((said().unwrap(), summary()), (expected.clone(), expected));
+        assert!(failing() >= 120.0);
+        api.worked("nodes");
+        assert_eq!((said(), summary(), failing()), (None, json!({}), 0.0));
+    }
+}

@@ -1,0 +1,157 @@
+//! Logging: text or JSON to stderr, with a limit on messages about one object.
+
+use std::collections::HashMap;
+use std::io::{self, Write};
+use std::time::{Duration, Instant};
+
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::{LevelFilter, Targets};
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
+
+use crate::output;
+use crate::status::progress;
+
+/// Starts logging for the process. Has no effect if logging is already started.
+///
+/// `verbosity` is kube-proxy's: up to 3 what happened, 4 and 5 why too, from 6 on everything.
+pub fn start(verbosity: u8, json: bool) {
+    let level = match verbosity {
+        0..=3 => LevelFilter::INFO,
+        4..=5 => LevelFilter::DEBUG,
+        _ => LevelFilter::TRACE,
+    };
+    // This program logs failed requests with their meaning; the client's own messages come only with the details.
+    let client = if verbosity > 5 { level } else { LevelFilter::OFF };
+    let targets = Targets::new().with_default(level).with_target("kube_client", client);
+    let stderr = move || Stderr { json };
+    let text = tracing_subscriber::fmt::layer().with_writer(stderr).with_target(false).with_ansi(false);
+    let started = if json {
+        output::say_in_json();
+        tracing_subscriber::registry().with(text.json().flatten_event(true).with_filter(targets)).try_init()
+    } else {
+        tracing_subscriber::registry().with(text.with_filter(targets)).try_init()
+    };
+    if let Err(error) = started {
+        tracing::debug!("logging goes on as before: {error}");
+    }
+}
+
+/// Standard error, a whole entry of the log at a time. Names and values come from users: a terminal obeys none of their characters.
+struct Stderr {
+    json: bool,
+}
+
+impl Write for Stderr {
+    fn write(&mut self, entry: &[u8]) -> io::Result<usize> {
+        progress::clear();
+        let text = String::from_utf8_lossy(entry);
+        let shown = if self.json { escaped_in_json(&text) } else { output::Visible(&text).to_string() };
+        io::stderr().write_all(shown.as_bytes())?;
+        Ok(entry.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        io::stderr().flush()
+    }
+}
+
+/// JSON, which has such characters only within texts.
+fn escaped_in_json(text: &str) -> String {
+    let mut shown = String::with_capacity(text.len());
+    for c in text.chars() {
+        if output::misleads(c) && c != '\n' {
+            shown.extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}")));
+        } else {
+            shown.push(c);
+        }
+    }
+    shown
+}
+
+/// Lets one message about an object through each minute, and counts those in between.
+#[derive(Debug, Default)]
+pub struct Limiter {
+    objects: HashMap<String, LastMessage>,
+}
+
+#[derive(Debug)]
+struct LastMessage {
+    at: Instant,
+    suppressed: u32,
+}
+
+impl Limiter {
+    /// Time for which further messages about an object are held back.
+    pub const INTERVAL: Duration = Duration::from_secs(60);
+    /// Number of objects that are remembered.
+    const OBJECTS: usize = 4096;
+
+    /// Whether this object comes up for the first time in this process.
+    pub fn once(&mut self, object: &str) -> bool {
+        if self.objects.contains_key(object) {
+            return false;
+        }
+        self.pass(object, Instant::now()).is_some()
+    }
+
+    /// Whether to log a message about this object now; if so, how many were held back since the last one.
+    pub fn pass(&mut self, object: &str, now: Instant) -> Option<u32> {
+        if let Some(spoken) = self.objects.get_mut(object) {
+            if now.saturating_duration_since(spoken.at) < Self::INTERVAL {
+                spoken.suppressed = spoken.suppressed.saturating_add(1);
+                return None;
+            }
+            spoken.at = now;
+            return Some(std::mem::take(&mut spoken.suppressed));
+        }
+        if self.objects.len() >= Self::OBJECTS {
+            self.objects.retain(|_, spoken| now.saturating_duration_since(spoken.at) < Self::INTERVAL);
+        }
+        // The newest object may be left out: with this many objects at fault the log is full anyway.
+        if self.objects.len() >= Self::OBJECTS {
+            return None;
+        }
+        self.objects.insert(object.to_owned(), LastMessage { at: now, suppressed: 0 });
+        Some(0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_message_a_minute_and_object() {
+        let mut limiter = Limiter::default();
+        let start = Instant::now();
+        let at = |secs| start + Duration::from_secs(secs);
+        assert_eq!(limiter.pass("a", at(0)), Some(0));
+        assert_eq!(limiter.pass("b", at(1)), Some(0));
+        assert_eq!((limiter.pass("a", at(1)), limiter.pass("a", at(59))), (None, None));
+        assert_eq!(limiter.pass("a", at(60)), Some(2));
+        assert_eq!(limiter.pass("a", at(61)), None);
+    }
+
+    /// Names and values come from users.
+    #[test]
+    fn characters_that_mislead_a_reader_are_escaped() {
+        let entry = "a\u{202e}b\u{2028}c\u{1b}[2J é \u{e0001}\tz\n";
+        assert_eq!(output::Visible(entry).to_string(), "a\\u{202e}b\\u{2028}c\\u{1b}[2J é \\u{e0001}\tz\n");
+        let json = format!("{{\"message\":\"{}\"}}\n", entry.trim_end().replace(['\u{1b}', '\t'], ""));
+        let shown = escaped_in_json(&json);
+        assert!(shown.contains("a\\u202eb\\u2028c[2J é \\udb40\\udc01z"), "{shown}");
+        let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
+        assert_eq!(read(&shown), read(&json));
+    }
+
+    #[test]
+    fn memory_is_bounded() {
+        let mut limiter = Limiter::default();
+        let start = Instant::now();
+        let passed = (0..10_000).filter(|number| limiter.pass(&number.to_string(), start).is_some()).count();
+        assert_eq!(passed, Limiter::OBJECTS);
+        assert_eq!(limiter.pass("new", start + Limiter::INTERVAL), Some(0), "the old ones are forgotten");
+        assert_eq!(limiter.objects.len(), 1);
+    }
+}

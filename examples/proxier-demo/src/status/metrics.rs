@@ -1,0 +1,621 @@
+//! Metrics under kube-proxy's names, in Prometheus' text format 0.0.4.
+//!
+//! Written by hand: the names are a contract, and `prometheus-client` prints OpenMetrics, in which
+//! `kubeproxy_proxy_healthz_total` would be of a family `kubeproxy_proxy_healthz`, and a gauge could not end in `_total`.
+//!
+//! kube-proxy has gauges whose names end in `_total`. They have no type here (`untyped`): that does not affect queries, and
+//! `promtool check metrics` accepts it. `sync_proxy_rules_iptables_total` is there in iptables mode, and not in IPVS mode, as with
+//! kube-proxy: its number of rules is the same for any number of Services.
+//!
+//! Of client-go's metrics (`rest_client_…`) these are left out: the delays by a client's own limit, since there is none
+//! (`rate_limiter_duration_seconds`); the ends and ages of certificates from programs, which are not looked at here (`exec_plugin_ttl_seconds`,
+//! `exec_plugin_certificate_rotation_age`); and what is about Go's cache of transports and its collection of garbage (`transport_…`). The names of
+//! API servers that client-go resolves, and its policy for programs, have metrics there that no kube-proxy shows.
+//!
+//! Nearly all have the label `ip_family`, as in kube-proxy from 1.33 on. One pass serves all families: each of them gets its duration and its time.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proxier_core::config::Families;
+use proxier_core::modes::Kind;
+use proxier_core::modes::localhost_relay::LocalhostNodePorts;
+use proxier_core::modes::select::RequestedMode;
+use proxier_core::net::{ByFamily, Family, FrontendKey};
+use proxier_core::plan::report::RuleCount;
+use proxier_core::ports::Flows;
+
+use crate::histogram::{Histogram, PROGRAMMING_SECONDS, SYNC_SECONDS};
+use crate::sources::cluster::requests::{Outcomes, Requests};
+use crate::status::process;
+use crate::status::text::{Labels, Page};
+
+/// Counters of packets that rules of iptables mode name: metric and help text of each.
+const COUNTED: [(&str, &str, &str); 2] = [
+    (
+        "ct_state_invalid_dropped_pkts",
+        "iptables_ct_state_invalid_dropped_packets_total",
+        "packets dropped by iptables to work around conntrack problems",
+    ),
+    (
+        "localhost_nps_accepted_pkts",
+        "iptables_localhost_nodeports_accepted_packets_total",
+        "Number of packets accepted on nodeports of loopback interface",
+    ),
+];
+
+/// Metric of userspace mode from which `show` reads connections, without the prefix.
+pub(crate) const USERSPACE_CONNECTIONS: &str = "userspace_connections_total";
+
+/// Values of all metrics. Each part of the program writes those it knows; [`render`](Metrics::render) prints them.
+///
+/// Times are seconds since 1970.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Metrics {
+    /// The families that are served.
+    pub families: Families,
+    /// Histograms of durations.
+    pub took: Durations,
+    /// Time when the last pass succeeded.
+    pub sync_last_timestamp: f64,
+    /// Time when a pass was last requested.
+    pub sync_last_queued_timestamp: f64,
+    /// Changes of endpoints that no pass has handled yet.
+    pub endpoint_changes_pending: u64,
+    /// Changes of endpoints.
+    pub endpoint_changes: u64,
+    /// Changes of Services that no pass has handled yet.
+    pub service_changes_pending: u64,
+    /// Changes of Services.
+    pub service_changes: u64,
+    /// Failed runs of iptables-restore.
+    pub iptables_restore_failures: ByFamily<u64>,
+    /// Failed runs of iptables-restore that wrote only changes.
+    pub iptables_partial_restore_failures: ByFamily<u64>,
+    /// Rules of iptables mode by table and family.
+    pub iptables_rules: Vec<RuleCount>,
+    /// Packets by the counters that rules of iptables mode name; without those that the kernel does not have.
+    pub iptables_packets: BTreeMap<String, u64>,
+    /// Connections that took the fast path since its table was made; `None` without one.
+    pub fast_path: Option<u64>,
+    /// Transactions of nf_tables that failed.
+    pub nftables_sync_failures: ByFamily<u64>,
+    /// Ports of Services without the local endpoints that their policy requires: internal, external.
+    pub no_local_endpoints: [ByFamily<u64>; 2],
+    /// Answers of /healthz: 200, 503.
+    pub healthz: [u64; 2],
+    /// Answers of /livez: 200, 503.
+    pub livez: [u64; 2],
+    /// Entries of connection tracking that were deleted.
+    pub conntrack_deleted: Flows,
+    /// Passes that failed. Not in kube-proxy.
+    pub sync_failures: u64,
+    /// Fields and objects of the input that are left out now. Not in kube-proxy.
+    pub rejected: u64,
+    /// Objects and files that could not be read so far. Not in kube-proxy.
+    pub unreadable: u64,
+    /// Objects that cannot be read now. Not in kube-proxy.
+    pub unreadable_now: u64,
+    /// Requests to the API server that failed, and watches that broke off. Not in kube-proxy.
+    pub api_failures: u64,
+    /// Longest time for which all requests of a kind have failed; 0 in the first minute. Not in kube-proxy.
+    pub api_failing: Duration,
+    /// All requests to the API server.
+    pub requests: Requests,
+    /// Frontends that Services have on this node, in every mode, as of the last full pass. Not in kube-proxy.
+    pub frontends: ByFamily<u64>,
+    /// Their endpoints, each counted for every Frontend that leads to it. Not in kube-proxy.
+    pub endpoints: ByFamily<u64>,
+    /// Userspace mode: connections and UDP flows that each listener has begun, with its Service and port. Not in kube-proxy.
+    pub begun: Vec<(FrontendKey, Option<String>, u64)>,
+    /// Own virtual servers in the kernel. Not in kube-proxy.
+    pub virtual_servers: u64,
+    /// Own real servers in the kernel. Not in kube-proxy.
+    pub real_servers: u64,
+    /// Foreign virtual servers in the kernel. Not in kube-proxy.
+    pub foreign_virtual_servers: u64,
+    /// Virtual servers that the safeguard keeps from going, or from losing their last endpoint. Not in kube-proxy.
+    pub held_back: u64,
+    /// Operations that the kernel refused because of their object, as of the last full pass.
+    pub refused_objects: u64,
+    /// Node ports on loopback addresses in nftables mode, where the configuration names these. In kube-proxy from 1.37.
+    pub localhost: Option<LocalhostNodePorts>,
+    /// Real servers that drain. Not in kube-proxy.
+    pub draining: u64,
+    /// The mode that was asked for, and the one that serves. Not in kube-proxy.
+    pub mode: Option<(RequestedMode, Kind)>,
+    /// Wanted features that are not available here: settings that may not be written, features that the kernel lacks. Serving works without them. Not
+    /// in kube-proxy.
+    pub unmet: u64,
+    /// Virtual servers by firewall marks for clients outside. Not in kube-proxy.
+    pub split: u64,
+    /// Services that are served without the marks that the configuration asks for. Not in kube-proxy.
+    pub unmarked: u64,
+    /// Objects of other proxies and modes that are still there, as of the last cleanup. Not in kube-proxy.
+    pub leftovers: u64,
+    /// Addresses and ports of Services that belong to other Nodes and are not served here. Not in kube-proxy.
+    pub of_other_nodes: u64,
+}
+
+/// Durations, as histograms.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Durations {
+    /// Duration of passes.
+    pub sync: Histogram,
+    /// Duration of passes that compared everything.
+    pub sync_full: Histogram,
+    /// Duration of passes that compared only changes.
+    pub sync_partial: Histogram,
+    /// Time from the cause of a change of endpoints, as the EndpointSlice has it, until the kernel has it.
+    pub network_programming: ByFamily<Histogram>,
+    /// Time to find and delete entries of connection tracking.
+    pub conntrack_sync: ByFamily<Histogram>,
+}
+
+impl Default for Durations {
+    fn default() -> Self {
+        let sync = Histogram::new(&SYNC_SECONDS);
+        Durations {
+            sync: sync.clone(),
+            sync_full: sync.clone(),
+            sync_partial: sync,
+            network_programming: histograms(&PROGRAMMING_SECONDS),
+            conntrack_sync: histograms(&SYNC_SECONDS),
+        }
+    }
+}
+
+fn histograms(bounds: &'static [f64]) -> ByFamily<Histogram> {
+    ByFamily { v4: Histogram::new(bounds), v6: Histogram::new(bounds) }
+}
+
+fn of_family(family: Family) -> Labels {
+    vec![("ip_family", family.name().to_owned())]
+}
+
+impl Metrics {
+    /// All metrics as text.
+    pub fn render(&self) -> String {
+        let mut page = Page::new("kubeproxy_");
+        self.passes(&mut page);
+        self.of_mode(&mut page);
+        self.flows_and_probes(&mut page);
+        self.own(&mut page);
+        self.client(&mut page);
+        process::add(&mut page);
+        page.into()
+    }
+
+    /// Values with labels, one for each served family.
+    fn each<T>(&self, value: impl Fn(Family) -> T) -> impl Iterator<Item = (Labels, T)> {
+        self.families.iter().map(move |family| (of_family(family), value(family)))
+    }
+
+    fn passes(&self, p: &mut Page) {
+        let passes = [
+            ("sync_proxy_rules_duration_seconds", "Passes over the rules", &self.took.sync),
+            ("sync_full_proxy_rules_duration_seconds", "Passes that compared everything", &self.took.sync_full),
+            (
+                "sync_partial_proxy_rules_duration_seconds",
+                "Passes that compared what had changed",
+                &self.took.sync_partial,
+            ),
+        ];
+        for (name, help, histogram) in passes {
+            p.histograms(name, help, self.each(|_| histogram));
+        }
+        let caused = "From the cause of a change of endpoints to the kernel";
+        let programming = &self.took.network_programming;
+        p.histograms("network_programming_duration_seconds", caused, self.each(|family| programming.of(family)));
+        let (last, queued) = (self.sync_last_timestamp, self.sync_last_queued_timestamp);
+        let succeeded = "When the last pass succeeded";
+        p.family("sync_proxy_rules_last_timestamp_seconds", "gauge", succeeded, self.each(|_| last));
+        let asked = "When a pass was last asked for";
+        p.family("sync_proxy_rules_last_queued_timestamp_seconds", "gauge", asked, self.each(|_| queued));
+        let pending = "Changes that no pass has taken up yet";
+        p.gauge("sync_proxy_rules_endpoint_changes_pending", pending, self.endpoint_changes_pending);
+        p.counter("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints", self.endpoint_changes);
+        p.gauge("sync_proxy_rules_service_changes_pending", pending, self.service_changes_pending);
+        p.counter("sync_proxy_rules_service_changes_total", "Changes of Services", self.service_changes);
+        let policies = ["internal", "external"].into_iter().zip(self.no_local_endpoints);
+        let missing = policies.flat_map(|(policy, count)| {
+            self.each(move |family| *count.of(family)).map(move |(mut labels, count)| {
+                labels.insert(0, ("traffic_policy", policy.to_owned()));
+                (labels, count)
+            })
+        });
+        let without = "Ports of Services without the local endpoints that their policy asks for";
+        p.family("sync_proxy_rules_no_local_endpoints_total", "untyped", without, missing);
+    }
+
+    /// Metrics that kube-proxy has in some modes only.
+    fn of_mode(&self, p: &mut Page) {
+        let mode = self.mode.map(|(_asked, mode)| mode);
+        if matches!(mode, Some(Kind::Iptables | Kind::Ipvs)) {
+            let failures = self.each(|family| *self.iptables_restore_failures.of(family));
+            let help = "Failed runs of iptables-restore";
+            p.family("sync_proxy_rules_iptables_restore_failures_total", "counter", help, failures);
+        }
+        match mode {
+            Some(Kind::Iptables) => {
+                let failures = self.each(|family| *self.iptables_partial_restore_failures.of(family));
+                let help = "Failed runs of iptables-restore that wrote only what had changed";
+                p.family("sync_proxy_rules_iptables_partial_restore_failures_total", "counter", help, failures);
+                for (counter, name, help) in COUNTED {
+                    if let Some(packets) = self.iptables_packets.get(counter) {
+                        p.family(name, "counter", help, [(Vec::new(), packets)]);
+                    }
+                }
+                // A family without samples is no family.
+                if !self.iptables_rules.is_empty() {
+                    self.rules(p);
+                }
+            }
+            Some(Kind::Nftables) => {
+                let failures = self.each(|family| *self.nftables_sync_failures.of(family));
+                let help = "Transactions that failed";
+                p.family("sync_proxy_rules_nftables_sync_failures_total", "counter", help, failures);
+                let cleanup = "Always 0: what nobody needs goes in the transaction of its pass";
+                p.family("sync_proxy_rules_nftables_cleanup_failures_total", "counter", cleanup, self.each(|_| 0));
+                if let Some(localhost) = &self.localhost {
+                    self.localhost_node_ports(p, localhost);
+                }
+            }
+            // A family without samples is no family.
+            Some(Kind::Userspace) if !self.begun.is_empty() => {
+                let help = "Connections and UDP flows that each listener has begun since it was opened";
+                let rows = self.begun.iter().map(|(key, service, begun)| {
+                    let service = service.clone().unwrap_or_default();
+                    (vec![("frontend", key.to_string()), ("service", service)], begun)
+                });
+                p.family(USERSPACE_CONNECTIONS, "counter", help, rows);
+            }
+            _ => {}
+        }
+    }
+
+    fn localhost_node_ports(&self, p: &mut Page, localhost: &LocalhostNodePorts) {
+        let of = |counts: &BTreeMap<Family, u64>, family| counts.get(&family).copied().unwrap_or_default();
+        let help = "Listeners of node ports on loopback addresses";
+        let listeners = self.each(|family| of(&localhost.listeners, family));
+        p.family("nftables_localhost_nodeport_listeners", "gauge", help, listeners);
+        let help = "Listeners of node ports on loopback addresses that could not be opened";
+        let failures = self.each(|family| of(&localhost.creation_failures, family));
+        p.family("nftables_localhost_nodeport_listener_creation_failures_total", "counter", help, failures);
+        let help = "Packets of other protocols than TCP to node ports on loopback addresses, which are refused";
+        let rejected = localhost.rejected.iter().map(|((family, protocol), packets)| {
+            let labels = vec![("ip_family", family.name().to_owned()), ("protocol", protocol.to_string())];
+            (labels, *packets)
+        });
+        p.family("nftables_localhost_nodeport_rejected_packets_total", "counter", help, rejected);
+    }
+
+    fn rules(&self, p: &mut Page) {
+        let rows = |number: fn(&RuleCount) -> usize| {
+            self.iptables_rules.iter().map(move |of| {
+                let labels = vec![("table", of.table.to_owned()), ("ip_family", of.family.name().to_owned())];
+                (labels, number(of))
+            })
+        };
+        let all = "Rules of iptables in chains of this proxy";
+        p.family("sync_proxy_rules_iptables_total", "untyped", all, rows(|of| of.total));
+        let last = "Rules of iptables that the last pass has written";
+        p.family("sync_proxy_rules_iptables_last", "gauge", last, rows(|of| of.written));
+    }
+
+    fn flows_and_probes(&self, p: &mut Page) {
+        let codes = |[ok, unavailable]: [u64; 2]| {
+            [("200", ok), ("503", unavailable)].map(|(code, number)| (vec![("code", code.to_owned())], number))
+        };
+        p.family("proxy_healthz_total", "counter", "Answers of /healthz", codes(self.healthz));
+        p.family("proxy_livez_total", "counter", "Answers of /livez", codes(self.livez));
+        let took = self.each(|family| self.took.conntrack_sync.of(family));
+        let help = "Time to find and delete entries of connection tracking";
+        p.histograms("conntrack_reconciler_sync_duration_seconds", help, took);
+        let deleted = self.each(|family| *self.conntrack_deleted.of(family));
+        let help = "Entries of connection tracking that were deleted";
+        p.family("conntrack_reconciler_deleted_entries_total", "counter", help, deleted);
+    }
+
+    /// Metrics that kube-proxy does not have.
+    fn own(&self, p: &mut Page) {
+        p.counter("sync_failures_total", "Passes that failed, wholly or in part", self.sync_failures);
+        p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);
+        p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);
+        let now = "Objects of the API server that cannot be read now; what was read of them before stays";
+        p.gauge("unreadable_objects", now, self.unreadable_now);
+        p.counter("api_request_failures_total", "Requests to the API server that failed", self.api_failures);
+        let failing =
+            "Time for which no request to the API server for one of the kinds has worked; 0 in the first minute";
+        p.gauge("api_failing_seconds", failing, self.api_failing.as_secs());
+        let frontends = "Addresses and ports of Services on this node, in every mode";
+        p.family("frontends", "gauge", frontends, self.each(|family| *self.frontends.of(family)));
+        let endpoints = "Endpoints of these addresses and ports, each counted for every one that leads to it";
+        p.family("frontend_endpoints", "gauge", endpoints, self.each(|family| *self.endpoints.of(family)));
+        if let Some(connections) = self.fast_path {
+            p.counter("fast_path_connections_total", "Connections that took the fast path (fastPath)", connections);
+        }
+        p.gauge("virtual_servers", "Virtual servers of ours in the kernel", self.virtual_servers);
+        let held_back =
+            "Virtual servers that are kept although they, or their last endpoints, should go: too many at once";
+        p.gauge("virtual_servers_held_back", held_back, self.held_back);
+        let refused = "Virtual servers, real servers, addresses and entries that the kernel refuses";
+        p.gauge("refused_objects", refused, self.refused_objects);
+        let foreign = "Virtual servers of others in the kernel";
+        p.gauge("virtual_servers_foreign", foreign, self.foreign_virtual_servers);
+        p.gauge("real_servers", "Real servers of ours in the kernel", self.real_servers);
+        p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
+        let split = "Virtual servers by firewall marks for clients outside (ipvs.markSplit)";
+        p.gauge("split_frontends", split, self.split);
+        let unmarked = "Services that are served without the firewall marks that the configuration asks for";
+        p.gauge("unmarked_services", unmarked, self.unmarked);
+        let of_others = "Addresses and ports of Services that are other Nodes' and not served here";
+        p.gauge("other_nodes_frontends", of_others, self.of_other_nodes);
+        let unmet = "Settings and parts of the kernel that are not available here; serving works without them";
+        p.gauge("unmet_wishes", unmet, self.unmet);
+        let leftovers = "What other proxies and programs hold that decides about packets of Services: what could not be removed or recognised, chains that drop, settings";
+        p.gauge("leftovers", leftovers, self.leftovers);
+        if let Some((asked, mode)) = self.mode {
+            let labels = vec![("asked", asked.to_string()), ("mode", mode.to_string())];
+            p.family("mode_info", "gauge", "The mode that was asked for, and the one that serves", [(labels, 1)]);
+        }
+    }
+
+    /// Requests to the API server, as client-go counts them.
+    fn client(&self, page: &mut Page) {
+        page.prefix = "rest_client_";
+        let Requests { outcomes, programs } = &self.requests;
+        let by_code = |codes: fn(&Outcomes) -> &BTreeMap<String, u64>, of_method| {
+            let rows = outcomes.iter().flat_map(move |((host, method), outcomes)| {
+                codes(outcomes).iter().map(move |(code, number)| {
+                    (vec![("code", code.clone()), ("host", host.clone()), (of_method, method.clone())], *number)
+                })
+            });
+            rows.collect::<Vec<_>>()
+        };
+        let mut counter = |name, help, rows: Vec<(Labels, u64)>| {
+            // A family without samples is no family.
+            if !rows.is_empty() {
+                page.family(name, "counter", help, rows);
+            }
+        };
+        counter("requests_total", "Requests to the API server", by_code(|of| &of.by_code, "method"));
+        let help = "Requests that were sent again, by the outcome of the attempt before";
+        counter("request_retries_total", help, by_code(|of| &of.retries, "verb"));
+        let help = "Runs of the program that gets credentials (exec in the kubeconfig)";
+        let runs = programs.iter().map(|((code, how), number)| {
+            (vec![("code", code.to_string()), ("call_status", (*how).to_owned())], *number)
+        });
+        counter("exec_plugin_call_total", help, runs.collect());
+        let mut histograms = |name, help, histogram: fn(&Outcomes) -> &Histogram| {
+            let rows = outcomes.iter().map(|((host, method), outcomes)| {
+                (vec![("host", host.clone()), ("verb", method.clone())], histogram(outcomes))
+            });
+            let rows: Vec<_> = rows.filter(|(_, histogram)| histogram.count() > 0).collect();
+            if !rows.is_empty() {
+                page.histograms(name, help, rows);
+            }
+        };
+        histograms("request_duration_seconds", "Time until the head of an answer", |of| &of.took);
+        histograms("request_size_bytes", "Bodies of requests", |of| &of.sent);
+        histograms("response_size_bytes", "Bodies of answers, without those of watches", |of| &of.received);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+    use std::time::Duration;
+
+    use proxier_core::net::Protocol;
+
+    use super::*;
+
+    /// pkg/proxy/metrics/metrics.go of Kubernetes 1.36: the modes of kube-proxy that have it, kind, name, labels.
+    const KUBE_PROXY: &str = "
+        all      histogram  sync_proxy_rules_duration_seconds                           ip_family
+        all      gauge      sync_proxy_rules_last_queued_timestamp_seconds              ip_family
+        all      gauge      sync_proxy_rules_last_timestamp_seconds                     ip_family
+        all      histogram  network_programming_duration_seconds                        ip_family
+        all      gauge      sync_proxy_rules_endpoint_changes_pending                   -
+        all      counter    sync_proxy_rules_endpoint_changes_total                     -
+        all      gauge      sync_proxy_rules_service_changes_pending                    -
+        all      counter    sync_proxy_rules_service_changes_total                      -
+        all      counter    proxy_healthz_total                                         code
+        all      counter    proxy_livez_total                                           code
+        all      histogram  conntrack_reconciler_sync_duration_seconds                  ip_family
+        all      counter    conntrack_reconciler_deleted_entries_total                  ip_family
+        iptables,nftables histogram sync_full_proxy_rules_duration_seconds              ip_family
+        iptables,nftables histogram sync_partial_proxy_rules_duration_seconds           ip_family
+        iptables,nftables gauge sync_proxy_rules_no_local_endpoints_total               ip_family,traffic_policy
+        iptables,ipvs counter sync_proxy_rules_iptables_restore_failures_total          ip_family
+        iptables counter    sync_proxy_rules_iptables_partial_restore_failures_total    ip_family
+        iptables counter    iptables_ct_state_invalid_dropped_packets_total             -
+        iptables counter    iptables_localhost_nodeports_accepted_packets_total         -
+        iptables gauge      sync_proxy_rules_iptables_total                             ip_family,table
+        iptables gauge      sync_proxy_rules_iptables_last                              ip_family,table
+        nftables counter    sync_proxy_rules_nftables_sync_failures_total               ip_family
+        nftables counter    sync_proxy_rules_nftables_cleanup_failures_total            ip_family
+    ";
+
+    /// metrics/prometheus/restclient/metrics.go of component-base 0.36, as far as it is registered: kind, name without the prefix, labels; `none`
+    /// for those that are left out here.
+    const CLIENT_GO: &str = "
+        histogram  request_duration_seconds                host,verb
+        histogram  request_size_bytes                      host,verb
+        histogram  response_size_bytes                     host,verb
+        counter    requests_total                          code,host,method
+        counter    request_retries_total                   code,host,verb
+        counter    exec_plugin_call_total                  call_status,code
+        none       rate_limiter_duration_seconds           -
+        none       exec_plugin_ttl_seconds                 -
+        none       exec_plugin_certificate_rotation_age    -
+        none       transport_cache_entries                 -
+        none       transport_create_calls_total            -
+        none       transport_ca_reload_total               -
+        none       transport_cert_rotation_gc_calls_total  -
+        none       transport_cache_gc_calls_total          -
+    ";
+
+    #[test]
+    fn every_metric_of_client_go_is_there_or_left_out() {
+        let histogram = || {
+            let mut histogram = Histogram::new(&SYNC_SECONDS);
+            histogram.observe_number(1);
+            histogram
+        };
+        let codes = || BTreeMap::from([("503".to_owned(), 2)]);
+        let (took, sent, received) = (histogram(), histogram(), histogram());
+        let outcomes = Outcomes { by_code: codes(), took, sent, received, retries: codes() };
+        let outcomes = [(("10.0.0.1:6443".to_owned(), "POST".to_owned()), outcomes)].into();
+        let requests = Requests { outcomes, programs: [((1, "plugin_not_found_error"), 3)].into() };
+        let page = Metrics { requests, ..Metrics::default() }.render();
+        let mut names = BTreeSet::new();
+        for line in CLIENT_GO.lines().filter(|line| !line.trim().is_empty()) {
+            let fields: Vec<&str> = line.split_whitespace().collect();
+            let [kind, name, expected] = fields[..] else { panic!("{line}") };
+            let name = format!("rest_client_{name}");
+            if kind == "none" {
+                assert!(!page.contains(&name), "{name}");
+                continue;
+            }
+            assert!(page.contains(&format!("# TYPE {name} {kind}\n")), "{name}\n{page}");
+            let samples: Vec<&str> = page.lines().filter(|line| line.starts_with(&name)).collect();
+            assert!(!samples.is_empty(), "{name}");
+            for sample in samples {
+                assert_eq!(labels(sample), expected.split(',').collect(), "{sample}");
+            }
+            names.insert(name);
+        }
+        let families = page.lines().filter_map(|line| line.strip_prefix("# TYPE rest_client_")?.split(' ').next());
+        assert_eq!(families.map(|name| format!("rest_client_{name}")).collect::<BTreeSet<_>>(), names);
+        assert!(!Metrics::default().render().contains("rest_client_"), "a family without samples is no family");
+    }
+
+    fn page(mode: Kind) -> String {
+        let rule = RuleCount { family: Family::V4, table: "nat", total: 3, written: 1 };
+        let iptables_packets = COUNTED.map(|(counter, ..)| (counter.to_owned(), 7)).into();
+        let mode = Some((RequestedMode::Auto, mode));
+        Metrics { mode, iptables_rules: vec![rule], iptables_packets, ..Metrics::default() }.render()
+    }
+
+    /// Names of the labels of a sample, without `le` of a bucket.
+    fn labels(sample: &str) -> BTreeSet<&str> {
+        let Some((_, rest)) = sample.split_once('{') else { return BTreeSet::new() };
+        rest.split(',').filter_map(|label| Some(label.split_once('=')?.0)).filter(|name| *name != "le").collect()
+    }
+
+    #[test]
+    fn every_metric_of_kube_proxy_is_there_with_its_kind_and_labels() {
+        for mode in Kind::ALL.into_iter().filter(|mode| !mode.facts().is_process) {
+            let page = page(mode);
+            for line in KUBE_PROXY.lines().filter(|line| !line.trim().is_empty()) {
+                let fields: Vec<&str> = line.split_whitespace().collect();
+                let [modes, kind, name, expected] = fields[..] else { panic!("{line}") };
+                if modes != "all" && !modes.split(',').any(|of| of == mode.name()) {
+                    continue;
+                }
+                let gauge_total = kind == "gauge" && name.ends_with("_total");
+                let kind = if gauge_total { "untyped" } else { kind };
+                assert!(page.contains(&format!("# TYPE kubeproxy_{name} {kind}\n")), "{mode}: {name}\n{page}");
+                let samples = page.lines().filter(|line| !line.starts_with('#'));
+                let of_it = |line: &&str| {
+                    let rest = line.strip_prefix("kubeproxy_").and_then(|line| line.strip_prefix(name));
+                    rest.is_some_and(|rest| rest.starts_with(['{', ' ', '_']))
+                };
+                let samples: Vec<&str> = samples.filter(of_it).collect();
+                assert!(!samples.is_empty(), "{mode}: {name}");
+                let expected = expected.split(',').filter(|label| *label != "-").collect();
+                for sample in samples {
+                    assert_eq!(labels(sample), expected, "{mode}: {sample}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn each_served_family_has_its_row() {
+        let mut metrics = Metrics { families: Families::V6, ..Metrics::default() };
+        metrics.took.sync.observe(Duration::from_millis(4));
+        metrics.took.network_programming.v6.observe(Duration::from_secs(2));
+        metrics.no_local_endpoints = [ByFamily { v4: 0, v6: 1 }, ByFamily { v4: 0, v6: 2 }];
+        metrics.healthz = [7, 1];
+        let text = metrics.render();
+        for line in [
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"0.002\"} 0",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"0.004\"} 1",
+            "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"+Inf\"} 1",
+            "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"} 1",
+            "kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv6\"} 0.004",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"0.25\"} 0",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"59\"} 1",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"115\"} 1",
+            "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"300\"} 1",
+            "kubeproxy_sync_proxy_rules_endpoint_changes_pending 0",
+            "kubeproxy_sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"external\",ip_family=\"IPv6\"} 2",
+            "kubeproxy_proxy_healthz_total{code=\"503\"} 1",
+            "kubeproxy_sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv6\"} 0",
+        ] {
+            assert!(text.lines().any(|printed| printed == line), "{line}\n{text}");
+        }
+        assert!(!text.contains("IPv4"), "{text}");
+    }
+
+    #[test]
+    fn firewall_marks_are_counted_by_what_they_are_for() {
+        let text = Metrics { split: 5, unmarked: 2, ..Metrics::default() }.render();
+        for (name, number) in [("split_frontends", 5), ("unmarked_services", 2)] {
+            let lines: Vec<&str> = text.lines().filter(|line| line.contains(&format!("_{name}"))).collect();
+            assert_eq!(lines.len(), 3, "{lines:?}");
+            assert_eq!(lines[1], format!("# TYPE kubeproxy_{name} gauge"));
+            assert_eq!(lines[2], format!("kubeproxy_{name} {number}"));
+        }
+    }
+
+    #[test]
+    fn node_ports_on_localhost_have_kube_proxys_metrics() {
+        let mut localhost = LocalhostNodePorts::default();
+        localhost.listeners = [(Family::V4, 3), (Family::V6, 2)].into();
+        localhost.creation_failures = [(Family::V6, 1)].into();
+        localhost.rejected = [((Family::V4, Protocol::Udp), 7)].into();
+        let mode = Some((RequestedMode::Auto, Kind::Nftables));
+        let mut metrics = Metrics { mode, localhost: Some(localhost), ..Metrics::default() };
+        let prefix = "kubeproxy_nftables_localhost_nodeport_";
+        let shown = |metrics: &Metrics| -> Vec<String> {
+            let text = metrics.render();
+            text.lines().filter_map(|line| line.strip_prefix(prefix)).map(str::to_owned).collect()
+        };
+        assert_eq!(
+            shown(&metrics),
+            [
+                "listeners{ip_family=\"IPv4\"} 3",
+                "listeners{ip_family=\"IPv6\"} 2",
+                "listener_creation_failures_total{ip_family=\"IPv4\"} 0",
+                "listener_creation_failures_total{ip_family=\"IPv6\"} 1",
+                "rejected_packets_total{ip_family=\"IPv4\",protocol=\"UDP\"} 7",
+            ]
+        );
+        // Where localhost is not named there are none.
+        metrics.localhost = None;
+        assert_eq!(shown(&metrics), [""; 0]);
+    }
+
+    #[test]
+    fn the_page_is_well_formed() {
+        for mode in Kind::ALL {
+            let text = page(mode);
+            let mut family = "";
+            for line in text.lines() {
+                if let Some(rest) = line.strip_prefix("# ") {
+                    family = rest.split(' ').nth(1).unwrap();
+                    continue;
+                }
+                let (name, value) = line.rsplit_once(' ').unwrap();
+                assert!(name.starts_with(family), "{line} is not of {family}");
+                assert!(value.parse::<f64>().is_ok(), "{line}");
+            }
+        }
+    }
+}

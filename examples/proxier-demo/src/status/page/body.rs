@@ -1,0 +1,368 @@
+//! Body of `/status.json`: bounded for any number of Services and endpoints; the rest is counted.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+use std::time::Instant;
+
+use ipvs::VirtualServerKey;
+use ipvs::model::Stats;
+use proxier_core::net::EndpointKey;
+use proxier_core::plan::report::Refused;
+use proxier_core::service::{Frontend, Roles};
+use proxier_core::snapshot::{ServicePort, TrafficPolicy};
+use serde_json::{Map, Value, json};
+
+use super::counters::{Counters, ServerCounters};
+use super::query::PageQuery;
+use crate::message::view::{DrainView, HeldView, Lines, ServiceView, View};
+use crate::status::board::Board;
+
+/// Most Frontends of all Services in one answer.
+const FRONTENDS: usize = 400;
+/// Most Frontends of one Service.
+const FRONTENDS_OF_ONE: usize = 50;
+/// Most endpoints of all Frontends in one answer.
+const ENDPOINTS: usize = 2000;
+/// Most endpoints of one Frontend.
+const ENDPOINTS_OF_ONE: usize = 50;
+
+/// Room that is left in one answer.
+struct Room {
+    frontends: usize,
+    endpoints: usize,
+}
+
+impl Room {
+    /// The first of a list, as far as there is room for them.
+    fn take<'a, T>(left: &mut usize, all: &'a [T], most: usize) -> &'a [T] {
+        let shown = all.get(..all.len().min(most).min(*left)).unwrap_or_default();
+        *left = left.saturating_sub(shown.len());
+        shown
+    }
+}
+
+/// Parts that do not need the kernel's thread: always there.
+pub(super) fn of_board(board: &Board) -> Map<String, Value> {
+    let mut body = Map::new();
+    body.insert("passes".to_owned(), board.passes());
+    body.insert("failures".to_owned(), board.failures());
+    body
+}
+
+/// Adds the state of the kernel's thread.
+pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &PageQuery, counters: &mut Counters) {
+    counters.begin(Instant::now());
+    let matching: Vec<&ServiceView> = view.services.iter().filter(|service| matches(service, &wanted.filter)).collect();
+    let mut room = Room { frontends: FRONTENDS, endpoints: ENDPOINTS };
+    let shown = matching.iter().skip(wanted.offset).take(wanted.limit);
+    let list: Vec<Value> = shown.map(|service| service_json(view, service, &mut room, counters)).collect();
+    let all = || view.services.iter().flat_map(|service| &service.frontends);
+    let endpoints: usize = all().map(|frontend| frontend.endpoints().len()).sum();
+    for (name, value) in [
+        ("node", json!(view.node)),
+        ("mode", json!(view.mode.name())),
+        ("totals", json!({"services": view.services.len(), "frontends": all().count(), "endpoints": endpoints})),
+        ("draining", listed(&view.drains, drain_json)),
+        ("rejected", listed(&view.rejected, |text| json!(text))),
+        ("refused", listed(&view.refused, refused_json)),
+        ("unreadable", listed(&view.unreadable, |text| json!(text))),
+        ("heldBack", listed(&view.held, held_json)),
+        ("services", json!({"matching": matching.len(), "offset": wanted.offset, "list": list})),
+    ] {
+        body.insert(name.to_owned(), value);
+    }
+}
+
+/// Whether a Service has this text in its name or its addresses and ports.
+fn matches(service: &ServiceView, filter: &str) -> bool {
+    let has = |text: String| text.to_lowercase().contains(filter);
+    filter.is_empty()
+        || has(service.key.to_string())
+        || service.frontends.iter().any(|frontend| has(frontend.key.to_string()))
+}
+
+fn listed<T>(lines: &Lines<T>, line: impl Fn(&T) -> Value) -> Value {
+    json!({"count": lines.count, "list": lines.first.iter().map(line).collect::<Vec<_>>()})
+}
+
+fn drain_json(drain: &DrainView) -> Value {
+    json!({
+        "virtualServer": drain.virtual_server,
+        "realServer": drain.real_server,
+        "seconds": drain.since.as_secs(),
+        "secondsLeft": drain.left.map(|left| left.as_secs()),
+        "connections": drain.connections,
+    })
+}
+
+fn refused_json(refused: &Refused) -> Value {
+    let endpoint = refused.endpoint.map(|endpoint| endpoint.to_string());
+    let (frontend, service, reason) = (refused.key.to_string(), &refused.service, &refused.reason);
+    json!({"frontend": frontend, "service": service, "endpoint": endpoint, "reason": reason})
+}
+
+fn held_json(held: &HeldView) -> Value {
+    let left = held.left.map(|left| left.as_secs());
+    json!({"frontend": held.key.to_string(), "service": held.service, "seconds": held.since.as_secs(), "secondsLeft": left})
+}
+
+fn service_json(view: &View, service: &ServiceView, room: &mut Room, counters: &mut Counters) -> Value {
+    let shown = Room::take(&mut room.frontends, &service.frontends, FRONTENDS_OF_ONE);
+    let frontends: Vec<Value> =
+        shown.iter().map(|frontend| frontend_json(view, frontend, &service.ports, room, counters)).collect();
+    json!({
+        "name": service.key.to_string(),
+        "frontends": frontends,
+        "leftOut": service.frontends.len().saturating_sub(shown.len()),
+    })
+}
+
+fn frontend_json(
+    view: &View,
+    frontend: &Arc<Frontend>,
+    ports: &[ServicePort],
+    room: &mut Room,
+    counters: &mut Counters,
+) -> Value {
+    let key = VirtualServerKey::from(frontend.key);
+    let is_ipvs = view.mode.facts().has_virtual_servers;
+    let of_address = if is_ipvs { counters.get(&key).cloned() } else { None };
+    let mark = view.marks.get(&frontend.key);
+    let of_mark = mark.and_then(|mark| counters.get(mark));
+    let counted = match (of_address, of_mark) {
+        (Some(address), Some(mark)) => Some(address.with(mark)),
+        (address, mark) => address.or_else(|| mark.cloned()),
+    };
+    let counted = counted.as_ref();
+    let is_split = !is_ipvs || mark.is_some();
+    let (endpoints, left_out) = endpoints(is_split, frontend, counted, room);
+    let mut value = json!({
+        "key": frontend.key.to_string(),
+        "port": port_name(frontend, ports),
+        "kinds": kinds(frontend.roles),
+        "policy": if frontend.policy == TrafficPolicy::Local { "Local" } else { "Cluster" },
+        "affinitySeconds": frontend.affinity_secs,
+        "sourceRanges": frontend.source_ranges.as_deref().map(<[_]>::len),
+        "endpoints": endpoints,
+        "leftOut": left_out,
+    });
+    value["counters"] = match (counted, view.begun.get(&frontend.key)) {
+        (Some(counted), _) => stats_json(&counted.stats),
+        (None, Some(begun)) => json!({"connections": begun}),
+        (None, None) => Value::Null,
+    };
+    value
+}
+
+fn stats_json(stats: &Stats) -> Value {
+    json!({
+        "connections": stats.connections,
+        "connectionsPerSecond": stats.rates.connections,
+        "bytesInPerSecond": stats.rates.bytes_in,
+        "bytesOutPerSecond": stats.rates.bytes_out,
+    })
+}
+
+/// Endpoints that answer, with the kernel's counters; then real servers that drain.
+///
+/// `is_split`: this node and its pods are sent to all endpoints when a policy is `Local`. A real server of IPVS that only they get is shown, too.
+fn endpoints(
+    is_split: bool,
+    frontend: &Frontend,
+    counted: Option<&ServerCounters>,
+    room: &mut Room,
+) -> (Vec<Value>, usize) {
+    let is_split = is_split && frontend.policy == TrafficPolicy::Local && !frontend.roles.contains(Roles::CLUSTER_IP);
+    let all = is_split && (frontend.local.is_empty() || counted.is_some());
+    let mut serving = if all { frontend.cluster.to_vec() } else { frontend.endpoints().to_vec() };
+    if all {
+        serving.extend(frontend.local.iter().filter(|endpoint| !frontend.cluster.contains(endpoint)));
+    }
+    let wanted: HashSet<&EndpointKey> = serving.iter().collect();
+    let leaving: Vec<EndpointKey> = counted
+        .iter()
+        .flat_map(|counted| &counted.real_servers)
+        .map(|real| EndpointKey::from(real.server.key))
+        .filter(|key| !wanted.contains(key))
+        .collect();
+    let all: Vec<EndpointKey> = serving.iter().copied().chain(leaving).collect();
+    let shown = Room::take(&mut room.endpoints, &all, ENDPOINTS_OF_ONE);
+    let value = |key: &EndpointKey| {
+        let mut value = json!({"address": key.to_string()});
+        let mut real_servers = counted.iter().flat_map(|counted| &counted.real_servers);
+        if let Some(real) = real_servers.find(|real| EndpointKey::from(real.server.key) == *key) {
+            value["weight"] = json!(real.server.config.weight.get());
+            value["active"] = json!(real.active_connections);
+            value["inactive"] = json!(real.inactive_connections);
+            value["connectionsPerSecond"] = json!(real.stats.rates.connections);
+        }
+        if !wanted.contains(key) {
+            value["leaving"] = json!(true);
+        }
+        value
+    };
+    (shown.iter().map(value).collect(), all.len().saturating_sub(shown.len()))
+}
+
+fn kinds(roles: Roles) -> Vec<&'static str> {
+    let names = [
+        (Roles::CLUSTER_IP, "clusterIP"),
+        (Roles::EXTERNAL_IP, "externalIP"),
+        (Roles::LOAD_BALANCER, "loadBalancer"),
+        (Roles::NODE_PORT, "nodePort"),
+    ];
+    names.into_iter().filter(|(role, _)| roles.contains(*role)).map(|(_, name)| name).collect()
+}
+
+/// The name of a Frontend's port; empty if it has none.
+fn port_name<'a>(frontend: &Frontend, ports: &'a [ServicePort]) -> &'a str {
+    let is_node_port = frontend.roles == Roles::NODE_PORT;
+    let number = |port: &ServicePort| if is_node_port { port.node_port } else { Some(port.port) };
+    let mut of = ports.iter().filter(|port| port.protocol == frontend.key.protocol);
+    of.find(|port| number(port) == Some(frontend.key.port)).map_or("", |port| &port.name)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+
+    use ipvs::RealServer;
+    use ipvs::model::ObservedRealServer;
+    use proxier_core::config::Config;
+    use proxier_core::modes::Kind;
+    use proxier_core::net::{FrontendKey, Protocol};
+    use proxier_core::service::{Desired, NodeFacts};
+    use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
+
+    use super::super::counters::Reader;
+    use super::*;
+
+    struct Nothing;
+
+    impl Reader for Nothing {
+        fn read(&mut self, _key: &VirtualServerKey) -> Option<ServerCounters> {
+            None
+        }
+    }
+
+    fn compiled(service: &ObjectKey, specs: impl IntoIterator<Item = FrontendSpec>) -> Vec<Arc<Frontend>> {
+        let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
+        let mut store = Store::new("n1");
+        store.upsert_frontends(service, specs);
+        Desired::build(&store, &facts).compiled(service).unwrap().frontends().to_vec()
+    }
+
+    fn service(name: &str, number: u8, frontends: u16, endpoints: u16) -> ServiceView {
+        let key = ObjectKey::new("shop", name);
+        let endpoint = |port| EndpointKey::new([10, 244, 0, number].into(), port);
+        let specs: Vec<FrontendSpec> = (1..=frontends)
+            .map(|port| FrontendKey::new(Protocol::Tcp, [10, 96, 0, number].into(), port))
+            .map(|key| FrontendSpec::new(key, (1..=endpoints).map(endpoint)))
+            .collect();
+        let frontends = compiled(&key, specs);
+        ServiceView { key, ports: Box::default(), frontends }
+    }
+
+    fn view(services: Vec<ServiceView>) -> View {
+        View {
+            node: "n1".to_owned(),
+            mode: Kind::Nftables,
+            services,
+            drains: Lines::from_iter([]),
+            rejected: (0..1000).map(|number| format!("rejected {number}")).collect(),
+            refused: Lines::from_iter([]),
+            unreadable: Lines::from_iter([]),
+            held: Lines::from_iter([]),
+            begun: BTreeMap::new(),
+            marks: BTreeMap::new(),
+        }
+    }
+
+    fn body(view: &View, query: &str) -> Value {
+        let mut body = of_board(&Board::default());
+        add_view(&mut body, view, &PageQuery::read(query), &mut Counters::new(Nothing));
+        Value::Object(body)
+    }
+
+    #[test]
+    fn services_are_found_by_name_and_address_and_paged() {
+        let services = (0..120_u8).map(|number| service(&format!("web-{number:03}"), number, 1, 2)).collect();
+        let view = view(services);
+        let all = body(&view, "");
+        assert_eq!(all["totals"], json!({"services": 120, "frontends": 120, "endpoints": 240}));
+        assert_eq!(all["services"]["list"].as_array().unwrap().len(), 50);
+        let last = body(&view, "offset=100&limit=50");
+        assert_eq!((&last["services"]["matching"], &last["services"]["offset"]), (&json!(120), &json!(100)));
+        assert_eq!(last["services"]["list"].as_array().unwrap().len(), 20);
+        for query in ["filter=WEB-007", "filter=10.96.0.7%3A1"] {
+            let found = body(&view, query);
+            assert_eq!(found["services"]["matching"], 1, "{query}");
+            let frontend = &found["services"]["list"][0]["frontends"][0];
+            assert_eq!(frontend["key"], "TCP 10.96.0.7:1");
+            assert_eq!(frontend["endpoints"], json!([{"address": "10.244.0.7:1"}, {"address": "10.244.0.7:2"}]));
+            assert_eq!((&frontend["kinds"], &frontend["counters"]), (&json!(["clusterIP"]), &Value::Null));
+        }
+        assert_eq!(body(&view, "filter=no-such")["services"]["matching"], 0);
+        let rejected = &all["rejected"];
+        assert_eq!((&rejected["count"], rejected["list"].as_array().unwrap().len()), (&json!(1000), 100));
+    }
+
+    /// Counters in which one virtual server has two real servers, the other the first of them.
+    struct Split;
+
+    impl Reader for Split {
+        fn read(&mut self, key: &VirtualServerKey) -> Option<ServerCounters> {
+            let real = |port: u16| {
+                let place = std::net::SocketAddr::from(([10, 244, 0, 7], port)).to_string();
+                let mut real = ObservedRealServer::from(RealServer::new(place.parse().unwrap()));
+                real.active_connections = 2;
+                real
+            };
+            let mut stats = Stats::default();
+            stats.connections = 10;
+            let ports = if key.addr().is_some() { 1..=2 } else { 1..=1 };
+            Some(ServerCounters { stats, real_servers: ports.map(real).collect() })
+        }
+    }
+
+    #[test]
+    fn a_frontend_with_two_lists_shows_both() {
+        let key = FrontendKey::new(Protocol::Tcp, [198, 51, 100, 7].into(), 80);
+        let endpoint = |port| EndpointKey::new([10, 244, 0, 7].into(), port);
+        let mut spec = FrontendSpec::new(key, [endpoint(1), endpoint(2)]);
+        spec.roles = Roles::LOAD_BALANCER;
+        spec.policy = TrafficPolicy::Local;
+        spec.local = vec![endpoint(1)];
+        let name = ObjectKey::new("shop", "web");
+        let frontends = compiled(&name, [spec]);
+        let service = ServiceView { key: name, ports: Box::default(), frontends };
+        let mark = VirtualServerKey::fwmark(ipvs::model::Family::V4, 0x1600_0001).unwrap();
+        let view = View { mode: Kind::Ipvs, marks: BTreeMap::from([(key, mark)]), ..view(vec![service]) };
+        let mut body = of_board(&Board::default());
+        add_view(&mut body, &view, &PageQuery::read(""), &mut Counters::new(Split));
+        let frontend = &body["services"]["list"][0]["frontends"][0];
+        assert_eq!(frontend["counters"]["connections"], 20);
+        let endpoints = frontend["endpoints"].as_array().unwrap();
+        let active: Vec<_> = endpoints.iter().map(|of| (of["address"].clone(), of["active"].clone())).collect();
+        assert_eq!(active, [(json!("10.244.0.7:1"), json!(4)), (json!("10.244.0.7:2"), json!(2))]);
+        assert!(endpoints.iter().all(|endpoint| endpoint.get("leaving").is_none()), "{endpoints:?}");
+    }
+
+    #[test]
+    fn the_body_is_bounded_and_what_is_left_out_is_counted() {
+        let services = (0..200_u8).map(|number| service(&format!("big-{number}"), number, 60, 70)).collect();
+        let answer = body(&view(services), "limit=200");
+        let list = answer["services"]["list"].as_array().unwrap();
+        assert_eq!(list.len(), 200);
+        let frontends = |service: &Value| service["frontends"].as_array().unwrap().clone();
+        let shown: usize = list.iter().map(|service| frontends(service).len()).sum();
+        let left_out: u64 = list.iter().map(|service| service["leftOut"].as_u64().unwrap()).sum();
+        assert_eq!((shown, left_out), (FRONTENDS, 200 * 60 - 400));
+        assert_eq!(frontends(&list[0]).len(), FRONTENDS_OF_ONE);
+        assert_eq!(frontends(&list[0])[0]["leftOut"], 20);
+        let endpoints = |frontend: &Value| frontend["endpoints"].as_array().unwrap().len();
+        let shown: usize = list.iter().flat_map(frontends).map(|frontend| endpoints(&frontend)).sum();
+        assert_eq!(shown, ENDPOINTS);
+        assert!(answer.to_string().len() < 300_000, "{}", answer.to_string().len());
+    }
+}

@@ -1,0 +1,280 @@
+//! Status page for people: the state and the work of the proxy. `/status` is one page without anything from outside; it asks for `/status.json` every
+//! two seconds. Nothing is kept or read while nobody looks.
+//!
+//! The kernel's thread is asked once a second, and IPVS for a limited number of counters, for any number of clients.
+
+mod body;
+mod counters;
+mod query;
+
+use std::fs::File;
+use std::io::Read as _;
+use std::net::IpAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use http::{HeaderValue, StatusCode, header};
+use k8s_openapi::jiff::Timestamp;
+use proxier_core::modes::Kind;
+use serde_json::json;
+use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
+
+use self::counters::{Counters, Kernel};
+use crate::build;
+use crate::message::view::View;
+use crate::message::{Begun, Control, Message};
+use crate::settings::Exposure;
+use crate::status::health::Health;
+use crate::status::server::{Answer, HttpRequest};
+
+/// Whether this client may see it.
+fn admits(exposure: Exposure, asked: &HttpRequest) -> bool {
+    match exposure {
+        Exposure::Off => false,
+        Exposure::Localhost => asked.peer.is_some_and(|peer| peer.is_loopback()) && is_of_this_host(&asked.host),
+        Exposure::On => true,
+    }
+}
+
+/// Whether a header `Host` has an address, or the name `localhost`.
+fn is_of_this_host(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(v6) => v6.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+/// Greatest age of the kernel's thread's state in an answer.
+const FRESH: Duration = Duration::from_secs(1);
+/// Longest wait for the kernel's thread, which answers between two passes.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Time after which a state that nobody asks for any more is forgotten.
+const FORGOTTEN: Duration = Duration::from_secs(10);
+
+/// State as last known.
+#[derive(Debug, Default)]
+struct LastView {
+    view: Option<(Instant, Arc<View>)>,
+    /// An answer of the kernel's thread that has not come yet.
+    awaited: Option<oneshot::Receiver<View>>,
+    /// Time of the last wait in vain.
+    in_vain: Option<Instant>,
+}
+
+/// Answers for the status page.
+#[derive(Debug)]
+pub struct StatusPage {
+    exposure: Exposure,
+    mode: Kind,
+    messages: mpsc::Sender<Message>,
+    /// State, locked while the kernel's thread is asked: clients that come meanwhile get the same answer.
+    known: Arc<AsyncMutex<LastView>>,
+    counters: Arc<Mutex<Counters>>,
+}
+
+impl StatusPage {
+    /// Status page for clients that `exposure` admits. `messages` leads to the kernel's thread.
+    pub(crate) fn new(exposure: Exposure, mode: Kind, messages: mpsc::Sender<Message>) -> Self {
+        let counters = Arc::new(Mutex::new(Counters::new(Kernel::default())));
+        StatusPage { exposure, mode, messages, known: Arc::default(), counters }
+    }
+
+    /// The answer to a request for `/status` or `/status.json`; `None` for other paths, and for clients that may not see it: to
+    /// them there is no such page.
+    pub(crate) async fn answer(&self, asked: &HttpRequest, health: &Health) -> Option<Answer> {
+        if !admits(self.exposure, asked) {
+            return None;
+        }
+        match asked.path.as_str() {
+            "/status" => Some(page()),
+            "/status.json" => Some(self.json(&asked.query, health).await),
+            _ => None,
+        }
+    }
+
+    /// Connections and UDP flows that userspace mode has begun; none while the kernel's thread is busy for long.
+    pub(crate) async fn begun(&self) -> Vec<Begun> {
+        let (answer, awaited) = oneshot::channel();
+        if self.messages.try_send(Message::Control(Control::Begun(answer))).is_err() {
+            return Vec::new();
+        }
+        tokio::time::timeout(PATIENCE, awaited).await.ok().and_then(Result::ok).unwrap_or_default()
+    }
+
+    async fn json(&self, query: &str, health: &Health) -> Answer {
+        let mut body = body::of_board(health.board());
+        body.insert("mode".to_owned(), json!(self.mode.name()));
+        body.insert("version".to_owned(), json!(build::LINE));
+        body.insert("process".to_owned(), json!(std::process::id()));
+        body.insert("time".to_owned(), json!(Timestamp::try_from(SystemTime::now()).unwrap_or_default().to_string()));
+        body.insert("health".to_owned(), health.summary(Instant::now()));
+        body.insert("heldBackBecause".to_owned(), json!(health.board().stopped()));
+        let view = self.view().await;
+        body.insert("age".to_owned(), json!(view.as_ref().map(|(at, _)| at.elapsed().as_secs_f64())));
+        if let Some((_, view)) = view {
+            let (wanted, counters) = (query::PageQuery::read(query), self.counters.clone());
+            let added = tokio::task::spawn_blocking(move || {
+                let mut counters = counters.lock().unwrap_or_else(PoisonError::into_inner);
+                body::add_view(&mut body, &view, &wanted, &mut counters);
+                body
+            });
+            body = match added.await {
+                Ok(body) => body,
+                Err(_ended) => return Answer { status: StatusCode::SERVICE_UNAVAILABLE, ..Answer::text("ending\n") },
+            };
+        }
+        let mut answer = Answer::json(StatusCode::OK, serde_json::Value::Object(body).to_string());
+        answer.headers.push((header::CACHE_CONTROL, HeaderValue::from_static("no-store")));
+        answer
+    }
+
+    /// State of the kernel's thread within the last second; an older one while it is busy, and none if it has been busy for long.
+    async fn view(&self) -> Option<(Instant, Arc<View>)> {
+        let mut known = self.known.lock().await;
+        if known.view.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH) {
+            return known.view.clone();
+        }
+        if known.awaited.is_none() {
+            let (answer, awaited) = oneshot::channel();
+            if self.messages.try_send(Message::Control(Control::View(answer))).is_err() {
+                return known.view.clone();
+            }
+            known.awaited = Some(awaited);
+        }
+        // Clients that come next do not wait as long again.
+        let is_busy = known.in_vain.is_some_and(|at| at.elapsed() < FRESH);
+        let patience = if is_busy { Duration::ZERO } else { PATIENCE };
+        let Some(awaited) = &mut known.awaited else { return known.view.clone() };
+        match tokio::time::timeout(patience, awaited).await {
+            Ok(answered) => {
+                known.awaited = None;
+                if let Ok(view) = answered {
+                    known.view = Some((Instant::now(), Arc::new(view)));
+                    self.forget_later();
+                }
+            }
+            Err(_elapsed) if !is_busy => known.in_vain = Some(Instant::now()),
+            Err(_elapsed) => {}
+        }
+        known.view.clone()
+    }
+
+    /// Forgets the state later, unless a client asks for it again.
+    fn forget_later(&self) {
+        let known = self.known.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(FORGOTTEN).await;
+            let mut known = known.lock().await;
+            if known.view.as_ref().is_some_and(|(at, _)| at.elapsed() >= FORGOTTEN) {
+                known.view = None;
+            }
+        });
+    }
+}
+
+/// The page, but for the numbers that allow its style and its script.
+const HTML: &str = include_str!("page.html");
+const STYLE: &str = include_str!("page.css");
+const SCRIPT: &str = include_str!("page.js");
+
+/// The page. Only the style and the script with this answer's number are run, and nothing is loaded from elsewhere.
+fn page() -> Answer {
+    let Ok(number) = random() else {
+        return Answer { status: StatusCode::INTERNAL_SERVER_ERROR, ..Answer::text("no random numbers\n") };
+    };
+    let policy = format!(
+        "default-src 'none'; script-src 'nonce-{number}'; style-src 'nonce-{number}'; connect-src 'self'; base-uri 'none'; \
+         form-action 'none'; frame-ancestors 'none'"
+    );
+    let body = HTML.replace("NUMBER", &number).replace("BUILD", build::LINE);
+    let body = body.replace("/*STYLE*/", STYLE).replace("/*SCRIPT*/", SCRIPT);
+    let mut headers = vec![
+        (header::CACHE_CONTROL, HeaderValue::from_static("no-store")),
+        (header::REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
+    ];
+    headers.extend(HeaderValue::try_from(policy).map(|policy| (header::CONTENT_SECURITY_POLICY, policy)));
+    Answer { status: StatusCode::OK, kind: "text/html; charset=utf-8", headers, body }
+}
+
+/// Random number of 128 bits, in hexadecimal.
+fn random() -> std::io::Result<String> {
+    let mut bytes = [0; 16];
+    File::open("/dev/urandom")?.read_exact(&mut bytes)?;
+    Ok(format!("{:032x}", u128::from_ne_bytes(bytes)))
+}
+
+#[cfg(test)]
+mod tests {
+    use proxier_core::config::Families;
+    use serde_json::Value;
+
+    use super::*;
+
+    fn asked(peer: &str, host: &str) -> HttpRequest {
+        HttpRequest { path: "/status".into(), host: host.into(), peer: peer.parse().ok(), ..HttpRequest::default() }
+    }
+
+    #[test]
+    fn who_may_see_it() {
+        for (peer, host, sees) in [
+            ("127.0.0.1", "127.0.0.1:10249", true),
+            ("::1", "[::1]:10249", true),
+            ("127.0.0.1", "LocalHost:8080", true),
+            ("127.0.0.1", "", true),
+            ("192.0.2.1", "127.0.0.1:10249", false),
+            ("127.0.0.1", "evil.example:10249", false),
+            ("127.0.0.1", "localhost.evil.example", false),
+            ("", "127.0.0.1", false),
+        ] {
+            assert_eq!(admits(Exposure::Localhost, &asked(peer, host)), sees, "{peer} {host}");
+            assert!(admits(Exposure::On, &asked(peer, host)));
+            assert!(!admits(Exposure::Off, &asked(peer, host)));
+        }
+    }
+
+    /// Names come from the API: the page makes text of them, never markup or code.
+    #[test]
+    fn the_script_makes_no_markup_of_data() {
+        for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc"] {
+            assert!(!SCRIPT.contains(word), "{word}");
+        }
+        assert!(!HTML.contains(" style=") && !HTML.contains(" on"), "the policy forbids both");
+        assert!(!SCRIPT.contains("</script") && !STYLE.contains("</style"));
+        assert!(!HTML.contains("http://") && !HTML.contains("https://"));
+    }
+
+    #[test]
+    fn each_page_allows_its_own_style_and_script_only() {
+        let [first, second] = [page(), page()];
+        assert_ne!(first.body, second.body);
+        let (_, policy) = first.headers.iter().find(|(name, _)| name == header::CONTENT_SECURITY_POLICY).unwrap();
+        let policy = policy.to_str().unwrap();
+        let number = policy.split("script-src 'nonce-").nth(1).unwrap().split('\'').next().unwrap();
+        assert_eq!(number.len(), 32);
+        assert_eq!(first.body.matches(&format!("nonce=\"{number}\"")).count(), 2);
+        assert!(!first.body.contains("NUMBER") && !first.body.contains("/*S"), "everything is filled in");
+        assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
+    }
+
+    /// The kernel's thread is asked once for many clients; while it is busy, they get the parts that do not need it.
+    #[tokio::test]
+    async fn the_kernels_thread_is_asked_once_at_a_time() {
+        let (messages, mut inbox) = mpsc::channel(4);
+        let page = StatusPage::new(Exposure::On, Kind::Nftables, messages);
+        let health = Health::new(Duration::from_secs(30), Families::V4);
+        let mut ask = asked("192.0.2.1", "");
+        ask.path = "/status.json".to_owned();
+        let begun = Instant::now();
+        let get = || page.answer(&ask, &health);
+        let (a, b, c, d) = tokio::join!(get(), get(), get(), get());
+        for answer in [a, b, c, d] {
+            let body: Value = serde_json::from_str(&answer.unwrap().body).unwrap();
+            assert_eq!((&body["age"], &body["mode"]), (&Value::Null, &json!("nftables")));
+            assert_eq!((&body["health"]["healthy"], body.get("services")), (&json!(true), None));
+        }
+        assert!(begun.elapsed() < PATIENCE * 2, "they wait together");
+        assert!(matches!(inbox.try_recv(), Ok(Message::Control(Control::View(_)))));
+        assert!(inbox.try_recv().is_err(), "asked again before it answered");
+    }
+}

@@ -1,0 +1,129 @@
+//! The servers of the proxy's health and metrics.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use http::StatusCode;
+use proxier_core::kernel::PacketCounters;
+use proxier_core::modes::Kind;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+
+use crate::problem::Problem;
+use crate::status::health::Health;
+use crate::status::page::StatusPage;
+use crate::status::server::{self, Answer, Answers, CONNECTIONS, HttpRequest, Places, bind, by_path, serve};
+use crate::status::zpages;
+
+/// Listens on an address. If it cannot, reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
+/// it gives up at once. `failed` is called with each failure.
+///
+/// # Errors
+///
+/// With `hard_fail`: the address cannot be bound.
+pub async fn listen(
+    what: &str,
+    address: SocketAddr,
+    hard_fail: bool,
+    mut failed: impl FnMut(&Problem),
+) -> Result<TcpListener, Problem> {
+    loop {
+        let error = match bind(address, server::Families::Both) {
+            Ok(listener) => return Ok(listener),
+            Err(error) => error,
+        };
+        let advice = match error.kind() {
+            io::ErrorKind::AddrInUse => "; another kube-proxy, or a second proxier-demo?",
+            io::ErrorKind::AddrNotAvailable => "; this host has no such address",
+            _ => "",
+        };
+        let problem = Problem::new(what, format!("cannot listen on {address} ({error}){advice}"));
+        failed(&problem);
+        if hard_fail {
+            return Err(problem);
+        }
+        tracing::error!("{problem}; trying again in 5 s");
+        tokio::time::sleep(Duration::from_secs(5)).await;
+    }
+}
+
+/// Serves `/healthz`, `/livez` and `/readyz` until it is dropped.
+pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
+    let answers = by_path(move |path| match path {
+        "/healthz" | "/livez" => health.answer(path, Instant::now()),
+        "/readyz" => health.answer_ready(),
+        _ => Answer::not_found(),
+    });
+    serve(listener, Places::new(CONNECTIONS), answers).await;
+}
+
+/// Serves `/metrics`, `/metrics/slis`, `/healthz`, `/proxyMode`, `/configz`, `/flagz` and `/statusz`, and the status page if there is one, until it
+/// is dropped. `configuration` is the effective one.
+pub async fn serve_metrics(
+    listener: TcpListener,
+    health: Arc<Health>,
+    mode: Kind,
+    configuration: Value,
+    status: Option<StatusPage>,
+) {
+    let started = SystemTime::now();
+    let counters = Mutex::new(PacketCounters::new());
+    let answers = MetricsServer { health, mode, configuration, status, started, counters };
+    serve(listener, Places::new(CONNECTIONS), answers).await;
+}
+
+struct MetricsServer {
+    health: Arc<Health>,
+    mode: Kind,
+    configuration: Value,
+    status: Option<StatusPage>,
+    started: SystemTime,
+    counters: Mutex<PacketCounters>,
+}
+
+impl MetricsServer {
+    /// The packets that rules have counted; none where the kernel does not count.
+    fn packets(&self) -> BTreeMap<String, u64> {
+        if !self.mode.facts().counts_by_rule {
+            return BTreeMap::new();
+        }
+        self.counters.lock().unwrap_or_else(PoisonError::into_inner).read().unwrap_or_default()
+    }
+}
+
+/// Paths that `/statusz` names.
+const PATHS: [&str; 7] = ["/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz"];
+
+fn metrics(body: String) -> Answer {
+    let kind = "text/plain; version=0.0.4; charset=utf-8";
+    Answer { status: StatusCode::OK, kind, headers: vec![], body }
+}
+
+impl Answers for MetricsServer {
+    async fn answer(&self, asked: HttpRequest) -> Answer {
+        match asked.path.as_str() {
+            "/metrics" => {
+                let begun = match &self.status {
+                    Some(status) if self.mode.facts().is_process => status.begun().await,
+                    _ => Vec::new(),
+                };
+                metrics(self.health.page(self.packets(), begun))
+            }
+            "/metrics/slis" => metrics(self.health.slis(Instant::now())),
+            "/healthz" => Answer::text("ok"),
+            "/proxyMode" => Answer::text(self.mode.name()),
+            "/configz" => {
+                Answer::json(StatusCode::OK, json!({"kubeproxy.config.k8s.io": self.configuration}).to_string())
+            }
+            "/flagz" => zpages::flags(&self.configuration, &asked),
+            "/statusz" => zpages::status(self.started, &PATHS, &asked),
+            _ => match &self.status {
+                Some(status) => status.answer(&asked, &self.health).await.unwrap_or_else(Answer::not_found),
+                None => Answer::not_found(),
+            },
+        }
+    }
+}

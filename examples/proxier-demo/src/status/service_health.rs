@@ -1,0 +1,178 @@
+//! The health-check node ports of Services: load balancers ask each node whether it has local endpoints.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
+
+use http::{HeaderName, HeaderValue, StatusCode};
+use proxier_core::net::Family;
+use proxier_core::service::{NodeFacts, OpenOn};
+use proxier_core::snapshot::ObjectKey;
+
+use crate::status::health::Health;
+use crate::status::server::{Answer, CONNECTIONS, Families, Places, Server, bind, by_path};
+
+/// The answers of one Service's servers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HealthCheck {
+    /// Health-check node port of the Service.
+    pub port: u16,
+    /// Ready IPv4 endpoints on this node, answered over IPv4; `None`: the Service has no IPv4, and there is no server.
+    pub v4: Option<u64>,
+    /// Ready IPv6 endpoints on this node, answered over IPv6; `None`: the Service has no IPv6, and there is no server.
+    pub v6: Option<u64>,
+}
+
+impl HealthCheck {
+    fn answered_at(&self, address: IpAddr) -> Option<u64> {
+        if address.is_ipv4() { self.v4 } else { self.v6 }
+    }
+}
+
+impl From<proxier_core::service::HealthCheck> for HealthCheck {
+    fn from(check: proxier_core::service::HealthCheck) -> Self {
+        let number = |family| check.local_endpoints(family).map(|number| u64::try_from(number).unwrap_or(u64::MAX));
+        HealthCheck { port: check.port, v4: number(Family::V4), v6: number(Family::V6) }
+    }
+}
+
+/// Addresses of the servers, by family.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ListenAddresses {
+    /// IPv4 addresses.
+    pub v4: OpenOn,
+    /// IPv6 addresses.
+    pub v6: OpenOn,
+}
+
+impl ListenAddresses {
+    /// Addresses that serve node ports.
+    pub fn from_facts(facts: &NodeFacts) -> Self {
+        ListenAddresses { v4: facts.health_checks_open_on(Family::V4), v6: facts.health_checks_open_on(Family::V6) }
+    }
+
+    /// The addresses to bind; an unspecified one stands for all of its family.
+    fn addresses(&self) -> BTreeSet<IpAddr> {
+        let all: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
+        let mut addresses = BTreeSet::new();
+        for (open, all) in [&self.v4, &self.v6].into_iter().zip(all) {
+            match open {
+                OpenOn::All => drop(addresses.insert(all)),
+                OpenOn::These(these) => addresses.extend(these),
+            }
+        }
+        addresses
+    }
+}
+
+/// A server that could not be opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FailedServer {
+    /// The Service.
+    pub service: ObjectKey,
+    /// The address it should have had.
+    pub address: SocketAddr,
+    /// Reason of the failure.
+    pub reason: String,
+}
+
+/// The servers of all Services. They share one limit on connections.
+#[derive(Debug)]
+pub struct ServiceHealth {
+    health: Arc<Health>,
+    places: Places,
+    services: BTreeMap<ObjectKey, Servers>,
+}
+
+#[derive(Debug)]
+struct Servers {
+    port: u16,
+    /// Servers by requested address, with the number that each answers.
+    listening: BTreeMap<IpAddr, (Server, Arc<AtomicU64>)>,
+}
+
+impl ServiceHealth {
+    /// Makes the set of servers, empty.
+    pub fn new(health: Arc<Health>) -> Self {
+        ServiceHealth { health, places: Places::new(CONNECTIONS), services: BTreeMap::new() }
+    }
+
+    /// Opens, closes and updates servers to match these, on these addresses. Returns the servers that could not be opened; the next call retries
+    /// them. Must be called within a tokio runtime.
+    ///
+    /// Unwanted servers are closed, listener and connections, before any is opened: a port can move between Services, or
+    /// from single addresses to all of them, within one call.
+    pub async fn update(
+        &mut self,
+        wanted: &BTreeMap<ObjectKey, HealthCheck>,
+        listening: &ListenAddresses,
+    ) -> Vec<FailedServer> {
+        let addresses = listening.addresses();
+        self.close_others(wanted, &addresses).await;
+        let mut failed = Vec::new();
+        for (key, check) in wanted {
+            let opened = || Servers { port: check.port, listening: BTreeMap::new() };
+            let servers = self.services.entry(key.clone()).or_insert_with(opened);
+            for address in &addresses {
+                let Some(local_endpoints) = check.answered_at(*address) else { continue };
+                if let Some((_, count)) = servers.listening.get(address) {
+                    count.store(local_endpoints, Ordering::Relaxed);
+                    continue;
+                }
+                let address_and_port = SocketAddr::new(*address, check.port);
+                match bind(address_and_port, Families::Own) {
+                    Ok(listener) => {
+                        let count = Arc::new(AtomicU64::new(local_endpoints));
+                        let (key, answered, health) = (key.clone(), count.clone(), self.health.clone());
+                        let answers = by_path(move |_any_path| answer(&key, &answered, &health));
+                        let server = Server::start(listener, self.places.clone(), answers);
+                        servers.listening.insert(*address, (server, count));
+                    }
+                    Err(error) => failed.push(FailedServer {
+                        service: key.clone(),
+                        address: address_and_port,
+                        reason: error.to_string(),
+                    }),
+                }
+            }
+        }
+        failed
+    }
+
+    /// Closes servers that are not wanted on these addresses.
+    async fn close_others(&mut self, wanted: &BTreeMap<ObjectKey, HealthCheck>, addresses: &BTreeSet<IpAddr>) {
+        let mut closing = Vec::new();
+        self.services.retain(|key, servers| {
+            let check = wanted.get(key).filter(|check| check.port == servers.port);
+            let stays = |address: &IpAddr| {
+                addresses.contains(address) && check.is_some_and(|check| check.answered_at(*address).is_some())
+            };
+            let all = std::mem::take(&mut servers.listening);
+            let (keep, close) = all.into_iter().partition(|(address, _)| stays(address));
+            servers.listening = keep;
+            closing.extend(BTreeMap::into_values(close));
+            check.is_some()
+        });
+        for (server, _) in closing {
+            server.end().await;
+        }
+    }
+}
+
+fn answer(key: &ObjectKey, count: &AtomicU64, health: &Health) -> Answer {
+    let count = count.load(Ordering::Relaxed);
+    let healthy = health.is_healthy(Instant::now());
+    // Names of objects need no JSON escapes, but a manifest can contain anything.
+    let quoted = |text: &str| serde_json::Value::from(text).to_string();
+    let body = format!(
+        "{{\n\t\"service\": {{\n\t\t\"namespace\": {},\n\t\t\"name\": {}\n\t}},\n\t\"localEndpoints\": {count},\n\t\
+         \"serviceProxyHealthy\": {healthy}\n}}",
+        quoted(key.namespace()),
+        quoted(key.name()),
+    );
+    let status = if count > 0 && healthy { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    let weight = (HeaderName::from_static("x-load-balancing-endpoint-weight"), HeaderValue::from(count));
+    Answer { headers: vec![weight], ..Answer::json(status, body) }
+}

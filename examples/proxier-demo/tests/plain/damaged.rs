@@ -1,0 +1,364 @@
+//! One damaged object in recorded answers of a real server, in both encodings, as a list and at the beginning of a watch: what others have does not change,
+//! and what the object had stays if it cannot be read. Each time a new process begins on a kernel that an earlier one has filled.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::net::{TcpListener, TcpStream};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use proxier_core::fake::FakeKernel;
+use proxier_core::modes::{Kind, list_frontends};
+use proxier_core::net::FrontendKey;
+use proxier_core::ports::Ports;
+use proxier_core::snapshot::ObjectKey;
+use proxier_demo::engine::{Engine, Kernel};
+use proxier_demo::message::change::{Change, Snapshot};
+use proxier_demo::message::channel;
+use proxier_demo::sources::cluster::{Cluster, Connection, Options};
+use proxier_demo::sources::initial_list;
+use testkit::apiserver::recorded::both;
+
+/// Answers of a server: lists, and perhaps all Services at the beginning of a watch.
+#[derive(Clone, Debug)]
+struct Answers {
+    is_protobuf: bool,
+    services: Vec<u8>,
+    slices: Vec<u8>,
+    stream: Option<Vec<u8>>,
+}
+
+impl Answers {
+    fn recorded(is_protobuf: bool, is_stream: bool) -> Self {
+        let of = |(json, protobuf): (&[u8], &[u8])| if is_protobuf { protobuf.to_vec() } else { json.to_vec() };
+        let stream = is_stream.then(|| of(both::WATCH_ALL_SERVICES));
+        Answers { is_protobuf, services: of(both::SERVICES), slices: of(both::ENDPOINT_SLICES), stream }
+    }
+
+    /// Body of a list, and of a watch that stays open.
+    fn answer(&self, target: &str, to: &mut TcpStream) -> bool {
+        let (path, query) = target.split_once('?').unwrap();
+        let kind = if self.is_protobuf { "application/vnd.kubernetes.protobuf" } else { "application/json" };
+        let stream = if path.ends_with("/services") { self.stream.as_ref() } else { None };
+        let (status, body) = match (query.contains("sendInitialEvents"), stream, query.contains("watch=1")) {
+            (true, Some(stream), _) => {
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-type: {kind};stream=watch\r\ntransfer-encoding: chunked\r\n\r\n"
+                );
+                let chunk = [format!("{:x}\r\n", stream.len()).as_bytes(), stream, b"\r\n"].concat();
+                drop(to.write_all(&[head.as_bytes(), &chunk].concat()));
+                return true;
+            }
+            (false, _, true) => {
+                let head = format!(
+                    "HTTP/1.1 200 OK\r\ncontent-type: {kind};stream=watch\r\ntransfer-encoding: chunked\r\n\r\n"
+                );
+                drop(to.write_all(head.as_bytes()));
+                return true;
+            }
+            (true, None, _) => ("400 Bad Request", &b"{}"[..]),
+            _ if path.ends_with("/services") => ("200 OK", &*self.services),
+            _ if path.ends_with("/endpointslices") => ("200 OK", &*self.slices),
+            _ if self.is_protobuf => ("200 OK", both::NODES.1),
+            _ => ("200 OK", both::NODES.0),
+        };
+        let head = format!("HTTP/1.1 {status}\r\ncontent-type: {kind}\r\ncontent-length: {}\r\n\r\n", body.len());
+        drop(to.write_all(&[head.as_bytes(), body].concat()));
+        false
+    }
+
+    /// Serves them at this URL, as long as the second value is there.
+    fn serve(self) -> (String, Arc<Mutex<Vec<TcpStream>>>) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let open = Arc::new(Mutex::new(Vec::new()));
+        let watches = Arc::downgrade(&open);
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (Ok(mut stream), Some(watches), answers) = (stream, watches.upgrade(), self.clone()) else {
+                    return;
+                };
+                std::thread::spawn(move || {
+                    let mut reader = BufReader::new(stream.try_clone().unwrap());
+                    let mut target = String::new();
+                    loop {
+                        let mut line = String::new();
+                        if reader.read_line(&mut line).unwrap_or(0) == 0 {
+                            return;
+                        }
+                        if let Some(rest) = line.strip_prefix("GET ") {
+                            rest.split(' ').next().unwrap().clone_into(&mut target);
+                        }
+                        if line == "\r\n" && answers.answer(&target, &mut stream) {
+                            watches.lock().unwrap().push(stream);
+                            return;
+                        }
+                    }
+                });
+            }
+        });
+        (url, open)
+    }
+}
+
+/// What a new process reads; `None`: not all in time.
+fn read(answers: Answers) -> Option<Snapshot> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let mut options = Options::default();
+    options.protobuf = answers.is_protobuf;
+    (options.first_pause, options.longest_pause) = (Duration::from_millis(5), Duration::from_millis(20));
+    options.patience = Duration::from_millis(300);
+    let (url, open) = answers.serve();
+    let snapshot = runtime.block_on(async {
+        let (changes, mut events) = channel();
+        let connection = Connection { master: Some(url.clone()), ..Connection::default() };
+        let _cluster = Cluster::start(connection, "n1", options, changes).await.unwrap();
+        let mut snapshot = Snapshot::default();
+        let end = Instant::now() + Duration::from_secs(2);
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match tokio::time::timeout(left, events.recv()).await.ok()??.change {
+                Change::Synced => return Some(snapshot),
+                change => snapshot.apply(change),
+            }
+        }
+    });
+    // The listener ends with the next connection.
+    drop(open);
+    drop(TcpStream::connect(url.trim_start_matches("http://")));
+    snapshot
+}
+
+/// A kernel in memory.
+struct Memory(FakeKernel);
+
+impl Kernel for Memory {
+    fn ports(&mut self) -> Ports<'_> {
+        self.0.ports()
+    }
+}
+
+fn engine(kernel: &FakeKernel, mode: Kind, snapshot: Snapshot) -> Engine<Memory> {
+    let mut options = proxier_core::reconciler::Options::default();
+    options.mode = mode;
+    let mut engine = Engine::new("n1", options, Memory(kernel.clone()));
+    for change in initial_list::changes(snapshot) {
+        engine.apply_change(change, Instant::now());
+    }
+    let report = engine.pass().unwrap();
+    assert!(!report.has_failed(), "{report:#?}");
+    engine
+}
+
+/// Each address and port that the kernel serves, with its endpoints. `first` knows what there may be.
+fn served(kernel: &FakeKernel, first: &Engine<Memory>) -> BTreeMap<FrontendKey, BTreeSet<String>> {
+    let proxier = first.proxier();
+    if proxier.mode() != Kind::Ipvs {
+        let mut kernel = kernel.clone();
+        let all = list_frontends(proxier.mode(), proxier.facts(), proxier.desired(), &mut kernel.ports()).unwrap();
+        let endpoints = |of: BTreeSet<_>| of.iter().map(ToString::to_string).collect();
+        return all.into_iter().map(|(key, of)| (key, of.endpoints.map(endpoints).unwrap_or_default())).collect();
+    }
+    let mut all: BTreeMap<FrontendKey, BTreeSet<String>> = BTreeMap::new();
+    for line in kernel.state().ipvs.lines() {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        let protocol = if words[1] == "-u" { "UDP" } else { "TCP" };
+        let endpoints = all.entry(format!("{protocol} {}", words[2]).parse().unwrap()).or_default();
+        endpoints.extend((words[0] == "-a").then(|| words[4].to_owned()));
+    }
+    all
+}
+
+fn varint(mut value: usize) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    while value >= 128 {
+        bytes.push(u8::try_from(value % 128).unwrap() | 128);
+        value /= 128;
+    }
+    bytes.push(u8::try_from(value).unwrap());
+    bytes
+}
+
+fn read_varint(bytes: &[u8], at: &mut usize) -> usize {
+    let mut value = 0;
+    for shift in (0..).step_by(7) {
+        let byte = bytes[*at];
+        *at += 1;
+        value |= usize::from(byte & 127) << shift;
+        if byte < 128 {
+            break;
+        }
+    }
+    value
+}
+
+/// The fields of a message of which all have bytes: numbers and contents.
+fn fields(message: &[u8]) -> Vec<(u8, Vec<u8>)> {
+    let (mut at, mut all) = (0, Vec::new());
+    while at < message.len() {
+        let number = message[at] >> 3;
+        at += 1;
+        let length = read_varint(message, &mut at);
+        all.push((number, message[at..at + length].to_vec()));
+        at += length;
+    }
+    all
+}
+
+fn message(fields: &[(u8, Vec<u8>)]) -> Vec<u8> {
+    fields
+        .iter()
+        .flat_map(|(number, bytes)| [vec![number << 3 | 2], varint(bytes.len()), bytes.clone()].concat())
+        .collect()
+}
+
+/// A change of bytes.
+#[derive(Clone, Debug)]
+enum Damage {
+    Put(usize, u8),
+    Insert(usize, u8),
+    Cut(usize, usize),
+    End(usize),
+}
+
+impl Damage {
+    fn apply(&self, bytes: &mut Vec<u8>) {
+        let length = bytes.len().max(1);
+        match *self {
+            Damage::Put(at, byte) => bytes[at % length] = byte,
+            Damage::Insert(at, byte) => bytes.insert(at % length, byte),
+            Damage::Cut(at, count) => drop(bytes.drain(at % length..(at % length + count).min(length))),
+            Damage::End(at) => bytes.truncate(at % length),
+        }
+    }
+}
+
+fn damage() -> impl Strategy<Value = Damage> {
+    let at = 0..4000_usize;
+    let byte = prop_oneof![any::<u8>(), Just(0xff), Just(b'"'), Just(b'\\'), Just(0)];
+    prop_oneof![
+        6 => (at.clone(), byte.clone()).prop_map(|(at, byte)| Damage::Put(at, byte)),
+        2 => (at.clone(), byte).prop_map(|(at, byte)| Damage::Insert(at, byte)),
+        2 => (at.clone(), 1..20_usize).prop_map(|(at, count)| Damage::Cut(at, count)),
+        1 => at.prop_map(Damage::End),
+    ]
+}
+
+/// Damages an item of a list. Lengths around it are right.
+fn damage_item(body: &mut Vec<u8>, is_protobuf: bool, item: usize, damage: &Damage) -> String {
+    if is_protobuf {
+        let mut envelope = fields(&body[4..]);
+        let mut list = fields(&envelope.iter().find(|(number, _)| *number == 2).unwrap().1);
+        let items = list.iter().filter(|(number, _)| *number == 2).count();
+        let bytes = &mut list.iter_mut().filter(|(number, _)| *number == 2).nth(item % items).unwrap().1;
+        let before = bytes.clone();
+        damage.apply(bytes);
+        envelope.iter_mut().find(|(number, _)| *number == 2).unwrap().1 = message(&list);
+        *body = [b"k8s\0", &*message(&envelope)].concat();
+        return String::from_utf8_lossy(&before).into_owned();
+    }
+    let list: serde_json::Value = serde_json::from_slice(body).unwrap();
+    let items = list["items"].as_array().unwrap();
+    let mut texts: Vec<Vec<u8>> = items.iter().map(|item| item.to_string().into_bytes()).collect();
+    let item = item % texts.len();
+    let before = texts[item].clone();
+    damage.apply(&mut texts[item]);
+    let head = format!("{{\"kind\":\"List\",\"metadata\":{},\"items\":[", list["metadata"]);
+    *body = [head.as_bytes(), &texts.join(&b','), b"]}"].concat();
+    String::from_utf8_lossy(&before).into_owned()
+}
+
+/// Damages an event of a watch.
+fn damage_event(body: &mut Vec<u8>, is_protobuf: bool, item: usize, damage: &Damage) -> String {
+    let mut events: Vec<Vec<u8>> = Vec::new();
+    if is_protobuf {
+        let mut at = 0;
+        while at < body.len() {
+            let length = u32::from_be_bytes(body[at..at + 4].try_into().unwrap()) as usize;
+            events.push(body[at + 4..at + 4 + length].to_vec());
+            at += 4 + length;
+        }
+    } else {
+        events = body.split(|byte| *byte == b'\n').filter(|line| !line.is_empty()).map(<[u8]>::to_vec).collect();
+    }
+    let item = item % events.len();
+    let before = events[item].clone();
+    damage.apply(&mut events[item]);
+    let framed = |event: &Vec<u8>| {
+        if is_protobuf {
+            [&u32::try_from(event.len()).unwrap().to_be_bytes()[..], event].concat()
+        } else {
+            [event.as_slice(), b"\n"].concat()
+        }
+    };
+    *body = events.iter().flat_map(framed).collect();
+    String::from_utf8_lossy(&before).into_owned()
+}
+
+/// The Service that an undamaged object belongs to.
+fn service_of(object: &str) -> Option<ObjectKey> {
+    let names = [("plain", "plain"), ("nodeport", "nodeport"), ("web-1", "web"), ("web-6", "web"), ("web", "web")];
+    let is_of = |name: &str| {
+        let json = object.contains(&format!("\"name\":\"{name}\""));
+        // In protobuf the name is the first field of the metadata.
+        json || object.contains(&format!("\n{}{name}\u{12}", char::from(u8::try_from(name.len()).unwrap())))
+    };
+    names.iter().find(|(name, _)| is_of(name)).map(|(_, service)| ObjectKey::new("shop", service))
+}
+
+fn others_keep_what_they_have(
+    mode: Kind,
+    (is_protobuf, is_stream, of_slices): (bool, bool, bool),
+    item: usize,
+    damage: &Damage,
+) -> Result<(), TestCaseError> {
+    let whole = Answers::recorded(is_protobuf, false);
+    let kernel = FakeKernel::new();
+    kernel.set_interface("eth0", &["198.51.100.10".parse().unwrap()]);
+    let first = engine(&kernel, mode, read(whole).unwrap());
+    let before = served(&kernel, &first);
+    prop_assert!(before.len() >= 5, "{before:?}");
+
+    let mut damaged = Answers::recorded(is_protobuf, is_stream);
+    let object = match &mut damaged.stream {
+        Some(stream) if !of_slices => damage_event(stream, is_protobuf, item, damage),
+        _ if of_slices => damage_item(&mut damaged.slices, is_protobuf, item, damage),
+        _ => damage_item(&mut damaged.services, is_protobuf, item, damage),
+    };
+    // A list that cannot be taken apart is asked for again, and nothing follows from it.
+    let Some(snapshot) = read(damaged) else { return Ok(()) };
+    let unreadable = snapshot.unreadable.clone();
+    let own = service_of(&object);
+    engine(&kernel, mode, snapshot);
+    let after = served(&kernel, &first);
+    for (key, endpoints) in &before {
+        let owner = first.proxier().desired().owner(key);
+        if owner != own.as_ref() || !unreadable.is_empty() {
+            prop_assert_eq!(
+                after.get(key),
+                Some(endpoints),
+                "{} of {:?}; damaged {:?}: {:?}",
+                key,
+                owner,
+                own,
+                unreadable
+            );
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 96, max_shrink_iters: 200, ..ProptestConfig::default() })]
+
+    #[test]
+    fn one_damaged_object_takes_nothing_away(
+        mode in prop_oneof![Just(Kind::Ipvs), Just(Kind::Nftables), Just(Kind::Iptables)],
+        form in (any::<bool>(), any::<bool>(), any::<bool>()),
+        item in 0..8_usize,
+        damage in damage(),
+    ) {
+        others_keep_what_they_have(mode, form, item, &damage)?;
+    }
+}

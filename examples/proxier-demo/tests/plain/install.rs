@@ -1,0 +1,220 @@
+//! Files by which `proxier-demo` is installed: one manifest, the chart, the monitor of pods, the manual page, and what `--version` says.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::ServiceAccount;
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use testkit::{Need, kernel_test};
+
+use crate::program::{Folder, Running, ok, status_of, text, tool, with_node_port};
+
+fn deploy(path: &str) -> String {
+    fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(path)).unwrap()
+}
+
+fn documents(yaml: &str) -> Vec<Value> {
+    yaml.split("\n---\n").map(|document| serde_saphyr::from_str(document).unwrap()).collect()
+}
+
+/// A template rendered as Helm does, for the only action that ours has: `{{ .Values.NAME | toJson }}`.
+fn render(template: &str, values: &Value) -> String {
+    let mut parts = template.split("{{ ");
+    let mut rendered = parts.next().unwrap().to_owned();
+    for part in parts {
+        let (action, rest) = part.split_once(" }}").unwrap();
+        let name = action.strip_prefix(".Values.").and_then(|action| action.strip_suffix(" | toJson")).unwrap();
+        rendered += &values.get(name).unwrap_or_else(|| panic!("no value {name}")).to_string();
+        rendered += rest;
+    }
+    rendered
+}
+
+#[test]
+fn the_chart_with_its_own_values_is_install_yaml() {
+    let (template, text) = (deploy("chart/templates/proxier-demo.yaml"), deploy("chart/values.yaml"));
+    let mut values: Value = serde_saphyr::from_str(&text).unwrap();
+    let install = documents(&deploy("install.yaml"));
+    assert_eq!(documents(&render(&template, &values)), install);
+    let kinds: Vec<&str> = install.iter().map(|document| document["kind"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "DaemonSet"]);
+    // Each value is used, and reaches the proxy wherever a manifest has it.
+    values["image"] = "registry.example/proxier-demo@sha256:00".into();
+    values["nodeSelector"] = serde_json::json!({"kubernetes.io/os": "linux"});
+    let changed = render(&template, &values);
+    assert!(!changed.contains("image: proxier-demo") && !changed.contains("service-proxy: "), "{changed}");
+    for (name, _) in values.as_object().unwrap() {
+        assert!(template.contains(&format!("{{{{ .Values.{name} | toJson }}}}")), "{name}");
+    }
+}
+
+/// The object as Kubernetes' own types have it: a field that they do not know is lost.
+fn by_type<T: DeserializeOwned + Serialize>(document: &Value) -> Value {
+    serde_json::to_value(serde_json::from_value::<T>(document.clone()).unwrap()).unwrap()
+}
+
+#[test]
+fn every_field_of_install_yaml_is_one_of_kubernetes() {
+    for document in documents(&deploy("install.yaml")) {
+        let typed = match document["kind"].as_str().unwrap() {
+            "ServiceAccount" => by_type::<ServiceAccount>(&document),
+            "ClusterRole" => by_type::<ClusterRole>(&document),
+            "ClusterRoleBinding" => by_type::<ClusterRoleBinding>(&document),
+            _ => by_type::<DaemonSet>(&document),
+        };
+        assert_eq!(typed, document);
+    }
+}
+
+/// Another manager of these objects than the one that applies them would own fields, and the next apply by a server would end with a conflict.
+#[test]
+fn a_canary_is_applied_as_everything_else_is() {
+    let guide = deploy("../../docs/install.md");
+    let ours = |line: &&str| line.contains("daemonset proxier-demo") || line.contains("daemonset/proxier-demo");
+    for line in guide.lines().filter(|line| line.contains("kubectl")).filter(ours) {
+        assert!(["rollout status", " get "].iter().any(|reads| line.contains(reads)), "{line}");
+    }
+    let sed = guide.lines().find_map(|line| line.strip_prefix("$ ").filter(|line| line.starts_with("sed "))).unwrap();
+    let (sed, _) = sed.split_once(" | kubectl apply -f -").unwrap();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy");
+    let canary = ok(&Command::new("sh").args(["-c", sed]).current_dir(folder).output().unwrap());
+    let mut install = documents(&deploy("install.yaml"));
+    let sets = install.iter_mut().filter(|of| of["kind"] == "DaemonSet");
+    sets.for_each(|set| set["spec"]["updateStrategy"]["type"] = "OnDelete".into());
+    assert_eq!(documents(&canary), install);
+    // An API server adds it, and the structure has one owner as a whole.
+    let text = deploy("install.yaml");
+    let refs: Vec<&str> = text.lines().filter(|line| line.contains("fieldRef:")).collect();
+    assert!(refs.len() == 2 && refs.iter().all(|line| line.contains("{apiVersion: v1, fieldPath: ")), "{refs:?}");
+}
+
+#[test]
+fn pods_have_what_the_monitor_and_admission_ask_for() {
+    let install = documents(&deploy("install.yaml"));
+    let monitor: Value = serde_saphyr::from_str(&deploy("monitoring/podmonitor.yaml")).unwrap();
+    let proxy =
+        install.iter().find(|of| of["kind"] == "DaemonSet" && of["metadata"]["name"] == "proxier-demo").unwrap();
+    let (metadata, spec) = (&proxy["spec"]["template"]["metadata"], &proxy["spec"]["template"]["spec"]);
+    assert_eq!(monitor["spec"]["selector"]["matchLabels"], metadata["labels"]);
+    assert_eq!(monitor["metadata"]["namespace"], proxy["metadata"]["namespace"]);
+    let container = &spec["containers"][0];
+    let port = |name: &Value| {
+        let ports = container["ports"].as_array().unwrap();
+        ports.iter().find(|port| port["name"] == *name).map(|port| port["containerPort"].clone())
+    };
+    assert_eq!(port(&monitor["spec"]["podMetricsEndpoints"][0]["port"]), Some(10249.into()));
+    for probe in ["readinessProbe", "livenessProbe"] {
+        assert_eq!(port(&container[probe]["httpGet"]["port"]), Some(10256.into()), "{probe}");
+    }
+    for daemonset in install.iter().filter(|of| of["kind"] == "DaemonSet") {
+        let spec = &daemonset["spec"]["template"]["spec"];
+        assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
+        assert_eq!(spec["priorityClassName"], "system-node-critical");
+        for list in ["initContainers", "containers"] {
+            for container in spec[list].as_array().unwrap() {
+                assert!(container["resources"]["requests"]["memory"].is_string(), "{container}");
+            }
+        }
+    }
+}
+
+/// System calls of a group of systemd's, and of the groups in it.
+fn calls(group: &str) -> BTreeSet<String> {
+    let listed = ok(&Command::new("systemd-analyze").args(["syscall-filter", group]).output().unwrap());
+    let rows = listed.lines().skip(1).map(str::trim).filter(|row| !row.is_empty() && !row.starts_with('#'));
+    rows.flat_map(|row| if row.starts_with('@') { calls(row) } else { BTreeSet::from([row.to_owned()]) }).collect()
+}
+
+#[test]
+fn the_unit_gives_the_program_what_it_calls_and_little_more() {
+    kernel_test(
+        &[Need::Root, Need::Nftables, Need::IptablesNft, Need::Tool("strace"), Need::Tool("systemd-analyze")],
+        || {
+            let unit = deploy("systemd/proxier-demo.service");
+            let folder = Folder::new("unit");
+            let file = folder.put("proxier-demo.service", &unit).display().to_string();
+            // Of ten; 1.9 of them for root, capabilities, settings below /proc/sys, and the network.
+            let words = ["security", "--offline=true", "--threshold=25", "--no-pager", &file];
+            ok(&Command::new("systemd-analyze").args(words).output().unwrap());
+
+            let (mut allowed, mut filters) = (BTreeSet::new(), 0);
+            for filter in unit.lines().filter_map(|line| line.strip_prefix("SystemCallFilter=")) {
+                filters += 1;
+                match filter.strip_prefix('~') {
+                    None => allowed.extend(filter.split(' ').flat_map(calls)),
+                    Some(refused) => {
+                        let refused: BTreeSet<String> = refused.split(' ').flat_map(calls).collect();
+                        allowed.retain(|call| !refused.contains(call));
+                    }
+                }
+            }
+            assert!(filters == 2 && allowed.contains("sendmsg") && !allowed.contains("setuid"), "{allowed:?}");
+            let manifests = folder.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &["10.244.0.5"]));
+            let log = folder.path("calls");
+            for mode in ["nftables", "iptables", "userspace"] {
+                let mut strace = Command::new("strace");
+                strace.args(["-f", "-qq", "-o"]).arg(&log).arg(env!("CARGO_BIN_EXE_proxier-demo"));
+                strace.args(["run", "--healthz-bind-address", "127.0.0.1:10256", "--hostname-override", "n1"]);
+                let running = Running::spawn({
+                    strace.args(["--proxy-mode", mode, "--manifests"]).arg(&manifests);
+                    strace
+                });
+                running.until("everything is served", || status_of("10256/readyz") == 200);
+                let so_far = fs::read_to_string(&log).unwrap();
+                tool(&format!("kill -TERM {}", so_far.split(' ').next().unwrap()));
+                let (_, said) = running.wait();
+                let log = fs::read_to_string(&log).unwrap();
+                let names = log.lines().filter_map(|line| line.split_whitespace().nth(1)?.split_once('('));
+                let called: BTreeSet<&str> = names.map(|(name, _)| name).collect();
+                let refused: Vec<&&str> = called.iter().filter(|name| !allowed.contains(**name)).collect();
+                assert!(called.contains("execve") && called.contains("exit_group"), "{mode}: {said}");
+                assert!(refused.is_empty(), "{mode}: {refused:?}");
+            }
+        },
+    );
+}
+
+fn printed(arguments: &[&str]) -> String {
+    text(&Command::new(env!("CARGO_BIN_EXE_proxier-demo")).args(arguments).output().unwrap().stdout)
+}
+
+#[test]
+fn the_manual_page_has_the_commands_of_the_program() {
+    let help = printed(&["--help"]);
+    let commands = help.split("\nCommands:\n").nth(1).unwrap().split("\n\n").next().unwrap();
+    let commands = commands.lines().map(|line| line.split_whitespace().next().unwrap());
+    let commands: BTreeSet<&str> = commands.filter(|command| *command != "help").collect();
+    let manual = deploy("debian/proxier-demo.8");
+    let described: BTreeSet<&str> = manual.lines().filter_map(|line| line.strip_prefix(".It Cm ")).collect();
+    assert_eq!(described, commands);
+    let all: Vec<String> = commands
+        .iter()
+        .filter(|command| **command != "completion")
+        .map(|command| printed(&[command, "--help"]))
+        .collect();
+    for option in manual.lines().filter_map(|line| line.strip_prefix(".It Fl Fl ")) {
+        let flag = format!("--{} ", option.split(' ').next().unwrap());
+        assert!(all.iter().all(|help| help.contains(&flag)), "{flag}");
+    }
+}
+
+/// The commit and its date are those of the build's environment, or those of git.
+#[test]
+fn the_version_names_the_commit() {
+    let line = printed(&["--version"]);
+    let rest = line.strip_prefix(&format!("proxier-demo {} (commit ", env!("CARGO_PKG_VERSION"))).unwrap();
+    let (commit, date) = rest.strip_suffix(")\n").unwrap().split_once(", ").unwrap();
+    let is_commit = commit.split('-').next().unwrap().chars().all(|c| c.is_ascii_hexdigit()) && commit.len() >= 12;
+    assert!(commit == "unknown" || is_commit, "{line}");
+    let epoch = Command::new("date").args(["-d", date, "+%s"]).output().unwrap();
+    assert!(date == "unknown" || epoch.status.success() && date.ends_with('Z'), "{line}");
+    if let Some(given) = option_env!("PROXIER_REVISION").filter(|given| !given.is_empty()) {
+        assert_eq!(commit, given);
+    }
+}

@@ -1,0 +1,301 @@
+//! The files below `deploy`. Those for Prometheus and Grafana ask for metrics that the program serves, and alerts fire for their subjects; the
+//! scripts that prepare a node, and take it over from kube-proxy, leave no node without a proxy.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::time::Duration;
+
+use proxier_core::modes::Kind;
+use proxier_core::modes::select::RequestedMode;
+use proxier_demo::status::metrics::Metrics;
+use serde_json::Value;
+use testkit::{Need, kernel_test};
+
+use crate::program::{Folder, text};
+
+fn folder() -> PathBuf {
+    deploy("monitoring")
+}
+
+fn deploy(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../deploy").join(path)
+}
+
+/// The names of all series that the program serves.
+fn served() -> BTreeSet<String> {
+    let mut metrics = Metrics::default();
+    metrics.took.sync.observe(Duration::from_secs(1));
+    metrics.mode = Some((RequestedMode::Auto, Kind::Ipvs));
+    let page = metrics.render();
+    let samples = page.lines().filter(|line| !line.starts_with('#'));
+    samples.map(|line| line.split(['{', ' ']).next().unwrap().to_owned()).collect()
+}
+
+/// Names of this program's metrics in an expression: words with its prefixes.
+fn asked_for(expression: &str) -> BTreeSet<String> {
+    let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| ["kubeproxy_", "process_"].iter().any(|of| word.starts_with(of))).map(str::to_owned).collect()
+}
+
+/// The values of all keys of this name.
+fn all_of(value: &Value, key: &str, found: &mut Vec<String>) {
+    match value {
+        Value::Object(fields) => {
+            for (name, value) in fields {
+                match value {
+                    Value::String(text) if name == key => found.push(text.clone()),
+                    value => all_of(value, key, found),
+                }
+            }
+        }
+        Value::Array(items) => items.iter().for_each(|item| all_of(item, key, found)),
+        _ => {}
+    }
+}
+
+#[test]
+fn every_metric_that_is_asked_for_is_served() {
+    let served = served();
+    let alerts = std::fs::read_to_string(folder().join("alerts.yaml")).unwrap();
+    let dashboard = std::fs::read_to_string(folder().join("dashboard.json")).unwrap();
+    let dashboard: Value = serde_json::from_str(&dashboard).unwrap();
+    let mut expressions = Vec::new();
+    all_of(&dashboard, "expr", &mut expressions);
+    all_of(&dashboard, "query", &mut expressions);
+    assert!(expressions.len() > 25, "{expressions:#?}");
+    for (file, least, asked) in [
+        ("alerts.yaml", 11, asked_for(&alerts)),
+        ("dashboard.json", 25, expressions.iter().flat_map(|expression| asked_for(expression)).collect()),
+    ] {
+        let unknown: Vec<&String> = asked.difference(&served).collect();
+        assert!(unknown.is_empty(), "{file} asks for {unknown:?}, which /metrics does not have");
+        assert!(asked.len() >= least, "{file}: {asked:?}");
+    }
+}
+
+#[test]
+fn alerts_are_well_formed_and_fire_when_they_should() {
+    kernel_test(&[Need::Root, Need::Tool("promtool")], || {
+        for arguments in [["check", "rules", "alerts.yaml"], ["test", "rules", "alerts-test.yaml"]] {
+            let output = Command::new("promtool").args(arguments).current_dir(folder()).output().unwrap();
+            let said = [output.stdout, output.stderr].concat();
+            assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&said));
+        }
+        let alerts = std::fs::read_to_string(folder().join("alerts.yaml")).unwrap();
+        let tests = std::fs::read_to_string(folder().join("alerts-test.yaml")).unwrap();
+        let names = alerts.lines().filter_map(|line| line.trim().strip_prefix("- alert: "));
+        for name in names {
+            assert_eq!(tests.matches(&format!("alertname: {name}")).count(), 2, "{name}: when it fires and when not");
+        }
+    });
+}
+
+/// Programs that stand in for the machine's, in a folder that comes first in the search path.
+struct Programs(Folder);
+
+impl Programs {
+    fn new(programs: &[(&str, &str)]) -> Self {
+        let folder = Folder::new("programs");
+        for (name, script) in programs {
+            let path = folder.put(name, &format!("#!/bin/sh\nhere={}\n{script}", folder.0.display()));
+            fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        Programs(folder)
+    }
+
+    /// `line` in a shell, with these programs first.
+    fn run(&self, line: &str) -> Output {
+        let path = format!("{}:/usr/sbin:/usr/bin:/sbin:/bin", self.0.0.display());
+        Command::new("sh").args(["-c", line]).env("PATH", path).env("HERE", &self.0.0).output().unwrap()
+    }
+
+    fn read(&self, name: &str) -> String {
+        fs::read_to_string(self.0.0.join(name)).unwrap_or_default()
+    }
+}
+
+const KIND: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+
+/// A node may lack modules that its mode does not need; missing ones that it needs are an error.
+#[test]
+fn prepare_node_needs_what_the_mode_needs() {
+    const MODPROBE: &str =
+        "echo $1 >>$here/asked\ngrep -qx \"$1\" $here/has || { echo Module $1 not found >&2; exit 1; }\n";
+    let all = "ip_vs nf_conntrack nf_tables";
+    kernel_test(&[Need::Root], || {
+        let setting = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap().trim().to_owned();
+        let no_ipvs = !Path::new("/proc/net/ip_vs").exists();
+        let no_tables = !fs::read_to_string("/proc/kallsyms").unwrap_or_default().contains("nf_tables_newtable");
+        for (mode, has, config, code, says) in [
+            ("ipvs", all, "", 0, ""),
+            ("", all, "mode: ipvs\n", 0, ""),
+            ("ipvs", "nf_conntrack nf_tables", "", i32::from(no_ipvs), "mode ipvs needs module ip_vs"),
+            ("", "nf_conntrack nf_tables", "mode: \"ipvs\"\n", i32::from(no_ipvs), "mode ipvs needs module ip_vs"),
+            ("--warn ipvs", "nf_conntrack nf_tables", "", 0, "mode ipvs needs module ip_vs"),
+            ("nftables", "nf_conntrack nf_tables", "", 0, ""),
+            ("", "nf_conntrack nf_tables", "mode: nftables\n", 0, ""),
+            ("nftables", "nf_conntrack nf_tables", "nodePortAddresses: [primary, localhost]\n", 0, ""),
+            ("nftables", "ip_vs nf_conntrack", "", i32::from(no_tables), "mode nftables needs module nf_tables"),
+            ("iptables", "nf_conntrack", "", 0, ""),
+            ("iptables", "nf_conntrack", "iptables:\n  localhostNodePorts: false\n", 0, ""),
+            ("userspace", "", "", 0, ""),
+            ("auto", "", "", 0, ""),
+            ("", "", "mode: \"\"\n", 0, ""),
+            ("", "", "", 0, ""),
+            ("fast", all, "", 1, "mode fast: write ipvs, nftables, iptables, userspace or auto"),
+        ] {
+            for (name, value) in [("ip_forward", "0"), ("conf/all/route_localnet", "1")] {
+                fs::write(format!("/proc/sys/net/ipv4/{name}"), value).unwrap();
+            }
+            let program = format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_proxier-demo"));
+            let programs = Programs::new(&[("modprobe", MODPROBE), ("proxier-demo", &program)]);
+            programs.0.put("has", &has.replace(' ', "\n"));
+            if !config.is_empty() {
+                programs.0.put("config", &format!("{KIND}{config}"));
+            }
+            let output = programs.run(&format!("CONFIG=$HERE/config {} {mode}", deploy("prepare-node").display()));
+            let (said, what) = (text(&output.stderr), format!("{mode} {has} {config}"));
+            assert_eq!(output.status.code(), Some(code), "{what}: {said}");
+            let is_missing = says.contains("module ip_vs") && no_ipvs
+                || says.contains("nf_tables") && no_tables
+                || says.contains("fast");
+            assert_eq!(said.contains(" needs module ") || said.contains(": write "), is_missing, "{what}: {said}");
+            assert!(!is_missing || said.contains(says), "{what}: {said}");
+            if code != 0 {
+                continue;
+            }
+            // In userspace mode nothing is forwarded.
+            assert_eq!(setting("ip_forward"), if mode == "userspace" { "0" } else { "1" }, "{what}");
+            // Packets to 127.0.0.1 may be routed only where rules lead node ports from there.
+            let is_local = mode == "iptables" && config.is_empty();
+            assert_eq!(setting("conf/all/route_localnet"), if is_local { "1" } else { "0" }, "{what}");
+            let asked = programs.read("asked");
+            // The configuration may name another mode later.
+            let needs_ipvs = mode.contains("ipvs") || mode.is_empty() || mode == "auto";
+            assert_eq!(asked.lines().any(|module| module == "ip_vs"), needs_ipvs, "{what}: {asked}");
+            assert_eq!(asked.is_empty(), mode == "userspace", "{what}: {asked}");
+        }
+    });
+}
+
+/// A container that is not privileged may not write them, and Kubernetes' test of `CLOSE_WAIT` reads one on nodes where no kube-proxy ever ran.
+#[test]
+fn prepare_node_writes_the_settings_that_the_configuration_asks_for() {
+    let conntrack = "conntrack:\n  tcpEstablishedTimeout: 20h0m0s\n  tcpCloseWaitTimeout: 1h0m0s\n  tcpBeLiberal: true\n  udpTimeout: 31s\n  \
+                     udpStreamTimeout: 131s\n";
+    let settings = [
+        ("netfilter/nf_conntrack_tcp_timeout_established", "72000"),
+        ("netfilter/nf_conntrack_tcp_timeout_close_wait", "3600"),
+        ("netfilter/nf_conntrack_tcp_be_liberal", "1"),
+        ("netfilter/nf_conntrack_udp_timeout", "31"),
+        ("netfilter/nf_conntrack_udp_timeout_stream", "131"),
+        ("ipv4/conf/all/arp_ignore", "1"),
+        ("ipv4/conf/all/arp_announce", "2"),
+        ("ipv4/ip_forward", "1"),
+    ];
+    for mode in ["nftables", "iptables", "ipvs", ""] {
+        kernel_test(&[Need::Root, Need::Nftables], || {
+            let program = format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_proxier-demo"));
+            let programs = Programs::new(&[("modprobe", ""), ("proxier-demo", &program)]);
+            programs.0.put("config", &format!("{KIND}mode: \"{mode}\"\nipvs:\n  strictARP: true\n{conntrack}"));
+            let output = programs.run(&format!("CONFIG=$HERE/config {} --warn", deploy("prepare-node").display()));
+            assert!(output.status.success(), "{mode}: {output:?}");
+            let written = settings.map(|(name, _)| {
+                let value = fs::read_to_string(format!("/proc/sys/net/{name}")).unwrap_or_default();
+                (name, value.trim().to_owned())
+            });
+            assert_eq!(written.each_ref().map(|(name, value)| (*name, value.as_str())), settings, "{mode}: {output:?}");
+        });
+    }
+}
+
+/// kubectl with the answers that `take-over` needs; `label`: the node's label. `fails` counts down.
+const KUBECTL: &str = "\
+case \"$*\" in
+*k8s-app=proxier-demo-check*) cat $here/check ;;
+*k8s-app=proxier-demo*)
+    echo asked >>$here/proxy-asked
+    [ ! -e $here/interrupts ] || kill -TERM $(cat $here/pid)
+    [ -z \"$(cat $here/label)\" ] || cat $here/proxy ;;
+'label node n1 service-proxy=proxier-demo') echo proxier-demo >$here/label ;;
+'label node n1 service-proxy-')
+    if [ -e $here/fails ]; then rm $here/fails; exit 1; fi
+    : >$here/label ;;
+*) echo \"unexpected: $*\" >&2; exit 9 ;;
+esac
+";
+
+#[test]
+fn take_over_leaves_no_node_without_a_proxy() {
+    for (check, proxy, more, code, label, says) in [
+        ("True", "True", "", 0, "proxier-demo", "proxier-demo serves"),
+        ("False", "True", "", 1, "", "the check is not ready, so kube-proxy stays"),
+        ("", "True", "", 1, "", "the check is not ready, so kube-proxy stays"),
+        // Two pods: one is of an earlier rollout.
+        ("True False", "True", "", 1, "", "the check is not ready, so kube-proxy stays"),
+        ("True", "False", "", 1, "", "proxier-demo is not ready, so kube-proxy comes back"),
+        ("True", "", "", 1, "", "proxier-demo is not ready, so kube-proxy comes back"),
+        ("True", "False", "fails", 1, "", "proxier-demo is not ready, so kube-proxy comes back"),
+        ("True", "False", "interrupts", 1, "", "interrupted, so kube-proxy comes back"),
+    ] {
+        let programs = Programs::new(&[("kubectl", KUBECTL), ("sleep", "exit 0\n")]);
+        for (name, content) in [("check", check), ("proxy", proxy), ("label", "")] {
+            programs.0.put(name, content);
+        }
+        if !more.is_empty() {
+            programs.0.put(more, "");
+        }
+        let script = deploy("kubernetes/take-over");
+        let output = programs.run(&format!("echo $$ >$HERE/pid; PATIENCE=6 exec {} n1", script.display()));
+        let what = format!("{check:?} {proxy:?} {more}: {output:?}");
+        assert_eq!(output.status.code(), Some(code), "{what}");
+        assert_eq!(programs.read("label").trim(), label, "{what}");
+        let said = text(&output.stdout) + &text(&output.stderr);
+        assert!(said.contains(says), "{what}");
+        assert_eq!(programs.read("proxy-asked").is_empty(), check != "True", "{what}");
+    }
+}
+
+fn manifest(name: &str) -> Value {
+    serde_saphyr::from_str(&fs::read_to_string(deploy("kubernetes").join(name)).unwrap()).unwrap()
+}
+
+fn named<'a>(list: &'a Value, name: &str) -> &'a Value {
+    list.as_array().unwrap().iter().find(|of| of["name"] == name).unwrap_or_else(|| panic!("no {name}: {list}"))
+}
+
+/// The check asks with the proxy's rights, configuration and preparation, on nodes that kube-proxy has; and the guide goes by it.
+#[test]
+fn the_check_before_a_takeover_is_of_what_will_run() {
+    let (proxy, check) = (&manifest("daemonset.yaml")["spec"]["template"], &manifest("check.yaml")["spec"]["template"]);
+    let (proxy, check) = (&proxy["spec"], &check["spec"]);
+    let (run, probe) = (named(&proxy["containers"], "proxier-demo"), named(&check["initContainers"], "probe"));
+    for field in ["image", "securityContext", "env"] {
+        assert_eq!(run[field], probe[field], "{field}");
+    }
+    let arguments = |of: &Value| of["args"].as_array().unwrap()[1..].to_vec();
+    assert_eq!(arguments(run), arguments(probe));
+    let mounts = probe["volumeMounts"].as_array().unwrap();
+    assert!(mounts.iter().all(|mount| run["volumeMounts"].as_array().unwrap().contains(mount)), "{mounts:?}");
+    let (before, after) =
+        (named(&check["initContainers"], "prepare-node"), named(&proxy["initContainers"], "prepare-node"));
+    for field in ["image", "securityContext", "env", "volumeMounts"] {
+        assert_eq!(before[field], after[field], "{field}");
+    }
+    // The next best mode is better than none once kube-proxy is gone.
+    assert_eq!(before["command"], serde_json::json!(["/usr/local/sbin/prepare-node"]));
+    assert_eq!(after["command"], serde_json::json!(["/usr/local/sbin/prepare-node", "--warn"]));
+    let mut everywhere = proxy["nodeSelector"].clone();
+    assert_eq!(everywhere.as_object_mut().unwrap().remove("service-proxy"), Some("proxier-demo".into()));
+    assert_eq!(check["nodeSelector"], everywhere);
+    for field in ["hostNetwork", "tolerations", "affinity", "priorityClassName", "securityContext"] {
+        assert_eq!(check[field], proxy[field], "{field}");
+    }
+    let resources = &manifest("kustomization.yaml")["resources"];
+    assert!(resources.as_array().unwrap().contains(&"check.yaml".into()), "{resources}");
+    let guide = fs::read_to_string(deploy("../../docs/install.md")).unwrap();
+    assert!(guide.contains("./take-over NODE") && !guide.contains("label node NODE service-proxy=proxier-demo"));
+}
