@@ -1,4 +1,5 @@
-//! A small firewall in a table of its own, made at one instant and printed. `check` only asks the kernel whether it would take it.
+//! Creates a small firewall in its own table, atomically, and prints it. With `check` it only asks the kernel whether
+//! it would accept it.
 //!
 //! Run it in a throw-away network namespace: `unshare -rn cargo run -p nftables --example firewall`.
 
@@ -16,7 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let inet = || rule(Family::Inet);
 
     let mut transaction = Transaction::new();
-    // The rest of an earlier run goes at the same instant as the new table comes.
+    // The table of an earlier run is replaced in the same transaction.
     transaction.remove_table(&table).add_table(Table::new(table));
     let base = BaseChain::new(ChainType::Filter, Hook::Input, Priority::FILTER);
     transaction.add_chain(Chain::base(input.clone(), base).policy(Policy::Drop));

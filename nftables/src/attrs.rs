@@ -1,6 +1,6 @@
 //! The attribute tables: number, name and type of each attribute, as in linux/netfilter/nf_tables.h.
 //!
-//! Numbers are in network byte order but where they say otherwise.
+//! Numbers are in network byte order unless noted otherwise.
 
 use netlink_batch::{Attrs, Be16, Be32, Be64, NulStr, attrs};
 
@@ -8,13 +8,13 @@ attrs! {
     /// `enum nft_batch_attributes` of nfnetlink.
     "NFNL_BATCH_",
     pub enum BatchAttr<'a> {
-        /// The generation that the transaction was made for.
+        /// The generation for which the transaction was made.
         GENID = 1 => Genid(Be32),
     }
 }
 
 attrs! {
-    /// The state of the rule set as a whole.
+    /// The state of the whole rule set.
     "NFTA_GEN_",
     pub enum GenAttr<'a> {
         /// Number of the generation.
@@ -27,7 +27,7 @@ attrs! {
 }
 
 attrs! {
-    /// A step of a packet that is traced.
+    /// A step of a traced packet.
     "NFTA_TRACE_",
     pub enum TraceAttr<'a> {
         /// Name of the table.
@@ -48,13 +48,13 @@ attrs! {
         NETWORK_HEADER = 8 => NetworkHeader(&'a [u8]),
         /// First bytes of the transport header.
         TRANSPORT_HEADER = 9 => TransportHeader(&'a [u8]),
-        /// Index of the device it came by.
+        /// Index of the input device.
         IIF = 10 => Iif(Be32),
-        /// Hardware type of that device.
+        /// Hardware type of the input device.
         IIFTYPE = 11 => Iiftype(Be16),
-        /// Index of the device it leaves by.
+        /// Index of the output device.
         OIF = 12 => Oif(Be32),
-        /// Hardware type of that device.
+        /// Hardware type of the output device.
         OIFTYPE = 13 => Oiftype(Be16),
         /// Packet mark.
         MARK = 14 => Mark(Be32),
@@ -81,7 +81,7 @@ attrs! {
         HANDLE = 4 => Handle(Be64),
         /// Padding.
         PAD = 5 => Pad(&'a [u8]),
-        /// Data of programs. Since Linux 5.10.
+        /// Data stored by programs. Since Linux 5.10.
         USERDATA = 6 => Userdata(&'a [u8]),
         /// Netlink port of the owner. Since Linux 5.12.
         OWNER = 7 => Owner(Be32),
@@ -140,7 +140,7 @@ attrs! {
     pub enum DeviceAttr<'a> {
         /// Name.
         NAME = 1 => Name(NulStr<'a>),
-        /// Beginning of the names of several. Since Linux 6.16.
+        /// Prefix of several names. Since Linux 6.16.
         PREFIX = 2 => Prefix(&'a [u8]),
     }
 }
@@ -159,7 +159,7 @@ attrs! {
         EXPRESSIONS = 4 => Expressions(Attrs<'a, ListAttr<'a>>),
         /// Data of iptables-nft.
         COMPAT = 5 => Compat(&'a [u8]),
-        /// Handle of the rule before; in a request, of the neighbour.
+        /// Handle of the preceding rule; in a request, of the neighbour.
         POSITION = 6 => Position(Be64),
         /// Data of programs.
         USERDATA = 7 => Userdata(&'a [u8]),
@@ -218,7 +218,7 @@ attrs! {
         DESC = 9 => Desc(Attrs<'a, SetDescAttr<'a>>),
         /// Number within the transaction.
         ID = 10 => Id(Be32),
-        /// Default time-out in milliseconds.
+        /// Default timeout in milliseconds.
         TIMEOUT = 11 => Timeout(Be64),
         /// Interval of the garbage collection in milliseconds.
         GC_INTERVAL = 12 => GcInterval(Be32),
@@ -286,7 +286,7 @@ attrs! {
         DATA = 2 => Data(Attrs<'a, DataAttr<'a>>),
         /// `NFT_SET_ELEM_*`.
         FLAGS = 3 => Flags(Be32),
-        /// Time-out in milliseconds.
+        /// Timeout in milliseconds.
         TIMEOUT = 4 => Timeout(Be64),
         /// Milliseconds left.
         EXPIRATION = 5 => Expiration(Be64),
@@ -376,7 +376,7 @@ attrs! {
 }
 
 attrs! {
-    /// Reads or sets what goes with a packet.
+    /// Reads or sets metadata of a packet.
     "NFTA_META_",
     pub enum MetaAttr<'a> {
         /// Register to read into.
@@ -404,7 +404,7 @@ attrs! {
 }
 
 attrs! {
-    /// Looks into the routing tables.
+    /// Looks up a route.
     "NFTA_FIB_",
     pub enum FibAttr<'a> {
         /// Register for the result.
@@ -483,7 +483,7 @@ attrs! {
 }
 
 attrs! {
-    /// Looks into a set or map.
+    /// Looks up a key in a set or map.
     "NFTA_LOOKUP_",
     pub enum LookupAttr<'a> {
         /// Name of the set.
@@ -532,7 +532,7 @@ attrs! {
 }
 
 attrs! {
-    /// Translates the source to the address of the device that the packet leaves by.
+    /// Translates the source to the address of the output device.
     "NFTA_MASQ_",
     pub enum MasqAttr<'a> {
         /// `NF_NAT_RANGE_*`.
@@ -584,7 +584,7 @@ attrs! {
 }
 
 attrs! {
-    /// Makes a number of bytes.
+    /// Computes a number from bytes.
     "NFTA_HASH_",
     pub enum HashAttr<'a> {
         /// Register to read.
@@ -605,7 +605,7 @@ attrs! {
 }
 
 attrs! {
-    /// Changes a set by packets.
+    /// Changes a set at runtime.
     "NFTA_DYNSET_",
     pub enum DynsetAttr<'a> {
         /// Name of the set.
@@ -618,7 +618,7 @@ attrs! {
         SREG_KEY = 4 => SregKey(Be32),
         /// Register with the data.
         SREG_DATA = 5 => SregData(Be32),
-        /// Time-out in milliseconds.
+        /// Timeout in milliseconds.
         TIMEOUT = 6 => Timeout(Be64),
         /// Expression of the element.
         EXPR = 7 => Expr(Attrs<'a, ExprAttr<'a>>),
@@ -648,7 +648,7 @@ attrs! {
     /// Matches up to a rate.
     "NFTA_LIMIT_",
     pub enum LimitAttr<'a> {
-        /// Number in a unit of time.
+        /// Number per unit of time.
         RATE = 1 => Rate(Be64),
         /// Unit of time in seconds.
         UNIT = 2 => Unit(Be64),
@@ -700,7 +700,7 @@ attrs! {
 }
 
 attrs! {
-    /// Reads an option or extension header, writes or removes an option.
+    /// Reads an option or extension header; writes or removes an option.
     "NFTA_EXTHDR_",
     pub enum ExthdrAttr<'a> {
         /// Register to read into.
@@ -721,7 +721,7 @@ attrs! {
 }
 
 attrs! {
-    /// Reads what the packet's route has.
+    /// Reads a property of the packet's route.
     "NFTA_RT_",
     pub enum RtAttr<'a> {
         /// Register to read into.
@@ -732,7 +732,7 @@ attrs! {
 }
 
 attrs! {
-    /// Reads what the socket has.
+    /// Reads a property of the socket.
     "NFTA_SOCKET_",
     pub enum SocketAttr<'a> {
         /// `NFT_SOCKET_*`.
@@ -758,7 +758,7 @@ attrs! {
 }
 
 attrs! {
-    /// Reads a state of IPsec.
+    /// Reads a property of an IPsec state.
     "NFTA_XFRM_",
     pub enum XfrmAttr<'a> {
         /// Register to read into.
@@ -767,13 +767,13 @@ attrs! {
         KEY = 2 => Key(Be32),
         /// Incoming or outgoing, `XFRM_POLICY_*`.
         DIR = 3 => Dir(u8),
-        /// Number of the state among those of the packet.
+        /// Index of the state among those of the packet.
         SPNUM = 4 => Spnum(Be32),
     }
 }
 
 attrs! {
-    /// Answers for a server until the connection stands.
+    /// Completes TCP handshakes on behalf of a server.
     "NFTA_SYNPROXY_",
     pub enum SynproxyAttr<'a> {
         /// Greatest segment size.
@@ -812,7 +812,7 @@ attrs! {
 }
 
 attrs! {
-    /// Hands packets to a program.
+    /// Passes packets to a program.
     "NFTA_QUEUE_",
     pub enum QueueAttr<'a> {
         /// First queue.
@@ -838,7 +838,7 @@ attrs! {
 }
 
 attrs! {
-    /// Sends the packet on by a device.
+    /// Forwards the packet through a device.
     "NFTA_FWD_",
     pub enum FwdAttr<'a> {
         /// Register with the device.
@@ -851,7 +851,7 @@ attrs! {
 }
 
 attrs! {
-    /// Hands packets to a socket of this host.
+    /// Passes packets to a socket of this host.
     "NFTA_TPROXY_",
     pub enum TproxyAttr<'a> {
         /// Family of the address, `NFPROTO_*`.
@@ -907,7 +907,7 @@ attrs! {
 }
 
 attrs! {
-    /// Object: a helper of connection tracking.
+    /// Object: a connection-tracking helper.
     "NFTA_CT_HELPER_",
     pub enum CtHelperAttr<'a> {
         /// Name of the helper.
@@ -920,7 +920,7 @@ attrs! {
 }
 
 attrs! {
-    /// Object: time-outs of connections.
+    /// Object: timeouts of connections.
     "NFTA_CT_TIMEOUT_",
     pub enum CtTimeoutAttr<'a> {
         /// `NFPROTO_*`.
@@ -944,13 +944,13 @@ attrs! {
         DPORT = 3 => Dport(Be16),
         /// Seconds, in the machine's byte order.
         TIMEOUT = 4 => Timeout(u32),
-        /// Number of expected connections at once.
+        /// Most expected connections at once.
         SIZE = 5 => Size(u8),
     }
 }
 
 attrs! {
-    /// Object: a label of packets for security modules.
+    /// Object: a security label for packets.
     "NFTA_SECMARK_",
     pub enum SecmarkAttr<'a> {
         /// Security context.

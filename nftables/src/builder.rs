@@ -1,4 +1,4 @@
-//! Builds rules, by calls that read like nft's syntax.
+//! Builds rules with calls that read like nft's syntax.
 
 mod statements;
 
@@ -56,7 +56,7 @@ pub fn rule(family: Family) -> RuleBuilder {
     RuleBuilder { family, version: None, rule: Rule::default(), error: None }
 }
 
-/// Builds a rule. Each method adds a match or a statement behind those before.
+/// Builds a rule. Each method appends a match or a statement.
 ///
 /// In tables that see both IP versions, a match on an address also adds the match on its version.
 /// [`build`](RuleBuilder::build) reports the first mistake.
@@ -126,7 +126,7 @@ pub fn rule(family: Family) -> RuleBuilder {
 ///
 /// # Sets and maps
 ///
-/// Rules refer to a set by its key; the order of the operands is that of the fields of the set's key.
+/// Rules refer to a set by its key. The operands are in the order of the fields of the set's key.
 ///
 /// ```
 /// use nftables::expr::NatFlags;
@@ -169,19 +169,19 @@ impl RuleBuilder {
     /// The rule.
     ///
     /// # Errors
-    /// The first value that is not possible.
+    /// The first invalid value.
     pub fn build(self) -> Result<Rule, InvalidValue> {
         userdata::check(self.rule.comment.as_deref(), self.rule.userdata.len())?;
         self.error.map_or(Ok(self.rule), Err)
     }
 
-    /// Adds any expression. No method of this type leaves a value in a register for the next one.
+    /// Adds any expression. The methods of this type never pass a value to the next one in a register.
     pub fn expression(mut self, expression: Expression) -> Self {
         self.rule.expressions.push(expression);
         self
     }
 
-    /// Sets the comment: at most 253 bytes without NUL; nft takes at most 128.
+    /// Sets the comment: at most 253 bytes without NUL. nft accepts at most 128.
     pub fn comment(mut self, comment: impl Into<String>) -> Self {
         self.rule.comment = Some(comment.into());
         self
@@ -197,7 +197,7 @@ impl RuleBuilder {
         }
     }
 
-    /// Puts operands into registers from the first on, behind a match on their IP version.
+    /// Loads operands into registers from the first one, after a match on their IP version.
     fn load(&mut self, operands: &[Operand], register: Register) {
         if let Some(version) = operands.iter().find_map(Operand::ip_version) {
             self.need_version(version);
@@ -232,7 +232,7 @@ impl RuleBuilder {
         self.rule.expressions.push(Expression::Cmp { register, op: CmpOp::Eq, value });
     }
 
-    /// Matches when an operand compares so with a value.
+    /// Matches if the operand compares to the value as `op` says.
     pub fn matches(mut self, operand: &Operand, op: CmpOp, value: Value) -> Self {
         if usize::try_from(operand.length()).is_ok_and(|length| length != value.len()) {
             self.note::<()>(Err(InvalidValue::new(
@@ -271,19 +271,19 @@ impl RuleBuilder {
         self.matches(&operand, CmpOp::Eq, address.into())
     }
 
-    /// Matches destinations in a network. Bits behind the prefix do not matter.
+    /// Matches destinations in a network. Bits behind the prefix are ignored.
     pub fn daddr_in(self, network: IpAddr, prefix: u8) -> Self {
         let operand = if network.is_ipv4() { Operand::IP_DADDR } else { Operand::IP6_DADDR };
         self.in_network(operand, CmpOp::Eq, network, prefix)
     }
 
-    /// Matches sources in a network. Bits behind the prefix do not matter.
+    /// Matches sources in a network. Bits behind the prefix are ignored.
     pub fn saddr_in(self, network: IpAddr, prefix: u8) -> Self {
         let operand = if network.is_ipv4() { Operand::IP_SADDR } else { Operand::IP6_SADDR };
         self.in_network(operand, CmpOp::Eq, network, prefix)
     }
 
-    /// Matches sources outside of a network. Bits behind the prefix do not matter.
+    /// Matches sources outside a network. Bits behind the prefix are ignored.
     pub fn saddr_not_in(self, network: IpAddr, prefix: u8) -> Self {
         let operand = if network.is_ipv4() { Operand::IP_SADDR } else { Operand::IP6_SADDR };
         self.in_network(operand, CmpOp::Ne, network, prefix)
@@ -296,18 +296,18 @@ impl RuleBuilder {
         self.matches(&operand.masked(Value::of(&mask)), op, first)
     }
 
-    /// Matches destinations outside of a network. Bits behind the prefix do not matter.
+    /// Matches destinations outside a network. Bits behind the prefix are ignored.
     pub fn daddr_not_in(self, network: IpAddr, prefix: u8) -> Self {
         let operand = if network.is_ipv4() { Operand::IP_DADDR } else { Operand::IP6_DADDR };
         self.in_network(operand, CmpOp::Ne, network, prefix)
     }
 
-    /// Matches the name of the device that the packet came by, or its beginning: `eth*`. A name that ends in `*` is written `eth\*`.
+    /// Matches the name of the input device, or its prefix: `eth*`. A name that ends in `*` is written `eth\*`.
     pub fn iifname(self, name: &str) -> Self {
         self.interface(&Operand::IIFNAME, name)
     }
 
-    /// Matches the name of the device that the packet leaves by, or its beginning, as [`iifname`](RuleBuilder::iifname).
+    /// Matches the name of the output device, or its prefix, as [`iifname`](RuleBuilder::iifname).
     pub fn oifname(self, name: &str) -> Self {
         self.interface(&Operand::OIFNAME, name)
     }
@@ -317,7 +317,7 @@ impl RuleBuilder {
             None => Value::interface(name),
             Some((_, Some(start))) => Value::interface(&format!("{start}*")),
             Some(("", None)) => Err(InvalidValue::new("interface \"*\"", "it is all names; leave the match out")),
-            // Without the NUL behind it.
+            // Without the terminating NUL.
             Some((start, None)) => Value::interface(start).map(|_| Value::of(start.as_bytes())),
         };
         let Some(value) = self.note(value) else { return self };
@@ -325,7 +325,7 @@ impl RuleBuilder {
         self.expression(Expression::Cmp { register: Register::FIRST, op: CmpOp::Eq, value })
     }
 
-    /// Matches packets of which `mark & mask` is `value`.
+    /// Matches packets whose `mark & mask` is `value`.
     pub fn mark(self, value: u32, mask: u32) -> Self {
         let operand = if mask == u32::MAX { Operand::MARK } else { Operand::MARK.masked(Value::mark(mask)) };
         self.matches(&operand, CmpOp::Eq, Value::mark(value))
@@ -342,19 +342,19 @@ impl RuleBuilder {
         self.matches(&Operand::FIB_DADDR_TYPE, CmpOp::Eq, Value::mark(2))
     }
 
-    /// Matches when a set has the key. In sets of ranges the kernel compares byte by byte, so marks and other numbers
-    /// in the machine's byte order must be turned around first, with an [`expression`](RuleBuilder::expression) of kind
+    /// Matches if the key is in a set. In sets of ranges the kernel compares byte by byte. Convert marks and other
+    /// numbers in host byte order first, with an [`expression`](RuleBuilder::expression) of kind
     /// [`ByteOrder`](crate::Expression::ByteOrder).
     pub fn in_set(self, key: &[Operand], set: impl Into<SetReference>) -> Self {
         self.lookup(key, set.into(), None, false)
     }
 
-    /// Matches when a set does not have the key.
+    /// Matches if the key is not in a set.
     pub fn not_in_set(self, key: &[Operand], set: impl Into<SetReference>) -> Self {
         self.lookup(key, set.into(), None, true)
     }
 
-    /// Looks up the key in a map of verdicts and does what it says; goes on if the map does not have the key.
+    /// Looks up the key in a map of verdicts and applies the verdict; continues if the map does not have the key.
     pub fn verdict_map(self, key: &[Operand], map: impl Into<SetReference>) -> Self {
         self.lookup(key, map.into(), Some(Register::VERDICT), false)
     }
@@ -374,7 +374,7 @@ impl RuleBuilder {
         self.expression(Expression::ObjectReference { kind: ObjectType::Counter, name })
     }
 
-    /// Uses a named object as its kind is used: `quota name`, `ct helper set`, `meta secmark set`.
+    /// Uses a named object in the way of its kind: `quota name`, `ct helper set`, `meta secmark set`.
     pub fn object(self, object: &ObjectKey) -> Self {
         self.expression(Expression::ObjectReference { kind: object.kind, name: object.name.clone() })
     }
@@ -385,12 +385,12 @@ impl RuleBuilder {
         self.expression(Expression::FlowAdd { flowtable })
     }
 
-    /// Matches up to so many packets in a unit of time. Excess packets go on to the next rule.
+    /// Matches up to this many packets per unit of time. Excess packets continue with the next rule.
     pub fn limit(self, rate: u64, unit: LimitUnit, burst: u32) -> Self {
         self.expression(Expression::Limit { rate, unit, burst, bytes: false, inverted: false })
     }
 
-    /// Writes a line into the kernel's log.
+    /// Writes a line to the kernel's log.
     pub fn log(self, prefix: &str) -> Self {
         self.expression(Expression::Log {
             prefix: Some(prefix.to_owned()),
@@ -402,7 +402,8 @@ impl RuleBuilder {
         })
     }
 
-    /// Leaves the packet without connection tracking. In a chain at [`Priority::RAW`](crate::Priority::RAW), which is before it.
+    /// Excludes the packet from connection tracking. Use it in a chain at [`Priority::RAW`](crate::Priority::RAW),
+    /// which runs before connection tracking.
     pub fn notrack(self) -> Self {
         self.expression(Expression::NoTrack)
     }
@@ -413,7 +414,7 @@ impl RuleBuilder {
             .expression(Expression::MetaSet { key: MetaKey::Mark, source: Register::FIRST })
     }
 
-    /// Sets the bits of `mask` in the packet mark to those of `bits`; the others stay.
+    /// Sets the bits of `mask` in the packet mark to those of `bits`; the others are kept.
     pub fn set_mark_bits(mut self, bits: u32, mask: u32) -> Self {
         let register = Register::FIRST;
         self.load(&[Operand::MARK], register);
@@ -435,7 +436,8 @@ impl RuleBuilder {
 
     /// Adds, updates or deletes an element.
     ///
-    /// Session affinity: the map keeps for three hours which endpoint a client had, by the number in the packet mark.
+    /// For session affinity this map remembers for three hours which endpoint, by its number in the packet mark, a
+    /// client had:
     pub fn change_set(
         mut self,
         op: DynSetOp,
@@ -444,7 +446,7 @@ impl RuleBuilder {
         data: &[Operand],
         timeout: Option<Duration>,
     ) -> Self {
-        // Before anything is in the registers.
+        // Do this before anything is loaded into registers.
         if let Some(version) = key.iter().chain(data).find_map(Operand::ip_version) {
             self.need_version(version);
         }
@@ -478,13 +480,13 @@ impl RuleBuilder {
         self.nat(NatKind::Destination, target.ip(), Some(target.port()), NatFlags::empty())
     }
 
-    /// Translates the destination to this address; the port stays.
+    /// Translates the destination to this address; the port is kept.
     pub fn dnat_to_address(self, target: IpAddr) -> Self {
         self.nat(NatKind::Destination, target, None, NatFlags::empty())
     }
 
-    /// Translates the destination to an address that is read from the packet; the port stays. With the packet's own
-    /// destination it stays what it is, and no later chain of type `nat` translates it.
+    /// Translates the destination to an address that is read from the packet; the port is kept. With the packet's own
+    /// destination, the packet stays unchanged and no later chain of type `nat` translates it.
     pub fn dnat_to_operand(mut self, family: Family, address: &Operand) -> Self {
         self.load(std::slice::from_ref(address), Register::FIRST);
         self.expression(Expression::Nat {
@@ -515,18 +517,17 @@ impl RuleBuilder {
         self.expression(Expression::Nat { kind, family, address: Some(Register::FIRST.into()), port: port_at, flags })
     }
 
-    /// Translates the destination to the address and port that a map has for the key: its data are an address and a
-    /// port.
+    /// Translates the destination to the address and port that a map has for the key.
     pub fn dnat_to_map(self, family: Family, key: &[Operand], map: impl Into<SetReference>) -> Self {
         self.nat_to_map(NatKind::Destination, family, key, map.into(), true)
     }
 
-    /// Translates the destination to the address that a map has; the port stays.
+    /// Translates the destination to the address that a map has for the key; the port is kept.
     pub fn dnat_to_address_map(self, family: Family, key: &[Operand], map: impl Into<SetReference>) -> Self {
         self.nat_to_map(NatKind::Destination, family, key, map.into(), false)
     }
 
-    /// Translates the source to the address that a map has; the port stays where it can.
+    /// Translates the source to the address that a map has for the key; the port is kept if possible.
     pub fn snat_to_address_map(self, family: Family, key: &[Operand], map: impl Into<SetReference>) -> Self {
         self.nat_to_map(NatKind::Source, family, key, map.into(), false)
     }
@@ -552,7 +553,7 @@ impl RuleBuilder {
             })
     }
 
-    /// Translates the source to the address of the device that the packet leaves by.
+    /// Translates the source to the address of the output device.
     pub fn masquerade(self, flags: NatFlags) -> Self {
         self.expression(Expression::Masquerade { port: None, flags })
     }
@@ -564,7 +565,8 @@ impl RuleBuilder {
             .expression(Expression::Redirect { port: Some(register.into()), flags: NatFlags::empty() })
     }
 
-    /// Drops the packet and answers with a refusal. A reset is for TCP alone: adds the match on the protocol, if the rule has none.
+    /// Drops the packet and answers with a rejection. A reset is only for TCP: it adds the match on the protocol if the
+    /// rule has none.
     pub fn reject(self, how: Reject) -> Self {
         let is_tcp = |pair: &[Expression]| match pair {
             [Expression::Meta { key: MetaKey::L4Proto, .. }, Expression::Cmp { op: CmpOp::Eq, value, .. }]
@@ -594,12 +596,12 @@ impl RuleBuilder {
         self.verdict(Verdict::Drop)
     }
 
-    /// Goes to a chain, and back.
+    /// Jumps to a chain and returns.
     pub fn jump(self, chain: Name) -> Self {
         self.verdict(Verdict::Jump(chain))
     }
 
-    /// Goes to a chain, and not back here.
+    /// Goes to a chain without returning.
     pub fn goto(self, chain: Name) -> Self {
         self.verdict(Verdict::Goto(chain))
     }

@@ -1,4 +1,4 @@
-//! The client: transactions, and reading.
+//! The client: transactions and reads.
 
 use std::collections::{BTreeMap, HashSet};
 use std::os::fd::BorrowedFd;
@@ -22,7 +22,7 @@ use crate::wire::{
     is_of_table, pair_intervals, put_element, put_name,
 };
 
-/// A conversation with the kernel's nf_tables in one network namespace. Blocking; one request at a time; [`Send`].
+/// A connection to the kernel's nf_tables in one network namespace. Calls block, one request at a time. It is [`Send`].
 #[derive(Debug)]
 pub struct Client {
     connection: Connection,
@@ -33,7 +33,7 @@ pub(crate) fn message_type(command: u8) -> u16 {
     u16::from_be_bytes([uapi::NFNL_SUBSYS_NFTABLES, command])
 }
 
-/// The header of the messages around a transaction.
+/// The header of the messages that begin and end a transaction.
 const BATCH_HEADER: NfGenHeader = NfGenHeader { family: 0, version: 0, resource: 10 };
 
 fn header(family: Option<Family>) -> [u8; 4] {
@@ -41,7 +41,7 @@ fn header(family: Option<Family>) -> [u8; 4] {
 }
 
 impl Client {
-    /// Opens a conversation in the calling thread's network namespace.
+    /// Opens a connection in the calling thread's network namespace.
     ///
     /// # Errors
     /// [`ErrorKind::Io`]; [`ErrorKind::Unsupported`] on a kernel without nfnetlink.
@@ -49,25 +49,25 @@ impl Client {
         Socket::open(Protocol::Netfilter).map(Self::with_transport).map_err(opening)
     }
 
-    /// Opens a conversation in another network namespace, given by an open file such as `/run/netns/<name>`.
+    /// Opens a connection in another network namespace, given by an open file such as `/run/netns/<name>`.
     ///
     /// # Errors
-    /// As [`Client::open`]. Entering a namespace takes `CAP_SYS_ADMIN`.
+    /// As [`Client::open`]. Entering a namespace needs `CAP_SYS_ADMIN`.
     pub fn open_in(namespace: BorrowedFd<'_>) -> Result<Self, Error> {
         Socket::open_in(Protocol::Netfilter, namespace).map(Self::with_transport).map_err(opening)
     }
 
-    /// A conversation over any transport: a socket of one's own, or a fake kernel.
+    /// Opens a connection over any transport: your own socket, or a fake kernel.
     pub fn with_transport(transport: impl Transport + 'static) -> Self {
         Client { connection: Connection::new(transport) }
     }
 
-    /// The connection below, to change its limits.
+    /// The underlying connection, to change its limits.
     pub fn connection_mut(&mut self) -> &mut Connection {
         &mut self.connection
     }
 
-    /// The number of the rule set's generation: it grows with every transaction of any program in the namespace.
+    /// The generation number of the rule set. Every transaction of any program in the namespace increases it.
     ///
     /// # Errors
     /// [`ErrorKind::Permission`], [`ErrorKind::Unsupported`] without nf_tables.
@@ -77,20 +77,20 @@ impl Client {
         self.ask(uapi::NFT_MSG_GETGEN, None, |_| {}, get_generation, action)
     }
 
-    /// Makes all changes at one instant, or none.
+    /// Applies all changes atomically, or none.
     ///
     /// # Errors
-    /// The kind of the first operation that the kernel refused; [`Error::refusals`] has all of them.
-    /// [`ErrorKind::TooLarge`] and [`ErrorKind::Invalid`] before anything is sent; [`ErrorKind::GenerationChanged`];
-    /// [`ErrorKind::Timeout`] and [`ErrorKind::StateUnknown`] when it is not known what happened.
+    /// The kind of the first refused operation; [`Error::refusals`] has all of them. [`ErrorKind::TooLarge`] and
+    /// [`ErrorKind::Invalid`] before anything is sent. [`ErrorKind::GenerationChanged`]. [`ErrorKind::Timeout`] and
+    /// [`ErrorKind::StateUnknown`] if the outcome is unknown.
     pub fn commit(&mut self, transaction: &Transaction) -> Result<(), Error> {
         self.send(transaction, true)
     }
 
-    /// Has the kernel check all changes, and makes none of them.
+    /// Lets the kernel check all changes without applying them.
     ///
-    /// For tables that the same transaction makes, the kernel skips its last checks here: of jumps in a circle,
-    /// and of expressions in a chain at a hook where they are not possible. `nft -c` has the same gap.
+    /// For tables that the same transaction creates, the kernel skips its final checks: for jump loops, and for
+    /// expressions that are not allowed at a chain's hook. `nft -c` has the same gap.
     ///
     /// # Errors
     /// As [`Client::commit`].
@@ -98,10 +98,10 @@ impl Client {
         self.send(transaction, false)
     }
 
-    /// Reads a table, passes it to `plan` (`None` if there is none), and commits the transaction that `plan` returns
-    /// for the generation that was read. Starts over if another program changed the rule set meanwhile.
+    /// Reads a table, passes it to `plan` (`None` if there is none), and commits the returned transaction for the
+    /// generation that was read. Starts over if another program changed the rule set meanwhile.
     ///
-    /// A rule is added once, also when other programs change the table meanwhile:
+    /// This adds a rule exactly once, even if other programs change the table meanwhile:
     ///
     /// ```
     /// # use nftables::fake::FakeNftables;
@@ -126,8 +126,8 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// As [`Client::snapshot`] and [`Client::commit`]; [`ErrorKind::GenerationChanged`] when the rule set changed
-    /// during each of [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) attempts.
+    /// As [`Client::snapshot`] and [`Client::commit`]; [`ErrorKind::GenerationChanged`] if the rule set changed during
+    /// each of [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) attempts.
     pub fn change_table(
         &mut self,
         table: &TableKey,
@@ -136,7 +136,7 @@ impl Client {
         let mut attempts = self.connection.limits().dump_attempts.max(1);
         loop {
             attempts = attempts.saturating_sub(1);
-            // From before the reading, in case there is no table.
+            // The generation before the read, in case there is no table.
             let mut generation = self.generation()?;
             let found = match self.snapshot(table) {
                 Err(error) if error.is_not_found() => None,
@@ -153,11 +153,12 @@ impl Client {
         }
     }
 
-    /// Makes a table as it should be: reads it, compares, and commits the difference in one transaction, for the generation that was read.
-    /// Starts over if another program changed the rule set meanwhile. Returns what was committed; nothing is written when it is empty.
+    /// Brings a table to a desired state: reads it, compares, and commits the difference in one transaction for the
+    /// generation that was read. Starts over if another program changed the rule set meanwhile. Returns what was
+    /// committed. If that is empty, nothing was written.
     ///
     /// # Errors
-    /// [`ErrorKind::Invalid`], as [`TableSpec::diff`]; else as [`Client::change_table`].
+    /// [`ErrorKind::Invalid`], as [`TableSpec::diff`]; otherwise as [`Client::change_table`].
     pub fn sync(&mut self, wanted: &TableSpec) -> Result<Transaction, Error> {
         let mut plan = Ok(Transaction::new());
         self.change_table(&wanted.table.key, |found| {
@@ -167,7 +168,7 @@ impl Client {
         plan.map_err(|error| Error::invalid(error, format!("comparing table {}", wanted.table.key)))
     }
 
-    /// Sends a batch. Without its end the kernel checks it and throws it away (net/netfilter/nfnetlink.c,
+    /// Sends a batch. Without its end message the kernel only checks the batch (net/netfilter/nfnetlink.c,
     /// `nfnetlink_rcv_batch`).
     fn send(&mut self, transaction: &Transaction, make: bool) -> Result<(), Error> {
         let action = || {
@@ -215,10 +216,11 @@ impl Client {
         Error::refused(refusals.collect()).map_or(Ok(()), Err)
     }
 
-    /// The tables of a family, or of all. Empty when there are none.
+    /// Lists the tables of a family, or all.
     ///
     /// # Errors
-    /// [`ErrorKind::Interrupted`], [`ErrorKind::Malformed`], [`ErrorKind::Permission`], [`ErrorKind::Unsupported`] without nf_tables.
+    /// [`ErrorKind::Interrupted`], [`ErrorKind::Malformed`], [`ErrorKind::Permission`], [`ErrorKind::Unsupported`]
+    /// without nf_tables.
     #[doc(alias = "NFT_MSG_GETTABLE")]
     pub fn list_tables(&mut self, family: Option<Family>) -> Result<Vec<ObservedTable>, Error> {
         self.dump(uapi::NFT_MSG_GETTABLE, family, |_| {}, get_table, "listing tables")
@@ -233,7 +235,7 @@ impl Client {
         self.ask(uapi::NFT_MSG_GETTABLE, Some(table.family), put, get_table, &format!("reading table {table}"))
     }
 
-    /// The chains of a table. Empty also when there is no such table: the kernel lists the chains of all.
+    /// Lists the chains of a table. Also empty if the table does not exist: the kernel lists the chains of all tables.
     ///
     /// # Errors
     /// As [`Client::list_tables`].
@@ -258,7 +260,7 @@ impl Client {
         self.ask(uapi::NFT_MSG_GETCHAIN, Some(chain.table.family), put, get_chain, &format!("reading chain {chain}"))
     }
 
-    /// The rules of a chain, in order. Empty also when there is no such chain.
+    /// Lists the rules of a chain in order. Also empty if the chain does not exist.
     ///
     /// # Errors
     /// As [`Client::list_tables`].
@@ -272,7 +274,7 @@ impl Client {
         self.dump(uapi::NFT_MSG_GETRULE, Some(chain.table.family), put, get_rule, &action)
     }
 
-    /// Sets the counters and consumed quotas of a rule to zero; returns the rule as it was before. No packet is lost between.
+    /// Resets the counters and consumed quotas of a rule and returns the rule as it was. No packet is lost in between.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`]; [`ErrorKind::Unsupported`] before Linux 6.2.
@@ -287,7 +289,7 @@ impl Client {
         self.ask(uapi::NFT_MSG_GETRULE_RESET, Some(chain.table.family), put, get_rule, &action)
     }
 
-    /// The sets and maps of a table, without their elements.
+    /// Lists the sets and maps of a table, without their elements.
     ///
     /// # Errors
     /// As [`Client::list_tables`], and [`ErrorKind::NotFound`] without the table.
@@ -298,7 +300,7 @@ impl Client {
         self.dump(uapi::NFT_MSG_GETSET, Some(table.family), put, get_set, &action)
     }
 
-    /// One set or map, without its elements.
+    /// Reads one set or map, without its elements.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -310,14 +312,14 @@ impl Client {
         self.ask(uapi::NFT_MSG_GETSET, Some(set.table.family), put, get_set, &format!("reading set {set}"))
     }
 
-    /// The elements of a set, complete; ranges as [`ElementKey::Range`].
+    /// Lists all elements of a set; ranges as [`ElementKey::Range`].
     ///
-    /// The time grows with the square of the number of ranges of one field: the kernel walks the tree from its beginning for each
-    /// part of the answer (`nft_rbtree_walk`). On Linux 6.18, 20,000 ranges take 48 ms and 40,000 take 142 ms; as many addresses of a set
-    /// without ranges take 12 and 24 ms, ranges of two fields (`ipv4_addr . inet_service`) 10 and 20 ms. Where that matters, ask for
-    /// single keys with [`Client::get_element`] (about 13 µs each, in a set of any size), for the number of elements with
-    /// [`Client::get_set`] ([`ObservedSet::count`], Linux 6.16), or keep what was read and follow the changes with
-    /// [`Events`](crate::Events).
+    /// The time grows with the square of the number of single-field ranges, because the kernel walks the tree from its
+    /// start for each part of the answer (`nft_rbtree_walk`). On Linux 6.18, 20,000 ranges take 48 ms and 40,000 take
+    /// 142 ms. The same number of addresses in a set without ranges takes 12 and 24 ms, and of two-field ranges
+    /// (`ipv4_addr . inet_service`) 10 and 20 ms. If that is too slow, read single keys with [`Client::get_element`]
+    /// (about 13 µs each, in a set of any size) or the number of elements with [`Client::get_set`]
+    /// ([`ObservedSet::count`], Linux 6.16). Or keep the elements and follow changes with [`Events`](crate::Events).
     ///
     /// # Errors
     /// As [`Client::list_tables`], and [`ErrorKind::NotFound`].
@@ -339,21 +341,21 @@ impl Client {
         Ok(if ElementForm::of(set) == ElementForm::Pairs { pair_intervals(elements) } else { elements })
     }
 
-    /// Gives the elements of a set to `each` while they arrive, as the kernel keeps them: a range of one field is two
-    /// elements, the second of which is an [`ElementKey::End`].
+    /// Passes the elements of a set to `each` as they arrive, in the kernel's form: a range of one field is two
+    /// elements, the second an [`ElementKey::End`].
     ///
-    /// The elements given before an error are incomplete: start over.
+    /// After an error the elements passed so far are incomplete: start over.
     ///
-    /// A hash table that grows is moved by the kernel in the background, for up to some seconds after tens of thousands of additions. A
-    /// dump meanwhile may leave out elements or have them twice, and nothing in it says so (net/netfilter/nft_set_hash.c,
-    /// `nft_rhash_walk`, skips by a count what earlier messages had). Seen on 6.18: 80,341 of 88,250. [`Client::snapshot`] reads again
-    /// until it has as many as the kernel counts (6.16), or without a count until a dump has nothing twice; read twice before you delete
-    /// or add by difference.
+    /// The kernel grows hash tables in the background, for some seconds after tens of thousands of additions. A dump
+    /// meanwhile may omit or repeat elements without a sign of it (net/netfilter/nft_set_hash.c, `nft_rhash_walk`,
+    /// skips by a count of earlier elements). An example on 6.18: 80,341 of 88,250. [`Client::snapshot`] reads again
+    /// until it has as many elements as the kernel counts (6.16), or without a count until a dump repeats nothing. If
+    /// you delete or add by difference, read twice.
     ///
-    /// A range as the kernel keeps it: its start, and the first value behind it.
+    /// A range in the kernel's form: its start, and the first value after it.
     ///
     /// # Errors
-    /// [`ErrorKind::Interrupted`] when the rule set was changed meanwhile; else as [`Client::list_elements`].
+    /// [`ErrorKind::Interrupted`] if the rule set changed meanwhile; otherwise as [`Client::list_elements`].
     pub fn for_each_element(&mut self, set: &SetKey, mut each: impl FnMut(Element)) -> Result<(), Error> {
         let limits = self.connection.limits();
         let mut once = limits;
@@ -367,8 +369,8 @@ impl Client {
         outcome.map(drop)
     }
 
-    /// The element that a key finds: in a set of intervals, the one that holds it; if the key has one field, the kernel
-    /// reports only its start. `None` when there is none.
+    /// Reads the element that matches a key; in a set of intervals, the one that contains it. For single-field keys the
+    /// kernel only reports the start of the range. `None` if nothing matches.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] without the set.
@@ -376,8 +378,8 @@ impl Client {
         self.read_element(uapi::NFT_MSG_GETSETELEM, set, key, "reading")
     }
 
-    /// Sets the counters and consumed quotas of the element that a key finds to zero; returns the element as it was before, as
-    /// [`Client::get_element`] does.
+    /// Resets the counters and consumed quotas of the element that matches a key. Returns the element as it was, in the
+    /// form of [`Client::get_element`].
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`] without the set; [`ErrorKind::Unsupported`] before Linux 6.5.
@@ -387,11 +389,11 @@ impl Client {
     }
 
     fn read_element(&mut self, command: u8, set: &Set, key: &ElementKey, verb: &str) -> Result<Option<Element>, Error> {
-        // The kernel answers alike for a missing element and a missing set.
+        // The kernel's answer for a missing element is that for a missing set.
         let observed = self.get_set(&set.key)?;
         let form = ElementForm::of(&observed.set);
         let action = format!("{verb} an element of set {}", set.key);
-        // A single value finds its range; a second attribute would ask for the end.
+        // A single value matches its range; a second attribute would request the end.
         let (form, wanted) = match (form, key) {
             (ElementForm::Pairs, ElementKey::Range(ends)) => (ElementForm::Single, ElementKey::Value(ends.0.clone())),
             (ElementForm::Pairs, key) => (ElementForm::Single, key.clone()),
@@ -412,7 +414,7 @@ impl Client {
         }
     }
 
-    /// The objects of a table.
+    /// Lists the objects of a table.
     ///
     /// # Errors
     /// As [`Client::list_tables`].
@@ -423,7 +425,7 @@ impl Client {
         self.dump(uapi::NFT_MSG_GETOBJ, Some(table.family), put, get_object, &action)
     }
 
-    /// One object, a counter with its numbers.
+    /// Reads one object, including a counter's values.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -431,8 +433,8 @@ impl Client {
         self.read_object(uapi::NFT_MSG_GETOBJ, object, "reading")
     }
 
-    /// Sets a counter or a consumed quota to zero; returns the object as it was before. No packet is lost between. Of other objects
-    /// nothing changes.
+    /// Resets a counter or a consumed quota and returns the object as it was. No packet is lost in between. Other
+    /// objects do not change.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -451,7 +453,7 @@ impl Client {
         self.ask(command, Some(object.table.family), put, get_object, &action)
     }
 
-    /// The flow tables of a table. Empty also when there is no such table.
+    /// Lists the flow tables of a table. Also empty if the table does not exist.
     ///
     /// # Errors
     /// As [`Client::list_tables`].
@@ -472,19 +474,19 @@ impl Client {
         self.ask(uapi::NFT_MSG_GETFLOWTABLE, Some(flowtable.table.family), put, get_flowtable, &action)
     }
 
-    /// A table with everything in it, of one generation. Other tables are not read.
+    /// Reads a table with all its contents, in one generation. Other tables are not read.
     ///
     /// # Errors
-    /// [`ErrorKind::NotFound`]; [`ErrorKind::Interrupted`] when the rule set changed during each of
-    /// [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) readings, or when the kernel was enlarging a set for more than a
-    /// second.
+    /// [`ErrorKind::NotFound`]. [`ErrorKind::Interrupted`] if the rule set changed during each of
+    /// [`Limits::dump_attempts`](netlink_batch::Limits::dump_attempts) attempts, or if the kernel was enlarging a set
+    /// for more than a second.
     pub fn snapshot(&mut self, table: &TableKey) -> Result<TableSnapshot, Error> {
         let mut attempts = self.connection.limits().dump_attempts.max(1);
         loop {
             attempts = attempts.saturating_sub(1);
             let before = self.generation()?;
             match self.read_table(table, before) {
-                // Something that vanished while it was read has changed the generation.
+                // If something disappeared during the read, the generation has changed.
                 Err(error) if !error.is_not_found() && error.kind() != ErrorKind::Interrupted => return Err(error),
                 read => {
                     if self.generation()? == before {
@@ -516,16 +518,17 @@ impl Client {
         Ok(TableSnapshot { generation, table, chains, rules, sets, objects, flowtables, left_out })
     }
 
-    /// The elements of a set, each once. While the kernel enlarges its table a dump leaves some out and may have others twice
-    /// ([`Client::for_each_element`]): what several dumps have together, until it is as many as the kernel counts.
+    /// The elements of a set, each once. While the kernel enlarges its table, a dump may omit or repeat some
+    /// ([`Client::for_each_element`]). So this collects several dumps until they have as many elements as the kernel
+    /// counts.
     fn all_elements(&mut self, set: &ObservedSet) -> Result<Vec<Element>, Error> {
         const DUMPS: u32 = 10;
         let elements = self.list_elements(&set.set)?;
-        // Trees and their like are not moved.
+        // Only hash tables are moved.
         if set.set.flags.contains(SetFlags::INTERVAL) {
             return Ok(elements);
         }
-        // Elements that time out, or that packets add, make the count out of date.
+        // Timeouts and packets that add elements make the count outdated.
         if set.set.flags.intersects(SetFlags::TIMEOUT | SetFlags::DYNAMIC) {
             return Ok(by_key(elements).collect::<BTreeMap<_, _>>().into_values().collect());
         }
@@ -537,7 +540,7 @@ impl Client {
         let mut all: BTreeMap<ElementKey, Element> = by_key(elements).collect();
         let mut agrees = false;
         for dump in 0..DUMPS {
-            // A kernel that does not count: until a dump has nothing new and nothing twice.
+            // If the kernel does not count: until a dump has nothing new and nothing twice.
             if count.map_or(agrees, |count| all.len() >= count) {
                 return Ok(all.into_values().collect());
             }
@@ -597,8 +600,7 @@ fn put_set_key(out: &mut Encoder, set: &SetKey) {
 /// Length of a message's headers: nlmsghdr and nfgenmsg.
 const HEADERS: usize = 20;
 
-/// The refusal in the kernel's answer to the message at `place`. The first message is the batch's beginning, the last
-/// its end.
+/// The refusal in the kernel's answer to message number `place`. The first message begins the batch, the last ends it.
 fn refusal(
     transaction: &Transaction,
     messages: &[SentMessage],
@@ -617,7 +619,7 @@ fn refusal(
         Some(offset) => operation.part_at(sent.elements.start, offset),
         None => operation.part_without_place(&sent.elements),
     };
-    // The kernel has one answer for both; equal elements of a set without data are taken.
+    // The kernel has one answer for both; it accepts equal elements in a set without data.
     let kind = if kind == ErrorKind::AlreadyExists && operation.keeps_ranges() { ErrorKind::Overlap } else { kind };
     Refusal { operation: Some(sent.operation), action: operation.action(), part, kind, kernel }
 }

@@ -1,4 +1,4 @@
-//! What transactions make where there is no kernel.
+//! Simulates transactions without a kernel.
 
 use std::collections::BTreeMap;
 
@@ -9,7 +9,7 @@ use crate::model::{
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{Operation, RulePlace, Transaction};
 
-/// Tables as transactions make them, without a kernel: to show what they mean. It has none of the kernel's checks.
+/// The tables that transactions would create, to show their effect. The kernel's checks are not simulated.
 ///
 /// ```
 /// use nftables::{Chain, Draft, Family, Table, TableKey, Transaction, rule};
@@ -32,7 +32,7 @@ pub struct Draft {
     handles: u64,
 }
 
-/// A table whose elements are found by their keys.
+/// A table with its elements indexed by key.
 #[derive(Clone, Debug)]
 struct DraftTable {
     /// Without elements.
@@ -44,14 +44,14 @@ fn missing(what: impl std::fmt::Display) -> InvalidValue {
     InvalidValue::new(what.to_string(), "it does not exist")
 }
 
-/// Adds an item unless one of its kind is there.
+/// Adds an item unless an equal one exists.
 fn add<T>(to: &mut Vec<T>, item: T, is_same: impl Fn(&T) -> bool) {
     if !to.iter().any(is_same) {
         to.push(item);
     }
 }
 
-/// Removes the items that fit.
+/// Removes the matching items.
 ///
 /// # Errors
 /// None does.
@@ -67,7 +67,7 @@ impl Draft {
         self.tables.keys()
     }
 
-    /// A table with everything in it; `None` if there is none with this key.
+    /// A table with all its contents; `None` if there is none with this key.
     pub fn snapshot(&self, table: &TableKey) -> Option<TableSnapshot> {
         let DraftTable { snapshot, elements } = self.tables.get(table)?;
         let mut snapshot = snapshot.clone();
@@ -79,12 +79,13 @@ impl Draft {
         Some(snapshot)
     }
 
-    /// Makes the changes of a transaction. Objects that exist are kept as they are, with `create_` too.
+    /// Applies the changes of a transaction. Existing objects are kept, even by `create_…`.
     ///
     /// # Errors
-    /// The first operation on a table, chain, set, rule, object or flow table that does not exist. Those before it are done.
+    /// The first operation on a table, chain, set, rule, object or flow table that does not exist. Earlier operations
+    /// stay applied.
     pub fn apply(&mut self, transaction: &Transaction) -> Result<(), InvalidValue> {
-        // Names of anonymous sets by their numbers in this transaction.
+        // Names of anonymous sets by their number in this transaction.
         let mut anonymous = BTreeMap::new();
         transaction.operations.iter().try_for_each(|operation| self.apply_one(operation, &mut anonymous))
     }
@@ -198,7 +199,7 @@ impl Draft {
                 let observed = ObservedFlowtable { flowtable: flowtable.clone(), handle, references: 0 };
                 let flowtables = &mut self.table(&flowtable.key.table)?.snapshot.flowtables;
                 match flowtables.iter_mut().find(|found| found.flowtable.key == flowtable.key) {
-                    // Further devices join those that it has.
+                    // New devices are added to the existing ones.
                     Some(found) => {
                         for device in &flowtable.devices {
                             add(&mut found.flowtable.devices, device.clone(), |found| found == device);

@@ -1,4 +1,4 @@
-//! Errors, by what the caller can do about them.
+//! Errors, grouped by what the caller can do about them.
 
 use std::error::Error as _;
 use std::fmt;
@@ -9,51 +9,52 @@ use netlink_batch::{Errno, KernelError};
 use crate::model::InvalidValue;
 use crate::uapi;
 
-/// Kind of a failure; decides what the caller can do.
+/// Kind of a failure, by what the caller can do about it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// The table, chain, rule, set, element or object does not exist, or one that is referred to. Also when the kernel
-    /// does not have the kind of chain or expression: its module is missing.
+    /// The table, chain, rule, set, element or object, or one that it refers to, does not exist. Or the kernel lacks
+    /// the module of a chain type or expression.
     NotFound,
-    /// The object exists already, or differs from the existing one: an element with other data, a chain with another hook.
+    /// The object exists already, or differs from the existing one: an element with other data, a chain at another
+    /// hook.
     AlreadyExists,
-    /// Something refers to it, or it cannot be changed while it is used.
+    /// Something refers to it, or it cannot be changed while it is in use.
     InUse,
-    /// The set has as many elements as its size allows.
+    /// The set has reached its size.
     SetFull,
-    /// A range overlaps another: in [`Transaction::add_elements`](crate::Transaction::add_elements) to a set. In a map, and in
-    /// `create_elements`, the kernel's answer is the same as for one that exists.
+    /// A range overlaps another one, from [`Transaction::add_elements`](crate::Transaction::add_elements) to a set. For
+    /// maps and `create_elements` the kernel reports that the element exists.
     Overlap,
-    /// Jumps lead in a circle, or too many follow one another.
+    /// Jumps form a loop, or are nested too deeply.
     Loop,
-    /// The kernel does not support it: an option is newer than the kernel, or not possible here.
+    /// The kernel does not support it: an option is newer than the kernel, or not allowed here.
     Unsupported,
-    /// The kernel does not take a value or an attribute.
+    /// The kernel refused a value or an attribute.
     Rejected,
-    /// The rule set changed since the generation that the transaction was made for. Read it again.
+    /// The rule set has changed since the generation for which the transaction was made. Read it again.
     GenerationChanged,
-    /// The transaction does not fit into the largest datagram that this process may send; nothing was sent. Divide it, or
-    /// gain `CAP_NET_ADMIN` in the initial user namespace.
+    /// The transaction does not fit into the largest datagram that this process can send. Nothing was sent. Split it,
+    /// or get `CAP_NET_ADMIN` in the initial user namespace.
     TooLarge,
     /// The caller lacks `CAP_NET_ADMIN` in the namespace, or another program owns the table.
     Permission,
     /// The kernel is out of memory.
     NoMemory,
-    /// A value that cannot be part of a request; nothing was sent.
+    /// A value cannot be part of a request. Nothing was sent.
     Invalid,
-    /// No answer came within the deadline. Whether the kernel carried the transaction out is unknown.
+    /// No answer came before the deadline. The kernel may or may not have carried out the transaction.
     Timeout,
-    /// Answers were lost. Whether the kernel carried the transaction out is unknown: read the state again.
+    /// Answers were lost. The kernel may or may not have carried out the transaction: read the state again.
     StateUnknown,
-    /// The rule set kept changing while it was read; no partial result is given out.
+    /// The rule set kept changing while it was read. Partial results are never returned.
     Interrupted,
-    /// An answer that cannot be read.
+    /// An answer could not be decoded.
     Malformed,
     /// An operating-system call failed.
     Io,
-    /// Another refusal of the kernel.
+    /// The kernel refused for another reason.
     Other(Errno),
 }
 
@@ -62,41 +63,41 @@ pub enum ErrorKind {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Part {
-    /// The operation as a whole, or the kernel did not say.
+    /// The whole operation, or the kernel did not report a part.
     Whole,
     /// An expression of a rule.
     Expression {
-        /// Its place in the rule, from 0.
+        /// Its index in the rule, from 0.
         index: usize,
         /// Its kind: `"lookup"`.
         name: String,
     },
     /// An element.
     Element {
-        /// Its place among the operation's elements, from 0.
+        /// Its index among the operation's elements, from 0.
         index: usize,
     },
-    /// One of these elements: older kernels (5.10) say no more.
+    /// One of these elements: older kernels (5.10) are not more precise.
     AmongElements {
         /// The first of them, from 0.
         first: usize,
         /// The last of them.
         last: usize,
     },
-    /// An attribute by its name in the kernel: `"NFTA_CHAIN_HOOK"`.
+    /// An attribute, by its name in the kernel: `"NFTA_CHAIN_HOOK"`.
     Attribute(String),
 }
 
-/// One refusal of a transaction. A transaction of which one operation is refused changes nothing.
+/// One refusal in a transaction. If one operation is refused, the transaction changes nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Refusal {
-    /// Place of the operation in the transaction, from 0; `None` when the transaction as a whole was refused.
+    /// Index of the operation in the transaction, from 0; `None` if the whole transaction was refused.
     pub operation: Option<usize>,
-    /// Description of the operation: `"adding rule to chain inet t c"`.
+    /// The operation: `"adding rule to chain inet t c"`.
     pub action: String,
-    /// The part that the kernel named.
+    /// The part that the kernel reported.
     pub part: Part,
     /// Kind of the failure.
     pub kind: ErrorKind,
@@ -148,7 +149,7 @@ impl Error {
         self.kind
     }
 
-    /// Description of the failed operation: `"adding chain inet t c"`.
+    /// The failed operation: `"adding chain inet t c"`.
     pub fn action(&self) -> &str {
         &self.action
     }
@@ -168,7 +169,7 @@ impl Error {
         self.kind == ErrorKind::Permission
     }
 
-    /// Operations of a transaction that the kernel refused, in the order of its answers. Empty for other failures.
+    /// The refused operations of a transaction, in the order of the kernel's answers. Empty for other failures.
     pub fn refusals(&self) -> &[Refusal] {
         match &self.source {
             Some(Source::Refused(refusals)) => refusals,
@@ -176,7 +177,7 @@ impl Error {
         }
     }
 
-    /// The kernel's refusal, when that is what happened; the first one of a transaction.
+    /// The kernel's refusal, if there is one; the first one of a transaction.
     pub fn kernel(&self) -> Option<&KernelError> {
         match self.source.as_ref()? {
             Source::Refused(refusals) => refusals.first().map(|refusal| &refusal.kernel),
@@ -193,7 +194,7 @@ impl Error {
         Error { kind: ErrorKind::Invalid, action: action.into(), source: Some(Source::Invalid(error)) }
     }
 
-    /// The refusals of a transaction; `None` when there are none.
+    /// Builds the error from the refusals of a transaction; `None` if there are none.
     pub(crate) fn refused(refusals: Vec<Refusal>) -> Option<Self> {
         // An error of the whole transaction follows from those of its operations, if there are any.
         let first = refusals.iter().find(|refusal| refusal.operation.is_some()).or(refusals.first())?;
@@ -221,8 +222,8 @@ impl Error {
     }
 }
 
-/// A refused request for data. A kernel without nf_tables answers as it does to a malformed request
-/// (net/netfilter/nfnetlink.c, `nfnetlink_rcv_msg`); ours are malformed only when the caller gives a key of the wrong
+/// Builds the error of a refused read. A kernel without nf_tables gives the same answer as for a malformed request
+/// (net/netfilter/nfnetlink.c, `nfnetlink_rcv_msg`). Ours are malformed only if the caller gives a key of the wrong
 /// length.
 pub(crate) fn reading(command: u8, error: netlink_batch::Error, action: &str) -> Error {
     let absent = command != uapi::NFT_MSG_GETSETELEM
@@ -234,7 +235,8 @@ pub(crate) fn reading(command: u8, error: netlink_batch::Error, action: &str) ->
     error
 }
 
-/// A socket that could not be opened. The kernel loads nfnetlink for it, and refuses the protocol where there is none.
+/// Builds the error for a socket that could not be opened. The kernel loads nfnetlink for it and refuses the protocol
+/// if there is none.
 pub(crate) fn opening(error: netlink_batch::Error, action: &str) -> Error {
     let system = std::error::Error::source(&error).and_then(|source| source.downcast_ref::<std::io::Error>());
     let absent = system.and_then(std::io::Error::raw_os_error) == Some(Errno::EPROTONOSUPPORT.0);
@@ -245,7 +247,7 @@ pub(crate) fn opening(error: netlink_batch::Error, action: &str) -> Error {
     error
 }
 
-/// Kind of an error number; an unlisted one is kept as a number.
+/// Maps an error number to a kind; an unlisted one is kept as a number.
 pub(crate) fn classify(errno: Errno) -> ErrorKind {
     match errno {
         Errno::ENOENT => ErrorKind::NotFound,
@@ -339,13 +341,13 @@ impl std::error::Error for Error {
                 refusals.first().map(|refusal| -> &(dyn std::error::Error + 'static) { &refusal.kernel })
             }
             Source::Netlink(error) => Some(&**error),
-            // This error prints the whole of it.
+            // The message contains all of it.
             Source::Invalid(_) => None,
         }
     }
 }
 
-/// The message and what caused it, which is what a `main` that returns the error prints.
+/// The message and its cause, so a `main` that returns this error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;

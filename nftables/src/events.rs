@@ -1,4 +1,4 @@
-//! Changes as they happen.
+//! Follows changes as they happen.
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
 use std::time::Duration;
@@ -17,7 +17,7 @@ use crate::wire::{
     get_chain, get_elements, get_flowtable, get_generation, get_object, get_rule, get_set, get_table, split,
 };
 
-/// Whether something came or went.
+/// Whether something was added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum Change {
@@ -40,13 +40,13 @@ pub enum Event {
     Rule(Change, Box<ObservedRule>),
     /// A set or map.
     Set(Change, Box<ObservedSet>),
-    /// Elements of a set, as the kernel keeps them. Only some kernels report elements that time out.
+    /// Elements of a set, in the kernel's form. Only some kernels report elements that expire.
     Elements(Change, SetKey, Vec<Element>),
     /// An object.
     Object(Change, ObservedObject),
-    /// A flow table. Of devices that were taken from it only those are listed.
+    /// A flow table. If devices were removed from it, only those are listed.
     Flowtable(Change, ObservedFlowtable),
-    /// A transaction ended; the rule set has this generation now.
+    /// A transaction ended; the rule set now has this generation.
     Generation(u32),
     /// A step of a traced packet; only from [`Events::open_traces`].
     Trace(Box<Trace>),
@@ -55,7 +55,8 @@ pub enum Event {
 }
 
 impl Event {
-    /// The table that changed, or in which something did, or that a packet is in; `None` for [`Event::Generation`] and [`Event::Other`].
+    /// The table that changed or contains the change, or in which a packet is; `None` for [`Event::Generation`] and
+    /// [`Event::Other`].
     pub fn table(&self) -> Option<&TableKey> {
         Some(match self {
             Event::Table(_, of) => &of.table.key,
@@ -73,11 +74,11 @@ impl Event {
 
 /// A socket that receives every change in one network namespace.
 ///
-/// While any program listens, the kernel makes a message of each element of a transaction before the commit ends: one with 200,000 elements takes
-/// about twice as long (`nf_tables_setelem_notify`).
+/// While any program listens, the kernel builds a message for each element of a transaction before the commit ends. A
+/// transaction with 200,000 elements takes about twice as long (`nf_tables_setelem_notify`).
 ///
-/// The socket works in an event loop or async runtime ([`AsFd`]): when its descriptor is readable, [`wait`](Events::wait) with a
-/// timeout of zero until that gives `None`. [`Listener`] shows how with tokio.
+/// The socket works in an event loop or async runtime ([`AsFd`]). When its descriptor is readable, call
+/// [`wait`](Events::wait) with a timeout of zero until it returns `None`. [`Listener`] shows how with tokio.
 ///
 /// ```no_run
 /// use nftables::{Client, ErrorKind, Events, TableKey};
@@ -115,7 +116,7 @@ fn opening(error: netlink_batch::Error) -> Error {
 }
 
 impl Events {
-    /// Starts listening in the calling thread's network namespace. Listen before reading the rule set, so that no
+    /// Listens in the calling thread's network namespace. Start to listen before you read the rule set, so that no
     /// change is missed.
     ///
     /// # Errors
@@ -125,8 +126,7 @@ impl Events {
         Ok(Events { listener })
     }
 
-    /// Starts listening for steps of packets for which a rule has set `meta nftrace`, and for nothing else. nft's `monitor trace` is such a
-    /// listener.
+    /// Listens only for steps of packets for which a rule has set `meta nftrace`, like `nft monitor trace`.
     ///
     /// ```no_run
     /// use nftables::{Event, Events};
@@ -152,7 +152,7 @@ impl Events {
         Ok(Events { listener })
     }
 
-    /// Starts listening in another network namespace, given by an open file such as `/run/netns/<name>`.
+    /// Listens in another network namespace, given by an open file such as `/run/netns/<name>`.
     ///
     /// # Errors
     /// As [`Client::open_in`](crate::Client::open_in).
@@ -162,8 +162,8 @@ impl Events {
         Ok(Events { listener })
     }
 
-    /// Sets how many bytes of events the kernel keeps until they are read, and returns what it set: twice as many, since it counts its
-    /// own part too (socket(7), `SO_RCVBUF`); see [`Socket::set_receive_buffer`]. Default: 1 MiB.
+    /// Sets how many bytes of unread events the kernel keeps. Returns the size granted, which is twice as much, since
+    /// the kernel counts its own overhead (socket(7), `SO_RCVBUF`); see [`Socket::set_receive_buffer`]. Default: 1 MiB.
     ///
     /// # Errors
     /// [`ErrorKind::Io`](crate::ErrorKind::Io).
@@ -178,10 +178,10 @@ impl<T: Transport> Events<T> {
         Events { listener: Listener::with_transport(transport) }
     }
 
-    /// Waits for changes; `None` when none came within `timeout`. With a timeout of zero it does not wait.
+    /// Waits for changes; `None` if none came within `timeout`. A timeout of zero does not wait.
     ///
     /// # Errors
-    /// [`ErrorKind::StateUnknown`](crate::ErrorKind::StateUnknown) when some were lost: read the state again.
+    /// [`ErrorKind::StateUnknown`](crate::ErrorKind::StateUnknown) if events were lost: read the state again.
     /// [`ErrorKind::Malformed`](crate::ErrorKind::Malformed).
     pub fn wait(&mut self, timeout: Duration) -> Result<Option<Vec<Event>>, Error> {
         self.listener.wait(timeout, read).map_err(|error| Error::netlink(error, "waiting for changes of nf_tables"))

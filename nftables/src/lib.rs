@@ -1,54 +1,38 @@
 //! Programs Linux nf_tables over netlink, without processes or C libraries.
 //!
-//! nf_tables decides in the kernel what becomes of packets: rules in chains read a packet, look into sets and maps, and
-//! translate, count or drop. This crate speaks the kernel's own protocol (nfnetlink, subsystem 10):
+//! nf_tables is the kernel's packet filter: rules in chains read a packet, look up sets and maps, and translate, count
+//! or drop it. This crate uses the kernel's own protocol (nfnetlink, subsystem 10). It has:
 //! * tables, chains, rules, sets, maps, elements, flow tables and objects as values ([`Table`], [`Chain`], [`Rule`], [`Set`],
 //!   [`Element`], [`Flowtable`], [`Object`]);
-//! * a builder whose calls read like nft's syntax ([`rule`]), over typed [`Expression`]s; expressions that this crate
-//!   does not know are kept as bytes and written again unchanged;
-//! * [`Transaction`]s of any size and mixture, which the kernel makes at one instant or not at all, or only checks
-//!   ([`Client::check`]), and which can be made only if the rule set is still the one that was read
-//!   ([`Client::change_table`]); an error names the operation, the expression or the element that was refused
-//!   ([`Error::refusals`]);
-//! * reading of one table, chain or set, complete or an error; a whole table of one generation ([`Client::snapshot`]);
-//!   elements while they arrive ([`Client::for_each_element`]); changes as they happen, and the way of traced packets ([`Events`]);
-//!   counters and quotas read and set to zero at one instant ([`Client::reset_object`]);
-//! * a table made what is wanted, by the difference to what it is ([`TableSpec`], [`Client::sync`]);
-//! * nft's syntax for people ([`Transaction`], [`TableSnapshot`] and [`Rule::to_nft`]), and sets that `nft` prints
+//! * a builder whose calls read like nft's syntax ([`rule`]), over typed [`Expression`]s. Unknown expressions are
+//!   kept as bytes and written back unchanged;
+//! * [`Transaction`]s of any size, which the kernel applies atomically or only checks ([`Client::check`]). They can
+//!   depend on the rule set being unchanged since it was read ([`Client::change_table`]). An error names the refused
+//!   operation, expression or element ([`Error::refusals`]);
+//! * complete reads of a table, chain or set; a whole table in one generation ([`Client::snapshot`]); elements as
+//!   they arrive ([`Client::for_each_element`]); changes and traced packets as they happen ([`Events`]); atomic
+//!   read-and-reset of counters and quotas ([`Client::reset_object`]);
+//! * a sync that brings a table to a desired state with the smallest transaction ([`TableSpec`], [`Client::sync`]);
+//! * output in nft's syntax ([`Transaction`], [`TableSnapshot`] and [`Rule::to_nft`]), and sets that `nft` prints
 //!   correctly.
 //!
-//! The crate needs `CAP_NET_ADMIN` in the network namespace, and only that.
+//! It only needs `CAP_NET_ADMIN` in the network namespace.
 //!
-//! The crate does not read nft's syntax, look up host, service or interface names, log, start threads, keep state of its own,
-//! or load modules (the kernel loads what an expression needs by itself).
+//! It does not parse nft's syntax, look up host, service or interface names, log, start threads, or load modules (the
+//! kernel loads what an expression needs itself).
 //!
-//! JSON as `nft -j` has it is neither written nor read: it is nft's own form (libnftables-json(5)), which changes with nft and has no
-//! words for what this crate keeps as bytes. Programs that need it give the text of a [`Transaction`] to `nft -j`, or read
-//! `nft -j list ruleset`; feature `serde` has the values of this crate, whose form follows the kernel.
+//! It neither writes nor parses the JSON of `nft -j` (libnftables-json(5)), which changes with nft and cannot represent
+//! what this crate keeps as bytes. Pass the text of a [`Transaction`] to `nft -j`, or run `nft -j list ruleset`, if you
+//! need it.
 //!
-//! Feature `serde` serialises keys, what tables are made of, snapshots and events: words as nft has them, values as hexadecimal
-//! digits, flags by their names. A [`Transaction`] is left out, since it numbers the sets that it makes, and so is [`Error`].
-//!
-//! # What there is
-//!
-//! | task | here |
-//! | --- | --- |
-//! | tables and what they have, as values | [`Table`], [`Chain`], [`Rule`], [`Set`], [`Element`], [`Object`], [`Flowtable`] |
-//! | a rule, as it reads in nft's syntax | [`rule`], [`RuleBuilder`], [`Operand`]; its steps one by one: [`Expression`] |
-//! | changes that are made at one instant, or only checked | [`Transaction`], [`Client::commit`], [`Client::check`] |
-//! | a wanted state: plan, and make it so | [`TableSpec::diff`], [`Client::sync`] |
-//! | a change of what was read, tried again when others were faster | [`Client::change_table`] |
-//! | read a table, chain, set or element | [`Client::snapshot`], [`Client::list_rules`], [`Client::get_element`] |
-//! | read counters and quotas, and set them to zero | [`Client::reset_object`], [`Client::reset_rule`], [`Client::reset_element`] |
-//! | follow changes, and packets through the rules | [`Events::open`], [`Events::open_traces`] |
-//! | ranges and networks in sets | [`Element::range`], [`Element::network`], [`Set::merge`] |
-//! | nft's syntax | `Display` of [`Transaction`] and [`TableSnapshot`], [`Rule::to_nft`]; with a host's names: [`Rule::to_nft_named`] |
-//! | tests without a kernel (feature `testing`) | `fake` |
+//! Feature `serde` serialises keys, the parts of tables, snapshots and events in the kernel's form: nft's words, values
+//! as hexadecimal digits, flags by name. [`Transaction`] is excluded, since it numbers the sets that it creates, and so
+//! is [`Error`].
 //!
 //! # Example
 //!
-//! A service with two endpoints, and a chain that sends new connections to one of them. The map has the endpoints, the
-//! chain one rule for all services of two endpoints:
+//! A service with two endpoints, and a chain that sends new connections to one of them. The map has the endpoints; the
+//! chain has one rule for all services with two endpoints:
 //!
 //! ```
 //! # #[cfg(feature = "testing")] {
@@ -100,12 +84,28 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
+//! # Where to look next
+//!
+//! | task | API |
+//! | --- | --- |
+//! | tables and their contents as values | [`Table`], [`Chain`], [`Rule`], [`Set`], [`Element`], [`Object`], [`Flowtable`] |
+//! | write a rule as in nft's syntax | [`rule`], [`RuleBuilder`], [`Operand`]; its single steps: [`Expression`] |
+//! | apply changes atomically, or only check them | [`Transaction`], [`Client::commit`], [`Client::check`] |
+//! | bring a table to a desired state, or print the changes | [`Client::sync`], [`TableSpec::diff`] |
+//! | read, change and retry if another program was faster | [`Client::change_table`] |
+//! | read a table, chain, set or element | [`Client::snapshot`], [`Client::list_rules`], [`Client::get_element`] |
+//! | read and reset counters and quotas | [`Client::reset_object`], [`Client::reset_rule`], [`Client::reset_element`] |
+//! | follow changes, and packets through the rules | [`Events::open`], [`Events::open_traces`] |
+//! | use ranges and networks in sets | [`Element::range`], [`Element::network`], [`Set::merge`] |
+//! | print nft's syntax | `Display` of [`Transaction`] and [`TableSnapshot`], [`Rule::to_nft`]; with a host's names: [`Rule::to_nft_named`] |
+//! | test without a kernel (feature `testing`) | `fake` |
+//!
 //! # Why a transaction is one datagram
 //!
-//! The kernel takes as one transaction what lies in one datagram, and nothing larger. So the send buffer is made as
-//! large as the transaction needs. Beyond about twice `net.core.wmem_max` that takes `CAP_NET_ADMIN` in the initial
-//! user namespace; without it, the error is [`ErrorKind::TooLarge`] before anything is sent: only the caller knows
-//! where to divide.
+//! The kernel only treats messages in one datagram as a transaction. The send buffer is therefore made as large as the
+//! transaction. Beyond about twice `net.core.wmem_max` this needs `CAP_NET_ADMIN` in the initial user namespace.
+//! Without it the error is [`ErrorKind::TooLarge`], before anything is sent, because only the caller knows where to
+//! split.
 #![forbid(unsafe_code)]
 #![warn(clippy::indexing_slicing, clippy::arithmetic_side_effects, clippy::as_conversions)]
 
@@ -156,7 +156,7 @@ pub use sync::TableSpec;
 pub use trace::{Trace, TraceStep};
 pub use transaction::{RulePlace, Transaction};
 
-/// The example of the README is compiled with the tests.
+/// Compiles the example in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! Operands: values that a rule can read, as the left side of a match or the key of a map.
+//! Operands: values that a rule can read, as the left side of a match or in the key of a map.
 
 use crate::expr::{
     ByteOrderOp, CtKey, Direction, Expression, ExthdrOp, FibFlags, FibResult, HeaderBase, MetaKey, NumgenKind,
@@ -8,7 +8,7 @@ use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
 
 /// A value that expressions compute from a packet.
 ///
-/// The same client gets the same of three endpoints, and packets that would expire are dropped:
+/// The first rule always sends a client to the same one of three endpoints; the second drops packets that would expire:
 ///
 /// ```
 /// use nftables::expr::{CmpOp, HeaderBase};
@@ -37,7 +37,7 @@ use crate::model::{DataType, Field, FieldTypes, InvalidValue, Value, padded};
 pub enum Operand {
     /// Bytes of a header.
     Payload {
-        /// Header that the bytes are in.
+        /// Header that contains the bytes.
         base: HeaderBase,
         /// First byte in it.
         offset: u32,
@@ -46,17 +46,17 @@ pub enum Operand {
     },
     /// Metadata of a packet.
     Meta(MetaKey),
-    /// A part of the connection.
+    /// A property of the connection.
     Ct(CtKey, Option<Direction>),
     /// Result of a routing lookup.
     Fib(FibResult, FibFlags),
-    /// A part of the packet's route.
+    /// A property of the packet's route.
     Rt(RtKey),
-    /// A part of the socket that the packet is for.
+    /// A property of the packet's socket.
     Socket(SocketKey),
-    /// The sender's operating system, guessed by the fingerprints that are loaded: 16 bytes of text.
+    /// The sender's operating system, guessed from the loaded fingerprints: 16 bytes of text.
     Osf {
-        /// How the time to live is compared: 0 for strictly, 1 for at most, 2 for not at all.
+        /// How the time to live is compared: 0 strictly, 1 at most, 2 not at all.
         ttl: u8,
         /// With the version.
         version: bool,
@@ -72,9 +72,9 @@ pub enum Operand {
         /// Type and number of bytes.
         field: Field,
     },
-    /// Whether there is an option or an extension header: a byte of 0 or 1.
+    /// Whether an option or extension header is present: a byte of 0 or 1.
     HasExthdr(ExthdrOp, u8),
-    /// A constant, for statements that set something.
+    /// A constant, for statements that set a value.
     Constant(Value),
     /// A number.
     Numgen {
@@ -85,18 +85,18 @@ pub enum Operand {
         /// Added to the number.
         offset: u32,
     },
-    /// A number of other operands: the same values give the same number.
+    /// A hash of other operands: equal values give the same number.
     Hash {
         /// The operands.
         of: Vec<Operand>,
         /// Numbers are below this.
         modulus: u32,
-        /// Start value; without one the kernel chooses it.
+        /// Start value. If it is missing the kernel chooses one.
         seed: Option<u32>,
         /// Added to the number.
         offset: u32,
     },
-    /// A number that is the same for both directions of a connection.
+    /// A number that is equal for both directions of a connection.
     SymmetricHash {
         /// Numbers are below this.
         modulus: u32,
@@ -105,7 +105,7 @@ pub enum Operand {
     },
     /// Some bits of an operand.
     Masked(Box<Operand>, Value),
-    /// The data that a map has for other operands.
+    /// A map's data for other operands as the key.
     Map {
         /// The map.
         map: SetReference,
@@ -128,7 +128,7 @@ impl Operand {
         Operand::Payload { base, offset, field: Field { data_type, length } }
     }
 
-    /// Ethernet source, for packets that have such a header: in family `bridge`, or behind a match on the device.
+    /// Ethernet source, for packets with such a header: in family `bridge`, or after a match on the device.
     pub const ETHER_SADDR: Operand = Operand::payload(HeaderBase::Link, 6, DataType::ETHER_ADDR, 6);
     /// Ethernet destination.
     pub const ETHER_DADDR: Operand = Operand::payload(HeaderBase::Link, 0, DataType::ETHER_ADDR, 6);
@@ -142,9 +142,9 @@ impl Operand {
     pub const IP6_SADDR: Operand = Operand::payload(HeaderBase::Network, 8, DataType::IPV6_ADDR, 16);
     /// IPv6 destination.
     pub const IP6_DADDR: Operand = Operand::payload(HeaderBase::Network, 24, DataType::IPV6_ADDR, 16);
-    /// Source port of TCP, UDP and the like.
+    /// Source port of TCP, UDP and similar protocols.
     pub const SPORT: Operand = Operand::payload(HeaderBase::Transport, 0, DataType::INET_SERVICE, 2);
-    /// Destination port of TCP, UDP and the like.
+    /// Destination port of TCP, UDP and similar protocols.
     pub const DPORT: Operand = Operand::payload(HeaderBase::Transport, 2, DataType::INET_SERVICE, 2);
     /// Flags of TCP.
     pub const TCP_FLAGS: Operand = Operand::payload(HeaderBase::Transport, 13, DataType::TCP_FLAG, 1);
@@ -154,9 +154,9 @@ impl Operand {
     pub const NFPROTO: Operand = Operand::Meta(MetaKey::NfProto);
     /// Packet mark.
     pub const MARK: Operand = Operand::Meta(MetaKey::Mark);
-    /// Name of the device that the packet came by.
+    /// Name of the input device.
     pub const IIFNAME: Operand = Operand::Meta(MetaKey::IifName);
-    /// Name of the device that the packet leaves by.
+    /// Name of the output device.
     pub const OIFNAME: Operand = Operand::Meta(MetaKey::OifName);
     /// State of the connection.
     pub const CT_STATE: Operand = Operand::Ct(CtKey::State, None);
@@ -164,16 +164,15 @@ impl Operand {
     pub const CT_STATUS: Operand = Operand::Ct(CtKey::Status, None);
     /// Connection mark.
     pub const CT_MARK: Operand = Operand::Ct(CtKey::Mark, None);
-    /// Type of the destination in the routing tables: local, for example.
+    /// Type of the destination in the routing tables, such as "local".
     pub const FIB_DADDR_TYPE: Operand = Operand::Fib(FibResult::AddressType, FibFlags::DADDR);
 
-    /// A random number below `modulus`: four bytes in the machine's byte order, as [`Value::mark`] has them.
+    /// A random number below `modulus`: four bytes in host byte order, as in [`Value::mark`].
     pub fn random(modulus: u32) -> Self {
         Operand::Numgen { kind: NumgenKind::Random, modulus, offset: 0 }
     }
 
-    /// A number below `modulus` that is the same for the same values: four bytes in the machine's byte order, as
-    /// [`Value::mark`] has them.
+    /// A hash below `modulus`, equal for equal values: four bytes in host byte order, as in [`Value::mark`].
     pub fn hash(of: impl Into<Vec<Operand>>, modulus: u32) -> Self {
         Operand::Hash { of: of.into(), modulus, seed: None, offset: 0 }
     }
@@ -184,7 +183,7 @@ impl Operand {
         Operand::Masked(Box::new(self), mask)
     }
 
-    /// The data that a map has for a key.
+    /// A map's data for a key.
     pub fn map(key: impl Into<Vec<Operand>>, map: impl Into<SetReference>, data: FieldTypes) -> Self {
         Operand::Map { map: map.into(), key: key.into(), data }
     }
@@ -220,14 +219,14 @@ impl Operand {
         }
     }
 
-    /// Whether the value is an integer in the machine's byte order.
+    /// Whether the value is an integer in host byte order.
     pub(crate) fn is_host_order(&self) -> bool {
         let mut expressions = Vec::new();
         let loaded = self.load(Register::FIRST, &mut expressions).is_ok();
         loaded && expressions.last().is_some_and(is_host_order)
     }
 
-    /// The IP version whose header it is in.
+    /// The IP version of its header.
     pub(crate) fn ip_version(&self) -> Option<IpVersion> {
         match self {
             Operand::Payload { base: HeaderBase::Network, field, .. } => match field.data_type {
@@ -241,10 +240,10 @@ impl Operand {
         }
     }
 
-    /// Appends expressions that put the value at a register.
+    /// Appends expressions that load the value into a register.
     ///
     /// # Errors
-    /// The registers have no room for it.
+    /// The value does not fit into the registers.
     pub fn load(&self, register: Register, out: &mut Vec<Expression>) -> Result<(), InvalidValue> {
         if !register.has_room(self.length()) {
             return Err(InvalidValue::new("an operand", "the registers hold at most 64 bytes; use fewer fields"));
@@ -307,7 +306,7 @@ impl From<&Operand> for Operand {
     }
 }
 
-/// Puts several values one behind the other, as the key of a concatenation. Returns the length in bytes.
+/// Loads several values one after another, as the key of a concatenation. Returns the length in bytes.
 pub(crate) fn load_all(
     operands: &[Operand],
     register: Register,
@@ -326,7 +325,7 @@ pub(crate) fn load_all(
     }
 }
 
-/// Type and length of metadata, as nft has them (`meta_templates` of nft's src/meta.c).
+/// Type and length of metadata, as in nft (`meta_templates` in nft's src/meta.c).
 pub(crate) fn meta_field(key: MetaKey) -> Field {
     let integer = |length| Field { data_type: DataType::INTEGER, length };
     match key {
@@ -361,7 +360,7 @@ pub(crate) fn meta_field(key: MetaKey) -> Field {
     }
 }
 
-/// Type and length of a part of the connection, as nft has them (`ct_templates` of nft's src/ct.c).
+/// Type and length of a connection property, as in nft (`ct_templates` in nft's src/ct.c).
 pub(crate) fn ct_field(key: CtKey) -> Field {
     let integer = |length| Field { data_type: DataType::INTEGER, length };
     match key {
@@ -384,7 +383,7 @@ pub(crate) fn ct_field(key: CtKey) -> Field {
     }
 }
 
-/// Type and length of a part of the route, as nft has them (`rt_templates` of nft's src/rt.c).
+/// Type and length of a route property, as in nft (`rt_templates` in nft's src/rt.c).
 pub(crate) fn rt_field(key: RtKey) -> Field {
     match key {
         RtKey::ClassId => DataType::REALM.into(),
@@ -396,7 +395,7 @@ pub(crate) fn rt_field(key: RtKey) -> Field {
     }
 }
 
-/// Type and length of a part of the socket, as nft has them (`socket_templates` of nft's src/socket.c).
+/// Type and length of a socket property, as in nft (`socket_templates` in nft's src/socket.c).
 pub(crate) fn socket_field(key: SocketKey) -> Field {
     let integer = |length| Field { data_type: DataType::INTEGER, length };
     match key {
@@ -407,7 +406,7 @@ pub(crate) fn socket_field(key: SocketKey) -> Field {
     }
 }
 
-/// Whether an integer that the expression reads is in the machine's byte order.
+/// Whether an integer that the expression reads is in host byte order.
 pub(crate) fn is_host_order(expression: &Expression) -> bool {
     match expression {
         Expression::Meta { key, .. } => *key != MetaKey::Random,
@@ -420,7 +419,7 @@ pub(crate) fn is_host_order(expression: &Expression) -> bool {
     }
 }
 
-/// The type of what the routing tables say.
+/// The type of a routing lookup's result.
 pub(crate) fn fib_type(result: FibResult, flags: FibFlags) -> DataType {
     match result {
         _ if flags.contains(FibFlags::PRESENT) => DataType::BOOLEAN,

@@ -1,4 +1,4 @@
-//! A table with everything in it.
+//! A table with all its contents.
 
 use std::collections::BTreeSet;
 
@@ -22,7 +22,7 @@ pub struct SetContents {
     pub elements: Vec<Element>,
 }
 
-/// A table with everything in it, at one instant. Prints as `nft list table` does.
+/// A table with all its contents at one moment. Prints like `nft list table`.
 ///
 /// ```
 /// use nftables::fake::FakeNftables;
@@ -73,7 +73,7 @@ pub struct TableSnapshot {
     /// Chains of the table.
     #[cfg_attr(feature = "serde", serde(default))]
     pub chains: Vec<ObservedChain>,
-    /// Rules of the table, those of a chain in order.
+    /// Rules of the table, in order within each chain.
     #[cfg_attr(feature = "serde", serde(default))]
     pub rules: Vec<ObservedRule>,
     /// Sets and maps of the table.
@@ -85,13 +85,14 @@ pub struct TableSnapshot {
     /// Flow tables of the table.
     #[cfg_attr(feature = "serde", serde(default))]
     pub flowtables: Vec<ObservedFlowtable>,
-    /// Number of parts of the table that this has not. A transaction that another program is about to commit may count, too.
+    /// Number of parts of the table that are missing here. May include those of a transaction that another program is
+    /// about to commit.
     #[cfg_attr(feature = "serde", serde(default))]
     pub left_out: u32,
 }
 
 impl TableSnapshot {
-    /// A table without anything in it.
+    /// A table without contents.
     pub(crate) fn empty(table: ObservedTable) -> Self {
         TableSnapshot {
             generation: 0,
@@ -110,10 +111,10 @@ impl TableSnapshot {
         self.rules.iter().filter(move |rule| rule.chain == *chain)
     }
 
-    /// The changes that make an equal table where there is none. Counters start at what they were.
+    /// The changes that create an equal table where there is none. Counters start at their values.
     ///
     /// # Errors
-    /// Parts of the table were left out, so that it would not be equal.
+    /// Parts of the table are missing, so the result would not be equal.
     pub fn to_transaction(&self) -> Result<Transaction, InvalidValue> {
         if self.left_out > 0 {
             let what = format!("table {} with {} more parts", self.table.table.key, self.left_out);
@@ -130,12 +131,12 @@ impl TableSnapshot {
         for chain in &self.chains {
             transaction.add_chain(chain.chain.clone());
         }
-        // Anonymous sets keep the names they were given; rules that are written again name the new ones by number, and meters, which
-        // rules write to, by name.
+        // Anonymous sets keep their names. Rewritten rules refer to the new sets by number; meters, to which rules
+        // write, by name.
         let mut anonymous = Vec::new();
         for contents in &self.sets {
             let mut set = contents.set.set.clone();
-            // The kernel has set it by itself. With it, it would choose a kind of set that rules cannot write to.
+            // The kernel set it. With it in a request, the kernel would choose a set type to which rules cannot write.
             if set.size == Some(SIZE_BY_DEFAULT) && !set.flags.intersects(SetFlags::DYNAMIC | SetFlags::TIMEOUT) {
                 set.size = None;
             }
@@ -169,12 +170,12 @@ impl TableSnapshot {
         Ok(transaction)
     }
 
-    /// The rules, those of a bound chain before the one that jumps to it: the kernel takes none behind that.
+    /// The rules, those of a bound chain before the one that jumps to it, since the kernel accepts none afterwards.
     fn rules_for_writing(&self) -> Vec<&ObservedRule> {
         let bound: BTreeSet<&ChainKey> =
             self.chains.iter().map(|found| &found.chain).filter(|chain| chain.bound).map(|chain| &chain.key).collect();
         let (mut ordered, mut written) = (Vec::new(), BTreeSet::new());
-        // Rules to write, the next one last, and whether what they jump to was written.
+        // Rules to write, the next one last, and whether the chains to which they jump were written.
         let mut rest: Vec<(&ObservedRule, bool)> =
             self.rules.iter().rev().filter(|rule| !bound.contains(&rule.chain)).map(|rule| (rule, false)).collect();
         while let Some((rule, is_ready)) = rest.pop() {

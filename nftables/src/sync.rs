@@ -1,4 +1,4 @@
-//! Difference of a table as it should be and as it is: the transaction that turns one into the other. Reads and writes nothing.
+//! Computes the transaction that brings a table to a desired state. No I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,20 +10,20 @@ use crate::model::{
 use crate::snapshot::TableSnapshot;
 use crate::transaction::{RulePlace, Transaction};
 
-/// A table as it should be.
+/// The desired state of a table.
 ///
-/// Counters, consumed quotas and what time is left to elements are the kernel's: they make no difference, and rules, objects and elements
-/// that stay keep theirs. Comments of anything but rules and elements make none either: the kernel does not change them.
+/// Counters, consumed quotas and remaining lifetimes are not compared; rules, objects and elements that stay keep
+/// theirs. Comments are only compared for rules and elements, since the kernel cannot change others.
 ///
-/// * Rules stay where they are in the wanted order; others are deleted, and missing ones are added between them. Rules of the same words
-///   ([`Rule::to_nft`]) are the same rule, whether this crate or nft has written their expressions.
-/// * Elements of a set that rules write to ([`SetFlags::DYNAMIC`]) are added, and never deleted. In a set with
-///   [`auto_merge`](Set::auto_merge), ranges are joined first.
-/// * A chain of another hook, a set of another type, or an object of other values is deleted and made again, with the rules and elements
-///   that refer to it, all at one instant.
-/// * What the table has beyond this is deleted, or stays with [`keep_others`](TableSpec::keep_others).
+/// * Existing rules stay if they are in the desired order. Others are deleted, and missing ones are inserted. Rules
+///   with the same text ([`Rule::to_nft`]) are equal, whether this crate or nft wrote their expressions.
+/// * Elements of a set to which rules write ([`SetFlags::DYNAMIC`]) are added but never deleted. In a set with
+///   [`auto_merge`](Set::auto_merge), ranges are merged first.
+/// * A chain with another hook, a set with another type, or an object with other values is deleted and created again,
+///   with the rules and elements that refer to it, atomically.
+/// * Everything else in the table is deleted, or kept with [`keep_others`](TableSpec::keep_others).
 ///
-/// Rules name sets, not [anonymous ones](Transaction::add_anonymous_set): those are made with each rule.
+/// Rules must not refer to [anonymous sets](Transaction::add_anonymous_set), since those are created with each rule.
 ///
 /// ```
 /// use nftables::fake::FakeNftables;
@@ -75,7 +75,7 @@ pub struct TableSpec {
     /// Flow tables.
     #[cfg_attr(feature = "serde", serde(default))]
     pub flowtables: Vec<Flowtable>,
-    /// Whether chains, sets, objects and flow tables that are not here stay. Default: they are deleted.
+    /// Whether chains, sets, objects and flow tables that are not listed here are kept. By default they are deleted.
     #[cfg_attr(feature = "serde", serde(default))]
     pub keep_others: bool,
 }
@@ -87,46 +87,46 @@ impl TableSpec {
         TableSpec { table, chains, sets, objects, flowtables, keep_others: false }
     }
 
-    /// The same with a chain of these rules.
+    /// Adds a chain with these rules.
     #[must_use]
     pub fn chain(mut self, chain: Chain, rules: impl IntoIterator<Item = Rule>) -> Self {
         self.chains.push((chain, rules.into_iter().collect()));
         self
     }
 
-    /// The same with a set or map of these elements.
+    /// Adds a set or map with these elements.
     #[must_use]
     pub fn set(mut self, set: Set, elements: impl IntoIterator<Item = Element>) -> Self {
         self.sets.push((set, elements.into_iter().collect()));
         self
     }
 
-    /// The same with an object.
+    /// Adds an object.
     #[must_use]
     pub fn object(mut self, object: Object) -> Self {
         self.objects.push(object);
         self
     }
 
-    /// The same with a flow table.
+    /// Adds a flow table.
     #[must_use]
     pub fn flowtable(mut self, flowtable: Flowtable) -> Self {
         self.flowtables.push(flowtable);
         self
     }
 
-    /// The same beside chains, sets, objects and flow tables of others in the table, which stay as they are.
+    /// Keeps chains, sets, objects and flow tables of other programs in the table.
     #[must_use]
     pub fn keep_others(mut self) -> Self {
         self.keep_others = true;
         self
     }
 
-    /// The changes that make the table so; `None` where there is no table. Empty when nothing differs.
-    /// [`Client::sync`](crate::Client::sync) reads, compares and commits.
+    /// Computes the changes that bring the table to this state; `observed` is `None` if there is no table. Empty if
+    /// nothing differs. [`Client::sync`](crate::Client::sync) reads, compares and commits.
     ///
     /// # Errors
-    /// Something is of another table or here twice, or a rule names a set of a transaction.
+    /// Something belongs to another table or occurs twice, or a rule refers to a set of a transaction.
     pub fn diff(&self, observed: Option<&TableSnapshot>) -> Result<Transaction, InvalidValue> {
         self.check()?;
         let mut difference = Difference::new(self, observed);
@@ -182,7 +182,7 @@ impl TableSpec {
     }
 }
 
-/// Names of what is deleted or made again, by kind.
+/// Names of what is deleted or created again, by kind.
 #[derive(Default)]
 struct Gone {
     chains: BTreeSet<Name>,
@@ -221,13 +221,13 @@ impl Gone {
     }
 }
 
-/// A wanted table beside the kernel's.
+/// A desired table and that of the kernel.
 struct Difference<'a> {
     wanted: &'a TableSpec,
     observed: Option<&'a TableSnapshot>,
     gone: Gone,
     transaction: Transaction,
-    /// Additions of rules, which come last.
+    /// Added rules, which come last.
     rules: Transaction,
     /// Additions of elements.
     elements: Transaction,
@@ -237,7 +237,7 @@ impl<'a> Difference<'a> {
     fn new(wanted: &'a TableSpec, observed: Option<&'a TableSnapshot>) -> Self {
         let mut gone = Gone::default();
         if let Some(observed) = observed {
-            // Kept are those that are wanted as they are, and foreign ones that may stay.
+            // Kept are equal ones, and those of other programs if allowed.
             let stays = |found: Option<bool>| found.unwrap_or(wanted.keep_others);
             for found in observed.chains.iter().map(|found| &found.chain) {
                 let is_same = wanted.chains.iter().find(|(chain, _)| chain.key == found.key);
@@ -269,10 +269,10 @@ impl<'a> Difference<'a> {
         Difference { wanted, observed, gone, transaction, rules, elements }
     }
 
-    /// Deletes what is not wanted so, referring parts first; notes additions to what stays.
+    /// Deletes what is not desired, referring parts first. Records additions to what stays.
     fn delete(&mut self) {
         let (wanted, Some(observed)) = (self.wanted, self.observed) else { return };
-        // Bound chains go with their rules.
+        // Bound chains are deleted with their rules.
         let chains =
             || observed.chains.iter().map(|found| &found.chain).filter(|chain| !chain.bound).map(|chain| &chain.key);
         for found in chains() {
@@ -307,7 +307,7 @@ impl<'a> Difference<'a> {
         }
     }
 
-    /// Flows of the devices that stay go on.
+    /// Flows of the devices that stay continue.
     fn change_devices(&mut self, wanted: &Flowtable, found: &Flowtable) {
         let lacks = |of: &Flowtable, in_it: &Flowtable| Flowtable {
             devices: in_it.devices.iter().filter(|device| !of.devices.contains(device)).cloned().collect(),
@@ -322,7 +322,7 @@ impl<'a> Difference<'a> {
         }
     }
 
-    /// Makes what is missing, referring parts last.
+    /// Creates what is missing, referring parts last.
     fn add(&mut self) {
         let (wanted, observed) = (self.wanted, self.observed);
         match observed.map(|observed| &observed.table.table) {
@@ -375,13 +375,14 @@ impl<'a> Difference<'a> {
         self.transaction.append(elements).append(rules);
     }
 
-    /// Keeps the longest run of rules that are in order, deletes the others, and adds what is missing before the next one that stays.
+    /// Keeps the longest sequence of rules in order, deletes the others, and inserts missing rules before the next one
+    /// that stays.
     fn change_rules(&mut self, chain: &Chain, wanted: &[Rule], observed: &[&ObservedRule]) {
         let wanted_fixed: Vec<Rule> = wanted.iter().map(fixed_rule).collect();
-        // One that refers to what goes is written again.
+        // A rule that refers to something deleted is written again.
         let found: Vec<Option<Rule>> =
             observed.iter().map(|found| (!self.gone.has(&found.rule)).then(|| fixed_rule(&found.rule))).collect();
-        // nft writes some rules in other expressions; they have the same words.
+        // nft writes some rules with other expressions but the same text.
         let is_other = !wanted_fixed.iter().map(Some).eq(found.iter().map(Option::as_ref));
         let worded =
             |rule: &Rule| (is_other.then(|| rule.to_nft(chain.key.table.family)).flatten(), rule.userdata.clone());
@@ -409,7 +410,7 @@ impl<'a> Difference<'a> {
         }
     }
 
-    /// Adds and deletes elements; one with other data, time-out or comment is replaced.
+    /// Adds and deletes elements. One with other data, timeout or comment is replaced.
     fn change_elements(&mut self, set: &Set, wanted: &[Element], observed: &[Element]) {
         let timeout = |element: &Element| element.extras().timeout.or(set.timeout);
         let wanted: BTreeMap<ElementKey, Element> =
@@ -440,7 +441,7 @@ impl<'a> Difference<'a> {
     }
 }
 
-/// A range of one value as that value.
+/// Turns a range of one value into that value.
 fn plain_key(key: &ElementKey) -> ElementKey {
     match key {
         ElementKey::Range(ends) => ElementKey::range(ends.0.clone(), ends.1.clone()),
@@ -448,8 +449,8 @@ fn plain_key(key: &ElementKey) -> ElementKey {
     }
 }
 
-/// Places of the longest sequence that two lists have in common, in order: in the wanted one and in the found one. Beyond a size that
-/// is worth its square, only what both begin and end with.
+/// Index pairs (desired, found) of the longest common subsequence. If the lists are too long for a quadratic algorithm,
+/// only the common beginning and end.
 fn common<W, F>(wanted: &[W], found: &[F], is_same: impl Fn(&W, &F) -> bool) -> Vec<(usize, usize)> {
     const LARGEST: usize = 1 << 20;
     let head = wanted.iter().zip(found).take_while(|(wanted, found)| is_same(wanted, found)).count();
@@ -460,7 +461,7 @@ fn common<W, F>(wanted: &[W], found: &[F], is_same: impl Fn(&W, &F) -> bool) -> 
     let mut places: Vec<(usize, usize)> = (0..head).map(|place| (place, place)).collect();
     if middle.0.saturating_mul(middle.1) <= LARGEST {
         let same = |of: usize, at: usize| rest.get(of).zip(others.get(at)).is_some_and(|(of, at)| is_same(of, at));
-        // Lengths of the longest sequences from these places on.
+        // Lengths of the longest sequences from these indexes on.
         let width = middle.1.saturating_add(1);
         let index = |of: usize, at: usize| of.saturating_mul(width).saturating_add(at);
         let mut lengths = vec![0_u32; middle.0.saturating_add(1).saturating_mul(width)];
@@ -496,14 +497,14 @@ fn common<W, F>(wanted: &[W], found: &[F], is_same: impl Fn(&W, &F) -> bool) -> 
     places
 }
 
-/// A rule without what changes by itself, and with what the kernel fills in.
+/// A rule without values that change at runtime, and with values that the kernel fills in.
 fn fixed_rule(rule: &Rule) -> Rule {
     let mut rule = rule.clone();
     rule.expressions.iter_mut().for_each(fix);
     rule
 }
 
-/// Takes back what an expression has counted.
+/// Clears what an expression has counted.
 pub(crate) fn reset(expression: &mut Expression) {
     match expression {
         Expression::Counter { packets, bytes } => (*packets, *bytes) = (0, 0),
@@ -528,7 +529,7 @@ fn fix(expression: &mut Expression) {
     }
 }
 
-/// An object's data without what changes by itself.
+/// An object's data without values that change at runtime.
 pub(crate) fn fixed_data(data: &ObjectData) -> ObjectData {
     match data {
         ObjectData::Counter { .. } => ObjectData::Counter { packets: 0, bytes: 0 },
@@ -543,7 +544,7 @@ fn policy(chain: &Chain) -> Option<crate::model::Policy> {
     chain.base.as_ref().map(|base| base.policy)
 }
 
-/// Whether a chain can become another one by its policy.
+/// Whether a change of policy turns one chain into the other.
 fn is_kind_of_chain(wanted: &Chain, found: &Chain) -> bool {
     let hook = |chain: &Chain| {
         let base = chain.base.as_ref()?;
@@ -553,7 +554,7 @@ fn is_kind_of_chain(wanted: &Chain, found: &Chain) -> bool {
     hook(wanted) == hook(found)
 }
 
-/// The kernel's limit for sets that rules write, where none is given (`nft_dynset_init`).
+/// The kernel's limit for sets to which rules write, if none is given (`nft_dynset_init`).
 pub(crate) const SIZE_BY_DEFAULT: u32 = 0xffff;
 
 fn is_kind_of_set(wanted: &Set, found: &Set) -> bool {

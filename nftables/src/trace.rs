@@ -18,44 +18,44 @@ use crate::wire::split;
 pub enum TraceStep {
     /// A rule matched.
     Rule {
-        /// The kernel's number of it, as in [`ObservedRule::handle`](crate::ObservedRule::handle).
+        /// The rule's handle, as in [`ObservedRule::handle`](crate::ObservedRule::handle).
         handle: u64,
-        /// Its verdict; [`Verdict::Continue`] for a rule without one.
+        /// Its verdict; [`Verdict::Continue`] if it has none.
         verdict: Verdict,
     },
-    /// The end of a chain's rules, which goes on with the caller or the policy. Of newer kernels nft does not print those with
-    /// [`Verdict::Continue`].
+    /// The end of a chain's rules; evaluation continues in the caller or with the policy. On newer kernels nft does not
+    /// print those with [`Verdict::Continue`].
     Return(Verdict),
     /// The end of a base chain.
     Policy(Verdict),
-    /// One that this library does not know (`NFT_TRACETYPE_*`).
+    /// A step that this crate does not know (`NFT_TRACETYPE_*`).
     Other(u32),
 }
 
-/// A step of a traced packet through the rules: of one for which a rule has set `meta nftrace`
+/// A step through the rules of a packet for which a rule has set `meta nftrace`
 /// ([`RuleBuilder::trace`](crate::RuleBuilder::trace)).
 ///
-/// Headers are the first bytes, at most 20 of the link, 40 of the network and 20 of the transport header, and come with the first step of a
-/// packet in each base chain only (`nft_trace_notify` in the kernel's nf_tables_trace.c).
+/// Headers are truncated: at most 20 bytes of the link, 40 of the network and 20 of the transport header. They only
+/// come with a packet's first step in each base chain (`nft_trace_notify` in the kernel's nf_tables_trace.c).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Trace {
-    /// Number of the packet: its steps have the same.
+    /// Number of the packet, equal in all its steps.
     pub id: u32,
-    /// Chain that it is in.
+    /// Chain in which the packet is.
     pub chain: ChainKey,
     /// End of the step.
     pub step: TraceStep,
     /// Family of the packet, in tables that see several.
     pub family: Option<Family>,
-    /// Index of the device that it came by.
+    /// Index of the input device.
     pub iif: Option<u32>,
-    /// Index of the device that it leaves by.
+    /// Index of the output device.
     pub oif: Option<u32>,
-    /// Hardware type of the device that it came by (`ARPHRD_*`).
+    /// Hardware type of the input device (`ARPHRD_*`).
     pub iif_type: Option<u16>,
-    /// Hardware type of the device that it leaves by (`ARPHRD_*`).
+    /// Hardware type of the output device (`ARPHRD_*`).
     pub oif_type: Option<u16>,
     /// Packet mark, unless it is 0.
     pub mark: Option<u32>,
@@ -68,7 +68,7 @@ pub struct Trace {
 }
 
 impl Trace {
-    /// Source and destination, where the network header came along.
+    /// Source and destination, if the network header is included.
     pub fn addresses(&self) -> Option<(IpAddr, IpAddr)> {
         let bytes = &self.network_header;
         match bytes.first()? >> 4 {
@@ -84,7 +84,7 @@ impl Trace {
         }
     }
 
-    /// Transport protocol, where the network header came along; of IPv6 the first extension header, if there is one.
+    /// Transport protocol, if the network header is included. For IPv6 this may be the first extension header.
     pub fn protocol(&self) -> Option<L4Protocol> {
         let place = match self.network_header.first()? >> 4 {
             4 => 9,
@@ -94,7 +94,7 @@ impl Trace {
         self.network_header.get(place).map(|number| L4Protocol(*number))
     }
 
-    /// Source and destination port of TCP, UDP, SCTP and the like, where the headers came along.
+    /// Source and destination port of TCP, UDP, SCTP and similar protocols, if the headers are included.
     pub fn ports(&self) -> Option<(u16, u16)> {
         let has_ports = matches!(self.protocol()?.0, 6 | 17 | 33 | 132 | 136);
         let of = |at| Some(u16::from_be_bytes(*self.transport_header.get(at..)?.first_chunk::<2>()?));
@@ -102,7 +102,7 @@ impl Trace {
     }
 }
 
-/// The step as `nft monitor trace` has it, with the rule's handle in the place of its text.
+/// The step as in `nft monitor trace`, with the rule's handle instead of its text.
 impl fmt::Display for Trace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "trace id {:08x} {} ", self.id, self.chain)?;
@@ -148,7 +148,7 @@ pub(crate) fn get_trace(payload: &[u8]) -> Result<Trace, WireError> {
     // NFT_TRACETYPE_*
     let step = match (kind, handle) {
         (1, _) => TraceStep::Policy(policy.unwrap_or_else(verdict)),
-        // Behind the last rule the kernel says that there was one, which has no number (`nf_trace_fill_rule_info`).
+        // After the last rule the kernel reports a rule without a number (`nf_trace_fill_rule_info`).
         (2, _) | (3, None) => TraceStep::Return(verdict()),
         (3, Some(handle)) => TraceStep::Rule { handle, verdict: verdict() },
         (other, _) => TraceStep::Other(other),

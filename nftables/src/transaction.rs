@@ -1,4 +1,4 @@
-//! Transactions: any number of changes that the kernel makes at one instant, or not at all.
+//! Transactions: any number of changes that the kernel applies atomically.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -20,10 +20,10 @@ use crate::wire::{
     put_table, set_userdata,
 };
 
-/// `NLM_F_APPEND` (linux/netlink.h): behind what is there.
+/// `NLM_F_APPEND` (linux/netlink.h): after the existing ones.
 const NLM_F_APPEND: u16 = 0x800;
 
-/// Position of a new rule in its chain. Rules are found by their handles, which the kernel gives.
+/// Position of a new rule in its chain. Rules are identified by their handles, which the kernel assigns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -33,13 +33,13 @@ pub enum RulePlace {
     Last,
     /// The beginning of the chain.
     First,
-    /// Behind the rule with this handle.
+    /// After the rule with this handle.
     After(u64),
     /// Before the rule with this handle.
     Before(u64),
 }
 
-/// Whether something may exist already.
+/// Whether the object may exist already.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Present {
     Keep,
@@ -62,13 +62,13 @@ pub(crate) enum Operation {
     DeleteSet(SetKey),
     AddElements(Elements, Present),
     DeleteElements(Elements),
-    /// With the word for it, `set` or `map`, on which only the text depends.
+    /// With the keyword `set` or `map`, which only matters for the text.
     FlushSet(SetKey, &'static str),
     AddObject(Object, Present),
     DeleteObject(ObjectKey),
     AddFlowtable(Flowtable, Present),
     DeleteFlowtable(FlowtableKey),
-    /// The flow table stays, without these devices.
+    /// The flow table stays, but loses these devices.
     DeleteFlowtableDevices(Flowtable),
 }
 
@@ -77,20 +77,20 @@ pub(crate) enum Operation {
 #[expect(clippy::struct_field_names, reason = "elements have no other name")]
 pub(crate) struct Elements {
     pub(crate) set: Set,
-    /// The set's number, when it is made in the same transaction.
+    /// The set's number, if it is created in the same transaction.
     pub(crate) id: Option<u32>,
     pub(crate) elements: Arc<Vec<Element>>,
 }
 
-/// Changes that are made together, in order. [`Client::commit`](crate::Client::commit) sends them.
+/// Changes that are applied together, in order. [`Client::commit`](crate::Client::commit) sends them.
 ///
-/// Existing objects: `add_…` of an equal one counts as done (an existing chain gets the policy; an existing map
-/// element with other data is an error), and `create_…` is refused. Deleting what does not exist is an error. The
-/// kernel checks each operation when its turn comes: what it needs must exist or come before it.
+/// If an equal object exists, `add_…` succeeds and `create_…` is refused. An existing chain gets the policy; an
+/// existing map element with other data is an error. Deleting what does not exist is an error. The kernel checks
+/// operations in order, so what an operation needs must exist or come before it.
 ///
 /// # Replace a table
 ///
-/// The new table takes the place of the old one at one instant: no packet meets neither, or both. Operations print as nft takes them.
+/// The new table replaces the old one atomically: no packet meets neither or both. Operations print in nft's syntax.
 ///
 /// ```
 /// use nftables::fake::FakeNftables;
@@ -142,7 +142,7 @@ pub(crate) struct Elements {
 ///
 /// # Deleting
 ///
-/// Referring objects go before the object that they refer to, in the same transaction:
+/// Within a transaction, referring objects must be deleted before the object that they refer to:
 ///
 /// ```
 /// # use nftables::fake::FakeNftables;
@@ -180,7 +180,7 @@ pub(crate) struct Elements {
 pub struct Transaction {
     pub(crate) operations: Vec<Operation>,
     pub(crate) generation: Option<u32>,
-    /// Sets made so far: the last one's number.
+    /// Number of sets created so far, which is the number of the last one.
     sets: u32,
 }
 
@@ -200,7 +200,7 @@ impl Transaction {
         self.operations.is_empty()
     }
 
-    /// Refuses the transaction when the rule set is not of this generation any more
+    /// Refuses the transaction if the rule set has another generation than this
     /// ([`Client::generation`](crate::Client::generation)).
     pub fn expect_generation(&mut self, generation: u32) -> &mut Self {
         self.generation = Some(generation);
@@ -212,35 +212,35 @@ impl Transaction {
         self
     }
 
-    /// Makes a table; sets flags of one that exists.
+    /// Creates a table; sets the flags of an existing one.
     #[doc(alias = "NFT_MSG_NEWTABLE")]
     pub fn add_table(&mut self, table: Table) -> &mut Self {
         self.push(Operation::AddTable(table, Present::Keep))
     }
 
-    /// Makes a table that must not exist.
+    /// Creates a table that must not exist.
     pub fn create_table(&mut self, table: Table) -> &mut Self {
         self.push(Operation::AddTable(table, Present::Refuse))
     }
 
-    /// Deletes a table with everything in it.
+    /// Deletes a table with all its contents.
     #[doc(alias = "NFT_MSG_DELTABLE")]
     pub fn delete_table(&mut self, table: &TableKey) -> &mut Self {
         self.push(Operation::DeleteTable(table.clone()))
     }
 
-    /// Deletes a table with everything in it, whether it exists or not, by making it first.
+    /// Deletes a table with all its contents, whether it exists or not, by creating it first.
     pub fn remove_table(&mut self, table: &TableKey) -> &mut Self {
         self.add_table(Table::new(table.clone())).delete_table(table)
     }
 
-    /// Makes a chain; sets the policy of one that exists.
+    /// Creates a chain; sets the policy of an existing one.
     #[doc(alias = "NFT_MSG_NEWCHAIN")]
     pub fn add_chain(&mut self, chain: Chain) -> &mut Self {
         self.push(Operation::AddChain(chain, Present::Keep))
     }
 
-    /// Makes a chain that must not exist.
+    /// Creates a chain that must not exist.
     pub fn create_chain(&mut self, chain: Chain) -> &mut Self {
         self.push(Operation::AddChain(chain, Present::Refuse))
     }
@@ -267,12 +267,12 @@ impl Transaction {
         self.add_rule_at(chain, rule, RulePlace::Last)
     }
 
-    /// Adds a rule at a place.
+    /// Adds a rule at a position.
     pub fn add_rule_at(&mut self, chain: &ChainKey, rule: impl Into<Rule>, place: RulePlace) -> &mut Self {
         self.push(Operation::AddRule(chain.clone(), rule.into(), place))
     }
 
-    /// Puts a rule in the place of the one with this handle.
+    /// Replaces the rule with this handle.
     pub fn replace_rule(&mut self, chain: &ChainKey, handle: u64, rule: impl Into<Rule>) -> &mut Self {
         self.push(Operation::ReplaceRule(chain.clone(), handle, rule.into()))
     }
@@ -290,22 +290,22 @@ impl Transaction {
         reference
     }
 
-    /// Makes a set or map; one that exists stays as it is. Rules of this transaction refer to it by the returned
-    /// reference, or by its name.
+    /// Creates a set or map; an existing one is not changed. Rules of this transaction refer to it by the returned
+    /// reference or by name.
     #[doc(alias = "NFT_MSG_NEWSET")]
     pub fn add_set(&mut self, set: Set) -> SetReference {
         self.push_set(set, Present::Keep)
     }
 
-    /// Makes a set or map that must not exist.
+    /// Creates a set or map that must not exist.
     pub fn create_set(&mut self, set: Set) -> SetReference {
         self.push_set(set, Present::Refuse)
     }
 
-    /// Makes an anonymous set for one rule of this transaction; it is deleted with that rule. The rule refers to it by
-    /// the returned reference.
+    /// Creates an anonymous set for one rule of this transaction, which is deleted with that rule. The rule refers to
+    /// it by the returned reference.
     ///
-    /// The name in the set's key does not matter.
+    /// The name in the set's key is ignored.
     ///
     /// # Errors
     /// Never: the kernel's pattern for such names is a valid name.
@@ -333,7 +333,7 @@ impl Transaction {
 
     /// Deletes all elements of a set.
     ///
-    /// The kernel takes it for a map too, but nft does not read the text of that: see [`flush_map`](Self::flush_map).
+    /// The kernel accepts this for a map too, but nft cannot parse its text: use [`flush_map`](Self::flush_map).
     pub fn flush_set(&mut self, set: &SetKey) -> &mut Self {
         self.push(Operation::FlushSet(set.clone(), "set"))
     }
@@ -343,7 +343,8 @@ impl Transaction {
         self.push(Operation::FlushSet(map.clone(), "map"))
     }
 
-    /// Adds elements, thousands in a message. `set` says how keys are laid out; only its key, types and flags matter.
+    /// Adds elements, thousands per message. Only the key, types and flags of `set` matter; they decide how keys are
+    /// encoded.
     #[doc(alias = "NFT_MSG_NEWSETELEM")]
     pub fn add_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
         self.push_elements(set, Arc::new(elements.into_iter().collect()), Present::Keep)
@@ -354,7 +355,7 @@ impl Transaction {
         self.push_elements(set, Arc::new(elements.into_iter().collect()), Present::Refuse)
     }
 
-    /// Adds elements of a list that others hold too: [`add_elements`](Transaction::add_elements) without a copy.
+    /// Adds shared elements: [`add_elements`](Transaction::add_elements) without a copy.
     pub fn add_shared_elements(&mut self, set: &Set, elements: Arc<Vec<Element>>) -> &mut Self {
         self.push_elements(set, elements, Present::Keep)
     }
@@ -363,22 +364,23 @@ impl Transaction {
         self.push(Operation::AddElements(Elements { set: set.clone(), id: None, elements }, present))
     }
 
-    /// Deletes elements by their keys; data and options do not matter.
+    /// Deletes elements by key. Data and options are ignored.
     #[doc(alias = "NFT_MSG_DELSETELEM")]
     pub fn delete_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
         let elements = Arc::new(elements.into_iter().map(|element| Element::new(element.key)).collect());
         self.push(Operation::DeleteElements(Elements { set: set.clone(), id: None, elements }))
     }
 
-    /// Deletes elements as they were read, whether they have run out since or not: those that can are added first. The kernel drops an
-    /// element whose time is over without a new generation, so that [`delete_elements`](Self::delete_elements) may come too late.
+    /// Deletes elements as they were read, even if they have expired since: those that can expire are added first. The
+    /// kernel drops expired elements without a new generation, so [`delete_elements`](Self::delete_elements) could
+    /// fail.
     ///
-    /// In a set that is full, one that has run out still counts until the kernel collects it, and adding it again is refused.
+    /// In a full set, an expired element counts until the kernel collects it, so adding it again is refused.
     pub fn remove_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
         let elements: Vec<Element> = elements.into_iter().collect();
         let can_run_out = |element: &&Element| element.extras().expiration.is_some();
         let mut again: Vec<Element> = elements.iter().filter(can_run_out).cloned().collect();
-        // The whole time anew: what is left may be over before the deletion.
+        // With the full timeout: the rest may be over before the deletion.
         again.iter_mut().for_each(Element::forget_expiration);
         if !again.is_empty() {
             self.add_elements(set, again);
@@ -386,13 +388,13 @@ impl Transaction {
         self.delete_elements(set, elements)
     }
 
-    /// Makes an object; one that exists stays as it is, or gets new bounds where its kind allows it.
+    /// Creates an object; an existing one is not changed, or gets new limits if its kind allows it.
     #[doc(alias = "NFT_MSG_NEWOBJ")]
     pub fn add_object(&mut self, object: Object) -> &mut Self {
         self.push(Operation::AddObject(object, Present::Keep))
     }
 
-    /// Makes an object that must not exist.
+    /// Creates an object that must not exist.
     pub fn create_object(&mut self, object: Object) -> &mut Self {
         self.push(Operation::AddObject(object, Present::Refuse))
     }
@@ -403,26 +405,26 @@ impl Transaction {
         self.push(Operation::DeleteObject(object.clone()))
     }
 
-    /// Makes a flow table; one that exists gets the devices that it does not have. Its priority and
+    /// Creates a flow table; an existing one gets the devices that it lacks. Its priority and
     /// [`FlowtableFlags::HW_OFFLOAD`](crate::FlowtableFlags::HW_OFFLOAD) cannot be changed.
     #[doc(alias = "NFT_MSG_NEWFLOWTABLE")]
     pub fn add_flowtable(&mut self, flowtable: Flowtable) -> &mut Self {
         self.push(Operation::AddFlowtable(flowtable, Present::Keep))
     }
 
-    /// Makes a flow table that must not exist.
+    /// Creates a flow table that must not exist.
     pub fn create_flowtable(&mut self, flowtable: Flowtable) -> &mut Self {
         self.push(Operation::AddFlowtable(flowtable, Present::Refuse))
     }
 
-    /// Deletes a flow table that no rule adds to.
+    /// Deletes a flow table that no rule uses.
     #[doc(alias = "NFT_MSG_DELFLOWTABLE")]
     pub fn delete_flowtable(&mut self, flowtable: &FlowtableKey) -> &mut Self {
         self.push(Operation::DeleteFlowtable(flowtable.clone()))
     }
 
-    /// Takes devices from a flow table, which stays. Since Linux 5.8. Its flags do not matter. A device that it does not have is an error,
-    /// and so is no device at all.
+    /// Removes devices from a flow table, which stays. Since Linux 5.8. Its flags are ignored. It is an error to name a
+    /// device that it does not have, or no device.
     pub fn delete_flowtable_devices(&mut self, flowtable: Flowtable) -> &mut Self {
         self.push(Operation::DeleteFlowtableDevices(flowtable))
     }
@@ -439,11 +441,11 @@ impl Transaction {
     }
 }
 
-/// A message is closed when it is longer; one more element always fits below the 65,535 bytes an attribute can have.
+/// Bytes after which a message is closed. One more element always fits into the 65,535 bytes of an attribute.
 const MESSAGE_BYTES: usize = 56 << 10;
 
 impl Operation {
-    /// Renumbers the sets behind the `base` sets made before.
+    /// Renumbers the sets to follow the `base` sets created before.
     fn shift_ids(&mut self, base: u32) {
         let shift = |id: &mut Option<u32>| *id = id.map(|id| id.saturating_add(base));
         match self {
@@ -516,7 +518,7 @@ impl Operation {
         }
     }
 
-    /// Rejects what the kernel would misunderstand, or this library could not write in full.
+    /// Rejects what the kernel would misinterpret, or what could not be written in full.
     pub(crate) fn check(&self) -> Result<(), InvalidValue> {
         match self {
             Operation::AddTable(table, _) => userdata::check(table.comment.as_deref(), 0),
@@ -546,7 +548,7 @@ impl Operation {
                 userdata::check(object.comment.as_deref(), 0)
             }
             Operation::DeleteFlowtableDevices(flowtable) if flowtable.devices.is_empty() => {
-                // The kernel would delete the whole.
+                // The kernel would delete the whole flow table.
                 let what = format!("no devices to delete from flow table {}", flowtable.key);
                 Err(InvalidValue::new(what, "name some, or delete the flow table"))
             }
@@ -571,7 +573,7 @@ impl Operation {
         }
     }
 
-    /// Whether another message is needed behind this many elements. Without elements there is nothing to say at all.
+    /// Whether another message is needed after this many elements. Without elements there is nothing to send.
     pub(crate) fn has_more(&self, written: usize) -> bool {
         match self.elements() {
             Some(elements) => written < elements.elements.len(),
@@ -579,8 +581,8 @@ impl Operation {
         }
     }
 
-    /// Appends the attributes of one message, with the elements from `from` on that fit. Returns where the next message
-    /// starts.
+    /// Appends the attributes of one message, with the elements from index `from` that fit. Returns where the next
+    /// message starts.
     pub(crate) fn put(&self, out: &mut Encoder, from: usize) -> usize {
         match self {
             Operation::AddTable(table, _) => put_table(out, table),
@@ -638,7 +640,7 @@ impl Operation {
         from.saturating_add(1)
     }
 
-    /// Description of the operation for errors: `"adding chain inet t c"`.
+    /// The operation, for errors: `"adding chain inet t c"`.
     pub(crate) fn action(&self) -> String {
         match self {
             Operation::AddTable(table, _) => format!("adding table {}", table.key),
@@ -663,13 +665,13 @@ impl Operation {
         }
     }
 
-    /// Whether it adds ranges without data, and keeps equal ones.
+    /// Whether it adds ranges without data and accepts equal ones.
     pub(crate) fn keeps_ranges(&self) -> bool {
         let Operation::AddElements(Elements { set, .. }, Present::Keep) = self else { return false };
         set.flags.contains(SetFlags::INTERVAL) && set.data.is_none()
     }
 
-    /// The part of a message, with the elements from `from` on, in which the attribute at this byte of its attributes is.
+    /// The part of a message, with the elements from index `from`, whose attribute is at this offset.
     pub(crate) fn part_at(&self, from: usize, offset: usize) -> Part {
         let mut out = Encoder::new();
         self.put(&mut out, from);
@@ -698,7 +700,7 @@ impl Operation {
         if path.is_empty() { Part::Whole } else { Part::Attribute(self.table().path(&path)) }
     }
 
-    /// The refused part when the kernel does not say where it is: one of the elements of a message, or the whole operation.
+    /// The refused part if the kernel does not report where it is: one of a message's elements, or the whole operation.
     pub(crate) fn part_without_place(&self, sent: &Range<usize>) -> Part {
         match (self.elements(), sent.end.checked_sub(1)) {
             (Some(_), Some(last)) if sent.start <= last => Part::AmongElements { first: sent.start, last },
@@ -728,13 +730,13 @@ impl Operation {
     }
 }
 
-/// Table and name, as [`Operation::DeleteFlowtable`] and requests give them.
+/// Table and name, as in [`Operation::DeleteFlowtable`] and requests.
 pub(crate) fn put_flowtable_key(out: &mut Encoder, key: &FlowtableKey) {
     put_name(out, FlowtableAttr::TABLE, &key.table.name);
     put_name(out, FlowtableAttr::NAME, &key.name);
 }
 
-/// The names of a list of attributes, one of which may itself be called `TABLE`.
+/// The table of attribute names. A separate function, because one of its names may be `TABLE`.
 fn table_of<'a, A: Attribute<'a>>() -> &'static AttrTable {
     A::TABLE
 }
@@ -747,7 +749,7 @@ impl Elements {
             if ElementForm::of(&self.set) == ElementForm::Single {
                 return invalid("the set is not one of ranges: SetFlags::INTERVAL");
             }
-            // The kernel would take the first value as the start of a range without an end.
+            // The kernel would treat the first value as the start of a range without an end.
             if first > last || first.len() != last.len() {
                 return invalid("it ends before it starts");
             }
@@ -776,7 +778,7 @@ impl Elements {
         written
     }
 
-    /// Index of the element that an attribute of a message belongs to: ranges may take two attributes.
+    /// Index of the element to which an attribute of a message belongs. A range may take two attributes.
     fn index_of(&self, from: usize, attribute: usize) -> usize {
         let pairs = ElementForm::of(&self.set) == ElementForm::Pairs;
         let mut attributes = 0_usize;
@@ -791,7 +793,7 @@ impl Elements {
     }
 }
 
-/// One message of a transaction: an operation, and the elements it carries.
+/// One message of a transaction: an operation, and the elements in it.
 #[derive(Clone, Debug)]
 pub(crate) struct SentMessage {
     pub(crate) operation: usize,

@@ -1,6 +1,6 @@
-//! nft's notes of what a set's keys and data are made of (`typeof`), which it keeps in the set's userdata.
+//! nft's notes about the operands of a set's keys and data (`typeof`), which it stores in the set's userdata.
 //!
-//! The numbers are those of nft's expressions, protocols and fields, all in the machine's byte order.
+//! The numbers are those of nft's expressions, protocols and fields, all in host byte order.
 
 use crate::expr::{CtKey, Direction, HeaderBase, MetaKey, NumgenKind};
 use crate::model::{DataType, Field};
@@ -22,8 +22,8 @@ const NUMGEN: u32 = 23;
 /// nft's number of TCP.
 const TCP: u32 = 8;
 
-/// Part of a set that nft's type notes describe. Ports in a map's data are noted as those of TCP: nft takes no others after a
-/// match on the transport protocol, and goes by their length alone.
+/// Part of a set that nft's type notes describe. Ports in a map's data are noted as TCP's: after a match on the
+/// transport protocol nft accepts no others, and only compares their length.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum About {
     Key,
@@ -51,7 +51,7 @@ fn put_number(out: &mut Vec<u8>, kind: u8, number: u32) {
     put(out, kind, &number.to_ne_bytes());
 }
 
-/// Number and notes of one operand; `None` for one that nft keeps no notes of.
+/// Number and note of one operand; `None` if nft has no note for it.
 fn note(operand: &Operand, about: About) -> Option<(u32, Vec<u8>)> {
     let mut out = Vec::new();
     let number = match operand {
@@ -92,7 +92,7 @@ fn framed(number: u32, data: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Operands as nft notes them; `None` when it keeps no notes of one of them.
+/// Encodes operands as nft's notes; `None` if nft has no note for one of them.
 pub(crate) fn put_operands(operands: &[Operand], about: About) -> Option<Vec<u8>> {
     if let [one] = operands {
         let (number, data) = note(one, about)?;
@@ -104,11 +104,11 @@ pub(crate) fn put_operands(operands: &[Operand], about: About) -> Option<Vec<u8>
         put(&mut all, place, &framed(number, &data));
     }
     let out = framed(CONCAT, &all);
-    // More than an item can hold is left out by `put`.
+    // `put` omits what is too long for one item.
     (!operands.is_empty() && u8::try_from(out.len()).is_ok()).then_some(out)
 }
 
-/// Note of nft for the data of a map of verdicts.
+/// nft's note for the data of a map of verdicts.
 pub(crate) fn put_verdict() -> Vec<u8> {
     framed(VERDICT, &[])
 }
@@ -145,7 +145,7 @@ fn operand(bytes: &[u8]) -> Option<Operand> {
     })
 }
 
-/// Operands as nft noted them; `None` for notes that would not be written the same again.
+/// Decodes operands from nft's notes; `None` if they would not be written back unchanged.
 pub(crate) fn get_operands(bytes: &[u8], about: About) -> Option<Vec<Operand>> {
     let operands = if number_of(bytes, EXPRESSION)? == CONCAT {
         let (_, data) = items(bytes).find(|(kind, _)| *kind == DATA)?;

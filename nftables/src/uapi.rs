@@ -1,4 +1,4 @@
-//! Numbers of linux/netfilter/nf_tables.h and its neighbours, with the names they have there.
+//! Numbers of linux/netfilter/nf_tables.h and related headers, with their C names.
 
 macro_rules! constants {
     ($($name:ident: $type:ty = $value:expr;)*) => { $(

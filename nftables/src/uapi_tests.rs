@@ -1,4 +1,4 @@
-//! Numbers against the C headers of this machine (package linux-libc-dev).
+//! Compares the numbers with this machine's C headers (package linux-libc-dev).
 
 use std::collections::BTreeMap;
 
@@ -119,7 +119,7 @@ fn attributes_are_those_of_the_header() {
     for table in tables {
         for row in table.rows {
             let name = format!("{}{}", table.prefix, row.name);
-            // Attributes that some distributions' headers do not have yet.
+            // Attributes that are newer than some distributions' headers.
             let younger = ["NFTA_SET_TYPE", "NFTA_SET_COUNT", "NFTA_DEVICE_PREFIX"].contains(&name.as_str())
                 && !known.contains_key(&name);
             assert!(younger || known.get(&name) == Some(&i64::from(row.kind)), "{name}: {:?}", known.get(&name));
@@ -147,7 +147,7 @@ fn keys_and_kinds_are_those_of_the_header() {
         ("NFT_XFRM_KEY_", XfrmKey::CONSTANTS),
     ] {
         for (name, number) in constants {
-            // Younger than some distributions' headers.
+            // Newer than some distributions' headers.
             let younger = *name == "NFT_PAYLOAD_INNER_HEADER" && !known.contains_key(*name);
             assert!(younger || known.get(*name) == Some(&i64::from(*number)), "{name}: {:?}", known.get(*name));
             assert!(name.starts_with(prefix), "{name}");

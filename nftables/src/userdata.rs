@@ -1,10 +1,10 @@
-//! Data that nft keeps with tables, chains, rules, sets and elements: a list of type, length, value, a byte each for the
-//! first two.
+//! Data that nft stores with tables, chains, rules, sets and elements: a list of type, length and value, with one byte
+//! each for type and length.
 
 use crate::model::InvalidValue;
 use crate::uapi::NFT_USERDATA_MAXLEN;
 
-/// `NFTNL_UDATA_*_COMMENT` of everything but sets.
+/// `NFTNL_UDATA_*_COMMENT`, except for sets.
 pub(crate) const COMMENT: u8 = 0;
 /// `NFTNL_UDATA_SET_KEYBYTEORDER`.
 pub(crate) const SET_KEY_BYTE_ORDER: u8 = 0;
@@ -21,7 +21,7 @@ pub(crate) const SET_COMMENT: u8 = 7;
 /// `NFTNL_UDATA_SET_ELEM_FLAGS`.
 pub(crate) const ELEMENT_FLAGS: u8 = 1;
 
-/// Whether a comment and so many other bytes can be kept.
+/// Whether a comment and this many other bytes fit.
 pub(crate) fn check(comment: Option<&str>, others: usize) -> Result<(), InvalidValue> {
     let Some(comment) = comment else { return Ok(()) };
     let invalid = |why| Err(InvalidValue::new(format!("comment {comment:?}"), why));
@@ -35,7 +35,7 @@ pub(crate) fn check(comment: Option<&str>, others: usize) -> Result<(), InvalidV
     Ok(())
 }
 
-/// Appends one item. A value longer than 255 bytes is left out.
+/// Appends one item. A value longer than 255 bytes is omitted.
 pub(crate) fn put(out: &mut Vec<u8>, kind: u8, value: &[u8]) {
     if let Ok(length) = u8::try_from(value.len()) {
         out.extend_from_slice(&[kind, length]);
@@ -43,14 +43,14 @@ pub(crate) fn put(out: &mut Vec<u8>, kind: u8, value: &[u8]) {
     }
 }
 
-/// Appends a comment with the NUL that nft wants.
+/// Appends a comment with the NUL that nft requires.
 pub(crate) fn put_comment(out: &mut Vec<u8>, kind: u8, comment: &str) {
     let mut bytes = comment.as_bytes().to_vec();
     bytes.push(0);
     put(out, kind, &bytes);
 }
 
-/// The items. Ends at the first that is cut off.
+/// The items, up to the first truncated one.
 pub(crate) fn items(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     let mut rest = bytes;
     std::iter::from_fn(move || {
@@ -61,7 +61,7 @@ pub(crate) fn items(bytes: &[u8]) -> impl Iterator<Item = (u8, &[u8])> {
     })
 }
 
-/// Takes a comment out of userdata: the comment, and the rest as it was. Userdata that are no such list stay whole.
+/// Splits userdata into the comment and the rest, which is unchanged. If it is not such a list, all of it is the rest.
 pub(crate) fn split_comment(bytes: &[u8], kind: u8) -> (Option<String>, Vec<u8>) {
     let whole: usize = items(bytes).map(|(_, value)| value.len().saturating_add(2)).fold(0, usize::saturating_add);
     if whole != bytes.len() {
@@ -80,7 +80,7 @@ pub(crate) fn split_comment(bytes: &[u8], kind: u8) -> (Option<String>, Vec<u8>)
     (comment, rest)
 }
 
-/// Userdata of a comment and of the rest.
+/// Joins a comment and the rest to userdata.
 pub(crate) fn join_comment(comment: Option<&str>, kind: u8, rest: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     if let Some(comment) = comment {

@@ -1,4 +1,4 @@
-//! Matches and statements that most rules do without: ranges, flags, options, what goes on with a connection, and where packets go.
+//! Less common matches and statements: ranges, flags, options, connection state, and where packets are sent.
 
 use std::net::{IpAddr, SocketAddr};
 use std::ops::RangeInclusive;
@@ -23,7 +23,7 @@ bitflags::bitflags! {
         const SYN = 0x02;
         /// A reset.
         const RST = 0x04;
-        /// Data to be handed on at once.
+        /// Push data to the application at once.
         const PSH = 0x08;
         /// An acknowledgement.
         const ACK = 0x10;
@@ -36,10 +36,10 @@ bitflags::bitflags! {
     }
 }
 
-/// Kind of TCP's option for the greatest segment size (RFC 9293).
+/// TCP option kind of the maximum segment size (RFC 9293).
 const MAXSEG: u8 = 2;
 
-/// The first register behind an address.
+/// The first register after an address.
 fn behind(address: IpAddr) -> Option<Register> {
     Register::FIRST.behind(if address.is_ipv4() { 4 } else { 16 })
 }
@@ -87,11 +87,11 @@ fn version(address: IpAddr) -> (IpVersion, Family) {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 impl RuleBuilder {
-    /// Turns the last match around: `!=` for `==`, outside of a range, not in a set, above a rate, a quota or a number of connections
-    /// (`over`).
+    /// Negates the last match: `!=` instead of `==`, outside a range, not in a set, above a rate, a quota or a number
+    /// of connections (`over`).
     ///
     /// # Errors
-    /// By [`build`](RuleBuilder::build), where the last call was no match.
+    /// By [`build`](RuleBuilder::build), if the last call was not a match.
     #[doc(alias = "over")]
     #[doc(alias = "not")]
     pub fn negated(mut self) -> Self {
@@ -121,8 +121,8 @@ impl RuleBuilder {
         self
     }
 
-    /// Matches when an operand is in a range, both ends included. Both are in network byte order ([`Value::be32`]): the kernel compares
-    /// byte by byte, and the rule turns around an operand of the machine's byte order.
+    /// Matches if an operand is in a range, both ends inclusive. Both must be in network byte order ([`Value::be32`]),
+    /// since the kernel compares byte by byte. The rule converts an operand in host byte order.
     pub fn in_range(mut self, operand: &Operand, from: impl Into<Value>, to: impl Into<Value>) -> Self {
         let (from, to, length) = (from.into(), to.into(), operand.length());
         let invalid = |why| Err(InvalidValue::new(format!("a range from {from:?} to {to:?}"), why));
@@ -155,15 +155,15 @@ impl RuleBuilder {
         self.in_range(&Operand::SPORT, Value::port(*ports.start()), Value::port(*ports.end()))
     }
 
-    /// Matches packets of TCP of whose flags those of `mask` are `value`. Adds the match on the protocol.
+    /// Matches TCP packets whose flags under `mask` are `value`. Adds the match on the protocol.
     pub fn tcp_flags(self, value: TcpFlags, mask: TcpFlags) -> Self {
         let flags = Operand::TCP_FLAGS;
         let flags = if mask.is_all() { flags } else { flags.masked(Value::byte(mask.bits())) };
         self.meta_l4proto(super::L4Protocol::TCP).matches(&flags, CmpOp::Eq, Value::byte(value.bits()))
     }
 
-    /// Sets TCP's option for the greatest segment size to what the packet's route has room for (`set rt mtu`); larger stays no larger,
-    /// smaller stays (`nft_exthdr_tcp_set_eval`). Match packets with the flag SYN first.
+    /// Lowers TCP's maximum segment size to what the packet's route allows (`set rt mtu`). It is never raised
+    /// (`nft_exthdr_tcp_set_eval`). Match packets with the flag SYN first.
     #[doc(alias = "maxseg")]
     pub fn clamp_mss(mut self) -> Self {
         let register = Register::FIRST;
@@ -172,7 +172,7 @@ impl RuleBuilder {
         self.expression(Expression::ByteOrder { source: register, register, op, length: 2, size: 2 }).write_mss()
     }
 
-    /// Sets TCP's option for the greatest segment size to at most this; a smaller one stays. Match packets with the flag SYN first.
+    /// Lowers TCP's maximum segment size to at most this; it is never raised. Match packets with the flag SYN first.
     #[doc(alias = "maxseg")]
     pub fn set_mss(self, bytes: u16) -> Self {
         self.expression(Expression::Immediate { register: Register::FIRST, value: Value::port(bytes) }).write_mss()
@@ -183,7 +183,8 @@ impl RuleBuilder {
         self.expression(Expression::ExthdrSet { op: ExthdrOp::Tcp, kind: MAXSEG, offset: 2, length: 2, source })
     }
 
-    /// Matches a sender's operating system by its name in the fingerprints that `nfnl_osf` has loaded, at most 15 bytes.
+    /// Matches the sender's operating system by its name in the fingerprints that `nfnl_osf` has loaded, at most 15
+    /// bytes.
     pub fn osf_name(mut self, name: &str) -> Self {
         match self.note(Value::interface(name)) {
             Some(value) => self.matches(&Operand::Osf { ttl: 0, version: false }, CmpOp::Eq, value),
@@ -223,19 +224,19 @@ impl RuleBuilder {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 impl RuleBuilder {
-    /// Sets metadata of the packet to a constant or to what is read from it.
+    /// Sets packet metadata to a constant or to a value read from the packet.
     pub fn set_meta(mut self, key: MetaKey, value: impl Into<Operand>) -> Self {
         self.load(&[value.into()], Register::FIRST);
         self.expression(Expression::MetaSet { key, source: Register::FIRST })
     }
 
-    /// Sets a part of the connection to a constant or to what is read from the packet.
+    /// Sets a connection property to a constant or to a value read from the packet.
     pub fn set_ct(mut self, key: CtKey, value: impl Into<Operand>) -> Self {
         self.load(&[value.into()], Register::FIRST);
         self.expression(Expression::CtSet { key, direction: None, source: Register::FIRST })
     }
 
-    /// Matches connections of which `mark & mask` is `value`.
+    /// Matches connections whose `mark & mask` is `value`.
     pub fn ct_mark(self, value: u32, mask: u32) -> Self {
         let operand = if mask == u32::MAX { Operand::CT_MARK } else { Operand::CT_MARK.masked(Value::mark(mask)) };
         self.matches(&operand, CmpOp::Eq, Value::mark(value))
@@ -246,18 +247,18 @@ impl RuleBuilder {
         self.set_ct(CtKey::Mark, Value::mark(mark))
     }
 
-    /// Sets the connection mark to the packet's.
+    /// Copies the packet mark to the connection.
     pub fn save_mark(self) -> Self {
         self.set_ct(CtKey::Mark, Operand::MARK)
     }
 
-    /// Sets the packet mark to the connection's.
+    /// Copies the connection mark to the packet.
     pub fn restore_mark(self) -> Self {
         self.set_meta(MetaKey::Mark, Operand::CT_MARK)
     }
 
-    /// Puts the packet into a zone of connection tracking: equal addresses of different zones are different connections. In a
-    /// chain at [`Priority::RAW`](crate::Priority::RAW), which is before connection tracking.
+    /// Puts the packet into a connection-tracking zone: equal addresses in different zones are different connections.
+    /// Use it in a chain at [`Priority::RAW`](crate::Priority::RAW), which runs before connection tracking.
     pub fn set_ct_zone(self, zone: u16) -> Self {
         self.set_ct(CtKey::Zone, Value::of(&zone.to_ne_bytes()))
     }
@@ -269,7 +270,7 @@ impl RuleBuilder {
         self.matches(&labels, CmpOp::Ne, Value::of(&[0; 16]))
     }
 
-    /// Gives the connection a label, 0 to 127, beside those that it has.
+    /// Adds a label, 0 to 127, to the connection.
     pub fn set_ct_label(mut self, label: u8) -> Self {
         let Some(bits) = self.label_bits(label) else { return self };
         self.set_ct(CtKey::Labels, bits)
@@ -280,25 +281,25 @@ impl RuleBuilder {
         self.note(bits.ok_or_else(|| InvalidValue::new(format!("label {label}"), "labels are 0 to 127")))
     }
 
-    /// Matches up to so many connections at once. With [`negated`](RuleBuilder::negated) those beyond: `ct count over`.
-    /// In an element of a set ([`meter`](RuleBuilder::meter)) connections are counted for each key.
+    /// Matches up to this many concurrent connections; with [`negated`](RuleBuilder::negated), more than that: `ct
+    /// count over`. In an element of a set ([`meter`](RuleBuilder::meter)) connections are counted per key.
     pub fn ct_count(self, connections: u32) -> Self {
         self.expression(Expression::ConnectionLimit { count: connections, inverted: false })
     }
 
-    /// Matches up to so many bytes in all. With [`negated`](RuleBuilder::negated) what is beyond: `quota over`.
+    /// Matches up to this many bytes in total; with [`negated`](RuleBuilder::negated), beyond that: `quota over`.
     pub fn quota(self, bytes: u64) -> Self {
         self.expression(Expression::Quota { bytes, consumed: 0, inverted: false })
     }
 
-    /// Matches up to so many bytes in a unit of time, and `burst` bytes at once. With [`negated`](RuleBuilder::negated) what is
-    /// beyond: `limit rate over`.
+    /// Matches up to this many bytes per unit of time, with bursts of `burst` bytes; with
+    /// [`negated`](RuleBuilder::negated), beyond that: `limit rate over`.
     pub fn limit_bytes(self, rate: u64, unit: crate::expr::LimitUnit, burst: u32) -> Self {
         self.expression(Expression::Limit { rate, unit, burst, bytes: true, inverted: false })
     }
 
-    /// Adds or updates an element that has expressions of its own: counts, limits or quotas for each key. Goes on if these do. The set
-    /// has [`SetFlags::DYNAMIC`](crate::SetFlags::DYNAMIC) and, for numbers of connections, no time-out.
+    /// Adds or updates an element with its own expressions: counters, limits or quotas per key. Matches if these match.
+    /// The set needs [`SetFlags::DYNAMIC`](crate::SetFlags::DYNAMIC) and, for connection limits, must have no timeout.
     pub fn meter(
         self,
         op: DynSetOp,
@@ -314,16 +315,16 @@ impl RuleBuilder {
         rule
     }
 
-    /// Has `nft monitor trace` and [`Events`](crate::Events) follow the packet from here on.
+    /// Lets `nft monitor trace` and [`Events`](crate::Events) follow the packet from here.
     #[doc(alias = "nftrace")]
     pub fn trace(self) -> Self {
         self.set_meta(MetaKey::NfTrace, Value::byte(1))
     }
 }
 
-/// # Places that packets go to
+/// # Where packets are sent
 ///
-/// Devices are numbers: the crate does not look up names.
+/// Devices are given by index: the crate does not look up names.
 ///
 /// ```
 /// use nftables::expr::{NatFlags, NatKind, QueueFlags};
@@ -360,7 +361,7 @@ impl RuleBuilder {
         self.expression(Expression::Immediate { register, value })
     }
 
-    /// Hands the packet to the socket of this host at this address and port, without changing it. At hook `prerouting`.
+    /// Passes the packet unchanged to this host's socket at this address and port. At hook `prerouting`.
     pub fn tproxy_to(mut self, target: SocketAddr) -> Self {
         let (version, family) = version(target.ip());
         self.need_version(version);
@@ -373,16 +374,16 @@ impl RuleBuilder {
         .expression(Expression::Tproxy { family, address, port })
     }
 
-    /// Hands the packet to a socket of this host at this port, of the address that it came to.
+    /// Passes the packet to this host's socket at this port and the packet's destination address.
     pub fn tproxy_to_port(self, port: u16) -> Self {
-        // NFPROTO_UNSPEC: of both IP versions.
+        // NFPROTO_UNSPEC: both IP versions.
         let family = if self.family == Family::Inet { Family::Other(0) } else { self.family };
         let register = Register::FIRST;
         let tproxy = Expression::Tproxy { family, address: None, port: Some(register) };
         self.immediate(register, Value::port(port)).expression(tproxy)
     }
 
-    /// Hands the packet to a program; connections are spread over the queues.
+    /// Passes the packet to a program; connections are spread over the queues.
     pub fn queue(mut self, queues: RangeInclusive<u16>, flags: QueueFlags) -> Self {
         let (first, last) = (*queues.start(), *queues.end());
         let count = last.checked_sub(first).and_then(|more| more.checked_add(1));
@@ -394,14 +395,14 @@ impl RuleBuilder {
         }
     }
 
-    /// Sends the packet on by a device, by its index. Family `netdev`.
+    /// Forwards the packet through a device, by its index. Family `netdev`.
     pub fn fwd_to(self, device: u32) -> Self {
         let register = Register::FIRST;
         self.immediate(register, Value::mark(device))
             .expression(Expression::Forward { device: register, address: None })
     }
 
-    /// Sends the packet to a neighbour at a device, by its index. Family `netdev`.
+    /// Forwards the packet to a neighbour at a device, by its index. Family `netdev`.
     pub fn fwd_to_neighbour(mut self, address: IpAddr, device: u32) -> Self {
         let (version, family) = version(address);
         self.need_version(version);
@@ -411,7 +412,8 @@ impl RuleBuilder {
             .expression(Expression::Forward { device: register, address: Some((family, Register::FIRST)) })
     }
 
-    /// Sends a copy of the packet to an address, by the device of this index or of the route. Families `ip` and `ip6`.
+    /// Sends a copy of the packet to an address, through the device with this index or as routed. Families `ip` and
+    /// `ip6`.
     pub fn dup_to(mut self, address: IpAddr, device: Option<u32>) -> Self {
         self.need_version(version(address).0);
         self = self.immediate(Register::FIRST, address.into());
@@ -422,14 +424,14 @@ impl RuleBuilder {
         self.expression(Expression::Duplicate { address: Some(Register::FIRST), device: register })
     }
 
-    /// Sends a copy of the packet by a device, by its index. Family `netdev`.
+    /// Sends a copy of the packet through a device, by its index. Family `netdev`.
     pub fn dup_to_device(self, device: u32) -> Self {
         let register = Register::FIRST;
         let dup = Expression::Duplicate { address: None, device: Some(register) };
         self.immediate(register, Value::mark(device)).expression(dup)
     }
 
-    /// Translates to one of several addresses, and ports if they are given.
+    /// Translates to one of several addresses, and ports if given.
     pub fn nat_to(
         mut self,
         kind: NatKind,
@@ -458,7 +460,7 @@ impl RuleBuilder {
         self.expression(Expression::Nat { kind, family, address, port, flags })
     }
 
-    /// Puts one or two constants into registers from one on.
+    /// Loads one or two constants into registers, starting at one.
     fn constants(&mut self, next: &mut Option<Register>, values: Vec<Value>) -> Option<RegisterRange> {
         let mut range: Option<RegisterRange> = None;
         for value in values {
@@ -470,8 +472,8 @@ impl RuleBuilder {
         range
     }
 
-    /// Translates a network to this one, address by address (`prefix to`, netmap): the bits behind the prefix stay. Match the
-    /// network that is translated first. Since Linux 5.8.
+    /// Translates a network to this one, address by address (`prefix to`, netmap): the bits behind the prefix are kept.
+    /// Match the original network first. Since Linux 5.8.
     #[doc(alias = "netmap")]
     pub fn nat_to_network(mut self, kind: NatKind, network: IpAddr, prefix: u8) -> Self {
         match self.note(crate::model::network(network, prefix)) {

@@ -1,4 +1,4 @@
-//! Expressions as attributes.
+//! Encodes expressions as attributes.
 
 use std::time::Duration;
 
@@ -34,7 +34,7 @@ fn put_name(out: &mut Encoder, kind: u16, name: &Name) {
 
 /// A value as `NFTA_DATA_VALUE`.
 ///
-/// Elements consist of these, so both headers are written at once instead of being patched afterwards.
+/// Elements consist of these, so both headers are written at once instead of patched afterwards.
 #[inline]
 pub(crate) fn put_data(out: &mut Encoder, kind: u16, value: &Value) {
     let bytes = value.as_bytes();
@@ -77,7 +77,7 @@ pub(crate) fn put_verdict(out: &mut Encoder, kind: u16, verdict: &Verdict) {
     });
 }
 
-/// Time in milliseconds, as the kernel counts it here.
+/// Duration in milliseconds, the kernel's unit here.
 pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
@@ -97,7 +97,7 @@ pub(crate) fn put_one(out: &mut Encoder, kind: u16, expression: &Expression) {
         out.attr(ExprAttr::NAME, &NulStr::from(expression.name()));
         match expression {
             Expression::NoTrack => {}
-            // As it came: the attributes inside keep their flags.
+            // Unchanged: the inner attributes keep their flags.
             Expression::Other(other) => {
                 if let Some(data) = &other.data {
                     out.nest(ExprAttr::DATA, |out| out.bytes(data));
@@ -122,7 +122,7 @@ fn put_range(out: &mut Encoder, first: u16, last: u16, range: Option<&RegisterRa
     }
 }
 
-/// An option or extension header, and the bytes of it.
+/// The kind of an option or extension header, and the bytes to read of it.
 fn put_option(out: &mut Encoder, op: ExthdrOp, kind: u8, bytes: Option<(u32, u32)>) {
     out.attr(ExthdrAttr::TYPE, &kind);
     if let Some((offset, length)) = bytes {
@@ -133,11 +133,11 @@ fn put_option(out: &mut Encoder, op: ExthdrOp, kind: u8, bytes: Option<(u32, u32
 }
 
 fn put_queue_flags(out: &mut Encoder, flags: QueueFlags) {
-    // Two of sixteen bits are known.
+    // Only two of sixteen bits are defined.
     out.attr(QueueAttr::FLAGS, &Be16(u16::try_from(flags.bits()).unwrap_or(u16::MAX)));
 }
 
-/// The attributes of an expression; those that read or write a packet first.
+/// The attributes of an expression; this part handles those that read or write a packet.
 pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
     match expression {
         Expression::Payload { base, offset, length, register } => {
@@ -187,7 +187,7 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
             put_option(out, *op, *kind, Some((*offset, *length)));
             put_u32(out, ExthdrAttr::FLAGS, if *present { uapi::NFT_EXTHDR_F_PRESENT } else { 0 });
         }
-        // The kernel prints flags of these, and does not take them.
+        // The kernel reports flags for these but refuses them in requests.
         Expression::ExthdrSet { op, kind, offset, length, source } => {
             put_register(out, ExthdrAttr::SREG, *source);
             put_option(out, *op, *kind, Some((*offset, *length)));
@@ -207,7 +207,7 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
         Expression::Osf { ttl, version, register } => {
             put_register(out, OsfAttr::DREG, *register);
             out.attr(OsfAttr::TTL, ttl);
-            // The kernel prints 0, and does not take it.
+            // The kernel reports 0 but refuses it in requests.
             if *version {
                 put_u32(out, OsfAttr::FLAGS, uapi::NFT_OSF_F_VERSION);
             }
@@ -222,7 +222,7 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
     }
 }
 
-/// Those that compare, look up or compute.
+/// Expressions that compare, look up or compute.
 fn put_computation(out: &mut Encoder, expression: &Expression) {
     match expression {
         Expression::Cmp { register, op, value } => {
@@ -305,7 +305,7 @@ fn put_computation(out: &mut Encoder, expression: &Expression) {
     }
 }
 
-/// Those that do something with the packet.
+/// Expressions that act on the packet.
 fn put_statement(out: &mut Encoder, expression: &Expression) {
     match expression {
         Expression::Nat { kind, family, address, port, flags } => {
@@ -403,7 +403,7 @@ fn put_statement(out: &mut Encoder, expression: &Expression) {
     }
 }
 
-/// Those that count, or keep elements.
+/// Expressions that count or keep elements.
 fn put_stateful(out: &mut Encoder, expression: &Expression) {
     match expression {
         Expression::Counter { packets, bytes } => {

@@ -10,12 +10,12 @@ macro_rules! numbered {
         #[non_exhaustive]
         pub enum $name {
             $( $(#[$doc])* $variant, )*
-            /// One that this library does not know.
+            /// A number that this crate does not know.
             Other(u32),
         }
 
         impl $name {
-            /// The kernel's constants, as its header names them.
+            /// The kernel's constants, by their names in the header.
             #[cfg(test)]
             pub(crate) const CONSTANTS: &[(&str, u32)] = &[$( (stringify!($constant), $number) ),*];
 
@@ -27,7 +27,7 @@ macro_rules! numbered {
                 }
             }
 
-            /// The variant of the kernel's number.
+            /// The variant for the kernel's number.
             pub fn from_number(number: u32) -> Self {
                 match number {
                     $( $number => $name::$variant, )*
@@ -35,7 +35,7 @@ macro_rules! numbered {
                 }
             }
 
-            /// nft's word for it; `None` for one that this library does not know.
+            /// nft's word; `None` if this crate does not know the number.
             pub fn name(self) -> Option<&'static str> {
                 match self {
                     $( $name::$variant => Some($text), )*
@@ -53,7 +53,7 @@ numbered! {
         Link = 0 NFT_PAYLOAD_LL_HEADER, "ll";
         /// IPv4 or IPv6.
         Network = 1 NFT_PAYLOAD_NETWORK_HEADER, "nh";
-        /// TCP, UDP and the like.
+        /// TCP, UDP or similar.
         Transport = 2 NFT_PAYLOAD_TRANSPORT_HEADER, "th";
         /// Data behind the transport header. Since Linux 6.2.
         Inner = 3 NFT_PAYLOAD_INNER_HEADER, "ih";
@@ -67,21 +67,21 @@ numbered! {
         Length = 0 NFT_META_LEN, "length";
         /// Ethernet type.
         Protocol = 1 NFT_META_PROTOCOL, "protocol";
-        /// Priority and class of traffic control.
+        /// Traffic-control priority and class.
         Priority = 2 NFT_META_PRIORITY, "priority";
         /// Packet mark.
         Mark = 3 NFT_META_MARK, "mark";
-        /// Index of the device it came by.
+        /// Index of the input device.
         Iif = 4 NFT_META_IIF, "iif";
-        /// Index of the device it leaves by.
+        /// Index of the output device.
         Oif = 5 NFT_META_OIF, "oif";
-        /// Name of the device it came by.
+        /// Name of the input device.
         IifName = 6 NFT_META_IIFNAME, "iifname";
-        /// Name of the device it leaves by.
+        /// Name of the output device.
         OifName = 7 NFT_META_OIFNAME, "oifname";
-        /// Hardware type of the device it came by (`ARPHRD_*`).
+        /// Hardware type of the input device (`ARPHRD_*`).
         IifType = 8 NFT_META_IIFTYPE, "iiftype";
-        /// Hardware type of the device it leaves by (`ARPHRD_*`).
+        /// Hardware type of the output device (`ARPHRD_*`).
         OifType = 9 NFT_META_OIFTYPE, "oiftype";
         /// User of the socket.
         SkUid = 10 NFT_META_SKUID, "skuid";
@@ -97,31 +97,31 @@ numbered! {
         NfProto = 15 NFT_META_NFPROTO, "nfproto";
         /// Transport protocol.
         L4Proto = 16 NFT_META_L4PROTO, "l4proto";
-        /// Name of the bridge that it came by a port of.
+        /// Name of the bridge of the input port.
         BridgeIifName = 17 NFT_META_BRI_IIFNAME, "ibrname";
-        /// Name of the bridge that it leaves by a port of.
+        /// Name of the bridge of the output port.
         BridgeOifName = 18 NFT_META_BRI_OIFNAME, "obrname";
-        /// To this host, to all, to another.
+        /// Addressed to this host, to all, or to another host.
         PktType = 19 NFT_META_PKTTYPE, "pkttype";
         /// Processor that handles it.
         Cpu = 20 NFT_META_CPU, "cpu";
-        /// Group of the device it came by.
+        /// Group of the input device.
         IifGroup = 21 NFT_META_IIFGROUP, "iifgroup";
-        /// Group of the device it leaves by.
+        /// Group of the output device.
         OifGroup = 22 NFT_META_OIFGROUP, "oifgroup";
         /// Class of the socket's control group (`net_cls`).
         Cgroup = 23 NFT_META_CGROUP, "cgroup";
         /// Random number.
         Random = 24 NFT_META_PRANDOM, "random";
-        /// Whether it came by IPsec.
+        /// Whether it arrived through IPsec.
         SecPath = 25 NFT_META_SECPATH, "ipsec";
-        /// Kind of the device it came by: `veth`, for example.
+        /// Kind of the input device, such as `veth`.
         IifKind = 26 NFT_META_IIFKIND, "iifkind";
-        /// Kind of the device it leaves by.
+        /// Kind of the output device.
         OifKind = 27 NFT_META_OIFKIND, "oifkind";
-        /// VLAN of the bridge's port it came by.
+        /// VLAN of the bridge's input port.
         BridgeIifPvid = 28 NFT_META_BRI_IIFPVID, "ibrpvid";
-        /// VLAN protocol of the bridge it came by.
+        /// VLAN protocol of the input bridge.
         BridgeIifVlanProtocol = 29 NFT_META_BRI_IIFVPROTO, "ibrvproto";
         /// Time in nanoseconds since 1970. Since Linux 5.4.
         TimeNs = 30 NFT_META_TIME_NS, "time";
@@ -129,21 +129,21 @@ numbered! {
         TimeDay = 31 NFT_META_TIME_DAY, "day";
         /// Seconds since midnight, UTC. Since Linux 5.4.
         TimeHour = 32 NFT_META_TIME_HOUR, "hour";
-        /// Index of the device within a VRF that it came by. Since Linux 5.8.
+        /// Index of the input device within a VRF. Since Linux 5.8.
         SdIf = 33 NFT_META_SDIF, "sdif";
-        /// Name of the device within a VRF that it came by. Since Linux 5.8.
+        /// Name of the input device within a VRF. Since Linux 5.8.
         SdIfName = 34 NFT_META_SDIFNAME, "sdifname";
     }
 }
 
 numbered! {
-    /// A part of a connection (`NFT_CT_*`).
+    /// A property of a connection (`NFT_CT_*`).
     CtKey {
         /// New, established, related, invalid.
         State = 0 NFT_CT_STATE, "state";
         /// Original or reply.
         Direction = 1 NFT_CT_DIRECTION, "direction";
-        /// Status bits: translated, for example.
+        /// Status bits, such as "translated".
         Status = 2 NFT_CT_STATUS, "status";
         /// Connection mark.
         Mark = 3 NFT_CT_MARK, "mark";
@@ -175,7 +175,7 @@ numbered! {
         AveragePacket = 16 NFT_CT_AVGPKT, "avgpkt";
         /// Zone.
         Zone = 17 NFT_CT_ZONE, "zone";
-        /// Events that are reported (`IPCT_*`). Only to be set.
+        /// Events to report (`IPCT_*`). Write-only.
         EventMask = 18 NFT_CT_EVENTMASK, "event";
         /// Source, IPv4.
         SourceIp = 19 NFT_CT_SRC_IP, "ip saddr";
@@ -196,7 +196,7 @@ numbered! {
 pub enum Direction {
     /// The direction of the first packet.
     Original,
-    /// The direction of the answers.
+    /// The direction of the replies.
     Reply,
 }
 
@@ -213,7 +213,7 @@ numbered! {
         Oif = 1 NFT_FIB_RESULT_OIF, "oif";
         /// Name of the device.
         OifName = 2 NFT_FIB_RESULT_OIFNAME, "oifname";
-        /// Type of the address: local, for example.
+        /// Type of the address, such as "local".
         AddressType = 3 NFT_FIB_RESULT_ADDRTYPE, "type";
     }
 }
@@ -229,9 +229,9 @@ bitflags! {
         const DADDR = 2;
         /// With the packet's mark.
         const MARK = 4;
-        /// With the device it came by.
+        /// With the input device.
         const IIF = 8;
-        /// With the device it leaves by.
+        /// With the output device.
         const OIF = 16;
         /// Only whether there is a result.
         const PRESENT = 32;
@@ -246,7 +246,7 @@ numbered! {
         Eq = 0 NFT_CMP_EQ, "==";
         /// Not equal.
         Ne = 1 NFT_CMP_NEQ, "!=";
-        /// Less. Values are compared byte by byte, so numbers must be in network byte order.
+        /// Less than. Values are compared byte by byte, so numbers must be in network byte order.
         Lt = 2 NFT_CMP_LT, "<";
         /// Less or equal.
         Le = 3 NFT_CMP_LTE, "<=";
@@ -260,9 +260,9 @@ numbered! {
 numbered! {
     /// Conversion of numbers (`NFT_BYTEORDER_*`).
     ByteOrderOp {
-        /// From network byte order to the machine's.
+        /// From network to host byte order.
         NetworkToHost = 0 NFT_BYTEORDER_NTOH, "ntoh";
-        /// From the machine's byte order to the network's.
+        /// From host to network byte order.
         HostToNetwork = 1 NFT_BYTEORDER_HTON, "hton";
     }
 }
@@ -278,13 +278,13 @@ numbered! {
 }
 
 bitflags! {
-    /// Choice of addresses and ports (`NF_NAT_RANGE_*`).
+    /// How addresses and ports are chosen (`NF_NAT_RANGE_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct NatFlags: u32 {
-        /// Addresses are given; the kernel sets it by itself.
+        /// Addresses are given. Set by the kernel.
         const MAP_IPS = 1;
-        /// Ports are given; the kernel sets it by itself.
+        /// Ports are given. Set by the kernel.
         const PROTO_SPECIFIED = 2;
         /// Ports at random.
         const RANDOM = 4;
@@ -292,9 +292,9 @@ bitflags! {
         const PERSISTENT = 8;
         /// Ports wholly at random.
         const FULLY_RANDOM = 16;
-        /// Ports keep their distance from a base.
+        /// Ports keep their offset from a base.
         const PROTO_OFFSET = 32;
-        /// A network to another, address by address.
+        /// One network to another, address by address.
         const NETMAP = 64;
         const _ = !0;
     }
@@ -313,9 +313,9 @@ numbered! {
 numbered! {
     /// Operation on an element of a set (`NFT_DYNSET_OP_*`).
     DynSetOp {
-        /// Added, unless it is there.
+        /// Add, unless it exists.
         Add = 0 NFT_DYNSET_OP_ADD, "add";
-        /// Added, or its time-out renewed. Data of an element that is there stay.
+        /// Add, or renew the timeout. Data of an existing element are kept.
         Update = 1 NFT_DYNSET_OP_UPDATE, "update";
         /// Deleted. Since Linux 5.4.
         Delete = 2 NFT_DYNSET_OP_DELETE, "delete";
@@ -323,17 +323,17 @@ numbered! {
 }
 
 numbered! {
-    /// Direction of a shift of bits (`NFT_BITWISE_*`).
+    /// Direction of a bit shift (`NFT_BITWISE_*`).
     ShiftOp {
-        /// To the more significant bits.
+        /// Towards more significant bits.
         Left = 1 NFT_BITWISE_LSHIFT, "<<";
-        /// To the less significant bits.
+        /// Towards less significant bits.
         Right = 2 NFT_BITWISE_RSHIFT, ">>";
     }
 }
 
 numbered! {
-    /// Place of an option or an extension header (`NFT_EXTHDR_OP_*`).
+    /// Where an option or extension header is (`NFT_EXTHDR_OP_*`).
     ExthdrOp {
         /// Extension header of IPv6.
         Ipv6 = 0 NFT_EXTHDR_OP_IPV6, "exthdr";
@@ -349,7 +349,7 @@ numbered! {
 }
 
 numbered! {
-    /// A part of the packet's route (`NFT_RT_*`).
+    /// A property of the packet's route (`NFT_RT_*`).
     RtKey {
         /// Realm.
         ClassId = 0 NFT_RT_CLASSID, "classid";
@@ -357,15 +357,15 @@ numbered! {
         NextHop4 = 1 NFT_RT_NEXTHOP4, "ip nexthop";
         /// Next hop, IPv6.
         NextHop6 = 2 NFT_RT_NEXTHOP6, "ip6 nexthop";
-        /// Greatest size of TCP's segments.
+        /// TCP's maximum segment size.
         TcpMss = 3 NFT_RT_TCPMSS, "mtu";
-        /// Whether it goes by IPsec.
+        /// Whether the route uses IPsec.
         Xfrm = 4 NFT_RT_XFRM, "ipsec";
     }
 }
 
 numbered! {
-    /// A part of the socket (`NFT_SOCKET_*`).
+    /// A property of the socket (`NFT_SOCKET_*`).
     SocketKey {
         /// Whether it is transparent.
         Transparent = 0 NFT_SOCKET_TRANSPARENT, "transparent";
@@ -373,13 +373,13 @@ numbered! {
         Mark = 1 NFT_SOCKET_MARK, "mark";
         /// Whether it is bound to all addresses.
         Wildcard = 2 NFT_SOCKET_WILDCARD, "wildcard";
-        /// Number of its control group. Since Linux 5.13.
+        /// Id of its control group. Since Linux 5.13.
         CgroupV2 = 3 NFT_SOCKET_CGROUPV2, "cgroupv2";
     }
 }
 
 numbered! {
-    /// A part of a state of IPsec (`NFT_XFRM_KEY_*`).
+    /// A property of an IPsec state (`NFT_XFRM_KEY_*`).
     XfrmKey {
         /// Destination, IPv4.
         DestinationIp = 1 NFT_XFRM_KEY_DADDR_IP4, "ip daddr";
@@ -397,7 +397,7 @@ numbered! {
 }
 
 bitflags! {
-    /// Parts of a packet that a line of the log shows (`NF_LOG_*`).
+    /// Parts of a packet that a log line shows (`NF_LOG_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct LogFlags: u32 {
@@ -416,7 +416,7 @@ bitflags! {
 }
 
 bitflags! {
-    /// Options that a SYN proxy offers (`NF_SYNPROXY_OPT_*`).
+    /// TCP options that a SYN proxy offers (`NF_SYNPROXY_OPT_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct SynproxyFlags: u32 {
@@ -433,19 +433,19 @@ bitflags! {
 }
 
 bitflags! {
-    /// Handling of packets for a queue (`NFT_QUEUE_FLAG_*`).
+    /// How a queue handles packets (`NFT_QUEUE_FLAG_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct QueueFlags: u32 {
-        /// They pass when no program listens.
+        /// Accept packets if no program listens.
         const BYPASS = 1;
-        /// The processor chooses the queue.
+        /// The CPU decides the queue.
         const CPU_FANOUT = 2;
         const _ = !0;
     }
 }
 
-/// A unit of time of a rate.
+/// Unit of time of a rate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -490,7 +490,7 @@ impl LimitUnit {
     }
 }
 
-/// Reason that a message of ICMP or ICMPv6 gives for an unreachable destination (`NFT_REJECT_ICMPX_*`).
+/// Reason in an ICMP or ICMPv6 message about an unreachable destination (`NFT_REJECT_ICMPX_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub enum IcmpCode {
@@ -525,15 +525,15 @@ impl IcmpCode {
     }
 }
 
-/// Form of a refusal of a packet.
+/// How a packet is rejected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Reject {
     /// A reset of TCP.
     TcpReset,
-    /// A message of ICMP or ICMPv6, by the packet's family. In families `inet`, `bridge` and `netdev`.
+    /// An ICMP or ICMPv6 message, by the packet's family. In families `inet`, `bridge` and `netdev`.
     Unreachable(IcmpCode),
-    /// A message of the table's family, with that protocol's own code.
+    /// A message of the table's family, with the code of that protocol.
     Icmp(u8),
 }

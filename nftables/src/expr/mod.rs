@@ -1,7 +1,7 @@
 //! Expressions: what a rule does with a packet, step by step.
 //!
-//! An expression reads registers, writes registers, matches or decides. Expressions that this library does not know, or
-//! of which it does not know an attribute, are kept as bytes ([`Expression::Other`]) and written again unchanged.
+//! An expression reads registers, writes registers, matches or decides. Unknown expressions, and those with an unknown
+//! attribute, are kept as bytes ([`Expression::Other`]) and written back unchanged.
 
 mod codec;
 mod keys;
@@ -23,19 +23,19 @@ use netlink_batch::RawAttrs;
 
 use crate::model::{Family, Name, ObjectType, Value, Verdict};
 
-/// A set as an expression names it.
+/// A reference to a set in an expression.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct SetReference {
-    /// Its name; for an anonymous set of the same transaction a pattern that the kernel fills in.
+    /// Its name. For an anonymous set of the same transaction, a pattern that the kernel fills in.
     pub name: Name,
-    /// Its number within the transaction, for a set that is made in the same one.
+    /// Its number within the transaction, if the set is created in the same one.
     pub id: Option<u32>,
 }
 
 impl SetReference {
-    /// A set by its name.
+    /// Refers to a set by name.
     pub fn named(name: Name) -> Self {
         SetReference { name, id: None }
     }
@@ -78,7 +78,7 @@ pub enum Expression {
     /// Reads bytes of a packet.
     #[doc(alias = "payload")]
     Payload {
-        /// Header that the bytes are read from.
+        /// Header from which the bytes are read.
         base: HeaderBase,
         /// First byte in it.
         offset: u32,
@@ -89,7 +89,7 @@ pub enum Expression {
     },
     /// Writes bytes of a packet.
     PayloadSet {
-        /// Header that the bytes are written to.
+        /// Header to which the bytes are written.
         base: HeaderBase,
         /// First byte in it.
         offset: u32,
@@ -97,46 +97,46 @@ pub enum Expression {
         length: u32,
         /// Registers with the bytes.
         source: Register,
-        /// Kind of checksum to mend (`NFT_PAYLOAD_CSUM_*`): 0 for none, 1 for that of IP.
+        /// Kind of checksum to update (`NFT_PAYLOAD_CSUM_*`): 0 for none, 1 for that of IP.
         checksum: u32,
         /// Offset of that checksum in the header.
         checksum_offset: u32,
-        /// `NFT_PAYLOAD_L4CSUM_*`: 1 when the checksum of the transport protocol covers the bytes.
+        /// `NFT_PAYLOAD_L4CSUM_*`: 1 if the checksum of the transport protocol covers the bytes.
         checksum_flags: u32,
     },
-    /// Reads what goes with a packet.
+    /// Reads metadata of a packet.
     Meta {
         /// Metadata to read.
         key: MetaKey,
         /// Register for the value.
         register: Register,
     },
-    /// Sets what goes with a packet.
+    /// Sets metadata of a packet.
     MetaSet {
         /// Metadata to set.
         key: MetaKey,
         /// Register with the value.
         source: Register,
     },
-    /// Reads a part of the connection.
+    /// Reads a property of the connection.
     Ct {
         /// Part to read.
         key: CtKey,
-        /// Direction, for parts that both directions have.
+        /// Direction, for properties of one direction.
         direction: Option<Direction>,
         /// Register for the value.
         register: Register,
     },
-    /// Sets a part of the connection.
+    /// Sets a property of the connection.
     CtSet {
         /// Part to set.
         key: CtKey,
-        /// Direction, for parts that both directions have.
+        /// Direction, for properties of one direction.
         direction: Option<Direction>,
         /// Register with the value.
         source: Register,
     },
-    /// Looks into the routing tables.
+    /// Looks up a route.
     Fib {
         /// Result to look up.
         result: FibResult,
@@ -145,7 +145,7 @@ pub enum Expression {
         /// Register for the value.
         register: Register,
     },
-    /// Goes on only when a register compares so with a constant.
+    /// Continues only if a register compares to a constant as `op` says.
     Cmp {
         /// The register.
         register: Register,
@@ -167,7 +167,7 @@ pub enum Expression {
         /// Bits to flip.
         xor: Value,
     },
-    /// Shifts the bits of a number of the machine's byte order.
+    /// Shifts the bits of a number in host byte order.
     Shift {
         /// Registers with the number.
         source: Register,
@@ -190,13 +190,13 @@ pub enum Expression {
         offset: u32,
         /// Number of bytes.
         length: u32,
-        /// Reads whether there is one instead: a byte of 0 or 1.
+        /// Reads whether it is present instead: a byte of 0 or 1.
         #[cfg_attr(feature = "serde", serde(default))]
         present: bool,
         /// Register for the value.
         register: Register,
     },
-    /// Writes into an option of TCP.
+    /// Writes to a TCP option.
     ExthdrSet {
         /// Place of it.
         op: ExthdrOp,
@@ -209,21 +209,21 @@ pub enum Expression {
         /// Register with the bytes.
         source: Register,
     },
-    /// Overwrites an option of TCP with padding. Since Linux 5.18.
+    /// Overwrites a TCP option with padding. Since Linux 5.18.
     ExthdrReset {
         /// Place of it.
         op: ExthdrOp,
         /// Kind of the option.
         kind: u8,
     },
-    /// Reads a part of the packet's route.
+    /// Reads a property of the packet's route.
     Rt {
         /// Part to read.
         key: RtKey,
         /// Register for the value.
         register: Register,
     },
-    /// Reads a part of the socket that the packet is for.
+    /// Reads a property of the packet's socket.
     Socket {
         /// Part to read.
         key: SocketKey,
@@ -234,7 +234,7 @@ pub enum Expression {
     },
     /// Guesses the sender's operating system: 16 bytes of text.
     Osf {
-        /// How the time to live is compared: 0 for strictly, 1 for at most, 2 for not at all.
+        /// How the time to live is compared: 0 strictly, 1 at most, 2 not at all.
         ttl: u8,
         /// With the version.
         #[cfg_attr(feature = "serde", serde(default))]
@@ -242,19 +242,19 @@ pub enum Expression {
         /// Register for the name.
         register: Register,
     },
-    /// Reads a part of a state of IPsec.
+    /// Reads a property of an IPsec state.
     Xfrm {
         /// Part to read.
         key: XfrmKey,
-        /// For packets that leave, instead of those that came.
+        /// For outgoing instead of incoming packets.
         #[cfg_attr(feature = "serde", serde(default))]
         outgoing: bool,
-        /// Number of the state among those of the packet.
+        /// Index of the state among those of the packet.
         index: u32,
         /// Register for the value.
         register: Register,
     },
-    /// Converts numbers between the machine's byte order and the network's.
+    /// Converts numbers between host and network byte order.
     ByteOrder {
         /// Registers with the numbers.
         source: Register,
@@ -267,11 +267,11 @@ pub enum Expression {
         /// Bytes of one number: 2, 4 or 8.
         size: u32,
     },
-    /// Goes on only when a register is in a range of constants.
+    /// Continues only if a register is in a range of constants.
     Range {
         /// The register.
         register: Register,
-        /// Goes on when it is not in the range instead.
+        /// Continues if it is not in the range instead.
         #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
         /// First value.
@@ -279,7 +279,7 @@ pub enum Expression {
         /// Last value.
         to: Value,
     },
-    /// Goes on only when a set has a key; in a map, reads its data.
+    /// Continues only if a set has a key; in a map, reads its data.
     Lookup {
         /// The set.
         set: SetReference,
@@ -287,7 +287,7 @@ pub enum Expression {
         source: Register,
         /// Register for the data; [`Register::VERDICT`] in a map of verdicts.
         register: Option<Register>,
-        /// Goes on when the set does not have the key instead.
+        /// Continues if the set does not have the key instead.
         #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
     },
@@ -310,11 +310,11 @@ pub enum Expression {
         address: Option<RegisterRange>,
         /// Registers with the first and the last port.
         port: Option<RegisterRange>,
-        /// Choice of addresses and ports.
+        /// How addresses and ports are chosen.
         #[cfg_attr(feature = "serde", serde(default))]
         flags: NatFlags,
     },
-    /// Translates the source to the address of the device that the packet leaves by.
+    /// Translates the source to the address of the output device.
     Masquerade {
         /// Registers with the first and the last port.
         port: Option<RegisterRange>,
@@ -330,9 +330,9 @@ pub enum Expression {
         #[cfg_attr(feature = "serde", serde(default))]
         flags: NatFlags,
     },
-    /// Drops the packet and answers with a refusal.
+    /// Drops the packet and answers with a rejection.
     Reject(Reject),
-    /// Makes a number below `modulus`, plus `offset`.
+    /// Generates a number below `modulus`, plus `offset`.
     Numgen {
         /// Random, or one after another.
         kind: NumgenKind,
@@ -340,10 +340,10 @@ pub enum Expression {
         modulus: u32,
         /// Added to the number.
         offset: u32,
-        /// Register for the number, in the machine's byte order.
+        /// Register for the number, in host byte order.
         register: Register,
     },
-    /// Makes a number below `modulus`, plus `offset`, of bytes: the same bytes give the same number (`jhash`).
+    /// Hashes bytes to a number below `modulus`, plus `offset` (`jhash`).
     Hash {
         /// Registers with the bytes.
         source: Register,
@@ -351,21 +351,21 @@ pub enum Expression {
         length: u32,
         /// Numbers are below this.
         modulus: u32,
-        /// Start value; without one the kernel chooses it.
+        /// Start value. If it is missing the kernel chooses one.
         seed: Option<u32>,
         /// Added to the number.
         offset: u32,
-        /// Register for the number, in the machine's byte order.
+        /// Register for the number, in host byte order.
         register: Register,
     },
-    /// Makes a number below `modulus`, plus `offset`, of the packet: both directions of a connection give the same
+    /// Hashes the packet to a number below `modulus`, plus `offset`, that is equal for both directions of a connection
     /// (`symhash`).
     SymmetricHash {
         /// Numbers are below this.
         modulus: u32,
         /// Added to the number.
         offset: u32,
-        /// Register for the number, in the machine's byte order.
+        /// Register for the number, in host byte order.
         register: Register,
     },
     /// Adds, updates or deletes an element.
@@ -378,9 +378,9 @@ pub enum Expression {
         key: Register,
         /// Register with the data, for a map.
         data: Option<Register>,
-        /// Time-out of the element, in whole milliseconds. `None` for the set's.
+        /// Timeout of the element in whole milliseconds. `None` for the set's.
         timeout: Option<Duration>,
-        /// Goes on when the element could not be added instead.
+        /// Continues if the element could not be added instead.
         #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
         /// Expressions of a new element.
@@ -394,41 +394,41 @@ pub enum Expression {
         /// Bytes so far.
         bytes: u64,
     },
-    /// Goes on up to a rate.
+    /// Continues up to a rate.
     Limit {
-        /// Number in a unit of time.
+        /// Number per unit of time.
         rate: u64,
         /// The unit of time.
         unit: LimitUnit,
-        /// Number at once beyond the rate.
+        /// Allowed burst beyond the rate.
         burst: u32,
         /// Counts bytes instead of packets.
         #[cfg_attr(feature = "serde", serde(default))]
         bytes: bool,
-        /// Goes on above the rate instead.
+        /// Continues above the rate instead.
         #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
     },
-    /// Goes on up to a number of bytes.
+    /// Continues up to a number of bytes.
     Quota {
         /// Number of bytes.
         bytes: u64,
         /// Bytes so far.
         #[cfg_attr(feature = "serde", serde(default))]
         consumed: u64,
-        /// Goes on beyond them instead.
+        /// Continues beyond them instead.
         #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
     },
-    /// Goes on up to a number of connections.
+    /// Continues up to a number of connections.
     ConnectionLimit {
         /// Number of connections.
         count: u32,
-        /// Goes on beyond it instead.
+        /// Continues beyond it instead.
         #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
     },
-    /// Hands the packet to a program.
+    /// Passes the packet to a program.
     Queue {
         /// First queue.
         first: u16,
@@ -438,7 +438,7 @@ pub enum Expression {
         #[cfg_attr(feature = "serde", serde(default))]
         flags: QueueFlags,
     },
-    /// Hands the packet to a program by a queue whose number is computed.
+    /// Passes the packet to a program through a queue whose number is computed.
     QueueFrom {
         /// Register with the number of the queue.
         source: Register,
@@ -453,14 +453,14 @@ pub enum Expression {
         /// Register with the index of the device.
         device: Option<Register>,
     },
-    /// Sends the packet on by a device, in family `netdev`.
+    /// Forwards the packet through a device, in family `netdev`.
     Forward {
         /// Register with the index of the device.
         device: Register,
         /// Family and register of the next hop.
         address: Option<(Family, Register)>,
     },
-    /// Hands the packet to a socket of this host, of another address or port than its own.
+    /// Passes the packet to a socket of this host with another address or port.
     Tproxy {
         /// Family of the address.
         family: Family,
@@ -469,13 +469,13 @@ pub enum Expression {
         /// Register with the port.
         port: Option<Register>,
     },
-    /// Answers for a server of TCP until a connection stands.
+    /// Completes TCP handshakes on behalf of a server.
     Synproxy {
         /// Greatest segment size.
         mss: u16,
         /// Window scale.
         window_scale: u8,
-        /// What is offered to clients.
+        /// TCP options offered to clients.
         #[cfg_attr(feature = "serde", serde(default))]
         flags: SynproxyFlags,
     },
@@ -483,7 +483,7 @@ pub enum Expression {
     Log {
         /// Text before each line, at most 127 bytes.
         prefix: Option<String>,
-        /// Netlink group; the kernel's own log without one.
+        /// Netlink group; `None` for the kernel's own log.
         group: Option<u16>,
         /// Bytes of a packet to copy to the group.
         snaplen: Option<u32>,
@@ -494,15 +494,16 @@ pub enum Expression {
         /// What its lines have.
         flags: Option<LogFlags>,
     },
-    /// Leaves the packet without connection tracking.
+    /// Excludes the packet from connection tracking.
     NoTrack,
-    /// Adds the connection to a flow table, if both its directions can take the short way. At hook `forward`, since Linux 4.16.
+    /// Adds the connection to a flow table, if both its directions can be offloaded. At hook `forward`, since Linux
+    /// 4.16.
     #[doc(alias = "flow_offload")]
     FlowAdd {
         /// Name of the flow table.
         flowtable: Name,
     },
-    /// Uses an object: counts with a counter, for example.
+    /// Uses an object, such as a counter.
     ObjectReference {
         /// The object's kind.
         kind: ObjectType,
@@ -516,7 +517,7 @@ pub enum Expression {
         /// Register with the key.
         source: Register,
     },
-    /// One that this library does not know.
+    /// An expression that this crate does not know.
     Other(OtherExpression),
 }
 
@@ -531,7 +532,7 @@ pub struct OtherExpression {
     pub data: Option<Vec<u8>>,
 }
 
-/// Numbers of attributes, from `linux/netfilter/nf_tables_compat.h`.
+/// Attribute numbers from `linux/netfilter/nf_tables_compat.h`.
 const NFTA_MATCH_NAME: u16 = 1;
 const NFTA_MATCH_INFO: u16 = 3;
 
@@ -541,7 +542,7 @@ impl OtherExpression {
         OtherExpression { name: name.into(), data }
     }
 
-    /// Name and bytes of a match of iptables (`nft_compat`), by which iptables-nft writes most of what a rule compares.
+    /// Name and bytes of an iptables match (`nft_compat`), with which iptables-nft writes most of its comparisons.
     ///
     /// ```
     /// use nftables::expr::OtherExpression;
@@ -609,7 +610,7 @@ impl Expression {
         }
     }
 
-    /// The chain that it jumps or goes to.
+    /// The chain to which it jumps or goes.
     pub(crate) fn jumps_to(&self) -> Option<&Name> {
         match self {
             Expression::Verdict(Verdict::Jump(chain) | Verdict::Goto(chain)) => Some(chain),
@@ -617,7 +618,7 @@ impl Expression {
         }
     }
 
-    /// Gives every set that it names to `each`.
+    /// Calls `each` for every set to which it refers.
     pub(crate) fn for_each_set(&mut self, each: &mut impl FnMut(&mut SetReference)) {
         match self {
             Expression::Lookup { set, .. } | Expression::ObjectMap { set, .. } => each(set),

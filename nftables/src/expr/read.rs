@@ -1,4 +1,4 @@
-//! Attributes as expressions.
+//! Decodes expressions from attributes.
 
 use std::time::Duration;
 
@@ -47,8 +47,8 @@ pub(crate) fn get_expression<'a>(attrs: Attrs<'a, ExprAttr<'a>>) -> Result<Expre
     Ok(as_bytes(name, data))
 }
 
-/// An expression inside another one. Those are counters and limits: no other nesting is followed, so that none can be
-/// too deep.
+/// Decodes a nested expression. Only counters and limits are nested. No other nesting is followed, which bounds the
+/// depth.
 fn get_inner<'a>(attrs: Attrs<'a, ExprAttr<'a>>) -> Result<Expression, WireError> {
     let outer = attrs.iter().find_map(|attr| match attr {
         Ok(ExprAttr::Name(name)) => Some(name.as_bytes() == b"dynset"),
@@ -124,7 +124,7 @@ fn set(found: Option<NulStr<'_>>, id: Option<Be32>) -> Option<SetReference> {
     Some(SetReference { name: name(found)?, id: id.map(|Be32(id)| id) })
 }
 
-/// Reads the attributes named; with any other the whole expression is kept as bytes.
+/// Reads the listed attributes. With any other attribute the whole expression is kept as bytes.
 macro_rules! fields {
     ($data:expr, $table:ident { $($variant:ident => $slot:ident),* $(,)? $(; $ignored:ident)? }) => {
         $( let mut $slot = None; )*
@@ -150,7 +150,7 @@ macro_rules! need {
 
 type Known = Result<Option<Expression>, WireError>;
 
-/// An expression that this library knows in all its parts.
+/// Decodes an expression of which every part is known.
 pub(crate) fn get_known(kind: &[u8], data: &[u8]) -> Known {
     match kind {
         b"payload" => payload(data),
@@ -348,7 +348,7 @@ fn nat(data: &[u8]) -> Known {
     }))
 }
 
-/// The flags without those that the kernel sets by itself, so that a rule compares equal to the one that was written.
+/// The flags, without those that the kernel sets itself. So the rule compares equal to the one that was written.
 fn nat_flags(flags: Option<Be32>) -> NatFlags {
     let own = NatFlags::MAP_IPS | NatFlags::PROTO_SPECIFIED;
     NatFlags::from_bits_retain(flags.map_or(0, |Be32(flags)| flags)).difference(own)
@@ -431,7 +431,7 @@ fn dynset(data: &[u8]) -> Known {
         op: DynSetOp::from_number(need!(op).0),
         key: need!(register(key)),
         data: register(map_data),
-        // The kernel says 0 for none.
+        // The kernel reports 0 for none.
         timeout: timeout.filter(|Be64(millis)| *millis != 0).map(|Be64(millis)| Duration::from_millis(millis)),
         inverted: flags & uapi::NFT_DYNSET_F_INV != 0,
         expressions,
@@ -552,7 +552,7 @@ fn xfrm(data: &[u8]) -> Known {
 
 fn quota(data: &[u8]) -> Known {
     fields!(data, QuotaAttr { Bytes => bytes, Flags => flags, Consumed => consumed; Pad });
-    // That it is used up follows from the numbers, and the kernel does not take it.
+    // The numbers already tell whether it is used up, and the kernel refuses this flag.
     let flags = flags.map_or(0, |Be32(flags)| flags) & !uapi::NFT_QUOTA_F_DEPLETED;
     if flags & !uapi::NFT_QUOTA_F_INV != 0 {
         return Ok(None);

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// A register: the verdict's, or one of sixteen slots of four bytes. A value may take several slots.
+/// A register: that of the verdict, or one of sixteen slots of four bytes. A value may occupy several slots.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(try_from = "Plain", into = "Plain"))]
 pub struct Register(u8);
@@ -21,13 +21,13 @@ impl Register {
         (number < SLOTS).then_some(Register(number))
     }
 
-    /// The slot behind a value of this many bytes that starts here; `None` when there is none.
+    /// The slot after a value of this many bytes that starts here; `None` if there is none.
     pub fn behind(self, length: u32) -> Option<Self> {
         let slots = u8::try_from(length.div_ceil(4)).ok()?;
         if self == Register::VERDICT { None } else { Register::slot(self.0.checked_add(slots)?) }
     }
 
-    /// Whether a value of this many bytes that starts here has room.
+    /// Whether a value of this many bytes fits here.
     pub fn has_room(self, length: u32) -> bool {
         let slots = u8::try_from(length.div_ceil(4)).unwrap_or(u8::MAX);
         self != Register::VERDICT && self.0.saturating_add(slots) <= SLOTS
@@ -38,7 +38,7 @@ impl Register {
         (self != Register::VERDICT).then_some(self.0)
     }
 
-    /// `NFT_REG_*`, as the kernel writes it: the older names for every fourth slot.
+    /// `NFT_REG_*`, as the kernel writes it: with the old names for every fourth slot.
     pub(crate) fn to_wire(self) -> u32 {
         let slot = u32::from(self.0);
         match self {
@@ -91,7 +91,7 @@ impl fmt::Debug for Register {
     }
 }
 
-/// The registers with the first and the last of several values; the same one twice for a single value.
+/// The registers with the first and the last of several values, which are equal for a single value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct RegisterRange {

@@ -1,11 +1,12 @@
-//! A kernel in memory that speaks nf_tables' netlink messages: feature `testing`.
+//! A simulated kernel that understands nf_tables' netlink messages (feature `testing`).
 //!
-//! The fake keeps the kernel's rules for what exists, what is in use, what a transaction may refer to, and which error number
-//! each refusal has. Transactions are made as a whole or not at all; a batch without an end is checked and thrown away.
-//! The same tests pass on it and on the kernel.
+//! The fake follows the kernel's rules: existence, use, what a transaction may refer to, and the error number of each
+//! refusal. Transactions are atomic, and a batch without an end is only checked. It passes the same tests as the
+//! kernel.
 //!
-//! The fake sees no packets, lists elements with all of their time left until they run out, knows no owners of tables, reports no events, and judges expressions only by
-//! the sets, chains and objects that they name. Expressions that the library keeps as bytes are kept.
+//! The fake has no packets, owners of tables or events. Elements are listed with their full lifetime until they expire.
+//! Expressions are checked only for the sets, chains and objects to which they refer. Expressions that the crate keeps
+//! as bytes are stored.
 
 mod reply;
 mod state;
@@ -19,9 +20,9 @@ use netlink_batch::{Errno, Message};
 use crate::uapi;
 use state::State;
 
-/// A namespace's rule set. Clones share it.
+/// The rule set of a namespace. Clones share it.
 ///
-/// A test looks at what the code under test left:
+/// A test examines what the code under test has written:
 ///
 /// ```
 /// use nftables::fake::FakeNftables;
@@ -53,13 +54,13 @@ impl FakeNftables {
         Self::default()
     }
 
-    /// A way to talk to it, for [`Client::with_transport`](crate::Client::with_transport). Its faults can be set.
+    /// A transport to it, for [`Client::with_transport`](crate::Client::with_transport), with configurable faults.
     pub fn transport(&self) -> Simulated<FakeNftables> {
         Simulated::new(self.clone())
     }
 
-    /// From now on it refuses to add elements whose keys begin with these bytes; `None` takes all of that back. An address is the first
-    /// field of many keys.
+    /// Refuses to add elements whose keys begin with these bytes; `None` stops that. Many keys have an address as their
+    /// first field.
     pub fn refuse_elements(&self, refusal: Option<(&[u8], Errno)>) {
         let objections = &mut self.lock().objections;
         match refusal {
@@ -68,7 +69,7 @@ impl FakeNftables {
         }
     }
 
-    /// Whether refusals leave out where in a message they are, as those of older kernels do.
+    /// Whether refusals omit the part of the message that they concern, as on older kernels.
     pub fn set_silent(&self, is_silent: bool) {
         self.lock().is_silent = is_silent;
     }
@@ -112,7 +113,7 @@ impl FakeNftables {
             failed |= !matches!(reply, Reply::Ok);
             replies.push(reply);
         }
-        // A check without an end does not come so far (`nf_tables_commit`).
+        // A check ends before this step (`nf_tables_commit`).
         if !failed && ended {
             if let Err(errno) = next.validate() {
                 return all(Reply::Error(errno));

@@ -1,4 +1,4 @@
-//! Reads requests and writes answers.
+//! Decodes requests and encodes answers.
 
 use netlink_batch::header::{MESSAGE_HEADER, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NfGenHeader};
 use netlink_batch::testing::Reply;
@@ -19,7 +19,7 @@ use crate::wire::{
 /// `NLM_F_APPEND`.
 const NLM_F_APPEND: u16 = 0x800;
 
-/// The generation that a batch was made for.
+/// The generation for which a batch was made.
 pub(super) fn batch_generation(payload: &[u8]) -> Option<u32> {
     let (_, attributes) = NfGenHeader::split(payload)?;
     Attrs::<BatchAttr<'_>>::new(attributes).iter().find_map(|attr| match attr {
@@ -28,7 +28,7 @@ pub(super) fn batch_generation(payload: &[u8]) -> Option<u32> {
     })
 }
 
-/// The first attributes of a request: all start with the table, and most go on with a name.
+/// The first attributes of a request: the table, and usually a name.
 struct Request<'a> {
     family: Family,
     attributes: &'a [u8],
@@ -65,12 +65,12 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Refuses attributes that cannot be read: `EINVAL` for the whole message.
+/// Refuses attributes that cannot be decoded, with `EINVAL` for the whole message.
 fn readable<T>(outcome: Result<T, WireError>) -> Result<T, Refusal> {
     outcome.map_err(|_error| whole(Errno::EINVAL))
 }
 
-/// A message of a batch.
+/// Handles one message of a batch.
 pub(super) fn change(state: &mut State, message: &Message<'_>) -> Reply {
     match try_change(state, message) {
         Ok(()) => Reply::Ok,
@@ -153,7 +153,7 @@ fn try_change(state: &mut State, message: &Message<'_>) -> Result<(), Refusal> {
     }
 }
 
-/// The elements of a request; `None` when it has no list of them.
+/// The elements of a request; `None` if it has no list of them.
 fn elements(payload: &[u8]) -> Result<Option<Vec<Element>>, Refusal> {
     let (_, attributes) = readable(split(payload))?;
     let listed = RawAttrs::new(attributes).map_while(Result::ok).any(|attr| attr.kind() == ElemListAttr::ELEMENTS);
@@ -295,7 +295,7 @@ fn rule_bodies(chain: &FakeChain, handle: Option<u64>) -> Vec<Vec<u8>> {
     chain.rules.iter().filter(|(of, _)| handle.is_none_or(|handle| handle == *of)).map(one).collect()
 }
 
-/// Sets what was counted by one object, rule or element to zero.
+/// Resets the counts of one object, rule or element.
 fn reset(state: &mut State, get: u8, request: &Request<'_>, message: &Message<'_>) -> Result<(), Refusal> {
     let table = state.tables.get_mut(&request.table()?).ok_or(whole(Errno::ENOENT))?;
     match get {
@@ -334,7 +334,7 @@ fn set_body(set: &FakeSet) -> Vec<u8> {
 /// Elements in one message of a listing.
 const LISTED: usize = 100;
 
-/// All elements, or those asked for: in a set of ranges, the start of the range that holds the value.
+/// All elements, or the requested ones. In a set of ranges: the start of the range that contains the value.
 fn element_bodies(set: &FakeSet, asked: Option<&[Element]>) -> Result<Vec<Vec<u8>>, Refusal> {
     let found: Vec<&Element> = match asked {
         None => set.elements.values().collect(),
@@ -344,7 +344,7 @@ fn element_bodies(set: &FakeSet, asked: Option<&[Element]>) -> Result<Vec<Vec<u8
     };
     let key = &set.set.key;
     let form = match ElementForm::of(&set.set) {
-        // As they are kept: ends are elements of their own.
+        // In the kernel's form: range ends are separate elements.
         ElementForm::Pairs => ElementForm::Single,
         other => other,
     };
@@ -375,13 +375,13 @@ fn find<'a>(set: &'a FakeSet, wanted: &Element) -> Option<&'a Element> {
         ElementKey::Value(start) | ElementKey::End(start) => start <= value,
         _ => false,
     });
-    // The last boundary that is not behind the value: a start, or nothing holds it.
+    // The last boundary at or before the value. If that is a start, its range contains the value.
     last.max_by(|one, other| one.key.boundary().cmp(&other.key.boundary()))
         .filter(|element| matches!(element.key, ElementKey::Value(_)))
 }
 
 impl ElementKey {
-    /// The value, and whether a range starts there: where one ends another may start.
+    /// The value, and whether a range starts there. One range may start where another ends.
     fn boundary(&self) -> Option<(&crate::model::Value, bool)> {
         match self {
             ElementKey::Value(value) => Some((value, true)),

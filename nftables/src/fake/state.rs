@@ -1,4 +1,4 @@
-//! State of the fake kernel, and its rules for changing it.
+//! State of the fake kernel, and the rules for changing it.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -11,14 +11,14 @@ use crate::model::{
     ObjectData, ObjectType, Rule, Set, SetFlags, Table, TableKey, Value, Verdict, timeout_states,
 };
 
-/// A refusal, and the part it concerns: the place in a list of expressions or elements.
+/// A refusal, and the index of the expression or element that it concerns.
 pub(super) type Refusal = (Errno, Option<usize>);
 
 pub(super) fn whole(errno: Errno) -> Refusal {
     (errno, None)
 }
 
-/// The kernel allows as many jumps in a row (`NFT_JUMP_STACK_SIZE`).
+/// The kernel's limit of nested jumps (`NFT_JUMP_STACK_SIZE`).
 const JUMPS: usize = 16;
 
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub(super) struct FakeChain {
 pub(super) struct FakeSet {
     pub(super) set: Set,
     pub(super) handle: u64,
-    /// Number within the transaction that made it.
+    /// Number within the transaction that created it.
     pub(super) id: Option<u32>,
     /// Elements in the kernel's form: by key, and whether it is the end of a range.
     pub(super) elements: BTreeMap<(Value, bool), Element>,
@@ -55,9 +55,9 @@ pub(super) struct State {
     pub(super) generation: u32,
     pub(super) tables: BTreeMap<TableKey, FakeTable>,
     handles: u64,
-    /// Elements that are refused: what their keys begin with, and how.
+    /// Elements to refuse: prefix of the key, and the error.
     pub(super) objections: Vec<(Vec<u8>, Errno)>,
-    /// Refusals do not say where in a message.
+    /// Whether refusals omit the part of the message.
     pub(super) is_silent: bool,
 }
 
@@ -67,7 +67,7 @@ impl Default for State {
     }
 }
 
-/// Place of a rule in its chain, and flags of the request.
+/// Position of a rule in its chain, and flags of the request.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RuleRequest {
     pub(super) handle: Option<u64>,
@@ -82,13 +82,13 @@ impl State {
         self.handles
     }
 
-    /// Drops the elements whose time is over.
+    /// Removes expired elements.
     pub(super) fn expire(&mut self, now: Instant) {
         for set in self.tables.values_mut().flat_map(|table| &mut table.sets) {
             let over = set.deadlines.iter().filter(|(_, deadline)| **deadline <= now).map(|(key, _)| key.clone());
             for key in over.collect::<Vec<_>>() {
                 set.remove(&key);
-                // A range goes with its end.
+                // The end of a range expires with its start.
                 let mut ends = set.elements.range((key.0, true)..).map(|(key, _)| key.clone());
                 if let Some(end) = ends.find(|(_, is_end)| *is_end) {
                     set.elements.remove(&end);
@@ -97,7 +97,7 @@ impl State {
         }
     }
 
-    /// Numbers of sets are those of one transaction.
+    /// Set numbers are only valid within one transaction.
     pub(super) fn begin(&mut self) {
         self.tables.values_mut().flat_map(|table| &mut table.sets).for_each(|set| set.id = None);
     }
@@ -161,7 +161,7 @@ impl State {
     pub(super) fn delete_chain(&mut self, key: &TableKey, name: &Name) -> Result<(), Refusal> {
         let table = self.table_mut(key)?;
         let place = table.chain_place(name).ok_or(whole(Errno::ENOENT))?;
-        // Its own rules go with it, and their references.
+        // Its own rules and their references are deleted with it.
         let mut without = table.clone();
         if let Some(chain) = without.chains.get_mut(place) {
             chain.rules.clear();
@@ -193,7 +193,7 @@ impl State {
         if let Some(old) = request.handle.filter(|_| request.replace) {
             let at = find(rules, old)?;
             if let Some(slot) = rules.get_mut(at) {
-                // The kernel gives the new rule a handle of its own.
+                // The kernel assigns a new handle to the new rule.
                 *slot = (handle, rule);
             }
             table.drop_anonymous();
@@ -309,7 +309,7 @@ impl State {
 
     pub(super) fn add_object(&mut self, mut object: Object, exclusive: bool) -> Result<(), Refusal> {
         let handle = self.handle();
-        // The defaults of the namespace (`nft_ct_timeout_obj_init`).
+        // The namespace's defaults (`nft_ct_timeout_obj_init`).
         if let ObjectData::CtTimeout { protocol, policy, .. } = &mut object.data {
             for (_, state, seconds) in timeout_states(*protocol) {
                 policy.entry((*state).to_owned()).or_insert(Duration::from_secs(*seconds));
@@ -333,7 +333,7 @@ impl State {
         Ok(())
     }
 
-    /// Adds a flow table, or devices to one (`nft_flowtable_update`). This kernel has every device.
+    /// Adds a flow table, or devices to an existing one (`nft_flowtable_update`). Every device exists here.
     pub(super) fn add_flowtable(&mut self, flowtable: Flowtable, exclusive: bool) -> Result<(), Refusal> {
         let handle = self.handle();
         if !flowtable.flags.difference(FlowtableFlags::HW_OFFLOAD | FlowtableFlags::COUNTER).is_empty() {
@@ -366,7 +366,7 @@ impl State {
         Ok(())
     }
 
-    /// Deletes a flow table; only these devices of it, if there are any.
+    /// Deletes a flow table, or only these devices of it if any are given.
     pub(super) fn delete_flowtable(&mut self, key: &TableKey, name: &Name, devices: &[String]) -> Result<(), Refusal> {
         let table = self.table_mut(key)?;
         let place = table.flowtable_place(name).ok_or(whole(Errno::ENOENT))?;
@@ -385,10 +385,10 @@ impl State {
         Ok(())
     }
 
-    /// Jumps in a circle, or too many in a row.
+    /// Checks for jump loops and too deep nesting.
     pub(super) fn validate(&self) -> Result<(), Errno> {
         for table in self.tables.values() {
-            // How deep each chain was when it was walked through without a fault.
+            // Depth at which each chain was already checked.
             let mut walked = BTreeMap::new();
             for chain in table.chains.iter().filter(|chain| chain.chain.base.is_some()) {
                 table.walk(&chain.chain.key.name, &mut Vec::new(), &mut walked)?;
@@ -404,7 +404,7 @@ impl FakeSet {
         self.elements.remove(key)
     }
 
-    /// Whether a range, or one of its two boundaries, has values in common with another.
+    /// Whether a range, or one of its two boundaries, overlaps an existing one.
     fn overlaps(&self, key: &ElementKey) -> bool {
         if !self.set.flags.contains(SetFlags::INTERVAL) {
             return false;
@@ -413,14 +413,14 @@ impl FakeSet {
             let Some(new) = key.ends() else { return false };
             return self.elements.values().filter_map(|element| element.key.ends()).any(|old| self.meet(new, old));
         }
-        // Where one range ends another may start.
+        // One range may start where another ends.
         let is_start_behind = |value: &Value| {
             let place = self.elements.range(..(value.clone(), false)).next_back().map(|((value, _), _)| value.clone());
             place.is_some_and(|value| self.elements.contains_key(&(value, false)))
         };
         match key {
             ElementKey::Value(start) => !self.elements.contains_key(&(start.clone(), true)) && is_start_behind(start),
-            // The end in front of the first range (`nft_rbtree_interval_null`).
+            // The end before the first range (`nft_rbtree_interval_null`).
             ElementKey::End(end) if end.as_bytes().iter().all(|byte| *byte == 0) => false,
             ElementKey::End(end) => {
                 let next = self.elements.range((end.clone(), true)..).next().map(|((value, _), _)| value.clone());
@@ -431,7 +431,8 @@ impl FakeSet {
         }
     }
 
-    /// Whether an end of a new range of several fields lies in another: the kernel looks no further (`nft_pipapo_insert`).
+    /// Whether either end of a new multi-field range lies in an existing one, which is all that the kernel checks
+    /// (`nft_pipapo_insert`).
     fn meet(&self, (first, last): (&Value, &Value), (other_first, other_last): (&Value, &Value)) -> bool {
         [first, last].into_iter().any(|end| {
             let mut from = 0_usize;
@@ -451,7 +452,7 @@ fn stored_key(element: &Element) -> (Value, bool) {
     (start, matches!(element.key, ElementKey::End(_)))
 }
 
-/// The chain that a verdict leads to.
+/// The chain to which a verdict jumps or goes.
 fn leads_to(verdict: &Verdict) -> Option<&Name> {
     match verdict {
         Verdict::Jump(chain) | Verdict::Goto(chain) => Some(chain),
@@ -482,7 +483,7 @@ impl FakeTable {
         self.expressions().filter(adds).count()
     }
 
-    /// By name, else by the number within the transaction (`nft_set_lookup_global`).
+    /// Finds a set by name, otherwise by its number within the transaction (`nft_set_lookup_global`).
     fn find_set(&self, wanted: &SetReference) -> Option<usize> {
         self.set_place(&wanted.name)
             .or_else(|| self.sets.iter().position(|set| wanted.id.is_some() && set.id == wanted.id))
@@ -522,7 +523,7 @@ impl FakeTable {
         of_rules.count().saturating_add(of_elements.count())
     }
 
-    /// Anonymous sets go with the rule that used them.
+    /// Deletes anonymous sets together with the rule that used them.
     fn drop_anonymous(&mut self) {
         let gone: Vec<Name> = self
             .sets
@@ -533,7 +534,7 @@ impl FakeTable {
         self.sets.retain(|set| !gone.contains(&set.set.key.name));
     }
 
-    /// Finds what a rule names.
+    /// Finds the sets, chains and objects to which a rule refers.
     fn resolve(&self, rule: &mut Rule) -> Result<(), Refusal> {
         for (index, expression) in rule.expressions.iter_mut().enumerate() {
             let refuse = |errno| Err((errno, Some(index)));
@@ -599,7 +600,8 @@ impl FakeTable {
             let is_other = found.data != element.data || found.key != element.key;
             return if exclusive || is_other { Err(Errno::EEXIST) } else { Ok(()) };
         }
-        // The kernel calls an overlap ENOTEMPTY inside, and answers as for what exists (`nft_add_set_elem`).
+        // Internally the kernel reports an overlap as ENOTEMPTY, and answers as for an existing element
+        // (`nft_add_set_elem`).
         if set.overlaps(&element.key) {
             return Err(Errno::EEXIST);
         }

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use super::{ChainKey, Family, InvalidValue};
 
-/// Point in a packet's way at which a base chain hangs.
+/// Where in a packet's path a base chain is attached.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
@@ -14,22 +14,22 @@ pub enum Hook {
     Prerouting,
     /// Packets for this host.
     Input,
-    /// Packets that this host forwards.
+    /// Packets forwarded by this host.
     Forward,
     /// Packets from this host.
     Output,
     /// After the routing decision.
     Postrouting,
-    /// Packets from a device. In families `inet` and `netdev`.
+    /// Packets arriving at a device. In families `inet` and `netdev`.
     Ingress,
-    /// Packets to a device. In family `netdev`, since Linux 5.16.
+    /// Packets leaving a device. In family `netdev`, since Linux 5.16.
     Egress,
-    /// A hook that this library does not know.
+    /// A hook that this crate does not know.
     Other(u32),
 }
 
 impl Hook {
-    /// The number of the hook in this family; `None` for a hook that the family does not have.
+    /// The hook's number in this family; `None` if the family does not have it.
     pub fn number(self, family: Family) -> Option<u32> {
         match (self, family) {
             (Hook::Other(number), _) => Some(number),
@@ -45,7 +45,7 @@ impl Hook {
         }
     }
 
-    /// The hook of a number in this family.
+    /// The hook with this number in this family.
     pub fn from_number(family: Family, number: u32) -> Self {
         match (family, number) {
             (Family::Netdev, 0) | (Family::Inet, 5) => Hook::Ingress,
@@ -98,7 +98,7 @@ impl FromStr for Hook {
     }
 }
 
-/// Order among the base chains of a hook: smaller is earlier.
+/// Order among the base chains at a hook: smaller numbers run first.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Priority(pub i32);
@@ -125,11 +125,11 @@ impl Priority {
 pub enum ChainType {
     /// Decides on packets.
     Filter,
-    /// Translates addresses: sees the first packet of a connection.
+    /// Translates addresses. Sees only the first packet of a connection.
     Nat,
-    /// Routes packets again that its rules changed. At hook `output`.
+    /// Routes packets again if its rules changed them. At hook `output`.
     Route,
-    /// A type that this library does not know.
+    /// A type that this crate does not know.
     Other(String),
 }
 
@@ -183,21 +183,22 @@ impl FromStr for Policy {
     }
 }
 
-/// Hook of a chain: type, place, priority and policy, by which the chain sees packets.
+/// Type, hook, priority and policy of a base chain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct BaseChain {
     /// The type.
     pub kind: ChainType,
-    /// Point in a packet's way.
+    /// Where in a packet's path the chain is attached.
     pub hook: Hook,
-    /// Order among the chains of the hook.
+    /// Order among the chains at the hook.
     pub priority: Priority,
     /// Verdict for packets that reach the chain's end.
     #[cfg_attr(feature = "serde", serde(default))]
     pub policy: Policy,
-    /// Devices, for hooks `ingress` and `egress`. `eth*`: all whose names begin so, also later ones (Linux 6.16).
+    /// Devices, for hooks `ingress` and `egress`. `eth*`: all devices with this prefix, including later ones (Linux
+    /// 6.16).
     #[cfg_attr(feature = "serde", serde(default))]
     pub devices: Vec<String>,
 }
@@ -234,17 +235,18 @@ impl BaseChain {
 pub struct Chain {
     /// Identity of the chain.
     pub key: ChainKey,
-    /// Hook of a base chain; `None` for a chain that rules jump to.
+    /// Hook of a base chain; `None` for a chain to which rules jump.
     pub base: Option<BaseChain>,
-    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253. Kept since Linux 5.10.
+    /// A comment. nft accepts at most 128 bytes, the kernel stores up to 253. Kept since Linux 5.10.
     pub comment: Option<String>,
-    /// Goes with the rule that jumps to it, which comes behind its own rules: nft's `jump { … }`. Since Linux 5.9.
+    /// The chain is deleted with the rule that jumps to it: nft's `jump { … }`. Its own rules must come before that
+    /// one. Since Linux 5.9.
     #[cfg_attr(feature = "serde", serde(default))]
     pub bound: bool,
 }
 
 impl Chain {
-    /// A chain that rules jump to.
+    /// A chain to which rules jump.
     pub fn regular(key: ChainKey) -> Self {
         Chain { key, base: None, comment: None, bound: false }
     }
@@ -254,7 +256,7 @@ impl Chain {
         Chain { key, base: Some(base), comment: None, bound: false }
     }
 
-    /// The same with another policy; a chain that is no base chain stays as it is.
+    /// Sets the policy of a base chain; no effect on other chains.
     #[must_use]
     pub fn policy(mut self, policy: Policy) -> Self {
         if let Some(base) = &mut self.base {
@@ -263,7 +265,7 @@ impl Chain {
         self
     }
 
-    /// The same with a comment.
+    /// Sets the comment.
     #[must_use]
     pub fn comment(mut self, comment: impl Into<String>) -> Self {
         self.comment = Some(comment.into());
@@ -271,14 +273,14 @@ impl Chain {
     }
 }
 
-/// A chain as the kernel holds it.
+/// A chain as read from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedChain {
     /// The chain.
     pub chain: Chain,
-    /// The kernel's number of it.
+    /// The kernel's handle.
     pub handle: u64,
     /// Number of its rules and of jumps to it.
     pub references: u32,

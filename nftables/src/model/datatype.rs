@@ -1,4 +1,4 @@
-//! nft's types, by which it prints the bytes of keys and data. The kernel only keeps their numbers.
+//! nft's types, by which it prints the bytes of keys and data. The kernel only stores their numbers.
 
 use std::fmt;
 
@@ -45,7 +45,7 @@ macro_rules! types {
 }
 
 types! {
-    /// An integer whose length the expression decides (with `typeof`); of no length by itself.
+    /// An integer whose length depends on the expression (with `typeof`).
     INTEGER = 4, "integer", 0, Network;
     /// Text.
     STRING = 5, "string", 0, None;
@@ -81,7 +81,7 @@ types! {
     IFACE_TYPE = 21, "iface_type", 2, Host;
     /// Realm of a route.
     REALM = 22, "realm", 4, Host;
-    /// Class of traffic control: major and minor number.
+    /// Traffic-control class: major and minor number.
     CLASS_ID = 23, "classid", 4, Host;
     /// User.
     UID = 24, "uid", 4, Host;
@@ -130,17 +130,17 @@ types! {
 }
 
 impl DataType {
-    /// nft's name; `None` for a type that this library does not know.
+    /// nft's name; `None` if this crate does not know the type.
     pub fn name(self) -> Option<&'static str> {
         self.row().map(|(_, name, _, _)| *name)
     }
 
-    /// Length of a value in bytes; 0 when it depends on the expression or is not known.
+    /// Length of a value in bytes; 0 if it is unknown or depends on the expression.
     pub fn length(self) -> u32 {
         self.row().map_or(0, |(_, _, length, _)| *length)
     }
 
-    /// Byte order of a value outside of intervals.
+    /// Byte order of a value outside intervals.
     pub fn byte_order(self) -> ByteOrder {
         self.row().map_or(ByteOrder::None, |(_, _, _, order)| *order)
     }
@@ -175,7 +175,7 @@ impl From<DataType> for Field {
     }
 }
 
-/// The type of a key or of data: one field, or several as a concatenation.
+/// The type of a key or of data: one field, or a concatenation of several.
 ///
 /// ```
 /// use nftables::{DataType, Field, FieldTypes};
@@ -204,12 +204,12 @@ pub struct FieldTypes {
     fields: Vec<Field>,
 }
 
-/// Bytes that a field of this length takes in a concatenation: whole registers of 4.
+/// Bytes that a field of this length occupies in a concatenation: whole registers of 4 bytes.
 pub(crate) fn padded(length: u32) -> u32 {
     length.checked_next_multiple_of(4).unwrap_or(u32::MAX)
 }
 
-/// nft puts the number of each field's type into six bits.
+/// nft encodes each field's type in six bits.
 const TYPE_BITS: u32 = 6;
 const TYPE_MASK: u32 = 0x3f;
 
@@ -217,7 +217,7 @@ impl FieldTypes {
     /// A type of these fields.
     ///
     /// # Errors
-    /// There is no field, a field without length, more than five fields, or more than 64 bytes in all.
+    /// There is no field, a field without length, more than five fields, or more than 64 bytes in total.
     pub fn new(fields: impl IntoIterator<Item = Field>) -> Result<Self, InvalidValue> {
         let types = FieldTypes { fields: fields.into_iter().collect() };
         let invalid = |why| Err(InvalidValue::new(format!("type {types}"), why));
@@ -233,7 +233,7 @@ impl FieldTypes {
         Ok(types)
     }
 
-    /// A type of fields with these types, each of its own length.
+    /// A type of fields of these types, each with its natural length.
     ///
     /// # Errors
     /// As [`FieldTypes::new`].
@@ -251,7 +251,7 @@ impl FieldTypes {
         self.fields.len() > 1
     }
 
-    /// Length in bytes. Fields of a concatenation are filled up to a multiple of four.
+    /// Length in bytes. Fields of a concatenation are padded to a multiple of four.
     pub fn length(&self) -> u32 {
         match self.fields.as_slice() {
             [one] => one.length,
@@ -271,14 +271,14 @@ impl FieldTypes {
         }
     }
 
-    /// Reads a type from the kernel's number and length. `lengths` are those of the fields, when the kernel lists them; they, not
-    /// the number, then decide how many fields there are.
+    /// Decodes a type from the kernel's number and length. If the kernel lists the lengths of the fields (`lengths`),
+    /// they rather than the number decide how many fields there are.
     pub(crate) fn from_kernel(number: u32, length: u32, lengths: &[u32]) -> Self {
         let mut rest = number;
         if lengths.len() > 1 {
             let mut fields: Vec<Field> = Vec::new();
             for (place, length) in lengths.iter().enumerate().rev() {
-                // Excess bits stay with the first field, so that the number is written as it was read.
+                // Excess bits stay with the first field, so that the number is written back unchanged.
                 let data_type = DataType(if place == 0 { rest } else { rest & TYPE_MASK });
                 rest = rest.wrapping_shr(TYPE_BITS);
                 fields.push(Field { data_type, length: *length });
@@ -295,7 +295,7 @@ impl FieldTypes {
         let mut fields: Vec<Field> = types.iter().copied().map(Field::from).collect();
         let known = fields.iter().map(|field| padded(field.length)).fold(0, u32::saturating_add);
         let open: Vec<&mut Field> = fields.iter_mut().filter(|field| field.length == 0).collect();
-        // Types without a length of their own share what is left: a number of four bytes each, as a rule.
+        // Types without a natural length share the rest, usually as four-byte numbers.
         let share = u32::try_from(open.len()).ok().and_then(|count| length.saturating_sub(known).checked_div(count));
         for field in open {
             field.length = share.unwrap_or_default();
@@ -307,9 +307,9 @@ impl FieldTypes {
         FieldTypes { fields: vec![Field { data_type: DataType(number), length }] }
     }
 
-    /// Whether nft knows the types without being told what values are made of.
+    /// Whether nft knows the types without a note of the operands.
     pub(crate) fn has_names(&self) -> bool {
-        // The first two have no length by themselves; the others are known to expressions alone.
+        // The first two have no natural length; the others are only known to expressions.
         let unqualified = [
             DataType::INTEGER,
             DataType::STRING,
@@ -358,7 +358,7 @@ mod tests {
             (DataType::IPV4_ADDR.0, 4, &[]),
             (0x1cd, 8, &[]),
             (0x1cd, 8, &[4, 2]),
-            // Unknown types, more numbers than lengths, and the other way round.
+            // Unknown types, more numbers than lengths, and vice versa.
             (0, 24, &[8, 8, 8]),
             (u32::MAX, 8, &[4, 4]),
             (u32::MAX, 7, &[]),

@@ -12,19 +12,19 @@ use crate::expr::Expression;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum Verdict {
-    /// The packet passes this base chain.
+    /// Accept the packet in this base chain.
     Accept,
     /// The packet is dropped.
     Drop,
     /// The next rule.
     Continue,
-    /// Back to the chain that jumped here.
+    /// Return to the calling chain.
     Return,
-    /// A jump to a chain, and back.
+    /// Jump to a chain and return.
     Jump(Name),
-    /// A jump to a chain, and not back here.
+    /// Go to a chain without returning.
     Goto(Name),
-    /// Another one: `NF_QUEUE` with its bits, for example.
+    /// Another verdict, such as `NF_QUEUE` with its bits.
     Other(i32),
 }
 
@@ -47,19 +47,19 @@ impl fmt::Display for Verdict {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum ElementKey {
-    /// One value. In a set of intervals of one field, the start of a range.
+    /// One value. In a single-field set of intervals, the start of a range.
     Value(Value),
-    /// A range from the first to the last value, both included. In a box, because most elements have one value.
+    /// A range from the first to the last value, both inclusive. Boxed, because most elements have one value.
     Range(Box<(Value, Value)>),
-    /// The end of a range in a set of intervals of one field: the first value behind it. Only read where elements are
-    /// streamed; whole sets are given with [`Range`](ElementKey::Range).
+    /// The end of a range in a single-field set of intervals: the first value after it. Only occurs if elements are
+    /// streamed; complete reads return [`Range`](ElementKey::Range).
     End(Value),
-    /// All keys that no other element holds. Since Linux 5.13.
+    /// All keys that no other element matches. Since Linux 5.13.
     CatchAll,
 }
 
 impl ElementKey {
-    /// All values from the first to the last; [`Value`](ElementKey::Value) where they are the same one.
+    /// All values from the first to the last; [`Value`](ElementKey::Value) if they are equal.
     pub fn range(first: Value, last: Value) -> Self {
         if first == last { ElementKey::Value(first) } else { ElementKey::Range(Box::new((first, last))) }
     }
@@ -73,7 +73,7 @@ impl ElementKey {
         }
     }
 
-    /// The first and the last value of a value or a range.
+    /// The first and the last value of a value or range.
     pub fn ends(&self) -> Option<(&Value, &Value)> {
         match self {
             ElementKey::Value(value) => Some((value, value)),
@@ -142,7 +142,7 @@ pub struct Element {
     pub key: ElementKey,
     /// Data of a map's element; `None` in a set.
     pub data: Option<ElementData>,
-    /// `None` is the same as the default.
+    /// `None` means the default.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
     extras: Option<Box<ElementExtras>>,
 }
@@ -155,19 +155,19 @@ impl PartialEq for Element {
 
 impl Eq for Element {}
 
-/// Time-outs, expressions and comment of an element, which few elements have: [`Element::extras`].
+/// Timeout, expressions and comment of an element: [`Element::extras`]. Few elements have them.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ElementExtras {
-    /// Time-out, in whole milliseconds. `None` for the set's.
+    /// Timeout in whole milliseconds. `None` for the set's.
     pub timeout: Option<Duration>,
-    /// Time that the element still lives; only read.
+    /// Remaining lifetime; read-only.
     pub expiration: Option<Duration>,
     /// Counters and the like.
     #[cfg_attr(feature = "serde", serde(default))]
     pub expressions: Vec<Expression>,
-    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
+    /// A comment. nft accepts at most 128 bytes, the kernel stores up to 253.
     pub comment: Option<Box<str>>,
 }
 
@@ -177,14 +177,14 @@ impl Element {
         Element { key, data: None, extras: None }
     }
 
-    /// Time-outs, expressions and comment.
+    /// Timeouts, expressions and comment.
     pub fn extras(&self) -> &ElementExtras {
         static NONE: ElementExtras =
             ElementExtras { timeout: None, expiration: None, expressions: Vec::new(), comment: None };
         self.extras.as_deref().unwrap_or(&NONE)
     }
 
-    /// Time-outs, expressions and comment, to be changed. Takes memory for them where the element had none.
+    /// Mutable timeout, expressions and comment. Allocates them if the element had none.
     pub fn extras_mut(&mut self) -> &mut ElementExtras {
         self.extras.get_or_insert_default()
     }
@@ -194,14 +194,14 @@ impl Element {
         Element::new(ElementKey::Value(value.into()))
     }
 
-    /// An element of all values from the first to the last, compared byte by byte: numbers must be in network byte order
-    /// ([`Value::be32`]). In a concatenation each field has its own range.
+    /// An element for all values from the first to the last, compared byte by byte: numbers must be in network byte
+    /// order ([`Value::be32`]). In a concatenation each field has its own range.
     pub fn range(first: impl Into<Value>, last: impl Into<Value>) -> Self {
         Element::new(ElementKey::range(first.into(), last.into()))
     }
 
-    /// An element of all addresses of a network; of the only one where the prefix is the whole address. Bits behind the prefix do
-    /// not matter. nft prints it as a prefix.
+    /// An element for all addresses of a network, or a single one if the prefix is the whole address. Bits behind the
+    /// prefix are ignored. nft prints it as a prefix.
     ///
     /// # Errors
     /// The prefix is longer than the address.
@@ -216,7 +216,7 @@ impl Element {
         }
     }
 
-    /// Takes up another element whose keys overlap these or follow them, if it is otherwise equal and starts no earlier.
+    /// Merges another element whose keys overlap or follow these, if it is otherwise equal and does not start earlier.
     pub(crate) fn join(&mut self, other: &Element) -> bool {
         let (Some((first, last)), Some((from, to))) = (self.key.ends(), other.key.ends()) else { return false };
         let touches = from <= last || last.successor().as_ref() == Some(from);
@@ -230,35 +230,35 @@ impl Element {
         joined
     }
 
-    /// The same in a map to values.
+    /// Sets the data, for a map to values.
     #[must_use]
     pub fn maps_to(mut self, data: impl Into<Value>) -> Self {
         self.data = Some(ElementData::Value(data.into()));
         self
     }
 
-    /// The same in a map to verdicts.
+    /// Sets the verdict, for a map to verdicts.
     #[must_use]
     pub fn verdict(mut self, verdict: Verdict) -> Self {
         self.data = Some(ElementData::Verdict(verdict));
         self
     }
 
-    /// The same in a map to objects.
+    /// Sets the object, for a map to objects.
     #[must_use]
     pub fn object(mut self, name: Name) -> Self {
         self.data = Some(ElementData::Object(name));
         self
     }
 
-    /// The same with a time-out.
+    /// Sets the timeout.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.extras_mut().timeout = Some(timeout);
         self
     }
 
-    /// The same with a comment.
+    /// Sets the comment.
     #[must_use]
     pub fn comment(mut self, comment: impl Into<Box<str>>) -> Self {
         self.extras_mut().comment = Some(comment.into());

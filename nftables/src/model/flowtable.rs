@@ -9,15 +9,16 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct FlowtableFlags: u32 {
-        /// Flows are handed to the devices, which must be able to take them (nft's `flags offload`).
+        /// Flows are offloaded to the devices, which must support it (nft's `flags offload`).
         const HW_OFFLOAD = 1;
-        /// Packets of flows are counted in connection tracking. Since Linux 5.7.
+        /// Packets of flows are counted by connection tracking. Since Linux 5.7.
         const COUNTER = 2;
         const _ = !0;
     }
 }
 
-/// A flow table: packets of connections that a rule has added to it go from device to device at ingress, past all chains.
+/// A flow table. Packets of connections that a rule has added to it go from device to device at ingress and skip all
+/// chains.
 ///
 /// ```
 /// # use nftables::fake::FakeNftables;
@@ -62,11 +63,11 @@ bitflags! {
 pub struct Flowtable {
     /// Identity of the flow table.
     pub key: FlowtableKey,
-    /// Order at hook `ingress` of its devices: smaller is earlier.
+    /// Order at hook `ingress` of its devices: smaller numbers run first.
     #[cfg_attr(feature = "serde", serde(default))]
     pub priority: Priority,
-    /// Devices whose packets it takes; each may have one flow table of a table
-    /// (`nft_register_flowtable_net_hooks`). `eth*`: all whose names begin so, also later ones (Linux 6.16).
+    /// Devices whose packets it handles. Each device may be in one flow table of a table
+    /// (`nft_register_flowtable_net_hooks`). `eth*`: all devices with this prefix, including later ones (Linux 6.16).
     #[cfg_attr(feature = "serde", serde(default))]
     pub devices: Vec<String>,
     /// Flags.
@@ -81,21 +82,21 @@ impl Flowtable {
         Flowtable { key, priority: Priority::FILTER, devices, flags: FlowtableFlags::empty() }
     }
 
-    /// The same with another priority.
+    /// Sets the priority.
     #[must_use]
     pub fn priority(mut self, priority: Priority) -> Self {
         self.priority = priority;
         self
     }
 
-    /// The same with these flags as well.
+    /// Adds flags.
     #[must_use]
     pub fn flags(mut self, flags: FlowtableFlags) -> Self {
         self.flags |= flags;
         self
     }
 
-    /// Refuses names that no device can have (`dev_valid_name`, net/core/dev.c).
+    /// Refuses invalid device names (`dev_valid_name`, net/core/dev.c).
     pub(crate) fn check_devices(devices: &[String]) -> Result<(), InvalidValue> {
         let odd = |name: &&String| {
             let known = matches!(name.as_str(), "" | "." | "..") || name.len() > 15;
@@ -111,14 +112,14 @@ impl Flowtable {
     }
 }
 
-/// A flow table as the kernel holds it.
+/// A flow table as read from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedFlowtable {
     /// The flow table.
     pub flowtable: Flowtable,
-    /// The kernel's number of it.
+    /// The kernel's handle.
     pub handle: u64,
     /// Number of rules that add to it.
     pub references: u32,

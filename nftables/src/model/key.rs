@@ -10,7 +10,7 @@ use crate::uapi::NFT_NAME_MAXLEN;
 
 /// The name of a table, chain, set or object: 1 to 255 bytes without NUL. Cheap to clone.
 ///
-/// The kernel takes any bytes; a name that is not UTF-8 is read with replacement characters.
+/// The kernel accepts any bytes. A name that is not UTF-8 is read with replacement characters.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Name(Arc<str>);
 
@@ -18,7 +18,7 @@ impl Name {
     /// Checks a name.
     ///
     /// # Errors
-    /// The name is empty, longer than 255 bytes, or has a NUL or control character.
+    /// The name is empty, longer than 255 bytes, or contains a NUL or control character.
     pub fn new(name: &str) -> Result<Self, InvalidValue> {
         let invalid = |why| Err(InvalidValue::new(format!("name {name:?}"), why));
         if name.is_empty() {
@@ -42,14 +42,14 @@ impl Name {
         &self.0
     }
 
-    /// Whether nft can read the name: letters, digits, `/`, `\`, `-`, `_` and `.`, not a digit first.
+    /// Whether nft can parse the name: letters, digits, `/`, `\`, `-`, `_` and `.`, not starting with a digit.
     pub fn is_plain(&self) -> bool {
         let other = |c: char| c.is_ascii_alphanumeric() || "/\\-_.".contains(c);
         self.0.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_') && self.0.chars().all(other)
     }
 }
 
-/// Control characters, which only names that were read can have, are replaced: they could end a line.
+/// Replaces control characters, which only names from the kernel can contain, since they could end a line.
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0.replace(char::is_control, "\u{fffd}"))
@@ -82,7 +82,7 @@ pub enum Family {
     Bridge,
     /// Devices.
     Netdev,
-    /// A family that this library does not know.
+    /// A family that this crate does not know.
     Other(u8),
 }
 
@@ -104,7 +104,7 @@ impl Family {
         }
     }
 
-    /// The family of a number.
+    /// The family with this number.
     pub fn from_number(number: u8) -> Self {
         Family::ALL
             .iter()
@@ -136,7 +136,7 @@ impl FromStr for Family {
 #[cfg(feature = "serde")]
 super::serde_as_text!(Family, "inet, ip, ip6, arp, bridge, netdev or a number", Family::clone, str::parse::<Family>);
 
-/// `ip` or `ip6`: the family of a table that sees only such packets.
+/// `ip` or `ip6`: the family of a table that only sees such packets.
 impl From<IpAddr> for Family {
     fn from(address: IpAddr) -> Self {
         if address.is_ipv4() { Family::Ip } else { Family::Ip6 }
@@ -212,7 +212,8 @@ impl FromStr for TableKey {
     }
 }
 
-/// Family, table and a name: `inet filter input`. Names with blanks have no text: where one ends could not be told.
+/// Parses family, table and a name: `inet filter input`. Names with blanks have no text form, since their end would be
+/// ambiguous.
 fn in_table<'a>(what: &str, text: &'a str) -> Result<(TableKey, &'a str), InvalidValue> {
     let mut words = text.split(' ');
     match [words.next(), words.next(), words.next(), words.next()] {
@@ -299,7 +300,7 @@ impl FromStr for FlowtableKey {
     }
 }
 
-/// Identity of an object: objects of different kinds may have one name.
+/// Identity of an object. Objects of different kinds may share a name.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct ObjectKey {

@@ -1,4 +1,4 @@
-//! Parts of a rule set, as values. No I/O.
+//! The parts of a rule set as values, without I/O.
 
 use std::fmt;
 
@@ -27,7 +27,8 @@ pub use table::{ObservedTable, Table, TableFlags};
 pub use value::Value;
 pub(crate) use value::network;
 
-/// A value that cannot be part of a request. `Debug` prints the message, as a `main` that returns the error does.
+/// A value that cannot be part of a request. `Debug` prints the message, so a `main` that returns this error is
+/// readable.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{what}: {why}")]
 pub struct InvalidValue {
@@ -47,7 +48,7 @@ impl fmt::Debug for InvalidValue {
     }
 }
 
-/// Serialises a type as text: how it is written, and how it is read.
+/// Serialises a type as text, with its `Display` and `FromStr`.
 #[cfg(feature = "serde")]
 macro_rules! serde_as_text {
     ($type:ty, $expecting:literal, $write:expr, $read:expr) => {

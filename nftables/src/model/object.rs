@@ -14,24 +14,24 @@ use crate::expr::{Expression, LimitUnit, SynproxyFlags};
 pub enum ObjectType {
     /// Counts packets and bytes.
     Counter,
-    /// Bytes up to a bound.
+    /// Counts bytes up to a limit.
     Quota,
     /// A rate.
     Limit,
-    /// A helper of connection tracking.
+    /// A connection-tracking helper.
     #[cfg_attr(feature = "serde", serde(rename = "ct helper"))]
     CtHelper,
-    /// Time-outs of connections. Since Linux 4.19.
+    /// Timeouts of connections. Since Linux 4.19.
     #[cfg_attr(feature = "serde", serde(rename = "ct timeout"))]
     CtTimeout,
     /// An expected connection. Since Linux 5.3.
     #[cfg_attr(feature = "serde", serde(rename = "ct expectation"))]
     CtExpectation,
-    /// Answers for servers of TCP. Since Linux 5.4.
+    /// Completes TCP handshakes for servers. Since Linux 5.4.
     Synproxy,
-    /// A label of packets for security modules. Since Linux 4.20.
+    /// A security label for packets. Since Linux 4.20.
     Secmark,
-    /// A kind that this library keeps as bytes.
+    /// A kind that this crate keeps as bytes.
     Other(u32),
 }
 
@@ -51,7 +51,7 @@ impl ObjectType {
         }
     }
 
-    /// The kind of a number.
+    /// The kind with this number.
     pub fn from_number(number: u32) -> Self {
         match number {
             1 => ObjectType::Counter,
@@ -66,7 +66,7 @@ impl ObjectType {
         }
     }
 
-    /// nft's word for it; `None` for kinds that this library does not name.
+    /// nft's word; `None` for kinds that this crate does not name.
     pub fn name(self) -> Option<&'static str> {
         match self {
             ObjectType::Counter => Some("counter"),
@@ -81,7 +81,7 @@ impl ObjectType {
         }
     }
 
-    /// Words by which a rule uses an object of the kind, in front of its name: `counter name`, `ct helper set`.
+    /// Words with which a rule uses an object of this kind, before its name: `counter name`, `ct helper set`.
     pub(crate) fn statement(self) -> Option<&'static str> {
         Some(match self {
             ObjectType::Counter => "counter name",
@@ -97,8 +97,8 @@ impl ObjectType {
     }
 }
 
-/// States of a protocol that have time-outs of their own: number (`CTA_TIMEOUT_*`, linux/netfilter/nfnetlink_cttimeout.h), nft's word, and
-/// the kernel's default in seconds.
+/// The states of a protocol that have their own timeout: number (`CTA_TIMEOUT_*`,
+/// linux/netfilter/nfnetlink_cttimeout.h), nft's word, and the kernel's default in seconds.
 pub(crate) fn timeout_states(protocol: L4Protocol) -> &'static [(u16, &'static str, u64)] {
     match protocol {
         L4Protocol::TCP => &[
@@ -119,7 +119,7 @@ pub(crate) fn timeout_states(protocol: L4Protocol) -> &'static [(u16, &'static s
     }
 }
 
-/// Word of a state, else its number.
+/// The word of a state, otherwise its number.
 pub(crate) fn timeout_state(protocol: L4Protocol, number: u16) -> String {
     let known = timeout_states(protocol).iter().find(|(known, ..)| *known == number);
     known.map_or_else(|| number.to_string(), |(_, word, _)| (*word).to_owned())
@@ -153,18 +153,18 @@ pub enum ObjectData {
     },
     /// A rate.
     Limit {
-        /// Number in a unit of time.
+        /// Number per unit of time.
         rate: u64,
         /// The unit of time.
         unit: LimitUnit,
-        /// Number at once beyond the rate.
+        /// Allowed burst beyond the rate.
         burst: u32,
         /// Counts bytes instead of packets.
         bytes: bool,
         /// Matches above the rate instead.
         inverted: bool,
     },
-    /// A helper of connection tracking, which follows a protocol to the connections that it agrees on.
+    /// A connection-tracking helper, which follows a protocol to the related connections that it negotiates.
     #[cfg_attr(feature = "serde", serde(rename = "ct helper"))]
     CtHelper {
         /// The kernel's name of the helper: `ftp`, `sip`, `tftp`.
@@ -174,18 +174,18 @@ pub enum ObjectData {
         /// Protocol of its connections.
         protocol: L4Protocol,
     },
-    /// Time-outs of connections by their state.
+    /// Timeouts of connections by state.
     #[cfg_attr(feature = "serde", serde(rename = "ct timeout"))]
     CtTimeout {
         /// Family of the connections: `inet` (Linux 5.8), `ip` or `ip6`.
         family: Family,
         /// Protocol of the connections.
         protocol: L4Protocol,
-        /// Whole seconds by state, in nft's words (`established`, `unreplied`); for protocols other than TCP and UDP by number
-        /// (`CTA_TIMEOUT_*`). States that are left out have the default of the network namespace, and are read with it.
+        /// Whole seconds by state, in nft's words (`established`, `unreplied`); for protocols other than TCP and UDP by
+        /// number (`CTA_TIMEOUT_*`). Missing states have the network namespace's default when they are read back.
         policy: BTreeMap<String, Duration>,
     },
-    /// A connection that is expected beside the one that a rule sees.
+    /// A connection that is expected in addition to the one that a rule sees.
     #[cfg_attr(feature = "serde", serde(rename = "ct expectation"))]
     CtExpectation {
         /// Family of the expected connection.
@@ -194,22 +194,22 @@ pub enum ObjectData {
         protocol: L4Protocol,
         /// Destination port of the expected connection.
         port: u16,
-        /// Time for which it is expected, in seconds (net/netfilter/nft_ct.c, `nft_ct_expect_obj_eval`). nft writes and reads this number as
-        /// milliseconds, and text does as nft.
+        /// Time for which it is expected, in seconds (net/netfilter/nft_ct.c, `nft_ct_expect_obj_eval`). nft prints and
+        /// parses this number as milliseconds, and so does the text here.
         timeout: u32,
-        /// Number of connections that may be expected at once.
+        /// Most connections expected at once.
         size: u8,
     },
-    /// Answers for a server of TCP until a connection stands.
+    /// Completes TCP handshakes on behalf of a server.
     Synproxy {
         /// Greatest segment size.
         mss: u16,
         /// Window scale.
         window_scale: u8,
-        /// What is offered to clients.
+        /// TCP options offered to clients.
         flags: SynproxyFlags,
     },
-    /// A label of packets for security modules. The kernel refuses a context that its module does not know.
+    /// A security label for packets. The kernel refuses a context that its security module does not know.
     Secmark {
         /// Security context: `system_u:object_r:ssh_server_packet_t:s0`.
         context: String,
@@ -219,7 +219,7 @@ pub enum ObjectData {
 }
 
 impl ObjectData {
-    /// The expression that does the same within a rule.
+    /// The expression with the same effect in a rule.
     pub(crate) fn to_expression(&self) -> Option<Expression> {
         Some(match *self {
             ObjectData::Counter { packets, bytes } => Expression::Counter { packets, bytes },
@@ -242,7 +242,7 @@ impl ObjectData {
             Ok(())
         };
         match self {
-            // NF_CT_HELPER_NAME_LEN and NFT_SECMARK_CTX_MAXLEN, with the NUL.
+            // NF_CT_HELPER_NAME_LEN and NFT_SECMARK_CTX_MAXLEN, including the NUL.
             ObjectData::CtHelper { helper, .. } => text("helper", helper, 15),
             ObjectData::Secmark { context } => text("security context", context, 4095),
             ObjectData::CtTimeout { protocol, policy, .. } => {
@@ -280,7 +280,7 @@ impl ObjectData {
 
 /// A named object.
 ///
-/// A counter for each client, by a map, and one that rules name:
+/// A counter for each client through a map, and one that a rule names:
 ///
 /// ```
 /// # use nftables::fake::FakeNftables;
@@ -313,7 +313,7 @@ impl ObjectData {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A helper of FTP for the connections that a rule gives it, and shorter time-outs for name servers:
+/// An FTP helper for the connections that a rule assigns, and shorter timeouts for name servers:
 ///
 /// ```
 /// # use nftables::fake::FakeNftables;
@@ -345,7 +345,7 @@ pub struct Object {
     pub key: ObjectKey,
     /// Data of the object.
     pub data: ObjectData,
-    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253. Kept since Linux 5.10.
+    /// A comment. nft accepts at most 128 bytes, the kernel stores up to 253. Kept since Linux 5.10.
     pub comment: Option<String>,
 }
 
@@ -360,7 +360,7 @@ impl Object {
         Object::new(key, ObjectData::Counter { packets: 0, bytes: 0 })
     }
 
-    /// The same with a comment.
+    /// Sets the comment.
     #[must_use]
     pub fn comment(mut self, comment: impl Into<String>) -> Self {
         self.comment = Some(comment.into());
@@ -368,14 +368,14 @@ impl Object {
     }
 }
 
-/// An object as the kernel holds it.
+/// An object as read from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedObject {
     /// The object.
     pub object: Object,
-    /// The kernel's number of it.
+    /// The kernel's handle.
     pub handle: u64,
     /// Number of rules and elements that refer to it.
     pub references: u32,

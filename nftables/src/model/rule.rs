@@ -3,18 +3,19 @@
 use super::ChainKey;
 use crate::expr::Expression;
 
-/// A rule: expressions that are worked through for each packet until one does not match. [`rule`](crate::rule) builds most.
+/// A rule: expressions that are evaluated for each packet until one does not match. [`rule`](crate::rule) builds most
+/// rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(default))]
 #[non_exhaustive]
 pub struct Rule {
     /// Expressions, in order.
     pub expressions: Vec<Expression>,
-    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
+    /// A comment. nft accepts at most 128 bytes, the kernel stores up to 253.
     pub comment: Option<String>,
-    /// Other data of programs, as nft lays it out: type, length, value. Written unchanged.
+    /// Other data stored by programs, in nft's layout: type, length, value. Written back unchanged.
     pub userdata: Vec<u8>,
-    /// Attributes of iptables-nft (`NFTA_RULE_COMPAT`). Written unchanged.
+    /// Attributes of iptables-nft (`NFTA_RULE_COMPAT`). Written back unchanged.
     pub compat: Vec<u8>,
 }
 
@@ -24,7 +25,7 @@ impl Rule {
         Rule { expressions, ..Rule::default() }
     }
 
-    /// The same with a comment.
+    /// Sets the comment.
     #[must_use]
     pub fn comment(mut self, comment: impl Into<String>) -> Self {
         self.comment = Some(comment.into());
@@ -32,15 +33,15 @@ impl Rule {
     }
 }
 
-/// A rule as the kernel holds it.
+/// A rule as read from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedRule {
-    /// The chain it is in.
+    /// The chain that contains it.
     pub chain: ChainKey,
     /// The rule.
     pub rule: Rule,
-    /// The kernel's number of it, by which it is replaced and deleted.
+    /// The kernel's handle, by which the rule is replaced and deleted.
     pub handle: u64,
 }

@@ -14,9 +14,9 @@ bitflags! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct SetFlags: u32 {
-        /// Goes with the rule that uses it.
+        /// Deleted together with the rule that uses it.
         const ANONYMOUS = 0x1;
-        /// Elements do not change while rules use it.
+        /// Elements cannot change while rules use it.
         const CONSTANT = 0x2;
         /// Elements may be ranges.
         const INTERVAL = 0x4;
@@ -28,7 +28,7 @@ bitflags! {
         const DYNAMIC = 0x20;
         /// Data are objects.
         const OBJECT = 0x40;
-        /// The key is a concatenation. Only set with [`INTERVAL`](SetFlags::INTERVAL). Since Linux 5.6.
+        /// The key is a concatenation. Only used with [`INTERVAL`](SetFlags::INTERVAL). Since Linux 5.6.
         const CONCATENATION = 0x80;
         /// Elements have expressions. Since Linux 5.11.
         const EXPRESSION = 0x100;
@@ -36,7 +36,7 @@ bitflags! {
     }
 }
 
-/// Resource that the kernel saves when it chooses an implementation.
+/// What the kernel optimises for when it chooses an implementation.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum SetPolicy {
@@ -47,7 +47,7 @@ pub enum SetPolicy {
     Memory,
 }
 
-/// Type of the data that a map has for its keys.
+/// Type of a map's data.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
@@ -94,7 +94,7 @@ pub enum MapData {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// A set by the operands that rules look up in it, for which there need not be a type:
+/// A set declared by the operands that rules look up in it, for which no named type is needed:
 ///
 /// ```
 /// use nftables::{Family, Operand, Set, TableKey, Transaction};
@@ -122,36 +122,36 @@ pub struct Set {
     pub key_type: FieldTypes,
     /// Data, for a map.
     pub data: Option<MapData>,
-    /// Flags besides [`MAP`](SetFlags::MAP), [`OBJECT`](SetFlags::OBJECT) and
+    /// Flags, without [`MAP`](SetFlags::MAP), [`OBJECT`](SetFlags::OBJECT) and
     /// [`CONCATENATION`](SetFlags::CONCATENATION), which follow from the types.
     #[cfg_attr(feature = "serde", serde(default))]
     pub flags: SetFlags,
-    /// Time-out of elements without one of their own, in whole milliseconds.
+    /// Timeout of elements without their own, in whole milliseconds.
     pub timeout: Option<Duration>,
-    /// Interval in which elements that have timed out are removed, in whole milliseconds.
+    /// Interval in which expired elements are removed, in whole milliseconds.
     pub gc_interval: Option<Duration>,
     /// Greatest number of elements.
     pub size: Option<u32>,
-    /// Resource that the kernel saves: time or memory.
+    /// What the kernel optimises for: time or memory.
     #[cfg_attr(feature = "serde", serde(default))]
     pub policy: SetPolicy,
     /// Expressions of each element, such as a counter.
     #[cfg_attr(feature = "serde", serde(default))]
     pub expressions: Vec<Expression>,
-    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253.
+    /// A comment. nft accepts at most 128 bytes, the kernel stores up to 253.
     pub comment: Option<String>,
-    /// Note for nft (`auto-merge`) that it may join ranges which overlap or follow one another when it adds elements. The kernel does not
-    /// know it, and this crate joins nothing by itself: [`Set::merge`].
+    /// A note for nft (`auto-merge`) that it may merge overlapping or adjacent ranges when it adds elements. The kernel
+    /// ignores it, and this crate only merges with [`Set::merge`].
     #[cfg_attr(feature = "serde", serde(default))]
     pub auto_merge: bool,
-    /// Operands that make up the keys, field by field; empty when only their types are known. nft prints such a set with
-    /// `typeof`; without it, it takes no numbers of `numgen`.
+    /// Operands of the keys, field by field; empty if only their types are known. nft prints such a set with `typeof`,
+    /// which is required for numbers from `numgen`.
     #[cfg_attr(feature = "serde", serde(default))]
     pub key_typeof: Vec<Operand>,
     /// Operands that make up the data, in the same way.
     #[cfg_attr(feature = "serde", serde(default))]
     pub data_typeof: Vec<Operand>,
-    /// Other data of programs, as nft lays it out: type, length, value. Written unchanged.
+    /// Other data stored by programs, in nft's layout: type, length, value. Written back unchanged.
     #[cfg_attr(feature = "serde", serde(default))]
     pub userdata: Vec<u8>,
 }
@@ -177,18 +177,18 @@ impl Set {
         }
     }
 
-    /// A set of keys that are made of these operands.
+    /// A set whose keys consist of these operands.
     ///
     /// # Errors
-    /// When they are too long, or this library has no notes of nft's for one of them: it has those for the fields of headers that are
-    /// constants of [`Operand`] (addresses and types of Ethernet, addresses of IPv4 and IPv6, ports), the protocol in both IP headers,
-    /// [`Operand::Meta`], [`Operand::Ct`] and [`Operand::Numgen`].
+    /// The operands are too long, or nft's note for one of them is not supported. Supported are the header fields that
+    /// are constants of [`Operand`] (Ethernet addresses and types, IPv4 and IPv6 addresses, ports), the protocol in
+    /// both IP headers, [`Operand::Meta`], [`Operand::Ct`] and [`Operand::Numgen`].
     pub fn typeof_set(key: SetKey, operands: &[Operand]) -> Result<Self, InvalidValue> {
         Ok(Set { key_typeof: operands.to_vec(), ..Set::new(key, types_of(operands, About::Key)?) })
     }
 
-    /// A map whose keys and values are made of these operands. Ports among the values are noted as those of TCP,
-    /// for every protocol: nft takes no others in a translation.
+    /// A map whose keys and values consist of these operands. Ports in values are noted as TCP's for every protocol,
+    /// since nft accepts no others in a translation.
     ///
     /// # Errors
     /// As [`Set::typeof_set`].
@@ -197,7 +197,7 @@ impl Set {
         Ok(Set { data: Some(MapData::Value(types_of(data, About::Data)?)), data_typeof: data.to_vec(), ..set })
     }
 
-    /// A map of verdicts whose keys are made of these operands.
+    /// A map of verdicts whose keys consist of these operands.
     ///
     /// # Errors
     /// As [`Set::typeof_set`].
@@ -220,14 +220,14 @@ impl Set {
         Set { data: Some(MapData::Object(objects)), ..Set::new(key, key_type) }
     }
 
-    /// The same with more flags.
+    /// Adds flags.
     #[must_use]
     pub fn flags(mut self, flags: SetFlags) -> Self {
         self.flags |= flags;
         self
     }
 
-    /// The same with elements that time out.
+    /// Lets elements time out.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.flags |= SetFlags::TIMEOUT;
@@ -235,21 +235,21 @@ impl Set {
         self
     }
 
-    /// The same with a greatest number of elements.
+    /// Sets the greatest number of elements.
     #[must_use]
     pub fn size(mut self, size: u32) -> Self {
         self.size = Some(size);
         self
     }
 
-    /// The same with a comment.
+    /// Sets the comment.
     #[must_use]
     pub fn comment(mut self, comment: impl Into<String>) -> Self {
         self.comment = Some(comment.into());
         self
     }
 
-    /// The same of ranges that nft may join (`auto-merge`).
+    /// Lets nft merge ranges (`auto-merge`).
     #[must_use]
     pub fn auto_merge(mut self) -> Self {
         self.flags |= SetFlags::INTERVAL;
@@ -257,9 +257,9 @@ impl Set {
         self
     }
 
-    /// The fewest ranges that hold the same keys, in their order: values and ranges that overlap or follow one another are joined where
-    /// they are otherwise equal. The kernel refuses overlapping ranges. Elements of other sets than those of intervals of one field
-    /// come back as they are.
+    /// Merges ranges: returns the fewest elements that match the same keys, in order. Values and ranges that overlap or
+    /// are adjacent are merged if they are otherwise equal. The kernel refuses overlapping ranges. Elements of sets
+    /// other than single-field sets of intervals are returned unchanged.
     pub fn merge(&self, elements: impl IntoIterator<Item = Element>) -> Vec<Element> {
         let mut elements: Vec<Element> = elements.into_iter().collect();
         if !self.flags.contains(SetFlags::INTERVAL) || self.is_concatenated_interval() {
@@ -277,7 +277,7 @@ impl Set {
         merged
     }
 
-    /// All flags that are sent to the kernel.
+    /// All flags to send to the kernel.
     pub fn all_flags(&self) -> SetFlags {
         let mut flags = self.flags;
         match &self.data {
@@ -291,13 +291,13 @@ impl Set {
         flags
     }
 
-    /// Whether elements carry both ends of a range; otherwise a range is two elements, start and end.
+    /// Whether one element holds both ends of a range; otherwise start and end are two elements.
     pub fn is_concatenated_interval(&self) -> bool {
         self.flags.contains(SetFlags::INTERVAL) && self.key_type.is_concatenation()
     }
 }
 
-/// The types of operands that nft can note.
+/// The types of operands for which nft has notes.
 fn types_of(operands: &[Operand], about: About) -> Result<FieldTypes, InvalidValue> {
     if typing::put_operands(operands, about).is_none() {
         return Err(InvalidValue::new("a set", "nft keeps no notes of one of its operands; give the types instead"));
@@ -305,15 +305,15 @@ fn types_of(operands: &[Operand], about: About) -> Result<FieldTypes, InvalidVal
     FieldTypes::new(operands.iter().map(Operand::field))
 }
 
-/// A set as the kernel holds it.
+/// A set as read from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedSet {
     /// The set.
     pub set: Set,
-    /// The kernel's number of it.
+    /// The kernel's handle.
     pub handle: u64,
-    /// Number of elements, on kernels that say it (6.16).
+    /// Number of elements, if the kernel reports it (since 6.16).
     pub count: Option<u32>,
 }

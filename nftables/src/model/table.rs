@@ -11,9 +11,10 @@ bitflags! {
     pub struct TableFlags: u32 {
         /// Its base chains see no packets.
         const DORMANT = 1;
-        /// The table is deleted when the socket that made it is closed; only that socket may change it. Since Linux 5.12.
+        /// The table is deleted when the socket that created it is closed; only that socket may change it. Since Linux
+        /// 5.12.
         const OWNER = 2;
-        /// The table stays without an owner. Since Linux 6.9.
+        /// The table outlives its owner. Since Linux 6.9.
         const PERSIST = 4;
         const _ = !0;
     }
@@ -29,7 +30,7 @@ pub struct Table {
     /// Flags.
     #[cfg_attr(feature = "serde", serde(default))]
     pub flags: TableFlags,
-    /// Text for people. nft takes at most 128 bytes, the kernel has room for 253. Kept since Linux 5.10.
+    /// A comment. nft accepts at most 128 bytes, the kernel stores up to 253. Kept since Linux 5.10.
     pub comment: Option<String>,
 }
 
@@ -39,7 +40,7 @@ impl Table {
         Table { key, flags: TableFlags::empty(), comment: None }
     }
 
-    /// The same with a comment.
+    /// Sets the comment.
     #[must_use]
     pub fn comment(mut self, comment: impl Into<String>) -> Self {
         self.comment = Some(comment.into());
@@ -47,14 +48,14 @@ impl Table {
     }
 }
 
-/// A table as the kernel holds it.
+/// A table as read from the kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct ObservedTable {
     /// The table.
     pub table: Table,
-    /// The kernel's number of it.
+    /// The kernel's handle.
     pub handle: u64,
     /// Number of chains, sets and objects in it.
     pub references: u32,

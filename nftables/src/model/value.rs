@@ -1,4 +1,4 @@
-//! Bytes of a register: keys, data, constants.
+//! Contents of registers: keys, data, constants.
 
 use std::cmp::Ordering;
 use std::fmt;
@@ -8,10 +8,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use super::InvalidValue;
 use crate::uapi::NFT_DATA_VALUE_MAXLEN;
 
-/// Bytes kept without an allocation: an IPv6 address, a protocol, a port and a number.
+/// Bytes stored without an allocation: enough for an IPv6 address, a protocol, a port and a number.
 const INLINE: usize = 30;
 
-/// Bytes as registers hold them, at most 64: addresses and ports in network byte order, marks and numbers in the machine's.
+/// Up to 64 bytes, as in registers. Addresses and ports are in network byte order, marks and numbers in host byte
+/// order.
 ///
 /// ```
 /// use nftables::{L4Protocol, Value};
@@ -58,7 +59,7 @@ impl Value {
         Ok(Value::of(bytes))
     }
 
-    /// A value as by [`Value::new`], for bytes that are known to be few.
+    /// Like [`Value::new`], for bytes that are known to fit.
     pub(crate) fn of(bytes: &[u8]) -> Self {
         let mut inline = [0; INLINE];
         match (inline.get_mut(..bytes.len()), u8::try_from(bytes.len())) {
@@ -88,7 +89,7 @@ impl Value {
         self.len() == 0
     }
 
-    /// A port or another 16-bit number of a packet.
+    /// A port or another 16-bit number in a packet.
     pub fn port(port: u16) -> Self {
         Value::of(&port.to_be_bytes())
     }
@@ -98,7 +99,7 @@ impl Value {
         Value::of(&[byte])
     }
 
-    /// A packet mark or another 32-bit number of the kernel, in the machine's byte order.
+    /// A packet mark or another 32-bit number of the kernel, in host byte order.
     pub fn mark(mark: u32) -> Self {
         Value::of(&mark.to_ne_bytes())
     }
@@ -108,7 +109,7 @@ impl Value {
         Value::of(&number.to_be_bytes())
     }
 
-    /// The name of an interface, filled up to 16 bytes.
+    /// The name of an interface, padded to 16 bytes.
     ///
     /// # Errors
     /// The name is longer than 15 bytes.
@@ -121,7 +122,7 @@ impl Value {
         Ok(Value::of(&bytes))
     }
 
-    /// Several values one after another, each filled up to a multiple of four bytes: the key of a concatenation.
+    /// Concatenates values, each padded to a multiple of four bytes: the key of a concatenation.
     ///
     /// # Errors
     /// There are more than 64 bytes.
@@ -136,7 +137,7 @@ impl Value {
         Ok(Value::of(bytes.get(..length).unwrap_or_default()))
     }
 
-    /// The next greater value of this length; `None` behind the greatest.
+    /// The next greater value of this length; `None` after the greatest.
     pub fn successor(&self) -> Option<Value> {
         let mut bytes = self.as_bytes().to_vec();
         for byte in bytes.iter_mut().rev() {
@@ -163,7 +164,7 @@ impl Value {
     }
 }
 
-/// The first and the last address of a network. Bits behind the prefix do not matter.
+/// The first and the last address of a network. Bits behind the prefix are ignored.
 pub(crate) fn network(address: IpAddr, prefix: u8) -> Result<(IpAddr, IpAddr), InvalidValue> {
     let invalid = || InvalidValue::new(format!("{address}/{prefix}"), "the prefix is longer than the address");
     let width: u8 = if address.is_ipv4() { 32 } else { 128 };
@@ -181,7 +182,7 @@ pub(crate) fn network(address: IpAddr, prefix: u8) -> Result<(IpAddr, IpAddr), I
     })
 }
 
-/// Writes fields one behind the other; the length of all, or `None` without room.
+/// Writes fields one after another. Returns the total length, or `None` if they do not fit.
 fn fill(bytes: &mut [u8], fields: &[Value]) -> Option<usize> {
     let mut length = 0_usize;
     for field in fields {
@@ -239,7 +240,7 @@ impl Hash for Value {
     }
 }
 
-/// Reads the text of `Debug`: `0x` and two hexadecimal digits a byte.
+/// Parses the text of `Debug`: `0x` and two hexadecimal digits per byte.
 #[cfg(feature = "serde")]
 fn from_hex(text: &str) -> Result<Value, InvalidValue> {
     let byte = |pair: &[u8]| {

@@ -1,4 +1,4 @@
-//! Bytes of packets by the names of what they are, which depend on the protocols that a rule has matched.
+//! Names the fields of a packet, which depends on the protocols that a rule has matched.
 
 use super::header::{Bits, Place, Protocol, option_field, run_of_bits};
 use super::rule::{From, Writer};
@@ -6,13 +6,13 @@ use super::value::{Form, field_text};
 use crate::expr::{ExthdrOp, HeaderBase, MetaKey, Register};
 use crate::model::{DataType, Family, Field};
 
-/// Type of a message, place of a field that it has, name of the field.
+/// Type of a message, bits of a field, name of the field.
 type TypeField = (&'static str, Bits, &'static str);
 
 impl Writer<'_> {
-    /// Remembers the protocol that the match at a place among the statements asks for.
+    /// Records the protocol that the match at a statement's index requires.
     pub(super) fn follow(&mut self, key: Option<MetaKey>, from: Option<From>, value: &[u8], place: usize) {
-        // What was known before is not implied by a field, but said twice.
+        // A protocol that was already known is not implied by a field, but matched twice.
         let (network, transport) = (self.network, self.transport);
         let place = Some(place);
         match (key, from, value) {
@@ -43,7 +43,7 @@ impl Writer<'_> {
             {
                 self.transport = Protocol::transport(*number);
             }
-            // The type behind the tags that were matched, four bytes each.
+            // The type after the matched tags, four bytes each.
             (None, Some((Place::Header(HeaderBase::Link), at, 2)), _)
                 if self.link.is_some()
                     && self.tags.checked_mul(4).and_then(|tags| tags.checked_add(12)) == Some(at) =>
@@ -63,10 +63,10 @@ impl Writer<'_> {
         }
     }
 
-    /// Leaves out the matches on protocols that reading this field implies (`payload_dependency_kill` of nft's src/payload.c).
+    /// Omits the matches on protocols that this field implies (`payload_dependency_kill` in nft's src/payload.c).
     pub(super) fn settle(&mut self, place: Place, text: &str) {
         let known = self.dependencies;
-        // ICMP implies the IP version, too.
+        // ICMP also implies the IP version.
         let is_of_address =
             known.transport.is_some() && (known.network.is_some() || matches!(self.family, Family::Ip | Family::Ip6));
         match (place, self.transport) {
@@ -80,7 +80,7 @@ impl Writer<'_> {
             }
             (Place::Header(HeaderBase::Network), _) => self.leave_out(known.network),
             (Place::Header(HeaderBase::Transport), Some(of @ (Protocol::Icmp | Protocol::Icmp6))) if is_of_address => {
-                // The other IP version is a condition of its own.
+                // A match on the other IP version is a condition that must stay.
                 let implied = if of == Protocol::Icmp { Protocol::Ip } else { Protocol::Ip6 };
                 self.leave_out(known.network.filter(|_| self.network == Some(implied)));
                 self.leave_out(known.transport);
@@ -95,14 +95,14 @@ impl Writer<'_> {
         }
     }
 
-    /// Makes a statement empty; its place stays.
+    /// Empties a statement but keeps its index.
     pub(super) fn leave_out(&mut self, statement: Option<usize>) {
         if let Some(statement) = statement.and_then(|place| self.statements.get_mut(place)) {
             statement.clear();
         }
     }
 
-    /// Type and name of bits somewhere in a packet.
+    /// Type and name of these bits of a packet.
     pub(super) fn field(&self, place: Place, bits: (u32, u32)) -> Option<(DataType, String)> {
         let base = match place {
             Place::Option(op, kind) => return option_field(op, kind, bits),
@@ -110,7 +110,7 @@ impl Writer<'_> {
         };
         match (base, self.network) {
             (HeaderBase::Link, _) => {
-                // The last tag that was matched: nft has no words for those before it.
+                // The last matched tag: nft cannot name earlier ones.
                 let of_tag = |tags: u32| Some((bits.0.checked_sub(tags.checked_sub(1)?.checked_mul(32)?)?, bits.1));
                 let vlan = of_tag(self.tags).and_then(|bits| Protocol::Vlan.field(bits));
                 vlan.or_else(|| self.link.and(Protocol::Ether.field(bits)))
@@ -126,14 +126,14 @@ impl Writer<'_> {
         }
     }
 
-    /// Header fields by their names; others by their place.
+    /// Header fields by name; others by position.
     pub(super) fn payload_text(&mut self, base: HeaderBase, offset: u32, length: u32) -> Option<(Field, String)> {
         let (first, bits) = whole(offset, length)?;
         if let Some(protocol @ (Protocol::Icmp | Protocol::Icmp6)) = self.transport
             && base == HeaderBase::Transport
             && let Some((name, type_goes)) = self.field_of_type(protocol, (first, bits))
         {
-            // nft asks for the type by itself where it reads these.
+            // nft adds the match on the type itself when it parses these.
             if type_goes {
                 self.statements.pop();
             }
@@ -141,7 +141,7 @@ impl Writer<'_> {
             return Some((Field { data_type: DataType::INTEGER, length }, format!("{word} {name}")));
         }
         let place = Place::Header(base);
-        // The first bytes of an address are for a prefix.
+        // The first bytes of an address represent a prefix.
         let address = |whole| {
             let is_address = |data_type| matches!(data_type, DataType::IPV4_ADDR | DataType::IPV6_ADDR);
             self.field(place, (first, whole)).filter(|(data_type, _)| bits < whole && is_address(*data_type))
@@ -155,8 +155,8 @@ impl Writer<'_> {
         Some((Field { data_type, length }, text))
     }
 
-    /// Name of a field that only messages of some types have, where the last match asks for such a type; and whether nft adds that
-    /// match (`icmp_templates` of nft's src/proto.c).
+    /// Name of a field that only exists in some message types, if the last match requires such a type; and whether nft
+    /// adds that match itself (`icmp_templates` in nft's src/proto.c).
     fn field_of_type(&self, protocol: Protocol, bits: Bits) -> Option<(&'static str, bool)> {
         const ICMP: &[TypeField] = &[("destination-unreachable", (48, 16), "mtu"), ("redirect", (32, 32), "gateway")];
         const ICMP6: &[TypeField] = &[
@@ -182,7 +182,7 @@ impl Writer<'_> {
         }
     }
 
-    /// A comparison of bytes that are several fields one behind the other, which nft makes one of. `None` if they have no names.
+    /// A comparison of adjacent fields, which nft merges into one. `None` if they have no names.
     pub(super) fn say_fields(&mut self, place: From, value: &[u8]) -> Option<()> {
         let (at, offset, length) = place;
         let is_known = match at {
@@ -214,13 +214,13 @@ impl Writer<'_> {
         Some(())
     }
 
-    /// Sets bytes somewhere in a packet.
+    /// Sets these bytes of a packet.
     pub(super) fn set_place(&mut self, place: Place, offset: u32, length: u32, source: Register) -> Option<()> {
         let symbol = self.take(source)?;
         let mut bits = whole(offset, length)?;
         let mut shift = 0;
         let mut constant = symbol.constant.clone();
-        // Only some of the bytes' bits are changed.
+        // Only some bits of the bytes are changed.
         if let (Some(from), Some((mask, xor))) = (symbol.place, &symbol.changed)
             && from == (place, offset, length)
         {
@@ -238,14 +238,14 @@ impl Writer<'_> {
         };
         self.settle(place, &text);
         let value = match (constant, symbol.constant.is_some()) {
-            // The names of protocols are words of nft's here.
+            // Here, protocol names are keywords of nft.
             (Some(value), true) if data_type != DataType::INET_PROTO => {
                 field_text(value.as_bytes(), data_type, Form { raw: text.starts_with('@'), ..Form::PLAIN })?
             }
             (Some(value), false) if matches!(data_type, DataType::DSCP | DataType::ECN | DataType::TCP_FLAG) => {
                 field_text(value.as_bytes(), data_type, Form { shift, ..Form::PLAIN })?
             }
-            // Bytes around a field are not of its type.
+            // Bytes around a field do not have its type.
             (Some(value), _) => field_text(value.as_bytes(), DataType::INTEGER, Form { shift, ..Form::PLAIN })?,
             (None, _) => symbol.left()?,
         };

@@ -1,4 +1,4 @@
-//! Names of what headers, options and chunks have, as nft writes them (its src/proto.c, exthdr.c, tcpopt.c, ipopt.c, sctp_chunk.c).
+//! nft's names for fields of headers, options and chunks (its src/proto.c, exthdr.c, tcpopt.c, ipopt.c, sctp_chunk.c).
 
 use crate::expr::{ExthdrOp, HeaderBase};
 use crate::model::DataType;
@@ -78,7 +78,7 @@ impl Protocol {
         }
     }
 
-    /// Type and name of the field that these bits are.
+    /// Type and name of the field with these bits.
     pub(super) fn field(self, bits: Bits) -> Option<(DataType, String)> {
         let (protocol, rows) = self.fields();
         let (_, _, data_type, name) = rows.iter().find(|(offset, length, _, _)| (*offset, *length) == bits)?;
@@ -182,7 +182,7 @@ pub(super) enum Place {
     Option(ExthdrOp, u8),
 }
 
-/// The bits that are set in bytes from this one on, and how many follow them; `None` when they are not in a row.
+/// The set bits in bytes from this offset, and the number of bits after them; `None` if they are not contiguous.
 pub(super) fn run_of_bits(offset: u32, bytes: &[u8]) -> Option<(Bits, u32)> {
     let bit = |place: usize| bytes.get(place / 8).is_some_and(|byte| byte & (0x80 >> (place % 8)) != 0);
     let all = bytes.len().checked_mul(8)?;
@@ -194,7 +194,7 @@ pub(super) fn run_of_bits(offset: u32, bytes: &[u8]) -> Option<(Bits, u32)> {
     (!(end..all).any(bit)).then_some((run, rest))
 }
 
-/// The bits that a mask keeps, if they are a part of bytes.
+/// The bits that a mask keeps, if they are only part of the bytes.
 pub(super) fn kept_bits(offset: u32, mask: &[u8]) -> Option<(Bits, u32)> {
     run_of_bits(offset, mask).filter(|((first, length), _)| first % 8 != 0 || length % 8 != 0)
 }
@@ -328,11 +328,11 @@ pub(super) fn option_field(op: ExthdrOp, kind: u8, bits: Bits) -> Option<(DataTy
         let text = if op == ExthdrOp::Ipv6 { (*name).to_owned() } else { format!("{} {name}", option_name(op, kind)?) };
         return Some((data_type(name), text));
     }
-    // What all of a place have.
+    // What all kinds have in common.
     let words = option_name(op, kind);
     let is_named = words.as_ref().is_some_and(|words| !words.ends_with(|c: char| c.is_ascii_digit()));
     match (op, bits) {
-        // Segments of 16 bytes, counted from 1.
+        // Segments of 16 bytes, numbered from 1.
         (ExthdrOp::Ipv6, (offset, 128)) if kind == 43 && offset % 128 == 64 => {
             Some((DataType::IPV6_ADDR, format!("srh sid[{}]", (offset / 128).checked_add(1)?)))
         }

@@ -1,4 +1,4 @@
-//! nft's syntax: for people, and for `nft -f -`.
+//! nft's syntax, for people and for `nft -f -`.
 
 mod fields;
 mod header;
@@ -24,14 +24,14 @@ use rule::{Known, Writer};
 use statement::{stateful_text, synproxy_text};
 use value::{Form, Names, field_text, names_text, range_text, span_text, value_text};
 
-/// Text in quotes. nft knows no escapes, so quotes inside become apostrophes, and control characters blanks: they could
-/// end the line.
+/// Text in quotes. nft has no escapes, so inner quotes become apostrophes, and control characters, which could end the
+/// line, become blanks.
 fn quoted(text: &str) -> String {
     let plain: String = text.replace('"', "'").chars().map(|c| if c.is_control() { ' ' } else { c }).collect();
     format!("\"{plain}\"")
 }
 
-/// A verdict; `None` for one that nft has no words for: a name that the kernel gave cannot be written.
+/// A verdict; `None` if nft cannot express it: names assigned by the kernel cannot be written.
 fn verdict_text(verdict: &Verdict) -> Option<String> {
     match verdict {
         Verdict::Other(_) => None,
@@ -63,7 +63,7 @@ fn form<'a>(set: &Set, names: Option<Names<'a>>) -> Form<'a> {
     Form { numbers: !set.key_typeof.is_empty(), names, ..Form::PLAIN }
 }
 
-/// An element as between braces.
+/// An element, as written between braces.
 fn element_text(set: &Set, element: &Element, form: Form<'_>) -> Option<String> {
     let form = Form { interval: set.flags.contains(SetFlags::INTERVAL), element: true, ..form };
     let types = &set.key_type;
@@ -118,7 +118,7 @@ fn element_text(set: &Set, element: &Element, form: Form<'_>) -> Option<String> 
     Some(text)
 }
 
-/// Types of a map's data, and whether each value is the two ends of a range.
+/// Types of a map's data, and whether each value is a range.
 fn data_types(types: &FieldTypes) -> (FieldTypes, bool) {
     if let [field] = types.fields() {
         let half = FieldTypes::from_kernel(field.data_type.0, field.length / 2, &[]);
@@ -130,7 +130,7 @@ fn data_types(types: &FieldTypes) -> (FieldTypes, bool) {
     (types.clone(), false)
 }
 
-/// Elements in braces, `None` when there are none, and how many of them nft has no words for.
+/// Elements in braces (`None` if there are none), and the number of those that nft cannot express.
 fn braces<'a>(set: &Set, elements: impl IntoIterator<Item = &'a Element>, form: Form<'_>) -> (Option<String>, usize) {
     let mut wordless = 0_usize;
     let texts: Vec<String> = elements
@@ -144,7 +144,7 @@ fn braces<'a>(set: &Set, elements: impl IntoIterator<Item = &'a Element>, form: 
     ((!texts.is_empty()).then(|| format!("{{ {} }}", texts.join(", "))), wordless)
 }
 
-/// Elements in nft's order: by their numbers, names and concatenations as numbers of the machine (`expr_msort_cmp`).
+/// Elements in nft's order: by number, names and concatenations as host-order numbers (`expr_msort_cmp`).
 fn in_order<'a>(set: &Set, elements: &'a [Element], form: Form<'_>) -> Vec<&'a Element> {
     let mut sorted: Vec<&Element> = elements.iter().collect();
     if set.flags.contains(SetFlags::INTERVAL) {
@@ -166,7 +166,7 @@ fn in_order<'a>(set: &Set, elements: &'a [Element], form: Form<'_>) -> Vec<&'a E
     sorted
 }
 
-/// The elements of an anonymous set; `None` when nft has no words for one of them.
+/// The elements of an anonymous set; `None` if nft cannot express one of them.
 fn anonymous_braces(set: &Set, elements: &[Element], form: Form<'_>) -> Option<String> {
     match braces(set, in_order(set, elements, form), form) {
         (text, 0) => text,
@@ -174,7 +174,7 @@ fn anonymous_braces(set: &Set, elements: &[Element], form: Form<'_>) -> Option<S
     }
 }
 
-/// Text between a set's braces, without the elements. `None` when nft has no words for its types or expressions.
+/// The lines in a set's braces, without the elements. `None` if nft cannot express its types or expressions.
 fn set_lines(set: &Set) -> Option<Vec<String>> {
     let mut lines = vec![typeof_line(set).or_else(|| type_line(set))?];
     let named = [
@@ -212,7 +212,7 @@ fn set_lines(set: &Set) -> Option<Vec<String>> {
     Some(lines)
 }
 
-/// The types of keys and data, when nft has names for all of them.
+/// The types of keys and data, if nft has names for all of them.
 fn type_line(set: &Set) -> Option<String> {
     let key = set.key_type.has_names().then_some(&set.key_type)?;
     match &set.data {
@@ -226,7 +226,7 @@ fn type_line(set: &Set) -> Option<String> {
     }
 }
 
-/// The `typeof` line of a set. `None` unless the operands of keys and data are all known.
+/// The `typeof` line of a set. `None` unless all operands of keys and data are known.
 fn typeof_line(set: &Set) -> Option<String> {
     let key = rule::operands_text(&set.key_typeof, None)?;
     match &set.data {
@@ -240,7 +240,7 @@ fn typeof_line(set: &Set) -> Option<String> {
     }
 }
 
-/// nft's word for a map whose data are ranges.
+/// nft's keyword for a map whose data are ranges.
 fn interval_word(is_range: bool) -> &'static str {
     if is_range { "interval " } else { "" }
 }
@@ -253,7 +253,7 @@ fn set_word(set: &Set) -> &'static str {
     if set.data.is_some() { "map" } else { "set" }
 }
 
-/// Text between a base chain's braces, for its hook.
+/// The line in a base chain's braces, for its hook.
 fn base_line(chain: &Chain) -> Option<String> {
     let base = chain.base.as_ref()?;
     let devices: Vec<String> = base.devices.iter().map(|device| quoted(device)).collect();
@@ -266,7 +266,7 @@ fn base_line(chain: &Chain) -> Option<String> {
     Some(format!("type {kind} hook {hook}{devices} priority {priority}; policy {};", base.policy))
 }
 
-/// Text between an object's braces.
+/// The lines in an object's braces.
 fn object_lines(object: &Object) -> Option<Vec<String>> {
     let protocol = |protocol: &L4Protocol| field_text(&[protocol.0], DataType::INET_PROTO, Form::PLAIN);
     Some(match &object.data {
@@ -275,13 +275,13 @@ fn object_lines(object: &Object) -> Option<Vec<String>> {
             vec![format!("type {} protocol {}", quoted(helper), protocol(of)?), format!("l3proto {family}")]
         }
         ObjectData::CtTimeout { family, protocol: of, policy } => {
-            // Of others nft has no words.
+            // nft has no words for other states.
             let states = Some(timeout_states(*of)).filter(|states| !states.is_empty())?;
             let given = states.iter().filter_map(|(_, state, default)| Some((state, default, policy.get(*state)?)));
-            // Those left out have nft's default, not the kernel's, once nft has read the text.
+            // Missing states get nft's default, not the kernel's, once nft has parsed the text.
             let said = given.filter(|(_, default, time)| time.as_secs() != **default);
             let said: Vec<String> = said.map(|(state, _, time)| format!("{state} : {}", time.as_secs())).collect();
-            // nft lists one without states, and does not read it.
+            // nft prints an object without states but cannot parse it.
             let policy = (!said.is_empty()).then(|| format!("policy = {{ {} }}", said.join(", ")));
             let protocols = [format!("protocol {}", protocol(of)?), format!("l3proto {family}")];
             protocols.into_iter().chain(policy).collect()
@@ -306,7 +306,7 @@ fn object_lines(object: &Object) -> Option<Vec<String>> {
     })
 }
 
-/// Text between a flow table's braces.
+/// The lines in a flow table's braces.
 fn flowtable_lines(flowtable: &Flowtable) -> Option<Vec<String>> {
     let known = FlowtableFlags::HW_OFFLOAD | FlowtableFlags::COUNTER;
     if !flowtable.flags.difference(known).is_empty() {
@@ -323,23 +323,23 @@ fn flowtable_lines(flowtable: &Flowtable) -> Option<Vec<String>> {
 }
 
 impl Rule {
-    /// The rule in nft's syntax, for a table of this family. `None` when nft has no words for it: registers that keep a
-    /// value from one statement to another, dates with parts of a second, a TCP reset without a match on TCP, or expressions that
-    /// this library keeps as bytes. The text of a table has words for sets, chains and meters of a rule and for maps of objects; this
-    /// has none.
+    /// The rule in nft's syntax, for a table of this family. `None` if nft cannot express it: registers that keep a
+    /// value from one statement to another, dates with fractions of a second, a TCP reset without a match on TCP, or
+    /// expressions that this crate keeps as bytes. Sets, chains and meters of a rule, and maps of objects, can only be
+    /// expressed in the text of a whole table.
     ///
-    /// Indexes of devices (but `lo`), groups of devices, realms, marks, hours and dates are numbers, which mean the same to nft on
-    /// every host: [`Rule::to_nft_named`] has names for them.
+    /// Indexes of devices (except `lo`), device groups, realms, marks, hours and dates are printed as numbers, which
+    /// have the same meaning on every host. [`Rule::to_nft_named`] prints their names.
     pub fn to_nft(&self, family: Family) -> Option<String> {
         self.text(family, Known::nothing(), None)
     }
 
-    /// The rule as [`Rule::to_nft`], with the names that a host has for numbers, as `nft list` on that host. nft there reads
-    /// the same again; elsewhere a name may be another number, or none.
+    /// Like [`Rule::to_nft`], with a host's names for numbers, as `nft list` prints them on that host. nft on that host
+    /// parses it back; on another host a name may be another number, or none.
     ///
-    /// The function gets a number and its type, and returns the name without quotes, or `None` to leave the number:
+    /// `names` gets a number and its type. It returns the name without quotes, or `None` to keep the number:
     ///
-    /// | type | number | nft looks in |
+    /// | type | number | where nft looks it up |
     /// | --- | --- | --- |
     /// | [`DataType::IFACE_INDEX`] | index of a device | the network namespace |
     /// | [`DataType::DEVICE_GROUP`] | group of devices | `/etc/iproute2/group` |
@@ -348,7 +348,7 @@ impl Rule {
     /// | [`DataType::HOUR`] | seconds since midnight, UTC | its time zone: `10:00`, `10:00:01` |
     /// | [`DataType::TIME_DATE`] | nanoseconds since 1970, UTC | its time zone: `2030-01-01 10:00:00` |
     ///
-    /// A name with quotes or control characters, which nft could not read, counts as none.
+    /// A name with quotes or control characters, which nft could not parse, is ignored.
     ///
     /// ```
     /// use nftables::expr::{CmpOp, Expression, MetaKey, Register};
@@ -378,7 +378,7 @@ impl Rule {
     }
 }
 
-/// Text for a rule that nft has no words for: a comment that names its expressions.
+/// Text for a rule that nft cannot express: a comment that names its expressions.
 fn wordless(expressions: &[Expression]) -> String {
     let names: Vec<&str> = expressions.iter().map(Expression::name).collect();
     format!("# a rule that nft has no words for: {}", names.join(", "))
@@ -391,7 +391,7 @@ impl fmt::Display for TableSnapshot {
 }
 
 impl TableSnapshot {
-    /// The table as it prints, with the names that a host has for numbers ([`Rule::to_nft_named`]).
+    /// The table as it prints, with a host's names for numbers ([`Rule::to_nft_named`]).
     pub fn to_nft_named(&self, names: &dyn Fn(DataType, u64) -> Option<String>) -> String {
         let mut text = String::new();
         let _infallible = self.write(Some(Names(names)), &mut text);
@@ -487,7 +487,7 @@ fn block(lines: &[String]) -> String {
     lines.iter().fold(String::from("{ "), |text, line| text + line + "; ") + "}"
 }
 
-/// A set of a transaction, and its elements if it is anonymous: rules name those by numbers.
+/// A set of a transaction, and its elements if it is anonymous: rules refer to those by number.
 fn set_of<'a>(transaction: &'a Transaction, wanted: &SetReference) -> Option<(&'a Set, &'a [Element])> {
     transaction.operations.iter().find_map(|operation| match operation {
         Operation::AddElements(Elements { set, id, elements }, _)
@@ -502,7 +502,7 @@ fn set_of<'a>(transaction: &'a Transaction, wanted: &SetReference) -> Option<(&'
     })
 }
 
-/// Commands, one a line, as `nft -f -` takes them.
+/// Commands, one per line, for `nft -f -`.
 impl fmt::Display for Transaction {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.operations.iter().try_for_each(|operation| self.command(operation, f))
@@ -510,7 +510,7 @@ impl fmt::Display for Transaction {
 }
 
 impl Transaction {
-    /// The rules of a chain that goes with a rule.
+    /// The rules of a chain that is bound to a rule.
     fn rules_of_bound(&self, name: &Name) -> Option<Vec<&Rule>> {
         self.operations.iter().find(|of| matches!(of, Operation::AddChain(c, _) if c.bound && c.key.name == *name))?;
         let of_chain = |operation: &'_ Operation| matches!(operation, Operation::AddRule(key, ..) if key.name == *name);
@@ -615,7 +615,7 @@ impl Elements {
     }
 }
 
-/// A name as rules write it.
+/// A set's name as written in rules.
 fn set_name(name: &Name) -> String {
     format!("@{name}")
 }

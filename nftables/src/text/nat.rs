@@ -1,4 +1,4 @@
-//! Translations of addresses in nft's words.
+//! Address translations in nft's syntax.
 
 use super::rule::Writer;
 use super::statement::nat_flags;
@@ -44,7 +44,7 @@ impl Writer<'_> {
             None if target.length.is_none() => {
                 let length = if family == Family::Ip6 { 16 } else { 4 };
                 let range = |first: Register, last| RegisterRange { first, last };
-                // The port is behind the address; the ends of both ranges are behind their beginnings.
+                // The port follows the address; the ends of both ranges follow their starts.
                 let behind = |register: Register| register.behind(length);
                 let of_port = behind(address.first);
                 let end = if port.is_some() { of_port.and_then(|port| port.behind(4)) } else { of_port };

@@ -1,4 +1,4 @@
-//! Expressions in nft's words: tracks what each register holds, and prints it where it is used.
+//! Expressions in nft's syntax. Tracks what each register holds, and prints it where it is used.
 
 use std::fmt::Write as _;
 
@@ -16,34 +16,34 @@ use crate::model::{
 };
 use crate::operand::{Operand, ct_field, fib_type, is_host_order, load_all, meta_field, rt_field, socket_field};
 
-/// Bytes of a packet: place, first byte and number of bytes.
+/// Bytes of a packet: position, first bit and number of bits.
 pub(super) type From = (Place, u32, u32);
 
 /// Content of a register.
 #[derive(Clone, Debug)]
 pub(super) struct Symbol<'a> {
     pub(super) register: Register,
-    /// Length in bytes; `None` for what a map has.
+    /// Length in bytes; `None` for a map's data.
     pub(super) length: Option<u32>,
     pub(super) text: String,
     pub(super) data_type: DataType,
-    /// Form of values that it is compared with.
+    /// How values compared with it are printed.
     pub(super) form: Form<'a>,
-    /// A constant, which is written by the type of what it is used for.
+    /// A constant, which is printed by the type of its use.
     pub(super) constant: Option<Value>,
-    /// Bits that were kept of it, and are not a field with a name.
+    /// Bits that were kept of it and are not a named field.
     pub(super) mask: Option<Value>,
     /// Where it is from.
     pub(super) place: Option<From>,
-    /// Bits that were kept of it, and those that were flipped.
+    /// Bits that were kept of it, and bits that were flipped.
     pub(super) changed: Option<(Value, Value)>,
     /// Its key in metadata.
     pub(super) key: Option<MetaKey>,
-    /// The operator that binds least in the text.
+    /// The operator in the text with the lowest precedence.
     operator: Operator,
 }
 
-/// Operators in nft's order, from the one that binds most.
+/// Operators in nft's order, highest precedence first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Operator {
     None,
@@ -53,16 +53,16 @@ enum Operator {
     Or,
 }
 
-/// A set, and its elements if it is anonymous. `None` for one that is not known.
+/// A set, and its elements if it is anonymous. `None` if unknown.
 type Sets<'a> = &'a dyn Fn(&SetReference) -> Option<(&'a Set, &'a [Element])>;
 
-/// Parts of a table that rules name.
+/// Parts of a table to which rules refer.
 #[derive(Clone, Copy)]
 pub(super) struct Known<'a> {
     pub(super) sets: Sets<'a>,
-    /// The rules of a chain that goes with the rule that jumps to it. `None` for any other.
+    /// The rules of a chain that is bound to the rule that jumps to it; `None` for any other.
     pub(super) bound: &'a dyn Fn(&Name) -> Option<Vec<&'a Rule>>,
-    /// How many rules are around this one.
+    /// Number of enclosing rules.
     pub(super) depth: usize,
 }
 
@@ -72,7 +72,7 @@ impl Known<'_> {
     }
 }
 
-/// The kernel allows as many jumps in a row (`NFT_JUMP_STACK_SIZE`).
+/// The kernel's limit of nested jumps (`NFT_JUMP_STACK_SIZE`).
 const JUMPS: usize = 16;
 
 pub(super) struct Writer<'a> {
@@ -80,27 +80,27 @@ pub(super) struct Writer<'a> {
     known: Known<'a>,
     symbols: Vec<Symbol<'a>>,
     names: Option<Names<'a>>,
-    /// The protocols that were matched: nft names header fields by them.
+    /// The matched protocols, by which nft names header fields.
     pub(super) link: Option<Protocol>,
-    /// Number of VLAN tags that were matched.
+    /// Number of matched VLAN tags.
     pub(super) tags: u32,
     pub(super) network: Option<Protocol>,
     pub(super) transport: Option<Protocol>,
-    /// Places of matches on these protocols among the statements: nft leaves them out where a field behind them says as much.
+    /// Statement indexes of matches on these protocols, which nft omits if a later field implies them.
     pub(super) dependencies: Dependencies,
     pub(super) pending: Pending,
-    /// Lengths of the fields of the last key, if they are known.
+    /// Lengths of the fields of the last key, if known.
     lengths: Vec<u32>,
-    /// Whether integers of a map are set as something in the machine's byte order.
+    /// Whether a map's integers are assigned to something in host byte order.
     is_set_by_map: bool,
     pub(super) statements: Vec<String>,
-    /// Whether integers that the current expression reads are in the machine's byte order.
+    /// Whether integers that the current expression reads are in host byte order.
     is_host_order: bool,
-    /// Whether addresses are known by their places, without a match on the IP version.
+    /// Whether addresses are recognised by position, without a match on the IP version.
     pub(super) is_of_any_version: bool,
 }
 
-/// Matches on a protocol behind which there was no statement yet that is no match.
+/// Matches on a protocol that only matches have followed so far.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Dependencies {
     pub(super) link: Option<usize>,
@@ -109,13 +109,13 @@ pub(super) struct Dependencies {
     pub(super) transport: Option<usize>,
 }
 
-/// A match that was left out for a field that no statement has used yet.
+/// A match that was omitted for a field that no statement has used yet.
 type Pending = Option<(usize, String)>;
 
 /// An integer of four bytes.
 const NUMBER: Field = Field { data_type: DataType::INTEGER, length: 4 };
 
-/// Operands one after another, as a concatenation; ports by the name of a transport protocol, if there is one.
+/// Operands as a concatenation. Ports are named by a transport protocol, if there is one.
 pub(super) fn operands_text(operands: &[Operand], protocol: Option<Protocol>) -> Option<String> {
     let mut expressions = Vec::new();
     load_all(operands, Register::FIRST, &mut expressions).ok()?;
@@ -153,12 +153,12 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The rule; `None` when nft has no words for it.
+    /// The rule; `None` if nft cannot express it.
     pub(super) fn write(mut self, expressions: &[Expression]) -> Option<String> {
         let mut rest = expressions;
         loop {
             rest = match rest {
-                // nft before 1.1 writes ranges so.
+                // nft before 1.1 writes ranges this way.
                 [
                     Expression::Cmp { register, op: CmpOp::Ge, value: from },
                     Expression::Cmp { register: same, op: CmpOp::Le, value: to },
@@ -175,12 +175,12 @@ impl<'a> Writer<'a> {
                 [] => break,
             };
         }
-        // nft has no words for a value that is read and never used.
+        // nft cannot express a value that is read and never used.
         self.statements.retain(|statement| !statement.is_empty());
         self.symbols.is_empty().then(|| self.statements.join(" "))
     }
 
-    /// Adds a statement that does something: matches before it stay there.
+    /// Adds a statement that acts. Matches before it can no longer be omitted.
     pub(super) fn say(&mut self, statement: impl Into<String>) -> Option<()> {
         self.dependencies = Dependencies::default();
         self.say_match(statement)
@@ -222,7 +222,7 @@ impl<'a> Writer<'a> {
         Some(self.symbols.swap_remove(place))
     }
 
-    /// A value that something is sent to: a constant of this type, or what a rule reads.
+    /// The target of a statement: a constant of this type, or a value that the rule reads.
     pub(super) fn target(&mut self, register: Register, data_type: DataType) -> Option<String> {
         let symbol = self.remove(register)?;
         match &symbol.constant {
@@ -231,7 +231,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// An address of this family, or of the length that a constant has.
+    /// An address of this family, or of the constant's length.
     pub(super) fn target_address(&mut self, register: Register) -> Option<String> {
         let held = self.symbols.iter().find(|held| held.register == register)?;
         let is_ip6 = held.constant.as_ref().is_some_and(|value| value.len() == 16);
@@ -247,7 +247,7 @@ impl<'a> Writer<'a> {
         Some(())
     }
 
-    /// Takes the only value, which must be at this register.
+    /// Takes the only value, which must be in this register.
     pub(super) fn take(&mut self, register: Register) -> Option<Symbol<'a>> {
         match self.symbols.as_slice() {
             [one] if one.register == register => self.symbols.pop(),
@@ -255,8 +255,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Takes values that follow one another from a register on, as many as there are up to another register; and the form of
-    /// such a key's values.
+    /// Takes the values between two registers, and the form in which such a key's values are printed.
     fn take_key(&mut self, register: Register, up_to: Option<Register>) -> Option<(String, Form<'a>)> {
         let (mut parts, mut lengths) = (Vec::new(), Vec::new());
         let mut form = self.form();
@@ -272,7 +271,7 @@ impl<'a> Writer<'a> {
         }
         self.lengths = lengths.into_iter().collect::<Option<_>>().unwrap_or_default();
         let done = up_to.is_some() || self.symbols.is_empty();
-        // Bits within a byte are not put together.
+        // Bits within a byte are not concatenated.
         let together = parts.len() == 1 || form.shift == 0;
         (done && together && !parts.is_empty()).then(|| (parts.join(" . "), form))
     }
@@ -287,7 +286,7 @@ impl<'a> Writer<'a> {
         Some(format!("{{ {}; }}", rules?.join("; ")))
     }
 
-    /// Gives constants from a register on their words, by the types of a key.
+    /// Names the constants from a register on, by the types of a key.
     fn name_constants(&mut self, register: Register, types: &FieldTypes) {
         let mut next = Some(register);
         for field in types.fields() {
@@ -304,7 +303,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// The types of a key with the lengths that were read: the kernel has that of all fields together.
+    /// The types of a key, with the lengths that were read. The kernel only has the total length.
     fn key_types(&self, types: &FieldTypes) -> FieldTypes {
         let fields =
             types.fields().iter().zip(&self.lengths).map(|(field, length)| Field { length: *length, ..*field });
@@ -329,19 +328,19 @@ impl<'a> Writer<'a> {
             && let Some((place, text)) = self.pending.take()
             && let Some(statement) = self.statements.get_mut(place)
         {
-            // nft takes ports of a map only behind a match on the transport protocol.
+            // nft accepts ports in a map only after a match on the transport protocol.
             *statement = text;
         }
         self.load(expression)
     }
 
-    /// Expressions that read a value, and all others behind them.
+    /// Handles expressions that read a value, and delegates all others.
     fn load(&mut self, expression: &Expression) -> Option<()> {
         match expression {
             Expression::Payload { base, offset, length, register } => {
                 let (field, text) = self.payload_text(*base, *offset, *length)?;
                 let place = Some((Place::Header(*base), *offset, *length));
-                // Flags of compressed payload have no names, either.
+                // Flags of compressed payload have no names either.
                 let form = Form { raw: text.starts_with('@') || text == "comp flags", ..self.form() };
                 self.put(Symbol { form, place, ..self.symbol(*register, field, text) })
             }
@@ -351,7 +350,7 @@ impl<'a> Writer<'a> {
             }
             Expression::Exthdr { op, kind, offset, length, register, .. } => {
                 let place = Place::Option(*op, *kind);
-                // Without a name, the bits within have one.
+                // If the field has no name, its bits have one.
                 let (data_type, text) =
                     self.field(place, whole(*offset, *length)?).unwrap_or((DataType::INTEGER, String::new()));
                 self.settle(place, &text);
@@ -380,7 +379,7 @@ impl<'a> Writer<'a> {
                 self.hold(*register, field, format!("ct {}{}", direction_text(*direction), key.name()?))
             }
             Expression::Rt { key, register } => self.hold(*register, rt_field(*key), format!("rt {}", key.name()?)),
-            // nft wants the path of a control group.
+            // nft requires the path of a control group.
             Expression::Socket { key: SocketKey::CgroupV2, .. } => None,
             Expression::Socket { key, level: None, register } => {
                 self.hold(*register, socket_field(*key), format!("socket {}", key.name()?))
@@ -429,7 +428,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Those that compute or compare.
+    /// Handles expressions that compute or compare.
     fn compute(&mut self, expression: &Expression) -> Option<()> {
         match expression {
             Expression::Hash { source, modulus, seed, offset, register, .. } => {
@@ -484,7 +483,7 @@ impl<'a> Writer<'a> {
                 let mut symbol = self.remove(*source)?;
                 symbol.register = *register;
                 if *op == ShiftOp::Right && *bits > 0 && symbol.form.shift == *bits {
-                    // The bits of a field, as a number by itself.
+                    // The bits of a field, as a separate number.
                     symbol.form.shift = 0;
                     return self.put(symbol);
                 }
@@ -614,7 +613,7 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Those that decide, count or hand on.
+    /// Handles expressions that decide, count or pass on packets.
     fn act(&mut self, expression: &Expression) -> Option<()> {
         match expression {
             Expression::Verdict(verdict) => {
@@ -684,7 +683,7 @@ impl<'a> Writer<'a> {
         let flags = [DataType::CT_STATE, DataType::CT_STATUS, DataType::CT_LABEL, DataType::TCP_FLAG];
         let is_flags = flags.contains(&data_type);
         if let (true, Some(mask)) = (is_flags, &symbol.mask) {
-            // nft's way of saying that one of several bits is set, that none is, or which of several are.
+            // nft's syntax for: one of several bits is set, none is, or exactly these are.
             let bits = field_text(mask.as_bytes(), data_type, Form::PLAIN)?;
             let text = match (op, zero) {
                 (CmpOp::Ne, true) => format!("{} {bits}", symbol.text),
@@ -707,11 +706,11 @@ impl<'a> Writer<'a> {
             let not = if op == CmpOp::Ne { "!= " } else { "" };
             return self.say_match(format!("{} {not}{prefix}", symbol.text));
         }
-        // Of a prefix of whole bytes only those are compared.
+        // For a prefix of whole bytes only those are compared.
         let right = prefix_text(value.as_bytes(), symbol.data_type)
             .filter(|_| matches!(op, CmpOp::Eq | CmpOp::Ne))
             .or_else(|| field_text(value.as_bytes(), symbol.data_type, symbol.form))?;
-        // nft names a single flag only where all are compared.
+        // nft names a single flag only if all bits are compared.
         let bits = value.as_bytes().iter().map(|byte| byte.count_ones()).sum::<u32>();
         let right = match number(value.as_bytes(), data_type.byte_order()) {
             Some(number) if is_flags && bits > 1 => format!("{number:#x}"),
@@ -727,7 +726,7 @@ impl<'a> Writer<'a> {
             return Some(());
         }
         let place = self.statements.len();
-        // Without a word, some of the bits are enough.
+        // Without an operator word, some of the bits are enough.
         match op {
             CmpOp::Eq if symbol.mask.is_none() && !is_flags => self.say_match(format!("{left} {right}"))?,
             op => self.say_match(format!("{left} {} {right}", op.name()?))?,
@@ -744,13 +743,13 @@ impl<'a> Writer<'a> {
             // nft would add a match on TCP.
             Reject::TcpReset if self.transport != Some(Protocol::Tcp) => None,
             Reject::TcpReset => {
-                // Where it adds one, that is the first match of the rule.
+                // Where nft adds one, it is the rule's first match.
                 if matches!(self.family, Family::Ip | Family::Ip6) {
                     self.leave_out(self.dependencies.transport.filter(|place| *place == 0));
                 }
                 self.say("reject with tcp reset")
             }
-            // Without words it is this one.
+            // This is the default.
             Reject::Unreachable(IcmpCode::PortUnreachable) => self.say("reject"),
             Reject::Unreachable(code) => self.say(format!("reject with icmpx {}", code.name())),
             Reject::Icmp(code) => {
@@ -777,7 +776,7 @@ impl<'a> Writer<'a> {
 }
 
 impl Symbol<'_> {
-    /// Goes on with an operator.
+    /// Appends an operator.
     fn apply(&mut self, operator: Operator, sign: &str, right: &str) {
         let left = if self.operator > operator { format!("({})", self.text) } else { std::mem::take(&mut self.text) };
         self.text = format!("{left} {sign} {right}");
@@ -815,10 +814,10 @@ impl Symbol<'_> {
         }
     }
 
-    /// Text of a value that something is set to.
+    /// Text of a value that is assigned.
     fn right(&self, data_type: DataType) -> Option<String> {
         match &self.constant {
-            // What is set is in the machine's byte order.
+            // Assigned values are in host byte order.
             Some(value) => field_text(value.as_bytes(), data_type, Form { numbers: true, ..self.form.plain() }),
             None => self.left(),
         }

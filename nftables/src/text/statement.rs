@@ -1,4 +1,4 @@
-//! Statements in nft's words whose text follows from their own numbers.
+//! Statements whose nft syntax depends only on their own numbers.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use bitflags::Flags;
 use super::quoted;
 use crate::expr::{Expression, LogFlags, NatFlags, QueueFlags, SynproxyFlags};
 
-/// The words of flags, between commas; `None` when one has none.
+/// The words of flags, separated by commas; `None` if a flag has none.
 fn flag_words<F: Flags + Copy>(flags: F, words: &[(F, &str)]) -> Option<String> {
     let known = words.iter().fold(F::empty(), |known, (flag, _)| known.union(*flag));
     let said: Vec<&str> = words.iter().filter(|(flag, _)| flags.contains(*flag)).map(|(_, word)| *word).collect();
@@ -42,7 +42,7 @@ pub(super) fn log_text(
             let _infallible = write!(text, " {word} {number}");
         }
     }
-    // Without a word the level is "warn".
+    // The default level is "warn".
     if let Some(level) = level.filter(|level| *level != 4) {
         let _infallible = write!(text, " level {}", LEVELS.get(usize::try_from(level).ok()?)?);
     }
@@ -70,7 +70,7 @@ pub(super) fn log_text(
     rest.is_empty().then_some(text)
 }
 
-/// Up to here and on: `queue flags bypass to 1-4`.
+/// `queue flags bypass to 1-4`, without the statement's details.
 pub(super) fn queue_text(to: &str, flags: QueueFlags) -> Option<String> {
     let said = flag_words(flags, &[(QueueFlags::BYPASS, "bypass"), (QueueFlags::CPU_FANOUT, "fanout")])?;
     let said = if said.is_empty() { said } else { format!(" flags {said}") };
@@ -90,7 +90,7 @@ pub(super) fn synproxy_text(mss: u16, window_scale: u8, flags: SynproxyFlags) ->
     flags.difference(known).is_empty().then_some(text)
 }
 
-/// Counters, limits and the like: what elements have, too.
+/// Counters, limits and similar expressions, which elements can have too.
 pub(super) fn stateful_text(expression: &Expression) -> Option<String> {
     match expression {
         Expression::Counter { packets: 0, bytes: 0 } => Some("counter".to_owned()),
@@ -98,7 +98,7 @@ pub(super) fn stateful_text(expression: &Expression) -> Option<String> {
         Expression::Limit { rate, unit, burst, bytes, inverted } => {
             let over = if *inverted { "over " } else { "" };
             let rate = if *bytes { bytes_text(*rate) } else { rate.to_string() };
-            // Without a word the burst is five packets, or no bytes.
+            // The default burst is five packets, or no bytes.
             let burst = match (*bytes, *burst) {
                 (false, 5) | (_, 0) => String::new(),
                 (false, burst) => format!(" burst {burst} packets"),
@@ -118,7 +118,7 @@ pub(super) fn stateful_text(expression: &Expression) -> Option<String> {
     }
 }
 
-/// A number of bytes in the greatest unit that it is a whole number of.
+/// A number of bytes in the largest unit that divides it.
 fn bytes_text(bytes: u64) -> String {
     match bytes {
         bytes if bytes > 0 && bytes.is_multiple_of(1 << 20) => format!("{} mbytes", bytes >> 20),

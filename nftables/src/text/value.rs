@@ -1,4 +1,4 @@
-//! Bytes as nft writes them, by their types.
+//! Bytes in nft's syntax, by type.
 
 use std::fmt::{self, Write as _};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -8,7 +8,7 @@ use super::duration;
 use super::header::run_of_bits;
 use crate::model::{ByteOrder, DataType, Field, FieldTypes, Value};
 
-/// Names that only a host has for numbers ([`Rule::to_nft_named`](crate::Rule::to_nft_named)).
+/// A host's names for numbers ([`Rule::to_nft_named`](crate::Rule::to_nft_named)).
 #[derive(Clone, Copy)]
 pub(super) struct Names<'a>(pub(super) &'a dyn Fn(DataType, u64) -> Option<String>);
 
@@ -22,19 +22,19 @@ impl fmt::Debug for Names<'_> {
 #[expect(clippy::struct_excessive_bools, reason = "they are independent of one another")]
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Form<'a> {
-    /// The value is in a set of intervals, where all numbers are in network byte order.
+    /// The value is in a set of intervals, in which all numbers are in network byte order.
     pub(super) interval: bool,
-    /// Integers are those that expressions make, in the machine's byte order.
+    /// Integers are computed by expressions, in host byte order.
     pub(super) numbers: bool,
-    /// The same of a map's data.
+    /// The same for a map's data.
     pub(super) data_numbers: bool,
-    /// Bits that follow those of the field.
+    /// Number of bits after those of the field.
     pub(super) shift: u32,
-    /// The value is an element, where a comma is between elements.
+    /// The value is an element, so a comma would separate elements.
     pub(super) element: bool,
-    /// Bytes without a name, which nft writes in base 16.
+    /// Bytes without a name, which nft prints in hexadecimal.
     pub(super) raw: bool,
-    /// The value is an end of a range, where nft has numbers for names (`range_expr_print`).
+    /// The value is an end of a range, where nft prints numbers instead of names (`range_expr_print`).
     pub(super) end: bool,
     pub(super) names: Option<Names<'a>>,
 }
@@ -51,7 +51,7 @@ impl Form<'_> {
         names: None,
     };
 
-    /// A value of anywhere, with the same names.
+    /// The default form, with the same names.
     pub(super) fn plain(self) -> Self {
         Form { names: self.names, ..Form::PLAIN }
     }
@@ -69,7 +69,7 @@ impl Form<'_> {
     }
 }
 
-/// A value of one field or of several; `None` when it does not fit its type.
+/// A value of one or several fields; `None` if it does not fit its type.
 pub(super) fn value_text(value: &Value, types: &FieldTypes, form: Form<'_>) -> Option<String> {
     let parts: Option<Vec<String>> =
         split(value, types)?.into_iter().map(|(field, bytes)| field_text(bytes, field.data_type, form)).collect();
@@ -117,7 +117,7 @@ pub(super) fn number(bytes: &[u8], order: ByteOrder) -> Option<u64> {
     Some(if little { big.swap_bytes().checked_shr(unused).unwrap_or(0) } else { big })
 }
 
-/// The first bytes of an address as a network; `None` for a whole one, or no address.
+/// The first bytes of an address as a network; `None` for a whole address or another type.
 pub(super) fn prefix_text(bytes: &[u8], data_type: DataType) -> Option<String> {
     if !matches!(data_type, DataType::IPV4_ADDR | DataType::IPV6_ADDR) {
         return None;
@@ -127,18 +127,18 @@ pub(super) fn prefix_text(bytes: &[u8], data_type: DataType) -> Option<String> {
     Some(format!("{}/{}", field_text(&whole, data_type, Form::PLAIN)?, bytes.len().checked_mul(8)?))
 }
 
-/// Types that nft writes with prefixes (`DTYPE_F_PREFIX`).
+/// Types that nft prints as prefixes (`DTYPE_F_PREFIX`).
 fn has_prefixes(data_type: DataType) -> bool {
     matches!(data_type, DataType::IPV4_ADDR | DataType::IPV6_ADDR | DataType::MARK)
 }
 
-/// Length of the prefix that a mask in network byte order is; `None` for another one, or all of it.
+/// The prefix length of a mask in network byte order; `None` if it is not a prefix or the whole value.
 fn prefix_length(mask: &[u8]) -> Option<u32> {
     let ((first, bits), rest) = run_of_bits(0, mask)?;
     (first == 0 && rest > 0).then_some(bits)
 }
 
-/// Bits that are kept of an operand, and a value that they are compared with, as a prefix.
+/// An operand's masked bits and the value that they are compared with, as a prefix.
 pub(super) fn masked_prefix(value: &[u8], mask: &[u8], data_type: DataType) -> Option<String> {
     let mut order = mask.to_vec();
     if data_type.byte_order() == ByteOrder::Host && cfg!(target_endian = "little") {
@@ -149,7 +149,7 @@ pub(super) fn masked_prefix(value: &[u8], mask: &[u8], data_type: DataType) -> O
     fits.then(|| Some(format!("{}/{bits}", field_text(value, data_type, Form::PLAIN)?)))?
 }
 
-/// Values from one to another, as a prefix when they are one.
+/// Values from one to another, as a prefix if possible.
 pub(super) fn span_text(first: &[u8], last: &[u8], data_type: DataType, form: Form<'_>) -> Option<String> {
     let text = |bytes: &[u8], end| field_text(bytes, data_type, Form { end, ..form });
     let mask: Vec<u8> = first.iter().zip(last).map(|(first, last)| !(first ^ last)).collect();
@@ -160,7 +160,7 @@ pub(super) fn span_text(first: &[u8], last: &[u8], data_type: DataType, form: Fo
     }
 }
 
-/// Names of interfaces from one to another, when they are those with a beginning.
+/// Interface names from one to another, if they are those with a common prefix.
 pub(super) fn names_text(first: &[u8], last: &[u8]) -> Option<String> {
     let length = first.iter().position(|byte| *byte == 0)?;
     let (beginning, rest) = last.split_at_checked(length)?;
@@ -196,7 +196,7 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form<'_>) -> O
             if text.is_empty() || text.contains(|c: char| c == '"' || c.is_control()) {
                 return None;
             }
-            // Without the NUL it is the beginning of names.
+            // Without the NUL it is a prefix of names.
             match (data_type == DataType::IFNAME, text.strip_suffix('*')) {
                 (true, _) if !bytes.contains(&0) => format!("\"{text}*\""),
                 (true, Some(text)) => format!("\"{text}\\*\""),
@@ -233,7 +233,7 @@ pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form<'_>) -> O
         DataType::CT_EVENT => flags_text(number(bytes, order)?, &CT_EVENTS, form),
         // The index of `lo` in every network namespace (LOOPBACK_IFINDEX).
         DataType::IFACE_INDEX if number(bytes, order)? == 1 => "\"lo\"".to_owned(),
-        // nft takes seconds since 1970 without a time zone, and no parts of them.
+        // nft accepts seconds since 1970 without a time zone, and no fractions.
         DataType::TIME_DATE => match number(bytes, order)? {
             nanos if nanos.is_multiple_of(1_000_000_000) => (nanos / 1_000_000_000).to_string(),
             _ => return None,
@@ -272,7 +272,7 @@ const CT_EVENTS: [(u64, &str); 11] = [
 pub(super) const TCP_FLAGS: [(u64, &str); 8] =
     [(1, "fin"), (2, "syn"), (4, "rst"), (8, "psh"), (16, "ack"), (32, "urg"), (64, "ecn"), (128, "cwr")];
 
-/// The names that nft has for numbers of a type, on every machine.
+/// nft's built-in names for numbers of a type.
 const NAMES: &[(DataType, &[(u32, &str)])] = &[
     (DataType::INET_PROTO, &[(1, "icmp"), (6, "tcp"), (17, "udp"), (58, "ipv6-icmp"), (132, "sctp"), (33, "dccp")]),
     (DataType::NF_PROTO, &[(2, "ipv4"), (10, "ipv6")]),
@@ -447,7 +447,7 @@ fn names(data_type: DataType) -> &'static [(u32, &'static str)] {
 
 const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 
-/// Bits by their names; as a number when one has none.
+/// Bits by name; as a number if one has none.
 fn flags_text(bits: u64, names: &[(u64, &str)], form: Form<'_>) -> String {
     let known: u64 = names.iter().map(|(bit, _)| bit).fold(0, |all, bit| all | bit);
     if bits == 0 || bits & !known != 0 || form.end {

@@ -1,4 +1,4 @@
-//! Elements as attributes, and ranges as the pairs of elements that the kernel keeps.
+//! Encodes and decodes elements, and ranges as the pairs of elements that the kernel stores.
 
 use std::time::Duration;
 
@@ -12,12 +12,12 @@ use crate::model::{Element, ElementData, ElementExtras, ElementKey, Name, Set, S
 use crate::uapi;
 use crate::userdata;
 
-/// Form in which a set keeps ranges.
+/// How a set stores ranges.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum ElementForm {
     /// Not at all.
     Single,
-    /// Two elements: the start, and the first value behind the end.
+    /// Two elements: the start, and the first value after the end.
     Pairs,
     /// Both ends in one element.
     Ends,
@@ -33,7 +33,7 @@ impl ElementForm {
     }
 }
 
-/// Appends an element as the set keeps it: one attribute, or two for a range of [`ElementForm::Pairs`].
+/// Appends an element in the set's form: one attribute, or two for a range of [`ElementForm::Pairs`].
 pub(crate) fn put_element(out: &mut Encoder, form: ElementForm, element: &Element) {
     match (&element.key, form) {
         (ElementKey::Value(_) | ElementKey::Range(_), ElementForm::Pairs) => put_pair(out, element),
@@ -98,7 +98,7 @@ fn put_one_element(out: &mut Encoder, element: &Element, key: &Value, last: Opti
         if comment.is_some() || open {
             let mut bytes = userdata::join_comment(comment.as_deref(), userdata::COMMENT, &[]);
             if open {
-                // nft's mark of a range without an end: NFTNL_SET_ELEM_F_INTERVAL_OPEN.
+                // nft's mark for a range without an end: NFTNL_SET_ELEM_F_INTERVAL_OPEN.
                 userdata::put(&mut bytes, userdata::ELEMENT_FLAGS, &1_u32.to_ne_bytes());
             }
             out.attr(ElemAttr::USERDATA, &bytes.as_slice());
@@ -106,7 +106,7 @@ fn put_one_element(out: &mut Encoder, element: &Element, key: &Value, last: Opti
     });
 }
 
-/// Gives each element of a message to `each`, as the kernel keeps it.
+/// Calls `each` for every element of a message, in the kernel's form.
 pub(crate) fn get_elements(payload: &[u8], mut each: impl FnMut(Element)) -> Result<(), WireError> {
     let (_, attributes) = split(payload)?;
     for attr in Attrs::<ElemListAttr<'_>>::new(attributes).iter() {
@@ -158,7 +158,7 @@ fn get_element(attributes: &[u8]) -> Result<Element, WireError> {
     Ok(element)
 }
 
-/// Starts and ends in any order as ranges, in the order of their values.
+/// Combines starts and ends, in any order, to ranges sorted by value.
 pub(crate) fn pair_intervals(elements: Vec<Element>) -> Vec<Element> {
     let mut ends: Vec<Value> = Vec::new();
     let mut starts: Vec<Element> = Vec::new();
@@ -177,8 +177,8 @@ pub(crate) fn pair_intervals(elements: Vec<Element>) -> Vec<Element> {
     let mut ends = ends.into_iter().peekable();
     for (element, next) in starts.iter_mut().zip(behind) {
         let ElementKey::Value(first) = &element.key else { continue };
-        // A range goes to the first end behind its start, or to the next start: the kernel does not list ends that have
-        // timed out.
+        // A range ends at the first end after its start, or at the next start, because the kernel does not list expired
+        // ends.
         while ends.next_if(|end| end <= first).is_some() {}
         let last = match ends.peek().into_iter().chain(next.as_ref()).min() {
             Some(behind) => behind.predecessor(),
@@ -200,7 +200,7 @@ mod tests {
     fn a_range_ends_where_the_next_one_starts() {
         let start = |byte| Element::value(Value::byte(byte));
         let end = |byte| Element::new(ElementKey::End(Value::byte(byte)));
-        // The end of the first has timed out, the last has none.
+        // The end of the first range has expired; the last range has none.
         let paired = pair_intervals(vec![start(9), end(8), start(1), start(5), end(0), start(20)]);
         let range = |first, last| Element::range(Value::byte(first), Value::byte(last));
         assert_eq!(paired, [range(1, 4), range(5, 7), range(9, 19), range(20, 255)]);

@@ -1,4 +1,4 @@
-//! Attributes as tables, chains, rules, sets and objects.
+//! Decodes tables, chains, rules, sets and objects.
 
 use std::time::Duration;
 
@@ -39,7 +39,7 @@ fn key(family: Family, table: Option<Name>, attribute: &str) -> Result<TableKey,
     Ok(TableKey { family, name: table.ok_or_else(|| missing(attribute))? })
 }
 
-/// Whether a message is about a table. Its first attribute says so, for everything but the rule set as a whole.
+/// Whether a message concerns a table, according to its first attribute. Messages about the whole rule set do not.
 pub(crate) fn is_of_table(payload: &[u8], table: &TableKey) -> bool {
     let Ok((family, attributes)) = split(payload) else { return false };
     let named = RawAttrs::new(attributes).map_while(Result::ok).find(|attr| attr.kind() == 1);
@@ -270,7 +270,7 @@ pub(crate) fn get_set(payload: &[u8]) -> Result<ObservedSet, WireError> {
         userdata: Vec::new(),
     };
     take_notes(&mut set, &rest);
-    // Keep only what this library would not write by itself.
+    // Keep only what this crate would not write itself.
     let kept = std::mem::take(&mut set.userdata);
     if set_userdata(&set) != notes {
         set.userdata = kept;
@@ -278,7 +278,7 @@ pub(crate) fn get_set(payload: &[u8]) -> Result<ObservedSet, WireError> {
     Ok(ObservedSet { set, handle, count })
 }
 
-/// Sorts what nft keeps with a set: what its keys and data are made of, and the rest.
+/// Separates nft's notes about keys and data from other userdata.
 fn take_notes(set: &mut Set, userdata: &[u8]) {
     let whole: usize =
         userdata::items(userdata).map(|(_, value)| value.len().saturating_add(2)).fold(0, usize::saturating_add);

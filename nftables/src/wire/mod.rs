@@ -1,4 +1,4 @@
-//! Model ↔ attributes.
+//! Converts between the model and attributes.
 
 mod element;
 mod get;

@@ -1,4 +1,4 @@
-//! Data of objects as attributes.
+//! Encodes and decodes the data of objects.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -24,7 +24,7 @@ pub(super) fn put_object_data(out: &mut Encoder, data: &ObjectData) {
             out.nest(CtTimeoutAttr::DATA, |out| {
                 for (state, time) in policy {
                     let seconds = u32::try_from(time.as_secs()).unwrap_or(u32::MAX);
-                    // `check` has refused what has no number.
+                    // `check` has refused states without a number.
                     if let Some(number) = timeout_state_number(*protocol, state) {
                         out.attr(number, &Be32(seconds));
                     }
@@ -48,7 +48,7 @@ pub(super) fn put_object_data(out: &mut Encoder, data: &ObjectData) {
     }
 }
 
-/// The data of an object; as bytes if a part is not known, or missing.
+/// Decodes the data of an object; as bytes if a part is unknown or missing.
 pub(super) fn get_object_data(kind: ObjectType, data: &[u8]) -> Result<ObjectData, WireError> {
     let known = match kind {
         ObjectType::CtHelper => ct_helper(data)?,

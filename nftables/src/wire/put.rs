@@ -1,4 +1,4 @@
-//! Tables, chains, rules, sets and objects as attributes.
+//! Encodes tables, chains, rules, sets and objects.
 
 use netlink_batch::{Be32, Be64, Encoder, NulStr};
 
@@ -47,7 +47,7 @@ pub(crate) fn put_chain(out: &mut Encoder, chain: &Chain) {
 fn put_base(out: &mut Encoder, base: &BaseChain, family: Family) {
     out.attr(ChainAttr::TYPE, &NulStr::from(base.kind.name()));
     out.nest(ChainAttr::HOOK, |out| {
-        // `check` has rejected a hook that the family does not have; the number is none of the kernel's either.
+        // `check` has rejected hooks that the family does not have. The fallback is not a number of the kernel either.
         out.attr(HookAttr::HOOKNUM, &Be32(base.hook.number(family).unwrap_or(u32::MAX)));
         out.attr(HookAttr::PRIORITY, &Be32(base.priority.0.cast_unsigned()));
         match base.devices.as_slice() {
@@ -59,7 +59,7 @@ fn put_base(out: &mut Encoder, base: &BaseChain, family: Family) {
     out.attr(ChainAttr::POLICY, &Be32(u32::from(base.policy == Policy::Accept)));
 }
 
-/// Devices by name, or by what their names begin with.
+/// Devices by name or by prefix.
 fn put_devices(out: &mut Encoder, kind: u16, devices: &[String]) {
     out.nest(kind, |out| {
         for device in devices {
@@ -78,7 +78,7 @@ pub(crate) fn put_flowtable(out: &mut Encoder, flowtable: &Flowtable) {
     out.attr(FlowtableAttr::FLAGS, &Be32(flowtable.flags.bits()));
 }
 
-/// The hook of a flow table: ingress, always.
+/// The hook of a flow table, which is always ingress.
 pub(crate) fn put_flowtable_hook(out: &mut Encoder, priority: Priority, devices: &[String]) {
     out.nest(FlowtableAttr::HOOK, |out| {
         out.attr(FlowtableHookAttr::NUM, &Be32(0));
@@ -153,7 +153,7 @@ pub(crate) fn put_set(out: &mut Encoder, set: &Set, id: u32) {
     out.attr(SetAttr::USERDATA, &set_userdata(set).as_slice());
 }
 
-/// Userdata of a set: its own, or else the notes by which nft prints the elements.
+/// Userdata of a set: its own, otherwise the notes by which nft prints the elements.
 pub(crate) fn set_userdata(set: &Set) -> Vec<u8> {
     let mut out = set.userdata.clone();
     if out.is_empty() {
