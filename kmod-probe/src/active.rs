@@ -1,40 +1,40 @@
-//! Asking the kernel itself. This crate has no netlink, so the caller brings the questions to the kernel.
+//! Questions to the kernel itself. This crate has no netlink, so the caller asks them.
 
 use std::borrow::Cow;
 
-/// Something the running kernel can be asked.
+/// A question for the running kernel.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Capability {
-    /// Does this generic-netlink family resolve? (`IPVS`)
+    /// Does this generic-netlink family exist? (`IPVS`)
     GenlFamily(Cow<'static, str>),
-    /// Does a virtual server with this scheduler work? Best asked in a network namespace of its own.
+    /// Does a virtual server with this scheduler work? Best tried in a separate network namespace.
     Scheduler(Cow<'static, str>),
-    /// Does the kernel's ipset answer at all? (`IPSET_CMD_PROTOCOL`)
+    /// Does the kernel's ipset answer? (`IPSET_CMD_PROTOCOL`)
     Ipset,
-    /// Has the kernel this set type? (`IPSET_CMD_TYPE` answers with its revisions)
+    /// Does the kernel have this set type? (`IPSET_CMD_TYPE` answers with its revisions)
     SetType(Cow<'static, str>),
-    /// Can a link of this kind be made? (`dummy`)
+    /// Can a link of this kind be created? (`dummy`)
     LinkKind(Cow<'static, str>),
-    /// Has the kernel this iptables match? (`set`)
+    /// Does the kernel have this iptables match? (`set`)
     XtMatch(Cow<'static, str>),
-    /// Has the kernel this iptables target? (`MASQUERADE`)
+    /// Does the kernel have this iptables target? (`MASQUERADE`)
     XtTarget(Cow<'static, str>),
 }
 
 /// Answer of the running kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ActiveAnswer {
-    /// The part works; the text tells how this was seen ("family id 33").
+    /// The part works. The text tells how this was determined ("family id 33").
     Works(String),
-    /// The kernel refused; the text says with what error. This is no proof that a module cannot be loaded.
+    /// The kernel refused; the text has the error. This does not prove that a module cannot be loaded.
     Refused(String),
-    /// Not asked, or the question failed for a reason that says nothing about the kernel (no privileges).
+    /// Not asked, or the question failed for a reason that is not about the kernel (no privileges).
     Unknown(String),
 }
 
-/// A way to ask the kernel; a closure is one. [`ActiveAnswer::Works`] wins over everything the lists say.
+/// A way to ask the kernel. Closures implement it. [`ActiveAnswer::Works`] takes precedence over all lists.
 pub trait ActiveProbe {
     /// Asks for one capability.
     fn ask(&mut self, capability: &Capability) -> ActiveAnswer;

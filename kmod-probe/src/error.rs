@@ -1,23 +1,22 @@
-//! The one error type of this crate.
+//! The error type of this crate.
 
 use std::fmt;
 
 /// Kind of input that was refused.
 ///
-/// Reading a machine never fails with an [`Error`]: what could not be read is a
-/// [`Failure`](crate::Failure) inside the report, since a missing list is an answer too.
+/// A probe never fails with an [`Error`]. A list that could not be read is a [`Failure`](crate::Failure) in the report.
 #[non_exhaustive]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ErrorKind {
-    /// A kernel release such as `6.1.0-56-amd64` was expected.
+    /// The text is not a kernel release such as `6.1.0-56-amd64`.
     InvalidRelease,
-    /// A module name is empty, too long or has a character no module has.
+    /// A module name is empty, too long or has an invalid character.
     InvalidModuleName,
-    /// A scheduler name is empty, longer than the kernel takes, or has a character no module has.
+    /// A scheduler name is empty, too long for the kernel, or has an invalid character.
     InvalidScheduler,
-    /// A requirement of a caller's own names an option that cannot be.
+    /// A requirement made by the caller names an invalid option.
     InvalidRequirement,
-    /// The bytes are not the kind of list they were taken for (`/proc/modules`, `modules.dep`, a kernel configuration, …).
+    /// The bytes are not the expected kind of list (`/proc/modules`, `modules.dep`, a kernel configuration, …).
     InvalidList,
 }
 
@@ -33,7 +32,7 @@ impl fmt::Display for ErrorKind {
     }
 }
 
-/// Input that this crate refuses: what it was, why it is wrong, and what is expected instead.
+/// Invalid input: what it was, why it is wrong, and what is expected instead.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{kind}: {message}")]
 pub struct Error {
@@ -46,21 +45,21 @@ impl Error {
         Self { kind, message: message.into() }
     }
 
-    /// Kind of input that was refused.
+    /// Kind of the invalid input.
     #[must_use]
     pub fn kind(&self) -> ErrorKind {
         self.kind
     }
 }
 
-/// The message, which is what a `main` that returns the error prints.
+/// The message, so a `main` that returns this error is readable.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
 }
 
-/// Hostile text for a message: control characters escaped, at most 64 characters kept.
+/// Untrusted text for a message: control characters escaped, at most 64 characters kept.
 pub(crate) fn shown(text: &str) -> String {
     const LONGEST: usize = 64;
     let mut shown: String = text.chars().take(LONGEST).flat_map(char::escape_debug).collect();

@@ -1,4 +1,4 @@
-//! The kernel's build configuration: `/boot/config-<release>`, `/proc/config.gz` and their like.
+//! The kernel's build configuration: `/boot/config-<release>`, `/proc/config.gz` and similar files.
 
 use std::collections::BTreeMap;
 use std::io::Read;
@@ -26,14 +26,14 @@ pub struct Kconfig {
 }
 
 impl Kconfig {
-    /// Largest configuration that is unpacked from gzip, in bytes. Real ones have about 300 kB.
+    /// Largest configuration to unpack from gzip, in bytes. Real ones have about 300 kB.
     pub const LARGEST: u64 = 8 << 20;
 
-    /// Reads a configuration as the kernel's build writes it, plain or gzip-packed. When a symbol is set twice the last
-    /// line counts, as in the build.
+    /// Parses a configuration as the kernel's build writes it, plain or gzipped. If a symbol is set twice the last line
+    /// counts, as in the build.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidList`] for binary data, broken or too large gzip data, or a text without any symbol.
+    /// [`ErrorKind::InvalidList`] for binary data, broken or too large gzip data, or text without any symbol.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         const GZIP: &[u8] = &[0x1f, 0x8b];
         if !bytes.starts_with(GZIP) {
@@ -85,8 +85,8 @@ impl Kconfig {
         Ok(config)
     }
 
-    /// The line of a symbol and its setting, or `None` when the configuration does not mention it: the kernel has no
-    /// such symbol, or something it depends on is off.
+    /// The line of a symbol and its setting. `None` if the configuration does not mention it: the kernel has no such
+    /// symbol, or one of its dependencies is off.
     #[must_use]
     pub fn get(&self, symbol: &str) -> Option<(usize, &Setting)> {
         self.symbols.get(symbol).map(|(line, setting)| (*line, setting))
@@ -97,7 +97,7 @@ impl Kconfig {
         self.symbols.iter().map(|(symbol, (line, setting))| (symbol.as_str(), *line, setting))
     }
 
-    /// Whether every line was understood and the end was there.
+    /// Whether every line was valid and the end was not cut off.
     #[must_use]
     pub fn complete(&self) -> bool {
         self.complete

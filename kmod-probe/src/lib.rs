@@ -1,9 +1,16 @@
-//! Probe of the running kernel for the parts that IPVS, ipset and iptables need, with the evidence for each.
+//! Finds out whether the running kernel has the parts that IPVS, ipset and iptables need, with the evidence for each.
 //!
-//! A node that should run a service proxy in IPVS mode needs some forty things from its kernel: `ip_vs` and a
-//! scheduler, sets of five types, a dozen iptables matches, a dummy device. Each may be a module, be built in, be
-//! switched off, be installed but not visible from a container, or have another name in an older kernel. [`Probe`] looks
-//! for each of them and says for each what was found, in which file and line, and what to do if it is not there.
+//! A service proxy in IPVS mode needs about forty parts of the kernel: `ip_vs` and a scheduler, sets of five types, a
+//! dozen iptables matches, a dummy device. Each may be a module, built in, disabled, invisible from a container, or
+//! named differently in an older kernel. [`Probe`] reports the state of each, the file and line that shows it, and what
+//! to do if it is missing.
+//!
+//! It does not:
+//! * use netlink: questions for the kernel itself go to an [`ActiveProbe`] that you provide;
+//! * load, write or start anything, except in [`Loader`], which runs `modprobe` when you call it;
+//! * interpret all of `modprobe.d`: it only reads lines that forbid a module (`install MODULE /bin/false`), so a
+//!   blacklisted or replaced module is still reported as loadable;
+//! * open module files: one that the kernel would refuse (signature, wrong build) is reported as loadable.
 //!
 //! ```
 //! use kmod_probe::{Answer, Families, Probe, Profile};
@@ -20,47 +27,39 @@
 //! # Ok::<(), kmod_probe::Error>(())
 //! ```
 //!
-//! Requirements of a caller's own are judged and reported in the same way, with those of IPVS mode or without: see [`Profile::own`] and
-//! [`Requirement`].
+//! You can add your own requirements, with or without those of IPVS mode: see [`Profile::own`] and [`Requirement`].
 //!
-//! # What there is
+//! # Where to look next
 //!
-//! | task | here |
+//! | task | API |
 //! | --- | --- |
-//! | look at this machine, or at another root | [`Probe`], [`Profile`] |
-//! | what was found, why, and what to do | [`Report`], [`Finding`], [`Evidence`], [`Fix`], [`Verdict`] |
-//! | requirements of a caller's own | [`Profile::own`], [`Requirement`] |
-//! | questions to the kernel itself, by the caller | [`ActiveProbe`], [`Capability`] |
+//! | probe this machine, or another root | [`Probe`], [`Profile`] |
+//! | read the result: what, why, and what to do | [`Report`], [`Finding`], [`Evidence`], [`Fix`], [`Verdict`] |
+//! | add your own requirements | [`Profile::own`], [`Requirement`] |
+//! | let the kernel itself answer | [`ActiveProbe`], [`Capability`] |
 //! | load modules | [`Loader`] |
-//! | settings below `/proc/sys` | [`SysctlFinding`] |
-//! | the sources, one by one | [`Kconfig`], [`LoadedModules`], [`LoadableModules`], [`BuiltinModules`], [`KernelRelease`] |
+//! | check settings below `/proc/sys` | [`SysctlFinding`] |
+//! | read single sources | [`Kconfig`], [`LoadedModules`], [`LoadableModules`], [`BuiltinModules`], [`KernelRelease`] |
 //!
-//! # What it does not do
+//! # Order of evidence
 //!
-//! * No netlink. What the kernel itself can be asked is put to an [`ActiveProbe`] that the caller brings.
-//! * Nothing is loaded, written or started by looking. [`Loader`] runs `modprobe`, and only when it is called.
-//! * Of `modprobe.d`, it reads only what forbids a module (`install MODULE /bin/false`). One that is blacklisted or replaced by
-//!   another command is still reported as loadable.
-//! * It does not look into module files: one that the kernel refuses (signature, wrong build) is loadable here too.
-//!
-//! # Which evidence counts
-//!
-//! In this order; the first that decides is [`Finding::evidence`]:
+//! The first of these that decides is [`Finding::evidence`]:
 //!
 //! 1. `/proc/modules` or `/sys/module/<name>/initstate`: **loaded**;
 //! 2. `/sys/module/<name>` without `initstate`, `modules.builtin`, or the configuration's `=y`: **built in**;
 //! 3. an [`ActiveProbe`] that works: **working**;
-//! 4. `modules.dep` names it: **loadable**, or **missing** when its file is gone, when `modprobe.d` forbids it, when either holds for a
-//!    module that it needs, or when module loading is switched off for good;
-//! 5. the configuration's "is not set", or a whole configuration that does not mention it: **missing**;
-//! 6. whole lists of modules without it, and the configuration's `=m` or a whole list of what is built in: **missing**;
+//! 4. `modules.dep` lists it: **loadable**. Or **missing**, if its file is missing, if `modprobe.d` forbids it, if
+//!    either holds for one of its dependencies, or if module loading is disabled until the next boot;
+//! 5. the configuration's "is not set", or a complete configuration that does not mention it: **missing**;
+//! 6. complete lists of modules without it, and the configuration's `=m` or a complete list of built-in modules:
+//!    **missing**;
 //! 7. an [`ActiveProbe`] that is refused: **missing**;
-//! 8. nothing: **unknown**. Where `/lib/modules` cannot be seen, as in most containers, a module that is not loaded is unknown: the kernel loads
-//!    modules from the host's file system, not from this one.
+//! 8. nothing: **unknown**. If `/lib/modules` is not visible, as in most containers, a module that is not loaded is
+//!    unknown, because the kernel loads modules from the host's file system.
 //!
-//! A list that is cut off, has lines that make no sense, or may not be read never proves that something is missing. A
-//! switch inside a module (`CONFIG_IP_VS_IPV6`) that cannot be checked because there is no configuration is a caveat of
-//! the verdict, not an obstacle; distributions have them on.
+//! A list that is truncated, has invalid lines or may not be read never proves that something is missing. A switch
+//! inside a module (`CONFIG_IP_VS_IPV6`) that cannot be checked without a configuration is a caveat of the verdict, not
+//! an obstacle, because distributions enable these.
 
 #![forbid(unsafe_code)]
 
@@ -94,7 +93,7 @@ pub use root::Failure;
 pub use sysctl::{Access, SysctlFinding, SysctlState};
 pub use version::KernelRelease;
 
-/// The example of the README is compiled and run with the tests.
+/// Compiles and runs the example in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

@@ -1,4 +1,4 @@
-//! Loading modules, only when asked to: `modprobe`, without a shell and for a bounded time.
+//! Loads modules on request: runs `modprobe` without a shell and with a time limit.
 
 use std::fmt;
 use std::fs::File;
@@ -19,14 +19,14 @@ use crate::root::Root;
 /// Result of running a program.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RunOutcome {
-    /// The program ended. `code` is `None` when a signal ended it.
+    /// The program ended. `code` is `None` if a signal ended it.
     Ended {
-        /// Exit code; `None` when a signal ended the program.
+        /// Exit code; `None` if a signal ended the program.
         code: Option<i32>,
         /// Error output, at most 4 kB.
         stderr: String,
     },
-    /// The program was still running at its time limit, and was killed.
+    /// The program exceeded its time limit and was killed.
     TimedOut,
     /// The program could not be started.
     NotStarted(String),
@@ -34,12 +34,12 @@ pub enum RunOutcome {
 
 /// Starts programs. Replaced in tests.
 pub trait Runner {
-    /// Runs a program to its end or until `limit` is over.
+    /// Runs a program until it ends or `limit` is over.
     fn run(&mut self, program: &Path, arguments: &[&str], limit: Duration) -> RunOutcome;
 }
 
-/// Starts real programs: environment emptied but for `LC_ALL=C` and a fixed `PATH`, no input, no shell, in a process
-/// group of its own so that what it starts ends with it.
+/// Starts real programs without a shell or input. The environment is only `LC_ALL=C` and a fixed `PATH`. Each has its
+/// own process group, so that its children are killed with it.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemRunner;
 
@@ -62,9 +62,10 @@ impl Runner for SystemRunner {
     }
 }
 
-/// Waits for a child and collects its error output, never longer than `limit`.
+/// Waits for a child and collects its error output, at most for `limit`.
 fn watch(mut child: Child, limit: Duration) -> RunOutcome {
-    /// The longest pause between two looks; the first is a hundredth of it, since `modprobe` often ends within a few milliseconds.
+    /// The longest pause between two checks. The first pause is a hundredth of it, since `modprobe` often ends within a
+    /// few milliseconds.
     const PAUSE: Duration = Duration::from_millis(5);
     let (started, mut pause) = (Instant::now(), PAUSE / 100);
     let mut output = child.stderr.take().and_then(|pipe| Tail::new(pipe.into()).ok());
@@ -83,7 +84,7 @@ fn watch(mut child: Child, limit: Duration) -> RunOutcome {
             }
             Ok(None) | Err(_) => {
                 if let Ok(pid) = i32::try_from(child.id()) {
-                    // The process may just have ended; then there is no group any more.
+                    // If the process has just ended, the group no longer exists.
                     let _gone_is_fine = killpg(Pid::from_raw(pid), Signal::SIGKILL);
                 }
                 let _reaped = child.wait();
@@ -93,7 +94,7 @@ fn watch(mut child: Child, limit: Duration) -> RunOutcome {
     }
 }
 
-/// The beginning of what a program writes to a pipe. Never blocks; the rest is read and dropped, so that the program
+/// The beginning of what a program writes to a pipe. Never blocks. The rest is read and discarded, so that the program
 /// does not block either.
 struct Tail {
     pipe: File,
@@ -110,7 +111,7 @@ impl Tail {
     }
 
     fn read(&mut self) {
-        const MOST_READS: usize = 64; // a program that writes without end must not keep us from looking at the clock
+        const MOST_READS: usize = 64; // so that endless output cannot keep us from checking the time
         let mut chunk = [0; 1024];
         for _ in 0..MOST_READS {
             match self.pipe.read(&mut chunk) {
@@ -125,7 +126,7 @@ impl Tail {
 
     fn finish(mut self) -> String {
         self.read();
-        // One line, without control characters: it ends up in messages.
+        // One line without control characters, since it is used in messages.
         String::from_utf8_lossy(&self.kept).replace(char::is_control, " ").trim().to_owned()
     }
 }
@@ -135,23 +136,23 @@ impl Tail {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum LoadResult {
-    /// The module is in memory now.
+    /// The module is now loaded.
     Loaded,
-    /// The module was in memory or built in before.
+    /// The module was already loaded or built in.
     AlreadyThere,
-    /// `modprobe` reported success, yet the module is neither in `/proc/modules` nor in `/sys/module`: `modprobe.d` may
-    /// replace it ("install ip_vs /bin/true"), or it is built in without parameters.
+    /// `modprobe` succeeded, but the module is neither in `/proc/modules` nor in `/sys/module`. Either `modprobe.d`
+    /// replaces it ("install ip_vs /bin/true"), or it is built in without parameters.
     NotSeen,
     /// `modprobe` failed.
     Failed {
-        /// Exit code, `None` when a signal ended it.
+        /// Exit code, `None` if a signal ended it.
         code: Option<i32>,
         /// Message of `modprobe`.
         message: String,
     },
     /// `modprobe` did not end in time.
     TimedOut,
-    /// There is no `modprobe`, or it could not be started, and why.
+    /// There is no `modprobe`, or it could not be started; the text says why.
     NotStarted(String),
 }
 
@@ -166,7 +167,7 @@ pub struct LoadOutcome {
 }
 
 impl LoadOutcome {
-    /// Whether the module can be used now.
+    /// Whether the module can now be used.
     #[must_use]
     pub fn is_loaded(&self) -> bool {
         matches!(self.result, LoadResult::Loaded | LoadResult::AlreadyThere)
@@ -192,8 +193,7 @@ impl fmt::Display for LoadOutcome {
     }
 }
 
-/// Loads modules with `modprobe`. The only part of this crate that starts a program or changes anything, and only when
-/// called.
+/// Loads modules with `modprobe`. This is the only part of the crate that starts a program or changes anything.
 #[derive(Debug)]
 pub struct Loader<R = SystemRunner> {
     runner: R,
@@ -207,7 +207,7 @@ impl Default for Loader {
 }
 
 impl Loader {
-    /// Loads into the running kernel, from `/lib/modules`, with 10 seconds for one `modprobe`.
+    /// Loads into the running kernel from `/lib/modules`, with 10 seconds per `modprobe`.
     #[must_use]
     pub fn new() -> Self {
         Self::with_runner(SystemRunner)
@@ -215,31 +215,31 @@ impl Loader {
 }
 
 impl<R: Runner> Loader<R> {
-    /// Directories in which `modprobe` is looked for; `PATH` is not consulted.
+    /// Directories in which to look for `modprobe`. `PATH` is ignored.
     pub const DIRECTORIES: [&'static str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
     /// Time limit of one `modprobe`.
     const LIMIT: Duration = Duration::from_secs(10);
 
-    /// The same with another way to start programs.
+    /// Replaces the runner that starts programs.
     #[must_use]
     pub fn with_runner(runner: R) -> Self {
         Self { runner, root: Root::new("/") }
     }
 
-    /// Takes modules from below another root (`modprobe -d`), and looks there for `/proc` and `/sys`. The program itself
-    /// is this machine's.
+    /// Uses modules below another root (`modprobe -d`), and `/proc` and `/sys` there. The program itself is this
+    /// machine's.
     #[must_use]
     pub fn root(mut self, root: impl Into<PathBuf>) -> Self {
         self.root = Root::new(root);
         self
     }
 
-    /// Loads modules, and what they depend on, with one `modprobe` (`-a`), which is much faster than one for each: most of its time
-    /// goes into starting and reading its lists. Modules that are there already are left out; if all are, nothing is started.
+    /// Loads modules and their dependencies with one `modprobe` (`-a`). This is much faster than one call per module,
+    /// since most of its time goes into starting and reading lists. Modules that are already present are skipped.
     ///
-    /// A module that does not exist does not keep the others from being loaded. `modprobe` reports only for all together whether it
-    /// succeeded, so each that is not there afterwards has its message.
+    /// A module that does not exist does not prevent the others from being loaded. `modprobe` only reports success for
+    /// all of them together, so each module that is missing afterwards gets its message.
     pub fn load_all(&mut self, modules: &[ModuleName]) -> Vec<LoadOutcome> {
         let (there, missing): (Vec<_>, Vec<_>) = modules.iter().partition(|module| self.is_there(module));
         let tried = if missing.is_empty() { LoadResult::AlreadyThere } else { self.modprobe(&missing) };
@@ -251,7 +251,7 @@ impl<R: Runner> Loader<R> {
         there.chain(missing).map(|(module, result)| LoadOutcome { module: module.clone(), result }).collect()
     }
 
-    /// Result of one `modprobe` for these modules: [`LoadResult::NotSeen`] when it reports success.
+    /// Runs one `modprobe` for these modules. Returns [`LoadResult::NotSeen`] if it reports success.
     fn modprobe(&mut self, modules: &[&ModuleName]) -> LoadResult {
         let Some(program) = Self::DIRECTORIES.iter().map(|d| Path::new(d).join("modprobe")).find(|p| p.is_file())
         else {

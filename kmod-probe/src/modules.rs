@@ -1,20 +1,19 @@
-//! Lists of modules: `/proc/modules`, `modules.builtin` and `modules.dep`.
+//! Parsers of module lists: `/proc/modules`, `modules.builtin` and `modules.dep`.
 //!
-//! Every parser takes the bytes of one file. A line that makes no sense is skipped and counted; a file in which most
-//! lines make no sense, or which holds binary data, is an error. A list that ends in the middle of a line or has
-//! skipped lines is not [`complete`](LoadedModules::complete): what it does not name may still be there.
+//! Every parser takes the bytes of one file. Invalid lines are skipped and counted. A file that is binary or consists
+//! mostly of invalid lines is an error. A list that is cut off in a line or has skipped lines is not
+//! [`complete`](LoadedModules::complete): a module that it does not list may still exist.
 
 use std::collections::BTreeMap;
 use std::fmt;
 
 use crate::error::{Error, ErrorKind, shown};
 
-/// Longest module name: `MODULE_NAME_LEN` is 56 on 64-bit machines, one byte of it is the closing NUL
-/// (`include/linux/module.h`).
+/// Longest module name: `MODULE_NAME_LEN` is 56 on 64-bit machines, including the NUL (`include/linux/module.h`).
 const LONGEST_NAME: usize = 55;
 
-/// The name of a module as the kernel writes it: `-` and `,` in file names are `_` here, so names compare equal however
-/// they were spelled. Upper and lower case differ (`xt_MARK` is not `xt_mark`).
+/// A module's name as the kernel writes it. `-` and `,` in file names become `_`, so different spellings are equal.
+/// Case is significant (`xt_MARK` is not `xt_mark`).
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",
@@ -24,7 +23,7 @@ const LONGEST_NAME: usize = 55;
 pub struct ModuleName(String);
 
 impl ModuleName {
-    /// Takes a name in either spelling.
+    /// Checks a name in either spelling.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModuleName`] unless it is 1 to 55 ASCII letters, digits or `_-,.+`.
@@ -44,7 +43,7 @@ impl ModuleName {
 
     /// The name of the module in a file such as `kernel/net/ipv4/netfilter/iptable_nat.ko.zst`.
     ///
-    /// `None` for what is not a module's file: it has to end in `.ko`, `.ko.gz`, `.ko.xz` or `.ko.zst`.
+    /// `None` if the file is not a module: it must end in `.ko`, `.ko.gz`, `.ko.xz` or `.ko.zst`.
     #[must_use]
     pub fn of_file(path: &str) -> Option<Self> {
         let file = path.rsplit('/').next()?;
@@ -52,7 +51,7 @@ impl ModuleName {
         Self::new(plain.strip_suffix(".ko")?).ok()
     }
 
-    /// The name with `_`, as `lsmod` and `/sys/module` show it.
+    /// The name with `_`, as in `lsmod` and `/sys/module`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -90,7 +89,7 @@ pub enum ModuleState {
     Unloading,
 }
 
-/// A list while it is read: entries by module, lines skipped, and whether the end was there.
+/// A list while it is read: entries by module, skipped lines, and whether the end was reached.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct List<T> {
     modules: BTreeMap<ModuleName, T>,
@@ -98,15 +97,15 @@ struct List<T> {
 }
 
 impl<T> Default for List<T> {
-    /// The list without entries, whole.
+    /// An empty, complete list.
     fn default() -> Self {
         Self { modules: BTreeMap::new(), complete: true }
     }
 }
 
 impl<T> List<T> {
-    /// Takes lines that end in LF or CRLF, numbered from 1. A last line that does not end may be half a name and is left out. Of
-    /// two entries for one module the first stays. Binary data is refused.
+    /// Reads lines ended by LF or CRLF, numbered from 1. An unfinished last line may hold half a name and is ignored.
+    /// If a module has two entries, the first counts. Binary data is refused.
     fn read(bytes: &[u8], what: &str, entry: impl Fn(usize, &str) -> Option<(ModuleName, T)>) -> Result<Self, Error> {
         let invalid = |why: String| Error::new(ErrorKind::InvalidList, format!("this is no {what}: {why}"));
         if let Some(at) = bytes.iter().position(|byte| *byte == 0) {
@@ -149,7 +148,7 @@ macro_rules! list {
                 self.0.modules.keys()
             }
 
-            /// Whether every line was understood and the end was there.
+            /// Whether every line was valid and the end was not cut off.
             #[must_use]
             pub fn complete(&self) -> bool {
                 self.0.complete
@@ -159,15 +158,15 @@ macro_rules! list {
 }
 list! { LoadedModules BuiltinModules LoadableModules }
 
-/// The modules in memory: `/proc/modules`.
+/// The loaded modules: `/proc/modules`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LoadedModules(List<(usize, ModuleState)>);
 
 impl LoadedModules {
-    /// Reads the text of `/proc/modules`: name, size, use count, users, state, address.
+    /// Parses the text of `/proc/modules`: name, size, use count, users, state, address.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
+    /// [`ErrorKind::InvalidList`] for binary data, or if most lines are invalid.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         List::read(bytes, "list of loaded modules", |number, line| {
             let mut fields = line.split_ascii_whitespace();
@@ -184,27 +183,27 @@ impl LoadedModules {
         .map(Self)
     }
 
-    /// The line that names a module, and its state.
+    /// The line of a module, and its state.
     #[must_use]
     pub fn get(&self, name: &ModuleName) -> Option<(usize, ModuleState)> {
         self.0.modules.get(name).copied()
     }
 }
 
-/// Modules that are part of the kernel image: `modules.builtin`.
+/// Built-in modules: `modules.builtin`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BuiltinModules(List<usize>);
 
 impl BuiltinModules {
-    /// Reads `modules.builtin`: one path such as `kernel/net/ipv4/tunnel4.ko` a line.
+    /// Parses `modules.builtin`: one path such as `kernel/net/ipv4/tunnel4.ko` per line.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
+    /// [`ErrorKind::InvalidList`] for binary data, or if most lines are invalid.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         List::read(bytes, "modules.builtin", |number, line| Some((ModuleName::of_file(line)?, number))).map(Self)
     }
 
-    /// The line that names a module.
+    /// The line of a module.
     #[must_use]
     pub fn get(&self, name: &ModuleName) -> Option<usize> {
         self.0.modules.get(name).copied()
@@ -220,19 +219,19 @@ pub struct LoadableModules(List<Loadable>);
 struct Loadable {
     line: usize,
     file: String,
-    /// Files with blanks between, as the line has them.
+    /// File names separated by blanks, as in the line.
     depends: String,
 }
 
 impl LoadableModules {
-    /// Reads `modules.dep`: `path: path path …`, the module's file first, what it depends on after the colon.
+    /// Parses `modules.dep`: `path: path path …`, a module's file and, after the colon, its dependencies.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidList`] for binary data or when most lines have another form.
+    /// [`ErrorKind::InvalidList`] for binary data, or if most lines are invalid.
     pub fn parse(bytes: &[u8]) -> Result<Self, Error> {
         List::read(bytes, "modules.dep", |number, line| {
             let (file, depends) = line.split_once(':')?;
-            // The path ends up in messages.
+            // The path is used in messages.
             if file.chars().any(char::is_control) {
                 return None;
             }
@@ -242,13 +241,13 @@ impl LoadableModules {
         .map(Self)
     }
 
-    /// The line that names a module, and its file: below the directory of `modules.dep`, or absolute.
+    /// The line of a module, and its file: relative to the directory of `modules.dep`, or absolute.
     #[must_use]
     pub fn get(&self, name: &ModuleName) -> Option<(usize, &str)> {
         self.0.modules.get(name).map(|loadable| (loadable.line, loadable.file.as_str()))
     }
 
-    /// The modules that have to be in memory before this one, and what those need; none for one that is not listed.
+    /// The modules that must be loaded before this one, including indirect dependencies; none if it is not listed.
     pub fn dependencies(&self, name: &ModuleName) -> impl Iterator<Item = ModuleName> {
         let depends = self.0.modules.get(name).map_or("", |loadable| &loadable.depends);
         depends.split_ascii_whitespace().filter_map(ModuleName::of_file)

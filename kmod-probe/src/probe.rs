@@ -1,4 +1,4 @@
-//! Putting it together: read the lists, judge every requirement, reach a verdict.
+//! The probe: reads the lists, judges every requirement and reaches a verdict.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ use crate::root::Root;
 use crate::sources::Sources;
 use crate::sysctl::{self, Access, SysctlFinding, SysctlState};
 
-/// Finds out what a kernel can do. Reads files only; starts no program, loads no module, writes nothing.
+/// Finds out what a kernel supports. It only reads files: it starts no program, loads no module and writes nothing.
 #[derive(Clone, Debug)]
 pub struct Probe {
     root: PathBuf,
@@ -26,21 +26,21 @@ impl Default for Probe {
 }
 
 impl Probe {
-    /// Looks at this machine, for the default [`Profile`].
+    /// Probes this machine, for the default [`Profile`].
     #[must_use]
     pub fn new() -> Self {
         Self { root: PathBuf::from("/"), profile: Profile::default() }
     }
 
-    /// Takes all paths below another directory: the host's root mounted into a container, an image, a captured tree.
-    /// Symbolic links there, absolute ones too, do not lead out of it.
+    /// Reads all paths below another directory: the host's root mounted in a container, an image, a captured tree.
+    /// Symbolic links, even absolute ones, never lead out of it.
     #[must_use]
     pub fn root(mut self, root: impl Into<PathBuf>) -> Self {
         self.root = root.into();
         self
     }
 
-    /// Sets the parts of the kernel that are going to be used.
+    /// Sets the required parts of the kernel.
     #[must_use]
     pub fn profile(mut self, profile: Profile) -> Self {
         self.profile = profile;
@@ -53,7 +53,7 @@ impl Probe {
         self.run_with(&mut NoActiveProbe)
     }
 
-    /// Looks, and asks the running kernel as well. Each capability is asked for once at most.
+    /// Probes, and also asks the running kernel. Each capability is asked for at most once.
     #[must_use]
     pub fn run_with(&self, active: &mut dyn ActiveProbe) -> Report {
         let sources = Sources::read(Root::new(self.root.clone()));
@@ -78,12 +78,12 @@ impl Probe {
         }
     }
 
-    /// Whether a backend has everything for the families asked for.
+    /// Whether a backend has everything for the requested families.
     fn backend(&self, backend: Backend, findings: &[Finding]) -> Answer {
         let rows = findings.iter().filter(|finding| needed_by(&self.profile, backend, finding));
         rows.map(|finding| match finding.state {
             State::Missing => Answer::No,
-            // As everywhere: a part that cannot be checked is no obstacle.
+            // A part that cannot be checked is not an obstacle.
             State::Unknown if !finding.is_feature => Answer::Unknown,
             _ => Answer::Yes,
         })
@@ -112,13 +112,13 @@ impl Judge<'_> {
             judge_sysctl(sysctl, &mut verdict);
         }
         if verdict.answer == Answer::No {
-            // Unknowns no longer matter; what is missing stays.
+            // Unknowns no longer matter, but missing parts do.
             verdict.reasons.retain(|reason| !reason.starts_with(NOT_KNOWN));
         }
         verdict
     }
 
-    /// One reason for each thing that is missing; what is unknown for the same cause shares one.
+    /// One reason for each missing part; unknown parts with the same cause share one.
     fn judge_findings(&self, verdict: &mut Verdict) {
         let mut unknown: Vec<(String, Vec<&str>)> = Vec::new();
         let mut causes: Vec<&Fix> = Vec::new();
@@ -127,7 +127,7 @@ impl Judge<'_> {
             match finding.state {
                 // One reason is enough for a module and its parts.
                 State::Missing | State::Unknown if finding.is_feature && !self.is_usable(finding.module.as_ref()) => {}
-                // The same for a module and those that need it.
+                // The same for a module and those that depend on it.
                 State::Missing if finding.fix.as_ref().is_some_and(|fix| causes.contains(&fix)) => {}
                 State::Missing => {
                     let of_one_module = |fix: &&Fix| matches!(fix, Fix::RestoreFile { .. } | Fix::Allow { .. });
@@ -184,7 +184,7 @@ impl Judge<'_> {
     }
 }
 
-/// Whether a backend needs a finding for the families asked for.
+/// Whether a backend needs a finding for the requested families.
 fn needed_by(profile: &Profile, backend: Backend, finding: &Finding) -> bool {
     finding.backend.is_some_and(|(of, families)| {
         let wanted = profile.families;
@@ -197,7 +197,7 @@ fn fix_of(finding: &Finding) -> String {
     finding.fix.as_ref().map(|fix| format!(": {fix}")).unwrap_or_default()
 }
 
-/// Starts every reason that is a doubt, not an obstacle.
+/// Prefix of every reason that is a doubt rather than an obstacle.
 const NOT_KNOWN: &str = "not known: ";
 
 fn obstacle(verdict: &mut Verdict, answer: Answer, reason: String) {
@@ -208,7 +208,7 @@ fn obstacle(verdict: &mut Verdict, answer: Answer, reason: String) {
 }
 
 fn judge_sysctl(sysctl: &SysctlFinding, verdict: &mut Verdict) {
-    // Those of IPVS appear with its module.
+    // Those of IPVS appear when its module is loaded.
     if sysctl.state == SysctlState::Absent && !sysctl.name.starts_with("net/ipv4/vs/") {
         verdict.caveats.push(format!("sysctl {} does not exist ({})", sysctl.name, sysctl.why));
     }

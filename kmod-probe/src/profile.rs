@@ -1,4 +1,4 @@
-//! Parts of the kernel that a caller wants to use: schedulers, set types, address families, iptables backend.
+//! The parts of the kernel that a caller needs: schedulers, set types, address families, iptables backend.
 
 use crate::error::{Error, ErrorKind, shown};
 use crate::modules::ModuleName;
@@ -15,7 +15,7 @@ pub enum Family {
     Ipv6,
 }
 
-/// The address families that are used.
+/// The address families in use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Families {
@@ -28,16 +28,16 @@ pub enum Families {
 }
 
 impl Families {
-    /// Whether a family is among them.
+    /// Whether a family is included.
     #[must_use]
     pub fn has(self, family: Family) -> bool {
         matches!((self, family), (Self::Dual, _) | (Self::Ipv4, Family::Ipv4) | (Self::Ipv6, Family::Ipv6))
     }
 }
 
-/// Parts of the kernel that are going to be used. The default is those of kube-proxy's IPVS mode on an IPv4 cluster: scheduler `rr`, the set
-/// types `hash:ip`, `hash:ip,port`, `hash:ip,port,ip`, `hash:ip,port,net` and `bitmap:port`, whichever iptables backend
-/// the kernel has, and strict ARP off.
+/// The parts of the kernel that a caller needs. The default is kube-proxy's IPVS mode on an IPv4 cluster: scheduler
+/// `rr`, the set types `hash:ip`, `hash:ip,port`, `hash:ip,port,ip`, `hash:ip,port,net` and `bitmap:port`, either
+/// iptables backend, and strict ARP off.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// Empty: the default, `rr`.
@@ -46,7 +46,7 @@ pub struct Profile {
     pub(crate) families: Families,
     pub(crate) strict_arp: bool,
     pub(crate) without_iptables: bool,
-    /// Subject of a profile that has none of IPVS mode's requirements.
+    /// Subject of a profile without IPVS mode's requirements.
     subject: Option<String>,
     pub(crate) requirements: Vec<Requirement>,
 }
@@ -71,14 +71,14 @@ impl Default for Profile {
 }
 
 impl Profile {
-    /// A profile of the caller's own, without the requirements of IPVS mode: only what [`Profile::require`] adds is
-    /// looked for. `subject` is the verdict's, in reports: `flow offload: yes`.
+    /// A profile without the requirements of IPVS mode, to which you add your own with [`Profile::require`]. `subject`
+    /// names the verdict in reports: `flow offload: yes`.
     #[must_use]
     pub fn own(subject: &str) -> Self {
         Self { subject: Some(subject.to_owned()), ..Self::default() }
     }
 
-    /// Adds a requirement, judged and reported as those of IPVS mode are. It takes the place of one of the same name.
+    /// Adds a requirement. It replaces one of the same name.
     #[must_use]
     pub fn require(mut self, requirement: Requirement) -> Self {
         self.requirements.retain(|known| known.name != requirement.name);
@@ -86,13 +86,13 @@ impl Profile {
         self
     }
 
-    /// Requires a scheduler: the kernel looks for module `ip_vs_<name>` (`net/netfilter/ipvs/ip_vs_sched.c`, `ip_vs_scheduler_get`), so
-    /// out-of-tree ones are names too. The first call replaces the default `rr`, further calls add. Empty means `rr`, as it does in
-    /// kube-proxy's configuration.
+    /// Requires a scheduler. The kernel looks for module `ip_vs_<name>` (`net/netfilter/ipvs/ip_vs_sched.c`,
+    /// `ip_vs_scheduler_get`), so out-of-tree schedulers work too. The first call replaces the default `rr`; further
+    /// calls add. An empty name means `rr`, as in kube-proxy's configuration.
     ///
     /// # Errors
-    /// [`ErrorKind::InvalidScheduler`] unless it is 1 to 15 characters (`IP_VS_SCHEDNAME_MAXLEN` less the closing NUL)
-    /// that may stand in a module name.
+    /// [`ErrorKind::InvalidScheduler`] unless it has 1 to 15 characters (`IP_VS_SCHEDNAME_MAXLEN` without the NUL) that
+    /// are valid in a module name.
     pub fn scheduler(mut self, name: &str) -> Result<Self, Error> {
         let name = if name.is_empty() { "rr" } else { name };
         if name.len() > 15 || ModuleName::new(&format!("ip_vs_{name}")).is_err() {
@@ -107,13 +107,13 @@ impl Profile {
         Ok(self)
     }
 
-    /// The names of the schedulers in the kernel's own tree, from `rr` to `twos`. Not every kernel has them all.
+    /// The names of the schedulers in the kernel's own tree, from `rr` to `twos`. Not every kernel has all of them.
     pub fn known_schedulers() -> impl Iterator<Item = &'static str> {
         SCHEDULERS.iter().map(|(name, ..)| *name)
     }
 
-    /// Requires one more set type, written as ipset writes it (`hash:net,port`). One that no kernel of this crate's
-    /// table has is reported as unknown unless an [`ActiveProbe`](crate::ActiveProbe) knows it.
+    /// Requires another set type in ipset's notation (`hash:net,port`). A type that this crate does not know is
+    /// reported as unknown unless an [`ActiveProbe`](crate::ActiveProbe) confirms it.
     #[must_use]
     pub fn set_type(mut self, name: &str) -> Self {
         if !self.set_types.iter().any(|known| known == name) {
@@ -131,29 +131,29 @@ impl Profile {
         self
     }
 
-    /// Says which address families are used. What the other family needs is then only wanted.
+    /// Sets the address families in use. Requirements of other families become optional.
     #[must_use]
     pub fn families(mut self, families: Families) -> Self {
         self.families = families;
         self
     }
 
-    /// Also wants the sysctls of kube-proxy's `ipvs.strictARP: true`.
+    /// Also checks the sysctls of kube-proxy's `ipvs.strictARP: true`.
     #[must_use]
     pub fn strict_arp(mut self, on: bool) -> Self {
         self.strict_arp = on;
         self
     }
 
-    /// Says that the program needs neither iptables nor ipset, because it has tables of nf_tables do what their rules and sets do:
-    /// what these need is left out. Whether nf_tables does is for the program to ask, by a transaction that the kernel only checks.
+    /// Omits the requirements of iptables and ipset, for a program that uses nf_tables instead. Whether nf_tables works
+    /// is for the program to check, with a transaction that the kernel only validates.
     #[must_use]
     pub fn without_iptables(mut self, on: bool) -> Self {
         self.without_iptables = on;
         self
     }
 
-    /// The table behind a report: everything this profile needs, with modules and configuration symbols.
+    /// All requirements of this profile, with modules and configuration symbols.
     #[must_use]
     pub fn requirements(&self) -> Vec<Requirement> {
         table::requirements(self)
@@ -164,7 +164,7 @@ impl Profile {
         self.subject.as_deref().unwrap_or(IPVS_MODE)
     }
 
-    /// Whether the requirements of IPVS mode are left out.
+    /// Whether the requirements of IPVS mode are omitted.
     pub(crate) fn is_own(&self) -> bool {
         self.subject.is_some()
     }

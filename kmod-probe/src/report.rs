@@ -1,4 +1,4 @@
-//! The result: what was found for each requirement, how it is known, what to do, and one verdict.
+//! The result: the state of each requirement, the evidence, what to do, and one verdict.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::root::Failure;
 use crate::sysctl::SysctlFinding;
 use crate::version::KernelRelease;
 
-/// Yes, no, or not known.
+/// Yes, no, or unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Answer {
@@ -17,7 +17,7 @@ pub enum Answer {
     Yes,
     /// No, with proof.
     No,
-    /// The evidence is not enough for either.
+    /// The evidence is not sufficient for either.
     Unknown,
 }
 
@@ -35,17 +35,17 @@ impl fmt::Display for Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum State {
-    /// The module is in memory.
+    /// The module is loaded.
     Loaded,
-    /// The requirement is part of the kernel image.
+    /// It is built into the kernel image.
     BuiltIn,
-    /// The running kernel does it; whether loaded or built in could not be told.
+    /// The running kernel supports it, whether loaded or built in.
     Working,
-    /// The module can be loaded. The kernel does that by itself at first use, or [`Loader`](crate::Loader) does.
+    /// The module can be loaded, by the kernel at first use or by [`Loader`](crate::Loader).
     Loadable,
-    /// The kernel has no such part.
+    /// The kernel does not have it.
     Missing,
-    /// The evidence is not enough.
+    /// The evidence is not sufficient.
     Unknown,
 }
 
@@ -95,50 +95,50 @@ impl fmt::Display for Evidence {
     }
 }
 
-/// Remedy for a requirement that cannot be used as it is. `Display` is one sentence for people.
+/// Remedy for a requirement that cannot be used. `Display` is one sentence.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Fix {
     /// Load the module.
     Load(ModuleName),
-    /// `modules.dep` names a file that is not there.
+    /// `modules.dep` lists a file that does not exist.
     RestoreFile {
         /// The module's file, as seen inside the root.
         path: String,
         /// The kernel release.
         release: String,
     },
-    /// The kernel was built with it as a module that is not installed.
+    /// The kernel was built with it as a module, which is not installed.
     InstallModule {
         /// The module.
         module: ModuleName,
         /// The kernel release.
         release: String,
     },
-    /// The directory with modules has no usable `modules.dep`.
+    /// The modules' directory has no usable `modules.dep`.
     RunDepmod(String),
-    /// The directory with this kernel's modules cannot be seen from here.
+    /// The directory with this kernel's modules is not visible.
     MountModules {
         /// The kernel release.
         release: String,
-        /// Releases whose modules are there.
+        /// Releases whose modules are visible.
         others: Vec<String>,
     },
-    /// The kernel's configuration cannot be seen from here.
+    /// The kernel's configuration is not visible.
     ShowConfig(String),
     /// The kernel was built without it.
     KernelWith(String),
-    /// Loading modules was switched off until the next boot.
+    /// Module loading is disabled until the next boot.
     ModulesDisabled(ModuleName),
-    /// `modprobe.d` forbids to load the module.
+    /// `modprobe.d` forbids loading the module.
     Allow {
-        /// The module that is forbidden: this one, or one that it needs.
+        /// The forbidden module: this one, or a dependency.
         module: ModuleName,
         /// The file that forbids it, as seen inside the root.
         path: String,
     },
-    /// A file may not be read by this process.
+    /// This process may not read a file.
     GrantRead(String),
     /// The kernel release cannot be read.
     ShowRelease,
@@ -196,17 +196,17 @@ pub struct Finding {
     pub why: String,
     /// Importance of the requirement.
     pub need: Need,
-    /// The iptables backend it belongs to, and the families that need it.
+    /// Its iptables backend, and the families that need it.
     pub backend: Option<(Backend, Families)>,
     /// State in the kernel.
     pub state: State,
-    /// The module that meets it, or would.
+    /// The module that provides it, or would.
     pub module: Option<ModuleName>,
-    /// Whether it is a part of `module` that the kernel's configuration switches, not a module.
+    /// Whether it is a part of `module` that the kernel's configuration switches, rather than a module.
     pub is_feature: bool,
-    /// What shows it; `None` where nothing was seen.
+    /// What shows the state; `None` if nothing was found.
     pub evidence: Option<Evidence>,
-    /// Remedy; `None` when there is nothing to do.
+    /// Remedy; `None` if nothing needs to be done.
     pub fix: Option<Fix>,
 }
 
@@ -216,13 +216,13 @@ pub struct Finding {
 pub struct SourceStatus {
     /// The file or directory, as seen inside the root.
     pub path: String,
-    /// Reason why the list was not used.
+    /// Why the list was not used, if so.
     pub failure: Option<Failure>,
-    /// Whether all of it was understood. What an incomplete list does not name may still be there.
+    /// Whether all of it was valid. What an incomplete list does not contain may still exist.
     pub complete: bool,
 }
 
-/// Can IPVS mode, or the [subject of the profile](crate::Profile::own), be used with what the profile asks for?
+/// Whether IPVS mode, or the [subject of the profile](crate::Profile::own), can be used with this profile.
 #[doc(alias = "CanUseIPVSProxier")]
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -230,14 +230,14 @@ pub struct SourceStatus {
 pub struct Verdict {
     /// The answer. [`Answer::No`] and [`Answer::Unknown`] come with reasons.
     pub answer: Answer,
-    /// Reasons why the answer is not yes: every obstacle with its fix.
+    /// Why the answer is not yes: every obstacle with its remedy.
     pub reasons: Vec<String>,
-    /// Facts that do not change the answer but should be known: facts that could not be checked, a contradiction, a value
-    /// that this process may not change.
+    /// Facts that do not change the answer: something that could not be checked, a contradiction, a value that this
+    /// process may not change.
     pub caveats: Vec<String>,
 }
 
-/// Everything that was found out about a kernel.
+/// The result of a probe.
 ///
 /// `Display` prints the table of [`Report::table`].
 #[non_exhaustive]
@@ -246,17 +246,17 @@ pub struct Verdict {
 pub struct Report {
     /// Subject of the verdict: `IPVS mode`, or the profile's own.
     pub subject: String,
-    /// The directory that all paths are below.
+    /// The directory below which all paths are.
     pub root: String,
-    /// The kernel release, when it could be read.
+    /// The kernel release, if it could be read.
     pub release: Option<KernelRelease>,
-    /// Can it load modules? [`Answer::No`]: only what is built in can be used.
+    /// Whether the kernel can load modules. With [`Answer::No`] only built-in parts can be used.
     pub module_support: Answer,
     /// One finding a requirement.
     pub findings: Vec<Finding>,
-    /// Iptables backends that have all they need for the families asked for.
+    /// iptables backends, and whether they have everything for the requested families.
     pub backends: Vec<(Backend, Answer)>,
-    /// Sysctls that IPVS mode wants.
+    /// Sysctls that IPVS mode needs.
     pub sysctls: Vec<SysctlFinding>,
     /// Outcome of reading each list.
     pub sources: Vec<SourceStatus>,
@@ -271,7 +271,7 @@ impl Report {
         self.findings.iter().find(|finding| finding.name == name)
     }
 
-    /// Modules that are not in memory but could be, for [`Loader::load_all`](crate::Loader::load_all): those of required
+    /// Modules that are not loaded but could be, for [`Loader::load_all`](crate::Loader::load_all): those of required
     /// findings and of the first usable iptables backend, without duplicates, in the order of the findings.
     #[must_use]
     pub fn to_load(&self) -> Vec<ModuleName> {

@@ -1,4 +1,4 @@
-//! Requirements as data. Those of IPVS mode are in `table.rs`.
+//! Requirements as data. `table.rs` has those of IPVS mode.
 
 use std::borrow::Cow;
 
@@ -11,19 +11,19 @@ use crate::profile::Families;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Need {
-    /// Without it the [subject of the profile](crate::Profile::own), or IPVS mode, does not work.
+    /// Without it IPVS mode, or the [subject of the profile](crate::Profile::own), does not work.
     Required,
-    /// One of two ways to write iptables rules: all rows of at least one [`Backend`] are required.
+    /// One of two ways to write iptables rules. At least one [`Backend`] must have all its rows.
     Either,
-    /// Only what [`Requirement::why`] names does not work without it.
+    /// Only the feature in [`Requirement::why`] does not work without it.
     Wanted,
 }
 
-/// Kernel interface by which iptables rules reach the kernel.
+/// How iptables rules reach the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Backend {
-    /// `iptables-legacy`: the kernel's `ip_tables`. Off by default in kernels from 6.17 on.
+    /// `iptables-legacy`: the kernel's `ip_tables`. Off by default since Linux 6.17.
     Legacy,
     /// `iptables-nft`: `nf_tables` with `nft_compat`.
     Nft,
@@ -40,8 +40,8 @@ impl Backend {
     }
 }
 
-/// Something the kernel has to have, and why. Those of IPVS mode come from [`Profile::requirements`](crate::Profile::requirements); a caller
-/// makes others, for [`Profile::require`](crate::Profile::require).
+/// Something that the kernel must have, and why. [`Profile::requirements`](crate::Profile::requirements) has those of
+/// IPVS mode; you can add others with [`Profile::require`](crate::Profile::require).
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requirement {
@@ -51,21 +51,20 @@ pub struct Requirement {
     pub why: Cow<'static, str>,
     /// Importance of the requirement.
     pub need: Need,
-    /// For [`Need::Either`]: the backend it belongs to, and the families that need it.
+    /// For [`Need::Either`]: the backend, and the families that need it.
     pub backend: Option<(Backend, Families)>,
-    /// The module, or the module that a feature is part of; `None` for a set type that this crate does not know.
+    /// The module, or the module that contains a feature; `None` for an unknown set type.
     pub module: Option<ModuleName>,
-    /// Symbol of the kernel configuration without `CONFIG_`, when it is known.
+    /// Symbol of the kernel configuration without `CONFIG_`, if known.
     pub symbol: Option<String>,
-    /// For a symbol that switches code inside `module` on and off (`CONFIG_IP_VS_IPV6`) instead of building a module: the
-    /// symbol that builds the module (`IP_VS`).
+    /// If the symbol switches code inside `module` (`CONFIG_IP_VS_IPV6`): the symbol that builds the module (`IP_VS`).
     pub part_of: Option<String>,
-    /// Question for an [`ActiveProbe`](crate::ActiveProbe); `None` if it has none.
+    /// Question for an [`ActiveProbe`](crate::ActiveProbe), if any.
     pub capability: Option<Capability>,
 }
 
 impl Requirement {
-    /// A module, by the name that `modprobe` takes. Required; the module's name is the row's.
+    /// Requires a module, by the name that `modprobe` accepts. The module's name is also the requirement's.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidModuleName`].
@@ -83,7 +82,7 @@ impl Requirement {
         })
     }
 
-    /// The same with the option of the configuration that builds the module, with or without `CONFIG_`.
+    /// Sets the configuration option that builds the module, with or without `CONFIG_`.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidRequirement`] unless it is 1 to 128 letters, digits or `_`.
@@ -97,14 +96,14 @@ impl Requirement {
         Ok(self)
     }
 
-    /// The same, only wanted: without it the verdict may still be yes.
+    /// Makes it optional: without it the verdict can still be yes.
     #[must_use]
     pub fn wanted(mut self) -> Self {
         self.need = Need::Wanted;
         self
     }
 
-    /// The same with a question for an [`ActiveProbe`](crate::ActiveProbe).
+    /// Sets a question for an [`ActiveProbe`](crate::ActiveProbe).
     #[must_use]
     pub fn asks(mut self, capability: Capability) -> Self {
         self.capability = Some(capability);

@@ -1,4 +1,4 @@
-//! From lists to an answer: the state of one requirement in the kernel, what shows it, and the fix.
+//! Derives the state of one requirement, its evidence and its remedy from the lists.
 
 use crate::Answer;
 use crate::active::{ActiveAnswer, ActiveProbe};
@@ -9,7 +9,7 @@ use crate::requirement::Requirement;
 use crate::root::Failure;
 use crate::sources::Sources;
 
-/// A decision, and what it rests on.
+/// A decision and its evidence.
 struct Judged {
     state: State,
     evidence: Option<Evidence>,
@@ -36,7 +36,7 @@ pub(crate) fn finding(sources: &Sources, requirement: &Requirement, active: &mut
     let listed = match (&requirement.module, &requirement.part_of) {
         (Some(module), Some(whole)) => part(sources, requirement, module, whole),
         (Some(module), None) => whole(sources, module, requirement.symbol.as_deref()),
-        // A set type that the table does not have: only the kernel itself can know it.
+        // A set type that is not in the table: only the kernel itself can tell.
         (None, _) => Judged::new(State::Unknown, None, None),
     };
     let Judged { state, evidence, fix } = heard(listed, asked);
@@ -53,7 +53,8 @@ pub(crate) fn finding(sources: &Sources, requirement: &Requirement, active: &mut
     }
 }
 
-/// Weighs the running kernel's answer. A refusal counts only where no list decides: a module that is not loaded yet refuses too.
+/// Includes the running kernel's answer. A refusal only counts if no list decides, since a module that is not loaded
+/// yet refuses too.
 fn heard(listed: Judged, asked: Option<ActiveAnswer>) -> Judged {
     let says = |text: String| Some(seen("the kernel itself", None, text));
     match asked {
@@ -67,7 +68,7 @@ fn heard(listed: Judged, asked: Option<ActiveAnswer>) -> Judged {
     }
 }
 
-/// A module: in memory, then built in, then installed.
+/// The state of a module: first loaded, then built in, then installed.
 fn whole(sources: &Sources, name: &ModuleName, symbol: Option<&str>) -> Judged {
     loaded(sources, name)
         .or_else(|| built_in(sources, name, symbol))
@@ -101,8 +102,8 @@ fn built_in(sources: &Sources, name: &ModuleName, symbol: Option<&str>) -> Optio
     Some(Judged::new(State::BuiltIn, Some(evidence), None))
 }
 
-/// The module file that `modprobe` would find. `modprobe` fails for a module that is forbidden or whose file is gone, and for one that needs
-/// such a module.
+/// The module file that `modprobe` would load. `modprobe` fails if the module or one of its dependencies is forbidden
+/// or its file is missing.
 fn installed(sources: &Sources, name: &ModuleName) -> Option<Judged> {
     let loadable = sources.loadable.get()?;
     let (line, _) = loadable.get(name)?;
@@ -144,8 +145,8 @@ fn configured(sources: &Sources, symbol: &str) -> Option<Evidence> {
     Some(seen(&sources.config.path, line, says))
 }
 
-/// Whether the configuration says that the kernel was built without it: "is not set", or a whole configuration without the symbol. Then the
-/// kernel has no such symbol, or something that it needs is off.
+/// Whether the configuration shows that the kernel was built without it: "is not set", or a complete configuration
+/// without the symbol.
 fn is_left_out(sources: &Sources, symbol: &str) -> bool {
     let Some(config) = sources.config.get() else { return false };
     match config.get(symbol) {
@@ -154,7 +155,7 @@ fn is_left_out(sources: &Sources, symbol: &str) -> bool {
     }
 }
 
-/// A part of a module that the configuration switches: what the module is, when it is switched on.
+/// The state of a part that the configuration switches: that of its module if it is switched on.
 fn part(sources: &Sources, requirement: &Requirement, module: &ModuleName, symbol_of_whole: &str) -> Judged {
     let symbol = requirement.symbol.as_deref().unwrap_or_default();
     let evidence = configured(sources, symbol);
@@ -170,7 +171,7 @@ fn part(sources: &Sources, requirement: &Requirement, module: &ModuleName, symbo
     }
 }
 
-/// Remedy where not even the kernel's release is known.
+/// Remedy if even the kernel's release is unknown.
 fn no_release(sources: &Sources) -> Option<Fix> {
     match &sources.release.content {
         Ok(_) => None,
@@ -186,7 +187,7 @@ fn show_config(sources: &Sources) -> Fix {
     }
 }
 
-/// No list has it. Is that because the kernel has not got it, or because the lists could not be read?
+/// No list has it: decides whether the kernel lacks it or the lists could not be read.
 fn absent(sources: &Sources, module: &ModuleName, symbol: Option<&str>) -> Judged {
     let evidence = symbol.and_then(|symbol| configured(sources, symbol));
     if let Some(symbol) = symbol.filter(|symbol| is_left_out(sources, symbol)) {
@@ -198,10 +199,10 @@ fn absent(sources: &Sources, module: &ModuleName, symbol: Option<&str>) -> Judge
     let release = sources.release.get().map(ToString::to_string).unwrap_or_default();
     let setting = symbol.and_then(|symbol| sources.config.get()?.get(symbol));
     let is_module = matches!(setting, Some((_, Setting::Module)));
-    // Whether a whole list of what is built in was read, so that what it does not name is not built in.
+    // Whether a complete list of built-in modules was read, so that modules not in it are not built in.
     let knows_builtin = sources.builtin.get().is_some_and(crate::BuiltinModules::complete);
     if sources.module_support == Answer::No {
-        // Without module support only a list of what is built in can tell.
+        // Without module support only a list of built-in modules can tell.
         let line = sources.loadable.get().and_then(|loadable| loadable.get(module)).map(|(line, _)| line);
         let listed = line.map(|line| seen(&sources.loadable.path, Some(line), "but this kernel loads no modules"));
         return match symbol.filter(|_| is_module || knows_builtin) {

@@ -1,4 +1,4 @@
-//! Reading files below a root that need not be `/`, with every reason for not reading them told apart.
+//! Reads files below a root that need not be `/`, and distinguishes all reasons for failure.
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -7,26 +7,26 @@ use std::fs;
 use std::io::{self, Read};
 use std::path::{Component, Path, PathBuf};
 
-/// Reason why a file could not be used. Only [`Failure::Absent`] says that it is not there.
+/// Why a file could not be used. Only [`Failure::Absent`] means that it does not exist.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum Failure {
-    /// There is no such file.
+    /// The file does not exist.
     Absent,
-    /// Permission denied: it may be there.
+    /// Permission denied; the file may exist.
     Denied,
-    /// More than 40 symbolic links on the way.
+    /// Following more than 40 symbolic links.
     Loop,
     /// The path is a directory, a device or a pipe.
     NotAFile,
-    /// The file has more than this many bytes; none of them was used.
+    /// The file has more than this many bytes. None of them was used.
     TooLarge(u64),
-    /// The content is not of the expected form, and why.
+    /// The content is not in the expected form; the text says why.
     Garbage(String),
     /// Another error of the system.
     Io(String),
-    /// The file was not looked for, and why.
+    /// The file was not looked for; the text says why.
     NotTried(String),
 }
 
@@ -48,7 +48,7 @@ impl fmt::Display for Failure {
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {
-            // ENOTDIR: a file stands where a directory of the path would be, so the path is not there.
+            // ENOTDIR: a directory of the path is a file, so the path does not exist.
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => Self::Absent,
             io::ErrorKind::PermissionDenied => Self::Denied,
             io::ErrorKind::IsADirectory => Self::NotAFile,
@@ -57,8 +57,8 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// The directory that paths are taken below. A symbolic link inside it never leads out of it: `/lib` → `/usr/lib` in a
-/// host's root mounted at `/host` means `/host/usr/lib`.
+/// The directory below which paths are read. Symbolic links never lead out of it: `/lib` → `/usr/lib` in a host's root
+/// mounted at `/host` means `/host/usr/lib`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Root(PathBuf);
 
@@ -71,7 +71,7 @@ impl Root {
         &self.0
     }
 
-    /// The real path of `path` (given as seen inside the root), symbolic links resolved inside the root.
+    /// Resolves symbolic links in `path`, which is relative to the root, inside the root.
     pub(crate) fn locate(&self, path: &str) -> Result<PathBuf, Failure> {
         /// The kernel's limit (`MAXSYMLINKS`, `include/linux/namei.h`).
         const MOST_LINKS: usize = 40;
@@ -111,7 +111,7 @@ impl Root {
         Ok(here)
     }
 
-    /// The content of a regular file of at most `limit` bytes. Pipes and devices are not opened.
+    /// Reads a regular file of at most `limit` bytes. Pipes and devices are not opened.
     pub(crate) fn read(&self, path: &str, limit: u64) -> Result<Vec<u8>, Failure> {
         let real = self.locate(path)?;
         if !fs::metadata(&real)?.is_file() {

@@ -1,4 +1,4 @@
-//! Sources of facts about a machine's kernel: every list read once, each with its path and, where it could not be read, why.
+//! The sources of facts about a kernel. Each list is read once, with its path and the reason if it could not be read.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,12 +9,12 @@ use crate::root::{Failure, Root};
 use crate::version::KernelRelease;
 use crate::{Answer, Error};
 
-/// Largest list that is read, in bytes. Debian's `modules.dep`, the longest of them, has 0.8 MB.
+/// Largest list to read, in bytes. Debian's `modules.dep`, the longest one, has 0.8 MB.
 const LARGEST_LIST: u64 = 16 << 20;
-/// Largest single value that is read (`osrelease`, a sysctl, `initstate`).
+/// Largest single value to read (`osrelease`, a sysctl, `initstate`).
 const LARGEST_VALUE: u64 = 4096;
 
-/// One list: where it was found, and its content or why there is none.
+/// One list: its path, and its content or why there is none.
 #[derive(Debug)]
 pub(crate) struct Source<T> {
     pub(crate) path: String,
@@ -39,16 +39,16 @@ pub(crate) struct Sources {
     pub(crate) loaded: Source<LoadedModules>,
     /// The directory with the modules of this release.
     pub(crate) directory: Source<()>,
-    /// Other releases found beside it.
+    /// Other releases next to it.
     pub(crate) other_releases: Vec<String>,
     pub(crate) builtin: Source<BuiltinModules>,
     pub(crate) loadable: Source<LoadableModules>,
     pub(crate) config: Source<Kconfig>,
-    /// Can this kernel load modules?
+    /// Whether this kernel can load modules.
     pub(crate) module_support: Answer,
     /// Lines of `modprobe.d` that forbid a module.
     pub(crate) forbidden: BTreeMap<ModuleName, Evidence>,
-    /// `/proc/sys/kernel/modules_disabled` is 1: no module can be loaded until the next boot.
+    /// Whether `/proc/sys/kernel/modules_disabled` is 1: no module can be loaded until the next boot.
     pub(crate) loading_disabled: bool,
 }
 
@@ -92,7 +92,7 @@ impl Sources {
                     const MOST_RELEASES: usize = 64;
                     if self.other_releases.is_empty() {
                         self.other_releases = self.root.list(base, MOST_RELEASES).unwrap_or_default();
-                        // The names end up in messages, so only kernel releases are kept.
+                        // The names are used in messages, so only keep valid kernel releases.
                         self.other_releases.retain(|name| name.parse::<KernelRelease>().is_ok());
                     }
                     if says_more(first_failure.as_ref(), &failure) {
@@ -118,8 +118,8 @@ impl Sources {
         self.config = parsed(&self.root, &candidates, LARGEST_LIST, Kconfig::parse);
     }
 
-    /// Can this kernel load modules at all? `/proc/modules` and `/proc/sys/kernel/modprobe` exist only when it was built
-    /// with `CONFIG_MODULES` (`kernel/module/procfs.c`, `kernel/module/main.c`).
+    /// Whether this kernel can load modules at all. `/proc/modules` and `/proc/sys/kernel/modprobe` only exist if it
+    /// was built with `CONFIG_MODULES` (`kernel/module/procfs.c`, `kernel/module/main.c`).
     fn module_support(&self) -> Answer {
         match &self.loaded.content {
             Err(Failure::Absent) => {}
@@ -128,14 +128,14 @@ impl Sources {
         match self.config.get().and_then(|config| config.get("MODULES")) {
             Some((_, Setting::BuiltIn)) => Answer::Yes,
             Some((_, Setting::NotSet)) => Answer::No,
-            // Without a release there is no /proc to speak of.
+            // Without a release there is no usable /proc.
             _ if self.release.get().is_none() => Answer::Unknown,
             _ if self.root.exists("/proc/sys/kernel/modprobe") == Ok(false) => Answer::No,
             _ => Answer::Yes,
         }
     }
 
-    /// `/sys/module/<name>`: loaded (it has `initstate`), built in (it has none), or not there.
+    /// `/sys/module/<name>`: loaded (has `initstate`), built in (has none), or missing.
     pub(crate) fn sysfs(&self, name: &ModuleName) -> Option<(String, Option<String>)> {
         let path = format!("/sys/module/{name}");
         if !self.root.exists(&path).unwrap_or(false) {
@@ -157,7 +157,7 @@ impl Sources {
         }
     }
 
-    /// Outcome of reading each list, for the report.
+    /// The outcome of reading each list, for the report.
     pub(crate) fn statuses(&self) -> Vec<SourceStatus> {
         fn status<T>(source: &Source<T>, complete: impl Fn(&T) -> bool) -> SourceStatus {
             SourceStatus {
@@ -177,8 +177,8 @@ impl Sources {
     }
 }
 
-/// The first of several files that can be read and understood. When none can, the failure that says most: any other
-/// before "not there".
+/// Parses the first usable one of several files. If none is usable, returns the most informative failure: any other
+/// rather than "does not exist".
 fn parsed<T>(root: &Root, paths: &[String], limit: u64, parse: impl Fn(&[u8]) -> Result<T, Error>) -> Source<T> {
     let mut told: Option<(String, Failure)> = None;
     for path in paths {
@@ -194,15 +194,15 @@ fn parsed<T>(root: &Root, paths: &[String], limit: u64, parse: impl Fn(&[u8]) ->
     Source { path, content: Err(failure) }
 }
 
-/// Whether a failure is worth more than the one known: the first counts, but any other beats "not there".
+/// Whether a failure is more informative than the known one: the first counts, but any other replaces "does not exist".
 fn says_more(known: Option<&(String, Failure)>, failure: &Failure) -> bool {
     known.is_none_or(|(_, known)| *known == Failure::Absent && *failure != Failure::Absent)
 }
 
-/// Modules that `modprobe.d` keeps out of the kernel: `install MODULE /bin/false`. `blacklist` does not: it only keeps aliases from leading to
-/// the module. Other commands are taken to load the module in their way (modprobe.d(5)).
+/// Modules that `modprobe.d` forbids: `install MODULE /bin/false`. `blacklist` does not forbid; it only ignores a
+/// module's aliases. Other commands are assumed to load the module (modprobe.d(5)).
 fn forbidden(root: &Root) -> BTreeMap<ModuleName, Evidence> {
-    /// In the order in which a file hides those of the same name behind it.
+    /// In order of precedence: a file hides those of the same name in later directories.
     const DIRECTORIES: [&str; 5] =
         ["/etc/modprobe.d", "/run/modprobe.d", "/usr/local/lib/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d"];
     /// Commands that load nothing.
@@ -216,7 +216,7 @@ fn forbidden(root: &Root) -> BTreeMap<ModuleName, Evidence> {
                 continue;
             }
             let path = format!("{directory}/{file}");
-            // One that cannot be read forbids nothing that is known.
+            // A file that cannot be read forbids nothing.
             let text = root.read(&path, LARGEST).unwrap_or_default();
             for (line, words) in (1..).zip(String::from_utf8_lossy(&text).lines()) {
                 let words: Vec<&str> = words.split_whitespace().collect();

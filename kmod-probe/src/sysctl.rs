@@ -1,4 +1,4 @@
-//! Sysctls that IPVS mode wants: what is wanted on this kernel, what is set, and whether it could be changed.
+//! The sysctls that IPVS mode needs: desired value, current value, and whether it can be changed.
 //!
 //! Nothing is written here.
 
@@ -10,15 +10,15 @@ use crate::requirement::Need;
 use crate::root::Failure;
 use crate::sources::Sources;
 
-/// Relation of a sysctl to its wanted value.
+/// How a sysctl compares to its desired value.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "kebab-case"))]
 pub enum SysctlState {
-    /// The sysctl has the wanted value.
+    /// It has the desired value.
     Right,
     /// The sysctl has another value.
     Wrong,
-    /// There is no such file. Those below `net/ipv4/vs` appear in a network namespace when `ip_vs` is loaded.
+    /// The file does not exist. Those below `net/ipv4/vs` appear in a network namespace when `ip_vs` is loaded.
     Absent,
     /// The sysctl could not be read.
     Unreadable(Failure),
@@ -30,15 +30,15 @@ pub enum SysctlState {
 pub enum Access {
     /// Yes.
     Writable,
-    /// No: `/proc/sys` is mounted read-only, as in a container that is not privileged. Not even root can.
+    /// No: `/proc/sys` is mounted read-only, as in an unprivileged container. Even root cannot write it.
     ReadOnly,
-    /// No: this process may not; another user might.
+    /// No: this process may not write it, but another user might.
     Denied,
     /// Not known.
     Unknown,
 }
 
-/// A sysctl that IPVS mode wants.
+/// A sysctl that IPVS mode needs.
 #[non_exhaustive]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -51,9 +51,9 @@ pub struct SysctlFinding {
     pub why: String,
     /// Importance of the value.
     pub need: Need,
-    /// The value it has, when it could be read.
+    /// The current value, if it could be read.
     pub current: Option<String>,
-    /// Relation of the two values.
+    /// How the two values compare.
     pub state: SysctlState,
     /// Whether this process could change it.
     pub access: Access,
@@ -64,7 +64,7 @@ fn joined(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// When a sysctl is wanted.
+/// When a sysctl is needed.
 enum When {
     Always,
     With(Family),
@@ -84,7 +84,7 @@ const WISHES: &[Wish] = &[
     ("net/ipv4/conf/all/arp_announce", "2", "strict ARP", Need::Wanted, When::StrictArp),
 ];
 
-/// Looks at all sysctls that apply.
+/// Checks all sysctls that apply.
 pub(crate) fn findings(sources: &Sources, profile: &Profile) -> Vec<SysctlFinding> {
     let applies = |(.., when): &&Wish| match when {
         When::Always => true,

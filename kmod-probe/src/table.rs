@@ -1,7 +1,7 @@
-//! Requirements of IPVS mode on a kernel: one row each.
+//! Requirements of IPVS mode, one row each.
 //!
-//! Module names and configuration symbols are those of the kernel's `Makefile`s (`obj-$(CONFIG_…) += ….o`), checked
-//! against the sources of 5.10, 6.1, 6.12 and 7.2.
+//! Module names and configuration symbols are those in the kernel's `Makefile`s (`obj-$(CONFIG_…) += ….o`), compared
+//! with the sources of 5.10, 6.1, 6.12 and 7.2.
 
 use std::borrow::Cow;
 
@@ -78,7 +78,7 @@ pub(crate) const SET_TYPES: &[(&str, &str, &str)] = &[
     ("list:set", "ip_set_list_set", "IP_SET_LIST_SET"),
 ];
 
-/// A row of this name for a module, if it is a name that a module can have.
+/// A row of this name for a module, if the module name is valid.
 fn built(name: String, why: &'static str, need: Need, module: &str, symbol: Option<&str>) -> Requirement {
     Requirement {
         name,
@@ -105,7 +105,7 @@ fn set_type_row(name: &str) -> Requirement {
     row.asks(Capability::SetType(name.to_owned().into()))
 }
 
-/// Importance of a row, and the iptables backend that it belongs to.
+/// Importance of a row, and its iptables backend.
 type Who = (Need, Option<(Backend, Families)>);
 
 /// A module, and the symbol that builds it.

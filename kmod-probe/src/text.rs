@@ -1,4 +1,4 @@
-//! The report as a table for people. No line is longer than 100 columns unless a single word is.
+//! Prints the report as a table. No line is longer than 100 columns unless a single word is.
 
 use std::fmt::{self, Write};
 
@@ -70,7 +70,7 @@ impl Report {
         writeln!(out)?;
         for source in &self.sources {
             match &source.failure {
-                Some(Failure::NotTried(_)) => {} // follows from another one
+                Some(Failure::NotTried(_)) => {} // another failure is the cause
                 Some(failure) => wrapped(out, "not used: ", &format!("{} ({failure})", source.path))?,
                 None if !source.complete => wrapped(out, "incomplete: ", &source.path)?,
                 None => {}
@@ -101,7 +101,7 @@ fn row(out: &mut dyn Write, finding: &Finding) -> fmt::Result {
     Ok(())
 }
 
-/// Text after a head, broken between words; following lines are indented as far as the head reaches.
+/// A heading, then text that is wrapped between words and indented to the heading's width.
 fn wrapped(out: &mut dyn Write, head: &str, text: &str) -> fmt::Result {
     let indent = head.chars().count();
     let mut column = indent;

@@ -8,21 +8,21 @@ use semver::Version;
 
 use crate::error::{Error, ErrorKind, shown};
 
-/// Longest release the kernel reports (`__NEW_UTS_LEN`, `include/uapi/linux/utsname.h`).
+/// Longest release that the kernel reports (`__NEW_UTS_LEN`, `include/uapi/linux/utsname.h`).
 const LONGEST_RELEASE: usize = 64;
 
-/// A pattern that does not compile would read as "no match"; the tests below would notice.
+/// A pattern that does not compile would mean "no match"; the tests below would fail.
 static RELEASE: LazyLock<Option<Regex>> =
     LazyLock::new(|| Regex::new(r"^([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:[^0-9].*)?$").ok());
 
-/// A kernel release as `/proc/sys/kernel/osrelease` and `uname -r` give it.
+/// A kernel release as in `/proc/sys/kernel/osrelease` and `uname -r`.
 ///
-/// Distributions put what they like after the number, so only the leading dotted numbers count: at least two of them,
-/// the third is 0 when absent.
+/// Distributions append arbitrary text, so only the leading dotted numbers count: at least two of them; a missing third
+/// is 0.
 ///
-/// The [`Version`] has neither a pre-release nor a build part. By the rules of semantic versions `4.19.0-rc1` and even
-/// `4.19.0-14-generic` would sort *below* 4.19.0; a kernel's suffix means a package revision, and a release candidate
-/// already has what its version is known for (the merge window is over), so both count as the version itself.
+/// The [`Version`] has no pre-release or build part. In semantic versioning `4.19.0-rc1` and even `4.19.0-14-generic`
+/// would sort *below* 4.19.0. But a kernel's suffix is a package revision, and a release candidate already has its
+/// version's features, so both count as that version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -35,10 +35,10 @@ pub struct KernelRelease {
 }
 
 impl KernelRelease {
-    /// Reads a release from the bytes of a file: surrounding white space is dropped.
+    /// Parses a release from the bytes of a file, ignoring surrounding white space.
     ///
-    /// The release becomes part of file names, so only letters, digits and `.`, `-`, `+`, `_`, `~` are accepted, at most
-    /// 64 of them.
+    /// The release is used in file names, so only letters, digits and `.`, `-`, `+`, `_`, `~` are accepted, at most 64
+    /// of them.
     ///
     /// # Errors
     /// [`ErrorKind::InvalidRelease`].
@@ -64,13 +64,13 @@ impl KernelRelease {
         Ok(Self { raw: raw.to_owned(), version: Version::new(number(1), number(2), number(3)) })
     }
 
-    /// The release exactly as the kernel gave it: the name of its directory below `/lib/modules`.
+    /// The release exactly as the kernel reported it: the name of its directory below `/lib/modules`.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.raw
     }
 
-    /// The leading numbers alone, without pre-release and build part.
+    /// The leading numbers, without pre-release and build part.
     #[must_use]
     pub fn version(&self) -> &Version {
         &self.version
