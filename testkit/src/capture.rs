@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::{fs, io};
 
-/// A file of captured bytes: a line in base 16 for each datagram, `>` before what was sent, `<` before what was received.
-/// Lines that start with `#` say how it was captured.
+/// A file of captured bytes: a hexadecimal line for each datagram, with `>` before what was sent and `<` before what
+/// was received. Lines that start with `#` describe how it was captured.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Capture {
     /// Datagrams that the program sent.
@@ -17,7 +17,7 @@ impl Capture {
     /// Reads a file.
     ///
     /// # Errors
-    /// Names the file that cannot be read, or the line that is none of those.
+    /// Names the file that cannot be read, or the line that is invalid.
     pub fn read(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         let text = fs::read_to_string(path)

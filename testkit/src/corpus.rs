@@ -1,5 +1,4 @@
-//! The inputs that fuzz targets have found, as `fuzz/corpus` keeps them: some as files, the rest in one archive a
-//! target.
+//! The inputs that fuzzing has found, from `fuzz/corpus`: some as files, the rest in one archive per target.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
@@ -10,10 +9,10 @@ use flate2::read::GzDecoder;
 /// Size of a block in the archive's format, in bytes.
 const BLOCK: usize = 512;
 
-/// All of a target's inputs: those of the folder `fuzz/corpus/TARGET`, then those of `fuzz/corpus/TARGET.tar.gz`.
+/// All inputs of a target: those in the directory `fuzz/corpus/TARGET`, then those in `fuzz/corpus/TARGET.tar.gz`.
 ///
 /// # Errors
-/// Names the folder or the archive that cannot be read, also when the archive ends too early.
+/// Names the directory or archive that cannot be read or is truncated.
 pub fn corpus(target: &str) -> io::Result<Vec<Vec<u8>>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
     let archive = folder.with_extension("tar.gz");
@@ -27,8 +26,8 @@ pub fn corpus(target: &str) -> io::Result<Vec<Vec<u8>>> {
     Ok(inputs)
 }
 
-/// Gives every input of a target's corpus to `run`, and the first `prefixes` beginnings of each. Returns how many inputs there are,
-/// so that an empty corpus is noticed.
+/// Passes every input of a target's corpus to `run`, and the first `prefixes` prefixes of each. Returns the number of
+/// inputs, so that an empty corpus is noticed.
 ///
 /// # Errors
 /// As [`corpus`].
@@ -45,7 +44,7 @@ fn files(folder: &Path) -> io::Result<Vec<Vec<u8>>> {
     fs::read_dir(folder)?.map(|entry| fs::read(entry?.path())).collect()
 }
 
-/// Takes a tar archive of plain files apart.
+/// Extracts a tar archive of plain files.
 fn members(mut archive: &[u8], inputs: &mut Vec<Vec<u8>>) -> io::Result<()> {
     let short = || io::Error::new(io::ErrorKind::UnexpectedEof, "the archive ends too early");
     loop {
@@ -56,7 +55,7 @@ fn members(mut archive: &[u8], inputs: &mut Vec<Vec<u8>>) -> io::Result<()> {
         if !matches!(header.get(156), Some(b'0' | 0)) {
             return Err(io::Error::new(io::ErrorKind::InvalidData, "the archive holds more than plain files"));
         }
-        // Octal digits, ended by a blank or a zero byte.
+        // Octal digits, ended by a blank or NUL.
         let digits = header.get(124..136).unwrap_or_default();
         let size = std::str::from_utf8(digits)
             .ok()
@@ -74,7 +73,7 @@ mod tests {
 
     use super::members;
 
-    /// An archive of the tool `tar` is read, and every archive cut short is refused.
+    /// An archive of the tool `tar` can be read, and every truncated archive is refused.
     #[test]
     fn archives_of_tar_are_read() {
         let folder = std::env::temp_dir().join(format!("testkit-corpus-{}", std::process::id()));

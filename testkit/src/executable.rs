@@ -1,4 +1,4 @@
-//! A program that any user may start, even from a folder that only its owner may enter.
+//! A program that any user can start, even from a directory that only its owner may enter.
 
 use std::fs::{self, File};
 use std::io;
@@ -8,20 +8,20 @@ use std::path::{Path, PathBuf};
 
 use nix::sys::memfd::{MFdFlags, memfd_create};
 
-/// A copy of a program in memory that everybody may start, for as long as this value lives.
+/// A copy of a program in memory that every user can start, as long as this value lives.
 ///
-/// A test that needs another user's view starts a program as that user. Cargo's output may lie where only its builder
-/// may look: below root's home, for example.
+/// A test that needs another user's view starts a program as that user. Cargo's output may be in a directory that only
+/// its owner can enter, such as root's home.
 #[derive(Debug)]
 pub struct Executable {
     file: File,
 }
 
 impl Executable {
-    /// The program of the calling test, to be started once more.
+    /// The program of the calling test, to be started again.
     ///
     /// # Errors
-    /// When it cannot be read, or there is no memory for it.
+    /// If it cannot be read, or there is not enough memory.
     pub fn this() -> io::Result<Self> {
         Self::of(&std::env::current_exe()?)
     }
@@ -34,10 +34,10 @@ impl Executable {
         let mut file = File::from(memfd_create("testkit", MFdFlags::MFD_CLOEXEC)?);
         io::copy(&mut File::open(program)?, &mut file)?;
         file.set_permissions(fs::Permissions::from_mode(0o755))?;
-        // A file that is open for writing cannot be started.
+        // A file that is open for writing cannot be executed.
         let path = format!("/proc/self/fd/{}", file.as_raw_fd());
         let readable = File::open(path)?;
-        // Not closed on exec: a program that starts this one has to find it.
+        // Not closed on exec: a program that starts this one must find it.
         nix::fcntl::fcntl(&readable, nix::fcntl::FcntlArg::F_SETFD(nix::fcntl::FdFlag::empty()))?;
         Ok(Executable { file: readable })
     }
@@ -54,7 +54,7 @@ mod tests {
 
     use super::*;
 
-    /// Starts through another program, and, for root, as a user who may not enter the folder.
+    /// Starts through another program and, as root, as a user who may not enter the directory.
     #[test]
     fn everybody_may_start_it() {
         use std::os::unix::fs::MetadataExt as _;

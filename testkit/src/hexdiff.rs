@@ -1,9 +1,9 @@
 //! Two byte strings side by side.
 
-/// Bytes in one line of one side.
+/// Bytes per line on each side.
 const WIDTH: usize = 8;
 
-/// Shows two byte strings side by side, eight bytes a line, lines that differ marked with `!` and each differing byte
+/// Shows two byte strings side by side, eight bytes per line. Different lines are marked with `!` and different bytes
 /// with `*`.
 #[must_use]
 pub fn hexdiff(left: &[u8], right: &[u8]) -> String {

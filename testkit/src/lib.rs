@@ -1,7 +1,7 @@
-//! Ground for tests on real kernels: network namespaces, visible skips, traffic, and the field's own tools as oracles.
+//! Tools for tests on real kernels: network namespaces, visible skips, traffic, and the usual programs as oracles.
 //!
-//! A test that touches the kernel goes through [`kernel_test`]. It says what it needs, gets a network namespace of its
-//! own, and is counted as skipped, with the reason, where the kernel cannot do it:
+//! A test that touches the kernel calls [`kernel_test`] with its needs. It runs in its own network namespace. If the
+//! kernel lacks something, the test is counted as skipped, with the reason:
 //!
 //! ```
 //! use testkit::{Need, kernel_test, oracle};
@@ -15,8 +15,8 @@
 //! `cargo xtask test` runs such tests on this machine's kernel first, and then on Debian's kernels in a virtual
 //! machine, where a skip is a failure (`TESTKIT_REQUIRE=all`).
 //!
-//! This crate depends on none of the project's other crates, so each of them can be tested with it. It starts the
-//! field's own programs (`ip`, `ipvsadm`, `ipset`, `iptables`) and speaks no netlink itself.
+//! It depends on none of the project's other crates, so each of them can use it. It starts the usual programs (`ip`,
+//! `ipvsadm`, `ipset`, `iptables`) and has no netlink code.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Kernel modules that a test takes away from the machine, which has to be there for tests (`TESTKIT_REQUIRE=all`).
+//! Removes kernel modules for a test. The machine must be meant for tests (`TESTKIT_REQUIRE=all`).
 
 use std::fs;
 use std::path::Path;
@@ -10,11 +10,11 @@ pub fn is_loaded(module: &str) -> bool {
     Path::new("/sys/module").join(module).exists()
 }
 
-/// Unloads a module, and before it all that use it, whoever has loaded them. Waits for users that go by themselves: namespaces of tests that
-/// have ended are torn down a little later.
+/// Unloads a module and all modules that use it, whoever loaded them. Waits for users that end by themselves:
+/// namespaces of finished tests are removed a little later.
 ///
 /// # Panics
-/// When the module is still there after two minutes.
+/// If the module is still loaded after two minutes.
 pub fn unload(module: &str) {
     let start = Instant::now();
     while is_loaded(module) {
@@ -33,7 +33,8 @@ fn remove(module: &str) {
     let _in_use = Command::new("modprobe").args(["-r", "-q", module]).output();
 }
 
-/// Modules that cannot be loaded, by lines in [`Forbidden::FILE`] as administrators write them, until it is dropped.
+/// Prevents modules from being loaded, by lines in [`Forbidden::FILE`] as administrators write them, until it is
+/// dropped.
 #[derive(Debug)]
 #[must_use = "the modules can be loaded again when it is dropped"]
 pub struct Forbidden;
@@ -43,7 +44,7 @@ impl Forbidden {
     pub const FILE: &'static str = "/etc/modprobe.d/testkit-forbidden.conf";
 
     /// # Panics
-    /// When the file cannot be written.
+    /// If the file cannot be written.
     pub fn new(modules: &[&str]) -> Self {
         let lines: Vec<String> = modules.iter().map(|module| format!("install {module} /bin/false\n")).collect();
         let written = fs::create_dir_all("/etc/modprobe.d").and_then(|()| fs::write(Self::FILE, lines.concat()));

@@ -1,4 +1,4 @@
-//! Network namespaces that live as long as a value, without a name anywhere.
+//! Network namespaces that live as long as a value and have no name.
 
 use std::fs::File;
 use std::io;
@@ -10,18 +10,18 @@ use nix::sched::{CloneFlags, setns, unshare};
 
 use crate::oracle;
 
-/// The calling thread's own namespace. `/proc/self` would be the first thread's.
+/// The calling thread's namespace. `/proc/self` would be the first thread's.
 const OWN_NAMESPACE: &str = "/proc/thread-self/ns/net";
 
 /// Keeps the current thread in another network namespace until it is dropped.
 ///
-/// Programs and threads started meanwhile begin in the same namespace; threads that exist already are not moved.
-/// `/sys/class/net` goes on showing the namespace in which it was mounted, `/proc/net` that of the process's first
-/// thread: use `/proc/thread-self/net`, and `/proc/sys/net`, which follow the thread.
+/// Programs and threads started meanwhile begin in the same namespace; existing threads are not moved. `/sys/class/net`
+/// continues to show the namespace in which it was mounted, and `/proc/net` that of the process's first thread. Use
+/// `/proc/thread-self/net` and `/proc/sys/net`, which follow the thread.
 #[derive(Debug)]
 pub struct NetnsGuard {
     previous: File,
-    /// The namespace belongs to the thread, so the guard must not leave it.
+    /// The namespace belongs to the thread, so the guard must stay on it.
     not_send: PhantomData<*const ()>,
 }
 
@@ -29,18 +29,18 @@ impl NetnsGuard {
     /// Moves the current thread into a new, empty network namespace with `lo` up.
     ///
     /// # Errors
-    /// Without `CAP_SYS_ADMIN`, or when the program `ip` cannot bring `lo` up.
+    /// Without `CAP_SYS_ADMIN`, or if the program `ip` cannot bring `lo` up.
     pub fn new() -> io::Result<Self> {
         let guard = Self::untouched()?;
         oracle::run("ip", &["link", "set", "lo", "up"], None).map_err(io::Error::other)?;
         Ok(guard)
     }
 
-    /// A new namespace as the kernel makes it.
+    /// Moves the current thread into a new namespace with `lo` down.
     fn untouched() -> io::Result<Self> {
         let previous = File::open(OWN_NAMESPACE)?;
         unshare(CloneFlags::CLONE_NEWNET)?;
-        // From here on, dropping the guard leads back.
+        // From here, dropping the guard returns to the previous namespace.
         Ok(Self { previous, not_send: PhantomData })
     }
 
@@ -54,19 +54,19 @@ impl NetnsGuard {
 impl Drop for NetnsGuard {
     fn drop(&mut self) {
         let back = setns(&self.previous, CloneFlags::CLONE_NEWNET);
-        // Otherwise the next code on this thread would work on the wrong namespace.
+        // Otherwise the next code on this thread would use the wrong namespace.
         assert!(back.is_ok() || thread::panicking(), "cannot return to the previous network namespace: {back:?}");
     }
 }
 
-/// A network namespace held by its file descriptor; it ends with the last handle, thread or process in it.
+/// A network namespace, held by its file descriptor. It ends with the last handle, thread or process in it.
 #[derive(Debug)]
 pub struct Netns {
     file: File,
 }
 
 impl Netns {
-    /// A new, empty namespace with `lo` up. The current thread stays where it is.
+    /// A new, empty namespace with `lo` up. The current thread is not moved.
     ///
     /// # Errors
     /// As [`NetnsGuard::new`].
@@ -75,7 +75,7 @@ impl Netns {
         Self::current()
     }
 
-    /// A new namespace with `lo` down, for tests that make many and start one program for all they configure.
+    /// A new namespace with `lo` down, for tests that create many and configure all with one program.
     ///
     /// # Errors
     /// Without `CAP_SYS_ADMIN`.
@@ -84,7 +84,7 @@ impl Netns {
         Self::current()
     }
 
-    /// The namespace that the current thread is in.
+    /// The namespace of the current thread.
     ///
     /// # Errors
     /// Without `/proc`.
@@ -92,7 +92,7 @@ impl Netns {
         Ok(Self { file: File::open(OWN_NAMESPACE)? })
     }
 
-    /// Moves the current thread in, until the guard is dropped.
+    /// Moves the current thread into it until the guard is dropped.
     ///
     /// # Errors
     /// Without `CAP_SYS_ADMIN`.
@@ -100,10 +100,10 @@ impl Netns {
         NetnsGuard::enter(&self.file)
     }
 
-    /// Runs `body` on the current thread, inside. The thread is back when this returns, also by a panic.
+    /// Runs `body` in it on the current thread. The thread returns afterwards, even after a panic.
     ///
     /// # Errors
-    /// As [`Self::enter`]; `body` has not run then.
+    /// As [`Self::enter`]; `body` did not run.
     pub fn run_in<T>(&self, body: impl FnOnce() -> T) -> io::Result<T> {
         let _guard = self.enter()?;
         Ok(body())
@@ -112,16 +112,16 @@ impl Netns {
     /// Starts a thread inside.
     ///
     /// # Errors
-    /// As [`Self::enter`]; `body` does not run then.
+    /// As [`Self::enter`]; `body` does not run.
     pub fn spawn<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
-        // A new thread begins in the namespace of the thread that starts it.
+        // A new thread begins in its parent's namespace.
         self.run_in(|| thread::Builder::new().spawn(body))?
     }
 
     /// Runs the program `ip` inside and returns what it printed.
     ///
     /// # Errors
-    /// When `ip` fails, with what it said.
+    /// If `ip` fails, with its output.
     pub fn ip(&self, arguments: &[&str]) -> io::Result<String> {
         self.run_in(|| oracle::run("ip", arguments, None).map_err(io::Error::other))?.map(|output| output.stdout)
     }
@@ -134,10 +134,10 @@ impl Netns {
         self.ip(&["link", "set", device, "up"]).map(drop)
     }
 
-    /// `ip address add ADDRESS/PREFIX dev DEVICE`, IPv6 addresses without waiting for duplicate detection.
+    /// `ip address add ADDRESS/PREFIX dev DEVICE`; IPv6 addresses skip duplicate address detection.
     ///
     /// # Errors
-    /// As [`Self::ip`]; an address that exists is one.
+    /// As [`Self::ip`]; also if the address exists.
     pub fn add_address(&self, address: &str, device: &str) -> io::Result<()> {
         let mut arguments = vec!["address", "add", address, "dev", device];
         if address.contains(':') {
@@ -149,21 +149,21 @@ impl Netns {
     /// `ip route add DESTINATION via GATEWAY`; `default` is a destination.
     ///
     /// # Errors
-    /// As [`Self::ip`]; a route that exists is one.
+    /// As [`Self::ip`]; also if the route exists.
     pub fn add_route(&self, destination: &str, gateway: &str) -> io::Result<()> {
         let family = if gateway.contains(':') { "-6" } else { "-4" };
         self.ip(&[family, "route", "add", destination, "via", gateway]).map(drop)
     }
 
-    /// Writes a value below `/proc/sys`; `net/ipv4/ip_forward`, for example.
+    /// Writes a value below `/proc/sys`, such as `net/ipv4/ip_forward`.
     ///
     /// # Errors
-    /// When there is no such setting in this namespace, or the kernel refuses the value.
+    /// If the setting does not exist in this namespace, or the kernel refuses the value.
     pub fn write_sysctl(&self, name: &str, value: &str) -> io::Result<()> {
         self.run_in(|| std::fs::write(format!("/proc/sys/{name}"), value))?
     }
 
-    /// A path under which other programs can open this namespace, while this process lives.
+    /// A path through which other programs can open this namespace while this process lives.
     pub fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.file.as_raw_fd())
     }
@@ -172,7 +172,7 @@ impl Netns {
 /// Joins two namespaces by a pair of virtual Ethernet devices, both up.
 ///
 /// # Errors
-/// As [`Netns::ip`]: a name that is taken, or a kernel without `veth`.
+/// As [`Netns::ip`]: a name is taken, or the kernel has no `veth`.
 pub fn veth_pair(one: (&Netns, &str), other: (&Netns, &str)) -> io::Result<()> {
     let path = other.0.path();
     one.0.ip(&["link", "add", one.1, "type", "veth", "peer", "name", other.1, "netns", &path])?;

@@ -1,4 +1,4 @@
-//! The field's own tools, run in the current thread's network namespace: what they say is what a test compares with.
+//! The usual command-line tools as oracles, run in the current thread's network namespace.
 
 use std::error::Error as StdError;
 use std::ffi::OsString;
@@ -8,7 +8,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-/// A tool that takes longer than this is killed. Emulated machines are slow; a large restore takes ten seconds there.
+/// Time limit of a tool. QEMU without KVM is slow: a large restore takes ten seconds there.
 pub const TIME_LIMIT: Duration = Duration::from_secs(120);
 
 /// Output of a tool. Bytes that are not UTF-8 are replaced.
@@ -21,21 +21,21 @@ pub struct Output {
     pub stderr: String,
 }
 
-/// Reason why a tool gave no answer.
+/// Why a tool gave no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ErrorKind {
     /// The program is not installed.
     NotFound,
-    /// The program could not be started or talked to.
+    /// The program could not be started or communicated with.
     Io,
-    /// The program ended with another code than 0, or by a signal.
+    /// The program ended with an exit code other than 0, or by a signal.
     Failed,
-    /// The program took longer than [`TIME_LIMIT`] and was killed.
+    /// The program exceeded [`TIME_LIMIT`] and was killed.
     TimedOut,
 }
 
-/// A tool that failed: its command line, its exit status and what it said.
+/// A failed tool: its command line, exit status and error output.
 #[derive(Debug)]
 pub struct Error {
     kind: ErrorKind,
@@ -51,7 +51,7 @@ impl Error {
         self.kind
     }
 
-    /// The exit code of a program that ended by itself.
+    /// The exit code, if the program ended by itself.
     pub fn exit_code(&self) -> Option<i32> {
         self.exit_code
     }
@@ -87,10 +87,10 @@ impl StdError for Error {
 
 /// Runs a program in the current thread's network namespace, with the C locale and `input` on its standard input.
 ///
-/// The folders of system programs (`/usr/sbin`, `/sbin`) are searched too.
+/// The directories of system programs (`/usr/sbin`, `/sbin`) are searched too.
 ///
 /// # Errors
-/// [`Failed`](ErrorKind::Failed) when its exit code is not 0; the other kinds when there is no exit code.
+/// [`Failed`](ErrorKind::Failed) if its exit code is not 0; the other kinds if there is no exit code.
 pub fn run(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Output, Error> {
     let command = [&[program], arguments].concat().join(" ");
     let mut child = Command::new(program)
@@ -105,7 +105,7 @@ pub fn run(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Out
     let stdout = collect(child.stdout.take());
     let stderr = collect(child.stderr.take());
     let feeder = child.stdin.take().zip(input.map(str::to_owned)).map(|(mut pipe, text)| {
-        // A program that fails early closes its input: its exit code says so, not this error.
+        // A program that fails early closes its input. Its exit code is what matters.
         thread::spawn(move || pipe.write_all(text.as_bytes()).unwrap_or_default())
     });
     let status = wait(&mut child).map_err(|error| Error::io(&command, error))?;
@@ -126,7 +126,7 @@ pub fn run(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Out
     }
 }
 
-/// `PATH` with the folders of system programs, which an ordinary user's lacks.
+/// `PATH` with the directories of system programs, which an ordinary user's lacks.
 pub fn search_path() -> OsString {
     let mut path = std::env::var_os("PATH").unwrap_or_default();
     if !path.is_empty() {
@@ -140,14 +140,14 @@ fn collect(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut pipe) = pipe {
-            // Output before an error is still worth showing.
+            // Output before an error is still useful.
             pipe.read_to_end(&mut bytes).unwrap_or_default();
         }
         String::from_utf8_lossy(&bytes).into_owned()
     })
 }
 
-/// The exit status; `None` when the time was up and the program was killed.
+/// The exit status; `None` if the time limit was over and the program was killed.
 fn wait(child: &mut Child) -> io::Result<Option<ExitStatus>> {
     let deadline = Instant::now() + TIME_LIMIT;
     let mut pause = Duration::from_micros(200);
@@ -197,17 +197,17 @@ pub fn ipvsadm_save() -> Result<String, Error> {
     run("ipvsadm", &["-S", "-n"], None).map(|output| output.stdout)
 }
 
-/// `ipvsadm -R`: runs the commands in `text`, one a line, as `ipvsadm -S` prints them.
+/// `ipvsadm -R`: runs the commands in `text`, one per line, in the format of `ipvsadm -S`.
 ///
 /// # Errors
-/// As [`run`]. ipvsadm stops at the first command that fails, and keeps what the earlier ones did.
+/// As [`run`]. ipvsadm stops at the first command that fails; earlier ones stay in effect.
 pub fn ipvsadm_restore(text: &str) -> Result<(), Error> {
     run("ipvsadm", &["-R"], Some(text)).map(drop)
 }
 
-/// `ipset save`: all sets and entries as commands, the entries of each set sorted.
+/// `ipset save`: all sets and entries as commands, with the entries of each set sorted.
 ///
-/// Not by `ipset save -sorted`, which compares each entry with all others: with ten thousand it takes minutes.
+/// Not `ipset save -sorted`, which compares each entry with all others and takes minutes for ten thousand.
 ///
 /// # Errors
 /// As [`run`].
@@ -237,7 +237,7 @@ pub fn iptables_save(backend: Backend, family: Family) -> Result<String, Error> 
     run(&iptables_program(backend, family, "-save"), &[], None).map(|output| output.stdout)
 }
 
-/// `iptables-restore` or `ip6tables-restore` of this implementation: tables in `text` replace those in the kernel.
+/// `iptables-restore` or `ip6tables-restore` of this implementation. Tables in `text` replace those in the kernel.
 ///
 /// # Errors
 /// As [`run`].

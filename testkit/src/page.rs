@@ -1,4 +1,4 @@
-//! Pages of HTTP servers, asked for in plain text, so that a test needs no program for it.
+//! Fetches pages from HTTP servers, so that tests need no program for it.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -7,14 +7,14 @@ use std::time::Duration;
 /// Longest time for a connection attempt.
 const CONNECT: Duration = Duration::from_secs(5);
 
-/// Longest wait for more of the answer. Emulated machines are slow.
+/// Longest wait for more of the answer. QEMU without KVM is slow.
 const ANSWER: Duration = Duration::from_secs(30);
 
 /// Answer of a server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Page {
-    /// Status code, 200 for example.
+    /// Status code, such as 200.
     pub status: u16,
     /// Status line and headers, without the empty line behind them.
     pub head: String,
@@ -22,12 +22,12 @@ pub struct Page {
     pub body: String,
 }
 
-/// Gets `url` (`http://ADDRESS:PORT/PATH`, no names of hosts) in the current thread's network namespace.
+/// Gets `url` (`http://ADDRESS:PORT/PATH`, without host names) in the current thread's network namespace.
 ///
-/// The request asks for no compression and for the connection's end, by HTTP/1.0, so that the body is never in chunks.
+/// Uses HTTP/1.0 without compression and keep-alive, so that the body is never chunked.
 ///
 /// # Errors
-/// When the URL is not of that form; when nobody answers, within 5 s, or the answer stops for 30 s; when the answer is not HTTP.
+/// If the URL has another form, if nothing answers within 5 s, if the answer stalls for 30 s, or if it is not HTTP.
 pub fn get(url: &str) -> io::Result<Page> {
     let unlike = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: {url}"));
     let rest = url.strip_prefix("http://").ok_or_else(|| unlike("not an http:// address"))?;
@@ -36,7 +36,7 @@ pub fn get(url: &str) -> io::Result<Page> {
     let mut stream = TcpStream::connect_timeout(&address, CONNECT)?;
     stream.set_read_timeout(Some(ANSWER))?;
     stream.set_write_timeout(Some(ANSWER))?;
-    // At once: a server may answer the first part that it reads.
+    // In one write: a server may answer the first part that it reads.
     stream.write_all(format!("GET /{path} HTTP/1.0\r\nHost: {host}\r\n\r\n").as_bytes())?;
     let mut answer = Vec::new();
     stream.read_to_end(&mut answer)?;

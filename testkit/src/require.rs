@@ -1,4 +1,4 @@
-//! Finds out by trying what a test needs from the kernel, and makes skips that cannot be overlooked.
+//! Checks what a test needs from the kernel by trying it, and records skips.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -16,24 +16,24 @@ use crate::oracle::{self, run};
 /// A file to which each skip is appended as one line: test, tab, reason.
 const SKIPPED_VARIABLE: &str = "TESTKIT_SKIPPED";
 
-/// With the value `all`, a need that is missing fails the test instead of skipping it.
+/// With the value `all`, a missing need fails the test instead of skipping it.
 const REQUIRE_VARIABLE: &str = "TESTKIT_REQUIRE";
 
-/// Something that a test needs. Each is found out by trying it in a throw-away network namespace, once a process.
+/// Something that a test needs. Each is tried in a temporary network namespace, once per process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Need {
     /// May create network namespaces.
     Root,
-    /// Virtual servers; `ip_vs` is loaded where it is a module.
+    /// Virtual servers. Loads `ip_vs` if it is a module.
     IpVs,
-    /// A scheduler of IPVS by name, `rr` for example.
+    /// A scheduler of IPVS by name, such as `rr`.
     Scheduler(&'static str),
     /// Dummy devices.
     Dummy,
     /// Virtual Ethernet pairs.
     Veth,
-    /// A set type by name, `hash:ip,port` for example.
+    /// A set type by name, such as `hash:ip,port`.
     Ipset(&'static str),
     /// `iptables-legacy` with the table `nat`.
     IptablesLegacy,
@@ -41,24 +41,25 @@ pub enum Need {
     IptablesNft,
     /// nf_tables, and the program `nft`.
     Nftables,
-    /// A program `nft` that this kernel takes a lookup of ranges in a concatenation from: Linux 7.2 refuses what 1.0.6 sends, also what
-    /// it has listed itself. Its absence is a skip everywhere.
+    /// A program `nft` whose lookups of ranges in a concatenation this kernel accepts. Linux 7.2 refuses what nft 1.0.6
+    /// sends. Without it the test is skipped everywhere.
     NftRanges,
     /// Flow tables of nf_tables (`nf_flow_table`).
     FlowTables,
     /// Connection tracking, and the program `conntrack`.
     Conntrack,
-    /// Mount namespaces of its own (`unshare --mount`), which are refused where the root is not a mount point, as in a chroot.
+    /// Separate mount namespaces (`unshare --mount`), which are refused if the root is not a mount point, as in a
+    /// chroot.
     Mounts,
     /// A program.
     Tool(&'static str),
-    /// So many open files for this process, whose limit is raised where it may be.
+    /// This many open files for the process; raises the limit if possible.
     OpenFiles(u64),
-    /// A kernel of this version (major, minor) or newer. Its absence is a skip everywhere.
+    /// A kernel of this version (major, minor) or newer. Otherwise the test is skipped everywhere.
     Kernel(u32, u32),
 }
 
-/// Needs of a service proxy in IPVS mode: its device, virtual servers with the scheduler `rr`, the types of its sets, and
+/// Needs of a service proxy in IPVS mode: a dummy device, virtual servers with scheduler `rr`, its set types, and
 /// rules.
 pub const PROXY: &[Need] = &[
     Need::Root,
@@ -96,17 +97,16 @@ impl fmt::Display for Need {
     }
 }
 
-/// Runs a test in a new network namespace, or skips it when the kernel lacks one of `needs`.
+/// Runs a test in a new network namespace, or skips it if the kernel lacks one of `needs`.
 ///
-/// A skip is printed on standard error and appended to the file that the environment variable `TESTKIT_SKIPPED` names.
+/// A skip is printed to standard error and appended to the file named by the environment variable `TESTKIT_SKIPPED`.
 /// With `TESTKIT_REQUIRE=all` it is a failure, except for [`Need::Kernel`] and [`Need::NftRanges`].
 ///
-/// The name in the report is the thread's: libtest gives each test a thread of its own name unless it runs with
-/// `--test-threads=1`.
+/// Reports name the thread: libtest names each test's thread after the test, unless it runs with `--test-threads=1`.
 ///
 /// # Panics
-/// When `body` panics; when no network namespace can be made although [`Need::Root`] is not among `needs`; when a need
-/// is missing under `TESTKIT_REQUIRE=all`.
+/// If `body` panics; if no network namespace can be created although [`Need::Root`] is not among `needs`; if a need is
+/// missing under `TESTKIT_REQUIRE=all`.
 #[track_caller]
 pub fn kernel_test(needs: &[Need], body: impl FnOnce()) {
     for need in needs {
@@ -123,8 +123,8 @@ pub fn kernel_test(needs: &[Need], body: impl FnOnce()) {
     drop(guard);
 }
 
-/// One test of IPVS at a time. Before Linux 7 all namespaces share one table of virtual servers, and a listing that takes several
-/// datagrams counts its way through all of it: changes in another namespace make `ipvsadm` leave servers out or repeat them.
+/// One test of IPVS at a time. Before Linux 7 all namespaces share one table of virtual servers, and a long listing
+/// counts its way through all of it. Changes in another namespace make `ipvsadm` omit or repeat servers.
 static IPVS_TURN: Mutex<()> = Mutex::new(());
 
 #[track_caller]
@@ -142,12 +142,12 @@ fn skip(need: Need, reason: &str) {
             .create(true)
             .open(&path)
             .and_then(|mut file| file.write_all(line.as_bytes()));
-        // A skip that is not counted would look like a test that passed.
+        // An uncounted skip would look like a test that passed.
         assert!(written.is_ok(), "cannot note the skip of {test} in {}: {written:?}", path.display());
     }
 }
 
-/// Reason why this machine lacks `need`; `None` when it has it. The answer is remembered for the life of the process.
+/// Why this machine lacks `need`; `None` if it has it. The answer is cached for the life of the process.
 pub fn missing(need: Need) -> Option<String> {
     static ANSWERS: OnceLock<Mutex<HashMap<Need, Option<String>>>> = OnceLock::new();
     // Held while trying: several tests that ask at once wait for one answer.
@@ -162,7 +162,7 @@ fn try_out(need: Need) -> Result<(), String> {
         Need::Kernel(major, minor) => return kernel_is_at_least(major, minor),
         _ => {}
     }
-    // `modprobe` first: some lookups (of the IPVS netlink family, for one) load nothing by themselves.
+    // `modprobe` first: some lookups, such as of the IPVS netlink family, do not load a module.
     if matches!(need, Need::IpVs | Need::Scheduler(_)) {
         run("modprobe", &["ip_vs"], None).map_or_else(drop, drop);
     }
@@ -196,7 +196,7 @@ fn try_out(need: Need) -> Result<(), String> {
     }
 }
 
-/// Bitmaps cannot be created without a range.
+/// Options that are required to create the type: bitmaps need a range.
 fn creation_options(set_type: &str) -> &'static str {
     match set_type {
         "bitmap:port" => " range 1-1024",
@@ -228,7 +228,7 @@ fn kernel_is_at_least(major: u32, minor: u32) -> Result<(), String> {
     }
 }
 
-/// Major and minor number at the start of a release, `6.1.0-50-amd64` for example.
+/// Major and minor number at the start of a release such as `6.1.0-50-amd64`.
 fn version(release: &str) -> Option<(u32, u32)> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().ok());
     Some((numbers.next()??, numbers.next()??))

@@ -1,11 +1,11 @@
-//! Samples of a long list of cases, by the run's seed.
+//! Samples of a long list of cases, chosen by the run's seed.
 
 use std::env;
 
-/// A part of a long list of cases, another one for each seed.
+/// A part of a long list of cases, which differs by seed.
 ///
-/// The seed is that of the run's random input, `PROPTEST_RNG_SEED`, 0 when that is not set or no number: a run is repeated
-/// by its seed, and as many runs as there are parts, with seeds one after the other, take every case once.
+/// The seed is that of the run's random input, `PROPTEST_RNG_SEED`; 0 if that is unset or not a number. The same seed
+/// repeats a run. Consecutive seeds cover every case in as many runs as there are parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sample {
     /// `None`: every case.
@@ -13,14 +13,14 @@ pub struct Sample {
 }
 
 impl Sample {
-    /// The sample that the environment sets: every case when `PROXIER_SCENARIOS` is `all`, else a part.
+    /// The sample that the environment requests: every case if `PROXIER_SCENARIOS` is `all`, otherwise a part.
     pub fn asked_for() -> Self {
         let all = env::var("PROXIER_SCENARIOS").is_ok_and(|which| which == "all");
         let seed = env::var("PROPTEST_RNG_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(0);
         Self { seed: (!all).then_some(seed) }
     }
 
-    /// Whether this run takes case `number` of a list of which one in `one_in` (1 or more) runs.
+    /// Whether this run includes case `number` of a list of which one in `one_in` (1 or more) runs.
     pub fn takes(self, number: usize, one_in: usize) -> bool {
         let Some(seed) = self.seed else { return true };
         let parts = one_in.max(1) as u64;

@@ -1,4 +1,4 @@
-//! Overhears every netlink message of a network namespace with a device of type `nlmon`: tests check with it that a
+//! Captures every netlink message of a network namespace with a device of type `nlmon`, so that tests can check that a
 //! program writes nothing.
 
 use std::io;
@@ -19,18 +19,18 @@ use crate::oracle;
 
 /// `ARPHRD_NETLINK`.
 const NETLINK_DEVICE: u16 = 824;
-/// `NLM_F_REQUEST`: the kernel takes no message without it, and sends none with it. The device does not pass on which
-/// way a message went: it marks each copy as outgoing (`dev_queue_xmit_nit`).
+/// `NLM_F_REQUEST`: set in every message to the kernel and in none from it. The device does not tell the direction: it
+/// marks each copy as outgoing (`dev_queue_xmit_nit`).
 const REQUEST: u16 = 1;
 
 const NETLINK_ROUTE: u16 = 0;
 const NETLINK_NETFILTER: u16 = 12;
 const NETLINK_GENERIC: u16 = 16;
 
-/// The socket's buffer: a listing of 10,000 services arrives faster than the thread reads it.
+/// The socket's buffer. A listing of 10,000 services arrives faster than the thread reads it.
 const BUFFER: usize = 64 << 20;
 
-/// Listens to the netlink messages of the namespace in which it was made, until it is dropped.
+/// Captures the netlink messages of the namespace in which it was created, until it is dropped.
 #[derive(Debug)]
 pub struct NetlinkTap {
     writes: Arc<Mutex<Vec<String>>>,
@@ -39,10 +39,10 @@ pub struct NetlinkTap {
 }
 
 impl NetlinkTap {
-    /// Begins to listen, in the current thread's namespace. It misses the writes that create its own device.
+    /// Starts to capture in the current thread's namespace. Misses the writes that create its own device.
     ///
     /// # Errors
-    /// Without `CAP_NET_RAW`, or when the kernel has no `nlmon`.
+    /// Without `CAP_NET_RAW`, or if the kernel has no `nlmon`.
     pub fn start() -> io::Result<Self> {
         let ip = |arguments: &[&str]| oracle::run("ip", arguments, None).map_err(io::Error::other);
         ip(&["link", "add", "tap0", "type", "nlmon"])?;
@@ -57,9 +57,9 @@ impl NetlinkTap {
     }
 
     /// The messages since the last call that change something, or may: `ipset ADD`, `IPVS NEW_DEST`, `nf_tables 6`,
-    /// `rtnetlink 20`, in their order. Messages that only ask are not among them.
+    /// `rtnetlink 20`, in order. Reads are not included.
     pub fn writes(&self) -> Vec<String> {
-        // Messages sent before this call are in the buffer by now, and read within the timeout.
+        // Messages sent before this call are now in the buffer, and are read within the timeout.
         thread::sleep(Duration::from_millis(200));
         std::mem::take(&mut *self.writes.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -92,7 +92,7 @@ fn listen(fd: &OwnedFd, writes: &Mutex<Vec<String>>, stop: &AtomicBool) {
     }
 }
 
-/// Writes in the messages of one send.
+/// Writes in one datagram.
 fn writes_in(protocol: u16, mut datagram: &[u8]) -> Vec<String> {
     let mut found = Vec::new();
     while let Some((header, _)) = datagram.split_first_chunk::<16>() {
@@ -107,21 +107,21 @@ fn writes_in(protocol: u16, mut datagram: &[u8]) -> Vec<String> {
     found
 }
 
-/// The write that a message makes, as text; `None` if it only asks.
+/// The write in a message, as text; `None` if it only reads.
 fn write(protocol: u16, kind: u16, payload: &[u8]) -> Option<String> {
     let command = payload.first().copied().unwrap_or_default();
     match protocol {
-        // NEW, DEL, GET, SET in turns, from 16 on. Below are the messages that are the same for all of netlink.
+        // NEW, DEL, GET, SET in rotation, from 16. Lower numbers are common to all of netlink.
         NETLINK_ROUTE => (kind >= 16 && kind % 4 != 2).then(|| format!("rtnetlink {kind}")),
         NETLINK_NETFILTER => match (kind >> 8, kind & 0xff) {
-            // Begin and end of a batch; listings of tracked connections, of all that nf_tables has, and revisions of extensions.
+            // Begin and end of a batch; lists of tracked connections and of nf_tables objects; revisions of extensions.
             (0 | 11, _) | (1, 1 | 4..) | (10, 1 | 4 | 7 | 10 | 13 | 16 | 19 | 21 | 23 | 25) => None,
             (1, command) => Some(format!("conntrack {command}")),
             (6, command) => ipset(command).map(|name| format!("ipset {name}")),
             (10, command) => Some(format!("nf_tables {command}")),
             (subsystem, command) => Some(format!("nfnetlink {subsystem} {command}")),
         },
-        // 16 is the controller, which looks families up.
+        // 16 is the controller, which looks up families.
         NETLINK_GENERIC if kind > 16 => ipvs(command).map(|name| format!("IPVS {name}")),
         _ => None,
     }

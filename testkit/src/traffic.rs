@@ -1,4 +1,4 @@
-//! Small servers that answer with their own name, and clients that ask: who answers is what a load balancer decides.
+//! Small servers that answer with their own name, and clients: which server answers shows what a load balancer decided.
 
 use std::io;
 use std::net::SocketAddr;
@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::netns::Netns;
 use crate::witness::{Conversation, Transport, Witness, ask};
 
-/// A client waits this long for a connection and for each answer. Emulated machines are slow.
+/// How long a client waits for a connection and for each answer. QEMU without KVM is slow.
 pub const TIME_LIMIT: Duration = Duration::from_secs(10);
 
-/// A [`Witness`] at one address: clients here want only its name.
+/// A [`Witness`] at one address, for clients that only need its name.
 #[derive(Debug)]
 pub struct NameServer {
     address: SocketAddr,
@@ -21,7 +21,7 @@ impl NameServer {
     /// Listens on a TCP address; port 0 takes a free one.
     ///
     /// # Errors
-    /// When the address is not there or the port is taken.
+    /// If the address does not exist or the port is taken.
     pub fn tcp(namespace: &Netns, address: SocketAddr, name: &str) -> io::Result<Self> {
         Self::start(namespace, (Transport::Tcp, address), name)
     }
@@ -39,13 +39,14 @@ impl NameServer {
         Ok(Self { address: witness.addresses().first().copied().unwrap_or(place.1), _witness: witness })
     }
 
-    /// The address it listens on.
+    /// The address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 }
 
-/// Connects by TCP from the current thread's namespace, asks once and disconnects: the name of who answered.
+/// Connects by TCP from the current thread's namespace, asks once and disconnects. Returns the name of the server that
+/// answered.
 ///
 /// # Errors
 /// No answer within [`TIME_LIMIT`].
@@ -53,7 +54,7 @@ pub fn connect_and_ask(address: SocketAddr) -> io::Result<String> {
     Ok(ask(Transport::Tcp, None, address, TIME_LIMIT)?.name)
 }
 
-/// Asks by UDP from a new port of the current thread's namespace: the name of who answered.
+/// Asks by UDP from a new port in the current thread's namespace. Returns the name of the server that answered.
 ///
 /// # Errors
 /// No answer within [`TIME_LIMIT`].
@@ -66,18 +67,18 @@ pub fn ask_udp(address: SocketAddr) -> io::Result<String> {
 pub struct Connection(Conversation);
 
 impl Connection {
-    /// Connects from the current thread's namespace; the connection stays there.
+    /// Connects from the current thread's namespace, in which the connection stays.
     ///
     /// # Errors
-    /// When the connection is not made within [`TIME_LIMIT`].
+    /// If no connection is established within [`TIME_LIMIT`].
     pub fn open(address: SocketAddr) -> io::Result<Self> {
         Conversation::open(Transport::Tcp, None, address, TIME_LIMIT).map(Self)
     }
 
-    /// The name of who is at the other end.
+    /// The name of the server at the other end.
     ///
     /// # Errors
-    /// When the connection is broken, or the answer does not come within [`TIME_LIMIT`].
+    /// If the connection is broken, or no answer comes within [`TIME_LIMIT`].
     pub fn ask(&mut self) -> io::Result<String> {
         Ok(self.0.ask()?.name)
     }
@@ -90,7 +91,7 @@ mod tests {
     use super::{Connection, NameServer, ask_udp, connect_and_ask};
     use crate::netns::Netns;
 
-    // In the process's own namespace, entered by a handle to itself only where that is allowed: as root.
+    // Uses the process's own namespace, and enters it only as root, since others may not.
     #[test]
     fn servers_answer_with_their_name_and_stop() {
         crate::kernel_test(&[crate::Need::Root], || {

@@ -1,7 +1,7 @@
-//! Servers that answer with their own name and the client address they see, and clients that ask, over TCP, UDP and
-//! SCTP. The answers show what a load balancer does to a packet.
+//! Servers that answer with their own name and the client address that they see, and clients, over TCP, UDP and SCTP.
+//! The answers show what a load balancer does to a packet.
 //!
-//! SCTP associations of the one-to-one style behave like TCP connections, down to the system calls, so std's TCP types hold them.
+//! One-to-one SCTP associations use the same system calls as TCP connections, so std's TCP types hold them.
 
 use std::io::{self, Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -27,7 +27,7 @@ pub enum Transport {
     Tcp,
     /// UDP.
     Udp,
-    /// SCTP. The kernel loads its module when the first socket is made.
+    /// SCTP. The kernel loads its module for the first socket.
     Sctp,
 }
 
@@ -42,14 +42,14 @@ impl Transport {
 pub struct Answer {
     /// The name of the server.
     pub name: String,
-    /// Whom the server saw: the client's address after all translations.
+    /// The client's address as the server saw it, after all translations.
     pub peer: SocketAddr,
-    /// The client's own address, before any.
+    /// The client's own address, before translation.
     pub own: SocketAddr,
 }
 
-/// A server in a thread. It answers each line of a connection and each datagram with its name and the sender's address. Dropping
-/// it stops it and closes its connections.
+/// A server in a thread. It answers each line of a connection, and each datagram, with its name and the sender's
+/// address. Dropping it stops it and closes its connections.
 #[derive(Debug)]
 pub struct Witness {
     addresses: Vec<SocketAddr>,
@@ -58,10 +58,11 @@ pub struct Witness {
 }
 
 impl Witness {
-    /// Listens on these addresses of a namespace; port 0 takes a free one. An unspecified IPv6 address takes IPv4 too.
+    /// Listens on these addresses of a namespace; port 0 takes a free one. An unspecified IPv6 address also accepts
+    /// IPv4.
     ///
     /// # Errors
-    /// When an address is not there, a port is taken, or the kernel has no SCTP.
+    /// If an address does not exist, a port is taken, or the kernel has no SCTP.
     pub fn start(namespace: &Netns, name: &str, places: &[(Transport, SocketAddr)]) -> io::Result<Self> {
         let (wake, woken) = UnixStream::pair()?;
         let (mut sources, mut addresses) = (vec![Source::Wake(woken)], Vec::new());
@@ -74,12 +75,12 @@ impl Witness {
             io::Result::Ok(())
         })??;
         let name = name.to_owned();
-        // The sockets belong to the namespace already: the thread may run anywhere.
+        // The sockets already belong to the namespace, so the thread may run anywhere.
         let thread = thread::Builder::new().spawn(move || serve(sources, &name))?;
         Ok(Self { addresses, wake, thread: Some(thread) })
     }
 
-    /// The addresses it listens on.
+    /// The addresses on which it listens.
     pub fn addresses(&self) -> &[SocketAddr] {
         &self.addresses
     }
@@ -161,7 +162,7 @@ fn serve(mut sources: Vec<Source>, name: &str) {
                     kept.push(Source::Listener(listener));
                 }
                 Source::Connection(stream, peer) => {
-                    // An error is a client that has gone away.
+                    // An error means that the client is gone.
                     if let Ok(true) = answer(&stream, name, peer) {
                         kept.push(Source::Connection(stream, peer));
                     }
@@ -179,7 +180,7 @@ fn serve(mut sources: Vec<Source>, name: &str) {
     }
 }
 
-/// Half a minute after its client has gone without a word, a connection ends: else those would pile up as open files.
+/// Closes a connection half a minute after its client has vanished. Otherwise open files would accumulate.
 fn end_with_client(stream: &TcpStream) {
     let set = || {
         setsockopt(stream, KeepAlive, &true)?;
@@ -187,7 +188,7 @@ fn end_with_client(stream: &TcpStream) {
         setsockopt(stream, TcpKeepInterval, &5)?;
         setsockopt(stream, TcpKeepCount, &2)
     };
-    // SCTP has heartbeats of its own, and none of these.
+    // SCTP has its own heartbeats and does not support these options.
     set().unwrap_or_default();
 }
 
@@ -195,7 +196,7 @@ fn statement(name: &str, peer: SocketAddr) -> String {
     format!("{name} {}\n", SocketAddr::new(peer.ip().to_canonical(), peer.port()))
 }
 
-/// Whether the connection goes on.
+/// Whether the connection continues.
 fn answer(mut stream: &TcpStream, name: &str, peer: SocketAddr) -> io::Result<bool> {
     let mut buffer = [0; 2048];
     loop {
@@ -211,7 +212,7 @@ fn answer(mut stream: &TcpStream, name: &str, peer: SocketAddr) -> io::Result<bo
     }
 }
 
-/// A client's end of a connection, or a UDP socket that sends to one address.
+/// The client's end of a connection, or a UDP socket that sends to one address.
 #[derive(Debug)]
 pub struct Conversation {
     socket: Socket,
@@ -225,21 +226,21 @@ enum Socket {
 }
 
 impl Conversation {
-    /// Connects from the current thread's namespace, from a new port of `from` or of the address that the kernel chooses. The
-    /// conversation stays in that namespace. Each step may take as long as `limit`.
+    /// Connects from the current thread's namespace, from a new port of `from` or of an address that the kernel
+    /// chooses. The connection stays in that namespace. `limit` is the time limit of each step.
     ///
-    /// An SCTP association begins with this one address alone; left to itself, the kernel would offer all of the host's.
+    /// An SCTP association uses only this address; the kernel would otherwise offer all of the host's.
     ///
     /// # Errors
-    /// When the connection is refused, or is not made in time ([`io::ErrorKind::TimedOut`]).
+    /// If the connection is refused, or not established in time ([`io::ErrorKind::TimedOut`]).
     pub fn open(transport: Transport, from: Option<IpAddr>, to: SocketAddr, limit: Duration) -> io::Result<Self> {
         Self::open_from_port(transport, from, 0, to, limit)
     }
 
-    /// Opens as [`Conversation::open`], from this port; 0 lets the kernel choose one.
+    /// Opens like [`Conversation::open`], from this port; 0 lets the kernel choose one.
     ///
     /// # Errors
-    /// As [`Conversation::open`], and when the port is taken.
+    /// As [`Conversation::open`], and if the port is taken.
     pub fn open_from_port(
         transport: Transport,
         from: Option<IpAddr>,
@@ -265,7 +266,7 @@ impl Conversation {
         };
         let fd = stream_socket(transport, to)?;
         if let Some(from) = from {
-            // A port on which an ended connection still lingers will do.
+            // Allow a port on which a closed connection still lingers.
             setsockopt(&fd, ReuseAddr, &true)?;
             bind(fd.as_raw_fd(), &SockaddrStorage::from(SocketAddr::new(from, port)))?;
         }
@@ -284,10 +285,10 @@ impl Conversation {
         Ok(Self { own: stream.local_addr()?, socket: Socket::Stream(stream) })
     }
 
-    /// Asks who is at the other end.
+    /// Asks the server for its name and the address that it sees.
     ///
     /// # Errors
-    /// When the connection is broken, or the answer does not come in time ([`io::ErrorKind::TimedOut`]).
+    /// If the connection is broken, or no answer comes in time ([`io::ErrorKind::TimedOut`]).
     pub fn ask(&mut self) -> io::Result<Answer> {
         let answered = match &mut self.socket {
             Socket::Stream(stream) => stream.write_all(b"who\n").and_then(|()| read_line(stream)),
@@ -328,7 +329,7 @@ fn read_line(stream: &mut TcpStream) -> io::Result<String> {
         match stream.read(&mut buffer) {
             Ok(0) => return Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the server closed the connection")),
             Ok(length) => line.extend_from_slice(buffer.get(..length).unwrap_or_default()),
-            // A read with a time limit is not begun again after a signal (signal(7)).
+            // A read with a time limit is not restarted after a signal (signal(7)).
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
@@ -346,10 +347,11 @@ pub fn ask(transport: Transport, from: Option<IpAddr>, to: SocketAddr, limit: Du
 
 /// Sends one echo request (ICMP, or ICMPv6) from the current thread's namespace and waits for the answer.
 ///
-/// The namespace's `net.ipv4.ping_group_range` has to let the caller's group send them: no group may at first.
+/// The namespace's `net.ipv4.ping_group_range` must include the caller's group. By default it includes none.
 ///
 /// # Errors
-/// [`io::ErrorKind::ConnectionRefused`] when the answer says that the port is unreachable, [`io::ErrorKind::TimedOut`] without one.
+/// [`io::ErrorKind::ConnectionRefused`] if the answer is "port unreachable", [`io::ErrorKind::TimedOut`] without an
+/// answer.
 pub fn ping(to: IpAddr, limit: Duration) -> io::Result<()> {
     let (family, protocol, request, reply) = match to {
         IpAddr::V4(_) => (AddressFamily::Inet, SockProtocol::Icmp, 8, 0),

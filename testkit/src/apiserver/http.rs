@@ -1,4 +1,4 @@
-//! Just enough of HTTP/1.1 for a client of an API server: keep-alive, lengths, chunks.
+//! Just enough HTTP/1.1 for a client of an API server: keep-alive, lengths, chunks.
 
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
@@ -22,27 +22,27 @@ pub struct Request {
 }
 
 impl Request {
-    /// A parameter of the query; the first of several.
+    /// The first parameter of this name in the query.
     pub fn parameter(&self, name: &str) -> Option<&str> {
         self.query.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
     }
 
-    /// Whether it asks for a watch.
+    /// Whether it requests a watch.
     pub fn is_watch(&self) -> bool {
         matches!(self.parameter("watch"), Some("1" | "true"))
     }
 
-    /// Whether it asks for all objects: a list, or a watch that begins with them.
+    /// Whether it requests all objects: a list, or a watch that begins with them.
     pub fn asks_for_all(&self) -> bool {
         !self.is_watch() || self.asks_for_stream()
     }
 
-    /// Whether it asks for a watch that begins with all objects.
+    /// Whether it requests a watch that begins with all objects.
     pub(super) fn asks_for_stream(&self) -> bool {
         self.is_watch() && self.parameter("sendInitialEvents") == Some("true")
     }
 
-    /// The next request on a connection; `None` when the client has closed it.
+    /// Reads the next request on a connection; `None` if the client has closed it.
     pub(super) fn read(reader: &mut BufReader<TcpStream>) -> io::Result<Option<Self>> {
         let mut line = String::new();
         if reader.read_line(&mut line)? == 0 {
@@ -98,8 +98,8 @@ fn decode(text: &str) -> String {
     String::from_utf8_lossy(&bytes).into_owned()
 }
 
-/// Writes a whole answer. `cut` ends the connection after that many bytes of the body, `pause` waits before each 64 of
-/// them.
+/// Writes a whole answer. `cut` closes the connection after that many bytes of the body; `pause` waits before each 64
+/// bytes.
 pub(super) fn answer(
     stream: &mut TcpStream,
     status: u16,
@@ -132,7 +132,7 @@ pub(super) fn answer(
     if cut.is_some() { Err(io::Error::other("cut")) } else { stream.flush() }
 }
 
-/// Starts an answer in chunks.
+/// Starts a chunked answer.
 pub(super) fn start_chunks(stream: &mut TcpStream, content_type: &str) -> io::Result<()> {
     let head = format!("HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n\r\n");
     stream.write_all(head.as_bytes())
@@ -144,13 +144,13 @@ pub(super) fn chunk(stream: &mut TcpStream, text: &[u8]) -> io::Result<()> {
     stream.write_all(&[head.as_bytes(), text, b"\r\n"].concat())
 }
 
-/// The start of a chunk, and then nothing: what a broken connection leaves.
+/// Writes only the start of a chunk, as a broken connection would.
 pub(super) fn half_a_chunk(stream: &mut TcpStream, text: &[u8]) -> io::Result<()> {
     let half = text.get(..text.len() / 2).unwrap_or_default();
     stream.write_all(&[format!("{:x}\r\n", text.len()).as_bytes(), half].concat())
 }
 
-/// The end of an answer in chunks.
+/// Ends a chunked answer.
 pub(super) fn end_chunks(stream: &mut TcpStream) -> io::Result<()> {
     stream.write_all(b"0\r\n\r\n")
 }

@@ -1,13 +1,14 @@
-//! A stand-in for an API server: lists, watches, watches that begin with all objects, and every way they go wrong.
+//! A simulated API server: lists, watches, watches that begin with all objects, and their failures.
 //!
-//! The server speaks plain HTTP on a loopback address, knows Services, EndpointSlices and Nodes, ServiceCIDRs if told so, and takes Events. It answers
-//! as a real one does; the recorded answers it is compared with are in [`recorded`]. What goes wrong is asked for by
-//! the test: [`ApiServer::fail_next`], [`ApiServer::cut_watches`], [`ApiServer::compact`], [`ApiServer::outage`],
-//! [`ApiServer::send_raw`].
+//! The server speaks plain HTTP on a loopback address. It has Services, EndpointSlices and Nodes, optionally
+//! ServiceCIDRs, and accepts Events. Its answers are compared with the answers of a real server in [`recorded`]. A test
+//! requests failures: [`ApiServer::fail_next`], [`ApiServer::cut_watches`], [`ApiServer::compact`],
+//! [`ApiServer::outage`], [`ApiServer::send_raw`].
 //!
-//! With the feature `tls`, `tls::Relay` puts TLS in front of it, with authorities, client certificates and all.
+//! With the feature `tls`, `tls::Relay` adds TLS, with certificate authorities and client certificates.
 //!
-//! Limits: objects and parameters are not checked, paths have no namespaces (but for Events), and nothing but Events can be written.
+//! Limits: objects and parameters are not validated, paths have no namespaces (except for Events), and clients can only
+//! write Events.
 
 #![expect(clippy::panic, clippy::expect_used, reason = "a test's own mistake ends the test")]
 
@@ -50,10 +51,10 @@ pub mod recorded {
     pub const NOT_FOUND: &str = include_str!("recorded/not-found.json");
     /// A body, and its HTTP status on the last line.
     pub const UNAUTHORIZED: &str = include_str!("recorded/unauthorized.json");
-    /// Events of Services, one a line: a change, the label of another proxy added (DELETED) and removed (ADDED), a
+    /// Events of Services, one per line: a change, another proxy's label added (DELETED) and removed (ADDED), a
     /// deletion, a bookmark.
     pub const WATCH_SERVICES: &str = include_str!("recorded/watch-services.jsonl");
-    /// Events of EndpointSlices, one a line.
+    /// Events of EndpointSlices, one per line.
     pub const WATCH_ENDPOINT_SLICES: &str = include_str!("recorded/watch-endpointslices.jsonl");
 
     /// Answers recorded from a kube-apiserver v1.36.2, each in JSON and in protobuf.
@@ -79,41 +80,41 @@ pub mod recorded {
             NODES_METADATA = "nodes.json", "nodes-metadata.pb";
             /// ServiceCIDRs.
             SERVICE_CIDRS = "servicecidrs.json", "servicecidrs.pb";
-            /// A watch that begins with all Services, up to the bookmark behind these.
+            /// A watch that begins with all Services, up to the bookmark that follows them.
             WATCH_ALL_SERVICES = "watch-services.jsonl", "watch-services.pb";
-            /// A watch of Services from an earlier version on.
+            /// A watch of Services from an earlier version.
             WATCH_SERVICES = "watch-changes.jsonl", "watch-changes.pb";
-            /// The failure for a Service that is not there.
+            /// The failure for a Service that does not exist.
             NOT_FOUND = "missing.json", "missing.pb";
         }
     }
 }
 
-/// Something that goes wrong with one request.
+/// A failure of one request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// This status, with a `Status` object as the body, and `Retry-After` in seconds.
     Status(u16, Option<u32>),
-    /// The answer comes this much later.
+    /// Delay the answer by this time.
     Late(Duration),
-    /// The answer comes 64 bytes at a time, with this pause before each.
+    /// Send the answer 64 bytes at a time, with this pause before each.
     Slow(Duration),
-    /// The connection ends after this many bytes of the answer.
+    /// Close the connection after this many bytes of the answer.
     Cut(usize),
-    /// This text in place of the answer, with status 200.
+    /// Send this text instead of the answer, with status 200.
     Text(String),
     /// No objects, as of version 1.
     Empty,
-    /// So many blanks before the answer.
+    /// This many blanks before the answer.
     Padded(usize),
-    /// No answer at all; the connection stays.
+    /// No answer; the connection stays open.
     Silence,
 }
 
 #[derive(Debug)]
 enum ToWatch {
     Event(Vec<u8>),
-    /// The first half of an event, and no more.
+    /// Only the first half of an event.
     HalfAnEvent(Vec<u8>),
     End,
 }
@@ -131,7 +132,7 @@ struct State {
     version: u64,
     compacted: u64,
     resources: BTreeMap<&'static str, Resource>,
-    /// Rest of each list in pages, by continue token.
+    /// The rest of each paged list, by continue token.
     pages: BTreeMap<String, (u64, Vec<Sent>)>,
     watches: Vec<Watch>,
     faults: Vec<(&'static str, bool, Fault)>,
@@ -139,10 +140,10 @@ struct State {
     events_forbidden: bool,
     service_cidrs: ServiceCidrs,
     streams: Streams,
-    /// The only encoding that the server has; both where there is none.
+    /// The only encoding that the server supports; `None` for both.
     only: Option<Encoding>,
     latency: Duration,
-    /// Tokens that are accepted; any where there are none.
+    /// Accepted tokens; if empty, any.
     tokens: Vec<String>,
     requests: Vec<Request>,
     sent: usize,
@@ -151,7 +152,7 @@ struct State {
     stopped: bool,
 }
 
-/// A running server. It ends when it is dropped.
+/// A running server. Dropping it stops it.
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
@@ -170,22 +171,22 @@ pub enum ServiceCidrs {
     V1,
 }
 
-/// Whether a server has watches that begin with all objects (`sendInitialEvents`).
+/// How a server treats watches that begin with all objects (`sendInitialEvents`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Streams {
     /// Served, as by default since Kubernetes 1.34.
     #[default]
     Served,
-    /// It refuses them, as without the feature gate `WatchList`: 422.
+    /// Refused with 422, as without the feature gate `WatchList`.
     Refused,
-    /// It does not know the parameter: such a watch is one like any other.
+    /// The parameter is ignored, so it is an ordinary watch.
     Ignored,
 }
 
-/// Kind of request that a fault applies to: lists or watches.
+/// The requests to which a fault applies: lists or watches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Lists, and watches that begin with all objects unless the server refuses these.
+    /// Lists, and watches that begin with all objects unless the server refuses them.
     List,
     /// Watches of changes.
     Watch,
@@ -231,18 +232,19 @@ impl ApiServer {
         Self::start_on(SocketAddr::from(([127, 0, 0, 1], 0)))
     }
 
-    /// Starts a server on this address, which another one may be about to leave: waits for it for up to ten seconds.
+    /// Starts a server on this address. Waits for the address to become free for up to ten seconds.
     ///
     /// # Panics
     ///
-    /// The address is not free, or not of this machine.
+    /// The address is not free, or not an address of this machine.
     pub fn start_on(address: SocketAddr) -> Self {
         let server = Self::start_away_on(address);
         server.outage(false);
         server
     }
 
-    /// The same, but away until [`ApiServer::outage`] brings it back, so that no client sees it before it has all objects.
+    /// Starts a server that is unavailable until [`ApiServer::outage`] ends, so that no client sees it before it has
+    /// all objects.
     ///
     /// # Panics
     ///
@@ -271,7 +273,7 @@ impl ApiServer {
         ApiServer { address, state }
     }
 
-    /// Address that it listens on.
+    /// Address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -293,7 +295,7 @@ impl ApiServer {
         .to_string()
     }
 
-    /// Creates or replaces an object and tells the watches. Returns its new version.
+    /// Creates or replaces an object and notifies the watches. Returns its new version.
     ///
     /// # Panics
     ///
@@ -310,11 +312,11 @@ impl ApiServer {
         lock(&self.state).change(kind, key, Some(object))
     }
 
-    /// Puts all items of a list as the server prints it: `ServiceList` and the like.
+    /// Puts all items of a list in the server's format, such as `ServiceList`.
     ///
     /// # Panics
     ///
-    /// If the text is no list of a kind known here.
+    /// If the text is not a list of a known kind.
     pub fn put_list(&self, text: &str) {
         let list: Value = serde_json::from_str(text).expect("JSON");
         let kind = list["kind"].as_str().unwrap_or_default().trim_end_matches("List").to_owned();
@@ -325,7 +327,7 @@ impl ApiServer {
         }
     }
 
-    /// Deletes an object and tells the watches. `namespace` is empty for Nodes.
+    /// Deletes an object and notifies the watches. `namespace` is empty for Nodes.
     ///
     /// # Panics
     ///
@@ -334,7 +336,7 @@ impl ApiServer {
         lock(&self.state).change(plural(resource), key_of(namespace, name), None);
     }
 
-    /// Deletes an object without an event to the watches, as when a broken watch missed it.
+    /// Deletes an object without notifying the watches, as if a broken watch had missed it.
     ///
     /// # Panics
     ///
@@ -346,7 +348,7 @@ impl ApiServer {
         resource.objects.remove(&key_of(namespace, name));
     }
 
-    /// Sends every watch a bookmark.
+    /// Sends a bookmark to every watch.
     pub fn bookmark(&self) {
         let mut state = lock(&self.state);
         let version = state.version;
@@ -354,7 +356,7 @@ impl ApiServer {
         state.watches.retain(|watch| watch.to.send(ToWatch::Event(event(watch))).is_ok());
     }
 
-    /// Forgets what happened before now: watches from then and lists in pages get 410.
+    /// Discards the history: watches and paged lists from before now get 410.
     pub fn compact(&self) {
         let mut state = lock(&self.state);
         state.compacted = state.version;
@@ -363,8 +365,8 @@ impl ApiServer {
         state.resources.values_mut().for_each(|resource| resource.history.clear());
     }
 
-    /// Forgets the history and numbers the next change after this version, as a server restarted on the same data does.
-    /// With a smaller version than before, it acts as one restored from a backup.
+    /// Discards the history and numbers the next change after this version, like a server restarted on the same data.
+    /// With a smaller version than before, like one restored from a backup.
     pub fn start_from(&self, version: u64) {
         lock(&self.state).version = version;
         self.compact();
@@ -378,14 +380,14 @@ impl ApiServer {
         }
     }
 
-    /// Ends every watch in good order, as a server does after a while.
+    /// Ends every watch properly, as a server does after a while.
     pub fn end_watches(&self) {
         for watch in lock(&self.state).watches.drain(..) {
             drop(watch.to.send(ToWatch::End));
         }
     }
 
-    /// Sends the watches of a resource an event in JSON, in the encoding of each, or any other text as it is.
+    /// Sends an event in JSON to the watches of a resource, in the encoding of each. Other text is sent unchanged.
     pub fn send_raw(&self, resource: &str, text: &str) {
         let mut state = lock(&self.state);
         let event = |watch: &Watch| match (watch.encoding, serde_json::from_str::<Value>(text)) {
@@ -399,7 +401,7 @@ impl ApiServer {
         state.watches.retain(|watch| watch.kind.plural != resource || send(watch));
     }
 
-    /// The next request of this kind fails so. Several are taken in their order.
+    /// Lets the next request of this kind fail. Several faults apply in order.
     ///
     /// # Panics
     ///
@@ -408,13 +410,13 @@ impl ApiServer {
         lock(&self.state).faults.push((plural(resource).plural, verb == Verb::Watch, fault));
     }
 
-    /// Drops the faults asked for with [`ApiServer::fail_next`] that have not happened yet.
+    /// Removes the pending faults of [`ApiServer::fail_next`].
     pub fn clear_faults(&self) {
         lock(&self.state).faults.clear();
     }
 
-    /// Takes the server away (`true`) or back. While it is away, every connection ends as soon as it is made, the
-    /// watches end at once, and no request gets an answer.
+    /// Makes the server unavailable (`true`) or available. While it is unavailable, every new connection is closed, the
+    /// watches end, and no request gets an answer.
     pub fn outage(&self, away: bool) {
         lock(&self.state).away = away;
         if away {
@@ -436,17 +438,17 @@ impl ApiServer {
         }
     }
 
-    /// Gives the server ServiceCIDRs, or takes the resource away.
+    /// Adds or removes the resource ServiceCIDRs.
     pub fn serve_service_cidrs(&self, service_cidrs: ServiceCidrs) {
         lock(&self.state).service_cidrs = service_cidrs;
     }
 
-    /// Sets what becomes of watches that shall begin with all objects.
+    /// Sets how watches that begin with all objects are treated.
     pub fn serve_streams(&self, streams: Streams) {
         lock(&self.state).streams = streams;
     }
 
-    /// Answers in JSON, whatever is asked for.
+    /// Always answers in JSON.
     pub fn serve_only_json(&self) {
         lock(&self.state).only = Some(Encoding::Json);
     }
@@ -461,12 +463,12 @@ impl ApiServer {
         lock(&self.state).events_forbidden = forbidden;
     }
 
-    /// Demands this token from now on.
+    /// Requires this token from now on.
     pub fn demand_token(&self, token: &str) {
         lock(&self.state).tokens = vec![token.to_owned()];
     }
 
-    /// Accepts this token too: requests that are on their way have the earlier one.
+    /// Accepts this token too, since requests under way still have the earlier one.
     pub fn accept_token(&self, token: &str) {
         lock(&self.state).tokens.push(token.to_owned());
     }
@@ -476,7 +478,7 @@ impl ApiServer {
         lock(&self.state).requests.clone()
     }
 
-    /// Bytes of all lists so far, and of what watches begin with.
+    /// Bytes of all lists so far, including the initial objects of watches.
     pub fn sent(&self) -> usize {
         lock(&self.state).sent
     }
@@ -501,7 +503,7 @@ impl Drop for ApiServer {
     fn drop(&mut self) {
         lock(&self.state).stopped = true;
         self.end_watches();
-        // Wakes the thread that waits for connections.
+        // Wakes the thread that accepts connections.
         drop(TcpStream::connect(self.address));
     }
 }
@@ -527,7 +529,7 @@ impl State {
         version
     }
 
-    /// The kind of this path, if the server has it.
+    /// The kind with this path, if the server has it.
     fn kind(&self, path: &str) -> Option<Kind> {
         let path = match (self.service_cidrs, path) {
             (ServiceCidrs::V1beta1, "/apis/networking.k8s.io/v1beta1/servicecidrs") => {
@@ -550,13 +552,13 @@ impl State {
         Some(self.faults.remove(at).2)
     }
 
-    /// The failure of a request for objects not older than a version that is not there yet.
+    /// The failure of a request for a version that does not exist yet.
     fn too_large(&self, request: &Request) -> Option<Value> {
         let wanted = request.parameter("resourceVersion")?.parse().ok().filter(|wanted| *wanted > self.version)?;
         (request.asks_for_all()).then(|| too_large(wanted, self.version))
     }
 
-    /// A list or a page of one. Version 0 means "the version at hand", and then a limit does not count.
+    /// A list or a page of one. Version 0 means "any version"; a limit is then ignored.
     fn list(&mut self, kind: Kind, request: &Request, encoding: Encoding) -> Result<Vec<u8>, Value> {
         if let Some(failure) = self.too_large(request) {
             return Err(failure);
@@ -585,7 +587,7 @@ impl State {
         Ok(encoding.list(kind, &metadata, &items))
     }
 
-    /// The answer where there are no objects, as of version 1.
+    /// An answer without objects, as of version 1.
     fn nothing(&self, kind: Kind, request: &Request, encoding: Encoding) -> Vec<u8> {
         if request.asks_for_stream() && self.streams == Streams::Served {
             encoding.initial_events(kind, [].iter(), 1)
@@ -594,7 +596,7 @@ impl State {
         }
     }
 
-    /// A watch, and the events since the version it asks for.
+    /// A watch, with the events since the requested version.
     fn watch(&mut self, kind: Kind, request: &Request, encoding: Encoding) -> (Receiver<ToWatch>, Vec<u8>) {
         let (to, from) = channel();
         let selector = selector(request);
@@ -635,7 +637,7 @@ fn selector(request: &Request) -> Selector {
     Selector::new(parameter("labelSelector"), parameter("fieldSelector"))
 }
 
-/// One connection, until it ends.
+/// Serves one connection until it ends.
 fn serve(stream: TcpStream, state: &Mutex<State>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream.try_clone()?);

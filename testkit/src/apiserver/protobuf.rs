@@ -1,4 +1,4 @@
-//! Objects in protobuf, by the field numbers of `generated.proto` in each package of Kubernetes.
+//! Encodes objects in protobuf, by the field numbers in each Kubernetes package's `generated.proto`.
 
 use serde_json::{Value, json};
 
@@ -207,12 +207,12 @@ pub(super) fn list<'a>(kind: Kind, metadata: &Value, items: impl Iterator<Item =
     enveloped(kind.api_version, &format!("{}List", kind.name), &list)
 }
 
-/// An event of a watch behind its length; `object`: without an envelope.
+/// An event of a watch with a length prefix. `object` has no envelope.
 pub(super) fn event(what: &str, kind: Kind, object: &[u8]) -> Vec<u8> {
     event_about(what, &enveloped(kind.api_version, kind.name, object))
 }
 
-/// An event of a watch behind its length, about a failure.
+/// An event of a watch about a failure, with a length prefix.
 pub(super) fn error(status_of: &Value) -> Vec<u8> {
     event_about("ERROR", &status(status_of))
 }
@@ -225,13 +225,13 @@ fn event_about(what: &str, object: &[u8]) -> Vec<u8> {
     framed(&event)
 }
 
-/// Any bytes as an event behind their length.
+/// Any bytes as an event, with a length prefix.
 pub(super) fn framed(bytes: &[u8]) -> Vec<u8> {
     let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX);
     [&length.to_be_bytes(), bytes].concat()
 }
 
-/// `runtime.Unknown` behind the prefix of all answers.
+/// `runtime.Unknown` after the prefix of all answers.
 fn enveloped(api_version: &str, kind: &str, object: &[u8]) -> Vec<u8> {
     let (mut bytes, mut types) = (b"k8s\0".to_vec(), Vec::new());
     put_bytes(&mut types, 1, api_version.as_bytes());
@@ -251,7 +251,7 @@ fn message(fields: &[Field], object: &Value) -> Vec<u8> {
     to
 }
 
-/// A value; one of another type than the field has becomes bytes, as which no reader may take it.
+/// A value. If its type is not that of the field it is written as bytes, which no reader may accept.
 fn put(to: &mut Vec<u8>, number: u32, kind: Type, value: &Value) {
     match (kind, value) {
         (_, Value::Null) => {}
@@ -312,7 +312,7 @@ fn seconds(text: &str) -> i64 {
     let mut parts = text.split(|c: char| !c.is_ascii_digit()).map(|part| part.parse::<i64>().unwrap_or(0));
     let mut part = || parts.next().unwrap_or(0);
     let (year, month, day) = (part(), part(), part());
-    // Years begin in March, so that a leap day is a year's last.
+    // Years begin in March, so that a leap day is the last day of a year.
     let year = if month <= 2 { year - 1 } else { year };
     let days_of_year = (153 * ((month + 9) % 12) + 2) / 5 + day - 1;
     let days = 365 * year + year / 4 - year / 100 + year / 400 + days_of_year - 719_468;

@@ -1,4 +1,4 @@
-//! One kind of object: what there is, what happened, and what a selector lets through.
+//! One kind of object: its objects, their history, and which of them a selector matches.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -55,7 +55,7 @@ impl Encoding {
         }
     }
 
-    /// The events of a watch that begins with these objects: each, and the bookmark after them.
+    /// The events of a watch that begins with these objects, and the bookmark after them.
     pub(super) fn initial_events<'a>(
         self,
         kind: Kind,
@@ -82,7 +82,7 @@ impl Encoding {
     }
 }
 
-/// A kind the server knows.
+/// A kind that the server supports.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Kind {
     pub(super) name: &'static str,
@@ -121,7 +121,7 @@ pub(super) struct Change {
 }
 
 impl Change {
-    /// The event that a watch with this selector gets, if any: DELETED when the selector matches the object no more.
+    /// The event that a watch with this selector gets, if any. DELETED if the selector no longer matches the object.
     pub(super) fn event(&self, kind: Kind, selector: &Selector) -> Option<Value> {
         let before = self.before.as_ref().filter(|object| selector.matches(object));
         let after = self.after.as_ref().filter(|object| selector.matches(object));
@@ -129,14 +129,14 @@ impl Change {
             (None, None) => return None,
             (None, Some(object)) => ("ADDED", object.clone()),
             (Some(_), Some(object)) => ("MODIFIED", object.clone()),
-            // The last state that the watch knew, with the version of the change.
+            // The last state that the watch received, with the version of the change.
             (Some(object), None) => ("DELETED", with_version(object.clone(), self.version)),
         };
         Some(json!({"type": what, "object": with_kind(object, kind)}))
     }
 }
 
-/// An object, and how it is sent. Real servers keep that too, which makes lists cheap.
+/// An object and its encoding. Real servers also store that, which makes lists cheap.
 #[derive(Clone, Debug)]
 pub(super) struct Object {
     pub(super) value: Value,
@@ -229,7 +229,7 @@ pub(super) fn with_version(mut object: Value, version: u64) -> Value {
     object
 }
 
-/// Events name kind and version of the object; items of a list do not.
+/// Events contain kind and version of the object; items of a list do not.
 fn with_kind(mut object: Value, kind: Kind) -> Value {
     object["kind"] = kind.name.into();
     object["apiVersion"] = kind.api_version.into();
@@ -248,7 +248,7 @@ pub(super) fn bookmark(kind: Kind, version: u64) -> Value {
     json!({"type": "BOOKMARK", "object": with_kind(object, kind)})
 }
 
-/// A failure as the server words it.
+/// A failure in the server's words.
 pub(super) fn status(code: u16) -> Value {
     let (reason, message) = match code {
         401 => ("Unauthorized", "Unauthorized"),
@@ -287,7 +287,7 @@ pub(super) fn forbidden(plural: &str, verb: &str) -> Value {
     })
 }
 
-/// The answer of a server without the feature gate `WatchList` to a watch that shall begin with all objects.
+/// The answer of a server without the feature gate `WatchList` to a watch that should begin with all objects.
 pub(super) fn no_streams() -> Value {
     let (field, detail) = (
         "sendInitialEvents",
@@ -304,7 +304,7 @@ pub(super) fn no_streams() -> Value {
     })
 }
 
-/// The answer to a question for objects not older than a version that the server does not have yet.
+/// The answer to a request for a version that the server does not have yet.
 pub(super) fn too_large(wanted: u64, version: u64) -> Value {
     let cause = "Too large resource version";
     json!({

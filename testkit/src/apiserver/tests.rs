@@ -1,4 +1,4 @@
-//! The stand-in says what a real server has said.
+//! The simulated server answers like a real one.
 
 use std::io::{Read, Write};
 
@@ -68,7 +68,7 @@ fn failures_are_those_of_a_real_server() {
     assert_eq!(get(&server, "/api/v1/services"), expected(recorded::UNAUTHORIZED));
 }
 
-/// The changes of the recorded Services, repeated: the watch sends the recorded events.
+/// Repeats the recorded changes of Services: the watch sends the recorded events.
 #[test]
 fn watches_are_those_of_a_real_server() {
     let recorded: Vec<Value> = recorded::WATCH_SERVICES.lines().map(parse).collect();
@@ -102,7 +102,7 @@ fn watches_are_those_of_a_real_server() {
         events.iter().map(|event| (event["type"].clone(), plain(event["object"].clone()))).collect()
     };
     let mut expected = summary(&recorded);
-    // The recorded DELETED is of a Service that had other managed fields than the one of before.
+    // The recorded DELETED has other managed fields than the Service before it.
     for (event, expected) in summary(&events).iter_mut().zip(&mut expected) {
         for object in [&mut event.1, &mut expected.1] {
             object["metadata"].as_object_mut().unwrap().remove("managedFields");
@@ -140,7 +140,7 @@ fn a_server_that_is_away_answers_nobody_until_it_is_back() {
     watch.read_exact(&mut first).unwrap();
     server.outage(true);
     let mut rest = Vec::new();
-    // The watch ends, in good order or not.
+    // The watch may end properly or not.
     drop(watch.read_to_end(&mut rest));
     let mut stream = TcpStream::connect(server.address).unwrap();
     // The server may have closed it already.
@@ -154,7 +154,7 @@ fn a_server_that_is_away_answers_nobody_until_it_is_back() {
     assert_eq!(get(&server, "/api/v1/services").0, 200);
 }
 
-/// The text of a watch up to its end, which the server is asked for after the first line with this text.
+/// The text of a watch. After the first line with `until` the server is asked to end it.
 fn watch(server: &ApiServer, query: &str, until: &str) -> Vec<Value> {
     let mut stream = TcpStream::connect(server.address).unwrap();
     write!(stream, "GET /api/v1/services?watch=1&allowWatchBookmarks=true{query} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
@@ -174,7 +174,7 @@ fn watch(server: &ApiServer, query: &str, until: &str) -> Vec<Value> {
     text.lines().filter(|line| line.starts_with('{')).map(parse).collect()
 }
 
-/// Names, forms and words are those of kube-apiserver (`cacher.go`, `validation.go`, `storage/errors.go`).
+/// Names, forms and messages are those of kube-apiserver (`cacher.go`, `validation.go`, `storage/errors.go`).
 #[test]
 fn watches_begin_with_all_objects_or_are_refused() {
     let server = ApiServer::start();

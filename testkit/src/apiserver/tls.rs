@@ -1,4 +1,4 @@
-//! TLS in front of an API server: certificates made for the test, and a relay that ends TLS.
+//! TLS for the simulated API server: test certificates, and a relay that terminates TLS.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -49,12 +49,12 @@ impl Authority {
         Authority(CertifiedIssuer::self_signed(params, key).expect("a certificate"))
     }
 
-    /// Certificate of the authority, in PEM, for `certificate-authority` in a kubeconfig.
+    /// The authority's certificate in PEM, for `certificate-authority` in a kubeconfig.
     pub fn certificate(&self) -> String {
         self.0.pem()
     }
 
-    /// A certificate for a client of this name.
+    /// A certificate for a client with this name.
     ///
     /// # Panics
     ///
@@ -79,7 +79,7 @@ impl Authority {
     }
 }
 
-/// Ends TLS on a port of its own and relays the plain text. It ends, with all connections, when it is dropped.
+/// Terminates TLS on its own port and relays the plain text. Dropping it closes all connections.
 #[derive(Debug)]
 pub struct Relay {
     address: SocketAddr,
@@ -87,8 +87,8 @@ pub struct Relay {
 }
 
 impl Relay {
-    /// Starts a relay whose certificate this authority has signed. With `clients` it wants a certificate from clients
-    /// too, signed by that authority.
+    /// Starts a relay whose certificate this authority has signed. With `clients` it also requires client certificates
+    /// signed by that authority.
     ///
     /// # Panics
     ///
@@ -97,11 +97,11 @@ impl Relay {
         Self::start_on(SocketAddr::from(([127, 0, 0, 1], 0)), authority, to, clients)
     }
 
-    /// The same on this address, which has to be free.
+    /// Starts a relay on this address, which must be free.
     ///
     /// # Panics
     ///
-    /// The address cannot be had.
+    /// The address is not available.
     pub fn start_on(address: SocketAddr, authority: &Authority, to: SocketAddr, clients: Option<&Authority>) -> Self {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
@@ -136,7 +136,7 @@ impl Relay {
         Relay { address, _ends: ends }
     }
 
-    /// Address that it listens on.
+    /// Address on which it listens.
     pub fn address(&self) -> SocketAddr {
         self.address
     }
@@ -151,7 +151,7 @@ async fn accept(listener: TcpListener, acceptor: TlsAcceptor, to: SocketAddr) {
     while let Ok((stream, _)) = listener.accept().await {
         let acceptor = acceptor.clone();
         tokio::spawn(async move {
-            // Clients that do not trust it, or are not trusted, go away.
+            // Clients that do not trust it, or are not trusted, disconnect.
             let Ok(mut outer) = acceptor.accept(stream).await else { return };
             let Ok(mut inner) = TcpStream::connect(to).await else { return };
             drop(copy_bidirectional(&mut outer, &mut inner).await);
