@@ -25,6 +25,7 @@ pub use shared::host::other_addresses;
 pub use shared::sysctls::HostSettings;
 pub use shared::table::can_own_tables;
 
+use std::any::Any;
 use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{IpAddr, SocketAddr};
@@ -239,6 +240,8 @@ pub(crate) struct Pass<'a> {
     pub(crate) tcp_is_liberal: bool,
     /// Compare everything, not only changes.
     pub(crate) full: bool,
+    /// The plan is only shown: the mode keeps what it knows.
+    pub(crate) is_preview: bool,
     /// A full pass has succeeded.
     pub(crate) settled: bool,
     /// The last pass failed.
@@ -280,13 +283,26 @@ pub struct Plan {
     pub(crate) forget: UdpServices,
 }
 
-/// Work of a mode in a plan.
-pub(crate) trait Work: fmt::Debug + Send + Sync {
+/// Work of a mode in a plan: what a preview shows, and what the mode carries out.
+pub(crate) trait Work: Any + fmt::Debug + Send + Sync {
     /// Whether there is none.
     fn is_empty(&self) -> bool;
 
     /// The operations, in the order in which they are carried out.
     fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_>;
+
+    /// Whether it replaces what another mode serves.
+    fn takes_over(&self) -> bool {
+        false
+    }
+}
+
+impl dyn Work {
+    /// The plan of the mode that made it, in that mode's own type; empty in any other type.
+    pub(crate) fn into_plan<P: Work + Default>(self: Box<Self>) -> P {
+        let work: Box<dyn Any> = self;
+        work.downcast().map_or_else(|_| P::default(), |plan| *plan)
+    }
 }
 
 impl Plan {
@@ -294,6 +310,11 @@ impl Plan {
     pub fn is_empty(&self) -> bool {
         let works = self.work.as_ref().is_some_and(|work| !work.is_empty());
         !works && self.sysctls.is_empty() && self.last_operations().next().is_none()
+    }
+
+    /// Whether it replaces what another mode serves.
+    pub(crate) fn takes_over(&self) -> bool {
+        self.work.as_ref().is_some_and(|work| work.takes_over())
     }
 
     /// The operations after the work of the mode.
@@ -335,7 +356,7 @@ pub(crate) type Reading = Result<(), Vec<Unread>>;
 /// A Frontend that an index follows.
 pub(crate) type FrontendRef<'a> = Option<&'a Arc<Frontend>>;
 
-/// The arguments of carrying out a plan.
+/// The arguments of carrying out the work of a plan.
 pub(crate) struct CarryOut<'a> {
     pub(crate) names: Names<'a>,
     pub(crate) desired: &'a Desired,
@@ -345,13 +366,20 @@ pub(crate) struct CarryOut<'a> {
     pub(crate) clock: &'a dyn Fn() -> Moment,
 }
 
-/// Needs of a plan besides its own work.
-#[derive(Debug, Default)]
-pub(crate) struct Needs {
+/// Work that a mode has prepared, and what else the pass has to do for it.
+#[derive(Debug)]
+pub(crate) struct Prepared {
+    pub(crate) work: Box<dyn Work>,
     /// The plan's rules guard programs that listen on loopback addresses, and need `route_localnet`.
     pub(crate) routes_localhost: bool,
     /// UDP flows to forget.
     pub(crate) forget: UdpServices,
+}
+
+impl Prepared {
+    pub(crate) fn new(work: impl Work, forget: UdpServices) -> Self {
+        Prepared { work: Box::new(work), routes_localhost: false, forget }
+    }
 }
 
 /// Result of carrying out the work of a mode.
@@ -366,8 +394,7 @@ pub(crate) struct Outcome {
     pub(crate) unwritten: BTreeSet<Family>,
 }
 
-/// A mode of one node, from pass to pass. It owns what it knows of the kernel, and the plan between [`Mode::prepare`] and
-/// [`Mode::carry_out`].
+/// A mode of one node, from pass to pass. It owns what it knows of the kernel.
 ///
 /// A new mode implements the methods without a body. Those with one are for a mode whose kernel part has more to it: devices, routes, real
 /// servers that drain.
@@ -410,16 +437,16 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     }
 
     /// Compares, reads the rest that the differences ask for, and makes the plan. `None` when the kernel is unknown.
-    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs>;
+    fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        hold: Hold<'_>,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared>;
 
-    /// Applies the prepared plan, and removes from the changes what was written.
-    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome;
-
-    /// The next plan is for showing: [`Mode::end_preview`] takes it back.
-    fn begin_preview(&mut self) {}
-
-    /// Takes the plan that was made last, which is not carried out; empty if there is none.
-    fn end_preview(&mut self) -> Box<dyn Work>;
+    /// Carries out work that it has prepared, and removes from the changes what was written.
+    fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome;
 
     /// Time at which the mode has work even if no input changes.
     fn next_wake(&self) -> Option<Moment> {
@@ -466,11 +493,6 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// Whether a cold start may serve some Services before the rest is compiled: the mode is faster then, and the kernel, as far as it
     /// is known, holds nothing of an earlier process.
     fn may_serve_first(&self, _host: &HostAddresses) -> bool {
-        false
-    }
-
-    /// Whether the prepared plan replaces what another mode serves.
-    fn takes_over(&self) -> bool {
         false
     }
 

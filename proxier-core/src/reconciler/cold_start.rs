@@ -60,9 +60,9 @@ impl Reconciler {
         let mut report = Report { full: true, ..Report::default() };
         // What it knows of the kernel begins with the whole pass.
         let safeguard = self.safeguard.clone();
-        let plan = self.plan(&mut report, now, ports);
+        let plan = self.plan(&mut report, now, false, ports);
         self.safeguard = safeguard;
-        let plan = plan.filter(|_| report.unread.is_empty() && !self.mode.takes_over())?;
+        let plan = plan.filter(|plan| report.unread.is_empty() && !plan.takes_over())?;
         ports.rules.set_lock_wait(Self::SHORT_LOCK_WAIT);
         self.carry_out(plan, &mut report, clock, ports);
         self.mode.retry_at_once();

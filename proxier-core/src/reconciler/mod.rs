@@ -367,7 +367,7 @@ impl Reconciler {
     ) -> Report {
         let mut report = Report::default();
         let first = self.serve_first(now, clock, ports);
-        let plan = self.prepare(pass, now, &mut report, ports);
+        let plan = self.prepare(pass, now, false, &mut report, ports);
         if report.full {
             self.schedule.became_full();
         }
@@ -399,7 +399,7 @@ impl Reconciler {
         report
     }
 
-    /// Carries out a plan, with the work that the mode keeps for it. Returns whether the kernel has to be read again at once.
+    /// Carries out a plan. Returns whether the kernel has to be read again at once.
     fn carry_out(
         &mut self,
         plan: Plan,
@@ -415,7 +415,7 @@ impl Reconciler {
         }
         let (names, desired) = (Names::new(&self.store, &self.desired), &self.desired);
         let arguments = CarryOut { names, desired, changes: &mut self.changes, report, clock };
-        let outcome = self.mode.carry_out(arguments, ports);
+        let outcome = plan.work.map(|work| self.mode.carry_out(work, arguments, ports)).unwrap_or_default();
         applied.add(outcome.applied);
         let guarded = plan.guarded.iter().map(Operation::Sysctl);
         if outcome.unwritten.contains(&Family::V4) {
@@ -463,14 +463,10 @@ impl Reconciler {
 
     /// Plan of a full pass now, without carrying it out.
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
-        self.mode.begin_preview();
         let (safeguard, others) = (self.safeguard.clone(), self.others.clone());
         let mut report = Report::default();
-        let prepared = self.prepare(schedule::Pass::Full, now, &mut report, ports);
-        let work = self.mode.end_preview();
+        let mut plan = self.prepare(schedule::Pass::Full, now, true, &mut report, ports).unwrap_or_default();
         self.mode.forget_kernel();
-        // Without a new plan the mode may still have an earlier one, which no pass carried out.
-        let mut plan = prepared.map(|plan| Plan { work: Some(work), ..plan }).unwrap_or_default();
         (self.safeguard, self.others) = (safeguard, others);
         self.schedule.request_full(now);
         let looked = plan.look_for_flows(ports.conntrack);
@@ -483,6 +479,7 @@ impl Reconciler {
         &mut self,
         pass: schedule::Pass,
         now: Moment,
+        is_preview: bool,
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> Option<Plan> {
@@ -540,11 +537,11 @@ impl Reconciler {
             self.tcp_is_liberal = sysctls::is_tcp_liberal(&self.options.host, ports.sysctls);
             report.refused = self.refused().collect();
         }
-        self.plan(report, now, ports)
+        self.plan(report, now, is_preview, ports)
     }
 
     /// Has the mode make its plan, and adds the rest.
-    fn plan(&mut self, report: &mut Report, now: Moment, ports: &mut Ports<'_>) -> Option<Plan> {
+    fn plan(&mut self, report: &mut Report, now: Moment, is_preview: bool, ports: &mut Ports<'_>) -> Option<Plan> {
         if self.release.is_none() {
             self.release = ports.sysctls.get(sysctls::OSRELEASE).ok();
         }
@@ -557,6 +554,7 @@ impl Reconciler {
             settings: &self.options.host,
             tcp_is_liberal: self.tcp_is_liberal,
             full: report.full,
+            is_preview,
             settled: self.settled,
             failing: self.schedule.is_failing(),
             sweep: (report.full && (self.sweep || !self.settled)).then_some(&self.left),
@@ -571,10 +569,10 @@ impl Reconciler {
             stopped = self.safeguard.check(losing, kernel, &self.store, &self.desired, now);
             stopped.iter().flat_map(Stopped::inherited).collect()
         };
-        let needs = self.mode.prepare(pass, &mut hold, report, ports)?;
+        let prepared = self.mode.prepare(pass, &mut hold, report, ports)?;
         report.is_doubted = stopped.as_ref().is_some_and(|stopped| stopped.would_lose > stopped.unreadable);
         report.stopped = stopped.map(|stopped| stopped.to_string().into());
-        if pass.full && needs.routes_localhost {
+        if pass.full && prepared.routes_localhost {
             let (changes, unmet) = localhost::open(ports.sysctls);
             plan.guarded = changes;
             report.unmet.extend(unmet);
@@ -584,7 +582,7 @@ impl Reconciler {
             report.unmet.extend(unmet);
         }
         plan.listeners = self.localhost.plan(self.mode.kind(), &pass, report, ports);
-        plan.forget = needs.forget;
+        (plan.work, plan.forget) = (Some(prepared.work), prepared.forget);
         let of = (self.options.mode, &self.options.config, &self.host);
         plan.fast_path = self.fast_path.plan(of, report, ports.tables).map(Box::new);
         if pass.tells_drift() {

@@ -15,7 +15,7 @@ use super::trial;
 use super::wanted::{Index, Wanted};
 use crate::modes::shared::flows;
 use crate::modes::shared::retry::RulesRetry;
-use crate::modes::{self, CarryOut, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
+use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
 use crate::plan::operation::Whole;
@@ -57,8 +57,6 @@ pub(crate) struct Mode {
     families: BTreeMap<Family, State>,
     /// Frontends that the safeguard keeps in the kernel. Only a reading shows their changes.
     held: BTreeSet<FrontendKey>,
-    /// The prepared plan, until it is applied.
-    pending: Plan,
 }
 
 /// The rules of a family from pass to pass.
@@ -110,7 +108,6 @@ impl Mode {
             known: BTreeMap::new(),
             families: BTreeMap::new(),
             held: BTreeSet::new(),
-            pending: Plan::default(),
         }
     }
 
@@ -440,7 +437,13 @@ impl modes::Mode for Mode {
         }
     }
 
-    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
+    fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        hold: Hold<'_>,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared> {
         if std::mem::take(&mut self.new_facts) {
             self.set_settings(pass.facts);
         }
@@ -502,13 +505,12 @@ impl modes::Mode for Mode {
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
-        self.pending = Plan { held, ..plan };
-        Some(Needs { routes_localhost, forget })
+        Some(Prepared { routes_localhost, ..Prepared::new(Plan { held, ..plan }, forget) })
     }
 
-    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
+    fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
         let CarryOut { names, desired, changes, report, clock } = arguments;
-        let mut plan = std::mem::take(&mut self.pending);
+        let mut plan: Plan = work.into_plan();
         let (mut applied, written) = apply(&plan, &self.index.wanted(desired), &names, ports.rules);
         self.held = std::mem::take(&mut plan.held);
         let mut surprised = false;
@@ -537,10 +539,6 @@ impl modes::Mode for Mode {
 
     fn facts_changed(&mut self) {
         self.new_facts = true;
-    }
-
-    fn end_preview(&mut self) -> Box<dyn Work> {
-        Box::new(std::mem::take(&mut self.pending))
     }
 
     /// Each family is read when a plan is made for it.

@@ -24,7 +24,7 @@ use super::rules;
 use super::wanted::Wanted;
 use crate::config::{Binding, Config, Families, KernelNames, RulesBy};
 use crate::modes::shared::sysctls;
-use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
+use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::{Part, Step};
@@ -82,10 +82,6 @@ pub(crate) struct Mode {
     pub(super) has_taken_over: bool,
     /// Real servers that drain.
     pub(super) drains: Drains,
-    /// `drains` before a plan that is only shown.
-    drains_before: Option<Drains>,
-    /// The plan that was made last, until it is carried out.
-    pending: Plan,
 }
 
 /// Differences between the wanted and the observed state.
@@ -118,8 +114,6 @@ impl Mode {
             restored: Vec::new(),
             has_taken_over: false,
             drains: Drains::new(options.drain.clone()),
-            drains_before: None,
-            pending: Plan::default(),
         }
     }
 
@@ -144,14 +138,6 @@ impl Mode {
 
     pub(crate) fn drains(&self) -> &Drains {
         &self.drains
-    }
-
-    /// The next pass reads the rules too.
-    fn forget_rules(&mut self) {
-        match &mut self.guards {
-            Guards::Programs(programs) => programs.rules.clear(),
-            Guards::Nft(tables) => tables.written.clear(),
-        }
     }
 
     fn note_leaving(&mut self, pass: &Pass<'_>) {
@@ -187,6 +173,27 @@ impl Mode {
         }
         self.told.clone_from(&limited);
         limited
+    }
+
+    /// Reads the rest that the differences ask for, and makes the plan.
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
+        self.note_leaving(&pass);
+        self.time_drains(&pass);
+        let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
+        let differences = self.compare(pass, &routes, hold, report)?;
+        report.limited = self.limited(&routes, pass);
+        let readings = reading::read_rest(self, pass, &differences, report, ports);
+        if let Guards::Programs(programs) = &mut self.guards {
+            programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
+        }
+        let verdicts = self.judge_drains(pass.desired, &readings, pass.now);
+        let PassPlan { plan, forget, unread, drift } = build_plan(self, pass, differences, &readings, &verdicts)?;
+        report.unread.extend(unread);
+        report.drift = drift;
+        if pass.full {
+            report.drift.append(&mut self.restored);
+        }
+        Some(Prepared::new(plan, forget))
     }
 
     fn compare(&self, pass: Pass<'_>, routes: &Routes, hold: Hold<'_>, report: &mut Report) -> Option<Differences> {
@@ -359,30 +366,24 @@ impl modes::Mode for Mode {
         })
     }
 
-    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
-        self.note_leaving(&pass);
-        self.time_drains(&pass);
-        let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
-        let differences = self.compare(pass, &routes, hold, report)?;
-        report.limited = self.limited(&routes, pass);
-        let readings = reading::read_rest(self, pass, &differences, report, ports);
-        if let Guards::Programs(programs) = &mut self.guards {
-            programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
+    fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        hold: Hold<'_>,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared> {
+        let before = pass.is_preview.then(|| self.drains.clone());
+        let prepared = self.plan(pass, hold, report, ports);
+        if let Some(before) = before {
+            self.drains = before;
         }
-        let verdicts = self.judge_drains(pass.desired, &readings, pass.now);
-        let PassPlan { plan, forget, unread, drift } = build_plan(self, pass, differences, &readings, &verdicts)?;
-        report.unread.extend(unread);
-        report.drift = drift;
-        if pass.full {
-            report.drift.append(&mut self.restored);
-        }
-        self.pending = plan;
-        Some(Needs { forget, ..Needs::default() })
+        prepared
     }
 
-    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
+    fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
         let CarryOut { names, desired, changes, report, clock } = arguments;
-        let mut plan = std::mem::take(&mut self.pending);
+        let mut plan: Plan = work.into_plan();
         let applied = apply(self, &plan, desired, (&names, clock()), ports);
         let Some((applied, effects)) = applied else { return Outcome::default() };
         changes.confirm_all_but(|_| false);
@@ -451,28 +452,10 @@ impl modes::Mode for Mode {
         }
     }
 
-    fn begin_preview(&mut self) {
-        self.drains_before = Some(self.drains.clone());
-    }
-
-    fn end_preview(&mut self) -> Box<dyn Work> {
-        if let Some(before) = self.drains_before.take() {
-            self.drains = before;
-        }
-        self.forget_rules();
-        Box::new(std::mem::take(&mut self.pending))
-    }
-
     /// Addresses of the device and entries of sets are an earlier process's.
     fn may_serve_first(&self, host: &HostAddresses) -> bool {
         let entries = self.observed.iter().flat_map(|observed| observed.sets.values());
         reading::device_addresses(host, &self.names).next().is_none() && entries.into_iter().all(BTreeSet::is_empty)
-    }
-
-    /// Rules of iptables mode serve all Services.
-    fn takes_over(&self) -> bool {
-        let serve = self.pending.stages.get(&Phase::Serve);
-        serve.is_some_and(|serve| serve.rules.iter().any(|change| change.changes.replace_iptables_mode()))
     }
 
     fn ipvs(&self) -> Option<&Mode> {

@@ -15,7 +15,7 @@ use crate::config::Config;
 use crate::modes::shared::flows;
 use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::table::{Basis, Fate, WriteOutcome};
-use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
+use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
 use crate::plan::operation::Whole;
@@ -47,8 +47,6 @@ pub(crate) struct Mode {
     over_limit: BTreeSet<FrontendKey>,
     /// Families of which the last attempt to write failed.
     unfinished: BTreeSet<Family>,
-    /// The prepared plan, until it is applied.
-    pending: Plan,
 }
 
 /// State of the kernel.
@@ -73,7 +71,6 @@ impl Mode {
             refused: BTreeSet::new(),
             over_limit: BTreeSet::new(),
             unfinished: BTreeSet::new(),
-            pending: Plan::default(),
         }
     }
 
@@ -237,7 +234,13 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
-    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
+    fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        hold: Hold<'_>,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared> {
         let mut plan = Plan::default();
         let generation = match ports.tables.generation() {
             Ok(generation) => Some(generation),
@@ -282,13 +285,12 @@ impl modes::Mode for Mode {
             report.drift = self.drift(&pass, &plan);
         }
         let basis = Basis::new(known.generation.filter(|_| !read.is_empty()), read);
-        self.pending = Plan { generation, basis, held, left, ..plan };
-        Some(Needs { forget, ..Needs::default() })
+        Some(Prepared::new(Plan { generation, basis, held, left, ..plan }, forget))
     }
 
-    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
+    fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
         let CarryOut { names, desired, changes, .. } = arguments;
-        let mut plan = std::mem::take(&mut self.pending);
+        let mut plan: Plan = work.into_plan();
         let mut applied = Applied::default();
         let tables = plan.tables.iter().filter(|table| !table.is_empty());
         let write = |table| write_table(table, &mut plan.basis, &names, ports.tables, &mut applied);
@@ -306,10 +308,6 @@ impl modes::Mode for Mode {
         }
         let surprised = written.values().any(|written| written.is_surprise);
         Outcome { applied, surprised, unwritten: self.unfinished.clone(), ..Outcome::default() }
-    }
-
-    fn end_preview(&mut self) -> Box<dyn Work> {
-        Box::new(std::mem::take(&mut self.pending))
     }
 
     fn has_read_tables(&self) -> bool {

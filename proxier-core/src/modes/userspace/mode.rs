@@ -14,7 +14,7 @@ use crate::modes::shared::local_traffic::PodTraffic;
 use crate::modes::shared::routes::network_of;
 use crate::modes::shared::service_networks::{Unusable, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
-use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Needs, Outcome, Pass, Reading, Work};
+use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Refused, Report, Unread};
@@ -67,8 +67,6 @@ pub(crate) struct Mode {
     /// Unwanted routes that connections still need, and the time to look again.
     kept: BTreeSet<Network>,
     look_at: Option<Moment>,
-    /// The prepared plan, until it is applied.
-    pending: Plan,
 }
 
 /// Present listeners and routes.
@@ -215,7 +213,13 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
-    fn prepare(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Needs> {
+    fn prepare(
+        &mut self,
+        pass: Pass<'_>,
+        hold: Hold<'_>,
+        report: &mut Report,
+        ports: &mut Ports<'_>,
+    ) -> Option<Prepared> {
         report.notices = ports.relays.notices();
         let there = std::mem::take(&mut self.there);
         let known = self.known.as_ref()?;
@@ -253,18 +257,17 @@ impl modes::Mode for Mode {
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan, &whole);
         }
-        self.pending = Plan { whole, unusable, held, ..plan };
         // UDP flows that are translated belong to another mode.
         let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
         let forget = sweep.chain(pass.unforgotten.iter().copied()).map(|place| (place, answering_at(place, None)));
-        Some(Needs { forget: forget.collect(), ..Needs::default() })
+        Some(Prepared::new(Plan { whole, unusable, held, ..plan }, forget.collect()))
     }
 
     /// Nothing is done when this process cannot relay at all.
-    fn carry_out(&mut self, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
+    fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
         let CarryOut { names, changes, report, .. } = arguments;
-        let mut plan = std::mem::take(&mut self.pending);
+        let mut plan: Plan = work.into_plan();
         if let Some(settings) = plan.configure.take() {
             if let Err(error) = ports.relays.configure(&settings) {
                 report.unread.push(Unread::new("the relay of this process", error));
@@ -314,10 +317,6 @@ impl modes::Mode for Mode {
 
     fn refused(&self, desired: &Desired) -> Vec<Refused> {
         desired.frontends().flat_map(|frontend| refused_of(desired, frontend)).collect()
-    }
-
-    fn end_preview(&mut self) -> Box<dyn Work> {
-        Box::new(std::mem::take(&mut self.pending))
     }
 
     fn kind(&self) -> Kind {

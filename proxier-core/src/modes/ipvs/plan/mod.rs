@@ -246,6 +246,12 @@ impl Work for Plan {
             stage.first_operations(*phase, self).chain(servers).chain(stage.last_operations(*phase, self))
         }))
     }
+
+    /// Rules of iptables mode serve all Services.
+    fn takes_over(&self) -> bool {
+        let serve = self.stages.get(&Phase::Serve);
+        serve.is_some_and(|serve| serve.rules.iter().any(|change| change.changes.replace_iptables_mode()))
+    }
 }
 
 impl Whole for RulesChange {
