@@ -1,14 +1,14 @@
-//! Pauses between attempts, random and growing.
+//! Growing, random pauses between attempts.
 
 use std::time::Duration;
 
-/// Growing pauses: each is up to twice as long as the one before, until the longest is reached.
+/// Growing pauses: each is up to twice as long as the previous one, up to a maximum.
 ///
-/// Each pause is drawn from the upper half of its range: with the defaults 0.5 to 1 s, then 1 to 2 s, 2 to 4 s, up to 15 to
-/// 30 s. So the nodes of a cluster that fail together do not retry together. The same seed gives the same pauses.
+/// Each pause is drawn from the upper half of its range: with the defaults 0.5 to 1 s, then 1 to 2 s, 2 to 4 s, up to
+/// 15 to 30 s. So the nodes of a cluster that fail together do not retry together. Equal seeds give equal pauses.
 ///
-/// kube-proxy (from 1.34) waits for a whole sync period after any failure. Most failures here end in a moment: another program
-/// held the lock of iptables, or memory was short.
+/// kube-proxy (from 1.34) waits for a whole sync period after any failure. Most failures here are brief: another
+/// program held the lock of iptables, or memory was short.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Backoff {
     first: Duration,
@@ -18,41 +18,41 @@ pub(crate) struct Backoff {
 }
 
 impl Backoff {
-    /// The first pause of a reconciler that failed: 1 s.
+    /// The first pause of a reconciler after a failure: 1 s.
     pub(crate) const FIRST: Duration = Duration::from_secs(1);
-    /// Shortest pause before jitter, with any settings: 10 ms. Jitter halves a pause at most.
+    /// The shortest pause before jitter: 10 ms. Jitter at most halves it.
     pub(crate) const SHORTEST: Duration = Duration::from_millis(10);
 
-    /// Pauses from `first` to `most`. The seed should differ from node to node.
+    /// Pauses from `first` to `most`. Nodes should have different seeds.
     ///
-    /// A `first` below [`SHORTEST`](Backoff::SHORTEST) counts as that, a `most` below `first` as `first`.
+    /// A `first` below [`SHORTEST`](Backoff::SHORTEST) is raised to it, and a `most` below `first` to `first`.
     pub(crate) fn new(first: Duration, most: Duration, seed: u64) -> Self {
         let first = first.max(Self::SHORTEST);
         Backoff { first, most: most.max(first), failures: 0, random: seed }
     }
 
-    /// The pause after one more failure.
+    /// Returns the pause after another failure.
     pub(crate) fn next_pause(&mut self) -> Duration {
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         let longest = self.first.saturating_mul(factor).min(self.most);
         self.failures = self.failures.saturating_add(1);
         let spread = u64::try_from(longest.as_nanos() >> 1).unwrap_or(u64::MAX);
-        // Multiplied and shifted, not divided: spreads the draw evenly over `spread`.
+        // Multiply and shift instead of dividing, to spread the draw evenly over `spread`.
         let drawn = u128::from(self.draw()).saturating_mul(spread.into()) >> 64;
         longest.saturating_sub(Duration::from_nanos(u64::try_from(drawn).unwrap_or(spread)))
     }
 
-    /// Notes a success: the next pause is a first one again.
+    /// Resets the pauses after a success.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
 
-    /// Failures since it last worked.
+    /// Failures since the last success.
     pub(crate) fn failures(&self) -> u32 {
         self.failures
     }
 
-    /// A number from the sequence "splitmix64" (Steele, Lea, Flood 2014): small, and good enough to keep nodes apart.
+    /// The next number of "splitmix64" (Steele, Lea, Flood 2014), which is small and good enough to keep nodes apart.
     fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.random;
@@ -69,7 +69,7 @@ mod tests {
 
     use super::*;
 
-    /// The first numbers for seed 1234567, as the authors' own program gives them.
+    /// The first numbers for seed 1234567 from the authors' own program.
     #[test]
     fn the_sequence_is_splitmix64() {
         let mut backoff = Backoff::new(Backoff::FIRST, Backoff::FIRST, 1_234_567);

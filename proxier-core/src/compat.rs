@@ -1,4 +1,5 @@
-//! Rules of iptables as iptables-nft keeps them in nf_tables: chains, and where rules lead. Other comparisons of a rule are not read.
+//! Reads iptables rules from nf_tables, as iptables-nft stores them: chains, and the targets of rules. Other matches
+//! are ignored.
 
 use iptables::{Chain, ChainName, Policy, Rule, Table, TableName};
 use nftables::{ChainKey, Expression, InvalidValue, ObservedRule, TableKey, Verdict};
@@ -6,10 +7,10 @@ use nftables::{ChainKey, Expression, InvalidValue, ObservedRule, TableKey, Verdi
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Tables};
 
-/// Stands for the chains whose names no program of iptables could write.
+/// Stands for chains with a name that no iptables program could write.
 const FOREIGN: &str = "of-nft";
 
-/// The table of nf_tables in which iptables-nft keeps a table.
+/// The nf_tables table in which iptables-nft stores a table.
 pub(crate) fn table_key(family: Family, table: &TableName) -> Result<TableKey, PortError> {
     let family = match family {
         Family::V4 => nftables::Family::Ip,
@@ -28,8 +29,8 @@ fn invalid(error: InvalidValue) -> PortError {
     PortError::from_error(PortErrorKind::Invalid, &error)
 }
 
-/// A table with the rules of the chains that `is_read` names, as [`rule`] gives them; each other chain has one rule that leads nowhere.
-/// `None` without the table.
+/// Reads a table. Chains selected by `is_read` have their rules, as [`rule`] returns them; each other chain has one
+/// rule without a target. `None` if the table does not exist.
 pub(crate) fn read(
     key: &TableKey,
     table: &TableName,
@@ -64,8 +65,8 @@ pub(crate) fn read(
     Ok(Some(read))
 }
 
-/// Target and comment of a rule, and whether it is for new connections only: that is all that jumps of a mode say. A rule that leads to no
-/// chain has no target. `None` for one that no program of iptables could write.
+/// Target and comment of a rule, and whether it is only for new connections, which is all that a mode's jumps contain.
+/// A rule that does not jump to a chain has no target. `None` for a rule that no iptables program could write.
 pub(crate) fn rule(observed: &ObservedRule) -> Option<Rule> {
     let (mut comment, mut is_for_new, mut target) = (observed.rule.comment.clone(), false, Vec::new());
     for expression in &observed.rule.expressions {

@@ -1,6 +1,7 @@
 //! Sets of a few named values.
 
-/// Defines a set of named values with the operations that it needs. For public types: `bitflags` gives one sixty items.
+/// Defines a set of named values with the operations that it needs. For public types, `bitflags` would add sixty items
+/// per type.
 macro_rules! flags {
     ($(#[$meta:meta])* pub struct $name:ident($bits:ty) { $($(#[$doc:meta])* const $flag:ident = $value:expr;)* }) => {
         $(#[$meta])*
@@ -20,12 +21,12 @@ macro_rules! flags {
                 Self($($value)|*)
             }
 
-            /// True if all of `other` is in this set.
+            /// Whether this set contains all of `other`.
             pub const fn contains(self, other: Self) -> bool {
                 self.0 & other.0 == other.0
             }
 
-            /// True if anything of `other` is in this set.
+            /// Whether this set contains any of `other`.
             pub const fn intersects(self, other: Self) -> bool {
                 self.0 & other.0 != 0
             }

@@ -1,11 +1,11 @@
-//! Kubernetes Services in; the state of IPVS, nf_tables or iptables out. A change costs what changed, not what there is.
+//! Programs a node's service proxy from Kubernetes Services: IPVS, nf_tables, iptables, or listeners of the process.
 //!
-//! To embed it, make one [`Reconciler`] for each node. Hand it objects as they change, call
-//! [`pass`](reconciler::Reconciler::pass) when one is due ([`next_wake`](reconciler::Reconciler::next_wake)), and lend each pass the
-//! [`ports`] to the kernel: those of [`kernel`] (feature `kernel`), those of [`fake`] in tests (feature `testing`), or your own. The reconciler
-//! reads no clock and no file, starts no thread and logs nothing: the time is an argument, and what happened is in the
-//! [`Report`](plan::report::Report). An agent with a source of truth of its own hands in Frontends with their endpoints instead of
-//! Kubernetes objects ([`Reconciler::upsert_frontends`](reconciler::Reconciler::upsert_frontends)).
+//! To embed it, create one [`Reconciler`] per node. Give it objects as they change, and call
+//! [`pass`](reconciler::Reconciler::pass) when one is due ([`next_wake`](reconciler::Reconciler::next_wake)). Each pass
+//! borrows the [`ports`] to the kernel: those of [`kernel`] (feature `kernel`), those of [`fake`] in tests (feature
+//! `testing`), or your own. The time is an argument, and the result is a [`Report`](plan::report::Report). An agent
+//! with its own source of truth can provide Frontends with their endpoints instead of Kubernetes objects
+//! ([`Reconciler::upsert_frontends`](reconciler::Reconciler::upsert_frontends)).
 //!
 //! ```text
 //!  objects ──check──▶ Store ──compile, per Service──▶ Desired ──lower──▶ what a mode wants ┐
@@ -13,16 +13,17 @@
 //!                                                      ports ──read──▶ what the kernel has ┘
 //! ```
 //!
-//! * [`Store`] keeps the checked objects of a cluster as one node sees them.
-//! * [`service`] says what they mean, without the words of any kernel. Compiling turns a Service into Frontends, each with a protocol,
-//!   an address, a port and its endpoints; [`Desired`] decides which Service owns which Frontend.
-//! * [`modes`] turn Frontends into what a part of the kernel holds: [`modes::ipvs`] into virtual servers with the rules that guard them,
-//!   [`modes::nftables`] into tables of nf_tables, [`modes::iptables`] into kube-proxy's chains, [`modes::userspace`] into listeners of this
-//!   process. A mode compares that with what the kernel has, and writes the difference, make before break, with an outcome for each operation.
-//! * [`sketch`] shows what a node would hold, without a kernel.
+//! * [`Store`] holds the checked objects of a cluster as seen from one node.
+//! * [`service`] interprets them, independent of any kernel part. Compiling turns a Service into Frontends, each with
+//!   a protocol, an address, a port and its endpoints. [`Desired`] decides which Service owns which Frontend.
+//! * [`modes`] turn Frontends into objects of a kernel part: [`modes::ipvs`] into virtual servers and the rules that
+//!   guard them, [`modes::nftables`] into nf_tables tables, [`modes::iptables`] into kube-proxy's chains,
+//!   [`modes::userspace`] into listeners of this process. A mode compares them with the kernel and writes the
+//!   difference, make before break, with an outcome for each operation.
+//! * [`sketch`] shows what a node would have, without a kernel.
 //!
-//! One changed EndpointSlice costs one Service, with ten Services or fifty thousand. The kernel is read at the start, on a timer, and after
-//! a surprise.
+//! A changed EndpointSlice costs as much as its Service, whether the cluster has ten Services or fifty thousand. The
+//! kernel is read at the start, on a timer, and after unexpected results.
 //!
 //! # Example
 //!
@@ -65,7 +66,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The whole of it, on the running kernel:
+//! The complete loop on the running kernel:
 //!
 //! ```no_run
 //! # #[cfg(feature = "kernel")]
@@ -95,34 +96,46 @@
 //!
 //! # What it does not do
 //!
-//! The crate has no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only the ports of
-//! the features `kernel` and `testing` use anything else. It has no type of a Kubernetes client: [`objects`] are plain
-//! structs that `serde` reads from what an API server or `kubectl get -o json` prints.
+//! The crate uses no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only
+//! the ports of the features `kernel` and `testing` do. It does not use the types of a Kubernetes client: [`objects`]
+//! are plain structs that `serde` reads from the output of an API server or `kubectl get -o json`.
 //!
-//! Bad input does not fail: an impossible field is left out, the rest of the object counts, and a [`Rejection`] says what
-//! and why. An operation that the kernel refuses does not stop the rest: the [`Report`] has it, and a full pass follows
-//! after a growing pause.
+//! Invalid input is not an error. An impossible field is ignored, the rest of the object counts, and a [`Rejection`]
+//! says what and why. An operation that the kernel refuses does not stop the others. It is in the [`Report`], and a
+//! full pass follows after a growing pause.
 //!
-//! # Decisions a reader may question
+//! # Where to look next
 //!
-//! * Where kube-proxy 1.28 is known to do harm, this differs: `internalTrafficPolicy: Local` without local endpoints has no
-//!   endpoints, with any other setting of the Service; a source range of `/0` lifts the restriction where kube-proxy locks
-//!   all clients out; the addresses of `kube-ipvs0` are not node addresses; of two Services that claim one address and port,
-//!   the older gets it.
-//! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as with kube-proxy, unless
+//! | task | API |
+//! | --- | --- |
+//! | run the loop | [`Reconciler`], [`Report`] |
+//! | program the running kernel | [`kernel::KernelPorts`]; single parts: [`ports`] |
+//! | test an agent without a kernel | [`fake::FakeKernel`] |
+//! | configure | [`config::Config`], [`objects::ConfigObject`] |
+//! | provide Frontends instead of Services | [`Reconciler::upsert_frontends`](reconciler::Reconciler::upsert_frontends) |
+//! | show what a node would have | [`sketch`] |
+//!
+//! # Design decisions
+//!
+//! * kube-proxy 1.28's behaviour is changed where it is known to do harm. `internalTrafficPolicy: Local` without
+//!   local endpoints has no endpoints, regardless of the Service's other settings. A source range of `/0` lifts the
+//!   restriction, where kube-proxy locks all clients out. The addresses of `kube-ipvs0` are not node addresses. If two
+//!   Services claim one address and port, the older one gets it.
+//! * `externalTrafficPolicy: Local` without local endpoints falls back to the cluster's, as in kube-proxy, unless
 //!   [`LocalFallback::Refuse`](config::LocalFallback::Refuse) is set.
-//! * Rules for iptables mean for packets what kube-proxy's mean, are written only when something differs, and close two of
-//!   its gaps: `modes/ipvs/rules` lists every difference.
-//! * The order of a pass is sets, rules, virtual servers with their real servers, addresses; deletions go in reverse. An
-//!   address that is bound before its virtual server exists would for a moment lead to programs that listen on this host.
-//! * An endpoint that goes away drains (weight 0) for at most 15 minutes; one that comes back meanwhile gets its weight
-//!   back in place, and keeps its connections.
-//! * A virtual server whose address is not on the dummy device and whose address, protocol and port are in none of this
-//!   proxy's sets is foreign: reported, never changed.
-//! * When the input suddenly becomes empty, deletions are held back for a while: see [`safeguard`].
+//! * iptables rules have the same effect on packets as kube-proxy's, are only written if something differs, and close
+//!   two gaps: `modes/ipvs/rules` lists every difference.
+//! * A pass writes sets, then rules, virtual servers with their real servers, and addresses; it deletes in reverse
+//!   order. If an address were bound before its virtual server exists, packets would reach programs that listen on this
+//!   host.
+//! * A removed endpoint drains (weight 0) for at most 15 minutes. If it returns meanwhile, it gets its weight back
+//!   and keeps its connections.
+//! * A virtual server belongs to another program if its address is not on the dummy device and none of this proxy's
+//!   sets has its address, protocol and port. It is reported but never changed.
+//! * If the input suddenly becomes empty, deletions are held back for a while: see [`safeguard`].
 //! * Loopback, multicast and other impossible addresses are rejected for Services and endpoints.
-//! * Labels: `service.kubernetes.io/headless` counts on slices only, as from Kubernetes 1.32; a Service is headless by
-//!   its cluster IP.
+//! * `service.kubernetes.io/headless` only counts on slices, as from Kubernetes 1.32. A Service is headless by its
+//!   cluster IP.
 //!
 //! [`Reconciler`]: reconciler::Reconciler
 //! [`Report`]: plan::report::Report
@@ -160,7 +173,7 @@ pub mod sketch;
 pub mod snapshot;
 pub mod time;
 
-/// The README's example is a test.
+/// Compiles the example in the README.
 #[cfg(doctest)]
 #[doc = include_str!("../README.md")]
 struct Readme;

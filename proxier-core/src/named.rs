@@ -7,7 +7,7 @@ macro_rules! one_of {
     ($name:literal, $($others:literal),+) => { concat!($name, ", ", one_of!($($others),+)) };
 }
 
-/// Defines values that have names, and what counts instead of another name.
+/// Defines values with names, and the error for an unknown name.
 macro_rules! named {
     ($(#[$meta:meta])* pub enum $enum:ident, $instead:literal { $($(#[$doc:meta])* $value:ident = $name:literal,)* }) => {
         $(#[$meta])*

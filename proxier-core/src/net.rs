@@ -41,7 +41,7 @@ impl Family {
         }
     }
 
-    /// `IPv4` or `IPv6`, as the API writes it.
+    /// `IPv4` or `IPv6`, as in the API.
     pub fn name(self) -> &'static str {
         match self {
             Family::V4 => "IPv4",
@@ -75,7 +75,7 @@ impl<T> ByFamily<T> {
         }
     }
 
-    /// The value of a family, to be changed.
+    /// The value of a family, mutable.
     pub fn of_mut(&mut self, family: Family) -> &mut T {
         match family {
             Family::V4 => &mut self.v4,
@@ -84,7 +84,7 @@ impl<T> ByFamily<T> {
     }
 }
 
-/// Transport protocol of a port. Sorted as IP numbers them.
+/// Transport protocol of a port. Ordered by IP protocol number.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Protocol {
     /// TCP (6). Default.
@@ -97,7 +97,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Reads a protocol as the API writes it; TCP when it says nothing.
+    /// Parses a protocol in the API's notation; TCP if it is missing.
     pub(crate) fn check(text: Option<&str>) -> Option<Self> {
         match text {
             None | Some("" | "TCP") => Some(Protocol::Tcp),
@@ -119,8 +119,8 @@ impl fmt::Display for Protocol {
     }
 }
 
-/// An address, protocol and port on which a Service answers. Sorted by protocol, address, port; prints as `TCP 10.96.0.1:80`
-/// or `UDP [fd00::1]:53`.
+/// Address, protocol and port on which a Service answers. Ordered by protocol, address, port; prints as `TCP
+/// 10.96.0.1:80` or `UDP [fd00::1]:53`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FrontendKey {
     /// Protocol.
@@ -132,7 +132,7 @@ pub struct FrontendKey {
 }
 
 impl FrontendKey {
-    /// Makes the key of this protocol, address and port.
+    /// A key of this protocol, address and port.
     pub fn new(protocol: Protocol, address: IpAddr, port: u16) -> Self {
         FrontendKey { protocol, address, port }
     }
@@ -142,12 +142,12 @@ impl FrontendKey {
         Family::of(self.address)
     }
 
-    /// The address and port, when the protocol is TCP.
+    /// The address and port, if the protocol is TCP.
     pub(crate) fn tcp(&self) -> Option<SocketAddr> {
         (self.protocol == Protocol::Tcp).then(|| SocketAddr::new(self.address, self.port))
     }
 
-    /// The address and port, when the protocol is UDP.
+    /// The address and port, if the protocol is UDP.
     #[doc(hidden)]
     pub fn udp(&self) -> Option<SocketAddr> {
         (self.protocol == Protocol::Udp).then(|| SocketAddr::new(self.address, self.port))
@@ -169,7 +169,7 @@ impl FromStr for FrontendKey {
     }
 }
 
-/// The text is no [`FrontendKey`].
+/// The text is not a [`FrontendKey`].
 #[derive(Clone, PartialEq)]
 pub struct InvalidFrontendKey(Box<str>);
 
@@ -179,7 +179,7 @@ impl fmt::Display for InvalidFrontendKey {
     }
 }
 
-/// The message, which is what a `main` that returns the error prints.
+/// The message, so a `main` that returns this error is readable.
 impl fmt::Debug for InvalidFrontendKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -194,7 +194,7 @@ impl fmt::Display for FrontendKey {
     }
 }
 
-/// The address and port of an endpoint. Sorted by address, then port; prints as `10.244.0.7:8080` or `[fd00::7]:8080`.
+/// The address and port of an endpoint. Ordered by address, then port; prints as `10.244.0.7:8080` or `[fd00::7]:8080`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct EndpointKey {
     /// Address.
@@ -204,7 +204,7 @@ pub struct EndpointKey {
 }
 
 impl EndpointKey {
-    /// Makes the key of this address and port.
+    /// A key of this address and port.
     pub fn new(address: IpAddr, port: u16) -> Self {
         EndpointKey { address, port }
     }
@@ -238,7 +238,7 @@ impl fmt::Display for EndpointKey {
 }
 
 impl EndpointKey {
-    /// The text that [`Display`](fmt::Display) prints, in less time: there may be a hundred thousand.
+    /// The text of [`Display`](fmt::Display), but faster, since there may be a hundred thousand.
     pub(crate) fn text(&self) -> String {
         let IpAddr::V4(address) = self.address else { return self.to_string() };
         let mut text = String::with_capacity("255.255.255.255:65535".len());
@@ -252,7 +252,7 @@ impl EndpointKey {
     }
 }
 
-/// Whether other hosts can reach the host at the address.
+/// Whether other hosts can reach this address.
 pub(crate) fn is_reachable(address: IpAddr) -> bool {
     let link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
     !address.is_loopback() && !address.is_unspecified() && !link_local

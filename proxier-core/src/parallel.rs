@@ -5,11 +5,12 @@ use std::panic::resume_unwind;
 use std::sync::LazyLock;
 use std::thread;
 
-/// Most threads: the rest of the node has work, too.
+/// Most threads: the rest of the node needs processors, too.
 const MOST_THREADS: usize = 4;
 
-/// Runs `make` on each item, each on a thread of its own of this name, and `meanwhile` on this thread; returns the results in the order of
-/// the items. Items without a thread are made last. Threads are in the network namespace of the one that starts them.
+/// Runs `make` on each item in a separate thread of this name, and `meanwhile` on this thread. Returns the results in
+/// the order of the items. Items for which no thread could be started are made last. New threads have the network
+/// namespace of the calling one.
 pub(crate) fn map<T: Sync, U: Send, H>(
     name: &str,
     items: &[T],
@@ -29,13 +30,13 @@ pub(crate) fn map<T: Sync, U: Send, H>(
     })
 }
 
-/// Number of processors that this process may use. Read once: that reads files.
+/// Number of processors that this process may use. Cached, since finding out reads files.
 fn processors() -> usize {
     static PROCESSORS: LazyLock<usize> = LazyLock::new(|| thread::available_parallelism().map_or(1, NonZero::get));
     *PROCESSORS
 }
 
-/// Runs `make` on parts of these items, one for each of some threads if there are so many items that each has `worth_a_thread`; returns the
+/// Runs `make` on parts of the items in several threads, if each part has at least `worth_a_thread` items. Returns the
 /// results in the order of the items.
 pub(crate) fn map_parts<T: Sync, U: Send>(
     items: &[T],
@@ -54,7 +55,7 @@ pub(crate) fn map_parts<T: Sync, U: Send>(
     std::iter::once(first).chain(rest).collect()
 }
 
-/// Frees a value while this thread goes on: worth it where that takes milliseconds. Without a thread it is freed here.
+/// Frees a value in another thread, for values that take milliseconds. If no thread can be started it is freed here.
 pub(crate) fn free<T: Send + 'static>(value: T) {
     drop(thread::Builder::new().spawn(move || drop(value)));
 }
@@ -86,7 +87,7 @@ mod tests {
     fn what_is_freed_elsewhere_is_freed() {
         let (sender, receiver) = mpsc::channel::<()>();
         free(sender);
-        // Disconnected: the value has no owner any more.
+        // Disconnected: the value was dropped.
         assert!(receiver.recv().is_err());
     }
 }

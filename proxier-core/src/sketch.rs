@@ -1,6 +1,7 @@
-//! What a node would hold, on paper: ports that take every write and refuse none, and a state that prints in the formats of the field's tools.
+//! What a node would have, without a kernel: ports that accept every write, and a state that prints in the formats of
+//! the usual tools.
 //!
-//! It is no kernel: it has none of the kernel's checks. Programs use it to show what they would write.
+//! It has none of the kernel's checks. Programs use it to show what they would write.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -19,7 +20,7 @@ use crate::ports::{
 };
 use crate::snapshot::HostAddresses;
 
-/// What a node holds, in the formats of the field's tools.
+/// What a node has, in the formats of the usual tools.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Held {
@@ -29,17 +30,17 @@ pub struct Held {
     pub sets: BTreeMap<String, (String, BTreeSet<String>)>,
     /// Rules by family, in the format of `iptables-save`.
     pub rules: BTreeMap<iptables::Family, String>,
-    /// Tables of nf_tables by family and name, as `nft list table` prints them.
+    /// nf_tables tables by family and name, as `nft list table` prints them.
     pub tables: BTreeMap<String, String>,
     /// Addresses by device, in the order they were added.
     pub devices: BTreeMap<String, Vec<IpAddr>>,
     /// Values below `/proc/sys`.
     pub sysctls: BTreeMap<String, String>,
-    /// Routes of our own that make networks local, and whose they are.
+    /// Our routes that make networks local, and their owners.
     pub routes: BTreeSet<(RouteOwner, LocalRoute)>,
 }
 
-/// Values below `/proc/sys` of a kernel after its start, as far as a mode reads them.
+/// Values below `/proc/sys` after boot that modes read.
 pub(crate) const SYSCTLS: [(&str, &str); 14] = [
     ("kernel/osrelease", "6.1.0-fake"),
     ("net/ipv4/conf/all/arp_announce", "0"),
@@ -57,7 +58,8 @@ pub(crate) const SYSCTLS: [(&str, &str); 14] = [
     ("net/netfilter/nf_conntrack_udp_timeout", "30"),
 ];
 
-/// A node on paper: an empty kernel that can do every mode, with `lo`. Lends [`Ports`] to a pass, and shows afterwards what was written.
+/// A simulated node: an empty kernel that supports every mode, with `lo`. Lends [`Ports`] to a pass, and then shows
+/// what was written.
 #[derive(Clone, Debug)]
 pub struct Sketch {
     servers: Servers,
@@ -124,7 +126,7 @@ impl Sketch {
         }
     }
 
-    /// Gives an interface exactly these addresses; makes it if need be.
+    /// Gives an interface exactly these addresses; creates it if necessary.
     pub fn set_interface(&mut self, name: &str, addresses: &[IpAddr]) {
         self.links.0.insert(name.to_owned(), addresses.to_vec());
     }
@@ -134,7 +136,7 @@ impl Sketch {
         &self.relays.0
     }
 
-    /// Everything that the node holds.
+    /// Everything that the node has.
     pub fn state(&self) -> Held {
         let sets = self.sets.0.iter().map(|(name, (spec, entries))| {
             (name.clone(), (spec.to_string(), entries.iter().map(ToString::to_string).collect()))
@@ -257,7 +259,7 @@ impl Sets for SetsOnPaper {
     }
 }
 
-/// A table with its built-in chains alone.
+/// A table with only its built-in chains.
 fn untouched(name: &TableName) -> Table {
     let mut table = Table::new(name.clone());
     for chain in name.builtin_chains().iter().filter_map(|chain| ChainName::new(*chain).ok()) {
@@ -323,7 +325,7 @@ impl Rules for RulesOnPaper {
                 dump.tables.push(untouched(changes.name()));
             }
             let Some(table) = dump.tables.iter_mut().find(|table| table.name() == changes.name()) else { continue };
-            // As the restore programs do: first every chain, then every rule.
+            // In the order of the restore programs: first every chain, then every rule.
             for chain in changes.chains() {
                 edit(table, &Edit::NewChain(chain.clone()));
             }

@@ -2,6 +2,6 @@
 
 use std::time::Duration;
 
-/// A point in time: the time since an origin that the caller chooses, such as the start of the process, by a clock that
-/// never goes back.
+/// A point in time: the time since an origin that the caller chooses, such as the start of the process, by a monotonic
+/// clock.
 pub type Moment = Duration;

@@ -3,19 +3,20 @@
 use crate::objects::FastPathObject;
 use crate::snapshot::Reporter;
 
-/// Fast path of established connections to Services, in nftables and iptables mode: their packets go from device to device at ingress, past all
-/// chains, by a flow table of nf_tables (`CONFIG_NF_FLOW_TABLE`). The first packets, and those that end a connection, pass the chains.
+/// The fast path of established connections to Services, in nftables and iptables mode. An nf_tables flow table
+/// (`CONFIG_NF_FLOW_TABLE`) forwards their packets from device to device at ingress, past all chains. The first
+/// packets, and those that end a connection, pass the chains.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct FastPath {
-    /// Names of the devices that packets come in by: those of the pods too, or only packets of one direction take the fast path. `name*`: all
-    /// that begin so. `*`: all. `lo` is never among them.
+    /// Names of the input devices. Include those of the pods; otherwise only packets of one direction take the fast
+    /// path. `name*` matches a prefix, `*` all devices. `lo` is never included.
     pub interfaces: Vec<String>,
-    /// Packets of a connection, those of both directions together, before it takes the fast path. Default 0: from the first answer on. Others make
-    /// the kernel count packets (`nf_conntrack_acct`).
+    /// Packets of a connection, of both directions together, before it takes the fast path. Default 0: from the first
+    /// reply. Other values make the kernel count packets (`nf_conntrack_acct`).
     pub min_packets: u32,
-    /// Whether flows are handed to the devices (`flags offload`), which all have to take them; where one does not, this host forwards them.
-    /// Default no.
+    /// Whether flows are offloaded to the devices (`flags offload`). If one of them does not support it, this host
+    /// forwards all packets. Default no.
     pub hardware: bool,
 }
 
@@ -25,7 +26,7 @@ impl FastPath {
         FastPath { interfaces: interfaces.into_iter().map(Into::into).collect(), ..FastPath::default() }
     }
 
-    /// Whether a device is one of them.
+    /// Whether a device is included.
     pub(crate) fn takes(&self, device: &str) -> bool {
         let is_named = |name: &String| match name.strip_suffix('*') {
             Some(prefix) => device.starts_with(prefix),

@@ -12,31 +12,31 @@ pub use crate::snapshot::MayAskFor;
 use crate::snapshot::{Annotation, Balancing};
 
 named! {
-    /// Method by which the addresses of Services become this host's, so that their packets come to IPVS.
+    /// How the addresses of Services become addresses of this host, so that their packets reach IPVS.
     #[derive(Clone, Copy, Debug, Default, PartialEq)]
     #[non_exhaustive]
     pub enum Binding, "taken as addresses" {
-        /// Each is bound to the dummy device, as with kube-proxy. The kernel takes longer for each address the more there are.
-        /// Default.
+        /// Each address is bound to the dummy device, as in kube-proxy. The more addresses there are, the longer the
+        /// kernel takes for each. Default.
         #[default]
         Addresses = "addresses",
-        /// Local routes, one for each network of [`IpvsConfig::service_cidrs`] and one for each address outside of them. No
-        /// interface has such an address, and there is no dummy device.
+        /// Local routes, one for each network of [`IpvsConfig::service_cidrs`] and one for each address outside them.
+        /// No interface has such an address, and there is no dummy device.
         Routes = "routes",
     }
 }
 
 named! {
-    /// Back end of masquerading and source-range rules: iptables and ipset, or a table of nf_tables.
+    /// Back end of masquerading and source-range rules: iptables and ipset, or an nf_tables table.
     #[derive(Clone, Copy, Debug, Default, PartialEq)]
     pub enum RulesBy, "taken as auto" {
-        /// One table of nf_tables a family; rules of iptables with ipsets where the host, or objects on it, need them:
-        /// [`choose`](crate::modes::ipvs::choose) says which. Unchosen it counts as [`RulesBy::Iptables`]. Default.
+        /// One nf_tables table per family, or iptables rules with ipsets if the host or its objects need them: see
+        /// [`choose`](crate::modes::ipvs::choose). Before a choice it means [`RulesBy::Iptables`]. Default.
         #[default]
         Auto = "auto",
-        /// One table of nf_tables a family; no program is started, no ipset is made.
+        /// One nf_tables table per family. No program is started and no ipset is created.
         Nftables = "nftables",
-        /// kube-proxy's chains, by the iptables programs, and its ipsets.
+        /// kube-proxy's chains, written by the iptables programs, and its ipsets.
         Iptables = "iptables",
     }
 }
@@ -48,48 +48,51 @@ impl fmt::Display for RulesBy {
     }
 }
 
-/// Configuration of IPVS mode alone.
+/// Configuration of IPVS mode.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct IpvsConfig {
-    /// Scheduler of every virtual server. Default `rr`. For `mh` the flags `mh-port` and `mh-fallback` are set; without
+    /// Scheduler of every virtual server. Default `rr`. `mh` gets the flags `mh-port` and `mh-fallback`; without
     /// `mh-fallback`, new connections are lost while a real server drains.
     pub scheduler: Scheduler,
-    /// Settings that Services may decide by annotations ([`Balancing`](crate::snapshot::Balancing)). Default everything but weights by
-    /// node.
+    /// Settings that annotations of Services may override ([`Balancing`](crate::snapshot::Balancing)). Default
+    /// everything except weights by node.
     pub may_ask_for: MayAskFor,
-    /// Load balancing of Services whose annotations say nothing, or may not decide. The scheduler is
-    /// [`IpvsConfig::scheduler`], and persistence is for Services without session affinity. Default nothing.
+    /// Load balancing of Services whose annotations have no setting or may not decide. [`IpvsConfig::scheduler`] has
+    /// the scheduler, and persistence applies to Services without session affinity. Default none.
     pub defaults: Option<Arc<Balancing>>,
-    /// Networks in which no virtual server is ever deleted: another program made it. Default none.
+    /// Networks in which no virtual server is ever deleted, because another program manages them. Default none.
     pub exclude_cidrs: Vec<Network>,
-    /// Method by which addresses become this host's. Default by binding them.
+    /// How addresses become addresses of this host. Default by binding them.
     pub binding: Binding,
-    /// Networks of cluster IPs, each made local as a whole with [`Binding::Routes`]. They must be the Services' alone.
+    /// Networks of cluster IPs, each made local as a whole with [`Binding::Routes`]. Only Services may use them.
     /// Default none.
     pub service_cidrs: Vec<Network>,
-    /// Back end of masquerading and source-range rules: iptables and ipset, or a table of nf_tables. Default [`RulesBy::Auto`].
+    /// Back end of masquerading and source-range rules: iptables and ipset, or an nf_tables table. Default
+    /// [`RulesBy::Auto`].
     pub rules: RulesBy,
-    /// Whether clients outside get local endpoints, and this node and pods those of all nodes, where the external policy is `Local`:
-    /// by firewall marks, with [`RulesBy::Nftables`] only ([`Config::splits_local`](super::Config::splits_local)). Default no: all
-    /// get the local ones.
+    /// Whether, with external policy `Local`, clients outside get local endpoints while this node and its pods get
+    /// those of all nodes. Uses firewall marks and needs [`RulesBy::Nftables`]
+    /// ([`Config::splits_local`](super::Config::splits_local)). Default no: all clients get local endpoints.
     pub mark_split: bool,
-    /// The firewall marks for that.
+    /// The firewall marks for it.
     pub mark_range: MarkRange,
-    /// Whether a Frontend gets only what it needs in the kernel: for agents that hand in Frontends. Default no: all sets and chains are
-    /// there from the first pass, as with kube-proxy. If so, with rules of iptables:
+    /// Whether the kernel only gets what each Frontend needs, for agents that provide Frontends. Default no: as in
+    /// kube-proxy, all sets and chains exist from the first pass. If yes, with iptables rules:
     ///
-    /// * A set is made for its first entry, chains and jumps for the first entry of any set; no rule names a set that has no entry. Chains
-    ///   and jumps go with the last entry; empty sets stay.
-    /// * A Frontend whose endpoints answer clients by themselves ([`Balancing::forwarding`](crate::snapshot::Balancing::forwarding)) has no
-    ///   entry, unless it has source ranges or an interface of this host has its address. Its address shows that its virtual server is
-    ///   this proxy's own. No rule then keeps clients from other listeners on all addresses of this host. Use an address for such Frontends
-    ///   alone: entries of other Frontends at the address would make virtual servers that an earlier process left there foreign.
-    /// * `net/ipv4/ip_forward` and `net/ipv4/vs/conntrack` are set once a Frontend is masqueraded, the other values of IPVS once there is
-    ///   one. What [`HostSettings`](crate::modes::HostSettings) asks for is set in any case.
+    /// * A set is created for its first entry, chains and jumps for the first entry of any set. No rule refers to an
+    ///   empty set. Chains and jumps are removed with the last entry; empty sets stay.
+    /// * A Frontend whose endpoints reply to clients directly
+    ///   ([`Balancing::forwarding`](crate::snapshot::Balancing::forwarding)) has no entry, unless it has source ranges
+    ///   or an interface of this host has its address. Its address then marks its virtual server as created by this
+    ///   proxy. No rule blocks clients from other listeners on all addresses of this host. Use an address only for such
+    ///   Frontends: with entries of others at the same address, virtual servers of an earlier process there would not
+    ///   be recognised.
+    /// * `net/ipv4/ip_forward` and `net/ipv4/vs/conntrack` are set once a Frontend is masqueraded, the other IPVS
+    ///   values once there is one. Values requested by [`HostSettings`](crate::modes::HostSettings) are always set.
     ///
-    /// The rules are read all the same: an earlier process may have left some. With a table of nf_tables ([`RulesBy::Nftables`]) this has no
-    /// effect on entries and the table.
+    /// Rules are still read, since an earlier process may have left some. With an nf_tables table
+    /// ([`RulesBy::Nftables`]) this has no effect on entries and the table.
     pub only_what_is_needed: bool,
 }
 
@@ -111,13 +114,13 @@ impl Default for IpvsConfig {
 }
 
 impl IpvsConfig {
-    /// The policy of a Service with this request: its annotations as far as they may decide, else the configuration.
-    /// `has_affinity`: the Service asks for session affinity by its own field.
+    /// The policy of a Service with this request: its annotations as far as they may decide, otherwise the
+    /// configuration. `has_affinity`: the Service itself has session affinity.
     pub fn balancing(&self, asked: Option<&Arc<Balancing>>, has_affinity: bool) -> Option<Arc<Balancing>> {
         let may = self.may_ask_for;
         let merged = match (asked, &self.defaults) {
             (None, None) => return None,
-            // Nearly everywhere nothing is left out, and nothing added.
+            // Nearly always nothing is omitted or added.
             (Some(asked), None) if (may | MayAskFor::NODE_WEIGHTS) == MayAskFor::all() => return Some(asked.clone()),
             (None, Some(defaults)) if !has_affinity || defaults.persistence_secs.is_none() => {
                 return Some(defaults.clone());
@@ -134,7 +137,7 @@ impl IpvsConfig {
     }
 }
 
-/// Keeps the requests that annotations may make.
+/// Keeps the settings that annotations may override.
 fn only(asked: &Balancing, may: MayAskFor) -> Balancing {
     let mut allowed = asked.clone();
     for annotation in Annotation::ALL.iter().filter(|annotation| !may.contains(annotation.needs)) {
@@ -143,7 +146,7 @@ fn only(asked: &Balancing, may: MayAskFor) -> Balancing {
     allowed
 }
 
-/// The same, with the configuration's values for settings that it leaves open. Flags go with the scheduler that they are for.
+/// Adds the configuration's values for missing settings. Flags belong to the scheduler for which they are configured.
 fn or(mut asked: Balancing, defaults: &Balancing, has_affinity: bool) -> Balancing {
     let mut defaults = Balancing { scheduler: None, ..defaults.clone() };
     if asked.scheduler.is_some() {
@@ -158,7 +161,7 @@ fn or(mut asked: Balancing, defaults: &Balancing, has_affinity: bool) -> Balanci
     asked
 }
 
-/// The flags of a scheduler unless others are configured.
+/// The default flags of a scheduler.
 pub(crate) fn usual_flags(scheduler: Scheduler) -> SchedulerFlags {
     match scheduler {
         Scheduler::MaglevHashing => SchedulerFlags::MH_PORT | SchedulerFlags::MH_FALLBACK,

@@ -1,4 +1,4 @@
-//! Firewall marks that are one proxy's alone.
+//! Firewall marks that only one proxy uses.
 
 use std::fmt;
 use std::num::NonZeroU32;
@@ -6,8 +6,8 @@ use std::str::FromStr;
 
 use super::MarkBit;
 
-/// Firewall marks that are this proxy's alone: those of which `mark & mask` is `value`. Default `0x16000000/0xff00c000`, which are 4,194,304
-/// marks without the bits by which kube-proxy has packets masqueraded (`0x4000`) and the kubelet has them dropped (`0x8000`).
+/// Firewall marks that only this proxy uses: those whose `mark & mask` is `value`. Default `0x16000000/0xff00c000`,
+/// which has 4,194,304 marks without kube-proxy's masquerade bit (`0x4000`) and the kubelet's drop bit (`0x8000`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkRange {
     value: u32,
@@ -15,17 +15,17 @@ pub struct MarkRange {
 }
 
 impl MarkRange {
-    /// The mark by which the kubelet has packets dropped (`KUBE-MARK-DROP`).
+    /// The kubelet's drop mark (`KUBE-MARK-DROP`).
     const DROP: u32 = 0x8000;
 
-    /// The marks of which `mark & mask` is `value`; `None` if the value has bits outside of the mask or none at all (mark 0 means "unmarked"),
-    /// or if they are fewer than 256.
+    /// The marks whose `mark & mask` is `value`. `None` if the value is 0 (mark 0 means "unmarked") or has bits outside
+    /// the mask, or if there are fewer than 256 marks.
     pub fn new(value: u32, mask: u32) -> Option<Self> {
         let is_possible = value != 0 && value & !mask == 0 && mask.count_zeros() >= 8;
         is_possible.then_some(MarkRange { value, mask })
     }
 
-    /// The bits of [`MarkRange::mask`] that all of them have.
+    /// The bits within [`MarkRange::mask`] that all marks have.
     pub(crate) fn value(self) -> u32 {
         self.value
     }
@@ -35,7 +35,7 @@ impl MarkRange {
         self.mask
     }
 
-    /// Whether a mark is one of them.
+    /// Whether a mark is in the range.
     pub(crate) fn contains(self, mark: u32) -> bool {
         mark & self.mask == self.value
     }
@@ -45,7 +45,8 @@ impl MarkRange {
         1_u32.checked_shl(self.mask.count_zeros()).unwrap_or(u32::MAX)
     }
 
-    /// The mark of this index: the bits of `index`, the lowest first, are put where the mask has none. Bits without room do not count.
+    /// The mark with this index. The bits of `index`, lowest first, fill the bits outside the mask; excess bits are
+    /// ignored.
     pub(crate) fn nth(self, index: u32) -> NonZeroU32 {
         let (mut mark, mut left) = (self.value, index);
         for place in 0..u32::BITS {
@@ -55,11 +56,11 @@ impl MarkRange {
                 left = left.wrapping_shr(1);
             }
         }
-        // The value has a bit.
+        // The value is not 0.
         NonZeroU32::new(mark).unwrap_or(NonZeroU32::MIN)
     }
 
-    /// Whether no mark in the range means "masquerade this" or "drop this" to other programs.
+    /// Whether no mark in the range means "masquerade" or "drop" to other programs.
     pub(crate) fn is_apart_from(self, masquerade: MarkBit) -> bool {
         let meant = masquerade.mask() | Self::DROP;
         self.mask & meant == meant && self.value & meant == 0
@@ -105,7 +106,7 @@ mod tests {
         let range: MarkRange = "0x16000000/0xff00c000".parse().unwrap();
         assert_eq!((range, range.len()), (MarkRange::default(), 1 << 22));
         assert_eq!(range.nth(1).get(), 0x1600_0001);
-        // The two bits in the middle of it belong to other programs.
+        // The two bits in the middle belong to other programs.
         assert_eq!(range.nth(1 << 14).get(), 0x1601_0000);
         let all: BTreeSet<u32> = (0..20_000).map(|index| range.nth(index).get()).collect();
         assert!(all.len() == 20_000 && all.iter().all(|mark| range.contains(*mark) && mark & 0xc000 == 0));

@@ -1,4 +1,4 @@
-//! Traffic that gets the node's address as its source, and its mark.
+//! Which traffic is masqueraded, and its mark.
 
 use std::fmt;
 
@@ -41,19 +41,19 @@ impl fmt::Display for MarkBit {
     }
 }
 
-/// Detection of local pod traffic (`detectLocalMode`). Other traffic to cluster IPs is masqueraded.
+/// How local pod traffic is detected (`detectLocalMode`). Other traffic to cluster IPs is masqueraded.
 ///
-/// Without detection, only traffic whose source is a cluster IP is masqueraded: that of programs on this node for
+/// Without detection, only traffic with a cluster IP as its source is masqueraded: that of programs on this node for
 /// which the kernel chose such a source.
 #[derive(Clone, Debug, PartialEq)]
 pub enum LocalTraffic {
-    /// Sources in the cluster's pod network of the family, the first one listed. Not detected without one.
+    /// Sources in the cluster's first pod network of the family. Without one, nothing is detected.
     ClusterCidrs(Vec<Network>),
-    /// Sources in this node's pod network of the family. Not detected while the Node has none.
+    /// Sources in this node's pod network of the family. Without one, nothing is detected.
     NodeCidr,
-    /// Packets that come in by this bridge.
+    /// Packets that arrive through this bridge.
     BridgeInterface(InterfaceName),
-    /// Packets that come in by devices whose names begin so.
+    /// Packets that arrive through devices with this name prefix.
     InterfaceNamePrefix(InterfaceName),
 }
 
@@ -92,7 +92,7 @@ impl LocalTraffic {
     }
 }
 
-/// Parses one network, or one of each family with a comma between.
+/// Parses one network, or one of each family separated by a comma.
 fn check_cluster_cidrs(text: &str, report: &mut Reporter<'_>) -> Vec<Network> {
     let mut networks: Vec<Network> = Vec::new();
     for text in text.split(',').filter(|_| !text.is_empty()) {
@@ -110,7 +110,7 @@ fn check_cluster_cidrs(text: &str, report: &mut Reporter<'_>) -> Vec<Network> {
     networks
 }
 
-/// The bit, from the section `ipvs`, else from `iptables`, where kube-proxy has it.
+/// The bit from the section `ipvs`, otherwise from `iptables`, where kube-proxy has it.
 pub(super) fn check_masquerade_bit(object: &ConfigObject, report: &mut Reporter<'_>) -> MarkBit {
     let (field, number) = match (object.ipvs.masquerade_bit, object.iptables.masquerade_bit) {
         (Some(number), _) => ("ipvs.masqueradeBit", number),

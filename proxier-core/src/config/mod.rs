@@ -1,4 +1,4 @@
-//! Configuration of compilation and of the modes.
+//! Configuration of compiling and of the modes.
 
 mod fast_path;
 mod ipvs;
@@ -49,22 +49,24 @@ impl Families {
 /// Addresses of this host on which node ports are served.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum NodePortAddresses {
-    /// All but loopback, IPv6 link-local and those on devices of proxies ([`KernelNames`]). Default. Iptables mode serves 127.0.0.1
-    /// besides.
+    /// All except loopback, IPv6 link-local and those on devices of proxies ([`KernelNames`]). Default. iptables mode
+    /// also serves 127.0.0.1.
     #[default]
     All,
-    /// The node's primary ones: [`Config::node_address`], or those of the Node object. In a family in which it has none, on none.
+    /// The node's primary addresses: [`Config::node_address`], or those of the Node object. A family without one serves
+    /// no node ports.
     Primary,
-    /// The node's primary ones, and of [`All`](NodePortAddresses::All) those in these networks. A family without a network here gets
-    /// no more than its primary one.
+    /// The node's primary addresses, and those of [`All`](NodePortAddresses::All) in these networks. A family without a
+    /// network here only has its primary address.
     PrimaryAnd(Vec<Network>),
-    /// Addresses of [`All`](NodePortAddresses::All) that are in these networks. A family without a network here gets all, unless the
-    /// list is empty: then neither family gets any.
+    /// Addresses of [`All`](NodePortAddresses::All) in these networks. A family without a network here serves all
+    /// addresses, unless the list is empty: then neither family serves any.
     Within(Vec<Network>),
 }
 
 impl NodePortAddresses {
-    /// The networks of a family in which node ports are served, besides primary addresses; `None` if that is all addresses.
+    /// The networks of a family in which node ports are served, in addition to primary addresses; `None` for all
+    /// addresses.
     pub(crate) fn networks(&self, family: Family) -> Option<Vec<Network>> {
         let (networks, opens_unnamed) = match self {
             NodePortAddresses::All => return None,
@@ -78,8 +80,8 @@ impl NodePortAddresses {
         (!all).then_some(of_family)
     }
 
-    /// Whether a network that is not all addresses holds the loopback address of a family (127.0.0.1, ::1). Whether node ports are served
-    /// there depends on the mode ([`Kind::localhost`](crate::modes::Kind::localhost)).
+    /// Whether a network smaller than all addresses contains the loopback address of a family (127.0.0.1, ::1). The
+    /// mode decides whether node ports are served there ([`Kind::localhost`](crate::modes::Kind::localhost)).
     pub fn names_localhost(&self, family: Family) -> bool {
         match self {
             NodePortAddresses::All | NodePortAddresses::Primary => false,
@@ -90,29 +92,29 @@ impl NodePortAddresses {
     }
 }
 
-/// Hints of endpoints that are used.
+/// Which topology hints of endpoints are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Topology {
-    /// All hints, for nodes before zones: kube-proxy from 1.35. The control plane writes hints for both
-    /// `trafficDistribution` and topology annotations. Default.
+    /// All hints; those for nodes take precedence over those for zones, as in kube-proxy from 1.35. The control plane
+    /// writes hints for both `trafficDistribution` and topology annotations. Default.
     #[default]
     Hints,
-    /// Zone hints of Services with a topology annotation only: kube-proxy up to 1.30.
+    /// Only zone hints, and only of Services with a topology annotation: kube-proxy up to 1.30.
     AnnotatedHints,
 }
 
 /// Endpoints of external traffic to a Service with `externalTrafficPolicy: Local` on a node without local endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LocalFallback {
-    /// The cluster's endpoints, as with kube-proxy, so that pods on this node can use the address. A client outside then
-    /// gets answers from an address that it did not connect to. Default.
+    /// The cluster's endpoints, as in kube-proxy, so that pods on this node can use the address. A client outside then
+    /// gets replies from an address to which it did not connect. Default.
     #[default]
     Cluster,
-    /// No endpoint: the connection is refused.
+    /// None: the connection is refused.
     Refuse,
 }
 
-/// Settings of compilation and of the modes.
+/// Settings of compiling and of the modes.
 ///
 /// Fields can be set one by one. [`Config::check`] reads them from a `KubeProxyConfiguration`.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -120,14 +122,14 @@ pub enum LocalFallback {
 pub struct Config {
     /// Families to program. Default both.
     pub families: Families,
-    /// The node's primary address of its family, in place of the Node object's (`bindAddress`). Default none.
+    /// The node's primary address of its family, instead of the Node object's (`bindAddress`). Default none.
     pub node_address: Option<IpAddr>,
     /// Addresses on which node ports are served.
     pub node_port_addresses: NodePortAddresses,
-    /// Whether `spec.externalIPs` of Services are left out, since anyone who may write a Service chooses them: the feature gate
-    /// [`EXTERNAL_IPS_GATE`] is off. Default no.
+    /// Whether `spec.externalIPs` of Services are ignored, since anyone who may write a Service can choose them: the
+    /// feature gate [`EXTERNAL_IPS_GATE`] is off. Default no.
     pub without_external_ips: bool,
-    /// Hints of endpoints that are used.
+    /// Which topology hints of endpoints are used.
     pub topology: Topology,
     /// Endpoints of external traffic on nodes without local endpoints.
     pub local_fallback: LocalFallback,
@@ -135,49 +137,49 @@ pub struct Config {
     pub ipvs: IpvsConfig,
     /// Addresses and ports that no virtual server may take. Default: ports of the kubelet and of this proxy on this node.
     pub reserved: Reserved,
-    /// Whether all traffic to cluster IPs is masqueraded, from any source. Default no.
+    /// Whether all traffic to cluster IPs is masqueraded, regardless of its source. Default no.
     pub masquerade_all: bool,
     /// The bit of the packet mark that means "masquerade this".
     pub masquerade_bit: MarkBit,
-    /// Detection of local pod traffic (`detectLocalMode`). Default: not detected.
+    /// How local pod traffic is detected (`detectLocalMode`). Default: not detected.
     pub local_traffic: LocalTraffic,
     /// Names of objects in the kernel. Default: kube-proxy's.
     pub names: KernelNames,
-    /// Settings of tables of nf_tables.
+    /// Settings of nf_tables tables.
     pub nftables: NftablesConfig,
     /// Fast path of established connections. Default: none.
     pub fast_path: Option<FastPath>,
 }
 
-/// Configuration of tables of nf_tables, in every mode that has them.
+/// Configuration of nf_tables tables, in every mode that has them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct NftablesConfig {
-    /// Whether nftables mode counts the connections of each Frontend: an element's counter, by its first packet. A Frontend that comes to
-    /// another chain begins anew. Default no.
+    /// Whether nftables mode counts the connections of each Frontend, by their first packets, in an element's counter.
+    /// It restarts when a Frontend moves to another chain. Default no.
     pub count_connections: bool,
-    /// Whether tables of nf_tables belong to this process: while it runs no other one changes or deletes them, and `nft flush ruleset` leaves
-    /// them out. They stay when it ends; its successor takes them over. Needs Linux 6.9 ([`modes::can_own_tables`](crate::modes::can_own_tables)).
-    /// Default no.
+    /// Whether nf_tables tables belong to this process. While it runs no other process can change or delete them, and
+    /// `nft flush ruleset` skips them. They stay when the process ends, and its successor takes them over. Needs Linux
+    /// 6.9 ([`modes::can_own_tables`](crate::modes::can_own_tables)). Default no.
     pub own_tables: bool,
 }
 
 impl Config {
-    /// Whether annotations may decide this.
+    /// Whether annotations may override this.
     pub(crate) fn lets(&self, what: MayAskFor) -> bool {
         self.ipvs.may_ask_for.contains(what)
     }
 
-    /// Checks a configuration. Leaves out impossible values and reports them; the caller decides whether to go on.
+    /// Checks a configuration. Ignores and reports impossible values; the caller decides whether to continue.
     ///
-    /// A `nodePortAddresses` of which nothing could be read serves no node port at all. `iptables.localhostNodePorts` is
-    /// ignored, as kube-proxy's IPVS mode does: IPVS serves no node port on loopback addresses.
+    /// If no item of `nodePortAddresses` is valid, no node ports are served. `iptables.localhostNodePorts` is ignored,
+    /// as in kube-proxy's IPVS mode, because IPVS cannot serve node ports on loopback addresses.
     pub fn check(object: &ConfigObject, rejections: &mut Vec<Rejection>) -> Self {
         let report =
             &mut Reporter::new(ObjectKind::Configuration, ObjectKey::new("", "KubeProxyConfiguration"), rejections);
         let mut config = Config::default();
         let ipvs = &object.ipvs;
-        // `none` parses too, but gives no client a connection.
+        // `none` parses too, but connections would not be forwarded.
         let scheduler = |name: &str| name.parse().ok().filter(|of| *of != Scheduler::None);
         let reason = "not a scheduler's name; taken as rr";
         let scheduler = report.read_text("ipvs.scheduler", ipvs.scheduler.as_deref(), scheduler, reason);
@@ -209,28 +211,29 @@ impl Config {
         config
     }
 
-    /// Whether IPVS mode gives clients outside a list of endpoints of their own where a policy says `Local`
-    /// ([`IpvsConfig::mark_split`]): only a table of nf_tables sets the marks for that.
+    /// Whether IPVS mode gives clients outside separate endpoints if a policy is `Local` ([`IpvsConfig::mark_split`]).
+    /// Only an nf_tables table can set the marks.
     pub fn splits_local(&self) -> bool {
         self.ipvs.mark_split && self.ipvs.rules == RulesBy::Nftables
     }
 
-    /// Whether sets, their entries and rules are made only where they are needed ([`IpvsConfig::only_what_is_needed`]).
+    /// Whether sets, entries and rules are created only where needed ([`IpvsConfig::only_what_is_needed`]).
     pub(crate) fn makes_only_needed_rules(&self) -> bool {
         self.ipvs.only_what_is_needed && self.ipvs.rules != RulesBy::Nftables
     }
 
-    /// Whether IPVS mode binds addresses by routes. Routes do not tell proxies apart, as names do: a proxy with
+    /// Whether IPVS mode binds addresses by routes. Unlike names, routes do not distinguish proxies, so a proxy with
     /// [names](KernelNames) other than kube-proxy's binds addresses.
     pub fn binds_by_routes(&self) -> bool {
         self.ipvs.binding == Binding::Routes && self.names == KernelNames::default()
     }
 }
 
-/// The feature gate that lets Services have external IPs ([`Config::without_external_ips`]). No other gate has an effect.
+/// The feature gate that allows external IPs of Services ([`Config::without_external_ips`]). No other gate has an
+/// effect.
 pub const EXTERNAL_IPS_GATE: &str = "AllowServiceExternalIPs";
 
-/// A network of cluster IPs, to be made local as a whole; `None` for anything else, and for all addresses.
+/// Parses a network of cluster IPs to be made local as a whole. `None` if invalid or all addresses.
 pub fn parse_service_cidr(text: &str) -> Option<Network> {
     parse_network(text).filter(|network| network.prefix_len() > 0)
 }
@@ -238,7 +241,7 @@ pub fn parse_service_cidr(text: &str) -> Option<Network> {
 /// The reason why other texts are rejected.
 const NO_NETWORK: &str = "not a network (ADDRESS/PREFIX); left out";
 
-/// Switches splitting off for a proxy without marks of its own.
+/// Turns splitting off for a proxy without marks of its own.
 fn check_marks(object: &ConfigObject, config: &mut Config, report: &mut Reporter<'_>) {
     config.ipvs.mark_split = object.ipvs.mark_split.unwrap_or_default();
     let text = object.ipvs.mark_range.as_deref().unwrap_or_default();

@@ -1,11 +1,11 @@
-//! Names of objects that a proxy makes in the kernel. The names show that an object is its own, so two proxies in one network namespace
+//! Names of a proxy's objects in the kernel. The names identify its objects, so two proxies in one network namespace
 //! need different ones.
 
 use std::collections::BTreeSet;
 use std::fmt;
 use std::str::FromStr;
 
-/// A name that cannot be used, and why.
+/// An invalid name, and why.
 #[derive(Clone, Debug, PartialEq)]
 pub struct InvalidName {
     name: String,
@@ -28,8 +28,8 @@ impl fmt::Display for InvalidName {
 
 impl std::error::Error for InvalidName {}
 
-/// The name of a network device: at most 15 bytes, no `/`, `:` or blank (`dev_valid_name` in `net/core/dev.c`), and no `+`
-/// at its end, which iptables reads as a wildcard.
+/// The name of a network device: at most 15 bytes, no `/`, `:` or blank (`dev_valid_name` in `net/core/dev.c`), and no
+/// trailing `+`, which iptables treats as a wildcard.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InterfaceName(Box<str>);
 
@@ -37,7 +37,7 @@ impl InterfaceName {
     /// The longest name, in bytes (`IFNAMSIZ` less the NUL).
     pub const MAX_LEN: usize = 15;
 
-    /// Checks a name; `None` if no device can have it, or iptables would read it as a pattern.
+    /// Checks a name. `None` if it is invalid for a device, or a wildcard in iptables.
     pub fn new(name: &str) -> Option<Self> {
         let bad = |c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control();
         let good =
@@ -57,12 +57,12 @@ impl fmt::Display for InterfaceName {
     }
 }
 
-/// Prefix of the names of a proxy's sets and chains. Default `KUBE-`, as kube-proxy's, of which other software
-/// knows some (`KUBE-MARK-MASQ`).
+/// Prefix of the names of a proxy's sets and chains. Default `KUBE-`, as in kube-proxy; other software relies on some
+/// of these names (`KUBE-MARK-MASQ`).
 ///
-/// 2 to 6 bytes: upper-case letters, digits, `_` and `-`; a letter first, `-` last, and not `-6-` at the end. So the names of
-/// chains fit into the 28 bytes that iptables takes, those of sets differ within the 31 that the kernel keeps, and no two
-/// prefixes make the same name: sets of IPv6 have `6-` after the prefix. No other program may use names of this prefix.
+/// 2 to 6 bytes: upper-case letters, digits, `_` and `-`, starting with a letter, ending with `-` but not with `-6-`.
+/// So chain names fit into iptables' 28 bytes, set names differ within the kernel's 31 bytes, and no two prefixes give
+/// the same name: sets of IPv6 have `6-` after the prefix. No other program may use names with this prefix.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamePrefix {
     /// Padded with NUL.
@@ -78,7 +78,7 @@ impl NamePrefix {
     /// Checks a prefix.
     ///
     /// # Errors
-    /// When it is none, with the reason.
+    /// The name is invalid; the error says why.
     pub fn new(prefix: &str) -> Result<Self, InvalidName> {
         let invalid = |why| Err(InvalidName::new(prefix, "the prefix of sets and chains", why));
         let is_good = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
@@ -136,9 +136,9 @@ impl fmt::Debug for NamePrefix {
     }
 }
 
-/// The name of the tables of nftables mode, one of family `ip` and one of family `ip6`. Default `proxier`.
+/// The name of the tables of nftables mode, one per family `ip` and `ip6`. Default `proxier`.
 ///
-/// 1 to 255 bytes without control characters, and none of the names that iptables has for tables in nf_tables.
+/// 1 to 255 bytes without control characters, and not a name of an iptables table in nf_tables.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TableName(Box<str>);
 
@@ -146,7 +146,7 @@ impl TableName {
     /// Checks a name.
     ///
     /// # Errors
-    /// When the tables cannot have it, with the reason.
+    /// The tables cannot have this name; the error says why.
     pub fn new(name: &str) -> Result<Self, InvalidName> {
         let invalid = |why| InvalidName::new(name, "the name of a table", why);
         if matches!(name, "filter" | "nat" | "mangle" | "raw" | "security") {
@@ -178,29 +178,29 @@ impl fmt::Display for TableName {
     }
 }
 
-/// Names of objects that a proxy makes in the kernel. Default: kube-proxy's, so that one takes over from the other.
+/// Names of a proxy's objects in the kernel. By default kube-proxy's, so that one can take over from the other.
 ///
-/// Objects of these names are this proxy's: it removes those that it does not want. Two proxies in one network namespace do
-/// not touch each other if their names differ, and each has the device of the other in
-/// [`other_devices`](KernelNames::other_devices). Two things they share all the same. The kernel has one virtual server for
-/// an address, port and protocol, so they must not serve the same ones. And the bit of the packet mark means "masquerade
-/// this" in both ([`MarkBit`](super::MarkBit)), which does no harm.
+/// The proxy owns objects with these names and removes those that it does not need. Two proxies in one network
+/// namespace are independent if their names differ and each lists the other's device in
+/// [`other_devices`](KernelNames::other_devices). They still share two things. The kernel has one virtual server per
+/// address, port and protocol, so they must not serve the same ones. And the same bit of the packet mark means
+/// "masquerade" in both ([`MarkBit`](super::MarkBit)), which is harmless.
 ///
-/// iptables mode always has kube-proxy's own names (`KUBE-SVC-…`, `KUBE-SERVICES`), not the prefix: two proxies in iptables mode, or one
-/// and a kube-proxy, cannot share a network namespace.
+/// iptables mode always uses kube-proxy's own names (`KUBE-SVC-…`, `KUBE-SERVICES`) instead of the prefix. Two proxies
+/// in iptables mode, or one and a kube-proxy, cannot share a network namespace.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct KernelNames {
-    /// The dummy device that addresses are bound to, in IPVS mode. Default `kube-ipvs0`. A device of this name that is no
-    /// dummy device is not touched, and passes fail.
+    /// The dummy device to which IPVS mode binds addresses. Default `kube-ipvs0`. If a device of another type has this
+    /// name, it is not changed and passes fail.
     pub device: InterfaceName,
-    /// Devices of other proxies in this network namespace. Their addresses are of other Services, not of this host: no node
-    /// ports are served on them. `kube-ipvs0` is always one of them. Default empty.
+    /// Devices of other proxies in this network namespace. Their addresses belong to other Services, so no node ports
+    /// are served on them. `kube-ipvs0` is always included. Default empty.
     pub other_devices: BTreeSet<InterfaceName>,
     /// Prefix of the names of sets and chains, in IPVS mode. Default `KUBE-`.
     pub prefix: NamePrefix,
-    /// Name of the tables of nftables mode; those of IPVS mode have `-ipvs` behind it. Default `proxier`. A foreign
-    /// table of this name is not touched; its family is then not served.
+    /// Name of the tables of nftables mode; those of IPVS mode have the suffix `-ipvs`. Default `proxier`. Another
+    /// program's table with this name is not changed, and its family is not served.
     pub table: TableName,
 }
 
@@ -208,13 +208,13 @@ impl KernelNames {
     /// kube-proxy's device.
     pub const DEVICE: &str = "kube-ipvs0";
 
-    /// The tables of IPVS mode where nf_tables guards its virtual servers ([`RulesBy::Nftables`](super::RulesBy)): the name of
-    /// those of nftables mode with `-ipvs` behind, `proxier-ipvs` by default.
+    /// Name of the tables of IPVS mode if nf_tables guards its virtual servers ([`RulesBy::Nftables`](super::RulesBy)):
+    /// `proxier-ipvs` by default.
     pub(crate) fn ipvs_table(&self) -> TableName {
         self.table_with("-ipvs")
     }
 
-    /// The table of the fast path, `proxier-fast-path` by default.
+    /// Name of the fast path's table, `proxier-fast-path` by default.
     pub(crate) fn fast_path_table(&self) -> TableName {
         self.table_with("-fast-path")
     }
@@ -228,7 +228,7 @@ impl KernelNames {
         TableName((name + behind).into())
     }
 
-    /// Whether a device holds addresses of Services: this proxy's, or another one's.
+    /// Whether a device holds addresses of Services, of this proxy or another one.
     pub(crate) fn is_of_a_proxy(&self, device: &str) -> bool {
         device == self.device.as_str()
             || device == Self::DEVICE

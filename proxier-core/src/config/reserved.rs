@@ -8,12 +8,12 @@ use std::sync::Arc;
 use crate::net::Protocol;
 use crate::snapshot::is_usable_by_service;
 
-/// Program or host that answers at a reserved address and port.
+/// Who answers at a reserved address and port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum User {
-    /// The API server, as this program is configured to reach it.
+    /// The API server to which this program is configured to connect.
     ApiServer,
     /// An API server, from the endpoints of `default/kubernetes`.
     ApiServerEndpoint,
@@ -48,11 +48,11 @@ impl fmt::Display for User {
     }
 }
 
-/// An address and port that no virtual server may take.
+/// An address and port that no virtual server may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReservedPort {
-    /// The address; `None` for every address of this node: those of its interfaces but the dummy device, and those of
-    /// its Node object.
+    /// The address; `None` for every address of this node: those of its interfaces except the dummy device, and those
+    /// of its Node object.
     pub address: Option<IpAddr>,
     /// The protocol.
     pub protocol: Protocol,
@@ -72,12 +72,12 @@ impl ReservedPort {
     }
 }
 
-/// A host that this node has to reach.
+/// A host that this node must be able to reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Neighbour {
     /// The address.
     pub address: IpAddr,
-    /// The TCP port on which it answers, if known: when the address is this node's own, only this port is reserved.
+    /// The TCP port on which it answers, if known. If the address is this node's own, only this port is reserved.
     pub tcp_port: Option<u16>,
 }
 
@@ -93,30 +93,30 @@ impl Neighbour {
     }
 }
 
-/// Addresses and ports that no virtual server may take. A Service with such an external or load-balancer address, or with such a
-/// node port, would cut the node off from its cluster, or the cluster from its node.
+/// Addresses and ports that no virtual server may use. A Service with such an external or load-balancer address, or
+/// with such a node port, would cut the node off from its cluster, or the cluster from its node.
 ///
-/// **Reserved ports**, each an address, protocol and port. Default: the kubelet (TCP 10250), this proxy's health checks
-/// (TCP 10256) and metrics (TCP 10249), on every address of this node. Other ports in use have to be named.
+/// **Reserved ports**, each an address, protocol and port. By default the kubelet (TCP 10250), this proxy's health
+/// checks (TCP 10256) and metrics (TCP 10249), on every address of this node. Add other ports in use.
 ///
-/// **Neighbours**, which this node reaches over the network: bound to the dummy device, their addresses would lead to this
-/// node itself, on every port, and nothing could undo that. A [`Reconciler`](crate::reconciler::Reconciler) adds the gateways of
-/// the default routes and the endpoints of `default/kubernetes` itself; its caller has to add name servers, and other
-/// addresses of the API server ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected; these are
-/// not:
+/// **Neighbours**, which this node reaches over the network. If their addresses were bound to the dummy device, all
+/// their ports would lead to this node itself, and nothing could repair that. A
+/// [`Reconciler`](crate::reconciler::Reconciler) adds the gateways of the default routes and the endpoints of
+/// `default/kubernetes` itself. Its caller must add name servers and other addresses of the API server
+/// ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected, except:
 ///
-/// * Cluster IPs. The API server allocates them, so a Service cannot choose an address that is in use; and programs reach the
+/// * Cluster IPs. The API server allocates them, so a Service cannot choose an address in use, and programs reach the
 ///   API server and cluster DNS by theirs.
-/// * An address of this node itself (of an interface other than the dummy device), such as an API server's on its own node:
-///   it is not bound. If the neighbour has a TCP port, only that port is reserved.
-/// * A load-balancer address that is a name server's, on port 53 (TCP or UDP): DNS that the cluster serves to its own nodes.
-///   Other ports there are rejected. A controller allocates load-balancer addresses; anyone who may write a Service chooses
-///   external IPs.
-/// * A load-balancer address that is the API server's, while all endpoints are endpoints of `default/kubernetes`: it leads
-///   there. Without endpoints it is rejected, and the network decides.
+/// * An address of this node itself (of an interface other than the dummy device), such as an API server's on its own
+///   node, which is not bound. If the neighbour has a TCP port, only that port is reserved.
+/// * A name server's address as a load-balancer address on port 53 (TCP or UDP), which is cluster DNS for the nodes.
+///   Other ports there are rejected. Load-balancer addresses are allocated by a controller, while anyone who may write
+///   a Service can choose external IPs.
+/// * The API server's address as a load-balancer address, as long as all endpoints are endpoints of
+///   `default/kubernetes`, so traffic reaches it. Without endpoints it is rejected and left to the network.
 ///
-/// **Other Nodes**, such as all of a load balancer that runs on the nodes and writes the addresses of all of them: each
-/// Node serves its own. External and load-balancer addresses are rejected on every port.
+/// **Other Nodes**. A load balancer that runs on the nodes may publish the addresses of all of them; each Node must
+/// only serve its own. External and load-balancer addresses are rejected on every port.
 ///
 /// [`Reserved::allow`] and [`Reserved::allow_address`] make exceptions.
 #[derive(Clone, Debug, PartialEq)]
@@ -155,8 +155,8 @@ impl Reserved {
         }
     }
 
-    /// Sets the neighbours of a kind, in place of the earlier ones. Addresses that no Service can have, such as loopback
-    /// ones, are left out. Returns whether anything changed.
+    /// Replaces the neighbours of a kind. Ignores addresses that no Service can have, such as loopback ones. Returns
+    /// whether anything changed.
     pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>) -> bool {
         let new: BTreeSet<Neighbour> =
             neighbours.into_iter().filter(|neighbour| is_usable_by_service(neighbour.address)).collect();
@@ -166,7 +166,7 @@ impl Reserved {
         self.neighbours.insert(user, new.clone()) != Some(new)
     }
 
-    /// Sets the addresses of other Nodes, with the Nodes' names, in place of the earlier ones, which it returns.
+    /// Replaces the addresses of other Nodes, with the Nodes' names; returns the previous ones.
     pub(crate) fn set_nodes(&mut self, nodes: Arc<BTreeMap<IpAddr, Arc<str>>>) -> Arc<BTreeMap<IpAddr, Arc<str>>> {
         std::mem::replace(&mut self.nodes, nodes)
     }
@@ -176,7 +176,7 @@ impl Reserved {
         &self.nodes
     }
 
-    /// Lets Services take this address, with any present or later user.
+    /// Allows Services to use this address, regardless of its user.
     #[doc(hidden)]
     pub fn allow_address(&mut self, address: IpAddr) {
         self.allowed.insert(address.to_canonical());
@@ -187,13 +187,13 @@ impl Reserved {
         self.neighbours.iter().flat_map(|(user, all)| all.iter().map(move |neighbour| (user, neighbour)))
     }
 
-    /// Reserves an address and port; if already reserved, it gets this user.
+    /// Reserves an address and port. If it is already reserved, its user is replaced.
     pub fn reserve(&mut self, place: ReservedPort, user: User) {
         self.places.insert(place, user);
     }
 
-    /// Frees an address and port. Returns for whom it was reserved. One that is reserved on every address of the node can
-    /// only be freed as a whole.
+    /// Frees an address and port. Returns for whom it was reserved. One that is reserved on every address of the node
+    /// can only be freed as a whole.
     pub fn allow(&mut self, place: &ReservedPort) -> Option<User> {
         self.places.remove(place)
     }

@@ -17,7 +17,7 @@ pub struct Flow {
     pub client: SocketAddr,
     /// Destination of the client's packets.
     pub destination: SocketAddr,
-    /// Address and port that answers: an endpoint, or the destination itself when nothing was translated.
+    /// Address and port that answers: an endpoint, or the destination itself if nothing was translated.
     pub endpoint: SocketAddr,
 }
 
@@ -33,7 +33,7 @@ impl Flow {
     }
 }
 
-/// Whether it is of this protocol, and none of the endpoints listed there answers it.
+/// Whether it has this protocol and is not answered by any of the listed endpoints.
 fn is_stale(flow: &Flow, protocol: Protocol, services: &UdpServices) -> bool {
     flow.protocol == protocol
         && services.get(&flow.destination).is_some_and(|endpoints| !endpoints.contains(&flow.endpoint))

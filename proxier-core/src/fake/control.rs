@@ -1,4 +1,4 @@
-//! Arranged failures, and counts of writes.
+//! Injected failures, and counts of writes.
 
 use std::collections::VecDeque;
 
@@ -7,10 +7,10 @@ use ipvs::Operation;
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind};
 
-/// Makes the calls: the count of their writes, those that only read, and those that write.
+/// Defines the calls: the count of their writes, those that only read, and those that write.
 macro_rules! calls {
     ($($counter:ident: $($read:ident)* => $($write:ident)*;)*) => {
-        /// A method of a port. Operations, entries, addresses and routes are items of theirs.
+        /// A method of a port. Operations, entries, addresses and routes are the items of a call.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         #[non_exhaustive]
         #[doc(hidden)]
@@ -71,7 +71,7 @@ pub struct Fault {
 }
 
 impl Fault {
-    /// The next call of this method fails as a whole, with nothing done.
+    /// The next call of this method fails as a whole, without effect.
     pub fn new(call: Call, kind: PortErrorKind) -> Self {
         Fault { call, kind, nth: Nth::Call(0), takes_effect: false, family: None }
     }
@@ -82,8 +82,8 @@ impl Fault {
         self
     }
 
-    /// Fails just one item, the one after this many, in this call or later ones. For a method without items each call counts
-    /// as one item.
+    /// Fails only the item after this many, in this call or later ones. For a method without items each call counts as
+    /// one item.
     pub fn item(mut self, items_before: u64) -> Self {
         self.nth = Nth::Item(items_before);
         self
@@ -95,20 +95,20 @@ impl Fault {
         self
     }
 
-    /// The call takes effect although it fails, like a lost answer with kind [`PortErrorKind::Unknown`].
+    /// The call takes effect although it fails, like a lost answer of kind [`PortErrorKind::Unknown`].
     pub fn takes_effect(mut self) -> Self {
         self.takes_effect = true;
         self
     }
 
-    /// Only calls about this family count; for methods of rules and sets.
+    /// Only calls for this family count; for methods of rules and sets.
     pub fn family(mut self, family: Family) -> Self {
         self.family = Some(family);
         self
     }
 }
 
-/// Writes asked for, by port, including those that change nothing or are refused. A call without items counts as one,
+/// Requested writes by port, including those that change nothing or are refused. A call without items counts as one,
 /// except `restore`, which counts its tables, and `replace`, which counts at least one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
@@ -123,7 +123,7 @@ pub struct Writes {
     pub links: u64,
     /// Values written below `/proc/sys`.
     pub sysctls: u64,
-    /// Calls that look for flows to forget.
+    /// Calls that search for flows to forget.
     pub conntrack: u64,
     /// Transactions of nf_tables.
     pub tables: u64,
@@ -161,19 +161,19 @@ pub(super) enum Fate {
     DoneAndFail(PortError),
 }
 
-/// Selects operations on virtual and real servers that the kernel refuses: `true` for a refusal.
+/// Selects operations on virtual and real servers that the kernel refuses.
 pub type Objection = fn(&Operation) -> bool;
 
 #[derive(Debug, Default)]
 pub(super) struct Control {
     faults: Vec<Fault>,
-    /// Operations that are refused, and how.
+    /// Operations to refuse, and the error.
     pub(super) objection: Option<(Objection, PortErrorKind)>,
     /// Writes left until the process dies.
     left: Option<u64>,
     crashed: bool,
     pub(super) writes: Writes,
-    /// Foreign transactions, each committed before a transaction of the port.
+    /// Another program's transactions, each committed before a transaction of the port.
     pub(super) others: VecDeque<nftables::Transaction>,
 }
 
@@ -208,12 +208,12 @@ impl Control {
         self.crashed
     }
 
-    /// Whether a crash is arranged, so that writes must be taken one by one.
+    /// Whether a crash is planned, so that writes must be applied one by one.
     pub(super) fn is_armed(&self) -> bool {
         self.left.is_some()
     }
 
-    /// Takes one of the writes left; `false` when the process is dead.
+    /// Uses one of the remaining writes; `false` if the process is dead.
     pub(super) fn spend(&mut self) -> bool {
         match &mut self.left {
             _ if self.crashed => false,
@@ -229,7 +229,7 @@ impl Control {
         }
     }
 
-    /// Counts a call of so many items and decides what happens to it. `spends`: its writes are counted below.
+    /// Counts a call with this many items and decides its outcome. `spends`: its writes are counted elsewhere.
     pub(super) fn decide(&mut self, call: Call, family: Option<Family>, items: usize, spends: bool) -> Verdict {
         if self.crashed {
             return Verdict::Fail(dead(), false);

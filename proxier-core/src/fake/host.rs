@@ -13,7 +13,7 @@ use iptables::{Backend, Error, ErrorKind, Family, Invocation, LockGuard, Output,
 use super::control::Control;
 use super::shared::Shared;
 
-/// Makes the programs, with the versions and back ends that a test wants.
+/// Creates the programs, with the versions and back ends that a test needs.
 pub(super) type MakeHost = Arc<dyn Fn() -> FakeHost + Send + Sync>;
 
 struct Inner {
@@ -25,12 +25,12 @@ struct Inner {
     references: BTreeMap<String, u32>,
     sets: FakeIpset,
     listing: Option<ipset::Client>,
-    /// Counts everything that may have changed rules.
+    /// Increases with everything that may have changed rules.
     generation: u64,
 }
 
-/// [`FakeHost`] whose rules hold sets of [`FakeIpset`]: a rule may name a set only while it exists, and a set that a rule names
-/// cannot be destroyed.
+/// A [`FakeHost`] whose rules refer to sets of [`FakeIpset`]: a rule can only refer to an existing set, and a set with
+/// references cannot be destroyed.
 #[derive(Clone)]
 pub(super) struct Host {
     inner: Shared<Inner>,
@@ -88,7 +88,7 @@ fn everything() -> impl Iterator<Item = (Family, Backend)> {
 }
 
 impl Inner {
-    /// Makes the host know exactly the sets that exist.
+    /// Tells the host which sets exist.
     fn learn_sets(&mut self) -> Result<(), Error> {
         let client = match self.listing.take() {
             Some(client) => client,
@@ -97,7 +97,7 @@ impl Inner {
         let names = self.listing.insert(client).list_names().map_err(lost)?;
         let names: BTreeSet<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
         if !self.known.is_subset(&names) {
-            // A host cannot forget a set, so a new one that knows only the remaining sets takes over the rules.
+            // A host cannot forget a set, so a new one with the remaining sets takes over the rules.
             let host = (self.make)();
             for name in &names {
                 host.add_set(name);

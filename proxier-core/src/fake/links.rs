@@ -13,10 +13,11 @@ struct Interface {
     addresses: Vec<IpAddr>,
 }
 
-/// The interfaces of a namespace, with the rules of net/core/rtnetlink.c, net/ipv4/devinet.c and net/ipv6/addrconf.c: an
-/// address is on a device at most once, may be on several devices, and is removed with its device. An IPv4
-/// route whose source the host loses goes, as it does in kernels whose `fib_sync_down_addr` (net/ipv4/fib_semantics.c) looks at all tables;
-/// IPv6 looks only at routes of the address's device (net/ipv6/route.c, `fib6_remove_prefsrc`).
+/// The interfaces of a namespace, with the rules of net/core/rtnetlink.c, net/ipv4/devinet.c and net/ipv6/addrconf.c: a
+/// device has an address at most once, several devices may have the same one, and a device's addresses are removed with
+/// it. An IPv4 route is removed when the host loses its source, as in kernels whose `fib_sync_down_addr`
+/// (net/ipv4/fib_semantics.c) handles all tables. IPv6 only handles routes of the address's device (net/ipv6/route.c,
+/// `fib6_remove_prefsrc`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Interfaces {
     by_name: BTreeMap<String, Interface>,
@@ -26,7 +27,7 @@ pub(super) struct Interfaces {
     pub(super) has_ipv6: bool,
 }
 
-/// Bytes of a name that fit `IFNAMSIZ` with its NUL.
+/// Longest name, in bytes (`IFNAMSIZ` without the NUL).
 const LONGEST_NAME: usize = 15;
 
 impl Default for Interfaces {
@@ -48,7 +49,7 @@ fn missing(doing: &str, device: &str) -> PortError {
 }
 
 impl Interfaces {
-    /// Gives an interface that is no dummy device exactly these addresses, creating it if need be.
+    /// Gives an interface other than the dummy device exactly these addresses, creating it if necessary.
     pub(super) fn set(&mut self, name: &str, addresses: &[IpAddr]) {
         self.by_name.entry(name.to_owned()).or_default().addresses = addresses.to_vec();
         self.lose_sources();

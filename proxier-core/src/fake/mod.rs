@@ -1,8 +1,9 @@
-//! A kernel in memory behind the ports: feature `testing`.
+//! A simulated kernel behind the ports (feature `testing`).
 //!
-//! The kernel consists of the fakes of the crates below, which speak the kernel's bytes and pass the same tests as the kernel, and
-//! of small models of devices, sysctls and tracked connections. The ports are those of [`kernel`](crate::kernel), so tests
-//! cover what they make of the kernel's answers; `tests/ports` runs on this kernel and on real ones.
+//! It consists of the fakes of the lower crates, which use the kernel's byte format and pass the same tests as the
+//! kernel, and of small models of devices, sysctls and tracked connections. The ports are those of
+//! [`kernel`](crate::kernel), so tests also cover how these interpret the kernel's answers. `tests/ports` runs on this
+//! kernel and on real ones.
 //!
 //! ```
 //! use proxier_core::fake::{Call, FakeKernel, Fault};
@@ -61,7 +62,7 @@ use transport::{RecordingSocket, WriteCounts};
 pub use conntrack::Flow;
 pub use control::{Call, Fault, Objection, Writes};
 
-/// State of a fake kernel, for comparison. Two kernels that hold the same are equal, however they came to it.
+/// State of a simulated kernel, for comparison. It does not depend on how the state was reached.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct KernelState {
@@ -79,22 +80,22 @@ pub struct KernelState {
     pub sysctls: BTreeMap<String, String>,
     /// Tracked connections.
     pub flows: BTreeSet<Flow>,
-    /// Routes of our own that make networks local, and whose they are.
+    /// The routes that make networks local, and their owners.
     pub routes: BTreeSet<(RouteOwner, LocalRoute)>,
 }
 
-/// State that all handles of one kernel share.
+/// State shared by all handles of one kernel.
 #[derive(Clone)]
 struct Parts {
     ipvs: FakeIpvs,
-    /// Last possible change of the virtual servers.
+    /// When the virtual servers may last have changed.
     changed: Shared<LastChange>,
     sets: FakeIpset,
     written: Shared<WriteCounts>,
     host: Host,
     links: Shared<Interfaces>,
     sysctls: Shared<BTreeMap<String, String>>,
-    /// Counters of packets; `None`: the kernel has none.
+    /// Packet counters; `None` if the kernel does not support them.
     counters: Shared<Option<BTreeSet<String>>>,
     tables: FakeTables,
     flows: Shared<BTreeSet<Flow>>,
@@ -114,27 +115,27 @@ impl FakeTables {
     /// All tables, as `nft list ruleset` prints them.
     fn dump(&self) -> BTreeMap<String, String> {
         let mut client = self.client();
-        // The fake refuses no listing.
+        // The fake never refuses to list.
         let tables = client.list_tables(None).unwrap_or_default();
         let keys = tables.into_iter().map(|table| table.table.key);
         keys.filter_map(|key| Some((key.to_string(), client.snapshot(&key).ok()?.to_string()))).collect()
     }
 }
 
-/// Time of the last change of virtual servers, so that an earlier reading can be reused.
+/// When virtual servers last changed, so that an earlier read can be reused.
 #[derive(Debug, Default)]
 struct LastChange {
     /// Changes with every write of a port, and whenever a test accesses the table.
     generation: u64,
-    /// Messages that the kernel must have handled before a reading is reused: a test may have arranged something for one of
-    /// them.
+    /// Messages that the kernel must have handled before a read is reused, since a test may have injected something for
+    /// one of them.
     quiet_from: u64,
 }
 
-/// Number of messages ahead for which a test may arrange something.
+/// Number of messages ahead for which a test may inject something.
 const LOOK_AHEAD: u64 = 256;
 
-/// A kernel in memory. Clones share it, each with connections of its own.
+/// A simulated kernel. Clones share it, each with its own connections.
 pub struct FakeKernel {
     parts: Parts,
     ports: FakePorts,
@@ -159,12 +160,12 @@ impl fmt::Debug for FakeKernel {
 }
 
 impl FakeKernel {
-    /// A fresh kernel: `lo`, all modules, iptables 1.8.9 of both back ends.
+    /// A new kernel: `lo`, all modules, iptables 1.8.9 of both back ends.
     pub fn new() -> Self {
         Self::with_iptables(FakeHost::new)
     }
 
-    /// Makes a kernel with other iptables programs. `make` may be called more than once and must return the same each time.
+    /// A kernel with other iptables programs. `make` may be called repeatedly and must always return the same.
     #[doc(hidden)]
     pub fn with_iptables(make: impl Fn() -> FakeHost + Send + Sync + 'static) -> Self {
         let sets = FakeIpset::new();
@@ -195,7 +196,7 @@ impl FakeKernel {
         self.ports.lend()
     }
 
-    /// The whole state. Arranged failures do not affect it.
+    /// The whole state. Injected failures do not affect it.
     pub fn state(&self) -> KernelState {
         let (devices, routes) = {
             let links = self.parts.links.lock();
@@ -219,11 +220,11 @@ impl FakeKernel {
             let entries = set.entries.iter().map(ToString::to_string).collect();
             (set.spec.name.as_str().to_owned(), (set.spec.to_string(), entries))
         };
-        // The fake refuses no listing.
+        // The fake never refuses to list.
         sets.unwrap_or_default().into_iter().map(set).collect()
     }
 
-    /// Writes of the ports so far, failed ones included. Changes by the methods below do not count.
+    /// Writes of the ports so far, including failed ones. Changes by the methods below do not count.
     pub fn writes(&self) -> Writes {
         self.parts.control.lock().writes
     }
@@ -234,21 +235,22 @@ impl FakeKernel {
         self.parts.control.lock().add(fault);
     }
 
-    /// Refuses these operations on virtual and real servers from now on, until [`FakeKernel::clear_faults`];
-    /// other operations of the same call are carried out.
+    /// Refuses these operations on virtual and real servers until [`FakeKernel::clear_faults`]. Other operations of the
+    /// same call are carried out.
     pub fn refuse(&self, what: Objection, kind: PortErrorKind) {
         self.parts.control.lock().objection = Some((what, kind));
     }
 
-    /// Takes back the failures that have not happened.
+    /// Removes the injected failures that have not happened yet.
     #[doc(hidden)]
     pub fn clear_faults(&self) {
         self.parts.control.lock().clear();
     }
 
-    /// The process dies after so many more writes: the rest of that call, and every call after it, fails with nothing done.
-    /// Counted are operations, entries, addresses, tables, and within [`Sets::replace`](crate::ports::Sets::replace) the
-    /// messages that change sets; so a set may be left half replaced.
+    /// Kills the process after this many more writes: the rest of that call, and every later call, fails without
+    /// effect. Operations, entries, addresses and tables count, and within
+    /// [`Sets::replace`](crate::ports::Sets::replace) the messages that change sets, so a set may be left half
+    /// replaced.
     #[doc(hidden)]
     pub fn crash_after(&self, writes: u64) {
         self.parts.control.lock().crash_after(writes);
@@ -260,16 +262,16 @@ impl FakeKernel {
         self.parts.control.lock().has_crashed()
     }
 
-    /// A new process on the same kernel: calls work again, and nothing is listened on.
+    /// Starts a new process on the same kernel: calls work again, and nothing listens.
     #[doc(hidden)]
     pub fn restart(&self) {
         self.parts.control.lock().restart();
         self.parts.relays.lock().listeners.clear();
     }
 
-    /// Virtual and real servers, to be changed behind the ports' back.
+    /// The virtual and real servers, to change them as another program would.
     ///
-    /// Call this for each change: the ports read the table again afterwards, and reuse a reading only some hundred messages
+    /// Call this for each change: the ports then read the table again, and reuse a read only some hundred messages
     /// later.
     pub fn ipvs(&self) -> &FakeIpvs {
         let mut changed = self.parts.changed.lock();
@@ -286,7 +288,7 @@ impl FakeKernel {
         self.parts.ipvs.set_counters(key, Some((real, active, inactive)), 0, 0)
     }
 
-    /// A client of the sets, to change them behind the ports' back.
+    /// A client of the sets, to change them as another program would.
     ///
     /// # Errors
     /// None: the fake always answers.
@@ -294,48 +296,49 @@ impl FakeKernel {
         ipset::Client::with_transport(RecordingSocket::new(self.parts.sets.transport(), self.parts.written.clone()))
     }
 
-    /// A client of nf_tables, to change tables behind the ports' back.
+    /// A client of nf_tables, to change tables as another program would.
     pub fn nftables(&self) -> nftables::Client {
         self.parts.tables.client()
     }
 
-    /// The kernel's nf_tables, to arrange refusals.
+    /// The simulated nf_tables, to inject refusals.
     pub fn nf_tables(&self) -> &FakeNftables {
         &self.parts.tables.0
     }
 
-    /// Commits a foreign transaction just before the next transaction of the port; of several, each before another one.
+    /// Commits another program's transaction just before the port's next one. Several are each committed before another
+    /// one.
     #[doc(hidden)]
     pub fn commit_before(&self, transaction: nftables::Transaction) {
         self.parts.control.lock().others.push_back(transaction);
     }
 
-    /// The iptables programs, to change rules behind the ports' back, or to hold the lock, which only the programs of the legacy
-    /// back end take.
+    /// The iptables programs, to change rules as another program would, or to hold the lock, which only the programs of
+    /// the legacy back end take.
     #[doc(hidden)]
     pub fn with_host<T>(&self, change: impl FnOnce(&FakeHost) -> T) -> T {
         self.parts.host.with(change)
     }
 
-    /// Gives an interface that is no dummy device exactly these addresses; creates it if need be.
+    /// Gives an interface other than the dummy device exactly these addresses; creates it if necessary.
     pub fn set_interface(&self, name: &str, addresses: &[IpAddr]) {
         self.parts.ipvs.add_interface(name);
         self.parts.links.lock().set(name, addresses);
     }
 
-    /// The gateways of the default routes. None at the beginning.
+    /// The gateways of the default routes. Initially none.
     #[doc(hidden)]
     pub fn set_gateways(&self, gateways: impl IntoIterator<Item = IpAddr>) {
         self.parts.links.lock().gateways = gateways.into_iter().collect();
     }
 
-    /// Removes an interface of any kind with its addresses. Returns whether there was one.
+    /// Removes an interface of any kind with its addresses. Returns whether it existed.
     #[doc(hidden)]
     pub fn remove_interface(&self, name: &str) -> bool {
         self.parts.links.lock().remove(name)
     }
 
-    /// Adds or deletes a local route behind the ports' back.
+    /// Adds or deletes a local route as another program would.
     #[doc(hidden)]
     pub fn set_route(&self, owner: RouteOwner, network: Network, present: bool) {
         let mut links = self.parts.links.lock();
@@ -352,20 +355,20 @@ impl FakeKernel {
         self.parts.links.lock().has_dummy = present;
     }
 
-    /// Whether addresses of IPv6 can be bound, and virtual servers of IPv6 added.
+    /// Whether IPv6 addresses can be bound and IPv6 virtual servers added.
     #[doc(hidden)]
     pub fn set_ipv6(&self, present: bool) {
         self.parts.links.lock().has_ipv6 = present;
         self.parts.ipvs.set_ipv6(present);
     }
 
-    /// Gives it counters of packets (nfacct), which it lacks at first: none are made yet.
+    /// Adds support for packet counters (nfacct), which is initially missing.
     #[doc(hidden)]
     pub fn set_counters(&self) {
         *self.parts.counters.lock() = Some(BTreeSet::new());
     }
 
-    /// The counters of packets that there are; `None` without any of the kernel's.
+    /// The existing packet counters; `None` if the kernel does not support them.
     #[doc(hidden)]
     pub fn counters(&self) -> Option<BTreeSet<String>> {
         self.parts.counters.lock().clone()
@@ -392,7 +395,7 @@ impl FakeKernel {
         self.parts.relays.lock().settings.clone()
     }
 
-    /// Gives a port to another program, or takes it from that.
+    /// Gives a port to another program, or takes it back.
     #[doc(hidden)]
     pub fn set_port_taken(&self, key: FrontendKey, taken: bool) {
         let mut relays = self.parts.relays.lock();
@@ -403,7 +406,7 @@ impl FakeKernel {
         };
     }
 
-    /// Begins or ends a connection to an address that this process relays.
+    /// Starts or ends a connection to an address that this process relays.
     #[doc(hidden)]
     pub fn set_connected(&self, address: IpAddr, connected: bool) {
         let mut relays = self.parts.relays.lock();

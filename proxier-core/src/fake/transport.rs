@@ -1,4 +1,5 @@
-//! Sockets to the fake sets that record which sets were written, and stop when the process dies between two messages.
+//! Sockets to the simulated sets that record which sets were written, and stop if the process dies between two
+//! messages.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -10,7 +11,7 @@ use netlink_batch::{Message, Messages, NulStr, RawAttrs, Transport};
 use super::control::Control;
 use super::shared::Shared;
 
-/// Number of writes to each set, so that readings of unchanged sets can be reused.
+/// Number of writes to each set, so that reads of unchanged sets can be reused.
 #[derive(Debug, Default)]
 pub(super) struct WriteCounts {
     all: u64,
@@ -24,7 +25,7 @@ impl WriteCounts {
     }
 
     fn note(&mut self, message: &Message<'_>) {
-        // CREATE, ADD and DEL change the set they name; other commands change more than one, or all.
+        // CREATE, ADD and DEL change the named set; other commands change more than one, or all.
         let name = match command(message.header.kind) {
             2 | 9 | 10 => set_name(message),
             _ => None,
@@ -55,11 +56,11 @@ fn is_write(kind: u16) -> bool {
     matches!(command(kind), 2..=6 | 9 | 10)
 }
 
-/// Records writes, and lets messages through until the process dies.
+/// Records writes, and passes messages on until the process dies.
 pub(super) struct RecordingSocket<T> {
     inner: T,
     written: Shared<WriteCounts>,
-    /// The process that may die, and whether messages count; if not, their effect was counted before.
+    /// The process that may die, and whether messages count. If not, their effect was counted before.
     mortal: Option<(Shared<Control>, Shared<bool>)>,
 }
 

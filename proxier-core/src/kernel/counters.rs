@@ -1,4 +1,5 @@
-//! Counters of packets by name, which rules of iptables may name (nfacct), over nfnetlink. Kernel: net/netfilter/nfnetlink_acct.c.
+//! Named packet counters (nfacct), to which iptables rules can refer, over nfnetlink. Kernel:
+//! net/netfilter/nfnetlink_acct.c.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -28,7 +29,7 @@ attrs! {
     }
 }
 
-/// Counters of packets by name, of the network namespace in which it is first used.
+/// Named packet counters of the network namespace in which it is first used.
 #[derive(Debug)]
 pub struct PacketCounters {
     connection: Lazy<Connection, Error>,
@@ -41,15 +42,15 @@ impl Default for PacketCounters {
 }
 
 impl PacketCounters {
-    /// Opens a socket when it is first needed.
+    /// Opens a socket at first use.
     pub fn new() -> Self {
         PacketCounters { connection: Lazy::new(|| Connection::open(Protocol::Netfilter)) }
     }
 
-    /// The packets of all counters.
+    /// Reads the packets of all counters.
     ///
     /// # Errors
-    /// [`Unavailable`](crate::ports::PortErrorKind::Unavailable) when the kernel has none.
+    /// [`Unavailable`](crate::ports::PortErrorKind::Unavailable) if the kernel does not support them.
     pub fn read(&mut self) -> Result<BTreeMap<String, u64>, PortError> {
         self.attempt("listing counters of packets", |connection| {
             let found = RefCell::new(BTreeMap::new());
@@ -57,7 +58,7 @@ impl PacketCounters {
                 GET,
                 0,
                 &header(),
-                // Called for each attempt: results of an earlier one do not count.
+                // Called for each attempt: discard results of an earlier one.
                 |_| found.borrow_mut().clear(),
                 |payload| {
                     let (mut name, mut packets) = (None, 0);
@@ -77,20 +78,20 @@ impl PacketCounters {
         })
     }
 
-    /// Makes a counter, unless it is there.
+    /// Creates a counter, unless it exists.
     ///
     /// # Errors
     /// As [`PacketCounters::read`].
     pub fn make(&mut self, name: &str) -> Result<(), PortError> {
         self.attempt("making counters of packets", |connection| {
             let name = |out: &mut Encoder| out.attr(CounterAttr::NAME, &NulStr::from(name));
-            // The kernel says busy of one that is there.
+            // The kernel answers EBUSY for an existing one.
             unless(&[Errno::EBUSY, Errno::EEXIST], connection.request(NEW, NLM_F_CREATE, &header(), name)).map(|_| ())
         })
     }
 
-    /// Deletes a counter that no rule names. Returns whether it was there and is gone. The kernel frees rules a moment after they are deleted,
-    /// so it is tried for up to 200 ms.
+    /// Deletes a counter to which no rule refers. Returns whether it existed and was deleted. The kernel frees rules a
+    /// moment after they are deleted, so this tries for up to 200 ms.
     ///
     /// # Errors
     /// As [`PacketCounters::read`].
@@ -125,7 +126,7 @@ fn is_one_of(error: &Error, numbers: &[Errno]) -> bool {
     error.kernel().is_some_and(|refusal| numbers.contains(&refusal.errno))
 }
 
-/// Whether it was done; not if the kernel says one of these.
+/// Whether it succeeded; `false` if the kernel answered one of these numbers.
 fn unless(numbers: &[Errno], outcome: Result<(), Error>) -> Result<bool, Error> {
     match outcome {
         Err(error) if is_one_of(&error, numbers) => Ok(false),

@@ -1,4 +1,4 @@
-//! Maps the clients' errors to [`PortErrorKind`]s, by their kinds and numbers, never by their words.
+//! Maps the clients' errors to [`PortErrorKind`]s, by their kinds and numbers rather than their text.
 
 use std::error::Error as StdError;
 use std::fmt::Display;
@@ -8,7 +8,7 @@ use netlink_batch::{Errno, Outcome};
 
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind};
 
-/// Meaning of an error number where the call does not define it.
+/// Meaning of an error number that the call does not define.
 pub(crate) fn errno_kind(errno: i32) -> PortErrorKind {
     use nix::errno::Errno as E;
     match E::from_raw(errno) {
@@ -35,7 +35,7 @@ pub(crate) fn io_kind(error: &(dyn StdError + 'static)) -> PortErrorKind {
     PortErrorKind::Other
 }
 
-/// A failed exchange with the kernel; the second value says whether to open a new socket.
+/// A failed exchange with the kernel, and whether to open a new socket.
 pub(crate) fn netlink(error: &netlink_batch::Error, doing: impl Display) -> (PortError, bool) {
     use netlink_batch::ErrorKind as Kind;
     let (kind, fatal) = match error.kind() {
@@ -51,7 +51,7 @@ pub(crate) fn netlink(error: &netlink_batch::Error, doing: impl Display) -> (Por
     (PortError::new(kind, format!("{doing}: {cause}")), fatal)
 }
 
-/// The refused items of a batch. `classify` decides what an error means; `None` counts the item as done.
+/// The refused items of a batch. `classify` maps an error; `None` counts the item as done.
 pub(crate) fn batch(
     report: netlink_batch::BatchReport,
     doing: impl Fn(usize) -> String,
@@ -77,13 +77,13 @@ pub(crate) fn unknown(doing: impl Display) -> PortError {
     PortError::new(PortErrorKind::Unknown, format!("{doing}: its answer was lost; read the state again"))
 }
 
-/// Error of a request that was not sent, because the work stopped before it.
+/// The error of a request that was not sent because the work stopped before it.
 pub(crate) fn skipped(doing: impl Display, why: Option<&PortError>) -> PortError {
     let why = why.map(|why| format!(": {why}")).unwrap_or_default();
     PortError::new(PortErrorKind::Skipped, format!("{doing}: not tried{why}"))
 }
 
-/// One failure with this reason for each item.
+/// The same failure for every item.
 pub(crate) fn all(items: usize, error: &PortError) -> ItemFailures {
     (0..items).map(|index| ItemFailure { index, error: error.clone() }).collect()
 }

@@ -35,14 +35,14 @@ fn port_error(error: &Error) -> PortError {
     PortError::from_error(kind_of(error), error)
 }
 
-/// Whether the next call should begin with a new socket.
+/// Whether the next call should open a new socket.
 fn is_broken(error: &Error) -> bool {
     use ErrorKind::{Io, Malformed, ModuleMissing, StateUnknown, Timeout};
     matches!(error.kind(), Io | Malformed | StateUnknown | Timeout | ModuleMissing(ipvs::MissingModule::Ipvs))
 }
 
 impl IpvsPort {
-    /// A port that opens its client this way, at first use and after each failure of the socket.
+    /// A port that opens its client with this function, at first use and after each socket failure.
     pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
         IpvsPort { client: Lazy::new(open) }
     }
@@ -69,7 +69,7 @@ impl Ipvs for IpvsPort {
         self.call(|client| {
             let servers = client.list_real_servers(key)?;
             if servers.is_empty() {
-                // The kernel lists nothing for a virtual server that does not exist.
+                // The kernel returns an empty list for a missing virtual server.
                 client.get_virtual_server(key)?;
             }
             Ok(servers)
@@ -97,7 +97,7 @@ impl Ipvs for IpvsPort {
                 }
                 Outcome::Unknown => unknown(operation),
                 Outcome::NotSent => match &mut stopped {
-                    // Nothing was sent at all: this item reports the reason itself, not a consequence.
+                    // Nothing was sent at all, so this item reports the reason itself.
                     Some(why) if index == 0 => why.clone(),
                     why => skipped(operation, why.as_ref()),
                 },

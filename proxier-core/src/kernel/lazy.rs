@@ -1,4 +1,4 @@
-//! Clients that are opened at first use, and again after their connection failed.
+//! Clients that are opened at first use, and again after their connection fails.
 
 use std::fmt;
 
@@ -9,7 +9,7 @@ use crate::ports::{ItemFailures, PortError, PortErrorKind};
 
 /// A client and the function that opens it.
 ///
-/// Opening fails while a part of the kernel is missing; so each call tries again, and the other parts still work.
+/// Opening fails while a part of the kernel is missing. Each call tries again, and other parts still work.
 pub(crate) struct Lazy<C, E> {
     open: Box<dyn FnMut() -> Result<C, E> + Send>,
     client: Option<C>,
@@ -20,7 +20,7 @@ impl<C, E> Lazy<C, E> {
         Lazy { open: Box::new(open), client: None }
     }
 
-    /// The client, opened if need be.
+    /// The client, opened if necessary.
     pub(crate) fn get(&mut self) -> Result<&mut C, E> {
         let client = match self.client.take() {
             Some(client) => client,
@@ -34,7 +34,7 @@ impl<C, E> Lazy<C, E> {
         self.client = None;
     }
 
-    /// Asks the client, and drops it after an error that breaks its connection.
+    /// Runs a request, and drops the client after an error that breaks its connection.
     pub(crate) fn ask<T>(
         &mut self,
         ask: impl FnOnce(&mut C) -> Result<T, E>,
@@ -59,7 +59,8 @@ impl Lazy<Connection, Error> {
         answer.map_err(|error| netlink(&error, doing).0)
     }
 
-    /// Asks a subsystem of nfnetlink. Where it is missing, and its module could not be loaded, the error is `missing` (`nfnetlink_rcv_msg`).
+    /// Runs a request to a subsystem of nfnetlink. If it is missing and its module could not be loaded, the error is
+    /// `missing` (`nfnetlink_rcv_msg`).
     pub(crate) fn call_subsystem<T>(
         &mut self,
         doing: &str,
@@ -78,7 +79,7 @@ impl Lazy<Connection, Error> {
         answer.map_err(|error| if is_missing { missing() } else { error })
     }
 
-    /// Sends a batch of items; returns those that were refused, as [`batch`] says.
+    /// Sends a batch of items; returns the refused ones, see [`batch`].
     pub(crate) fn batch(
         &mut self,
         items: usize,

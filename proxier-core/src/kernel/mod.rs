@@ -1,25 +1,26 @@
-//! The ports over the running kernel: feature `kernel`.
+//! The ports over the running kernel (feature `kernel`).
 //!
-//! [`KernelPorts`] holds one of each:
+//! [`KernelPorts`] has one of each:
 //! * [`IpvsPort`] over `ipvs`, [`SetsPort`] over `ipset`, [`RulesPort`] over `iptables`;
-//! * [`LinksPort`], devices and addresses over rtnetlink, many addresses in a send;
+//! * [`LinksPort`], devices and addresses over rtnetlink, with many addresses per send;
 //! * [`SysctlsPort`], files below `/proc/sys`;
 //! * [`TablesPort`] over `nftables`;
 //! * [`ConntrackPort`], tracked connections over nfnetlink;
 //! * [`RoutesPort`], networks that are local as a whole, over rtnetlink;
-//! * [`RelaysPort`], listening within this process, on threads that it starts at first use.
+//! * [`RelaysPort`], listeners of this process, on threads that it starts at first use.
 //!
-//! Errors become [`PortErrorKind`](crate::ports::PortErrorKind)s by the kinds that the clients report, never by their
-//! words.
+//! Errors become [`PortErrorKind`](crate::ports::PortErrorKind)s by the kinds that the clients report, not by their
+//! text.
 //!
-//! Sockets are opened at first use, in the network namespace of the calling thread, and again after a failure that leaves a
-//! connection in doubt. So a missing part of the kernel fails its own calls alone.
+//! Sockets are opened at first use, in the calling thread's network namespace, and again after a failure that leaves a
+//! connection in doubt. A missing part of the kernel therefore only fails its own calls.
 //!
-//! Beside the ports, [`Monitor`] reports changed addresses and devices, and [`TableMonitor`] reports writes to a table.
+//! In addition, [`Monitor`] reports changed addresses and devices, and [`TableMonitor`] reports writes to a table.
 //!
 //! # An agent's loop
 //!
-//! An agent waits for the first of these: the next pass, an address that comes or goes, a foreign change of a table.
+//! An agent waits for the first of these: the next pass, an added or removed address, another program's change of a
+//! table.
 //!
 //! ```no_run
 //! use std::os::fd::AsFd;
@@ -95,7 +96,7 @@ pub use rtnetlink::{Change, Changes, Monitor};
 pub(crate) use sysctl::check as check_sysctl;
 pub use table_monitor::{TableChanges, TableMonitor};
 
-/// Each port by itself: for this crate and its tests.
+/// Single ports, for this crate and its tests.
 #[doc(hidden)]
 pub use {
     conntrack::ConntrackPort,
@@ -109,17 +110,18 @@ pub use {
     tables::TablesPort,
 };
 
-/// Settings of the access to the kernel.
+/// How the kernel is accessed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Paths of the iptables programs and of their lock; default: the usual places.
+    /// Paths of the iptables programs and their lock. By default the usual places.
     pub system: System,
-    /// Back end of iptables; default: the one that the host uses.
+    /// Back end of iptables. By default the one that the host uses.
     pub backend: BackendChoice,
-    /// Time limits of the lock of iptables and of its programs.
+    /// Time limits for the lock of iptables and for its programs.
     pub limits: Limits,
-    /// Mount point of `/proc/sys`, or a folder with its `net`: the rest is read from `/proc/sys`, where containers see it.
+    /// Mount point of `/proc/sys`, or a directory with its `net`. The rest is read from `/proc/sys`, where containers
+    /// can read it.
     pub sysctl_root: PathBuf,
 }
 
@@ -136,11 +138,11 @@ impl Default for Options {
 
 /// The ports over the running kernel, in the network namespace of the thread that uses them.
 ///
-/// Sockets stay in the namespace in which they were opened; programs, and files below `/proc/sys/net`, are those of the calling
-/// thread. So threads that use one value must share a namespace, as those of a process do unless it moves one.
-/// For another namespace, such as a pod's, start a thread, enter the namespace there (`setns` with `CAP_SYS_ADMIN`), and open, use and drop the value
-/// on that thread; a [`Monitor`] or [`TableMonitor`] opened there may be drained anywhere. There is no `open_in`, since programs and sysctls would
-/// stay those of the caller.
+/// Sockets stay in the namespace in which they were opened; programs, and files below `/proc/sys/net`, use the calling
+/// thread's. Threads that share one value must therefore share a namespace, as threads of a process do by default. For
+/// another namespace, such as a pod's, start a thread, enter the namespace there (`setns` with `CAP_SYS_ADMIN`), and
+/// open, use and drop the value on that thread. A [`Monitor`] or [`TableMonitor`] opened there may be drained on any
+/// thread. There is no `open_in`, since programs and sysctls would still use the caller's namespace.
 #[derive(Debug)]
 pub struct KernelPorts {
     ipvs: IpvsPort,
@@ -157,12 +159,12 @@ pub struct KernelPorts {
 impl KernelPorts {
     /// Ports of the calling thread's network namespace.
     ///
-    /// Opens only rtnetlink at once, which every kernel has. Anything else that is missing (a module, a family, a program)
-    /// is reported by the calls that need it, as [`PortErrorKind::Unavailable`](crate::ports::PortErrorKind::Unavailable)
-    /// with the reason, and tried again at the next call.
+    /// Only opens rtnetlink at once, which every kernel has. If anything else is missing (a module, a family, a
+    /// program), the calls that need it report [`PortErrorKind::Unavailable`](crate::ports::PortErrorKind::Unavailable)
+    /// with the reason, and the next call tries again.
     ///
     /// # Errors
-    /// When no socket can be opened: too many open files, or a sandbox without netlink.
+    /// If no socket can be opened: too many open files, or a sandbox without netlink.
     pub fn open(options: &Options) -> Result<Self, PortError> {
         let mut links = LinksPort::new();
         links.open()?;
@@ -194,12 +196,13 @@ impl KernelPorts {
         }
     }
 
-    /// Stops listening in this process, and waits until all connections have ended, but no longer than `patience`. Returns how many are left.
+    /// Stops listening in this process, and waits at most `patience` for all connections to end. Returns the number of
+    /// connections left.
     pub fn finish(&mut self, patience: Duration) -> usize {
         self.relays.finish(patience)
     }
 
-    /// Sets the listeners of another process, the node's proxy: plans here leave them out.
+    /// Sets the listeners of another process, the node's proxy, which plans here then omit.
     pub fn set_elsewhere(&mut self, listening: BTreeSet<FrontendKey>) {
         self.relays.set_elsewhere(listening);
     }

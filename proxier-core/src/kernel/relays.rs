@@ -1,4 +1,4 @@
-//! Listening within this process.
+//! Listeners of this process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -8,8 +8,8 @@ use super::relay::Relay;
 use crate::net::FrontendKey;
 use crate::ports::{Listener, PortError, Relays, Settings};
 
-/// A [`Relay`] that starts when it is first needed. Connections end when this is dropped; [`RelaysPort::finish`] lets them
-/// come to their own end.
+/// A [`Relay`] that starts at first use. Connections end when this is dropped; [`RelaysPort::finish`] lets them finish
+/// first.
 #[doc(hidden)]
 #[derive(Debug, Default)]
 pub struct RelaysPort {
@@ -32,12 +32,13 @@ impl RelaysPort {
         Ok(self.relay.insert(relay))
     }
 
-    /// Sets the listeners of another process, the node's proxy: plans here leave them out.
+    /// Sets the listeners of another process, the node's proxy, which plans here then omit.
     pub fn set_elsewhere(&mut self, listening: BTreeSet<FrontendKey>) {
         self.elsewhere = Some(listening);
     }
 
-    /// Stops listening, and waits until all connections have ended, but no longer than `patience`. Returns how many are left.
+    /// Stops listening, and waits at most `patience` for all connections to end. Returns the number of connections
+    /// left.
     pub fn finish(&mut self, patience: Duration) -> usize {
         self.relay.as_mut().map_or(0, |relay| relay.finish(patience))
     }

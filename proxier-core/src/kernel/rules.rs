@@ -18,8 +18,8 @@ use crate::ports::{PortError, PortErrorKind, Rules, Tables as _};
 
 /// The port over the programs of both families.
 ///
-/// Looks for them at first use: when those of one family are missing, calls for the other still work. Both use the same
-/// back end: the one that the host uses.
+/// Finds the programs at first use. If those of one family are missing, calls for the other still work. Both use the
+/// same back end: the one that the host uses.
 #[doc(hidden)]
 pub struct RulesPort<R> {
     runner: R,
@@ -29,13 +29,13 @@ pub struct RulesPort<R> {
     v6: Option<Iptables<R>>,
     survey: Option<(Instant, Survey)>,
     listed: BTreeMap<Family, (Instant, Dump)>,
-    /// Shows which chains there are where the programs do not.
+    /// Shows which chains exist if the programs cannot.
     tables: TablesPort,
     counters: PacketCounters,
 }
 
-/// A listing made at most this long before it is needed is used as it is: the first pass follows soon, and the next full
-/// pass finds foreign changes made meanwhile.
+/// A listing of at most this age is reused: the first pass follows soon, and the next full pass finds other programs'
+/// changes.
 const FRESH: Duration = Duration::from_secs(3);
 
 #[expect(clippy::disallowed_methods, reason = "how old a listing is, at the edge where it is made")]
@@ -74,12 +74,12 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed, tables, counters }
     }
 
-    /// The back end in use, once one was detected.
+    /// The back end in use, once detected.
     pub fn backend(&self) -> Option<Backend> {
         self.v4.as_ref().or(self.v6.as_ref()).map(Iptables::backend)
     }
 
-    /// The back end, once it is settled.
+    /// The back end, once settled.
     fn settled(&self) -> Option<Backend> {
         let forced = match self.choice {
             BackendChoice::Force(backend) => Some(backend),
@@ -99,7 +99,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         Ok(opened.with_limits(self.limits))
     }
 
-    /// The earlier listing of a family, if it is fresh. Handed out once.
+    /// The earlier listing of a family, if it is fresh. Returned once.
     fn listed(&mut self, family: Family) -> Option<Dump> {
         if let Some((_, dump)) = self.listed.remove(&family).filter(|(at, _)| at.elapsed() <= FRESH) {
             return Some(dump);
@@ -109,13 +109,13 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         survey.take_dump(backend, family.into())
     }
 
-    /// Forgets earlier listings: they are out of date.
+    /// Discards earlier listings, which are out of date.
     fn forget_listed(&mut self) {
         self.survey = None;
         self.listed.clear();
     }
 
-    /// The programs of a family, once they were found.
+    /// The programs of a family, once found.
     fn known(&mut self, family: Family) -> &mut Option<Iptables<R>> {
         match family {
             Family::V4 => &mut self.v4,
@@ -123,12 +123,12 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         }
     }
 
-    /// The programs of a family, looked for if need be.
+    /// The programs of a family, searched for if necessary.
     fn take_programs(&mut self, family: Family) -> Result<Iptables<R>, PortError> {
         self.known(family).take().map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
     }
 
-    /// Keeps the programs for the next call, unless the answer says that they are gone or use another back end now.
+    /// Keeps the programs for the next call, unless the answer shows that they are missing or use another back end now.
     fn keep<T>(&mut self, family: Family, iptables: Iptables<R>, answer: Result<T, Error>) -> Result<T, PortError> {
         let answer = answer.map_err(|error| port_error(&error));
         if !matches!(&answer, Err(error) if error.kind() == PortErrorKind::Unavailable) {
@@ -137,8 +137,8 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         answer
     }
 
-    /// A table that the program cannot show as a whole, since nft has put something into it that iptables has no words for: chain by
-    /// chain. Of a chain that it cannot show either, [where rules lead](compat::rule).
+    /// Reads chain by chain a table that the program cannot show as a whole, since nft has added something that
+    /// iptables cannot express. Of a chain that it cannot show either, reads [the targets of rules](compat::rule).
     fn by_chains(&mut self, family: Family, table: &TableName) -> Result<Table, PortError> {
         let key = compat::table_key(family, table)?;
         let chains = self.tables.chains(&key)?;
@@ -161,12 +161,12 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
     }
 }
 
-/// Rules of both back ends as the programs list them, or of the settled one alone.
+/// Rules of both back ends as listed by the programs, or only those of the settled one.
 fn survey<R: Runner + Sync>(runner: &R, settled: Option<Backend>) -> Result<Survey, Error> {
     settled.map_or_else(|| Survey::take(runner), |backend| Survey::of(runner, backend))
 }
 
-/// The programs of a family, of the back end that is in use, or that is chosen.
+/// The programs of a family, of the back end in use or configured.
 fn open<R: Runner + Clone>(
     survey: &mut Survey,
     runner: &R,
@@ -178,22 +178,22 @@ fn open<R: Runner + Clone>(
         Some(backend) => survey.reopen(runner.clone(), family.into(), backend)?,
         None => survey.open(runner.clone(), family.into(), choice)?,
     };
-    // What the other back end has is not asked for, and may be all rules of an earlier proxy.
+    // The other back end is not read: it may have all the rules of an earlier proxy.
     for family in Family::ALL {
         drop(survey.take_dump(opened.backend().other(), family.into()));
     }
     Ok(opened)
 }
 
-/// Question to the iptables programs, asked while other work goes on.
+/// A question to the iptables programs, asked in parallel with other work.
 enum Question<R> {
-    /// The programs that exist; listing them lists rules as well. Then the rules of this family.
+    /// Which programs exist (listing them also lists rules), then the rules of this family.
     Programs(Family),
     /// The rules of a family.
     Rules(Family, Iptables<R>),
 }
 
-/// The answer to a [`Question`]; `None`: it failed, and is asked again when it is needed.
+/// The answer to a [`Question`]. `None`: it failed, and is asked again when needed.
 enum Answer<R> {
     Programs(Family, Option<Box<(Survey, Option<Iptables<R>>)>>),
     Rules(Family, Option<Dump>),
@@ -220,8 +220,8 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             let table = self.by_chains(family, &table)?;
             dump.tables.push(table);
         }
-        // The listing lacks a table that nothing has used yet: it is empty, or the kernel lacks it, and restoring it shows
-        // which. Asking for each table would cost a process.
+        // The listing omits a table that was never used. It is empty, or the kernel lacks it; a restore shows which.
+        // Asking for each table would cost a process.
         Ok(dump)
     }
 
@@ -332,7 +332,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 
     fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
-        // What is refused says nothing about the programs.
+        // A refusal tells nothing about the programs.
         let iptables = self.take_programs(family)?;
         let answer = iptables.check(transaction).map_err(|error| port_error(&error));
         *self.known(family) = Some(iptables);
@@ -341,7 +341,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
 
     fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
         let answer = self.call(family, |iptables| iptables.restore(transaction));
-        // Afterwards: looking for programs may have listed everything.
+        // Afterwards: finding the programs may have listed everything.
         self.forget_listed();
         answer
     }
@@ -357,7 +357,8 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         let lock = std::sync::Mutex::new(());
         let restore = |(iptables, (_, transaction)): &(Result<Iptables<R>, PortError>, &(Family, &Transaction))| {
             let restore = |iptables: &Iptables<R>| {
-                // The legacy programs of both families share one lock: in parallel, one would wait for the other and may give up.
+                // The legacy programs of both families share one lock: in parallel, one would wait for the other and
+                // might give up.
                 let share_a_lock = iptables.backend() == Backend::Legacy;
                 let turn = || share_a_lock.then(|| lock.lock().unwrap_or_else(PoisonError::into_inner));
                 iptables.restore_in_turn(transaction, turn)

@@ -22,7 +22,8 @@ pub struct SetsPort {
     pauses: u32,
 }
 
-/// Pauses for a set that rules of `iptables-nft` named: two seconds, where milliseconds do on a host that is not busy.
+/// Pauses for a set to which rules of `iptables-nft` referred: two seconds in total; on an idle host milliseconds are
+/// enough.
 const PAUSES: u32 = 200;
 
 fn kind_of(error: &Error) -> PortErrorKind {
@@ -59,7 +60,7 @@ fn port_error(error: &Error) -> PortError {
     PortError::from_error(kind_of(error), error)
 }
 
-/// Whether the next call should begin with a new socket.
+/// Whether the next call should open a new socket.
 fn is_broken(error: &Error) -> bool {
     use ErrorKind::{Io, Malformed, StateUnknown, Timeout};
     matches!(error.kind(), Io | Malformed(_) | StateUnknown | Timeout)
@@ -77,7 +78,7 @@ fn foreign(set: NamedSet, wanted: &SetSpec, found: &str) -> PortError {
     )
 }
 
-/// Reason why a set of the right type cannot hold the wanted entries as they are.
+/// Why a set of the right type cannot hold the desired entries.
 fn unfit(wanted: &SetSpec, found: &SetSpec) -> Option<&'static str> {
     let (want, have) = (&wanted.options, &found.options);
     if have.timeout.is_some() {
@@ -94,7 +95,7 @@ fn unfit(wanted: &SetSpec, found: &SetSpec) -> Option<&'static str> {
 }
 
 impl SetsPort {
-    /// A port that opens its client this way, at first use and after each failure of the socket.
+    /// A port that opens its client with this function, at first use and after each socket failure.
     pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
         SetsPort { client: Lazy::new(open), pauses: PAUSES }
     }
@@ -103,7 +104,8 @@ impl SetsPort {
         self.client.ask(ask, is_broken).map_err(|error| port_error(&error))
     }
 
-    /// Destroys a set, absent or not. Waits two seconds for one that is in use, but not again before another was destroyed.
+    /// Destroys a set; not an error if it is missing. Waits two seconds for a set in use, but not again until another
+    /// was destroyed.
     fn destroy_named(&mut self, name: &SetName) -> Result<(), PortError> {
         let is_in_use =
             |outcome: &Result<(), PortError>| outcome.as_ref().is_err_and(|error| error.kind() == PortErrorKind::Busy);
@@ -117,7 +119,7 @@ impl SetsPort {
         outcome
     }
 
-    /// Whether the set exists, with our type and family.
+    /// Whether the set exists with our type and family.
     fn exists(&mut self, set: NamedSet, wanted: &SetSpec) -> Result<bool, PortError> {
         let header = self.call(|client| match client.set_header(&wanted.name) {
             Err(error) if *error.kind() == ErrorKind::SetMissing => Ok(None),
@@ -148,7 +150,7 @@ impl SetsPort {
         self.call(|client| client.create_set(&shadow))?;
         let filled = self.call(|client| client.add_entries(&shadow.name, entries, IfPresent::Update).into_result());
         filled.and_then(|_| self.call(|client| client.rename_set(&shadow.name, &wanted.name))).inspect_err(|_| {
-            // Report the first error; the next attempt, or destroying the set, removes what is left over.
+            // Report the first error. The next attempt, or destroying the set, removes what is left over.
             let _left_over = self.call(|client| client.destroy_set(&shadow.name));
         })
     }
@@ -187,7 +189,7 @@ fn item_failures(report: &EntryReport, elements: &[&Element], doing: impl Fn(Cow
         .iter()
         .map(|failure| ItemFailure { index: failure.index, error: port_error(&failure.error) })
         .collect();
-    // An error of the whole set is the reason for all entries behind it.
+    // An error that concerns the whole set is the reason for all later entries.
     let stopped = report.stopped.as_ref().map(port_error);
     let cause = failures.last().filter(|_| stopped.is_none()).map(|failure| failure.error.kind());
     let why = stopped.as_ref().or(failures.last().map(|failure| &failure.error)).cloned();
@@ -208,7 +210,7 @@ fn item_failures(report: &EntryReport, elements: &[&Element], doing: impl Fn(Cow
 
 impl Sets for SetsPort {
     fn may_exist(&mut self) -> bool {
-        // It has a parameter, so it is there if it is built in, too.
+        // A built-in module is listed too, because it has a parameter.
         let modules = Path::new("/sys/module");
         modules.join("ip_set").exists() || !modules.exists()
     }
@@ -281,7 +283,7 @@ impl Sets for SetsPort {
                 outcome => return outcome,
             }
         }
-        // Chosen to suit the entries, with headroom; a larger set keeps its size.
+        // Chosen for the number of entries, with headroom; a larger set keeps its size.
         wanted.options.hashsize = None;
         self.call(|client| client.sync(&wanted, &entries)).map(drop)
     }
@@ -296,7 +298,7 @@ impl Sets for SetsPort {
         if self.exists(set, &wanted)? {
             self.destroy_named(&wanted.name)?;
         }
-        // A process that was killed while it replaced a large set left the new one beside it.
+        // A process that was killed while it replaced a large set left the new one behind.
         for name in self.call(Client::list_names)?.iter().filter(|name| is_shadow(name, &wanted.name)) {
             self.destroy_named(name)?;
         }
@@ -304,10 +306,10 @@ impl Sets for SetsPort {
     }
 }
 
-/// Number of bytes of a set's name that the name of one built beside it contains.
+/// Bytes of a set's name that are part of its temporary set's name.
 const SHADOW_STEM: usize = 21;
 
-/// Whether [`Client::sync`], or this port, gives this name to a set that it builds beside another.
+/// Whether this is the name of a temporary set that [`Client::sync`], or this port, builds for another.
 fn is_shadow(name: &SetName, of: &SetName) -> bool {
     let Some((stem, digits)) = name.as_str().rsplit_once('~') else { return false };
     let hex = digits.len() == 8 && digits.bytes().all(|byte| byte.is_ascii_hexdigit());

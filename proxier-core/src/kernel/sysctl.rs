@@ -7,9 +7,9 @@ use std::path::{Component, Path, PathBuf};
 use super::error::errno_kind;
 use crate::ports::{PortError, PortErrorKind, Sysctls};
 
-/// The port over a folder of files: `/proc/sys`, or another where it is mounted elsewhere.
+/// The port over a directory of files: `/proc/sys`, or wherever it is mounted.
 ///
-/// `net/` below it is that of the calling thread's network namespace.
+/// `net/` below it belongs to the calling thread's network namespace.
 #[doc(hidden)]
 #[derive(Clone, Debug)]
 pub struct SysctlsPort {
@@ -17,7 +17,7 @@ pub struct SysctlsPort {
 }
 
 impl SysctlsPort {
-    /// The values below this folder.
+    /// The values below this directory.
     pub fn new(root: impl Into<PathBuf>) -> Self {
         SysctlsPort { root: root.into() }
     }
@@ -29,7 +29,7 @@ impl SysctlsPort {
     }
 }
 
-/// Refuses anything that is not a path below the folder, so that nothing outside is read or written.
+/// Refuses everything except a path below the directory, so that nothing outside is read or written.
 pub(crate) fn check(path: &str) -> Result<(), PortError> {
     if path.is_empty() || !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
         let message = format!("sysctl {path:?}: not a path like net/ipv4/ip_forward");
@@ -61,13 +61,13 @@ impl Sysctls for SysctlsPort {
     }
 
     fn can_set(&mut self, path: &str) -> bool {
-        // Opening writes nothing; the kernel checks the file's mode, also for root (proc_sys_permission).
+        // Opening writes nothing; the kernel checks the file's mode, even for root (proc_sys_permission).
         self.file(path).is_ok_and(|file| OpenOptions::new().write(true).open(file).is_ok())
     }
 
     fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
         let file = self.file(path)?;
-        // One write: the kernel takes each for a whole value.
+        // A single write, since the kernel parses each write as a whole value.
         OpenOptions::new()
             .write(true)
             .truncate(true)

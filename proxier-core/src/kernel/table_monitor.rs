@@ -1,4 +1,4 @@
-//! Reports writes to a table of nf_tables.
+//! Reports writes to an nf_tables table.
 
 use std::os::fd::{AsFd, BorrowedFd};
 use std::time::Duration;
@@ -8,16 +8,16 @@ use nftables::{ErrorKind, Event, Events, Name};
 use super::tables::port_error;
 use crate::ports::{PortError, PortErrorKind};
 
-/// Room for the changes of a transaction with several ten thousand elements.
+/// Room for the changes of a transaction with tens of thousands of elements.
 const RECEIVE_BUFFER: usize = 8 << 20;
 
 /// Writes to tables since the last call.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct TableChanges {
-    /// The generations of the rule set that transactions made which wrote to the tables, in order.
+    /// The generations of transactions that wrote to the tables, in order.
     pub generations: Vec<u32>,
-    /// The kernel dropped some events that were not read in time: there may have been more.
+    /// The kernel dropped events that were not read in time: there may have been more.
     pub lost: bool,
 }
 
@@ -28,20 +28,23 @@ impl TableChanges {
     }
 }
 
-/// Listens for changes of the tables of one name, of any family, in one network namespace: of those that a reconciler writes after
-/// [`Reconciler::table_name`](crate::reconciler::Reconciler::table_name).
+/// Listens for changes of the tables of one name, in all families, in one network namespace. A reconciler writes the
+/// tables named [`Reconciler::table_name`](crate::reconciler::Reconciler::table_name).
 ///
-/// Own transactions of this process are reported too: [`Reconciler::tables_changed`](crate::reconciler::Reconciler::tables_changed) knows
-/// them. To miss nothing, open it before the tables are read; or after the first full pass, and give `tables_changed` `lost`, which compares
-/// generations: for a listener the kernel makes a message of each element that is written (`nf_tables_setelem_notify`), which doubles the time of a
-/// large first pass. Wait for its descriptor to become readable, then call [`drain`](TableMonitor::drain).
+/// This process's own transactions are reported too;
+/// [`Reconciler::tables_changed`](crate::reconciler::Reconciler::tables_changed) recognises them. To miss nothing, open
+/// it before the tables are read. Or open it after the first full pass and call `tables_changed` with `lost`, which
+/// compares generations. While something listens, the kernel makes a message of each written element
+/// (`nf_tables_setelem_notify`), which doubles the time of a large first pass. Wait until its descriptor is readable,
+/// then call [`drain`](TableMonitor::drain).
 ///
-/// A monitor stays in the network namespace of the thread that opened it: for another one, open it on a thread that has entered that.
+/// A monitor stays in the network namespace of the thread that opened it. For another one, open it on a thread that has
+/// entered it.
 #[derive(Debug)]
 pub struct TableMonitor {
     events: Events,
     table: Name,
-    /// The transaction whose events are being read wrote to the tables.
+    /// Whether the transaction whose events are being read wrote to the tables.
     is_touched: bool,
 }
 
@@ -52,15 +55,15 @@ impl AsFd for TableMonitor {
 }
 
 impl TableMonitor {
-    /// Begins to listen, in the network namespace of the calling thread.
+    /// Starts to listen in the calling thread's network namespace.
     ///
     /// # Errors
     /// [`Unavailable`](crate::ports::PortErrorKind::Unavailable) on a kernel without nf_tables;
-    /// [`Permission`](crate::ports::PortErrorKind::Permission) without `CAP_NET_ADMIN`; that of a socket.
+    /// [`Permission`](crate::ports::PortErrorKind::Permission) without `CAP_NET_ADMIN`; socket errors.
     pub fn open(table: &str) -> Result<Self, PortError> {
         let table = Name::new(table).map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
         let mut events = Events::open().map_err(|error| port_error(&error))?;
-        // A smaller buffer loses changes, and says so.
+        // A smaller buffer loses changes, and reports that.
         events.set_receive_buffer(RECEIVE_BUFFER).map_err(|error| port_error(&error))?;
         Ok(TableMonitor { events, table, is_touched: false })
     }
@@ -68,7 +71,7 @@ impl TableMonitor {
     /// Writes since the last call. Does not wait.
     ///
     /// # Errors
-    /// When the socket failed: open another, and assume a change.
+    /// If the socket failed: open another one, and assume a change.
     pub fn drain(&mut self) -> Result<TableChanges, PortError> {
         let mut changes = TableChanges::default();
         loop {
@@ -88,7 +91,7 @@ impl TableMonitor {
         }
     }
 
-    /// The events of a transaction end with that of its generation (`nf_tables_commit`).
+    /// A transaction's last event is that of its generation (`nf_tables_commit`).
     fn note(&mut self, event: &Event, changes: &mut TableChanges) {
         match event {
             Event::Generation(generation) if std::mem::take(&mut self.is_touched) => {

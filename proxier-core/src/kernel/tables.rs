@@ -1,4 +1,4 @@
-//! Tables of nf_tables over [`nftables::Client`].
+//! nf_tables tables over [`nftables::Client`].
 
 use nftables::{
     ChainKey, Client, Error, ErrorKind, InvalidValue, ObservedChain, ObservedRule, Part, Table, TableKey,
@@ -33,14 +33,14 @@ fn kind_of(error: &Error) -> PortErrorKind {
     }
 }
 
-/// Whether the next call should begin with a new socket.
+/// Whether the next call should open a new socket.
 fn is_broken(error: &Error) -> bool {
     use ErrorKind::{Io, Malformed, StateUnknown, Timeout};
     matches!(error.kind(), Io | Malformed | StateUnknown | Timeout)
 }
 
 impl TablesPort {
-    /// A port that opens its client this way, at first use and after each failure of the socket.
+    /// A port that opens its client with this function, at first use and after each socket failure.
     pub fn new(open: impl FnMut() -> Result<Client, Error> + Send + 'static) -> Self {
         TablesPort { client: Lazy::new(open) }
     }
@@ -112,7 +112,7 @@ fn not_committed(error: &Error) -> NotCommitted {
     let refused = first.map(|(refusal, operation)| {
         let element = match refusal.part {
             Part::Element { index } => Some(index),
-            // One alone is the one.
+            // If there is only one, that is it.
             Part::AmongElements { first, last } if first == last => Some(first),
             _ => None,
         };

@@ -1,8 +1,9 @@
-//! Kubernetes objects as an API server prints them: only the fields that this crate reads.
+//! Kubernetes objects as an API server prints them, with only the fields that this crate reads.
 //!
-//! Everything is optional and as wide as JSON allows (texts for addresses, 64-bit numbers for ports), so that an impossible
-//! value does not make an object unreadable. [`Store`](crate::snapshot::Store) and [`Node::check`](crate::snapshot::Node::check) turn
-//! objects into checked values and report what they left out. `null` is the same as absent everywhere.
+//! Every field is optional and as wide as JSON allows (text for addresses, 64-bit numbers for ports), so that an
+//! impossible value does not make an object unreadable. [`Store`](crate::snapshot::Store) and
+//! [`Node::check`](crate::snapshot::Node::check) turn objects into checked values and report what they ignored. `null`
+//! always means absent.
 
 mod string_map;
 
@@ -12,7 +13,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 pub use self::string_map::StringMap;
 
-/// Reads `null` as the default: Go prints empty lists and maps so.
+/// Reads `null` as the default, because Go prints empty lists and maps that way.
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -72,9 +73,9 @@ objects! {
     Metadata {
         /// Name.
         name: String,
-        /// Namespace; without one, `default` is meant, as for kubectl.
+        /// Namespace. If it is missing, `default`, as in kubectl.
         namespace: String,
-        /// `creationTimestamp` (RFC 3339, UTC): the older of two Services that claim one address and port gets it.
+        /// `creationTimestamp` (RFC 3339, UTC). If two Services claim one address and port, the older one gets it.
         creation_timestamp: Option<String>,
         /// Labels.
         labels: StringMap,
@@ -88,7 +89,7 @@ objects! {
         metadata: Metadata,
         /// The specification.
         spec: ServiceSpec,
-        /// Addresses that load balancers reported.
+        /// Addresses reported by load balancers.
         status: ServiceStatus,
     }
 
@@ -107,7 +108,7 @@ objects! {
         ip_families: Vec<String>,
         /// Ports.
         ports: Vec<ServicePortObject>,
-        /// Addresses routed to the nodes by someone else.
+        /// Addresses that others route to the nodes.
         #[serde(rename = "externalIPs")]
         external_ips: Vec<String>,
         /// `None` or `ClientIP`.
@@ -118,7 +119,7 @@ objects! {
         external_traffic_policy: Option<String>,
         /// `Cluster` or `Local`.
         internal_traffic_policy: Option<String>,
-        /// Port on which the node says whether it has local endpoints.
+        /// Port on which the node reports whether it has local endpoints.
         health_check_node_port: Option<i64>,
         /// Networks that may use the load balancer's addresses; empty: all.
         load_balancer_source_ranges: Vec<String>,
@@ -151,7 +152,7 @@ objects! {
 
     /// `status` of a Service.
     ServiceStatus {
-        /// Addresses that the load balancer reported.
+        /// Addresses reported by the load balancer.
         load_balancer: LoadBalancerStatus,
     }
 
@@ -163,16 +164,16 @@ objects! {
 
     /// An address of a load balancer.
     LoadBalancerIngress {
-        /// IP address; entries with a host name only are not programmed.
+        /// IP address. Entries with only a host name are not programmed.
         ip: Option<String>,
-        /// `VIP` (also when absent): packets arrive with this address. `Proxy`: they do not, and the address is not
+        /// `VIP` (also if absent): packets arrive with this address. `Proxy`: they do not, and the address is not
         /// programmed.
         ip_mode: Option<String>,
     }
 
     /// An EndpointSlice (`discovery.k8s.io/v1`).
     EndpointSliceObject {
-        /// Name, and the label that names the Service.
+        /// Name, and the label with the name of the Service.
         metadata: Metadata,
         /// `IPv4`, `IPv6`; slices of `FQDN` are not programmed.
         address_type: String,
@@ -188,19 +189,19 @@ objects! {
         name: Option<String>,
         /// `TCP` (also when absent), `UDP`, `SCTP`.
         protocol: Option<String>,
-        /// Number; a port without one is not programmed.
+        /// Port number. A port without one is not programmed.
         port: Option<i64>,
     }
 
     /// An endpoint.
     EndpointObject {
-        /// Its addresses, of which the first counts (the API's contract: all mean the same).
+        /// Its addresses. The first one counts; by the API's contract all are equivalent.
         addresses: Vec<String>,
         /// Conditions of the endpoint.
         conditions: EndpointConditions,
-        /// The node it runs on.
+        /// The node on which it runs.
         node_name: Option<String>,
-        /// The zone it is in.
+        /// The zone in which it is.
         zone: Option<String>,
         /// Zones and nodes that should use it.
         hints: Option<EndpointHints>,
@@ -210,9 +211,9 @@ objects! {
     EndpointConditions {
         /// Takes connections; absent: yes.
         ready: Option<bool>,
-        /// Would take connections were it not terminating; absent: yes.
+        /// Accepts connections unless it terminates; absent: yes.
         serving: Option<bool>,
-        /// Is being stopped; absent: no.
+        /// Is terminating; absent: no.
         terminating: Option<bool>,
     }
 
@@ -224,7 +225,7 @@ objects! {
         for_nodes: Vec<HintTarget>,
     }
 
-    /// A zone or node an endpoint is meant for.
+    /// A zone or node for which an endpoint is meant.
     HintTarget {
         /// Its name.
         name: String,
@@ -258,7 +259,7 @@ objects! {
 
     /// An address of a Node.
     NodeAddress {
-        /// `InternalIP` or `ExternalIP` for addresses; `Hostname` and the like are names.
+        /// `InternalIP` or `ExternalIP` for addresses; `Hostname` and others are names.
         #[serde(rename = "type")]
         address_type: String,
         /// The address.
@@ -267,18 +268,18 @@ objects! {
 
     /// The part of `KubeProxyConfiguration` (`kubeproxy.config.k8s.io/v1alpha1`) that decides what is programmed.
     ConfigObject {
-        /// The node's primary address of its family, unless unspecified or one that other hosts cannot reach.
+        /// The node's primary address of its family, unless it is unspecified or not reachable from other hosts.
         #[doc(hidden)]
         bind_address: String,
-        /// Addresses that serve node ports: networks, `primary` (the node's primary addresses), `localhost` and `all` (addresses) in any
-        /// combination; empty: `all`.
+        /// Addresses that serve node ports: networks, `primary` (the node's primary addresses), `localhost` and `all`
+        /// (addresses) in any combination; empty: `all`.
         #[doc(hidden)]
         node_port_addresses: Vec<String>,
-        /// Networks of the cluster's pods: one, or one of each family with a comma between.
+        /// Networks of the cluster's pods: one, or one of each family separated by a comma.
         #[serde(rename = "clusterCIDR")]
         #[doc(hidden)]
         cluster_cidr: String,
-        /// Detection of local pod traffic: `ClusterCIDR` (also when empty), `NodeCIDR`, `BridgeInterface`,
+        /// How local pod traffic is detected: `ClusterCIDR` (also if empty), `NodeCIDR`, `BridgeInterface`,
         /// `InterfaceNamePrefix`.
         #[doc(hidden)]
         detect_local_mode: Option<String>,
@@ -288,13 +289,13 @@ objects! {
         /// Feature gates: `AllowServiceExternalIPs` counts.
         #[doc(hidden)]
         feature_gates: BTreeMap<String, bool>,
-        /// Settings of iptables mode; IPVS mode uses those of masquerading too.
+        /// Settings of iptables mode. IPVS mode also uses those of masquerading.
         #[doc(hidden)]
         iptables: IptablesConfigObject,
         /// Settings of IPVS mode.
         #[doc(hidden)]
         ipvs: IpvsConfigObject,
-        /// Settings of tables of nf_tables, in every mode that has them.
+        /// Settings of nf_tables tables, in every mode that has them.
         #[doc(hidden)]
         nftables: NftablesConfigObject,
         /// Fast path of established connections. Not in kube-proxy.
@@ -305,20 +306,20 @@ objects! {
     /// `fastPath` of `KubeProxyConfiguration`: see [`FastPath`](crate::config::FastPath). Not in kube-proxy.
     #[doc(hidden)]
     FastPathObject {} + always written {
-        /// Names of devices, prefixes with `*` behind, or `all`.
+        /// Names of devices, prefixes followed by `*`, or `all`.
         interfaces: OneOrMore,
         /// Packets of a connection before it takes the fast path.
         min_packets: i64,
-        /// Whether flows are handed to the devices.
+        /// Whether flows are offloaded to the devices.
         hardware: bool,
     }
 
     /// `detectLocal` of `KubeProxyConfiguration`.
     #[doc(hidden)]
     DetectLocalObject {
-        /// The bridge that this node's pods are on.
+        /// The bridge of this node's pods.
         bridge_interface: String,
-        /// The prefix of the names of this node's pods' devices.
+        /// The name prefix of this node's pod devices.
         interface_name_prefix: String,
     }
 
@@ -336,7 +337,8 @@ objects! {
     NftablesConfigObject {
         /// Whether connections are counted: see [`NftablesConfig`](crate::config::NftablesConfig). Not in kube-proxy.
         count_connections: bool,
-        /// Whether tables belong to this process: see [`NftablesConfig`](crate::config::NftablesConfig). Not in kube-proxy.
+        /// Whether tables belong to this process: see [`NftablesConfig`](crate::config::NftablesConfig). Not in
+        /// kube-proxy.
         own_tables: bool,
     }
 
@@ -348,43 +350,43 @@ objects! {
         /// Networks in which no virtual server is deleted.
         #[serde(rename = "excludeCIDRs")]
         exclude_cidrs: Vec<String>,
-        /// Settings that annotations may decide, of [`MayAskFor::NAMED`](crate::config::MayAskFor::NAMED); all but weights by node when
-        /// absent. Not in kube-proxy.
+        /// Settings that annotations may override, from [`MayAskFor::NAMED`](crate::config::MayAskFor::NAMED); if
+        /// absent, all except weights by node. Not in kube-proxy.
         allowed_annotations: Option<Vec<String>>,
-        /// Method by which addresses become this host's: `addresses` (also when empty), `routes`. Not in kube-proxy.
+        /// How addresses become addresses of this host: `addresses` (also if empty), `routes`. Not in kube-proxy.
         binding: Option<String>,
-        /// Settings of Services whose annotations say nothing else. Not in kube-proxy.
+        /// Settings of Services without annotations for them. Not in kube-proxy.
         defaults: IpvsDefaultsObject,
         /// Networks of cluster IPs, for binding `routes`. Not in kube-proxy.
         #[serde(rename = "serviceCIDRs")]
         service_cidrs: Vec<String>,
         /// The firewall marks for `markSplit`, as `VALUE/MASK`; `0x16000000/0xff00c000` when empty. Not in kube-proxy.
         mark_range: Option<String>,
-        /// Whether only clients outside are kept to local endpoints where a policy says `Local`. Not in kube-proxy.
+        /// Whether only clients outside are limited to local endpoints if a policy is `Local`. Not in kube-proxy.
         mark_split: Option<bool>,
         /// Overrides `iptables.masqueradeBit`. Not in kube-proxy.
         masquerade_bit: Option<i64>,
         /// Overrides `iptables.masqueradeAll`. Not in kube-proxy.
         masquerade_all: Option<bool>,
-        /// Back end of masquerading and source-range rules beside the virtual servers: `auto`, `nftables`, `iptables`; `auto` when empty. Not in
-        /// kube-proxy.
+        /// Back end of masquerading and source-range rules in IPVS mode: `auto`, `nftables`, `iptables`; `auto` if
+        /// empty. Not in kube-proxy.
         rules: Option<String>,
     }
 
-    /// `ipvs.defaults` of `KubeProxyConfiguration`: the words of annotations of Services.
+    /// `ipvs.defaults` of `KubeProxyConfiguration`, in the syntax of the annotations.
     #[doc(hidden)]
     IpvsDefaultsObject {
-        /// Flags of the scheduler, with commas.
+        /// Flags of the scheduler, separated by commas.
         scheduler_flags: Option<String>,
-        /// Seconds for which a client stays with its endpoint.
+        /// Seconds that a client stays with its endpoint.
         persistence_seconds: Option<i64>,
         /// Weights of endpoints by zone: `zone-a=3, *=0`.
         zone_weights: Option<String>,
-        /// Method by which packets for external addresses reach endpoints.
+        /// How packets for external addresses reach endpoints.
         forwarding: Option<String>,
         /// Connections above which an endpoint gets no new ones.
         max_connections: Option<i64>,
-        /// Seconds for which an endpoint that leaves keeps its connections.
+        /// Seconds that a removed endpoint keeps its connections.
         drain_seconds: Option<i64>,
     }
 }

@@ -5,8 +5,8 @@ use std::fmt;
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{Serialize, Serializer};
 
-/// Labels or annotations of an object, sorted by name. Takes the room of its entries: the standard library's map has room for
-/// eleven, and most objects have one.
+/// Labels or annotations of an object, sorted by name. It only takes the memory of its entries: the standard library's
+/// map allocates eleven slots, and most objects have one entry.
 #[derive(Clone, Default, PartialEq)]
 pub struct StringMap(Vec<(String, String)>);
 
@@ -17,7 +17,7 @@ impl StringMap {
         self.0.get(found).map(|(_, value)| value.as_str())
     }
 
-    /// Sets a value, in place of the present one if the name has one.
+    /// Sets a value, replacing the current one.
     pub fn insert(&mut self, name: String, value: String) {
         match self.place_of(&name) {
             Ok(found) => {
@@ -32,7 +32,7 @@ impl StringMap {
         }
     }
 
-    /// Drops all entries but those for which `is_kept` returns `true`, and their room.
+    /// Removes all entries for which `is_kept` returns `false`, and their memory.
     pub fn retain(&mut self, mut is_kept: impl FnMut(&str, &str) -> bool) {
         self.0.retain(|(name, value)| is_kept(name, value));
         self.0.shrink_to_fit();

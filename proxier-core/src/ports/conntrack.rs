@@ -8,8 +8,8 @@ use crate::net::{ByFamily, Family, Protocol};
 
 /// Flows to forget, by destination of the client's packets.
 ///
-/// A flow is forgotten when its original destination is one of the keys, with the protocol asked for, and the
-/// endpoint that answers it is not among the value's addresses.
+/// A flow is forgotten if its original destination is one of the keys, with the given protocol, and its endpoint is not
+/// among the value's addresses.
 pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
 
 /// A number of flows, by family.
@@ -30,14 +30,15 @@ impl Flows {
 
 /// Tracked connections.
 pub trait Conntrack {
-    /// Deletes a family's flows of a protocol to these addresses and ports that none of the endpoints listed there answers; returns how
-    /// many. After that, the next packet of a connection of TCP is one of a new connection to the kernel. Lists the kernel's table once for any number of addresses, and not at all if none is of the family.
+    /// Deletes a family's flows of a protocol to these addresses and ports that none of the listed endpoints answers.
+    /// Returns their number. For TCP, the kernel then treats the next packet of a connection as the first of a new one.
+    /// Lists the kernel's table once for any number of addresses, and not at all if none is of the family.
     ///
     /// # Errors
-    /// [`Unavailable`](super::PortErrorKind::Unavailable) without the module; when the table could not be listed.
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) without the module; also if the table could not be listed.
     fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError>;
 
-    /// The addresses and ports of those that have flows of UDP which [`forget_flows`](Conntrack::forget_flows) would delete. Only reads.
+    /// The addresses and ports with UDP flows that [`forget_flows`](Conntrack::forget_flows) would delete. Read-only.
     ///
     /// # Errors
     /// As there.

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-/// Reason why the kernel, or the program that speaks to it, did not carry out a call.
+/// Why the kernel, or the program that talks to it, did not carry out a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
@@ -11,26 +11,26 @@ pub enum PortErrorKind {
     NotFound,
     /// The object exists already (EEXIST).
     AlreadyExists,
-    /// The process may not do this: CAP_NET_ADMIN or CAP_NET_RAW is missing (EPERM, EACCES).
+    /// The process lacks permission: CAP_NET_ADMIN or CAP_NET_RAW is missing (EPERM, EACCES).
     Permission,
-    /// The kernel cannot do it now: a module, a family, a set type or a program is missing.
+    /// The kernel does not support it now: a module, a family, a set type or a program is missing.
     Unavailable,
-    /// The object is in use at the moment; the same call may succeed soon (EBUSY, EAGAIN, EINTR, ENOBUFS, ENOMEM, the lock of
+    /// The object is in use; the same call may succeed soon (EBUSY, EAGAIN, EINTR, ENOBUFS, ENOMEM, the lock of
     /// iptables).
     Busy,
-    /// A set or another container takes no more (ENOSPC, IPSET_ERR_HASH_FULL).
+    /// A set or another container is full (ENOSPC, IPSET_ERR_HASH_FULL).
     Full,
-    /// An object of this name has another type or form, or the kernel refuses a value (EINVAL and the like).
+    /// An object of this name has another type or form, or the kernel refuses a value (EINVAL and similar).
     Invalid,
-    /// The call was not tried, because something it depends on failed.
+    /// The call was not attempted, because something on which it depends failed.
     Skipped,
-    /// The request was sent, but the outcome is not known.
+    /// The request was sent, but the outcome is unknown.
     Unknown,
     /// Everything else.
     Other,
 }
 
-/// Prints the kind in a few words; the error's message names the object.
+/// A few words; the error's message names the object.
 impl fmt::Display for PortErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
@@ -50,7 +50,7 @@ impl fmt::Display for PortErrorKind {
 
 /// A failed call, or a failed part of one.
 ///
-/// Prints as one line that says what failed, on what and why, in the words of the client below.
+/// Prints one line from the client below: what failed, on what and why.
 #[derive(Clone, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct PortError {
     kind: PortErrorKind,
@@ -69,7 +69,7 @@ impl PortError {
         let mut source = error.source();
         while let Some(cause) = source {
             let text = cause.to_string();
-            // Some libraries print their cause themselves.
+            // Some libraries include their cause in their message.
             if !message.contains(&text) {
                 message.push_str(": ");
                 message.push_str(&text);
@@ -91,7 +91,7 @@ impl fmt::Display for PortError {
     }
 }
 
-/// The message, which is what a `main` that returns the error prints.
+/// The message, so a `main` that returns this error is readable.
 impl fmt::Debug for PortError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -100,16 +100,16 @@ impl fmt::Debug for PortError {
 
 impl std::error::Error for PortError {}
 
-/// One item of a call with many that was not carried out.
+/// One item of a call that was not carried out.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ItemFailure {
-    /// Index of the item among the items given.
+    /// Index of the item.
     pub index: usize,
     /// Error of the item.
     pub error: PortError,
 }
 
-/// The items of a call that were not carried out, by index. All items not listed were.
+/// The items of a call that were not carried out, by index. All other items were.
 pub type ItemFailures = Vec<ItemFailure>;
 
 #[cfg(test)]

@@ -11,42 +11,44 @@ pub trait Links {
     /// Whether the dummy device exists.
     ///
     /// # Errors
-    /// [`Invalid`](super::PortErrorKind::Invalid) when a link of another type has its name: the addresses of that are foreign.
+    /// [`Invalid`](super::PortErrorKind::Invalid) if a device of another type has its name; its addresses belong to
+    /// another program.
     fn has_device(&mut self, name: &str) -> Result<bool, PortError>;
 
-    /// Creates the dummy device; done if it exists. It stays down: its addresses count all the same.
+    /// Creates the dummy device, unless it exists. It stays down, which does not affect its addresses.
     ///
     /// # Errors
-    /// [`Invalid`](super::PortErrorKind::Invalid) when something else has its name, [`Unavailable`](super::PortErrorKind::Unavailable) without the module.
+    /// [`Invalid`](super::PortErrorKind::Invalid) if another device has its name,
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) without the module.
     fn create_device(&mut self, name: &str) -> Result<(), PortError>;
 
-    /// Deletes the dummy device with its addresses; done if it does not exist.
+    /// Deletes the dummy device with its addresses; not an error if it does not exist.
     ///
     /// # Errors
-    /// [`Invalid`](super::PortErrorKind::Invalid) when the link of this name is no dummy device.
+    /// [`Invalid`](super::PortErrorKind::Invalid) if the device of this name is not a dummy device.
     fn delete_device(&mut self, name: &str) -> Result<(), PortError>;
 
-    /// The addresses of every interface, an interface without any included.
+    /// Reads the addresses of every interface, including interfaces without any.
     ///
     /// # Errors
-    /// When they could not be read as a whole.
+    /// If they could not be read completely.
     fn addresses(&mut self) -> Result<HostAddresses, PortError>;
 
-    /// Whether a device is a bridge. Default no; so for a device that is missing or cannot be read.
+    /// Whether a device is a bridge. `false` by default, and for a device that is missing or cannot be read.
     fn is_bridge(&mut self, name: &str) -> bool {
         let _ = name;
         false
     }
 
-    /// The gateways of the default routes of both families: of routes for an eighth of all addresses or more.
+    /// Reads the gateways of the default routes of both families: of routes for at least an eighth of all addresses.
     ///
     /// # Errors
-    /// When the routes could not be read as a whole.
+    /// If the routes could not be read completely.
     fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError>;
 
-    /// Adds addresses to the device, as `/32` or `/128`; one that is there counts as added.
+    /// Adds addresses to the device, as `/32` or `/128`. An existing one counts as added.
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures;
 
-    /// Deletes addresses from the device; one that is not there counts as deleted.
+    /// Deletes addresses from the device. A missing one counts as deleted.
     fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures;
 }

@@ -1,4 +1,4 @@
-//! Listeners, and the endpoints to which they lead: values only.
+//! Listeners and their endpoints as values.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -7,45 +7,46 @@ use std::time::Duration;
 
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 
-/// Protocol, address and port on which this process listens, with the endpoints that connections and datagrams go to.
+/// Protocol, address and port on which this process listens, with the endpoints of its connections and datagrams.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 #[doc(hidden)]
 pub struct Listener {
     /// Protocol, address and port. TCP or UDP.
     pub key: FrontendKey,
-    /// The port of a Service that it belongs to, such as `shop/web:http`. Listeners of one group take turns together, and a
+    /// The Service port to which it belongs, such as `shop/web:http`. Listeners of one group share the rotation, and a
     /// client with affinity stays with its endpoint on all of them.
     pub group: Arc<str>,
     /// The endpoints for this node and its pods, sorted.
     pub inside: Arc<[EndpointKey]>,
     /// The endpoints for all other clients, sorted.
     pub outside: Arc<[EndpointKey]>,
-    /// Endpoints that get nothing new, and keep the UDP flows that they have; sorted.
+    /// Endpoints that get no new connections, and keep their UDP flows; sorted.
     pub unselected: Option<Arc<[EndpointKey]>>,
-    /// Whether there are endpoints, though a policy may keep them from some or all clients. UDP datagrams that have nowhere to go are
-    /// dropped then; without it they are refused.
+    /// Whether there are endpoints, even if a policy excludes some or all clients. If so, UDP datagrams without an
+    /// endpoint are dropped; otherwise they are refused.
     pub has_endpoints: bool,
-    /// Session affinity: time for which a client stays with its endpoint after its last connection or flow began; `None` without affinity.
+    /// Session affinity: how long a client stays with its endpoint after its last connection or flow began; `None`
+    /// without affinity.
     pub affinity: Option<Duration>,
     /// The networks that may connect; `None` for all clients.
     pub sources: Option<Arc<[Network]>>,
-    /// Whether this node itself may connect where there are `sources`: its source is the listener's address then.
+    /// Whether this node itself may connect if there are `sources`. Its source is then the listener's address.
     pub node_may_use: bool,
 }
 
-/// Reason why a client gets no endpoint.
+/// Why a client gets no endpoint.
 #[cfg(feature = "kernel")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turned {
-    /// Its address is not in the networks that may connect, or a policy keeps the endpoints from it.
+    /// Its address is not in the networks that may connect, or a policy excludes it.
     Away,
     /// There is no endpoint.
     Empty,
 }
 
 impl Listener {
-    /// Makes a listener without endpoints, for all clients.
+    /// A listener without endpoints, for all clients.
     pub fn new(key: FrontendKey, group: impl Into<Arc<str>>) -> Self {
         Listener {
             key,
@@ -70,7 +71,7 @@ impl Listener {
         self
     }
 
-    /// Whether it has an open socket: of TCP while any client gets an endpoint, of UDP while there are endpoints at all.
+    /// Whether it has an open socket: for TCP if any client gets an endpoint, for UDP if there are endpoints at all.
     pub fn is_open(&self) -> bool {
         match self.key.protocol {
             Protocol::Udp => self.has_endpoints,
@@ -83,12 +84,12 @@ impl Listener {
         !self.inside.is_empty() || !self.outside.is_empty()
     }
 
-    /// Whether an endpoint may still be used by some client.
+    /// Whether any client may still use an endpoint.
     pub(crate) fn has(&self, endpoint: &EndpointKey) -> bool {
         [&self.inside, &self.outside].into_iter().any(|list| list.binary_search(endpoint).is_ok())
     }
 
-    /// Whether connections and flows to an endpoint go on: it is used, or keeps those that it has.
+    /// Whether connections and flows to an endpoint continue: it is used, or keeps its existing ones.
     #[doc(hidden)]
     pub fn keeps_flows_of(&self, endpoint: &EndpointKey) -> bool {
         self.has(endpoint) || self.unselected.as_ref().is_some_and(|list| list.binary_search(endpoint).is_ok())
@@ -125,17 +126,19 @@ impl Listener {
 #[non_exhaustive]
 #[doc(hidden)]
 pub struct Settings {
-    /// This host's own addresses: clients with such an address are this node.
+    /// This host's own addresses. Clients with such an address are this node.
     pub own: Arc<BTreeSet<IpAddr>>,
-    /// The networks of pods that count as this node's.
+    /// The pod networks that count as this node's.
     pub pods: Arc<[Network]>,
-    /// The networks of all pods, each with that of this node's own: others are clients outside at this host's own addresses.
+    /// The networks of all pods, each with this node's own part. Other pods count as clients outside at this host's own
+    /// addresses.
     pub other_pods: Arc<[(Network, Network)]>,
-    /// Time for which a UDP flow lives without a datagram in either direction. Default 250 ms.
+    /// How long a UDP flow lives without a datagram in either direction. Default 250 ms.
     pub udp_idle: Duration,
-    /// Largest number of file descriptors in use: one for a listener or a flow, two for a connection. Listeners get half of them at most, and the
-    /// clients of one Service port three times what is left; pipes, two each, are opened while half are free. Default: the process's limit when the relay starts, less a quarter, or less 256
-    /// where that is more, but half at least.
+    /// Most file descriptors in use: one for a listener or a flow, two for a connection. Listeners get at most half of
+    /// them, and the clients of one Service port three times what is left. Pipes, two each, are opened while half are
+    /// free. By default the process's limit when the relay starts, minus a quarter or 256, whichever is more, but at
+    /// least half.
     pub max_descriptors: Option<usize>,
 }
 
@@ -155,7 +158,7 @@ impl Default for Settings {
 impl Settings {
     /// Whether a client of a listener at `address` is this node or one of its pods.
     fn is_inside(&self, client: IpAddr, address: IpAddr) -> bool {
-        // A connection of this node to one of its own addresses has that address as its source.
+        // When this node connects to one of its own addresses, that address is also the source.
         client == address
             || client.is_loopback()
             || self.own.contains(&client)
@@ -173,18 +176,18 @@ impl Settings {
 #[non_exhaustive]
 #[doc(hidden)]
 pub struct Counts {
-    /// TCP connections that are open now, those to be connected included.
+    /// Open TCP connections, including those being established.
     pub connections: usize,
     /// UDP flows that live now.
     pub flows: usize,
-    /// Connections and flows that were begun.
+    /// Connections and flows started.
     pub begun: u64,
-    /// Connections and datagrams that were turned away: by source ranges, by a policy, or for want of endpoints.
+    /// Connections and datagrams turned away by source ranges, by a policy, or because there are no endpoints.
     pub turned_away: u64,
-    /// Connections and flows that were refused for a limit.
+    /// Connections and flows refused because of a limit.
     pub limited: u64,
-    /// Attempts to connect to an endpoint that failed.
+    /// Failed attempts to connect to an endpoint.
     pub failed_dials: u64,
-    /// Connections that were reset since no endpoint answered.
+    /// Connections reset because no endpoint answered.
     pub unanswered: u64,
 }

@@ -1,13 +1,13 @@
-//! Interface of a pass to the outside world: one small trait for each part of the kernel, with only the methods used.
+//! The interface of a pass to the outside world: one small trait per kernel part, with only the methods used.
 //!
-//! Feature `kernel` implements them with this project's clients; feature `testing` has fakes that keep the kernel's rules
-//! and pass the same tests. Every method blocks until the kernel has answered. None of them logs, retries for long or
-//! decides: a failure comes back as [`PortError`].
+//! Feature `kernel` implements them with this project's clients. Feature `testing` has fakes that follow the kernel's
+//! rules and pass the same tests. Every method blocks until the kernel has answered. None of them logs, retries for
+//! long or makes decisions: failures are returned as [`PortError`].
 //!
 //! # A custom port
 //!
-//! A pass works on [`Ports`], which are put together field by field: an agent replaces one and leaves the rest as they are. This one
-//! leaves values below `/proc/sys` to another program:
+//! A pass uses [`Ports`], which are assembled field by field, so you can replace one and keep the rest. This one leaves
+//! values below `/proc/sys` to another program:
 //!
 //! ```
 //! use std::time::Duration;
@@ -74,12 +74,12 @@ pub use sets::Sets;
 pub use sysctls::{SysctlChange, Sysctls};
 pub use tables::{NotCommitted, Tables};
 
-/// Names of sets: for this crate, its tests and its benches.
+/// Names of sets, for this crate, its tests and its benches.
 #[doc(hidden)]
 pub use named_set::{SetKey, SetKind};
 pub(crate) use named_set::{frontend_at, recorded};
 
-/// Ports of all parts that a pass works on.
+/// The ports of all parts that a pass uses.
 pub struct Ports<'a> {
     /// Virtual and real servers.
     pub ipvs: &'a mut dyn Ipvs,

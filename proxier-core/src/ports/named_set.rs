@@ -1,5 +1,5 @@
-//! The ipset sets of each family: the seventeen of kube-proxy that rules refer to, with its names, and one more that
-//! records node ports of this proxy.
+//! The ipset sets of each family: kube-proxy's seventeen that rules use, with its names, and one that records node
+//! ports of this proxy.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -17,17 +17,19 @@ macro_rules! sets {
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum SetKind {
             $($(#[$doc])* $kind,)*
-            /// Load balancers that this node itself may not use, with themselves as source. Only where sets are in a table of
-            /// nf_tables ([`RulesBy::Nftables`](crate::config::RulesBy)): rules of iptables name them one by one.
+            /// Load balancers that this node itself may not use, with their own address as source. Only for sets in an
+            /// nf_tables table ([`RulesBy::Nftables`](crate::config::RulesBy)); iptables rules list them one by one.
             LoadBalancerNotNode,
-            /// Frontends without endpoints that take connections: new clients are refused at once, before IPVS would by ICMP, of which each client gets
-            /// few (`icmp_ratelimit`). Only in a table of nf_tables.
+            /// Frontends without endpoints that accept connections. New clients are refused at once, before IPVS would
+            /// refuse by ICMP, which is rate limited per client (`icmp_ratelimit`). Only in an nf_tables table.
             NoEndpoint,
-            /// Frontends whose outside clients get local endpoints, and all other clients those of all nodes. Only in a table of nf_tables, as all
-            /// kinds that follow ([`Config::splits_local`](crate::config::Config::splits_local)).
+            /// Frontends whose outside clients get local endpoints while all others get those of all nodes. Only in an
+            /// nf_tables table, like all following kinds
+            /// ([`Config::splits_local`](crate::config::Config::splits_local)).
             LocalSplit,
-            /// Firewall marks of such Frontends, and marks that are not given any more: shows which virtual servers of
-            /// marks are this proxy's own. A map; its entries have the mark where those of other sets have a source, as an IPv4 address.
+            /// Firewall marks of such Frontends, and marks no longer in use. They show which virtual servers by mark
+            /// belong to this proxy. A map. Its entries have the mark, as an IPv4 address, where entries of other sets
+            /// have a source.
             SplitMark,
         }
 
@@ -35,7 +37,7 @@ macro_rules! sets {
             /// Kinds that are ipsets, in the order of this type.
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
-            /// Kinds that a table of nf_tables has, in the order of this type.
+            /// Kinds in an nf_tables table, in the order of this type.
             pub(crate) const ALL_OF_NFT: [SetKind; 22] = [
                 $(SetKind::$kind,)*
                 SetKind::LoadBalancerNotNode,
@@ -44,18 +46,19 @@ macro_rules! sets {
                 SetKind::SplitMark,
             ];
 
-            /// Whether its entries are places with marks.
+            /// Whether its entries are Frontends with marks.
             pub(crate) fn has_marks(self) -> bool {
                 self == SetKind::SplitMark
             }
 
-            /// Whether its entries give packets marks: they come after the virtual servers of these marks, and go before these do.
+            /// Whether its entries mark packets: they are added after the virtual servers of these marks, and deleted
+            /// before them.
             pub(crate) fn gives_marks(self) -> bool {
                 self == SetKind::LocalSplit
             }
 
-            /// Whether kube-proxy has this set too. [`SetKind::NodePortServed`] and those that are no ipsets are this
-            /// proxy's alone: comparisons with kube-proxy leave them out.
+            /// Whether kube-proxy has this set too. Only this proxy has [`SetKind::NodePortServed`] and those that are
+            /// not ipsets, so comparisons with kube-proxy omit them.
             pub fn is_of_kube_proxy(self) -> bool {
                 self != SetKind::NodePortServed && SetKind::ALL.contains(&self)
             }
@@ -69,7 +72,7 @@ macro_rules! sets {
                 }
             }
 
-            /// The comment that kube-proxy gives to rules that use it; its purpose, when no rule does.
+            /// kube-proxy's comment on rules that use it; its purpose if no rule does.
             pub fn comment(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $comment,)*
@@ -101,7 +104,7 @@ macro_rules! sets {
 
 // Each with its name after the prefix.
 sets! {
-    /// Endpoints on this node with themselves as source: hairpin traffic, which has to be masqueraded.
+    /// Endpoints on this node with themselves as source: hairpin traffic, which must be masqueraded.
     LoopBack = "LOOP-BACK", HashIpPortIp,
         "Kubernetes endpoints dst ip:port, source ip for solving hairpin purpose";
     /// Cluster IPs with their ports.
@@ -121,15 +124,15 @@ sets! {
     /// Load balancers with source ranges.
     LoadBalancerFirewall = "LOAD-BALANCER-FW", HashIpPort,
         "Kubernetes service load balancer ip + port for load balancer with sourceRange";
-    /// Load balancers with source ranges that this node itself may use, with themselves as source.
+    /// Load balancers with source ranges that this node itself may use, with their own address as source.
     LoadBalancerSourceIp = "LOAD-BALANCER-SOURCE-IP", HashIpPortIp,
         "Kubernetes service load balancer ip + port + source IP for packet filter purpose";
     /// Load balancers with the networks that may use them.
     LoadBalancerSourceCidr = "LOAD-BALANCER-SOURCE-CIDR", HashIpPortNet,
         "Kubernetes service load balancer ip + port + source cidr for packet filter purpose";
-    /// TCP and UDP node ports with each address on which they are served. No rule refers to this set: it shows which virtual servers are
-    /// this proxy's own (`Observed::owns` of IPVS mode), which a port alone does not. Stands before
-    /// the bitmaps in the order of this type, so that a port is written here first.
+    /// TCP and UDP node ports with each address that serves them. No rule uses this set. It shows which virtual servers
+    /// belong to this proxy (`Observed::owns` in IPVS mode), which a port alone does not. It precedes the bitmaps in
+    /// the order of this type, so a port is written here first.
     NodePortServed = "NODE-PORT-SERVED", HashIpPort,
         "node ports with the addresses on which this proxy serves them";
     /// TCP node ports.
@@ -144,13 +147,13 @@ sets! {
     /// UDP node ports of Services with `externalTrafficPolicy: Local`; also in the set above.
     NodePortLocalUdp = "NODE-PORT-LOCAL-UDP", BitmapPort,
         "Kubernetes nodeport UDP port with externalTrafficPolicy=local";
-    /// SCTP node ports, with each node address: a bitmap of ports does not record protocols.
+    /// SCTP node ports, with each node address, because a bitmap of ports has no protocols.
     NodePortSctp = "NODE-PORT-SCTP-HASH", HashIpPort,
         "Kubernetes nodeport SCTP port for masquerade purpose with type 'hash ip:port'";
     /// SCTP node ports of Services with `externalTrafficPolicy: Local`; also in the set above.
     NodePortLocalSctp = "NODE-PORT-LOCAL-SCTP-HASH", HashIpPort,
         "Kubernetes nodeport SCTP port with externalTrafficPolicy=local with type 'hash ip:port'";
-    /// Ports on which nodes say whether they have local endpoints.
+    /// Ports on which nodes report whether they have local endpoints.
     HealthCheckNodePort = "HEALTH-CHECK-NODE-PORT", BitmapPort,
         "Kubernetes health check node port";
     /// The addresses bound to the dummy device.
@@ -167,7 +170,7 @@ pub struct SetKey {
 }
 
 impl SetKey {
-    /// Makes the key of this set of this family.
+    /// The key of this set of this family.
     pub fn new(family: Family, kind: SetKind) -> Self {
         SetKey { family, kind }
     }
@@ -182,13 +185,13 @@ impl SetKey {
         SetKind::ALL_OF_NFT.into_iter().map(move |kind| SetKey { family, kind })
     }
 
-    /// The set of the proxy whose names begin so.
+    /// The set of the proxy with this name prefix.
     pub const fn named(self, prefix: NamePrefix) -> NamedSet {
         NamedSet { key: self, prefix }
     }
 }
 
-/// A set of one proxy, as the kernel knows it. Prints as its name.
+/// A set of one proxy in the kernel. Prints as its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamedSet {
     #[doc(hidden)]
@@ -197,7 +200,7 @@ pub struct NamedSet {
 }
 
 impl NamedSet {
-    /// The longest name that the kernel keeps, in bytes (`IPSET_MAXNAMELEN` less the NUL).
+    /// The longest name in the kernel, in bytes (`IPSET_MAXNAMELEN` without the NUL).
     const MAX_LEN: usize = 31;
 
     /// The ipsets of a family.
@@ -205,7 +208,7 @@ impl NamedSet {
         SetKey::all(family).map(move |key| key.named(prefix))
     }
 
-    /// The set's name in the kernel: prefix and kind, with `6-` between for IPv6, cut to 31 bytes.
+    /// The set's name in the kernel: prefix and kind, with `6-` between for IPv6, truncated to 31 bytes.
     pub fn name(&self) -> String {
         let of_family = match self.key.family {
             Family::V4 => "",
@@ -216,7 +219,7 @@ impl NamedSet {
         name
     }
 
-    /// Parameters to create it: kube-proxy's, with 1,024 buckets and at most 65,536 entries; bitmaps for every port.
+    /// Parameters to create it: kube-proxy's, with 1,024 buckets and at most 65,536 entries; bitmaps for all ports.
     ///
     /// # Errors
     /// None in practice: the name of every set fits, with every prefix.
@@ -234,9 +237,9 @@ impl NamedSet {
     }
 }
 
-/// Minimum capacity of a set, in entries; as kube-proxy.
+/// Smallest capacity of a set in entries, as in kube-proxy.
 const LEAST_ROOM: u32 = 65_536;
-/// Minimum initial buckets of a set; as kube-proxy.
+/// Smallest initial number of buckets, as in kube-proxy.
 const LEAST_BUCKETS: u32 = 1024;
 
 impl NamedSet {
@@ -247,7 +250,7 @@ impl NamedSet {
             let room = u32::try_from(room).unwrap_or(u32::MAX);
             let power = |value: u32| value.checked_next_power_of_two().unwrap_or(1 << 31);
             spec.options.maxelem = Some(power(room.max(LEAST_ROOM)));
-            // Two entries a bucket, for sets that begin large: each growth waits until no packet uses the old table.
+            // Two entries per bucket, for sets that start large: each growth waits until no packet uses the old table.
             spec.options.hashsize = Some(power((room / 2).max(LEAST_BUCKETS)));
         }
         Ok(spec)
@@ -288,7 +291,7 @@ mod tests {
     fn kube_proxys_names() {
         let names: BTreeSet<String> = sets(NamePrefix::KUBE).map(|set| set.name()).collect();
         assert_eq!(names.len(), 36);
-        // pkg/proxy/ipvs/ipset.go, where IPv6 names are cut by hand.
+        // pkg/proxy/ipvs/ipset.go, where IPv6 names are truncated by hand.
         for name in [
             "KUBE-CLUSTER-IP",
             "KUBE-6-CLUSTER-IP",

@@ -13,23 +13,24 @@ pub trait Rules {
     /// Whether the program masquerades with random ports (`--random-fully`).
     ///
     /// # Errors
-    /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family.
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) if there is no program for this family.
     fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError>;
 
-    /// Tables nat and filter, with own and foreign rules. A table that nothing has used yet may be missing. In a chain into which nft has put
-    /// something that iptables has no words for, rules say only where they lead, and their comments.
+    /// Reads the tables nat and filter, with the rules of all programs. A table that was never used may be missing. If
+    /// nft has added something to a chain that iptables cannot express, its rules only have targets and comments.
     ///
     /// # Errors
-    /// [`Unavailable`](super::PortErrorKind::Unavailable) when there is no program for this family that works with this kernel.
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) if no program for this family works with this kernel.
     fn dump(&mut self, family: Family) -> Result<iptables::Dump, PortError>;
 
-    /// The back end of iptables that [`Rules::dump`] reads and [`Rules::restore`] writes; looks for it where that is open. `None`: not known, or
-    /// there are no programs. Default `None`.
+    /// The back end of iptables that [`Rules::dump`] reads and [`Rules::restore`] writes; detects it if it is not
+    /// settled. `None`: unknown, or there are no programs. Default `None`.
     fn used_backend(&mut self) -> Option<Backend> {
         None
     }
 
-    /// As [`Rules::dump`], of this back end, used or not. Loads no module of a back end that has no tables. Default: nothing.
+    /// Like [`Rules::dump`], for this back end, in use or not. Loads no module of a back end without tables. Default:
+    /// nothing.
     ///
     /// # Errors
     /// As [`Rules::dump`].
@@ -38,7 +39,7 @@ pub trait Rules {
         Ok(iptables::Dump::default())
     }
 
-    /// As [`Rules::restore`], to this back end, used or not. Default: refused.
+    /// Like [`Rules::restore`], for this back end, in use or not. Default: refused.
     ///
     /// # Errors
     /// As [`Rules::restore`].
@@ -52,43 +53,44 @@ pub trait Rules {
         Err(PortError::new(super::PortErrorKind::Unavailable, format!("no rules of the {backend} back end")))
     }
 
-    /// Whether iptables has tables of this family, found out without starting a program; `None` when that is not known. Those of the
-    /// nf_tables back end may not count: they are tables of nf_tables, too ([`Tables::table`](super::Tables::table)).
+    /// Whether iptables has tables of this family, without starting a program; `None` if unknown. Tables of the
+    /// nf_tables back end may be omitted, since they can be read as nf_tables tables too
+    /// ([`Tables::table`](super::Tables::table)).
     fn has_tables(&mut self, family: Family) -> Option<bool> {
         let _ = family;
         None
     }
 
-    /// Whether iptables has tables of this family that no program here can read, found out without reading any: those of iptables-legacy
-    /// without its programs. Default no.
+    /// Whether iptables has tables of this family that no program here can read, without reading any: those of
+    /// iptables-legacy without its programs. Default no.
     fn has_unreadable_tables(&mut self, family: Family) -> bool {
         let _ = family;
         false
     }
 
-    /// Runs `work`, and lists these families in parallel where possible: the next [`Rules::dump`] waits less, and shows the
-    /// rules as they were when this was called.
+    /// Runs `work`, and lists these families in parallel if possible. The next [`Rules::dump`] is then faster, and
+    /// returns the rules at the time of this call.
     fn list_meanwhile(&mut self, families: &[Family], work: &mut dyn FnMut()) {
-        // The default lists nothing and only runs `work`.
+        // The default only runs `work`.
         let _ = families;
         work();
     }
 
-    /// Limits the time for which a restore waits for the lock of iptables, from now on. Default: as the port was made.
+    /// Limits how long a restore waits for the lock of iptables. By default unchanged.
     fn set_lock_wait(&mut self, wait: Duration) {
         // Ports without a lock do not wait.
         let _ = wait;
     }
 
-    /// The names of the counters of packets that there are ([`Rules::make_counters`]). Default: the kernel has none.
+    /// The names of the existing packet counters ([`Rules::make_counters`]). Default: the kernel does not support them.
     ///
     /// # Errors
-    /// [`Unavailable`](super::PortErrorKind::Unavailable) when the kernel cannot have any.
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) if the kernel does not support them.
     fn counters(&mut self) -> Result<BTreeSet<String>, PortError> {
         Err(PortError::new(super::PortErrorKind::Unavailable, "no counters of packets"))
     }
 
-    /// Makes counters of packets by name, which rules may name then (nfacct), unless they are there. Default: there are none.
+    /// Creates named packet counters (nfacct) to which rules can refer, unless they exist. Default: not supported.
     ///
     /// # Errors
     /// As [`Rules::counters`].
@@ -97,7 +99,7 @@ pub trait Rules {
         Err(PortError::new(super::PortErrorKind::Unavailable, "no counters of packets"))
     }
 
-    /// Deletes counters that no rule names, and returns how many. What is gone already counts as done. Default: none.
+    /// Deletes counters to which no rule refers; returns how many. Missing ones count as deleted. Default: none.
     ///
     /// # Errors
     /// As [`Rules::counters`].
@@ -106,21 +108,21 @@ pub trait Rules {
         Ok(0)
     }
 
-    /// Has the program check a transaction, and changes nothing: whether it and the kernel know every match and target. The
-    /// kernel may load modules for that.
+    /// Lets the program check a transaction, without changes: whether it and the kernel support every match and target.
+    /// The kernel may load modules.
     ///
     /// # Errors
-    /// [`Unavailable`](super::PortErrorKind::Unavailable) for matches and targets that the program or the kernel lacks.
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) if the program or the kernel lacks a match or target.
     fn check(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
 
-    /// Carries out a transaction; each table is changed as a whole or not at all.
+    /// Applies a transaction; each table is changed as a whole or not at all.
     ///
     /// # Errors
-    /// The refused line and the reason; [`Busy`](super::PortErrorKind::Busy) when another program held the lock too long.
+    /// The refused line and the reason; [`Busy`](super::PortErrorKind::Busy) if another program held the lock too long.
     fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
 
-    /// As [`Rules::restore`] for several families, with an outcome for each, in their order. Families run in parallel where
-    /// possible: most of the time goes into starting the programs.
+    /// Like [`Rules::restore`] for several families; returns an outcome for each, in order. Families run in parallel if
+    /// possible, since most of the time goes into starting the programs.
     fn restore_families(&mut self, changes: &[(Family, &iptables::Transaction)]) -> Vec<Result<(), PortError>> {
         changes.iter().map(|(family, transaction)| self.restore(*family, transaction)).collect()
     }

@@ -1,4 +1,4 @@
-//! Settings of the kernel.
+//! Kernel settings.
 
 use super::PortError;
 
@@ -6,9 +6,9 @@ use super::PortError;
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SysctlChange {
-    /// Path below `/proc/sys`, as in `net/ipv4/ip_forward`.
+    /// Path below `/proc/sys`, such as `net/ipv4/ip_forward`.
     pub path: String,
-    /// Present value; `None` when it could not be read.
+    /// Current value; `None` if it could not be read.
     pub from: Option<String>,
     /// Required value.
     pub to: String,
@@ -16,13 +16,13 @@ pub struct SysctlChange {
 
 /// Values below `/proc/sys`.
 pub trait Sysctls {
-    /// Reads one, without white space around it. `path` as in `net/ipv4/ip_forward`.
+    /// Reads a value, without surrounding white space. `path` is below `/proc/sys`: `net/ipv4/ip_forward`.
     ///
     /// # Errors
     /// [`NotFound`](super::PortErrorKind::NotFound) if this kernel does not have it.
     fn get(&mut self, path: &str) -> Result<String, PortError>;
 
-    /// Whether it may be written. Some values belong to the whole host and are read-only in a network namespace.
+    /// Whether it can be written. Some values belong to the whole host and are read-only in a network namespace.
     fn can_set(&mut self, path: &str) -> bool;
 
     /// Writes one.

@@ -11,19 +11,20 @@ use crate::service::NodeFacts;
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
 use crate::time::Moment;
 
-/// Limits above which a pass would take away too much to be believed: Frontends, or their last endpoints.
+/// Limits above which the removals of a pass are not believed: of Frontends, or of their last endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct MassRemoval {
-    /// Largest share of own Frontends, or of those with endpoints, that may go in one pass, 0 to 1. Default 0.5. With 1 nothing is
-    /// ever held back; NaN counts as 0.
+    /// Largest share of our Frontends, or of those with endpoints, that one pass may remove, 0 to 1. Default 0.5. With
+    /// 1 nothing is ever held back; NaN counts as 0.
     pub share: f64,
-    /// Largest share that is left when deletions are held back, 0 to 1: with more left, the input is different, not missing. Default 0.5;
-    /// with 0 only when nothing at all is left.
+    /// Largest share left for deletions to be held back, 0 to 1. If more is left, the input is different rather than
+    /// missing. Default 0.5; with 0 only if nothing is left.
     pub remains: f64,
-    /// Smallest number that is held back. Default 10: fewer go at once, so that a small cluster can lose its last Service.
+    /// Smallest number that is held back. Default 10: fewer are removed at once, so that a small cluster can lose its
+    /// last Service.
     pub at_least: usize,
-    /// Time for which the input has to stay as it is to be believed; `None`: until confirmed. Default 5 min.
+    /// How long the input must stay unchanged to be believed; `None`: until confirmed. Default 5 min.
     pub patience: Option<Duration>,
 }
 
@@ -43,19 +44,19 @@ impl MassRemoval {
     }
 }
 
-/// Deletions that a pass does not do.
+/// Deletions that a pass does not carry out.
 ///
 /// Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Stopped {
-    /// Number of Frontends that would go or lose their last endpoint, but are kept.
+    /// Number of Frontends that would be removed or lose their last endpoint, but are kept.
     pub would_lose: usize,
-    /// Number of own Frontends that are served.
+    /// Number of our Frontends that are served.
     pub of: usize,
-    /// Time at which the last of them follows the input, if nothing changes until then.
+    /// When the last of them follows the input, if nothing changes until then.
     pub until: Option<Moment>,
-    /// Number of those that may belong to objects that cannot be read.
+    /// Number of those that may belong to unreadable objects.
     pub unreadable: usize,
     held: BTreeSet<FrontendKey>,
     /// Held Frontends that only the kernel has.
@@ -93,19 +94,20 @@ impl Stopped {
         self.would_lose > left || settings.is_too_much(self.would_lose, self.of, left)
     }
 
-    /// Frontends that stay as they are, sorted.
+    /// Frontends that are kept, sorted.
     pub fn held(&self) -> impl Iterator<Item = FrontendKey> {
         self.held.iter().copied()
     }
 
-    /// Held Frontends that only the kernel has, sorted. The rest is still wanted, since the [`Store`] keeps their objects.
+    /// Held Frontends that only the kernel has, sorted. The others are still desired, since the [`Store`] keeps their
+    /// objects.
     #[doc(hidden)]
     pub fn inherited(&self) -> impl Iterator<Item = FrontendKey> {
         self.inherited.iter().copied()
     }
 }
 
-/// Loss of a Frontend in a pass.
+/// What a Frontend loses in a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Loss {
     /// The whole Frontend.
@@ -114,9 +116,9 @@ pub enum Loss {
     Endpoints,
 }
 
-/// Frontends that a kernel serves, in any mode.
+/// Frontends served by a kernel, in any mode.
 pub trait Kernel {
-    /// Whether it serves a Frontend: `None` if not, else whether there are endpoints.
+    /// Whether it serves a Frontend: `None` if not, otherwise whether there are endpoints.
     fn serves(&self, key: &FrontendKey) -> Option<bool>;
 }
 
@@ -126,52 +128,55 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
     }
 }
 
-/// Holds back deletions when too much would go at once: Frontends, and their last endpoints.
+/// Holds back deletions if one pass would remove too many Frontends, or their last endpoints.
 ///
 /// # What "at once" means
 ///
-/// Objects that are deleted go one by one, each with an event, and a pass handles the few that came since the last. Objects
-/// that are merely missing go together: the API server was restored from an empty backup, the configuration points to an
-/// empty cluster, a directory of manifests is not mounted, or all of that happened while this program was not running. So
-/// the limit applies to the deletions of **one pass**: more than a share of our Frontends, or of those with
-/// endpoints ([`MassRemoval::share`]), and more than a few ([`MassRemoval::at_least`]), with little left
-/// ([`MassRemoval::remains`]): if other Services replace them, the input is different, not missing.
+/// Deleted objects arrive one by one, each with an event, and a pass handles the few since the last. Missing objects
+/// arrive together: the API server was restored from an empty backup, the configuration points to an empty cluster, a
+/// directory of manifests is not mounted, or this happened while the program was not running. So the limit applies to
+/// the deletions of **one pass**. They must be more than a share of our Frontends, or of those with endpoints
+/// ([`MassRemoval::share`]), more than a few ([`MassRemoval::at_least`]), and leave little ([`MassRemoval::remains`]):
+/// if other Services replace them, the input is different rather than missing.
 ///
 /// Services and EndpointSlices come in separate lists, in any order. The safeguard judges them together:
 ///
-/// * Objects that a list lacks ([`Safeguard::lose`]). While they are doubted the [`Store`] keeps them, so everything
-///   follows from them as before: Frontends, endpoints, health checks, what guards them. A Service that is held back
-///   gets the endpoints of a new slice.
-/// * Frontends that the kernel has from before this process started and the first lists do not explain ([`Safeguard::check`]):
-///   those of no Service, and those with endpoints whose Service has no EndpointSlice at all.
+/// * Objects that are missing from a list ([`Safeguard::lose`]). While they are in doubt the [`Store`] keeps them,
+///   and with them their Frontends, endpoints, health checks and guards. A Service that is held back gets the endpoints
+///   of a new slice.
+/// * Frontends that were in the kernel before this process started, and that the first lists do not explain
+///   ([`Safeguard::check`]): those of no Service, and those with endpoints whose Service has no EndpointSlice.
 ///
-/// Objects and events are believed: an object that an event deletes ([`Safeguard::note_found`]), or one that says itself
-/// that it has no endpoints. When nodes fail, many Services rightly lose their endpoints at once: the addresses no longer
-/// answer, or soon belong to another pod.
+/// Objects and events are believed: an object that an event deletes ([`Safeguard::note_found`]), or one without
+/// endpoints. When nodes fail, many Services rightly lose their endpoints at once, because the addresses no longer
+/// answer or soon belong to other pods.
 ///
-/// An object that cannot be read is not missing. If nothing was read of it before, what the kernel has from before this process started and no
-/// other object explains may be its own: that stays, however little it is, until the object can be read or is deleted.
+/// An unreadable object is not missing. If it was never read, it may explain Frontends that were in the kernel before
+/// this process started and that no other object explains. These are kept, however few, until the object can be read or
+/// is deleted.
 ///
 /// # How it ends
 ///
-/// * The input comes back: objects that are named again are not held back any more. The rest stays held back, however little it is: a
-///   list that comes back in parts does not delete the rest.
-/// * A Service has the cluster IP or a node port of one that is missing: the API server gives each to one Service, so that one
-///   is gone, and goes at once.
-/// * An operator confirms: [`Safeguard::confirm`] releases the deletions held back then, and none later.
-/// * The input stays as it is for [`MassRemoval::patience`]: objects that were missing all the time are believed to be gone then. Not while
-///   they are listed again ([`Safeguard::list_begins`]): a list that fails again and again says nothing about its last page.
+/// * The input returns: objects that are listed again are no longer held back. The rest stays held back, however
+///   little it is, so that a list that returns in parts does not delete the rest.
+/// * Another Service has the cluster IP or a node port of a missing one. The API server gives each to one Service, so
+///   the missing one was deleted, and is removed at once.
+/// * An operator confirms: [`Safeguard::confirm`] releases the deletions held back at that time, but no later ones.
+/// * The input stays unchanged for [`MassRemoval::patience`]: objects that were missing all the time are then
+///   believed to be deleted. Not while they are being listed again ([`Safeguard::list_begins`]), since a list that
+///   keeps failing tells nothing about its last page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Safeguard {
     settings: MassRemoval,
     lost: MissingObjects,
-    /// Frontends that lose something because objects say so, or because it has lasted, until they have lost it.
+    /// Frontends whose loss is believed, because of objects or after the patience, until it has happened.
     believed: BTreeSet<FrontendKey>,
-    /// Frontends held back because only the kernel has them, each with the time since when.
+    /// Frontends held back because only the kernel has them, and since when.
     inherited: BTreeMap<FrontendKey, Moment>,
-    /// Frontends held back because they may belong to objects that cannot be read, each with the time since when.
+    /// Frontends held back because they may belong to unreadable objects, and since when.
     unreadable: BTreeMap<FrontendKey, Moment>,
-    /// The first complete reading of the kernel has been compared: endpoints that go later go because objects say so.
+    /// Whether the first complete read of the kernel was compared. Endpoints that are removed later are removed because
+    /// of objects.
     has_compared: bool,
 }
 
@@ -181,24 +186,24 @@ impl Safeguard {
         Safeguard { settings, ..Safeguard::default() }
     }
 
-    /// Time for which the input has to stay as it is to be believed ([`MassRemoval::patience`]).
+    /// How long the input must stay unchanged to be believed ([`MassRemoval::patience`]).
     pub fn patience(&self) -> Option<Duration> {
         self.settings.patience
     }
 
-    /// Notes that a list lacks this object, whose deletion was not reported. It stays in the store until [`Safeguard::judge`]
-    /// returns it.
+    /// Records that this object is missing from a list without a reported deletion. It stays in the store until
+    /// [`Safeguard::judge`] returns it.
     pub fn lose(&mut self, kind: ObjectKind, key: ObjectKey) {
         self.lost.lose((kind, key));
     }
 
-    /// Notes that this object was reported as there, or as deleted. Returns whether it was missing before.
+    /// Records that this object was reported as existing or deleted. Returns whether it was missing before.
     pub fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
         self.lost.note_found(&(kind, key.clone()))
     }
 
-    /// A new list of this kind begins: until it ends, what is doubted stays doubted, however long that takes. What is missing
-    /// may be in the part that has not come yet.
+    /// A new list of this kind begins. Until it ends, doubts remain regardless of how long it takes, since missing
+    /// objects may be in the rest of the list.
     pub fn list_begins(&mut self, kind: ObjectKind) {
         self.lost.set_listing(kind, true);
     }
@@ -208,14 +213,15 @@ impl Safeguard {
         self.lost.set_listing(kind, false);
     }
 
-    /// Whether this object is missing from a list, and still counts as there.
+    /// Whether this object is missing from a list but still counts as existing.
     pub fn is_lost(&self, kind: ObjectKind, key: &ObjectKey) -> bool {
         self.lost.is_lost(&(kind, key.clone()))
     }
 
-    /// Returns the missing objects to delete from the store now. `desired` is compiled from the store as it is.
+    /// Returns the missing objects to delete from the store now. `desired` is compiled from the store in its current
+    /// state.
     ///
-    /// Costs nothing while no object is missing, else O(missing objects), and O(all Frontends) for new ones.
+    /// Free while no object is missing; otherwise O(missing objects), and O(all Frontends) for new ones.
     pub fn judge(
         &mut self,
         store: &Store,
@@ -226,18 +232,18 @@ impl Safeguard {
         self.lost.judge(&self.settings, store, desired, facts, now)
     }
 
-    /// Objects say that these Frontends lose what they have. Forgotten when they have lost it, or when they have
-    /// endpoints again at the next check.
+    /// Records that objects cause these Frontends to lose what they have. Forgotten when that has happened, or when
+    /// they have endpoints again at the next check.
     pub fn believe(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
         self.believed.extend(keys);
     }
 
-    /// Whether the kernel was compared with what is wanted before.
+    /// Whether the kernel was compared with the desired state before.
     pub(crate) fn has_compared(&self) -> bool {
         self.has_compared
     }
 
-    /// Confirms the deletions that are held back now. Returns the number of their Frontends.
+    /// Confirms the deletions that are currently held back. Returns the number of their Frontends.
     pub fn confirm(&mut self) -> usize {
         let count = self.held().count();
         self.lost.confirm();
@@ -255,15 +261,16 @@ impl Safeguard {
         lost.iter().chain(unreadable).chain(inherited).map(|(key, since)| (*key, *since))
     }
 
-    /// The time at which a held Frontend follows the input if nothing changes; `None`: only when confirmed, or when an object can be read.
+    /// When a held Frontend follows the input if nothing changes; `None`: only when confirmed, or when an object can be
+    /// read.
     pub fn until(&self, key: &FrontendKey, since: Moment) -> Option<Moment> {
         self.patience().filter(|_| !self.unreadable.contains_key(key)).map(|patience| since.saturating_add(patience))
     }
 
-    /// Returns what this pass must leave in the kernel. `losing`: what it would take away. `Some` as long as anything
-    /// is held back, even if this pass would take none of it away: other changes may delete what it needs.
+    /// Returns what this pass must leave in the kernel. `losing`: what it would remove. `Some` while anything is held
+    /// back, even if this pass would not remove it, since other changes may delete what it needs.
     ///
-    /// Costs O(`losing`); with many, or while something is held back, O(everything).
+    /// O(`losing`); with many, or while something is held back, O(everything).
     pub fn check(
         &mut self,
         losing: impl IntoIterator<Item = (FrontendKey, Loss)>,
@@ -273,7 +280,7 @@ impl Safeguard {
         now: Moment,
     ) -> Option<Stopped> {
         let is_unexplained = |key: &FrontendKey| is_unexplained(key, kernel, store, desired);
-        // Endpoints that go because the rest of a Service's slices lacks them are explained, but confirmed all the same.
+        // Endpoints removed because other slices of a Service are missing are explained, but must be confirmed too.
         let unreadable = Unreadable::of(store);
         let may_be_unreadable = |key: &FrontendKey| unreadable.may_have(key, kernel, desired);
         self.believed.retain(|key| is_unexplained(key) || may_be_unreadable(key));
@@ -311,7 +318,7 @@ impl Safeguard {
         self.stopped(kernel, desired)
     }
 
-    /// As [`Safeguard::check`], of a kernel that is read as a whole each time: like the first comparison.
+    /// Like [`Safeguard::check`], for a kernel that is read as a whole each time, like the first comparison.
     pub(crate) fn check_anew(
         &mut self,
         losing: impl IntoIterator<Item = (FrontendKey, Loss)>,
@@ -324,8 +331,8 @@ impl Safeguard {
         self.check(losing, kernel, store, desired, now)
     }
 
-    /// Holds back what is new, if it is too much together with what is held back already: otherwise the deletions added
-    /// later would be few.
+    /// Holds back new losses if they are too many together with those held back already; otherwise later deletions
+    /// would each seem few.
     fn compare(&mut self, new: &BTreeSet<FrontendKey>, kernel: &dyn Kernel, desired: &Desired, now: Moment) {
         let lost = || self.inherited.keys().chain(new);
         let gone = lost().filter(|key| desired.frontend(key).is_none()).count();
@@ -353,7 +360,7 @@ impl Safeguard {
     }
 }
 
-/// Objects of which nothing could be read.
+/// Objects that could never be read.
 struct Unreadable<'a> {
     /// Whether there is a Service among them.
     service: bool,
@@ -366,7 +373,7 @@ impl<'a> Unreadable<'a> {
         Unreadable { service: store.lacks_service(), slices: store.services_lacking_slices().collect() }
     }
 
-    /// Whether one of them may be the reason why the kernel serves a Frontend, or has endpoints for it.
+    /// Whether one of them may explain that the kernel serves a Frontend, or has endpoints for it.
     fn may_have(&self, key: &FrontendKey, kernel: &dyn Kernel, desired: &Desired) -> bool {
         let Some(has_endpoints) = kernel.serves(key) else { return false };
         let (Some(frontend), Some(owner)) = (desired.frontend(key), desired.owner(key)) else { return self.service };
@@ -375,8 +382,8 @@ impl<'a> Unreadable<'a> {
     }
 }
 
-/// Whether the kernel serves a Frontend that is not wanted, or one with endpoints that is wanted without any because no
-/// EndpointSlice mentions it.
+/// Whether the kernel serves a Frontend that is not desired, or has endpoints for one that is desired without any
+/// because no EndpointSlice mentions it.
 fn is_unexplained(key: &FrontendKey, kernel: &dyn Kernel, store: &Store, desired: &Desired) -> bool {
     let Some(has_endpoints) = kernel.serves(key) else { return false };
     let (Some(frontend), Some(service)) = (desired.frontend(key), desired.owner(key)) else { return true };

@@ -13,8 +13,8 @@ use crate::time::Moment;
 /// A Service or an EndpointSlice.
 pub(super) type Object = (ObjectKind, ObjectKey);
 
-/// Services and EndpointSlices that a list lacks. The [`Store`] keeps them until they are judged, and longer while they are
-/// doubted: so they are served as if they were there, and follow other changes.
+/// Services and EndpointSlices that are missing from a list. The [`Store`] keeps them until they are judged, and longer
+/// while they are in doubt, so they are served as if they existed and follow other changes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct MissingObjects {
     /// Objects that are not judged yet.
@@ -23,7 +23,7 @@ pub(super) struct MissingObjects {
     doubted: BTreeMap<Object, Moment>,
     /// Confirmed: the next pass deletes them.
     meant: BTreeSet<Object>,
-    /// Kinds that are being listed again: what is missing may be in the part that has not come yet.
+    /// Kinds that are being listed again: missing objects may be in the rest of the list.
     listing: BTreeSet<ObjectKind>,
     /// Frontends that exist, or have endpoints, only because of doubted objects, and since when.
     held: BTreeMap<FrontendKey, Moment>,
@@ -32,29 +32,30 @@ pub(super) struct MissingObjects {
 /// Frontends and endpoints lost if objects are removed.
 #[derive(Default)]
 struct Loss {
-    /// Frontends that would go, or lose their last endpoint.
+    /// Frontends that would be removed or lose their last endpoint.
     all: BTreeSet<FrontendKey>,
-    /// Number of Frontends that would go.
+    /// Number of Frontends that would be removed.
     gone: usize,
-    /// Number of Frontends that have endpoints now, and would have none.
+    /// Number of Frontends that would lose all endpoints.
     unserved: usize,
 }
 
 impl MissingObjects {
-    /// A list lacks this object.
+    /// Records that a list lacks this object.
     pub(super) fn lose(&mut self, object: Object) {
         if !self.doubted.contains_key(&object) && !self.meant.contains(&object) {
             self.new.insert(object);
         }
     }
 
-    /// An event reported this object as there or as deleted. Returns whether it was missing before.
+    /// Records that an event reported this object as existing or deleted. Returns whether it was missing before.
     pub(super) fn note_found(&mut self, object: &Object) -> bool {
         let known = [self.new.remove(object), self.meant.remove(object), self.doubted.remove(object).is_some()];
         known.contains(&true)
     }
 
-    /// A new list of this kind begins, or ends: while one is incomplete, nothing of its kind has been missing long enough.
+    /// A new list of this kind begins or ends. While one is incomplete, nothing of its kind has been missing long
+    /// enough.
     pub(super) fn set_listing(&mut self, kind: ObjectKind, listing: bool) {
         if listing {
             self.listing.insert(kind)
@@ -68,7 +69,7 @@ impl MissingObjects {
         self.new.contains(object) || self.meant.contains(object) || self.doubted.contains_key(object)
     }
 
-    /// Confirms that the doubted objects are gone.
+    /// Confirms that the doubted objects are deleted.
     pub(super) fn confirm(&mut self) {
         self.meant.extend(std::mem::take(&mut self.doubted).into_keys());
         self.held.clear();
@@ -81,7 +82,7 @@ impl MissingObjects {
 
     /// Returns the objects to delete now: those whose loss is small, was confirmed, or has lasted.
     ///
-    /// Costs nothing while nothing is missing, else O(missing objects), and O(all Frontends) for new ones.
+    /// Free while nothing is missing; otherwise O(missing objects), and O(all Frontends) for new ones.
     pub(super) fn judge(
         &mut self,
         settings: &MassRemoval,
@@ -109,7 +110,7 @@ impl MissingObjects {
         }
         let new = std::mem::take(&mut self.new);
         if !new.is_empty() {
-            // Count the doubted objects too: otherwise the ones added later would be few.
+            // Count the doubted objects too; otherwise later ones would each seem few.
             let missing: BTreeSet<&Object> = self.doubted.keys().chain(&new).collect();
             let loss = loss(&missing, store, desired, facts);
             let all = desired.frontends().count();
@@ -126,9 +127,9 @@ impl MissingObjects {
         gone
     }
 
-    /// Takes out the missing Services of which another has the cluster IP or a node port now, and their missing slices: the API
-    /// server gives each of these to one Service, so they are deleted. Held back they would keep the new one from being
-    /// served, because an older Service owns what both want.
+    /// Removes the missing Services whose cluster IP or a node port another Service has now, and their missing slices.
+    /// The API server gives each of these to one Service, so they were deleted. If they were held back, the new Service
+    /// could not be served, because the older one owns what both claim.
     fn take_replaced(&mut self, store: &Store, desired: &Desired) -> Vec<Object> {
         let missing = || self.new.iter().chain(self.doubted.keys());
         let is_there = |service: &ObjectKey| {
@@ -156,7 +157,7 @@ impl MissingObjects {
         replaced
     }
 
-    /// Finds the Frontends that stay only because of doubted objects.
+    /// Finds the Frontends that only exist because of doubted objects.
     fn hold(&mut self, store: &Store, desired: &Desired, facts: &NodeFacts, now: Moment) {
         let missing: BTreeSet<&Object> = self.doubted.keys().collect();
         let held = loss(&missing, store, desired, facts).all;

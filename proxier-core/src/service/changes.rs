@@ -7,17 +7,17 @@ use super::{Compiled, Frontend, FrontendObserver, Port};
 use crate::net::{Family, FrontendKey};
 use crate::snapshot::ObjectKey;
 
-/// Frontends and ports of Services that were compiled to something else since they were written last, each as it was then.
+/// Frontends and Service ports that were compiled differently since they were last written, each in the written state.
 ///
-/// A failed write and later changes merge into one step from the kernel's state to the wanted one. What changed back is in here too: it
-/// makes no operation.
+/// A failed write and later changes merge into one step from the kernel's state to the desired one. A change that was
+/// reverted is included too, but causes no operation.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Changes {
     frontends: BTreeMap<FrontendKey, Option<Arc<Frontend>>>,
     services: BTreeMap<(Family, ObjectKey), ServiceBefore>,
 }
 
-/// Parts of a Service, in one family, that belong to no Frontend, as they were written.
+/// Parts of a Service, in one family, that belong to no Frontend, as written.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServiceBefore {
     pub(crate) ports: Vec<Arc<Port>>,
@@ -26,7 +26,7 @@ pub(crate) struct ServiceBefore {
 }
 
 impl ServiceBefore {
-    /// The parts of a Service in a family; none if it does not exist.
+    /// The parts of a Service in a family; empty if it does not exist.
     pub(crate) fn from_compiled(compiled: Option<&Compiled>, family: Family) -> Self {
         let Some(compiled) = compiled else { return ServiceBefore::default() };
         let ports: Vec<_> = compiled.ports.iter().filter(|port| port.family == family).cloned().collect();
@@ -59,12 +59,12 @@ impl Changes {
         self.frontends.is_empty() && self.services.is_empty()
     }
 
-    /// The Frontends, each as it was; `None` where it was not there.
+    /// The changed Frontends in their written state; `None` if not written.
     pub fn frontends(&self) -> impl Iterator<Item = (&FrontendKey, Option<&Frontend>)> {
         self.frontends.iter().map(|(key, before)| (key, before.as_deref()))
     }
 
-    /// The Services that have other ports in a family, or another health check.
+    /// The Services with changed ports in a family, or a changed health check.
     pub fn services(&self, family: Family) -> impl Iterator<Item = &ObjectKey> {
         self.services_before(family).map(|(service, _)| service)
     }
@@ -79,12 +79,12 @@ impl Changes {
         self.frontends.keys().any(|key| key.family() == family) || self.services(family).next().is_some()
     }
 
-    /// Whether a Frontend is among them.
+    /// Whether a Frontend has changed.
     pub(crate) fn has(&self, key: &FrontendKey) -> bool {
         self.frontends.contains_key(key)
     }
 
-    /// The Frontend as it was written; as it is now where nothing was written since.
+    /// The Frontend as written, or its current state if it was not changed since.
     pub(crate) fn written<'a>(
         &'a self,
         key: &FrontendKey,
@@ -93,13 +93,13 @@ impl Changes {
         self.frontends.get(key).map_or(now, Option::as_ref)
     }
 
-    /// Notes that all changes of a family were written.
+    /// Records that all changes of a family were written.
     pub(crate) fn confirm(&mut self, family: Family) {
         self.frontends.retain(|key, _| key.family() != family);
         self.services.retain(|(of, _), _| *of != family);
     }
 
-    /// Notes that all changes were written but for these Frontends, which are compared again.
+    /// Records that all changes were written except for these Frontends, which are compared again.
     pub(crate) fn confirm_all_but(&mut self, left: impl Fn(&FrontendKey) -> bool) {
         self.frontends.retain(|key, _| left(key));
         self.services.clear();

@@ -1,4 +1,4 @@
-//! Frontends of all Services, and which Service owns each.
+//! Frontends of all Services, and the owner of each.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -12,40 +12,40 @@ use crate::pack::pack;
 use crate::parallel;
 use crate::snapshot::{CreationTime, ObjectKey, Rejection, Store};
 
-/// Every Frontend with its owner, kept up to date at O(changed Services).
+/// Every Frontend with its owner, updated in O(changed Services).
 ///
-/// One protocol, address and port has one owner. Of Services that claim the same one, the Service whose cluster IP it is
-/// gets it: the API server gives a cluster IP to one Service, while anyone who may write Services can name any external
-/// IP, also another Service's address (CVE-2020-8554). Then node ports, load balancers' addresses and external IPs follow;
-/// of equals the older one, then the first by name. See [`Desired::conflicts`].
+/// A protocol, address and port has one owner. If several Services claim it, the Service whose cluster IP it is gets
+/// it: the API server gives a cluster IP to one Service, while anyone who may write Services can set any external IP,
+/// even another Service's address (CVE-2020-8554). Node ports, load-balancer addresses and external IPs follow in this
+/// order. Between equals the older Service wins, then the first by name. See [`Desired::conflicts`].
 ///
-/// `Desired` knows no kernel: a mode follows its changes ([`FrontendObserver`]).
+/// `Desired` is independent of the kernel. A mode follows its changes as a [`FrontendObserver`].
 ///
-/// Two values with the same Services compare equal, however they were built.
+/// Two values with the same Services are equal, however they were built.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Desired {
-    /// Boxed, since a map keeps room for more values than it has.
+    /// Boxed, since a map allocates room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Compiled>>,
     claims: BTreeMap<FrontendKey, Claims>,
     /// Services with impossible requests.
     refusing: BTreeSet<ObjectKey>,
-    /// Frontends whose clients do not stay with their endpoints, since the mode has no room for that.
+    /// Frontends without session affinity, since the mode has no room for it.
     pub(crate) without_affinity: BTreeSet<FrontendKey>,
 }
 
-/// Observer of the changes of [`Desired`], with a view of its own: called for every change, in order, and for nothing else, even if the
-/// Service was compiled again.
+/// Observes the changes of [`Desired`] to maintain its own view. Called for every change, in order, and not for a
+/// Service that was compiled again without a change.
 pub trait FrontendObserver {
-    /// Whether Services are compiled with their ports, which take time and memory. Default no. The answer
-    /// is always the same.
+    /// Whether Services are compiled with their ports, which takes time and memory. Default no. The answer must never
+    /// change.
     fn needs_ports(&self) -> bool {
         false
     }
 
-    /// A Service is new (`before` is `None`), gone (`after` is `None`), or compiled to something else.
+    /// A Service is new (`before` is `None`), removed (`after` is `None`), or compiled differently.
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>);
 
-    /// A Frontend is new, gone, or different, perhaps since another Service owns it now.
+    /// A Frontend is new, removed, or different, possibly because another Service owns it now.
     fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>);
 }
 
@@ -93,7 +93,7 @@ impl Claim {
 /// The Services that claim a Frontend, the owner first. Nearly always one.
 type Claims = SmallVec<[Claim; 1]>;
 
-/// A Frontend that a Service claims and does not get.
+/// A Frontend that a Service claims but does not get.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Conflict<'a> {
@@ -105,10 +105,10 @@ pub struct Conflict<'a> {
     pub refused: &'a ObjectKey,
 }
 
-/// Fewer Services are compiled as fast without a thread of their own.
+/// With fewer Services a separate thread is not faster.
 const WORTH_A_THREAD: usize = 1_024;
 
-/// Number of Services compiled before their old values are replaced: all at once would be in memory twice.
+/// Number of Services to compile before their old values are replaced. With all at once, both would be in memory.
 const AT_ONCE: usize = 4_096;
 
 impl Desired {
@@ -122,7 +122,7 @@ impl Desired {
         Indexed::build(store, facts, ()).desired
     }
 
-    /// Compiles these Services again; those that are no longer in the store are removed.
+    /// Compiles these Services again. Those that are no longer in the store are removed.
     #[doc(hidden)]
     pub fn refresh<'a>(
         &mut self,
@@ -144,7 +144,7 @@ impl Desired {
         }
     }
 
-    /// The Services that are known here or in the store, and the names under which agents ask for Frontends.
+    /// The Services known here or in the store, and the names under which agents provide Frontends.
     pub(crate) fn services_with<'a>(&'a self, store: &'a Store) -> BTreeSet<ObjectKey> {
         let stored = store.services().map(|service| &service.key);
         self.services.keys().chain(stored).chain(store.frontend_keys()).cloned().collect()
@@ -183,7 +183,7 @@ impl Desired {
         self.services.extend(compiled.map(|new| (key.clone(), new)));
     }
 
-    /// Changes one Service's claim to a Frontend, and tells the observer if the owner's Frontend changes.
+    /// Changes a Service's claim to a Frontend, and notifies the observer if the owner's Frontend changes.
     fn claim(
         &mut self,
         key: FrontendKey,
@@ -208,29 +208,29 @@ impl Desired {
         }
     }
 
-    /// Reduces memory by rebuilding everything; call it after a large change.
+    /// Rebuilds everything to save memory; call it after a large change.
     #[doc(hidden)]
     pub fn compact(&mut self) {
         pack(&mut self.services);
         pack(&mut self.claims);
     }
 
-    /// All Frontends, each as its owner wants it, sorted by key.
+    /// All Frontends in their owners' version, sorted by key.
     pub fn frontends(&self) -> impl Iterator<Item = &Frontend> {
         self.claims.values().filter_map(|claims| claims.first()).map(|claim| &*claim.frontend)
     }
 
-    /// A Frontend, as its owner wants it.
+    /// A Frontend in its owner's version.
     pub fn frontend(&self, key: &FrontendKey) -> Option<&Frontend> {
         self.shared(key).map(|frontend| &**frontend)
     }
 
-    /// The Frontend that an endpoint is, if it is one.
+    /// The Frontend at an endpoint's address and port, if any.
     pub(crate) fn frontend_at(&self, protocol: Protocol, endpoint: &EndpointKey) -> Option<&Frontend> {
         self.frontend(&FrontendKey::new(protocol, endpoint.address.to_canonical(), endpoint.port))
     }
 
-    /// A Frontend, as its owner wants it, to be kept.
+    /// A Frontend in its owner's version, as a shared pointer.
     pub(crate) fn shared(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
         Some(&self.claims.get(key)?.first()?.frontend)
     }
@@ -240,7 +240,7 @@ impl Desired {
         self.claims.get(key)?.first().map(|claim| &claim.service)
     }
 
-    /// The Services that claim a Frontend, each with the roles it wants it for; the owner first.
+    /// The Services that claim a Frontend, each with the roles for which it claims it; the owner first.
     pub(crate) fn claimants(&self, key: &FrontendKey) -> impl Iterator<Item = (&ObjectKey, Roles)> {
         self.claims.get(key).into_iter().flatten().map(|claim| (&claim.service, claim.frontend.roles))
     }
@@ -256,20 +256,20 @@ impl Desired {
         self.services.get(service)?.health_check()
     }
 
-    /// Services with ports whose endpoints are all on other nodes, though a policy says `Local`.
+    /// Services with ports whose endpoints are all on other nodes although a policy is `Local`.
     pub fn no_local_endpoints(&self) -> impl Iterator<Item = (&ObjectKey, NoLocalEndpoints)> {
         let missing = self.services.iter().map(|(key, compiled)| (key, compiled.no_local_endpoints));
         missing.filter(|(_, missing)| *missing != NoLocalEndpoints::default())
     }
 
-    /// Frontends that are not served because their address or port is reserved, with the Services that ask for them.
+    /// Frontends that are not served because their address or port is reserved, with the Services that claim them.
     pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
         self.services
             .iter()
             .flat_map(|(key, compiled)| compiled.extras().rejected.iter().map(move |refusal| (key, refusal)))
     }
 
-    /// The Services with a Frontend, served or rejected, at such an address. Costs O(Frontends).
+    /// The Services with a Frontend, served or rejected, at such an address. O(Frontends).
     pub(crate) fn services_at(&self, is_one: impl Fn(&IpAddr) -> bool) -> impl Iterator<Item = &ObjectKey> {
         let asks = move |compiled: &Compiled| {
             let served = compiled.frontends.iter().map(|frontend| &frontend.key);
@@ -280,7 +280,7 @@ impl Desired {
         self.services.iter().filter(move |(_, compiled)| asks(compiled)).map(|(key, _)| key)
     }
 
-    /// Annotations that the present endpoints make impossible. Costs O(such Services).
+    /// Annotations that are impossible with the current endpoints. O(such Services).
     pub fn refused(&self) -> impl Iterator<Item = &Rejection> {
         self.refusing.iter().filter_map(|key| self.services.get(key)).flat_map(|compiled| &compiled.extras().refused)
     }

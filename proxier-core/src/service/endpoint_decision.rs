@@ -1,4 +1,4 @@
-//! Reasons why an endpoint gets the traffic of a Service port, or does not.
+//! Explains why an endpoint gets the traffic of a Service port, or does not.
 
 use super::endpoints::{choose, gather};
 use super::{EndpointSlice, Family, NodeFacts, Service, ServicePort};
@@ -6,18 +6,18 @@ use crate::config::Topology;
 use crate::net::EndpointKey;
 use crate::snapshot::EndpointFlags;
 
-/// Endpoint of a Service port, with the decision whether it gets traffic on this node.
+/// An endpoint of a Service port, and the decision whether it gets traffic on this node.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct EndpointDecision {
     /// Address and port of the endpoint.
     pub endpoint: EndpointKey,
     pub(super) flags: EndpointFlags,
-    /// The zones that it is meant for, if it has such hints.
+    /// The zones for which it is meant, if it has such hints.
     pub zones: Option<Vec<Box<str>>>,
     /// Whether the endpoint gets traffic that may go to any node.
     pub cluster: bool,
-    /// Whether the endpoint gets traffic that has to stay on this node.
+    /// Whether the endpoint gets traffic that must stay on this node.
     pub local: bool,
 }
 
@@ -27,7 +27,7 @@ impl EndpointDecision {
         self.flags.contains(EndpointFlags::READY)
     }
 
-    /// Whether it answers, ready or being stopped.
+    /// Whether it answers: it is ready, or terminating but serving.
     pub fn is_serving(&self) -> bool {
         self.flags.contains(EndpointFlags::SERVING)
     }
@@ -42,7 +42,7 @@ impl EndpointDecision {
         self.flags.contains(EndpointFlags::LOCAL)
     }
 
-    /// Condition of the endpoint, in a word or two.
+    /// State of the endpoint in a word or two.
     pub fn condition(&self) -> &'static str {
         let is = |flags| self.flags.contains(flags);
         match (is(EndpointFlags::READY), is(EndpointFlags::TERMINATING), is(EndpointFlags::SERVING)) {
@@ -54,7 +54,7 @@ impl EndpointDecision {
         }
     }
 
-    /// Reason why it gets traffic that may go to any node, or does not; `facts` and `service` as for [`endpoint_decisions`].
+    /// Why it gets traffic that may go to any node, or does not; `facts` and `service` as for [`endpoint_decisions`].
     pub fn reason(&self, service: &Service, facts: &NodeFacts) -> String {
         let is = |flags| self.flags.contains(flags);
         let is_last_resort = is(EndpointFlags::SERVING | EndpointFlags::TERMINATING) && !is(EndpointFlags::READY);

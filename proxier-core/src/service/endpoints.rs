@@ -1,4 +1,4 @@
-//! Chooses the endpoints that traffic gets.
+//! Selects the endpoints of each kind of traffic.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -35,12 +35,12 @@ impl Candidate<'_> {
         self.is(EndpointFlags::READY)
     }
 
-    /// Answers what it has begun, whether it gets more or not.
+    /// Whether it still answers, even if it gets no new traffic.
     fn is_serving(&self) -> bool {
         self.flags.intersects(EndpointFlags::READY | EndpointFlags::SERVING)
     }
 
-    /// Stopping, but still answering: better than nothing.
+    /// Terminating but still answering: used if there is no better endpoint.
     fn is_last_resort(&self) -> bool {
         self.is(EndpointFlags::SERVING | EndpointFlags::TERMINATING)
     }
@@ -52,8 +52,8 @@ impl Candidate<'_> {
 
 /// The endpoints of a Service port, each address and port once, sorted.
 ///
-/// An endpoint that moves between slices is in both for a moment. The one that is not stopping wins, then the ready one,
-/// the serving one, the local one; names of slices do not matter.
+/// An endpoint that moves between slices is briefly in both. The one that is not terminating wins, then the ready one,
+/// the serving one, the local one. Names of slices do not matter.
 pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, family: Family) -> Vec<Candidate<'a>> {
     let mut candidates = Vec::new();
     for slice in slices.iter().filter(|slice| slice.family == family) {
@@ -85,9 +85,9 @@ pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, famil
 pub(super) struct Choice {
     /// Endpoints of traffic that may go to any node.
     pub(super) cluster: Arc<[EndpointKey]>,
-    /// Endpoints of traffic that has to stay on this node.
+    /// Endpoints of traffic that must stay on this node.
     pub(super) local: Arc<[EndpointKey]>,
-    /// Endpoints that serve beside them, where connections to endpoints that have left are ended: these go on.
+    /// Other serving endpoints, if the mode ends connections to removed endpoints: connections to these continue.
     pub(super) unselected: Option<Arc<[EndpointKey]>>,
 }
 
@@ -99,8 +99,8 @@ impl Choice {
     }
 }
 
-/// Ready endpoints that the hints select; without any, the stopping ones that still serve. Traffic that has to stay on this
-/// node ignores hints. `drains`: the Service has a drain time of its own.
+/// Selects the ready endpoints according to the hints; if there are none, terminating ones that still serve. Traffic
+/// that must stay on this node ignores hints. `drains`: the Service has its own drain time.
 pub(super) fn choose(
     candidates: &[Candidate<'_>],
     service: &Service,
@@ -128,7 +128,7 @@ pub(super) fn choose(
     let serving = || candidates.iter().filter(|candidate| candidate.is_serving());
     let is_in = |list: &[EndpointKey], key: &EndpointKey| list.binary_search(key).is_ok();
     let mut unselected = Vec::new();
-    // Those that are selected serve, too.
+    // Selected endpoints serve, too.
     let ends = match protocol {
         Protocol::Udp => true,
         Protocol::Tcp => drains || facts.ends_connections,
@@ -141,14 +141,14 @@ pub(super) fn choose(
     Choice { cluster, local, unselected: (!unselected.is_empty()).then(|| unselected.into()) }
 }
 
-/// Endpoints hinted for this node: only if every ready one has node hints, and some name this node.
+/// Endpoints hinted for this node. Only if every ready one has node hints, and some include this node.
 fn on_node<'a, 'b>(ready: &[&'b Candidate<'a>]) -> Option<Vec<&'b Candidate<'a>>> {
     let here = keep(ready, |candidate| candidate.is(EndpointFlags::HINTED_HERE));
     let all = ready.iter().all(|candidate| candidate.is(EndpointFlags::NODE_HINTS));
     (all && !here.is_empty()).then_some(here)
 }
 
-/// Endpoints hinted for this node's zone: only if every ready one has zone hints, and some name this zone.
+/// Endpoints hinted for this node's zone. Only if every ready one has zone hints, and some include this zone.
 fn in_zone<'a, 'b>(ready: &[&'b Candidate<'a>], facts: &NodeFacts) -> Option<Vec<&'b Candidate<'a>>> {
     let zone = facts.zone.as_deref()?;
     if ready.iter().any(|candidate| candidate.zones.is_none()) {
@@ -168,7 +168,7 @@ fn keys<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<
     if keys.peek().is_some() { keys.collect() } else { Arc::default() }
 }
 
-/// Number of ready endpoints of a family on this node that take connections, each address once.
+/// Number of ready endpoints of a family on this node, each address once.
 pub(super) fn count_ready_local(slices: &[&EndpointSlice], family: Family, takes: impl Fn(&IpAddr) -> bool) -> usize {
     let mut addresses: BTreeSet<IpAddr> = BTreeSet::new();
     for slice in slices.iter().filter(|slice| !slice.ports().is_empty()) {

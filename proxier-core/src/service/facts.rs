@@ -1,4 +1,4 @@
-//! Node facts: inputs that are the same for every Service, such as addresses of this host; computed once.
+//! Node facts: inputs that are the same for every Service, such as addresses of this host. Computed once.
 
 use crate::net::is_reachable;
 use std::collections::{BTreeMap, BTreeSet};
@@ -12,9 +12,9 @@ use crate::snapshot::{HostAddresses, Node};
 /// Addresses of a family on which a port is open to all clients that may use node ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenOn {
-    /// All addresses of this host, including those that it gets later.
+    /// All addresses of this host, including future ones.
     All,
-    /// The given addresses only, sorted; none when empty.
+    /// Only these addresses, sorted; none if empty.
     These(Vec<IpAddr>),
 }
 
@@ -25,8 +25,8 @@ impl OpenOn {
     }
 }
 
-/// Input of the compiler besides the Service. Computed again when configuration, Node object or addresses of the host
-/// change; when the result differs, every Service has to be compiled again.
+/// Input of the compiler in addition to the Service. Computed again when configuration, Node object or addresses of the
+/// host change. If the result differs, every Service must be compiled again.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NodeFacts {
     pub(crate) config: Config,
@@ -38,9 +38,9 @@ pub struct NodeFacts {
     pod_cidrs: Vec<Network>,
     node_weights: Arc<BTreeMap<Box<str>, u16>>,
     service_cidrs: Arc<[Network]>,
-    /// The mode itself ends connections of TCP to endpoints that have left.
+    /// Whether the mode itself ends TCP connections to removed endpoints.
     pub(crate) ends_connections: bool,
-    /// Largest number of endpoints with session affinity.
+    /// Most endpoints with session affinity.
     pub(crate) most_with_affinity: Option<usize>,
 }
 
@@ -50,8 +50,8 @@ impl NodeFacts {
         NodeFacts::with_absent(config, node, host, [])
     }
 
-    /// As [`NodeFacts::new`], with addresses that an interface lost a moment ago and may get again: node ports stay on
-    /// them, so that connections survive.
+    /// Like [`NodeFacts::new`], with addresses that an interface has just lost and may get again: they keep serving
+    /// node ports, so that connections survive.
     pub(crate) fn with_absent(
         config: &Config,
         node: &Node,
@@ -95,16 +95,18 @@ impl NodeFacts {
         }
     }
 
-    /// Sets the weights of nodes by name: their endpoints have them, if the configuration lets annotations decide it
-    /// ([`MayAskFor::NODE_WEIGHTS`]) and the store keeps nodes ([`Store::keep_nodes`](crate::snapshot::Store::keep_nodes)).
+    /// Sets the weights of nodes by name. Their endpoints get them if the configuration allows annotations to decide it
+    /// ([`MayAskFor::NODE_WEIGHTS`]) and the store keeps nodes
+    /// ([`Store::keep_nodes`](crate::snapshot::Store::keep_nodes)).
     pub(crate) fn set_node_weights(&mut self, weights: Arc<BTreeMap<Box<str>, u16>>) {
         if self.config.lets(MayAskFor::NODE_WEIGHTS) {
             self.node_weights = weights;
         }
     }
 
-    /// Sets in which families the mode serves node ports on the loopback address ([`Kind::localhost`](crate::modes::Kind::localhost)): it is
-    /// among [`NodeFacts::node_port_addresses`] then, where the configuration names it ([`NodePortAddresses::names_localhost`]).
+    /// Sets the families in which the mode can serve node ports on the loopback address
+    /// ([`Kind::localhost`](crate::modes::Kind::localhost)). [`NodeFacts::node_port_addresses`] then includes it if the
+    /// configuration names it ([`NodePortAddresses::names_localhost`]).
     #[doc(hidden)]
     pub fn serve_localhost(&mut self, families: &[Family]) {
         let asked = &self.config.node_port_addresses;
@@ -122,12 +124,12 @@ impl NodeFacts {
         &self.node_weights
     }
 
-    /// Sets the networks of cluster IPs that the cluster names.
+    /// Sets the networks of cluster IPs announced by the cluster.
     pub(crate) fn set_service_cidrs(&mut self, networks: Arc<[Network]>) {
         self.service_cidrs = networks;
     }
 
-    /// The networks of cluster IPs: those that the cluster names, or else these, as configured.
+    /// The networks of cluster IPs: those announced by the cluster, otherwise the configured ones.
     pub(crate) fn service_cidrs_or<'a>(&'a self, configured: &'a [Network]) -> &'a [Network] {
         if self.service_cidrs.is_empty() { configured } else { &self.service_cidrs }
     }
@@ -142,8 +144,8 @@ impl NodeFacts {
         self.node_port_addresses.iter().copied().filter(move |address| Family::of(*address) == family)
     }
 
-    /// Addresses on which health-check ports of a family are open: those of node ports. None in a family that is not served, or in
-    /// which no address of this host serves node ports.
+    /// Addresses on which health-check ports of a family are open, which are those of node ports. None in a family that
+    /// is not served, or in which no address of this host serves node ports.
     pub fn health_checks_open_on(&self, family: Family) -> OpenOn {
         let served = self.config.families.iter().any(|served| served == family);
         let addresses: Vec<IpAddr> = self.node_port_addresses(family).filter(|_| served).collect();
@@ -153,32 +155,33 @@ impl NodeFacts {
         }
     }
 
-    /// Whether `nodePortAddresses` has networks but none of this family, in which this host has addresses: node ports and health-check
-    /// ports are open on all of them then, as with kube-proxy.
+    /// Whether `nodePortAddresses` has networks, but none of this family, in which this host has addresses. Node ports
+    /// and health-check ports are then open on all of them, as in kube-proxy.
     pub fn is_open_unnamed(&self, family: Family) -> bool {
         let NodePortAddresses::Within(networks) = &self.config.node_port_addresses else { return false };
         let is_named = networks.iter().any(|network| Family::of(network.addr()) == family);
         !networks.is_empty() && !is_named && !self.health_checks_open_on(family).is_nowhere()
     }
 
-    /// The node's primary address of a family: the configured one ([`Config::node_address`]), or else as the Node object has it.
+    /// The node's primary address of a family: the configured one ([`Config::node_address`]), otherwise that of the
+    /// Node object.
     #[doc(hidden)]
     pub fn node_address(&self, family: Family) -> Option<IpAddr> {
         self.node_addresses.iter().copied().find(|address| Family::of(*address) == family)
     }
 
-    /// The network of this node's pods of a family: the first that the Node object has.
+    /// The first network of this node's pods of a family in the Node object.
     pub fn pod_cidr(&self, family: Family) -> Option<Network> {
         self.pod_cidrs.iter().copied().find(|network| Family::of(network.addr()) == family)
     }
 
-    /// The network of all pods of a family and that of this node's own, where both are known and sources show which traffic is pods'.
+    /// The network of all pods of a family and this node's part, if both are known and sources identify pod traffic.
     pub(crate) fn other_pods(&self, family: Family) -> Option<(Network, Network)> {
         let LocalTraffic::ClusterCidrs(networks) = &self.config.local_traffic else { return None };
         networks.iter().copied().find(|network| Family::of(network.addr()) == family).zip(self.pod_cidr(family))
     }
 
-    /// This node's own addresses: those for which [`NodeFacts::is_own_address`] holds. One may come twice.
+    /// This node's own addresses: those for which [`NodeFacts::is_own_address`] holds. May contain duplicates.
     pub(crate) fn own_addresses(&self) -> impl Iterator<Item = IpAddr> {
         self.on_interfaces.iter().chain(&self.absent).chain(&self.node_addresses).copied()
     }
@@ -198,8 +201,8 @@ impl NodeFacts {
         self.is_on_interface(address) || self.absent.contains(&address)
     }
 
-    /// Whether an address is this node's own: an interface other than proxies' devices has it or had it a moment ago, or
-    /// the Node object has it, or the configuration.
+    /// Whether an address is this node's own: an interface other than proxies' devices has it or had it a moment ago,
+    /// or it is in the Node object or the configuration.
     pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
         self.is_here(address) || self.node_addresses.contains(&address)
     }

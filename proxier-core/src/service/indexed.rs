@@ -1,9 +1,9 @@
-//! Frontends of all Services, with the index of one mode.
+//! Frontends of all Services with the index of one mode.
 
 use super::{Desired, FrontendObserver, NodeFacts};
 use crate::snapshot::{ObjectKey, Store};
 
-/// [`Desired`] and a [`FrontendObserver`] of it, kept in step: for tools and tests that compile Services without a
+/// [`Desired`] and one of its [`FrontendObserver`]s, kept in step, for tools and tests that compile Services without a
 /// [`Reconciler`](crate::reconciler::Reconciler).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Indexed<F> {
@@ -14,7 +14,7 @@ pub struct Indexed<F> {
 }
 
 impl<F: FrontendObserver> Indexed<F> {
-    /// Makes the pair for no Services.
+    /// The pair without Services.
     pub fn new(index: F) -> Self {
         Indexed { desired: Desired::new(), index }
     }
@@ -27,12 +27,12 @@ impl<F: FrontendObserver> Indexed<F> {
         indexed
     }
 
-    /// Compiles these Services again; those that are no longer in the store are removed.
+    /// Compiles these Services again. Those that are no longer in the store are removed.
     pub fn refresh<'a>(&mut self, store: &Store, facts: &NodeFacts, services: impl IntoIterator<Item = &'a ObjectKey>) {
         self.desired.refresh(store, facts, services, &mut self.index);
     }
 
-    /// Compiles every Service again: after the node facts have changed, or with another store.
+    /// Compiles every Service again: after a change of the node facts, or with another store.
     pub fn refresh_all(&mut self, store: &Store, facts: &NodeFacts) {
         self.refresh(store, facts, &self.desired.services_with(store));
     }

@@ -1,4 +1,4 @@
-//! Services on this node, without the words of any kernel: Frontends with their endpoints, and who owns them.
+//! Services on this node, independent of any kernel part: Frontends with their endpoints and owners.
 
 mod changes;
 mod desired;
@@ -40,7 +40,7 @@ pub use reserved::Rejected;
 pub use trace::{Packet, Reached, Trace, Verdict};
 pub(crate) use trace::{PacketRules, Treatment, trace};
 
-/// Types by which modes follow Services: for this crate, its tests and its benches.
+/// Types with which modes follow Services, for this crate, its tests and its benches.
 #[doc(hidden)]
 pub use {changes::Changes, desired::FrontendObserver, indexed::Indexed};
 
@@ -50,9 +50,8 @@ pub use {changes::Changes, desired::FrontendObserver, indexed::Indexed};
 pub struct HealthCheck {
     /// The port.
     pub port: u16,
-    /// Ready IPv4 endpoints on this node; the answer over IPv4 is "healthy" when there are any. Stopping ones do not count, nor those with
-    /// weight 0.
-    /// `None` where the Service has no IPv4, and nothing listens.
+    /// Ready IPv4 endpoints on this node. The answer over IPv4 is "healthy" if there are any. Terminating ones, and
+    /// those with weight 0, do not count. `None` if the Service has no IPv4; nothing listens then.
     pub v4: Option<usize>,
     /// The same for IPv6.
     pub v6: Option<usize>,
@@ -68,8 +67,8 @@ impl HealthCheck {
     }
 }
 
-/// Numbers of ports of a Service that have policy `Local` and endpoints, but none on this node
-/// (metric `sync_proxy_rules_no_local_endpoints_total`).
+/// Numbers of ports of a Service with policy `Local` and endpoints, but none on this node (metric
+/// `sync_proxy_rules_no_local_endpoints_total`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct NoLocalEndpoints {
@@ -95,12 +94,12 @@ impl NoLocalEndpoints {
 pub struct Compiled {
     /// The Service.
     pub service: ObjectKey,
-    /// Creation time of the Service; decides between Services that claim one Frontend.
+    /// Creation time of the Service, which decides between Services that claim one Frontend.
     pub(crate) created: CreationTime,
     /// Frontends of the Service, sorted by key. Most have one.
     pub(crate) frontends: SmallVec<[Arc<Frontend>; 1]>,
-    /// Its ports, each once for each family, in the order of the object, if they were asked for
-    /// ([`FrontendObserver::needs_ports`]). Agents' Frontends are ports of their own.
+    /// Its ports, once per family, in the order of the object, if they were requested
+    /// ([`FrontendObserver::needs_ports`]). Each Frontend of an agent is its own port.
     pub(crate) ports: Vec<Arc<Port>>,
     /// Numbers of ports without local endpoints, for the metric.
     pub no_local_endpoints: NoLocalEndpoints,
@@ -111,15 +110,15 @@ pub struct Compiled {
 /// Properties that few Services have on a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extras {
-    /// Its endpoints on this node, in any state: a connection that one opens to its own Service may come back to it.
+    /// Its endpoints on this node, in any state: connections that they open to their own Service may return to them.
     pub(crate) hairpins: BTreeSet<(Protocol, EndpointKey)>,
     /// Health check of the Service.
     health_check: Option<HealthCheck>,
-    /// The families in which the port of its health check is open on an address of this node.
+    /// The families in which its health-check port is open on an address of this node.
     pub(crate) health_check_open_in: Vec<Family>,
-    /// Frontends it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
+    /// Frontends that it does not get because the address or port is reserved ([`Config`](crate::config::Config)).
     pub(crate) rejected: BTreeSet<Rejected>,
-    /// Annotations that its endpoints rule out, and external IPs that the configuration leaves out.
+    /// Annotations that are impossible with its endpoints, and external IPs that the configuration disables.
     pub(crate) refused: Vec<Rejection>,
 }
 
@@ -174,19 +173,20 @@ impl Compiled {
     }
 }
 
-/// Reason why clients do not stay with their endpoints ([`NodeFacts::most_with_affinity`]).
+/// Why clients do not stay with their endpoints ([`NodeFacts::most_with_affinity`]).
 pub(crate) const TOO_MANY_TO_STAY: &str =
     "clients do not stay with their endpoints: there are more than nftables mode can do it for (4,096)";
 
-/// The same, where other Services have left no room ([`Desired::without_affinity`]).
+/// The same if other Services have left no room ([`Desired::without_affinity`]).
 pub(crate) const NO_ROOM_TO_STAY: &str = "clients do not stay with their endpoints: Services with session affinity have 16,384 rules already, \
                                           as many as a node may have; fewer endpoints and fewer different times help";
 
-/// Reason why a Service does not get its external IPs ([`Config::without_external_ips`](crate::config::Config::without_external_ips)).
+/// Why a Service does not get its external IPs
+/// ([`Config::without_external_ips`](crate::config::Config::without_external_ips)).
 const WITHOUT_EXTERNAL_IPS: &str = "not served: the feature gate AllowServiceExternalIPs is false";
 
-/// Reason why this address and port has no Frontend, if a Service asks for it by an external IP that is left out
-/// ([`Config::without_external_ips`](crate::config::Config::without_external_ips)). Costs O(Services).
+/// Why this address and port has no Frontend, if a Service claims it by an external IP that is disabled
+/// ([`Config::without_external_ips`](crate::config::Config::without_external_ips)). O(Services).
 pub fn why_left_out(store: &Store, facts: &NodeFacts, key: &FrontendKey) -> Option<String> {
     let mut services = store.services().filter(|_| facts.config.without_external_ips);
     let asks = |service: &&Service| {
@@ -197,9 +197,9 @@ pub fn why_left_out(store: &Store, facts: &NodeFacts, key: &FrontendKey) -> Opti
     Some(format!("Service {} has it by an external IP, {WITHOUT_EXTERNAL_IPS}", service.key))
 }
 
-/// Compiles a Service with its slices, which may come in any order.
+/// Compiles a Service with its slices, which may be in any order.
 ///
-/// A Service without endpoints still has its Frontends: clients are refused rather than left waiting.
+/// A Service without endpoints still has its Frontends, so that clients are refused rather than left waiting.
 pub(crate) fn compile<'a>(
     service: &Service,
     slices: impl IntoIterator<Item = &'a EndpointSlice>,
@@ -273,7 +273,7 @@ fn compile_service<'a>(
     compiled.with(extras)
 }
 
-/// Compiles Frontends that an agent asks for by itself; each is a port of its own, if ports are asked for.
+/// Compiles an agent's Frontends. Each is its own port, if ports are requested.
 pub(crate) fn compile_frontends(
     key: &ObjectKey,
     specs: &[FrontendSpec],
@@ -326,13 +326,13 @@ pub(crate) fn compile_frontends(
     compiled.with(extras)
 }
 
-/// Compiles the Service of this key, else the Frontends that an agent handed in under it; `None` if the store has neither.
+/// Compiles the Service of this key, otherwise the agent's Frontends under it; `None` if the store has neither.
 pub(crate) fn compile_from(store: &Store, key: &ObjectKey, facts: &NodeFacts, with_ports: bool) -> Option<Compiled> {
     let service = store.service(key).map(|service| compile_service(service, store.slices_of(key), facts, with_ports));
     service.or_else(|| store.frontends_of(key).map(|specs| compile_frontends(key, specs, facts, with_ports)))
 }
 
-/// A row of the table of Frontends: addresses with the same treatment.
+/// A row of the table of Frontends: addresses that are treated alike.
 struct Row {
     role: Roles,
     addresses: Vec<IpAddr>,
@@ -351,7 +351,7 @@ struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// Whether endpoints answer clients of external addresses by themselves. Notes why not, if the Service asks for it.
+    /// Whether endpoints reply directly to clients of external addresses. Records why not, if the Service requests it.
     fn returns_directly(&self, rows: &[Row], choice: &Choice, refused: &mut Vec<Rejection>) -> bool {
         let Some(asked) = self.balancing else { return false };
         let Some(method) = asked.returning() else { return false };
@@ -371,7 +371,7 @@ impl Context<'_> {
         false
     }
 
-    /// Seconds for which a client stays with its endpoint. Notes if there are too many endpoints for that.
+    /// Seconds that a client stays with its endpoint. Records if there are too many endpoints for that.
     fn affinity_secs(&self, choice: &Choice, refused: &mut Vec<Rejection>) -> Option<u32> {
         let secs = affinity_of(self.balancing, self.service.affinity_secs)?;
         let count = choice.cluster.len().max(choice.local.len());
@@ -388,14 +388,14 @@ impl Context<'_> {
     }
 }
 
-/// Requests of a Service, in one family, for a port with these endpoints.
+/// What a Service's annotations request, in one family, for a port with these endpoints.
 struct AnnotationRequests {
     affinity_secs: Option<u32>,
     weights: Option<Arc<[(EndpointKey, u16)]>>,
     returns_directly: bool,
 }
 
-/// The one table that says on which addresses and port a Service port is served in a family, and by which policy.
+/// The table that decides on which addresses and port a Service port is served in a family, and by which policy.
 fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &NodeFacts) -> [Row; 4] {
     let family = Family::of(cluster_ip);
     let of_family = |addresses: &[IpAddr]| -> Vec<IpAddr> {
@@ -414,7 +414,7 @@ fn table(service: &Service, port: &ServicePort, cluster_ip: IpAddr, facts: &Node
 }
 
 impl Row {
-    /// Leaves out addresses that are reserved, at this port or altogether.
+    /// Removes addresses that are reserved, at this port or altogether.
     fn leave_out_reserved(&mut self, context: &Context<'_>, choice: &Choice, rejected: &mut BTreeSet<Rejected>) {
         let (facts, protocol, port, role) = (context.facts, context.port.protocol, self.port, self.role);
         if self.role == Roles::CLUSTER_IP && context.service.key.is_kubernetes() {
@@ -431,7 +431,7 @@ impl Row {
         });
     }
 
-    /// Whether its policy leaves it without the endpoints that there are.
+    /// Whether its policy excludes all existing endpoints.
     fn lacks_local(&self) -> bool {
         self.policy == TrafficPolicy::Local && self.elsewhere_only && !self.addresses.is_empty()
     }
@@ -452,7 +452,7 @@ impl Row {
         for address in &self.addresses {
             let new = self.frontend(*address, choice, asked, common, context);
             match frontends.entry(new.key) {
-                // Listed twice, say as external IP and as load-balancer address.
+                // Listed twice, for example as external IP and as load-balancer address.
                 Entry::Occupied(mut known) => merge(known.get_mut(), &new),
                 Entry::Vacant(place) => {
                     place.insert(new);
@@ -494,13 +494,13 @@ impl Row {
     }
 }
 
-/// Seconds for which a client stays with its endpoint: of the policy, else of the Service's own field.
+/// Seconds that a client stays with its endpoint: from the policy, otherwise from the Service's own field.
 fn affinity_of(balancing: Option<&Arc<Balancing>>, own: Option<u32>) -> Option<u32> {
     balancing.and_then(|balancing| balancing.persistence_secs).or(own)
 }
 
-/// Adds what the later row says of the address. The earlier row decides the policy; source ranges, which restrict,
-/// come from either.
+/// Merges what a later row has for the address. The earlier row decides the policy; source ranges, which restrict, come
+/// from either.
 fn merge(known: &mut Frontend, new: &Frontend) {
     known.roles = known.roles | new.roles;
     known.returns_directly &= new.returns_directly;

@@ -1,4 +1,4 @@
-//! Ports of Services: values that the Frontends of one port share.
+//! Ports of Services: values shared by the Frontends of one port.
 
 use crate::config::ReservedPort;
 use std::net::IpAddr;
@@ -9,11 +9,11 @@ use super::{Context, Row};
 use crate::net::{EndpointKey, Family, Network, Protocol};
 use crate::snapshot::{FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 
-/// A port of a Service in one family: what its Frontends have in common, for modes whose kernel objects belong to ports and
-/// not to single addresses.
+/// A port of a Service in one family. It has what its Frontends share, for modes whose kernel objects belong to ports
+/// rather than to single addresses.
 ///
-/// Addresses and node ports that are reserved are left out, as with Frontends. Whether the Service owns an address is up to
-/// [`Desired`](super::Desired).
+/// Reserved addresses and node ports are excluded, as for Frontends. [`Desired`](super::Desired) decides whether the
+/// Service owns an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[expect(clippy::struct_field_names, reason = "a port has a port number")]
 pub(crate) struct Port {
@@ -27,32 +27,32 @@ pub(crate) struct Port {
     pub port: u16,
     /// The cluster IP.
     pub cluster_ip: Option<IpAddr>,
-    /// Its number on the nodes' addresses. `None` too if the number is reserved at one of them, and for agents' Frontends:
-    /// then only Frontends say where it is served.
+    /// Its number on the nodes' addresses. `None` also if the number is reserved at one of them, and for agents'
+    /// Frontends; the Frontends then tell where it is served.
     pub node_port: Option<u16>,
     /// Addresses of load balancers, sorted.
     pub load_balancer_ips: Box<[IpAddr]>,
-    /// Whether it has an external IP, a load balancer's address or a node port.
+    /// Whether it has an external IP, a load-balancer address or a node port.
     pub is_external: bool,
     /// The policy for the cluster IP.
     pub internal_policy: TrafficPolicy,
-    /// The policy for all else.
+    /// The policy for all other addresses.
     pub external_policy: TrafficPolicy,
-    /// The endpoints that take connections, for traffic that may go to any node, sorted. Empty only if no endpoint does on any node.
+    /// The endpoints for traffic that may go to any node, sorted. Empty only if no node has an endpoint that accepts
+    /// connections.
     pub cluster: Arc<[EndpointKey]>,
-    /// The endpoints that take connections, for traffic that has to stay on this node, sorted. With topology hints some may not be in
-    /// `cluster`.
+    /// The endpoints for traffic that must stay on this node, sorted. With topology hints some may not be in `cluster`.
     pub local: Arc<[EndpointKey]>,
-    /// Session affinity: seconds for which a client stays with its endpoint; `None` without affinity.
+    /// Session affinity: seconds that a client stays with its endpoint; `None` without affinity.
     pub affinity_secs: Option<u32>,
-    /// The networks that may connect to load balancers' addresses; `None` for all clients.
+    /// The networks that may connect to load-balancer addresses; `None` for all clients.
     pub source_ranges: Option<Arc<[Network]>>,
     /// Whether this node itself is in the source ranges.
     pub node_may_use: bool,
 }
 
 impl Port {
-    /// `rows`: without the addresses that are reserved.
+    /// `rows` exclude reserved addresses.
     pub(super) fn new(context: &Context<'_>, rows: &[Row], family: Family, choice: &Choice) -> Self {
         let Context { service, port, facts, .. } = context;
         let addresses = |role| {
@@ -94,7 +94,7 @@ impl Port {
         }
     }
 
-    /// The port that an agent's Frontend is by itself, named after its address and port.
+    /// An agent's Frontend as a port, named after its address and port.
     pub(super) fn of_agent(key: &ObjectKey, spec: &FrontendSpec, node: Option<IpAddr>) -> Self {
         let has = |role| spec.roles.contains(role);
         let at = EndpointKey::new(spec.key.address, spec.key.port).to_string();

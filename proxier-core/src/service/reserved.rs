@@ -8,12 +8,12 @@ use super::{NodeFacts, Roles};
 use crate::config::{Neighbour, Reserved, ReservedPort, User};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 
-/// Extent of a reservation: a port, or all of an address.
+/// What is reserved: a port, or a whole address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Extent {
     /// This address, protocol and port.
     Port,
-    /// The address with all its ports: bound to the dummy device, it would be this node itself.
+    /// The address with all its ports: if it were bound to the dummy device, it would be this node itself.
     Address,
 }
 
@@ -23,13 +23,13 @@ pub(crate) enum Extent {
 pub struct Rejected {
     /// Protocol, address and port.
     pub key: FrontendKey,
-    /// Program or host that answers there.
+    /// Who answers there.
     pub user: User,
     pub(super) extent: Extent,
 }
 
 impl Rejected {
-    /// Reason, without the address and port.
+    /// The reason, without the address and port.
     pub(crate) fn reason(&self) -> String {
         match self.extent {
             Extent::Port => format!("{} answers there; not served unless allowed", self.user),
@@ -57,14 +57,14 @@ impl Reserved {
     pub(crate) fn refuses(&self, key: &FrontendKey, facts: &NodeFacts) -> Option<Rejected> {
         let FrontendKey { protocol, address, port } = *key;
         let at = |address| self.places.get(&ReservedPort { address, protocol, port });
-        // Compare ports first: look for addresses of this node only when a port matches.
+        // Compare ports first: this node's addresses only matter if a port matches.
         let user = at(Some(address))
             .or_else(|| at(None).filter(|_| facts.is_own_address(address)))
             .or_else(|| self.neighbour_here(*key).filter(|_| facts.is_own_address(address)))?;
         Some(Rejected { key: *key, user: user.clone(), extent: Extent::Port })
     }
 
-    /// Host that answers at this address and port, if the address is this node's.
+    /// The host that answers at this address and port, if the address is this node's.
     fn neighbour_here(&self, key: FrontendKey) -> Option<&User> {
         let FrontendKey { protocol: Protocol::Tcp, address, port } = key else { return None };
         let here = Neighbour::tcp(address, port);
@@ -73,8 +73,8 @@ impl Reserved {
         users.next().map(|(user, _)| user)
     }
 
-    /// Whether a Frontend must not be served because its address is reserved, and for whom. `endpoints` are those
-    /// that traffic to it would get.
+    /// Whether a Frontend must not be served because its address is reserved, and for whom. `endpoints` would get its
+    /// traffic.
     pub(crate) fn refuses_address(
         &self,
         key: &FrontendKey,
@@ -107,7 +107,7 @@ impl Reserved {
     }
 }
 
-/// Port 53 over TCP or UDP. Any other port alone would bind the address, and with it every port of it.
+/// Port 53 over TCP or UDP. Any other port alone would bind the address, and with it all its ports.
 fn is_dns(key: &FrontendKey) -> bool {
     key.port == 53 && matches!(key.protocol, Protocol::Tcp | Protocol::Udp)
 }

@@ -1,42 +1,42 @@
-//! Shares of a Frontend's endpoints in its connections, for modes that choose by a table of slots.
+//! How endpoints share a Frontend's connections, for modes that use a table of slots.
 //!
 //! ```text
 //!  weights 3, 1        ─▶ slots 0 0 0 1                    a draw meets each slot with the same probability
 //!  by client           ─▶ slots 1 0 0 1 0 1 1 0 … (251)    a client's hash is a slot: Maglev's table
 //! ```
 //!
-//! Maglev (Eisenbud et al., NSDI 2016, section 3.4): each endpoint has a permutation of the slots that follows from its address and port
-//! alone, and the endpoints take their next free slot in turn. So all nodes have the same table for the same endpoints, and an endpoint more or
-//! less moves few of the others' slots.
+//! Maglev (Eisenbud et al., NSDI 2016, section 3.4): each endpoint has a permutation of the slots that depends only on
+//! its address and port, and the endpoints take their next free slot in turn. So all nodes have the same table for the
+//! same endpoints, and adding or removing an endpoint moves few of the others' slots.
 
 use super::Frontend;
 use crate::net::EndpointKey;
 use crate::snapshot::{Balancing, Sharing};
 
-/// Slots of a weighted choice at most, for up to 32 endpoints; beyond, eight for each endpoint.
+/// Most slots of a weighted choice for up to 32 endpoints; beyond that, eight per endpoint.
 const MOST_SLOTS: u32 = 256;
 
-/// Sizes of Maglev's tables: primes, as permutations need. The first that has sixteen slots for each endpoint.
+/// Sizes of Maglev's tables, which must be primes. The first with sixteen slots per endpoint is used.
 const SIZES: [u32; 5] = [251, 1021, 4093, 16_381, 65_521];
 
 impl Frontend {
-    /// How endpoints share its connections, outside of IPVS.
+    /// How endpoints share its connections, except in IPVS.
     pub(crate) fn sharing(&self) -> Sharing {
         self.balancing.as_ref().map(|asked| asked.sharing()).unwrap_or_default()
     }
 
-    /// Whether an endpoint of a list takes connections.
+    /// Whether an endpoint of a list accepts connections.
     pub(crate) fn takes(&self, endpoints: &[EndpointKey]) -> bool {
         endpoints.iter().any(|endpoint| !rests(self.weights.as_deref(), endpoint))
     }
 
-    /// The weight of each endpoint of a list, in its order; `None` where all have the same, above 0.
+    /// The weight of each endpoint of a list, in order; `None` if all are equal and above 0.
     fn weights_of(&self, endpoints: &[EndpointKey]) -> Option<Vec<u32>> {
         weights_of(endpoints, self.weights.as_deref()?, self.balancing.as_deref())
     }
 
-    /// The endpoint of each slot, by its place in the list, for a choice among slots; `None` where each endpoint has one slot, in order. Empty
-    /// where none takes connections.
+    /// The endpoint of each slot, by index in the list, for a choice among slots; `None` if each endpoint has one slot,
+    /// in order. Empty if none accepts connections.
     pub(crate) fn slots_of(&self, endpoints: &[EndpointKey]) -> Option<Box<[u32]>> {
         let weights = self.weights_of(endpoints);
         if matches!(self.sharing(), Sharing::ByClient { .. }) && !endpoints.is_empty() {
@@ -49,8 +49,8 @@ impl Frontend {
     }
 }
 
-/// The weight of each endpoint of a list, in its order; `None` where all have the same, above 0. Schedulers that know no weights know 0. `known`:
-/// sorted by endpoint; 1 for those that are not there.
+/// The weight of each endpoint of a list, in order; `None` if all are equal and above 0. Schedulers without weights
+/// only distinguish 0. `known` is sorted by endpoint; missing ones have 1.
 fn weights_of(
     endpoints: &[EndpointKey],
     known: &[(EndpointKey, u16)],
@@ -66,7 +66,7 @@ fn weights_of(
     (*first == 0 || weights.iter().any(|weight| weight != first)).then_some(weights)
 }
 
-/// Whether an endpoint takes no new connections: its weight is 0.
+/// Whether an endpoint accepts no new connections: its weight is 0.
 fn rests(weights: Option<&[(EndpointKey, u16)]>, endpoint: &EndpointKey) -> bool {
     weights.is_some_and(|all| all.binary_search(&(*endpoint, 0)).is_ok())
 }
@@ -77,8 +77,8 @@ pub(super) fn weight_of(known: &[(EndpointKey, u16)], endpoint: &EndpointKey) ->
     place.and_then(|place| known.get(place)).map_or(1, |(_, weight)| *weight)
 }
 
-/// Slots for each weight: as the weights say, divided by what they have in common, and rounded where there would be more than `most` (or
-/// eight for each endpoint, if that is more). A weight above 0 has one at least.
+/// Slots for each weight: the weights divided by their common divisor, and rounded if there would be more than `most`
+/// (or eight per endpoint, if that is more). A weight above 0 gets at least one.
 fn shares(weights: &[u32], most: u32) -> Vec<u32> {
     let divisor = weights.iter().copied().fold(0, gcd).max(1);
     let reduced: Vec<u32> = weights.iter().filter_map(|weight| weight.checked_div(divisor)).collect();
@@ -96,8 +96,8 @@ fn gcd(a: u32, b: u32) -> u32 {
     a
 }
 
-/// Divides slots by weights: to each what it is due, rounded down; the rest to those with the largest remainders. A weight above 0 gets one
-/// at least, at the cost of the largest.
+/// Divides slots by weights: each gets its share rounded down, and the largest remainders get the rest. A weight above
+/// 0 gets at least one, at the cost of the largest.
 fn quotas(weights: &[u32], slots: u32) -> Vec<u32> {
     let sum = weights.iter().copied().map(u64::from).sum::<u64>().max(1);
     let due = |weight: u32| u64::from(weight).saturating_mul(slots.into());
@@ -107,7 +107,7 @@ fn quotas(weights: &[u32], slots: u32) -> Vec<u32> {
     let remainder = |weight: u32| due(weight).checked_rem(sum).unwrap_or(0);
     let mut by_remainder: Vec<usize> = (0..weights.len()).collect();
     by_remainder.sort_by_key(|place| std::cmp::Reverse(weights.get(*place).map(|weight| remainder(*weight))));
-    // One that was due less than one slot has more already.
+    // Those with a share below one slot already have more.
     for place in by_remainder.into_iter().filter(|place| weights.get(*place).is_some_and(|weight| quota(*weight) > 0)) {
         if given >= slots {
             break;
@@ -123,7 +123,7 @@ fn quotas(weights: &[u32], slots: u32) -> Vec<u32> {
     all
 }
 
-/// Maglev's table: the endpoint of each slot, by its place in the list; empty where all weights are 0.
+/// Maglev's table: the endpoint of each slot, by index in the list; empty if all weights are 0.
 fn maglev(endpoints: &[EndpointKey], weights: &[u32]) -> Box<[u32]> {
     let taking = weights.iter().filter(|weight| **weight > 0).count();
     if taking == 0 {
@@ -138,7 +138,7 @@ fn maglev(endpoints: &[EndpointKey], weights: &[u32]) -> Box<[u32]> {
     let mut table = vec![None; usize::try_from(size).unwrap_or(0)];
     for round in 1..=rounds {
         for ((place, taker), quota) in (0_u32..).zip(&mut takers).zip(&quotas) {
-            // After each round all have the same part of what they are due.
+            // After each round all have the same fraction of their share.
             while u64::from(taker.taken).saturating_mul(rounds.into()) < u64::from(*quota).saturating_mul(round.into())
             {
                 let free = (0..size).map(|_| taker.next(size)).find(|slot| table.get(*slot) == Some(&None));
@@ -151,7 +151,7 @@ fn maglev(endpoints: &[EndpointKey], weights: &[u32]) -> Box<[u32]> {
     table.into_iter().flatten().collect()
 }
 
-/// An endpoint on its way through its permutation of the slots.
+/// An endpoint and its position in its permutation of the slots.
 struct Taker {
     at: u64,
     skip: u64,
@@ -243,7 +243,7 @@ mod tests {
         assert!(maglev(&endpoints(2), &[0, 0]).is_empty());
     }
 
-    /// Clients move from an endpoint that goes, and few others.
+    /// Clients of a removed endpoint move, and few others.
     #[test]
     fn an_endpoint_less_moves_few_others() {
         for count in [3_u16, 10, 60, 200] {

@@ -1,6 +1,6 @@
-//! Verdict on the first packet of a connection, worked out from Frontends, without a kernel.
+//! Decides what happens to the first packet of a connection, from Frontends, without a kernel.
 //!
-//! Assumes a node that has programmed everything; does not look at this node's kernel.
+//! Assumes a node that has programmed everything; this node's kernel is not read.
 
 use bitflags::bitflags;
 use std::collections::BTreeSet;
@@ -15,52 +15,53 @@ use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::snapshot::{Balancing, ObjectKey, Roles, Sharing, Store, TrafficPolicy};
 
 bitflags! {
-    /// Differences between modes in how they treat packets; [`modes::trace`](crate::modes::trace) has those of each.
+    /// How modes differ in handling packets; [`modes::trace`](crate::modes::trace) has the rules of each.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
     pub(crate) struct PacketRules: u16 {
         /// Node ports are served on IPv4 loopback addresses.
         const LOCALHOST_NODE_PORTS = 1;
-        /// Under an external policy `Local`, this node and its pods get the endpoints of all nodes.
+        /// With external policy `Local`, this node and its pods get the endpoints of all nodes.
         const SPLITS_LOCAL = 1 << 1;
         /// The addresses of Services are this node's own.
         const OWNS_ADDRESSES = 1 << 2;
-        /// An endpoint on another node that reaches itself is masqueraded too.
+        /// A remote endpoint that reaches itself is masqueraded too.
         const REMOTE_HAIRPINS = 1 << 3;
-        /// Node ports without endpoints are refused on every address of this node, where they are not served too.
+        /// Node ports without endpoints are refused on every address of this node, even where they are not served.
         const REFUSES_ON_EVERY_ADDRESS = 1 << 4;
-        /// This node itself is refused, not only other clients, by an address elsewhere that has no endpoints.
+        /// This node itself, not only other clients, is refused by an address elsewhere without endpoints.
         const REFUSES_NODE = 1 << 5;
-        /// Source ranges count even where there is no endpoint.
+        /// Source ranges count even if there is no endpoint.
         const RANGES_FIRST = 1 << 6;
-        /// Source ranges do not count for this node when it sends from an address of its own that is not the Service's.
+        /// Source ranges do not apply to this node if it sends from its own address rather than the Service's.
         const TRUSTS_NODE = 1 << 7;
-        /// Clients are refused where only other nodes have endpoints; otherwise their packets are dropped.
+        /// Clients are refused if only other nodes have endpoints; otherwise their packets are dropped.
         const NEVER_DROPS = 1 << 8;
-        /// Connections end on this node, and new ones lead to the endpoints. SCTP is not served.
+        /// Connections end on this node, and new ones are opened to the endpoints. SCTP is not served.
         const RELAYS = 1 << 9;
-        /// Ports of cluster IPs that no Service has are refused.
+        /// Unused ports of cluster IPs are refused.
         const CLOSES_CLUSTER_IPS = 1 << 10;
-        /// The same of all addresses of Services that are not on another interface.
+        /// The same for all addresses of Services that are not on another interface.
         const CLOSES_ADDRESSES = 1 << 11;
-        /// As `SPLITS_LOCAL`, where no session affinity is asked for ([`Frontend::can_split`]); those inside are masqueraded.
+        /// Like `SPLITS_LOCAL`, if there is no session affinity ([`Frontend::can_split`]); clients inside are
+        /// masqueraded.
         const SPLITS_LOCAL_BY_MARK = 1 << 12;
-        /// A scheduler of IPVS chooses, and hairpins are known by protocol, address and port.
+        /// An IPVS scheduler chooses, and hairpins are detected by protocol, address and port.
         const BALANCES = 1 << 13;
-        /// At an address of an interface, pods of other nodes are clients outside ([`NodeFacts::other_pods`]).
+        /// At an interface's address, pods of other nodes are clients outside ([`NodeFacts::other_pods`]).
         const OTHER_PODS_ARE_OUTSIDE = 1 << 14;
     }
 }
 
-/// Treatment of packets by a mode.
+/// How a mode handles packets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub(crate) struct Treatment {
-    /// Differences from mode to mode.
+    /// The differences between modes.
     pub rules: PacketRules,
-    /// Networks of which all addresses are this node's own: what no Service serves there is refused.
+    /// Networks of which all addresses are this node's own: ports that no Service has are refused.
     pub closed: BTreeSet<Network>,
-    /// Addresses of Services are made this node's own by routes, which say from which address programs of this node connect. Otherwise
-    /// they connect from the Service's address.
+    /// Addresses of Services become this node's own by routes, which decide the source address of programs on this
+    /// node. Otherwise they connect from the Service's address.
     pub by_routes: bool,
 }
 
@@ -78,24 +79,24 @@ pub struct Packet {
     pub source: IpAddr,
     /// Destination.
     pub to: FrontendKey,
-    /// Whether a program of this node sent the packet, rather than a pod with a network of its own or a client outside.
+    /// Whether a program of this node sent the packet, rather than a pod with its own network or a client outside.
     pub from_node: bool,
-    /// The device by which it came in, for `detectLocalMode` by devices; `None`: some other.
+    /// The input device, for `detectLocalMode` by devices; `None`: some other.
     pub device: Option<Box<str>>,
 }
 
 impl Packet {
-    /// Makes a packet that arrives at this node.
+    /// A packet that arrives at this node.
     pub fn new(source: IpAddr, to: FrontendKey) -> Self {
         Packet { source, to, from_node: false, device: None }
     }
 
-    /// Makes a packet that this node sends.
+    /// A packet that this node sends.
     pub fn from_node(source: IpAddr, to: FrontendKey) -> Self {
         Packet { source, to, from_node: true, device: None }
     }
 
-    /// The packet, coming in by this device.
+    /// Sets the input device.
     #[must_use]
     pub fn by(mut self, device: &str) -> Self {
         self.device = Some(device.into());
@@ -106,19 +107,20 @@ impl Packet {
         is_here(facts, self.source) || (rules.contains(PacketRules::OWNS_ADDRESSES) && self.source == self.to.address)
     }
 
-    /// Whether it comes from this node or from a pod, which get the endpoints of all nodes where a policy `Local` is split.
+    /// Whether it comes from this node or from a pod, which get the endpoints of all nodes if a policy `Local` is
+    /// split.
     pub(crate) fn is_inside(&self, facts: &NodeFacts, rules: PacketRules) -> bool {
         self.is_this_node(facts, rules) || (self.is_pods(facts) == Some(true) && !self.counts_as_outside(facts, rules))
     }
 
-    /// Whether it comes from a pod of another node, which is a client outside like others.
+    /// Whether it comes from a pod of another node, which counts as a client outside.
     fn counts_as_outside(&self, facts: &NodeFacts, rules: PacketRules) -> bool {
         rules.contains(PacketRules::OTHER_PODS_ARE_OUTSIDE)
             && is_here(facts, self.to.address)
             && self.is_other_pods(facts) == Some(true)
     }
 
-    /// Whether it comes from a pod of another node; `None`: from a pod, and its node is unknown.
+    /// Whether it comes from a pod of another node; `None`: from a pod on an unknown node.
     fn is_other_pods(&self, facts: &NodeFacts) -> Option<bool> {
         match &facts.config().local_traffic {
             LocalTraffic::ClusterCidrs(_) if self.is_pods(facts) == Some(true) => {
@@ -128,7 +130,7 @@ impl Packet {
         }
     }
 
-    /// Whether it comes from a pod, as far as that can be told.
+    /// Whether it comes from a pod, if that can be determined.
     fn is_pods(&self, facts: &NodeFacts) -> Option<bool> {
         let family = self.to.family();
         let within = |network: Option<Network>| Some(network?.contains(&self.source));
@@ -146,12 +148,12 @@ impl Packet {
     }
 }
 
-/// Whether an address is one of a node's interfaces.
+/// Whether an address is on one of the node's interfaces.
 fn is_here(facts: &NodeFacts, address: IpAddr) -> bool {
     address.is_loopback() || facts.is_on_interface(address)
 }
 
-/// An endpoint that a packet may get to.
+/// An endpoint that a packet may reach.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Reached {
@@ -159,7 +161,7 @@ pub struct Reached {
     pub endpoint: EndpointKey,
     /// Whether the endpoint sees an address of this node as the source.
     pub masqueraded: bool,
-    /// Weight of the endpoint, from 1; 1 where weights do not count.
+    /// Weight of the endpoint, from 1; 1 if weights are not used.
     pub weight: u16,
 }
 
@@ -167,11 +169,11 @@ pub struct Reached {
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
-    /// No Service has the destination: the packet goes on to it.
+    /// No Service has the destination: the packet continues to it.
     LeftAlone,
     /// The packet is dropped: the client waits.
     Dropped,
-    /// The packet is refused: the client is told at once.
+    /// The packet is refused: the client is notified at once.
     Rejected,
     /// The packet goes to one of these; sorted, never empty.
     Endpoints(Vec<Reached>),
@@ -201,26 +203,26 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Fate of a packet, and the reasons.
+/// What happens to a packet, and why.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Trace {
-    /// The reasons, one sentence each, in the order in which they count.
+    /// The reasons, one sentence each, in the order in which they apply.
     pub steps: Vec<String>,
     /// The end.
     pub verdict: Verdict,
-    /// The Service that has to do with it.
+    /// The Service concerned.
     pub service: Option<ObjectKey>,
-    /// Seconds for which a later connection of this client goes to the same endpoint; `None` without session affinity.
+    /// Seconds for which later connections of this client go to the same endpoint; `None` without session affinity.
     pub affinity_secs: Option<u32>,
-    /// Method by which packets reach endpoints that answer the client by themselves: `direct-route`, `ipip`
+    /// How packets reach endpoints that reply to the client directly: `direct-route`, `ipip`
     /// ([`Balancing::forwarding_name`]).
     pub forwarding: Option<String>,
 }
 
-/// Works out what becomes of a packet in a mode that treats packets so.
+/// Determines what happens to a packet in a mode with these rules.
 ///
-/// Costs O(endpoints of the Frontend); O(Services) for an address and port that no Frontend has.
+/// O(endpoints of the Frontend); O(Services) for an address and port without a Frontend.
 pub(crate) fn trace(
     store: &Store,
     desired: &Desired,
@@ -261,7 +263,7 @@ pub(crate) fn trace(
     Trace { steps: tracer.steps, verdict, service, affinity_secs, forwarding }
 }
 
-/// Properties of one address and port that decide about packets to it.
+/// The properties of one address and port that decide about its packets.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 #[derive(Clone, Copy)]
 struct Place<'a> {
@@ -273,10 +275,10 @@ struct Place<'a> {
     can_split: bool,
     ranges: Option<&'a [Network]>,
     node_may_use: bool,
-    /// Settings of load balancing that count in this mode.
+    /// Load-balancing settings that this mode supports.
     balancing: Option<&'a Balancing>,
     weights: &'a [(EndpointKey, u16)],
-    /// How endpoints share connections; `None`: by a scheduler of IPVS.
+    /// How endpoints share connections; `None`: by an IPVS scheduler.
     sharing: Option<Sharing>,
     returns_directly: bool,
 }
@@ -300,7 +302,7 @@ impl<'a> Place<'a> {
         }
     }
 
-    /// The node port of a Service port, at an address that is no Frontend.
+    /// The node port of a Service port, at an address without a Frontend.
     fn of_node_port(port: &'a Port) -> Self {
         Place {
             is_internal: false,
@@ -324,7 +326,7 @@ impl<'a> Place<'a> {
         if counts { weight } else { weight.min(1) }
     }
 
-    /// Method by which packets reach endpoints that answer by themselves.
+    /// How packets reach endpoints that reply directly.
     fn forwarding(&self) -> Option<String> {
         self.balancing.filter(|_| self.returns_directly)?.forwarding_name()
     }
@@ -359,7 +361,7 @@ impl Tracer<'_> {
         self.packet.to.family()
     }
 
-    /// Whether an address is one of this node's interfaces.
+    /// Whether an address is on one of this node's interfaces.
     fn is_here(&self, address: IpAddr) -> bool {
         is_here(self.facts, address)
     }
@@ -381,7 +383,7 @@ impl Tracer<'_> {
         self.step(format!("{} is a Frontend of Service {owner}: {}.", frontend.key, kinds.join(" and ")));
     }
 
-    /// Decides about a packet to an address and port that no Frontend has.
+    /// Decides about a packet to an address and port without a Frontend.
     fn elsewhere(&mut self) -> (Verdict, Option<ObjectKey>, Option<u32>) {
         let to = self.packet.to;
         if self.is_left_to_others() {
@@ -412,7 +414,7 @@ impl Tracer<'_> {
         (self.unowned(), None, None)
     }
 
-    /// The first of the Services whose node port this is.
+    /// The first Service with this node port.
     fn node_port(&self) -> Option<(ObjectKey, Arc<Port>)> {
         let FrontendKey { protocol, port: number, .. } = self.packet.to;
         let has_it = |service: &&crate::snapshot::Service| {
@@ -457,7 +459,7 @@ impl Tracer<'_> {
         Verdict::LeftAlone
     }
 
-    /// Decides about a packet to a place that is served.
+    /// Decides about a packet to an address and port that is served.
     fn at(&mut self, place: &Place<'_>) -> Verdict {
         if let Some(ranges) = place.ranges
             && (place.has_endpoints() || self.rules.contains(PacketRules::RANGES_FIRST))
@@ -497,7 +499,7 @@ impl Tracer<'_> {
         Verdict::Endpoints(reached)
     }
 
-    /// The endpoints that take new connections, with their weights.
+    /// The endpoints that accept new connections, with their weights.
     fn weighed(&mut self, place: &Place<'_>, list: &[EndpointKey]) -> Vec<(EndpointKey, u16)> {
         let most = if self.rules.contains(PacketRules::RELAYS) { 1 } else { u16::MAX };
         let all = list.iter().map(|endpoint| (*endpoint, place.weight(endpoint).min(most)));
@@ -515,7 +517,7 @@ impl Tracer<'_> {
         taking
     }
 
-    /// The endpoints without those on which the process that relays listens itself.
+    /// The endpoints without those on which the relaying process itself listens.
     fn without_loops(&mut self, list: Vec<(EndpointKey, u16)>) -> Vec<(EndpointKey, u16)> {
         if !self.rules.contains(PacketRules::RELAYS) {
             return list;
@@ -529,7 +531,7 @@ impl Tracer<'_> {
         rest
     }
 
-    /// Adds steps for other settings of connections to a place.
+    /// Adds steps for other connection settings.
     fn details(&mut self, place: &Place<'_>) {
         if self.rules.contains(PacketRules::RELAYS) {
             return;
@@ -551,7 +553,7 @@ impl Tracer<'_> {
     fn is_admitted(&mut self, place: &Place<'_>, ranges: &[Network]) -> bool {
         let source = self.packet.source;
         let is_itself = source == self.packet.to.address;
-        // Rules tell by the sender, not by the address.
+        // Rules match the sender, not the address.
         let is_of_node = is_itself || (self.packet.from_node && self.by_routes);
         if self.packet.from_node && !self.by_routes && self.rules.contains(PacketRules::TRUSTS_NODE) && !is_itself {
             self.step("Source ranges do not count for this node's own address.");
@@ -564,7 +566,7 @@ impl Tracer<'_> {
         admitted
     }
 
-    /// A client that may not connect.
+    /// The client may not connect.
     fn turned_away(&mut self) -> Verdict {
         if self.rules.contains(PacketRules::RELAYS) && self.packet.to.protocol == Protocol::Tcp {
             self.step("Its connection is reset.");
@@ -573,13 +575,13 @@ impl Tracer<'_> {
         Verdict::Dropped
     }
 
-    /// Whether clients outside get other endpoints than those inside where the policy is `Local`.
+    /// Whether clients outside and inside get different endpoints if the policy is `Local`.
     fn splits(&self, place: &Place<'_>) -> bool {
         self.rules.contains(PacketRules::SPLITS_LOCAL)
             || (self.rules.contains(PacketRules::SPLITS_LOCAL_BY_MARK) && place.can_split)
     }
 
-    /// The endpoints by policy, and whether the client counts as inside of the cluster where the policy is split.
+    /// The endpoints by policy, and whether the client counts as inside if the policy is split.
     fn choose<'p>(&mut self, place: &Place<'p>) -> (&'p [EndpointKey], bool) {
         if place.policy == TrafficPolicy::Cluster {
             self.step(format!("Traffic policy Cluster: {} on all nodes.", counted(place.cluster)));
@@ -609,7 +611,7 @@ impl Tracer<'_> {
         (place.local, false)
     }
 
-    /// Decides about a packet for which there is no endpoint.
+    /// Decides about a packet without an endpoint.
     fn nowhere(&mut self, place: &Place<'_>) -> Verdict {
         if !place.is_internal
             && self.packet.from_node
@@ -647,12 +649,12 @@ impl Tracer<'_> {
         self.packet.counts_as_outside(self.facts, self.rules)
     }
 
-    /// Whether it comes from a pod, as far as that can be told.
+    /// Whether it comes from a pod, if that can be determined.
     fn is_pods(&self) -> Option<bool> {
         self.packet.is_pods(self.facts)
     }
 
-    /// Whether every endpoint sees an address of this node.
+    /// Whether every endpoint sees an address of this node as the source.
     fn masquerades(&mut self, place: &Place<'_>, is_inside: bool) -> bool {
         if self.rules.contains(PacketRules::RELAYS) {
             self.step("This node connects to the endpoint itself, from its own address.");
@@ -690,7 +692,7 @@ impl Tracer<'_> {
         masquerades
     }
 
-    /// Says what becomes of answers of endpoints on other nodes to a pod whose source they see.
+    /// Explains what happens to replies from endpoints on other nodes to a pod whose source they see.
     fn past_this_node(&mut self) {
         match self.packet.is_other_pods(self.facts) {
             Some(false) => {}
@@ -705,7 +707,7 @@ impl Tracer<'_> {
         }
     }
 
-    /// A program of this node to which the kernel has given a Service's address.
+    /// Whether a program of this node has a Service's address as its source.
     fn has_cluster_ip_as_source(&self) -> bool {
         let as_source = FrontendKey { address: self.packet.source, ..self.packet.to };
         let frontend = self.desired.frontend(&as_source).filter(|_| self.rules.contains(PacketRules::OWNS_ADDRESSES));
@@ -714,7 +716,8 @@ impl Tracer<'_> {
 
     /// Whether an endpoint that gets its own packet is masqueraded.
     fn is_hairpin(&self, endpoint: &EndpointKey) -> bool {
-        // IPVS mode knows hairpins by protocol, address and port, other modes by address: one may be here for one Service and not for another.
+        // IPVS mode detects hairpins by protocol, address and port, other modes by address: one may be here for one
+        // Service and not for another.
         let is_whole = self.rules.contains(PacketRules::BALANCES);
         let is_local = || {
             let mut hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.extras().hairpins);

@@ -1,4 +1,4 @@
-//! Weights of endpoints, where Services, slices or nodes ask for any.
+//! Weights of endpoints, if Services, slices or nodes set any.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -9,11 +9,11 @@ use crate::config::MayAskFor;
 use crate::net::{EndpointKey, Family};
 use crate::snapshot::{Balancing, EndpointSlice, ServicePort};
 
-/// Weights of the endpoints of a Service port, sorted by endpoint; `None` when nothing sets weights, which costs nothing
-/// for each endpoint.
+/// Weights of the endpoints of a Service port, sorted by endpoint; `None` if nothing sets weights, which costs nothing
+/// per endpoint.
 ///
-/// A weight is the product of the endpoint's own, its zone's and its node's, at most 65,535. An endpoint that is in two slices has
-/// the larger one.
+/// A weight is the product of the endpoint's own, its zone's and its node's, at most 65,535. An endpoint in two slices
+/// has the larger one.
 pub(super) fn weigh(
     slices: &[&EndpointSlice],
     balancing: Option<&Balancing>,
@@ -42,18 +42,18 @@ pub(super) fn weigh(
             }));
         }
     }
-    // The largest weight of an endpoint comes first, and stays.
+    // The largest weight of an endpoint comes first and is kept.
     weights.sort_unstable_by(|(a, less), (b, more)| a.cmp(b).then(more.cmp(less)));
     weights.dedup_by_key(|(endpoint, _)| *endpoint);
     (!weights.is_empty()).then(|| weights.into())
 }
 
-/// The endpoints of a Service that get no connections at any of its ports, since their weight is 0.
+/// The endpoints of a Service that get no connections at any of its ports, because their weight is 0.
 #[derive(Debug, Default)]
 pub(super) struct Resting(BTreeMap<IpAddr, bool>);
 
 impl Resting {
-    /// Notes the weights of a port.
+    /// Records the weights of a port.
     pub(super) fn note(&mut self, weights: Option<&[(EndpointKey, u16)]>) {
         for (endpoint, weight) in weights.into_iter().flatten() {
             *self.0.entry(endpoint.address).or_insert(true) &= *weight == 0;

@@ -1,8 +1,8 @@
-//! The policy of Services that a mode can follow.
+//! The policies of Services that a mode supports.
 
 use super::{Annotation, Balancing, Sharing};
 
-/// The policy of Services, by annotations, that a mode can follow.
+/// The policies of Services, by annotations, that a mode supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Abilities {
     /// All of it: IPVS mode. Default.
@@ -10,16 +10,16 @@ pub(crate) enum Abilities {
     Ipvs,
     /// Weights, affinity, drain times, and a choice by a hash of the client (`sh`, `mh`): nftables mode.
     Nftables,
-    /// None: a mode that does exactly what kube-proxy's does.
+    /// None: a mode that behaves exactly like kube-proxy's.
     None,
 }
 
 impl Abilities {
-    /// Reason why a mode without policy does not follow any.
+    /// Why a mode without policy ignores annotations.
     pub(super) const IGNORED: &str = "ignored in this mode; ipvs and nftables mode follow it";
 
-    /// Takes wishes out that nftables mode cannot fulfil: the annotation of each, and the reason. `has_affinity`: a Service's clients stay with
-    /// their endpoints, regardless of its annotations.
+    /// Removes requests that nftables mode does not support; returns the annotation of each, and the reason.
+    /// `has_affinity`: the Service itself has session affinity.
     pub(super) fn limit(self, asked: &mut Balancing, has_affinity: bool) -> Vec<(&'static Annotation, &'static str)> {
         if self != Abilities::Nftables {
             return Vec::new();

@@ -1,11 +1,11 @@
-//! Addresses and networks as Kubernetes writes them.
+//! Addresses and networks in Kubernetes' notation.
 
 use std::net::{IpAddr, Ipv4Addr};
 
 use crate::net::Network;
 
-/// Parses an address. IPv4 with leading zeros (`010.0.0.1`) is read as decimal, and IPv4 in IPv6 (`::ffff:10.0.0.1`) is
-/// IPv4, as kube-proxy does: old API servers have stored such texts.
+/// Parses an address. As in kube-proxy, IPv4 with leading zeros (`010.0.0.1`) is decimal, and IPv4 in IPv6
+/// (`::ffff:10.0.0.1`) is IPv4: old API servers have stored such texts.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),
@@ -26,8 +26,8 @@ fn parse_decimal(text: &str) -> Option<Ipv4Addr> {
     parts.next().is_none().then(|| octets.into())
 }
 
-/// Whether a virtual server or a real server can have this address: not unspecified, loopback, multicast, broadcast or, for
-/// IPv6, link-local, which would be another machine on each link.
+/// Whether a virtual or real server can have this address: it is not unspecified, loopback, multicast, broadcast or,
+/// for IPv6, link-local, which would be another machine on each link.
 pub(crate) fn is_usable(address: IpAddr) -> bool {
     let never = address.is_unspecified() || address.is_loopback() || address.is_multicast();
     match address {
@@ -36,14 +36,14 @@ pub(crate) fn is_usable(address: IpAddr) -> bool {
     }
 }
 
-/// Whether a Service can have this address: as [`is_usable`], and not link-local for IPv4 either. The cluster must not take
-/// over what uses those (metadata of clouds, a node's DNS cache); the API server rejects them as well.
+/// Whether a Service can have this address: as [`is_usable`], and not link-local for IPv4 either. The cluster must not
+/// take over what uses those (metadata of clouds, a node's DNS cache). The API server rejects them as well.
 pub(crate) fn is_usable_by_service(address: IpAddr) -> bool {
     let link_local = matches!(address, IpAddr::V4(address) if address.is_link_local());
     is_usable(address) && !link_local
 }
 
-/// Parses a network with prefix length. Blanks around it are ignored; host bits are cleared.
+/// Parses a network with prefix length. Surrounding blanks are ignored; host bits are cleared.
 pub(crate) fn parse_network(text: &str) -> Option<Network> {
     let (address, prefix) = text.trim().split_once('/')?;
     if prefix.is_empty() || !prefix.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -52,7 +52,7 @@ pub(crate) fn parse_network(text: &str) -> Option<Network> {
     let plain = address.parse::<IpAddr>().ok().or_else(|| parse_decimal(address).map(IpAddr::V4))?;
     let prefix = prefix.parse::<u8>().ok()?;
     let network = match plain.to_canonical() {
-        // A network of IPv4 addresses within IPv6.
+        // An IPv4 network within IPv6.
         IpAddr::V4(address) if plain.is_ipv6() => Network::new(address.into(), prefix.checked_sub(96)?),
         address => Network::new(address, prefix),
     };

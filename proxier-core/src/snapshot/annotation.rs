@@ -1,4 +1,4 @@
-//! The annotations of a Service about load balancing: a row for each.
+//! The load-balancing annotations of a Service, one row each.
 
 use ipvs::model::{Scheduler, SchedulerFlags};
 
@@ -7,11 +7,11 @@ use crate::flags::flags;
 use crate::named::one_of;
 use crate::objects::IpvsDefaultsObject;
 
-/// Makes the set of permissions: constant, value, name in a configuration, what is decided then.
+/// Defines the set of permissions: constant, value, name in a configuration, what it allows to decide.
 macro_rules! permissions {
     ($($flag:ident = $value:literal, $name:literal $about:literal;)*) => {
         flags! {
-            /// Settings that annotations of Services, EndpointSlices and Nodes may decide.
+            /// Settings that annotations of Services, EndpointSlices and Nodes may override.
             pub struct MayAskFor(u16) {
                 $(#[doc = concat!("`", $name, "`: ", $about, ".")] const $flag = $value;)*
             }
@@ -43,18 +43,19 @@ impl MayAskFor {
     }
 }
 
-/// Takes a value that cannot be, and the reason.
+/// Receives an invalid value and the reason.
 pub(super) type Reject<'a> = dyn FnMut(&str, &'static str) + 'a;
 
-/// The longest persistence that ipvsadm accepts: 31 days. An endpoint drains no longer either.
+/// The longest persistence that ipvsadm accepts: 31 days. Also the longest drain time of an endpoint.
 const MAX_SECS: u32 = 31 * 86_400;
 
-/// Makes the table: constant, annotation, value in words, name of kube-router, field of a configuration with its value, part of [`Balancing`],
-/// what may be asked for, title, and how the value is read.
+/// Defines the table: constant, annotation, value in words, name in kube-router, field of the configuration with its
+/// value, part of [`Balancing`], permission, title, and how the value is parsed.
 macro_rules! annotations {
     ($($row:ident = $name:literal $star:literal, $value:literal, [$($alias:literal)?], $field:literal $default:expr, $part:ident, $needs:ident, $title:literal,
        $parse:expr;)*) => {
-        /// An annotation of a Service about load balancing. Those with a star count in nftables mode too; iptables and userspace mode follow none.
+        /// A load-balancing annotation of a Service. Those with a star also work in nftables mode; iptables and
+        /// userspace mode ignore all.
         ///
         /// | annotation | value | also read |
         /// | --- | --- | --- |
@@ -66,11 +67,11 @@ macro_rules! annotations {
             pub name: &'static str,
             /// The name that kube-router has for it.
             alias: Option<&'static str>,
-            /// The field of a configuration that says the same for Services without.
+            /// The configuration field with the same meaning for other Services.
             pub field: &'static str,
             /// Setting in words.
             pub title: &'static str,
-            /// Permission that a Service needs to ask for it.
+            /// Permission that a Service needs to set it.
             pub needs: MayAskFor,
             pub(super) parse: fn(&mut Balancing, &str, &mut Reject<'_>),
             pub(super) default: fn(&IpvsDefaultsObject) -> Option<String>,
@@ -169,17 +170,17 @@ impl Annotation {
         ("proxier/one-packet", "no longer exists; UDP is served as usual, with answers"),
     ];
 
-    /// The names that are read, the first of which counts.
+    /// The names that are read; the first one takes precedence.
     pub(super) fn names(&self) -> impl Iterator<Item = &'static str> {
         [self.name].into_iter().chain(self.alias)
     }
 
-    /// Whether a balancing has a value for this one.
+    /// Whether `of` has a value for this one.
     pub fn is_set(&self, of: &Balancing) -> bool {
         (self.is_set)(of)
     }
 
-    /// Takes over the value of another.
+    /// Copies its value.
     pub(crate) fn copy(&self, to: &mut Balancing, from: &Balancing) {
         (self.copy)(to, from);
         if self.name == Annotation::FORWARDING.name {

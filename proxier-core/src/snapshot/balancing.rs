@@ -1,4 +1,4 @@
-//! Annotations of a Service about load balancing.
+//! Load-balancing annotations of a Service.
 
 use std::num::NonZeroU32;
 use std::sync::Arc;
@@ -8,25 +8,28 @@ use ipvs::model::{ForwardingMethod, Scheduler, SchedulerFlags};
 use super::{Abilities, Annotation, Node, Rejection, Reporter, ZoneWeights, forwarding, weights};
 use crate::objects::{IpvsDefaultsObject, StringMap};
 
-/// Load balancing among a Service's endpoints, where it differs from the configuration. In IPVS mode the same values in the configuration
-/// count for Services without annotations ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
+/// Load balancing among a Service's endpoints, if it differs from the configuration. In IPVS mode the configuration can
+/// set the same values for Services without annotations
+/// ([`IpvsConfig::defaults`](crate::config::IpvsConfig::defaults)).
 ///
-/// [`Annotation`](super::Annotation) lists them. The first name counts when both are there. What cannot be is reported, and the configuration counts; so is an
-/// annotation that begins with `proxier/` and is none of these.
+/// [`Annotation`](super::Annotation) lists them. If both names exist the first one counts. An invalid value is reported
+/// and the configuration applies. An unknown annotation that begins with `proxier/` is reported, too.
 ///
 /// # Other modes
 ///
-/// Annotations with a star count in nftables mode too; there the rest is reported, and ignored. `rr` and `wrr` are the usual choice of this mode, at
-/// random. `sh` and `mh` choose by the client's address (with `sh-port` or `mh-port`, or `mh` without flags, by its port too) from Maglev's table,
-/// which is the same on all nodes that have the same endpoints. Session affinity decides before `sh` and `mh`.
+/// Annotations with a star also work in nftables mode, which reports and ignores the others. `rr` and `wrr` mean this
+/// mode's usual random choice. `sh` and `mh` choose by the client's address (with `sh-port` or `mh-port`, or `mh`
+/// without flags, also by its port) from Maglev's table, which is the same on all nodes with the same endpoints.
+/// Session affinity takes precedence over `sh` and `mh`.
 ///
-/// iptables and userspace mode do what kube-proxy's do: all annotations are ignored, which each Service that has any is told once.
+/// iptables and userspace mode behave like kube-proxy's: all annotations are ignored, which is reported once per
+/// Service.
 ///
 /// # Weights
 ///
-/// The annotation `proxier/weights` of an EndpointSlice gives weights by address: `10.0.0.1=3, 10.0.0.2=0`. An endpoint's weight is
-/// the product of this, of its zone's and of its node's
-/// ([`Node::WEIGHT`](super::Node::WEIGHT)), each 1 where nothing is said; at most
+/// The annotation `proxier/weights` of an EndpointSlice sets weights by address: `10.0.0.1=3, 10.0.0.2=0`. An
+/// endpoint's weight is the product of this, of its zone's and of its node's ([`Node::WEIGHT`](super::Node::WEIGHT)),
+/// each 1 by default, and at most
 /// 65535. With 0 it takes no new connections and keeps those that it has, for as long as it is an endpoint. Schedulers `rr` and `lc` know only
 /// 0; `wrr` and `wlc` share out by weight, and so do other modes where no scheduler is asked for. Those choose among slots, of which an endpoint has as
 /// many as its weight says: exactly for weights that add up to 256 (or eight for each endpoint) once divided by what they have in common, else
@@ -34,43 +37,45 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 ///
 /// # Forwarding
 ///
-/// All methods but masquerading leave packets as they are, and the endpoint answers the client by itself: it has the external address
-/// too, on a device that does not answer for it (`lo`, `tunl0`), and its port is the Service's. So cluster IPs and node ports are
-/// masqueraded in any case, external addresses where an endpoint's port is another, and clients' addresses are kept: no source is
-/// rewritten, with any `externalTrafficPolicy`. Programs on nodes have to use the cluster IP, since the external address is the
-/// node's own. An endpoint whose answers pass a node that has the address needs `accept_local` 1 and `rp_filter` 0 of the device
-/// by which they come. GRE and GUE need Linux 5.3; older kernels take IP in IP.
+/// All methods except masquerading leave packets unchanged, and the endpoint replies to the client directly. It needs
+/// the external address on a device that does not answer ARP for it (`lo`, `tunl0`), and its port must be the
+/// Service's. Cluster IPs and node ports are therefore always masqueraded, and so are external addresses if an
+/// endpoint's port differs. Clients' addresses are kept with any `externalTrafficPolicy`. Programs on nodes must use
+/// the cluster IP, since the external address is the node's own. If replies of an endpoint pass a node with the
+/// address, their input device needs `accept_local` 1 and `rp_filter` 0. GRE and GUE need Linux 5.3; older kernels use
+/// IP in IP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Balancing {
     /// The scheduler.
     pub scheduler: Option<Scheduler>,
-    /// Flags of the scheduler. `None`: those that are usual for it.
+    /// Flags of the scheduler. `None`: its default flags.
     pub scheduler_flags: Option<SchedulerFlags>,
-    /// Persistence: seconds for which a client stays with its endpoint after its last connection.
+    /// Persistence: seconds that a client stays with its endpoint after its last connection.
     pub persistence_secs: Option<u32>,
-    /// The weights of endpoints by zone. `None`: all the same.
+    /// The weights of endpoints by zone. `None`: all equal.
     pub zone_weights: Option<ZoneWeights>,
-    /// Method by which packets for external addresses reach endpoints. `None`: masquerading.
+    /// How packets for external addresses reach endpoints. `None`: masquerading.
     pub forwarding: Option<ForwardingMethod>,
-    /// Connections of an endpoint at each address above which it gets no new ones, until it has less than three quarters of them. `None`: no limit.
+    /// Connections of an endpoint, per address, above which it gets no new ones until it has less than three quarters
+    /// of them. `None`: no limit.
     pub max_connections: Option<NonZeroU32>,
-    /// Drain time: seconds for which an endpoint that leaves may keep connections; 0: it loses them at once.
+    /// Drain time: seconds that a removed endpoint may keep connections; 0: it loses them at once.
     pub drain_secs: Option<u32>,
-    /// The annotation that asks for `forwarding`; the field, if it is the configuration.
+    /// The annotation or configuration field that sets `forwarding`.
     pub(crate) forwarding_asked_by: &'static str,
 }
 
 /// Prefix of all annotations of this project.
 const PREFIX: &str = "proxier/";
 
-/// How endpoints share connections, where the mode is not IPVS' own.
+/// How endpoints share connections in modes other than IPVS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// At random or in turn.
     #[default]
     Evenly,
-    /// By a hash of the client's address, of its port too with `port`.
+    /// By a hash of the client's address, and its port if `port`.
     ByClient { port: bool },
 }
 
@@ -78,7 +83,8 @@ fn path(name: &str) -> String {
     format!("metadata.annotations[{name}]")
 }
 
-/// Reports annotations with this project's prefix that nothing reads: a misspelt name, or one of another kind of object.
+/// Reports annotations with this project's prefix that nothing reads: a misspelled name, or one for another kind of
+/// object.
 fn report_unknown(annotations: &StringMap, report: &mut Reporter<'_>) {
     for (name, value) in annotations.iter().filter(|(name, _)| name.starts_with(PREFIX)) {
         let is_read = Annotation::ALL.iter().any(|annotation| annotation.name == name);
@@ -95,7 +101,7 @@ fn report_unknown(annotations: &StringMap, report: &mut Reporter<'_>) {
     }
 }
 
-/// Reports all annotations of policy at once, in a mode without policy.
+/// Reports all policy annotations at once, in a mode without policy.
 fn report_ignored(annotations: &StringMap, report: &mut Reporter<'_>) {
     let asked = Annotation::ALL.iter().filter_map(|annotation| Balancing::asked_by(annotation, annotations));
     let names: Vec<&str> = asked.collect();
@@ -106,7 +112,7 @@ fn report_ignored(annotations: &StringMap, report: &mut Reporter<'_>) {
     }
 }
 
-/// The annotations of one Service, or what a configuration says in their place.
+/// The annotations of one Service, or the configuration's defaults.
 struct Annotations<'a, 'r> {
     all: &'a StringMap,
     is_configuration: bool,
@@ -114,12 +120,12 @@ struct Annotations<'a, 'r> {
 }
 
 impl<'a> Annotations<'a, '_> {
-    /// The name under which it is there, and its value without blanks around.
+    /// The name under which it is set, and its trimmed value.
     fn get(&self, annotation: &Annotation) -> Option<(&'static str, &'a str)> {
         annotation.names().find_map(|name| Some((name, self.all.get(name)?.trim())))
     }
 
-    /// Reports a value of an annotation that is there.
+    /// Reports the value of an annotation.
     fn reject(&mut self, annotation: &Annotation, value: &str, reason: &'static str) {
         let name = self.get(annotation).map_or(annotation.name, |(name, _)| name);
         let path = if self.is_configuration { annotation.field.to_owned() } else { path(name) };
@@ -128,20 +134,20 @@ impl<'a> Annotations<'a, '_> {
 }
 
 impl Balancing {
-    /// How endpoints share connections by this scheduler, as far as other modes than IPVS' know it.
+    /// How endpoints share connections with this scheduler in modes other than IPVS.
     pub(crate) fn sharing(&self) -> Sharing {
         match self.scheduler {
             Some(scheduler @ (Scheduler::SourceHashing | Scheduler::MaglevHashing)) => {
                 let usual = (scheduler == Scheduler::MaglevHashing).then_some(SchedulerFlags::MH_PORT);
                 let flags = self.scheduler_flags.or(usual).unwrap_or_default();
-                // The same bit for both.
+                // Both schedulers use the same bit.
                 Sharing::ByClient { port: flags.contains(SchedulerFlags::MH_PORT) }
             }
             _ => Sharing::Evenly,
         }
     }
 
-    /// The way to the endpoint of a new client in other modes than IPVS', in words, where that is not chance or turn.
+    /// How modes other than IPVS choose the endpoint of a new client, in words, unless at random or in rotation.
     pub fn choice(&self) -> Option<&'static str> {
         match self.sharing() {
             Sharing::Evenly => None,
@@ -150,27 +156,27 @@ impl Balancing {
         }
     }
 
-    /// Whether no scheduler is asked for, or one that takes endpoints in turn.
+    /// Whether no scheduler is set, or one that rotates endpoints.
     pub(crate) fn asks_for_turns(&self) -> bool {
         matches!(self.scheduler, None | Some(Scheduler::RoundRobin | Scheduler::WeightedRoundRobin))
     }
 
-    /// Whether the scheduler knows weights, not only 0.
+    /// Whether the scheduler uses weights, not only 0.
     pub(crate) fn knows_weights(&self) -> bool {
         !matches!(self.scheduler, Some(Scheduler::RoundRobin | Scheduler::LeastConnection))
     }
 
-    /// Whether an annotation of this name, of a Service, is one of these.
+    /// Whether a Service's annotation of this name is one of these.
     pub fn is_annotation(name: &str) -> bool {
         name.starts_with(PREFIX) || Annotation::ALL.iter().any(|annotation| annotation.names().any(|of| of == name))
     }
 
-    /// The name under which annotations have what this one says: its own, else kube-router's.
+    /// The name under which this annotation is set: its own, otherwise kube-router's.
     pub fn asked_by(annotation: &Annotation, annotations: &StringMap) -> Option<&'static str> {
         annotation.names().find(|name| annotations.get(name).is_some())
     }
 
-    /// Reads the annotations of a Service. `None`: nothing differs from the configuration.
+    /// Parses the annotations of a Service. `None`: nothing differs from the configuration.
     pub(super) fn check(
         annotations: &StringMap,
         has_affinity: bool,
@@ -196,7 +202,7 @@ impl Balancing {
         (balancing != Balancing::default()).then(|| Arc::new(balancing))
     }
 
-    /// Reads what a configuration says of Services without such annotations. `None`: nothing.
+    /// Parses the configuration's defaults for Services without such annotations. `None`: there are none.
     pub(crate) fn check_defaults(object: &IpvsDefaultsObject, report: &mut Reporter<'_>) -> Option<Arc<Self>> {
         let value = |of: &&'static Annotation| Some((of.name.to_owned(), (of.default)(object)?));
         let all: StringMap = Annotation::ALL.iter().filter_map(value).collect();
@@ -208,7 +214,7 @@ impl Balancing {
         (balancing != Balancing::default()).then(|| Arc::new(balancing))
     }
 
-    /// The method by which endpoints answer clients by themselves, if one is asked for.
+    /// The method by which endpoints reply to clients directly, if one is set.
     pub(crate) fn returning(&self) -> Option<ForwardingMethod> {
         self.forwarding.filter(|method| *method != ForwardingMethod::Masquerade)
     }
@@ -218,7 +224,7 @@ impl Balancing {
         self.forwarding.map(|method| forwarding::MethodName(method).to_string())
     }
 
-    /// Field that asks for `forwarding`: an annotation or the configuration's default.
+    /// What sets `forwarding`: an annotation or the configuration's default.
     pub(crate) fn forwarding_field(&self) -> String {
         match self.forwarding_asked_by {
             field if field == Annotation::FORWARDING.field => field.to_owned(),

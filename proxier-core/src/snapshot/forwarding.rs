@@ -1,4 +1,4 @@
-//! Forwarding methods, as annotations spell them.
+//! Forwarding methods in the notation of annotations.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -20,7 +20,7 @@ impl fmt::Display for MethodName {
     }
 }
 
-/// Reads a method; on failure says what is wrong. `tunnel` is kube-router's word for `ipip`.
+/// Parses a method; the error says what is wrong. `tunnel` is kube-router's word for `ipip`.
 pub(super) fn parse(text: &str) -> Result<ForwardingMethod, &'static str> {
     let tunnel = |kind| Ok(ForwardingMethod::Tunnel(Tunnel::new(kind, TunnelFlags::empty())));
     match text {

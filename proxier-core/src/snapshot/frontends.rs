@@ -1,4 +1,4 @@
-//! Frontends that an agent asks for by itself, without Kubernetes objects.
+//! Frontends provided by an agent, without Kubernetes objects.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use crate::flags::flags;
 use crate::net::{EndpointKey, Family, FrontendKey, Network};
 
 flags! {
-    /// Kinds of address that a Frontend has in its Service.
+    /// Roles of a Frontend's address in its Service.
     pub struct Roles(u8) {
-        /// Cluster IP: masqueraded only where the configuration says so.
+        /// Cluster IP: masqueraded only if the configuration says so.
         const CLUSTER_IP = 1;
         /// External IP: masqueraded, unless the policy is `Local`.
         const EXTERNAL_IP = 2;
-        /// Address of a load balancer: as an external IP, and may have source ranges.
+        /// Address of a load balancer: like an external IP, and may have source ranges.
         const LOAD_BALANCER = 4;
         /// Address of this host, with a node port. Never bound to the dummy device.
         const NODE_PORT = 8;
     }
 }
 
-/// Reason why direct return is refused where only masquerading can rewrite ports.
+/// Why direct return is refused: only masquerading can rewrite ports.
 pub(crate) const OTHER_PORT: &str =
     "an endpoint's port differs from the Service's, which only masquerading rewrites; masquerade counts";
 
-/// A Frontend with its endpoints, from an agent with a source of truth of its own
+/// A Frontend with its endpoints, from an agent with its own source of truth
 /// ([`Reconciler::upsert_frontends`](crate::reconciler::Reconciler::upsert_frontends)).
 ///
 /// ```
@@ -49,7 +49,7 @@ pub(crate) const OTHER_PORT: &str =
 pub struct FrontendSpec {
     /// Protocol, address and port.
     pub key: FrontendKey,
-    /// Kinds of this address. Default: a cluster IP.
+    /// Roles of this address. Default: a cluster IP.
     pub roles: Roles,
     /// Endpoints that get traffic: all with `Cluster` (default), those on this node with `Local`.
     pub policy: TrafficPolicy,
@@ -57,20 +57,20 @@ pub struct FrontendSpec {
     pub cluster: Vec<EndpointKey>,
     /// The endpoints on this node.
     pub local: Vec<EndpointKey>,
-    /// Session affinity: seconds for which a client stays with its endpoint, 1 to 86,400. Default `None`: no affinity.
+    /// Session affinity: seconds that a client stays with its endpoint, 1 to 86,400. Default `None`: no affinity.
     pub affinity_secs: Option<u32>,
-    /// Settings of load balancing that differ from the configuration. Default `None`.
+    /// Load-balancing settings that differ from the configuration. Default `None`.
     pub balancing: Option<Arc<Balancing>>,
-    /// Weights of endpoints, 0 to 65535, by address and port; 1 for those that are not here. Default none. A configured scheduler `rr` or
-    /// `lc`, which knows only 0, becomes `wrr` or `wlc` where one is above 1; a scheduler of [`balancing`](FrontendSpec::balancing) stays,
-    /// or one that it has flags for.
+    /// Weights of endpoints, 0 to 65535, by address and port; missing ones have 1. Default none. If a weight is above
+    /// 1, a configured scheduler `rr` or `lc`, which only distinguishes 0, becomes `wrr` or `wlc`. A scheduler set in
+    /// [`balancing`](FrontendSpec::balancing), or one that has flags there, is kept.
     pub weights: Vec<(EndpointKey, u16)>,
-    /// The networks that may connect; default `None` for all clients. For addresses of load balancers only.
+    /// The networks that may connect; default `None` for all clients. Only for load-balancer addresses.
     pub source_ranges: Option<Vec<Network>>,
 }
 
 impl FrontendSpec {
-    /// Makes a cluster IP with these endpoints.
+    /// A cluster IP with these endpoints.
     pub fn new(key: FrontendKey, endpoints: impl IntoIterator<Item = EndpointKey>) -> Self {
         FrontendSpec {
             key,
@@ -85,7 +85,7 @@ impl FrontendSpec {
         }
     }
 
-    /// Reason why its packets can only be forwarded by masquerading; see [`Balancing`].
+    /// Why its packets can only be forwarded by masquerading; see [`Balancing`].
     pub(crate) fn why_only_masqueraded(&self) -> Option<&'static str> {
         let has_other_port = |endpoint: &EndpointKey| endpoint.port != self.key.port;
         if self.roles.intersects(Roles::CLUSTER_IP | Roles::NODE_PORT) {
@@ -97,7 +97,7 @@ impl FrontendSpec {
         }
     }
 
-    /// Leaves out what cannot be served, and reports it; sorts the rest by key.
+    /// Removes and reports what cannot be served; sorts the rest by key.
     pub(super) fn check(
         key: &ObjectKey,
         specs: impl IntoIterator<Item = FrontendSpec>,
@@ -112,7 +112,7 @@ impl FrontendSpec {
             let wrong = if !is_usable_by_service(spec.key.address) || spec.key.port == 0 {
                 Some("not an address and port a Service can have; the Frontend is left out")
             } else if spec.source_ranges.is_some() && !spec.roles.contains(Roles::LOAD_BALANCER) {
-                // A restriction that would not hold must not open access.
+                // A restriction that would have no effect must not open access.
                 Some("source ranges need the role of a load balancer; the Frontend is left out")
             } else if checked.iter().any(|earlier| earlier.key == spec.key) {
                 Some("named twice; the first counts")

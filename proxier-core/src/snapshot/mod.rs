@@ -1,4 +1,4 @@
-//! The checked input: Services and EndpointSlices, the [`Store`] that keeps them, and the node.
+//! The checked input: Services and EndpointSlices, the [`Store`] that holds them, and the node.
 
 mod abilities;
 mod address;
@@ -38,30 +38,31 @@ pub use slice::EndpointSlice;
 pub use store::Store;
 pub use weights::ZoneWeights;
 
-/// Content of a slice: for this crate and its benches.
+/// Content of a slice, for this crate and its benches.
 #[doc(hidden)]
 pub use slice::Endpoint;
 
-/// Namespace and name of an object. Prints as `namespace/name`; cheap to clone and small, since each object's key is kept several times.
+/// Namespace and name of an object. Prints as `namespace/name`. Small and cheap to clone, since each object's key is
+/// stored several times.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ObjectKey(Arc<str>);
 
 impl ObjectKey {
-    /// Between namespace and name, which cannot have it; sorts before everything that can be in a namespace.
+    /// Between namespace and name, neither of which can contain it; sorts before everything in a namespace.
     const SEPARATOR: &str = "\0";
 
-    /// Makes the key of this namespace and name.
+    /// The key of this namespace and name.
     pub fn new(namespace: &str, name: &str) -> Self {
         ObjectKey([namespace, name].join(Self::SEPARATOR).into())
     }
 
-    /// The key of an object in a namespace: `default` when it names none.
+    /// The key of an object in a namespace; `default` if it has none.
     pub fn of(metadata: &Metadata) -> Self {
         let namespace = if metadata.namespace.is_empty() { "default" } else { &metadata.namespace };
         Self::new(namespace, &metadata.name)
     }
 
-    /// Namespace; empty for objects that have none, such as Nodes.
+    /// Namespace; empty for objects without one, such as Nodes.
     pub fn namespace(&self) -> &str {
         self.parts().0
     }

@@ -1,4 +1,4 @@
-//! The node that the proxy runs on: its Node object, and the addresses of the host.
+//! The node on which the proxy runs: its Node object, and the addresses of the host.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,22 +11,22 @@ use crate::objects::{Metadata, NodeObject};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Node {
-    /// Name of the Node; endpoints with this `nodeName` are local.
+    /// Name of the Node. Endpoints with this `nodeName` are local.
     pub name: String,
     /// Zone of the Node (label `topology.kubernetes.io/zone`), unless empty.
     pub zone: Option<String>,
-    /// Its addresses, at most one of each family: internal ones before external ones.
+    /// Its addresses, at most one per family: internal ones before external ones.
     pub addresses: Vec<IpAddr>,
     /// Networks of its pods.
     pub pod_cidrs: Vec<Network>,
 }
 
 impl Node {
-    /// The annotation, else label, of a Node with the weight of its endpoints.
+    /// The annotation, otherwise label, of a Node with the weight of its endpoints.
     pub const WEIGHT: &str = "proxier/weight";
 
-    /// The weight that the endpoints of a node have, by annotation or label `proxier/weight`, 0 to 65535. `None` when it says none,
-    /// or a value that is no weight, which is reported.
+    /// The weight of a node's endpoints, by annotation or label `proxier/weight`, 0 to 65535. `None` if it is not set,
+    /// or if the value is invalid, which is reported.
     pub(crate) fn weight(object: &NodeObject, rejections: &mut Vec<Rejection>) -> Option<u16> {
         let Metadata { name, labels, annotations, .. } = &object.metadata;
         let annotated = annotations.get(Self::WEIGHT).map(|text| ("annotations", text));
@@ -44,7 +44,7 @@ impl Node {
         Node { name: name.to_owned(), ..Node::default() }
     }
 
-    /// Checks a Node object. Leaves out impossible values and reports them; the rest counts.
+    /// Checks a Node object. Ignores and reports impossible values; the rest counts.
     pub fn check(object: &NodeObject, rejections: &mut Vec<Rejection>) -> Self {
         let key = ObjectKey::new("", &object.metadata.name);
         let report = &mut Reporter::new(ObjectKind::Node, key, rejections);
@@ -73,8 +73,8 @@ impl Node {
         node
     }
 
-    /// All addresses of a Node, internal and external ones, of which it may have several of a family. What is no address of a host is
-    /// left out.
+    /// All addresses of a Node, internal and external, of which it may have several per family. Invalid host addresses
+    /// are ignored.
     pub(crate) fn all_addresses(object: &NodeObject) -> Vec<IpAddr> {
         let is_ip = |kind: &str| matches!(kind, "InternalIP" | "ExternalIP");
         let listed = object.status.addresses.iter().filter(|address| is_ip(&address.address_type));
@@ -88,10 +88,10 @@ impl Node {
     }
 }
 
-/// The addresses of this host by interface, as the kernel has them. They decide where node ports are served and which
+/// The addresses of this host by interface, as in the kernel. They decide where node ports are served and which
 /// external addresses are bound to the dummy device.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct HostAddresses {
-    /// Addresses by interface name. The dummy device's own may be included; they are ignored.
+    /// Addresses by interface name. The dummy device's may be included; they are ignored.
     pub interfaces: BTreeMap<String, Vec<IpAddr>>,
 }

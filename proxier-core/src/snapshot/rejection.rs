@@ -1,4 +1,4 @@
-//! Values that were left out of an object, and why.
+//! Ignored values of an object, and why.
 
 use std::fmt;
 
@@ -16,11 +16,11 @@ pub enum ObjectKind {
     Node,
     /// A ServiceCIDR.
     ServiceCidr,
-    /// A file that may have Services and EndpointSlices.
+    /// A file that may contain Services and EndpointSlices.
     File,
     /// The proxy's configuration.
     Configuration,
-    /// Frontends that an agent asks for by itself.
+    /// Frontends provided by an agent.
     Frontends,
 }
 
@@ -38,7 +38,7 @@ impl fmt::Display for ObjectKind {
     }
 }
 
-/// A field that was left out because its value is impossible. The rest of the object counts.
+/// A field that was ignored because its value is impossible. The rest of the object counts.
 ///
 /// Prints on one line: `Service demo/web: spec.ports[1].port 70000: not a port (1 to 65535); the port is left out`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,11 +48,11 @@ pub struct Rejection {
     pub kind: ObjectKind,
     /// Name and namespace of the object.
     pub key: ObjectKey,
-    /// Path of the field, as kubectl writes it: `spec.ports[1].port`.
+    /// Path of the field in kubectl's notation: `spec.ports[1].port`.
     pub field: String,
-    /// The value; at most 64 characters of it, control characters escaped. Names of annotations that are ignored.
+    /// The value, shortened to 64 characters, with control characters escaped; or the names of ignored annotations.
     pub value: String,
-    /// Reason why it is impossible, and the consequence.
+    /// Why it is impossible, and the consequence.
     pub reason: &'static str,
 }
 
@@ -89,7 +89,7 @@ impl<'a> Reporter<'a> {
         self.rejections.push(Rejection { kind: self.kind, key: self.key.clone(), field: field.into(), value, reason });
     }
 
-    /// A value that is there, read; reports one that cannot be.
+    /// Parses a value if present; reports an invalid one.
     pub(crate) fn read<V: fmt::Display + Copy, T>(
         &mut self,
         field: &str,
@@ -104,7 +104,7 @@ impl<'a> Reporter<'a> {
         of
     }
 
-    /// A text, read; an empty one counts as none.
+    /// Parses a text; an empty one counts as absent.
     pub(crate) fn read_text<T>(
         &mut self,
         field: &str,
@@ -115,7 +115,7 @@ impl<'a> Reporter<'a> {
         self.read(field, text.filter(|text| !text.is_empty()), read, reason)
     }
 
-    /// The texts of a list, read; those that cannot be are left out, and reported.
+    /// Parses the texts of a list; ignores and reports invalid ones.
     pub(crate) fn read_all<T>(
         &mut self,
         field: &str,

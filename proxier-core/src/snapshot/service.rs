@@ -12,7 +12,7 @@ use crate::net::Network;
 use crate::net::{Family, Protocol};
 use crate::objects::{ServiceObject, ServicePortObject, ServiceSpec};
 
-/// Extent to which a Service is published. Headless and ExternalName Services have nothing to program and no value here.
+/// How a Service is published. Headless and ExternalName Services have nothing to program and no value here.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum ServiceType {
     /// Served on its cluster IPs. Default.
@@ -34,7 +34,8 @@ pub enum TrafficPolicy {
     Local,
 }
 
-/// A port of a Service. Its endpoints are those of slice ports with the same name and protocol; `targetPort` is ignored.
+/// A port of a Service. Its endpoints are those of slice ports with the same name and protocol; `targetPort` is
+/// ignored.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct ServicePort {
@@ -48,12 +49,12 @@ pub struct ServicePort {
     pub node_port: Option<u16>,
 }
 
-/// Time of an object's creation; orders Services that claim one address and port. Two without a date are equal.
+/// When an object was created, to order Services that claim one address and port. Two without a date are equal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct CreationTime(u64);
 
 impl CreationTime {
-    /// Later than every date: objects without one.
+    /// Later than every date: for objects without one.
     pub(crate) const UNKNOWN: CreationTime = CreationTime(u64::MAX);
 
     /// Parses `2026-01-31T23:59:59Z`, with or without a fraction of a second.
@@ -80,10 +81,10 @@ pub(crate) struct SourceRanges {
 struct Restriction(Option<Arc<[Network]>>);
 
 impl SourceRanges {
-    /// The networks of this family; `None` when all clients may connect.
+    /// The networks of this family; `None` if all clients may connect.
     ///
-    /// All may when no range is of this family, or one has prefix length 0. When no range could be read at all,
-    /// no client may: a restriction that cannot be read must not open access.
+    /// All may if no range is of this family, or one has prefix length 0. If no range could be parsed at all, no client
+    /// may: an unreadable restriction must not open access.
     pub(crate) fn restriction(&self, family: Family) -> Option<&Arc<[Network]>> {
         match family {
             Family::V4 => self.v4.0.as_ref(),
@@ -91,7 +92,8 @@ impl SourceRanges {
         }
     }
 
-    /// `addresses`: the load balancer's. One of a family without a range is reported: all clients may use it, as with kube-proxy.
+    /// `addresses` are the load balancer's. An address of a family without a range is reported, since all clients may
+    /// use it, as in kube-proxy.
     fn check(texts: &[String], addresses: &[IpAddr], report: &mut Reporter<'_>) -> Self {
         let reason = "not a network (ADDRESS/PREFIX); no client is let in by it";
         let mut ranges = report.read_all("spec.loadBalancerSourceRanges", texts, parse_network, reason);
@@ -120,7 +122,7 @@ impl SourceRanges {
     }
 }
 
-/// A Service that has something to program.
+/// A Service with something to program.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Service {
@@ -128,45 +130,45 @@ pub struct Service {
     pub key: ObjectKey,
     /// Creation time of the Service.
     pub(crate) created: CreationTime,
-    /// Cluster IPs, at most one of each family. A family without one is not programmed at all.
+    /// Cluster IPs, at most one per family. A family without one is not programmed at all.
     pub cluster_ips: Box<[IpAddr]>,
-    /// Addresses routed to the nodes by someone else, sorted.
+    /// Addresses that others route to the nodes, sorted.
     pub external_ips: Box<[IpAddr]>,
-    /// Addresses of load balancers that packets arrive with as destination (`ipMode` `VIP`), sorted.
+    /// Load-balancer addresses with which packets arrive (`ipMode` `VIP`), sorted.
     pub load_balancer_ips: Box<[IpAddr]>,
     /// Ports. No two have the same protocol and number, or the same protocol and name.
     pub ports: Box<[ServicePort]>,
-    /// Seconds for which a client stays with its endpoint after its last connection: 1 to 86,400.
+    /// Seconds that a client stays with its endpoint after its last connection: 1 to 86,400.
     pub affinity_secs: Option<u32>,
-    /// Policy of external addresses and node ports. `Local` applies to types NodePort and LoadBalancer, and to ClusterIP with
-    /// external IPs (Kubernetes 1.29).
+    /// Policy of external addresses and node ports. `Local` applies to types NodePort and LoadBalancer, and to
+    /// ClusterIP with external IPs (Kubernetes 1.29).
     pub external_policy: TrafficPolicy,
     /// Policy of cluster IPs.
     pub internal_policy: TrafficPolicy,
     /// Networks that may use the load balancer's addresses.
     pub(crate) source_ranges: SourceRanges,
-    /// Port on which this node says whether it has local endpoints: type LoadBalancer with external policy `Local`.
+    /// Port on which this node reports whether it has local endpoints: type LoadBalancer with external policy `Local`.
     pub health_check_node_port: Option<u16>,
-    /// Settings of load balancing that differ from the configuration.
+    /// Load-balancing settings that differ from the configuration.
     pub balancing: Option<Arc<Balancing>>,
     /// Annotated with `service.kubernetes.io/topology-mode` or its predecessor; see
     /// [`Topology::AnnotatedHints`](crate::config::Topology).
     pub topology_annotation: bool,
 }
 
-/// Label of Services of another proxy; its value does not matter.
+/// Label of Services of another proxy; its value is ignored.
 const PROXY_NAME_LABEL: &str = "service.kubernetes.io/service-proxy-name";
 
 const DEFAULT_AFFINITY_SECS: u32 = 10_800;
 const MAX_AFFINITY_SECS: u32 = 86_400;
 
 impl Service {
-    /// Checks a Service. `None` when there is nothing to program: it is headless, an ExternalName, another proxy's, or
+    /// Checks a Service. `None` if there is nothing to program: it is headless, an ExternalName, another proxy's, or
     /// has no usable cluster IP.
     ///
-    /// Leaves out impossible values and reports them; the rest counts.
+    /// Ignores and reports impossible values; the rest counts.
     ///
-    /// `abilities`: policy that the mode follows; the rest is reported.
+    /// `abilities`: the policies that the mode supports; others are reported.
     pub(crate) fn check(object: &ServiceObject, abilities: Abilities, rejections: &mut Vec<Rejection>) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
         let report = &mut Reporter::new(ObjectKind::Service, key.clone(), rejections);
@@ -233,8 +235,8 @@ fn check_type(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Option<ServiceTy
     }
 }
 
-/// Checks the cluster IPs. With `ipFamilies`, `clusterIPs[i]` is of family `ipFamilies[i]`; without (objects older than dual stack), `clusterIP` is
-/// used.
+/// Checks the cluster IPs. With `ipFamilies`, `clusterIPs[i]` is of family `ipFamilies[i]`. Without (objects older than
+/// dual stack), `clusterIP` is used.
 fn check_cluster_ips(spec: &ServiceSpec, report: &mut Reporter<'_>) -> Vec<IpAddr> {
     let legacy = spec.ip_families.is_empty() || spec.cluster_ips.is_empty();
     let listed = if legacy { spec.cluster_ip.as_slice() } else { &spec.cluster_ips };
@@ -292,7 +294,7 @@ fn check_ingress(object: &ServiceObject, report: &mut Reporter<'_>) -> Vec<IpAdd
 
 fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<ServicePort> {
     let mut ports: Vec<ServicePort> = Vec::with_capacity(objects.len());
-    // Indexes by key and by number: a Service may have tens of thousands of ports.
+    // Indexes by key and by number, since a Service may have tens of thousands of ports.
     let mut names: BTreeMap<(Protocol, &str), usize> = BTreeMap::new();
     let mut numbers: BTreeMap<(Protocol, u16), usize> = BTreeMap::new();
     for (index, object) in objects.iter().enumerate() {
@@ -318,7 +320,7 @@ fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<
         if numbered.is_some() && numbered != named {
             report.reject(field("port"), port, "the number of an earlier port of this protocol; the port is left out");
         } else if let Some(place) = named {
-            // As kube-proxy does; the API server accepts no such Service.
+            // As in kube-proxy; the API server accepts no such Service.
             report.reject(field("name"), name, "the name of an earlier port, which this one replaces");
             if let Some(earlier) = ports.get_mut(place) {
                 numbers.remove(&(protocol, earlier.port));
@@ -388,7 +390,7 @@ fn check_created(object: &ServiceObject, report: &mut Reporter<'_>) -> CreationT
     })
 }
 
-/// The older annotation wins, even when it is empty; any text but `disabled` switches hints on.
+/// The older annotation wins, even if it is empty. Any text except `disabled` turns hints on.
 fn has_topology_annotation(object: &ServiceObject) -> bool {
     let annotations = &object.metadata.annotations;
     let hints = annotations.get("service.kubernetes.io/topology-aware-hints");

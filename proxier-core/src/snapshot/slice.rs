@@ -16,7 +16,7 @@ bitflags! {
     pub(crate) struct EndpointFlags: u8 {
         /// Takes connections.
         const READY = 1;
-        /// Would take connections were it not terminating.
+        /// Accepts connections unless it terminates.
         const SERVING = 2;
         /// The endpoint is being stopped.
         const TERMINATING = 4;
@@ -32,7 +32,7 @@ bitflags! {
 /// A port of a slice's endpoints.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct EndpointPort {
-    /// Name of the Service's port; may be empty.
+    /// Name of the Service's port, possibly empty.
     pub(crate) name: Box<str>,
     /// Protocol.
     pub(crate) protocol: Protocol,
@@ -40,7 +40,7 @@ pub(crate) struct EndpointPort {
     pub(crate) port: u16,
 }
 
-/// An endpoint. Kept small, since there are more of these than of anything else.
+/// An endpoint. Kept small, since these are the most numerous objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Endpoint {
@@ -48,7 +48,7 @@ pub struct Endpoint {
     pub(crate) address: IpAddr,
     /// Properties of the endpoint.
     pub(crate) flags: EndpointFlags,
-    /// Index of its location in those of the slice, from 1; see [`EndpointSlice::zones_of`].
+    /// Index of its location in the slice, from 1; see [`EndpointSlice::zones_of`].
     location: Option<NonZeroU16>,
 }
 
@@ -66,16 +66,16 @@ pub struct EndpointSlice {
     /// Endpoints, in the order of the object.
     #[doc(hidden)]
     pub endpoints: Box<[Endpoint]>,
-    /// The rest, which most slices have in common with many.
+    /// The rest, which many slices share.
     pub(super) shape: Arc<Shape>,
 }
 
-/// Content of a slice but for its endpoints.
+/// Content of a slice without its endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Shape {
     /// Ports that all endpoints have.
     ports: Vec<EndpointPort>,
-    /// Nodes and zones of the endpoints, and the zones and nodes that they are meant for.
+    /// Nodes and zones of the endpoints, and the zones and nodes for which they are meant.
     locations: Vec<Location>,
     /// Weights by address, sorted.
     weights: Box<[(IpAddr, u16)]>,
@@ -85,11 +85,12 @@ const SERVICE_NAME_LABEL: &str = "kubernetes.io/service-name";
 const HEADLESS_LABEL: &str = "service.kubernetes.io/headless";
 
 impl EndpointSlice {
-    /// Checks a slice as seen from the node of this name. `None` when there is nothing to program: it is of no Service, of
-    /// a headless one, or has names instead of addresses. Whether another proxy serves it is its Service's to say.
+    /// Checks a slice as seen from the node of this name. `None` if there is nothing to program: it belongs to no
+    /// Service or a headless one, or has names instead of addresses. Its Service decides whether another proxy serves
+    /// it.
     ///
-    /// Leaves out impossible values and reports them; the rest counts. `keeps_nodes`:
-    /// remembers on which nodes endpoints are, which takes memory. `abilities`: policy that the mode follows.
+    /// Ignores and reports impossible values; the rest counts. `keeps_nodes`: stores the nodes of endpoints, which
+    /// takes memory. `abilities`: the policies that the mode supports.
     pub(super) fn check(
         object: &EndpointSliceObject,
         node_name: &str,
@@ -147,27 +148,27 @@ impl EndpointSlice {
     /// The annotation with the weights of its endpoints.
     pub const WEIGHTS: &str = weights::OF_ADDRESSES;
 
-    /// The zones that an endpoint of this slice is meant for; `None` when it has no zone hints.
+    /// The zones for which an endpoint of this slice is meant; `None` if it has no zone hints.
     pub(crate) fn zones_of(&self, endpoint: &Endpoint) -> Option<&[Box<str>]> {
         self.location_of(endpoint).map(|location| &*location.hints).filter(|zones| !zones.is_empty())
     }
 
-    /// The zone that an endpoint of this slice is in.
+    /// The zone of an endpoint of this slice.
     pub(crate) fn zone_of(&self, endpoint: &Endpoint) -> Option<&str> {
         self.location_of(endpoint)?.zone.as_deref()
     }
 
-    /// The node that an endpoint of this slice is on, if that is kept ([`Store::keep_nodes`](super::Store::keep_nodes)).
+    /// The node of an endpoint of this slice, if stored ([`Store::keep_nodes`](super::Store::keep_nodes)).
     pub(crate) fn node_of(&self, endpoint: &Endpoint) -> Option<&str> {
         self.location_of(endpoint)?.node.as_deref()
     }
 
-    /// Whether endpoints have weights of their own.
+    /// Whether endpoints have their own weights.
     pub fn has_weights(&self) -> bool {
         !self.shape.weights.is_empty()
     }
 
-    /// The weight of its own that an endpoint of this slice has.
+    /// The own weight of an endpoint of this slice.
     pub(crate) fn weight_of(&self, endpoint: &Endpoint) -> Option<u16> {
         let weights = &self.shape.weights;
         let found = weights.binary_search_by_key(&endpoint.address, |(address, _)| *address).ok()?;
@@ -184,7 +185,7 @@ fn check_ports(objects: &[EndpointPortObject], report: &mut Reporter<'_>) -> Vec
     for (index, object) in objects.iter().enumerate() {
         // Absent means "all ports" in the API, which no Service has.
         let Some(number) = object.port else { continue };
-        // An API server writes the default, files need not.
+        // An API server writes the default, but files may omit it.
         let name = object.name.as_deref().unwrap_or_default();
         let field = |name: &str| format!("ports[{index}].{name}");
         let Some(protocol) = Protocol::check(object.protocol.as_deref()) else {
@@ -213,7 +214,7 @@ fn flags_of(endpoint: &EndpointObject, node_name: &str) -> EndpointFlags {
     flags
 }
 
-/// Node and zone of an endpoint, and the zones that it is meant for.
+/// Node and zone of an endpoint, and the zones for which it is meant.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Location {
     hints: Box<[Box<str>]>,
@@ -222,7 +223,8 @@ struct Location {
 }
 
 impl Shape {
-    /// The index of an endpoint's location, from 1: most endpoints share one. Beyond 65,535 locations an endpoint counts as having none.
+    /// The index of an endpoint's location, from 1: most endpoints share one. Beyond 65,535 locations an endpoint has
+    /// none.
     fn add_location(&mut self, endpoint: &EndpointObject, keeps_nodes: bool) -> Option<NonZeroU16> {
         let hints = endpoint.hints.as_ref().map_or(&[][..], |hints| &hints.for_zones);
         let zone = endpoint.zone.as_deref().filter(|zone| !zone.is_empty());
@@ -255,7 +257,7 @@ mod tests {
 
     use crate::snapshot::{ObjectKey, Store};
 
-    /// Endpoints share a location only when zone, hints and node are all the same.
+    /// Endpoints share a location only if zone, hints and node are all equal.
     #[test]
     fn each_endpoint_has_its_own_zone_hints_and_node() {
         let locations = [
@@ -293,7 +295,7 @@ mod tests {
         assert_eq!(found, locations);
     }
 
-    /// Its name is the API's default; without a number it is no port.
+    /// Without a name it has the API's default; without a number it is not a port.
     #[test]
     fn a_port_without_a_name_has_the_empty_one() {
         let object = json!({

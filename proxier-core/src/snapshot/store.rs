@@ -1,4 +1,4 @@
-//! Services and slices, and which Service each slice belongs to.
+//! Services and slices, and the Service of each slice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,30 +10,30 @@ use crate::pack::pack;
 
 /// The checked Services and EndpointSlices of a cluster, as seen from one node.
 ///
-/// Each change costs O(the object), with any number of objects in the store, and returns the Services to compile again: none when
-/// the object has not changed.
+/// Each change costs O(the object), regardless of the number of objects, and returns the Services to compile again:
+/// none if the object has not changed.
 ///
-/// Objects can be looked up by Service. One with impossible parts is kept without them.
+/// Objects can be looked up by Service. An object with impossible parts is stored without them.
 #[derive(Clone, Debug, Default)]
 pub struct Store {
     node_name: String,
     keeps_nodes: bool,
-    /// The shapes of slices, each kept once: most slices have one of a few.
+    /// The shapes of slices, each stored once: most slices have one of a few.
     shapes: BTreeSet<Arc<Shape>>,
-    /// Policy that the mode follows.
+    /// The policies that the mode supports.
     abilities: Abilities,
-    /// A Service has asked for a drain time.
+    /// Whether a Service has requested a drain time.
     has_drains: bool,
-    /// Boxed, since a map keeps room for more values than it has.
+    /// Boxed, since a map allocates room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Service>>,
     /// Slices by Service, each list sorted by the slice's key. Most Services have one.
     slices: BTreeMap<ObjectKey, Vec<EndpointSlice>>,
     /// The Service of each slice.
     owners: BTreeMap<ObjectKey, ObjectKey>,
-    /// Frontends that agents handed in.
+    /// Frontends provided by agents.
     frontends: BTreeMap<ObjectKey, Box<[FrontendSpec]>>,
     rejections: BTreeMap<(ObjectKind, ObjectKey), Vec<Rejection>>,
-    /// Objects whose present content cannot be read: why, and the Service of a slice, if that is known.
+    /// Objects whose current content cannot be read: why, and the Service of a slice, if known.
     unreadable: BTreeMap<(ObjectKind, ObjectKey), (String, Option<ObjectKey>)>,
 }
 
@@ -43,15 +43,16 @@ impl Store {
         Store { node_name: node_name.to_owned(), ..Store::default() }
     }
 
-    /// The same, remembering on which nodes endpoints are, for nodes' weights
-    /// ([`NodeFacts::set_node_weights`](crate::service::NodeFacts::set_node_weights)). This takes memory for each slice.
+    /// Stores on which nodes endpoints are, for nodes' weights
+    /// ([`NodeFacts::set_node_weights`](crate::service::NodeFacts::set_node_weights)). This takes memory for each
+    /// slice.
     #[must_use]
     pub(crate) fn keep_nodes(mut self) -> Self {
         self.keeps_nodes = true;
         self
     }
 
-    /// The same, for a mode that follows this policy; all of it by default. The rest is reported.
+    /// Sets the policies that the mode supports, by default all. Others are reported.
     #[must_use]
     pub(crate) fn with_abilities(mut self, abilities: Abilities) -> Self {
         self.abilities = abilities;
@@ -65,12 +66,12 @@ impl Store {
         pack(&mut self.owners);
     }
 
-    /// Whether a Service has asked for a drain time since the store is there.
+    /// Whether a Service has requested a drain time since the store exists.
     pub(crate) fn has_drains(&self) -> bool {
         self.has_drains
     }
 
-    /// Takes a new or changed Service. One that has nothing to program any more is removed.
+    /// Adds or replaces a Service. A Service without anything to program is removed.
     pub fn upsert_service(&mut self, object: &ServiceObject) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
         let key = self.shared(ObjectKey::of(&object.metadata));
@@ -89,14 +90,14 @@ impl Store {
         changed.then_some(key).into_iter().collect()
     }
 
-    /// Removes a Service. Its slices stay until they are deleted themselves, in case it comes back.
+    /// Removes a Service. Its slices stay until they are deleted themselves, in case it returns.
     pub fn delete_service(&mut self, key: &ObjectKey) -> Vec<ObjectKey> {
         self.note(ObjectKind::Service, key, Vec::new());
         self.services.remove(key).map(|service| service.key).into_iter().collect()
     }
 
-    /// Takes the Frontends that an agent asks for under this name, in place of the earlier ones. A Service of this name goes
-    /// first. What cannot be served is left out ([`Store::rejections`]).
+    /// Replaces the Frontends that an agent provides under this name. A Service of this name is removed first. What
+    /// cannot be served is ignored ([`Store::rejections`]).
     pub fn upsert_frontends(
         &mut self,
         key: &ObjectKey,
@@ -119,7 +120,7 @@ impl Store {
         self.frontends.remove_entry(key).map(|(key, _)| key).into_iter().collect()
     }
 
-    /// Takes a new or changed slice. When its label now names another Service, both are returned.
+    /// Adds or replaces a slice. If its label now names another Service, both are returned.
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
         let key = ObjectKey::of(&object.metadata);
@@ -194,16 +195,16 @@ impl Store {
         }
     }
 
-    /// Forgets the shape of a slice that is gone, unless others have it.
+    /// Removes the shape of a slice that was removed, unless others have it.
     fn forget_shape(&mut self, slice: &EndpointSlice) {
-        // One is here, one there.
+        // One reference is here, one there.
         if Arc::strong_count(&slice.shape) == 2 {
             self.shapes.remove(&slice.shape);
         }
     }
 
-    /// Notes that an object cannot be read, and why; what was read of it before stays. The name may be empty, for an object whose name cannot be read
-    /// either. `service`: the one that a slice belongs to, if that is known.
+    /// Records that an object cannot be read, and why; its last readable content stays. The name may be empty if it
+    /// cannot be read either. `service`: the Service of a slice, if known.
     pub(crate) fn note_unreadable(
         &mut self,
         object: (ObjectKind, ObjectKey),
@@ -213,12 +214,12 @@ impl Store {
         self.unreadable.insert(object, (reason.to_owned(), service));
     }
 
-    /// Notes that an object can be read, or is gone. Returns whether it could not be read before.
+    /// Records that an object can be read, or was deleted. Returns whether it was unreadable before.
     pub(crate) fn note_readable(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
         !self.unreadable.is_empty() && self.unreadable.remove(&(kind, key.clone())).is_some()
     }
 
-    /// Objects whose present content cannot be read, and why.
+    /// Objects whose current content cannot be read, and why.
     pub fn unreadable(&self) -> impl Iterator<Item = (ObjectKind, &ObjectKey, &str)> {
         self.unreadable.iter().map(|((kind, key), (reason, _))| (*kind, key, reason.as_str()))
     }
@@ -259,7 +260,7 @@ impl Store {
         }
     }
 
-    /// Known Services and slices, including those with nothing to program if something of them was rejected.
+    /// Known Services and slices, including those with nothing to program if part of them was rejected.
     #[doc(hidden)]
     pub fn keys(&self) -> BTreeSet<(ObjectKind, ObjectKey)> {
         let services = self.services.keys().map(|key| (ObjectKind::Service, key.clone()));
@@ -268,7 +269,7 @@ impl Store {
         services.chain(slices).chain(rejected.cloned()).collect()
     }
 
-    /// The name of the node that sees this.
+    /// The name of the node from which the cluster is seen.
     pub fn node_name(&self) -> &str {
         &self.node_name
     }
@@ -283,12 +284,12 @@ impl Store {
         self.services.values().map(Box::as_ref)
     }
 
-    /// The Frontends that an agent asks for under this name, sorted by key.
+    /// The Frontends that an agent provides under this name, sorted by key.
     pub(crate) fn frontends_of(&self, key: &ObjectKey) -> Option<&[FrontendSpec]> {
         self.frontends.get(key).map(Box::as_ref)
     }
 
-    /// The names under which agents ask for Frontends.
+    /// The names under which agents provide Frontends.
     pub(crate) fn frontend_keys(&self) -> impl Iterator<Item = &ObjectKey> {
         self.frontends.keys()
     }
@@ -303,19 +304,19 @@ impl Store {
         self.owners.get(slice)
     }
 
-    /// Values left out of the current objects, by object.
+    /// Ignored values of the current objects, by object.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.rejections.values().flatten()
     }
 
-    /// Values left out of one object.
+    /// Ignored values of one object.
     #[doc(hidden)]
     pub fn rejections_of(&self, kind: ObjectKind, key: &ObjectKey) -> &[Rejection] {
         self.rejections.get(&(kind, key.clone())).map_or(&[], Vec::as_slice)
     }
 }
 
-/// Whether a drain time is asked for.
+/// Whether a drain time is requested.
 fn drains(asked: Option<&Balancing>) -> bool {
     asked.is_some_and(|asked| asked.drain_secs.is_some())
 }

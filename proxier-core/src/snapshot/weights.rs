@@ -1,4 +1,4 @@
-//! Weights of endpoints, as annotations have them: `zone-a=3, zone-b=1, *=0`.
+//! Weights of endpoints in annotations: `zone-a=3, zone-b=1, *=0`.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use super::{Abilities, Reporter, parse_address};
 /// The annotation of an EndpointSlice with the weights of its endpoints: `10.0.0.1=3, 10.0.0.2=0`, each 0 to 65535.
 pub(super) const OF_ADDRESSES: &str = "proxier/weights";
 
-/// Key of the weight for zones that are not named.
+/// Key of the weight for all other zones.
 const OTHERS: &str = "*";
 
 /// The weights of endpoints by zone. In an annotation: `zone-a=3, zone-b=1, *=0`.
@@ -31,11 +31,11 @@ impl fmt::Display for ZoneWeights {
 }
 
 impl ZoneWeights {
-    /// Makes weights of these zones, of which the first counts for a zone that is named twice; `others` is the weight of all other zones,
-    /// and of endpoints without a zone.
+    /// Weights of these zones; the first counts if a zone is repeated. `others` is the weight of all other zones, and
+    /// of endpoints without a zone.
     pub fn new<'a>(zones: impl IntoIterator<Item = (&'a str, u16)>, others: u16) -> Self {
         let mut zones: Vec<(Box<str>, u16)> = zones.into_iter().map(|(zone, weight)| (zone.into(), weight)).collect();
-        // The sort is stable: the first stays first.
+        // The sort is stable, so the first stays first.
         zones.sort_by(|a, b| a.0.cmp(&b.0));
         zones.dedup_by(|later, first| later.0 == first.0);
         ZoneWeights { zones, others }
@@ -47,8 +47,7 @@ impl ZoneWeights {
         found.and_then(|place| self.zones.get(place)).map_or(self.others, |(_, weight)| *weight)
     }
 
-    /// Reads an annotation. Leaves out items that cannot be read, and reports them; `None` when
-    /// none is left.
+    /// Parses an annotation. Ignores and reports invalid items; `None` if none is left.
     pub(super) fn check(text: &str, reject: &mut Reject<'_>) -> Option<Self> {
         let reason = "not a zone (or *) and its weight, 0 to 65535: zone-a=3; left out";
         let items = items(text, reason, reject, |zone| (!zone.is_empty()).then_some(zone));
@@ -60,8 +59,8 @@ impl ZoneWeights {
     }
 }
 
-/// Reads the weights of a slice's endpoints, sorted by address. Leaves out items that cannot be read, and reports them; all of them in a mode
-/// without policy.
+/// Parses the weights of a slice's endpoints, sorted by address. Ignores and reports invalid items; all of them in a
+/// mode without policy.
 pub(super) fn of_addresses(text: &str, abilities: Abilities, report: &mut Reporter<'_>) -> Box<[(IpAddr, u16)]> {
     let reason = "not an address and its weight, 0 to 65535: 10.0.0.1=3; left out";
     let field = format!("metadata.annotations[{OF_ADDRESSES}]");
@@ -75,12 +74,12 @@ pub(super) fn of_addresses(text: &str, abilities: Abilities, report: &mut Report
     weights.into()
 }
 
-/// A weight as annotations and labels have it: 0 to 65535, the numbers that ipvsadm takes.
+/// A weight in annotations and labels: 0 to 65535, the numbers that ipvsadm accepts.
 pub(super) fn parse(text: &str) -> Option<u16> {
     text.trim().parse().ok()
 }
 
-/// The items `KEY=WEIGHT` between commas.
+/// The items `KEY=WEIGHT`, separated by commas.
 fn items<'a, K>(
     text: &'a str,
     reason: &'static str,

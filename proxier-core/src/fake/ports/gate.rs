@@ -1,4 +1,4 @@
-//! Arranged failures in front of a port.
+//! Injects failures before a port is called.
 
 use std::collections::BTreeMap;
 
@@ -7,7 +7,7 @@ use crate::fake::shared::Shared;
 use crate::net::Family;
 use crate::ports::{ItemFailure, ItemFailures, PortError};
 
-/// Injects the arranged failures into calls.
+/// Injects the planned failures into calls.
 pub(super) struct Gate(pub(super) Shared<Control>);
 
 impl Gate {

@@ -16,7 +16,7 @@ pub(super) struct FakeIpvsPort {
     pub(super) port: IpvsPort,
     pub(super) kernel: FakeIpvs,
     pub(super) changed: Shared<LastChange>,
-    /// The last reading, and its generation.
+    /// The last read, and its generation.
     pub(super) seen: Option<(u64, Snapshot)>,
 }
 

@@ -1,5 +1,5 @@
-//! The ports of the fake kernel: the real ones over fake transports where the kernel speaks bytes, with arranged failures
-//! in front.
+//! The ports of the simulated kernel: the real ones over fake transports where the kernel uses bytes, behind injected
+//! failures.
 
 mod conntrack;
 mod gate;

@@ -14,9 +14,9 @@ use crate::ports::{Listener, PortError, PortErrorKind, Relays, Settings};
 pub(in crate::fake) struct FakeRelays {
     pub(in crate::fake) listeners: BTreeMap<FrontendKey, Listener>,
     pub(in crate::fake) settings: Settings,
-    /// Ports that other programs have.
+    /// Ports in use by other programs.
     pub(in crate::fake) taken: BTreeSet<FrontendKey>,
-    /// Addresses at which a connection goes on, with or without a listener.
+    /// Addresses at which a connection continues, with or without a listener.
     pub(in crate::fake) connected: BTreeSet<IpAddr>,
 }
 

@@ -16,7 +16,7 @@ pub(super) struct FakeRulesPort {
     pub(super) gate: Gate,
     pub(super) port: RulesPort<Host>,
     pub(super) host: Host,
-    /// The last reading by family, and its generation: writing and reading the text takes time.
+    /// The last read by family, and its generation: writing and parsing the text takes time.
     pub(super) seen: BTreeMap<Family, (u64, Dump)>,
     pub(super) counters: Shared<Option<BTreeSet<String>>>,
 }
@@ -59,7 +59,7 @@ impl Rules for FakeRulesPort {
     }
 
     fn has_tables(&mut self, family: Family) -> Option<bool> {
-        // Those of both back ends: the fake's are no tables of its nf_tables.
+        // Those of both back ends: the fake's are not tables of its nf_tables.
         Some(self.host.dump().into_keys().any(|(of, _)| of == family.into()))
     }
 
@@ -78,7 +78,7 @@ impl Rules for FakeRulesPort {
     }
 
     fn delete_counters(&mut self, names: &[&str]) -> Result<usize, PortError> {
-        // One that a rule names stays.
+        // A counter to which a rule refers stays.
         let rules: Vec<String> = self.host.dump().into_values().collect();
         let is_free = |name: &&&str| !rules.iter().any(|text| counters_in(text).any(|of| of == **name));
         let mut counters = self.counters.lock();
@@ -103,7 +103,7 @@ impl FakeRulesPort {
         transaction: &Transaction,
         write: impl FnOnce(&mut RulesPort<Host>) -> Result<(), PortError>,
     ) -> Result<(), PortError> {
-        // Every table ends in a `COMMIT`; a transaction that cannot be written is refused below.
+        // Every table ends with `COMMIT`; a transaction that cannot be written is refused below.
         let text = transaction.to_restore_text().unwrap_or_default();
         let tables = text.lines().filter(|line| *line == "COMMIT").count();
         let (port, counters) = (&mut self.port, &self.counters);
@@ -117,7 +117,7 @@ impl FakeRulesPort {
     }
 }
 
-/// The counters that rules name.
+/// The counters to which rules refer.
 fn counters_in(text: &str) -> impl Iterator<Item = &str> {
     text.split("--nfacct-name ").skip(1).filter_map(|rest| rest.split_ascii_whitespace().next())
 }

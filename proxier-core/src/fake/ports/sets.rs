@@ -14,10 +14,10 @@ use crate::ports::{ItemFailures, NamedSet, PortError, Sets};
 pub(super) struct FakeSetsPort {
     pub(super) gate: Gate,
     pub(super) port: SetsPort,
-    /// Whether the messages of a replacement are counted, one by one.
+    /// Whether the messages of a replacement are counted individually.
     pub(super) counting: Shared<bool>,
     pub(super) written: Shared<WriteCounts>,
-    /// The last reading of each set, and its generation.
+    /// The last read of each set, and its generation.
     pub(super) seen: BTreeMap<NamedSet, CachedEntries>,
 }
 

@@ -44,7 +44,7 @@ impl Tables for FakeTablesPort {
     fn commit(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
         let theirs = self.gate.0.lock().others.pop_front();
         if let Some(theirs) = theirs {
-            // What is refused has not happened, as on a kernel.
+            // A refused transaction has no effect, as on a kernel.
             drop(self.other.commit(&theirs));
         }
         let port = &mut self.port;

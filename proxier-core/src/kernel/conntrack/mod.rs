@@ -19,8 +19,8 @@ const AF_INET: u8 = 2;
 const AF_INET6: u8 = 10;
 const IPPROTO_UDP: u8 = 17;
 
-/// `CTA_FILTER_F_CTA_PROTO_NUM` (net/netfilter/nf_internals.h; libnetfilter_conntrack uses it too): of the tuple, only the
-/// protocol is compared.
+/// `CTA_FILTER_F_CTA_PROTO_NUM` (net/netfilter/nf_internals.h; libnetfilter_conntrack uses it too): only the protocol
+/// of the tuple is compared.
 const BY_PROTOCOL: u32 = 1 << 3;
 
 attrs! {
@@ -83,7 +83,7 @@ attrs! {
         ID = 12 => Id(Be32),
         /// Zone of both directions; missing for the default zone.
         ZONE = 18 => Zone(Be16),
-        /// Filter of a listing; since Linux 5.8, ignored before.
+        /// Filter of a listing; since Linux 5.8, ignored by older kernels.
         FILTER = 25 => Filter(Attrs<'a, FilterAttr<'a>>),
     }
 }
@@ -139,18 +139,18 @@ impl Tuple {
     }
 }
 
-/// A flow to delete: the attributes that a deletion needs.
+/// A flow to delete: the attributes needed for its deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Deletion {
     /// Destination of the client's packets.
     destination: SocketAddr,
-    /// `CTA_TUPLE_ORIG` as the kernel wrote it, with a zone of this direction only.
+    /// `CTA_TUPLE_ORIG` as written by the kernel, with a zone only if it is of this direction.
     original: Box<[u8]>,
     id: Option<u32>,
     zone: Option<u16>,
 }
 
-/// The flow, if it is of this protocol and the endpoint that answers it is gone.
+/// The flow, if it has this protocol and its endpoint no longer exists.
 fn doomed(payload: &[u8], protocol: u8, services: &UdpServices) -> Result<Option<Deletion>, WireError> {
     let available = payload.len();
     let (_, attributes) = NfGenHeader::split(payload).ok_or(WireError::Message { offset: 0, available })?;
@@ -166,7 +166,7 @@ fn doomed(payload: &[u8], protocol: u8, services: &UdpServices) -> Result<Option
     }
     let (Some(original), Some(reply)) = (original, reply) else { return Ok(None) };
     let sent = Tuple::read(original)?;
-    // Kernels before 5.8 list every protocol.
+    // Kernels before 5.8 list all protocols.
     if sent.protocol != Some(protocol) {
         return Ok(None);
     }
@@ -182,7 +182,7 @@ fn header(family: u8) -> [u8; NfGenHeader::LENGTH] {
     NfGenHeader { family, version: 0, resource: 0 }.to_bytes()
 }
 
-/// Lists the flows of a family and a protocol, and keeps those to delete.
+/// Lists the flows of a family and a protocol, and returns those to delete.
 fn list(
     connection: &mut Connection,
     (family, protocol): (u8, u8),
@@ -195,7 +195,7 @@ fn list(
         0,
         &header(family),
         |out| {
-            // Called for each attempt: results of an earlier one do not count.
+            // Called for each attempt: discard results of an earlier one.
             found.borrow_mut().clear();
             if filtered {
                 out.nest(FlowAttr::TUPLE_ORIG, |out| {
@@ -224,7 +224,7 @@ fn put(out: &mut Encoder, flow: &Deletion) {
 
 /// The port over nfnetlink.
 ///
-/// Its memory grows with the flows to delete, not with the kernel's table.
+/// Its memory grows with the number of flows to delete, not with the kernel's table.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct ConntrackPort {
@@ -238,18 +238,18 @@ impl Default for ConntrackPort {
 }
 
 impl ConntrackPort {
-    /// Opens a socket when it is first needed, in the network namespace of the calling thread.
+    /// Opens a socket at first use, in the network namespace of the calling thread.
     pub fn new() -> Self {
         ConntrackPort { connection: Lazy::new(|| Connection::open(Netlink::Netfilter)) }
     }
 
-    /// A port that opens its connection this way.
+    /// A port that opens its connection with this function.
     #[cfg(test)]
     fn over(open: impl FnMut() -> Result<Connection, Error> + Send + 'static) -> Self {
         ConntrackPort { connection: Lazy::new(open) }
     }
 
-    /// The flows of a family to delete; lists nothing if `services` has no address of the family.
+    /// The flows of a family to delete. Lists nothing if `services` has no address of the family.
     fn find(&mut self, family: u8, protocol: u8, services: &UdpServices) -> Result<Vec<Deletion>, PortError> {
         const DOING: &str = "listing tracked connections";
         if services.keys().all(|destination| destination.is_ipv4() != (family == AF_INET)) {
@@ -257,7 +257,7 @@ impl ConntrackPort {
         }
         let refused = |error: &Error| error.kernel().map(|refusal| refusal.errno);
         let attempt = |connection: &mut Connection| match list(connection, (family, protocol), services, true) {
-            // The kernel knows filters, but not this one.
+            // The kernel supports filters, but not this one.
             Err(error) if matches!(refused(&error), Some(Errno::EINVAL | Errno::EOPNOTSUPP)) => {
                 list(connection, (family, protocol), services, false)
             }
@@ -266,7 +266,7 @@ impl ConntrackPort {
         self.connection.call_subsystem(DOING, "; load module nf_conntrack_netlink", attempt)
     }
 
-    /// Deletes flows; those that ended by themselves count as deleted.
+    /// Deletes flows. Those that have already ended count as deleted.
     fn delete(&mut self, family: u8, flows: &[Deletion]) -> Result<(), PortError> {
         const DOING: &str = "deleting tracked connections";
         let send = |connection: &mut Connection| {

@@ -48,7 +48,7 @@ fn services() -> UdpServices {
     [("10.96.0.10:53".parse().unwrap(), endpoints), ("[fd00::a]:53".parse().unwrap(), endpoints_v6)].into()
 }
 
-/// A port over a fake kernel that answers listings with `table` and reports deletions.
+/// A port over a simulated kernel that answers listings with `table` and reports deletions.
 fn port(
     table: Vec<Vec<u8>>,
     mut refuse: impl FnMut(&Message<'_>) -> Option<Errno> + Send + 'static,
@@ -77,9 +77,9 @@ fn table() -> Vec<Vec<u8>> {
         flow(17, "10.1.1.1:4000", "10.96.0.10:53", "10.244.1.1:53", 1),
         flow(17, "10.1.1.1:4001", "10.96.0.10:53", "10.244.1.2:53", 2),
         flow(17, "10.1.1.1:4001", "10.96.0.10:54", "10.244.1.2:53", 3),
-        // The same numbers over TCP: old kernels list it too.
+        // The same numbers over TCP, which old kernels list too.
         flow(6, "10.1.1.1:4002", "10.96.0.10:53", "10.244.1.2:53", 4),
-        // Without an endpoint at the time: the flow points at the Service itself.
+        // Started without an endpoint: the flow is answered by the Service address itself.
         flow(17, "10.1.1.1:4003", "10.96.0.10:53", "10.96.0.10:53", 5),
         flow(17, "[fd00:9::1]:4000", "[fd00::a]:53", "[fd00:1::2]:53", 6),
         flow(17, "[fd00:9::1]:4001", "[fd00::a]:53", "[fd00:1::1]:53", 7),
@@ -169,7 +169,7 @@ fn nothing_to_look_for_asks_nothing() {
     assert_eq!(forget(&mut port, &UdpServices::new()), Ok(Flows { v4: 0, v6: 0 }));
 }
 
-/// Every prefix of a flow is an error or something less.
+/// Every prefix of a flow is an error or has fewer attributes.
 #[test]
 fn a_cut_off_flow_is_harmless() {
     for whole in table() {

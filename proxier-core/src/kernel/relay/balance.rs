@@ -1,4 +1,4 @@
-//! Choice of the endpoint of the next connection: endpoints in turn, and for clients with affinity the one they had.
+//! Chooses the endpoint of the next connection: endpoints in rotation, or a client's previous one with affinity.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -7,15 +7,15 @@ use std::time::Duration;
 use crate::net::EndpointKey;
 use crate::time::Moment;
 
-/// Clients that are remembered at most; further ones are served without affinity.
+/// Most clients to remember. Further ones are served without affinity.
 const MOST_STAYS: usize = 1 << 17;
 
-/// The turns and the clients of one Service port.
+/// Rotation and affinity of one Service port.
 #[derive(Debug, Default)]
 pub(super) struct Balance {
     turn: usize,
     stays: BTreeMap<IpAddr, Stay>,
-    /// Time at which clients that stayed away are forgotten next.
+    /// When clients that stayed away are next forgotten.
     sweep_at: Moment,
 }
 
@@ -26,8 +26,8 @@ struct Stay {
 }
 
 impl Balance {
-    /// The endpoint of these, which are sorted, for a client's next connection. `avoid` has those that did not answer this connection: a client that
-    /// stays with one of them moves on.
+    /// The endpoint, out of this sorted list, for a client's next connection. `avoid` has those that failed for this
+    /// connection; affinity to one of them is dropped.
     pub(super) fn choose(
         &mut self,
         client: IpAddr,
@@ -51,7 +51,7 @@ impl Balance {
         Some(endpoint)
     }
 
-    /// A client that stays with this endpoint does not any more.
+    /// Drops a client's affinity to this endpoint.
     pub(super) fn leave(&mut self, client: IpAddr, endpoint: EndpointKey) {
         if self.stays.get(&client).is_some_and(|stay| stay.endpoint == endpoint) {
             self.stays.remove(&client);
@@ -69,7 +69,7 @@ impl Balance {
         None
     }
 
-    /// Forgets clients whose time is over, now and then.
+    /// Occasionally forgets clients whose time is over.
     fn sweep(&mut self, affinity: Duration, now: Moment) {
         if now < self.sweep_at {
             return;

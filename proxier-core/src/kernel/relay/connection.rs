@@ -1,4 +1,4 @@
-//! A TCP connection of a client, from the choice of an endpoint to its end.
+//! A client's TCP connection, from the choice of an endpoint to its end.
 
 use std::net::{IpAddr, TcpStream};
 use std::os::fd::{AsFd as _, BorrowedFd};
@@ -13,7 +13,7 @@ use super::stream::{End, Progress, StreamPair, Tools};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::time::Moment;
 
-/// Times for which one endpoint after the other is waited for, as kube-proxy's userspace mode does.
+/// How long to wait for each endpoint in turn, as in kube-proxy's userspace mode.
 const PATIENCE: [Duration; 4] =
     [Duration::from_millis(250), Duration::from_millis(500), Duration::from_secs(1), Duration::from_secs(2)];
 
@@ -23,7 +23,7 @@ pub(super) struct Connection {
     client: End,
     client_address: IpAddr,
     stage: Stage,
-    /// Time at which an attempt to connect is given up.
+    /// When an attempt to connect is given up.
     pub(super) timer: Option<Moment>,
     is_queued: bool,
 }
@@ -40,17 +40,17 @@ struct Dialling {
     current: Option<(EndpointKey, TcpStream)>,
     /// Endpoints that cannot be reached.
     refused: Vec<EndpointKey>,
-    /// Endpoints that did not answer in time. They may get another chance, with more time.
+    /// Endpoints that did not answer in time. They may get another attempt with more time.
     slow: Vec<EndpointKey>,
     timeouts: usize,
 }
 
 /// Result of an attempt to connect to an endpoint.
 pub(super) enum DialResult {
-    /// The attempt has begun, with the time that it has.
+    /// The attempt has started, with this time limit.
     Begun(Duration),
     Refused(Refusal),
-    /// There is no socket for it.
+    /// No socket is available.
     Exhausted,
 }
 
@@ -60,9 +60,9 @@ pub(super) enum Step {
     Wait,
     /// The endpoint has answered.
     Connected,
-    /// The endpoint has not answered: try the next.
+    /// The endpoint did not answer: try the next.
     Failed,
-    /// The client has reset the connection before an endpoint answered.
+    /// The client reset the connection before an endpoint answered.
     Abandoned,
     /// Data may be moved.
     Move,
@@ -78,7 +78,7 @@ impl Connection {
         self.ticket.server.key
     }
 
-    /// The socket of the endpoint that is being dialled.
+    /// The socket of the endpoint to which a connection is being made.
     pub(super) fn endpoint_fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.stage {
             Stage::Dialling(dialling) => dialling.current.as_ref().map(|(_, stream)| stream.as_fd()),
@@ -86,7 +86,7 @@ impl Connection {
         }
     }
 
-    /// Begins to connect to the endpoint whose turn it is.
+    /// Starts to connect to the next endpoint in rotation.
     pub(super) fn dial(&mut self, shared: &Shared, now: Moment) -> DialResult {
         let Stage::Dialling(dialling) = &mut self.stage else { return DialResult::Refused(Refusal::NobodyLeft) };
         let settings = shared.settings();
@@ -124,7 +124,7 @@ impl Connection {
         }
     }
 
-    /// The endpoint has not answered in time, as far as its thread has heard: one with much to do hears of answers later.
+    /// The endpoint has not answered in time, as far as its thread noticed: a busy thread notices answers late.
     pub(super) fn give_up_dialling(&mut self) -> Step {
         match self.answered(EpollFlags::EPOLLOUT) {
             Step::Wait => {}
@@ -137,7 +137,7 @@ impl Connection {
         Step::Failed
     }
 
-    /// Notes events of one end; returns the consequence.
+    /// Records events of one end; returns what to do.
     pub(super) fn note(&mut self, is_client: bool, events: EpollFlags) -> Step {
         let failed = EpollFlags::EPOLLERR | EpollFlags::EPOLLHUP;
         match (&mut self.stage, is_client) {
@@ -188,7 +188,7 @@ impl Connection {
         !std::mem::replace(&mut self.is_queued, true)
     }
 
-    /// Takes the connection out of the queue: its turn has come.
+    /// Removes the connection from the queue when it is its turn.
     pub(super) fn unqueue(&mut self) {
         self.is_queued = false;
     }

@@ -1,34 +1,34 @@
-//! Limits on the file descriptors that the relay has open, by use.
+//! Limits the file descriptors that the relay has open, by use.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use super::server::{Group, Shared};
 
-/// Largest need of the rest of the process: servers for health and metrics, the source of changes, netlink.
+/// Most descriptors for the rest of the process: servers for health and metrics, the source of changes, netlink.
 const OTHERS: usize = 256;
 
-/// Number of descriptors that the relay may have, of those that the process may: a quarter is left, or as many as the rest of the process
-/// needs, but half is the relay's.
+/// Number of descriptors for the relay, out of those of the process: a quarter stays free, or as many as the rest of
+/// the process needs, but the relay gets at least half.
 pub(super) fn share(open_files: usize) -> usize {
     let others = open_files.wrapping_div(4).max(OTHERS).min(open_files.wrapping_div(2));
     open_files.saturating_sub(others)
 }
 
-/// What the clients of one Service port may have, as a multiple of what is left. One alone gets three quarters of all, two 3/7 each, three 3/10: however
-/// many clients some have, others can begin connections and listeners can be opened.
+/// Limit for the clients of one Service port, as a multiple of what is left. One alone gets three quarters of all, two
+/// 3/7 each, three 3/10. So other clients can always start connections and listeners can be opened.
 const TIMES_WHAT_IS_LEFT: usize = 3;
 
 /// Purpose of a descriptor.
 #[derive(Debug)]
 pub(super) enum Use {
-    /// A socket that listens: half of all at most, so that some are left for clients.
+    /// A listening socket. They get at most half of all, so that some are left for clients.
     Listener,
     /// A client's socket and its endpoint's.
     Connection(Arc<Group>),
-    /// A client's socket of UDP.
+    /// A client's UDP socket.
     Flow(Arc<Group>),
-    /// The two ends of a pipe: only while half of all are free, since data goes without pipes too.
+    /// The two ends of a pipe. Only while half of all are free, since data can be moved without pipes.
     Pipe,
 }
 
@@ -40,7 +40,7 @@ impl Use {
         }
     }
 
-    /// Counts those of this use alone.
+    /// The counter of this use alone.
     fn counter<'a>(&'a self, in_use: &'a InUse) -> Option<&'a AtomicUsize> {
         match self {
             Use::Listener => Some(&in_use.listeners),
@@ -57,13 +57,13 @@ pub(super) struct InUse {
     listeners: AtomicUsize,
 }
 
-/// Adds to a counter unless it would be more than `most`.
+/// Adds to a counter unless it would exceed `most`.
 fn add(counter: &AtomicUsize, by: usize, most: usize) -> bool {
     let within = |now: usize| now.checked_add(by).filter(|then| *then <= most);
     counter.fetch_update(Relaxed, Relaxed, within).is_ok()
 }
 
-/// Descriptors that may be open. Given back when dropped.
+/// Descriptors that may be open. They are returned on drop.
 #[derive(Debug)]
 pub(super) struct Descriptors {
     shared: Arc<Shared>,
@@ -71,7 +71,7 @@ pub(super) struct Descriptors {
 }
 
 impl Descriptors {
-    /// `None`: there are no more for this.
+    /// `None`: no more are available for this use.
     pub(super) fn reserve(shared: &Arc<Shared>, of: Use) -> Option<Self> {
         let (most, number) = (shared.most_descriptors(), of.number());
         let half = most.wrapping_div(2);
@@ -119,7 +119,7 @@ mod tests {
         }
     }
 
-    /// The most that fit of one use, all of them held.
+    /// Takes as many of one use as possible, and holds them.
     fn all(shared: &Arc<Shared>, of: impl Fn() -> Use) -> Vec<Descriptors> {
         std::iter::from_fn(|| Descriptors::reserve(shared, of())).collect()
     }
@@ -132,7 +132,7 @@ mod tests {
         for _ in 0..2 {
             let listeners = all(&shared, || Use::Listener);
             assert_eq!((listeners.len(), all(&shared, || Use::Pipe).len()), (8, 0));
-            // 6 of the 8 that are left: 2 stay free.
+            // 6 of the remaining 8: 2 stay free.
             let mut clients = all(&shared, connection);
             assert_eq!(clients.len(), 3);
             clients.pop();
@@ -143,7 +143,7 @@ mod tests {
         }
     }
 
-    /// Each Service port takes what it can get, one after the other.
+    /// Each Service port takes as many as it can get, in sequence.
     #[test]
     fn clients_of_some_service_ports_leave_descriptors_to_others() {
         for most in [64, 768, 1 << 16] {

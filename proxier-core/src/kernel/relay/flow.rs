@@ -1,4 +1,4 @@
-//! UDP: one socket for each client of a listener, through which its endpoint answers.
+//! UDP: one socket per client of a listener, on which its endpoint replies.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -49,7 +49,7 @@ impl UdpServer {
         self.flows.remove(&client);
     }
 
-    /// Takes the flows out that are to end.
+    /// Removes the flows that should end.
     pub(super) fn take_flows(&mut self, ends: impl Fn(u64) -> bool) -> Vec<u64> {
         let mut taken = Vec::new();
         self.flows.retain(|_, flow| {
@@ -67,7 +67,7 @@ impl UdpServer {
 #[derive(Debug)]
 pub(super) struct Flow {
     ticket: Ticket,
-    /// Answers leave from the listener's address and port.
+    /// Replies leave from the listener's address and port.
     listener: Arc<UdpSocket>,
     socket: UdpSocket,
     client: SocketAddr,
@@ -77,7 +77,7 @@ pub(super) struct Flow {
 }
 
 impl Flow {
-    /// A flow to the endpoint whose turn it is. `Err(None)`: there is none for this client.
+    /// A flow to the next endpoint in rotation. `Err(None)`: there is none for this client.
     pub(super) fn begin(
         ticket: Ticket,
         server: &UdpServer,
@@ -127,7 +127,7 @@ impl Flow {
         self.ticket.server.id
     }
 
-    /// Time at which the flow ends if nothing more comes.
+    /// When the flow ends if no more datagrams come.
     pub(super) fn end(&self, idle: Duration) -> Moment {
         self.used.saturating_add(idle)
     }
@@ -138,8 +138,8 @@ impl Flow {
     }
 
     /// # Errors
-    /// When the endpoint has refused an earlier datagram, or there is no way to it. A datagram for which there is no room is
-    /// dropped, as a network does.
+    /// If the endpoint has refused an earlier datagram, or there is no route to it. A datagram without room is dropped,
+    /// as in a network.
     pub(super) fn send(&mut self, datagram: &[u8], now: Moment) -> io::Result<()> {
         self.used = now;
         match self.socket.send(datagram) {
@@ -151,11 +151,11 @@ impl Flow {
     /// Sends one datagram of the endpoint to the client.
     ///
     /// # Errors
-    /// `WouldBlock` when there is none; else the endpoint has refused.
+    /// `WouldBlock` if there is none; otherwise the endpoint has refused.
     pub(super) fn answer(&mut self, buffer: &mut [u8], now: Moment) -> io::Result<()> {
         let length = self.socket.recv(buffer)?;
         self.used = now;
-        // What the client does not take is lost, as in a network.
+        // What the client does not accept is lost, as in a network.
         drop(self.listener.send_to(buffer.get(..length).unwrap_or_default(), self.client));
         Ok(())
     }

@@ -1,8 +1,9 @@
-//! The relay: listens for Services on sockets of this process, and passes connections and datagrams on.
+//! The relay: listens for Services on sockets of this process, and forwards connections and datagrams.
 //!
-//! A few threads, each of which waits for all of its sockets at once. A connection belongs to the thread that accepted it, a UDP
-//! listener with its flows to one thread. TCP data goes through pipes ([`splice(2)`]) without being copied once a direction has
-//! carried more than 16 KiB; what a slow reader has not taken stays with the sender, but for one pipe.
+//! It has a few threads, each of which waits for all of its sockets at once. A connection belongs to the thread that
+//! accepted it, a UDP listener with its flows to one thread. Once a direction of a TCP connection has carried more than
+//! 16 KiB, its data moves through pipes ([`splice(2)`]) without being copied. What a slow reader has not taken stays
+//! with the sender, except for one pipe.
 //!
 //! [`splice(2)`]: https://man7.org/linux/man-pages/man2/splice.2.html
 
@@ -36,24 +37,24 @@ use descriptors::{Descriptors, Use, share};
 use server::{Group, Server, Shared};
 use worker::{Command, Handle, Worker};
 
-/// Threads at most. One moves several gigabytes a second.
+/// Most threads. One moves several gigabytes per second.
 const MOST_THREADS: usize = 4;
-/// Time within which a thread has to leave a listener alone.
+/// Time limit for a thread to release a listener.
 const LEAVING: Duration = Duration::from_secs(5);
 
-/// Listens on addresses and ports, and passes connections and datagrams on to endpoints, until it is dropped.
+/// Listens on addresses and ports, and forwards connections and datagrams to endpoints, until it is dropped.
 ///
-/// Sockets are opened in the network namespace of the thread that calls [`Relay::start`] and [`Relay::serve`]; it has to be the
-/// same.
+/// Sockets are opened in the network namespace of the thread that calls [`Relay::start`] and [`Relay::serve`], which
+/// must be the same.
 #[doc(hidden)]
 pub struct Relay {
     shared: Arc<Shared>,
     threads: Vec<(Handle, JoinHandle<()>)>,
     held: BTreeMap<FrontendKey, BoundListener>,
     groups: BTreeMap<Arc<str>, Weak<Group>>,
-    /// Number of groups at which those without listeners are forgotten.
+    /// Number of groups at which groups without listeners are removed.
     sweep_at: usize,
-    /// Listeners that are gone and had connections.
+    /// Closed listeners that had connections.
     closed: Vec<Arc<Server>>,
     next_id: u64,
 }
@@ -66,7 +67,7 @@ struct BoundListener {
 }
 
 enum Socket {
-    /// TCP: has the port always; listens while there is an endpoint.
+    /// TCP: always has the port; listens while there is an endpoint.
     Tcp { socket: Arc<TcpListener>, listens: bool, _descriptor: Descriptors },
     /// UDP: has the port while there is an endpoint on some node.
     Udp { open: Option<Descriptors> },
@@ -105,7 +106,7 @@ impl Relay {
     /// Starts the threads.
     ///
     /// # Errors
-    /// When the kernel gives no thread or no descriptor for waiting.
+    /// If the kernel provides no thread or no descriptor for waiting.
     pub fn start(settings: Settings) -> Result<Self, PortError> {
         let doing = "starting the relay";
         let (open_files, _) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| failed(doing, &errno.into()))?;
@@ -138,26 +139,27 @@ impl Relay {
         Ok(())
     }
 
-    /// The present listeners, with the endpoints to which they lead.
+    /// The current listeners, with their endpoints.
     pub fn listeners(&self) -> impl Iterator<Item = &Listener> {
         self.held.values().map(|held| &held.listener)
     }
 
-    /// Changes the settings of all listeners. Existing connections and flows stay.
+    /// Changes the settings of all listeners. Existing connections and flows continue.
     pub fn configure(&mut self, settings: Settings) {
         self.shared.set_settings(settings);
     }
 
-    /// Listens, or changes the endpoints of a listener. Connections to endpoints that are gone go on until either side closes them; UDP
-    /// flows to them end, and their clients get other endpoints.
+    /// Listens, or changes the endpoints of a listener. Connections to removed endpoints continue until either side
+    /// closes them. UDP flows to them end, and their clients get other endpoints.
     ///
     /// Without endpoints the kernel refuses connections and datagrams: TCP keeps the port without listening, UDP has no socket.
     ///
     /// # Errors
-    /// [`AlreadyExists`](PortErrorKind::AlreadyExists) when another program has the port, [`Permission`](PortErrorKind::Permission)
-    /// without `CAP_NET_BIND_SERVICE`, [`Unavailable`](PortErrorKind::Unavailable) for SCTP and for a family that this kernel lacks,
-    /// [`Full`](PortErrorKind::Full) when listeners have all descriptors that they may ([`Settings::max_descriptors`]). There is no such
-    /// listener then.
+    /// [`AlreadyExists`](PortErrorKind::AlreadyExists) if another program has the port;
+    /// [`Permission`](PortErrorKind::Permission) without `CAP_NET_BIND_SERVICE`;
+    /// [`Unavailable`](PortErrorKind::Unavailable) for SCTP and for a family that this kernel lacks;
+    /// [`Full`](PortErrorKind::Full) if listeners use all their descriptors ([`Settings::max_descriptors`]). The
+    /// listener does not exist afterwards.
     pub fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
         let key = listener.key;
         let outcome = match self.held.remove(&key) {
@@ -220,7 +222,7 @@ impl Relay {
         Ok(held)
     }
 
-    /// Gives a server other endpoints, and says so to the threads.
+    /// Changes a server's endpoints, and notifies the threads.
     fn update(&self, server: &Arc<Server>, listener: Listener, group: Arc<Group>) {
         server.update(listener, group);
         if server.key.protocol == Protocol::Udp {
@@ -228,7 +230,7 @@ impl Relay {
         }
     }
 
-    /// Opens, closes or changes the socket as the listener asks.
+    /// Opens, closes or changes the socket as the listener requires.
     fn adapt(&self, held: &mut BoundListener) -> io::Result<()> {
         let BoundListener { listener, server, socket } = held;
         match socket {
@@ -275,12 +277,12 @@ impl Relay {
         }
     }
 
-    /// Takes a listener from all threads, and returns when they have closed its socket.
+    /// Removes a listener from all threads; returns when they have closed its socket.
     fn leave(&self, id: u64) {
         let (done, answers) = sync_channel(self.threads.len());
         self.tell_all(|| Command::Leave(id, done.clone()));
         drop(done);
-        // A thread that has ended gives no answer, and holds no socket.
+        // A thread that has ended does not answer, and holds no socket.
         for _ in &self.threads {
             if answers.recv_timeout(LEAVING).is_err() {
                 break;
@@ -288,19 +290,20 @@ impl Relay {
         }
     }
 
-    /// Stops listening; done if it does not listen there. Connections go on until either side closes them, UDP flows end.
+    /// Stops listening; not an error if it does not listen there. Connections continue until either side closes them;
+    /// UDP flows end.
     pub fn close(&mut self, key: &FrontendKey) {
         let Some(held) = self.held.remove(key) else { return };
         self.shared.set_own(*key, false);
         self.leave(held.server.id);
         if let Socket::Tcp { socket, listens: true, .. } = &held.socket {
-            // The socket goes with `held`; who waits to be accepted is reset either way.
+            // The socket is closed with `held`; connections that were not accepted are reset.
             drop(socket::stop_listening(socket));
         }
         self.closed.push(held.server);
     }
 
-    /// Addresses of listeners that are closed and still have connections: these need the address to be local.
+    /// Addresses of closed listeners that still have connections and so must stay local.
     pub fn busy(&mut self) -> BTreeSet<IpAddr> {
         self.closed.retain(|server| server.open() > 0);
         self.closed.iter().map(|server| server.key.address).collect()
@@ -311,19 +314,19 @@ impl Relay {
         self.shared.counts()
     }
 
-    /// Connections and flows that were begun, by listener: since it was opened. A listener that is closed and opened again begins at zero.
+    /// Connections and flows started, by listener, since it was opened. A listener that is reopened starts at zero.
     pub fn begun(&self) -> impl Iterator<Item = (FrontendKey, u64)> {
         self.held.iter().map(|(key, held)| (*key, held.server.begun()))
     }
 
-    /// Notices for people: limits that were reached, Services whose endpoints do not answer. One line for each listener and
-    /// reason in a minute at most, with the number of connections.
+    /// Messages for people: limits that were reached, Services whose endpoints do not answer. At most one line per
+    /// listener, reason and minute, with the number of connections.
     pub fn notices(&self) -> Vec<String> {
         self.shared.take_notices(self.shared.now())
     }
 
-    /// Stops listening, and waits until all connections have ended, but no longer than `patience`. Returns how many are left; they
-    /// end when the relay is dropped.
+    /// Stops listening, and waits at most `patience` for all connections to end. Returns the number of connections
+    /// left, which end when the relay is dropped.
     #[expect(clippy::disallowed_methods, reason = "a relay waits in real time")]
     pub fn finish(&mut self, patience: Duration) -> usize {
         let until = self.shared.now().saturating_add(patience);
@@ -351,7 +354,7 @@ impl Drop for Relay {
         }
         self.tell_all(|| Command::End);
         for (_, thread) in self.threads.drain(..) {
-            // A thread that panicked has said so.
+            // A thread that panicked has reported it.
             drop(thread.join());
         }
     }

@@ -1,4 +1,4 @@
-//! State that the threads of a relay share: listeners with their endpoints, limits, counters and messages.
+//! State shared by a relay's threads: listeners with their endpoints, limits, counters and messages.
 
 #![expect(clippy::disallowed_types, reason = "the threads of a relay share what they serve")]
 
@@ -16,15 +16,15 @@ use crate::time::Moment;
 
 /// Shortest pause between two messages of one kind about one listener.
 const PERIOD: Duration = Duration::from_secs(60);
-/// Messages that are kept at most.
+/// Most messages to keep.
 const MOST_NOTICES: usize = 1024;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // What a thread that panicked has left is still a value.
+    // A thread that panicked leaves a valid value.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Trouble with connections or datagrams of a listener, for people.
+/// A problem with connections or datagrams of a listener, for people.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Kind {
     Descriptors,
@@ -90,12 +90,12 @@ impl Shared {
         *lock(&self.settings) = Arc::new(settings);
     }
 
-    /// Number of descriptors that the relay may have.
+    /// Number of descriptors for the relay.
     pub(super) fn most_descriptors(&self) -> usize {
         self.settings().max_descriptors.unwrap_or(self.default_descriptors)
     }
 
-    /// A listener comes or goes.
+    /// A listener is added or removed.
     pub(super) fn set_own(&self, key: FrontendKey, is_own: bool) {
         let mut own = lock(&self.own);
         if is_own {
@@ -105,7 +105,7 @@ impl Shared {
         };
     }
 
-    /// Whether an endpoint is a listener of this process. Traffic to it comes back here, and may go on doing so without end.
+    /// Whether an endpoint is a listener of this process. Traffic to it would return here, possibly endlessly.
     pub(super) fn is_own(&self, protocol: Protocol, endpoint: EndpointKey) -> bool {
         lock(&self.own).contains(&FrontendKey::new(protocol, endpoint.address.to_canonical(), endpoint.port))
     }
@@ -122,7 +122,7 @@ impl Shared {
         }
     }
 
-    /// Notes something to be told; it is counted until then.
+    /// Records a message; repetitions are counted until it is reported.
     pub(super) fn notice(&self, key: FrontendKey, kind: Kind) {
         let mut notices = lock(&self.notices);
         if notices.len() < MOST_NOTICES || notices.contains_key(&(key, kind)) {
@@ -131,7 +131,7 @@ impl Shared {
         }
     }
 
-    /// Notices that are due now: one for each listener and kind in a period.
+    /// Messages that are due now: at most one per listener and kind in a period.
     pub(super) fn take_notices(&self, now: Moment) -> Vec<String> {
         let mut told = Vec::new();
         let limit = self.most_descriptors();
@@ -141,7 +141,7 @@ impl Shared {
                 told.push(text(*key, *kind, tally.count, limit));
                 *tally = Tally { count: 0, told: Some(now) };
             }
-            // What has not happened for a whole period is forgotten.
+            // Forget what has not happened for a whole period.
             !is_due || tally.told == Some(now)
         });
         told
@@ -159,14 +159,14 @@ fn text(key: FrontendKey, kind: Kind, count: u64, descriptors: usize) -> String 
     format!("{key}: {count} connections or flows reset or dropped: {why}")
 }
 
-/// The port of a Service: its turns, clients with affinity, and file descriptors of its clients.
+/// A Service port: rotation, clients with affinity, and its clients' file descriptors.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     balance: Mutex<Balance>,
     pub(super) descriptors: AtomicUsize,
 }
 
-/// A listener as the threads see it. It lives as long as one of its connections.
+/// A listener as seen by the threads. It lives as long as its connections.
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) id: u64,
@@ -174,7 +174,7 @@ pub(super) struct Server {
     pub(super) key: FrontendKey,
     /// Connections and flows.
     open: AtomicUsize,
-    /// Connections and flows that were begun.
+    /// Connections and flows started.
     begun: AtomicU64,
 }
 
@@ -184,7 +184,7 @@ struct State {
     group: Arc<Group>,
 }
 
-/// Reason why a client is not served.
+/// Why a client is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
     Turned(Turned),
@@ -212,24 +212,24 @@ impl Server {
         self.open.load(Relaxed)
     }
 
-    /// Connections and flows that were begun.
+    /// Connections and flows started.
     pub(super) fn begun(&self) -> u64 {
         self.begun.load(Relaxed)
     }
 
-    /// Takes other endpoints. Connections to those that are gone go on.
+    /// Changes the endpoints. Connections to removed ones continue.
     pub(super) fn update(&self, listener: Listener, group: Arc<Group>) {
         *lock(&self.state) = State { listener: Arc::new(listener), group };
     }
 
-    /// A client does not stay with an endpoint that failed.
+    /// Drops a client's affinity to a failed endpoint.
     pub(super) fn leave(&self, client: IpAddr, endpoint: EndpointKey) {
         let group = Arc::clone(&lock(&self.state).group);
         lock(&group.balance).leave(client, endpoint);
     }
 }
 
-/// The right to one connection or flow. Given back when dropped.
+/// Permission for one connection or flow. Returned on drop.
 #[derive(Debug)]
 pub(super) struct Ticket {
     shared: Arc<Shared>,
@@ -240,7 +240,7 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// A ticket, or why there is none.
+    /// Takes a ticket, or returns why there is none.
     pub(super) fn take(shared: &Arc<Shared>, server: &Arc<Server>, is_flow: bool) -> Result<Self, Kind> {
         let group = Arc::clone(&lock(&server.state).group);
         let of = if is_flow { Use::Flow(Arc::clone(&group)) } else { Use::Connection(Arc::clone(&group)) };
@@ -254,7 +254,7 @@ impl Ticket {
         Ok(Ticket { shared, server, group, is_flow, _descriptors: descriptors })
     }
 
-    /// The endpoint for a client, which has not been tried in vain.
+    /// The endpoint for a client, except those that were tried without success.
     pub(super) fn choose(
         &self,
         client: IpAddr,

@@ -1,4 +1,4 @@
-//! Sockets and pipes, as the relay opens them.
+//! The relay's sockets and pipes.
 
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -18,8 +18,7 @@ use super::descriptors::{Descriptors, Use};
 use super::server::Shared;
 use crate::net::Family;
 
-/// Seconds for which a connection is idle before the kernel asks the other end whether it still lives; then seconds between questions, and
-/// their number.
+/// Idle seconds before the kernel sends keepalives; seconds between them; their number.
 const KEEP_IDLE: u32 = 60;
 const KEEP_INTERVAL: u32 = 15;
 const KEEP_COUNT: u32 = 4;
@@ -32,8 +31,7 @@ fn open(family: Family, kind: SockType) -> Result<OwnedFd, Errno> {
     socket(family, kind, SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC, None)
 }
 
-/// Options of every connection. Urgent data stays in its place among the rest, as RFC 6093 recommends: nothing is lost, and nothing is
-/// passed on before its turn.
+/// Options of every connection. Urgent data stays in sequence, as RFC 6093 recommends, so nothing is lost or reordered.
 fn connection(fd: &OwnedFd) -> Result<(), Errno> {
     setsockopt(fd, sockopt::TcpNoDelay, &true)?;
     setsockopt(fd, sockopt::OobInline, &true)?;
@@ -50,28 +48,28 @@ fn bind_to(fd: &OwnedFd, address: SocketAddr) -> Result<(), Errno> {
     bind(fd.as_raw_fd(), &SockaddrStorage::from(address))
 }
 
-/// Takes a TCP port, without listening yet. The options hold for accepted connections too.
+/// Binds a TCP port, without listening yet. Accepted connections inherit the options.
 pub(super) fn take_tcp(address: SocketAddr) -> io::Result<TcpListener> {
     let fd = open(Family::of(address.ip()), SockType::Stream)?;
-    // Connections of an earlier process may still be in TIME_WAIT. Two that listen exclude each other all the same.
+    // Connections of an earlier process may be in TIME_WAIT. Two listening sockets still exclude each other.
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     connection(&fd)?;
     setsockopt(&fd, sockopt::TcpKeepInterval, &KEEP_INTERVAL)?;
     setsockopt(&fd, sockopt::TcpKeepCount, &KEEP_COUNT)?;
     bind_to(&fd, address)?;
-    // While nothing is listened on, another program could take a port that is reused.
+    // While nothing listens, another program could bind a reusable port.
     setsockopt(&fd, sockopt::ReuseAddr, &false)?;
     Ok(TcpListener::from(fd))
 }
 
-/// Begins to accept connections. As many may wait as `net.core.somaxconn` says.
+/// Starts to accept connections. The backlog is `net.core.somaxconn`.
 pub(super) fn start_listening(listener: &TcpListener) -> io::Result<()> {
-    // Connections of an earlier time may be open.
+    // Earlier connections may still be open.
     setsockopt(listener, sockopt::ReuseAddr, &true)?;
     Ok(listen(listener, Backlog::MAXALLOWABLE)?)
 }
 
-/// Refuses connections from now on, and keeps the port. Connections not yet accepted are reset. Kernel: net/ipv4/af_inet.c,
+/// Refuses new connections but keeps the port. Connections not yet accepted are reset. Kernel: net/ipv4/af_inet.c,
 /// `inet_shutdown` of a listening socket.
 pub(super) fn stop_listening(listener: &TcpListener) -> io::Result<()> {
     shutdown(listener.as_raw_fd(), Shutdown::Read)?;
@@ -85,7 +83,7 @@ pub(super) fn take_udp(address: SocketAddr) -> io::Result<UdpSocket> {
     Ok(UdpSocket::from(fd))
 }
 
-/// Begins a connection to an endpoint. It is made, or has failed, when it becomes writable.
+/// Starts to connect to an endpoint. The attempt has ended when the socket becomes writable.
 pub(super) fn dial(endpoint: SocketAddr) -> io::Result<TcpStream> {
     let fd = open(Family::of(endpoint.ip()), SockType::Stream)?;
     connection(&fd)?;
@@ -95,7 +93,7 @@ pub(super) fn dial(endpoint: SocketAddr) -> io::Result<TcpStream> {
     }
 }
 
-/// A UDP socket that speaks to one endpoint only.
+/// A UDP socket connected to one endpoint.
 pub(super) fn talk_to(endpoint: SocketAddr) -> io::Result<UdpSocket> {
     let fd = open(Family::of(endpoint.ip()), SockType::Datagram)?;
     connect(fd.as_raw_fd(), &SockaddrStorage::from(endpoint))?;
@@ -104,20 +102,20 @@ pub(super) fn talk_to(endpoint: SocketAddr) -> io::Result<UdpSocket> {
 
 /// Closes a connection so that the other end sees a reset.
 pub(super) fn reset(stream: TcpStream) {
-    // What cannot be reset is closed.
+    // If it cannot be reset, it is closed.
     if setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).is_err() {
         drop(stream.shutdown(std::net::Shutdown::Both));
     }
     drop(stream);
 }
 
-/// Whether opening failed for want of descriptors or memory.
+/// Whether opening failed because of missing descriptors or memory.
 pub(super) fn is_exhausted(error: &io::Error) -> bool {
     let errno = error.raw_os_error().map(Errno::from_raw);
     matches!(errno, Some(Errno::EMFILE | Errno::ENFILE | Errno::ENOBUFS | Errno::ENOMEM))
 }
 
-/// A pipe, through which data goes from one socket to another without being copied.
+/// A pipe, through which data moves between sockets without being copied.
 #[derive(Debug)]
 pub(super) struct Pipe {
     read: OwnedFd,
@@ -125,18 +123,19 @@ pub(super) struct Pipe {
     _descriptors: Descriptors,
 }
 
-/// The most data moved at once: sixteen parts of up to 64 KiB fit into a pipe.
+/// The most data moved at once: a pipe holds sixteen parts of up to 64 KiB.
 const AT_ONCE: usize = 1 << 20;
 
 impl Pipe {
-    /// `None`: there are no descriptors for it.
+    /// `None`: no descriptors are available.
     pub(super) fn new(shared: &Arc<Shared>) -> Option<Self> {
         let descriptors = Descriptors::reserve(shared, Use::Pipe)?;
         let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
         Some(Pipe { read, write, _descriptors: descriptors })
     }
 
-    /// Moves what a socket has received into the empty pipe. 0: the other end will send no more, or nothing before urgent data.
+    /// Moves received data from a socket into the empty pipe. 0: the other end has finished, or only urgent data
+    /// follows.
     pub(super) fn fill(&self, from: impl AsFd) -> io::Result<usize> {
         Ok(splice(from, None, &self.write, None, AT_ONCE, flags())?)
     }

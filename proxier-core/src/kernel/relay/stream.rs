@@ -1,4 +1,4 @@
-//! Data of one TCP connection: from the client to the endpoint and back, each direction by itself.
+//! Moves the data of one TCP connection, each direction independently.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -9,21 +9,21 @@ use nix::sys::epoll::EpollFlags;
 use super::server::Shared;
 use super::socket::Pipe;
 
-/// Pipes that a thread keeps for later use, at most.
+/// Most pipes that a thread keeps for reuse.
 const KEPT_PIPES: usize = 256;
-/// Share of the relay's descriptors that pipes kept by a thread may take: one in so many.
+/// Pipes kept by a thread may take one in this many of the relay's descriptors.
 const KEPT_SHARE: usize = 128;
 /// Bytes to copy before a direction gets a pipe: a copy takes two system calls, a pipe three.
 const FIRST: usize = 16 << 10;
-/// Rounds of one direction before the next one gets its turn.
+/// Rounds of one direction before the next connection.
 const ROUNDS: usize = 16;
 
-/// Pipes and buffer that all connections of a thread share.
+/// Pipes and buffer shared by all connections of a thread.
 #[derive(Debug)]
 pub(super) struct Tools {
     shared: Arc<Shared>,
     pipes: Vec<Pipe>,
-    /// Largest number of pipes kept.
+    /// Most pipes kept.
     kept: usize,
     buffer: Box<[u8]>,
 }
@@ -34,13 +34,13 @@ impl Tools {
         Tools { shared, pipes: Vec::new(), kept, buffer: vec![0; 64 << 10].into() }
     }
 
-    /// Room for a datagram, or for some data.
+    /// A buffer for a datagram, or for some data.
     pub(super) fn buffer(&mut self) -> &mut [u8] {
         &mut self.buffer
     }
 
     fn take_pipe(&mut self) -> Option<Pipe> {
-        // Without a descriptor for it, data is copied.
+        // Without descriptors for a pipe, data is copied.
         self.pipes.pop().or_else(|| Pipe::new(&self.shared))
     }
 
@@ -58,9 +58,9 @@ pub(super) struct End {
     pub(super) stream: TcpStream,
     readable: bool,
     writable: bool,
-    /// The other side has closed or failed: read until the kernel says so, since it does not tell again.
+    /// The other side has closed or failed: read until the kernel reports it, since there is no second event.
     ends: bool,
-    /// Urgent data is on its way: reads stop in front of its mark, and pipes do not pass it.
+    /// Urgent data is pending: reads stop before its mark, and pipes do not pass it.
     urgent: bool,
 }
 
@@ -78,14 +78,14 @@ impl End {
     }
 }
 
-/// Data that was read and not written yet.
+/// Data that was read and not yet written.
 #[derive(Debug, Default)]
 enum Buffered {
     #[default]
     Nothing,
-    /// Bytes in a pipe, and their number.
+    /// A pipe, and the number of bytes in it.
     Piped(Pipe, usize),
-    /// Bytes from an index on.
+    /// Bytes from an index.
     Copied(Vec<u8>, usize),
 }
 
@@ -94,13 +94,13 @@ enum Buffered {
 enum State {
     #[default]
     Open,
-    /// The source has ended; data held goes on.
+    /// The source has ended; held data is still sent.
     Ending,
-    /// The source was reset; data held goes on, then the other end is reset too.
+    /// The source was reset; held data is still sent, then the other end is reset too.
     Resetting,
-    /// Over, and the other end knows.
+    /// Finished, and the other end knows.
     Done,
-    /// The destination takes no more.
+    /// The destination accepts no more.
     Dead,
 }
 
@@ -108,20 +108,20 @@ enum State {
 struct Direction {
     held: Buffered,
     state: State,
-    /// Whether the direction has carried more than fits into one small read.
+    /// Whether the direction has carried more than one small read.
     is_bulk: bool,
 }
 
-/// Remaining work after data was moved.
+/// What remains after data was moved.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Progress {
-    /// No work until the kernel reports a change.
+    /// Nothing until the kernel reports a change.
     Waiting,
-    /// More at once, but other connections come first.
+    /// There is more, but other connections come first.
     Busy,
     /// Both directions have ended.
     Finished,
-    /// The connection was reset by one end, and has to be reset at the other.
+    /// One end reset the connection, so the other must be reset too.
     Broken,
 }
 
@@ -139,12 +139,12 @@ impl StreamPair {
         let mut up = self.up.go_on(client, endpoint, tools);
         let down = self.down.go_on(endpoint, client, tools);
         if self.down.state == State::Dead && self.up.is_open() {
-            // What the client still had to say before it failed is read now.
+            // Read what the client sent before it failed.
             up = self.up.go_on(client, endpoint, tools);
         }
         self.was_reset |= [&self.up, &self.down].iter().any(|of| of.state == State::Dead || of.is_reset());
         let over = |of: &Direction| !of.is_open();
-        // A reset in one direction is one in both, once what came before it is through.
+        // A reset in one direction resets both, once earlier data was sent.
         if self.up.is_reset() || self.down.is_reset() {
             return Progress::Broken;
         }
@@ -162,12 +162,12 @@ impl Direction {
         matches!(self.state, State::Open | State::Ending | State::Resetting)
     }
 
-    /// Whether the source was reset and everything before that has gone on.
+    /// Whether the source was reset and all earlier data was sent.
     fn is_reset(&self) -> bool {
         self.state == State::Resetting && matches!(self.held, Buffered::Nothing)
     }
 
-    /// Moves data as far as both ends allow. Returns whether there is more to move at once.
+    /// Moves data as far as both ends allow. Returns whether more can be moved at once.
     fn go_on(&mut self, from: &mut End, to: &mut End, tools: &mut Tools) -> bool {
         for _ in 0..ROUNDS {
             if !matches!(self.held, Buffered::Nothing) {
@@ -186,7 +186,7 @@ impl Direction {
             match self.state {
                 State::Open => {}
                 State::Ending => {
-                    // It fails only where the other end has failed already, which reading from it tells.
+                    // It only fails if the other end has already failed, which a read reports.
                     drop(to.stream.shutdown(Shutdown::Write));
                     self.state = State::Done;
                     return false;
@@ -215,14 +215,14 @@ impl Direction {
         to.ends = true;
     }
 
-    /// Reads once, and writes the copied bytes at once. 0: the source has ended.
+    /// Reads once, and writes copied bytes at once. 0: the source has ended.
     fn read(&mut self, from: &mut End, to: &mut End, tools: &mut Tools) -> io::Result<usize> {
         if self.is_bulk
             && !from.urgent
             && let Some(pipe) = tools.take_pipe()
         {
             match pipe.fill(&from.stream) {
-                // The end, or the mark of urgent data with the end behind it: reading tells.
+                // The end, or the mark of urgent data followed by the end: a read tells which.
                 Ok(0) => tools.give_back(pipe),
                 Ok(length) => {
                     self.held = Buffered::Piped(pipe, length);
@@ -236,14 +236,14 @@ impl Direction {
         }
         let buffer = tools.buffer.get_mut(..FIRST).unwrap_or_default();
         let length = match from.stream.read(buffer) {
-            // At the mark, a signal of this moment looks the same.
+            // At the mark, a signal at this moment looks the same.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock && std::mem::take(&mut from.urgent) => {
                 from.stream.read(buffer)?
             }
             outcome => outcome?,
         };
         self.is_bulk |= length == FIRST;
-        // Less than asked for: there is no more, and the kernel reports what comes later, but not a second time the end.
+        // A short read: there is no more, and the kernel reports later data, but not the end a second time.
         if length < FIRST && !from.ends && !from.urgent {
             from.readable = false;
         }
@@ -267,7 +267,7 @@ impl Direction {
         Ok(length)
     }
 
-    /// Writes some of the data held.
+    /// Writes some of the held data.
     fn write(&mut self, to: &End, tools: &mut Tools) -> io::Result<()> {
         let nothing = || io::Error::from(io::ErrorKind::WriteZero);
         match &mut self.held {

@@ -1,4 +1,4 @@
-//! A thread of a relay: waits for all its sockets at once, and moves their data.
+//! A thread of a relay: waits for all its sockets and moves their data.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::fs::File;
@@ -23,9 +23,9 @@ use crate::time::Moment;
 
 /// Events taken at once.
 const EVENTS: usize = 256;
-/// Connections accepted at one listener, and datagrams taken from one socket, before the next one gets its turn.
+/// Connections accepted at one listener, or datagrams read from one socket, before the next one.
 const IN_A_ROW: usize = 64;
-/// Time for which a listener is left alone when there is no descriptor to take a connection with.
+/// How long a listener is ignored if no descriptor is available for its connections.
 const REST: Duration = Duration::from_millis(100);
 
 /// Command to a thread.
@@ -34,9 +34,9 @@ pub(super) enum Command {
     Accept(Arc<Server>, Arc<TcpListener>),
     /// Take datagrams.
     Receive(Arc<Server>, Arc<UdpSocket>),
-    /// Leave a listener alone; the answer says that its socket is closed here.
+    /// Release a listener; the answer confirms that its socket is closed here.
     Leave(u64, SyncSender<()>),
-    /// The endpoints of a UDP listener have changed: flows to those that are gone end.
+    /// The endpoints of a UDP listener have changed: flows to removed ones end.
     Moved(u64),
     /// End all connections and the thread.
     End,
@@ -50,17 +50,17 @@ pub(super) struct Handle {
 }
 
 impl Handle {
-    /// Sends a command. A thread that has ended takes none, and serves nothing either.
+    /// Sends a command. A thread that has ended ignores it, and serves nothing either.
     pub(super) fn send(&self, command: Command) {
         if self.commands.send(command).is_ok() {
-            // It fails only when the thread has not taken 2⁶⁴ of them.
+            // It can only fail if the thread has missed 2⁶⁴ wake-ups.
             let _is_awake = self.wake.write(1);
         }
     }
 }
 
-/// Subject of an event: two bits beside the number of the listener, connection or flow. No number is used twice, so that a
-/// late event about one that is closed finds nothing.
+/// Subject of an event: two bits and the number of the listener, connection or flow. Numbers are not reused, so a late
+/// event about a closed one finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum About {
     TcpListener,
@@ -89,7 +89,7 @@ fn meaning(token: u64) -> (u64, About) {
     (token.wrapping_div(4), about)
 }
 
-/// The number of no listener: its event says that there are commands.
+/// Not the number of a listener: its event means that there are commands.
 const COMMANDS: u64 = 0;
 
 fn whenever_it_changes() -> EpollFlags {
@@ -110,16 +110,16 @@ pub(super) struct Worker {
     udp: BTreeMap<u64, UdpServer>,
     slots: BTreeMap<u64, Slot>,
     next_id: u64,
-    /// Times at which connections and flows want to be looked at, with their numbers.
+    /// When connections and flows need attention, with their numbers.
     timers: BTreeSet<(Moment, u64)>,
     /// Connections with more to move at once.
     busy: VecDeque<u64>,
-    /// Listeners that are not waited for until then.
+    /// Listeners that are ignored until then.
     resting: Vec<u64>,
     rests_until: Option<Moment>,
     tools: Tools,
-    /// Descriptor that is kept open, so that a connection can be accepted and reset when there is no descriptor left: otherwise it would stay in the queue,
-    /// and be reported again and again.
+    /// A spare descriptor. If no descriptor is left, it is closed to accept and reset a connection, which would
+    /// otherwise stay in the queue and be reported endlessly.
     spare: Option<File>,
 }
 
@@ -154,14 +154,14 @@ impl Worker {
         })
     }
 
-    /// Serves until the command to end comes.
+    /// Serves until told to end.
     pub(super) fn run(mut self) {
         let mut events = [EpollEvent::empty(); EVENTS];
         loop {
             let count = match self.epoll.wait(&mut events, self.patience()) {
                 Ok(count) => count,
                 Err(Errno::EINTR) => 0,
-                // Only a descriptor that is none gives another error.
+                // Only an invalid descriptor gives another error.
                 Err(_) => return,
             };
             let now = self.shared.now();
@@ -191,14 +191,14 @@ impl Worker {
         let timers = self.timers.first().map(|(at, _)| *at);
         let next = timers.into_iter().chain(self.rests_until).min();
         let Some(at) = next else { return EpollTimeout::NONE };
-        // Rounded up: a look a moment too early finds nothing to do.
+        // Rounded up: waking too early would find nothing to do.
         let wait = at.saturating_sub(self.shared.now()).saturating_add(Duration::from_micros(999));
         EpollTimeout::try_from(wait).unwrap_or(EpollTimeout::MAX)
     }
 
     /// Carries out commands. Returns whether to end.
     fn obey(&mut self) -> bool {
-        // Commands that come after this wake the thread again.
+        // Commands sent after this wake the thread again.
         let _how_often = self.wake.read();
         while let Ok(command) = self.commands.try_recv() {
             match command {
@@ -227,7 +227,7 @@ impl Worker {
 
     fn leave(&mut self, id: u64) {
         if let Some((_, socket)) = self.listeners.remove(&id) {
-            // It fails where it was not added.
+            // It fails if the socket was not added.
             let _was_added = self.epoll.delete(&*socket);
         }
         if let Some(server) = self.udp.remove(&id) {
@@ -289,7 +289,7 @@ impl Worker {
                     return;
                 }
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
-                // The client is not waiting any more, or the socket does not listen any more.
+                // The client no longer waits, or the socket no longer listens.
                 Err(_) => return,
             }
         }
@@ -298,14 +298,14 @@ impl Worker {
     /// Waits for connections at a listener.
     fn wait_for_clients(&self, id: u64) {
         let Some((server, socket)) = self.listeners.get(&id) else { return };
-        // One of the threads that wait is woken, not all.
+        // Wake one of the waiting threads, not all.
         let flags = EpollFlags::EPOLLIN | EpollFlags::EPOLLEXCLUSIVE;
         if self.epoll.add(&**socket, EpollEvent::new(flags, token(id, About::TcpListener))).is_err() {
             self.shared.notice(server.key, Kind::Exhausted);
         }
     }
 
-    /// Leaves a listener alone for a while: who waits there can be neither served nor reset, and would be reported again and again.
+    /// Ignores a listener for a while: its clients can be neither served nor reset, and would be reported endlessly.
     fn rest(&mut self, id: u64, socket: &TcpListener, now: Moment) {
         if self.epoll.delete(socket).is_ok() {
             self.resting.push(id);
@@ -334,7 +334,7 @@ impl Worker {
         self.dial(id, now);
     }
 
-    /// Begins to connect to the next endpoint.
+    /// Starts to connect to the next endpoint.
     fn dial(&mut self, id: u64, now: Moment) {
         let Some(Slot::Tcp(connection)) = self.slots.get_mut(&id) else { return };
         match connection.dial(&self.shared, now) {
@@ -430,7 +430,7 @@ impl Worker {
         self.timers.extend(at.map(|at| (at, id)));
     }
 
-    /// Carries out the work that is due.
+    /// Does the work that is due.
     fn run_due(&mut self, now: Moment) {
         while let Some((at, id)) = self.timers.first().copied().filter(|(at, _)| *at <= now) {
             self.timers.remove(&(at, id));
@@ -462,14 +462,14 @@ impl Worker {
             let (length, client) = match server.socket().recv_from(self.tools.buffer()) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // An answer to the client did not arrive: the client has gone.
+                // The client did not receive a reply, so it is gone.
                 Err(_) => continue,
             };
             self.forward(id, client, length, now);
         }
     }
 
-    /// Sends a client's datagram on. A flow whose endpoint has refused an earlier one ends, and another begins.
+    /// Forwards a client's datagram. If the endpoint refused an earlier one, the flow ends and another starts.
     fn forward(&mut self, id: u64, client: SocketAddr, length: usize, now: Moment) {
         for _ in 0..2 {
             let Some(flow_id) = self.flow(id, client, now) else { return };
@@ -483,7 +483,7 @@ impl Worker {
         }
     }
 
-    /// The flow of a client, begun if need be.
+    /// The flow of a client, started if necessary.
     fn flow(&mut self, id: u64, client: SocketAddr, now: Moment) -> Option<u64> {
         let udp = self.udp.get(&id)?;
         if let Some(flow) = udp.flow(client) {

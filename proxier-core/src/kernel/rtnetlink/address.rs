@@ -14,8 +14,8 @@ const RTM_GETADDR: u16 = 22;
 
 /// `IFA_F_NODAD`: usable at once, without duplicate address detection.
 const NO_DUPLICATE_DETECTION: u32 = 0x02;
-/// `IFA_F_NOPREFIXROUTE`: no route for a network of one address beside the local one. Without it, a deletion makes the
-/// kernel search all addresses of the device for another one of that network (`check_cleanup_prefix_route`).
+/// `IFA_F_NOPREFIXROUTE`: no prefix route in addition to the local route. Without it, a deletion makes the kernel
+/// search all addresses of the device for another one in the same network (`check_cleanup_prefix_route`).
 const NO_PREFIX_ROUTE: u32 = 0x200;
 
 attrs! {
@@ -24,9 +24,9 @@ attrs! {
     pub enum AddressAttr<'a> {
         /// The address, or the peer's on a point-to-point device.
         ADDRESS = 1 => Address(&'a [u8]),
-        /// The address, where it differs from the peer's. IPv4 always has it.
+        /// The address, if it differs from the peer's. IPv4 always has it.
         LOCAL = 2 => Local(&'a [u8]),
-        /// `IFA_F_*`, of which the header holds only the first eight.
+        /// `IFA_F_*`; the header only holds the first eight.
         FLAGS = 8 => Flags(u32),
     }
 }
@@ -45,7 +45,7 @@ fn header(family: u8, prefix: u8, device: u32) -> [u8; 8] {
     [family, prefix, 0, 0, a, b, c, d]
 }
 
-/// Reads an address from what follows the message header; `None` for families that are not IP.
+/// Decodes an address from the bytes behind the message header; `None` for families other than IP.
 pub(super) fn read(payload: &[u8]) -> Result<Option<AssignedAddress>, WireError> {
     let (header, attributes) = split::<8>(payload)?;
     let &[family, prefix, ..] = header;
@@ -71,7 +71,7 @@ pub(super) fn list(connection: &mut Connection) -> Result<Vec<AssignedAddress>, 
     Ok(dump.items.into_iter().flatten().collect())
 }
 
-/// Adds addresses as `/32` or `/128`. The kernel refuses one that exists with `EEXIST`.
+/// Adds addresses as `/32` or `/128`. The kernel refuses an existing one with `EEXIST`.
 pub(super) fn add(connection: &mut Connection, device: u32, addresses: &[IpAddr]) -> BatchReport {
     let mut batch = connection.batch();
     for &address in addresses {

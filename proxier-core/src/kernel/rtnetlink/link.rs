@@ -12,14 +12,14 @@ const RTM_GETLINK: u16 = 18;
 /// `RTEXT_FILTER_SKIP_STATS`: a listing without counters is a third shorter.
 const SKIP_STATS: u32 = 1 << 3;
 
-/// The kind of device that holds addresses and carries no packets.
+/// The kind of device that holds addresses and transmits no packets.
 const DUMMY: &str = "dummy";
 
 attrs! {
     /// Inside `IFLA_LINKINFO`.
     "IFLA_INFO_",
     pub enum InfoAttr<'a> {
-        /// The kind: `dummy`, `veth`; missing for devices of hardware.
+        /// The kind: `dummy`, `veth`; missing for hardware devices.
         KIND = 1 => Kind(NulStr<'a>),
     }
 }
@@ -32,7 +32,7 @@ attrs! {
         IFNAME = 3 => Name(NulStr<'a>),
         /// Details by its kind.
         LINKINFO = 18 => Info(Attrs<'a, InfoAttr<'a>>),
-        /// Parts that a listing should leave out: `RTEXT_FILTER_*`.
+        /// What a listing should omit: `RTEXT_FILTER_*`.
         EXT_MASK = 29 => ExtMask(u32),
     }
 }
@@ -43,12 +43,12 @@ pub(super) struct Link {
     pub(super) index: u32,
     pub(super) name: String,
     pub(super) kind: Option<String>,
-    /// `AF_UNSPEC`, or the family that looks at the device: `AF_BRIDGE` for a message about a bridge and its port.
+    /// `AF_UNSPEC`, or the reporting family: `AF_BRIDGE` for a message about a bridge and its port.
     family: u8,
 }
 
 impl Link {
-    /// Whether this is about a port of a bridge, not the device itself.
+    /// Whether the message is about a port of a bridge rather than the device itself.
     pub(super) fn is_bridge_port(&self) -> bool {
         self.family != AF_UNSPEC
     }
@@ -58,7 +58,7 @@ impl Link {
     }
 }
 
-/// `struct ifinfomsg` with just an index.
+/// `struct ifinfomsg` with only an index.
 fn header(index: u32) -> [u8; 16] {
     let mut header = [0; 16];
     let [a, b, c, d] = index.to_ne_bytes();
@@ -67,7 +67,7 @@ fn header(index: u32) -> [u8; 16] {
     header
 }
 
-/// Reads a device from what follows the message header.
+/// Decodes a device from the bytes behind the message header.
 pub(super) fn read(payload: &[u8]) -> Result<Link, WireError> {
     let (header, attributes) = split::<16>(payload)?;
     let &[family, ..] = header;
@@ -113,7 +113,7 @@ pub(super) fn list(connection: &mut Connection) -> Result<Vec<Link>, Error> {
     Ok(dump.items)
 }
 
-/// Creates a dummy device, which is down.
+/// Creates a dummy device that is down.
 pub(super) fn create_dummy(connection: &mut Connection, name: &str) -> Result<(), Error> {
     connection.request(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, &header(0), |out| {
         out.attr(LinkAttr::IFNAME, &NulStr::from(name));
@@ -121,7 +121,7 @@ pub(super) fn create_dummy(connection: &mut Connection, name: &str) -> Result<()
     })
 }
 
-/// Deletes the device with this index: another one that took its name meanwhile is safe.
+/// Deletes the device with this index, so a new device of the same name is safe.
 pub(super) fn delete(connection: &mut Connection, index: u32) -> Result<(), Error> {
     connection.request(RTM_DELLINK, 0, &header(index), |_| {})
 }

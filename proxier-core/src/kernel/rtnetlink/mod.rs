@@ -1,4 +1,4 @@
-//! Devices, addresses and local routes: `NETLINK_ROUTE`, as far as a proxy needs it.
+//! Devices, addresses and local routes: the parts of `NETLINK_ROUTE` that a proxy needs.
 //!
 //! Kernel: net/core/rtnetlink.c, net/ipv4/devinet.c, net/ipv6/addrconf.c, net/ipv4/fib_frontend.c, net/ipv6/route.c.
 
@@ -40,7 +40,7 @@ fn get_address(payload: &[u8]) -> Option<IpAddr> {
     <[u8; 16]>::try_from(payload).ok().map(IpAddr::from)
 }
 
-/// Splits what follows the message header into a fixed header and attributes.
+/// Splits the bytes behind the message header into a fixed header and attributes.
 fn split<const LENGTH: usize>(payload: &[u8]) -> Result<(&[u8; LENGTH], &[u8]), WireError> {
     payload.split_first_chunk().ok_or(WireError::Message { offset: 0, available: payload.len() })
 }

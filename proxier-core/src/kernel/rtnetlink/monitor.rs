@@ -1,4 +1,4 @@
-//! Reports changes: devices that come and go, addresses that are added and deleted, default routes.
+//! Reports changes of devices, addresses and default routes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -20,25 +20,25 @@ use crate::ports::{PortError, RouteOwner};
 
 /// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE` (linux/rtnetlink.h).
 const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x400;
-/// Room for several thousand changes that were not read yet.
+/// Room for several thousand unread changes.
 const RECEIVE_BUFFER: usize = 4 << 20;
 /// Room for one datagram.
 const DATAGRAM: usize = 64 << 10;
-/// Datagrams in one call, so that it ends even in a flood of them.
+/// Most datagrams in one call, so that it ends even in a flood of them.
 const AT_ONCE: usize = 100_000;
 
 /// Change of a device or an address.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
-    /// The device or address is there: new, or, for a device, changed.
+    /// The device or address exists: it is new or, for a device, changed.
     Present,
-    /// The device or address is gone.
+    /// The device or address was removed.
     Gone,
 }
 
 /// Changes since the last call. Of several changes of one object only the last is kept.
 ///
-/// Includes the changes that this process makes.
+/// Includes changes by this process.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Changes {
@@ -46,13 +46,13 @@ pub struct Changes {
     pub overflowed: bool,
     /// Devices by name.
     pub devices: BTreeMap<String, Change>,
-    /// A default route came, changed or went.
+    /// A default route was added, changed or removed.
     pub default_routes: bool,
-    /// A local route by which IPVS mode binds addresses went ([`RouteOwner::Ipvs`]).
+    /// A local route with which IPVS mode binds addresses was removed ([`RouteOwner::Ipvs`]).
     pub bound_routes: bool,
     /// Addresses by the name of their device.
     pub addresses: BTreeMap<String, BTreeMap<IpAddr, Change>>,
-    /// Addresses that a device had at some time since the last call, even if it lost them again.
+    /// Addresses that a device had at some time since the last call, even if they were removed again.
     pub came: BTreeSet<IpAddr>,
 }
 
@@ -66,14 +66,15 @@ impl Changes {
 
 /// Listens for changes of devices, addresses and default routes of both families in one network namespace.
 ///
-/// To miss nothing, open it before reading the addresses. Wait for its descriptor to become readable, then call
+/// Open it before you read the addresses, to miss nothing. Wait until its descriptor is readable, then call
 /// [`drain`](Monitor::drain).
 ///
-/// A monitor stays in the network namespace of the thread that opened it: for another one, open it on a thread that has entered that.
+/// A monitor stays in the network namespace of the thread that opened it. For another one, open it on a thread that has
+/// entered it.
 pub struct Monitor {
     socket: OwnedFd,
     connection: Connection,
-    /// Names by index: messages about addresses carry only the index.
+    /// Names by index: messages about addresses only contain the index.
     names: BTreeMap<u32, String>,
     buffer: Vec<u8>,
 }
@@ -102,10 +103,10 @@ fn failed(doing: &str, errno: Errno) -> PortError {
 }
 
 impl Monitor {
-    /// Begins to listen, in the network namespace of the calling thread. Needs no privilege.
+    /// Starts to listen in the calling thread's network namespace. Needs no privilege.
     ///
     /// # Errors
-    /// When the kernel refuses the socket, or the devices could not be read.
+    /// If the kernel refuses the socket, or the devices could not be read.
     pub fn open() -> Result<Self, PortError> {
         const DOING: &str = "listening for changes of addresses";
         let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
@@ -128,15 +129,15 @@ impl Monitor {
         Ok(())
     }
 
-    /// Returns what happened so far, without waiting.
+    /// Returns the changes so far, without waiting.
     ///
     /// # Errors
-    /// When the socket failed: open another, and assume that everything changed.
+    /// If the socket failed: open another one, and assume that everything changed.
     pub fn drain(&mut self) -> Result<Changes, PortError> {
         let mut changes = Changes::default();
         for _ in 0..AT_ONCE {
             match recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer) {
-                // Accept messages only from the kernel.
+                // Only accept messages from the kernel.
                 Ok((length, Some(sender))) if sender.pid() == 0 => self.read_datagram(length, &mut changes),
                 Ok(_) | Err(Errno::EINTR) => {}
                 Err(Errno::EAGAIN) => break,
@@ -152,7 +153,7 @@ impl Monitor {
 
     fn read_datagram(&mut self, length: usize, changes: &mut Changes) {
         let buffer = std::mem::take(&mut self.buffer);
-        // A datagram that fills the buffer may have been cut off.
+        // A datagram that fills the buffer may have been truncated.
         changes.overflowed |= length >= buffer.len();
         for message in Messages::new(buffer.get(..length).unwrap_or(&buffer)) {
             match message {
@@ -197,7 +198,7 @@ impl Monitor {
 
     fn note_link(&mut self, link: Link, gone: bool, changes: &mut Changes) {
         if link.is_bridge_port() {
-            // A port that leaves its bridge is "deleted" there, but still exists.
+            // A port that leaves its bridge is "deleted" there but still exists.
             return;
         }
         if gone {

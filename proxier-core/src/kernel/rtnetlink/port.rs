@@ -15,20 +15,20 @@ use crate::snapshot::HostAddresses;
 
 /// The port over rtnetlink.
 ///
-/// Sends many addresses at once. Side by side on Linux 6.1 in an emulated machine that was busy otherwise, three runs:
-/// 1,000 IPv4 addresses took 0.15 to 0.65 s, `ip -batch` 0.35 to 1.4 s; 5,000 took 1.5 to 1.7 s, `ip -batch` 1.9 to 6.4 s.
+/// Sends many addresses at once. Compared in three runs on Linux 6.1 in QEMU without KVM on a busy host: 1,000 IPv4
+/// addresses took 0.15 to 0.65 s (`ip -batch` 0.35 to 1.4 s), and 5,000 took 1.5 to 1.7 s (`ip -batch` 1.9 to 6.4 s).
 /// The rest is the kernel's own work: it searches all addresses of the device for each one added or deleted. One `ip`
-/// process for each address takes 250 ms there.
+/// process per address takes 250 ms there.
 ///
-/// IPv6 addresses get no route of their own beside the local one (`noprefixroute`), since nothing needs it: deleting 5,000
-/// of them takes the kernel 5 to 9 s without those routes, 15 to 20 s with them.
+/// IPv6 addresses get no prefix route in addition to the local one (`noprefixroute`), since nothing needs it. Deleting
+/// 5,000 of them takes the kernel 5 to 9 s without those routes, and 15 to 20 s with them.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct LinksPort {
     connection: Lazy<Connection, Error>,
 }
 
-/// Number of times that devices and addresses are read until both match.
+/// How often devices and addresses are read until both match.
 const ATTEMPTS: usize = 8;
 
 impl Default for LinksPort {
@@ -38,7 +38,7 @@ impl Default for LinksPort {
 }
 
 impl LinksPort {
-    /// Opens a socket when it is first needed, in the network namespace of the calling thread.
+    /// Opens a socket at first use, in the calling thread's network namespace.
     pub fn new() -> Self {
         LinksPort { connection: Lazy::new(open) }
     }
@@ -46,7 +46,7 @@ impl LinksPort {
     /// Opens the socket now.
     ///
     /// # Errors
-    /// When the kernel refuses it.
+    /// If the kernel refuses it.
     pub fn open(&mut self) -> Result<(), PortError> {
         self.connection.call("opening rtnetlink", |_| Ok(()))
     }
@@ -68,13 +68,13 @@ impl LinksPort {
 
 fn kind_of(errno: Errno) -> PortErrorKind {
     match errno {
-        // IPv6 is disabled on the device (net.ipv6.conf.*.disable_ipv6); no privilege overrides that.
+        // IPv6 is disabled on the device (net.ipv6.conf.*.disable_ipv6), which no privilege overrides.
         Errno::EACCES => PortErrorKind::Unavailable,
         errno => errno_kind(errno.0),
     }
 }
 
-/// Meaning of an error of adding an address; `None`: the address is there.
+/// Maps an error of adding an address; `None`: the address exists.
 fn kind_of_adding(errno: Errno) -> Option<PortErrorKind> {
     use nix::errno::Errno as E;
     match E::from_raw(errno.0) {
@@ -85,7 +85,7 @@ fn kind_of_adding(errno: Errno) -> Option<PortErrorKind> {
     }
 }
 
-/// Error for a device that has our name and is no dummy device.
+/// The error if a device with our name is not a dummy device.
 fn taken(doing: &str, link: &Link) -> PortError {
     let kind = link.kind.as_deref().unwrap_or("no virtual device");
     let message = format!("{doing}: something else has this name ({kind}); rename or delete it");
@@ -198,7 +198,7 @@ impl Links for LinksPort {
         let wanted: Vec<(IpAddr, u8)> = addresses.iter().map(as_ours).collect();
         let delete = |connection: &mut Connection| address::delete(connection, index, &wanted);
         let mut failures = self.connection.batch(addresses.len(), delete, doing, |errno| Some(kind_of(errno)));
-        // Not there, or an IPv6 address that another program added with another prefix length.
+        // It does not exist, or another program added this IPv6 address with another prefix length.
         let absent = |failure: &crate::ports::ItemFailure| failure.error.kind() == PortErrorKind::NotFound;
         let odd = failures.iter().filter(|failure| absent(failure)).filter_map(|failure| addresses.get(failure.index));
         let odd: Vec<IpAddr> = odd.copied().filter(IpAddr::is_ipv6).collect();

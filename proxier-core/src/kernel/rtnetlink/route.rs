@@ -1,4 +1,4 @@
-//! Local routes: make every address of a network this host's, without binding any.
+//! Local routes: make every address of a network local to this host, without binding any.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -18,7 +18,7 @@ const RTM_GETROUTE: u16 = 26;
 
 /// `RT_TABLE_LOCAL`: searched before every other table.
 const TABLE_LOCAL: u8 = 255;
-/// `LOOPBACK_IFINDEX`: the kernel gives `lo` this number in every network namespace (`loopback_net_init`).
+/// `LOOPBACK_IFINDEX`: `lo` has this index in every network namespace (`loopback_net_init`).
 const LOOPBACK: u32 = 1;
 /// `RT_SCOPE_HOST`.
 const SCOPE_HOST: u8 = 254;
@@ -26,8 +26,8 @@ const SCOPE_HOST: u8 = 254;
 const UNICAST: u8 = 1;
 /// `RTN_LOCAL`.
 const LOCAL: u8 = 2;
-/// The longest prefix of a default route: `::/0`, but also `2000::/3`, which is all of IPv6 in use, or the two halves that
-/// a VPN writes.
+/// The longest prefix of a default route: `::/0`, but also `2000::/3`, which is all of IPv6 in use, or the two halves
+/// that a VPN adds.
 const DEFAULT_PREFIX: u8 = 3;
 
 attrs! {
@@ -40,21 +40,22 @@ attrs! {
         OIF = 4 => Device(u32),
         /// The gateway.
         GATEWAY = 5 => Gateway(&'a [u8]),
-        /// The metric: of several routes for one network, the lowest counts.
+        /// The metric: of several routes for one network, the lowest is used.
         PRIORITY = 6 => Priority(u32),
-        /// The source that this host's own packets get.
+        /// The source of this host's own packets.
         PREFSRC = 7 => Source(&'a [u8]),
-        /// Several ways, each a `struct rtnexthop` with attributes of its own.
+        /// Several next hops, each a `struct rtnexthop` with attributes.
         MULTIPATH = 9 => Multipath(&'a [u8]),
         /// A gateway of the other family: `struct rtvia`, Linux 5.2.
         VIA = 18 => Via(&'a [u8]),
     }
 }
 
-/// Networks that are local as a whole ("AnyIP"), by routes that only this project makes: `ip route add local 10.96.0.0/12 dev lo`.
+/// Networks that are local as a whole ("AnyIP"), by routes that only this project creates: `ip route add local
+/// 10.96.0.0/12 dev lo`.
 ///
-/// The number of a route's owner is its metric too, so that it can stand beside another program's, and beside the one that the kernel
-/// makes for a bound address. Foreign routes are neither listed nor deleted.
+/// The owner's number is also the route's metric, so that it can coexist with another program's route and with the
+/// kernel's own for a bound address. Other programs' routes are neither listed nor deleted.
 #[derive(Debug)]
 #[doc(hidden)]
 pub struct RoutesPort {
@@ -86,7 +87,7 @@ pub(super) fn is_local_of(payload: &[u8], protocol: u8) -> bool {
     })
 }
 
-/// A route of the local table, if it was made by `maker`.
+/// Decodes a route of the local table if `maker` created it.
 fn read(payload: &[u8], maker: u8) -> Result<Option<FoundRoute>, WireError> {
     let (header, attributes) = split::<12>(payload)?;
     let &[family, length, _, _, table, protocol, _, kind, ..] = header;
@@ -108,7 +109,7 @@ fn read(payload: &[u8], maker: u8) -> Result<Option<FoundRoute>, WireError> {
     Ok(Some(FoundRoute { device, network: network.map_err(value)?, source }))
 }
 
-/// Whether a message is about a default route that leads somewhere.
+/// Whether a message is about a default route with a next hop.
 pub(super) fn is_default(payload: &[u8]) -> bool {
     split::<12>(payload)
         .is_ok_and(|(&[_, length, _, _, _, _, _, kind, ..], _)| length <= DEFAULT_PREFIX && kind == UNICAST)
@@ -122,7 +123,7 @@ fn read_gateways(attributes: &[u8], found: &mut BTreeSet<IpAddr>) -> Result<(), 
             // `rtvia_family`, then the address.
             RouteAttr::Via(bytes) => found.extend(bytes.get(2..).and_then(get_address)),
             RouteAttr::Multipath(mut ways) => {
-                // `struct rtnexthop`: length, flags, hops, device; its attributes are within the length.
+                // `struct rtnexthop`: length, flags, hops, device. Its attributes are within the length.
                 while let Some((length, _)) = ways.split_first_chunk::<2>() {
                     let length = usize::from(u16::from_ne_bytes(*length));
                     let Some(way) = ways.get(..length).filter(|way| way.len() >= NEXT_HOP) else { break };
@@ -139,7 +140,7 @@ fn read_gateways(attributes: &[u8], found: &mut BTreeSet<IpAddr>) -> Result<(), 
 /// `sizeof(struct rtnexthop)`.
 const NEXT_HOP: usize = 8;
 
-/// The gateways of the default routes of both families, of all tables.
+/// The gateways of the default routes of both families in all tables.
 pub(super) fn gateways(connection: &mut Connection) -> Result<BTreeSet<IpAddr>, Error> {
     let read = |payload: &[u8]| {
         let mut found = BTreeSet::new();
@@ -148,7 +149,7 @@ pub(super) fn gateways(connection: &mut Connection) -> Result<BTreeSet<IpAddr>, 
         }
         Ok(found)
     };
-    // Routes of both families, in all tables, own and foreign.
+    // Routes of both families, in all tables, of all programs.
     let dump = connection.dump(RTM_GETROUTE, 0, &[AF_UNSPEC; 12], |_| {}, read)?;
     Ok(dump.items.into_iter().flatten().collect())
 }
@@ -160,7 +161,7 @@ fn list(connection: &mut Connection, protocol: u8) -> Result<Vec<FoundRoute>, Er
 }
 
 impl RoutesPort {
-    /// Opens a socket when it is first needed, in the network namespace of the calling thread.
+    /// Opens a socket at first use, in the calling thread's network namespace.
     pub fn new() -> Self {
         RoutesPort { connection: Lazy::new(open) }
     }
@@ -205,7 +206,7 @@ impl LocalNetworks for RoutesPort {
 
 fn send(connection: &mut Connection, kind: u16, maker: u8, routes: &[LocalRoute]) -> BatchReport {
     let is_new = kind == RTM_NEWROUTE;
-    // Replaces the one with the same network and metric: the maker's own.
+    // Replaces the route with the same network and metric: the maker's own.
     let flags = if is_new { NLM_F_CREATE | NLM_F_REPLACE } else { 0 };
     let mut batch = connection.batch();
     for of in routes {
@@ -213,7 +214,7 @@ fn send(connection: &mut Connection, kind: u16, maker: u8, routes: &[LocalRoute]
         batch.push(kind, flags, &header(family_of(network), of.network.prefix_len(), maker), |out| {
             put_address(out, RouteAttr::DST, network);
             out.attr(RouteAttr::OIF, &LOOPBACK);
-            // To delete, network and maker are enough.
+            // Network and maker are enough to delete.
             if is_new {
                 out.attr(RouteAttr::PRIORITY, &u32::from(maker));
             }
