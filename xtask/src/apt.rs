@@ -1,7 +1,7 @@
-//! Packages from the distribution's archive, without installing anything: a private apt tree in the cache.
+//! Fetches packages from the distribution's archive without installing them: a private apt tree in the cache.
 //!
-//! apt checks the archive's signatures against the distribution's key ring. The mirror is the one that the machine's
-//! own apt uses, or the one named by the environment variable `XTASK_DEBIAN_MIRROR`.
+//! apt verifies the archive's signatures with the distribution's key ring. The mirror is that of the machine's own apt,
+//! or the one in the environment variable `XTASK_DEBIAN_MIRROR`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -29,7 +29,7 @@ pub(crate) fn mirror() -> Result<String> {
     })
 }
 
-/// The address in a line `ADDRESS SUITE COMPONENT`, if it is that of a Debian main archive: not security, not another vendor's.
+/// The address in a line `ADDRESS SUITE COMPONENT`, if it is a Debian main archive: not security, not another vendor's.
 fn debian_main(line: &str) -> Option<&str> {
     let [address, suite, "main"] = *line.split_whitespace().collect::<Vec<_>>() else { return None };
     let path = address.trim_end_matches('/');
@@ -37,14 +37,14 @@ fn debian_main(line: &str) -> Option<&str> {
     (is_debian && !suite.ends_with("-security") && !suite.contains("/updates")).then_some(address)
 }
 
-/// A private apt tree for one suite and architecture: its own lists and cache, nothing of the machine's.
+/// A private apt tree for one suite and architecture, with its own lists and cache.
 #[derive(Debug)]
 pub(crate) struct Tree {
     configuration: PathBuf,
 }
 
 impl Tree {
-    /// Sets the tree up and fetches the suite's index for an architecture of Debian's (`amd64`).
+    /// Creates the tree and fetches the suite's index for a Debian architecture (`amd64`).
     pub(crate) fn open(suite: &str, architecture: &str) -> Result<Self> {
         ensure!(Path::new(KEYRING).exists(), "{KEYRING} is missing: install the package debian-archive-keyring");
         let mirror = mirror()?;
@@ -66,24 +66,23 @@ impl Tree {
             ("Dir::Etc::sourcelist", &format!("{}/sources.list", folder.display())),
             ("Dir::Etc::sourceparts", "-"),
             ("Dir::State::lists", &format!("{}/lists", folder.display())),
-            // A version that this machine has, and this suite not, is none to download.
+            // A version that this machine has and the suite lacks cannot be downloaded.
             ("Dir::State::status", "/dev/null"),
             ("quiet", "2"),
         ];
         let tree = Self { configuration: folder.join("apt.conf") };
         fs::write(&tree.configuration, settings.map(|(name, value)| format!("{name} \"{value}\";\n")).concat())?;
-        // This succeeds when an index could not be fetched and an old one exists; what is missing shows when a package is
-        // asked for.
+        // This succeeds if an index could not be fetched but an old one exists; a missing package fails later.
         tree.run("apt-get", &["update"], &folder)?;
         Ok(tree)
     }
 
-    /// Dependencies of a package, and theirs, as apt-cache prints them.
+    /// Direct and indirect dependencies of a package, as apt-cache prints them.
     pub(crate) fn depends(&self, package: &str) -> Result<String> {
         self.run("apt-cache", &["depends", "--recurse", "--important", package], Path::new("/"))
     }
 
-    /// Downloads packages into `folder` and names the files.
+    /// Downloads packages into `folder` and returns the files.
     pub(crate) fn download(&self, packages: &[String], folder: &Path) -> Result<Vec<PathBuf>> {
         let names: Vec<&str> = std::iter::once("download").chain(packages.iter().map(String::as_str)).collect();
         self.run("apt-get", &names, folder)?;

@@ -1,4 +1,4 @@
-//! Cargo, started by a program that cargo started.
+//! Runs cargo from a program that cargo started.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,15 +8,15 @@ use serde_json::Value;
 
 use crate::tools;
 
-/// A run of cargo in the environment that a person has who types it.
+/// A cargo command in a user's environment.
 pub(crate) fn command() -> Command {
     as_typed(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()).as_ref())
 }
 
-/// A program in that environment.
+/// A program in a user's environment.
 ///
-/// `cargo run` tells this program about its package (`CARGO_PKG_NAME` and others). Some build scripts (ring's) build again
-/// when these variables change, and with them everything that depends on them: once for us, once for a person.
+/// `cargo run` sets variables about the package (`CARGO_PKG_NAME` and others). Some build scripts (ring's) run again
+/// when these change, and with them everything that depends on them.
 pub(crate) fn as_typed(program: &Path) -> Command {
     let mut command = Command::new(program);
     for (name, _) in std::env::vars_os() {
@@ -43,7 +43,7 @@ pub(crate) struct Artifact {
     pub(crate) kind: String,
     pub(crate) is_test: bool,
     pub(crate) source: PathBuf,
-    /// Folder of the crate: tests start there.
+    /// The crate's directory, in which tests start.
     pub(crate) folder: PathBuf,
     pub(crate) file: PathBuf,
 }
@@ -63,33 +63,33 @@ impl Artifact {
         })
     }
 
-    /// Name of the crate, which is its folder's.
+    /// Name of the crate, which is that of its directory.
     pub(crate) fn package(&self) -> &str {
         self.folder.file_name().and_then(|name| name.to_str()).unwrap_or_default()
     }
 }
 
-/// Runs a `cargo build` or the like; gives the programs that it built.
+/// Runs `cargo build` or similar; returns the programs that it built.
 pub(crate) fn artifacts(command: &mut Command) -> Result<Vec<Artifact>> {
     command.arg("--message-format=json-render-diagnostics").env("BENCHES_RUSTC", rustc_version()?);
     Ok(tools::run_aloud(command)?.lines().filter_map(Artifact::parse).collect())
 }
 
-/// The path of a built program that is no test.
+/// The path of a built program that is not a test.
 pub(crate) fn program(built: &[Artifact], name: &str) -> Result<PathBuf> {
     let found = built.iter().rfind(|artifact| artifact.name == name && !artifact.is_test);
     found.map(|artifact| artifact.file.clone()).with_context(|| format!("{name} was not built"))
 }
 
-/// Builds a program of a package with a profile of the workspace; gives its path.
+/// Builds a program of a package with a workspace profile; returns its path.
 pub(crate) fn build(package: &str, name: &str, profile: &str) -> Result<PathBuf> {
     program(&artifacts(command().args(["build", "--profile", profile, "--package", package, "--bin", name]))?, name)
 }
 
-/// Builds everything with all features and not optimised: tests, examples and programs, in one run of cargo's.
+/// Builds everything with all features, unoptimised: tests, examples and programs, in one run of cargo.
 ///
-/// Everything that needs no optimised program takes it from here: two commands that choose crates or features in other
-/// ways would build much of the same twice.
+/// Everything that needs no optimised program uses these: two commands that select crates or features differently would
+/// build much of it twice.
 pub(crate) fn build_all(selection: &[String]) -> Result<Vec<Artifact>> {
     artifacts(command().args(["build", "--all-targets", "--all-features"]).args(selection))
 }

@@ -1,7 +1,7 @@
-//! Kernels to test on: chosen by series, fetched from Debian's archive, unpacked into the cache.
+//! Kernels for tests: chosen by series, fetched from Debian's archive, unpacked into the cache.
 //!
-//! The packages are Debian's ordinary kernels: the "cloud" flavour lacks 9p, over which the machine reaches the host's
-//! root file system.
+//! The packages are Debian's ordinary kernels. The "cloud" flavour lacks 9p, through which the machine reaches the
+//! host's root file system.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use fs_err as fs;
 use crate::apt::Tree;
 use crate::tools;
 
-/// A kernel series that the project is tested on.
+/// A kernel series on which the project is tested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Series {
     /// The name on the command line.
@@ -46,7 +46,7 @@ impl fmt::Display for Series {
     }
 }
 
-/// Several, as they are given on the command line: `6.1,6.12`, or `all`.
+/// One or more series, as on the command line: `6.1,6.12`, or `all`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SeriesList(pub(crate) Vec<Series>);
 
@@ -67,12 +67,12 @@ impl FromStr for SeriesList {
 pub(crate) struct Kernel {
     /// Release, as `uname -r` prints it.
     pub(crate) release: String,
-    /// Folder with the bootable image and, below `lib/modules/RELEASE`, modules that are not compressed.
+    /// Directory with the bootable image and, below `lib/modules/RELEASE`, uncompressed modules.
     pub(crate) folder: PathBuf,
 }
 
 impl Kernel {
-    /// The kernel of a series: from the cache, or fetched when it is not there yet.
+    /// The kernel of a series: from the cache, or fetched.
     pub(crate) fn get(series: Series) -> Result<Self> {
         let folder = tools::cache()?.join(series.name);
         let release = folder.join("release");
@@ -88,8 +88,8 @@ impl Kernel {
     }
 }
 
-/// Unpacks packages in the current folder, with the modules that a test can need. Modules are decompressed once, here, and
-/// not at every load in an emulated machine.
+/// Unpacks packages in the current directory, with the modules that tests may need. Modules are decompressed once here
+/// instead of at every load in QEMU.
 const UNPACK: &str = r#"
 release=$1 && shift
 for package; do dpkg-deb -x "$package" tree && rm "$package"; done
@@ -117,7 +117,7 @@ fn fetch(series: Series, folder: &Path) -> Result<()> {
     ensure!(cfg!(target_arch = "x86_64"), "the kernels are Debian's for amd64: this machine has another architecture");
     eprintln!("xtask: kernel {series}: reading the package index of {}", series.suite);
     let tree = Tree::open(series.suite, "amd64")?;
-    // Up to 6.12 one package holds image and modules; later ones are split, and linux-image-RELEASE depends on the parts.
+    // Up to 6.12 one package has image and modules; later ones are split, and linux-image-RELEASE depends on the parts.
     let packages = needed(series, &tree.depends("linux-image-amd64")?);
     let release = packages.iter().find_map(|name| name.strip_prefix("linux-image-"));
     let release = release.with_context(|| format!("{} has no kernel {series}", series.suite))?;
@@ -127,14 +127,14 @@ fn fetch(series: Series, folder: &Path) -> Result<()> {
     let mut unpack = Command::new("sh");
     unpack.current_dir(work.path()).env("PATH", tools::search_path());
     tools::run(unpack.args(["-ec", UNPACK, "unpack", release]).args(files))?;
-    // Another process may have been faster: its kernel is as good.
+    // Another process may have been faster; its kernel is equally good.
     match fs::rename(work.path(), folder) {
         Err(error) if !folder.join("release").exists() => Err(error.into()),
         _ => Ok(()),
     }
 }
 
-/// Packages of the series' kernel among the lines of `apt-cache depends --recurse`.
+/// The packages of the series' kernel in the output of `apt-cache depends --recurse`.
 fn needed(series: Series, depends: &str) -> Vec<String> {
     let names = depends.lines().filter_map(|line| line.trim().strip_prefix("Depends: linux-"));
     let mut of_kernel: Vec<String> = names

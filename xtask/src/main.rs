@@ -1,7 +1,7 @@
 //! The project's commands: `cargo xtask COMMAND`.
 //!
-//! One file for each command below `commands/`; what they share lies beside this file. The tests need kernels that
-//! the machine at hand does not run: [`kernel`] fetches them, [`vm`] boots them.
+//! Each command is one file below `commands/`; shared code is next to this file. Tests need kernels that this machine
+//! does not run: [`kernel`] fetches them, [`vm`] boots them.
 
 mod apt;
 mod cargo;

@@ -8,11 +8,11 @@ use std::time::Duration;
 pub(crate) enum Verdict {
     Passed,
     Failed,
-    /// Did not run, and why.
+    /// Did not run; the reason.
     Skipped(String),
 }
 
-/// Test, its outcome, and its time where that is known.
+/// Test, its outcome, and its time if known.
 type TestResult = (String, Verdict, Option<Duration>);
 
 /// Place of a run, its outcome, and its time.
@@ -21,20 +21,20 @@ type Run = (usize, Verdict, Option<Duration>);
 /// All tests on all kernels.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
-    /// The kernels in the order in which they were used.
+    /// The kernels in order of use.
     places: Vec<String>,
     /// By program and test: the place of each run.
     tests: BTreeMap<(String, String), Vec<Run>>,
 }
 
-/// Reason why a test that takes long did not run.
+/// Why a slow test did not run.
 const OTHER_SEED: &str = "takes long: its turn comes with another seed";
 
-/// Number of the slowest tests that are printed.
+/// Number of slowest tests to print.
 const SLOWEST: usize = 15;
 
 impl Report {
-    /// Notes the results of a program.
+    /// Records the results of a program.
     pub(crate) fn add(&mut self, place: &str, program: &str, results: impl IntoIterator<Item = TestResult>) {
         let known = self.places.iter().position(|known| known == place);
         let place = known.unwrap_or_else(|| {
@@ -46,12 +46,12 @@ impl Report {
         }
     }
 
-    /// Notes something that failed, which is no test.
+    /// Records a failure that is not a test.
     pub(crate) fn add_failure(&mut self, place: &str, what: &str) {
         self.add(place, "xtask", [(what.to_owned(), Verdict::Failed, None)]);
     }
 
-    /// Notes a test that takes long and whose turn it is not.
+    /// Records a slow test that is skipped this time.
     pub(crate) fn leave_to_other_seeds(&mut self, place: &str, program: &str, test: &str) {
         self.add(place, program, [(test.to_owned(), Verdict::Skipped(OTHER_SEED.to_owned()), None)]);
     }
@@ -64,14 +64,14 @@ impl Report {
         })
     }
 
-    /// Whether a test has passed so far and failed nowhere: then the time that it took on the first kernel, zero when it did not run there.
+    /// If a test has passed and failed nowhere, its time on the first kernel, or zero if it did not run there.
     pub(crate) fn passed(&self, program: &str, test: &str) -> Option<Duration> {
         let runs = self.tests.get(&(program.to_owned(), test.to_owned()))?;
         let first = || runs.iter().find(|(place, ..)| *place == 0).and_then(|(.., took)| *took).unwrap_or_default();
         (outcome(runs) == 0).then(first)
     }
 
-    /// Number of tests that passed, that failed somewhere, and that ran nowhere, each counted once on all kernels.
+    /// Number of tests that passed, that failed somewhere, and that ran nowhere, each counted once across kernels.
     pub(crate) fn totals(&self) -> [usize; 3] {
         let mut totals = [0; 3];
         for runs in self.tests.values() {
@@ -80,17 +80,17 @@ impl Report {
         totals
     }
 
-    /// Number of tests that ran nowhere although a kernel of the right age would have done, and it was their turn.
+    /// Number of tests that ran nowhere although a suitable kernel was used and they were not skipped by rotation.
     pub(crate) fn unexcused(&self) -> usize {
         self.nowhere().filter(|(_, reason)| !reason.contains(" or newer") && *reason != OTHER_SEED).count()
     }
 
-    /// Number of tests that ran nowhere because they take long and it was not their turn.
+    /// Number of slow tests that were skipped by rotation.
     pub(crate) fn left_to_other_seeds(&self) -> usize {
         self.nowhere().filter(|(_, reason)| *reason == OTHER_SEED).count()
     }
 
-    /// Tests that ran nowhere, and the reason.
+    /// Tests that ran nowhere, and why.
     fn nowhere(&self) -> impl Iterator<Item = (String, &str)> {
         let tests = self.tests.iter().filter(|(_, runs)| outcome(runs) == 2);
         tests.filter_map(|((program, test), runs)| match runs.last() {
@@ -99,7 +99,7 @@ impl Report {
         })
     }
 
-    /// A table of the kernels, the slowest tests, the tests that failed and those that ran nowhere.
+    /// Prints the kernels, the slowest tests, the failed tests and those that ran nowhere.
     pub(crate) fn print(&self) {
         println!("\n{:<44} {:>8} {:>8} {:>8}", "kernel", "passed", "failed", "not run");
         for (number, place) in self.places.iter().enumerate() {
@@ -144,8 +144,8 @@ fn outcome(runs: &[Run]) -> usize {
     }
 }
 
-/// Results of a program: its output, lines `test, tab, reason` about tests that libtest counts as passed but that said themselves that they could
-/// not run, and the exit code, unless it never ended.
+/// Parses the results of a program: its output, the lines `test, tab, reason` about tests that skipped themselves
+/// although libtest counts them as passed, and the exit code, unless it never ended.
 pub(crate) fn results(output: &str, skipped: &str, code: Option<i32>) -> Vec<TestResult> {
     let mut skips: BTreeMap<&str, &str> = skipped.lines().filter_map(|line| line.split_once('\t')).collect();
     let mut results: Vec<_> = output.lines().filter_map(parse_line).collect();
@@ -165,15 +165,15 @@ pub(crate) fn results(output: &str, skipped: &str, code: Option<i32>) -> Vec<Tes
         None => Some("(the program itself: it did not end by itself)".to_owned()),
     };
     results.extend(failure.map(|what| (what, Verdict::Failed, None)));
-    // A skip under a name that no test has (a thread of its own) must not get lost.
+    // A skip under an unknown name (of another thread) must not be lost.
     let others = skips.into_iter().filter(|(name, _)| !output.contains(&format!("\ntest {name} ... ")));
     results.extend(others.map(|(name, reason)| (name.to_owned(), Verdict::Skipped(reason.to_owned()), None)));
     results
 }
 
-/// A line `test NAME ... RESULT <SECONDSs>` of libtest, whose time rustdoc leaves out.
+/// Parses a line `test NAME ... RESULT <SECONDSs>` of libtest. rustdoc omits the time.
 ///
-/// `None` for every other line, also for what a test itself prints.
+/// `None` for every other line, including a test's own output.
 fn parse_line(line: &str) -> Option<TestResult> {
     let (name, result) = line.strip_prefix("test ")?.rsplit_once(" ... ")?;
     let (result, took) = result.trim_end().split_once(" <").unwrap_or((result.trim_end(), ""));
@@ -184,7 +184,7 @@ fn parse_line(line: &str) -> Option<TestResult> {
         _ => return None,
     };
     let took = took.strip_suffix("s>").and_then(|seconds| seconds.parse().ok()).map(Duration::from_secs_f64);
-    // Rustdoc and libtest add what is special about a test.
+    // rustdoc and libtest append special properties of a test.
     let name = [" - should panic", " - compile fail", " - compile"]
         .iter()
         .find_map(|suffix| name.strip_suffix(suffix))

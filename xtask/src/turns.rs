@@ -1,28 +1,28 @@
-//! Turns: a run does a part of its work, another part each time.
+//! Rotation: each run does a different part of the work.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// Variable with the start of proptest's random numbers, which also selects samples.
+/// Environment variable with proptest's seed, which also selects samples.
 pub(crate) const SEED: &str = "PROPTEST_RNG_SEED";
 
-/// The environment's seed, else one of this moment.
+/// The environment's seed, otherwise one from the clock.
 pub(crate) fn seed() -> String {
     let now = || SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_millis().to_string();
     std::env::var(SEED).unwrap_or_else(|_none| now())
 }
 
-/// A choice of one in so many, by a seed: as many runs as there are parts, with seeds one after the other, take everything
-/// once. `None`: everything, every time.
+/// Selects one of several parts by seed. Consecutive seeds cover everything in as many runs as there are parts. `None`:
+/// everything, every time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Turns(pub(crate) Option<u64>);
 
 impl Turns {
-    /// The part that goes with a seed; one that is no number counts as 0.
+    /// The part for a seed. A seed that is not a number counts as 0.
     pub(crate) fn of(seed: &str) -> Self {
         Self(Some(seed.parse().unwrap_or(0)))
     }
 
-    /// Whether it is the turn of this number, of which one in `one_in` (1 or more) is taken.
+    /// Whether this run includes this number, of which one in `one_in` (1 or more) is selected.
     pub(crate) fn takes(self, number: u64, one_in: u64) -> bool {
         let parts = one_in.max(1);
         self.0.is_none_or(|seed| (number % parts + seed % parts).is_multiple_of(parts))

@@ -1,7 +1,7 @@
-//! `cargo xtask api`: the public API of each library, held against the list that is kept beside it.
+//! `cargo xtask api`: compares the public API of each library with its list.
 //!
-//! Rustdoc's JSON says what is public. It is an unstable format, so the lists are held against the compiler that they were
-//! made with, and another one checks nothing.
+//! Rustdoc's JSON tells what is public. Its format is unstable, so a list is only compared with the same compiler;
+//! another compiler checks nothing.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -25,14 +25,14 @@ pub(crate) struct Options {
     bless: bool,
 }
 
-/// The libraries whose API is kept, from below.
+/// The libraries whose API is checked, lowest first.
 pub(crate) const CRATES: [&str; 8] =
     ["netlink-batch", "ipvs-sys", "ipvs", "ipset", "iptables", "nftables", "kmod-probe", "proxier-core"];
 
 /// The exit code when there is no list for this compiler.
 const NOT_CHECKED: u8 = 3;
 
-/// First words of a list of the public API; the compiler's version follows.
+/// First words of a list; the compiler's version follows.
 const HEAD: &str = "# Public API with all features, made by `cargo xtask api --bless` with rustc ";
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
@@ -43,8 +43,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             return Ok(ExitCode::from(NOT_CHECKED));
         }
     }
-    // Only rustdoc is told to allow unstable options (`RUSTC_BOOTSTRAP`): with that variable in its environment, cargo would
-    // build the dependencies again.
+    // Only rustdoc gets `RUSTC_BOOTSTRAP`, which allows unstable options: with it, cargo would build the dependencies
+    // again.
     let mut document = cargo::command();
     document.env("RUSTDOC", tools::repository().join("xtask/src/commands/unstable-rustdoc"));
     document.env("RUSTDOCFLAGS", "-Z unstable-options --output-format json");
@@ -78,8 +78,8 @@ fn list(name: &str) -> String {
     format!("{}/{name}/public-api.txt", tools::repository().display())
 }
 
-/// The public API that a file of rustdoc's JSON describes. Derived implementations come only as the line `impl TRAIT for TYPE`;
-/// blanket and automatic ones do not.
+/// The public API in a file of rustdoc's JSON. Derived implementations only appear as the line `impl TRAIT for TYPE`;
+/// blanket and automatic ones do not appear.
 fn public(json: &Path) -> Result<Vec<String>> {
     let lines = |without_derived| -> Result<Vec<String>> {
         let api = public_api::Builder::from_rustdoc_json(json)
@@ -102,20 +102,20 @@ fn public(json: &Path) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// The compiler's version without the patch number: patch releases leave rustdoc's JSON as it is. `1.95` of
-/// `rustc 1.95.0 (59807616e 2026-04-14)`; a nightly's keeps its name, `1.97-nightly`.
+/// The compiler's version without the patch number, since patch releases do not change rustdoc's JSON. `1.95` for
+/// `rustc 1.95.0 (59807616e 2026-04-14)`; a nightly keeps its suffix, `1.97-nightly`.
 fn version(text: &str) -> Option<String> {
     let full = text.strip_prefix("rustc ")?.split_whitespace().next()?;
     let (number, channel) = full.split_once('-').map_or((full, String::new()), |(a, b)| (a, format!("-{b}")));
     Some(number.rsplit_once('.')?.0.to_owned() + &channel)
 }
 
-/// The compiler that a list was made with.
+/// The compiler that made a list.
 fn made_with(list: &str) -> Option<&str> {
     list.lines().next()?.strip_prefix(HEAD)
 }
 
-/// Lines that only one of two lists has: `- gone` and `+ new`, each in its list's order.
+/// Lines that only one of two lists has: `- removed` and `+ added`, each in its list's order.
 fn differences(kept: &str, now: &[String]) -> Vec<String> {
     let kept: Vec<&str> = kept.lines().skip(1).collect();
     let gone = kept.iter().filter(|line| !now.iter().any(|other| other == *line)).map(|line| format!("- {line}"));
@@ -142,7 +142,7 @@ mod tests {
         assert_eq!(version("rustc 1.97.0-nightly (e50aa6fba 2026-05-19)").as_deref(), Some("1.97-nightly"));
     }
 
-    /// The socket is replaced by changing one file only as long as no type of neli is public.
+    /// As long as no type of neli is public, the socket can be replaced by changing one file.
     #[test]
     fn every_library_has_a_list_without_neli() {
         for name in CRATES {
@@ -151,12 +151,12 @@ mod tests {
         }
     }
 
-    /// The documentation of netlink-batch says how many crates are below it.
+    /// The documentation of netlink-batch states how many crates are below it.
     #[test]
     fn netlink_batch_has_as_many_dependencies_as_it_says() {
         let words = "tree --package netlink-batch --edges normal --prefix none --locked --offline";
         let tree = tools::run(cargo::command().args(words.split(' '))).unwrap();
-        // `name v1.2.3 (how it is built)`: two versions of one crate are two.
+        // `name v1.2.3 (how it is built)`: two versions of one crate count as two.
         let crates: BTreeSet<Vec<&str>> = tree.lines().map(|line| line.split(' ').take(2).collect()).collect();
         let below = crates.len() - 1;
         for (file, words) in [("README.md", "crates are below it"), ("src/lib.rs", "crates below this one")] {

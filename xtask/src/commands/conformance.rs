@@ -55,9 +55,10 @@ pub(crate) struct Options {
     kubectl: PathBuf,
 }
 
-/// The names of the groups of tests that are about Services (test/e2e/network of Kubernetes 1.28 to 1.36).
+/// The names of the test groups about Services (test/e2e/network of Kubernetes 1.28 to 1.36).
 const FOCUS: &str = r"\[sig-network\].*(Services|LoadBalancers|Conntrack|KubeProxy|Networking Granular Checks|Networking should check kube-proxy urls|HostPort|Traffic Distribution|Topology Hints|EndpointSlice|Endpoints|Service endpoints latency|Pod Lifecycle|CVE-2021-29923|DualStack|[Dd]ual.stack)";
-/// Tests that no proxy can pass everywhere: those that Kubernetes itself does not rely on, and SCTP, whose module many kernels lack.
+/// Tests that no proxy can pass everywhere: those on which Kubernetes itself does not rely, and SCTP, whose module many
+/// kernels lack.
 const NEVER: &str = r"SCTP|\[Flaky\]|\[Deprecated\]";
 /// Only with `--load-balancer`, and only with `--disruptive`.
 const LOAD_BALANCER: &str = r"LoadBalancers|\[Feature:LoadBalancer\]";
@@ -67,13 +68,13 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     let (json, log) = (options.out.with_extension("json"), options.out.with_extension("log"));
     ensure!(![&json, &log].contains(&&options.out), "--out {}: is to end in .md", options.out.display());
     ensure!(options.kubeconfig.is_file(), "--kubeconfig {}: no such file", options.kubeconfig.display());
-    // An older report must not pass for this run's.
+    // An older report must not be mistaken for this run's.
     if json.exists() {
         fs::remove_file(&json)?;
     }
     // A bare name would be searched in PATH.
     let program = fs::canonicalize(&options.e2e_test)?;
-    // Help of Go's flags is on standard error, and its exit code depends on the version of Go.
+    // Go prints help on standard error, and its exit code depends on the version of Go.
     let help = Command::new(&program).arg("--help").stdin(Stdio::null()).output()?;
     ensure!(
         String::from_utf8_lossy(&help.stderr).contains("ginkgo.json-report"),
@@ -141,7 +142,7 @@ impl Options {
     }
 }
 
-/// A report that e2e.test posts after each test: its last message, and its counts.
+/// A report that e2e.test posts after each test: the last message, and its counts.
 struct Progress {
     message: String,
     done: u64,
@@ -155,7 +156,7 @@ fn listen() -> Result<(String, Receiver<Progress>)> {
     let url = format!("http://{}/", listener.local_addr()?);
     let (sender, reports) = mpsc::channel();
     thread::spawn(move || {
-        // One connection after the other: a report that is lost is a line less.
+        // One connection after another: a lost report only loses a line.
         for stream in listener.incoming().flatten() {
             if receive(stream).is_some_and(|report| sender.send(report).is_err()) {
                 return;
@@ -192,7 +193,7 @@ fn receive(mut stream: TcpStream) -> Option<Progress> {
     })
 }
 
-/// A line for each test that has ended, and for each minute in which none has.
+/// Prints a line for each finished test, and for each minute without one.
 fn follow(mut child: Child, reports: &Receiver<Progress>) -> Result<ExitStatus> {
     let mut heard = Instant::now();
     let print = |report: Progress| {
@@ -218,10 +219,10 @@ fn follow(mut child: Child, reports: &Receiver<Progress>) -> Result<ExitStatus> 
     }
 }
 
-/// Results of a test. `FAILED` is every other way to end: panicked, was interrupted, ran out of time.
+/// Results of a test. `FAILED` includes every other end: panicked, interrupted, timed out.
 const PASSED: &str = "passed";
 const FAILED: &str = "**failed**";
-/// Said itself that it cannot run in this cluster.
+/// The test reported that it cannot run in this cluster.
 const SKIPPED: &str = "skipped";
 
 #[derive(Debug)]
@@ -249,14 +250,14 @@ fn read(text: &str) -> Result<Vec<Test>> {
         let message = spec["Failure"]["Message"].as_str().unwrap_or_default();
         let result = match spec["State"].as_str().unwrap_or_default() {
             "passed" => PASSED,
-            // Tests that the expressions leave out are skipped without a message.
+            // Tests excluded by the expressions are skipped without a message.
             "skipped" if message.is_empty() => continue,
             "pending" => continue,
             "skipped" => SKIPPED,
             _ => FAILED,
         };
         if spec["LeafNodeType"] != "It" {
-            // The steps around all tests; where these fail, no test runs.
+            // The steps around all tests. If they fail, no test runs.
             ensure!(result != FAILED, "no test ran, since {} failed: {message}", spec["LeafNodeType"]);
             continue;
         }
@@ -311,7 +312,7 @@ mod tests {
         format!(r#"[{{"SuiteDescription": "Kubernetes e2e suite", "SpecReports": [{}]}}]"#, specs.join(","))
     }
 
-    /// Runs it with a stand-in for e2e.test that leaves this report, and fails as that says.
+    /// Runs it with a simulated e2e.test that leaves this report, and fails accordingly.
     fn run(report: &str, more: &[&str]) -> (Result<ExitCode>, String, String) {
         let scratch = tools::scratch().unwrap();
         let folder = scratch.path();

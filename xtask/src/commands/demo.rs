@@ -1,4 +1,4 @@
-//! `cargo xtask demo`: what a mode does, on a real kernel, with real traffic.
+//! `cargo xtask demo`: shows what a mode does, on a real kernel with real traffic.
 
 use std::path::PathBuf;
 use std::process::{Command, ExitCode};
@@ -51,7 +51,7 @@ fn fetch(series: Option<Series>) -> Result<Option<Kernel>> {
     series.map(Kernel::get).transpose()
 }
 
-/// A demo that has not ended by then never will.
+/// A demo that has not ended by then is stuck.
 const LIMIT: Duration = Duration::from_secs(600);
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {

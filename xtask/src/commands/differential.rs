@@ -1,4 +1,4 @@
-//! `cargo xtask differential`: the tests of nft itself, with this project's crate as judge and judged.
+//! `cargo xtask differential`: runs nft's own tests against this project's crate.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -24,7 +24,7 @@ pub(crate) struct Options {
 }
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
-    // The crate, the variable that its test `differential` takes the folder from, the folder.
+    // The crate, the variable that passes the directory to its test `differential`, the directory.
     let parts = [("nftables", "NFT_SOURCE", &options.nft_source)];
     let mut is_right = true;
     for (package, variable, source) in parts {

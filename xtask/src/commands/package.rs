@@ -1,7 +1,8 @@
-//! `cargo xtask package`: the libraries as a registry gets them.
+//! `cargo xtask package`: packs the libraries for a registry.
 //!
-//! On the public registry, `ipvs`, `ipset` and `iptables` belong to others. So published packages have names with a prefix, while folders and
-//! the names in `use` stay. They are made of copies below target/publish: nothing in the repository itself can be published by mistake.
+//! On the public registry, `ipvs`, `ipset` and `iptables` belong to other authors. So published packages have prefixed
+//! names, while directories and the names in `use` stay. They are built from copies below target/publish, so nothing in
+//! the repository itself can be published by mistake.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -20,7 +21,7 @@ const FILES: [&str; 4] = ["Cargo.toml", "README.md", "LICENSE-MIT", "LICENSE-APA
 /// Files of no package: they need other crates, network namespaces, or recorded data.
 const LEFT_OUT: [&str; 3] = ["tests/", "public-api.txt", "clippy.toml"];
 
-/// What the root `Cargo.toml` says of published packages: `[workspace.metadata.publish]`.
+/// How the root `Cargo.toml` configures published packages: `[workspace.metadata.publish]`.
 struct Scheme {
     prefix: String,
     repository: Option<String>,
@@ -38,7 +39,8 @@ impl Scheme {
         if of.starts_with(&self.prefix) { of.to_owned() } else { self.prefix.clone() + of }
     }
 
-    /// The manifest of a library under its published name. Tests need this repository, so what only they need is left out.
+    /// The manifest of a library under its published name. Tests need this repository, so dependencies of tests are
+    /// removed.
     fn manifest(&self, of: &str, text: &str) -> Result<String> {
         let name = self.name(of);
         let mut out = String::new();
@@ -60,7 +62,7 @@ impl Scheme {
         Ok(out)
     }
 
-    /// The manifest of the workspace of all of them.
+    /// The manifest of the workspace of all libraries.
     fn workspace(&self, text: &str) -> Result<String> {
         let (head, _) = text.split_once("\n[profile.").context("Cargo.toml has no profiles")?;
         let (_, shared) = head.split_once("[workspace.package]").context("Cargo.toml has no [workspace.package]")?;
@@ -87,7 +89,8 @@ pub(crate) fn main() -> Result<ExitCode> {
     let target = program.ancestors().nth(2).context("no folder for what cargo builds")?;
     let staged = target.join("publish");
     stage(&scheme, &staged)?;
-    // Without a lock file, nothing asks a registry for the packages that others depend on; so cargo cannot build them itself.
+    // Without a lock file, nothing asks a registry for the packages on which others depend, so cargo cannot build them
+    // itself.
     let mut pack = cargo::command();
     pack.args("package --quiet --offline --allow-dirty --no-verify --exclude-lockfile --workspace".split(' '));
     tools::run(pack.current_dir(&staged).env("CARGO_TARGET_DIR", target))?;
@@ -105,7 +108,7 @@ pub(crate) fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Copies what the packages hold, with the licences of the repository.
+/// Copies the contents of the packages, with the repository's licences.
 fn stage(scheme: &Scheme, staged: &Path) -> Result<()> {
     let root = tools::repository();
     if staged.exists() {
@@ -127,14 +130,14 @@ fn stage(scheme: &Scheme, staged: &Path) -> Result<()> {
         fs::write(staged.join(name).join("Cargo.toml"), manifest)?;
     }
     fs::write(staged.join("Cargo.toml"), scheme.workspace(&fs::read_to_string(root.join("Cargo.toml"))?)?)?;
-    // The versions of everything else are those of this repository: only those are at hand without a network.
+    // Other dependencies have the versions of this repository's lock file, which are available without a network.
     fs::copy(root.join("Cargo.lock"), staged.join("Cargo.lock"))?;
     Ok(())
 }
 
-/// Unpacks the packages, and builds each alone and on the others.
+/// Unpacks the packages, and builds each alone and all together.
 fn check(scheme: &Scheme, target: &Path) -> Result<()> {
-    // Not in the repository: cargo would take a crate there for a part of it.
+    // Outside the repository, or cargo would treat a crate there as part of it.
     let scratch = tools::scratch()?;
     let mut patches = String::new();
     for of in CRATES {
@@ -160,7 +163,7 @@ fn check(scheme: &Scheme, target: &Path) -> Result<()> {
     fs::copy(tools::repository().join("Cargo.lock"), &lock)?;
     let check = |words: &[&str]| {
         let mut check = cargo::command();
-        // The same folder for what is built: crates of others are there already.
+        // The same target directory: other crates are already built there.
         check.current_dir(scratch.path()).env("CARGO_TARGET_DIR", target);
         tools::run_aloud(check.args(["check", "--quiet", "--offline", "--lib"]).args(words))
     };
@@ -179,7 +182,7 @@ fn check(scheme: &Scheme, target: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Has cargo-semver-checks compare the libraries with the last release, once there is one.
+/// Compares the libraries with the last release by cargo-semver-checks, if there is one.
 fn compare_with_last_release() -> Result<()> {
     let mut describe = Command::new("git");
     describe.current_dir(tools::repository()).args(["describe", "--tags", "--abbrev=0", "--match", "v[0-9]*"]);
@@ -204,7 +207,7 @@ fn metadata() -> Result<Value> {
     Ok(serde_json::from_str(&metadata)?)
 }
 
-/// Names of the packages of this repository that `cargo publish` would send somewhere.
+/// Names of this repository's packages that `cargo publish` could publish.
 fn publishable(metadata: &Value) -> Result<Vec<String>> {
     let packages = metadata["packages"].as_array().context("cargo metadata knows no packages")?.iter();
     let may_go =
@@ -212,7 +215,7 @@ fn publishable(metadata: &Value) -> Result<Vec<String>> {
     Ok(may_go.map(|package| package["name"].to_string()).collect())
 }
 
-/// Files that a package lacks, or has too much.
+/// Files that a package lacks or should not have.
 fn wrong_files(list: &str) -> Vec<String> {
     let lacks =
         FILES.iter().filter(|file| !list.lines().any(|line| line == **file)).map(|file| format!("lacks {file}"));

@@ -1,4 +1,4 @@
-//! `cargo xtask soak`: the proxy under load, changes and faults, on a real kernel, and a verdict.
+//! `cargo xtask soak`: runs the proxy under load, changes and faults, on a real kernel, and gives a verdict.
 
 use std::process::{Command, ExitCode};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -64,20 +64,19 @@ pub(crate) struct Options {
     no_result: bool,
 }
 
-/// Time before and after the soak: to program everything, and to wait until the kernel is as it has to be.
+/// Time before and after the soak: to program everything, and to wait until the kernel settles.
 const AROUND: Duration = Duration::from_secs(20 * 60);
-/// The API server keeps every object several times, as texts and as values.
+/// The API server keeps every object several times, as text and as values.
 const MEMORY: u32 = 3072;
 
-/// Memory management of the soak, not that of the proxy, which it starts without these. Whenever a program with many
-/// threads gives memory back, each processor has to be told, and an emulated one is slow to answer: a third of the machine's
-/// time went into that.
+/// Allocator settings of the soak. The proxy, which it starts, does not get them. Each time a program with many threads
+/// frees memory, all processors are notified, which is slow in QEMU without KVM: it took a third of the machine's time.
 const ALLOCATOR: [(&str, &str); 3] =
     [("MALLOC_MMAP_THRESHOLD_", "1073741824"), ("MALLOC_TRIM_THRESHOLD_", "1073741824"), ("MALLOC_ARENA_MAX", "2")];
 
-/// With more, a soak that is not passed says nothing.
+/// With more stolen time, a failed soak is inconclusive.
 const STOLEN_PERCENT: u64 = 15;
-/// The exit code for that.
+/// The exit code for an inconclusive soak.
 const INCONCLUSIVE: u8 = 3;
 
 pub(crate) fn main(options: &Options) -> Result<ExitCode> {
@@ -88,10 +87,10 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         tools::ensure(tools::MACHINE)?;
     }
     let (program, proxy) = if options.release {
-        // Two runs of cargo's: with the benches, the proxy would get the features that only they want.
+        // Two runs of cargo: together with the benches, the proxy would get features that only they need.
         (cargo::build("benches", "benches", "release")?, cargo::build("proxier-demo", "proxier-demo", "release")?)
     } else {
-        // As `cargo xtask test` builds them: after the tests, nothing is left to build.
+        // The same build as `cargo xtask test`, so after the tests nothing is left to build.
         let built = cargo::build_all(&["--workspace".to_owned()])?;
         (cargo::program(&built, "benches")?, cargo::program(&built, "proxier-demo")?)
     };
@@ -101,8 +100,8 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     line.extend(options.arguments());
     let before = processors();
     let is_passed = if options.here {
-        // The soak makes network namespaces; what it shares besides them lies in `/run` (the locks of iptables and of the proxy), so it
-        // gets one of its own.
+        // The soak creates network namespaces. What they share is in `/run` (the locks of iptables and of the proxy),
+        // so it gets its own.
         let script = "mount -t tmpfs -o mode=755 tmpfs /run && exec \"$@\"";
         let mut unshare = Command::new("unshare");
         unshare.args(["--mount", "--propagation", "private", "--", "sh", "-c", script, "soak"]).args(line);
@@ -129,9 +128,9 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!is_passed)))
 }
 
-/// Time of this host's processors since it started, in ticks: all, and what the hypervisor gave to others while something here wanted to run.
-/// From the first line of `/proc/stat` (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal, and two that the first ones have in
-/// them; zero where it cannot be read.
+/// Time of this host's processors since boot, in ticks: total, and stolen by the hypervisor. From the first line of
+/// `/proc/stat` (proc(5)): user, nice, system, idle, iowait, irq, softirq, steal, and two that are included in the
+/// first ones. Zero if it cannot be read.
 fn processors() -> [u64; 2] {
     let text = std::fs::read_to_string("/proc/stat").unwrap_or_default();
     let words = text.lines().next().unwrap_or_default().split_whitespace();
@@ -140,7 +139,7 @@ fn processors() -> [u64; 2] {
 }
 
 impl Options {
-    /// Options of the benches' program that are this command's, too; and the command line that repeats this one.
+    /// Options of the benches' program that this command shares, and the command line that repeats this run.
     fn arguments(&self) -> Vec<String> {
         let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| u64::from(time.subsec_nanos()));
         let numbers = [("change-mode-every", self.change_mode_every), ("services", self.services), ("rate", self.rate)];

@@ -1,6 +1,6 @@
-//! KVM or emulation: decided by trying, and remembered.
+//! Chooses KVM or emulation by trying, and remembers the result.
 //!
-//! `/dev/kvm` can be there and start QEMU while an ordinary kernel hangs under it (nested virtual machines do that).
+//! `/dev/kvm` can exist and start QEMU while an ordinary kernel hangs under it, as in nested virtual machines.
 
 use std::fs::OpenOptions;
 use std::time::Duration;
@@ -12,13 +12,13 @@ use super::Vm;
 use crate::kernel::Kernel;
 use crate::tools;
 
-/// QEMU's emulator, one host thread for each processor.
+/// QEMU without KVM, with one host thread per processor.
 const EMULATION: &str = "tcg,thread=multi";
 
 /// A kernel that works under KVM needs a second for this.
 const PROBE_LIMIT: Duration = Duration::from_secs(10);
 
-/// Says which one to use: `tcg` or `kvm`, instead of trying.
+/// Selects the accelerator, `tcg` or `kvm`, instead of trying.
 const VARIABLE: &str = "XTASK_ACCEL";
 
 /// The accelerator for this kernel on this machine.
@@ -32,7 +32,7 @@ pub(super) fn choose(kernel: &Kernel) -> Result<&'static str> {
     if OpenOptions::new().read(true).write(true).open("/dev/kvm").is_err() {
         return Ok(EMULATION);
     }
-    // One answer for each pair of kernels: the machine's own and the one that is to boot.
+    // One answer for each pair of kernels: the machine's own and the one to boot.
     let host = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let answer = tools::cache()?.join(format!("kvm-{}-on-{}", kernel.release, host.trim()));
     if !answer.exists() {

@@ -1,9 +1,8 @@
-//! A virtual machine for one command: QEMU, a Debian kernel, and the host's own root file system below a throw-away
-//! overlay.
+//! A virtual machine for one command: QEMU, a Debian kernel, and the host's root file system below a temporary overlay.
 //!
-//! Every file of the host is there, at the same path; what the machine writes is gone when it ends, except in
-//! [`Vm::shares`]. Standard output and standard error leave over serial ports of their own, so that nothing of the kernel's
-//! log gets between them; the scripts come in, and the exit code leaves, by a folder.
+//! Every file of the host is visible at the same path. What the machine writes is discarded, except in [`Vm::shares`].
+//! Standard output and standard error leave through separate serial ports, so they do not mix with the kernel's log.
+//! Scripts and the exit code are exchanged in a directory.
 
 mod accel;
 
@@ -19,38 +18,39 @@ use fs_err as fs;
 use crate::kernel::Kernel;
 use crate::tools;
 
-/// After the exit code has arrived, the machine has this long to power off.
+/// How long the machine may take to power off after the exit code has arrived.
 const POWER_OFF_LIMIT: Duration = Duration::from_secs(10);
 
-/// A machine to run commands in; it boots for each run.
+/// A machine to run commands in. It boots for each run.
 #[derive(Clone, Debug)]
 pub(crate) struct Vm {
     /// Kernel that it boots.
     pub(crate) kernel: Kernel,
-    /// Memory in MiB. What the command writes to files lies in it too.
+    /// Memory in MiB, including files that the command writes.
     pub(crate) memory: u32,
-    /// Number of processors. Emulated, each of two is slower than one alone: they wait for each other.
+    /// Number of processors. In QEMU without KVM each of two is slower than a single one, since they wait for each
+    /// other.
     pub(crate) processors: u32,
     /// From power-on to power-off.
     pub(crate) timeout: Duration,
     /// Whether there is a network card with the host at 10.0.2.2 (user-mode networking).
     pub(crate) network: bool,
-    /// Whether the command reads what this process's standard input has; else it reads nothing.
+    /// Whether the command reads this process's standard input; otherwise it reads nothing.
     pub(crate) stdin: bool,
-    /// Folders of the host that the command may write to, at the same path.
+    /// Directories of the host that the command may write, at the same path.
     pub(crate) shares: Vec<PathBuf>,
-    /// Environment of the command, over a small fixed one.
+    /// Environment of the command, in addition to a small fixed one.
     pub(crate) env: Vec<(String, String)>,
     /// Working directory of the command.
     pub(crate) folder: PathBuf,
-    /// Whether QEMU's own errors are shown; not while KVM is tried, whose failure is an answer.
+    /// Whether QEMU's own errors are shown. Not while KVM is tried, since a failure is an answer.
     pub(crate) shows_errors: bool,
 }
 
 /// Outcome of a run.
 #[derive(Debug)]
 pub(crate) struct Outcome {
-    /// The command's exit code; `None` when the machine ended before the command did.
+    /// The command's exit code; `None` if the machine ended before the command.
     pub(crate) exit: Option<i32>,
     /// The time was up.
     timed_out: bool,
@@ -61,7 +61,7 @@ pub(crate) struct Outcome {
 }
 
 impl Outcome {
-    /// One line on a run that did not end with the command's own exit code.
+    /// A line about a run that did not end with the command's exit code.
     pub(crate) fn trouble(&self) -> Option<String> {
         let seconds = self.elapsed.as_secs();
         match (self.exit, self.timed_out) {
@@ -72,7 +72,7 @@ impl Outcome {
         }
     }
 
-    /// The exit code of a run that did not end with the command's own; prints why, below the kernel's log.
+    /// The exit code of such a run; prints the reason, below the kernel's log.
     pub(crate) fn failed(&self) -> Option<ExitCode> {
         let trouble = self.trouble()?;
         eprintln!("{}\nxtask: {trouble}", self.console.trim_end());
@@ -80,17 +80,17 @@ impl Outcome {
     }
 }
 
-/// The emulated processor. Without what costs an emulator time at each system call (SMAP, SMEP), page fault (five-level tables)
-/// and copy (`rep movsb`, which goes byte by byte).
+/// The emulated processor, without features that are slow to emulate: at each system call (SMAP, SMEP), page fault
+/// (five-level tables) and copy (`rep movsb`, which goes byte by byte).
 const EMULATED_CPU: &str = "max,-erms,-la57,-smap,-smep";
 
-/// Further boot parameters of an emulated machine: no defences against what an emulated processor does not do, no clearing of pages
-/// that are overwritten anyway. The kernel distrusts the emulated time stamp counter without reason and falls back to a clock that
-/// makes every program half as fast, hence `tsc=reliable` too.
+/// Boot parameters for QEMU without KVM: no mitigations, which an emulated processor does not need, and no clearing of
+/// pages that are overwritten anyway. The kernel distrusts the emulated time stamp counter and falls back to a clock
+/// that halves the speed of every program, hence `tsc=reliable`.
 const EMULATED_BOOT: &str = " mitigations=off init_on_alloc=0 audit=0";
 
-/// Makes the first root file system of the kernel in folder $1: busybox $2, the script init, and the modules by which it reaches
-/// the host's files and talks over serial ports, in the order in which they are to be loaded. The kernel's own has /dev/console.
+/// Creates the kernel's initial file system in directory $1: busybox $2, the script init, and the modules for the
+/// host's files and serial ports, in loading order. The kernel provides /dev/console.
 const INITRAMFS: &str = r#"
 mkdir -p first/bin first/dev first/proc first/lower first/upper first/newroot first/modules
 cp "$2" first/bin/busybox
@@ -106,7 +106,7 @@ rm -r first
 "#;
 
 impl Vm {
-    /// A machine with this kernel, 1 GiB of memory, two processors, ten minutes, and the current folder.
+    /// A machine with this kernel, 1 GiB of memory, two processors, ten minutes, and the current directory.
     pub(crate) fn new(kernel: Kernel) -> Result<Self> {
         Ok(Self {
             kernel,
@@ -122,18 +122,18 @@ impl Vm {
         })
     }
 
-    /// Runs a command; its output goes to this process's, as it comes.
+    /// Runs a command and passes on its output as it arrives.
     pub(crate) fn run(&self, command: &[String]) -> Result<Outcome> {
         let accelerator = accel::choose(&self.kernel)?;
         self.boot(accelerator, command)
     }
 
-    /// Finds out how this kernel runs here, so that machines which start at the same time later need not all try.
+    /// Determines how this kernel runs here, so that machines started concurrently later need not all try.
     pub(crate) fn try_out(&self) -> Result<()> {
         accel::choose(&self.kernel).map(drop)
     }
 
-    /// Runs a command on the console, with the keyboard, until it ends: a shell. The time limit does not apply.
+    /// Runs a command on the console with the keyboard until it ends: a shell. There is no time limit.
     pub(crate) fn shell(&self, command: &[String]) -> Result<ExitCode> {
         let accelerator = accel::choose(&self.kernel)?;
         let run = tools::scratch()?;
@@ -147,7 +147,7 @@ impl Vm {
         let place = |name: &str| run.path().join(name);
         let mut qemu = self.qemu(accelerator, run.path(), command, false)?;
         qemu.args(["-serial", &option("file:", &place("console")), "-device", "virtio-serial-pci,id=ports"]);
-        // The numbers are the ones that stage2.sh knows.
+        // The numbers are those in stage2.sh.
         for (number, name) in [(1, "stdout"), (2, "stderr")] {
             qemu.args(["-chardev", &format!("file,id={name},path=/dev/{name},append=on")]);
             qemu.args(["-device", &format!("virtserialport,bus=ports.0,nr={number},chardev={name},name={name}")]);
@@ -162,8 +162,8 @@ impl Vm {
             .stderr(Stdio::piped())
             .spawn()
             .context("cannot start qemu-system-x86_64")?;
-        // Pipes, since QEMU opens them by name, which sockets do not allow. A reader that went away (`| head`) stalls nothing: QEMU
-        // drops the rest.
+        // Pipes, since QEMU opens them by name, which sockets do not allow. A reader that disappears (`| head`) blocks
+        // nothing: QEMU discards the rest.
         let (stdout, stderr, shows_errors) = (child.stdout.take(), child.stderr.take(), self.shows_errors);
         let copies = [
             thread::spawn(move || stdout.map(|mut pipe| io::copy(&mut pipe, &mut io::stdout()))),
@@ -176,7 +176,7 @@ impl Vm {
             }),
         ];
         let timed_out = wait(&mut child, start + self.timeout, &place("exit"));
-        // Kills it where it is still running, and takes its exit status in any case.
+        // Kills it if it still runs, and reaps it in any case.
         drop(child.kill());
         let status = child.wait().context("QEMU cannot be waited for")?;
         for copy in copies {
@@ -189,7 +189,7 @@ impl Vm {
         Ok(Outcome { exit, timed_out: timed_out && exit.is_none(), console, elapsed: start.elapsed() })
     }
 
-    /// QEMU for a command, with scripts and first file system in the folder `run`.
+    /// The QEMU command, with scripts and initial file system in the directory `run`.
     fn qemu(&self, accelerator: &str, run: &Path, command: &[String], interactive: bool) -> Result<Command> {
         let mut stage2 = format!(
             "modules_release={}\nnetwork={}\nstdin={}\ninteractive={interactive}\n",
@@ -206,7 +206,7 @@ impl Vm {
         make.current_dir(run).env("PATH", tools::search_path()).args(["-ec", INITRAMFS, "initramfs"]);
         tools::run(make.arg(&self.kernel.folder).arg(tools::static_busybox()?).arg(&self.kernel.release))?;
 
-        // The machine ends with this process, even when this process is killed.
+        // The machine ends with this process, even if this process is killed.
         let mut qemu = Command::new("setpriv");
         qemu.env("PATH", tools::search_path());
         qemu.args(["--pdeathsig", "KILL", "--", "qemu-system-x86_64", "-M", "q35", "-accel", accelerator]);
@@ -233,7 +233,7 @@ impl Vm {
         Ok(qemu)
     }
 
-    /// The command as a shell script: nothing in it is left for the shell to interpret.
+    /// The command as a shell script in which the shell interprets nothing.
     fn script(&self, command: &[String]) -> String {
         let mut script = format!("cd {} || exit 127\n", quote(&self.folder.to_string_lossy()));
         for (name, value) in &self.env {
@@ -263,7 +263,8 @@ fn exit_code(file: &Path) -> Option<i32> {
     fs::read_to_string(file).ok()?.strip_suffix('\n')?.parse().ok()
 }
 
-/// Waits for the machine's end, the time limit, or a machine that does not power off after the exit code; whether the time was up.
+/// Waits for the machine's end, the time limit, or a machine that does not power off after the exit code; returns
+/// whether the time was over.
 fn wait(child: &mut Child, mut deadline: Instant, exit: &Path) -> bool {
     let mut has_code = false;
     while matches!(child.try_wait(), Ok(None)) {

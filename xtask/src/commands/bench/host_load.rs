@@ -1,4 +1,4 @@
-//! Load of this machine, which a virtual machine that it emulates cannot see.
+//! Load of this machine, which a virtual machine in QEMU cannot see.
 
 use std::path::Path;
 use std::thread;
@@ -11,13 +11,13 @@ use tempfile::TempDir;
 use crate::tools;
 use crate::vm::Vm;
 
-/// A folder with a file that holds this machine's load average over a minute and its number of processors, written again every two
-/// seconds until this is dropped. The kernel computes its averages every five seconds.
+/// A file with this machine's load average over a minute and its number of processors, updated every two seconds until
+/// this is dropped. The kernel computes its averages every five seconds.
 #[derive(Debug)]
 pub(in crate::commands) struct HostLoad(TempDir);
 
 impl HostLoad {
-    /// Tells the benches in this machine, as long as this lives.
+    /// Passes the load to the benches in this machine as long as this lives.
     pub(in crate::commands) fn tell(vm: &mut Vm) -> Result<Self> {
         let load = Self(tools::scratch()?);
         let file = load.0.path().join("load");
@@ -33,7 +33,7 @@ impl HostLoad {
     }
 }
 
-/// A reader sees the old file or the new one, never half of one.
+/// Atomic: a reader sees the old file or the new one.
 fn write(file: &Path) -> Result<()> {
     let load = fs::read_to_string("/proc/loadavg")?;
     let next = file.with_extension("next");

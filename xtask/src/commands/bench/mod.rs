@@ -1,4 +1,4 @@
-//! `cargo xtask bench`: measurements side by side, on real kernels.
+//! `cargo xtask bench`: side-by-side measurements on real kernels.
 
 mod host_load;
 mod table;
@@ -88,7 +88,7 @@ struct Live {
 }
 
 impl Live {
-    /// The same as words, as the benches' program takes them.
+    /// The arguments for the benches' program.
     fn words(&self) -> Vec<String> {
         let Live { kubeconfig, kube_proxy, etcd, mode, services, endpoints, changes, argument } = self;
         let once = [("--kubeconfig", kubeconfig), ("--kube-proxy", kube_proxy), ("--etcd", etcd)];
@@ -128,10 +128,10 @@ const BENCHES: [(&str, Place); 13] = [
 /// Options of the benches' program that are part of a result's name.
 const NAMED: [&str; 3] = ["--mode", "--services", "--endpoints"];
 
-/// Number of runs of `--by-turns` that take every bench once.
+/// Number of `--by-turns` runs that cover every bench once.
 const TURNS: u64 = 3;
 
-/// The C programs that the benches are measured against.
+/// The C programs with which the benches compare.
 const C_PROGRAMS: [&str; 2] = ["ipvs_batch", "ipvs_dump"];
 
 impl Options {
@@ -149,7 +149,7 @@ impl Options {
             7
         };
         let (kernel, rounds) = (self.kernel()?, self.rounds.unwrap_or(default).to_string());
-        // Where somebody keeps files says nothing.
+        // Paths of files are irrelevant to a result.
         let words = self.live.words();
         let live: Vec<_> = words.iter().map(|word| word.rsplit('/').next().unwrap_or(word)).collect();
         let place_typed = if place == Place::Machine { format!(" --kernel {kernel}") } else { String::new() };
@@ -176,7 +176,7 @@ impl Options {
                 _ if live.is_empty() => stem += "-host",
                 _ => {}
             }
-            // Results of fewer sizes do not replace full ones.
+            // Results with fewer sizes do not replace full ones.
             let folder = if self.quick { results().join("quick") } else { results() };
             line.extend(["--out".to_owned(), folder.join(stem).display().to_string()]);
         }
@@ -184,13 +184,13 @@ impl Options {
         Ok(line)
     }
 
-    /// Builds the benches, `proxier-demo` and the C programs they are measured against; gives the benches' path.
+    /// Builds the benches, `proxier-demo` and the C programs; returns the path of the benches.
     fn build(&self) -> Result<PathBuf> {
         let program = if self.smoke {
-            // As `cargo xtask test` builds it: after the tests, nothing is left to build.
+            // The same build as `cargo xtask test`, so after the tests nothing is left to build.
             cargo::program(&cargo::build_all(&["--workspace".to_owned()])?, "benches")?
         } else {
-            // In a run of cargo's of its own: with the benches it would get the features that only they want.
+            // A separate run of cargo: together with the benches it would get features that only they need.
             cargo::build("proxier-demo", "proxier-demo", "release")?;
             cargo::build("benches", "benches", "release")?
         };
@@ -244,7 +244,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
             lines.push((name, options.arguments(&program, name, Place::Machine)?));
         }
     }
-    // Small numbers all in one machine, since booting takes a good part of their time.
+    // Small numbers all run in one machine, since booting takes much of their time.
     let mut small = "code=0\n".to_owned();
     for (name, line) in lines {
         if options.quick || options.smoke {
@@ -263,7 +263,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!failed.is_empty())))
 }
 
-/// Runs a command in a machine that has room for a bench; whether it succeeded.
+/// Runs a command in a machine with enough memory for a bench; returns whether it succeeded.
 fn run_in_machine(options: &Options, name: &str, line: &[String]) -> Result<bool> {
     let mut vm = Vm::new(Kernel::get(options.kernel()?)?)?;
     vm.timeout = Duration::from_secs(3600);

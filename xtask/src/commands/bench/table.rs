@@ -1,4 +1,5 @@
-//! `cargo xtask bench table`: the tables of figures of the README and of docs/, made from `benches/tables.md` and the result files.
+//! `cargo xtask bench table`: makes the tables of figures in the README and docs/ from `benches/tables.md` and the
+//! result files.
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,7 +14,7 @@ use crate::tools;
 const START: &str = "<!-- made by `cargo xtask bench table` -->";
 const END: &str = "<!-- end of what `cargo xtask bench table` made -->";
 
-/// The tables without their figures, each below the name of its page as a heading.
+/// The tables without figures, each below a heading with the name of its page.
 const TABLES: &str = "benches/tables.md";
 
 pub(super) fn main(check: bool) -> Result<ExitCode> {
@@ -48,7 +49,7 @@ pub(super) fn main(check: bool) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!current)))
 }
 
-/// The text with another table; `None` without the lines around one.
+/// The text with another table; `None` if it lacks the marker lines.
 fn replaced(text: &str, table: &str) -> Option<String> {
     let (before, rest) = text.split_once(START)?;
     let (_, after) = rest.split_once(END)?;
@@ -64,7 +65,7 @@ fn links(text: &str) -> impl Iterator<Item = &str> {
         .filter(|link| link.starts_with("benches/results/") || link.starts_with("../benches/results/"))
 }
 
-/// A line of a table with the figures of the result that it links to.
+/// A line of a table with the figures of the result to which it links.
 fn filled(line: &str, folder: &Path) -> Result<String> {
     if !line.contains('{') {
         return Ok(line.to_owned());
@@ -75,7 +76,7 @@ fn filled(line: &str, folder: &Path) -> Result<String> {
     measured(&result, line).map_err(|missing| anyhow!("{} has no figure {missing}", path.display()))
 }
 
-/// The line with its figures; else what is missing.
+/// The line with its figures; otherwise what is missing.
 fn measured(result: &Value, line: &str) -> Result<String, String> {
     let mut parts = line.split(['{', '}']);
     let mut text = parts.next().unwrap_or_default().to_owned();
@@ -97,12 +98,12 @@ fn measured(result: &Value, line: &str) -> Result<String, String> {
     Ok(text)
 }
 
-/// The load of the machine, the emulator's host where there is one: at the start and at the end.
+/// The load of the machine, or of the QEMU host if there is one: at the start and at the end.
 fn load(result: &Value) -> Option<String> {
     let machine = result.get("machine")?;
     let emulated = machine.get("cpu")?.as_str()?.contains("QEMU");
     if emulated && machine.get("host").is_none_or(Value::is_null) {
-        // The guest's own load says nothing.
+        // The guest's own load is meaningless.
         return Some("unknown".to_owned());
     }
     let machine = machine.get("host").filter(|host| !host.is_null()).unwrap_or(machine);
@@ -125,7 +126,7 @@ fn median(result: &Value, what: &str, size: &str, side: &str) -> Option<f64> {
     named(group.get("sides")?, "name", side).next()?.get("median")?.as_f64()
 }
 
-/// A figure with its unit, in that which reads well.
+/// A figure in a suitable unit.
 fn written(unit: &str, value: f64) -> Option<String> {
     Some(match unit {
         "ms" if value >= 1_000.0 => format!("{} s", digits(value / 1_000.0)),

@@ -1,4 +1,4 @@
-//! `cargo xtask dist --check`: what was packed, read and used by programs of others.
+//! `cargo xtask dist --check`: other programs read and use what was packed.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
@@ -11,12 +11,12 @@ use fs_err as fs;
 use super::{Arch, Options, Release, deb, dist, image, manifests};
 use crate::{cargo, tools};
 
-/// Programs of the image `debian`, each of which has to start.
+/// Programs of the image `debian`, each of which must start.
 const START: &str =
     "iptables --version && iptables-nft-restore --version && iptables-legacy-save --version && ipset --version &&
     ip6tables-legacy-restore --version && modprobe --version && sleep 0 && CONFIG=/none prepare-node --warn userspace";
 
-/// Packs twice and checks the second result. Exit code 1, with a line that names it, when something is not as it should be.
+/// Packs twice and checks the second result. Exit code 1, with a line that names it, if something is wrong.
 pub(super) fn check(mut options: Options) -> Result<ExitCode> {
     ensure!(tools::is_root(), "dist --check needs root: it enters root directories and network namespaces");
     ensure!(options.archs.len() < 2, "--check takes one --arch");
@@ -36,7 +36,7 @@ pub(super) fn check(mut options: Options) -> Result<ExitCode> {
     read_parts(&out)?;
     let arch = options.archs.first().copied().or_else(Arch::native).context("no architecture")?;
     let release = Release::new(arch, options.program.as_deref())?;
-    // A program built by hand may know none.
+    // A program built by hand may not know its revision.
     let is_known = options.program.is_none() || std::env::var_os("PROXIER_REVISION").is_some_and(|of| !of.is_empty());
     let commit = if is_known { release.revision.as_str() } else { "" };
     for variant in ["scratch", "debian"] {
@@ -68,7 +68,7 @@ fn failed(what: &str) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// kubectl reads install.yaml as it reads the folder of the manifests.
+/// Checks that kubectl reads install.yaml like the directory of the manifests.
 fn read_manifests(out: &Path) -> Result<()> {
     let kustomize = |folder: &Path| tools::run(Command::new("kubectl").arg("kustomize").arg(folder));
     super::put(out, "kustomization.yaml", "resources: [install.yaml]\n", 0o644)?;
@@ -81,7 +81,7 @@ fn read_manifests(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Each part in the lists has a licence and a source; what the program is linked with is among them.
+/// Checks that each part in the SBOMs has a licence and a source, and that linked libraries are included.
 fn read_parts(out: &Path) -> Result<()> {
     for file in fs::read_dir(out)?.filter_map(|entry| Some(entry.ok()?.path())) {
         if !file.to_string_lossy().ends_with(".spdx.json") {
@@ -103,7 +103,7 @@ fn read_parts(out: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads an image by skopeo, and unpacks it by umoci, which compares all digests; gives the root directory.
+/// Reads an image with skopeo and unpacks it with umoci, which verifies all digests; returns the root directory.
 fn unpack(release: &Release, variant: &str, out: &Path, folder: &Path) -> Result<PathBuf> {
     let (file, reference) = (out.join(image::file(release, variant)), image::reference(release, variant));
     let printed = tools::run(Command::new("skopeo").arg("inspect").arg(format!("oci-archive:{}", file.display())))?;
@@ -122,7 +122,7 @@ fn unpack(release: &Release, variant: &str, out: &Path, folder: &Path) -> Result
     Ok(folder.join("bundle/rootfs"))
 }
 
-/// A containerd of this check alone.
+/// A containerd for this check alone.
 struct Containerd {
     child: Child,
     socket: PathBuf,
@@ -136,7 +136,7 @@ impl Drop for Containerd {
 }
 
 impl Containerd {
-    /// Starts one below `folder`; the reason where it cannot run.
+    /// Starts one below `folder`; returns the reason if it cannot run.
     fn start(folder: &Path) -> Result<std::result::Result<Self, String>> {
         let (socket, log) = (folder.join("socket"), folder.join("log"));
         let configuration = format!(
@@ -166,9 +166,9 @@ impl Containerd {
     }
 }
 
-/// Imports both images as on a node: their names, or the reason why containerd does not run here.
+/// Imports both images as on a node: returns their names, or why containerd does not run here.
 ///
-/// The image `debian` has to get the one name that a kubelet asks for with install.yaml and with the chart.
+/// The image `debian` must get the name that a kubelet requests with install.yaml and with the chart.
 fn import(release: &Release, out: &Path, scratch: &Path) -> Result<std::result::Result<Vec<String>, String>> {
     let containerd = match Containerd::start(&scratch.join("containerd"))? {
         Ok(containerd) => containerd,
@@ -189,7 +189,7 @@ fn import(release: &Release, out: &Path, scratch: &Path) -> Result<std::result::
     Ok(Ok(names))
 }
 
-/// Runs a command in a root directory; gives what it printed.
+/// Runs a command in a root directory; returns its output.
 fn enter(container: &Path, command: &str, more: &[&str]) -> Result<String> {
     let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin";
     let mut chroot = Command::new("unshare");
@@ -207,7 +207,7 @@ fn serve(container: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Installs the package below a root directory, removes and purges it; nothing of it may stay.
+/// Installs the package below a root directory, removes and purges it; nothing may be left.
 fn install(package: &Path, root: &Path) -> Result<()> {
     let find = || {
         let find = "find . -path ./var/lib/dpkg -prune -o -printf '%P %y %m\\n' | sort";
@@ -215,7 +215,7 @@ fn install(package: &Path, root: &Path) -> Result<()> {
     };
     let dpkg = |what: &str, of: &Path| {
         let mut dpkg = Command::new("dpkg");
-        // Programs of the host's for dpkg itself; scripts of the package run in the root directory. A program that is not static
+        // dpkg runs the host's programs; scripts of the package run in the root directory. A program that is not static
         // depends on packages that only scanners see there.
         dpkg.arg(format!("--root={}", root.display())).args(["--force-depends", what]).arg(of);
         tools::run(dpkg.env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"))
@@ -236,7 +236,7 @@ fn install(package: &Path, root: &Path) -> Result<()> {
     ensure!(root.join("etc/default/proxier-demo").exists(), "the package's removal removed its configuration");
     dpkg("--purge", Path::new("proxier-demo"))?;
     let after = find()?;
-    // Folders that were there go where no package of dpkg's has them.
+    // Existing directories are removed if no package of dpkg's owns them.
     let left: Vec<&str> = after.lines().filter(|line| !before.lines().any(|known| known == *line)).collect();
     ensure!(left.is_empty(), "left after a purge: {}", left.join(", "));
     Ok(())

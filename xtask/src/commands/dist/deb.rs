@@ -1,4 +1,4 @@
-//! A Debian package, made of files by dpkg-deb.
+//! Builds the Debian package with dpkg-deb.
 
 use std::path::Path;
 use std::process::Command;
@@ -42,14 +42,14 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     let licence: Vec<&str> = licence.lines().map(|line| if line.is_empty() { "." } else { line }).collect();
     let (manual, mit) = (release.date("+%B %d, %Y")?, format!(" {}", licence.join("\n ")));
     for (from, to, mode) in FILES {
-        // What is built by hand lies below /usr/local.
+        // What is built by hand is below /usr/local.
         let text = source(&format!("{DEPLOY}/{from}"))?
             .replace("/usr/local/sbin/prepare-node", "/usr/libexec/proxier-demo/prepare-node");
         let text = text.replace("/usr/local/bin/", "/usr/bin/").replace("@DATE@", &manual).replace("@MIT@", &mit);
         put(&folder, to, text, mode)?;
     }
     put(&folder, "usr/bin/proxier-demo", fs::read(&release.program)?, 0o755)?;
-    // Only a program of this machine can be asked.
+    // Completions come from the program, so it must run on this machine.
     for (shell, to) in COMPLETIONS.iter().filter(|_| release.arch.is_native()) {
         let script = tools::run(Command::new(&release.program).args(["completion", shell]))?;
         put(&folder, to, script, 0o644)?;

@@ -1,4 +1,4 @@
-//! Container images as OCI image layouts (image-spec 1.1), made of folders by tar, gzip and sha256sum.
+//! Builds container images as OCI image layouts (image-spec 1.1) with tar, gzip and sha256sum.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -12,21 +12,21 @@ use super::{DEPLOY, Release, put, sbom, source};
 use crate::apt::Tree;
 use crate::tools;
 
-/// Debian release of the programs, the same as the Dockerfile's.
+/// Debian release of the programs, as in the Dockerfile.
 const SUITE: &str = "bookworm";
 
-/// Packages of the image `debian`: programs, their libraries, and files that these read. Nothing is installed by their scripts.
+/// Packages of the image `debian`: programs, their libraries, and files that these read. Their scripts are not run.
 pub(super) const PACKAGES: &str = "base-files busybox-static dash ipset iptables kmod libc6 libgcc-s1 libip4tc2 libip6tc2 libipset13 \
     libkmod2 liblzma5 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libnftnl11 libssl3 libxtables12 libzstd1 netbase";
 
-/// Programs of busybox: those of prepare-node and check.yaml, and a few for a person who looks around. Not its shell, which
-/// takes busybox's modprobe before that of kmod, and so reads no compressed modules.
+/// Applets of busybox: those of prepare-node and check.yaml, and a few for debugging. Not its shell, which prefers
+/// busybox's modprobe to that of kmod and so cannot read compressed modules.
 const APPLETS: &str = "cat cut grep id ip ls mkdir ps rm sed sleep";
 
-/// Parts of packages below /usr/share that programs do not read. Copyright files stay.
+/// Parts of packages below /usr/share that programs do not read. Copyright files are kept.
 const LEFT_OUT: &str = "doc/*/*.gz man locale lintian bug bash-completion";
 
-/// Packs both images and their lists of parts.
+/// Packs both images and their SBOMs.
 pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     let scratch = tools::scratch()?;
     let (alone, debian, program) =
@@ -41,7 +41,7 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     write(release, "debian", &[&debian, &program], out)
 }
 
-/// The program, its licences and its list of parts (in `out` too), and the folders that a container mounts over.
+/// The program, its licences and its SBOM (also in `out`), and the directories over which a container mounts.
 fn put_program(release: &Release, folder: &Path, out: &Path, variant: &str, parts: &[sbom::Part]) -> Result<()> {
     for empty in ["dev", "etc", "proc", "run", "sys", "tmp"] {
         fs::create_dir_all(folder.join(empty))?;
@@ -66,7 +66,7 @@ fn copy_libraries(program: &Path, folder: &Path) -> Result<Vec<sbom::Part>> {
     sbom::libraries(&libraries)
 }
 
-/// The files of Debian's packages in `folder`, and the packages as parts.
+/// Extracts the files of Debian's packages into `folder`; returns the packages as parts.
 fn extract(release: &Release, folder: &Path, scratch: &Path) -> Result<Vec<sbom::Part>> {
     let link = |to: &str, path: &str| symlink(to, folder.join(path));
     for name in ["bin", "sbin", "lib", "lib64"] {
@@ -94,14 +94,14 @@ fn extract(release: &Release, folder: &Path, scratch: &Path) -> Result<Vec<sbom:
         tools::run(&mut unpack)?;
         let fields = tools::run(Command::new("dpkg-deb").arg("--field").arg(&file))?;
         let part = sbom::debian(&file, &fields)?;
-        // Where scanners look for packages that no dpkg has installed.
+        // Where scanners look for packages that were not installed by dpkg.
         put(folder, &format!("var/lib/dpkg/status.d/{}", part.name), &fields, 0o644)?;
         parts.push(part);
     }
     for name in APPLETS.split(' ') {
         link("busybox", &format!("usr/bin/{name}"))?;
     }
-    // As update-alternatives leaves them on a Debian; proxier-demo asks for the back end by name.
+    // As update-alternatives does on Debian; proxier-demo requests the back end by name.
     for name in ["iptables", "ip6tables"] {
         for kind in ["", "-save", "-restore"] {
             link("xtables-nft-multi", &format!("usr/sbin/{name}{kind}"))?;
@@ -121,12 +121,12 @@ pub(super) fn reference(release: &Release, variant: &str) -> String {
     format!("proxier-demo:{}{suffix}", release.version)
 }
 
-/// The name that a kubelet asks containerd for when a manifest names an image without a registry.
+/// The name that a kubelet requests from containerd if a manifest names an image without a registry.
 pub(super) fn resolved(name: &str) -> String {
     format!("docker.io/library/{name}")
 }
 
-/// Image layout of these layers, in a tar file, with the manifest that `docker load` reads besides.
+/// Writes an image layout of these layers to a tar file, with the manifest that `docker load` reads.
 fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Result<()> {
     const OCI: &str = "application/vnd.oci.image";
     let scratch = tools::scratch()?;

@@ -1,4 +1,4 @@
-//! `cargo xtask install-yaml`: the manifests as one file, and as the template of a chart.
+//! `cargo xtask install-yaml`: the manifests as one file, and as a chart's template.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -37,13 +37,13 @@ const VALUES: [(&str, &str); 6] = [
     ),
 ];
 
-/// Files that are made, below the folder `DEPLOY`, and their contents.
+/// Generated files below the directory `DEPLOY`, and their contents.
 fn made() -> Result<[(&'static str, String); 2]> {
     let read = |name: &str| source(&format!("{DEPLOY}/kubernetes/{name}"));
     let kustomization = read("kustomization.yaml")?;
     let tag = kustomization.lines().find_map(|line| line.trim().strip_prefix("newTag: "));
     let tag = tag.context("kustomization.yaml names no newTag")?;
-    // Resources are the items that are no keys.
+    // Resources are the list items that are not keys.
     let resources = kustomization.lines().filter_map(|line| line.strip_prefix("- ").filter(|file| !file.contains(':')));
     let documents: Result<Vec<String>> = resources.map(read).collect();
     let documents = documents?.join("---\n").replace("image: proxier-demo\n", "image: proxier-demo:@TAG@\n");
@@ -67,7 +67,7 @@ pub(super) fn images() -> Result<Vec<String>> {
     Ok(names.into_iter().map(image::resolved).collect())
 }
 
-/// Files that are not as they would be made.
+/// Files that differ from what would be generated.
 fn outdated() -> Result<Vec<&'static str>> {
     let is_current = |(name, text): &(&str, String)| source(&format!("{DEPLOY}/{name}")).is_ok_and(|now| now == *text);
     Ok(made()?.into_iter().filter(|file| !is_current(file)).map(|(name, _)| name).collect())
@@ -87,7 +87,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!outdated.is_empty())))
 }
 
-/// Puts install.yaml, what is applied beside it, and the packed chart into `out`.
+/// Puts install.yaml, the files applied with it, and the packed chart into `out`.
 pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     let outdated = outdated()?;
     ensure!(outdated.is_empty(), "not current: {}; run `cargo xtask install-yaml`", outdated.join(", "));

@@ -1,4 +1,4 @@
-//! `cargo xtask image`, `deb` and `dist`: `proxier-demo` as an operator installs it.
+//! `cargo xtask image`, `deb` and `dist`: packages `proxier-demo` for operators.
 //!
 //! The same commit gives the same bytes: files are sorted, belong to root, and have the commit's time.
 
@@ -43,7 +43,7 @@ pub(crate) struct DistOptions {
     check: bool,
 }
 
-/// Folder of what operators get, below the repository's root.
+/// Directory of the files for operators, below the repository's root.
 const DEPLOY: &str = "examples/deploy";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -76,7 +76,7 @@ impl Arch {
         format!("{}-unknown-linux-gnu", self.rust())
     }
 
-    /// This machine's, if there are images for it.
+    /// This machine's architecture, if there are images for it.
     fn native() -> Option<Self> {
         [Self::Amd64, Self::Arm64].into_iter().find(|arch| arch.is_native())
     }
@@ -86,18 +86,18 @@ impl Arch {
     }
 }
 
-/// One build of the program, and what is said about it.
+/// One build of the program, with its metadata.
 #[derive(Debug)]
 struct Release {
     arch: Arch,
     version: &'static str,
-    /// Commit in 12 digits, with `-dirty` behind it if files differ; `unknown` outside git.
+    /// Commit in 12 digits, with `-dirty` if files differ; `unknown` outside git.
     revision: String,
     /// Time of the commit, in seconds since 1970.
     epoch: String,
     /// Whether the program needs no library.
     is_static: bool,
-    /// Whether somebody else has built the program.
+    /// Whether the program was built elsewhere.
     is_given: bool,
     /// Program without symbols.
     program: PathBuf,
@@ -136,7 +136,7 @@ impl Release {
         Ok(tools::run(&mut date)?.trim().to_owned())
     }
 
-    /// Files of a folder as a tar archive that depends on nothing but names, contents and the right to execute.
+    /// The files of a directory as a tar archive that depends only on names, contents and execute permission.
     fn tar(&self, folder: &Path, archive: &Path) -> Result<()> {
         let options = "--create --sort=name --format=gnu --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX";
         let mut tar = Command::new("tar");
@@ -173,10 +173,11 @@ fn cargo_home() -> Result<PathBuf> {
     home.context("no folder of cargo's: set CARGO_HOME or HOME")
 }
 
-/// Cargo of a Debian sid root that compiles for another architecture, in an environment of its own; what it builds is in `target/cross`.
+/// Cargo of a Debian sid root that compiles for another architecture, in a separate environment. Its output is in
+/// `target/cross`.
 pub(super) fn cross_cargo(arch: Arch) -> Result<Command> {
     let (root, home, target) = (tools::repository(), cargo_home()?, arch.target());
-    // What the other cargo needs is fetched by this machine's, which knows its registry.
+    // This machine's cargo fetches for the other one, since it has the registry's configuration.
     tools::run(cargo::command().args(["fetch", "--quiet", "--locked", "--target", &target]))?;
     let script = root.join("xtask/src/commands/dist/cross.sh");
     let mut cross = Command::new("unshare");
@@ -188,7 +189,8 @@ pub(super) fn cross_cargo(arch: Arch) -> Result<Command> {
     Ok(cross)
 }
 
-/// Debian sid with Rust, its standard library for the architecture, and a cross linker: no earlier Debian has a Rust that is new enough.
+/// Debian sid with Rust, its standard library for the architecture, and a cross linker: earlier Debian releases have a
+/// Rust that is too old.
 fn cross_root(arch: Arch) -> Result<PathBuf> {
     let debian = arch.debian();
     let folder = tools::cache()?.join(format!("cross-{debian}"));
@@ -197,7 +199,7 @@ fn cross_root(arch: Arch) -> Result<PathBuf> {
     }
     ensure!(tools::is_root(), "a cross compiler for {debian} needs root, once: chroot into Debian sid");
     tools::ensure(tools::CROSS)?;
-    // What a run that was broken off has left.
+    // Left over from an aborted run.
     drop(fs::remove_dir_all(&folder));
     eprintln!("xtask: making a Debian sid root with a cross compiler in {}", folder.display());
     let packages = format!(
@@ -205,7 +207,7 @@ fn cross_root(arch: Arch) -> Result<PathBuf> {
         arch.rust().replace('_', "-")
     );
     let native = tools::run(Command::new("dpkg").arg("--print-architecture"))?;
-    // How this machine fetches packages: mmdebstrap does not read that.
+    // This machine's apt settings, which mmdebstrap does not read.
     let settings = tools::run(Command::new("apt-config").arg("dump"))?;
     let mut make = Command::new("mmdebstrap");
     make.args(["--quiet", "--variant=apt", &format!("--include={packages}")]);
@@ -215,7 +217,7 @@ fn cross_root(arch: Arch) -> Result<PathBuf> {
     Ok(folder)
 }
 
-/// Writes a file, with the folders above it.
+/// Writes a file, creating its parent directories.
 fn put(folder: &Path, path: &str, content: impl AsRef<[u8]>, mode: u32) -> Result<()> {
     let path = folder.join(path);
     fs::create_dir_all(path.parent().unwrap_or(folder))?;
@@ -223,7 +225,7 @@ fn put(folder: &Path, path: &str, content: impl AsRef<[u8]>, mode: u32) -> Resul
     Ok(fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?)
 }
 
-/// Packs for each architecture with each of `packers`; gives the folder.
+/// Packs for each architecture with each of `packers`; returns the directory.
 fn pack(options: &Options, packers: &[fn(&Release, &Path) -> Result<()>]) -> Result<PathBuf> {
     let mut archs = options.archs.clone();
     if archs.is_empty() {
@@ -259,7 +261,7 @@ fn done(out: PathBuf) -> ExitCode {
     ExitCode::SUCCESS
 }
 
-/// Everything, and the checksums of all files in the folder.
+/// Packs everything, with the checksums of all files.
 fn dist(options: &Options) -> Result<PathBuf> {
     let out = pack(options, &[image::pack, deb::pack, manifests::pack])?;
     let sums = tools::run(Command::new("sh").current_dir(&out).env("LC_ALL", "C").args(["-c", "sha256sum -- [!S]*"]))?;

@@ -1,4 +1,4 @@
-//! Parts of an image as SPDX 2.3: crates as cargo links them, the libraries that a static program has in it, and Debian's packages.
+//! SBOM of an image in SPDX 2.3: crates linked by cargo, libraries inside a static program, and Debian's packages.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,8 @@ use serde_json::{Value, json};
 use super::{Release, cross_root, image, source};
 use crate::{cargo, tools};
 
-/// Licences of Debian's packages, which their copyright files have in the words of their authors. The image has these files too.
+/// Licences of Debian's packages, whose copyright files have them in the authors' words. The image includes these
+/// files.
 const LICENCES: &[(&str, &str)] = &[
     ("base-files", "GPL-2.0-or-later"),
     ("busybox-static", "GPL-2.0-only"),
@@ -36,13 +37,13 @@ const LICENCES: &[(&str, &str)] = &[
     ("netbase", "GPL-2.0-only"),
 ];
 
-/// SPDX's list has no name for it.
+/// SPDX has no identifier for it.
 const PUBLIC_DOMAIN: &str = "LicenseRef-public-domain";
 
 /// What is not known.
 const UNKNOWN: &str = "NOASSERTION";
 
-/// Crate or package that an image has.
+/// A crate or package in an image.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Part {
     pub(super) name: String,
@@ -59,7 +60,7 @@ pub(super) fn program(release: &Release) -> Result<Vec<Part>> {
     Ok([crates(release)?, linked(release)?].concat())
 }
 
-/// The crates in the program, with the checksums that Cargo.lock has.
+/// The crates in the program, with their checksums from Cargo.lock.
 fn crates(release: &Release) -> Result<Vec<Part>> {
     let options =
         "tree --locked --package proxier-demo --edges normal,no-proc-macro --prefix none --format {p}|{l} --target";
@@ -78,7 +79,7 @@ fn a_crate(line: &str, lock: &str) -> Option<Part> {
         let is_it = entry.contains(&format!("\nname = \"{name}\"\nversion = \"{version}\"\n"));
         entry.lines().filter(|_| is_it).find_map(|line| line.strip_prefix("checksum = \"")?.strip_suffix('"'))
     });
-    // On the registry the names of this repository's crates are others'.
+    // On the registry, crates with the names of this repository's crates belong to other authors.
     let kind = if checksum.is_some() { "cargo" } else { "generic" };
     Some(Part {
         name: name.to_owned(),
@@ -89,7 +90,7 @@ fn a_crate(line: &str, lock: &str) -> Option<Part> {
     })
 }
 
-/// What a static program has of the C library, the compiler and Rust; cargo knows none of them.
+/// What a static program contains of the C library, the compiler and Rust, which cargo does not list.
 fn linked(release: &Release) -> Result<Vec<Part>> {
     let part = |name: &str, version: &str, licence: &str, sha256| Part {
         name: name.to_owned(),
@@ -99,11 +100,11 @@ fn linked(release: &Release) -> Result<Vec<Part>> {
         sha256,
     };
     if release.is_given {
-        // Nobody knows how it was built.
+        // Its build is unknown.
         let libc = release.is_static.then(|| part("c-library", UNKNOWN, UNKNOWN, None));
         return Ok([part("rust-std", UNKNOWN, "MIT OR Apache-2.0", None)].into_iter().chain(libc).collect());
     }
-    // Another root directory's compiler prints names of files below that.
+    // The compiler of another root directory prints file names below that.
     let root = if release.arch.is_native() { None } else { Some(cross_root(release.arch)?) };
     let printed = |words: &[&str]| match &root {
         Some(root) => tools::run(Command::new("chroot").arg(root).args(words)),
@@ -126,14 +127,14 @@ fn linked(release: &Release) -> Result<Vec<Part>> {
     Ok(parts)
 }
 
-/// The package of Debian's that has a file, and its version; `None` on another distribution.
+/// The Debian package that owns a file, and its version; `None` on another distribution.
 fn owner(file: &Path, root: Option<&Path>) -> Option<(String, String)> {
     let inside = root.map_or(file, |root| file.strip_prefix(root).unwrap_or(file));
     let database = root.unwrap_or(Path::new("/")).join("var/lib/dpkg");
     let query = |words: &[&str]| {
         tools::run(Command::new("dpkg-query").arg(format!("--admindir={}", database.display())).args(words)).ok()
     };
-    // Where /lib is a link, its files are those of packages that know them by either name.
+    // If /lib is a link, packages may know the file by either name.
     let names = [Path::new("/").join(inside), Path::new("/").join(inside.strip_prefix("/usr").unwrap_or(inside))];
     let listed = names.iter().find_map(|name| query(&["--search", &name.display().to_string()]))?;
     let package = listed.split(": ").next()?.to_owned();

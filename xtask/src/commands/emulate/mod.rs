@@ -1,5 +1,5 @@
-//! `cargo xtask emulate`: tests of the low crates, compiled for another processor, under QEMU's user emulation. The kernel below is this
-//! machine's, and the emulator translates few netlink families, so tests that need a kernel are left out.
+//! `cargo xtask emulate`: tests of the low crates, compiled for another processor, in QEMU's user emulation. That uses
+//! this machine's kernel and translates few netlink families, so tests that need a kernel are omitted.
 
 use std::process::{Command, ExitCode};
 
@@ -39,7 +39,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         ensure!(tools::find(program).is_some(), "{program} is missing: install the package {package}");
     }
     let mut cargo = cross_cargo(arch)?;
-    // Static programs need no libraries of that architecture here.
+    // Static programs need no libraries of that architecture.
     cargo
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .env("CARGO_INCREMENTAL", "0")

@@ -1,4 +1,4 @@
-//! `cargo xtask test`: every test, the ones on real kernels too.
+//! `cargo xtask test`: runs every test, including those on real kernels.
 
 mod programs;
 mod slow;
@@ -74,21 +74,22 @@ fn also(text: &str) -> Result<(Series, Vec<String>), &'static str> {
     Ok((series.parse()?, crates.split(',').map(str::to_owned).collect()))
 }
 
-/// For all test programs on a kernel together; and the same when nothing is left out.
+/// Time limit for all test programs on a kernel together, and the same if no test is left out.
 const TIME_LIMITS: [Duration; 2] = [Duration::from_secs(2700), Duration::from_secs(4 * 3600)];
 
-/// In MiB. What tests write to files lies in it too.
+/// In MiB. Includes files written by tests.
 const MEMORY: u32 = 2048;
 
-/// Number of machines that run at a time. Emulated, two with one processor each do about twice as much as one with two, whose
-/// processors wait for each other at every change of a page table.
+/// Number of concurrent machines. In QEMU without KVM, two machines with one processor each do about twice as much as
+/// one with two, whose processors wait for each other at every change of a page table.
 const MACHINES: usize = 2;
 
-/// Repeats on a further kernel: one in so many of the tests that passed on a real kernel. An emulated kernel takes ten times as long for a
-/// test as this machine's own: a test that cannot run here always runs there, one that can is repeated by turns.
+/// One in this many of the tests that passed on a real kernel runs again on each further kernel. QEMU without KVM is
+/// ten times slower than this machine. Tests that cannot run here always run there; others run in rotation.
 const AGAIN: u64 = 4;
 
-/// Duration of a short test. A test of twice that is repeated half as often, and so on, so that a few long tests do not take most of the time.
+/// Duration of a short test. A test of twice that is repeated half as often, and so on, so that a few long tests do not
+/// dominate.
 const SHORT: Duration = Duration::from_secs(2);
 
 fn is_repeated(test: &str, took: Duration, turns: Turns) -> bool {
@@ -97,7 +98,7 @@ fn is_repeated(test: &str, took: Duration, turns: Turns) -> bool {
     turns.takes(test.bytes().map(u64::from).sum(), one_in)
 }
 
-/// Choice of the tests that run, for all programs.
+/// Selection of the tests that run, for all programs.
 struct Runs {
     turns: Turns,
     slow: Slow,
@@ -107,7 +108,7 @@ struct Runs {
 
 impl Runs {
     fn new(options: &Options) -> Self {
-        // Who names a test wants it wherever it can run.
+        // A test that is requested by name runs wherever it can.
         let has_all = options.every || options.full || options.filter.is_some();
         let seed = seed();
         let turns = if has_all { Turns(None) } else { Turns::of(&seed) };
@@ -119,7 +120,7 @@ impl Runs {
             "PROXIER_MODEL_CASES",
             "PROXIER_START_SERVICES",
         ];
-        // Later ones win. libtest says the time of each test only where it may have unstable options.
+        // Later ones override. libtest reports the time of each test only if it may use unstable options.
         let defaults: &[(&str, &str)] = if options.full { &[("TRAFFIC_KILLS", "100")] } else { &[] };
         let mut environment: Vec<(String, String)> =
             vec![(SEED.to_owned(), seed), ("RUSTC_BOOTSTRAP".into(), "1".into())];
@@ -129,7 +130,7 @@ impl Runs {
         Self { turns, slow: Slow::read(), all_scenarios: options.full, environment }
     }
 
-    /// Programs without slow tests whose turn it is not, which the report gets.
+    /// The programs without slow tests that are skipped this time; these are recorded in the report.
     fn chosen(&self, programs: &[Program], kind: &str, place: &str, report: &mut Report) -> Vec<Program> {
         let is_turn = |program: &Program, test: &str| self.slow.is_turn(kind, &program.name, test, self.turns);
         for program in programs {
@@ -142,12 +143,12 @@ impl Runs {
 
 pub(crate) fn main(options: Options) -> Result<ExitCode> {
     let mut report = Report::default();
-    // Where the machine's programs are missing, the tests here still run, and those that ran nowhere are counted.
+    // If the machine's programs are missing, the tests here still run, and those that ran nowhere are counted.
     let mut ready = tools::ensure(tools::ORACLES);
     if options.filter.is_none()
         && (options.packages.is_empty() || options.packages.iter().any(|name| name == "proxier-demo"))
     {
-        // The test that lacks it is counted as skipped.
+        // The test that needs it is counted as skipped.
         tools::ensure(tools::BROWSER).unwrap_or_else(|error| eprintln!("xtask: {error:#}"));
     }
     if !options.host_only {
@@ -167,14 +168,14 @@ pub(crate) fn main(options: Options) -> Result<ExitCode> {
     tests.sort_by(|a, b| (a.package(), &a.name, &a.kind).cmp(&(b.package(), &b.name, &b.kind)));
     let mut programs = tests.into_iter().map(Program::list).collect::<Result<Vec<_>>>()?.concat();
     for name in options.also.iter().flat_map(|(_, crates)| crates) {
-        // A name that is mistyped must not look like tests that passed.
+        // A misspelled name must not look like passed tests.
         let is_known = programs.iter().any(|program| program.needs_kernel && program.package == *name);
         ensure!(is_known, "--also: {name} has no tests for real kernels, or is not among the crates");
     }
     if let Some(filter) = &options.filter {
         programs = programs.iter().filter_map(|program| program.with_tests(|test| test.contains(filter))).collect();
     }
-    // The real-kernel tiers come last: they are the ones that can take long.
+    // Tests on real kernels come last, since they can take long.
     programs.sort_by_key(|program| program.needs_kernel);
     let runs = Runs::new(&options);
     run_here(&programs, documentation(&options, &selection), &runs, &mut report)?;
@@ -214,9 +215,9 @@ pub(crate) fn main(options: Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(has_failed)))
 }
 
-/// The examples in the documentation, which only cargo knows how to build; `None` for crates without a library.
+/// The examples in the documentation, which only cargo can build; `None` for crates without a library.
 fn documentation(options: &Options, selection: &[String]) -> Option<Program> {
-    // In the environment of a person: cargo would build everything again where unstable options are allowed.
+    // In a user's environment: cargo would rebuild everything if unstable options were allowed.
     let words = "env -u RUSTC_BOOTSTRAP -u CARGO_MANIFEST_DIR cargo test --doc --all-features --no-fail-fast";
     let mut command: Vec<String> = words.split(' ').map(str::to_owned).chain(selection.iter().cloned()).collect();
     command.push("--".to_owned());
@@ -246,8 +247,8 @@ fn run_here(programs: &[Program], more: Option<Program>, runs: &Runs, report: &m
     Ok(())
 }
 
-/// Runs the programs on another kernel, in virtual machines that share them: all tests that have not passed yet and those to be repeated,
-/// without slow ones whose turn it is not.
+/// Runs the programs on another kernel, in virtual machines that share them: all tests that have not passed yet and
+/// those to be repeated, except slow ones that are skipped this time.
 fn run_in_machines(series: Series, programs: &[Program], runs: &Runs, report: &mut Report) -> Result<()> {
     let kernel = Kernel::get(series)?;
     let place = format!("kernel {series} ({})", kernel.release);
@@ -267,13 +268,13 @@ fn run_in_machines(series: Series, programs: &[Program], runs: &Runs, report: &m
     if programs.is_empty() {
         return Ok(());
     }
-    // First those that take long, then those that start the whole proxy, then those with many tests: then no machine is left alone
-    // with one at the end.
+    // Slow programs first, then those that start the whole proxy, then those with many tests, so that no machine is
+    // left alone with a long one at the end.
     programs.sort_by_cached_key(|program| {
         let is_small = !program.name.starts_with("proxier-demo ");
         (Reverse(runs.slow.on_kernel(program)), is_small, Reverse(program.tests.len()), program.title.clone())
     });
-    // The whole matrix takes its time, and more than one processor.
+    // The whole matrix takes long and uses more than one processor.
     let machines = if runs.all_scenarios { 1 } else { MACHINES.min(programs.len()) };
     let results = tools::scratch()?;
     let mut env = vec![("TESTKIT_REQUIRE".to_owned(), "all".to_owned()), ("RUST_BACKTRACE".to_owned(), "0".to_owned())];

@@ -12,27 +12,27 @@ use crate::report::{Report, results};
 use crate::tools;
 use crate::vm::{quote, quote_all};
 
-/// A test program, or a file of one.
+/// A test program, or one file of it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Program {
-    /// Crate and target, `ipvs kernel` for example.
+    /// Crate and target, such as `ipvs kernel`.
     pub(super) name: String,
-    /// The same, and the file where each is run by itself.
+    /// The same, with the file if files run separately.
     pub(super) title: String,
     pub(super) package: String,
     /// Command line without its tests.
     pub(super) command: Vec<String>,
-    /// The crate's folder: tests start there.
+    /// The crate's directory, in which tests start.
     pub(super) folder: PathBuf,
-    /// Whether it belongs to the tiers on real kernels.
+    /// Whether it needs a real kernel.
     pub(super) needs_kernel: bool,
     /// The names of its tests.
     pub(super) tests: Vec<String>,
 }
 
 impl Program {
-    /// The test program of an artifact, by its tests. A folder of tests on real kernels, `tests/NAME/main.rs`, becomes its files, which
-    /// machines share among them, and of which one may change the whole machine.
+    /// The test programs of an artifact. A directory of tests on real kernels, `tests/NAME/main.rs`, is split into its
+    /// files, which machines share. One of them may change the whole machine.
     pub(super) fn list(of: &Artifact) -> Result<Vec<Self>> {
         let mut list = Command::new(&of.file);
         let text = tools::run(list.args(["--list", "--format=terse"]).current_dir(&of.folder))?;
@@ -42,11 +42,11 @@ impl Program {
     fn files(of: &Artifact, list: &str) -> Vec<Self> {
         let needs_kernel = of.kind == "test" && of.name.starts_with("kernel");
         let by_file = needs_kernel && of.source.ends_with("main.rs");
-        // Never one thread alone: libtest would run the tests on the main thread then, and what they report about themselves goes by the
-        // thread's name.
+        // Never a single thread: libtest would run the tests on the main thread, but their reports are named by the
+        // thread.
         let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get).max(2);
         let threads = format!("--test-threads={}", if needs_kernel { 2 } else { processors });
-        // A library's and a program's own tests can bear the same name.
+        // A library's and a program's own tests can have the same name.
         let kind = if of.kind == "test" { String::new() } else { format!(" ({})", of.kind) };
         let name = format!("{} {}{kind}", of.package(), of.name);
         let mut files: BTreeMap<Option<&str>, Vec<String>> = BTreeMap::new();
@@ -73,15 +73,15 @@ impl Program {
         files.into_iter().map(of_file).collect()
     }
 
-    /// The same with the tests that fit; `None` if none does.
+    /// Only the matching tests; `None` if none matches.
     pub(super) fn with_tests(&self, fits: impl Fn(&str) -> bool) -> Option<Self> {
         let tests: Vec<String> = self.tests.iter().filter(|test| fits(test)).cloned().collect();
         (!tests.is_empty()).then(|| Self { tests, ..self.clone() })
     }
 }
 
-/// Runs program $1 with title $2 in folder $3, unless another machine has made its folder; its output, its exit code and its tests that said that
-/// they could not run end up there.
+/// Runs program $1 with title $2 in directory $3, unless another machine has created the directory. Output, exit code
+/// and skipped tests are stored there.
 const RUN: &str = r#"
 run() {
     mkdir "$results/$1" 2>/dev/null || return 0
@@ -102,8 +102,8 @@ run() {
 }
 "#;
 
-/// The command line of a script that runs the programs one after the other, each with its results in a folder below `results`. Several may run at
-/// a time.
+/// The command line of a script that runs the programs in sequence, each with its results in a directory below
+/// `results`. Several scripts may run concurrently.
 pub(super) fn command(programs: &[Program], results: &Path, is_loud: bool) -> Result<[String; 2]> {
     let mut script =
         format!("results={} loud={}{RUN}", quote(&results.display().to_string()), if is_loud { "yes" } else { "" });
@@ -113,15 +113,15 @@ pub(super) fn command(programs: &[Program], results: &Path, is_loud: bool) -> Re
             [vec![number.to_string(), program.title.clone(), folder], program.command.clone(), program.tests.clone()];
         script.extend(["run ", &quote_all(&words.concat()), "\n"]);
     }
-    // The results are in the files; the last command's exit code must not end up as the script's.
+    // The results are in files; the script must not return the last command's exit code.
     script.push_str("exit 0\n");
-    // The names of all tests are more than an argument may have.
+    // The names of all tests are longer than an argument may be.
     let file = results.join("script");
     fs::write(&file, script)?;
     Ok(["/bin/sh".to_owned(), file.display().to_string()])
 }
 
-/// Notes the results of such a script; prints the output of programs that failed, where it was not `loud`.
+/// Records the results of such a script; prints the output of failed programs unless it was `loud`.
 pub(super) fn collect(programs: &[Program], folder: &Path, is_loud: bool, place: &str, report: &mut Report) {
     for (number, program) in programs.iter().enumerate() {
         let read = |name| {
@@ -171,7 +171,7 @@ mod tests {
         assert_eq!(titles("lib", "kernel", "/r/ipvs/src/main.rs"), ["ipvs kernel (lib): b::x::y a::z b::z"]);
     }
 
-    /// The script, run by the shell here, with stand-ins for test programs: one passes, one skips, one dies.
+    /// Runs the script with simulated test programs: one passes, one skips, one crashes.
     #[test]
     fn results_come_back_to_the_program_they_belong_to() {
         let scratch = tools::scratch().unwrap();
@@ -191,7 +191,7 @@ mod tests {
             ),
             program("dies", "echo running 2 tests; echo 'test a ... ok <0.1s>'; exit 134"),
         ];
-        // More than one argument may have.
+        // Longer than an argument may be.
         let long: Vec<String> =
             (0..20_000).map(|number| format!("a_test_that_the_program_does_not_have_{number}")).collect();
         let programs = programs.map(|program| Program { tests: [program.tests, long.clone()].concat(), ..program });

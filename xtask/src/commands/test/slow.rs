@@ -1,4 +1,4 @@
-//! Slow tests, as a run with `--record` found them: these run by turns.
+//! Slow tests, as measured by a run with `--record`. They run in rotation.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -19,10 +19,10 @@ const HEAD: &str = "\
 # test` runs each by turns: one that takes 40 s in one run of eight. Made by `cargo xtask test --record`.
 ";
 
-/// Shortest time of a test in the file, in seconds; shorter ones always run.
+/// Shortest time of a test in the file, in seconds. Shorter ones always run.
 const SHORT: u64 = 10;
 
-/// Average time that a run spends on a test in the file, in seconds: one that takes so many times as long runs in one run of so many.
+/// Average time per run for a test in the file, in seconds: one that takes N times as long runs in one of N runs.
 const SHARE: u64 = 5;
 
 /// On this machine's kernel.
@@ -52,19 +52,19 @@ impl Slow {
         self.0.get(&format!("{place} {program} {test}")).copied().unwrap_or(0)
     }
 
-    /// Whether it is the test's turn.
+    /// Whether the test runs this time.
     pub(super) fn is_turn(&self, place: &str, program: &str, test: &str, turns: Turns) -> bool {
         let seconds = self.seconds(place, program, test);
         turns.takes(test.bytes().map(u64::from).sum(), seconds.div_ceil(SHARE))
     }
 
-    /// Time that tests take on a real kernel, those that take long: together, as if one came after the other.
+    /// Total time of the slow tests on a real kernel, as if they ran in sequence.
     pub(super) fn on_kernel(&self, program: &Program) -> u64 {
         program.tests.iter().map(|test| self.seconds(KERNEL, &program.name, test)).sum()
     }
 
-    /// Takes over the times of a run, and writes the file. Tests that did not run keep theirs, unless `every` test ran: then they
-    /// are gone.
+    /// Merges the times of a run and writes the file. Tests that did not run keep theirs, unless `every` test ran: then
+    /// they no longer exist.
     pub(super) fn record(mut self, report: &Report, every: bool) -> Result<()> {
         if every {
             self.0.clear();
