@@ -10,7 +10,7 @@ use crate::cases::{SETUP_ONLY, Size};
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Counted {
     pub(crate) instructions: u64,
-    /// Calls of the allocator for new or other memory.
+    /// Calls of the allocator that return new or other memory.
     pub(crate) allocations: u64,
 }
 
@@ -23,7 +23,8 @@ pub(crate) fn instructions(what: &str, size: Size) -> Result<u64, Failure> {
 }
 
 /// Runs one case under callgrind three times. Even while it collects nothing, callgrind counts some calls, depending on
-/// the build. So allocations are those of a whole run less those of a run that ends where the work would begin.
+/// the build. The allocations are therefore those of a whole run minus those of a run that ends where the work would
+/// begin.
 pub(crate) fn count(what: &str, size: Size) -> Result<Counted, Failure> {
     let instructions = instructions(what, size)?;
     let [(_, all), (_, setup)] = [run(what, size, Part::Whole)?, run(what, size, Part::Setup)?];
@@ -63,7 +64,7 @@ fn run(what: &str, size: Size, part: Part) -> Result<(u64, u64), Failure> {
     }
 }
 
-/// Calls of malloc, calloc and realloc in a profile: lines `cfn=(ID) NAME`, the name at its first use only, each
+/// Calls of malloc, calloc and realloc in a profile. A line `cfn=(ID) NAME`, with the name only at its first use, is
 /// followed by `calls=NUMBER …`. See <https://valgrind.org/docs/manual/cl-format.html>.
 fn allocations(profile: &str) -> u64 {
     let mut ids = BTreeSet::new();
@@ -89,7 +90,7 @@ fn allocations(profile: &str) -> u64 {
     sum
 }
 
-/// Runs one case in a process of its own and reads how many microseconds it took.
+/// Runs one case in its own process and returns the microseconds that it took.
 pub(crate) fn time(what: &str, size: Size) -> Result<f64, Failure> {
     let output = Command::new(std::env::current_exe()?)
         .args(["case", what, &size.services.to_string(), &size.endpoints.to_string()])

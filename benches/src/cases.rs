@@ -1,4 +1,4 @@
-//! Pure work of a fixed size, one case a process, so that callgrind and the clock see nothing else.
+//! Pure work of a fixed size, one case per process, so that callgrind and the clock measure nothing else.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
@@ -25,7 +25,7 @@ use crate::tape::Tape;
 use crate::world::{part, service, slice};
 use crate::{Failure, ipvs_program};
 
-/// Services and endpoints of each; for cases about sets, entries and 0.
+/// Services, and endpoints per Service; for cases about sets: entries and 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Size {
     pub(crate) services: u32,
@@ -96,10 +96,10 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Set for a run that ends where the clock would start: its cost is the setup's, not the work's.
+/// Set for a run that ends where the clock would start. Its cost is that of the setup.
 pub(crate) const SETUP_ONLY: &str = "BENCHES_SETUP_ONLY";
 
-/// Microseconds of the work, which has to come to this many.
+/// Microseconds of the work, whose result must be `expected`.
 fn timed(expected: usize, mut work: impl FnMut() -> usize) -> Result<f64, Failure> {
     if std::env::var_os(SETUP_ONLY).is_some() {
         std::process::exit(0);
@@ -197,7 +197,7 @@ fn pass(rules: RulesBy, size: Size) -> Result<f64, Failure> {
     timed(1, || pass(&mut proxier, 2))
 }
 
-/// The crate's whole way from operations to bytes and from answers to a report, without a kernel.
+/// Encodes operations and decodes answers to a report, without a kernel.
 fn ipvs_encode(size: Size) -> Result<f64, Failure> {
     let operations: Vec<ipvs::Operation> = ipvs_program::operations(size.services, size.endpoints).collect();
     let kernel = ipvs::fake::FakeIpvs::new();
@@ -246,7 +246,7 @@ fn ipset(number: u32, write: bool) -> Result<f64, Failure> {
     })
 }
 
-/// The kernel's list of so many TCP connections.
+/// A kernel's list of this many TCP connections.
 fn connections(number: u32) -> String {
     let mut text = String::from("Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n");
     for index in 0..number {
@@ -311,7 +311,7 @@ impl World {
         Indexed::build(&self.store, &self.facts, Index::new(self.facts.config()))
     }
 
-    /// The kernel holds what is wanted.
+    /// Brings the kernel to the desired state.
     pub(crate) fn converge(&mut self) {
         let index = Recorded::new(self.facts.config());
         self.all = Indexed::build(&self.store, &self.facts, index);
@@ -320,7 +320,7 @@ impl World {
         self.observed.apply(&changes);
     }
 
-    /// A whole pass for a change but for the kernel: how many operations on real and virtual servers it comes to.
+    /// A whole pass for a change, without the kernel. Returns the number of operations on real and virtual servers.
     fn take(&mut self, service: Option<&ServiceObject>, slice: &EndpointSliceObject) -> usize {
         let mut changed = Vec::new();
         if let Some(service) = service {

@@ -1,4 +1,4 @@
-//! Cost of the pure parts in instructions and allocations, held against `counts.json`.
+//! Cost of the pure parts in instructions and allocations, compared with `counts.json`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,7 +9,7 @@ use crate::Failure;
 use crate::callgrind::count;
 use crate::cases::{Size, words};
 
-/// Growth that is a failure: with the compiler that made the file, and with another.
+/// Growth that is a failure: with the compiler that wrote the file, and with another.
 const LIMITS: (f64, f64) = (1.05, 1.25);
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -26,8 +26,8 @@ struct Cost {
     allocations: u64,
 }
 
-/// Small, so that all of them together take less than a minute. Sizes are Services and endpoints of each; entries,
-/// connections and 0 where that is what there is.
+/// Small, so that all of them together take less than a minute. Sizes are Services and endpoints per Service; otherwise
+/// entries or connections and 0.
 const CASES: [(&str, u32, u32); 13] = [
     ("full", 1_000, 10),
     ("unchanged", 1_000, 10),
@@ -49,7 +49,7 @@ fn read(path: &Path) -> Result<Counts, Failure> {
     Ok(serde_json::from_str(&text)?)
 }
 
-/// Counts every case; writes the file when asked to, else compares with it.
+/// Counts every case. Writes the file on request, otherwise compares with it.
 pub(crate) fn run(path: &Path, update: bool) -> Result<(), Failure> {
     let rustc = option_env!("BENCHES_RUSTC").unwrap_or("unknown").to_owned();
     let known = if update { None } else { Some(read(path)?) };
@@ -72,7 +72,7 @@ pub(crate) fn run(path: &Path, update: bool) -> Result<(), Failure> {
         let mut change = |name: &str, now: u64, before: Option<u64>| {
             let Some(before) = before else { return String::new() };
             let (now, before) = (crate::report::float(now), crate::report::float(before));
-            // A handful more of a very small count is no growth.
+            // A handful more of a very small count is not growth.
             if now > before * limit + 4.0 {
                 grown.push(format!("{what}: {now} {name} instead of {before}"));
             }

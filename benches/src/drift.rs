@@ -68,7 +68,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let mut node = Node::in_mode(Kind::default())?;
     node.load(services, endpoints);
     node.pass()?;
-    // The first full pass after programming: what it still writes, if anything, is not drift.
+    // The first full pass after programming. What it still writes is not drift.
     node.request_full();
     node.pass()?;
     let families = proxier_core::config::Config::default().families;
@@ -108,7 +108,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Time that each port takes of a pass.
+/// How much of a pass each port takes.
 fn time_parts(node: &mut Node, services: u32, keys: &[SetKey]) -> Result<(), Failure> {
     let ports = node.kernel.ports();
     let part = |name, took| tell(name, services, "ms", OURS, ms(took));

@@ -1,5 +1,5 @@
-//! P13: iptables mode, as the number of Services grows: a full restore and one change, against the restore programs alone on the
-//! same texts, of both families.
+//! P13: iptables mode by number of Services: a full restore and one change, compared with the restore programs alone on
+//! the same texts, for both families.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -22,7 +22,7 @@ use crate::{Failure, Options};
 const PROGRAM: &str = "All Services from nothing";
 const CHANGE: &str = "One changed endpoint";
 const READING: &str = "Reading both families' tables, as before the first write";
-/// With more Services than these, the nft back end takes minutes for one restore: its program alone is quadratic.
+/// With more Services the nft back end takes minutes for one restore: the program itself is quadratic.
 const NFT_LIMIT: u32 = 1_000;
 const ENDPOINTS: u32 = 10;
 /// Changes in a run; the first one of a process is the slowest.
@@ -85,8 +85,8 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.finish()
 }
 
-/// Number of repetitions of a restore of everything in a round, and of its program alone: one that takes a fifth of a second varies by
-/// a fifth.
+/// Repetitions per round of a full restore, and of its program alone: a restore of a fifth of a second varies by a
+/// fifth.
 fn more_often(back_end: Backend, services: u32) -> u32 {
     match (back_end, services) {
         (Backend::Legacy, ..=1_000) => 9,
@@ -95,10 +95,10 @@ fn more_often(back_end: Backend, services: u32) -> u32 {
     }
 }
 
-/// Texts of each pass, by the program that restores them. A pass writes nothing to a family of which nothing changes.
+/// Texts of each pass, by the program that restores them. A pass writes nothing to an unchanged family.
 type Texts = Vec<Vec<(String, String)>>;
 
-/// Writes the texts that passes give to the programs into a file: of all Services, then of each change.
+/// Writes the texts that passes pass to the programs to a file: of all Services, then of each change.
 fn write_texts(back_end: Backend, services: u32, file: &Path) -> Result<(), Failure> {
     let (mut node, mut all) = (node(back_end, services)?, Texts::new());
     for pass in 0..=CHANGES {
@@ -111,7 +111,7 @@ fn write_texts(back_end: Backend, services: u32, file: &Path) -> Result<(), Fail
     Ok(std::fs::write(file, serde_json::to_string(&all)?)?)
 }
 
-/// The endpoints of the changed Service after so many changes: the last one is another.
+/// The endpoints of the changed Service after this many changes: the last one differs.
 fn endpoints(change: u32) -> Vec<u32> {
     (0..ENDPOINTS - 1).chain([ENDPOINTS + change % 2]).collect()
 }
@@ -153,13 +153,13 @@ fn unsorted(text: &str) -> String {
     all
 }
 
-/// A program of a family: its name ends as given.
+/// A program of a family, by the end of its name.
 fn program(back_end: Backend, family: Family, end: &str) -> String {
     let stem = if family == Family::V4 { "iptables" } else { "ip6tables" };
     format!("{stem}-{}-{end}", called(back_end))
 }
 
-/// Does something for each, at the same time; how long that takes.
+/// Runs `work` for each in parallel; returns the total time.
 fn in_parallel<T: Sync>(all: &[T], work: impl Fn(&T) -> Result<(), String> + Sync) -> Result<Duration, Failure> {
     let work = &work;
     let ((), took) = timed(|| {
@@ -171,7 +171,7 @@ fn in_parallel<T: Sync>(all: &[T], work: impl Fn(&T) -> Result<(), String> + Syn
     Ok(took)
 }
 
-/// Gives each family its text.
+/// Restores each family's text.
 fn restore(back_end: Backend, texts: &[(String, String)]) -> Result<Duration, Failure> {
     let one = |(program, text): &(String, String)| {
         feed(program, &["--noflush"], text).map(drop).map_err(|error| error.to_string())
@@ -185,7 +185,7 @@ fn restore(back_end: Backend, texts: &[(String, String)]) -> Result<Duration, Fa
     Ok(timed(|| texts.iter().try_for_each(one))?.1)
 }
 
-/// Has both families' tables printed, in parallel.
+/// Prints both families' tables, in parallel.
 fn save(back_end: Backend) -> Result<Duration, Failure> {
     in_parallel(&Family::ALL, |family| {
         let name = program(back_end, *family, "save");
@@ -194,7 +194,7 @@ fn save(back_end: Backend) -> Result<Duration, Failure> {
     })
 }
 
-/// Checks that the timed side has done the whole work: one chain for each Service, one for each endpoint.
+/// Checks that the timed side did all the work: one chain per Service, one per endpoint.
 fn check(back_end: Backend, services: u32) -> Result<(), Failure> {
     let output = Command::new(program(back_end, Family::V4, "save")).args(["-t", "nat"]).output()?;
     let text = String::from_utf8_lossy(&output.stdout);

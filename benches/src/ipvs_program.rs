@@ -36,7 +36,7 @@ pub(crate) fn operations(virtual_servers: u32, real_servers: u32) -> impl Iterat
     })
 }
 
-/// The same as ipvsadm reads it.
+/// The same in ipvsadm's syntax.
 fn text(virtual_servers: u32, real_servers: u32) -> String {
     let mut text = String::new();
     for number in 0..virtual_servers {
@@ -50,14 +50,14 @@ fn text(virtual_servers: u32, real_servers: u32) -> String {
     text
 }
 
-/// Whether the C program and the crate send the same bytes: sequence numbers aside, since the crate has looked the family up
-/// with its first, and the family's number, which the C program prints as 0.
+/// Checks that the C program and the crate send the same bytes, except for sequence numbers, since the crate has looked
+/// up the family first, and for the family's number, which the C program prints as 0.
 fn same_bytes() -> Result<(), Failure> {
     let (virtual_servers, real_servers) = (50, 3);
     let (kernel, tape) = (FakeIpvs::new(), Tape::default());
     let mut client = Client::with_transport(tape.record(kernel.transport()))?;
     client.run(operations(virtual_servers, real_servers)).into_result()?;
-    // The first one is the lookup of the family.
+    // The first one looks up the family.
     let mut ours = tape.sent().get(1..).unwrap_or_default().concat();
     let (virtual_servers, real_servers) = (virtual_servers.to_string(), real_servers.to_string());
     let mut theirs = program::in_c("ipvs_batch", &[&virtual_servers, &real_servers, "--print"])?;
@@ -88,10 +88,10 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let [way, virtual_servers] = arguments else { return Err("WAY VIRTUAL_SERVERS".into()) };
     let (virtual_count, real_count): (u32, u32) = (virtual_servers.parse()?, REAL_SERVERS);
-    // Untimed: what a running kernel has loaded already.
+    // Untimed: a running kernel has the modules loaded already.
     Client::open()?.add_virtual_server(&VirtualServer::new(key(60_000), Scheduler::RoundRobin))?;
-    // Two passes, each in a fresh namespace, of which the second counts: under an emulator the first one also pays for the
-    // translation of the program. The C program does the same by itself; ipvsadm's share of that is below one percent.
+    // Two passes, each in a fresh namespace, of which the second counts: in QEMU without KVM the first one also pays
+    // for the translation of the program. The C program does the same itself; for ipvsadm this is below one percent.
     let twice = |pass: &dyn Fn() -> Result<(), Failure>| {
         pass()?;
         enter_fresh()?;
@@ -103,7 +103,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
             tell(WHAT, virtual_count, "ms", C, ms(took));
             return Ok(());
         }
-        // Socket, family lookup and all: what a caller waits for.
+        // Including socket and family lookup: what a caller waits for.
         "ours" => {
             (OURS, twice(&|| Ok(Client::open()?.run(operations(virtual_count, real_count)).into_result().map(drop)?))?)
         }
@@ -120,7 +120,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         "ipvsadm" => (IPVSADM, program::feed("ipvsadm", &["--restore"], &text(virtual_count, real_count))?),
         other => return Err(format!("no such way: {other}").into()),
     };
-    // The timed side must have done the whole work.
+    // The timed side must have done all the work.
     let entries = Client::open()?.snapshot()?.entries;
     let reals: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
     let expected = usize::try_from(virtual_count * real_count)?;

@@ -1,17 +1,17 @@
 //! The rules that kube-proxy 1.28 writes in its iptables mode, for the Services of [`world`](crate::world).
 //!
-//! For a Service with a cluster IP: one rule in `KUBE-SERVICES`, a chain `KUBE-SVC-…` that marks traffic from outside of
-//! the cluster and picks an endpoint by chance, and for each endpoint a chain `KUBE-SEP-…` that marks hairpin traffic
+//! A Service with a cluster IP has one rule in `KUBE-SERVICES`, and a chain `KUBE-SVC-…` that marks traffic from
+//! outside the cluster and picks a random endpoint. Each endpoint has a chain `KUBE-SEP-…` that marks hairpin traffic
 //! and translates the address.
 
 use std::fmt::Write as _;
 
 use crate::world::{cluster_ip, endpoint_address, service_name};
 
-/// The network of the pods, for the rule that masquerades what comes from elsewhere.
+/// The pod network, for the rule that masquerades traffic from elsewhere.
 const POD_CIDR: &str = "10.128.0.0/9";
 
-/// Sixteen letters and digits of base 32 made from a name, as kube-proxy has from SHA-256; only that they differ counts.
+/// Sixteen base-32 characters derived from a name. kube-proxy uses SHA-256; here they only need to differ.
 fn chain(prefix: &str, name: &str) -> String {
     let mut hash: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     for byte in name.bytes() {
@@ -37,7 +37,7 @@ fn endpoint_chain(number: u32, endpoint: u32) -> String {
 
 const FILTER: &str = include_str!("../kube-proxy/filter.rules");
 
-/// The jumps, which kube-proxy makes once, before its first restore.
+/// The jumps, which kube-proxy creates once, before its first restore.
 pub(crate) const JUMPS: &str = include_str!("../kube-proxy/jumps.rules");
 
 const NAT_HEAD: &str = include_str!("../kube-proxy/nat.rules");

@@ -1,11 +1,11 @@
-//! The table that kube-proxy 1.36 writes in its nftables mode, for the Services of [`world`](crate::world): a chain for each Service, elements of a
-//! map that lead to them, and the chains that every packet of a new connection passes.
+//! The table that kube-proxy 1.36 writes in its nftables mode, for the Services of [`world`](crate::world): a chain per
+//! Service, map elements that jump to it, and the chains that the first packet of every connection passes.
 
 use std::fmt::Write as _;
 
 use crate::world::{cluster_ip, endpoint_address, service_name};
 
-/// What is there without any Service. kube-proxy's comments are left out.
+/// The table without Services. kube-proxy's comments are omitted.
 const BASE: &str = include_str!("../kube-proxy/table.nft");
 
 /// Input of `nft -f` for all Services.

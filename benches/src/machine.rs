@@ -1,4 +1,4 @@
-//! Description of the machine that a measurement was made on.
+//! Describes the machine of a measurement.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -15,34 +15,33 @@ pub(crate) struct Machine {
     pub(crate) kernel: String,
     pub(crate) cpu: String,
     pub(crate) cpus: usize,
-    /// Runnable processes over the last minute, before and after: beyond the number of processors, absolute times are
-    /// those of a busy machine.
+    /// Runnable processes over the last minute, before and after. If there were more than processors, absolute times
+    /// are those of a busy machine.
     pub(crate) load: [String; 2],
-    /// The same of the machine that emulates this one, and how many processors it has, where this one is emulated. Its load
-    /// contains the emulator.
+    /// Load and number of processors of the QEMU host, if this machine is emulated. Its load includes QEMU.
     pub(crate) host: Option<Host>,
     /// Versions of the programs compared, and of the compiler.
     pub(crate) versions: BTreeMap<&'static str, String>,
 }
 
-/// The host of a virtual machine, as far as it is known.
+/// The host of a virtual machine, as far as known.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Host {
     pub(crate) cpus: usize,
     pub(crate) load: [String; 2],
 }
 
-/// Name of the variable with a file that the host writes again and again: its load, and its number of processors.
+/// Environment variable with a file in which the host updates its load and number of processors.
 const HOST: &str = "BENCHES_HOST_LOAD";
 
-/// The host's load now, and its number of processors.
+/// The host's current load, and its number of processors.
 fn host() -> Option<(String, usize)> {
     let text = std::fs::read_to_string(std::env::var_os(HOST)?).ok()?;
     let (load, cpus) = text.trim().split_once(' ')?;
     Some((load.to_owned(), cpus.parse().ok()?))
 }
 
-/// Whether this is a virtual machine that xtask has started.
+/// Whether this is a virtual machine started by xtask.
 pub(crate) fn is_emulated() -> bool {
     std::env::var_os(HOST).is_some()
 }
@@ -64,7 +63,7 @@ pub(crate) fn ticks() -> Option<Ticks> {
     Some(Ticks { all: (busy + idle + wait) * 10.0, busy: busy * 10.0 })
 }
 
-/// The number behind a name at the start of a line, as files of `/proc` have it.
+/// The number after a name at the start of a line, as in files of `/proc`.
 pub(crate) fn number<T: FromStr>(text: &str, name: &str) -> Result<T, Failure>
 where
     Failure: From<T::Err>,
@@ -79,7 +78,7 @@ pub(crate) fn kernel_memory(kinds: &[&str]) -> Result<f64, Failure> {
     kinds.iter().map(|kind| number::<f64>(&text, kind)).sum()
 }
 
-/// KiB of kernel memory that tables and the like take.
+/// KiB of kernel memory that tables and similar objects take.
 pub(crate) fn unreclaimable() -> Option<f64> {
     kernel_memory(&["SUnreclaim:", "VmallocUsed:"]).ok()
 }
@@ -92,7 +91,7 @@ fn load() -> String {
     read("/proc/loadavg").split_whitespace().next().unwrap_or("unknown").to_owned()
 }
 
-/// The first line that a program prints of itself.
+/// The first line of a program's version output.
 fn version(program: &str) -> Option<String> {
     let output = Command::new(program).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

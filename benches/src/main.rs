@@ -1,7 +1,7 @@
-//! Side-by-side measurements: what the crates cost against what people use today.
+//! Side-by-side measurements: the cost of the crates compared with what people use today.
 //!
-//! Each comparison runs its sides in turn (A B C A B C …) and reports medians, spread and ratios. `cargo xtask bench` builds
-//! everything and runs this program in a virtual machine; `docs/figures.md` says what that distorts.
+//! Each comparison interleaves its sides (A B C A B C …) and reports medians, spread and ratios. `cargo xtask bench`
+//! builds everything and runs this program in a virtual machine; `docs/figures.md` says what that distorts.
 
 mod callgrind;
 mod cases;
@@ -87,7 +87,7 @@ fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
-        // One side of a comparison, or one case of a count, in a process of its own.
+        // One side of a comparison, or one case of a count, in its own process.
         ["side", rest @ ..] => namespace::side(rest),
         ["case", rest @ ..] => cases::case(rest),
         ["soak", ..] => soak::run(),

@@ -1,4 +1,4 @@
-//! P6, P16: what the reconciler keeps in memory, by part and by endpoint; in iptables mode against IPVS mode.
+//! P6, P16: the reconciler's memory by part and by endpoint, in iptables mode compared with IPVS mode.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -18,7 +18,7 @@ use crate::{Failure, Options};
 const RESIDENT: &str = "Resident memory beyond an empty process";
 const PER_ENDPOINT: &str = "The same, per endpoint";
 
-/// The modes that are measured: what they are called in arguments, and behind the parts in figures.
+/// The measured modes: their names in arguments, and the suffix of parts in figures.
 const MODES: [(&str, &str); 2] = [("ipvs", ""), ("iptables", ", iptables mode")];
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -57,7 +57,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.finish()
 }
 
-/// Fills a world step by step and prints what each step took.
+/// Fills a world step by step and prints the memory of each step.
 pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     let [mode, services, endpoints] = arguments else { return Err("MODE SERVICES ENDPOINTS".into()) };
     let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
@@ -84,7 +84,7 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
         let mut all = Indexed::build(&world.store, &world.facts, index);
         all.desired.compact();
         step("Wanted")?;
-        // As the mode has it: with whether there are endpoints.
+        // As in the mode: including whether there are endpoints.
         let served = all.desired.frontends().map(|frontend| (frontend.key, !frontend.endpoints().is_empty()));
         let known: BTreeMap<FrontendKey, bool> = served.collect();
         step("Known")?;
@@ -104,7 +104,7 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Fills Observed as reading the kernel does: equal lists of real servers are one.
+/// Fills Observed as a read of the kernel does: equal lists of real servers are shared.
 fn share(world: &mut World) {
     for frontend in world.all.wanted().servers() {
         world.observed.insert(&frontend.virtual_server(), []);

@@ -1,5 +1,5 @@
-//! The modes on the same axes: all Services from nothing, one change, connecting, memory. IPVS mode where the kernel has IPVS, as
-//! that of the virtual machine.
+//! All modes compared: all Services from nothing, one change, connecting, memory. IPVS mode only if the kernel has
+//! IPVS, as in the virtual machine.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -23,10 +23,10 @@ const CHANGE: &str = "One changed Service";
 pub(crate) const LATENCY: &str = "Connecting";
 const MEMORY: &str = "Kernel memory (Slab, VmallocUsed, Percpu)";
 const ENDPOINTS: u32 = 2;
-/// Changes in a run. The first one of a process is the slowest, since an emulator translates what runs for the first time, so every
-/// size gets as many.
+/// Changes in a run. The first one of a process is the slowest, since QEMU translates code when it first runs, so every
+/// size gets the same number.
 const CHANGES: u32 = 3;
-/// Time for all of a measurement at one size, above which it is not repeated.
+/// Time of all measurements at one size, above which they are not repeated.
 const PATIENCE: Duration = Duration::from_secs(100);
 /// With more Services, restoring rules takes iptables-nft minutes.
 const NFT_LIMIT: u32 = 5_000;
@@ -41,12 +41,12 @@ const WAYS: [(Kind, &str); 4] = [
     (Kind::Userspace, "userspace mode (Proxier)"),
 ];
 
-/// IPVS mode needs a module, which a machine that is none of ours may lack.
+/// IPVS mode needs a module, which a machine other than our own may lack.
 pub(crate) fn has_ipvs() -> bool {
     is_emulated() || Path::new("/proc/net/ip_vs").exists()
 }
 
-/// In an emulated machine the nft back end takes minutes for a restore of more.
+/// In QEMU without KVM the nft back end takes minutes for a larger restore.
 fn is_too_large(mode: Kind, services: u32) -> bool {
     mode == Kind::Iptables && is_emulated() && services > NFT_LIMIT
 }
@@ -119,7 +119,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         let endpoints: &[u32] = if change.is_multiple_of(2) { &[0] } else { &[0, 1] };
         tell(CHANGE, services, "ms", name, node.timed_change(services / 2, endpoints)?);
     }
-    // Memory that was in use until the last moment is given back after a grace period.
+    // Memory that was in use until the last moment is freed after a grace period.
     std::thread::sleep(Duration::from_millis(300));
     tell(MEMORY, services, "KiB", name, memory()? - before);
     connect(&network, services, connections, name)
@@ -132,8 +132,8 @@ pub(crate) fn restore(way: &str, text: &str) -> Result<Duration, Failure> {
 
 pub(crate) fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
     let place = |number: u32| -> Result<SocketAddr, Failure> { Ok(SocketAddr::new(cluster_ip(number).parse()?, 80)) };
-    // An address that is no Service's endpoint: IPVS takes an answer of a real server to a client's port for one of the
-    // connection it knows, so a connection straight to an endpoint from a port used before would get none.
+    // An address that is not an endpoint of a Service. IPVS assigns an answer of a real server to a known connection
+    // with the same client port, so a direct connection to an endpoint from a reused port would get no answer.
     let direct: SocketAddr = "10.250.0.1:8080".parse()?;
     let places = [
         ("directly, no Service".to_owned(), direct),
@@ -144,7 +144,7 @@ pub(crate) fn connect(network: &Network, services: u32, connections: usize, name
     for (_, place) in &places {
         network.connect(*place, connections / 5 + 1)?;
     }
-    // In turns, so that what else the machine does meets all of them.
+    // Interleaved, so that other load on the machine affects all of them.
     let mut micros: Vec<Vec<f64>> = places.iter().map(|_| Vec::new()).collect();
     for _ in 0..5 {
         for ((_, place), micros) in places.iter().zip(&mut micros) {

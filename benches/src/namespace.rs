@@ -1,7 +1,7 @@
-//! One side of a comparison in a process and a network namespace of its own.
+//! Runs one side of a comparison in its own process and network namespace.
 //!
-//! IPVS keeps removed real servers for two minutes and searches them at each addition, so a namespace that was used before
-//! falsifies a measurement.
+//! IPVS keeps removed real servers for two minutes and searches them at each addition, so a reused namespace would
+//! distort a measurement.
 
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -15,16 +15,15 @@ use crate::{
     userspace,
 };
 
-/// Pause in which the kernel takes apart the namespace of the side before, which nothing uses any more; also the pause
-/// between checks whether it has.
+/// Pause in which the kernel destroys the previous side's namespace, and between checks whether it has done so.
 const REST: Duration = Duration::from_millis(200);
 
-/// The longest wait for the machine to become idle. This one may have other work, a virtual machine has none.
+/// The longest wait for the machine to become idle. A host may have other work; a virtual machine has none.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PATIENCE_EMULATED: Duration = Duration::from_secs(20);
 
-/// Waits until the namespace of the side before is gone: the kernel needs seconds to take one with tens of thousands of
-/// rules apart, and the machine is idle afterwards.
+/// Waits until the previous side's namespace is destroyed. With tens of thousands of rules that takes the kernel
+/// seconds; the machine is idle afterwards.
 fn rest() {
     let end = Instant::now() + if machine::is_emulated() { PATIENCE_EMULATED } else { PATIENCE };
     loop {
@@ -49,8 +48,7 @@ fn run(side: &[&str]) -> Result<String, Failure> {
     Ok(String::from_utf8(output.stdout)?)
 }
 
-/// Starts this program again for one side, and throws the figure away: afterwards modules are loaded and files are
-/// read.
+/// Runs one side and discards the figure, to load modules and files.
 pub(crate) fn warm_up(side: &[&str]) -> Result<(), Failure> {
     run(side).map(drop)
 }
@@ -60,7 +58,7 @@ pub(crate) fn tell(what: &str, size: u32, unit: &str, side: &str, value: f64) {
     println!("{what}\t{size}\t{unit}\t{side}\t{value}");
 }
 
-/// Starts this program again for one side, and records the figures that it [`tell`]s.
+/// Runs this program for one side, and records the figures that it [`tell`]s.
 pub(crate) fn collect(report: &mut Report, side: &[&str]) -> Result<(), Failure> {
     for line in run(side)?.lines() {
         let fields: Vec<&str> = line.split('\t').collect();
@@ -72,7 +70,7 @@ pub(crate) fn collect(report: &mut Report, side: &[&str]) -> Result<(), Failure>
     Ok(())
 }
 
-/// Runs the ways of a bench, by name in arguments and in figures, in turn: A B C A B C …
+/// Interleaves the sides of a bench, by name in arguments and in figures: A B C A B C …
 pub(crate) fn compare(
     report: &mut Report,
     options: &Options,
@@ -94,7 +92,7 @@ pub(crate) fn enter_fresh() -> Result<(), Failure> {
     tool("ip link set lo up").map(drop)
 }
 
-/// Runs one side in a fresh network namespace; it tells its figures.
+/// Runs one side in a fresh network namespace, and prints its figures.
 pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     enter_fresh()?;
     match arguments {

@@ -1,4 +1,4 @@
-//! A client, a node and backends in network namespaces of their own, with veth pairs between them.
+//! A client, a node and backends in separate network namespaces, connected by veth pairs.
 
 use std::io::{BufWriter, Read as _, Write as _};
 use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,7 +9,7 @@ use testkit::{Netns, oracle, veth_pair};
 use crate::Failure;
 use crate::program::timed;
 
-/// A packet that is lost is sent again after 1, 3, 7 and 15 seconds.
+/// A lost packet is sent again after 1, 3, 7 and 15 seconds.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Bytes that a client writes at a time.
@@ -22,8 +22,8 @@ pub(crate) fn tool(line: &str) -> Result<String, Failure> {
     Ok(oracle::run(program, &words.collect::<Vec<_>>(), None)?.stdout)
 }
 
-/// The namespace of the calling thread is the node: 192.168.1.1 to the client, 192.168.2.1 to the backends, which answer
-/// at every address of 10.128.0.0/9, port 8080.
+/// The calling thread's namespace is the node: 192.168.1.1 towards the client, 192.168.2.1 towards the backends, which
+/// answer at every address of 10.128.0.0/9, port 8080.
 pub(crate) struct Network {
     client: Netns,
     /// Lives as long as the network does.
@@ -33,13 +33,13 @@ pub(crate) struct Network {
 /// Connections to one place.
 #[derive(Clone, Debug)]
 pub(crate) struct Connected {
-    /// Each one's time from SYN to the client's ACK, in microseconds.
+    /// The time of each from SYN to the client's ACK, in microseconds.
     pub(crate) micros: Vec<f64>,
-    /// Time of all of them together, closing included.
+    /// Total time, including closing.
     pub(crate) took: Duration,
 }
 
-/// Reads all that a client sends. Where its first byte is not zero, each so many bytes are answered by one.
+/// Reads everything that a client sends. If its first byte is not zero, answers one byte for every that many bytes.
 pub(crate) fn answer(mut stream: TcpStream) {
     let mut window = [0];
     let is_asked = stream.read_exact(&mut window).is_ok() && window != [0];
@@ -61,7 +61,7 @@ fn answer_each(mut stream: TcpStream, window: u8) -> std::io::Result<()> {
 }
 
 impl Network {
-    /// With backends that do this with each connection, one after the other.
+    /// Backends handle connections with `serve`, one after another.
     pub(crate) fn new(serve: fn(TcpStream)) -> Result<Self, Failure> {
         let (node, client, backends) = (Netns::current()?, Netns::new()?, Netns::new()?);
         for (other, device, network) in [(&client, "to-client", "192.168.1"), (&backends, "to-backends", "192.168.2")] {
@@ -78,7 +78,7 @@ impl Network {
         Ok(Network { client, _backends: backends })
     }
 
-    /// Does this from the client's namespace; the time of all of it, and the microseconds that it gives.
+    /// Runs `work` in the client's namespace; returns the total time and the microseconds that it reports.
     fn in_client(
         &self,
         to: SocketAddr,
@@ -89,8 +89,8 @@ impl Network {
         Ok(Connected { micros, took })
     }
 
-    /// Connections by several clients at a time, each of which sends so many bytes and waits until the backend has read them before its next
-    /// one; for [`answer`] as backends.
+    /// Concurrent clients, each of which sends this many bytes per connection and waits until the backend has read
+    /// them. The backends run [`answer`].
     pub(crate) fn exchange(
         &self,
         clients: usize,
@@ -116,8 +116,8 @@ impl Network {
         })
     }
 
-    /// Segments of one byte in one connection, so many under way at a time, each time until the backend has answered to them; for [`answer`] as
-    /// backends. Gives each time's microseconds.
+    /// One-byte segments in one connection, this many in flight, until the backend has answered them. The backends run
+    /// [`answer`]. Returns the microseconds of each round.
     pub(crate) fn ask(&self, to: SocketAddr, window: u8, times: usize) -> Result<Connected, Failure> {
         let opened = self.client.run_in(|| TcpStream::connect_timeout(&to, PATIENCE))?;
         let mut stream = opened.map_err(|error| format!("asking {to}: {error}"))?;
@@ -130,7 +130,7 @@ impl Network {
         self.in_client(to, || (0..times).map(|_| Ok(timed(&mut one)?.1.as_secs_f64() * 1e6)).collect())
     }
 
-    /// Opens and closes connections, one after the other.
+    /// Opens and closes connections, one after another.
     pub(crate) fn connect(&self, to: SocketAddr, number: usize) -> Result<Connected, Failure> {
         let one = |_| Ok(timed(|| TcpStream::connect_timeout(&to, PATIENCE))?.1.as_secs_f64() * 1e6);
         self.in_client(to, || (0..number).map(one).collect())

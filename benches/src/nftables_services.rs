@@ -1,4 +1,4 @@
-//! P10 to P12: nftables mode, as the number of Services grows: all from nothing, one change, a connection.
+//! P10 to P12: nftables mode by number of Services: all from nothing, one change, a connection.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -27,14 +27,14 @@ const FIRST: &str = "A Service's first endpoint comes";
 const OURS: &str = "nftables mode (Proxier)";
 const NFT: &str = "nft -f";
 const ENDPOINTS: u32 = 2;
-/// The Services of a cluster that is known to take kube-proxy's nftables mode 16 minutes.
+/// The Services of a cluster for which kube-proxy's nftables mode is known to take 16 minutes.
 const MANY: u32 = 44_125;
 /// Changes in a run; the first one of a process is the slowest.
 const CHANGES: u32 = 5;
 /// With more Services, restoring kube-proxy's rules takes minutes.
 const LEGACY_LIMIT: u32 = 10_000;
 const NFT_LIMIT: u32 = 5_000;
-/// Time limit for the kernel to take apart what the side before has left.
+/// Time limit for the kernel to destroy what the previous side left.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -105,7 +105,8 @@ fn goals(report: &mut Report, many: u32, changed: &[u32], connected: &[u32]) {
         }
     }
     if let (Some(least), Some(most)) = (connected.first(), connected.last()) {
-        // A machine connects faster at one time than at another: each against connections past the Services at the same time.
+        // The machine's speed of connecting varies, so each is compared with connections past the Services at the same
+        // time.
         let of = |size: u32, side: &str| report.median(LATENCY, Some(size), side);
         let relative = |size: u32| of(size, &format!("{OURS}, last")) / of(size, "directly, no Service");
         let growth = relative(*most) / relative(*least);
@@ -114,15 +115,15 @@ fn goals(report: &mut Report, many: u32, changed: &[u32], connected: &[u32]) {
     }
 }
 
-/// Waits until the kernel gives no more memory back: it takes tables of namespaces that are gone apart in the background,
-/// for seconds.
+/// Waits until the kernel frees no more memory: it destroys tables of removed namespaces in the background, for
+/// seconds.
 fn settle() {
     let end = Instant::now() + PATIENCE;
     let mut before = unreclaimable();
     loop {
         std::thread::sleep(Duration::from_millis(300));
         let after = unreclaimable();
-        // KiB; what else a machine does is less.
+        // KiB; other load on the machine is less.
         if before.zip(after).is_none_or(|(before, after)| before - after < 2_048.0) || Instant::now() >= end {
             return;
         }
@@ -140,10 +141,10 @@ fn table() -> Result<TableKey, Failure> {
     Ok(TableKey::new(Family::Ip, "proxier")?)
 }
 
-/// Checks that the timed side has done the whole work.
+/// Checks that the timed side did all the work.
 ///
-/// While the kernel enlarges a hash table, which it does in the background after many additions, its dump may leave out elements or have
-/// them twice (net/netfilter/nft_set_hash.c, `nft_rhash_walk`, goes by a count): so there are several looks.
+/// While the kernel enlarges a hash table, in the background after many additions, its dump may omit or repeat elements
+/// (net/netfilter/nft_set_hash.c, `nft_rhash_walk`, goes by a count). So this reads several times.
 fn check(services: u32) -> Result<(), Failure> {
     has(&[("internal-4", services), ("endpoints", services * ENDPOINTS), ("cluster-ips", services)])
 }
@@ -216,7 +217,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The endpoints of the changed Service after so many changes: the second one is another.
+/// The endpoints of the changed Service after this many changes: the second one differs.
 fn endpoints(change: u32) -> [u32; 2] {
     [0, 1 + change % 2]
 }
@@ -241,7 +242,7 @@ fn change(services: u32) -> Result<(), Failure> {
     for new in (services..).take(CHANGES as usize) {
         tell(NEW, services, "ms", OURS, node.timed(|node| node.add(new, ENDPOINTS))?);
     }
-    // Of the changed one, an endpoint is left.
+    // One endpoint of the changed Service is left.
     let all = services + CHANGES;
     has(&[("cluster-ips", all), ("endpoints", all * ENDPOINTS - 1)])
 }

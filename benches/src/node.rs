@@ -1,4 +1,4 @@
-//! The reconciler on the kernel of this network namespace, with time that passes as the bench wants.
+//! The reconciler on this network namespace's kernel, with time under the bench's control.
 
 use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ impl Node {
     }
 
     pub(crate) fn on(kernel: &kernel::Options, mut options: Options) -> Result<Self, Failure> {
-        // A pass a second: a full one comes when a bench asks for it.
+        // A pass per second; a full one only when a bench requests it.
         options.limits.max_interval = Duration::from_secs(3600);
         let proxier = Reconciler::new("node-a", options, Duration::ZERO);
         let kernel = KernelPorts::open(kernel)?;
@@ -49,12 +49,12 @@ impl Node {
         self.proxier.start(self.now.get());
     }
 
-    /// One Service gets these endpoints.
+    /// Gives a Service these endpoints.
     pub(crate) fn replace(&mut self, number: u32, endpoints: &[u32]) {
         self.proxier.upsert_slice(&slice_of(number, endpoints), self.now.get());
     }
 
-    /// A Service that was not there, with endpoints.
+    /// Adds a Service with endpoints.
     pub(crate) fn add(&mut self, number: u32, endpoints: u32) {
         self.proxier.upsert_service(&service(number), self.now.get());
         self.proxier.upsert_slice(&slice(number, endpoints), self.now.get());
@@ -65,7 +65,7 @@ impl Node {
         self.timed(|node| node.replace(number, endpoints))
     }
 
-    /// A change with a pass for it, which has to write, and not to read everything; gives the milliseconds.
+    /// A change and its pass, which must write but not read everything; returns the milliseconds.
     pub(crate) fn timed(&mut self, change: impl FnOnce(&mut Node)) -> Result<f64, Failure> {
         let start = Instant::now();
         change(self);
@@ -74,18 +74,18 @@ impl Node {
         if report.full || report.writes() == 0 { Err("a change was not taken as one".into()) } else { Ok(took) }
     }
 
-    /// The next pass reads everything.
+    /// Makes the next pass a full one.
     pub(crate) fn request_full(&mut self) {
         self.proxier.request_full(self.now.get());
     }
 
-    /// A pass, which has to be due and to succeed. Every pass starts a second after the one before.
+    /// A pass, which must be due and succeed. Each pass starts a second after the previous one.
     pub(crate) fn pass(&mut self) -> Result<Report, Failure> {
         let now = self.tick();
         done(self.proxier.pass(&|| now, &mut self.kernel.ports()))
     }
 
-    /// Runs a pass as [`Node::pass`]; gives the texts that `iptables-restore` gets, in their order.
+    /// Runs a pass like [`Node::pass`]; returns the texts for `iptables-restore`, in order.
     pub(crate) fn recorded_pass(&mut self) -> Result<Vec<(Family, String)>, Failure> {
         let now = self.tick();
         let texts = RefCell::new(Vec::new());
@@ -115,7 +115,7 @@ fn done(report: Option<Report>) -> Result<Report, Failure> {
     if report.is_done() { Ok(report) } else { Err("the pass held something back".into()) }
 }
 
-/// Rules that note what is restored.
+/// Rules that record what is restored.
 struct Recorder<'a> {
     rules: &'a mut dyn Rules,
     texts: &'a RefCell<Vec<(Family, String)>>,

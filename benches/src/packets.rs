@@ -1,5 +1,5 @@
-//! Packets through each mode's rules: connections, a stream, and small segments of established connections; against kube-proxy's rules of the same
-//! mode, with the fast path, and directly.
+//! Packets through each mode's rules: connections, a stream, and small segments of established connections. Compared
+//! with kube-proxy's rules of the same mode, with the fast path, and with direct connections.
 
 use std::net::{Ipv4Addr, SocketAddr};
 
@@ -26,9 +26,9 @@ const CPU_OF_BYTES: &str = "Processor time of a gigabyte, client and backend inc
 const ROUND_TRIP: &str = "A byte there and back in an established connection";
 const SEGMENTS: &str = "Segments of one byte in an established connection, 64 under way";
 
-/// Clients of connections at a time.
+/// Concurrent clients.
 const CLIENTS: [usize; 2] = [1, 8];
-/// A backend's address that no Service has: IPVS takes the answer of a real server for one of a connection that it knows.
+/// A backend's address that is not an endpoint: IPVS assigns an answer of a real server to a known connection.
 const DIRECT: Ipv4Addr = Ipv4Addr::new(10, 250, 0, 1);
 /// Segments under way.
 const WINDOW: u8 = 64;
@@ -43,7 +43,7 @@ pub(crate) struct Work {
 }
 
 impl Work {
-    /// As much as takes seconds on a processor of its own, or in an emulated machine.
+    /// Enough work for seconds on a processor of its own, or in QEMU without KVM.
     pub(crate) fn of(is_emulated: bool) -> Self {
         if is_emulated {
             Work { connections: 600, stream: 256 << 20, round_trips: 2_000 }
@@ -53,7 +53,7 @@ impl Work {
     }
 }
 
-/// Measures a way to a place, and gives each figure with its unit and side.
+/// Measures a path to an address, and records each figure with its unit and side.
 pub(crate) fn measure(
     network: &Network,
     (way, place): (&str, SocketAddr),
@@ -108,7 +108,7 @@ enum Rules {
 
 const DIRECTLY: &str = "directly, no Service";
 const ENDPOINTS: u32 = 2;
-/// In an emulated machine, and with the nft back end of iptables, more Services take minutes to write.
+/// In QEMU without KVM, and with the nft back end of iptables, more Services take minutes to write.
 const LIMIT: u32 = 1_000;
 
 const WAYS: [(&str, &str, Rules); 8] = [
@@ -123,7 +123,7 @@ const WAYS: [(&str, &str, Rules); 8] = [
 ];
 
 impl Rules {
-    /// Whether the kernel writes them for so many Services within seconds.
+    /// Whether the kernel takes this many Services within seconds.
     fn is_feasible(self, services: u32) -> bool {
         match self {
             Rules::Ours { fast: true, .. } if missing(Need::FlowTables).is_some() => false,

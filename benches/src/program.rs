@@ -1,4 +1,4 @@
-//! The programs that a bench measures itself against.
+//! The programs with which a bench compares.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::TcpStream;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use crate::Failure;
 
-/// A process that is killed when this is dropped, unless it has ended.
+/// A process that is killed on drop, unless it has ended.
 pub(crate) struct Killed(pub(crate) Child);
 
 impl Drop for Killed {
@@ -17,7 +17,7 @@ impl Drop for Killed {
     }
 }
 
-/// Runs a program with a text on its standard input; gives how long it took.
+/// Runs a program with a text on its standard input; returns the time that it took.
 pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) -> Result<Duration, Failure> {
     let start = Instant::now();
     let mut child = Command::new(program).args(arguments).stdin(Stdio::piped()).spawn()?;
@@ -27,7 +27,7 @@ pub(crate) fn feed(program: &str, arguments: &[&str], text: &str) -> Result<Dura
     if status.success() { Ok(took) } else { Err(format!("{program} ended with {status}").into()) }
 }
 
-/// Output of a program of `benches/c`, which lies beside this one.
+/// Output of a program of `benches/c`, which is next to this one.
 pub(crate) fn in_c(name: &str, arguments: &[&str]) -> Result<Vec<u8>, Failure> {
     let path = std::env::current_exe()?.with_file_name(name);
     let output = Command::new(&path).args(arguments).stderr(Stdio::inherit()).output();
@@ -35,7 +35,7 @@ pub(crate) fn in_c(name: &str, arguments: &[&str]) -> Result<Vec<u8>, Failure> {
     if output.status.success() { Ok(output.stdout) } else { Err(format!("{name} ended with {}", output.status).into()) }
 }
 
-/// Time that such a program says its work took.
+/// The time that such a program reports for its work.
 pub(crate) fn timed_in_c(name: &str, arguments: &[&str]) -> Result<Duration, Failure> {
     Ok(Duration::from_nanos(String::from_utf8(in_c(name, arguments)?)?.trim().parse()?))
 }
@@ -47,7 +47,7 @@ pub(crate) fn timed<T, E>(work: impl FnOnce() -> Result<T, E>) -> Result<(T, Dur
     Ok((done, start.elapsed()))
 }
 
-/// Fails unless a crate and the C program that it is measured against send the same bytes.
+/// Fails unless a crate and the C program that it is compared with send the same bytes.
 pub(crate) fn same_bytes(ours: &[u8], theirs: &[u8]) -> Result<(), Failure> {
     if ours == theirs {
         return Ok(());

@@ -1,5 +1,5 @@
-//! P8: what the reconciler's pure part costs, in instructions counted by callgrind: a whole cluster, nothing changed,
-//! one changed EndpointSlice, at several sizes.
+//! P8: instructions of the reconciler's pure part, counted by callgrind: a whole cluster, nothing changed, one changed
+//! EndpointSlice, at several sizes.
 
 use crate::callgrind::{count, instructions, time};
 use crate::cases::{Size, words};
@@ -32,7 +32,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.note("Sizes are Services with 10 endpoints each. Instructions and allocations are callgrind's, and the same in each run.");
     for (what, size) in cases {
         let services = Some(size.services);
-        // Counting allocations takes a second run; what they come to shows at small sizes too.
+        // Counting allocations takes a second run, and small sizes are enough to see them.
         let value = if size.services <= 1_000 {
             let counted = count(what, size)?;
             report.record(ALLOCATIONS, services, "allocations", words(what), float(counted.allocations));

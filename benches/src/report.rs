@@ -1,4 +1,4 @@
-//! Results of a bench: figures in groups, ratios held against goals; kept as JSON and Markdown.
+//! Results of a bench: figures in groups, and ratios compared with goals; stored as JSON and Markdown.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::machine::Machine;
 use crate::{Failure, Options};
 
-/// The result of a bench, as it is kept in `benches/results`.
+/// The result of a bench, as stored in `benches/results`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Report {
     bench: &'static str,
@@ -48,7 +48,7 @@ struct Measured {
 struct Ratio {
     name: String,
     value: f64,
-    /// The same of each side's best run: what other load on the machine disturbs least.
+    /// The same ratio of each side's fastest run, which other load on the machine disturbs least.
     of_least: Option<f64>,
     goal: &'static str,
     reached: bool,
@@ -101,12 +101,12 @@ impl Report {
         }
     }
 
-    /// A sentence that a reader of the figures has to know.
+    /// A sentence that a reader of the figures needs to know.
     pub(crate) fn note(&mut self, text: impl Into<String>) {
         self.notes.push(text.into());
     }
 
-    /// One more run of one way.
+    /// Adds a run of one side.
     pub(crate) fn record(&mut self, what: &str, size: Option<u32>, unit: &'static str, side: &str, value: f64) {
         let found = self.groups.iter().position(|group| group.what == what && group.size == size);
         let index = found.unwrap_or_else(|| {
@@ -123,7 +123,7 @@ impl Report {
         }
     }
 
-    /// The median of one way; not a number when it was not measured.
+    /// The median of one side; NaN if it was not measured.
     pub(crate) fn median(&self, what: &str, size: Option<u32>, side: &str) -> f64 {
         self.measured(what, size, side).map_or(f64::NAN, |side| side.median)
     }
@@ -133,7 +133,7 @@ impl Report {
         group.sides.iter().find(|known| known.name == side)
     }
 
-    /// Holds a figure against its goal.
+    /// Compares a figure with its goal.
     pub(crate) fn goal(&mut self, name: impl Into<String>, value: f64, goal: Goal) {
         self.hold(name.into(), value, None, goal);
     }
@@ -147,7 +147,7 @@ impl Report {
         self.ratios.push(Ratio { name, value, of_least, goal: text, reached });
     }
 
-    /// Holds a ratio of medians of one group against its goal.
+    /// Compares a ratio of medians of one group with its goal.
     pub(crate) fn ratio(&mut self, name: &str, (what, size): (&str, Option<u32>), over: &str, under: &str, goal: Goal) {
         let value = self.median(what, size, over) / self.median(what, size, under);
         let least = |side: &str| self.measured(what, size, side).map_or(f64::NAN, |side| side.least);
@@ -155,7 +155,7 @@ impl Report {
         self.hold(name.to_owned(), value, Some(of_least), goal);
     }
 
-    /// Prints everything, and writes it where the options say.
+    /// Prints everything, and writes it to the files in the options.
     pub(crate) fn finish(mut self) -> Result<(), Failure> {
         self.machine.look_again();
         let markdown = self.markdown();

@@ -1,4 +1,4 @@
-//! Conversations with a fake kernel, recorded once and played back: what is counted then is the library alone.
+//! Conversations with a fake kernel, recorded once and played back, so that only the library is measured.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -28,7 +28,7 @@ impl Tape {
         self.lock().0.clone()
     }
 
-    /// Gives the same answers to the same sends.
+    /// Plays back the same answers to the same sends.
     pub(crate) fn play(&self, port: u32) -> Player {
         Player { answers: self.lock().1.clone(), sent: 0, taken: 0, port }
     }

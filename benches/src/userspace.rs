@@ -1,5 +1,5 @@
-//! The relay of userspace mode: one stream of TCP, and connections one after the other, against doing without and against other
-//! ways to relay. Client, relay and server share this machine's processors.
+//! The relay of userspace mode: one TCP stream, and connections one after another, compared with no relay and with
+//! other kinds of relay. Client, relay and server share this machine's processors.
 
 use std::any::Any;
 use std::io::{Read, Write};
@@ -33,7 +33,7 @@ const HAPROXY: &str = "HAProxy";
 
 /// Connections that are open at the same time.
 const CLIENTS: usize = 8;
-/// Bytes that client and server write and read at once.
+/// Bytes per write and read of client and server.
 const PIECE: usize = 256 << 10;
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -77,7 +77,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Starts the relay that is measured. It ends when what this gives is dropped.
+/// Starts the measured relay. It ends when the returned value is dropped.
 fn relay(way: &str) -> Result<Box<dyn Any>, Failure> {
     Ok(match way {
         DIRECT => Box::new(()),
@@ -85,7 +85,7 @@ fn relay(way: &str) -> Result<Box<dyn Any>, Failure> {
             let listener = TcpListener::bind(SERVICE)?;
             let each = move || {
                 for client in listener.incoming().flatten() {
-                    // Lost bytes are found by the side that counts them.
+                    // The side that counts bytes notices lost ones.
                     thread::spawn(move || drop(splice_all(&client)));
                 }
             };
@@ -168,7 +168,7 @@ fn echo(server: &TcpListener) {
         thread::spawn(move || {
             let mut byte = [0];
             if stream.read_exact(&mut byte).is_ok() {
-                // Who does not wait for the answer counts it as missing.
+                // A client that does not wait for the answer counts it as missing.
                 let _is_sent = stream.write_all(&byte);
             }
         });

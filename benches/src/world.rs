@@ -1,4 +1,4 @@
-//! A cluster of any size: the same objects for every bench.
+//! A cluster of any size, with the same objects for every bench.
 
 use proxier_core::objects::{
     EndpointObject, EndpointPortObject, EndpointSliceObject, Metadata, ServiceObject, ServicePortObject,
@@ -36,12 +36,12 @@ pub(crate) fn service(number: u32) -> ServiceObject {
     object
 }
 
-/// Its EndpointSlice: so many endpoints on port 8080, on other nodes.
+/// Its EndpointSlice: this many endpoints on port 8080, on other nodes.
 pub(crate) fn slice(number: u32, endpoints: u32) -> EndpointSliceObject {
     of(number, "x7k2p", 0..endpoints)
 }
 
-/// The same with these endpoints.
+/// Its EndpointSlice with these endpoints.
 pub(crate) fn slice_of(number: u32, endpoints: &[u32]) -> EndpointSliceObject {
     of(number, "x7k2p", endpoints.iter().copied())
 }

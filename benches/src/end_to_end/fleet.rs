@@ -1,4 +1,4 @@
-//! Cost of proxies for an API server: one proxy, and a hundred, on one stand-in.
+//! Cost of proxies for an API server: one proxy, and a hundred, on one simulated server.
 
 use std::net::TcpListener;
 use std::process::Command;
@@ -26,7 +26,7 @@ const MEMORY: &str = "Resident memory of a proxy";
 /// Between two steps of the rolling update.
 const PACE: Duration = Duration::from_millis(50);
 
-/// A cluster, and for how long nothing happens.
+/// A cluster, and how long nothing happens.
 #[derive(Clone, Copy)]
 struct Size {
     services: u32,
@@ -72,7 +72,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.finish()
 }
 
-/// So many proxies on one server.
+/// This many proxies on one server.
 fn one(report: &mut Report, size: Size, proxies: u32) -> Result<(), Failure> {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
     let parts = (0..BIG / FULL).map(|part| big_slice(size.services, part, 0, false));
@@ -101,7 +101,7 @@ impl Fleet<'_> {
     fn live(&mut self, runtime: &Runtime, size: Size, proxies: u32) -> Result<(), Failure> {
         let started = Instant::now();
         for _ in 0..proxies {
-            // The thread takes its network namespace with it.
+            // The thread carries its network namespace.
             let server = &self.server;
             let start = || member(runtime, server).map_err(|error| error.to_string());
             let member = std::thread::scope(|scope| scope.spawn(start).join()).map_err(|_panic| "a start panicked")?;
@@ -139,7 +139,7 @@ impl Fleet<'_> {
         self.members.iter().map(|member| member.proxy.processor_ms()).collect()
     }
 
-    /// Cost of a stage, by the time that all proxies are idle.
+    /// Cost of a stage, once all proxies are idle.
     fn stage(&mut self, stage: &str, used: &[f64]) -> Result<(), Failure> {
         for member in &self.members {
             member.proxy.wait_until_idle()?;

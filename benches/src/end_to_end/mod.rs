@@ -1,5 +1,5 @@
-//! P4, P5 and P6: `proxier-demo` as it is run, with an API server, on a kernel: how long until it serves, how long a
-//! change takes, what memory it takes.
+//! P4, P5 and P6: `proxier-demo` as it is deployed, with an API server, on a kernel: time until it serves, time of a
+//! change, memory.
 
 mod fleet;
 mod live;
@@ -35,11 +35,11 @@ const SLOPE: &str = "Resident memory per endpoint beyond 1,000 x 10";
 
 const COLD: &str = "empty kernel";
 const WARM: &str = "everything there";
-/// Kind of start: rules by the programs of iptables; by one table of nf_tables; that, with no module loaded.
+/// Kinds of start: rules by the programs of iptables; by one table of nf_tables; the latter with no module loaded.
 const PROGRAMS: &str = "programs";
 const TABLE: &str = "ipvs.rules nftables";
 const BOOTED: &str = "ipvs.rules nftables, no module loaded";
-/// By programs, and policies change besides endpoints.
+/// By programs, with changes of policies besides endpoints.
 const POLICIES: &str = "policies";
 const START: &str = "until it takes objects";
 const LISTS: &str = "objects, as far as they have not come before";
@@ -47,8 +47,8 @@ const PASS: &str = "first pass";
 const INTERVAL: &str = "mean of each change";
 const REQUEST: &str = "one request of the crate ipvs";
 
-/// Changes of each cluster that is compared. While they go on, the proxy polls the real servers of earlier changes,
-/// which drain, so a few changes would be cheaper than many.
+/// Changes of each compared cluster. Meanwhile the proxy polls the draining real servers of earlier changes, so a few
+/// changes would be cheaper than many.
 const CHANGES: u32 = 100;
 /// With `--quick`.
 const FEW_CHANGES: u32 = 30;
@@ -81,7 +81,7 @@ fn sizes(options: &Options) -> Vec<Size> {
         size(1_000, 50, all, 20),
         size(5_000, 10, all, 20),
         size(10_000, 10, all, CHANGES),
-        // Minutes each, and an API server of half a gigabyte.
+        // They take minutes each, and an API server of half a gigabyte.
         size(50_000, 2, 1, CHANGES),
     ]
 }

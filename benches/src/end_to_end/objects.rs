@@ -1,4 +1,4 @@
-//! The cluster's objects as an API server has them: with what its controllers write besides what a proxy reads.
+//! The cluster's objects as an API server has them: including what controllers write and a proxy does not read.
 
 use serde_json::{Value, json};
 
@@ -64,27 +64,27 @@ pub(super) fn service(number: u32) -> Value {
     })
 }
 
-/// The same with an annotation.
+/// Sets an annotation.
 pub(super) fn with_annotation(number: u32, name: &str, value: &str) -> Value {
     let mut service = service(number);
     service["metadata"]["annotations"] = json!({ name: value });
     service
 }
 
-/// Its EndpointSlice: so many endpoints on other nodes, port 8080. Changed, the last endpoint is another one.
+/// Its EndpointSlice: this many endpoints on other nodes, port 8080. If `changed`, the last endpoint is another one.
 pub(super) fn slice(number: u32, endpoints: u32, changed: bool) -> Value {
     let place = |place| (number, if changed && place + 1 == endpoints { OTHER } else { place });
     endpoint_slice(number, "x7k2p", (0..endpoints).map(place))
 }
 
-/// Endpoints of one Service that is rolled, in slices of 100, as the cluster's controller makes them.
+/// Endpoints of the Service that is rolled, in slices of 100, as the cluster's controller creates them.
 pub(super) const BIG: u32 = 1_000;
 /// Endpoints of a slice.
 pub(super) const FULL: u32 = 100;
 /// Endpoints that one step of a rolling update replaces.
 pub(super) const STEP: u32 = 10;
 
-/// Service number and place there of an endpoint of the big one.
+/// Service number and index of an endpoint of the big Service.
 fn big_place(place: u32, is_other: bool) -> (u32, u32) {
     (120_000 + place / 32, place % 32 + if is_other { 32 } else { 0 })
 }
@@ -95,13 +95,13 @@ pub(super) fn big_address(place: u32, is_other: bool) -> [u8; 4] {
     address(number, place)
 }
 
-/// One of the slices of the big Service, which has this number, when so many of its endpoints are of the other generation.
+/// A slice of the big Service with this number, of which this many endpoints are of the other generation.
 pub(super) fn big_slice(number: u32, part: u32, moved: u32, is_other: bool) -> Value {
     let places = (part * FULL..(part + 1) * FULL).map(|place| big_place(place, (place < moved) != is_other));
     endpoint_slice(number, &format!("big{part:02}"), places)
 }
 
-/// A slice of a Service, with endpoints by Service number and place there.
+/// A slice of a Service, with endpoints by Service number and index.
 fn endpoint_slice(number: u32, suffix: &str, places: impl Iterator<Item = (u32, u32)>) -> Value {
     let name = service_name(number);
     let endpoint = |(of, place): (u32, u32)| {

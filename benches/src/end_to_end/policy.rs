@@ -1,4 +1,4 @@
-//! P15: a Service gets another scheduler, or persistence, by its annotation, against one changed endpoint.
+//! P15: a change of scheduler or persistence by annotation, compared with one changed endpoint.
 
 use super::{ALONE, CHANGE, PERSISTENT, POLICIES, POLICY, REQUEST, label};
 use crate::namespace::{collect, warm_up};

@@ -1,4 +1,4 @@
-//! `proxier-demo` in a process of its own: what it says, what it takes.
+//! `proxier-demo` in its own process: its output and its resources.
 
 use std::io::{BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::program::{Killed, get};
 
 /// Time limit of any wait.
 const PATIENCE: Duration = Duration::from_secs(600);
-/// Address of the proxy's metrics unless told otherwise.
+/// Address of the proxy's metrics by default.
 const METRICS: &str = "127.0.0.1:10249";
 /// Interval in which metrics are read while waiting.
 const EVERY: Duration = Duration::from_millis(10);
@@ -37,15 +37,15 @@ pub(super) struct Proxy {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Memory {
     pub(super) resident: f64,
-    /// The most that it ever was.
+    /// The peak so far.
     pub(super) peak: f64,
-    /// Proportional set size: pages shared with other processes count in part.
+    /// Proportional set size: pages shared with other processes count partly.
     pub(super) proportional: f64,
     /// Without pages of files: heap and stacks.
     pub(super) anonymous: f64,
 }
 
-/// `proxier-demo`, which lies beside this program.
+/// `proxier-demo`, which is next to this program.
 pub(super) fn program() -> Result<PathBuf, Failure> {
     let path = std::env::current_exe()?.with_file_name("proxier-demo");
     if path.exists() {
@@ -87,7 +87,7 @@ impl Proxy {
         self.child.0.id()
     }
 
-    /// Waits until it says something with these words in it; when it did, and the line.
+    /// Waits until it logs these words; returns when it did, and the line.
     pub(super) fn wait_for(&mut self, words: &str) -> Result<(Instant, String), Failure> {
         let end = Instant::now() + PATIENCE;
         loop {
@@ -110,7 +110,7 @@ impl Proxy {
         lines
     }
 
-    /// Waits until its first full pass has ended, as its metrics tell; when that was seen.
+    /// Waits until its metrics show that the first full pass has ended; returns when that was seen.
     pub(super) fn wait_for_full_pass(&mut self) -> Result<Instant, Failure> {
         let end = Instant::now() + PATIENCE;
         while Instant::now() < end {
@@ -123,7 +123,7 @@ impl Proxy {
         Err("proxier-demo made no full pass".into())
     }
 
-    /// Fails when it has ended.
+    /// Fails if it has ended.
     pub(super) fn still_runs(&mut self) -> Result<(), Failure> {
         match self.child.0.try_wait()? {
             None => Ok(()),
@@ -152,7 +152,7 @@ impl Proxy {
         std::fs::read_to_string(&path).map_err(|error| format!("{path}: {error}").into())
     }
 
-    /// Processor time so far, of its own and of the programs that it has started.
+    /// Processor time so far, of the process and the programs that it started.
     pub(super) fn processor_ms(&self) -> Result<f64, Failure> {
         let text = self.read("stat")?;
         let (_, fields) = text.rsplit_once(") ").ok_or("stat has no name")?;
@@ -171,7 +171,7 @@ impl Proxy {
         })
     }
 
-    /// Ends it as a supervisor does, and waits until it is gone.
+    /// Ends it like a supervisor, and waits until it has ended.
     pub(super) fn stop(mut self) -> Result<(), Failure> {
         kill(Pid::from_raw(i32::try_from(self.child.0.id())?), Signal::SIGTERM)?;
         let status = self.child.0.wait()?;
@@ -181,7 +181,7 @@ impl Proxy {
 
 fn full_passes() -> Option<u64> {
     let (_, text) = get(METRICS, "/metrics").ok()?;
-    // kube-proxy's IPVS mode knows no partial ones.
+    // kube-proxy's IPVS mode has no partial ones.
     ["full_proxy_rules", "proxy_rules"].into_iter().find_map(|name| {
         number(&text, &format!("kubeproxy_sync_{name}_duration_seconds_count{{ip_family=\"IPv4\"}} ")).ok()
     })

@@ -13,7 +13,7 @@ use tokio::task::AbortHandle;
 
 use crate::Failure;
 
-/// A relay that runs. It takes no more connections when it is dropped.
+/// A running relay. It accepts no more connections once it is dropped.
 pub(super) struct Relay {
     task: AbortHandle,
     sent: Arc<AtomicU64>,
@@ -32,7 +32,7 @@ async fn pass(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, count: &AtomicU64
 }
 
 impl Relay {
-    /// Passes connections to this listener, which may be in another network namespace, on to a server by host and port.
+    /// Relays connections to this listener, which may be in another network namespace, to a server by host and port.
     pub(super) fn start(runtime: &Runtime, listener: TcpListener, server: (String, u16)) -> Result<Self, Failure> {
         listener.set_nonblocking(true)?;
         let listener = {

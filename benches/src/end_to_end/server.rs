@@ -1,4 +1,4 @@
-//! The API server, in a process of its own, so that its memory and its work are not the proxy's.
+//! The API server in its own process, so that its memory and work are not the proxy's.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::process::{ChildStdin, ChildStdout, Command, Stdio};
@@ -16,12 +16,13 @@ use crate::program::Killed;
 /// Interval in which a real server sends bookmarks to its watches.
 pub(super) const BOOKMARKS: Duration = Duration::from_secs(60);
 
-/// The clock that every process of the machine reads alike.
+/// The clock that all processes of the machine share.
 pub(super) fn monotonic() -> Result<Duration, Failure> {
     Ok(clock_gettime(ClockId::CLOCK_MONOTONIC)?.into())
 }
 
-/// A server with so many Services, and these objects besides. It sends bookmarks, and has no history, as one that has been up for a while.
+/// A server with this many Services and these additional objects. It sends bookmarks and has no history, like one that
+/// has run for a while.
 pub(super) fn filled(services: u32, endpoints: u32, more: &[Value]) -> Arc<ApiServer> {
     let server = Arc::new(ApiServer::start());
     server.put(&node());
@@ -44,8 +45,8 @@ pub(super) fn filled(services: u32, endpoints: u32, more: &[Value]) -> Arc<ApiSe
     server
 }
 
-/// The server's process: prints its kubeconfig; then makes one change for each line of standard input (a Service's
-/// number, and 0 or 1, see [`slice()`], or an annotation, `NAME=VALUE`) and prints when it began to tell of it.
+/// The server's process: prints its kubeconfig. It then makes one change per line of standard input (a Service's number
+/// and 0 or 1, see [`slice()`], or an annotation, `NAME=VALUE`) and prints when it started to send it.
 pub(crate) fn serve(arguments: &[&str]) -> Result<(), Failure> {
     let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
     let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
@@ -69,7 +70,7 @@ pub(crate) fn serve(arguments: &[&str]) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A server that runs. It ends when it is dropped.
+/// A running server. Dropping it stops it.
 pub(super) struct Server {
     _child: Killed,
     orders: ChildStdin,
@@ -78,7 +79,7 @@ pub(super) struct Server {
 }
 
 impl Server {
-    /// Starts one; it has all objects when this returns.
+    /// Starts a server; it has all objects when this returns.
     pub(super) fn start(services: u32, endpoints: u32) -> Result<Self, Failure> {
         let mut child = Command::new(std::env::current_exe()?)
             .args(["api-server", &services.to_string(), &endpoints.to_string()])
@@ -98,12 +99,12 @@ impl Server {
         if line.is_empty() { Err("the API server has ended".into()) } else { Ok(line) }
     }
 
-    /// Changes a slice; when the server began to tell of it, by [`monotonic`].
+    /// Changes a slice; returns when the server started to send it, by [`monotonic`].
     pub(super) fn change(&mut self, number: u32, changed: bool) -> Result<Duration, Failure> {
         self.order(number, if changed { "1" } else { "0" })
     }
 
-    /// Gives a Service an annotation; when the server began to tell of it.
+    /// Annotates a Service; returns when the server started to send it.
     pub(super) fn annotate(&mut self, number: u32, name: &str, value: &str) -> Result<Duration, Failure> {
         self.order(number, &format!("{name}={value}"))
     }

@@ -23,9 +23,9 @@ use crate::report::ms;
 use crate::world::cluster_ip;
 use crate::{Failure, machine};
 
-/// A change that has not arrived by then never will.
+/// After this time a change is considered lost.
 const PATIENCE: Duration = Duration::from_secs(120);
-/// Between looks at the kernel while a change is waited for.
+/// Between reads of the kernel while waiting for a change.
 const LOOK: Duration = Duration::from_micros(200);
 /// Between one change's arrival and the next change.
 const PAUSE: Duration = Duration::from_millis(50);
@@ -58,7 +58,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let mut proxy = warm(&start)?;
     let mut cluster = Cluster { server, client: Client::open()?, services, endpoints };
     for change in 0..changes {
-        // Each of another Service, in no order.
+        // Each of another Service, in no particular order.
         let number = (change * 7919 + services / 2) % services;
         std::thread::sleep(PAUSE);
         cluster.one_change(number)?;
@@ -88,11 +88,11 @@ struct Start<'a> {
     endpoints: u32,
 }
 
-/// Prefixes of the names of modules that serving Services loads.
+/// Prefixes of modules that are loaded for serving Services.
 const OF_NETFILTER: [&str; 8] = ["ip_vs", "nf_", "nft_", "ip_set", "xt_", "ip6", "iptable", "dummy"];
 
-/// Unloads unused modules that this machine has loaded since it started: the virtual machine comes with what its files and its
-/// network card need, and keeps that.
+/// Unloads unused modules that were loaded since boot. The virtual machine needs those for its files and network card,
+/// and keeps them.
 fn unload_modules() -> Result<(), Failure> {
     if !machine::is_emulated() {
         return Err("modules are unloaded in a virtual machine only".into());
@@ -119,7 +119,7 @@ fn unload_modules() -> Result<(), Failure> {
     if left.is_empty() { Ok(()) } else { Err(format!("{left:?} could not be unloaded").into()) }
 }
 
-/// Starts on an empty kernel, checks the kernel, and ends.
+/// Starts on an empty kernel, checks the kernel, and stops.
 fn cold(start: &Start<'_>) -> Result<(), Failure> {
     let Start { side, services, .. } = *start;
     let mut proxy = Proxy::start(start.kubeconfig, start.rules)?;
@@ -180,13 +180,13 @@ fn memory(proxy: &Proxy, services: u32, what: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Time that the server takes to give all objects to a client that throws them away.
+/// Time that the server takes to send all objects to a client that discards them.
 fn lists(kubeconfig: &str) -> Result<Duration, Failure> {
     let config: serde_json::Value = serde_json::from_str(kubeconfig)?;
     let url = config["clusters"][0]["cluster"]["server"].as_str().unwrap_or_default();
     let place: SocketAddr = url.trim_start_matches("http://").parse()?;
     let mut took = Duration::ZERO;
-    // The first time the emulator translates the server.
+    // The first time, QEMU translates the server.
     for _ in 0..2 {
         let start = Instant::now();
         for path in ["/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"] {
@@ -213,8 +213,8 @@ struct Cluster {
 }
 
 impl Cluster {
-    /// One endpoint becomes another one: from the server's first word of it until the kernel sends connections to the new
-    /// one, and none to the old one any more.
+    /// One endpoint is replaced. Measures from the server's first event until the kernel sends connections to the new
+    /// one and none to the old one.
     fn one_change(&mut self, number: u32) -> Result<(), Failure> {
         let key = key(number)?;
         let serves = |servers: &[ObservedRealServer], place: u32| {
@@ -245,7 +245,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// A Service gets another scheduler: from the server's first word of it until the kernel has it.
+    /// A Service gets another scheduler. Measures from the server's first event until the kernel has it.
     fn one_scheduler(&mut self, number: u32) -> Result<(), Failure> {
         let other = Scheduler::WeightedRoundRobin;
         let value = other.to_string();
@@ -285,7 +285,7 @@ impl Cluster {
     }
 }
 
-/// The request that gives a virtual server another scheduler, by itself, on an otherwise empty IPVS.
+/// The request that changes a virtual server's scheduler, on an otherwise empty IPVS.
 fn request_alone(services: u32, changes: u32) -> Result<(), Failure> {
     let mut client = Client::open()?;
     let key = key(0)?;
@@ -304,8 +304,8 @@ fn request_alone(services: u32, changes: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Whether everything is there: real servers, addresses, what masquerades them, as the kernel and the usual programs
-/// say. After a change, real servers that drain may be there too.
+/// Checks that the kernel and the usual programs show everything: real servers, addresses, masquerading. After a
+/// change, draining real servers may be present too.
 fn check_kernel(start: &Start<'_>) -> Result<(), Failure> {
     let (services, endpoints) = (start.services, start.endpoints);
     let snapshot = Client::open()?.snapshot()?;

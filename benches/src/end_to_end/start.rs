@@ -1,5 +1,5 @@
-//! P4 nft: the start of `proxier-demo` in IPVS mode, with rules by the programs of iptables and by one table of nf_tables, and right after a
-//! boot.
+//! P4 nft: the start of `proxier-demo` in IPVS mode, with rules by the programs of iptables and by one table of
+//! nf_tables, also right after boot.
 
 use super::{BOOTED, COLD, PROGRAMS, TABLE, WARM, WHOLE, label};
 use crate::machine::is_emulated;
@@ -38,7 +38,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     let all = (WHOLE, Some(services));
     let by = |what: &str| format!("{}, {what}", label(ENDPOINTS));
-    // 1 s and 2 s on the machine on which the start by programs takes 1.43 s.
+    // 1 s and 2 s on the machine on which the start with programs takes 1.43 s.
     let by_table = by(&format!("{TABLE}, {COLD}"));
     report.ratio("P4 nft: rules nftables / by programs", all, &by_table, &by(COLD), Goal::AtMost("<= 0.7", 0.7));
     if is_emulated() {

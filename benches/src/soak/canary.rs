@@ -1,4 +1,4 @@
-//! Measures all the time how long a change takes from the API server to the clients.
+//! Continuously measures how long a change takes from the API server to the clients.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -16,20 +16,20 @@ use super::world::{Endpoint, Family, Host, PODS, Service, State, Way};
 use super::{ground, held};
 use crate::Failure;
 
-/// Pause between two checks. Each is a connection, so a late change is checked for less and less often, precise to a tenth of
-/// the time it takes.
+/// Pause between two checks. Each is a connection, so a late change is checked less and less often, with a precision of
+/// a tenth of its time.
 const LOOK: Duration = Duration::from_millis(10);
 const LONGEST_LOOK: Duration = Duration::from_secs(1);
 const PAUSE: Duration = Duration::from_millis(600);
-/// Time limit of a check's wait for an answer.
+/// How long a check waits for an answer.
 const LIMIT: Duration = Duration::from_secs(3);
 /// Its own ports: the first one, and how many.
 const PORTS: (u16, u16) = (62_000, 3_000);
 
-/// Gives one Service after the other another endpoint, in the clients' namespace, and connects until it answers; returns the
-/// Services as they are in the end.
+/// Replaces an endpoint of one Service after another, in the clients' namespace, and connects until the new one
+/// answers. Returns the Services in their final state.
 ///
-/// A change may take `limit`. One that takes half as long again never arrives.
+/// A change may take `limit`. After one and a half times that it is considered lost.
 pub(super) fn follow(
     clients: &Netns,
     mut services: Vec<Service>,
@@ -76,7 +76,7 @@ pub(super) fn follow(
     })?)
 }
 
-/// Name of the server that answers there, if one does.
+/// Name of the server that answers there, if any.
 fn answers(family: Family, port: u16, place: SocketAddr) -> Option<String> {
     let source = Some(ground::client(family, false));
     let conversation = Conversation::open_from_port(Transport::Tcp, source, port, place, LIMIT);

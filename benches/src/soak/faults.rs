@@ -1,4 +1,4 @@
-//! Faults of the API server, of the process and of the host, and foreign changes of the kernel's tables.
+//! Faults of the API server, the process and the host, and other programs' changes to the kernel's tables.
 //!
 //! Faults are dealt from a deck, so that each kind occurs before one is repeated; the seed decides order and details.
 
@@ -25,15 +25,15 @@ use super::{first, held};
 use crate::Failure;
 use crate::network::tool;
 
-/// Time that the other entries may take after the first one is back.
+/// How long the other entries may take once the first one is restored.
 const SLACK: Duration = Duration::from_secs(2);
-/// Pause between two checks. Each may start a process, which an emulated machine does slowly.
+/// Pause between two checks. Each may start a process, which is slow in QEMU without KVM.
 const LOOK: Duration = Duration::from_secs(1);
 
 /// Threads that wait for a repair.
 type Repairs = Vec<JoinHandle<()>>;
 
-/// A kind of fault by its name, and how it is made; gives details.
+/// A kind of fault: its name, and the function that makes it and returns details.
 type Kind = (&'static str, fn(&mut Faults, &'static str, &mut Repairs) -> Result<String, Failure>);
 
 /// Tables and chains of IPVS mode.
@@ -115,7 +115,7 @@ const GENERAL: [Kind; 12] = [
 
 const SERVERS: fn(&mut Faults, &'static str, &mut Repairs) -> Result<String, Failure> = Faults::edit_servers;
 
-/// Foreign changes of the tables of a mode.
+/// Changes to a mode's tables by other programs.
 fn edits(mode: Mode) -> &'static [Kind] {
     match mode {
         Mode::Ipvs => &[
@@ -150,7 +150,7 @@ pub(super) fn kinds(mode: Mode) -> BTreeSet<&'static str> {
     GENERAL.iter().chain(edits(mode)).map(|(name, _)| *name).collect()
 }
 
-/// Waits until all of these have seen their repair, or have given up.
+/// Waits until all of these have seen their repair or given up.
 fn wait_for(repairs: &mut Repairs) {
     for repair in repairs.drain(..) {
         repair.join().unwrap_or_default();
@@ -167,14 +167,14 @@ pub(super) struct Faults {
     pub(super) steady: Vec<Service>,
     /// The period in which the process is not killed.
     pub(super) calm: (Duration, Duration),
-    /// The modes into which it changes, in turns with its own, and how long it stays in that.
+    /// The modes to which it changes in rotation, and how long it stays in each.
     pub(super) others: Vec<Mode>,
     pub(super) every: Duration,
     /// Whether a short soak leaves less time for each.
     pub(super) hurried: bool,
-    /// The time limit for repairing what others break.
+    /// The time limit for repairing what other programs break.
     pub(super) repair: Duration,
-    /// Whether a killed proxy stays dead, to check that this is noticed.
+    /// Whether a killed proxy is not restarted, to check that this is noticed.
     pub(super) no_restart: bool,
     pub(super) random: Random,
     pub(super) stop: Arc<AtomicBool>,
@@ -202,7 +202,7 @@ impl Place {
 }
 
 impl Faults {
-    /// Makes one fault after the other until told to stop; returns what could not be done.
+    /// Makes one fault after another until told to stop; returns what could not be done.
     pub(super) fn start(mut self) -> JoinHandle<Vec<String>> {
         std::thread::spawn(move || {
             let main = self.proxy.mode();
@@ -217,7 +217,7 @@ impl Faults {
                 if self.log.now() > next {
                     let to = if mode == main { turns.next() } else { Some(main) };
                     if let Some(to) = to {
-                        // Let the proxy repair the old mode's tables first: the new mode does not look at them.
+                        // Let the proxy repair the old mode's tables first: the new mode ignores them.
                         wait_for(&mut repairs);
                         failed.extend(self.change_mode(to).err().map(|error| format!("change to {to} mode: {error}")));
                         next = self.log.now() + to.stays(main, self.every);
@@ -232,7 +232,7 @@ impl Faults {
                     deck = [&GENERAL, edits(mode)].concat();
                     self.random.shuffle(&mut deck);
                     if !dealt {
-                        // While it is allowed: a kill comes first.
+                        // Kills come first, while they are allowed.
                         deck.sort_by_key(|(name, _)| *name == KILL);
                         dealt = true;
                     }
@@ -243,8 +243,8 @@ impl Faults {
                 if kind == KILL && now > self.calm.0 && now < self.calm.1 || self.stop.load(Ordering::Relaxed) {
                     continue;
                 }
-                // Arranged failures do not pile up: the proxy waits longer after each failure, so several in a row would look
-                // like a server that is away for minutes.
+                // Discard pending failures: the proxy waits longer after each failure, so several in a row would look
+                // like a server that is down for minutes.
                 self.server.clear_faults();
                 match make(&mut self, kind, &mut repairs) {
                     Ok(detail) => self.note(kind, detail, now),
@@ -261,7 +261,7 @@ impl Faults {
         self.log.notes().faults.push(Fault { kind, detail, from, until });
     }
 
-    /// Ends the proxy and starts it in another mode; returns when it serves and nothing is left of the old one.
+    /// Ends the proxy and starts it in another mode; returns when it serves and nothing is left of the old mode.
     fn change_mode(&mut self, to: Mode) -> Result<(), Failure> {
         self.server.clear_faults();
         let (mode, begin) = (self.proxy.mode(), self.log.now());
@@ -324,7 +324,7 @@ impl Faults {
         Duration::from_millis(self.random.between(least * 1_000, most * 1_000).into())
     }
 
-    /// Whether what clients send passes through the process.
+    /// Whether clients' traffic passes through the process.
     fn is_in_the_way(&self) -> bool {
         self.proxy.mode() == Mode::Userspace
     }
@@ -338,7 +338,7 @@ impl Faults {
         if !self.no_restart {
             self.proxy.start()?;
         }
-        // One that has just started would die of the next SIGTERM, with no chance to end as it should.
+        // A process that has just started would be killed by the next SIGTERM instead of ending properly.
         let serves = !self.no_restart && self.proxy.wait_until_served(before, self.repair);
         if let Some(window) = window.filter(|_| serves) {
             self.log.close(window);
@@ -349,12 +349,12 @@ impl Faults {
     fn hold_lock(&mut self) -> Result<String, Failure> {
         let time = self.seconds(4, 10);
         let seconds = time.as_secs().max(1).to_string();
-        // Waits until the present holder releases it.
+        // Waits until the current holder releases it.
         let status = Command::new("flock").args(["/run/xtables.lock", "sleep", &seconds]).status()?;
         if status.success() { Ok(format!("{seconds} s")) } else { Err(format!("flock: {status}").into()) }
     }
 
-    /// More changes of addresses than a socket's buffer holds, while they are not read.
+    /// More address changes than a socket's buffer holds, while they are not read.
     fn overrun(&mut self) -> Result<String, Failure> {
         let mut lines = Vec::new();
         for round in 0..12 {
@@ -369,7 +369,7 @@ impl Faults {
         Ok(format!("{} changes", lines.len()))
     }
 
-    /// The watches end, and their versions are too old: the proxy lists again, with these faults first.
+    /// The watches end and their versions are too old: the proxy lists again, and meets these faults first.
     fn list_again(&mut self, faults: &[ApiFault]) -> String {
         let which: &[&str] = match self.random.below(3) {
             0 => &["services"],
@@ -397,7 +397,7 @@ impl Faults {
         Ok(self.random.pick(&places).ok_or("no Service to do it to")?.clone())
     }
 
-    /// Others change something by these command lines; a thread checks until it is repaired.
+    /// Another program changes something with these command lines; a thread checks until it is repaired.
     fn damage(
         &self,
         (kind, scope): (&'static str, Scope),
@@ -419,7 +419,7 @@ impl Faults {
                     log.close(window);
                     return;
                 }
-                // Several may be waited for at once: check less often with time.
+                // Several may be pending: check less often over time.
                 let waited = log.now().saturating_sub(begin);
                 std::thread::sleep((waited / 10).clamp(LOOK, LOOK * 5));
             }
@@ -462,7 +462,7 @@ impl Faults {
         Ok(done.err().map_or_else(|| line.clone(), |error| format!("{line}: {error}")))
     }
 
-    /// `more` holds and, where chains or elements are each Service's, all of the steady ones are there.
+    /// `more` holds, and all chains or elements of the steady Services exist, if the mode has them.
     fn whole(&self, more: impl Fn() -> bool + Send + 'static) -> impl Fn() -> bool + Send + 'static {
         let (mode, backend) = (self.proxy.mode(), self.backend);
         let wanted = Tables::of(mode, &self.steady, &node_addresses());
@@ -470,7 +470,7 @@ impl Faults {
         move || more() && (mode == Mode::Ipvs || has_all())
     }
 
-    /// Others edit the table of nftables mode.
+    /// Another program edits the table of nftables mode.
     fn edit_table(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
         // Missing objects cannot be edited.
         wait_for(repairs);
@@ -511,7 +511,7 @@ impl Faults {
                 let handle = handle.ok_or("a chain without rules")?.1;
                 (Scope::Everybody, format!("nft delete rule {ip} proxier {chain} handle {handle}"))
             }
-            // All packets pass its chains, those to pods too: the rule is about the Service.
+            // All packets pass its chains, including those to pods: the rule concerns the Service.
             _ => {
                 let rule = format!("{ip} daddr {} counter drop", place.at.ip());
                 (Scope::Everybody, format!("nft insert rule {ip} proxier {chain} {rule}"))
@@ -522,13 +522,13 @@ impl Faults {
         Ok(line)
     }
 
-    /// Others edit the rules of iptables mode.
+    /// Another program edits the rules of iptables mode.
     fn edit_rules(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
         wait_for(repairs);
         let programs = iptables(self.backend);
         let program = *self.random.pick(&programs).ok_or("no program")?;
         let (scope, lines) = match kind {
-            // No packet passes through it; without it, the proxy has to see that its chains may be gone.
+            // No packet passes it. Without it, the proxy must detect that its chains may be missing.
             "a chain deleted" => (Scope::Uses(&[]), vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
             "a rule deleted" => (Scope::Everybody, vec!["-D KUBE-SERVICES 1"]),
             _ => (Scope::Everybody, vec!["-I KUBE-SERVICES -j RETURN"]),
@@ -566,7 +566,8 @@ impl Faults {
         let rules = move || Some(tool(&list).ok()?.lines().count());
         // A missing chain cannot be flushed.
         let Some(before) = rules() else { return Ok(format!("{program} has no chain {chain}")) };
-        // In iptables mode each Service has rules there, and some have gone meanwhile; those that stay are looked for one by one.
+        // In iptables mode each Service has rules there, and some are deleted meanwhile; those that stay are checked
+        // one by one.
         let whole = self.whole(move || rules().is_some_and(|now| now * 4 >= before * 3));
         let flush = format!("{program} -w 20 -t {table} -F {chain}");
         self.damage((kind, Scope::Everybody), &[flush], repairs, whole)?;
@@ -593,7 +594,7 @@ impl Faults {
         Ok(address.to_string())
     }
 
-    /// The node's second addresses are removed and added back, a few times.
+    /// Removes and adds the node's second addresses a few times.
     fn flap(&mut self, kind: &'static str) -> Result<String, Failure> {
         let times = self.random.between(1, 4);
         let windows = Family::ALL.map(|family| self.log.open(kind, Scope::Address(family.flapping()), None));
@@ -606,7 +607,7 @@ impl Faults {
                 std::thread::sleep(Duration::from_millis(self.random.between(100, 1_500).into()));
             }
         }
-        // New connections are served again when the proxy has noticed.
+        // New connections are served again once the proxy has noticed.
         std::thread::sleep(Duration::from_secs(5));
         for window in windows {
             self.log.close(window);

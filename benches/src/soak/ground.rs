@@ -1,4 +1,4 @@
-//! Network namespaces of a node, its clients and its pods, and what others have on the node.
+//! Network namespaces of a node, its clients and its pods, and other programs' objects on the node.
 
 use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
@@ -12,14 +12,14 @@ use super::world::{Family, Host, POD_PORT, PODS};
 use crate::Failure;
 use crate::network::tool;
 
-/// Networks whose addresses get node ports.
+/// Networks whose addresses serve node ports.
 pub(super) const NODE_PORT_NETWORKS: &str = "192.0.2.0/24,2001:db8:1::/64";
 /// The networks of pods.
 pub(super) const CLUSTER_CIDR: &str = "10.244.0.0/15,fd00:244::/32";
-/// Foreign address on the node, outside of the networks of node ports.
+/// Another program's address on the node, outside the networks of node ports.
 pub(super) const FOREIGN: &str = "172.31.0.9";
 
-/// Port from which foreign rules lead to a pod.
+/// Port that another program's rules forward to a pod.
 pub(super) const FOREIGN_PORT: u16 = 8_000;
 
 /// Whether this kernel has IPVS.
@@ -27,7 +27,7 @@ pub(super) fn has_ipvs() -> bool {
     Path::new("/proc/net/ip_vs").exists()
 }
 
-/// All namespaces, and the pods' servers. The thread that made it is on the node while this lives.
+/// All namespaces, and the pods' servers. While this lives, the thread that created it is on the node.
 #[derive(Debug)]
 pub(super) struct Ground {
     pub(super) client: Netns,
@@ -47,15 +47,15 @@ fn addresses(of: impl Fn(Family) -> IpAddr, device: &str) -> [String; 2] {
     [format!("address add {v4}/24 dev {device}"), format!("address add {v6}/64 dev {device} nodad")]
 }
 
-/// The client's first address, and the one of a stranger.
+/// The client's first address, and that of a client outside the source ranges.
 pub(super) fn client(family: Family, stranger: bool) -> IpAddr {
     family.on_link(if stranger { 20 } else { 10 })
 }
 
 impl Ground {
-    /// A node for this thread and the threads and processes it starts.
+    /// A node for this thread and the threads and processes that it starts.
     pub(super) fn new(backend: Backend) -> Result<Self, Failure> {
-        // Loads the modules where that is possible; a missing one shows below.
+        // Loads the modules if possible; a missing one shows below.
         for module in ["nf_conntrack", "ip_vs"] {
             tool(&format!("modprobe {module}")).map_or_else(drop, drop);
         }
@@ -72,10 +72,11 @@ impl Ground {
             lines.push(format!("link set {device} up"));
         }
         lines.push(format!("address add {FOREIGN}/32 dev foreign0"));
-        // Rules translate only what has a route.
+        // Rules only translate what has a route.
         lines.extend(Family::ALL.map(|family| format!("route add default via {}", client(family, false))));
-        // While the address is away, its packets must not be forwarded: Linux forgets how it masquerades a connection when a
-        // packet leaves by another device (`nf_nat_oif_changed`), and the pod then resets it. No proxy can prevent that.
+        // While the address is missing, its packets must not be forwarded. Linux forgets how it masquerades a
+        // connection when a packet leaves by another device (`nf_nat_oif_changed`), and the pod then resets it. No
+        // proxy can prevent that.
         lines.push(format!("route add blackhole {}/32", Family::V4.flapping()));
         lines.push(format!("route add blackhole {}/128", Family::V6.flapping()));
         batch(&here, &lines)?;
@@ -100,8 +101,8 @@ impl Ground {
             here.write_sysctl(name, value)?;
         }
         if has_ipvs() {
-            // Else conntrack does not know what IPVS translates, and the answers of foreign virtual servers are dropped as invalid in nftables
-            // and iptables mode, as they are beside kube-proxy. IPVS mode sets it itself.
+            // Otherwise conntrack does not see what IPVS translates, and the answers of other programs' virtual servers
+            // are dropped as invalid in nftables and iptables mode, as with kube-proxy. IPVS mode sets it itself.
             here.write_sysctl("net/ipv4/vs/conntrack", "1")?;
         }
         let servers = (0..PODS).map(|pod| serve(&pods, pod)).collect::<Result<_, _>>()?;
@@ -120,8 +121,7 @@ fn serve(namespace: &Netns, pod: u16) -> Result<Witness, Failure> {
     Ok(Witness::start(namespace, &pod.to_string(), &places)?)
 }
 
-/// Creates foreign objects on this node, which the proxy must leave alone. The port is one of its node
-/// ports.
+/// Creates other programs' objects on this node, which the proxy must not change. The port is one of its node ports.
 fn foreign(backend: Backend) -> Result<(), Failure> {
     let mut lines = vec!["ipset create FOREIGN hash:ip".to_owned(), "ipset add FOREIGN 198.51.100.7".to_owned()];
     if has_ipvs() {
@@ -134,7 +134,7 @@ fn foreign(backend: Backend) -> Result<(), Failure> {
             "ipvsadm -A -f 77 -s rr".to_owned(),
         ]);
     }
-    // A foreign rule translates too, so that Linux does so in every mode.
+    // Another program's rule translates too, so that Linux does so in every mode.
     let v4 = iptables(backend)[0];
     lines.push(format!("{v4} -t nat -N FOREIGN-NAT"));
     let to = "-j DNAT --to-destination 10.244.1.10:8080";
@@ -147,7 +147,7 @@ fn foreign(backend: Backend) -> Result<(), Failure> {
         tool(&format!("{program} -N FOREIGN"))?;
         tool(&format!("{program} -A FOREIGN -p tcp --dport 7 -j DROP"))?;
         tool(&format!("{program} -A FORWARD -j FOREIGN"))?;
-        // The kubelet's chain, by which others detect which of the two implementations this host uses.
+        // The kubelet's chain, by which programs detect which implementation this host uses.
         tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
     }
     Ok(())
@@ -161,7 +161,7 @@ pub(super) fn iptables(backend: Backend) -> [&'static str; 2] {
     }
 }
 
-/// Foreign objects in the kernel.
+/// The objects of other programs in the kernel.
 pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failure> {
     let mut lines = BTreeSet::new();
     let ours = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");

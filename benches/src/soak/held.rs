@@ -1,4 +1,4 @@
-//! The kernel's state of each mode, as the field's tools print it.
+//! The kernel's state in each mode, as the usual tools print it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -16,14 +16,14 @@ use crate::network::tool;
 
 const FAMILIES: [(oracle::Family, Family); 2] = [(oracle::Family::V4, Family::V4), (oracle::Family::V6, Family::V6)];
 
-/// Holds up all writers to the API server. nft starts over when the kernel is written to while it reads, and never ends if that is
-/// often.
+/// Blocks all writers to the API server. nft starts over if the kernel changes while it reads, and never ends if that
+/// is often.
 pub(super) fn nobody_writes() -> MutexGuard<'static, ()> {
     static WRITING: Mutex<()> = Mutex::new(());
     WRITING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The kernel's state of a mode, in the words of [`Tables::of`].
+/// The kernel's state in a mode, in the format of [`Tables::of`].
 pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
     let mut tables = Tables::default();
     match mode {
@@ -66,7 +66,7 @@ pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
     Ok(tables)
 }
 
-/// Things of modes that do not serve.
+/// Objects of modes that are not active.
 pub(super) fn leftovers(serving: Mode, backend: Backend) -> Result<Vec<String>, Failure> {
     let mut left = Vec::new();
     for mode in Mode::ALL.into_iter().filter(|mode| *mode != serving) {
@@ -101,7 +101,7 @@ const OF_IPTABLES: &[&str] =
 const OF_IPVS: &[&str] = &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS"];
 const OF_BOTH: &[&str] = &["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD"];
 
-/// Our rules and chains, without counters: by chain, rules in their order.
+/// The proxy's rules and chains, without counters: by chain, rules in order.
 pub(super) fn rules(backend: Backend) -> Result<Vec<String>, Failure> {
     let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for (family, _) in FAMILIES {
@@ -125,21 +125,21 @@ pub(super) fn rules(backend: Backend) -> Result<Vec<String>, Failure> {
     Ok(chains.into_values().flatten().collect())
 }
 
-/// The lines of `ipvsadm -Sn` that are not others'.
+/// The lines of `ipvsadm -Sn` without other programs' servers.
 fn virtual_servers() -> Result<Vec<String>, Failure> {
     let text = tool("ipvsadm -Sn")?;
     let foreign = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
     Ok(text.lines().map(str::trim).filter(|line| !foreign(line)).map(str::to_owned).collect())
 }
 
-/// Addresses that routes of ours make local.
+/// Addresses that the proxy's routes make local.
 fn local_routes() -> Result<Vec<String>, Failure> {
     let (v4, v6) = (tool("ip route show table local proto 118")?, tool("ip -6 route show table local proto 118")?);
     let addresses = v4.lines().chain(v6.lines()).filter_map(|line| line.strip_prefix("local ")?.split(' ').next());
     Ok(addresses.map(str::to_owned).collect())
 }
 
-/// From `ss`: where sockets wait at these addresses.
+/// From `ss`: listening sockets at these addresses.
 fn of_sockets(text: &str, ours: &BTreeSet<IpAddr>) -> BTreeSet<String> {
     let lines = text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
@@ -155,7 +155,7 @@ fn place(address: &Value, port: &Value) -> Option<SocketAddr> {
     Some(SocketAddr::new(address.as_str()?.parse().ok()?, port.as_u64()?.try_into().ok()?))
 }
 
-/// From `nft -j list ruleset`: where the tables lead.
+/// From `nft -j list ruleset`: where the tables forward connections.
 fn of_table(text: &Value) -> BTreeSet<String> {
     let objects = text["nftables"].as_array().into_iter().flatten();
     let sets = objects.filter_map(|object| object.get("map").or_else(|| object.get("set")));
@@ -196,7 +196,7 @@ fn of_table(text: &Value) -> BTreeSet<String> {
     lines
 }
 
-/// From `iptables-save`: where the rules lead.
+/// From `iptables-save`: where the rules forward connections.
 fn of_rules(text: &str, family: Family) -> BTreeSet<String> {
     let mut chains: BTreeMap<(&str, &str), Vec<&str>> = BTreeMap::new();
     let mut table = "";
@@ -225,7 +225,7 @@ fn of_rules(text: &str, family: Family) -> BTreeSet<String> {
             Some("REJECT") => _ = add("refuses"),
             Some("DROP") => _ = add("drops"),
             Some(first) if table == "nat" => {
-                // Everything that can be reached from there.
+                // All chains that can be reached from there.
                 let mut seen = BTreeSet::from([first]);
                 let mut next = vec![first];
                 while let Some(chain) = next.pop() {

@@ -1,8 +1,8 @@
 //! Clients that keep connecting, and record each connection that failed or reached the wrong pod.
 //!
-//! No two connections of clients share a port until all ports are used, also not to different destinations. IPVS finds the
-//! connection of an answer by the real server and the client's address and port (`ip_vs_conn_out_get`); if two connections
-//! share both, the younger gets all answers. That is the kernel's rule, not what is tested here.
+//! Clients' connections do not reuse a port until all ports were used, not even to different destinations. IPVS finds
+//! the connection of an answer by the real server and the client's address and port (`ip_vs_conn_out_get`). If two
+//! connections share both, the younger gets all answers. That is the kernel's rule and not tested here.
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -25,7 +25,7 @@ use crate::Failure;
 const LIMIT: Duration = Duration::from_secs(20);
 /// Time limit for each answer over UDP.
 const UDP_LIMIT: Duration = Duration::from_secs(5);
-/// Time limit for an answer that must not come.
+/// How long to wait for an answer that must not come.
 const SILENCE: Duration = Duration::from_secs(1);
 
 /// Ports of short connections, and those of long ones.
@@ -60,7 +60,8 @@ struct Client {
     stop: Arc<AtomicBool>,
     ports: Arc<AtomicU32>,
     range: (u32, u32),
-    /// Time in which a pod may still get new connections after it stopped being an endpoint: the proxy may be stopped meanwhile.
+    /// How long a pod may still get new connections after it stopped being an endpoint: the proxy may be stopped
+    /// meanwhile.
     stale: Duration,
 }
 
@@ -113,7 +114,7 @@ impl Client {
         if target.protocol == Protocol::Tcp {
             return Ok(conversation.ask()?.name);
         }
-        // As a resolver does. A question on its way to a pod that goes may be lost; the flow must not be.
+        // As a resolver does. A query on its way to a removed pod may be lost, but the flow must not be.
         for _ in 0..2 {
             if let Ok(answer) = conversation.ask() {
                 return Ok(answer.name);
@@ -140,7 +141,8 @@ impl Client {
             let of_protocol = if target.protocol == Protocol::Udp { Use::Datagram } else { Use::Short };
             let what = what.unwrap_or(of_protocol);
             let limit = if target.protocol == Protocol::Udp { UDP_LIMIT } else { LIMIT };
-            // A client has two addresses, and the kernel would choose; the node uses the destination address as source.
+            // A client has two addresses, and the kernel would choose one; the node uses the destination address as
+            // source.
             let source = (what != Use::Node).then(|| ground::client(Family::of(target.place.ip()), false));
             let from = self.log.now();
             match self.ask(target, source, limit) {
@@ -156,7 +158,7 @@ impl Client {
         }
     }
 
-    /// Connections that stay open, also when their endpoint is removed.
+    /// Connections that stay open, even if their endpoint is removed.
     fn long(&self, targets: &[Target], what: Use, mut random: Random) {
         while !self.stopped() {
             let Some(target) = random.pick(targets) else { return };
@@ -182,7 +184,7 @@ impl Client {
             });
             match talk {
                 Ok(()) => self.done(what),
-                // One that was never open is as a short one: an open one survives more.
+                // One that was never open counts as a short one: an open one survives more.
                 Err(error) if !opened => {
                     self.miss(Use::Short, target, well, &error);
                     self.pause(Duration::from_millis(500));
@@ -192,7 +194,7 @@ impl Client {
         }
     }
 
-    /// Connects from an address outside of the source ranges.
+    /// Connects from an address outside the source ranges.
     fn intrude(&self, targets: &[Target]) {
         for target in targets.iter().cycle() {
             if self.stopped() || targets.is_empty() {
@@ -248,7 +250,7 @@ impl Load {
             ways(service).map(target).collect::<Vec<_>>()
         };
         let all: Vec<Target> = script.used.iter().flat_map(of_service).collect();
-        // About 25 connections a second, as many as an emulated machine can handle besides.
+        // About 25 connections per second, as many as QEMU without KVM can handle in addition.
         for number in 0..8 {
             let mut targets = all.clone();
             Random::new(seed, 100 + number).shuffle(&mut targets);

@@ -1,8 +1,8 @@
-//! The soak: runs `proxier-demo` for minutes or hours with many Services, many changes, clients that connect all the time,
-//! and faults of every kind; and gives a verdict.
+//! The soak test: runs `proxier-demo` for minutes or hours with many Services, many changes, continuously connecting
+//! clients, and faults of every kind; then gives a verdict.
 //!
-//! `cargo xtask soak` runs it in a virtual machine, or in namespaces of this machine's kernel. A [model](world) that shares no code
-//! with the proxy says what should be; the field's own tools print what the kernel holds.
+//! `cargo xtask soak` runs it in a virtual machine, or in namespaces of this machine's kernel. A [model](world) that
+//! shares no code with the proxy computes the expected state; the usual tools print the kernel's state.
 
 mod canary;
 mod faults;
@@ -89,20 +89,20 @@ fn backend(text: &str) -> Result<Backend, &'static str> {
     }
 }
 
-/// Ways of making the soak fail, to check that it can.
+/// Ways to make the soak fail, to check that it can.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 enum Spoil {
     /// A killed proxy is not restarted.
     NoRestart,
-    /// The model has one endpoint more than the API server.
+    /// The model has an endpoint that the API server does not have.
     WrongTruth,
 }
 
 /// Time limit for the kernel to have everything, at the start and at the end.
 const PATIENCE: Duration = Duration::from_secs(300);
-/// With more unexcused connections than this, the rest of the time would show nothing new.
+/// With more unexplained failures than this, the rest of the time would show nothing new.
 const HOPELESS: usize = 300;
-/// Older versions are forgotten, as by a real API server: five minutes of changes, in seconds.
+/// Older versions are discarded, like on a real API server: five minutes of changes, in seconds.
 const HISTORY_SECS: u64 = 300;
 
 /// Runs the soak; fails if it is not passed.
@@ -111,7 +111,8 @@ pub(crate) fn run() -> Result<(), Failure> {
     if !options.proxy.exists() {
         return Err(format!("{} is missing: build it with --package proxier-demo", options.proxy.display()).into());
     }
-    // A change of mode may lead to userspace mode, which needs two for each listener; Debian's machine starts with a limit of 4,096.
+    // A change of mode may select userspace mode, which needs two files per listener; Debian's machine starts with a
+    // limit of 4,096.
     if let Some(lack) = missing(Need::OpenFiles(65_536)) {
         return Err(format!("the proxy needs 65536 open files: {lack}").into());
     }
@@ -156,7 +157,7 @@ impl Soak {
         Ok(Soak { options, folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
     }
 
-    /// Tables that the kernel has to hold now.
+    /// The tables that the kernel should now have.
     fn truth(&self) -> Tables {
         let services = self.script.services().chain(&self.script.canaries);
         let mut truth = Tables::of(self.proxy.mode(), services, &node_addresses());
@@ -166,7 +167,7 @@ impl Soak {
         truth
     }
 
-    /// The modes into which it changes in turns with its own.
+    /// The modes to which it changes in rotation.
     fn others(&self) -> Vec<Mode> {
         let can = |mode: &Mode| *mode != self.options.mode && (*mode != Mode::Ipvs || has_ipvs());
         let changes = self.options.change_mode_every.is_some();
@@ -200,7 +201,8 @@ impl Soak {
         let length = Duration::from_secs_f64(minutes * 60.0);
         let settled_in = Duration::from_secs(600).min(length / 4);
         self.evidence.calm = self.options.change_mode_every.is_none().then_some((settled_in, length * 85 / 100));
-        // Shorter soaks have not enough time for all of them. A change of mode waits until everything before is repaired.
+        // Shorter soaks have not enough time for all of them. A change of mode waits until all earlier damage is
+        // repaired.
         if minutes >= if self.options.change_mode_every.is_some() { 10.0 } else { 2.0 } {
             self.evidence.deck = faults::kinds(mode);
             self.evidence.deck.extend(self.others().into_iter().map(Mode::changed));
@@ -213,7 +215,8 @@ impl Soak {
         self.settle(&log)?;
         self.compare_rules()?;
         self.go_round()?;
-        // ipvsadm lists by position: a virtual server that goes meanwhile hides another. What is gone for good stays gone.
+        // ipvsadm lists by position, so a virtual server that is deleted meanwhile hides another. A permanent loss
+        // shows in every attempt.
         for pause in [0, 2, 5] {
             std::thread::sleep(Duration::from_secs(pause));
             self.evidence.foreign = differences(&foreign, &foreign_state(self.options.backend)?);
@@ -259,7 +262,7 @@ impl Soak {
         };
         let faults = faults.start();
         self.change(log, length);
-        // The last damage gets the time to be repaired, under load.
+        // The last damage gets time to be repaired, under load.
         breaking.store(true, Ordering::Relaxed);
         let failed = faults.join().map_err(|_panic| "the faults' thread has panicked")?;
         self.evidence.troubles.extend(failed.into_iter().map(|line| format!("a fault could not be made: {line}")));
@@ -274,7 +277,7 @@ impl Soak {
         Ok(())
     }
 
-    /// Records which pods may answer for a Service that clients use: its pods; before a change also its next ones.
+    /// Records which pods may answer for a used Service: its pods, and before a change also its next ones.
     fn note_endpoints(&self, log: &Log, number: usize, is_done: bool) {
         let Some(service) = self.script.used.get(number) else { return };
         let now = log.now();
@@ -332,7 +335,7 @@ impl Soak {
         self.evidence.events = number;
     }
 
-    /// Checks the kernel until it matches the model; returns the differences left at the end.
+    /// Compares the kernel with the model until they match; returns the remaining differences.
     fn wait_for_truth(&self, plan_too: bool) -> Result<Vec<String>, Failure> {
         let truth = self.truth();
         let begin = Instant::now();
@@ -370,12 +373,12 @@ impl Soak {
         }
     }
 
-    /// After everything: waits until the kernel matches the model and `plan` has nothing to do.
+    /// At the end: waits until the kernel matches the model and `plan` has nothing to do.
     fn settle(&mut self, log: &Log) -> Result<(), Failure> {
         let from = log.now();
         let held = Supervisor::gauge("kubeproxy_virtual_servers_held_back").unwrap_or(0.0);
         if held > 0.0 {
-            // Confirm it, as an operator would who knows that it is intended.
+            // Confirm it, as an operator would if it is intended.
             say(&format!("{held} virtual servers are held back: confirmed"));
             self.proxy.signal(Signal::SIGUSR1);
         }
@@ -398,7 +401,7 @@ impl Soak {
         Ok(())
     }
 
-    /// At last each of the other modes shows that it has what it should, while nothing disturbs.
+    /// Finally, each of the other modes shows its state without disturbance.
     fn go_round(&mut self) -> Result<(), Failure> {
         for mode in self.others() {
             self.enter(mode)?;
@@ -447,13 +450,13 @@ impl Soak {
         Ok(())
     }
 
-    /// Our rules and chains. The order within chains of iptables mode that all Services share has no meaning.
+    /// The proxy's rules and chains. The order within shared chains of iptables mode has no meaning.
     fn rules(&self) -> Result<Vec<String>, Failure> {
         let mut rules = held::rules(self.options.backend)?;
         if self.options.mode == Mode::Iptables {
             rules.sort();
         } else if self.options.change_mode_every.is_some() {
-            // The kubelet's chain: iptables mode makes it where it is missing, and it stays.
+            // The kubelet's chain: iptables mode creates it if it is missing, and it stays.
             rules.retain(|line| !line.contains("KUBE-FIREWALL"));
         }
         Ok(rules)
@@ -495,7 +498,7 @@ impl Soak {
         if verdict.wrong.is_empty() {
             Ok(())
         } else {
-            // Again, as the last lines: those that are kept of a long output.
+            // Again, as the last lines, which are kept of a long output.
             let lines: Vec<String> = verdict.wrong.iter().chain(verdict.inexcusable.iter().take(30)).cloned().collect();
             Err(format!("the soak is not passed:\n* {}", lines.join("\n* ")).into())
         }

@@ -1,4 +1,4 @@
-//! The modes of the proxy, and what may break while it changes from one to another.
+//! The modes of the proxy, and which interruptions are allowed while it changes mode.
 
 use std::fmt;
 use std::time::Duration;
@@ -30,7 +30,7 @@ impl Mode {
         }
     }
 
-    /// Name of a change to this mode, among faults.
+    /// Name of a change to this mode, as a fault.
     pub(super) fn changed(self) -> &'static str {
         match self {
             Mode::Ipvs => "changed to ipvs mode",
@@ -40,7 +40,7 @@ impl Mode {
         }
     }
 
-    /// Time that the proxy stays in this mode before it changes to another: most of the time in the main one.
+    /// How long the proxy stays in this mode before it changes to another: most of the time in the main one.
     pub(super) fn stays(self, main: Mode, every: Duration) -> Duration {
         if self == main { every } else { every / 2 }
     }
@@ -51,9 +51,9 @@ impl Mode {
         let mut add = |scope, since, until| breaks.push(Breaks { scope, since, until });
         let nodes = || Scope::Uses(&[Use::Node]);
         if self == Mode::Userspace {
-            // Connections that the process relays end with it, and nobody serves before the next one's first pass.
+            // Connections relayed by the process end with it, and nothing serves before the next one's first pass.
             add(Scope::Everybody, Moment::End, Moment::Served);
-            // Addresses are the node's own until the routes go.
+            // Addresses are the node's own until the routes are removed.
             add(nodes(), Moment::Served, Moment::Gone);
         }
         if self == Mode::Ipvs {
@@ -62,7 +62,7 @@ impl Mode {
             add(nodes(), Moment::End, Moment::Gone);
         }
         if matches!(self, Mode::Nftables | Mode::Iptables) && to == Mode::Userspace {
-            // The node has no other rules that track and translate packets of IPv6, without which the kernel does neither.
+            // The node has no other rules that track and translate IPv6 packets, without which the kernel does neither.
             add(Scope::Uses(&[Use::Long, Use::Flapping]), Moment::Served, Moment::Gone);
             add(Scope::OneEach, Moment::Served, Moment::Gone);
         }

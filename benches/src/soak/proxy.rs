@@ -1,4 +1,4 @@
-//! `proxier-demo` as a supervisor runs it: started, stopped, killed, restarted; sampled all the time.
+//! `proxier-demo` under a supervisor: started, stopped, killed, restarted, and continuously sampled.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufRead as _, BufReader};
@@ -24,14 +24,14 @@ const METRICS: &str = "127.0.0.1:10249";
 const HEALTH: &str = "127.0.0.1:10256";
 /// Between two samples.
 const EVERY: Duration = Duration::from_secs(2);
-/// Number of the proxy's last log lines that are kept.
+/// Number of the proxy's last log lines to keep.
 const KEPT_LINES: usize = 4_000;
 
 /// The flags of every command of the proxy here.
 fn flags(mode: Mode) -> Vec<&'static str> {
     let mut flags = vec!["--proxy-mode", mode.name(), "--no-fallback", "--hostname-override", NODE];
     flags.extend(["--nodeport-addresses", NODE_PORT_NETWORKS, "--cluster-cidr", CLUSTER_CIDR]);
-    // Full passes often, so that a short soak has many.
+    // Frequent full passes, so that a short soak has many.
     match mode {
         Mode::Ipvs => {
             // The model has ipsets and rules of iptables.
@@ -53,7 +53,7 @@ pub(super) struct Supervisor {
     mode: Mutex<Mode>,
     child: Mutex<Option<Child>>,
     said: Arc<Mutex<Said>>,
-    /// Counters of the process at the last sample, and of those that have ended.
+    /// Counters of the process at the last sample, and of processes that have ended.
     counters: Mutex<(BTreeMap<String, f64>, BTreeMap<String, f64>)>,
 }
 
@@ -62,7 +62,7 @@ pub(super) struct Supervisor {
 pub(super) struct Said {
     pub(super) lines: VecDeque<String>,
     pub(super) levels: BTreeMap<String, u64>,
-    /// Processes that have made their first pass.
+    /// Number of processes that have made their first pass.
     pub(super) served: u64,
 }
 
@@ -91,7 +91,7 @@ impl Supervisor {
         let mut command = Command::new(&self.program);
         command.arg(verb).args(flags(self.mode()));
         command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG").stdin(Stdio::null());
-        // `cargo xtask soak` tunes this program's allocator; the proxy's memory is managed as on a node.
+        // `cargo xtask soak` tunes this program's allocator; the proxy must use its default.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"MALLOC_")) {
             command.env_remove(name);
         }
@@ -139,13 +139,13 @@ impl Supervisor {
 
     pub(super) fn signal(&self, signal: Signal) {
         let number = self.process().and_then(|number| i32::try_from(number).ok());
-        // The sampler notices one that has ended.
+        // The sampler notices a process that has ended.
         if let Some(number) = number {
             kill(Pid::from_raw(number), signal).unwrap_or_default();
         }
     }
 
-    /// Kills it, if it still runs; it is gone when this returns.
+    /// Kills it if it still runs; it has ended when this returns.
     pub(super) fn kill(&self) {
         if let Some(mut child) = lock(&self.child).take() {
             child.kill().unwrap_or_default();
@@ -158,7 +158,7 @@ impl Supervisor {
         }
     }
 
-    /// Waits until a process has made its first pass since there were `before` that had; whether it did in time.
+    /// Waits until more than `before` processes have made their first pass; returns whether that was in time.
     pub(super) fn wait_until_served(&self, before: u64, patience: Duration) -> bool {
         let begin = Instant::now();
         while begin.elapsed() < patience {
@@ -181,7 +181,7 @@ impl Supervisor {
     /// Ends it with SIGTERM; fails if it does not end properly.
     pub(super) fn stop(&self) -> Result<(), Failure> {
         self.look_at_metrics();
-        // Taken first: the sampler must not see that it has ended.
+        // Taken first, so that the sampler does not see that it has ended.
         let Some(mut child) = lock(&self.child).take() else { return Err("proxier-demo was not running".into()) };
         kill(Pid::from_raw(child.id().try_into()?), Signal::SIGTERM)?;
         let status = child.wait()?;
@@ -189,17 +189,17 @@ impl Supervisor {
         if status.success() { Ok(()) } else { Err(format!("proxier-demo ended with {status} after SIGTERM").into()) }
     }
 
-    /// Its last log lines, and how many of each level.
+    /// Its last log lines, and the number of lines of each level.
     pub(super) fn said(&self) -> MutexGuard<'_, Said> {
         lock(&self.said)
     }
 
-    /// The result of `plan`: whether nothing is to do, and its output.
+    /// The result of `plan`: whether it has nothing to do, and its output.
     pub(super) fn plan(&self) -> Result<(bool, String), Failure> {
         let output = self.command("plan").arg("--kubeconfig").arg(&self.kubeconfig).output()?;
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         let errors = String::from_utf8_lossy(&output.stderr);
-        // 2: it could not read some objects. Only the deliberately unreadable ones may be among them.
+        // 2: it could not read some objects. Only the deliberately unreadable ones are allowed.
         let is_ours = |line: &str| line.contains(" is not served: ") || line.contains("/bad-");
         let expected = match output.status.code() {
             Some(0) => true,
@@ -256,7 +256,7 @@ impl Supervisor {
         log.notes().samples.push(Sample { at_secs, mode, process, resident_kib, files });
     }
 
-    /// Records if it ended by itself, and restarts it, as a supervisor does.
+    /// If it ended by itself, records that and restarts it, like a supervisor.
     fn attend(&self, log: &Log) {
         let Some(Ok(Some(ended))) = lock(&self.child).as_mut().map(Child::try_wait) else { return };
         let last: Vec<String> = lock(&self.said).lines.iter().rev().take(3).rev().cloned().collect();

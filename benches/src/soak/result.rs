@@ -28,7 +28,7 @@ fn counted<T: Ord>(all: impl Iterator<Item = T>) -> BTreeMap<T, u64> {
     counts
 }
 
-/// Everything in the files: the requested soak, and what the changes, the proxy's counters and its log come to.
+/// Everything in the files: the requested soak, and the results of the changes, the proxy's counters and its log.
 pub(super) fn kept(
     asked: &Value,
     evidence: &Evidence,
@@ -37,7 +37,7 @@ pub(super) fn kept(
     (counters, said): (BTreeMap<String, f64>, BTreeMap<String, u64>),
 ) -> Value {
     let notes = &evidence.notes;
-    // Longest time until something that others broke was repaired, by kind.
+    // Longest time to repair other programs' damage, by kind.
     let mut repairs: BTreeMap<&str, f64> = BTreeMap::new();
     for window in notes.windows.iter().filter(|window| window.limit.is_some()) {
         let took = window.until.map_or(f64::INFINITY, |until| until.saturating_sub(window.from).as_secs_f64());
@@ -61,7 +61,7 @@ pub(super) fn kept(
         "machine": Machine::look(),
         "passed": verdict.wrong.is_empty(),
         "wrong": verdict.wrong,
-        // The first connections without an excuse.
+        // The first unexplained failures.
         "inexcusable": verdict.inexcusable.iter().take(100).collect::<Vec<_>>(),
         "excused": verdict.excused,
         "changes": evidence.events,
@@ -83,7 +83,7 @@ pub(super) fn kept(
     })
 }
 
-/// A value as people read it.
+/// A value as text.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),
@@ -176,7 +176,7 @@ pub(super) fn markdown(kept: &Value) -> Result<String, std::fmt::Error> {
     Ok(out)
 }
 
-/// Writes both files, and the proxy's last log lines if it has not passed.
+/// Writes both files, and the proxy's last log lines if the soak failed.
 pub(super) fn write(kept: &Value, stem: &Path, said: &str) -> Result<(), Failure> {
     let place = |ending: &str| PathBuf::from(format!("{}{ending}", stem.display()));
     std::fs::write(place(".json"), serde_json::to_string_pretty(kept)? + "\n")?;

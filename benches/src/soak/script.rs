@@ -1,6 +1,6 @@
-//! The changes of the cluster, from a seed: the Services at first, and one change after the other.
+//! The changes of the cluster, from a seed: the initial Services, and one change after another.
 //!
-//! The next change depends on the seed and on earlier changes, never on time: a seed repeats the sequence.
+//! The next change depends on the seed and on earlier changes, never on time, so a seed repeats the sequence.
 
 use serde_json::{Value, json};
 
@@ -9,16 +9,15 @@ use super::world::{
     BOTH, Endpoint, Family, Host, Kind, NAMESPACE, PODS, Protocol, Ranges, SLOTS, Service, State, V4, V6, Way,
 };
 
-/// Services that clients use: their endpoints change, and never all at once.
+/// Services that clients use. Their endpoints change, but never all at once.
 const STABLE: u16 = 20;
-/// Services that clients use and that never change: so damage that others do to them in the kernel, and its repair, can be
-/// seen.
+/// Services that clients use and that never change, so that damage by other programs and its repair can be seen.
 const STEADY: u16 = 6;
 /// Services that measure the time from a change to the kernel.
 pub(super) const CANARIES: u16 = 4;
 /// Unreadable objects at a time.
 const BAD: usize = 30;
-/// Endpoints of Services without clients are some of these.
+/// Endpoints of Services without clients are taken from these.
 const NOBODIES: u32 = 4_000;
 
 /// A write to the API server.
@@ -33,7 +32,7 @@ pub(super) enum Write {
 pub(super) struct Event {
     pub(super) kind: &'static str,
     pub(super) writes: Vec<Write>,
-    /// The index of the Service among those that clients use, if it is one.
+    /// The index of the Service among the used ones, if it is one.
     pub(super) used: Option<usize>,
 }
 
@@ -76,7 +75,7 @@ fn ready(host: Host) -> Endpoint {
 }
 
 impl Script {
-    /// The cluster at its beginning, with this many Services in all.
+    /// The initial cluster, with this many Services in total.
     pub(super) fn new(seed: u64, services: usize) -> Self {
         let random = Random::new(seed, 1);
         let fixed = STABLE + STEADY;
@@ -103,7 +102,7 @@ impl Script {
         script
     }
 
-    /// Every Service as it is now, except canaries.
+    /// Every Service in its current state, except canaries.
     pub(super) fn services(&self) -> impl Iterator<Item = &Service> {
         self.used.iter().chain(&self.crowd)
     }
@@ -150,7 +149,7 @@ impl Script {
             0..8 => self.change_used(),
             8..74 => self.change_endpoints(),
             74..84 => {
-                // As many are added as deleted, and missing ones are added first.
+                // As many are added as deleted, and missing ones first.
                 let comes = self.crowd.len() < self.target * 95 / 100
                     || (self.crowd.len() < self.target * 105 / 100 && self.random.percent(50));
                 if comes && !self.free.is_empty() { self.create() } else { self.delete() }
@@ -161,7 +160,7 @@ impl Script {
         }
     }
 
-    /// A Service that clients use gets other endpoints, at least one of which it had before.
+    /// Changes the endpoints of a used Service, but keeps at least one of them.
     fn change_used(&mut self) -> Event {
         let number = self.random.below(STABLE.into());
         let random = &mut self.random;
@@ -179,7 +178,7 @@ impl Script {
                 "used: an endpoint goes"
             }
             3 => {
-                // One of the ready ones has to stay.
+                // One ready endpoint must stay.
                 let all_ready = service.endpoints.iter().filter(|endpoint| endpoint.state == State::Ready).count() > 1;
                 if let Some(endpoint) = service.endpoints.get_mut(at) {
                     let stops = endpoint.state == State::Ready && all_ready;
@@ -199,7 +198,7 @@ impl Script {
                 endpoint.state = State::Ready;
             }
         }
-        // With the policy Local, only IPVS mode serves outside clients by other nodes' endpoints.
+        // With the policy Local, only IPVS mode serves outside clients from other nodes' endpoints.
         let serves_here = |endpoint: &Endpoint| endpoint.state == State::Ready && endpoint.host.is_local();
         if service.local && !service.endpoints.iter().any(serves_here) {
             let has = |host: &Host| service.endpoints.iter().any(|endpoint| endpoint.host == *host);
@@ -263,7 +262,7 @@ impl Script {
     fn create(&mut self) -> Event {
         let mut service = self.random_service();
         if self.random.percent(8) {
-            // The claimed address is that of a TCP Service that clients use, with this same port.
+            // The claimed address is that of a used TCP Service with the same port.
             service.protocol = Protocol::Tcp;
             service.claims = self.used.first().and_then(|victim| victim.address(Way::ClusterIp, Family::V4));
         }
@@ -383,7 +382,7 @@ impl Script {
             3 => object["spec"]["ports"] = json!({"port": 80}),
             4 => object["spec"]["clusterIPs"] = 17.into(),
             _ => {
-                // For a Service that clients use: its good slices must still count.
+                // For a used Service: its valid slices must still count.
                 object = bad.slice(Family::V4);
                 let owner = self.used.get(self.random.below(self.used.len())).map_or("", |service| &service.name);
                 object["metadata"]["labels"]["kubernetes.io/service-name"] = owner.into();
@@ -413,7 +412,7 @@ pub(super) fn slices(service: &Service) -> Vec<Write> {
     service.families.iter().map(|family| Write::Put(service.slice(*family))).collect()
 }
 
-/// Writes to the server; the object's namespace is always the same.
+/// Writes to the server. The object's namespace is always the same.
 pub(super) fn apply(server: &testkit::apiserver::ApiServer, write: &Write) {
     match write {
         Write::Put(object) => {

@@ -1,7 +1,7 @@
-//! Model of the kernel's tables for Services, by mode, and the differences from it.
+//! The model of the kernel's tables for Services, by mode, and the differences from it.
 //!
-//! For IPVS mode these are the lines of `ipvsadm -Sn`, `ipset save`, `iptables-save` and `ip`. Other modes have tables of their own
-//! kind: of these, the lines say which address and port leads where ([`super::held`] reads them off the tools' output).
+//! For IPVS mode these are the lines of `ipvsadm -Sn`, `ipset save`, `iptables-save` and `ip`. For the other modes the
+//! lines say which address and port is forwarded where ([`super::held`] extracts that from the tools' output).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -15,8 +15,8 @@ pub(super) const SERVERS: &str = "ipvsadm -Sn";
 pub(super) const SETS: &str = "ipset save";
 /// Addresses of `kube-ipvs0`; in userspace mode, those that routes make local.
 pub(super) const ADDRESSES: &str = "ip";
-/// The proxy's rules: in IPVS mode, those of `KUBE-IPVS-OUT-FILTER`, the only ones that a Service with source ranges has
-/// for itself.
+/// The proxy's rules. In IPVS mode only those of `KUBE-IPVS-OUT-FILTER`, the only chain with rules per Service, for
+/// source ranges.
 pub(super) const RULES: &str = "iptables-save";
 /// The tables of nftables mode.
 pub(super) const TABLE: &str = "nft list ruleset";
@@ -59,12 +59,12 @@ impl Tables {
         self.0.get(tool).into_iter().flatten()
     }
 
-    /// Adds the targets of new connections to the Service, in modes that have no tables of IPVS.
+    /// Adds the targets of new connections to the Service, in modes without IPVS tables.
     fn add_served(&mut self, mode: Mode, service: &Service, family: Family, node: &[IpAddr]) {
         let protocol = service.protocol.lower();
         for way in [Way::ClusterIp, Way::External, Way::Balancer, Way::NodePort] {
             let places: Vec<SocketAddr> = match service.node_port().filter(|_| way == Way::NodePort) {
-                // Its chains know node ports by the port alone.
+                // Its chains match node ports by port alone.
                 Some(port) if mode == Mode::Iptables => vec![(unspecified(family), port).into()],
                 Some(port) => {
                     node.iter().filter(|ip| Family::of(**ip) == family).map(|ip| (*ip, port).into()).collect()
@@ -136,7 +136,7 @@ impl Tables {
             }
             for address in node.iter().filter(|address| Family::of(**address) == family) {
                 self.server(service, (*address, port).into(), &service.hosts(Way::NodePort));
-                // These entries distinguish the proxy's node ports from others' virtual servers.
+                // These entries distinguish the proxy's node ports from other programs' virtual servers.
                 self.entry(family, "NODE-PORT-SERVED", &format!("{address},{protocol}:{port}"));
             }
         }
@@ -187,20 +187,20 @@ impl Tables {
         self.add(SETS, format!("add {name} {element}"));
     }
 
-    /// The lines that another has not, each with its tool.
+    /// The lines that another does not have, each with its tool.
     pub(super) fn missing(&self, other: &Tables) -> impl Iterator<Item = (&'static str, &String)> {
         let all = self.0.iter().flat_map(|(tool, lines)| lines.iter().map(|line| (*tool, line)));
         all.filter(|(tool, line)| !other.0.get(tool).is_some_and(|there| there.contains(*line)))
     }
 
-    /// Differences of the kernel, as readable lines.
+    /// How the kernel differs, as readable lines.
     pub(super) fn differences(&self, kernel: &Tables) -> Vec<String> {
         let missing = self.missing(kernel).map(|(tool, line)| format!("{tool}: missing: {line}"));
         missing.chain(kernel.missing(self).map(|(tool, line)| format!("{tool}: not wanted: {line}"))).collect()
     }
 }
 
-/// The address that stands for any of a family.
+/// The unspecified address of a family.
 pub(super) fn unspecified(family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -216,7 +216,7 @@ pub(super) fn option(protocol: Protocol) -> &'static str {
     }
 }
 
-/// The ways by which a Service can be reached.
+/// The ways to reach a Service.
 pub(super) fn ways(service: &Service) -> impl Iterator<Item = (Way, Family, SocketAddr)> {
     let ways = [Way::ClusterIp, Way::External, Way::Balancer, Way::NodePort];
     let pairs = ways.into_iter().flat_map(|way| Family::ALL.map(|family| (way, family)));

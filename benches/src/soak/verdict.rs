@@ -11,45 +11,46 @@ use super::watchers::{Followed, Miss, Notes, Sample, Scope, Use, Window};
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
     pub(super) notes: Notes,
-    /// The period in which the same process runs, and has to stay as it is; `None` where the mode changes, and each process that
-    /// lives for a while has to.
+    /// The period in which the same process runs and must not grow. `None` if the mode changes; then this holds for
+    /// each process that lives long enough.
     pub(super) calm: Option<(Duration, Duration)>,
-    /// The kinds of faults that have to be made.
+    /// The kinds of faults that must occur.
     pub(super) deck: BTreeSet<&'static str>,
-    /// Time from the proxy's start until everything was in the kernel.
+    /// Time from the proxy's start until the kernel had everything.
     pub(super) start: Duration,
     pub(super) events: u64,
     pub(super) planned_events: u64,
-    /// Time until everything was as it should be; `None` if it never was.
+    /// Time until everything was as expected; `None` if it never was.
     pub(super) settled: Option<Duration>,
-    /// The last output of `plan`, if there was something to do.
+    /// The last output of `plan`, if it had something to do.
     pub(super) plan: Option<String>,
     /// Differences between the kernel and the model.
     pub(super) differences: Vec<String>,
     /// Differences between the rules and those of an undisturbed run.
     pub(super) rules: Vec<String>,
-    /// Foreign objects that differ from how they were left.
+    /// Other programs' objects that changed.
     pub(super) foreign: Vec<String>,
     /// Failures of the soak itself.
     pub(super) troubles: Vec<String>,
 }
 
-/// The longest times that a change, and a repair, may take to the kernel: the proxy is stopped for 20 s, the lock of
-/// iptables is held for 10 s at most, and the API server is away for 10 s. Repairs also wait for the next full pass, every
-/// 15 s. A slow machine takes longer: add twice the time that everything took at first.
+/// The longest times that a change, and a repair, may take. The proxy is stopped for up to 20 s, the lock of iptables
+/// is held for up to 10 s, and the API server is down for up to 10 s. Repairs also wait for the next full pass, every
+/// 15 s. For a slow machine, twice the time of the initial programming is added.
 pub(super) fn limits(start: Duration) -> (Duration, Duration) {
     (Duration::from_secs(60) + start * 2, Duration::from_secs(90) + start * 2)
 }
 
 /// Percentage of the planned changes that must be made in the time.
 const CHANGES_PERCENT: u64 = 80;
-/// Limit for the growth of resident memory in the calm part, in percent and in KiB: an allocator's ups and downs.
+/// Limit for the growth of resident memory in the calm part, in percent and in KiB, to allow for the allocator's
+/// variation.
 const GROWTH_PERCENT: u64 = 8;
 const GROWTH_KIB: u64 = 2_048;
 /// In a short soak the process is still young.
 const YOUNG_GROWTH_KIB: u64 = 6_144;
 const YOUNG: Duration = Duration::from_secs(300);
-/// Limit for the difference in open files: connections to the API server come and go.
+/// Limit for the difference in open files, since connections to the API server vary.
 const FILES: u64 = 4;
 /// In userspace mode: 35 clients, with up to six files for a connection.
 const FILES_OF_CLIENTS: u64 = 210;
@@ -70,13 +71,13 @@ fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// Whether a window excuses a miss. What was spent are one new connection of each client.
+/// Whether a window excuses a miss. `spent` has the excused new connections of each client.
 fn excuses(number: usize, window: &Window, miss: &Miss, spent: &mut BTreeSet<(usize, usize)>) -> bool {
     if window.from > miss.until || window.until.is_some_and(|until| until < miss.from) {
         return false;
     }
     match &window.scope {
-        // A mere delay explains no refusal, and others' virtual servers are not the proxy's.
+        // A mere delay does not explain a refusal, and other programs' virtual servers are not the proxy's.
         Scope::Waiting => miss.waited,
         Scope::Everybody => miss.what != Use::Foreign && miss.what != Use::Direct,
         Scope::Service(name) => *name == miss.service,
@@ -134,7 +135,7 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
     verdict
 }
 
-/// Number of connections that did not go as they should, without an excuse so far.
+/// Number of failed connections without an excuse so far.
 pub(super) fn unexcused(notes: &Notes) -> usize {
     let mut verdict = Verdict::default();
     connections(notes, &mut verdict);
@@ -148,7 +149,7 @@ fn connections(notes: &Notes, verdict: &mut Verdict) {
             notes.windows.iter().enumerate().find(|(number, window)| excuses(*number, window, miss, &mut spent));
         match excuse.map(|(_, window)| window.reason) {
             Some(reason) => *verdict.excused.entry(reason.to_owned()).or_default() += 1,
-            // The pod could not be reached without a Service either: not the proxy's fault.
+            // The pod could not be reached directly either, so the proxy is not at fault.
             None if miss.waited && direct_too(miss, &notes.misses) => {
                 *verdict.excused.entry("pods were out of reach without a Service too".to_owned()).or_default() += 1;
             }
@@ -170,7 +171,7 @@ fn connections(notes: &Notes, verdict: &mut Verdict) {
     }
 }
 
-/// Whether a direct connection waited in vain at the same time.
+/// Whether a direct connection timed out at the same time.
 fn direct_too(miss: &Miss, misses: &[Miss]) -> bool {
     let mut direct = misses.iter().filter(|other| other.what == Use::Direct && other.waited);
     miss.what != Use::Direct && direct.any(|other| other.from <= miss.until && other.until >= miss.from)
@@ -209,7 +210,7 @@ fn memory_and_files(samples: &[Sample], calm: (Duration, Duration), wrong: &mut 
     growth(&calm, wrong);
 }
 
-/// Each process that has lived long enough, by itself.
+/// Each process that lived long enough, separately.
 fn processes(samples: &[Sample], wrong: &mut Vec<String>) {
     let lives = samples.chunk_by(|one, next| one.process == next.process);
     let lives = lives.map(|life| life.iter().skip(START).collect::<Vec<_>>());
@@ -240,7 +241,7 @@ fn growth(samples: &[&Sample], wrong: &mut Vec<String>) {
     }
     let files = |samples| of(samples, |sample| sample.files);
     let (before, after) = (files(first), files(last));
-    // In this mode listeners and connections are the process's own: their number follows what clients do.
+    // In this mode listeners and connections are the process's own, so their number depends on the clients.
     let spread = if mode == Mode::Userspace { before / 4 + FILES_OF_CLIENTS } else { FILES };
     if after > before + spread {
         wrong.push(format!("open files grew from {before} to {after}, in {mode} mode"));

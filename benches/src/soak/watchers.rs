@@ -1,4 +1,4 @@
-//! Records of a soak: what failed, when something was broken on purpose, and samples of the proxy.
+//! Records of a soak: failures, periods in which something was broken on purpose, and samples of the proxy.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -11,16 +11,16 @@ use serde::Serialize;
 
 use super::mode::Mode;
 
-/// Interval of the machine's signs of life.
+/// Interval of the machine's heartbeat.
 const BEAT: Duration = Duration::from_millis(200);
-/// The machine stands still when it shows nothing for this long.
+/// The machine is considered stalled without a heartbeat for this long.
 const STANDSTILL: Duration = Duration::from_secs(5);
 
 /// Users that a fault may affect.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Scope {
     Everybody,
-    /// Everybody, but only by waiting in vain: nothing was refused.
+    /// All users, but only for timeouts, not for refusals.
     Waiting,
     Service(String),
     /// Clients of this address of the node.
@@ -39,7 +39,7 @@ pub(super) struct Window {
     pub(super) from: Duration,
     /// `None`: not repaired yet.
     pub(super) until: Option<Duration>,
-    /// Time limit of the repair, if the proxy has to do it.
+    /// Time limit of the repair, if the proxy must do it.
     pub(super) limit: Option<Duration>,
 }
 
@@ -51,17 +51,17 @@ pub(super) enum Use {
     Short,
     /// Asks once a second for a while.
     Long,
-    /// A question over UDP, three times if need be.
+    /// A query over UDP, three times if necessary.
     Datagram,
     /// A connection from the node itself.
     Node,
-    /// A connection to the node's address that comes and goes.
+    /// A connection to the node's address that is removed and added.
     Flapping,
-    /// A connection to a foreign virtual server on this node.
+    /// A connection to another program's virtual server on this node.
     Foreign,
     /// A connection to a pod, without any Service.
     Direct,
-    /// A connection from outside of the source ranges: must not succeed.
+    /// A connection from outside the source ranges, which must fail.
     Stranger,
     /// Answered by a pod that was no longer an endpoint.
     Stale,
@@ -76,10 +76,10 @@ pub(super) struct Miss {
     pub(super) service: String,
     pub(super) place: String,
     pub(super) address: Option<IpAddr>,
-    /// Time at which it began, or was last fine.
+    /// When it began, or last succeeded.
     pub(super) from: Duration,
     pub(super) until: Duration,
-    /// There was no answer, as opposed to a refusal.
+    /// There was no answer, rather than a refusal.
     pub(super) waited: bool,
     pub(super) error: String,
 }
@@ -94,7 +94,7 @@ pub(super) struct Sample {
     pub(super) files: u64,
 }
 
-/// A change that was followed into the kernel.
+/// A change whose arrival in the kernel was measured.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Followed {
     pub(super) from: Duration,
@@ -120,7 +120,7 @@ pub(super) struct Notes {
     pub(super) samples: Vec<Sample>,
     pub(super) followed: Vec<Followed>,
     pub(super) faults: Vec<Fault>,
-    /// The proxy ended, failed to start, or never answered again.
+    /// The proxy ended, failed to start, or stopped answering.
     pub(super) breakdowns: Vec<String>,
     pub(super) healthz: BTreeMap<String, u64>,
     /// By used Service and pod: when it was last an endpoint; `None` while it is one.
@@ -147,7 +147,7 @@ impl Log {
         self.notes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Something is broken from now on; the returned number is for [`Log::close`].
+    /// Something is broken from now on. The returned number is for [`Log::close`].
     pub(super) fn open(&self, reason: &'static str, scope: Scope, limit: Option<Duration>) -> usize {
         let from = self.now();
         let mut notes = self.notes();
@@ -155,8 +155,7 @@ impl Log {
         notes.windows.len().saturating_sub(1)
     }
 
-    /// Records periods in which the whole machine stands still, until told to stop. They excuse clients that waited in
-    /// vain then.
+    /// Records periods in which the whole machine stalls, until told to stop. They excuse clients that timed out then.
     pub(super) fn watch_the_machine(self: &Arc<Self>, stop: &Arc<AtomicBool>) -> JoinHandle<()> {
         let (log, stop) = (self.clone(), stop.clone());
         std::thread::spawn(move || {

@@ -1,12 +1,12 @@
-//! The model of the truth: Services and their endpoints, and the objects that an API server has for them.
+//! The model: Services and their endpoints, and their objects in the API server.
 //!
-//! The model shares no code with the proxy: [`super::truth`] computes what the kernel should hold independently.
+//! The model shares no code with the proxy: [`super::truth`] computes the kernel's expected state independently.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use serde_json::{Value, json};
 
-/// The node that the proxy serves; the other one is beside it.
+/// The node that the proxy serves; the other one is a neighbour.
 pub(super) const NODE: &str = "n1";
 const OTHER_NODE: &str = "n2";
 pub(super) const NAMESPACE: &str = "soak";
@@ -14,7 +14,7 @@ pub(super) const NAMESPACE: &str = "soak";
 pub(super) const PODS: u16 = 12;
 /// The port on which they answer.
 pub(super) const POD_PORT: u16 = 8080;
-/// Each Service has a slot, which determines its addresses and node port.
+/// Each Service has a slot that determines its addresses and node port.
 pub(super) const SLOTS: u16 = 2_700;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -37,7 +37,7 @@ impl Family {
         }
     }
 
-    /// An address of the network of the node and its clients, which ends in the same digits in both families.
+    /// An address in the network of the node and its clients, with the same last digits in both families.
     pub(super) fn on_link(self, last: u8) -> IpAddr {
         match self {
             Family::V4 => Ipv4Addr::new(192, 0, 2, last).into(),
@@ -50,7 +50,7 @@ impl Family {
         self.on_link(1)
     }
 
-    /// The node's address that comes and goes.
+    /// The node's address that is removed and added.
     pub(super) fn flapping(self) -> IpAddr {
         self.on_link(50)
     }
@@ -114,7 +114,7 @@ impl Host {
         }
     }
 
-    /// Even ones are on the node that the proxy serves.
+    /// Pods with even numbers are on the node that the proxy serves.
     pub(super) fn is_local(self) -> bool {
         let (Host::Pod(number) | Host::Nobody(number)) = self;
         number.is_multiple_of(2)
@@ -124,7 +124,7 @@ impl Host {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     Ready,
-    /// Is stopping, and still serves.
+    /// Terminating, and still serving.
     Stopping,
     /// Does not serve.
     Unready,
@@ -168,7 +168,7 @@ impl Ranges {
     }
 }
 
-/// A Service with one port, its endpoints, and everything that the proxy uses of it.
+/// A Service with one port, its endpoints, and everything about it that the proxy uses.
 #[expect(clippy::struct_excessive_bools, reason = "each is one property of a Service, and none excludes another")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Service {
@@ -190,7 +190,7 @@ pub(super) struct Service {
     pub(super) hidden: bool,
     /// Whether there is an EndpointSlice at all.
     pub(super) sliced: bool,
-    /// Another Service's address that this one claims as an external one, and must not get.
+    /// Another Service's address that this one claims as an external IP and must not get.
     pub(super) claims: Option<IpAddr>,
     pub(super) endpoints: Vec<Endpoint>,
 }
@@ -261,7 +261,7 @@ impl Service {
         Some((self.address(way, family)?, self.port).into())
     }
 
-    /// The hosts that new connections go to: ready ones; without any, those that stop and still serve.
+    /// The hosts for new connections: ready ones; without any, those that terminate and still serve.
     fn chosen(&self, fits: impl Fn(&Endpoint) -> bool) -> Vec<Host> {
         let of = |state| {
             let those = self.endpoints.iter().filter(|endpoint| endpoint.state == state && fits(endpoint));
@@ -285,8 +285,8 @@ impl Service {
         self.chosen(|_| true)
     }
 
-    /// The hosts behind one of its addresses for clients on this node and its pods, and for all others; not in IPVS mode, which
-    /// does not tell them apart.
+    /// The hosts of one of its addresses, for clients on this node and its pods and for all others. Not in IPVS mode,
+    /// which does not distinguish them.
     pub(super) fn hosts_of_sides(&self, way: Way) -> (Vec<Host>, Vec<Host>) {
         let hosts = |fits: fn(&Endpoint) -> bool| if self.sliced { self.chosen(fits) } else { Vec::new() };
         let is_local = self.local && way != Way::ClusterIp;
@@ -375,7 +375,7 @@ impl Service {
     }
 }
 
-/// The node as a kubelet and the controllers make it.
+/// The node as created by a kubelet and controllers.
 pub(super) fn node() -> Value {
     let addresses = Family::ALL.map(|family| json!({"type": "InternalIP", "address": family.node().to_string()}));
     json!({

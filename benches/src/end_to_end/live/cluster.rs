@@ -1,4 +1,4 @@
-//! A real cluster: what the bench makes in it, changes, and takes away again.
+//! A real cluster: what the bench creates in it, changes, and deletes.
 
 use std::collections::BTreeMap;
 use std::net::{Ipv4Addr, TcpListener};
@@ -19,7 +19,7 @@ use super::Live;
 use super::etcd::Etcd;
 use crate::Failure;
 
-/// Requests that make objects at a time.
+/// Concurrent requests that create objects.
 const AT_A_TIME: u32 = 16;
 /// Number of the Service that is rolled.
 const ROLLED: u32 = 99_999;
@@ -28,10 +28,10 @@ const PACE: Duration = Duration::from_millis(50);
 /// Resources whose requests are counted.
 const RESOURCES: [&str; 5] = ["services", "endpointslices", "nodes", "servicecidrs", "events"];
 
-/// Whether somebody has asked this program to end.
+/// Whether this program was asked to end.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 
-/// Fails when this program is to end.
+/// Fails if this program should end.
 pub(super) fn not_interrupted() -> Result<(), Failure> {
     if INTERRUPTED.load(Ordering::Relaxed) { Err("interrupted".into()) } else { Ok(()) }
 }
@@ -39,7 +39,7 @@ pub(super) fn not_interrupted() -> Result<(), Failure> {
 /// Requests by verb and resource.
 pub(super) type Counts = BTreeMap<(String, String), f64>;
 
-/// A cluster with Services of the bench's. They go when it is dropped.
+/// A cluster with the bench's Services, which are deleted when it is dropped.
 pub(super) struct Cluster {
     runtime: Runtime,
     client: Client,
@@ -51,16 +51,16 @@ pub(super) struct Cluster {
     namespace: String,
     /// Name of the node that the proxies serve.
     pub(super) node: String,
-    /// Whether the bench has made it.
+    /// Whether the bench created it.
     made_node: bool,
     endpoints: u32,
-    /// Cluster IPs of the Services, and whether the last endpoint of each is another one.
+    /// Cluster IPs of the Services, and whether the last endpoint of each was replaced.
     pub(super) services: Vec<(Ipv4Addr, bool)>,
     /// Whether the Service that is rolled has its other endpoints.
     rolled: bool,
 }
 
-/// A request; fails with what the server says.
+/// Sends a request. Fails with the server's message.
 pub(super) async fn request(
     client: Client,
     method: &'static str,
@@ -77,13 +77,13 @@ pub(super) async fn request(
     })
 }
 
-/// The fields that a client may set of an object of the stand-in, in this namespace.
+/// The fields of a simulated object that a client may set, in this namespace.
 pub(super) fn asked(mut object: Value, namespace: &str) -> Value {
     let is_slice = object["kind"] == "EndpointSlice";
     object["apiVersion"] = if is_slice { "discovery.k8s.io/v1" } else { "v1" }.into();
     object["metadata"]["namespace"] = namespace.into();
     if is_slice {
-        // Else the cluster's controller would take it for its own.
+        // Otherwise the cluster's controller would treat it as its own.
         object["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] = "proxier-bench".into();
     }
     if let Some(metadata) = object["metadata"].as_object_mut() {
@@ -107,7 +107,7 @@ fn cluster_ip(service: &str) -> Result<Ipv4Addr, Failure> {
     Ok(service["spec"]["clusterIP"].as_str().unwrap_or_default().parse()?)
 }
 
-/// Makes a Service and its EndpointSlice; gives the Service.
+/// Creates a Service and its EndpointSlice; returns the Service.
 async fn make(client: Client, namespace: String, number: u32, endpoints: u32) -> Result<String, String> {
     let path = format!("/api/v1/namespaces/{namespace}/services");
     let service = request(client.clone(), "POST", path, Some(asked(objects::service(number), &namespace))).await?;
@@ -117,7 +117,7 @@ async fn make(client: Client, namespace: String, number: u32, endpoints: u32) ->
 }
 
 impl Cluster {
-    /// Makes the namespace, a node if there is none, and the Services.
+    /// Creates the namespace, a node if there is none, and the Services.
     pub(super) fn fill(live: &Live, kubeconfig: &Path) -> Result<Self, Failure> {
         let Live { services, endpoints, .. } = *live;
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?;
@@ -174,13 +174,13 @@ impl Cluster {
         Ok(cluster)
     }
 
-    /// A request from this machine's own network, whatever namespace the calling thread is in.
+    /// A request from this machine's own network, regardless of the calling thread's namespace.
     fn call(&self, method: &'static str, path: String, body: Option<Value>) -> Result<String, Failure> {
         let answer = self.runtime.spawn(request(self.client.clone(), method, path, body));
         Ok(self.runtime.block_on(answer)??)
     }
 
-    /// Takes any node of the cluster, or makes one.
+    /// Uses any node of the cluster, or creates one.
     fn choose_node(&mut self) -> Result<(), Failure> {
         let nodes: Value = serde_json::from_str(&self.call("GET", "/api/v1/nodes?limit=1".to_owned(), None)?)?;
         if let Some(name) = nodes["items"][0]["metadata"]["name"].as_str() {
@@ -194,7 +194,7 @@ impl Cluster {
         self.call("PUT", format!("/api/v1/nodes/{}/status", self.node), Some(node)).map(drop)
     }
 
-    /// Does something for each number, several at a time; gives what comes of it, in order.
+    /// Runs `work` for each number, several at a time, and returns the results in order.
     fn each<T, F>(&self, numbers: u32, work: impl Fn(Client, u32) -> F) -> Result<Vec<T>, Failure>
     where
         T: Send + 'static,
@@ -242,7 +242,7 @@ impl Cluster {
         format!("/apis/discovery.k8s.io/v1/namespaces/{}/endpointslices", self.namespace)
     }
 
-    /// A slice of the Service that is rolled, with so many endpoints that are not those of now.
+    /// A slice of the rolled Service, of which this many endpoints were replaced.
     fn part(&self, part: u32, moved: u32) -> Value {
         asked(big_slice(ROLLED, part, moved, self.rolled), &self.namespace)
     }
@@ -252,7 +252,7 @@ impl Cluster {
         self.call("PUT", format!("{}/{}", self.slices(), name_of(&slice)), Some(slice)).map(drop)
     }
 
-    /// Replaces all endpoints of one Service, some at a time, each after a while.
+    /// Replaces all endpoints of one Service, a few at a time with pauses.
     pub(super) fn roll(&mut self) -> Result<(), Failure> {
         for moved in (STEP..=BIG).step_by(STEP as usize) {
             std::thread::sleep(PACE);
@@ -262,7 +262,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Replaces the last endpoints of Services, and puts them back, so many times altogether, as fast as the server takes it.
+    /// Replaces the last endpoints of Services and restores them, this many changes in total, as fast as the server
+    /// accepts them.
     pub(super) fn burst(&mut self, changes: u32) -> Result<(), Failure> {
         let all = u32::try_from(self.services.len())?.min(changes);
         let (times, slices, endpoints) = (changes.div_ceil(all), self.slices(), self.endpoints);
@@ -285,7 +286,7 @@ impl Cluster {
         Ok(())
     }
 
-    /// Replaces the last endpoint of a Service, or puts it back; gives the address that comes.
+    /// Replaces the last endpoint of a Service, or restores it; returns the new address.
     pub(super) fn change(&mut self, number: u32) -> Result<Ipv4Addr, Failure> {
         let (_, changed) = self.services.get_mut(number as usize).ok_or("no such Service")?;
         *changed = !*changed;
@@ -294,7 +295,7 @@ impl Cluster {
         Ok(address(number, if changed { OTHER } else { self.endpoints - 1 }).into())
     }
 
-    /// Makes one Service more; gives its cluster IP, and the address of its last endpoint.
+    /// Adds one Service; returns its cluster IP and the address of its last endpoint.
     pub(super) fn add(&self, number: u32) -> Result<(Ipv4Addr, Ipv4Addr), Failure> {
         let made = self.runtime.spawn(make(self.client.clone(), self.namespace.clone(), number, self.endpoints));
         Ok((cluster_ip(&self.runtime.block_on(made)??)?, address(number, self.endpoints - 1).into()))
@@ -317,7 +318,7 @@ impl Cluster {
         Ok(version["gitVersion"].as_str().unwrap_or("of unknown version").to_owned())
     }
 
-    /// Reading requests that the API server has counted: watches once they have ended.
+    /// Read requests that the API server has counted. Watches count once they have ended.
     pub(super) fn counts(&self) -> Result<Counts, Failure> {
         let mut counts = Counts::new();
         for line in self.call("GET", "/metrics".to_owned(), None)?.lines() {
@@ -335,7 +336,7 @@ impl Cluster {
         Ok(counts)
     }
 
-    /// A relay for connections to this listener, which may be in another network namespace; and a kubeconfig for it.
+    /// A relay for connections to this listener, which may be in another network namespace, and a kubeconfig for it.
     pub(super) fn relay(&self, listener: TcpListener) -> Result<(Relay, String), Failure> {
         let local = listener.local_addr()?;
         let relay = Relay::start(&self.runtime, listener, self.server.clone())?;
@@ -349,13 +350,13 @@ impl Cluster {
         Ok((relay, serde_json::to_string(&kubeconfig)?))
     }
 
-    /// Takes away what the bench has made.
+    /// Deletes what the bench created.
     fn clear(&self) -> Result<(), Failure> {
         if let Some(etcd) = &self.etcd {
             self.runtime.block_on(etcd.objects.revoke())?;
         }
         for list in [self.services_path(), self.slices()] {
-            // A server ends a request after a minute, however much there is left.
+            // A server ends a request after a minute, even if work is left.
             loop {
                 let answer = self.call("DELETE", list.clone(), None);
                 let left: Value = serde_json::from_str(&self.call("GET", format!("{list}?limit=1"), None)?)?;

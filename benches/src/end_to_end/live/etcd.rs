@@ -1,6 +1,6 @@
-//! Objects written into the API server's etcd, past the server: kube-apiserver 1.36 lists all cluster IPs for each that it allocates
-//! (`ipallocator`, `Used`), so 50,000 Services would take it hours. The server reads them like any other; its repair loop finds next to
-//! nothing to do.
+//! Writes objects directly into the API server's etcd. kube-apiserver 1.36 lists all cluster IPs for each one that it
+//! allocates (`ipallocator`, `Used`), so 50,000 Services would take hours. The server reads these objects like any
+//! other, and its repair loop finds almost nothing to do.
 
 use std::net::Ipv4Addr;
 use std::time::Duration;
@@ -19,16 +19,16 @@ use crate::world;
 
 /// Transactions at a time.
 const AT_A_TIME: usize = 16;
-/// Addresses of the service network that are left to the server: its own Service has the first one.
+/// Addresses of the service network that are left to the server, whose own Service has the first one.
 const LEFT_OUT: u32 = 256;
 
-/// The server gets to know the allocations in this time: it makes those that a Service lacks (`repairip.go`, `syncService`), ten a second, and writes
-/// an Event for each.
+/// Time for the server to learn of the allocations. It creates those that a Service lacks (`repairip.go`,
+/// `syncService`), ten per second, and writes an Event for each.
 const PAUSE: Duration = Duration::from_secs(5);
-/// After this etcd deletes the objects, if nobody else does.
+/// After this time etcd deletes the objects, if nothing else does.
 const PATIENCE: Duration = Duration::from_secs(6 * 3_600);
 
-/// The server's etcd, by its JSON gateway. Allocations come first and go last.
+/// The server's etcd, through its JSON gateway. Allocations are added first and deleted last.
 pub(super) struct Etcd {
     pub(super) allocations: Lease,
     pub(super) objects: Lease,
@@ -43,7 +43,7 @@ pub(super) struct Lease {
 /// Key below `/registry`, and object.
 type Stored = (String, Value);
 
-/// An object of the stand-in as the server stores it.
+/// A simulated object as the server stores it.
 fn created(object: Value, namespace: &str) -> Value {
     let metadata = object["metadata"].clone();
     let mut object = asked(object, namespace);
@@ -61,7 +61,7 @@ fn allocation(number: u32, namespace: &str) -> Result<Stored, Failure> {
         "kind": "IPAddress", "apiVersion": "networking.k8s.io/v1",
         "metadata": {
             "name": address, "labels": labels, "uid": service["metadata"]["uid"],
-            // For a minute the server lets an allocation be whose Service it has not seen (`syncIPAddress`).
+            // For a minute the server keeps an allocation whose Service it has not seen (`syncIPAddress`).
             "creationTimestamp": Time(Timestamp::now()),
         },
         "spec": {"parentRef": {"resource": "services", "namespace": namespace, "name": name_of(&service)}},
@@ -99,7 +99,8 @@ impl Etcd {
         Ok(Etcd { allocations, objects })
     }
 
-    /// Writes so many Services with their EndpointSlices and allocations; gives the cluster IPs. Fails where one of them is there already.
+    /// Writes this many Services with their EndpointSlices and allocations; returns the cluster IPs. Fails if one
+    /// exists already.
     pub(super) async fn fill(&self, services: u32, endpoints: u32, namespace: &str) -> Result<Vec<Ipv4Addr>, Failure> {
         self.allocations.put((0..services).map(|number| Ok(vec![allocation(number, namespace)?]))).await?;
         std::thread::sleep(PAUSE);
@@ -118,8 +119,8 @@ impl Lease {
         Ok(Lease { client: client.clone(), id })
     }
 
-    /// Writes objects that are not there yet. A transaction has one of each resource at most: the server watches by revision, and a watch that begins
-    /// again after one passes over the others that have it.
+    /// Writes objects that do not exist yet. A transaction has at most one of each resource: the server watches by
+    /// revision, and a watch restarted after one object would skip others with the same revision.
     async fn put(&self, transactions: impl Iterator<Item = Result<Vec<Stored>, Failure>>) -> Result<(), Failure> {
         let mut tasks = JoinSet::new();
         for objects in transactions {
@@ -131,14 +132,14 @@ impl Lease {
         tasks.join_all().await.into_iter().collect::<Result<(), String>>().map_err(Failure::from)
     }
 
-    /// Deletes what was written and nobody has written since.
+    /// Deletes what was written and not changed since.
     pub(super) async fn revoke(&self) -> Result<(), String> {
         let lease = json!({ "ID": self.id });
         request(self.client.clone(), "POST", "/v3/lease/revoke".to_owned(), Some(lease)).await.map(drop)
     }
 }
 
-/// Writes these objects, if none of them is there.
+/// Writes these objects, if none of them exists.
 async fn write(client: Client, lease: String, objects: Vec<Stored>) -> Result<(), String> {
     let (mut absent, mut puts) = (Vec::new(), Vec::new());
     for (path, object) in &objects {

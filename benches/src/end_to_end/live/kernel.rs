@@ -1,4 +1,4 @@
-//! Services and endpoints that the kernel holds, whichever program has written them.
+//! Services and endpoints in the kernel, regardless of the program that wrote them.
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -14,18 +14,18 @@ use crate::Failure;
 
 /// Between looks.
 const LOOK: Duration = Duration::from_micros(200);
-/// Between looks at the same generation.
+/// Between reads of the same generation.
 const SAME: Duration = Duration::from_millis(100);
 
 /// The kernel of the calling thread's network namespace.
 pub(super) enum Kernel {
     Nftables(nftables::Client),
-    /// The client tells when rules change that iptables has written by nf_tables.
+    /// The client reports when rules change that iptables has written by nf_tables.
     Iptables(nftables::Client),
     Ipvs(Box<ipvs::Client>),
 }
 
-/// Addresses that the kernel knows.
+/// Addresses found in the kernel.
 #[derive(Debug, Default)]
 pub(super) struct Held {
     /// Addresses to which clients connect.
@@ -43,7 +43,7 @@ impl Kernel {
         })
     }
 
-    /// A number that changes with the rules, where there is one.
+    /// A number that changes with the rules, if there is one.
     pub(super) fn generation(&mut self) -> Result<Option<u32>, Failure> {
         Ok(match self {
             Kernel::Nftables(client) => Some(client.generation()?),
@@ -60,10 +60,10 @@ impl Kernel {
         }
     }
 
-    /// Looks at the kernel over and over while the proxy runs, until it holds this; not before the rules have another generation than the one
-    /// given, since a change that comes during a look is seen only after it. Gives the time from which it did: where the rules have a
-    /// generation, that of its change, so the look itself is not in it. While the kernel enlarges a set, a list leaves elements out and nothing
-    /// in it says so: what does not hold is looked at again.
+    /// Reads the kernel repeatedly until it holds this, but only once the rules have another generation than the given
+    /// one, since a change during a read is only seen by the next. Returns the time since which it held: that of the
+    /// change of generation, if there is one, so the read itself is not included. While the kernel enlarges a set, a
+    /// list may omit elements without a sign of it, so a mismatch is read again.
     pub(super) fn wait(
         &mut self,
         proxy: &mut Proxy,
@@ -82,7 +82,7 @@ impl Kernel {
                 since = now;
             }
             if is_new || again.is_some_and(|again| now > again) {
-                // A list that changes while it is read fails; then the next look reads it again.
+                // A list that changes while it is read fails; the next attempt reads it again.
                 match self.held() {
                     Ok(held) if holds(&held) => {
                         return Ok(if self.generation()? == generation { since } else { Instant::now() });
@@ -101,7 +101,7 @@ impl Kernel {
     }
 }
 
-/// Maps' keys are Services. An endpoint is what a map leads to, or a chain of kube-proxy's named after it.
+/// Keys of maps are Services. An endpoint is what a map contains, or a chain of kube-proxy's named after it.
 fn by_nftables(client: &mut nftables::Client) -> Result<Held, Failure> {
     let first = |bytes: &[u8]| bytes.first_chunk::<4>().map(|octets| Ipv4Addr::from(*octets));
     let mut held = Held::default();
@@ -129,8 +129,8 @@ fn has_legacy_tables() -> bool {
     std::fs::read_to_string("/proc/thread-self/net/ip_tables_names").is_ok_and(|names| names.contains("nat"))
 }
 
-/// Rules' destinations are Services, and where rules translate to are endpoints, in chains that some rule jumps to: kube-proxy leaves those of
-/// deleted Services behind until its next full sync.
+/// Destinations of rules are Services. Targets of translations are endpoints, in chains to which some rule jumps:
+/// kube-proxy keeps those of deleted Services until its next full sync.
 fn by_iptables() -> Result<Held, Failure> {
     let program = if has_legacy_tables() { "iptables-legacy-save" } else { "iptables-nft-save" };
     let output = Command::new(program).args(["-t", "nat"]).output().map_err(|error| format!("{program}: {error}"))?;

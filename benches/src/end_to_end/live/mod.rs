@@ -1,4 +1,4 @@
-//! The same on a real cluster: `proxier-demo`, and kube-proxy by turns, in a network namespace of their own each.
+//! End-to-end on a real cluster: `proxier-demo` and kube-proxy in rotation, each in its own network namespace.
 
 mod cluster;
 mod etcd;
@@ -35,18 +35,19 @@ const MEMORY: &str = "Memory of the process";
 const REQUESTS: &str = "Requests that the API server has counted from the start until the end, watches included";
 
 const OURS: &str = "proxier-demo";
-/// Arguments of both programs besides their mode, kubeconfig and node. A network namespace cannot change the limit of connections.
+/// Common arguments of both programs besides mode, kubeconfig and node. A network namespace cannot change the limit of
+/// connections.
 const SAME: [&str; 3] =
     ["--cluster-cidr=10.128.0.0/9", "--conntrack-max-per-core=0", "--healthz-bind-address=127.0.0.1:10256"];
 const START_PATIENCE: Duration = Duration::from_secs(900);
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Between changes: beyond kube-proxy's least time between two syncs, which would be in the figure.
+/// Between changes: more than kube-proxy's minimum between two syncs, which would otherwise be included.
 const PAUSE: Duration = Duration::from_millis(1_200);
-/// Services made and deleted in a run.
+/// Services added and deleted in a run.
 const NEW_SERVICES: u32 = 5;
 /// Changes of a burst.
 const MANY: u32 = 5_000;
-/// Up to so many endpoints `nft` lists everything within seconds.
+/// Up to this many endpoints `nft` lists everything within seconds.
 const LISTED: u32 = 20_000;
 
 /// A run on a real cluster.
@@ -128,7 +129,7 @@ pub(super) fn run(options: &Options, kubeconfig: &Path) -> Result<(), Failure> {
          such a burst meanwhile.",
     ));
     let outcome = take_turns(&mut report, &mut cluster, options, &programs);
-    // What was measured before a failure is worth having; and deleting a large cluster takes minutes.
+    // Figures measured before a failure are still useful, and deleting a large cluster takes minutes.
     let finished = report.finish();
     drop(cluster);
     outcome.and(finished)
@@ -148,7 +149,7 @@ fn take_turns(
         for mode in &live.mode {
             for program in programs {
                 let side = Side { name: format!("{mode}, {}", program.0), mode, program, live };
-                // The thread takes its network namespace with it.
+                // The thread carries its network namespace.
                 std::thread::scope(|scope| {
                     scope.spawn(|| side.run(report, cluster).map_err(|error| error.to_string())).join()
                 })
@@ -216,7 +217,7 @@ impl Side<'_> {
         let mut took = Vec::new();
         for change in 0..changes {
             std::thread::sleep(PAUSE);
-            // Each of another Service, in no order.
+            // Each of another Service, in no particular order.
             let number = (change * 7919 + services / 2) % services;
             let seen = kernel.generation()?;
             let asked = Instant::now();
@@ -276,7 +277,7 @@ impl Side<'_> {
         not_interrupted()
     }
 
-    /// Starts it on what the last process left: with everything there, and after changes that it has missed.
+    /// Starts it on the previous process's state: with everything present, and after changes that it has missed.
     fn again(
         &self,
         report: &mut Report,
@@ -308,7 +309,7 @@ impl Side<'_> {
         self.end(proxy)
     }
 
-    /// Ends the process; what it says may not be a complaint.
+    /// Ends the process. Its output must not contain a complaint.
     fn end(&self, mut proxy: Proxy) -> Result<(), Failure> {
         if self.program.0 == OURS {
             super::side::complaints(&mut proxy)?;
@@ -317,7 +318,7 @@ impl Side<'_> {
         Ok(())
     }
 
-    /// Processor time and bytes since then, by the time that the proxy is idle.
+    /// Processor time and bytes since then, once the proxy is idle.
     fn stage(
         &self,
         report: &mut Report,
@@ -341,7 +342,7 @@ impl Side<'_> {
         Ok(())
     }
 
-    /// Whether the usual program shows every endpoint, too.
+    /// Whether the usual program shows every endpoint too.
     fn check(&self, cluster: &Cluster) -> Result<(), Failure> {
         if self.mode != "nftables" || self.live.services * self.live.endpoints > LISTED {
             return Ok(());
