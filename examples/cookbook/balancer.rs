@@ -1,12 +1,12 @@
-//! A balancer in the manner of keepalived: virtual servers from a file, real servers that are checked, and a sorry server.
+//! A balancer similar to keepalived: virtual servers from a file, health checks of real servers, and a sorry server.
 //!
 //! `cargo run -p examples --example balancer -- FILE [SORRY:PORT]`
 //!
-//! FILE is what `ipvsadm -S -n` prints. It is read again when it changes; a file that cannot be read, or has a mistake, changes
-//! nothing. Real servers of TCP that refuse connections are taken out, as keepalived does by default; where none is left, the sorry
-//! server stands in. Only virtual servers that the file names, or has named, are touched.
+//! FILE is the output of `ipvsadm -S -n`. It is read again when it changes; an unreadable or invalid file changes
+//! nothing. TCP real servers that refuse connections are removed, as keepalived does by default. If none is left, the
+//! sorry server takes over. Only virtual servers that are, or were, in the file are changed.
 //!
-//! Needs IPVS and `CAP_NET_ADMIN`. It does not move addresses between hosts: that is VRRP.
+//! Needs IPVS and `CAP_NET_ADMIN`. It does not move addresses between hosts, which is VRRP's task.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -82,12 +82,12 @@ fn balance(
                 eprintln!("{error}; tried again");
             }
         }
-        // The cause is a mistake in the file, such as a name twice, or a busy kernel: the next round says which.
+        // The cause is a mistake in the file, such as a duplicate name, or a busy kernel: the next round tells which.
         Err(error) => eprintln!("nothing was changed: {error}"),
     }
 }
 
-/// Real servers of TCP, each with whether it accepts connections. Real servers of UDP and SCTP cannot be checked and count as up.
+/// TCP real servers, and whether each accepts connections. UDP and SCTP real servers cannot be checked and count as up.
 fn check(rules: &Ruleset) -> BTreeMap<RealServerKey, bool> {
     let tcp = rules.entries.iter().filter(|entry| entry.virtual_server.key.protocol() == Some(Protocol::Tcp));
     let keys: BTreeSet<RealServerKey> = tcp.flat_map(|entry| &entry.real_servers).map(|real| real.key).collect();

@@ -1,11 +1,11 @@
-//! A CNI plugin that programs a pod's network namespace from outside: only some ports of the pod take connections.
+//! A CNI plugin that programs a pod's network namespace from outside: the pod accepts connections only on some ports.
 //!
-//! In a list of plugins, behind the one that makes the interface:
-//! `{"type": "cni_plugin", "ports": [80, 443]}`. Without a runtime:
-//! `CNI_COMMAND=ADD CNI_CONTAINERID=a CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod cni_plugin < configuration.json`
+//! In a list of plugins, after the one that creates the interface: `{"type": "cni_plugin", "ports": [80, 443]}`.
+//! Without a runtime: `CNI_COMMAND=ADD CNI_CONTAINERID=a CNI_IFNAME=eth0 CNI_NETNS=/run/netns/pod cni_plugin <
+//! configuration.json`
 //!
-//! The plugin itself stays in the host's namespace: `open_in` opens the netlink socket in the pod's, and nothing else of the process is
-//! ever there. The table goes with the namespace, so DEL removes it only where the namespace still exists.
+//! The plugin stays in the host's namespace: `open_in` opens only the netlink socket in the pod's. The table is deleted
+//! with the namespace, so DEL deletes it only if the namespace still exists.
 //!
 //! Speaks CNI 1.0.0 as a chained plugin. Needs `CAP_SYS_ADMIN` (to enter the namespace), `CAP_NET_ADMIN` and nf_tables.
 
@@ -22,10 +22,10 @@ use serde_json::{Value, json};
 
 const VERSION: &str = "1.0.0";
 
-/// Code and words, as CNI wants errors.
+/// Code and message of a CNI error.
 type Failure = (u32, String);
 
-/// A code for errors of plugins; those below 100 are CNI's own.
+/// A code for plugin errors; those below 100 are CNI's own.
 fn failure(error: impl Into<Box<dyn std::error::Error>>) -> Failure {
     (100, error.into().to_string())
 }
@@ -33,7 +33,7 @@ fn failure(error: impl Into<Box<dyn std::error::Error>>) -> Failure {
 fn main() -> ExitCode {
     match run() {
         Ok(result) => {
-            // Only ADD and VERSION have one.
+            // Only ADD and VERSION have a result.
             if !result.is_null() {
                 println!("{result}");
             }
@@ -84,7 +84,7 @@ fn run() -> Result<Value, Failure> {
             Ok(Value::Null)
         }
         "DEL" => {
-            // The runtime may have taken the namespace away, and may ask twice: neither is an error.
+            // The runtime may have removed the namespace, and may call DEL twice: neither is an error.
             let mut transaction = Transaction::new();
             transaction.remove_table(&table);
             let namespace = variable("CNI_NETNS").ok().filter(|path| !path.is_empty()).map(File::open);
@@ -109,7 +109,7 @@ fn ports(configuration: &Value) -> Result<Vec<u16>, Failure> {
     Ok(ports)
 }
 
-/// A table of our own, in place of an earlier one.
+/// Our own table, replacing an earlier one.
 fn only(table: &TableKey, ports: &[u16]) -> Result<Transaction, nftables::model::InvalidValue> {
     let input = table.chain("input")?;
     let open = Set::typeof_set(table.set("ports")?, &[Operand::DPORT])?;

@@ -1,12 +1,13 @@
-//! The reconciler in an agent of one's own, without Kubernetes: virtual addresses and their endpoints come from a file.
+//! The reconciler in your own agent, without Kubernetes: virtual addresses and their endpoints come from a file.
 //!
 //! `cargo run -p examples --example embed_reconciler -- FILE [ipvs|nftables]`
 //!
-//! Each line of FILE: `TCP 10.96.0.10:80 -> 10.244.1.7:8080 10.244.1.8:8080`. The cost of a changed line does not depend on the number of lines. The
-//! reconciler keeps the kernel as wanted: it hears of addresses that come and go, reads everything again every 30 seconds, and tries refused
-//! operations again. Default: nftables.
+//! Each line of FILE: `TCP 10.96.0.10:80 -> 10.244.1.7:8080 10.244.1.8:8080`. The cost of a changed line does not
+//! depend on the number of lines. The reconciler maintains the desired state: it follows changes of addresses, reads
+//! everything again every 30 seconds, and retries refused operations. Default: nftables.
 //!
-//! Needs `CAP_NET_ADMIN`; for nftables Linux 5.10 or later, for ipvs what `proxier-demo probe` lists. It leaves behind what it made.
+//! Needs `CAP_NET_ADMIN`; for nftables Linux 5.10 or later, for ipvs what `proxier-demo probe` lists. It leaves its
+//! objects in the kernel.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -22,7 +23,7 @@ use proxier_core::plan::report::Report;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey};
 
-/// Interval between two readings of the file.
+/// Interval between reads of the file.
 const INTERVAL: Duration = Duration::from_millis(500);
 
 type Wanted = BTreeMap<FrontendKey, Vec<EndpointKey>>;
@@ -78,7 +79,7 @@ fn run() -> Result<(), Failure> {
     }
 }
 
-/// Hands the reconciler the virtual addresses that differ, and those that are gone.
+/// Passes the virtual addresses that changed or were removed to the reconciler.
 fn take(proxier: &mut Reconciler, known: &Wanted, wanted: &Wanted, now: Duration) {
     let name = |key: &FrontendKey| ObjectKey::new("file", &key.to_string());
     for (key, endpoints) in wanted.iter().filter(|(key, endpoints)| known.get(key) != Some(endpoints)) {

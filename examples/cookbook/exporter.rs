@@ -2,10 +2,11 @@
 //!
 //! `cargo run -p examples --example exporter -- 127.0.0.1:9118`
 //!
-//! Each request for `/metrics` reads the kernel. When that fails the answer has status 500 and says why, which Prometheus counts as a failed scrape:
-//! no old numbers are shown. One client is served at a time, for at most a few seconds.
+//! Each request for `/metrics` reads the kernel. If that fails the answer has status 500 and the reason, which
+//! Prometheus counts as a failed scrape; old numbers are never shown. One client is served at a time, for at most a few
+//! seconds.
 //!
-//! Needs IPVS and `CAP_NET_ADMIN`, which IPVS asks for also when it is only read.
+//! Needs IPVS and `CAP_NET_ADMIN`, which IPVS requires even for reads.
 
 use std::fmt::Write as _;
 use std::io::{self, Read as _, Write as _};

@@ -1,10 +1,10 @@
-//! Follows connections as the kernel tracks them: what `conntrack -E` does, and how to add a family of one's own to `netlink-batch`.
+//! Follows tracked connections like `conntrack -E`, and shows how to add your own family to `netlink-batch`.
 //!
 //! `cargo run -p examples --example follow_connections`
 //!
-//! Needs `nf_conntrack_netlink`, `CAP_NET_ADMIN`, and connection tracking in this network namespace (a rule that asks for it, or NAT);
-//! `net.netfilter.nf_conntrack_events` must not be 0. IPVS has no such events: its connections are in /proc/net/ip_vs_conn, which
-//! `ipvs::proc` reads.
+//! Needs `nf_conntrack_netlink`, `CAP_NET_ADMIN`, and connection tracking in this network namespace (by a rule that
+//! uses it, or NAT); `net.netfilter.nf_conntrack_events` must not be 0. IPVS has no such events: its connections are in
+//! /proc/net/ip_vs_conn, which `ipvs::proc` reads.
 
 use std::net::{IpAddr, SocketAddr};
 use std::process::ExitCode;
@@ -78,7 +78,7 @@ fn run() -> Result<(), Failure> {
     loop {
         match listener.wait(Duration::MAX, read) {
             Ok(events) => events.into_iter().flatten().for_each(|line| println!("{line}")),
-            // A program that keeps a table of connections would read the whole table again here.
+            // A program with a table of connections would read the whole table again here.
             Err(error) if *error.kind() == ErrorKind::StateUnknown => eprintln!("some were missed: {error}"),
             Err(error) => return Err(error.into()),
         }

@@ -1,11 +1,12 @@
-//! A virtual server whose real servers are checked: one that takes no connections gets no new ones until it answers again.
+//! A virtual server with health checks: a real server that fails gets no new connections until it answers again.
 //!
 //! `cargo run -p examples --example health_check -- 10.0.0.1:80 10.1.0.1:8080 10.1.0.2:8080`
 //!
-//! Needs IPVS and `CAP_NET_ADMIN`, and the virtual address on this host (`ip address add 10.0.0.1/32 dev lo`). It runs until it is
-//! killed and leaves the virtual server as it is then: connections outlive the program, and the next start takes over.
+//! Needs IPVS and `CAP_NET_ADMIN`, and the virtual address on this host (`ip address add 10.0.0.1/32 dev lo`). It runs
+//! until it is killed and leaves the virtual server in place: connections outlive the program, and the next start takes
+//! over.
 //!
-//! A real server that fails gets weight 0, which keeps its connections; deleting it would cut them.
+//! A failed real server gets weight 0, which keeps its connections; deleting it would cut them.
 
 use std::net::{SocketAddr, TcpStream};
 use std::process::ExitCode;
@@ -18,18 +19,18 @@ use ipvs::{Client, Error, RealServer, Scheduler, VirtualServer, VirtualServerKey
 const INTERVAL: Duration = Duration::from_secs(1);
 /// Longest time for a real server to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Number of equal answers in a row that change the state.
+/// Number of consecutive equal results that change the state.
 const IN_A_ROW: u32 = 3;
 
 struct Checked {
     address: SocketAddr,
     is_up: bool,
-    /// Answers in a row that contradict the state.
+    /// Consecutive results that contradict the state.
     against: u32,
 }
 
 impl Checked {
-    /// Takes an answer; returns whether the state changed.
+    /// Records a result; returns whether the state changed.
     fn observe(&mut self, answered: bool) -> bool {
         self.against = if answered == self.is_up { 0 } else { self.against + 1 };
         let changed = self.against == IN_A_ROW;
@@ -59,7 +60,7 @@ fn run() -> Result<(), Failure> {
         Err(error) if !error.is_already_exists() => return Err(error.into()),
         _ => {}
     }
-    // The first check decides for each; then three in a row do.
+    // The first check decides for each; then three in a row.
     let first = check(real_servers);
     let states =
         real_servers.iter().zip(first).map(|(address, is_up)| Checked { address: *address, is_up, against: 0 });
@@ -87,7 +88,7 @@ fn set(ipvs: &mut Client, key: &VirtualServerKey, real: &RealServer) -> Result<(
     }
 }
 
-/// Checks all these addresses at the same time; returns for each whether it accepts connections.
+/// Checks all these addresses in parallel; returns for each whether it accepts connections.
 fn check(servers: &[SocketAddr]) -> Vec<bool> {
     thread::scope(|scope| {
         let ask = |server| scope.spawn(move || TcpStream::connect_timeout(server, PATIENCE).is_ok());

@@ -1,15 +1,15 @@
-//! Adds a real server to a virtual server, or drains and deletes one: what a server does before it shuts down.
+//! Adds a real server to a virtual server, or drains and deletes it: what a server does before it shuts down.
 //!
-//! As `ExecStartPost=` and `ExecStop=` of systemd, or where a pod has its `preStop` hook:
+//! As `ExecStartPost=` and `ExecStop=` of systemd, or a pod's `preStop` hook:
 //!
 //! ```text
 //! cargo run -p examples --example ipvs_drain -- add   "TCP 10.0.0.1:80" 10.1.0.1:8080
 //! cargo run -p examples --example ipvs_drain -- drain "TCP 10.0.0.1:80" 10.1.0.1:8080
 //! ```
 //!
-//! `add` creates the virtual server when there is none, and gives a draining real server its weight back. `drain` sets weight 0,
-//! waits until no connection is left, at most a minute, and deletes the real server. With persistence, clients that are remembered
-//! come back all the same: `Weight::DRAIN` says what to do about it.
+//! `add` creates the virtual server if necessary, and restores the weight of a draining real server. `drain` sets
+//! weight 0, waits at most a minute until no connection is left, and deletes the real server. With persistence,
+//! remembered clients still return: see `Weight::DRAIN`.
 //!
 //! Needs IPVS and `CAP_NET_ADMIN`.
 
@@ -46,7 +46,7 @@ fn add(ipvs: &mut Client, key: &VirtualServerKey, real: &RealServer) -> Result<(
         _ => {}
     }
     match ipvs.add_real_server(key, real) {
-        // It exists, perhaps draining: restore its weight, which leaves its connections alone.
+        // It exists, perhaps draining: restore its weight, which does not affect its connections.
         Err(error) if error.is_already_exists() => ipvs.update_real_server(key, real)?,
         result => result?,
     }

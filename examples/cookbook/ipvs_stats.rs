@@ -1,4 +1,4 @@
-//! Follows the statistics of all virtual servers: connections and bytes a second.
+//! Shows the statistics of all virtual servers continuously: connections and bytes per second.
 //!
 //! `cargo run -p examples --example ipvs_stats -- [SECONDS [ROUNDS]]` (as root)
 
@@ -25,7 +25,7 @@ fn run() -> Result<(), Failure> {
         let rows: Vec<Vec<String>> = now
             .iter()
             .map(|(key, stats)| {
-                // Counters that went back were set to zero, or the virtual server is a new one.
+                // Counters that decreased were reset, or the virtual server is new.
                 let old = before.get(key).copied().unwrap_or(ipvs::model::Stats::default());
                 let rate = |new: u64, old: u64| (new.saturating_sub(old) / seconds.max(1)).to_string();
                 vec![

@@ -1,5 +1,6 @@
-//! Starts the kernel's synchronisation daemons, which multicast connections to other nodes and learn theirs: an address can move to another
-//! node without cutting connections. Real servers have to answer clients by themselves, as masqueraded connections end all the same.
+//! Starts the kernel's synchronisation daemons, which multicast connections to other nodes and receive theirs, so that
+//! an address can move to another node without cutting connections. Real servers must reply to clients directly, since
+//! masqueraded connections are cut regardless.
 //!
 //! As `ExecStart=` of systemd, after the device is up:
 //!
@@ -8,9 +9,9 @@
 //! cargo run -p examples --example ipvs_sync -- stop  eth0 7
 //! ```
 //!
-//! Nodes with the same number hear each other, in clear text: use a network of the nodes' own. With both daemons on every node no
-//! election is needed. The kernel does not say who started a daemon, so one on another device or with another number is left alone: keepalived's
-//! `lvs_sync_daemon` may have started it.
+//! Nodes with the same number exchange connections in clear text, so use a private network. With both daemons on every
+//! node no election is needed. The kernel does not report who started a daemon, so one on another device or with
+//! another number is not changed: keepalived's `lvs_sync_daemon` may have started it.
 //!
 //! Needs IPVS and `CAP_NET_ADMIN`.
 

@@ -1,13 +1,13 @@
-//! Who may connect to which pods: a network policy in sets of nf_tables, changed as a whole.
+//! A network policy in nf_tables sets, replaced as a whole: which clients may connect to which pods.
 //!
 //! `cargo run -p examples --example network_policy -- FILE`
 //!
-//! Each line of FILE lets clients connect by TCP: `POD NETWORK PORT`, for example `10.244.1.7 10.244.2.0/24 8080`; networks of one pod
-//! and port must not overlap. A pod that the file names takes nothing else from other hosts and pods; a line `POD` alone closes it. Other pods take
-//! everything.
+//! Each line of FILE allows clients to connect by TCP: `POD NETWORK PORT`, for example `10.244.1.7 10.244.2.0/24 8080`.
+//! Networks of one pod and port must not overlap. A listed pod accepts nothing else from other hosts and pods; a line
+//! with only `POD` closes it. Other pods accept everything.
 //!
-//! There are three rules for any number of pods, since the differences are in the sets. The kernel takes the change in one transaction: no packet
-//! sees half of it, and answers to connections that were let in still pass.
+//! There are three rules for any number of pods, since the differences are in the sets. The kernel applies a change in
+//! one transaction, so no packet sees half of it. Replies to accepted connections still pass.
 //!
 //! Needs nf_tables (Linux 5.6 or later) and `CAP_NET_ADMIN`. `nft list table ip cookbook-policy` shows the result.
 
@@ -42,7 +42,7 @@ fn policy(text: &str) -> Result<Transaction, Failure> {
     let allowed = Set::typeof_set(table.set("allowed")?, &allowing)?.flags(SetFlags::INTERVAL);
 
     let mut transaction = Transaction::new();
-    // Adding an object that exists does no harm; it is then emptied, so the first run and later ones are the same.
+    // Adding an existing object is harmless; it is then emptied, so the first run and later ones are the same.
     transaction.add_table(Table::new(table));
     transaction
         .add_chain(Chain::base(forward.clone(), BaseChain::new(ChainType::Filter, Hook::Forward, Priority::FILTER)));

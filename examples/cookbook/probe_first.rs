@@ -1,12 +1,12 @@
-//! Asks what the kernel can do before an agent starts, and loads what is missing only when told to.
+//! Probes the kernel before an agent starts, and loads missing modules only on request.
 //!
 //! `cargo run -p examples --example probe_first -- [load]`
 //!
-//! Exit code 0: IPVS answers. 1: it does not, and the lines say what to do about it. An agent that calls its client and looks at the
-//! error finds out the same, but not why, nor how to get what is missing.
+//! Exit code 0: IPVS answers. 1: it does not, and the output says what to do. An agent could also call its client and
+//! check the error, but would not learn the reason or the remedy.
 //!
-//! Needs nothing to look; `CAP_NET_ADMIN` to be answered by the kernel itself, `CAP_SYS_MODULE` for `load`. In a container, the
-//! modules are those of the host: mount its `/lib/modules`.
+//! Needs no privileges to probe; `CAP_NET_ADMIN` to let the kernel itself answer, `CAP_SYS_MODULE` for `load`. In a
+//! container, the modules are the host's: mount its `/lib/modules`.
 
 use std::process::ExitCode;
 
@@ -53,7 +53,7 @@ fn run() -> Result<ExitCode, Failure> {
     }
 }
 
-/// Reads files that list modules; where the kernel answers itself, its answer counts more.
+/// Reads files that list modules. The kernel's own answer takes precedence.
 fn look() -> Result<Report, Failure> {
     let mut ask = |what: &Capability| match what {
         Capability::GenlFamily(name) if name == "IPVS" => match Client::open() {

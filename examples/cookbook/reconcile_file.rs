@@ -1,12 +1,12 @@
-//! Brings IPVS to what a file says, with the least changes, and shows them in ipvsadm's words.
+//! Brings IPVS to the state in a file with the fewest changes, and prints them in ipvsadm's syntax.
 //!
 //! `cargo run -p examples --example reconcile_file -- FILE [apply]`
 //!
-//! FILE is the output of `ipvsadm -S -n`, or written by a person. Without `apply` only the difference is printed. The virtual servers at the
-//! addresses and firewall marks of the file are this program's: those at these addresses that the file does not have are deleted, all the rest stays.
-//! Unlike `ipvsadm -R` after `-C`, no connection of a server that stays is cut.
+//! FILE is in the format of `ipvsadm -S -n`. Without `apply` only the difference is printed. This program owns the
+//! virtual servers at the addresses and firewall marks in the file: those that are not in the file are deleted, all
+//! others stay. Unlike `ipvsadm -C` followed by `ipvsadm -R`, it cuts no connection of a server that stays.
 //!
-//! Needs IPVS and `CAP_NET_ADMIN`. Exit code 1 when the kernel did not take everything.
+//! Needs IPVS and `CAP_NET_ADMIN`. Exit code 1 if the kernel refused something.
 
 use std::collections::BTreeSet;
 use std::fs;

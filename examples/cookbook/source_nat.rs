@@ -1,10 +1,10 @@
-//! Source NAT with a pool of addresses: a client always leaves by the same one.
+//! Source NAT with a pool of addresses: a client always gets the same one.
 //!
 //! `cargo run -p examples --example source_nat -- DEVICE ADDRESS…`, for example `eth0 192.0.2.10 192.0.2.11`
 //!
-//! Connections that leave by DEVICE get a source of the pool, chosen by a hash of the client's address: one rule and one map, however
-//! many clients there are. Connections that are under way keep their source when the pool changes. The pool's addresses must lead to
-//! this host: assign them to DEVICE, or route them here.
+//! Connections that leave by DEVICE get a source from the pool, chosen by a hash of the client's address: one rule and
+//! one map for any number of clients. Existing connections keep their source when the pool changes. The pool's
+//! addresses must reach this host: assign them to DEVICE, or route them here.
 //!
 //! Needs nf_tables with NAT and `CAP_NET_ADMIN`; IPv4 only. `nft delete table ip cookbook-snat` undoes it.
 
@@ -37,13 +37,13 @@ fn run() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A table of its own that takes the place of the earlier one at the same instant.
+/// Our own table, replacing an earlier one atomically.
 fn source_nat(device: &str, pool: &[Ipv4Addr]) -> Result<Transaction, Failure> {
     let table = TableKey::new(Family::Ip, "cookbook-snat")?;
     let postrouting = table.chain("postrouting")?;
     let modulus = u32::try_from(pool.len())?;
     let place = [Operand::Hash { of: vec![Operand::IP_SADDR], modulus, seed: Some(SEED), offset: 0 }];
-    // A number below the size of the pool. nft keeps no notes of hashes, but of random numbers, which are of the same type.
+    // A number below the size of the pool. nft has no type notes for hashes, but for random numbers of the same type.
     let addresses = Set::typeof_map(table.set("pool")?, &[Operand::random(modulus)], &[Operand::IP_SADDR])?;
 
     let mut transaction = Transaction::new();

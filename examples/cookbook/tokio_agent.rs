@@ -1,14 +1,13 @@
-//! An agent on tokio: a client of the kernel as an actor, and the kernel's events as streams.
+//! An agent on tokio: a kernel client as an actor, and the kernel's events as streams.
 //!
 //! `cargo run -p examples --example tokio_agent`
 //!
-//! Keeps a table of nf_tables as it should be, and says which addresses come and go, until Ctrl-C. The libraries know no runtime:
-//! * Requests block for microseconds, but another program may hold the kernel's locks, and a long listing takes time. So the client lives
-//!   on a thread of its own, [`Actor`], and tasks send it closures.
-//! * Events come over a descriptor ([`AsFd`](std::os::fd::AsFd)): `Events` of `nftables`, `Monitor` of `proxier-core` (addresses,
-//!   devices), and `Listener` of `netlink-batch` for all other families (connections: `follow_connections.rs` reads them) go into tokio's `AsyncFd`,
-//!   [`Stream`].
-//!   ipset has no events in the kernel.
+//! Maintains an nf_tables table and prints added and removed addresses, until Ctrl-C. The libraries need no runtime:
+//! * Requests block for microseconds, but another program may hold the kernel's locks, and a long listing takes time.
+//!   So the client runs on its own thread, [`Actor`], and tasks send it closures.
+//! * Events arrive on a descriptor ([`AsFd`](std::os::fd::AsFd)). `Events` of `nftables`, `Monitor` of `proxier-core`
+//!   (addresses, devices), and `Listener` of `netlink-batch` for all other families (`follow_connections.rs` reads
+//!   connections) work with tokio's `AsyncFd`, [`Stream`]. ipset has no events in the kernel.
 //!
 //! Needs nf_tables and `CAP_NET_ADMIN`.
 
@@ -28,19 +27,19 @@ use tokio::sync::{mpsc, oneshot};
 
 type Job<C> = Box<dyn FnOnce(&mut C) + Send>;
 
-/// A client on a thread of its own. The thread ends when the actor is dropped and its jobs are done.
+/// A client on its own thread. The thread ends when the actor is dropped and its jobs are done.
 pub(crate) struct Actor<C> {
     jobs: mpsc::Sender<Job<C>>,
 }
 
 impl<C: Send + 'static> Actor<C> {
-    /// Jobs that may wait; more wait in their tasks.
+    /// Jobs in the queue; further jobs wait in their tasks.
     const QUEUE: usize = 64;
 
     /// Takes the client over.
     ///
     /// # Errors
-    /// No thread can be started.
+    /// If no thread can be started.
     pub(crate) fn start(mut client: C) -> io::Result<Self> {
         let (jobs, mut queue) = mpsc::channel::<Job<C>>(Self::QUEUE);
         thread::Builder::new().name("kernel".to_owned()).spawn(move || {
@@ -51,7 +50,7 @@ impl<C: Send + 'static> Actor<C> {
         Ok(Actor { jobs })
     }
 
-    /// Runs a job with the client. A job that was sent is carried out even when nobody waits for its result any more.
+    /// Runs a job with the client. A job that was sent is carried out even if its result is no longer awaited.
     ///
     /// # Errors
     /// The thread has ended, because a job panicked.
@@ -79,18 +78,19 @@ fn readable<T: AsRawFd>(source: T) -> io::Result<AsyncFd<T>> {
 pub(crate) struct Stream<S: AsRawFd>(AsyncFd<S>);
 
 impl<S: AsRawFd> Stream<S> {
-    /// Puts a socket into the runtime.
+    /// Registers a socket with the runtime.
     ///
     /// # Errors
-    /// The runtime does not take the socket.
+    /// If the runtime refuses the socket.
     pub(crate) fn new(source: S) -> io::Result<Self> {
         readable(source).map(Stream)
     }
 
-    /// Next messages, read by `take`, which does not wait and returns `Ok(None)` when there are none yet. Nothing is lost when the future is dropped.
+    /// The next messages, read by `take`, which must not wait and returns `Ok(None)` if there are none yet. Nothing is
+    /// lost if the future is dropped.
     ///
     /// # Errors
-    /// Outside, when the runtime ends. Inside, those of `take`.
+    /// Outer: the runtime ends. Inner: those of `take`.
     pub(crate) async fn next_by<T, E>(
         &mut self,
         mut take: impl FnMut(&mut S) -> Result<Option<T>, E>,
@@ -113,13 +113,14 @@ impl Changes {
     /// The next changes.
     ///
     /// # Errors
-    /// Outside, when the runtime ends. Inside, of the kind `StateUnknown` when events were lost: read the state again, and go on.
+    /// Outer: the runtime ends. Inner: `StateUnknown` if events were lost; read the state again and continue.
     pub(crate) async fn next(&mut self) -> io::Result<Result<Vec<Event>, nftables::Error>> {
         self.next_by(|events| events.wait(Duration::ZERO)).await
     }
 }
 
-/// Events of another netlink family, each read from its number and its bytes: `follow_connections.rs` reads those of connections.
+/// Events of another netlink family, read from their number and bytes: `follow_connections.rs` reads those of
+/// connections.
 impl Stream<Listener> {
     /// The next events.
     ///
@@ -171,7 +172,7 @@ async fn run() -> Result<(), Failure> {
             }
             ready = addresses.readable_mut() => {
                 let mut ready = ready?;
-                // Takes all there is, so the descriptor is not readable any more.
+                // Takes everything, so the descriptor is no longer readable.
                 let found = ready.get_inner_mut().drain()?;
                 ready.clear_ready();
                 for (device, addresses) in found.addresses {

@@ -1,5 +1,6 @@
-//! Commit and date for `proxier-demo --version`: `PROXIER_REVISION` and `SOURCE_DATE_EPOCH` (seconds since 1970), else git's in
-//! release builds, else `unknown`. Debug builds do not ask git: each commit would build every test again.
+//! Commit and date for `proxier-demo --version`: `PROXIER_REVISION` and `SOURCE_DATE_EPOCH` (seconds since 1970),
+//! otherwise git's in release builds, otherwise `unknown`. Debug builds do not ask git, or each commit would rebuild
+//! every test.
 
 use std::env::var;
 use std::process::Command;
@@ -18,7 +19,7 @@ fn main() {
         var(name).ok().filter(|value| !value.is_empty())
     };
     let (mut revision, mut epoch) = (given("PROXIER_REVISION"), given("SOURCE_DATE_EPOCH"));
-    // Not the commit of a repository that holds a copy of this one.
+    // Not the commit of a repository that contains a copy of this one.
     let is_own = || output("git", &["rev-parse", "--show-prefix"]).as_deref() == Some("examples/proxier-demo/");
     if revision.is_none() && var("PROFILE").is_ok_and(|profile| profile == "release") && is_own() {
         if let Some(log) = output("git", &["rev-parse", "--git-path", "logs/HEAD"]) {

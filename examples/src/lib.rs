@@ -1,4 +1,4 @@
-//! Functions that the programs of the cookbook share.
+//! Functions shared by the programs of the cookbook.
 
 mod support;
 

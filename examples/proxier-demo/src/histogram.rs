@@ -1,4 +1,4 @@
-//! Histograms as Prometheus has them.
+//! Histograms in the format of Prometheus.
 
 use std::time::Duration;
 

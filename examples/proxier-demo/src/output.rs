@@ -1,5 +1,5 @@
-//! Output of the program: results on standard output, everything else on standard error. A reader that has gone away has read enough: that is no
-//! failure, and ends nothing.
+//! Output of the program: results on standard output, everything else on standard error. If the reader has gone, that
+//! is not a failure, and ends nothing.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal as _, StdoutLock, Write as _};
@@ -12,15 +12,15 @@ pub fn say(what: impl Display) {
     complain(&format!("proxier-demo: {what}"));
 }
 
-/// Whether lines on standard error are JSON: those of the log.
+/// Whether lines on standard error are JSON, like those of the log.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 
-/// From now on lines on standard error are entries of the log, which is JSON.
+/// From now on lines on standard error are log entries in JSON.
 pub fn say_in_json() {
     IS_JSON.store(true, Ordering::Relaxed);
 }
 
-/// Prints lines on standard error as they are, or as entries of the log.
+/// Prints lines on standard error unchanged, or as log entries.
 pub fn complain(lines: &str) {
     if IS_JSON.load(Ordering::Relaxed) {
         for line in lines.lines() {
@@ -31,7 +31,8 @@ pub fn complain(lines: &str) {
     let _nobody_reads = io::stderr().lock().write_all(format!("{}\n", Visible(lines)).as_bytes());
 }
 
-/// Whether a character may show a text otherwise than it is: control and format characters, such as those that turn the direction, and ends of lines.
+/// Whether a character may disguise a text: control and format characters, such as those that change the direction, and
+/// line ends.
 pub(crate) fn misleads(c: char) -> bool {
     let is_format = matches!(
         c,
@@ -41,7 +42,7 @@ pub(crate) fn misleads(c: char) -> bool {
     c.is_control() || is_format
 }
 
-/// Foreign text with visible control and format characters, except line ends and tabs: a terminal would obey them.
+/// Untrusted text with visible control and format characters, except line ends and tabs: a terminal would obey them.
 #[derive(Clone, Copy, Debug)]
 pub struct Visible<'a>(pub &'a str);
 
@@ -66,10 +67,11 @@ fn is_obeyed(c: char) -> bool {
 /// Whether standard output was closed when the process started.
 static WAS_CLOSED: AtomicBool = AtomicBool::new(false);
 
-/// Looks before `main`: until then Rust puts /dev/null in the place of what is closed, and all output would seem to be written.
+/// Checked before `main`: Rust then opens /dev/null for closed descriptors, and all output would seem to be written.
 #[used]
 #[expect(unsafe_code, reason = "the only way to run before Rust's own start")]
-// SAFETY: the C library calls each function in this section once, before `main`; this one has that form, and calls fcntl(2) only.
+// SAFETY: the C library calls each function in this section once before `main`; this one has the required signature and
+// only calls fcntl(2).
 #[unsafe(link_section = ".init_array")]
 static LOOK: extern "C" fn() = {
     extern "C" fn look() {
@@ -95,7 +97,7 @@ impl Out {
         Out { is_terminal: to.is_terminal(), to: BufWriter::new(to), outcome: Ok(()) }
     }
 
-    /// Prints lines for people. A terminal gets long ones in pieces.
+    /// Prints lines of text. Long ones are wrapped on a terminal.
     pub fn text(&mut self, text: &str) {
         if !self.is_terminal {
             return self.verbatim(text);
@@ -121,7 +123,7 @@ impl Out {
         self.verbatim("\n");
     }
 
-    /// Whether everything was printed, or nobody wants to read more; otherwise says why not.
+    /// Whether everything was printed or the reader has gone; otherwise reports why not.
     #[must_use]
     pub fn end(mut self) -> bool {
         let outcome = std::mem::replace(&mut self.outcome, Ok(())).and_then(|()| self.to.flush());
@@ -146,13 +148,13 @@ pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
     text
 }
 
-/// The width of everything that is printed for people on a terminal.
+/// The width of all text printed to a terminal.
 const COLUMNS: usize = 100;
 /// The indent of a continued line.
 const INDENT: &str = "    ";
 
-/// Splits a line into pieces of at most [`COLUMNS`] columns, between words; a longer word is split too. Every piece but the
-/// first is indented.
+/// Splits a line into pieces of at most [`COLUMNS`] columns, between words; a longer word is split too. Every piece
+/// except the first is indented.
 fn wrapped(line: &str) -> Vec<String> {
     if line.chars().count() <= COLUMNS {
         return vec![line.to_owned()];
@@ -160,7 +162,7 @@ fn wrapped(line: &str) -> Vec<String> {
     let mut pieces = Vec::new();
     let start: String = line.chars().take_while(|c| *c == ' ').collect();
     let mut piece = start;
-    // Blanks within a line are part of the table; drop them only at a break.
+    // Blanks within a line are part of a table; drop them only at a break.
     for word in line.trim_start().split_inclusive(' ') {
         let mut word: Vec<char> = word.chars().collect();
         if piece.chars().count() + word.iter().collect::<String>().trim_end().chars().count() > COLUMNS {

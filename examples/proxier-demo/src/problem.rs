@@ -1,23 +1,23 @@
-//! Bad input, with the place to find it: file, document, object, field; and the reason.
+//! Bad input and where it is: file, document, object, field; and the reason.
 
 use std::borrow::Cow;
 use std::fmt;
 
 use crate::output::misleads;
 
-/// Part of the input that cannot be used. Prints on one line:
-/// `web.yaml: document 2: Service demo/web: spec.ports[0].port: invalid type: string "http", expected i64`.
+/// Part of the input that cannot be used. Prints on one line: `web.yaml: document 2: Service demo/web:
+/// spec.ports[0].port: invalid type: string "http", expected i64`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Problem {
-    /// The file, the flag, or the server it came from.
+    /// The file, flag or server from which it came.
     pub origin: String,
     /// Number of the document in the file, counted from 1.
     pub document: Option<usize>,
     /// Kind and name of the object, as far as they could be read.
     pub object: Option<String>,
-    /// Path of the field; empty when no single field is at fault.
+    /// Path of the field; empty if no single field is at fault.
     pub field: String,
-    /// Description of the mistake, and what to do.
+    /// What is wrong, and what to do.
     pub reason: String,
 }
 
@@ -27,21 +27,21 @@ impl Problem {
         Problem { origin: origin.into(), reason: reason.into(), ..Problem::default() }
     }
 
-    /// The same, in this document.
+    /// Sets the document.
     #[must_use]
     pub fn in_document(mut self, number: usize) -> Self {
         self.document = Some(number);
         self
     }
 
-    /// The same, at this field.
+    /// Sets the field.
     #[must_use]
     pub fn at(mut self, field: impl Into<String>) -> Self {
         self.field = field.into();
         self
     }
 
-    /// Names the object of the problem.
+    /// Sets the object.
     #[must_use]
     pub fn about(mut self, object: impl Into<String>) -> Self {
         self.object = Some(object.into());
@@ -77,7 +77,7 @@ fn without_users(text: &str) -> Cow<'_, str> {
     shown
 }
 
-/// Foreign text, at most 400 characters of it, made safe for one line of a terminal, and without passwords in URLs.
+/// Untrusted text, shortened to 400 characters, made safe for one line of a terminal, and without passwords in URLs.
 #[derive(Clone, Copy, Debug)]
 pub struct OneLine<'a>(pub &'a str);
 

@@ -1,4 +1,4 @@
-//! YAML and JSON texts as values, and values as typed objects, with errors that name the field.
+//! Parses YAML and JSON to values, and values to typed objects, with errors that name the field.
 
 use std::fmt::Display;
 use std::io::{self, BufRead};
@@ -8,10 +8,11 @@ use serde_json::Value;
 use serde_saphyr::Options;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
-/// Splits YAML into its documents. `each` gets those that have more than blanks and comments, and the number of lines before each. Returns whether the
-/// text is blank.
+/// Splits YAML into its documents. Calls `each` for those with more than blanks and comments, with the number of lines
+/// before it. Returns whether the text is blank.
 ///
-/// A line that begins with `---` or `...` ends a document anywhere (YAML 1.2.2, 9.1.2), so an unreadable document does not spoil the next ones.
+/// A line that begins with `---` or `...` ends a document anywhere (YAML 1.2.2, 9.1.2), so an unreadable document does
+/// not affect the next ones.
 ///
 /// # Errors
 ///
@@ -58,7 +59,7 @@ pub fn documents(mut lines: impl BufRead, mut each: impl FnMut(String, usize)) -
 ///
 /// One line: what is wrong, with line and column within `text`.
 pub fn parse(text: &str, duplicates: DuplicateKeyPolicy) -> Result<Value, String> {
-    // YAML includes JSON, except for tabs; and JSON's own reader is faster, with clearer errors.
+    // YAML includes JSON, except for tabs, but JSON's own parser is faster and has clearer errors.
     if text.trim_start().starts_with(['{', '['])
         && matches!(duplicates, DuplicateKeyPolicy::LastWins)
         && let Ok(value) = serde_json::from_str(text)
@@ -68,7 +69,7 @@ pub fn parse(text: &str, duplicates: DuplicateKeyPolicy) -> Result<Value, String
     serde_saphyr::from_str_with_options(text, options(duplicates)).map_err(|error| first_line(&error.to_string()))
 }
 
-/// Hands one YAML document to a seed while it is read.
+/// Passes one YAML document to a seed while it is parsed.
 ///
 /// # Errors
 ///
@@ -83,8 +84,8 @@ pub fn parse_into<'a, S: DeserializeSeed<'a>>(
         .map_err(|error| first_line(&error.to_string()))
 }
 
-/// Large enough for `kubectl get -o yaml` of a large cluster. Nesting and aliases stay limited: with them a small text
-/// becomes a large value.
+/// Large enough for `kubectl get -o yaml` of a large cluster. Nesting and aliases stay limited, since they can turn a
+/// small text into a large value.
 fn options(duplicate_keys: DuplicateKeyPolicy) -> Options {
     serde_saphyr::options! {
         budget: serde_saphyr::budget! {
@@ -106,16 +107,16 @@ fn first_line(text: &str) -> String {
     line.replace(", set DuplicateKeyPolicy in Options if acceptable", "")
 }
 
-/// Reads a value as an object.
+/// Reads a value as a typed object.
 ///
 /// # Errors
 ///
-/// The path of the field at fault (empty when it is the object itself), and what is wrong with it.
+/// The path of the field at fault (empty for the object itself), and what is wrong with it.
 pub fn read<T: DeserializeOwned>(value: &Value) -> Result<T, (String, String)> {
     serde_path_to_error::deserialize(value).map_err(|error| named(&error))
 }
 
-/// Reads a value as [`read`] does; also returns the paths of the fields that `T` does not have.
+/// Reads a value like [`read`]; also returns the paths of fields that `T` does not have.
 ///
 /// # Errors
 ///
@@ -138,7 +139,7 @@ pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<Strin
 ///
 /// Fails as [`read`] does.
 pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)> {
-    // Keeping the path doubles the cost of reading, and only bad texts need it.
+    // Tracking the path doubles the cost of reading, and only bad texts need it.
     if let Ok(object) = serde_json::from_str(text) {
         return Ok(object);
     }
@@ -146,7 +147,7 @@ pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)>
     serde_path_to_error::deserialize(&mut json).map_err(|error| named(&error))
 }
 
-/// The path of the field at fault (empty when it is the object itself), and what is wrong with it.
+/// The path of the field at fault (empty for the object itself), and what is wrong with it.
 pub fn named<E: Display>(error: &serde_path_to_error::Error<E>) -> (String, String) {
     (path(error.path()), error.inner().to_string())
 }

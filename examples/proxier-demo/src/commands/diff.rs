@@ -1,5 +1,5 @@
-//! `diff`: what clients will see differently in another mode, in words. Needs no kernel and no privilege, but for `--from kube-proxy`: it follows
-//! from the Services' meaning in each mode, which tests hold to what packets do.
+//! `diff`: what clients will see differently in another mode, in words. Needs no kernel and no privilege, except for
+//! `--from kube-proxy`: it follows from the Services' meaning in each mode, which tests compare with real packets.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -29,14 +29,15 @@ use crate::status::progress::Progress;
 /// Exit code: something differs.
 const DIFFERS: u8 = 3;
 
-/// In place of a Service, for what the kernel serves without one.
+/// Stands for a Service where the kernel serves something without one.
 const NO_SERVICE: &str = "no Service:";
 
-/// Frontends of a Service that are listed at most in one line.
+/// Most Frontends of a Service in one line.
 const FEW: usize = 3;
 
-/// Prints what clients of each Service will see differently when this node changes from what serves to the configured mode, or to `to`. Exit code 0:
-/// nothing differs. 3: something does. 1: no input, or the kernel cannot be read. 2: bad input, or some of it could not be read.
+/// Prints what clients of each Service will see differently when this node changes to the configured mode, or to `to`.
+/// Exit code 0: nothing differs. 3: something does. 1: no input, or the kernel cannot be read. 2: bad input, or some of
+/// it could not be read.
 pub async fn diff(
     configured: &Configured,
     output: Output,
@@ -85,17 +86,17 @@ pub async fn diff(
     })
 }
 
-/// The mode that serves before, and the kernel's part of it where a kube-proxy has left one.
+/// The mode that serves before, and its objects in the kernel if a kube-proxy has left them.
 struct Found {
     mode: Kind,
-    /// Endpoints by Frontend, as the kernel has them, where that can be read; of a node port at address 0, but in IPVS mode.
+    /// Endpoints by Frontend in the kernel, if they can be read. Node ports are at address 0, except in IPVS mode.
     endpoints: Option<BTreeMap<FrontendKey, BTreeSet<EndpointKey>>>,
-    /// The addresses of this host, without Services'; none where it was not asked.
+    /// The addresses of this host, without Services'; empty if not read.
     addresses: Vec<IpAddr>,
 }
 
 impl Found {
-    /// Reads what a kube-proxy of any mode has left in this kernel.
+    /// Reads what a kube-proxy in any mode has left in this kernel.
     fn read(configured: &Configured) -> Result<Self, Problem> {
         let failed = |error: &dyn std::fmt::Display| Problem::new("", error.to_string());
         let mut kernel = kernel::open()?;
@@ -104,7 +105,7 @@ impl Found {
         let names = &configured.settings.core.names;
         let device = names.device.as_str();
         let addresses: Vec<IpAddr> = other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
-        // A virtual server may be another program's; the device is kube-proxy's, and this program's.
+        // A virtual server may belong to another program; the device belongs to kube-proxy or this program.
         let is_there = host.interfaces.contains_key(device);
         if let Some(snapshot) = ports.ipvs.snapshot().ok().filter(|_| is_there) {
             let of_entry = |entry: &SnapshotEntry| {
@@ -134,7 +135,7 @@ impl Found {
         ))
     }
 
-    /// The endpoints that the kernel has for a Frontend, where those can be read.
+    /// The kernel's endpoints for a Frontend, if they can be read.
     fn endpoints(&self, key: &FrontendKey) -> Option<BTreeSet<EndpointKey>> {
         let all = self.endpoints.as_ref()?;
         let any: IpAddr = match key.family() {
@@ -146,7 +147,7 @@ impl Found {
     }
 }
 
-/// A mode as it would serve.
+/// A mode, as it would serve.
 struct Side {
     engine: Engine<Sketch>,
     addresses: Vec<IpAddr>,
@@ -173,7 +174,7 @@ impl Side {
         self.engine.proxier()
     }
 
-    /// The fate of a packet of this client; `None` where there is no such client.
+    /// What happens to a packet of this client; `None` if there is no such client.
     fn trace(&self, client: Client, to: FrontendKey) -> Option<Trace> {
         let proxier = self.proxier();
         let packet = match client {
@@ -194,8 +195,8 @@ impl Side {
         Some(trace::trace(proxier.mode(), proxier.store(), known, &packet, options))
     }
 
-    /// Rejected wishes of Services and Frontends that are not served, in words: by object and what is refused. An annotation that one mode
-    /// refuses and another one ignores is the same.
+    /// Rejected requests of Services, and Frontends that are not served, in words: by object and what is refused. An
+    /// annotation that one mode refuses and another ignores counts as the same.
     fn refused(&self) -> BTreeMap<(String, String), String> {
         let mut refused = BTreeMap::new();
         for of in self.proxier().rejections() {
@@ -219,7 +220,7 @@ impl Side {
     }
 }
 
-/// The address of a pod of this node, where its network is known.
+/// The address of a pod of this node, if its network is known.
 fn pod(proxier: &Reconciler, family: Family) -> Option<IpAddr> {
     let network = proxier.facts().pod_cidr(family)?;
     Some(match network.network() {
@@ -228,7 +229,7 @@ fn pod(proxier: &Reconciler, family: Family) -> Option<IpAddr> {
     })
 }
 
-/// Clients whose packets may fare differently.
+/// Clients whose packets may be treated differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Client {
     Node,
@@ -250,7 +251,7 @@ impl Client {
     }
 }
 
-/// The fate of a client's connections, in words.
+/// What happens to a client's connections, in words.
 fn fate(trace: &Trace) -> String {
     let stays = trace.affinity_secs.map_or_else(String::new, |secs| format!(", stays for {secs} s"));
     match &trace.verdict {
@@ -362,7 +363,7 @@ impl Differences {
             for (differs, keys) in groups {
                 let shown = few(keys.iter().map(ToString::to_string), ", ");
                 said.push(format!("{service} {shown}").trim_end().to_owned());
-                // A wish that is refused has no Frontends.
+                // A refused request has no Frontends.
                 said.extend(differs.iter().map(|Difference { who, before, after }| {
                     if keys.is_empty() { format!("  {who}") } else { format!("  {who}: {before} → {after}") }
                 }));
@@ -390,12 +391,12 @@ impl Differences {
     }
 }
 
-/// A Frontend for which the kernel has other endpoints than the Services say.
+/// A Frontend for which the kernel has other endpoints than the Services.
 fn stale(found: &Found, before: &Side, key: &FrontendKey) -> Option<Difference> {
     let held = found.endpoints(key)?;
     let frontend = before.proxier().desired().frontend(key)?;
     let wanted: BTreeSet<EndpointKey> = frontend.endpoints().iter().copied().collect();
-    // Where there are chains, they lead to the lists of all clients.
+    // Chains forward to the lists for all clients.
     let all: BTreeSet<EndpointKey> = frontend.cluster.iter().chain(frontend.local.iter()).copied().collect();
     let is_same = if found.mode.facts().has_virtual_servers {
         held == wanted

@@ -1,5 +1,5 @@
-//! `explain`: a Service, its endpoints and the reasons for them, the rules that guard it, and refusals. Needs no kernel and no privilege: the
-//! reconciler programs a node on paper, as for `render`.
+//! `explain`: a Service, its endpoints and the reasons for them, the rules that guard it, and refusals. Needs no kernel
+//! and no privilege: the reconciler programs a simulated node, as for `render`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -28,8 +28,9 @@ use crate::settings::cli::packet::To;
 use crate::settings::cli::{Configured, Output};
 use crate::status::progress::Progress;
 
-/// Explains a Service (`namespace/name`, with or without `:port`), or who has an address and port. Exit code 0: explained. 1: no Service has that
-/// name or that address and port, or there is no input. 2: bad input, or some of it could not be read.
+/// Explains a Service (`namespace/name`, with or without `:port`), or which one has an address and port. Exit code 0:
+/// explained. 1: no Service has that name or that address and port, or there is no input. 2: bad input, or some of it
+/// could not be read.
 pub async fn explain(configured: &Configured, output: Output, asked: &str, node_addresses: &[IpAddr]) -> ExitCode {
     let progress = Progress::of_command();
     let asked: Subject = match asked.parse() {
@@ -76,7 +77,7 @@ pub async fn explain(configured: &Configured, output: Output, asked: &str, node_
     })
 }
 
-/// Result of the search: the Service to explain, and the part of it that was asked for.
+/// Result of the search: the Service to explain, and the requested part of it.
 #[derive(Debug)]
 struct SearchResult {
     service: ObjectKey,
@@ -114,8 +115,8 @@ impl FromStr for Subject {
     }
 }
 
-/// Drops Services, and their slices, that share no address and no node port with the subject or its endpoints: the answer does not depend on them. If
-/// nothing would be left, everything stays, so that near matches can be named.
+/// Removes Services, and their slices, that share no address and no node port with the subject or its endpoints, since
+/// the answer does not depend on them. If nothing would be left, everything stays, so that near matches can be named.
 fn keep_what_matters(snapshot: &mut Snapshot, asked: &Subject) {
     let (addresses, ports) = match asked {
         Subject::Service(key, _) => match snapshot.services.get(key) {
@@ -174,7 +175,7 @@ fn node_ports(service: &ServiceObject) -> impl Iterator<Item = i64> {
     ports.chain(service.spec.health_check_node_port)
 }
 
-/// Finds the subject, or says why there is none and names what is near.
+/// Finds the subject, or explains why there is none and names near matches.
 fn find(
     proxier: &Reconciler,
     asked: &Subject,
@@ -216,7 +217,7 @@ fn unreadable_of(store: &Store, service: &ObjectKey) -> Vec<String> {
     store.unreadable_of(service).map(unreadable_line).collect()
 }
 
-/// Reason why no node programs an existing Service, if that is on purpose.
+/// Why no node programs an existing Service, if that is intended.
 fn not_programmed(object: &ServiceObject) -> Option<&'static str> {
     if object.spec.service_type.as_deref() == Some("ExternalName") {
         return Some(
@@ -227,7 +228,7 @@ fn not_programmed(object: &ServiceObject) -> Option<&'static str> {
     is_headless.then_some("is headless (clusterIP None): cluster DNS gives its clients the addresses of its endpoints, so nothing is programmed for it")
 }
 
-/// Reason why no Service has an address and port, with the Services that are near it.
+/// Why no Service has an address and port, with near matches.
 fn nobody_has(proxier: &Reconciler, key: FrontendKey) -> Vec<String> {
     let mut lines = vec![format!("no Service has {key}")];
     let refused = proxier.refused().filter(|refused| refused.key == key);
@@ -273,7 +274,7 @@ fn near(proxier: &Reconciler, asked: &str) -> String {
     if names.is_empty() { String::new() } else { format!("; near: {}", names.join(", ")) }
 }
 
-/// Number of characters to add, leave out or replace to turn one text into the other.
+/// Number of characters to add, remove or replace to turn one text into the other.
 fn distance(a: &str, b: &str) -> usize {
     let b: Vec<char> = b.chars().collect();
     let mut row: Vec<usize> = (0..=b.len()).collect();
@@ -523,7 +524,8 @@ fn kinds(frontend: &Frontend) -> Vec<&'static str> {
     names.into_iter().filter(|(role, _)| frontend.roles.contains(*role)).map(|(_, name)| name).collect()
 }
 
-/// Endpoints, or the refusal, that answer at a Frontend. `is_split`: clients outside have a virtual server of their own in IPVS mode.
+/// Endpoints, or the refusal, that answer at a Frontend. `is_split`: clients outside have their own virtual server in
+/// IPVS mode.
 fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
     let count = |number: usize| match number {
         0 => "no endpoint".to_owned(),

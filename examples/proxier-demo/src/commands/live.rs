@@ -1,5 +1,5 @@
-//! `trace --live`: the running kernel's entries for an address and port, next to those of a node on paper that has everything. Sends and changes
-//! nothing.
+//! `trace --live`: the running kernel's entries for an address and port, compared with those of a simulated node that
+//! has everything. Sends and changes nothing.
 
 use std::net::IpAddr;
 use std::time::Duration;
@@ -22,7 +22,7 @@ use crate::settings::cli::Configured;
 pub(super) struct Live {
     kernel: KernelPorts,
     addresses: Vec<IpAddr>,
-    /// Time to count packets; zero: one look.
+    /// How long to count packets; zero: one read.
     during: Duration,
 }
 
@@ -43,7 +43,7 @@ impl Live {
         &self.addresses
     }
 
-    /// Looks once, and again after the time to count. `complete`: a kernel that has everything.
+    /// Reads once, and again after the time to count. `complete`: a kernel that has everything.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ fn unread(error: &PortError) -> Problem {
     Problem::new("trace --live", error.to_string())
 }
 
-/// Difference between two counts. A counter that went down was reset: its new value counts.
+/// Difference between two counts. A counter that decreased was reset: its new value counts.
 fn since(before: Option<&TrafficCounters>, now: &TrafficCounters) -> TrafficCounters {
     let before = before.copied().unwrap_or_default();
     let difference = |before: u64, now: u64| now.checked_sub(before).unwrap_or(now);
@@ -110,7 +110,7 @@ pub(super) struct LiveState {
     differences: Vec<Difference>,
     /// Counts within the time to count.
     counted: Option<TrafficCounters>,
-    /// What keeps packets from endpoints, though the entries are right.
+    /// What keeps packets from endpoints although the entries are right.
     obstacles: Vec<String>,
 }
 
@@ -120,7 +120,7 @@ impl LiveState {
         self.differences.is_empty()
     }
 
-    /// The parts that are as they should be, or may stay.
+    /// The parts that are right, or may stay.
     fn right(&self) -> impl Iterator<Item = (&String, &String)> {
         let is_wrong = |what: &String| {
             self.differences.iter().any(|difference| match difference {

@@ -1,4 +1,4 @@
-//! Entries of a node on paper that concern a Service, in the words of the field's tools.
+//! Entries of a simulated node that concern a Service, in the formats of the usual tools.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -15,14 +15,14 @@ pub(super) struct Mention {
     pub(super) line: String,
 }
 
-/// A route as `ip route` has it.
+/// A route in the format of `ip route`.
 pub(super) fn route((owner, route): &(RouteOwner, LocalRoute)) -> String {
     let number = owner.number();
     format!("{route} proto {number} metric {number}")
 }
 
-/// Entries, elements, rules, addresses and routes about these Frontends, and rules that name the Service in their comments. `device`: the one
-/// that Services' addresses are bound to. `marks`: their virtual servers of firewall marks.
+/// Entries, elements, rules, addresses and routes of these Frontends, and rules with the Service in their comments.
+/// `device`: to which Services' addresses are bound. `marks`: their virtual servers by firewall mark.
 pub(super) fn of(
     state: &Held,
     service: &str,
@@ -87,7 +87,8 @@ fn is_of_mark(line: &str, server: &VirtualServerKey) -> bool {
     is_mark && words.any(|word| word == "-6") == (*family == ipvs::model::Family::V6)
 }
 
-/// Whether an entry of a set begins with `10.96.0.10,tcp:80`, or is the number alone in a set of node ports of the protocol.
+/// Whether an entry of a set begins with `10.96.0.10,tcp:80`, or is only the number in a set of node ports of the
+/// protocol.
 fn is_entry(set: &str, entry: &str, key: &FrontendKey) -> bool {
     let protocol = key.protocol.to_string().to_ascii_lowercase();
     let at = format!("{},{protocol}:{}", key.address, key.port);

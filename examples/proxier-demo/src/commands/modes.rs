@@ -18,7 +18,7 @@ use crate::settings::cli::Configured;
 struct Requirement {
     /// The requirement, in words.
     what: String,
-    /// Whether it is met; `None`: not known.
+    /// Whether it is met; `None`: unknown.
     is_met: Option<bool>,
     /// Reason why it is not met, and what to do.
     fix: String,
@@ -56,7 +56,7 @@ pub(crate) struct Modes {
 }
 
 impl Modes {
-    /// Tries all modes. Changes nothing, but the kernel may load the modules it is asked about.
+    /// Tries all modes. Changes nothing, but the kernel may load modules when asked about them.
     pub(crate) fn try_all(configured: &Configured, kernel: &mut KernelPorts) -> Self {
         let all: Vec<ModeResult> = Kind::ALL.into_iter().map(|mode| try_mode(mode, configured, kernel)).collect();
         let asked = configured.settings.asked;

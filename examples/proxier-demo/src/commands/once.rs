@@ -1,4 +1,4 @@
-//! `run --once`, `plan` and `cleanup`: each does its work once and ends.
+//! `run --once`, `plan` and `cleanup`, which do their work once and end.
 
 use std::fmt::Display;
 use std::process::ExitCode;
@@ -45,7 +45,7 @@ fn complain(problems: &[Problem], code: u8) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Reads the initial list; or the exit code.
+/// Reads the initial list; otherwise returns the exit code.
 pub(crate) async fn input(configured: &Configured, progress: &Progress) -> Result<(Snapshot, Vec<Problem>), ExitCode> {
     let options = cluster::Options::from_settings(&configured.settings);
     let snapshot = initial_list::read(configured, options, progress.counted()).await.map_err(|unread| {
@@ -64,9 +64,9 @@ pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
     }
 }
 
-/// An engine with the initial list, ready to write; or the exit code.
+/// An engine with the initial list, ready to write; otherwise the exit code.
 async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, Vec<Problem>), ExitCode> {
-    // The mode decides what is read of the cluster.
+    // The mode decides which objects of the cluster are read.
     let chosen = choose(configured, Preparing::LoadModules, |mode| !mode.facts().is_process)
         .await
         .map_err(|problems| complain(&problems, FAILED))?;
@@ -81,8 +81,8 @@ async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, 
     Ok((engine, unreadable))
 }
 
-/// Runs one full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: some input could not be read; the kernel is as the rest
-/// requires.
+/// Runs one full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: some input could not
+/// be read; the kernel is as the rest requires.
 pub async fn run_once(configured: &Configured) -> ExitCode {
     if matches!(configured.settings.asked, RequestedMode::Mode(mode) if mode.facts().is_process) {
         let reason = "userspace mode serves only while the program runs: leave --once out";
@@ -101,7 +101,8 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     let Some(mut report) = engine.pass() else { return complain(&[Problem::new("", "nothing was done")], FAILED) };
     let routes_went = report.applied.done.contains_key(&(Part::Route, Action::Delete));
     if report.is_done() && (report.draining > 0 || routes_went) {
-        // Real servers without connections, and rules that guarded routes, can go at once: there is no later check.
+        // Real servers without connections, and rules that guarded routes, can be removed at once: there is no later
+        // check.
         if let Some(second) = engine.pass_ahead(Duration::from_secs(1)) {
             let (done, lacks) = (std::mem::take(&mut report.applied.done), std::mem::take(&mut report.applied.lacks));
             report = second;
@@ -131,7 +132,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     }
 }
 
-/// Removes objects of other modes. Returns whether all of them, and all UDP flows that they led elsewhere, are gone.
+/// Removes objects of other modes. Returns whether all of them, and all UDP flows that they had forwarded, are removed.
 fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
     let cleaned = match engine.clean_up_after_others() {
         Removal::Made(cleaned) | Removal::Unknown(cleaned) => cleaned,
@@ -152,7 +153,7 @@ fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
     cleaned.is_done() && after.is_none_or(|report| report.is_done())
 }
 
-/// `--init-only`: only settings of the host that the mode needs, which need more privilege than serving.
+/// `--init-only`: only writes the settings of the host that the mode needs, which need more privilege than serving.
 pub fn init(configured: &Configured) -> ExitCode {
     let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
@@ -187,14 +188,14 @@ pub fn init(configured: &Configured) -> ExitCode {
     ExitCode::from(failed)
 }
 
-/// Prints these lines; returns whether that was possible, or nobody reads.
+/// Prints these lines; returns whether that was possible, or the reader has gone.
 fn print(lines: impl IntoIterator<Item = String>) -> bool {
     let mut out = Out::open();
     out.text(&output::lines(lines));
     out.end()
 }
 
-/// Prints the results of a pass that a person has to know.
+/// Prints the results of a pass that a user must know.
 pub(crate) fn print_report(report: &Report) {
     report.unread.iter().for_each(say);
     report.applied.failures.iter().for_each(say);
@@ -215,8 +216,8 @@ pub(crate) fn print_report(report: &Report) {
     }
 }
 
-/// Prints what would change. If this kernel cannot do the mode, prints what an empty kernel with this host's addresses would get, and says so. With
-/// `detailed`, the exit code says whether anything would change.
+/// Prints what would change. If this kernel does not support the mode, prints what an empty kernel with this host's
+/// addresses would get, and says so. With `detailed`, the exit code tells whether anything would change.
 pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> ExitCode {
     let progress = Progress::of_command();
     // Without privilege nothing can be read from this kernel.
@@ -228,7 +229,7 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Ex
     } else {
         choose(&configured.without_fallback(), Preparing::Nothing, |_mode| true).await
     };
-    // The mode decides what is read of the cluster.
+    // The mode decides which objects of the cluster are read.
     let serving = chosen.as_ref().map_or(configured, |chosen| &chosen.configured);
     let (snapshot, unreadable) = match input(serving, &progress).await {
         Ok(read) => read,
@@ -336,12 +337,12 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, (unreadable, le
     })
 }
 
-/// Prints objects that are still there.
+/// Reports objects that could not be removed.
 fn complain_of(cleaned: &Cleaned) {
     cleaned.leftovers().for_each(say);
 }
 
-/// Removes all objects of this program and of a kube-proxy, but for those of a kube-proxy that serves in mode `kept`.
+/// Removes all objects of this program and of a kube-proxy, except those of a kube-proxy that serves in mode `kept`.
 pub fn clean(configured: &Configured, kept: Option<Kind>) -> ExitCode {
     let opened = privileges::require()
         .and_then(|()| privileges::require_rules())

@@ -1,4 +1,4 @@
-//! The settings that decide about a Service, and where each comes from, for `explain`.
+//! The settings that apply to a Service, and where each comes from, for `explain`.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ impl Policy {
     }
 }
 
-/// The settings that decide about a Service. `owned`: its Frontends.
+/// The settings that apply to a Service. `owned`: its Frontends.
 pub(super) fn policies(
     service: &Service,
     object: Option<&ServiceObject>,
@@ -64,7 +64,7 @@ pub(super) fn policies(
             policies.extend([choice(&question), weights(&question)]);
             policies.extend(question.said.drain_secs.map(|_| drain(&question)));
         }
-        // Annotations of policy are ignored.
+        // Policy annotations are ignored.
         mode => policies.push(Policy::new("choice of endpoints", mode.facts().choice, "default")),
     }
     let (value, from) = match (config.topology, service.topology_annotation) {
@@ -86,7 +86,7 @@ struct PolicyQuestion<'a> {
     object: Option<&'a ServiceObject>,
     owned: &'a [&'a Frontend],
     proxier: &'a Reconciler,
-    /// Values that the annotations ask for, allowed or not.
+    /// Values of the annotations, allowed or not.
     said: Balancing,
     /// Values of the configuration.
     defaults: Balancing,
@@ -114,7 +114,7 @@ impl<'a> PolicyQuestion<'a> {
         }
     }
 
-    /// Source of what an annotation is about.
+    /// Where an annotation's setting comes from.
     fn from(&self, annotation: &Annotation) -> String {
         let is_ipvs = self.proxier.mode().facts().has_virtual_servers;
         let is_scheduler = is_ipvs && annotation.name == Annotation::SCHEDULER.name;
@@ -190,7 +190,7 @@ fn limits(asked: &PolicyQuestion<'_>) -> Policy {
     Policy::new(Annotation::MAX_CONNECTIONS.title, value, asked.from(Annotation::MAX_CONNECTIONS))
 }
 
-/// How long endpoints that leave keep their connections.
+/// How long removed endpoints keep their connections.
 fn drain(asked: &PolicyQuestion<'_>) -> Policy {
     let usual = ipvs_mode::Policy::default().deadline.filter(|_| asked.proxier.mode().facts().has_virtual_servers);
     let value = match asked.counts.drain_secs.map(u64::from).or(usual.map(|time| time.as_secs())) {

@@ -22,7 +22,7 @@ use crate::problem::Problem;
 use crate::settings::Settings;
 use crate::settings::cli::{Configured, Output};
 
-/// Whether a mode can serve here, in words and for programs.
+/// Whether a mode can serve here, as text and as JSON.
 struct ModeFindings {
     works: bool,
     text: String,
@@ -138,7 +138,7 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     Ok(ModeFindings { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
 }
 
-/// Whether the kernel can have the fast path, where the configuration asks for it and the mode has one.
+/// Whether the kernel supports the fast path, if it is configured and the mode has one.
 fn probe_fast_path(settings: &Settings, kernel: &mut KernelPorts) -> Option<Result<(), PortError>> {
     let ports = kernel.ports();
     let config = Some(&settings.core).filter(|_| settings.mode.facts().translates_packets)?;

@@ -1,6 +1,7 @@
-//! `render`: the objects that a node would hold for these Services. Needs no kernel, no privilege, and changes nothing.
+//! `render`: the objects that a node would have for these Services. Needs no kernel and no privilege, and changes
+//! nothing.
 //!
-//! The reconciler programs a node on paper, which is then printed in the formats of the field's tools.
+//! The reconciler programs a simulated node, which is then printed in the formats of the usual tools.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -24,7 +25,7 @@ use crate::status::progress::Progress;
 /// The device that has the node's addresses.
 const DEVICE: &str = "node0";
 
-/// Renders the input for a node with these addresses, or, without any, those of its Node object.
+/// Renders the input for a node with these addresses or, if there are none, those of its Node object.
 ///
 /// Exit code 0: rendered. 1: no input, or a part could not be programmed. 2: some of the input could not be read.
 pub async fn render(configured: &Configured, output: Output, node_addresses: &[IpAddr]) -> ExitCode {
@@ -47,7 +48,7 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
     warn_of_no_address(configured, &addresses);
     let mut rendered = Rendering::new(&before, engine.kernel().state(), configured.settings.mode);
     rendered.listeners = engine.kernel().listeners().clone();
-    // The relay opens no other sockets, so the node's own stack refuses.
+    // The relay opens no other sockets, so the node's own stack refuses connections.
     rendered.listeners.retain(|key, listener| match key.protocol {
         Protocol::Udp => listener.has_endpoints,
         _ => listener.serves_anybody(),
@@ -74,7 +75,7 @@ pub(crate) fn warn_of_no_address(configured: &Configured, addresses: &[IpAddr]) 
     }
 }
 
-/// A node on paper with these addresses, or, without any, those of its Node object.
+/// A simulated node with these addresses or, if there are none, those of its Node object.
 pub(crate) fn empty_kernel(snapshot: &Snapshot, node_addresses: &[IpAddr]) -> (Sketch, Vec<IpAddr>) {
     let addresses = if node_addresses.is_empty() { of_the_node(snapshot) } else { node_addresses.to_vec() };
     let mut kernel = Sketch::default();
@@ -89,7 +90,7 @@ fn of_the_node(snapshot: &Snapshot) -> Vec<IpAddr> {
     addresses.filter_map(|address| address.address.parse().ok()).collect()
 }
 
-/// Objects that a node holds, in the formats of the tools.
+/// Objects of a node, in the formats of the tools.
 #[derive(Debug, Default)]
 struct Rendering {
     mode: Kind,
@@ -101,7 +102,7 @@ struct Rendering {
     iptables: BTreeMap<Family, String>,
     /// `nft list ruleset`.
     nft: String,
-    /// Addresses by the device that they are bound to.
+    /// Addresses by the device to which they are bound.
     addresses: BTreeMap<String, Vec<IpAddr>>,
     /// Local routes, as arguments of `ip route add`.
     routes: Vec<String>,

@@ -43,10 +43,10 @@ fn fail(problems: &[Problem]) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// A source that starts, and both ends of the channel through which its changes go.
+/// A starting source, and both ends of the channel for its changes.
 type Begun = (StartingSource, mpsc::Sender<Message>, mpsc::Receiver<Message>);
 
-/// Starts the source; or the exit code.
+/// Starts the source; otherwise returns the exit code.
 fn begin(configured: &Configured, api: &Api) -> Result<Begun, ExitCode> {
     let (changes, messages, inbox) = to_kernel();
     let source = StartingSource::begin(configured, changes, api).map_err(|problems| {
@@ -56,15 +56,15 @@ fn begin(configured: &Configured, api: &Api) -> Result<Begun, ExitCode> {
     Ok((source, messages, inbox))
 }
 
-/// Returns the source, started again if the chosen mode needs more of the cluster than the configured one.
+/// Returns the source, restarted if the chosen mode needs more of the cluster than the configured one.
 fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) -> Result<Begun, ExitCode> {
     let chosen = &chosen.configured;
     let covers = || Options::from_settings(&asked_for.settings).cover(&Options::from_settings(&chosen.settings));
     if matches!(chosen.source, Source::Manifests(_)) || covers() { Ok(begun) } else { begin(chosen, api) }
 }
 
-/// Serves until SIGTERM or SIGINT, and leaves the kernel as it is then. Exit code 0 after a signal, and when the configuration has changed, so that
-/// a supervisor starts it with the new one; 1 when it could not start.
+/// Serves until SIGTERM or SIGINT, and leaves the kernel unchanged then. Exit code 0 after a signal, and after a change
+/// of the configuration, so that a supervisor starts it again; 1 if it could not start.
 pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     let started = SystemTime::now();
     tracing::info!("proxier-demo {}", build::LINE);
@@ -86,7 +86,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         Err(code) => return code,
     };
     let health = Health::new(configured.settings.sync_period, configured.settings.core.families);
-    // Nodes are eligible from when their Node has been seen; manifests need no Node.
+    // Nodes are eligible once their Node was seen; manifests need no Node.
     health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
     let mut tasks = JoinSet::new();
     let recorder = recorder(configured, &api);
@@ -99,7 +99,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         Ok(chosen) => chosen,
         Err(problems) => {
             let code = fail(&problems);
-            // Report bad input too; it decides the exit code.
+            // Report bad input too, since it decides the exit code.
             return match source.refused().await {
                 Some(problem) => {
                     fail(&[problem]);
@@ -151,7 +151,7 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     let config = engine.proxier().facts().config();
     host::watch(messages.clone(), config.fast_path.is_some());
     let compared = engine.proxier().table_name().map(|table| tables::watch(table, messages.clone()));
-    // The API's runtime runs this: looking up names may take a while.
+    // The API's runtime runs this, since looking up names may take a while.
     api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
     let outcomes = match Worker::start(engine, started, inbox, (health.clone(), recorder.clone()), compared) {
         Ok(outcomes) => outcomes,
@@ -172,7 +172,8 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     .await
 }
 
-/// Waits until the configuration file says something else than `before`. An unusable file does not count: a supervisor could not start with it.
+/// Waits until the configuration file differs from `before`. An unusable file is ignored: a supervisor could not start
+/// with it.
 async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
     let Some(path) = &invocation.config else { return std::future::pending().await };
     let mut rewritten = RewriteWatch::new(path);
@@ -215,7 +216,7 @@ fn log_choice(mode: Option<String>, fell_back: bool, rules: Option<Choice>) {
     }
 }
 
-/// Work beside the kernel's thread: signals, Events, servers of Services.
+/// Work next to the kernel's thread: signals, Events, servers of Services.
 struct Attendant {
     messages: mpsc::Sender<Message>,
     outcomes: mpsc::UnboundedReceiver<PassSummary>,
@@ -311,7 +312,7 @@ fn recorder(configured: &Configured, api: &Api) -> Recorder {
     Recorder::start(&api.handle(), connection, &configured.settings.node_name)
 }
 
-/// Tells the kernel which processes to kill first when memory is short.
+/// Sets how early the kernel kills this process when memory is short.
 fn adjust_oom_score(score: i16) {
     let file = "/proc/self/oom_score_adj";
     let there = std::fs::read_to_string(file).ok().and_then(|text| text.trim().parse().ok());
@@ -326,12 +327,13 @@ fn adjust_oom_score(score: i16) {
     }
 }
 
-/// Whether the kernel kills this process no earlier than ordinary ones: a container may not lower the value that its runtime has given it.
+/// Whether the kernel kills this process no earlier than ordinary ones. A container may not lower the value that its
+/// runtime has set.
 fn is_spared(there: Option<i16>, asked: i16) -> bool {
     there.is_some_and(|there| there <= asked.max(0))
 }
 
-/// Chooses the mode on another thread: that may wait for the lock of iptables, and /healthz answers meanwhile.
+/// Chooses the mode on another thread, since that may wait for the lock of iptables, while /healthz answers.
 async fn choose_beside(configured: &Configured) -> Result<ChosenMode, Vec<Problem>> {
     let (configured, runtime) = (configured.clone(), Handle::current());
     let chosen = move || runtime.block_on(choose(&configured, Preparing::LoadModules, |_mode| true));

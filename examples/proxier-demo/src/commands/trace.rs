@@ -1,4 +1,4 @@
-//! `trace`: the way of a packet. Needs no kernel and no privilege: it follows from the Services' meaning.
+//! `trace`: the path of a packet. Needs no kernel and no privilege: it follows from the Services' meaning.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
@@ -18,8 +18,9 @@ use crate::settings::cli::packet::{Sender, TraceRequest};
 use crate::settings::cli::{Configured, Output};
 use crate::status::progress::Progress;
 
-/// Prints the way of the first packet of a connection; with `--live`, also the running kernel's entries for it. Exit code 0: traced, also if the
-/// packet is dropped or refused. 1: no input, or the kernel holds something else. 2: bad input, or some of it could not be read.
+/// Prints the path of the first packet of a connection; with `--live`, also the running kernel's entries for it. Exit
+/// code 0: traced, even if the packet is dropped or refused. 1: no input, or the kernel has other entries. 2: bad
+/// input, or some of it could not be read.
 pub async fn trace_packet(
     configured: &Configured,
     output: Output,
@@ -39,7 +40,7 @@ pub async fn trace_packet(
             return ExitCode::from(FAILED);
         }
     };
-    // The running kernel serves node ports on the addresses that this host has.
+    // The running kernel serves node ports on this host's addresses.
     let own = live.as_ref().filter(|_| node_addresses.is_empty()).map(|live| live.addresses().to_vec());
     let (kernel, addresses) = empty_kernel(&snapshot, own.as_deref().unwrap_or(node_addresses));
     let mut engine = Engine::in_memory(configured, kernel);
@@ -92,11 +93,11 @@ pub async fn trace_packet(
     })
 }
 
-/// Addresses that a mode makes this host's own.
+/// How a mode makes addresses this host's own.
 pub(super) struct Owns {
-    /// Whether those of Services are.
+    /// Whether it makes those of Services its own.
     addresses: bool,
-    /// Whether routes make them so, which name the source.
+    /// Whether by routes, which set the source.
     by_routes: bool,
     /// Whether a Service has the address.
     is_served: bool,
@@ -137,7 +138,7 @@ pub(super) fn packet(asked: &TraceRequest, node: &[IpAddr], owns: &Owns) -> Resu
         Sender::Node => {
             let is_own = to.address.is_loopback() || node.contains(&to.address);
             let is_services = owns.is_served && owns.addresses;
-            // Packets to an address of this host have that address as their source too, unless its route names another.
+            // Packets to an address of this host also have it as their source, unless its route sets another.
             let source = match own {
                 Some(own) if !is_own && (owns.by_routes || !is_services) => Some(own),
                 own => {

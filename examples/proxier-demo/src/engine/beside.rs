@@ -1,4 +1,5 @@
-//! Reads what other programs and modes hold in this kernel that decides about packets of Services: for `probe`, `plan`, `trace`, the log and the metric.
+//! Finds objects of other programs and modes in this kernel that affect packets of Services: for `probe`, `plan`,
+//! `trace`, the log and the metric.
 
 use std::net::IpAddr;
 
@@ -11,14 +12,15 @@ use proxier_core::ports::{PortErrorKind, Ports};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::HostAddresses;
 
-/// What a mode leaves, or will remove, of other modes and a kube-proxy, each with what to do; `None`: no mode can serve. Then [`obstacles`].
+/// What a mode leaves, or will remove, of other modes and a kube-proxy, each with what to do. `None`: no mode can
+/// serve. Followed by [`obstacles`].
 pub(crate) fn beside(mode: Option<Kind>, facts: &NodeFacts, ports: &mut Ports<'_>) -> Vec<String> {
     let mut all = leftovers(facts.config(), mode, ports);
     all.extend(mode.into_iter().flat_map(|mode| obstacles(mode, facts, ports)));
     all
 }
 
-/// What keeps packets from endpoints, or their answers from clients, in this mode, each with what to do.
+/// What blocks packets to endpoints, or their replies to clients, in this mode, each with what to do.
 pub(crate) fn obstacles(mode: Kind, facts: &NodeFacts, ports: &mut Ports<'_>) -> Vec<String> {
     let host = ports.links.addresses().unwrap_or_default();
     let dropping = dropping_forward(mode, facts.config(), &host, ports);
@@ -29,7 +31,7 @@ pub(crate) fn obstacles(mode: Kind, facts: &NodeFacts, ports: &mut Ports<'_>) ->
     all
 }
 
-/// Bridges whose pods get no answer from endpoints on the same bridge: the bridge forwards it past all rules.
+/// Bridges whose pods get no reply from endpoints on the same bridge, because the bridge forwards it past all rules.
 fn bridged(facts: &NodeFacts, host: &HostAddresses, ports: &mut Ports<'_>) -> Vec<String> {
     let mut all = Vec::new();
     for (family, setting) in [(Family::V4, "bridge-nf-call-iptables"), (Family::V6, "bridge-nf-call-ip6tables")] {
@@ -54,7 +56,8 @@ fn bridged(facts: &NodeFacts, host: &HostAddresses, ports: &mut Ports<'_>) -> Ve
     all
 }
 
-/// Whether an address of a bridge is in the networks of pods; if none is known, whether the bridge is not one of Docker or libvirt.
+/// Whether an address of a bridge is in a pod network; if none is known, whether the bridge is not one of Docker or
+/// libvirt.
 fn is_of_pods(facts: &NodeFacts, address: IpAddr, bridge: &str) -> bool {
     let family = Family::of(address);
     let clusters = match &facts.config().local_traffic {

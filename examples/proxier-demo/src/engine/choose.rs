@@ -1,5 +1,5 @@
-//! Chooses the mode: the one that is asked for, or the best that this machine can do. Each is tried in full: it serves if its
-//! engine opens.
+//! Chooses the mode: the requested one, or the best that this machine supports. Each is tried completely: it serves if
+//! its engine opens.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ use crate::engine::{self, Engine, OpenedEngine};
 use crate::problem::Problem;
 use crate::settings::cli::Configured;
 
-/// A mode that this machine cannot do, and why.
+/// A mode that this machine does not support, and why.
 #[derive(Clone, Debug)]
 pub(crate) struct PassedOver {
     pub(crate) mode: Kind,
@@ -51,16 +51,16 @@ pub(crate) struct ChosenMode {
     /// The configuration for this mode.
     pub(crate) configured: Configured,
     pub(crate) engine: Engine,
-    /// Features that this mode lacks here, to log.
+    /// Features that this mode lacks here, for the log.
     pub(crate) notes: Vec<String>,
-    /// Better modes, or the configured one, that this machine cannot do.
+    /// Better modes, or the configured one, that this machine does not support.
     pub(crate) passed_over: Vec<PassedOver>,
     /// Rule back end of IPVS mode, and why; `None` if it was configured.
     pub(crate) rules: Option<ipvs::Choice>,
 }
 
 impl ChosenMode {
-    /// Reason why this mode serves, if it is not simply the one that was asked for.
+    /// Why this mode serves, unless it is simply the requested one.
     pub(crate) fn reason(&self) -> Option<String> {
         let mode = self.configured.settings.mode;
         let others: Vec<String> = self.passed_over.iter().map(ToString::to_string).collect();
@@ -76,13 +76,13 @@ impl ChosenMode {
         }
     }
 
-    /// Whether another mode was asked for.
+    /// Whether another mode was requested.
     pub(crate) fn fell_back(&self) -> bool {
         matches!(self.configured.settings.asked, RequestedMode::Mode(asked) if asked != self.configured.settings.mode)
     }
 }
 
-/// Opens the engine of the first mode that this machine can do, among the modes that `serves` allows.
+/// Opens the engine of the first mode that this machine supports, among the modes that `serves` allows.
 ///
 /// # Errors
 ///
@@ -98,7 +98,7 @@ pub(crate) async fn choose(
     let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
     // The rule back end is chosen once, for all modes: whether programs are needed depends on it.
     let (configured, rules) = &with_rules(configured, preparing).map_err(|problem| vec![problem])?;
-    // A capability that is missing is no reason to serve in another way.
+    // A missing capability does not justify serving in another way.
     let by_nft = is_asked && configured.settings.core.ipvs.rules == RulesBy::Nftables;
     let needs_no_rules =
         matches!(asked, RequestedMode::Mode(mode) if !mode.needs_rule_programs(&configured.settings.core));
@@ -114,8 +114,8 @@ pub(crate) async fn choose(
         passed_over.push(dropping);
     }
     for place in 0.. {
-        // The first candidate does not depend on the iptables programs: they are started only when it cannot serve, and never if the configuration
-        // does not use them.
+        // The first candidate does not depend on the iptables programs. They are started only if it cannot serve, and
+        // never if the configuration does not use them.
         if place == 1 && asked != RequestedMode::Auto && !(by_nft && is_configured) {
             modes = candidates(asked, may_fall_back, programs());
         }
@@ -123,7 +123,8 @@ pub(crate) async fn choose(
         if !serves(mode) {
             continue;
         }
-        // A bad value is no reason to serve in another way; `Invocation::configure` has checked all these modes' sections.
+        // A bad value does not justify serving in another way; `Invocation::configure` has checked all these modes'
+        // sections.
         let configured = configured.in_mode(mode)?;
         match open(&configured, preparing).await {
             Ok((engine, notes)) => {
@@ -140,8 +141,9 @@ pub(crate) async fn choose(
     }
 }
 
-/// Puts iptables mode before nftables mode where chain `FORWARD` of iptables drops what nftables mode forwards, and nothing else does: rules of
-/// iptables mode accept masqueraded packets there, such as those to node ports. Returns why, then.
+/// Puts iptables mode before nftables mode if the iptables chain `FORWARD`, and nothing else, drops what nftables mode
+/// forwards. Rules of iptables mode accept masqueraded packets there, such as those to node ports. Returns the reason
+/// in that case.
 pub(crate) fn prefer_iptables(modes: &mut [Kind], configured: &Configured) -> Option<PassedOver> {
     let nftables = modes.iter().position(|mode| *mode == Kind::Nftables)?;
     let iptables = modes.iter().position(|mode| *mode == Kind::Iptables).filter(|iptables| *iptables > nftables)?;
@@ -157,7 +159,7 @@ pub(crate) fn prefer_iptables(modes: &mut [Kind], configured: &Configured) -> Op
     })
 }
 
-/// The configuration, with the rule back end of IPVS mode chosen if it is left open.
+/// The configuration, with the rule back end of IPVS mode chosen if it is open.
 fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configured, Option<ipvs::Choice>), Problem> {
     let mut configured = configured.clone();
     let (settings, choice) = engine::with_rules(&configured.settings, &mut kernel::open()?.ports(), preparing);
@@ -177,7 +179,7 @@ async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, 
     if obstacles.is_empty() { Ok((engine, notes)) } else { Err(obstacles) }
 }
 
-/// Kind of tables to which this machine's iptables programs write.
+/// Kind of tables that this machine's iptables programs write.
 pub(crate) fn programs() -> RulePrograms {
     let Ok(mut kernel) = kernel::open_to_look() else { return RulePrograms::Missing };
     for family in Family::ALL {

@@ -1,4 +1,4 @@
-//! Watches addresses, devices, default routes and local routes of the host.
+//! Watches the host's addresses, devices, default routes and local routes.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -10,8 +10,9 @@ use tokio::sync::mpsc;
 
 use crate::message::{Control, Message};
 
-/// Reports changed addresses, devices and default routes, and own local routes that are gone. If it fails, full passes still find them.
-/// `new_devices`: new and changed devices too, of which a fast path and connection synchronisation have to know.
+/// Reports changed addresses, devices and default routes, and our own local routes that were removed. If it fails, full
+/// passes still find the changes. `new_devices`: also new and changed devices, for the fast path and connection
+/// synchronisation.
 pub(crate) fn watch(messages: mpsc::Sender<Message>, new_devices: bool) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,
@@ -40,7 +41,7 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>, new_devices: bool) {
             }
             Err(error) => {
                 tracing::warn!("changes of addresses cannot be read: {error}");
-                // Do not spin if the error stays.
+                // Do not spin if the error persists.
                 std::thread::sleep(Duration::from_secs(1));
                 true
             }

@@ -7,7 +7,7 @@ use proxier_core::kernel::{KernelPorts, Options};
 use crate::engine::privileges;
 use crate::problem::Problem;
 
-/// Where a pod may have the node's `/proc/sys/net`, to write it: its own `/proc/sys` is read-only.
+/// Where a pod may mount the node's `/proc/sys/net` to write it, since its own `/proc/sys` is read-only.
 const MOUNTED: &str = "/host/proc/sys";
 
 /// Opens the kernel to change it.

@@ -2,21 +2,21 @@
 
 /// Lets all threads share one heap, whose large pieces return to the kernel when freed. Call it before other threads start.
 ///
-/// By default glibc gives each thread its own heap, and other threads cannot reuse what it frees: here one thread reads
-/// objects and another keeps them.
+/// By default glibc gives each thread its own heap, and other threads cannot reuse what it frees. Here one thread reads
+/// objects and another stores them.
 pub fn one_heap() {
     #[cfg(target_env = "gnu")]
     for (parameter, value) in [(nix::libc::M_ARENA_MAX, 1), (nix::libc::M_MMAP_THRESHOLD, 64 << 10)] {
-        // SAFETY: mallopt(3) takes two numbers and changes how memory is got from here on.
+        // SAFETY: mallopt(3) takes two numbers and changes how memory is allocated from here on.
         #[expect(unsafe_code, reason = "glibc's own function, which nobody wraps")]
         let _was_taken = unsafe { nix::libc::mallopt(parameter, value) };
     }
 }
 
-/// Returns memory that the allocator keeps for later to the kernel. Costs a few milliseconds.
+/// Returns memory that the allocator keeps for later to the kernel. Takes a few milliseconds.
 ///
-/// The initial list of a cluster takes several times the memory needed afterwards, and by itself glibc returns only the end
-/// of the heap.
+/// The initial list of a cluster takes several times the memory needed afterwards, and glibc by itself only returns the
+/// end of the heap.
 pub(crate) fn give_back() {
     #[cfg(target_env = "gnu")]
     {

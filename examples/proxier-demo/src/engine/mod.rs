@@ -47,13 +47,13 @@ use crate::problem::Problem;
 use crate::settings::Settings;
 use crate::settings::cli::{Configured, Source};
 
-/// Access to the kernel that the reconciler changes.
+/// Access to the kernel for the reconciler.
 pub trait Kernel: Send + 'static {
     /// The ports to it.
     fn ports(&mut self) -> Ports<'_>;
 
-    /// Stops serving in this process, and waits until connections end, at most `patience`. Returns the number of connections left: 0 for modes in
-    /// which the kernel serves.
+    /// Stops serving in this process, and waits at most `patience` until connections end. Returns the number of
+    /// connections left: 0 for modes in which the kernel serves.
     fn finish(&mut self, _patience: Duration) -> usize {
         0
     }
@@ -76,7 +76,7 @@ pub struct OpenedEngine {
     pub engine: Engine,
     /// Notes to log.
     pub notes: Vec<String>,
-    /// Required parts that are missing for good, each with its fix: no pass can succeed.
+    /// Required parts that are permanently missing, each with its fix: no pass can succeed.
     pub obstacles: Vec<Problem>,
 }
 
@@ -86,14 +86,14 @@ pub struct Engine<K = KernelPorts> {
     proxier: Reconciler,
     kernel: K,
     origin: Instant,
-    /// The networks of cluster IPs that the cluster names, by ServiceCIDR.
+    /// The networks of cluster IPs announced by the cluster, by ServiceCIDR.
     service_cidrs: BTreeMap<String, Vec<Network>>,
     took_for_flows: Vec<(Family, Duration)>,
 }
 
 impl Engine {
-    /// Tells the kernel ports, before a preview in a mode in which the process listens, on which sockets the running proxy listens: they need not be opened again. Returns why
-    /// they are not known, if so.
+    /// Tells the kernel ports on which sockets the running proxy listens, before a preview in a mode in which the
+    /// process listens, so that they need not be opened again. Returns why they are unknown, if so.
     pub(crate) fn read_running_sockets(&mut self) -> Option<Problem> {
         let mode = self.proxier.mode();
         let asked = &self.proxier.facts().config().node_port_addresses;
@@ -170,8 +170,8 @@ impl Kernel for proxier_core::fake::FakeKernel {
 }
 
 impl Engine<Sketch> {
-    /// An engine that programs a node on paper, which can do everything; nothing of this machine takes part. The rule back end is the one that
-    /// `run` would choose on such a kernel.
+    /// An engine that programs a simulated node that supports everything, independent of this machine. The rule back
+    /// end is the one that `run` would choose on such a kernel.
     pub fn in_memory(configured: &Configured, mut kernel: Sketch) -> Self {
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
         Engine::new(&settings.node_name, options(settings, &configured.source, settings.core.families), kernel)
@@ -179,7 +179,7 @@ impl Engine<Sketch> {
 }
 
 impl<K: Kernel> Engine<K> {
-    /// A reconciler of this node on this kernel. Its time begins now.
+    /// A reconciler of this node on this kernel. Its time starts now.
     pub fn new(node_name: &str, options: Options, kernel: K) -> Self {
         let proxier = Reconciler::new(node_name, options, Duration::ZERO);
         Engine { proxier, kernel, origin: Instant::now(), service_cidrs: BTreeMap::new(), took_for_flows: Vec::new() }
@@ -190,8 +190,8 @@ impl<K: Kernel> Engine<K> {
         self.origin.elapsed()
     }
 
-    /// Takes a change that arrived at this moment. Returns whether it may matter: an unchanged EndpointSlice does not. The caller reports objects
-    /// that cannot be read.
+    /// Applies a change that arrived at this moment. Returns whether it may matter: an unchanged EndpointSlice does
+    /// not. The caller reports unreadable objects.
     pub fn apply_change(&mut self, change: Change, at: Instant) -> bool {
         let now = at.saturating_duration_since(self.origin);
         match change {
@@ -241,7 +241,7 @@ impl<K: Kernel> Engine<K> {
                 return false;
             }
             Change::Readable(kind, key) => self.proxier.note_readable(kind, &key, now),
-            // The Node's last state stays: nothing better is known.
+            // The Node's last state is kept, since nothing better is known.
             Change::NodeGone => return false,
         }
         true
@@ -265,12 +265,12 @@ impl<K: Kernel> Engine<K> {
         self.proxier.pass(&|| origin.elapsed() + ahead, &mut ports)
     }
 
-    /// The times to forget flows in the passes since the last call, by family.
+    /// The time taken to forget flows in the passes since the last call, by family.
     pub(crate) fn took_for_flows(&mut self) -> Vec<(Family, Duration)> {
         std::mem::take(&mut self.took_for_flows)
     }
 
-    /// Gives up lost addresses at once: this process ends before one could come back.
+    /// Gives up lost addresses at once: this process ends before one could return.
     pub fn take_host_as_it_is(&mut self) {
         self.proxier.set_address_grace(Duration::ZERO);
     }
@@ -280,7 +280,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.compact();
     }
 
-    /// Removes the traces of an earlier process in userspace mode, which serve nobody any more.
+    /// Removes the traces of an earlier process in userspace mode, which no longer serve anybody.
     pub fn clean_up_after_processes(&mut self) -> Cleaned {
         if self.proxier.mode().facts().is_process {
             Cleaned::default()
@@ -295,12 +295,12 @@ impl<K: Kernel> Engine<K> {
         self.proxier.remove_others(now, &mut self.kernel.ports())
     }
 
-    /// What other programs and modes hold in this kernel that decides about packets of Services ([`beside::beside`]).
+    /// Objects of other programs and modes in this kernel that affect packets of Services ([`beside::beside`]).
     pub(crate) fn beside(&mut self) -> Vec<String> {
         beside::beside(Some(self.proxier.mode()), self.proxier.facts(), &mut self.kernel.ports())
     }
 
-    /// What keeps packets from endpoints in this kernel ([`beside::obstacles`]).
+    /// What blocks packets to endpoints in this kernel ([`beside::obstacles`]).
     pub(crate) fn obstacles(&mut self) -> Vec<String> {
         beside::obstacles(self.proxier.mode(), self.proxier.facts(), &mut self.kernel.ports())
     }
@@ -316,7 +316,8 @@ impl<K: Kernel> Engine<K> {
         self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
     }
 
-    /// Addresses, default routes or devices of the host changed. `came` are added addresses, even if they are gone again.
+    /// Addresses, default routes or devices of the host changed. `came` are added addresses, even if they were removed
+    /// again.
     pub fn host_changed(&mut self, came: impl IntoIterator<Item = IpAddr>) {
         let now = self.now();
         self.proxier.addresses_seen(came, now);
@@ -330,15 +331,15 @@ impl<K: Kernel> Engine<K> {
         fast_path::connections(config, self.kernel.ports().tables).ok().flatten()
     }
 
-    /// Handles a write to this proxy's tables of nf_tables. Returns whether the next pass compares everything: not after this process's own
-    /// transactions.
+    /// Handles a write to this proxy's nf_tables tables. Returns whether the next pass compares everything, which it
+    /// does not after this process's own transactions.
     pub(crate) fn tables_changed(&mut self, changes: &TableChanges) -> bool {
         let now = self.now();
         let ports = self.kernel.ports();
         self.proxier.tables_changed(&changes.generations, changes.lost, ports.tables, now)
     }
 
-    /// Sets the neighbours that this node has to reach: no Service gets their addresses.
+    /// Sets the neighbours that this node must be able to reach: no Service gets their addresses.
     pub(crate) fn set_neighbours(&mut self, found: NeighboursByUser) {
         let now = self.now();
         for (user, neighbours) in found {
@@ -368,7 +369,8 @@ impl<K: Kernel> Engine<K> {
         &mut self.kernel
     }
 
-    /// Time from which a wanted object has been missing in the kernel; `None` when none is missing, and before the initial list is complete.
+    /// Since when a desired object has been missing in the kernel; `None` if none is missing, and before the initial
+    /// list is complete.
     pub fn pending_since(&self) -> Option<Instant> {
         self.proxier.pending_since().map(|since| self.origin + since)
     }
@@ -396,7 +398,8 @@ pub(crate) fn with_rules(
     (settings, Some(choice))
 }
 
-/// Rule back end of an engine in memory, and how to see the other one; `None` if the settings name it, or the mode has none.
+/// Rule back end of a simulated engine, and how to see the other one; `None` if the settings specify it, or the mode
+/// has none.
 pub(crate) fn rules_in_memory(settings: &Settings) -> Option<String> {
     let (_, choice) = with_rules(settings, &mut Sketch::default().ports(), Preparing::Nothing);
     let choice = choice.filter(|choice| choice.reason.is_some())?;
@@ -404,7 +407,7 @@ pub(crate) fn rules_in_memory(settings: &Settings) -> Option<String> {
     Some(format!("{choice}, as on most nodes; with ipvs.rules: {other} (--ipvs-rules) it is what others get"))
 }
 
-/// Probes modules in parallel with the iptables programs, which take as long. Not needed if all modules are loaded.
+/// Probes modules in parallel with the iptables programs, which take as long. Unnecessary if all modules are loaded.
 fn check_modules(settings: &Settings) -> Option<JoinHandle<Findings>> {
     if modules::has_ipvs(settings) {
         return None;
@@ -414,7 +417,7 @@ fn check_modules(settings: &Settings) -> Option<JoinHandle<Findings>> {
     std::thread::Builder::new().name("modules".to_owned()).spawn(check).ok()
 }
 
-/// Drops the matches and the family that this kernel is known to lack. Returns notes on what does not work then.
+/// Removes the matches and the family that this kernel is known to lack. Returns notes on what does not work then.
 fn reduce(options: &mut Options, findings: &Findings) -> Vec<String> {
     let lacks = |name: &str| findings.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
     let mut notes = Vec::new();
@@ -429,7 +432,7 @@ fn reduce(options: &mut Options, findings: &Findings) -> Vec<String> {
     }
     options.ipvs.capabilities.physdev = !lacks("xt_physdev");
     options.ipvs.capabilities.ipvs = !lacks("xt_ipvs");
-    // A kernel without physdev has no packets that match it, so dropping the match loses nothing.
+    // A kernel without physdev has no packets that match it, so removing the match loses nothing.
     if !options.ipvs.capabilities.ipvs {
         let mut without_ipvs = options.ipvs.capabilities;
         without_ipvs.physdev = true;

@@ -1,5 +1,5 @@
-//! Loads the modules of a mode with one `modprobe`. The kernel would load them too, one by one as they are used, and start a `modprobe`
-//! for each, and more for names that it tries first.
+//! Loads the modules of a mode with one `modprobe`. The kernel would load them too, one by one at first use, each with
+//! its own `modprobe` and more for other names that it tries first.
 
 use std::path::Path;
 
@@ -24,7 +24,8 @@ const TABLES: [&str; 12] = [
     "nf_conntrack_netlink",
 ];
 
-/// Modules of IPVS mode that are loaded once it has served, without the scheduler's: no preparation is needed if all are loaded.
+/// Modules of IPVS mode that are loaded once it has served, without the scheduler's. If all are loaded, no preparation
+/// is needed.
 const IPVS: [&str; 15] = [
     "ip_vs",
     "dummy",
@@ -43,7 +44,7 @@ const IPVS: [&str; 15] = [
     "ip_set_bitmap_port",
 ];
 
-/// Modules of IPVS mode with a table of nf_tables; a trial shows whether the modules for the table are there.
+/// Modules of IPVS mode with an nf_tables table. A trial shows whether the table's modules are available.
 const IPVS_BY_NFT: [&str; 2] = ["ip_vs", "dummy"];
 
 fn of_ipvs(settings: &Settings) -> Vec<String> {
@@ -53,12 +54,12 @@ fn of_ipvs(settings: &Settings) -> Vec<String> {
     used.iter().map(ToString::to_string).chain([scheduler]).collect()
 }
 
-/// Whether every module of IPVS mode is in memory. One that is built in may not be seen.
+/// Whether every module of IPVS mode is loaded. A built-in one may be invisible.
 pub(super) fn has_ipvs(settings: &Settings) -> bool {
     of_ipvs(settings).iter().all(|module| Path::new("/sys/module").join(module).exists())
 }
 
-/// Loads missing modules of the mode; a failure shows at the first use.
+/// Loads missing modules of the mode. A failure shows at first use.
 pub(crate) fn preload(settings: &Settings) {
     let mut names = if settings.mode.facts().has_virtual_servers { of_ipvs(settings) } else { Vec::new() };
     if settings.mode.table_name(&settings.core).is_some() {

@@ -1,4 +1,4 @@
-//! Requirements of each mode on this machine, tried.
+//! Checks the requirements of each mode on this machine by trying.
 
 use kmod_probe::{ActiveAnswer, ActiveProbe, Answer, Capability, Families, Loader, Probe, Profile, Report};
 use proxier_core::config::{Families as Served, NamePrefix, RulesBy};
@@ -15,7 +15,7 @@ use crate::settings::cli::Configured;
 
 /// Checks all requirements of IPVS mode. Loads and writes nothing, but newer kernels load IPVS when asked about it.
 ///
-/// A missing family is no obstacle if the kernel has the other one: `run` then serves that one.
+/// A missing family is not an obstacle if the kernel has the other one: `run` then serves that one.
 ///
 /// # Errors
 ///
@@ -25,12 +25,12 @@ pub(crate) fn check(settings: &Settings, kernel: &mut KernelPorts) -> Result<Rep
     Ok(Requirements::from_settings(settings)?.check(&mut ask).report)
 }
 
-/// Whether IPVS mode, if it may serve, has a scheduler that exists: one of the kernel's own tree, or one of whose module this machine
-/// shows a sign. No kernel has a misspelt one, so it is no reason to serve in another mode.
+/// Whether IPVS mode, if it may serve, has a scheduler that exists: one of the kernel's own tree, or one whose module
+/// this machine knows. No kernel has a misspelled one, so that does not justify serving in another mode.
 ///
 /// # Errors
 ///
-/// There is no sign of it; the problem lists the names.
+/// This machine does not know it; the problem lists the names.
 pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     let scheduler = configured.settings.core.ipvs.scheduler;
     if !configured.may_serve_in(Kind::Ipvs) || Profile::known_schedulers().any(|name| name == scheduler.name()) {
@@ -43,7 +43,7 @@ pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     };
     let report = Probe::new().profile(profile).run();
     let finding = report.finding(&format!("scheduler {scheduler}"));
-    // A line that names the scheduler is a sign. A complete list without it is evidence too, but of the opposite.
+    // A line that names the scheduler is evidence for it; a complete list without it is evidence against it.
     if finding.and_then(|finding| finding.evidence.as_ref()).is_some_and(|seen| seen.line.is_some()) {
         return Ok(());
     }
@@ -58,7 +58,7 @@ pub(crate) struct Requirements {
     families: Served,
 }
 
-/// Result of the checks, and the wanted families that this kernel can serve.
+/// Result of the checks, and the desired families that this kernel can serve.
 pub(crate) struct Findings {
     pub(crate) report: Report,
     pub(crate) families: Served,
@@ -100,7 +100,7 @@ impl Requirements {
 }
 
 impl Findings {
-    /// Required parts known to be missing for good, each with its fix; empty when `run` can serve. Settings below
+    /// Required parts that are permanently missing, each with its fix; empty if `run` can serve. Settings below
     /// `/proc/sys` are not included: writing them shows whether that works.
     pub(crate) fn obstacles(&self) -> Vec<Problem> {
         let report = &self.report;
@@ -140,7 +140,7 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
 /// The mode cannot be used: each obstacle with its fix.
 pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
     match settings.mode {
-        // Opening the engine tries what they need, and says the same; a trial of a table costs the kernel a grace period.
+        // Opening the engine tries this and reports the same. A trial of a table costs the kernel a grace period.
         Kind::Nftables | Kind::Userspace => return Ok(()),
         Kind::Iptables => return require_iptables(settings, kernel),
         Kind::Ipvs => {}
@@ -159,7 +159,8 @@ pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(
     Err(problems)
 }
 
-/// Checks by a trial that iptables mode can serve at least one family. Passing failures, such as a lock that is held, are no obstacle.
+/// Checks by a trial that iptables mode can serve at least one family. Temporary failures, such as a held lock, are not
+/// obstacles.
 fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
     rule_families(kernel, settings.core.families).map_err(|problem| vec![problem])?;
     let mut problems = Vec::new();
@@ -174,7 +175,7 @@ fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(),
     Err(problems)
 }
 
-/// Requirements families that this machine can serve: rules need iptables for each.
+/// The requested families that this machine can serve: rules need iptables for each.
 pub(crate) fn rule_families(kernel: &mut KernelPorts, wanted: Served) -> Result<(Served, Vec<String>), Problem> {
     let ports = kernel.ports();
     let mut notes = Vec::new();
@@ -182,7 +183,7 @@ pub(crate) fn rule_families(kernel: &mut KernelPorts, wanted: Served) -> Result<
     for family in wanted.iter() {
         let is_v4 = family == Family::V4;
         match ports.rules.has_random_fully(family) {
-            // Any other failure may pass; the next pass reports it if not.
+            // Any other failure may be temporary; the next pass reports it if not.
             Ok(_random) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,
             Err(error) if error.kind() != PortErrorKind::Unavailable => {
                 *(if is_v4 { &mut v4 } else { &mut v6 }) = true;
@@ -216,7 +217,7 @@ fn families_of(tried: Vec<(Family, Result<(), PortError>)>, otherwise: &str) -> 
     for (family, outcome) in tried {
         match outcome {
             Ok(()) => served.push(family),
-            // The failure may pass; the next pass reports it if not.
+            // The failure may be temporary; the next pass reports it if not.
             Err(error) if matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Unknown) => served.push(family),
             Err(error) => notes.push(format!("{} is not served: {error}", family.name())),
         }
@@ -257,7 +258,7 @@ pub(crate) fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec
     nftables::trials(settings.core.families.iter(), &facts, ports.tables)
 }
 
-/// Answers of the programs and the kernel to trial rules of iptables mode, by family; each family is tried when its turn comes.
+/// Answers of the programs and the kernel to trial rules of iptables mode, by family; each family is tried lazily.
 pub(crate) fn try_iptables(
     settings: &Settings,
     kernel: &mut KernelPorts,

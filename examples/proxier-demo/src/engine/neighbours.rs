@@ -1,5 +1,5 @@
-//! Finds the neighbours that this node has to reach: the API server and the name servers. No Service may take their
-//! addresses.
+//! Finds the neighbours that this node must be able to reach: the API server and the name servers. No Service may take
+//! their addresses.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -18,11 +18,13 @@ use crate::sources::cluster::Connection;
 
 /// Time between two looks.
 const INTERVAL: Duration = Duration::from_secs(30);
-/// Time until the first: by then the API server is usually connected.
+/// Time until the first search: by then the API server is usually connected.
 const FIRST: Duration = Duration::from_secs(5);
-/// Time for which a neighbour is kept after it was last found: a name may resolve to other addresses each time, and a connection may outlast them.
+/// How long a neighbour is kept after it was last found: a name may resolve to other addresses each time, and a
+/// connection may outlast them.
 const KEPT: Duration = Duration::from_secs(600);
-/// Files that name the name servers: those that programs use, and, if that is a resolver on this node, those that it asks.
+/// Files that list the name servers: those that programs use and, if that is a resolver on this node, those that it
+/// asks.
 const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 
 /// Looks for neighbours, and remembers them.
@@ -42,7 +44,7 @@ impl Neighbours {
         Neighbours { connection, seen: BTreeMap::new() }
     }
 
-    /// The API server as configured, with its name looked up, and as connected; and the name servers.
+    /// The API server as configured, with its name resolved, and as connected; and the name servers.
     pub(crate) async fn find(&mut self) -> NeighboursByUser {
         let mut found: Vec<(User, Neighbour)> = Vec::new();
         if let Some(connection) = &self.connection {
@@ -59,7 +61,7 @@ impl Neighbours {
 
     fn remember(&mut self, found: Vec<(User, Neighbour)>, now: Instant) -> NeighboursByUser {
         self.seen.extend(found.into_iter().map(|found| (found, now)));
-        // Age counts from the newest neighbour of a kind: if none of that kind is found any more, all of them stay.
+        // Age is relative to the newest neighbour of a kind: if none of that kind is found any more, all of them stay.
         let newest = |user: &User| self.seen.iter().filter(|((of, _), _)| of == user).map(|(_, at)| *at).max();
         let users: BTreeSet<User> = self.seen.keys().map(|(user, _)| user.clone()).collect();
         let newest: BTreeMap<User, Instant> =
@@ -84,11 +86,11 @@ fn name_servers(text: &str) -> impl Iterator<Item = IpAddr> {
     })
 }
 
-/// The peers that this process is connected with on this port, from the kernel.
+/// The peers to which this process is connected on this port, from the kernel.
 fn peers(port: Option<u16>) -> Vec<SocketAddr> {
     let (Some(port), Ok(files)) = (port, std::fs::read_dir("/proc/self/fd")) else { return Vec::new() };
     let numbers = files.filter_map(|file| file.ok()?.file_name().to_str()?.parse::<RawFd>().ok());
-    // Descriptors that are no socket, or closed by now, have no peer.
+    // Descriptors that are not sockets, or are closed by now, have no peer.
     let peer = |number| {
         let address = getpeername::<SockaddrStorage>(number).ok()?;
         let v4 = address.as_sockaddr_in().map(|address| SocketAddr::from((address.ip(), address.port())));
@@ -97,7 +99,7 @@ fn peers(port: Option<u16>) -> Vec<SocketAddr> {
     numbers.filter_map(peer).filter(|peer| peer.port() == port).collect()
 }
 
-/// Looks repeatedly, and sends changes to the kernel's thread.
+/// Searches repeatedly, and sends changes to the kernel's thread.
 pub(crate) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
     let mut neighbours = Neighbours::new(&source);
     let mut last = NeighboursByUser::new();
@@ -115,7 +117,7 @@ pub(crate) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
     }
 }
 
-/// Addresses and ports that no Service gets on this node, as far as known without asking the API server.
+/// Addresses and ports that no Service gets on this node, as far as known without the API server.
 pub(crate) async fn reserved(configured: &Configured, kernel: &mut KernelPorts) -> Reserved {
     let mut reserved = configured.settings.reserved();
     for (user, neighbours) in Neighbours::new(&configured.source).find().await {
@@ -203,7 +205,7 @@ mod tests {
         assert_eq!(at(&["192.0.2.2"], 30), ["192.0.2.1", "192.0.2.2"]);
         assert_eq!(at(&["192.0.2.2"], 599), ["192.0.2.1", "192.0.2.2"]);
         assert_eq!(at(&["192.0.2.2"], 600), ["192.0.2.2"]);
-        // The name of the API server cannot be looked up any more.
+        // The name of the API server can no longer be resolved.
         assert_eq!(at(&[], 10_000), ["192.0.2.2"]);
     }
 }

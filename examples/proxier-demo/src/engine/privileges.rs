@@ -1,4 +1,4 @@
-//! The capabilities of this process, and which of the required ones are missing.
+//! The capabilities of this process, and which required ones are missing.
 
 use crate::problem::Problem;
 
@@ -7,7 +7,7 @@ use crate::problem::Problem;
 pub struct Privileges {
     /// Capabilities of this process (`CapEff`).
     effective: u64,
-    /// Capabilities that programs started by it get if it is not root (`CapAmb`).
+    /// Capabilities for programs that it starts if it is not root (`CapAmb`).
     ambient: u64,
     /// Whether it is root, so that its programs get all its capabilities.
     root: bool,
@@ -20,7 +20,7 @@ pub struct Capability(&'static str, u8);
 impl Capability {
     /// IPVS, sets, rules, addresses.
     pub const NET_ADMIN: Capability = Capability("CAP_NET_ADMIN", 12);
-    /// iptables asks the kernel about sets through a raw socket; the legacy one reads its tables through one too.
+    /// iptables asks the kernel about sets through a raw socket; the legacy one also reads its tables through one.
     pub const NET_RAW: Capability = Capability("CAP_NET_RAW", 13);
 
     fn is_in(self, set: u64) -> bool {
@@ -62,7 +62,7 @@ impl Privileges {
     }
 }
 
-/// Checks that this process, and the programs it starts, have this capability, which is for `purpose`.
+/// Checks that this process, and the programs that it starts, have this capability, which is for `purpose`.
 ///
 /// # Errors
 ///

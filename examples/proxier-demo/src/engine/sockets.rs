@@ -1,4 +1,4 @@
-//! Listening sockets of the proxy of this network namespace, when that is another process: from `/proc`
+//! Listening sockets of this network namespace's proxy, if that is another process: from `/proc`
 //! ([proc_pid_net(5)](https://man7.org/linux/man-pages/man5/proc_pid_net.5.html)).
 
 use std::collections::BTreeSet;
@@ -9,7 +9,7 @@ use std::path::Path;
 
 use proxier_core::net::{FrontendKey, Protocol};
 
-/// A TCP socket that listens, and a UDP socket that is not connected (include/net/tcp_states.h).
+/// A listening TCP socket, and an unconnected UDP socket (include/net/tcp_states.h).
 const LISTENS: &str = "0A";
 const UNCONNECTED: &str = "07";
 
@@ -19,7 +19,7 @@ const UNCONNECTED: &str = "07";
 /// Its files or the sockets could not be read.
 pub(crate) fn listened_on(process: u32) -> io::Result<BTreeSet<FrontendKey>> {
     let files = fs::read_dir(Path::new("/proc").join(process.to_string()).join("fd"))?;
-    // A descriptor that is closed meanwhile does not matter.
+    // A descriptor that is closed meanwhile is irrelevant.
     let links = files.filter_map(|file| fs::read_link(file.ok()?.path()).ok()?.into_os_string().into_string().ok());
     let sockets: BTreeSet<String> =
         links.filter_map(|link| Some(link.strip_prefix("socket:[")?.strip_suffix(']')?.to_owned())).collect();
@@ -59,7 +59,7 @@ fn places<'a>(
     })
 }
 
-/// An address as `/proc` prints it: each 32 bits as a number of this machine's byte order.
+/// An address as `/proc` prints it: each 32 bits as a number in host byte order.
 fn address(digits: &str) -> Option<IpAddr> {
     let word = |at: usize| u32::from_str_radix(digits.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);
     match digits.len() {

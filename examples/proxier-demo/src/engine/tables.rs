@@ -1,4 +1,4 @@
-//! Watches this proxy's tables of nf_tables.
+//! Watches this proxy's nf_tables tables.
 
 use std::fmt::Display;
 use std::os::fd::AsFd;
@@ -12,12 +12,13 @@ use tokio::sync::mpsc;
 
 use crate::message::{Control, Message};
 
-/// Transactions that follow each other within this time are one report. It is short, since source ranges of IPVS mode are open until the report is
-/// handled, if it is their table that is gone.
+/// Transactions that follow each other within this time are reported together. It is short, because source ranges of
+/// IPVS mode are open until the report is handled, if their table was deleted.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Reports writes to the tables of this name, once the sender that it gives is gone: for a listener the kernel makes a message of each element, which
-/// takes it as long as all else of a large first pass. If watching fails, full passes still find them.
+/// Reports writes to the tables of this name, once the returned sender is dropped: while something listens, the kernel
+/// makes a message of each element, which doubles the time of a large first pass. If watching fails, full passes still
+/// find the changes.
 pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) -> Sender<()> {
     let (compared, begin) = channel();
     let name = table.clone();
@@ -25,7 +26,7 @@ pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) -> Sender<()
         let _gone = begin.recv();
         match TableMonitor::open(&table) {
             Ok(monitor) => {
-                // What was written until now is known by its generation.
+                // Earlier writes are known by their generation.
                 let mut changes = TableChanges::default();
                 changes.lost = true;
                 if messages.blocking_send(Message::Control(Control::TablesChanged(changes))).is_ok() {

@@ -17,7 +17,7 @@ use crate::message::{Control, Message};
 use crate::problem::Problem;
 use crate::settings::Settings;
 
-/// Lets this process open as many files as it may: two for each connection. Returns how many.
+/// Raises this process's limit of open files: two per connection. Returns the limit.
 pub(crate) fn raise_open_files() -> u64 {
     let Ok((now, most)) = getrlimit(Resource::RLIMIT_NOFILE) else { return 0 };
     match setrlimit(Resource::RLIMIT_NOFILE, most, most) {
@@ -45,13 +45,13 @@ pub(crate) fn read_running_sockets(kernel: &mut KernelPorts) -> Result<(), Probl
     Ok(())
 }
 
-/// Outcomes of trying the mode's needs, by family.
+/// Results of trying the mode's requirements, by family.
 type Attempts = Vec<(Family, Result<(), PortError>)>;
 
-/// The lowest port of TCP: where this may be listened on, all may.
+/// The lowest TCP port: if the process may listen on it, it may listen on all.
 const LOWEST_PORT: u16 = 1;
 
-/// Whether this process can listen, on ports below 1024 too, and make addresses local, by family.
+/// Whether this process can listen, including on ports below 1024, and make addresses local, by family.
 pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<Attempts, PortError> {
     kernel.ports().routes.networks(RouteOwner::Userspace)?;
     let mut trial = KernelPorts::open(&Options::default())?;
@@ -65,7 +65,7 @@ pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<A
         let outcome = relays.serve(&Listener::new(key, "trial"));
         relays.close(&key);
         match outcome {
-            // Another program has the port, so its family is there; the kernel looks at capabilities first.
+            // Another program has the port, so its family exists; the kernel checks capabilities first.
             Err(error) if error.kind() == PortErrorKind::AlreadyExists => (family, Ok(())),
             outcome => (family, outcome),
         }
@@ -96,7 +96,7 @@ pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<
     Ok((families, notes))
 }
 
-/// Stops listening, and lets connections come to their end for a while, or until `hurry`.
+/// Stops listening, and lets connections finish for a while, or until `hurry`.
 pub(crate) async fn finish(messages: &mpsc::Sender<Message>, patience: Duration, hurry: impl Future<Output = ()>) {
     let (done, left) = oneshot::channel();
     tracing::info!("ending: connections get {} s", patience.as_secs_f64());

@@ -19,14 +19,14 @@ pub(crate) fn unreadable_line((kind, key, reason): (ObjectKind, &ObjectKey, &str
 }
 
 impl<K: Kernel> Engine<K> {
-    /// Connections and UDP flows that userspace mode has begun; nothing in the other modes.
+    /// Connections and UDP flows that userspace mode has started; empty in the other modes.
     pub(crate) fn begun(&mut self) -> Vec<Begun> {
         let begun = self.kernel().ports().relays.begun();
         let names = Names::new(self.proxier().store(), self.proxier().desired());
         begun.into_iter().map(|(key, count)| (key, names.service_of(&key), count)).collect()
     }
 
-    /// State at this moment. Costs O(Frontends), a few milliseconds for ten thousand Services.
+    /// The current state. O(Frontends), a few milliseconds for ten thousand Services.
     pub(crate) fn view(&mut self) -> View {
         let begun = self.kernel().ports().relays.begun();
         let (proxier, now) = (self.proxier(), self.now());

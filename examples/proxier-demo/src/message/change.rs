@@ -11,26 +11,27 @@ use crate::problem::Problem;
 
 /// A change of the input.
 ///
-/// Objects come one at a time, so that no buffer holds a cluster's objects at once: the receiver puts each into a
-/// [`Store`](proxier_core::snapshot::Store), and compiles when [`Synced`](Change::Synced) comes. Before that the initial
-/// list is incomplete, and nothing may be deleted from the kernel.
+/// Objects come one at a time, so that no buffer holds a cluster's objects at once. The receiver puts each into a
+/// [`Store`](proxier_core::snapshot::Store), and compiles at [`Synced`](Change::Synced). Before that the initial list
+/// is incomplete, and nothing may be deleted from the kernel.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Change {
-    /// A new or changed Service. It may be unchanged.
+    /// A new or changed Service, possibly unchanged.
     UpsertService(Box<ServiceObject>),
     /// A Service was deleted.
     DeleteService(ObjectKey),
-    /// Services are missing from a new list, or from all files, and nobody reported them as deleted. They come together, so
-    /// that the receiver sees how many they are: one by one, each would look like a small loss.
+    /// Services are missing from a new list, or from all files, without a reported deletion. They come together, so
+    /// that the receiver sees their number: one by one, each would look like a small loss.
     LostServices(Vec<ObjectKey>),
     /// A new or changed EndpointSlice.
     UpsertSlice(Box<EndpointSliceObject>),
     /// An EndpointSlice was deleted.
     DeleteSlice(ObjectKey),
-    /// EndpointSlices are missing from a new list, or from all files, as with Services.
+    /// EndpointSlices are missing from a new list, or from all files, as for Services.
     LostSlices(Vec<ObjectKey>),
-    /// A new list of this kind begins: objects that were missing before may still come until [`Listed`](Change::Listed).
+    /// A new list of this kind begins: objects that were missing before may still come until
+    /// [`Listed`](Change::Listed).
     Listing(ObjectKind),
     /// The list of this kind is complete.
     Listed(ObjectKind),
@@ -38,26 +39,27 @@ pub enum Change {
     Node(Box<NodeState>),
     /// The Node object of this node was deleted.
     NodeGone,
-    /// A Node of the cluster, new or changed, for its weight and addresses: only the fields for these are filled.
+    /// A Node of the cluster, new or changed, with only the fields for its weight and addresses.
     ClusterNode(Box<NodeObject>),
     /// A Node of the cluster, by name, was deleted.
     ClusterNodeGone(String),
-    /// A ServiceCIDR, by name, new or changed: the networks from which the cluster takes cluster IPs.
+    /// A ServiceCIDR, by name, new or changed: the networks from which the cluster allocates cluster IPs.
     ServiceCidr(String, Vec<Network>),
     /// A ServiceCIDR, by name, was deleted: no Service has an address of it any more.
     ServiceCidrGone(String),
     /// The initial list is complete. Comes once.
     Synced,
-    /// An object, or a file, cannot be read: its last readable content stays. To be logged and counted.
+    /// An object, or a file, cannot be read; its last readable content is kept. To be logged and counted.
     Unreadable(Box<Unreadable>),
-    /// An object that could not be read is gone, or can be read again, and nothing else is known of it.
+    /// An unreadable object was deleted, or can be read again, and nothing else is known of it.
     Readable(ObjectKind, ObjectKey),
 }
 
 /// An object, or a part of a file, that cannot be read.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Unreadable {
-    /// Kind and name, which is empty where it cannot be read either; `None`: everything could be read, but not all of it counts.
+    /// Kind and name, which is empty if it cannot be read either; `None`: everything could be read, but not all of it
+    /// counts.
     pub object: Option<(ObjectKind, ObjectKey)>,
     /// The Service of an EndpointSlice, if that can be read.
     pub service: Option<ObjectKey>,
@@ -82,7 +84,7 @@ impl Change {
     }
 }
 
-/// Merges the deletions of each kind into one change: they were inferred, not reported.
+/// Merges the deletions of each kind into one change, since they were inferred rather than reported.
 pub(crate) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Change> {
     let (mut services, mut slices) = (Vec::new(), Vec::new());
     let mut others = Vec::new();
@@ -98,7 +100,7 @@ pub(crate) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Chan
     services.into_iter().chain(slices).chain(others).collect()
 }
 
-/// A Node, and its state beyond its [`NodeObject`].
+/// A Node, and state that its [`NodeObject`] does not have.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct NodeState {
     /// Labels, addresses, networks.

@@ -1,4 +1,4 @@
-//! Messages to the kernel's thread, in the order in which they arrive, and their contents.
+//! Messages to the kernel's thread, in order of arrival, and their contents.
 
 pub mod change;
 pub(crate) mod view;
@@ -18,7 +18,7 @@ use crate::message::view::View;
 /// A change and when it arrived.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// Time of its arrival in this process.
+    /// When it arrived in this process.
     pub at: Instant,
     /// The change.
     pub change: Change,
@@ -32,9 +32,9 @@ pub(crate) type NeighboursByUser = BTreeMap<User, BTreeSet<Neighbour>>;
 pub(crate) enum Control {
     /// Compare everything (SIGHUP).
     Resync,
-    /// Addresses or devices of the host changed; these addresses were added, even if they are gone again.
+    /// Addresses or devices of the host changed; these addresses were added, even if they were removed again.
     HostChanged(Vec<IpAddr>),
-    /// The tables of nf_tables changed, maybe by this process.
+    /// The nf_tables tables changed, possibly by this process.
     TablesChanged(TableChanges),
     /// Delete objects whose deletion is held back (SIGUSR1).
     ConfirmRemoval,
@@ -48,7 +48,7 @@ pub(crate) enum Control {
     Begun(oneshot::Sender<Vec<Begun>>),
 }
 
-/// A listener of userspace mode, with its Service and port, and the connections and UDP flows that it has begun.
+/// A listener of userspace mode, with its Service and port, and the connections and UDP flows that it has started.
 pub(crate) type Begun = (FrontendKey, Option<String>, u64);
 
 /// A message to the kernel's thread.
@@ -69,12 +69,12 @@ enum Receiver {
     Kernel(mpsc::Sender<Message>),
 }
 
-/// The receiver of changes is gone.
+/// The receiver of changes was dropped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Closed;
 
-/// Messages that a channel holds. When it is full, senders wait, so that a large cluster's objects are not all in
-/// memory at once.
+/// Messages in a channel. When it is full, senders wait, so that a large cluster's objects are not all in memory at
+/// once.
 const ROOM: usize = 256;
 
 /// A channel for changes.
@@ -83,14 +83,14 @@ pub fn channel() -> (Changes, mpsc::Receiver<Event>) {
     (Changes(Receiver::Reader(sender)), receiver)
 }
 
-/// The channel of the kernel's thread: where to send changes of the input, where to send any message, and the receiver.
+/// The channel of the kernel's thread: a sender for changes of the input, a sender for any message, and the receiver.
 pub(crate) fn to_kernel() -> (Changes, mpsc::Sender<Message>, mpsc::Receiver<Message>) {
     let (sender, receiver) = mpsc::channel(ROOM);
     (Changes(Receiver::Kernel(sender.clone())), sender, receiver)
 }
 
 impl Changes {
-    /// Sends a change, with the time now.
+    /// Sends a change with the current time.
     ///
     /// # Errors
     ///

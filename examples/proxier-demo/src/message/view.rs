@@ -1,4 +1,4 @@
-//! State of the kernel's thread at one moment. Made on request only, from values that are shared and not copied.
+//! A snapshot of the kernel thread's state, made on request from shared values.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use proxier_core::plan::report::Refused;
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::{ObjectKey, ServicePort};
 
-/// Number of lines of a list that are shown; all of them are counted.
+/// Number of lines of a list to show; all of them are counted.
 const LINES: usize = 100;
 
-/// The first lines of a list, and how many there are.
+/// The first lines of a list, and their total number.
 #[derive(Clone, Debug)]
 pub(crate) struct Lines<T> {
     pub(crate) count: usize,
@@ -54,13 +54,13 @@ pub(crate) struct DrainView {
     pub(crate) connections: Option<u64>,
 }
 
-/// A Frontend that stays although it, or its last endpoint, should go.
+/// A Frontend that is kept although it, or its last endpoint, should be removed.
 #[derive(Clone, Debug)]
 pub(crate) struct HeldView {
     pub(crate) key: FrontendKey,
     pub(crate) service: Option<String>,
     pub(crate) since: Duration,
-    /// Time until it goes, if the input stays as it is; `None`: only when confirmed.
+    /// Time until it is removed, if the input does not change; `None`: only when confirmed.
     pub(crate) left: Option<Duration>,
 }
 
@@ -77,8 +77,8 @@ pub(crate) struct View {
     /// Objects that cannot be read, and why.
     pub(crate) unreadable: Lines<String>,
     pub(crate) held: Lines<HeldView>,
-    /// Virtual servers of firewall marks, by their Frontends: for clients outside only.
+    /// Virtual servers by firewall mark, by Frontend: only for clients outside.
     pub(crate) marks: BTreeMap<FrontendKey, VirtualServerKey>,
-    /// Userspace mode: connections and UDP flows that each listener has begun.
+    /// Userspace mode: connections and UDP flows that each listener has started.
     pub(crate) begun: BTreeMap<FrontendKey, u64>,
 }

@@ -27,9 +27,9 @@ use crate::settings::kubeproxyconfig::{END_TIMEOUT, KubeProxyConfiguration};
 pub struct Settings {
     /// Settings for compiling Services.
     pub core: Config,
-    /// The mode that is asked for.
+    /// The requested mode.
     pub asked: RequestedMode,
-    /// Mode that serves: the configured one, or the one that was chosen.
+    /// The mode that serves: the configured one, or the one that was chosen.
     pub mode: Kind,
     /// Primary address of the node; its family is the primary one.
     pub bind_address: IpAddr,
@@ -41,11 +41,11 @@ pub struct Settings {
     pub metrics: Option<SocketAddr>,
     /// Clients that may see the status page, which the metrics server has.
     pub status_page: Exposure,
-    /// The node's name: trimmed, in lower case. Checked where it is needed ([`Origin::nameless`]).
+    /// The node's name: trimmed, in lower case. Checked where needed ([`Origin::nameless`]).
     pub node_name: String,
-    /// The kubeconfig that the file names.
+    /// The kubeconfig named in the file.
     pub kubeconfig: Option<PathBuf>,
-    /// Whether the API server is asked for protobuf; it may answer in JSON.
+    /// Whether protobuf is requested from the API server, which may answer in JSON.
     pub protobuf: bool,
     /// Interval between full comparisons with the kernel; more than 0.
     pub sync_period: Duration,
@@ -53,9 +53,9 @@ pub struct Settings {
     pub min_sync_period: Duration,
     /// Settings of userspace mode.
     pub userspace: userspace::Options,
-    /// Time that connections of userspace mode get when the process ends.
+    /// How long connections of userspace mode may continue when the process ends.
     pub end_timeout: Duration,
-    /// Whether masqueraded connections get random ports: iptables mode; in IPVS mode only `Never` counts.
+    /// Whether masqueraded connections get random ports. For iptables mode; IPVS mode only uses `Never`.
     pub random_fully: RandomFully,
     /// Timeouts of IPVS.
     pub timeouts: TimeoutsUpdate,
@@ -77,7 +77,8 @@ pub enum Exposure {
     /// No clients: there is no such page. Default.
     #[default]
     Off,
-    /// Clients of this host, by an address or the name `localhost`: not a web page under another name, which a name server could lead here.
+    /// Clients on this host, by an address or the name `localhost`. Excludes web pages under another name that a name
+    /// server could resolve to this host.
     Localhost,
     /// All clients that reach the metrics server.
     On,
@@ -100,20 +101,20 @@ impl Exposure {
 pub struct Origin {
     /// The file's name, or empty for flags.
     pub origin: String,
-    /// Whether there is to be no health server.
+    /// Whether the health server is disabled.
     pub no_healthz: bool,
-    /// Whether there is to be no metrics server.
+    /// Whether the metrics server is disabled.
     pub no_metrics: bool,
-    /// Mode that was chosen, which counts instead of the configured one.
+    /// The chosen mode, which overrides the configured one.
     pub mode: Option<Kind>,
-    /// Whether the command needs no Node: any host name is accepted then.
+    /// Whether the command needs no Node: any host name is then accepted.
     pub nameless: bool,
     /// The name of the flag behind a field, when fields were set by flags.
     pub flag_of: Option<fn(&str) -> Option<&'static str>>,
 }
 
 impl Origin {
-    /// A problem of this field, by the name under which it was given: the flag's, or the file's and the field's.
+    /// A problem of this field, under the name by which it was given: the flag's, or the file's and the field's.
     pub(crate) fn problem(&self, field: &str, reason: impl Into<String>) -> Problem {
         match self.flag_of.and_then(|flag_of| flag_of(field)) {
             Some(flag) => Problem::new(format!("--{flag}"), reason),
@@ -245,7 +246,7 @@ impl Check<'_> {
         RequestedMode::Auto
     }
 
-    /// Reads the part of proxier-core, which uses the same object and reports what is wrong.
+    /// Reads proxier-core's part, which uses the same object and reports what is wrong.
     fn core(&mut self, object: &KubeProxyConfiguration, mode: Kind) -> Config {
         let mut value = serde_json::to_value(object).unwrap_or_default();
         let masquerade = match (mode, &object.nftables) {
@@ -261,7 +262,7 @@ impl Check<'_> {
             value["ipvs"]["masqueradeBit"] = bit.into();
         }
         if !mode.facts().has_virtual_servers {
-            // Only IPVS mode has firewall marks of its own, which may not touch the bit of its section.
+            // Only IPVS mode has its own firewall marks, which must not include the bit of its section.
             value["ipvs"]["markSplit"] = false.into();
         }
         let part: ConfigObject = match serde_json::from_value(value) {
@@ -273,13 +274,14 @@ impl Check<'_> {
         };
         let mut rejections = Vec::new();
         let config = Config::check(&part, &mut rejections);
-        // The gate guards: a slip of the pen must not leave it off.
+        // The gate is a safeguard: a typo must not leave it off.
         let is_slip = |name: &&String| *name != EXTERNAL_IPS_GATE && name.eq_ignore_ascii_case(EXTERNAL_IPS_GATE);
         if let Some(name) = object.feature_gates.keys().find(is_slip) {
             self.error("featureGates", format!("{name:?} is not a feature gate; write {EXTERNAL_IPS_GATE}"));
         }
         for rejection in rejections {
-            // Nothing of a configuration is left out: keep only the first part, such as "not a network (ADDRESS/PREFIX)".
+            // Nothing of a configuration is ignored: only keep the first part, such as "not a network
+            // (ADDRESS/PREFIX)".
             let reason = rejection.reason.split("; ").next().unwrap_or_default();
             let own = masquerade.map(|(field, ..)| field).filter(|_| rejection.field == "ipvs.masqueradeBit");
             self.error(own.unwrap_or(&rejection.field), format!("{:?} is {reason}", rejection.value));
@@ -528,7 +530,7 @@ mod tests {
         assert!(!check("").unwrap().node_name.is_empty());
     }
 
-    /// Hosts may have names that no Node has.
+    /// Hosts may have names that are invalid for a Node.
     #[test]
     fn whatever_the_name_is_where_none_is_needed() {
         for name in ["My_Host", "a b", &"x".repeat(300)] {

@@ -45,24 +45,24 @@ impl Fingerprint {
     }
 }
 
-/// Files as they were when they were noted, before they were read.
+/// Files as they were when they were recorded, before they were read.
 #[derive(Debug, Default)]
 pub(crate) struct NotedFiles(Vec<(PathBuf, Option<Fingerprint>)>);
 
 impl NotedFiles {
-    /// Notes a file, even one that is not there.
+    /// Records a file, even if it does not exist.
     pub(crate) fn note(&mut self, path: impl AsRef<Path>) {
         let path = path.as_ref();
         self.0.push((path.to_owned(), Fingerprint::of(path).ok()));
     }
 
-    /// Whether none of the noted files has changed.
+    /// Whether none of the recorded files has changed.
     pub(crate) fn are_as_noted(&self) -> bool {
         self.0.iter().all(|(path, noted)| Fingerprint::of(path).ok() == *noted)
     }
 }
 
-/// Inotify, with a second descriptor of it in the form of a pipe's end, by which tokio sees when there is something to
+/// Inotify, with a second descriptor in the form of a pipe's end, through which tokio sees when there is something to
 /// read. (tokio's own type for this, `AsyncFd`, needs unsafe code.)
 struct Events {
     inotify: Inotify,
@@ -86,8 +86,9 @@ impl Events {
                 Err(nix::errno::Errno::EAGAIN) => {}
                 Err(error) => return Err(error.into()),
             }
-            // The buffer is too small for an event, so this reads none: the kernel answers EINVAL when there is one, and EAGAIN, after which tokio
-            // waits again, when there is none (inotify_read in fs/notify/inotify/inotify_user.c).
+            // The buffer is too small for an event, so this reads none: the kernel answers EINVAL if there is one, and
+            // EAGAIN, after which tokio waits again, if there is none (inotify_read in
+            // fs/notify/inotify/inotify_user.c).
             if self.readiness.try_read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                 return Ok(events);
             }
@@ -95,8 +96,8 @@ impl Events {
     }
 }
 
-/// Reports changes of files: by inotify on their directories, so that files replaced by renaming (editors, ConfigMaps) are
-/// not lost; and by polling, for file systems without inotify events.
+/// Reports changes of files: by inotify on their directories, so that files replaced by renaming (editors, ConfigMaps)
+/// are not missed; and by polling, for file systems without inotify events.
 pub struct FileWatch {
     events: Option<Events>,
     directories: Vec<PathBuf>,
@@ -127,7 +128,7 @@ impl FileWatch {
         watch
     }
 
-    /// Adds missing watches: at first, and when a directory was replaced.
+    /// Adds missing watches: at first, and after a directory was replaced.
     fn renew(&mut self) {
         let Some(events) = &self.events else { return };
         let flags = AddWatchFlags::IN_CLOSE_WRITE
@@ -136,7 +137,7 @@ impl FileWatch {
             | AddWatchFlags::IN_MOVED_FROM
             | AddWatchFlags::IN_MOVED_TO;
         for directory in &self.directories {
-            // The same directory gets the same descriptor again; another one of that name a new one.
+            // The same directory gets the same descriptor again; a new one of that name gets another.
             match events.inotify.add_watch(directory, flags) {
                 Ok(descriptor) => drop(self.watches.insert(directory.clone(), descriptor)),
                 Err(error) => {
@@ -147,8 +148,8 @@ impl FileWatch {
         }
     }
 
-    /// Waits until something happens, or for so long. Returns the files that were completed: closed after writing, or moved
-    /// into place.
+    /// Waits until something happens, but at most this long. Returns the files that were completed: closed after
+    /// writing, or moved into place.
     pub async fn next(&mut self, longest: Duration) -> Vec<PathBuf> {
         let Some(events) = &mut self.events else {
             tokio::time::sleep(longest).await;
@@ -187,8 +188,8 @@ fn directory_of(path: &Path) -> PathBuf {
     }
 }
 
-/// Waits for changes of a file, and then until it has been still for a moment: a program may rewrite it slowly, or remove it before the new one
-/// comes.
+/// Waits for changes of a file, and then until it has been unchanged for a moment: a program may rewrite it slowly, or
+/// remove it before the new one appears.
 #[derive(Debug)]
 pub struct RewriteWatch {
     path: PathBuf,
@@ -197,7 +198,7 @@ pub struct RewriteWatch {
 }
 
 impl RewriteWatch {
-    /// Time for which a file that is being rewritten has to be still.
+    /// How long a file that is being rewritten must be unchanged.
     pub const STILL: Duration = Duration::from_secs(3);
 
     /// Must be called within a tokio runtime.
@@ -205,7 +206,7 @@ impl RewriteWatch {
         RewriteWatch { path: path.to_owned(), watch: FileWatch::new(&[path.to_owned()]), seen: None }
     }
 
-    /// Returns when the file appears, is replaced, has other times, or is gone; and is still then.
+    /// Returns when the file appears, is replaced, has other times, or is removed; and is unchanged then.
     pub async fn next(&mut self) {
         while self.is_as_seen() {
             self.watch.next(FileWatch::POLL).await;

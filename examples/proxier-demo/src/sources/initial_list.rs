@@ -62,7 +62,7 @@ pub async fn read(configured: &Configured, options: Options, counted: &ReadCount
     }
 }
 
-/// Reason why the changes ended before the initial list was complete.
+/// Why the changes ended before the initial list was complete.
 enum EndReason {
     /// No change came for this time.
     Silent(Duration),
@@ -70,7 +70,7 @@ enum EndReason {
     Ended,
 }
 
-/// Takes changes until the initial list is complete, or nothing new came for the time of `patience`; `None`: without limit.
+/// Collects changes until the initial list is complete, or nothing new came for `patience`; `None`: without limit.
 async fn collect(
     changes: &mut mpsc::Receiver<Event>,
     patience: Option<Duration>,
@@ -87,7 +87,7 @@ async fn collect(
         };
         match next.ok_or(EndReason::Ended)?.change {
             Change::Synced => return Ok(snapshot),
-            // Each try says so, whether the server answers or not.
+            // Sent at each attempt, whether the server answers or not.
             Change::Listing(_) => {}
             change => {
                 since = Instant::now();

@@ -12,8 +12,8 @@ use crate::settings::cli::{Configured, Source};
 use crate::sources::cluster::{Cluster, Connection, Options};
 use crate::sources::manifests::Manifests;
 
-/// The API client has its own thread: it waits for programs that get credentials (`exec` in a kubeconfig), which must not
-/// delay health checks and the kernel.
+/// The API client has its own thread: it waits for programs that get credentials (`exec` in a kubeconfig), which must
+/// not delay health checks and the kernel.
 pub(crate) struct Api(Option<Runtime>);
 
 impl Api {
@@ -37,7 +37,7 @@ impl Drop for Api {
     }
 }
 
-/// A source that starts, while other work goes on. Dropping it ends it.
+/// A starting source. Dropping it ends it.
 #[expect(clippy::large_enum_variant, reason = "a process has one, at its start")]
 pub(crate) enum StartingSource {
     Files { manifests: Manifests, first: Vec<Change>, changes: Changes },
@@ -68,7 +68,7 @@ impl StartingSource {
         }
     }
 
-    /// The reason why it cannot run at all, if that shows within a second: reading a kubeconfig takes no longer.
+    /// Why it cannot run at all, if that shows within a second: reading a kubeconfig takes no longer.
     pub(crate) async fn refused(self) -> Option<Problem> {
         let StartingSource::Cluster(started) = self else { return None };
         match tokio::time::timeout(Duration::from_secs(1), started).await {
@@ -78,7 +78,7 @@ impl StartingSource {
     }
 
     /// Waits until it is known whether it can run at all. The server need not answer for that, but a program that gets
-    /// credentials has to.
+    /// credentials must.
     pub(crate) async fn finish(self, tasks: &mut JoinSet<Result<(), Problem>>) -> Result<RunningSource, Problem> {
         let mut started = match self {
             StartingSource::Files { manifests, first, changes } => {

@@ -1,5 +1,5 @@
-//! Measures how long a change of endpoints takes from its cause (say, a pod became ready) to the kernel, as kube-proxy
-//! does.
+//! Measures how long a change of endpoints takes from its cause (for example, a pod became ready) to the kernel, as
+//! kube-proxy does.
 
 use std::time::{Duration, SystemTime};
 
@@ -8,16 +8,16 @@ use proxier_core::net::Family;
 use proxier_core::objects::EndpointSliceObject;
 use proxier_core::snapshot::ObjectKey;
 
-/// Annotation with the time when the last change in a slice was caused (RFC 3339); the slice's controller writes it.
+/// Annotation with the time of the cause of a slice's last change (RFC 3339), written by the slice's controller.
 pub(crate) const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger-time";
 
-/// Most causes that are measured one by one.
+/// Most causes that are measured individually.
 const MOST: usize = 10_000;
 
 /// Causes of changes that the kernel does not have yet.
 #[derive(Debug)]
 pub(crate) struct Triggers {
-    /// Time before which causes are not measured: they waited for this process to start.
+    /// Earlier causes are not measured, since they waited for this process to start.
     started: SystemTime,
     /// Causes for the next pass.
     fresh: Vec<Trigger>,
@@ -25,7 +25,7 @@ pub(crate) struct Triggers {
     overdue: Vec<Trigger>,
 }
 
-/// The time of the cause that a slice names.
+/// The time of a slice's cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trigger {
     slice: ObjectKey,
@@ -38,7 +38,7 @@ impl Triggers {
         Triggers { started, fresh: Vec::new(), overdue: Vec::new() }
     }
 
-    /// The cause that a slice names, if it is to be measured.
+    /// The cause of a slice's change, if it should be measured.
     pub(crate) fn trigger_of(&self, slice: &EndpointSliceObject) -> Option<Trigger> {
         let text = slice.metadata.annotations.get(ANNOTATION)?;
         let time = SystemTime::from(text.parse::<Timestamp>().ok()?);
@@ -53,7 +53,7 @@ impl Triggers {
         }
     }
 
-    /// A slice is gone. Its causes are never programmed, and its deletion has no time.
+    /// A slice was deleted. Its causes are never programmed, and its deletion has no time.
     pub(crate) fn gone(&mut self, slice: &ObjectKey) {
         for triggers in [&mut self.fresh, &mut self.overdue] {
             triggers.retain(|trigger| trigger.slice != *slice);

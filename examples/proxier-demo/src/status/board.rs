@@ -1,4 +1,4 @@
-//! Results of the last passes, kept as they end: a few lines, for any number of Services.
+//! Results of the last passes: a few lines, for any number of Services.
 
 use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ const PASSES: usize = 30;
 /// Number of failures of the last pass that are kept.
 const FAILURES: usize = 50;
 
-/// The last passes. Shared; the kernel's thread writes, the status page reads.
+/// The last passes, shared: the kernel's thread writes, the status page reads.
 #[derive(Debug, Default)]
 pub(crate) struct Board(Mutex<History>);
 
@@ -61,7 +61,7 @@ impl Board {
         kept.stopped = report.stopped.as_deref().map(str::to_owned);
     }
 
-    /// Reason why deletions are held back, as the last pass says.
+    /// Why deletions are held back, according to the last pass.
     pub(super) fn stopped(&self) -> Option<String> {
         self.kept().stopped.clone()
     }
@@ -81,7 +81,7 @@ impl Board {
         self.kept().passes.iter().map(pass).collect()
     }
 
-    /// Failures of the last pass: all of them counted, the first of them listed.
+    /// Failures of the last pass: the first of them, and the total number.
     pub(super) fn failures(&self) -> Value {
         let kept = self.kept();
         json!({"count": kept.all_failures, "list": kept.failures})

@@ -1,7 +1,7 @@
 //! Kubernetes Events: for an operator who runs `kubectl describe` on the Node or the Service.
 //!
-//! Sent one after the other, never waited for, and dropped when there are too many. While the server is away or busy, one
-//! is retried for ten minutes, with the time when it was recorded.
+//! Sent in sequence, never waited for, and dropped if there are too many. While the server is unavailable or busy, an
+//! Event is retried for ten minutes, with the time when it was recorded.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
@@ -39,7 +39,7 @@ pub enum Reason {
     FailedToStartServiceHealthcheck,
     /// `/sys` is read-only, so `nf_conntrack_max` may not take full effect.
     ReadOnlySysFs,
-    /// A field of a Service or of its slices is impossible and left out. Not in kube-proxy.
+    /// A field of a Service or of its slices is impossible and ignored. Not in kube-proxy.
     InvalidField,
     /// An object cannot be read. Not in kube-proxy.
     Unreadable,
@@ -49,11 +49,11 @@ pub enum Reason {
     AddressOfNode,
     /// The kernel refuses an operation that a Service needs. Not in kube-proxy.
     FailedToProgram,
-    /// The node cannot do the mode that it was asked for, and serves in another. Not in kube-proxy.
+    /// The node does not support the configured mode, and serves in another. Not in kube-proxy.
     ModeUnavailable,
-    /// Objects left by another proxy or mode are still there and may decide about packets. Not in kube-proxy.
+    /// Objects left by another proxy or mode exist and may affect packets. Not in kube-proxy.
     Leftovers,
-    /// The node does something else than the configuration asks for. Not in kube-proxy.
+    /// The node does not do what is configured. Not in kube-proxy.
     NotAsConfigured,
 }
 
@@ -91,7 +91,7 @@ pub struct Recorder {
     queue: Option<mpsc::Sender<(Report, SystemTime)>>,
 }
 
-/// Time for which the same Event is not repeated.
+/// How long the same Event is not repeated.
 const AGAIN: Duration = Duration::from_secs(600);
 /// Most Events in a minute.
 const A_MINUTE: usize = 60;
@@ -105,7 +105,7 @@ const FIRST_PAUSE: Duration = Duration::from_millis(500);
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Recorder {
-    /// A recorder for a cluster, which sends within this runtime. Events are sent as soon as there are credentials.
+    /// A recorder for a cluster that sends within this runtime. Events are sent as soon as there are credentials.
     pub fn start(runtime: &Handle, connection: Connection, node_name: &str) -> Self {
         let (queue, reports) = mpsc::channel(128);
         let node_name = node_name.to_owned();
@@ -154,7 +154,7 @@ impl Sender {
         }
     }
 
-    /// Sends an Event until the server takes or refuses it, or has been away for too long. Later Events wait.
+    /// Sends an Event until the server accepts or refuses it, or was unavailable for too long. Later Events wait.
     async fn deliver(&mut self, report: &Report, told: SystemTime) {
         let start = Instant::now();
         let mut pause = FIRST_PAUSE;
@@ -189,7 +189,7 @@ impl Sender {
         }
     }
 
-    /// `before`: the outcome to the attempt before this one, if this is not the first.
+    /// `before`: the outcome of the previous attempt, if this is not the first.
     async fn send(
         &self,
         report: &Report,
@@ -216,12 +216,12 @@ impl Sender {
     }
 }
 
-/// The object, as `events.k8s.io/v1` has it.
+/// The object in the form of `events.k8s.io/v1`.
 fn event(report: &Report, node_name: &str, now: SystemTime) -> Value {
     let (reason, action, warning) = report.reason.words();
     let now = Timestamp::try_from(now).unwrap_or(Timestamp::UNIX_EPOCH);
     let (name, namespace, regarding) = match &report.regarding {
-        // kube-proxy uses the Node's name as its UID too, and `kubectl describe node` searches for that.
+        // kube-proxy also uses the Node's name as its UID, and `kubectl describe node` searches for that.
         Regarding::Node => {
             (node_name, "default", json!({"kind": "Node", "apiVersion": "v1", "name": node_name, "uid": node_name}))
         }

@@ -17,10 +17,10 @@ use crate::status::metrics::Metrics;
 use crate::status::server::Answer;
 use crate::status::zpages;
 
-/// Time from which failing requests to the API server are mentioned: before, it may just be restarting.
+/// Failing requests to the API server are reported after this time; before, it may just be restarting.
 const NOTEWORTHY: Duration = Duration::from_secs(60);
 
-/// The state of the proxy, as the health servers report it, and its metrics. Shared; cheap to read.
+/// The proxy's state for the health servers, and its metrics. Shared; cheap to read.
 #[derive(Debug)]
 pub struct Health {
     timeout: Duration,
@@ -31,9 +31,9 @@ pub struct Health {
 #[derive(Debug)]
 struct State {
     families: Vec<Family>,
-    /// Time since which the kernel lacks a wanted object.
+    /// Since when the kernel lacks a desired object.
     pending: Option<Instant>,
-    /// A full pass has succeeded.
+    /// Whether a full pass has succeeded.
     ready: bool,
     node_eligible: bool,
     metrics: Metrics,
@@ -44,12 +44,12 @@ struct State {
 #[derive(Debug)]
 struct Family {
     name: &'static str,
-    /// Time when all requests were last done.
+    /// When all requests were last done.
     updated: SystemTime,
 }
 
 impl State {
-    /// The kinds whose requests to the API server have failed for a while, each with the time since when.
+    /// The kinds whose requests to the API server have failed for a while, and since when.
     fn api_failing(&self) -> Map<String, Value> {
         let failing = self.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY));
         failing.map(|(kind, since)| (kind.to_owned(), text(since).into())).collect()
@@ -75,7 +75,7 @@ impl Health {
         health
     }
 
-    /// Sets the families that are served: known once the mode is.
+    /// Sets the served families, known once the mode is.
     pub fn set_families(&self, families: Families) {
         let (mut state, updated) = (self.state(), SystemTime::now());
         state.families = families.iter().map(|family| Family { name: family.name(), updated }).collect();
@@ -86,13 +86,13 @@ impl Health {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets since when something that is wanted is missing in the kernel, as the reconciler reports it; `None`: nothing is. Health depends only on
-    /// the last value.
+    /// Sets since when the kernel lacks something that is desired, as reported by the reconciler; `None`: nothing.
+    /// Health depends only on the last value.
     pub fn set_pending(&self, since: Option<Instant>) {
         self.state().pending = since;
     }
 
-    /// A full pass has succeeded: this node serves everything that its lists had. It stays ready.
+    /// A full pass has succeeded: this node serves everything in its lists. It stays ready.
     pub fn set_ready(&self) {
         self.state().ready = true;
     }
@@ -111,8 +111,8 @@ impl Health {
         }
     }
 
-    /// Sets whether load balancers should send new connections to this node: not while its Node is being removed, nor before it has been seen.
-    /// Default yes.
+    /// Sets whether load balancers should send new connections to this node: not while its Node is being removed, nor
+    /// before it was seen. Default yes.
     pub fn set_node_eligible(&self, eligible: bool) {
         self.state().node_eligible = eligible;
     }
@@ -144,7 +144,7 @@ impl Health {
         })
     }
 
-    /// The page of metrics, with the packets that rules have counted, and the connections that userspace mode has begun.
+    /// The page of metrics, with the packets counted by rules, and the connections started by userspace mode.
     pub(super) fn page(&self, packets: BTreeMap<String, u64>, begun: Vec<Begun>) -> String {
         let state = self.state();
         let (mut metrics, api) = (state.metrics.clone(), state.api.clone());
@@ -205,7 +205,8 @@ impl Health {
         let mut body = json!({
             "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,
         });
-        // A failing API server is no illness of the node, which goes on serving. The key is absent while the server answers, as in kube-proxy.
+        // A failing API server does not make the node unhealthy, which continues to serve. The key is absent while the
+        // server answers, as in kube-proxy.
         let failing = state.api_failing();
         if !failing.is_empty() {
             body["apiServerFailingSince"] = failing.into();
@@ -246,7 +247,7 @@ fn seconds(time: SystemTime) -> f64 {
 mod tests {
     use super::*;
 
-    /// The node goes on serving, so it stays healthy.
+    /// The node continues to serve, so it stays healthy.
     #[test]
     fn an_api_server_that_fails_for_long_is_mentioned() {
         let health = Health::new(Duration::from_secs(30), Families::Dual);

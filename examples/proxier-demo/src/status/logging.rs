@@ -1,4 +1,4 @@
-//! Logging: text or JSON to stderr, with a limit on messages about one object.
+//! Logging: text or JSON on stderr, with a limit on messages about one object.
 
 use std::collections::HashMap;
 use std::io::{self, Write};
@@ -14,14 +14,14 @@ use crate::status::progress;
 
 /// Starts logging for the process. Has no effect if logging is already started.
 ///
-/// `verbosity` is kube-proxy's: up to 3 what happened, 4 and 5 why too, from 6 on everything.
+/// `verbosity` is kube-proxy's: up to 3 what happened, 4 and 5 also why, from 6 everything.
 pub fn start(verbosity: u8, json: bool) {
     let level = match verbosity {
         0..=3 => LevelFilter::INFO,
         4..=5 => LevelFilter::DEBUG,
         _ => LevelFilter::TRACE,
     };
-    // This program logs failed requests with their meaning; the client's own messages come only with the details.
+    // This program logs failed requests with their meaning; the client's own messages only appear with the details.
     let client = if verbosity > 5 { level } else { LevelFilter::OFF };
     let targets = Targets::new().with_default(level).with_target("kube_client", client);
     let stderr = move || Stderr { json };
@@ -37,7 +37,8 @@ pub fn start(verbosity: u8, json: bool) {
     }
 }
 
-/// Standard error, a whole entry of the log at a time. Names and values come from users: a terminal obeys none of their characters.
+/// Standard error, one whole log entry at a time. Names and values come from users, so terminal escapes are made
+/// harmless.
 struct Stderr {
     json: bool,
 }
@@ -56,7 +57,7 @@ impl Write for Stderr {
     }
 }
 
-/// JSON, which has such characters only within texts.
+/// JSON that has such characters only within texts.
 fn escaped_in_json(text: &str) -> String {
     let mut shown = String::with_capacity(text.len());
     for c in text.chars() {
@@ -69,7 +70,7 @@ fn escaped_in_json(text: &str) -> String {
     shown
 }
 
-/// Lets one message about an object through each minute, and counts those in between.
+/// Passes one message per object and minute, and counts those in between.
 #[derive(Debug, Default)]
 pub struct Limiter {
     objects: HashMap<String, LastMessage>,
@@ -82,12 +83,12 @@ struct LastMessage {
 }
 
 impl Limiter {
-    /// Time for which further messages about an object are held back.
+    /// How long further messages about an object are held back.
     pub const INTERVAL: Duration = Duration::from_secs(60);
     /// Number of objects that are remembered.
     const OBJECTS: usize = 4096;
 
-    /// Whether this object comes up for the first time in this process.
+    /// Whether this object is seen for the first time in this process.
     pub fn once(&mut self, object: &str) -> bool {
         if self.objects.contains_key(object) {
             return false;
@@ -108,7 +109,7 @@ impl Limiter {
         if self.objects.len() >= Self::OBJECTS {
             self.objects.retain(|_, spoken| now.saturating_duration_since(spoken.at) < Self::INTERVAL);
         }
-        // The newest object may be left out: with this many objects at fault the log is full anyway.
+        // The newest object may be dropped: with this many faulty objects the log is full anyway.
         if self.objects.len() >= Self::OBJECTS {
             return None;
         }

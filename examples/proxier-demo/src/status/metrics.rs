@@ -1,18 +1,21 @@
 //! Metrics under kube-proxy's names, in Prometheus' text format 0.0.4.
 //!
-//! Written by hand: the names are a contract, and `prometheus-client` prints OpenMetrics, in which
-//! `kubeproxy_proxy_healthz_total` would be of a family `kubeproxy_proxy_healthz`, and a gauge could not end in `_total`.
+//! Written by hand, because the names are a contract. `prometheus-client` prints OpenMetrics, in which
+//! `kubeproxy_proxy_healthz_total` would belong to a family `kubeproxy_proxy_healthz`, and a gauge could not end in
+//! `_total`.
 //!
-//! kube-proxy has gauges whose names end in `_total`. They have no type here (`untyped`): that does not affect queries, and
-//! `promtool check metrics` accepts it. `sync_proxy_rules_iptables_total` is there in iptables mode, and not in IPVS mode, as with
-//! kube-proxy: its number of rules is the same for any number of Services.
+//! kube-proxy has gauges whose names end in `_total`. They have no type here (`untyped`), which does not affect
+//! queries, and `promtool check metrics` accepts it. `sync_proxy_rules_iptables_total` exists in iptables mode but not
+//! in IPVS mode, as in kube-proxy, because its number of rules is the same for any number of Services.
 //!
-//! Of client-go's metrics (`rest_client_…`) these are left out: the delays by a client's own limit, since there is none
-//! (`rate_limiter_duration_seconds`); the ends and ages of certificates from programs, which are not looked at here (`exec_plugin_ttl_seconds`,
-//! `exec_plugin_certificate_rotation_age`); and what is about Go's cache of transports and its collection of garbage (`transport_…`). The names of
-//! API servers that client-go resolves, and its policy for programs, have metrics there that no kube-proxy shows.
+//! These of client-go's metrics (`rest_client_…`) are missing: delays by a client's own limit, since there is none
+//! (`rate_limiter_duration_seconds`); expiry and age of certificates from programs, which are not inspected here
+//! (`exec_plugin_ttl_seconds`, `exec_plugin_certificate_rotation_age`); and Go's cache of transports and garbage
+//! collection (`transport_…`). client-go's metrics for resolved API server names and for its policy for programs are
+//! not shown by any kube-proxy.
 //!
-//! Nearly all have the label `ip_family`, as in kube-proxy from 1.33 on. One pass serves all families: each of them gets its duration and its time.
+//! Nearly all have the label `ip_family`, as in kube-proxy from 1.33. One pass serves all families, and each of them
+//! gets its duration and its time.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -30,7 +33,7 @@ use crate::sources::cluster::requests::{Outcomes, Requests};
 use crate::status::process;
 use crate::status::text::{Labels, Page};
 
-/// Counters of packets that rules of iptables mode name: metric and help text of each.
+/// Packet counters used by rules of iptables mode: metric and help text of each.
 const COUNTED: [(&str, &str, &str); 2] = [
     (
         "ct_state_invalid_dropped_pkts",
@@ -47,7 +50,7 @@ const COUNTED: [(&str, &str, &str); 2] = [
 /// Metric of userspace mode from which `show` reads connections, without the prefix.
 pub(crate) const USERSPACE_CONNECTIONS: &str = "userspace_connections_total";
 
-/// Values of all metrics. Each part of the program writes those it knows; [`render`](Metrics::render) prints them.
+/// Values of all metrics. Each part of the program writes those that it knows; [`render`](Metrics::render) prints them.
 ///
 /// Times are seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -75,9 +78,9 @@ pub struct Metrics {
     pub iptables_partial_restore_failures: ByFamily<u64>,
     /// Rules of iptables mode by table and family.
     pub iptables_rules: Vec<RuleCount>,
-    /// Packets by the counters that rules of iptables mode name; without those that the kernel does not have.
+    /// Packets by the counters in rules of iptables mode, without those that the kernel does not have.
     pub iptables_packets: BTreeMap<String, u64>,
-    /// Connections that took the fast path since its table was made; `None` without one.
+    /// Connections that took the fast path since its table was created; `None` without one.
     pub fast_path: Option<u64>,
     /// Transactions of nf_tables that failed.
     pub nftables_sync_failures: ByFamily<u64>,
@@ -91,7 +94,7 @@ pub struct Metrics {
     pub conntrack_deleted: Flows,
     /// Passes that failed. Not in kube-proxy.
     pub sync_failures: u64,
-    /// Fields and objects of the input that are left out now. Not in kube-proxy.
+    /// Fields and objects of the input that are currently ignored. Not in kube-proxy.
     pub rejected: u64,
     /// Objects and files that could not be read so far. Not in kube-proxy.
     pub unreadable: u64,
@@ -99,40 +102,42 @@ pub struct Metrics {
     pub unreadable_now: u64,
     /// Requests to the API server that failed, and watches that broke off. Not in kube-proxy.
     pub api_failures: u64,
-    /// Longest time for which all requests of a kind have failed; 0 in the first minute. Not in kube-proxy.
+    /// Longest time that all requests of a kind have failed; 0 in the first minute. Not in kube-proxy.
     pub api_failing: Duration,
     /// All requests to the API server.
     pub requests: Requests,
     /// Frontends that Services have on this node, in every mode, as of the last full pass. Not in kube-proxy.
     pub frontends: ByFamily<u64>,
-    /// Their endpoints, each counted for every Frontend that leads to it. Not in kube-proxy.
+    /// Their endpoints, each counted for every Frontend that forwards to it. Not in kube-proxy.
     pub endpoints: ByFamily<u64>,
-    /// Userspace mode: connections and UDP flows that each listener has begun, with its Service and port. Not in kube-proxy.
+    /// Userspace mode: connections and UDP flows that each listener has started, with its Service and port. Not in
+    /// kube-proxy.
     pub begun: Vec<(FrontendKey, Option<String>, u64)>,
-    /// Own virtual servers in the kernel. Not in kube-proxy.
+    /// The proxy's virtual servers in the kernel. Not in kube-proxy.
     pub virtual_servers: u64,
-    /// Own real servers in the kernel. Not in kube-proxy.
+    /// The proxy's real servers in the kernel. Not in kube-proxy.
     pub real_servers: u64,
-    /// Foreign virtual servers in the kernel. Not in kube-proxy.
+    /// Other programs' virtual servers in the kernel. Not in kube-proxy.
     pub foreign_virtual_servers: u64,
-    /// Virtual servers that the safeguard keeps from going, or from losing their last endpoint. Not in kube-proxy.
+    /// Virtual servers that the safeguard keeps from being removed, or from losing their last endpoint. Not in
+    /// kube-proxy.
     pub held_back: u64,
-    /// Operations that the kernel refused because of their object, as of the last full pass.
+    /// Objects whose operations the kernel refused, as of the last full pass.
     pub refused_objects: u64,
-    /// Node ports on loopback addresses in nftables mode, where the configuration names these. In kube-proxy from 1.37.
+    /// Node ports on loopback addresses in nftables mode, if the configuration names these. In kube-proxy from 1.37.
     pub localhost: Option<LocalhostNodePorts>,
     /// Real servers that drain. Not in kube-proxy.
     pub draining: u64,
-    /// The mode that was asked for, and the one that serves. Not in kube-proxy.
+    /// The requested mode and the one that serves. Not in kube-proxy.
     pub mode: Option<(RequestedMode, Kind)>,
-    /// Wanted features that are not available here: settings that may not be written, features that the kernel lacks. Serving works without them. Not
-    /// in kube-proxy.
+    /// Desired features that are not available here: settings that may not be written, features that the kernel lacks.
+    /// Serving works without them. Not in kube-proxy.
     pub unmet: u64,
-    /// Virtual servers by firewall marks for clients outside. Not in kube-proxy.
+    /// Virtual servers by firewall mark for clients outside. Not in kube-proxy.
     pub split: u64,
-    /// Services that are served without the marks that the configuration asks for. Not in kube-proxy.
+    /// Services that are served without the configured marks. Not in kube-proxy.
     pub unmarked: u64,
-    /// Objects of other proxies and modes that are still there, as of the last cleanup. Not in kube-proxy.
+    /// Remaining objects of other proxies and modes, as of the last cleanup. Not in kube-proxy.
     pub leftovers: u64,
     /// Addresses and ports of Services that belong to other Nodes and are not served here. Not in kube-proxy.
     pub of_other_nodes: u64,
@@ -148,7 +153,7 @@ pub struct Durations {
     pub sync_full: Histogram,
     /// Duration of passes that compared only changes.
     pub sync_partial: Histogram,
-    /// Time from the cause of a change of endpoints, as the EndpointSlice has it, until the kernel has it.
+    /// Time from the cause of a change of endpoints, according to the EndpointSlice, until the kernel has it.
     pub network_programming: ByFamily<Histogram>,
     /// Time to find and delete entries of connection tracking.
     pub conntrack_sync: ByFamily<Histogram>,
@@ -248,7 +253,7 @@ impl Metrics {
                         p.family(name, "counter", help, [(Vec::new(), packets)]);
                     }
                 }
-                // A family without samples is no family.
+                // A family without samples is omitted.
                 if !self.iptables_rules.is_empty() {
                     self.rules(p);
                 }
@@ -263,7 +268,7 @@ impl Metrics {
                     self.localhost_node_ports(p, localhost);
                 }
             }
-            // A family without samples is no family.
+            // A family without samples is omitted.
             Some(Kind::Userspace) if !self.begun.is_empty() => {
                 let help = "Connections and UDP flows that each listener has begun since it was opened";
                 let rows = self.begun.iter().map(|(key, service, begun)| {
@@ -376,7 +381,7 @@ impl Metrics {
             rows.collect::<Vec<_>>()
         };
         let mut counter = |name, help, rows: Vec<(Labels, u64)>| {
-            // A family without samples is no family.
+            // A family without samples is omitted.
             if !rows.is_empty() {
                 page.family(name, "counter", help, rows);
             }
@@ -440,8 +445,8 @@ mod tests {
         nftables counter    sync_proxy_rules_nftables_cleanup_failures_total            ip_family
     ";
 
-    /// metrics/prometheus/restclient/metrics.go of component-base 0.36, as far as it is registered: kind, name without the prefix, labels; `none`
-    /// for those that are left out here.
+    /// metrics/prometheus/restclient/metrics.go of component-base 0.36, as far as it is registered: kind, name without
+    /// the prefix, labels; `none` for those that are missing here.
     const CLIENT_GO: &str = "
         histogram  request_duration_seconds                host,verb
         histogram  request_size_bytes                      host,verb
@@ -597,7 +602,7 @@ mod tests {
                 "rejected_packets_total{ip_family=\"IPv4\",protocol=\"UDP\"} 7",
             ]
         );
-        // Where localhost is not named there are none.
+        // Without localhost in the configuration there are none.
         metrics.localhost = None;
         assert_eq!(shown(&metrics), [""; 0]);
     }

@@ -1,4 +1,5 @@
-//! Metrics of this process and its build, under the names that all programs use (client_golang's process collector; component-base's version).
+//! Metrics of this process and its build, under the usual names (client_golang's process collector; component-base's
+//! version).
 
 use std::fs::{read_dir, read_to_string};
 
@@ -8,7 +9,7 @@ use nix::unistd::{SysconfVar, sysconf};
 use crate::build::{DATE, REVISION, VERSION};
 use crate::status::text::Page;
 
-/// Adds the metrics of the process. Those that `/proc` does not show are left out.
+/// Adds the metrics of the process. Those that `/proc` does not show are omitted.
 pub(super) fn add(page: &mut Page) {
     page.prefix = "process_";
     let stat = read_to_string("/proc/self/stat").unwrap_or_default();

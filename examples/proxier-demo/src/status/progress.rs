@@ -1,4 +1,4 @@
-//! Shows the progress of long work on standard error, not in the first seconds.
+//! Shows the progress of long work on standard error, except in the first seconds.
 //!
 //! On a terminal: one line, rewritten, removed when the work is done. Elsewhere: a line every ten seconds, which `run` writes to its log.
 
@@ -25,7 +25,7 @@ enum Place {
 }
 
 impl Place {
-    /// Time before the first line: those that stay come later.
+    /// Time before the first line. Lines that stay come later.
     fn patience(self) -> Duration {
         if self == Place::Terminal { Duration::from_secs(2) } else { Duration::from_secs(5) }
     }
@@ -55,7 +55,7 @@ struct ProgressState {
 pub struct Progress(Arc<ProgressState>);
 
 impl Progress {
-    /// Progress of `run` until its first pass has ended: on a terminal, else in the log.
+    /// Progress of `run` until its first pass has ended: on a terminal, otherwise in the log.
     pub fn of_run() -> Self {
         Self::start(Some(if io::stderr().is_terminal() { Place::Terminal } else { Place::Log }))
     }
@@ -72,7 +72,7 @@ impl Progress {
         if let Some(place) = place {
             let of_thread = Arc::clone(&shared);
             let shown = thread::Builder::new().name("progress".to_owned());
-            // Nothing is shown without a thread; everything else works.
+            // Without a thread nothing is shown, but everything else works.
             let _not_shown = shown.spawn(move || show(&of_thread, place));
         }
         Progress(shared)
@@ -88,7 +88,7 @@ impl Progress {
         *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) = Stage::Kernel;
     }
 
-    /// Removes the line; shows nothing from now on.
+    /// Removes the line and shows nothing from now on.
     pub fn end(&self) {
         self.0.ended.store(true, Ordering::Relaxed);
         clear();
@@ -122,7 +122,7 @@ fn show(shared: &ProgressState, place: Place) {
         due = now + place.interval();
         let line = line(shared);
         if place == Place::Log {
-            // Nothing new is no news: an API server that does not answer has lines of its own.
+            // Do not repeat the same line: an API server that does not answer has its own messages.
             if line != logged {
                 tracing::info!("{line}");
                 logged = line;

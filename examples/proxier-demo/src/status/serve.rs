@@ -18,7 +18,7 @@ use crate::status::page::StatusPage;
 use crate::status::server::{self, Answer, Answers, CONNECTIONS, HttpRequest, Places, bind, by_path, serve};
 use crate::status::zpages;
 
-/// Listens on an address. If it cannot, reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
+/// Listens on an address. On failure reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
 /// it gives up at once. `failed` is called with each failure.
 ///
 /// # Errors
@@ -85,7 +85,7 @@ struct MetricsServer {
 }
 
 impl MetricsServer {
-    /// The packets that rules have counted; none where the kernel does not count.
+    /// The packets counted by rules; empty if the kernel does not count.
     fn packets(&self) -> BTreeMap<String, u64> {
         if !self.mode.facts().counts_by_rule {
             return BTreeMap::new();

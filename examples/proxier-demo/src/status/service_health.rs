@@ -94,16 +94,16 @@ struct Servers {
 }
 
 impl ServiceHealth {
-    /// Makes the set of servers, empty.
+    /// An empty set of servers.
     pub fn new(health: Arc<Health>) -> Self {
         ServiceHealth { health, places: Places::new(CONNECTIONS), services: BTreeMap::new() }
     }
 
-    /// Opens, closes and updates servers to match these, on these addresses. Returns the servers that could not be opened; the next call retries
-    /// them. Must be called within a tokio runtime.
+    /// Opens, closes and updates servers to match these, on these addresses. Returns the servers that could not be
+    /// opened; the next call retries them. Must be called within a tokio runtime.
     ///
-    /// Unwanted servers are closed, listener and connections, before any is opened: a port can move between Services, or
-    /// from single addresses to all of them, within one call.
+    /// Servers that are no longer needed are closed, listener and connections, before any is opened: a port can move
+    /// between Services, or from single addresses to all of them, within one call.
     pub async fn update(
         &mut self,
         wanted: &BTreeMap<ObjectKey, HealthCheck>,
@@ -141,7 +141,7 @@ impl ServiceHealth {
         failed
     }
 
-    /// Closes servers that are not wanted on these addresses.
+    /// Closes servers that are not needed on these addresses.
     async fn close_others(&mut self, wanted: &BTreeMap<ObjectKey, HealthCheck>, addresses: &BTreeSet<IpAddr>) {
         let mut closing = Vec::new();
         self.services.retain(|key, servers| {

@@ -9,7 +9,7 @@ pub(super) type Labels = Vec<(&'static str, String)>;
 
 /// A page of metrics.
 pub(super) struct Page {
-    /// The beginning of the names of added metrics.
+    /// Prefix of the names of added metrics.
     pub(super) prefix: &'static str,
     text: String,
 }

@@ -17,7 +17,7 @@ use crate::status::text::Page;
 const WARNING: &str = "Warning: This endpoint is not meant to be machine parseable, has no formatting compatibility guarantees \
                        and is for debugging purposes only.";
 
-/// A page for people: to whom asks for text, or does not say.
+/// A text page, for clients that request text or have no preference.
 fn page(name: &str, lines: &str, asked: &HttpRequest) -> Answer {
     let is_text = |media: &str| {
         let kind = media.split(';').next().unwrap_or_default().trim();
@@ -30,7 +30,7 @@ fn page(name: &str, lines: &str, asked: &HttpRequest) -> Answer {
     Answer::text(&format!("\nproxier-demo {name}\n{WARNING}\n\n{lines}"))
 }
 
-/// `/flagz`: each flag with the value in effect, also if it was set in a file.
+/// `/flagz`: each flag with the value in effect, including those from a file.
 pub(super) fn flags(configuration: &Value, asked: &HttpRequest) -> Answer {
     let flags: BTreeMap<&str, String> = flags_of(configuration).collect();
     let lines: Vec<String> = flags.iter().map(|(name, value)| format!("{name}={value}\n")).collect();
@@ -53,7 +53,7 @@ pub(super) fn status(started: SystemTime, paths: &[&str], asked: &HttpRequest) -
     page("statusz", &lines, asked)
 }
 
-/// `/metrics/slis`: the checks of health, now and as they were answered.
+/// `/metrics/slis`: the health checks, now and as answered so far.
 pub(super) fn slis(metrics: &Metrics, healthy: bool, live: bool) -> String {
     let mut page = Page::new("kubernetes_");
     let checks = [("healthz", healthy, metrics.healthz), ("livez", live, metrics.livez)];

@@ -1,4 +1,5 @@
-//! Facts of this host on which direct return and tunnels depend, read from files below a root. Facts that cannot be read are left out.
+//! Facts about this host that matter for direct return and tunnels, read from files below a root. Unreadable facts are
+//! omitted.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -6,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use kmod_probe::{BuiltinModules, KernelRelease, LoadableModules, LoadedModules, ModuleName};
 
-/// Settings of IPv4 of a device, or of `all`.
+/// IPv4 settings of a device, or of `all`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Settings {
     pub(super) rp_filter: Option<u8>,
@@ -40,7 +41,7 @@ pub(super) enum Module {
 /// Facts of this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// Settings of `all`, which apply to each device beside its own.
+    /// Settings of `all`, which apply to each device in addition to its own.
     pub(super) all: Settings,
     /// Devices by name, without `lo` and the device of Services' addresses.
     pub(super) devices: BTreeMap<String, Device>,
@@ -49,7 +50,7 @@ pub(super) struct Facts {
     pub(super) release: Option<KernelRelease>,
 }
 
-/// Reads all of it, but for devices of these names.
+/// Reads everything, except for devices of these names.
 pub(super) fn read(root: &Path, modules: &[&'static str], without: &[&str]) -> Facts {
     let release = read_bytes(&root.join("proc/sys/kernel/osrelease"));
     let release = release.and_then(|bytes| KernelRelease::parse(&bytes).ok());
@@ -131,7 +132,7 @@ impl Lists {
         let Ok(module) = ModuleName::new(name) else { return Module::Unknown };
         let is_loaded = self.loaded.as_ref().is_some_and(|list| list.get(&module).is_some());
         let is_builtin = self.builtin.as_ref().is_some_and(|list| list.get(&module).is_some());
-        // Something built in shows there only if it has parameters.
+        // A built-in module only shows there if it has parameters.
         if is_loaded || is_builtin || root.join("sys/module").join(name).exists() {
             return Module::There;
         }

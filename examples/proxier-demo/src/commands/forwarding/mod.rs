@@ -1,5 +1,5 @@
-//! Needs of direct return and tunnels (`proxier/forwarding`) on a node beyond IPVS: what is there, and what to do. Changes nothing. The hints are a
-//! function of [`Facts`].
+//! Requirements of direct return and tunnels (`proxier/forwarding`) on a node beyond IPVS: what is met, and what to do.
+//! Changes nothing. The hints are a function of [`Facts`].
 
 mod facts;
 
@@ -34,7 +34,7 @@ impl Method {
         }
     }
 
-    /// The bytes by which a packet grows on its way to an endpoint of a family (net/netfilter/ipvs/ip_vs_xmit.c,
+    /// How many bytes a packet grows on its way to an endpoint of a family (net/netfilter/ipvs/ip_vs_xmit.c,
     /// `__ip_vs_get_out_rt`): an IP header, and 4 of GRE, or 8 of UDP and 4 of GUE.
     fn overhead(self, family: Family) -> u32 {
         let header = if family == Family::V4 { 20 } else { 40 };
@@ -46,7 +46,7 @@ impl Method {
         }
     }
 
-    /// The modules by which the endpoint's host unwraps packets.
+    /// The modules with which the endpoint's host decapsulates packets.
     fn modules(self, family: Family) -> &'static [&'static str] {
         match (self, family) {
             (Method::DirectRoute, _) => &[],
@@ -66,15 +66,15 @@ struct Hint {
     methods: Vec<Method>,
     /// Subject: `rp_filter`, `arp`, `mtu`, `module NAME`, `kernel`.
     about: String,
-    /// Whether the need is met; `None`: it depends, or is not known.
+    /// Whether the requirement is met; `None`: it depends, or is unknown.
     holds: Option<bool>,
     /// State of the host, in words.
     what: String,
-    /// Remedy, and when it applies; empty when there is nothing to do.
+    /// Remedy, and when it applies; empty if there is nothing to do.
     fix: String,
 }
 
-/// The hints for a node, read now. Empty where the configuration does not let Services ask.
+/// The hints for a node, read now. Empty if the configuration does not allow Services to request forwarding.
 pub(crate) struct Hints(Vec<Hint>);
 
 impl Hints {
@@ -171,9 +171,9 @@ fn some(all: &[&str]) -> String {
     }
 }
 
-/// Endpoints on this node answer with the Service's address, which is this node's too: the kernel takes such a packet for one of a
-/// liar (net/ipv4/fib_frontend.c, `__fib_validate_source`), unless the device by which it comes accepts local sources. The greater
-/// `rp_filter` of a device and of `all` counts; `accept_local` of either is enough.
+/// Endpoints on this node reply with the Service's address, which is this node's too. The kernel drops such a packet as
+/// spoofed (net/ipv4/fib_frontend.c, `__fib_validate_source`), unless its input device accepts local sources. The
+/// greater `rp_filter` of a device and of `all` counts; `accept_local` of either is enough.
 fn of_answers(facts: &Facts) -> Hint {
     let methods = Method::ALL.to_vec();
     let about = "rp_filter".to_owned();
@@ -221,7 +221,8 @@ fn of_arp(facts: &Facts) -> Hint {
     Hint { methods: Method::ALL.to_vec(), about: "arp".to_owned(), holds, what, fix }
 }
 
-/// Whole packets of clients do not fit once they are wrapped, unless the way to endpoints takes larger ones.
+/// Full-size packets of clients do not fit once they are encapsulated, unless the path to endpoints carries larger
+/// ones.
 fn of_mtu(facts: &Facts, family: Family) -> Vec<Hint> {
     let uplinks: Vec<(&str, u32)> = facts
         .devices
@@ -278,7 +279,7 @@ fn of_module(facts: &Facts, method: Method, name: &str) -> Hint {
     Hint { methods, about, holds, what: what.to_owned(), fix }
 }
 
-/// IPVS itself wraps packets, with GUE and GRE since Linux 5.3.
+/// IPVS itself encapsulates packets, with GUE and GRE since Linux 5.3.
 fn of_kernel(release: Option<&KernelRelease>) -> Option<Hint> {
     let release = release.filter(|release| !release.at_least(5, 3))?;
     Some(Hint {
@@ -299,7 +300,7 @@ mod tests {
         Settings { rp_filter: Some(rp_filter), accept_local: Some(accept_local), ..Settings::default() }
     }
 
-    /// A node with a way out and pods.
+    /// A node with an uplink and pods.
     fn node() -> Facts {
         let eth0 = Device { settings: settings(1, 0), mtu: Some(1500), is_uplink: true };
         let pod = Device { settings: settings(0, 1), mtu: Some(1450), is_uplink: false };

@@ -1,5 +1,5 @@
-//! Output of `show --watch`: lines for people, an object for programs. Pure. For a [`View`] of IPVS; tables of the other modes are
-//! [`fitted`].
+//! Output of `show --watch`: lines of text, or an object as JSON. Pure. For a [`View`] of IPVS; tables of the other
+//! modes are [`fitted`].
 
 use std::fmt::Write as _;
 
@@ -15,12 +15,12 @@ use super::{details, forwarding};
 const HEADS: [&str; 6] = ["WEIGHT", "CONN/S", "PKT/S", "BYTE/S", "ACTIVE", "INACTIVE"];
 const WIDTHS: [usize; 6] = [6, 7, 7, 7, 7, 8];
 
-/// Whether a real server takes no new connections, and has some.
+/// Whether a real server accepts no new connections and still has some.
 fn drains(real: &ObservedRealServer) -> bool {
     real.server.config.weight.get() == 0 && real.active_connections.saturating_add(real.inactive_connections) > 0
 }
 
-/// Lines of a view: as many as fit, none longer than the terminal is wide. Without a size: all of them.
+/// Lines of a view: as many as fit, none wider than the terminal. Without a size: all of them.
 pub(super) fn lines(
     view: &View,
     service: &dyn Fn(&VirtualServerKey) -> Option<String>,
@@ -29,7 +29,7 @@ pub(super) fn lines(
     let layout = Layout::of(view, size);
     let heads = layout.line("VIRTUAL SERVER", &HEADS.map(str::to_owned), "SERVICE");
     let mut lines = vec![summary(view), heads];
-    // The last line counts the rest that does not fit.
+    // The last line counts those that do not fit.
     let rows = size.map(|size| size.rows.saturating_sub(lines.len() + 1));
     let (mut left, mut hidden) = (rows.unwrap_or(usize::MAX), HiddenCounts::default());
     for server in &view.servers {
@@ -56,7 +56,7 @@ pub(super) fn lines(
     lines
 }
 
-/// Counts of servers for which there is no room.
+/// Counts of servers that do not fit.
 #[derive(Default)]
 struct HiddenCounts {
     servers: usize,
@@ -104,7 +104,7 @@ struct Layout {
 }
 
 impl Layout {
-    /// Columns that a terminal of fewer columns than this has no room for, beside the names of Services: packets and bytes.
+    /// Terminals with fewer columns than this omit packets and bytes, to have room for the names of Services.
     const NARROW: usize = 100;
     const LEFT_OUT: [usize; 2] = [2, 3];
     /// An IPv6 address and port, most of the time.
@@ -192,8 +192,9 @@ pub(super) fn short(number: f64) -> String {
     format!("{number:.1}{unit}")
 }
 
-/// A summary and a table, texts to the left and numbers to the right: as many rows as fit, none longer than the terminal is wide; the last line then counts
-/// the rest, `left_out`. The widest columns get the room that the others leave. Without a size: all rows.
+/// A summary and a table, text left-aligned and numbers right-aligned: as many rows as fit, none wider than the
+/// terminal; the last line then counts the rest, `left_out`. The widest columns share the remaining width. Without a
+/// size: all rows.
 pub(super) fn fitted<const N: usize>(
     summary: &str,
     heads: &[&str; N],
@@ -302,7 +303,8 @@ mod tests {
     use super::*;
     use crate::commands::show::rates::{History, Reading};
 
-    /// Reading of this many virtual servers with two real servers each, the second of which drains; the last is the busiest.
+    /// A read of this many virtual servers with two real servers each, the second of which drains; the last is the
+    /// busiest.
     fn reading(servers: u8, connections: u64) -> Vec<Reading> {
         let one = |last: u8| {
             let key = format!("TCP 10.96.0.{last}:80").parse().unwrap();
@@ -368,7 +370,7 @@ mod tests {
         assert_eq!(lines[6], "not shown: 7 virtual servers with less traffic, 16 real servers, 9 of them drain");
     }
 
-    /// One long name takes no room from the others.
+    /// One long name does not take space from the others.
     #[test]
     fn names_of_services_are_shown_on_a_terminal_of_80_columns() {
         let size = Some(Size { rows: 24, columns: 80 });

@@ -1,4 +1,5 @@
-//! `show` in nftables, iptables and userspace mode: Frontends with their endpoints, once or with rates of new connections.
+//! `show` in nftables, iptables and userspace mode: Frontends with their endpoints, once or with rates of new
+//! connections.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -37,8 +38,8 @@ fn failed(error: impl fmt::Display) -> Problem {
 }
 
 impl Frontends {
-    /// Reads those of the mode that is asked for; with `auto`, of the first that serves any. `None`: IPVS mode is asked for, or no other serves
-    /// anything.
+    /// Reads those of the requested mode; with `auto`, of the first mode that serves any. `None`: IPVS mode is
+    /// requested, or no other mode serves anything.
     ///
     /// # Errors
     ///
@@ -59,7 +60,7 @@ impl Frontends {
         }
     }
 
-    /// Reads those of a mode, but for IPVS mode.
+    /// Reads those of a mode other than IPVS mode.
     ///
     /// # Errors
     ///
@@ -150,8 +151,8 @@ fn counted() -> Result<BTreeMap<FrontendKey, ServedFrontend>, Problem> {
     Ok(all)
 }
 
-/// Connections that the running proxy of this configuration has begun in userspace mode, by its metrics: the kernel does not count them.
-/// None where the metrics server does not answer within a second.
+/// Connections that the running proxy of this configuration has started in userspace mode, from its metrics, since the
+/// kernel does not count them. Empty if the metrics server does not answer within a second.
 fn begun(metrics: SocketAddr) -> Vec<(FrontendKey, u64)> {
     const PATIENCE: Duration = Duration::from_secs(1);
     const MOST: u64 = 64 << 20;
@@ -179,14 +180,14 @@ fn begun_of(line: &str) -> Option<(FrontendKey, u64)> {
     Some((key.parse().ok()?, line.rsplit_once(' ')?.1.parse().ok()?))
 }
 
-/// The connections of the last reading.
+/// The connections of the last read.
 #[derive(Debug, Default)]
 pub(super) struct History(Option<(Duration, BTreeMap<FrontendKey, Option<u64>>)>);
 
-/// A reading compared with the one before.
+/// A read compared with the previous one.
 pub(super) struct FrontendView {
     mode: Kind,
-    /// Busiest first. No rate: this reading is the first that has it, or connections are not counted.
+    /// Busiest first. No rate: this read is the first with it, or connections are not counted.
     frontends: Vec<(FrontendKey, ServedFrontend, Option<f64>)>,
     is_first: bool,
     came: usize,
@@ -194,7 +195,7 @@ pub(super) struct FrontendView {
 }
 
 impl History {
-    /// Compares a reading with the one before, and keeps its counters. `at`: time of the reading, by a clock that never goes back.
+    /// Compares a read with the previous one, and stores its counters. `at`: time of the read, by a monotonic clock.
     pub(super) fn compare(&mut self, read: Frontends, at: Duration) -> FrontendView {
         let counters = read.all.iter().map(|(key, served)| (*key, served.connections)).collect();
         let before = self.0.replace((at, counters));
@@ -206,7 +207,7 @@ impl History {
         };
         let rate = |key: &FrontendKey, now: Option<u64>| {
             let (then, known) = before.as_ref()?;
-            // One that was not in the last reading began to count since then.
+            // One that was not in the last read has counted since then.
             let before = known.get(key).copied().unwrap_or(Some(0))?;
             Some(per_second(&stats(before), &stats(now?), at.saturating_sub(*then)).connections)
         };
@@ -228,7 +229,7 @@ impl FrontendView {
         self.frontends.iter().map(|(key, ..)| *key)
     }
 
-    /// Connections a second to all Frontends; `None`: the first reading, or none is counted.
+    /// Connections per second to all Frontends; `None`: the first read, or nothing is counted.
     fn total(&self) -> Option<f64> {
         self.frontends.iter().filter_map(|(.., rate)| *rate).reduce(|sum, rate| sum + rate)
     }
@@ -319,7 +320,7 @@ mod tests {
         assert_eq!((rates(&view), view.total()), (vec![(1, None), (2, None), (3, None)], None));
         let text = view.lines(&|_| None, None).join("\n");
         assert!(text.starts_with("nftables mode: 3 Frontends; rates follow\n"), "{text}");
-        // The second was made again and counts from zero, the fourth is new, the third is not counted.
+        // The second was created again and counts from zero, the fourth is new, the third is not counted.
         let read = reading(&[(1, Some(9)), (2, Some(6)), (3, None), (4, Some(2))]);
         let view = history.compare(read, Duration::from_secs(3));
         assert_eq!(rates(&view), [(2, Some(3.0)), (1, Some(2.0)), (4, Some(1.0)), (3, None)]);

@@ -1,4 +1,5 @@
-//! `show`: virtual servers in the kernel, or what the other modes serve, with the Services, or by Service; repeatedly with rates, too.
+//! `show`: virtual servers in the kernel, or what the other modes serve, with the Services, or by Service; optionally
+//! repeated with rates.
 
 mod board;
 mod frontends;
@@ -35,8 +36,9 @@ use crate::sources::cluster;
 use crate::sources::initial_list;
 use crate::status::progress::Progress;
 
-/// Prints every virtual server in the kernel, foreign ones too, with real servers and connections, and the Service it serves if the source of
-/// Services can be read. In the other modes, their Frontends with endpoints. `by_service`: one line a Service.
+/// Prints every virtual server in the kernel, including those of other programs, with real servers and connections, and
+/// its Service if the source of Services can be read. In the other modes, Frontends with endpoints. `by_service`: one
+/// line per Service.
 pub async fn show(configured: &Configured, output: Output, by_service: bool) -> ExitCode {
     let mut kernel = match kernel::open() {
         Ok(kernel) => kernel,
@@ -116,7 +118,7 @@ fn failed(problem: &Problem) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// The Services, if they can be read; says why not only `aloud`. The kernel's state is shown in any case.
+/// The Services, if they can be read; reports why not only if `aloud`. The kernel's state is shown in any case.
 async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) -> (Store, Desired) {
     let nothing_named = matches!(&configured.source, Source::Cluster { kubeconfig: None, master: None });
     let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
@@ -155,14 +157,15 @@ async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) ->
     (store, desired)
 }
 
-/// Names and Frontends of virtual servers: the kernel does not hold these.
+/// Names and Frontends of virtual servers, which the kernel does not store.
 struct ServiceIndex<'a> {
     names: Names<'a>,
     /// Frontends of this program's firewall marks.
     marks: BTreeMap<VirtualServerKey, FrontendKey>,
 }
 
-/// Frontends of this program's firewall marks. If they cannot be read, their virtual servers are shown as foreign.
+/// Frontends of this program's firewall marks. If they cannot be read, their virtual servers are shown as another
+/// program's.
 fn marks(configured: &Configured, kernel: &mut KernelPorts) -> BTreeMap<VirtualServerKey, FrontendKey> {
     ipvs_mode::marks(&configured.settings.core, kernel.ports().tables).unwrap_or_default()
 }
@@ -175,7 +178,7 @@ fn details(server: &VirtualServer) -> String {
     }
 }
 
-/// Details of a virtual server; for one of a firewall mark, with its Frontend.
+/// Details of a virtual server; for one by firewall mark, with its Frontend.
 fn details_of_mark(server: &VirtualServer, names: &ServiceIndex<'_>) -> String {
     match names.marks.get(&server.key) {
         Some(frontend) if frontend.address.is_unspecified() => {
@@ -201,14 +204,14 @@ fn text(
     lines(table(entries, names).into_iter().chain([sum]))
 }
 
-/// Real servers have columns; a virtual server's details span them, with the Service behind, or below if both are long.
+/// Real servers have columns; a virtual server's details span them, followed by the Service, or below if both are long.
 fn table(entries: &[SnapshotEntry], names: &ServiceIndex<'_>) -> Vec<String> {
     const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
     let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
         let cells = |real: &ipvs::model::ObservedRealServer| {
             let method = match real.server.config.forwarding_method {
                 ForwardingMethod::Masquerade => String::new(),
-                // The usual method is not printed.
+                // The usual method is omitted.
                 other => format!(" ({other})"),
             };
             [

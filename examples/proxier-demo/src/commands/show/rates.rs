@@ -1,7 +1,7 @@
-//! Rates: differences of two readings of the kernel's counters. Pure.
+//! Rates: differences of two reads of the kernel's counters. Pure.
 //!
-//! The kernel has rates of its own (`ipvsadm -Ln --rate`): averages over some seconds, which lag behind, and which are zero with
-//! `net.ipv4.vs.run_estimation` 0. These are exact for the time between two readings.
+//! The kernel has its own rates (`ipvsadm -Ln --rate`): averages over some seconds, which lag behind, and which are
+//! zero with `net.ipv4.vs.run_estimation` 0. These are exact for the time between two reads.
 
 use std::cmp::Ordering;
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ pub(super) struct PerSecond {
     pub(super) connections: f64,
     /// Packets from clients.
     pub(super) packets_in: f64,
-    /// Packets to clients. Direct return and tunnels: none, since answers do not come back this way.
+    /// Packets to clients. None with direct return and tunnels, since replies do not come back this way.
     pub(super) packets_out: f64,
     pub(super) bytes_in: f64,
     pub(super) bytes_out: f64,
@@ -44,9 +44,9 @@ impl PerSecond {
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ServerRates {
     pub(super) server: ObservedVirtualServer,
-    /// Rates since the reading before. `None`: this is the first reading.
+    /// Rates since the previous read. `None`: this is the first read.
     pub(super) rates: Option<PerSecond>,
-    /// Busiest first. No rates: this reading is the first that has it.
+    /// Busiest first. No rates: this read is the first with it.
     pub(super) real_servers: Vec<(ObservedRealServer, Option<PerSecond>)>,
 }
 
@@ -63,22 +63,22 @@ impl ServerRates {
     }
 }
 
-/// A virtual server with its real servers, as it was read.
+/// A virtual server with its real servers, as read.
 pub(super) type Reading = (ObservedVirtualServer, Vec<ObservedRealServer>);
 
-/// A reading compared with the one before.
+/// A read compared with the previous one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct View {
-    /// Busiest first: by connections a second, then bytes a second, then active connections, then keys.
+    /// Busiest first: by connections per second, then bytes per second, then active connections, then keys.
     pub(super) servers: Vec<ServerRates>,
-    /// Sum over all virtual servers. `None`: this is the first reading.
+    /// Sum over all virtual servers. `None`: this is the first read.
     pub(super) total: Option<PerSecond>,
-    /// Number of virtual servers added since the reading before; `went`: number of those deleted.
+    /// Number of virtual servers added since the previous read; `went`: number of those deleted.
     pub(super) came: usize,
     pub(super) went: usize,
 }
 
-/// The counters of the last reading.
+/// The counters of the last read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History(Option<LastReading>);
 
@@ -90,8 +90,8 @@ struct LastReading {
 }
 
 impl History {
-    /// Compares a complete reading with the one before, and keeps its counters for the next. `at`: time of the reading, by a clock that never goes
-    /// back.
+    /// Compares a complete read with the previous one, and stores its counters for the next. `at`: time of the read, by
+    /// a monotonic clock.
     pub(super) fn compare(&mut self, reading: Vec<Reading>, at: Duration) -> View {
         let mut read = LastReading { at, servers: HashMap::new(), real_servers: HashMap::new() };
         for (server, real_servers) in &reading {
@@ -121,12 +121,12 @@ fn rated((server, real_servers): Reading, before: Option<&LastReading>, at: Dura
     let key = server.server.key;
     let elapsed = before.map(|before| at.saturating_sub(before.at)).unwrap_or_default();
     let known = before.and_then(|before| before.servers.get(&key));
-    // Readings are complete: a virtual server that was not in the last one began to count since then.
+    // Reads are complete: a virtual server that was not in the last one has counted since then.
     let rates = before.map(|_| per_second(&known.copied().unwrap_or_default(), &server.stats, elapsed));
     let of_real = |real: &ObservedRealServer| {
         let earlier = before?.real_servers.get(&(key, real.server.key));
-        // A real server that comes back to its virtual server within two minutes may have its old counters
-        // (net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_trash_get_dest`); in a new virtual server it begins at zero.
+        // A real server that returns to its virtual server within two minutes may have its old counters
+        // (net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_trash_get_dest`); in a new virtual server it starts at zero.
         let earlier = if known.is_some() { *earlier? } else { Stats::default() };
         Some(per_second(&earlier, &real.stats, elapsed))
     };
@@ -143,17 +143,18 @@ fn busiest_first(a: &ServerRates, b: &ServerRates) -> Ordering {
     faster(b.rates.as_ref(), a.rates.as_ref()).then(active).then_with(|| a.key().cmp(&b.key()))
 }
 
-/// Order by connections a second, then bytes a second.
+/// Orders by connections per second, then bytes per second.
 fn faster(a: Option<&PerSecond>, b: Option<&PerSecond>) -> Ordering {
     let (a, b) = (a.copied().unwrap_or_default(), b.copied().unwrap_or_default());
     a.connections.total_cmp(&b.connections).then_with(|| a.bytes().total_cmp(&b.bytes()))
 }
 
-/// Rates between two readings of one server's counters; zero if no time has passed.
+/// Rates between two reads of one server's counters; zero if no time has passed.
 ///
-/// A counter that went down was set to zero meanwhile (`ipvsadm -Z`, or the server was deleted and added again), so it counted at
-/// least what it shows now. Or it wrapped around: connections and packets have 32 bits before Linux 4.1. All counters are set
-/// to zero together and bytes have 64 bits, so when bytes did not go down and the counter was in the upper half of 32 bits, it wrapped.
+/// A counter that decreased was reset meanwhile (`ipvsadm -Z`, or the server was deleted and added again), so it
+/// counted at least its current value. Or it wrapped around: connections and packets have 32 bits before Linux 4.1. All
+/// counters are reset together and bytes have 64 bits. So if bytes did not decrease and the counter was in the upper
+/// half of 32 bits, it wrapped.
 pub(super) fn per_second(before: &Stats, now: &Stats, elapsed: Duration) -> PerSecond {
     let was_reset = now.bytes_in < before.bytes_in || now.bytes_out < before.bytes_out;
     let difference = |before: u64, now: u64| match now.checked_sub(before) {
@@ -243,7 +244,7 @@ mod tests {
             PerSecond { connections: 1.0, packets_in: 5.0, packets_out: 2.5, bytes_in: 250.0, bytes_out: 500.0 };
         assert_eq!(rates, expected);
         assert_eq!((rates.packets(), rates.bytes()), (7.5, 750.0));
-        // A real server that was in no reading before has no rate, since it may have old counters.
+        // A real server that was in no earlier read has no rate, since it may have old counters.
         let real: Vec<_> =
             view.servers[1].real_servers.iter().map(|(_, rates)| rates.map(|of| of.connections)).collect();
         assert_eq!(real, [Some(0.5), None]);
@@ -256,13 +257,14 @@ mod tests {
         history.compare(vec![one(1, stats(5, 0, 0), &[]), one(2, stats(9, 0, 0), &[])], SECOND);
         let now = vec![one(2, stats(9, 0, 0), &[]), one(3, stats(4, 0, 0), &[(5, stats(4, 0, 0))])];
         let view = history.compare(now, 3 * SECOND);
-        // Virtual server 3 is younger than the reading before, and so is its real server.
+        // Virtual server 3 is newer than the previous read, and so is its real server.
         assert_eq!((order(&view), connections(&view)), (vec![3, 2], vec![Some(2.0), Some(0.0)]));
         assert_eq!(view.servers[0].real_servers[0].1.unwrap().connections, 2.0);
         assert_eq!((view.came, view.went), (1, 1));
         let view = history.compare(Vec::new(), 4 * SECOND);
         assert_eq!((view.came, view.went, view.total), (0, 2, Some(PerSecond::default())));
-        // The server comes back and counts from zero: its rate is not below zero, and counts nothing from before it went.
+        // The server returns and counts from zero: its rate is not negative, and excludes counts from before its
+        // removal.
         let view = history.compare(vec![one(2, stats(3, 0, 0), &[])], 5 * SECOND);
         assert_eq!(connections(&view), [Some(3.0)]);
     }

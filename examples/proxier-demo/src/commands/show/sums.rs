@@ -17,9 +17,9 @@ struct Sum {
     connections: Option<u64>,
     /// Bytes in both directions so far; `None`: not counted.
     bytes: Option<u64>,
-    /// Connections that are active now; `None`: not known.
+    /// Active connections; `None`: unknown.
     active: Option<u64>,
-    /// `None`: the first reading, or not counted.
+    /// `None`: the first read, or not counted.
     rates: Option<PerSecond>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Counted {
     pub(super) rates: Option<PerSecond>,
 }
 
-/// Sums of all Services; one without a name has all virtual servers of none.
+/// Sums of all Services. The one without a name has all virtual servers without a Service.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct Sums {
     mode: Kind,

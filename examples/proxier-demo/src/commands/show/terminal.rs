@@ -16,7 +16,7 @@ impl Size {
     const USUAL: Size = Size { rows: 24, columns: 80 };
 }
 
-/// Standard output. A terminal gets its own content and its cursor back when this is dropped.
+/// Standard output. Dropping it restores a terminal's content and cursor.
 #[derive(Debug)]
 pub(super) struct Screen {
     is_terminal: bool,
@@ -39,12 +39,12 @@ impl Screen {
         Ok(Screen { is_terminal })
     }
 
-    /// Size of the terminal now. `None`: standard output is no terminal.
+    /// Current size of the terminal. `None`: standard output is not a terminal.
     pub(super) fn size(&self) -> Option<Size> {
         self.is_terminal.then(|| asked().unwrap_or(Size::USUAL))
     }
 
-    /// Draws the lines in place of those before; a stream gets them with an empty line behind.
+    /// Replaces the previous lines; a stream gets them with an empty line after them.
     ///
     /// # Errors
     ///
@@ -67,13 +67,13 @@ impl Drop for Screen {
     }
 }
 
-/// Bytes that draw the lines from the upper left corner; the rest of the earlier lines, and the rows below, are erased. No line feed follows the last
-/// line: it would scroll.
+/// Bytes that draw the lines from the upper left corner and erase the rest of earlier lines, and the rows below. No
+/// line feed follows the last line, since it would scroll.
 fn frame(lines: &[String]) -> String {
     format!("\x1b[H{}\x1b[K\x1b[J", lines.join("\x1b[K\r\n"))
 }
 
-/// Size that the terminal reports. `None`: it reports none.
+/// Size reported by the terminal. `None`: it reports none.
 fn asked() -> Option<Size> {
     let mut size = nix::libc::winsize { ws_row: 0, ws_col: 0, ws_xpixel: 0, ws_ypixel: 0 };
     // SAFETY: ioctl_tty(2): TIOCGWINSZ writes one `winsize` to the given address; `size` is a `winsize` that lives until the call returns.

@@ -1,4 +1,4 @@
-//! `show --watch`: virtual servers in the kernel, or the Frontends of the other modes, and how busy they are, repeatedly.
+//! `show --watch`: virtual servers in the kernel, or Frontends of the other modes, and how busy they are, repeatedly.
 
 use std::collections::{BTreeMap, HashSet};
 use std::process::ExitCode;
@@ -24,11 +24,12 @@ use crate::engine::signals::Signals;
 use crate::problem::Problem;
 use crate::settings::cli::{Configured, Output};
 
-/// Shortest time before Services are read again, after virtual servers without a name have appeared.
+/// Shortest time until Services are read again after virtual servers without a name have appeared.
 const NAMES_AGAIN: Duration = Duration::from_secs(30);
 
-/// Prints all virtual servers or Frontends with their rates, or the sums of each Service, busiest first, at each interval, until SIGINT or
-/// SIGTERM, or until nobody reads. A terminal shows as many as fit; anything else gets a block, or a JSON object, for each reading.
+/// Prints all virtual servers or Frontends with their rates, or the sums of each Service, busiest first, at each
+/// interval, until SIGINT or SIGTERM, or until the reader is gone. A terminal shows as many as fit; anything else gets
+/// a block, or a JSON object, per read.
 pub async fn watch(configured: &Configured, output: Output, by_service: bool, every: Duration) -> ExitCode {
     let (mut kernel, mut signals) = match (kernel::open(), Signals::listen()) {
         (Ok(kernel), Ok(signals)) => (kernel, signals),
@@ -49,7 +50,7 @@ pub async fn watch(configured: &Configured, output: Output, by_service: bool, ev
     }
 }
 
-/// Reason why the watch ends by itself.
+/// Why the watch ends by itself.
 enum WatchEnd {
     /// Standard output has no reader any more.
     Unread,
@@ -85,10 +86,10 @@ async fn refreshes(
 ) -> Result<std::convert::Infallible, WatchEnd> {
     let mut named = ServiceNames::new(services(configured, host, true).await, marks(configured, kernel));
     let mut ticks = tokio::time::interval(every);
-    // A slow reading does not make the next ones come faster.
+    // A slow read does not make the next ones come faster.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let begun = Instant::now();
-    // The mode that serves now; a change of it is a restart of `run`, and of this.
+    // The mode that serves now. If it changes, `run` is restarted, and so must this be.
     let other = Frontends::read(configured, kernel, (&named.desired, host)).map_err(WatchEnd::Failed)?;
     let mut history = match other {
         Some(Frontends { mode, .. }) => Histories::Frontends(mode, frontends::History::default()),
@@ -104,7 +105,7 @@ async fn refreshes(
             continue;
         };
         if named.lack(&picture) {
-            // The screen shows something else by now, so a source that cannot be read is no longer mentioned.
+            // The screen shows something else by now, so an unreadable source is not reported again.
             named = ServiceNames::new(services(configured, host, false).await, marks(configured, kernel));
             named.accept(&picture);
         }
@@ -121,21 +122,21 @@ async fn refreshes(
     }
 }
 
-/// Counters of the last reading.
+/// Counters of the last read.
 enum Histories {
     Ipvs(History),
     Frontends(Kind, frontends::History),
 }
 
-/// A reading compared with the one before.
+/// A read compared with the previous one.
 enum Picture {
     Ipvs(View),
     Frontends(FrontendView),
 }
 
 impl Histories {
-    /// Reads everything and compares, with the time of the reading. `None`: other programs kept changing the table; the next reading shows
-    /// it.
+    /// Reads everything and compares, with the time of the read. `None`: other programs kept changing the table; the
+    /// next read shows it.
     fn read(
         &mut self,
         configured: &Configured,
@@ -202,13 +203,13 @@ fn line(value: &serde_json::Value) -> std::io::Result<()> {
     out.flush()
 }
 
-/// The Services as they were read last.
+/// The Services as last read.
 struct ServiceNames {
     store: Store,
     desired: Desired,
     marks: BTreeMap<VirtualServerKey, FrontendKey>,
     since: Instant,
-    /// Virtual servers without a name: foreign ones, or the source cannot be read.
+    /// Virtual servers without a name: they belong to another program, or the source cannot be read.
     nameless: HashSet<VirtualServerKey>,
 }
 
@@ -221,7 +222,7 @@ impl ServiceNames {
         ServiceIndex { names: Names::new(&self.store, &self.desired), marks: self.marks.clone() }
     }
 
-    /// Whether Services should be read again: a virtual server has come that none of them names.
+    /// Whether Services should be read again: there is a new virtual server without a name.
     fn lack(&self, picture: &Picture) -> bool {
         self.since.elapsed() >= NAMES_AGAIN && self.unnamed(picture).any(|key| !self.nameless.contains(&key))
     }

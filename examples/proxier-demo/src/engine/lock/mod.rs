@@ -1,12 +1,12 @@
-//! Lock that allows one proxy on a node: a second one refuses to start and names the first.
+//! The lock that allows one proxy per node. A second one refuses to start and names the first.
 //!
-//! The lock is a file below `/run/proxier-demo` that only root, or the user for whom root made that folder, may open, and a
-//! lock on it ([flock(2)](https://man7.org/linux/man-pages/man2/flock.2.html)) that the kernel releases when the process
-//! ends in any way: there is no stale lock. Each network namespace has its own file, named by its inode, since IPVS belongs
-//! to the network namespace.
+//! The lock is a file below `/run/proxier-demo` that only root, or the user for whom root created that directory, may
+//! open, with a lock ([flock(2)](https://man7.org/linux/man-pages/man2/flock.2.html)) that the kernel releases when the
+//! process ends in any way. So there are no stale locks. Each network namespace has its own file, named by its inode,
+//! since IPVS belongs to the network namespace.
 //!
-//! Processes see each other's lock if they see the same folder. A container in the node's network namespace has its own
-//! `/run`, so the node's folder has to be mounted there; the manifests in `examples/deploy` do so.
+//! Processes must use the same directory to see each other's lock. A container in the node's network namespace has its
+//! own `/run`, so the node's directory must be mounted there; the manifests in `examples/deploy` do so.
 
 use std::fmt::{self, Write as _};
 use std::fs::{File, TryLockError};
@@ -24,19 +24,19 @@ use nix::unistd::Uid;
 
 use crate::problem::Problem;
 
-/// The lock is held while this lives.
+/// The lock is held as long as this lives.
 #[derive(Debug)]
 pub struct Lock {
     _file: File,
 }
 
-/// Contains [`FOLDER`]: root's, on every Linux, and empty after a boot.
+/// Contains [`FOLDER`]. Owned by root on every Linux, and empty after boot.
 const BASE: &str = "/run";
-/// The folder with the locks.
+/// The directory with the locks.
 const FOLDER: &str = "proxier-demo";
 /// Longest wait for a holder that has not written its name yet.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// Number of bytes that are read of a holder's text, at most.
+/// Most bytes to read of a holder's text.
 const SAID: u64 = 4096;
 
 impl Lock {
@@ -46,14 +46,14 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// Another process has it: the problem names it. Or the folder or the file cannot be made, or another user than root
-    /// could hold it; the problem says what to do.
+    /// Another process has it, which the problem names. Or the directory or file cannot be created, or a user other
+    /// than root could hold it; the problem says what to do.
     pub fn take() -> Result<Self, Problem> {
         Self::take_below(Path::new(BASE))
     }
 
-    /// Process that holds the lock of the network namespace of this thread, or held it last; `None` when there was none, or it belongs to another
-    /// container: its id means nothing here.
+    /// Process that holds, or last held, the lock of this thread's network namespace. `None` if there was none, or if
+    /// it belongs to another container, in which case its id has no meaning here.
     pub(crate) fn holder() -> Option<u32> {
         let name = format!("netns-{}.lock", Namespace::of_this_thread("net"));
         let mut file = File::open(Path::new(BASE).join(FOLDER).join(name)).ok()?;
@@ -61,7 +61,7 @@ impl Lock {
         (holder.namespace == Namespace::of_this_thread("pid")).then_some(holder.pid)
     }
 
-    /// Takes the lock as [`Lock::take`] does, with the folder below `base` instead of `/run`.
+    /// Takes the lock like [`Lock::take`], with the directory below `base` instead of `/run`.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl Lock {
                 Err(TryLockError::WouldBlock) => {}
                 Err(TryLockError::Error(error)) => return Err(refused(&path, "locked", &error)),
             }
-            // A new holder may not have written its name yet; the file may still name the holder before.
+            // A new holder may not have written its name yet; the file may still name the previous one.
             let holder = Holder::read(&mut file);
             if let Some(holder) = holder.filter(Holder::is_there) {
                 let reason = format!("another one runs on this node: {holder}; stop it first");
@@ -118,7 +118,7 @@ fn is_trusted(user: u32) -> bool {
     user == 0 || user == Uid::effective().as_raw()
 }
 
-/// Opens the folder, and makes it if need be. Only its owner, who is trusted, can put anything there.
+/// Opens the directory, creating it if necessary. Only its trusted owner can create files in it.
 fn open_folder(base: &Path) -> Result<File, Problem> {
     const DIRECTORY: OFlag = OFlag::O_RDONLY.union(OFlag::O_DIRECTORY).union(OFlag::O_NOFOLLOW).union(OFlag::O_CLOEXEC);
     let path = base.join(FOLDER);
@@ -140,7 +140,7 @@ fn open_folder(base: &Path) -> Result<File, Problem> {
     Ok(folder)
 }
 
-/// Whether only a trusted user can make files in this folder.
+/// Whether only a trusted user can create files in this directory.
 fn owned(folder: &File, path: &Path) -> Result<(), Problem> {
     let metadata = folder.metadata().map_err(|error| refused(path, "looked for here", &error))?;
     if !is_trusted(metadata.uid()) {
@@ -156,7 +156,7 @@ fn owned(folder: &File, path: &Path) -> Result<(), Problem> {
     Ok(())
 }
 
-/// Opens the file, and makes it if need be. Only its owner, who is trusted, can open it; holding the lock takes no more.
+/// Opens the file, creating it if necessary. Only its trusted owner can open it; opening is enough to hold the lock.
 fn open_file(folder: &File, name: &str, path: &Path) -> Result<File, Problem> {
     const FLAGS: OFlag =
         OFlag::O_RDWR.union(OFlag::O_CREAT).union(OFlag::O_NOFOLLOW).union(OFlag::O_NONBLOCK).union(OFlag::O_CLOEXEC);
@@ -192,7 +192,7 @@ fn cannot_make(path: &Path, errno: Errno) -> Problem {
     Problem::new(path.display().to_string(), format!("the lock cannot be made ({}); {advice}", errno.desc()))
 }
 
-/// The inode of a namespace, which identifies it; 0 where `/proc` does not show it.
+/// The inode of a namespace, which identifies it; 0 if `/proc` does not show it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Namespace(u64);
 
@@ -209,7 +209,7 @@ impl fmt::Display for Namespace {
     }
 }
 
-/// Holder of the lock, as it wrote itself down: process id, namespace of process ids, command.
+/// Holder of the lock, as it registered itself: process id, process namespace, command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Holder {
     pid: u32,
@@ -240,13 +240,13 @@ impl Holder {
         Some(Holder { pid, namespace, command: lines.next()?.to_owned() })
     }
 
-    /// Whether there is such a process, as far as this process can see.
+    /// Whether the process exists, as far as this process can see.
     fn is_there(&self) -> bool {
         self.namespace != Namespace::of_this_thread("pid") || Path::new("/proc").join(self.pid.to_string()).exists()
     }
 }
 
-/// Writes into the file who holds it now.
+/// Writes the holder's name to the file.
 fn write_holder(file: &mut File) -> io::Result<()> {
     let Holder { pid, namespace, command } = Holder::of_this_process();
     let mut text = String::new();

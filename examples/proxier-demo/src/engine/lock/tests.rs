@@ -4,7 +4,7 @@ use std::process::{Child, Command, Stdio};
 
 use super::*;
 
-/// A folder instead of `/run`, removed with the test.
+/// A directory instead of `/run`, removed with the test.
 struct Base(PathBuf);
 
 impl Base {
@@ -35,7 +35,7 @@ impl Drop for Base {
     }
 }
 
-/// Another process that holds the lock, with the field's own tool.
+/// Another process that holds the lock, with the usual tool.
 fn hold(path: &Path) -> Option<Child> {
     let script = "flock -n 3 || exit 1; printf '%s\\n%s\\n%s\\n' $$ $(stat -Lc %i /proc/self/ns/pid) 'a proxy' >&3; \
                   echo ok; exec sleep 1000";
@@ -80,7 +80,7 @@ fn a_holder_that_cannot_be_seen_is_named_as_far_as_it_is_known() {
     assert!(holder.is_there());
 }
 
-/// An earlier holder's name is not reported as the present one, and the wait ends.
+/// An earlier holder's name is not reported as the current one, and the wait ends.
 #[test]
 fn a_holder_that_says_nothing() {
     let base = Base::new("silent");
@@ -137,13 +137,13 @@ fn what_others_can_write_to_is_refused() {
             "{problem}"
         );
         assert!(problem.contains(&format!("{mode:o}")), "{problem}");
-        // Folders have a use of their own.
+        // Directories have their own use.
         let advice = if path.is_dir() { format!("chmod go-w {}", path.display()) } else { "remove it".to_owned() };
         assert!(problem.ends_with(&advice), "{problem}");
         chmod(&path, good);
         base.take().unwrap();
     }
-    // The kubelet makes the folder with these permissions.
+    // The kubelet creates the directory with these permissions.
     chmod(&base.folder(), 0o755);
     base.take().unwrap();
 }

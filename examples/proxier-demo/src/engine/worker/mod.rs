@@ -1,4 +1,4 @@
-//! The kernel's thread: takes changes, does what is due, and reports the results.
+//! The kernel's thread: receives changes, does what is due, and reports the results.
 
 mod passes;
 
@@ -53,28 +53,29 @@ pub(crate) struct Worker {
     passes: Passes,
     /// Features that the kernel turned out to lack.
     lacks: BTreeSet<String>,
-    /// Time to remove objects of other modes; `None`: no full pass has succeeded yet.
+    /// When to remove objects of other modes; `None`: no full pass has succeeded yet.
     clean_at: Option<Instant>,
-    /// Whether the Node of this node was seen, or seen to be gone.
+    /// Whether this node's Node was seen, or seen to be deleted.
     saw_node: bool,
-    /// Whether objects of other modes are gone.
+    /// Whether objects of other modes were removed.
     is_alone: bool,
     /// Whether serving has ended.
     is_finished: bool,
 }
 
-/// Time for which objects of another mode still serve beside this one: connections that began there get their first answers.
+/// How long objects of another mode still serve next to this one, so that connections started there get their first
+/// replies.
 const OVERLAP: Duration = Duration::from_secs(2);
-/// Pause before another try to remove objects of other modes.
+/// Pause before the next attempt to remove objects of other modes.
 const CLEAN_AGAIN: Duration = Duration::from_secs(30);
-/// Pause before another look at objects that a cleanup cannot remove: a person may have removed them.
+/// Pause before checking again for objects that a cleanup cannot remove: a person may have removed them.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
 /// Number of changes in a pass after which unused memory is returned to the kernel.
 const MANY: u64 = 1000;
 
 impl Worker {
-    /// Starts the thread. It ends when all senders are gone; after each pass it reports the result. `started`: when this
-    /// process started. `compared`: gone after the first full pass.
+    /// Starts the thread. It ends when all senders are dropped; after each pass it reports the result. `started`: when
+    /// this process started. `compared`: dropped after the first full pass.
     pub(crate) fn start(
         mut engine: Engine<impl Kernel>,
         started: SystemTime,
@@ -109,7 +110,7 @@ impl Worker {
         Ok(outcomes)
     }
 
-    /// Takes messages and does what is due, until all senders are gone.
+    /// Handles messages and does what is due, until all senders are dropped.
     fn work(&mut self, engine: &mut Engine<impl Kernel>, mut inbox: mpsc::Receiver<Message>, clock: &Runtime) {
         loop {
             let clean_in =
@@ -178,7 +179,7 @@ impl Worker {
         }
     }
 
-    /// Removes objects of other modes. Failures are tried again after a while; leftovers are looked at again.
+    /// Removes objects of other modes. Retries failures after a while, and checks again for leftovers.
     fn clean_up_after_others(&mut self, engine: &mut Engine<impl Kernel>) {
         let (mut cleaned, is_made) = match engine.clean_up_after_others() {
             Removal::Made(cleaned) => (cleaned, true),
@@ -252,7 +253,7 @@ impl Worker {
                         self.saw_node = true;
                         self.health.set_node_eligible(false);
                     }
-                    // Nodes of the cluster say every few minutes that they live.
+                    // Nodes of the cluster report every few minutes that they are alive.
                     Change::Readable(..)
                     | Change::Listing(_)
                     | Change::Listed(_)
@@ -291,7 +292,7 @@ impl Worker {
     fn report_unreadable(&mut self, unreadable: &Unreadable, node_name: &str, at: Instant) {
         let Unreadable { object, service, problem } = unreadable;
         self.health.metrics(|metrics| metrics.unreadable += 1);
-        // A Node that cannot be read is there: clients go on being sent to it.
+        // An unreadable Node exists: clients are still sent to it.
         if matches!(object, Some((ObjectKind::Node, key)) if !self.saw_node && [node_name, ""].contains(&key.name())) {
             self.health.set_node_eligible(true);
         }
@@ -357,7 +358,7 @@ impl Worker {
         if engine.pending_since().is_none_or(|since| since >= start) {
             self.health.updated(SystemTime::now());
         }
-        // A node that keeps more than is wanted still serves: load balancers must not leave it.
+        // A node that keeps more than is desired still serves, so load balancers must not leave it.
         let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
         let took_for_flows = engine.took_for_flows();
         let fast_path = if report.full { engine.fast_path_connections() } else { None };
@@ -375,7 +376,7 @@ impl Worker {
             for (family, duration) in took_for_flows {
                 metrics.took.conntrack_sync.of_mut(family).observe(duration);
             }
-            // The pass has taken them; retries are not counted again.
+            // The pass has handled them; retries are not counted again.
             (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
             metrics.service_changes = totals.service_changes;
             metrics.endpoint_changes = totals.endpoint_changes;
@@ -394,7 +395,7 @@ impl Worker {
             metrics.unmarked = u64::try_from(unmarked).unwrap_or(u64::MAX);
             metrics.held_back = u64::try_from(engine.proxier().held().count()).unwrap_or(u64::MAX);
             metrics.draining = u64::try_from(engine.proxier().draining().count()).unwrap_or(u64::MAX);
-            // Not after each change: counting walks everything.
+            // Not after each change, since counting walks everything.
             if report.full {
                 let of_nodes = report.refused.iter().filter(|refused| other_node(refused).is_some()).count();
                 metrics.of_other_nodes = u64::try_from(of_nodes).unwrap_or(u64::MAX);
@@ -440,7 +441,7 @@ impl Worker {
         let _main_has_ended = self.passed.send(PassSummary { health_checks, listening });
     }
 
-    /// Sends an Event for each Service that has addresses of other Nodes, once.
+    /// Sends one Event for each Service with addresses of other Nodes.
     fn report_of_other_nodes(&mut self, report: &Report) {
         let mut services: BTreeMap<&str, BTreeMap<IpAddr, &str>> = BTreeMap::new();
         for refused in &report.refused {
@@ -549,7 +550,7 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
     counts
 }
 
-/// Frontends by family, and their endpoints, each counted for every Frontend that leads to it.
+/// Frontends by family, and their endpoints, each counted for every Frontend that forwards to it.
 fn count_frontends(engine: &Engine<impl Kernel>) -> (ByFamily<u64>, ByFamily<u64>) {
     let (mut frontends, mut endpoints) = (ByFamily::<u64>::default(), ByFamily::<u64>::default());
     for frontend in engine.proxier().desired().frontends() {
@@ -560,7 +561,7 @@ fn count_frontends(engine: &Engine<impl Kernel>) -> (ByFamily<u64>, ByFamily<u64
     (frontends, endpoints)
 }
 
-/// Counts own and foreign virtual servers in the kernel. Numbers that could not be read stay.
+/// Counts the proxy's and other programs' virtual servers in the kernel. Numbers that could not be read are kept.
 fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
     let Some(servers) = engine.proxier().servers() else { return };
     let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);

@@ -1,10 +1,10 @@
-//! Which passes the log has a line of its own for, and the sums of the others.
+//! Which passes get their own line in the log, and the sums of the others.
 
 use std::time::{Duration, Instant};
 
-/// A pass that takes this long has a line of its own.
+/// A pass that takes at least this long gets its own line.
 const LONG: Duration = Duration::from_secs(1);
-/// Time between two sums of the others.
+/// Interval between two sums of the others.
 const SUMMED: Duration = Duration::from_secs(300);
 
 /// A pass that has ended.
@@ -26,8 +26,8 @@ pub(super) struct Passes {
 }
 
 impl Passes {
-    /// Whether a pass has a line of its own: the first that writes, one that took long, and one that wrote and failed. And the sum of the others, when
-    /// it is due.
+    /// Whether a pass gets its own line: the first that writes, one that took long, and one that wrote and failed. And
+    /// the sum of the others, when it is due.
     pub(super) fn note(&mut self, pass: Passed, now: Instant) -> (bool, Option<String>) {
         let is_first = pass.writes > 0 && !self.is_later;
         self.is_later |= pass.writes > 0;

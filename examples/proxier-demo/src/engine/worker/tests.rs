@@ -1,4 +1,4 @@
-//! The kernel's thread on a kernel in memory.
+//! The kernel's thread on a simulated kernel.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -14,7 +14,7 @@ use testkit::apiserver::ApiServer;
 use super::*;
 use crate::sources::cluster::Connection;
 
-/// A worker on a kernel in memory.
+/// A worker on a simulated kernel.
 struct Play {
     kernel: FakeKernel,
     health: Arc<Health>,
@@ -102,7 +102,7 @@ impl Play {
     }
 }
 
-/// Full passes always fail, while passes for changes succeed: unhealthy from two sync periods on, at every check.
+/// Full passes always fail, while passes for changes succeed: unhealthy after two sync periods, at every check.
 #[test]
 fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     let kernel = FakeKernel::new();
@@ -165,7 +165,8 @@ fn refusals_of_policy_are_told_with_the_reason() {
     assert!(play.metric(Metrics::render).contains("unmarked_services 1\n"));
 }
 
-/// A Service that is open to everybody, although the other family is restricted, is an Event of the Service and of the node.
+/// A Service that is open to everyone, although the other family is restricted, is an Event of the Service and of the
+/// node.
 #[test]
 fn what_is_open_in_the_other_family_is_told() {
     let server = ApiServer::start();
@@ -221,7 +222,7 @@ fn what_is_open_in_the_other_family_is_told() {
     assert_eq!(listening.v4, proxier_core::service::OpenOn::These(vec!["192.0.2.10".parse().unwrap()]));
 }
 
-/// Only a full pass that succeeds makes it ready, not the wait for lists, nor a pass that failed.
+/// Only a successful full pass makes it ready, not the wait for lists, nor a failed pass.
 #[test]
 fn it_is_ready_after_the_first_full_pass() {
     let kernel = FakeKernel::new();
@@ -237,7 +238,7 @@ fn it_is_ready_after_the_first_full_pass() {
     play.until("it is ready", |play| play.health.is_ready());
 }
 
-/// A node that waits for lists is healthy, also after some objects have arrived, and however long it takes.
+/// A node that waits for lists is healthy, even after some objects have arrived, and however long it takes.
 #[test]
 fn waiting_for_lists_is_healthy() {
     let play = Play::start(Duration::from_millis(20), |_| {});
@@ -245,7 +246,7 @@ fn waiting_for_lists_is_healthy() {
     play.until("it has come", |play| play.metric(|metrics| metrics.service_changes_pending) == 1);
     std::thread::sleep(play.sync_period * 10);
     assert!(play.is_healthy());
-    // The wait does not count once they are complete, either: the sync period is now long enough for the first pass.
+    // The wait does not count once they are complete either: the sync period is now long enough for the first pass.
     let play = Play::start(Duration::from_secs(2), |_| {});
     play.service("web", "10.96.0.10");
     std::thread::sleep(play.sync_period * 3);
@@ -270,7 +271,7 @@ fn gauges_keep_what_was_read_last() {
         [metrics.virtual_servers, metrics.real_servers, metrics.foreign_virtual_servers, metrics.unmet]
     };
     play.until("all is there", |play| play.metric(gauges) == [2, 1, 0, 1]);
-    // A foreign virtual server, with two real servers.
+    // Another program's virtual server, with two real servers.
     let foreign = "-A -t 198.51.100.9:443 -s rr\n-a -t 198.51.100.9:443 -r 10.0.0.1:443 -m -w 1\n\
                    -a -t 198.51.100.9:443 -r 10.0.0.2:443 -m -w 1\n";
     kernel.ipvs().load(foreign).unwrap();
@@ -339,7 +340,7 @@ fn where_health_checks_listen_follows_the_host() {
     assert!(!told(&mut play).v4.is_nowhere());
 }
 
-/// An object that cannot be read is not deleted: not what is served for it, nor the Node.
+/// An unreadable object is not deleted: neither what is served for it, nor the Node.
 #[test]
 fn unreadable_objects_are_told_and_take_nothing_away() {
     let unreadable = |kind: ObjectKind, key: ObjectKey, service: Option<ObjectKey>| {
@@ -389,7 +390,7 @@ fn unreadable_objects_are_told_and_take_nothing_away() {
     assert!(view.unreadable.first.contains(&"Service demo/web: spec: damaged".to_owned()), "{:?}", view.unreadable);
     assert!(view.held.first.iter().all(|held| held.left.is_none()) && view.held.count == 2, "{:?}", view.held);
 
-    // Its deletion is believed, and it can be read again.
+    // Its deletion is believed, and then it can be read again.
     play.send(Change::DeleteService(web));
     play.slice("other", "10.244.0.1", &json!({}));
     play.until("it is gone", |play| !play.kernel.state().ipvs.contains("10.96.0.10"));

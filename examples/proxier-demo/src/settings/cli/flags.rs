@@ -24,13 +24,13 @@ enum Kind {
     Float,
     /// `30s`.
     Duration,
-    /// Texts with commas between; may be given several times.
+    /// Comma-separated texts; may be given several times.
     List,
     /// `A=true,B=false`.
     Gates,
 }
 
-/// A flag: its name, kind, the field it sets (none: accepted, without effect), when it counts, and help.
+/// A flag: its name, kind, the field that it sets (none: accepted without effect), when it counts, and help.
 #[derive(Clone, Copy)]
 struct Flag(&'static str, Kind, &'static str, Effect, &'static str);
 
@@ -108,7 +108,7 @@ const LOGGING: &[Flag] = flags! {
     "logging-format" Text "logging.format" "text or json [text]";
 };
 
-/// The words that a flag takes, for completions; the check of the configuration names them in its errors.
+/// The values that a flag accepts, for completions; the check of the configuration names them in its errors.
 const WORDS: &[(&str, &[&str])] = &[
     ("detect-local-mode", &["ClusterCIDR", "NodeCIDR", "BridgeInterface", "InterfaceNamePrefix"]),
     ("ipvs-binding", &["addresses", "routes"]),
@@ -120,7 +120,7 @@ const WORDS: &[(&str, &[&str])] = &[
     ("status-page", &["off", "localhost", "on"]),
 ];
 
-/// Takes any text, and completes words.
+/// Accepts any text, and completes known values.
 #[derive(Clone, Copy)]
 struct Words(&'static [&'static str]);
 
@@ -136,7 +136,7 @@ impl TypedValueParser for Words {
     }
 }
 
-/// Accepted so that command lines of kube-proxy work; one warning says that they have no effect.
+/// Accepted so that kube-proxy's command lines work; one warning says that they have no effect.
 const IGNORED: &[Flag] = flags! {
     Bool: "add-dir-header" "alsologtostderr" "cleanup-ipvs" "ipvs-mark-node-ports" "log-json-split-stream" "log-text-split-stream" "logtostderr" "one-output"
         "skip-headers" "skip-log-headers";
@@ -206,7 +206,7 @@ fn parser(name: &str, kind: Kind) -> ValueParser {
     }
 }
 
-/// Each flag with the value of its field, as one would write it.
+/// Each flag with the value of its field, in the flag's syntax.
 pub(crate) fn flags_of(configuration: &Value) -> impl Iterator<Item = (&'static str, String)> {
     FLAGS.iter().chain(LOGGING).map(move |Flag(name, _, field, ..)| {
         let value = field.split('.').fold(configuration, |object, field| &object[field]);
@@ -238,7 +238,7 @@ fn given(matches: &ArgMatches, name: &str) -> bool {
     matches.value_source(name) == Some(clap::parser::ValueSource::CommandLine)
 }
 
-/// The names of given flags without effect: with `--config`, all but a few of the configuration's too.
+/// The names of given flags without effect: with `--config`, also most of the configuration's.
 pub(super) fn without_effect(matches: &ArgMatches, with_config: bool) -> Vec<&'static str> {
     let mode = matches.get_one::<Value>("proxy-mode").and_then(Value::as_str).unwrap_or_default();
     let unused = |flag: &&Flag| with_config || flag.3 == Never || flag.3 == InIptablesMode && mode != "iptables";
@@ -291,7 +291,7 @@ fn set(value: &mut Value, Flag(name, kind, field, ..): &Flag, matches: &ArgMatch
     };
 }
 
-/// Server address by the old `--healthz-port` and `--metrics-port`, and by empty addresses, which mean no server.
+/// Server address from the old `--healthz-port` and `--metrics-port`, and from empty addresses, which mean no server.
 pub(super) fn server(matches: &ArgMatches, name: &str, host: &str) -> Server {
     let address = format!("{name}-bind-address");
     if let Some(text) = matches.get_one::<Value>(&address).and_then(Value::as_str) {

@@ -29,7 +29,7 @@ use crate::settings::{Origin, Settings};
 /// End of the program before it starts: a text and an exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
-    /// 0: asked for (help, version). 2: bad usage or bad input; 1 with `--detailed-exitcode`.
+    /// 0: requested (help, version). 2: bad usage or bad input; 1 with `--detailed-exitcode`.
     pub code: u8,
     /// Text to print: one line for each problem.
     pub text: String,
@@ -47,7 +47,7 @@ impl Ending {
         Ending { code: self.code.min(1), ..self }
     }
 
-    /// Prints it, to stdout when it was asked for and to stderr otherwise.
+    /// Prints it, to stdout if it was requested and to stderr otherwise.
     pub fn report(&self) -> ExitCode {
         if self.code != 0 {
             output::complain(&self.to_string());
@@ -96,11 +96,12 @@ pub enum Command {
     Render(Output, Vec<IpAddr>),
     /// Print why a Service, or an address and port, is served as it is, on a node with these addresses.
     Explain(Output, String, Vec<IpAddr>),
-    /// Print the way of a packet, on a node with these addresses.
+    /// Print the path of a packet, on a node with these addresses.
     Trace(Output, TraceRequest, Vec<IpAddr>),
-    /// Print what clients see differently from what serves to a mode (`None`: the configured one), on a node with these addresses.
+    /// Print what clients see differently after a change to a mode (`None`: the configured one), on a node with these
+    /// addresses.
     Diff(Output, (From, Option<Kind>), Vec<IpAddr>),
-    /// Print what the kernel holds, or its sums by Service: once, or at this interval with rates.
+    /// Print the kernel's state, or its sums by Service: once, or at this interval with rates.
     Show {
         /// Format.
         output: Output,
@@ -111,15 +112,15 @@ pub enum Command {
     },
     /// Print the requirements that this machine lacks.
     Probe(Output),
-    /// Remove everything that the proxy or a kube-proxy created, but for what a kube-proxy in this mode has.
+    /// Remove everything that the proxy or a kube-proxy created, except what a kube-proxy in this mode has.
     Cleanup(Option<Kind>),
     /// Write the effective configuration to a file.
     WriteConfig(PathBuf),
 }
 
 impl Command {
-    /// Whether the command depends on this node's own endpoints and addresses, so that the Node's name has to be right. `show` names Services without
-    /// it.
+    /// Whether the command depends on this node's own endpoints and addresses, so that the Node's name must be right.
+    /// `show` names Services without it.
     fn needs_node(&self) -> bool {
         matches!(self, Command::Run { init_only: false, .. } | Command::Plan { .. })
             || matches!(self, Command::Render(..) | Command::Explain(..) | Command::Trace(..) | Command::Diff(..))
@@ -142,7 +143,7 @@ pub enum Source {
     Manifests(Vec<PathBuf>),
     /// An API server.
     Cluster {
-        /// A kubeconfig; without one, and without `master`, the pod's own account.
+        /// A kubeconfig. Without one, and without `master`, the pod's own account.
         kubeconfig: Option<PathBuf>,
         /// The server's URL instead of the kubeconfig's.
         master: Option<String>,
@@ -166,13 +167,13 @@ pub struct Configured {
     pub source: Source,
     /// Everything else.
     pub settings: Settings,
-    /// `--allow-mass-removal`: most of the Services may go at once.
+    /// `--allow-mass-removal`: most of the Services may be removed at once.
     pub allow_mass_removal: bool,
-    /// `--no-fallback`: serve in the configured mode only.
+    /// `--no-fallback`: only serve in the configured mode.
     pub no_fallback: bool,
     given: Origin,
-    /// `--input-timeout`: time for which `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server that sends nothing new;
-    /// `None`: without limit.
+    /// `--input-timeout`: how long `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server
+    /// that sends nothing new; `None`: indefinitely.
     pub input_timeout: Option<Duration>,
     /// Warnings to log: one line each.
     pub warnings: Vec<String>,
@@ -203,7 +204,7 @@ impl Configured {
         candidates(self.settings.asked, !self.no_fallback, RulePrograms::Missing).contains(&mode)
     }
 
-    /// A problem of this field, by the name under which it was given.
+    /// A problem of this field, under the name by which it was given.
     pub(crate) fn problem(&self, field: &str, reason: impl Into<String>) -> Problem {
         self.given.problem(field, reason)
     }
@@ -214,12 +215,12 @@ const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Reads a command line, the program's name first.
 ///
-/// kube-proxy has no commands: a line that starts with a flag means `run`, or `cleanup` with `--cleanup`. As with
+/// kube-proxy has no commands: a line that starts with a flag means `run`, or `cleanup` with `--cleanup`. As in
 /// kube-proxy, names may have `_` for `-`.
 ///
 /// # Errors
 ///
-/// Help or version were asked for (code 0); bad usage (code 2).
+/// Help or version were requested (code 0); bad usage (code 2).
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Ending> {
     let args: Vec<OsString> = args.into_iter().map(with_dashes).collect();
     let is_detailed = args.iter().any(|arg| arg.to_str() == Some("--detailed-exitcode"));
@@ -294,9 +295,9 @@ fn node_addresses(matches: &ArgMatches) -> Vec<IpAddr> {
 }
 
 impl Invocation {
-    /// Reads the configuration: the file of `--config`, or else the flags.
+    /// Reads the configuration: the file of `--config`, otherwise the flags.
     ///
-    /// With a file, flags of the configuration are ignored, as with kube-proxy, except `--hostname-override` and those of
+    /// With a file, configuration flags are ignored, as in kube-proxy, except `--hostname-override` and those of
     /// logging; a warning names the ignored ones. The flags that name the source always apply.
     ///
     /// # Errors
@@ -306,7 +307,7 @@ impl Invocation {
         self.read().map_err(|ending| self.ending(ending))
     }
 
-    /// The ending with the exit code that was asked for.
+    /// The ending with the requested exit code.
     pub fn ending(&self, ending: Ending) -> Ending {
         if matches!(self.command, Command::Plan { detailed: true, .. }) { ending.detailed() } else { ending }
     }
@@ -349,7 +350,7 @@ impl Invocation {
         let no_fallback = matches.get_flag("no-fallback");
         let configured =
             Configured { source, settings, allow_mass_removal, no_fallback, given, input_timeout, warnings };
-        // A bad value in the section of a mode that may follow is no reason to pass that mode over.
+        // A bad value in the section of a fallback mode does not justify skipping that mode.
         for mode in Kind::ALL.into_iter().filter(|mode| configured.may_serve_in(*mode)) {
             configured.in_mode(mode).map_err(|problems| Ending::bad_input(&problems))?;
         }
@@ -401,7 +402,7 @@ fn with_dashes(arg: OsString) -> OsString {
 }
 
 fn clap() -> Clap {
-    // Options are added only to the command that is asked for: a start needs no help texts of the other seven.
+    // Options are only added to the requested command: a start needs no help texts of the other seven.
     let command = |name: &'static str, about: &'static str| Clap::new(name).about(about).defer(add_arguments);
     Clap::new(NAME)
         .about("A Kubernetes service proxy, in place of kube-proxy")
@@ -566,7 +567,7 @@ fn add_arguments(command: Clap) -> Clap {
         "show" => command.args(of_show()),
         _ => command,
     };
-    // A shell would complete the names of files where nothing is said.
+    // Without a hint, a shell would complete file names.
     let is_unknown = |arg: &Arg| arg.get_action().takes_values() && arg.get_value_hint() == ValueHint::Unknown;
     command.mut_args(|arg| if is_unknown(&arg) { arg.value_hint(ValueHint::Other) } else { arg })
 }
@@ -616,7 +617,7 @@ fn of_show() -> [Arg; 2] {
     ]
 }
 
-/// The option of `plan` that gives exit code 2 another meaning.
+/// The option of `plan` that changes the meaning of exit code 2.
 const DETAILED: &str = "detailed-exitcode";
 
 /// Seconds between two refreshes.
@@ -724,7 +725,7 @@ fn ending(error: &clap::Error) -> Ending {
     Ending { code: 2, text: format!("proxier-demo: {}; see proxier-demo --help", OneLine(&text)) }
 }
 
-/// Warning that node ports are asked for on loopback addresses on which the mode does not serve them.
+/// Warning that node ports are requested on loopback addresses on which the mode does not serve them.
 fn localhost_not_served(settings: &Settings) -> Option<String> {
     let asked = &settings.core.node_port_addresses;
     let named: Vec<Family> = settings.core.families.iter().filter(|family| asked.names_localhost(*family)).collect();

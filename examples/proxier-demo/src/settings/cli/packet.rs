@@ -9,7 +9,7 @@ use proxier_core::net::{FrontendKey, Protocol};
 /// Sender of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
-    /// This node: from the address that the kernel chooses.
+    /// This node, from the address that the kernel chooses.
     Node,
     /// A client outside of the cluster: an address for documentation.
     Outside,
@@ -61,9 +61,9 @@ pub struct TraceRequest {
     pub from: Sender,
     /// Destination.
     pub to: To,
-    /// The device by which it comes in.
+    /// The input device.
     pub device: Option<String>,
-    /// Time for which the counters of the running kernel are watched; zero: read once. `None`: the kernel is not read.
+    /// How long to watch the counters of the running kernel; zero: read once. `None`: the kernel is not read.
     pub live: Option<Duration>,
 }
 

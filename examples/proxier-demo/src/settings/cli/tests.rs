@@ -192,7 +192,7 @@ fn localhost_that_is_not_served_is_said() {
     }
 }
 
-/// The help says `[X]` where X is what counts without the flag.
+/// The help shows `[X]` if X is the default.
 #[test]
 fn defaults_in_the_help_are_those_that_count() {
     for arg in flags::args() {

@@ -1,4 +1,4 @@
-//! Requests to an API server: one at a time, each with a time limit; the kind of a failure says what to do next.
+//! Requests to an API server, one at a time, each with a time limit. The kind of a failure decides what to do next.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -23,14 +23,14 @@ use crate::sources::files::NotedFiles;
 /// Source of the server's address and of the credentials.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Connection {
-    /// A kubeconfig; without one, and without `master`, the pod's own account.
+    /// A kubeconfig. Without one, and without `master`, the pod's own account.
     pub kubeconfig: Option<PathBuf>,
     /// The server's URL instead of the kubeconfig's; alone, without credentials.
     pub master: Option<String>,
 }
 
 impl Connection {
-    /// Server's address as configured, without any request; `None` when there can be no client.
+    /// Server's address as configured, without any request; `None` if no client is possible.
     pub fn server(&self) -> Option<http::Uri> {
         let url: http::Uri = match (&self.master, &self.kubeconfig) {
             (Some(url), _) => url.parse().ok()?,
@@ -46,7 +46,7 @@ impl Connection {
         Some(url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 }))
     }
 
-    /// Addresses of the server with its port. None for a name that is not resolved within two seconds.
+    /// Addresses of the server with its port. Empty if the name is not resolved within two seconds.
     pub async fn server_addresses(&self) -> Vec<SocketAddr> {
         let Some(url) = self.server() else { return Vec::new() };
         let Some(host) = url.host() else { return Vec::new() };
@@ -58,7 +58,8 @@ impl Connection {
         }
     }
 
-    /// A client by the present content of files and output of programs. `files`: those that it was made of; they stay there after a failure.
+    /// A client from the current content of files and output of programs. `files`: those that were read, even after a
+    /// failure.
     async fn build(&self, files: &mut NotedFiles) -> Result<Made, Problem> {
         let mut config = match (&self.kubeconfig, &self.master) {
             (Some(path), _) => kubeconfig::config(path, files).await?,
@@ -75,10 +76,11 @@ impl Connection {
             })?;
         }
         if config.cluster_url.scheme_str() == Some("http") {
-            // Keeps the client from reading the system's own certificates, which takes longer than everything else here.
+            // Keeps the client from reading the system's own certificates, which takes longer than everything else
+            // here.
             config.root_cert.get_or_insert_default();
         }
-        // This module decides about retries, not the client.
+        // This module, not the client, decides about retries.
         config.default_retry = false;
         let origin = kubeconfig::shown(&config.cluster_url);
         config.auth_info.token_file.iter().for_each(|path| files.note(path));
@@ -97,10 +99,10 @@ impl Connection {
 
 /// The account of a pod.
 fn in_pod(files: &mut NotedFiles) -> Result<Config, InClusterError> {
-    // The first reading learns where the account's files are.
+    // The first read finds out where the account's files are.
     Config::incluster()?.root_cert_file.iter().for_each(|path| files.note(path));
     let mut config = Config::incluster()?;
-    // A new client reads the new certificate; the file need not be read elsewhere.
+    // A new client reads the new certificate, so the file need not be read elsewhere.
     config.root_cert_file = None;
     Ok(config)
 }
@@ -108,9 +110,9 @@ fn in_pod(files: &mut NotedFiles) -> Result<Config, InClusterError> {
 struct Made {
     current: Current,
     files: NotedFiles,
-    /// Time when its credentials end.
+    /// When its credentials expire.
     until: Option<Instant>,
-    /// Whether the server does not accept this client, or this client the server.
+    /// Whether the server rejects this client, or this client the server.
     is_doubted: bool,
 }
 
@@ -154,8 +156,8 @@ impl Current {
     }
 }
 
-/// The client of a connection. It is replaced when a file that it was made of has changed, when its credentials end, and when it is in doubt; it
-/// stays if its replacement cannot be made.
+/// The client of a connection. It is replaced when one of its files has changed, when its credentials expire, and when
+/// it is in doubt. It is kept if it cannot be replaced.
 pub(crate) struct Session {
     connection: Connection,
     made: Mutex<Option<Made>>,
@@ -175,7 +177,8 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// No client could be made yet: the kubeconfig or the credentials cannot be read, or nothing is given outside of a pod.
+    /// No client could be made yet: the kubeconfig or the credentials cannot be read, or nothing is configured outside
+    /// of a pod.
     pub(crate) async fn current(&self) -> Result<Current, Problem> {
         let mut made = self.made.lock().await;
         if !made.as_ref().is_some_and(Made::is_as_new) {
@@ -206,7 +209,7 @@ impl Session {
         }
     }
 
-    /// Pauses for this time, or until there is a client of another number, or can be one: a file has changed.
+    /// Sleeps, but returns early when there is a client with another number, or when a changed file allows a new one.
     pub(crate) async fn pause(&self, pause: Duration, number: u64) {
         const LOOK: Duration = Duration::from_secs(1);
         let end = Instant::now().checked_add(pause);
@@ -228,21 +231,21 @@ impl Session {
 pub(super) enum FailureKind {
     /// The version or the continue token is too old: list from the start.
     Expired,
-    /// The version is later than the server's: list what there is now.
+    /// The version is newer than the server's: list the current objects.
     TooNew,
-    /// The server does not know such a request: ask in another way.
+    /// The server does not support such a request: ask in another way.
     Invalid,
     /// Credentials are wrong or too old: read them again.
     Unauthorized,
     /// The server has no such resource.
     Missing,
-    /// The account lacks a permission, which an administrator has to grant.
+    /// The account lacks a permission that an administrator must grant.
     Forbidden,
-    /// The answer is larger than there is room for: ask for less.
+    /// The answer is too large: ask for less.
     TooLarge,
     /// There was no connection, or it broke off.
     Unreachable,
-    /// One side does not accept the other's certificate: read the certificates again.
+    /// One side rejects the other's certificate: read the certificates again.
     Untrusted,
     /// Anything else: try again later.
     Other,
@@ -255,7 +258,7 @@ pub(super) struct Failure {
     pub(super) retry_after: Option<Duration>,
 }
 
-/// The causes of a failed request without the words of the libraries that pass them on.
+/// The causes of a failed request, without the text of libraries that only pass them on.
 fn plain(error: &dyn std::error::Error) -> String {
     let mut text = causes(error);
     for words in [
@@ -280,7 +283,7 @@ impl Failure {
         Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
     }
 
-    /// Nothing came for this time.
+    /// Nothing arrived for this time.
     pub(super) fn silent(time: Duration) -> Self {
         Failure::other(format!("silent for {} s", time.as_secs_f32()))
     }
@@ -303,7 +306,7 @@ impl Failure {
             404 => FailureKind::Missing,
             410 => FailureKind::Expired,
             504 if causes.any(|cause| cause.reason == "ResourceVersionTooLarge") => FailureKind::TooNew,
-            // The server's reason for a version it has not seen yet, or no longer keeps.
+            // The server's reason for a version that it has not seen yet, or no longer keeps.
             _ if matches!(status.reason.as_str(), "Expired" | "Gone") => FailureKind::Expired,
             _ => FailureKind::Other,
         };
@@ -316,7 +319,7 @@ impl Failure {
     }
 }
 
-/// An answer whose body is read piece by piece.
+/// An answer whose body is read in pieces.
 pub(super) struct Answer {
     body: Body,
     pub(super) encoding: Encoding,
@@ -327,7 +330,7 @@ pub(super) struct Answer {
     length: u64,
 }
 
-/// Least speed of a list, in bytes a second, once `patience` is over.
+/// Lowest speed of a list, in bytes per second, once `patience` is over.
 const LEAST_SPEED: u64 = 1024;
 
 /// Room for the text of a failure.
@@ -386,7 +389,7 @@ impl Answer {
         }
     }
 
-    /// Whether so little has come so far that a list would never be complete, although something comes all the time.
+    /// Whether data arrives so slowly that a list would never be complete.
     pub(super) fn is_too_slow(&self) -> bool {
         let allowed = self.patience.saturating_add(Duration::from_secs(self.length / LEAST_SPEED));
         self.begun.elapsed() > allowed

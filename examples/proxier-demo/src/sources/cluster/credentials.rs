@@ -1,5 +1,5 @@
-//! Credentials for an API server: read from files and programs here, checked, and handed to the client library as text, so that it reads no file and
-//! starts no program by itself.
+//! Credentials for an API server: read from files and programs here, checked, and passed to the client library as text,
+//! so that it reads no file and starts no program itself.
 
 use std::fs::File;
 use std::io::Read;
@@ -21,16 +21,16 @@ use crate::yaml;
 
 /// Largest credentials, in bytes.
 const BYTES: usize = 1 << 20;
-/// Bytes that are kept of a program's words about a failure.
+/// Bytes of a program's error output to keep.
 const SAID: usize = 64 << 10;
 /// Longest run of a program without a terminal.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest run of a program with a person at the terminal.
 const PATIENCE_OF_PERSONS: Duration = Duration::from_secs(600);
-/// Time before the end of credentials at which programs get new ones.
+/// How long before credentials expire programs are asked for new ones.
 const AHEAD: Duration = Duration::from_secs(60);
 
-/// Replaces files and programs in `user` by their contents and output. Returns when these end, if known.
+/// Replaces files and programs in `user` by their contents and output. Returns when these expire, if known.
 ///
 /// # Errors
 ///
@@ -68,7 +68,7 @@ pub(super) async fn settle(user: &mut AuthInfo) -> Result<Option<Instant>, Strin
     Ok(given.until)
 }
 
-/// A token as a header takes it. `which`: where it is from.
+/// A token in the form for a header. `which`: where it is from.
 fn of_header<'a>(token: &'a str, which: &str) -> Result<&'a str, String> {
     match token.bytes().position(|byte| !(b' '..=b'~').contains(&byte)) {
         None => Ok(token),
@@ -141,7 +141,7 @@ fn started(exec: &ExecConfig) -> Result<ExecCredentials, String> {
     given(&printed, Timestamp::now())
 }
 
-/// Output of a program until it ends. Children that it leaves behind with its standard output are not waited for.
+/// Output of a program until it ends. Does not wait for children that it leaves behind with its standard output.
 fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
     let mut child = command.stdout(Stdio::piped()).spawn().map_err(|error| {
         requests::program(1, "plugin_not_found_error");
@@ -152,7 +152,7 @@ fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
     let begun = Instant::now();
     let mut ended: Option<ExitStatus> = None;
     let failure = loop {
-        // An ended program's output is there at once.
+        // An ended program's output is available at once.
         let wait = if ended.is_some() { PollTimeout::ZERO } else { PollTimeout::from(20_u8) };
         let are_readable = match readable([out.as_ref().map(AsFd::as_fd), err.as_ref().map(AsFd::as_fd)], wait) {
             Ok(are_readable) => are_readable,
@@ -257,9 +257,9 @@ fn given(printed: &[u8], now: Timestamp) -> Result<ExecCredentials, String> {
     Ok(ExecCredentials { token, identity, until })
 }
 
-/// Time at which credentials that end at this time have to be replaced; `None`: never.
+/// When credentials that expire at this time must be replaced; `None`: never.
 fn until(text: &str, now: Timestamp) -> Result<Option<Instant>, String> {
-    // The last two days of year 9999, by which "never" is said, are not within the library's range in every zone.
+    // The last two days of year 9999, which mean "never", are outside the library's range in some zones.
     let within = text.replacen("9999-12-3", "9999-12-2", 1);
     let end: Timestamp = within.parse().map_err(|_not_a_time| {
         format!("status.expirationTimestamp: {text:?} is not a time such as 2026-01-31T12:00:00Z")

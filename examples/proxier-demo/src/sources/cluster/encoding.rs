@@ -1,4 +1,4 @@
-//! JSON or protobuf: answers of an API server, taken apart into objects that are read one at a time.
+//! JSON or protobuf: splits answers of an API server into objects that are read one at a time.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ pub(super) enum Encoding {
 /// Longest event of a watch, in bytes: an object of an API server has at most 3 MiB.
 const EVENT_BYTES: usize = 16 << 20;
 
-/// An event of a watch, and the bytes behind it; `None`: it is not complete.
+/// An event of a watch, and the bytes after it; `None`: it is incomplete.
 type Split<'a> = Option<(&'a [u8], &'a [u8])>;
 
 impl Encoding {
@@ -37,8 +37,8 @@ impl Encoding {
         if is_protobuf { Encoding::Protobuf } else { Encoding::Json }
     }
 
-    /// Splits the first event of a watch off: a line of JSON, or a message behind its length in four bytes. `None`: it is not complete. The first
-    /// `searched` bytes are known to have no end of a line.
+    /// Splits off the first event of a watch: a line of JSON, or a message with a four-byte length. `None`: it is
+    /// incomplete. The first `searched` bytes are known to have no line end.
     ///
     /// # Errors
     ///
@@ -63,12 +63,12 @@ impl Encoding {
         }
     }
 
-    /// Whether this is what may be between two events, and behind the last.
+    /// Whether this may be between two events, or after the last.
     pub(super) fn is_blank(self, bytes: &[u8]) -> bool {
         bytes.is_empty() || self == Encoding::Json && bytes.iter().all(u8::is_ascii_whitespace)
     }
 
-    /// Whether this begins as each event does, though the rest may be damaged.
+    /// Whether this begins like an event, even if the rest is damaged.
     pub(super) fn begins_as_event(self, bytes: &[u8]) -> bool {
         match self {
             Encoding::Json => bytes.trim_ascii_start().starts_with(b"{"),
@@ -77,7 +77,7 @@ impl Encoding {
         }
     }
 
-    /// The same with text that can be read: in JSON, U+FFFD for what is not UTF-8. Protobuf has this for each text that is read.
+    /// Replaces invalid text: in JSON, U+FFFD for what is not UTF-8. Protobuf does this for each text when it is read.
     pub(super) fn readable(self, bytes: &[u8]) -> Cow<'_, [u8]> {
         match (self, text(bytes)) {
             (Encoding::Json, Cow::Owned(text)) => text.into_bytes().into(),
@@ -85,7 +85,7 @@ impl Encoding {
         }
     }
 
-    /// The object that is the whole body.
+    /// The object that makes up the whole body.
     pub(super) fn object(self, body: &[u8]) -> Result<Object<'_>, String> {
         Ok(match self {
             Encoding::Json => Object::Json(std::str::from_utf8(body).map_err(|error| error.to_string())?),
@@ -149,7 +149,7 @@ pub(crate) enum Object<'a> {
 }
 
 impl Object<'_> {
-    /// The same with nothing after the metadata, as far as the encoding allows that.
+    /// The object up to its metadata, as far as the encoding allows that.
     pub(super) fn head(self) -> Self {
         match self {
             Object::Json(_) => self,
@@ -157,11 +157,11 @@ impl Object<'_> {
         }
     }
 
-    /// Reads it, in protobuf with these fields.
+    /// Decodes it, in protobuf with these fields.
     ///
     /// # Errors
     ///
-    /// The path of the field at fault (empty when it is the object itself), and what is wrong with it.
+    /// The path of the field at fault (empty for the object itself), and what is wrong with it.
     pub(super) fn read<T: DeserializeOwned>(self, fields: &'static [Field]) -> Result<T, (String, String)> {
         match self {
             Object::Json(text) => yaml::read_json(text).or_else(|error| match without_lone_surrogates(text) {
@@ -204,15 +204,15 @@ fn without_lone_surrogates(text: &str) -> Option<String> {
     is_mended.then_some(mended)
 }
 
-/// A page of a list. Its items stay as they came until they are read.
+/// A page of a list. Its items are kept encoded until they are read.
 pub(super) struct Page<'a> {
     pub(super) metadata: ListMetadata,
     pub(super) items: Items<'a>,
 }
 
-/// The items of a list, taken from it one at a time: a list may have millions of empty ones.
+/// The items of a list, taken one at a time: a list may have millions of empty ones.
 pub(super) enum Items<'a> {
-    /// What comes after the last item, up to the end of the array, which was read once.
+    /// What follows the last item, up to the end of the array, which was read once.
     Json(&'a str),
     /// The fields after the last item.
     Protobuf(&'a [u8]),

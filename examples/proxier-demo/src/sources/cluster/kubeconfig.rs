@@ -10,7 +10,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig, NamedCluster};
 use crate::problem::{Problem, causes};
 use crate::sources::files::NotedFiles;
 
-/// The current context of this file. Notes the files that it consists of. Sends no request, starts no program.
+/// The current context of this file. Records the files of which it consists. Sends no request, starts no program.
 ///
 /// # Errors
 ///
@@ -19,7 +19,7 @@ pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config
     let problem = |reason: String| Problem::new(path.display().to_string(), reason);
     let unusable = |error: &dyn std::error::Error| {
         let text = causes(error);
-        // The text behind the arrow shows the lines around the fault, and has more than one line.
+        // The text after the arrow shows the lines around the fault, on several lines.
         let text = text.split(" --> ").next().unwrap_or_default().replace("error: ", "");
         problem(format!("not a usable kubeconfig: {text}"))
     };
@@ -53,12 +53,12 @@ pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config
     Ok(config)
 }
 
-/// Whether it names a scheme and a host, which every request needs.
+/// Whether it has a scheme and a host, which every request needs.
 pub(super) fn is_server(url: &http::Uri) -> bool {
     matches!(url.scheme_str(), Some("http" | "https")) && url.host().is_some_and(|host| !host.is_empty())
 }
 
-/// Whether this is a device, which has no end. A pipe (`<(…)` in a shell) has one, and can be read only once.
+/// Whether this is a device, which is endless. A pipe (`<(…)` in a shell) has an end, and can be read only once.
 fn is_device(path: &Path) -> std::io::Result<bool> {
     let kind = File::open(path)?.metadata()?.file_type();
     Ok(kind.is_char_device() || kind.is_block_device())
@@ -113,7 +113,7 @@ fn complete(kubeconfig: &Kubeconfig) -> Result<&NamedCluster, (&'static str, Str
     Ok(cluster)
 }
 
-/// Whether one side does not accept the certificate of the other, as far as the TLS library's message shows.
+/// Whether one side rejects the other's certificate, as far as the TLS library's message shows.
 pub(super) fn is_of_certificates(message: &str) -> bool {
     message.contains("invalid peer certificate") || message.contains("fatal alert")
 }

@@ -1,12 +1,13 @@
 //! A live cluster as a source: lists and watches Services, EndpointSlices and this node's Node.
 //!
-//! Each kind is one watch that begins with all objects and goes on with changes; a server that has no such watches gets a list, and a watch from its
-//! version on. Objects are read one at a time and reported at once; memory keeps a key and a version for each. After a break the watch goes on where it
-//! was; when its version is too old, all objects are asked for again, only differences are reported, and what is not among them is reported as missing.
-//! No failure ends the source: it retries after growing pauses, up to half a minute, or when the server says.
+//! Each kind is one watch that begins with all objects and continues with changes. A server without such watches gets a
+//! list, and a watch from its version. Objects are read one at a time and reported at once; memory holds a key and a
+//! version for each. After an interruption the watch resumes. If its version is too old, all objects are requested
+//! again, only differences are reported, and absent objects are reported as missing. No failure ends the source: it
+//! retries after growing pauses of up to half a minute, or when the server asks for it.
 //!
-//! kube's `watcher` is not used: it hides `Retry-After`, and reports all objects again after a
-//! break; this source compares versions instead.
+//! kube's `watcher` is not used, because it hides `Retry-After` and reports all objects again after an interruption;
+//! this source compares versions instead.
 
 mod client;
 mod credentials;
@@ -39,16 +40,17 @@ use crate::message::{Changes, Closed};
 use crate::problem::Problem;
 use crate::settings::Settings;
 
-/// Times and sizes. The defaults are meant for clusters; tests shorten them.
+/// Times and sizes. The defaults suit clusters; tests shorten them.
 #[expect(clippy::struct_excessive_bools, reason = "each is one kind of object that is watched, or waited for")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Objects in a page of a list that is too large as a whole. Default 500. Fewer when such pages are too large.
+    /// Objects in a page of a list that is too large as a whole. Default 500; fewer if such pages are too large.
     pub page: usize,
     /// Most bytes of a list or page. Default 64 MiB.
     pub page_bytes: usize,
-    /// Longest wait for an answer's head, and then for each piece of it, or for the next of all objects in a watch. Default 30 s.
+    /// Longest wait for an answer's head, and then for each piece of it, or for the next of all objects in a watch.
+    /// Default 30 s.
     pub patience: Duration,
     /// Longest silence of a watch before it counts as broken. Servers send a bookmark each minute; default 150 s.
     pub silence: Duration,
@@ -60,22 +62,23 @@ pub struct Options {
     pub longest_pause: Duration,
     /// Longest wait of the initial list for the Node once Services and slices are there. Default 10 s.
     pub node_patience: Duration,
-    /// Whether the initial list waits for the Node's network of pods (`detectLocalMode: NodeCIDR`): without it local pod
+    /// Whether the initial list waits for the Node's pod network (`detectLocalMode: NodeCIDR`), without which local pod
     /// traffic is not detected. Default no.
     pub needs_pod_cidr: bool,
-    /// Longest wait for the Node's network of pods before the source gives up. Default 5 minutes, as with kube-proxy.
+    /// Longest wait for the Node's pod network before the source gives up. Default 5 minutes, as in kube-proxy.
     pub pod_cidr_patience: Duration,
-    /// Whether all Nodes are watched, for their weights; the initial list waits for them as for the Node. Default no. A server that forbids it is
-    /// no failure: nodes have no weights then.
+    /// Whether all Nodes are watched for their weights; the initial list waits for them as for the Node. Default no. If
+    /// the server forbids it, nodes have no weights.
     pub node_weights: bool,
-    /// Whether all Nodes are watched, for their addresses: no other node makes them local. Default no.
+    /// Whether all Nodes are watched for their addresses, so that no other node makes them local. Default no.
     pub node_addresses: bool,
-    /// Whether ServiceCIDRs are watched, for the networks of cluster IPs; the initial list waits for them as for the Node. Default no. A server that
-    /// has none of them, or forbids them, is no failure: the networks are those of the configuration.
+    /// Whether ServiceCIDRs are watched for the networks of cluster IPs; the initial list waits for them as for the
+    /// Node. Default no. If the server does not have or forbids them, the configured networks apply.
     pub service_cidrs: bool,
     /// Pause before a server that lacks or forbids a kind is asked for it again. Default 5 minutes.
     pub absent_pause: Duration,
-    /// Whether objects are asked for in protobuf, which is smaller and faster to read; a server that has only JSON answers in JSON. Default yes.
+    /// Whether protobuf is requested, which is smaller and faster to read; a server without it answers in JSON. Default
+    /// yes.
     pub protobuf: bool,
 }
 
@@ -132,7 +135,7 @@ impl Options {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Lists that were completed, also at the beginning of a watch.
+    /// Completed lists, including those at the beginning of a watch.
     pub lists: AtomicU64,
     /// Watches that were begun.
     pub watches: AtomicU64,
@@ -140,7 +143,7 @@ pub struct Counters {
     pub failures: AtomicU64,
     /// Objects that could not be read.
     pub unreadable: AtomicU64,
-    /// The kinds of which no request has worked lately, and since when.
+    /// The kinds for which all requests have failed lately, and since when.
     failing: Mutex<BTreeMap<&'static str, SystemTime>>,
 }
 
@@ -162,7 +165,7 @@ impl Counters {
         self.failing().remove(kind);
     }
 
-    /// The kinds whose requests have failed for this long or longer, and since when.
+    /// The kinds whose requests have failed for at least this long, and since when.
     pub(crate) fn failing_for(&self, long: Duration) -> Vec<(&'static str, SystemTime)> {
         let is_long = |since: &SystemTime| since.elapsed().is_ok_and(|elapsed| elapsed >= long);
         self.failing().iter().filter(|(_, since)| is_long(since)).map(|(kind, since)| (*kind, *since)).collect()
@@ -181,11 +184,11 @@ pub struct Cluster {
 impl Cluster {
     /// Starts to list and watch, as seen from the node of this name. Must be called within a tokio runtime.
     ///
-    /// The server need not be reachable yet; a kubeconfig must exist.
+    /// The server need not be reachable yet, but a kubeconfig must exist.
     ///
     /// # Errors
     ///
-    /// The kubeconfig or its credentials cannot be read, or nothing is given outside of a pod.
+    /// The kubeconfig or its credentials cannot be read, or nothing is configured outside of a pod.
     pub async fn start(
         connection: Connection,
         node_name: &str,
@@ -242,13 +245,13 @@ impl Cluster {
         &self.counters
     }
 
-    /// The kinds that the initial list still waits for; `podCIDR` stands for the Node's network of pods, `all nodes` for all
-    /// Nodes.
+    /// The kinds for which the initial list still waits; `podCIDR` stands for the Node's pod network, `all nodes` for
+    /// all Nodes.
     pub fn outstanding(&self) -> Vec<&'static str> {
         self.gate.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Whether it still runs: it ends by itself only when the receiver of changes is gone.
+    /// Whether it still runs. It ends by itself only when the receiver of changes is dropped.
     pub fn is_running(&self) -> bool {
         !self.tasks.is_empty()
     }
@@ -269,7 +272,7 @@ const NODES: &str = "nodes";
 const ALL_NODES: &str = "all nodes";
 /// Plural of ServiceCIDR, as RBAC rules name it.
 const SERVICE_CIDRS: &str = "servicecidrs";
-/// Name of the Node's network of pods among the awaited kinds; not a kind itself.
+/// Name of the Node's pod network among the awaited kinds; not a kind itself.
 const POD_CIDR: &str = "podCIDR";
 /// Interval between two log messages about the wait.
 const REMINDER: Duration = Duration::from_secs(30);
@@ -294,7 +297,7 @@ impl Gate {
         self.listed(POD_CIDR).await
     }
 
-    /// Waits for the Node's network of pods, for this time at most, and logs that now and then.
+    /// Waits at most this long for the Node's pod network, and logs that occasionally.
     async fn wait_for_pod_cidr(&self, node_name: &str, patience: Duration) -> Result<(), Problem> {
         let what = format!("spec.podCIDR of Node {node_name}, for detectLocalMode NodeCIDR");
         let deadline = Instant::now() + patience;
@@ -328,8 +331,8 @@ impl Gate {
         if complete { self.changes.send(Change::Synced).await } else { Ok(()) }
     }
 
-    /// Services can be served without Nodes and ServiceCIDRs, only less well: node ports on all addresses, no zone, no weights, a
-    /// route for each address.
+    /// Services can be served without Nodes and ServiceCIDRs, but with limits: node ports on all addresses, no zone, no
+    /// weights, a route for each address.
     async fn do_without_node(&self, patience: Duration) {
         self.only_node.notified().await;
         tokio::time::sleep(patience).await;

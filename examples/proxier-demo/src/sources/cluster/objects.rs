@@ -1,4 +1,4 @@
-//! Kinds of objects that are watched: requests for them, and objects of answers as changes.
+//! The watched kinds: requests for them, and their objects as changes.
 
 use proxier_core::config::parse_service_cidr;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject, StringMap};
@@ -47,13 +47,13 @@ impl Resource {
         }
     }
 
-    /// Name of the kind among those that the initial list waits for.
+    /// Name of the kind among those for which the initial list waits.
     pub(super) fn awaited(&self) -> &'static str {
         if matches!(self, Resource::AllNodes { .. }) { super::ALL_NODES } else { self.plural() }
     }
 
-    /// Forms in which objects are asked for: in protobuf if this is wished and the server can, and of all Nodes only metadata, if that is enough and
-    /// the server can (`PartialObjectMetadata`, Kubernetes 1.15).
+    /// Accepted encodings: protobuf if desired, and for all Nodes only metadata if that is enough
+    /// (`PartialObjectMetadata`, Kubernetes 1.15). The server may answer in JSON.
     pub(super) fn accepts(&self, protobuf: bool) -> String {
         let encodings = if protobuf { &[Encoding::Protobuf, Encoding::Json][..] } else { &[Encoding::Json] };
         let kinds = match self {
@@ -91,13 +91,13 @@ impl Resource {
         Some(self.kind()).filter(|kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice))
     }
 
-    /// The key of an object, as the reconciler knows it; its parts are empty where there is no name.
+    /// The reconciler's key of an object; its parts are empty if there is no name.
     pub(super) fn object_key(key: &str) -> ObjectKey {
         let (namespace, name) = key.split_once('/').unwrap_or(("", key));
         ObjectKey::new(namespace, name)
     }
 
-    /// The Service that an EndpointSlice belongs to, where that can be read although the rest cannot.
+    /// The Service of an EndpointSlice, if it can be read although the rest cannot.
     pub(super) fn service_of(&self, key: &str, object: Object<'_>) -> Option<ObjectKey> {
         #[derive(Deserialize)]
         struct Labelled {
@@ -176,22 +176,22 @@ impl Resource {
 /// Label of an EndpointSlice with the name of its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
-/// Drops annotations and labels that decide nothing: kubectl's notes may be larger than the rest.
+/// Removes annotations and labels that have no effect: kubectl's annotation may be larger than the rest.
 pub(crate) fn without_notes_of_service(object: &mut ServiceObject) {
     let is_of_services = |name: &str| name.starts_with("service.kubernetes.io/");
     object.metadata.annotations.retain(|name, _| is_of_services(name) || Balancing::is_annotation(name));
     object.metadata.labels.retain(|name, _| is_of_services(name));
 }
 
-/// Drops annotations and labels of an EndpointSlice that decide nothing.
+/// Removes annotations and labels of an EndpointSlice that have no effect.
 pub(crate) fn without_notes_of_slice(object: &mut EndpointSliceObject) {
     object.metadata.annotations.retain(|name, _| name == triggers::ANNOTATION || name == EndpointSlice::WEIGHTS);
     let counts = |name: &str| name == SERVICE_NAME || name.starts_with("service.kubernetes.io/");
     object.metadata.labels.retain(|name, _| counts(name));
 }
 
-/// The networks of a ServiceCIDR. One that is being deleted has its networks until it is gone: the server keeps it as long as a
-/// Service has an address of it.
+/// The networks of a ServiceCIDR. One that is being deleted keeps its networks until it is removed: the server keeps it
+/// as long as a Service has an address of it.
 fn read_service_cidr(sent: Object<'_>) -> Result<Change, (String, String)> {
     #[derive(Deserialize)]
     struct ServiceCidr {
@@ -285,7 +285,7 @@ impl Identity {
     }
 }
 
-/// Whether this bookmark says that a watch has sent all objects.
+/// Whether this bookmark marks the end of all objects in a watch.
 pub(super) fn is_end_of_list(bookmark: Object<'_>) -> bool {
     #[derive(Deserialize)]
     struct Bookmark {

@@ -1,8 +1,9 @@
-//! Objects in protobuf, read as if they were JSON: tables give the fields of a message their names in JSON.
+//! Reads objects in protobuf as if they were JSON: tables map the fields of a message to their JSON names.
 //!
-//! An API server writes each object in either form. So the types that read JSON read this too, and nothing else has to know of it. The tables have
-//! the fields that this program reads, by `generated.proto` of each package of Kubernetes; all others are passed over by their length, which makes
-//! this cheaper than JSON. Empty texts and zeros are absent, as in JSON by Go's `omitempty`, but behind pointers.
+//! An API server writes each object in either form, so the types that read JSON read this too. The tables have the
+//! fields that this program reads, from `generated.proto` of each Kubernetes package. All others are skipped by their
+//! length, which makes this cheaper than JSON. Empty texts and zeros are absent, as with Go's `omitempty` in JSON,
+//! except behind pointers.
 
 use std::borrow::Cow;
 
@@ -28,7 +29,7 @@ enum Kind {
     /// Entries with texts for keys and values.
     Map,
     Repeated(&'static Kind),
-    /// A pointer in Go: what it points at is there even if it is empty or zero.
+    /// A pointer in Go: its target is present even if it is empty or zero.
     Pointer(&'static Kind),
 }
 
@@ -178,11 +179,11 @@ pub(super) const SERVICE_CIDR: &[Field] =
 /// The path of the field at fault, and what is wrong with it.
 pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]) -> Result<T, (String, String)> {
     let value = || Value { kind: Message(fields), wire: Wire::Bytes(message) };
-    // Keeping the path has its cost, and only bad messages need it.
+    // Tracking the path is expensive, and only bad messages need it.
     T::deserialize(value()).or_else(|_| serde_path_to_error::deserialize(value()).map_err(|error| yaml::named(&error)))
 }
 
-/// The object within the envelope that bodies and events have: four bytes, and `runtime.Unknown`.
+/// The object within the envelope of bodies and events: four bytes, and `runtime.Unknown`.
 ///
 /// # Errors
 ///
@@ -192,7 +193,7 @@ pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
     Ok(bytes_of(unknown, 2)?.unwrap_or_default())
 }
 
-/// An object up to the end of its metadata: what comes after that may be damaged.
+/// An object up to the end of its metadata; what follows may be damaged.
 pub(super) fn head(object: &[u8]) -> &[u8] {
     let mut rest = object;
     while let Ok(Some((number, _))) = next(&mut rest) {
@@ -237,7 +238,7 @@ pub(super) fn next_item<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
 enum Wire<'a> {
     Number(u64),
     Bytes(&'a [u8]),
-    /// Four or eight bytes: no field here has them.
+    /// Four or eight bytes: no field here uses them.
     Fixed,
 }
 

@@ -1,4 +1,5 @@
-//! Counts of all requests of this process to API servers, and of the programs that it starts for credentials, by the labels of client-go's metrics.
+//! Counts of all requests of this process to API servers, and of the programs that it starts for credentials, with the
+//! labels of client-go's metrics.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -24,7 +25,7 @@ pub struct Outcomes {
     pub sent: Histogram,
     /// Bytes of the bodies of answers, without those of watches.
     pub received: Histogram,
-    /// Number of requests that were sent again, by the status of the attempt before.
+    /// Number of retried requests, by the status of the previous attempt.
     pub retries: BTreeMap<String, u64>,
 }
 
@@ -74,7 +75,7 @@ pub(super) fn received(host: &str, method: &Method, bytes: u64) {
     note(host, method, |outcomes| outcomes.received.observe_number(bytes));
 }
 
-/// Counts a request that is sent again after this outcome.
+/// Counts a request that is retried after this outcome.
 pub(super) fn again(host: &str, method: &Method, status: Option<StatusCode>) {
     note(host, method, |outcomes| *outcomes.retries.entry(code(status)).or_default() += 1);
 }

@@ -1,4 +1,4 @@
-//! Objects that were reported, with their versions: finds objects that a new list lacks, and late events of a watch.
+//! Reported objects with their versions: finds objects that a new list lacks, and late events of a watch.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -6,12 +6,12 @@ use std::collections::{HashMap, VecDeque};
 #[derive(Debug, Default)]
 pub(super) struct Versions {
     objects: HashMap<Box<str>, SeenVersion>,
-    /// The last deletions: a late change must not bring one of these back.
+    /// The last deletions: a late change must not restore one of these.
     deleted: VecDeque<(Box<str>, u64)>,
     list: u32,
-    /// Number of objects that the present list has had so far.
+    /// Number of objects in the current list so far.
     listed: usize,
-    /// Whether that list counts whatever was known before.
+    /// Whether that list counts regardless of what was known before.
     is_of_now: bool,
 }
 
@@ -28,13 +28,14 @@ const DELETIONS_KEPT: usize = 64;
 /// Key of all objects whose names cannot be read.
 pub(super) const UNNAMED: &str = "";
 
-/// A version as a number, as all API servers have it (KEP-5504 makes it a promise). 0 when it is no number.
+/// A version as a number, which all API servers use (KEP-5504 makes it a promise). 0 if it is not a number.
 pub(super) fn number(version: &str) -> u64 {
     version.parse().unwrap_or(0)
 }
 
 impl Versions {
-    /// Begins a list. `is_of_now`: it counts whatever was known before, also where its versions are smaller, as of a server restored from a backup.
+    /// Begins a list. `is_of_now`: it counts regardless of what was known before, even if its versions are smaller, as
+    /// after a restore from a backup.
     pub(super) fn begin_list(&mut self, is_of_now: bool) {
         self.list = self.list.wrapping_add(1);
         self.listed = 0;
@@ -53,8 +54,8 @@ impl Versions {
         self.objects.is_empty()
     }
 
-    /// Takes an object of a list or of a watch; returns whether it is new or changed. An older one never replaces a newer one, unless the list is of
-    /// now.
+    /// Records an object of a list or of a watch; returns whether it is new or changed. An older one never replaces a
+    /// newer one, unless the list is current.
     pub(super) fn record(&mut self, key: &str, version: u64) -> bool {
         let list = self.list;
         let Some(seen) = self.objects.get_mut(key) else {
@@ -76,12 +77,12 @@ impl Versions {
         new
     }
 
-    /// Takes an object whose name cannot be read, under the empty key; returns whether it is the first of the list.
+    /// Records an object whose name cannot be read, under the empty key; returns whether it is the first of the list.
     pub(super) fn record_unnamed(&mut self) -> bool {
         self.record(UNNAMED, u64::from(self.list).saturating_add(1))
     }
 
-    /// Ends the list; returns the objects that it lacks. None while it has an object without a name, which may be any of them.
+    /// Ends the list; returns the missing objects. None if it has an object without a name, which may be any of them.
     pub(super) fn end_list(&mut self) -> Vec<Box<str>> {
         self.deleted.clear();
         if self.objects.get(UNNAMED).is_some_and(|seen| seen.list == self.list) {
@@ -96,7 +97,7 @@ impl Versions {
         gone
     }
 
-    /// Takes a deletion; returns whether the object was known.
+    /// Records a deletion; returns whether the object was known.
     pub(super) fn delete(&mut self, key: &str, version: u64) -> bool {
         let Some(seen) = self.objects.get(key) else { return false };
         if version != 0 && version < seen.version {

@@ -49,14 +49,16 @@ impl From<Failure> for Stop {
     }
 }
 
-/// Next question to the server, and the version that it names.
+/// Next request to the server, and its version.
 enum State {
-    /// All objects, and then changes, in one watch: at the start, when the server no longer has the version, and after several watches that broke.
-    /// They are not older than the version; without one, they are those of now, whatever was known before.
+    /// All objects, and then changes, in one watch: at the start, when the server no longer has the version, and after
+    /// several broken watches. They are at least as new as the version; without one, they are the current ones,
+    /// regardless of what was known before.
     Stream(String),
-    /// All objects in a list, likewise not older than the version, where the server does not send them in a watch, or not to the end.
+    /// All objects in a list, also at least as new as the version, if the server does not send them in a watch, or not
+    /// to the end.
     List(String),
-    /// Changes from the version of a list that was empty, which counts once the server accepts this watch.
+    /// Changes from the version of an empty list, which counts once the server accepts this watch.
     Unconfirmed(String),
     /// Changes from a version on.
     Watch(String),
@@ -73,7 +75,7 @@ impl State {
         matches!(self, State::Stream(_) | State::List(_))
     }
 
-    /// The question after a list that failed.
+    /// The request after a failed list.
     fn after_list(since: &str, failure: &Failure) -> Self {
         match failure.kind {
             // Smaller pages.
@@ -85,7 +87,7 @@ impl State {
     }
 }
 
-/// The version of a list that may be as old as what the server has in memory.
+/// Allows a list that is as old as what the server has in memory.
 const ANY: &str = "0";
 
 /// Progress of the list or watch of a kind.
@@ -93,19 +95,19 @@ const ANY: &str = "0";
 struct Place {
     state: State,
     known: Versions,
-    /// Objects in a page, if pages were too large.
+    /// Objects in a page, if larger pages were too large.
     page: Option<usize>,
-    /// Consecutive watches that broke without bringing anything, or in the middle of all objects.
+    /// Consecutive watches that broke without new data, or before all objects had arrived.
     broken: u32,
     /// Consecutive failures because the version was too old.
     expired: u32,
     /// Whether it was logged that the server lacks or forbids an optional kind.
     said_absent: bool,
-    /// When the server began to refuse these requests, and has ever since.
+    /// Since when the server has refused these requests.
     refused_since: Option<Instant>,
 }
 
-/// Time for which a server that starts refuses what it allows afterwards: it has not read the roles yet.
+/// How long a starting server refuses what it allows afterwards, because it has not read the roles yet.
 const SETTLING: Duration = Duration::from_secs(3);
 
 impl Place {
@@ -114,19 +116,19 @@ impl Place {
         self.refused_since = is_refused.then(|| self.refused_since.unwrap_or_else(Instant::now));
     }
 
-    /// Whether the server has refused these requests for so short a time that it may only be starting.
+    /// Whether the server has refused these requests only briefly, so that it may just be starting.
     fn may_settle(&self) -> bool {
         self.refused_since.is_some_and(|since| since.elapsed() < SETTLING)
     }
 
-    /// The question after a watch.
+    /// The request after a watch.
     fn go_on(&mut self, stream: Stream, failure: Option<&Failure>) {
         let Stream { version, brought, brings_all, is_damaged, .. } = stream;
         let kind = failure.map(|failure| failure.kind);
         let is_expired = matches!(kind, Some(FailureKind::Expired | FailureKind::TooNew));
         if matches!(self.state, State::Stream(_)) {
             self.broken += u32::from(brought);
-            // Who says when to ask again is asked the same again.
+            // A server that sent `Retry-After` gets the same request again.
             let has_failed = failure.is_some_and(|of| of.kind == FailureKind::Other && of.retry_after.is_none());
             self.state = if is_expired {
                 State::Stream(String::new())
@@ -157,9 +159,9 @@ impl Place {
     }
 }
 
-/// Number of watches in a row that broke without bringing anything, after which all objects are listed again.
+/// Number of consecutive watches that broke without new data, after which all objects are listed again.
 const BROKEN_BEFORE_LIST: u32 = 5;
-/// Number of watches that broke in the middle of all objects, after which these are listed.
+/// Number of watches that broke before all objects had arrived, after which these are listed.
 const BROKEN_IN_THE_MIDDLE: u32 = 2;
 /// Time after which a watch without a refusal is accepted.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
@@ -175,11 +177,11 @@ impl Watcher {
             let outcome = if is_list { self.list(&mut place).await } else { self.watch(&mut place).await };
             match outcome {
                 Err(Stop::Closed) => return,
-                // A list was too old at once: keep the growing pause, or the server would get list requests without end.
+                // A list was too old at once: keep the growing pause, or the server would get list requests endlessly.
                 Ok(_) if asks_for_all && place.expired > 1 => {}
                 Ok(brought) => {
                     place.refused_since = None;
-                    // A pause keeps servers that end watches at once from getting watches without end.
+                    // A pause prevents endless watches on servers that end them at once.
                     if brought || started.elapsed() > Duration::from_secs(1) {
                         pause.reset();
                     } else {
@@ -187,7 +189,7 @@ impl Watcher {
                     }
                 }
                 Err(Stop::Failed(failure)) => {
-                    // After a watch that brought something, or lasted, a break counts as the first failure again.
+                    // After a watch with new data, or a long one, a break counts as the first failure again.
                     let was_of_use = !place.state.asks_for_all() && place.broken == 0;
                     if was_of_use || (!asks_for_all && started.elapsed() > pause.next) {
                         pause.reset();
@@ -199,7 +201,7 @@ impl Watcher {
                         }
                         continue;
                     }
-                    // A server without such watches is no failure.
+                    // A server without such watches is not a failure.
                     if failure.kind == FailureKind::Invalid && matches!(place.state, State::List(_)) {
                         tracing::debug!(resource = self.resource.plural(), "{}; asking for a list", failure.message);
                         continue;
@@ -211,14 +213,14 @@ impl Watcher {
         }
     }
 
-    /// Whether the server lacks or forbids this kind, and serving works without it.
+    /// Whether the server does not have or forbids this kind, and serving works without it.
     fn is_absent(&self, failure: &Failure) -> bool {
         let is_optional = matches!(self.resource, Resource::ServiceCidrs(_) | Resource::AllNodes { .. });
         is_optional && matches!(failure.kind, FailureKind::Missing | FailureKind::Forbidden)
     }
 
-    /// Goes on without this kind, says so once, and waits before the next try: a person may upgrade the server or grant the right. Objects that were
-    /// read before stay.
+    /// Continues without this kind, logs that once, and waits before the next attempt: a person may upgrade the server
+    /// or grant the permission. Objects that were read before are kept.
     async fn do_without(&mut self, failure: &Failure, place: &mut Place) -> Result<(), Closed> {
         place.state = State::default();
         let (what, otherwise) = if let Resource::ServiceCidrs(version) = &mut self.resource {
@@ -273,7 +275,7 @@ impl Watcher {
                 return;
             }
         }
-        // Something else is asked next.
+        // The next request differs.
         let asked = failure.retry_after.filter(|_| failure.kind != FailureKind::TooNew);
         let pause = pauses.next(asked);
         let again = pause.as_secs_f32();
@@ -305,7 +307,7 @@ impl Watcher {
         }
     }
 
-    /// Sends a request with the present client. A client that the server does not accept, or that does not accept the server, is not used again.
+    /// Sends a request with the current client. A client that is rejected, or rejects the server, is not used again.
     async fn get(&self, target: &str) -> Result<Answer, Failure> {
         let current = self.session.current().await.map_err(|problem| Failure::other(problem.to_string()))?;
         self.used.store(current.number, Ordering::Relaxed);
@@ -317,8 +319,8 @@ impl Watcher {
         answer
     }
 
-    /// Lists all objects, and reports those that are new, changed or missing. Page by page only if the whole was too large: the server reads pages from
-    /// its database.
+    /// Lists all objects, and reports new, changed and missing ones. Page by page only if the whole was too large,
+    /// since the server reads pages from its database.
     async fn list(&self, place: &mut Place) -> Result<bool, Stop> {
         let State::List(since) = &place.state else { return Ok(false) };
         let since = since.clone();
@@ -356,8 +358,8 @@ impl Watcher {
                 return Err(Failure::other(format!("the list of {plural} has no version")).into());
             }
             check_not_before(&found, since)?;
-            // All pages of a list show one moment. A page of another moment may lack objects that the first pages did not have yet, or is an empty
-            // answer that came from somewhere else.
+            // All pages of a list show one moment. A page of another moment may lack objects that the first pages did
+            // not have yet, or is an empty answer from somewhere else.
             let first = version.get_or_insert_with(|| found.clone());
             if *first != found {
                 let message = format!("the list of {plural} began at version {first} and went on at version {found}");
@@ -376,7 +378,7 @@ impl Watcher {
             if next.is_none() {
                 break;
             }
-            // A server, or a cache before it, that repeats a page would be asked without end.
+            // A server, or a cache in front of it, that repeats a page would be asked endlessly.
             if place.known.listed() == before {
                 return Err(Failure::other(format!("a page of the list of {plural} brought nothing new")).into());
             }
@@ -402,9 +404,10 @@ impl Watcher {
         place.broken = 0;
         Counters::count(&self.counters.lists);
         self.counters.worked(self.resource.awaited());
-        // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is just starting, or from
-        // something else at its address: a process that believes its first list would then compare the kernel with the part of the next list that has
-        // arrived. So an empty list counts once its version can be watched.
+        // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
+        // just starting, or from something else at its address. A process that believed its first list would then
+        // compare the kernel with the part of the next list that has arrived. So an empty list counts once its version
+        // can be watched.
         if is_empty && !matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. }) {
             place.state = State::Unconfirmed(version);
             return Ok(());
@@ -462,7 +465,7 @@ impl Watcher {
         self.changes.send(Change::Unreadable(Box::new(Unreadable { object, service, problem }))).await
     }
 
-    /// Watches, with all objects first if these are asked for, until the server ends it; returns whether it brought anything.
+    /// Watches, with all objects first if requested, until the server ends it; returns whether it brought new data.
     async fn watch(&self, place: &mut Place) -> Result<bool, Stop> {
         let (all, since) = match &place.state {
             State::Stream(since) => ("&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", since.clone()),
@@ -471,7 +474,7 @@ impl Watcher {
         let mut target = format!(
             "{}&watch=1&allowWatchBookmarks=true{all}&timeoutSeconds={}",
             self.resource.target(),
-            // So that the nodes do not all reconnect at once.
+            // Prevents all nodes from reconnecting at the same time.
             jittered(self.options.watch).as_secs().max(1),
         );
         if !since.is_empty() {
@@ -535,7 +538,7 @@ impl Watcher {
             } else {
                 stream.buffer.extend_from_slice(rest);
             }
-            // Changes are no progress: a server that never sends the end may send them for ever.
+            // Changes are not progress: a server that never sends the end may send them indefinitely.
             if is_part || place.known.listed() > before {
                 heard = Instant::now();
             }
@@ -550,11 +553,11 @@ impl Watcher {
             let plural = self.resource.plural();
             return Err(Failure::other(format!("the watch ended before all {plural} had come")).into());
         }
-        // The version of an empty list that came in this watch is still to be asked for.
+        // The version of an empty list in this watch must still be confirmed.
         if stream.brings_all { Ok(()) } else { Ok(self.confirm(place).await?) }
     }
 
-    /// The failure of a watch that does not say that all objects have come: the server does not know the question.
+    /// The failure of a watch that does not report the end of all objects: the server does not support the request.
     fn without_end(&self, what_came: &str) -> Stop {
         let plural = self.resource.plural();
         let message = format!("{what_came} came where the watch should say that it has sent all {plural}");
@@ -597,7 +600,7 @@ impl Watcher {
                         return Err(self.without_end("another bookmark"));
                     }
                     self.end_list(place, identity.version.clone(), place.known.listed() == 0).await?;
-                    // What comes after it confirms an empty list.
+                    // What follows confirms an empty list.
                     stream.brought &= !matches!(place.state, State::Unconfirmed(_));
                 }
             }
@@ -609,7 +612,7 @@ impl Watcher {
             }
             other => self.damaged(place, stream, &format!("an event of the unknown type {other:?}")).await?,
         }
-        // Late events must not move the watch back; while all objects come, their versions have no order.
+        // Late events must not move the watch back; while all objects arrive, their versions have no order.
         let counts = !matches!(place.state, State::Stream(_));
         let before = number(&stream.version);
         if counts && !identity.version.is_empty() && (before == 0 || version > before) {
@@ -618,7 +621,7 @@ impl Watcher {
         Ok(())
     }
 
-    /// Passes over an event that nobody can tell the object of. All objects are asked for again after this watch.
+    /// Skips an event whose object is unknown. All objects are requested again after this watch.
     async fn damaged(&self, place: &mut Place, stream: &mut Stream, reason: &str) -> Result<(), Closed> {
         stream.is_damaged = true;
         place.known.record_unnamed();
@@ -629,8 +632,8 @@ impl Watcher {
 /// Why an object without a name cannot be read.
 const NO_NAME: &str = "it has no name that can be read";
 
-/// Checks that a version of the server's is not before this one, which it had: else it was restored from a backup, or is another one that lags
-/// behind, and a watch would miss changes, perhaps for hours.
+/// Checks that the server's version is not older than a version that it had before. Otherwise it was restored from a
+/// backup, or is another server that lags behind, and a watch would miss changes, perhaps for hours.
 fn check_not_before(version: &str, since: &str) -> Result<(), Failure> {
     if (1..number(since)).contains(&number(version)) {
         let message =
@@ -645,11 +648,11 @@ struct Stream {
     /// The beginning of an event that is not complete yet.
     buffer: Vec<u8>,
     version: String,
-    /// Whether it has brought anything.
+    /// Whether it has brought new data.
     brought: bool,
     /// Whether it begins with all objects.
     brings_all: bool,
-    /// Whether an event could not be read, so that any object may be older than known.
+    /// Whether an event could not be read, so that any object may be outdated.
     is_damaged: bool,
 }
 
@@ -677,7 +680,7 @@ struct Pauses {
 }
 
 impl Pauses {
-    /// Longest pause that a server may ask for: no server makes all nodes wait longer.
+    /// Longest pause that a server may request, so that no server makes all nodes wait longer.
     const LONGEST_ASKED: Duration = Duration::from_secs(120);
 
     fn new(options: &Options) -> Self {

@@ -1,8 +1,8 @@
-//! Reads files as a source: Services, EndpointSlices and Nodes in YAML or JSON, and follows their changes.
+//! Files as a source: reads Services, EndpointSlices and Nodes in YAML or JSON, and follows changes.
 //!
-//! A file is read when it is complete: closed after writing, or moved into place. If it cannot be read, its last readable
-//! content stays: of the whole file if it is no YAML or is empty, of one object if a field has another type. To delete
-//! objects, remove them from their file, or the file.
+//! A file is read when it is complete: closed after writing, or moved into place. If it cannot be read, its last
+//! readable content is kept: of the whole file if it is not YAML or empty, of one object if a field has the wrong type.
+//! To delete objects, remove them from their file, or remove the file.
 
 mod read;
 
@@ -30,9 +30,9 @@ pub struct Manifests {
     files: BTreeMap<PathBuf, File>,
     /// Reported objects, each with a digest of its content.
     reported: BTreeMap<Id, u64>,
-    /// Problems of the last look, so that each is reported once.
+    /// Problems of the last check, so that each is reported once.
     told: BTreeSet<Problem>,
-    /// Files and directories that may have more than could be read, as of the last report.
+    /// Files and directories that may contain more than could be read, as of the last report.
     unread: BTreeSet<String>,
     /// Directories that cannot be listed.
     unlisted: Vec<PathBuf>,
@@ -45,25 +45,25 @@ pub struct Manifests {
 struct File {
     /// Fingerprint of the content that was last read.
     read: Option<Fingerprint>,
-    /// Fingerprint of a content that may not be complete. It is read when seen twice.
+    /// Fingerprint of possibly incomplete content. It is read when seen twice.
     seen: Option<Fingerprint>,
     missing: bool,
     is_stdin_read: bool,
-    /// Sorted by kind and name. Not a map: half of its room would be empty.
+    /// Sorted by kind and name. A vector, since a map would waste half of its memory.
     objects: Vec<(Id, Change)>,
     problems: Vec<Problem>,
     /// Whether it may have objects that could not be read.
     is_unread: bool,
-    /// Number of objects of each kind that is not read.
+    /// Number of objects of each kind that is ignored.
     ignored: BTreeMap<String, usize>,
 }
 
-/// The result of looking at the files once.
+/// The result of one check of the files.
 #[derive(Debug, Default)]
 pub struct Look {
     /// Changes in this order: unreadable, missing, new or changed.
     pub changes: Vec<Change>,
-    /// Whether something may be incomplete, so that another look is due soon.
+    /// Whether something may be incomplete, so that another check is due soon.
     pub again_soon: bool,
 }
 
@@ -71,18 +71,19 @@ pub struct Look {
 const STDIN: &str = "-";
 /// Larger files are not manifests.
 const FILE_BYTES: u64 = 256 << 20;
-/// Pause before looking again at something incomplete.
+/// Pause before checking something incomplete again.
 const SOON: Duration = Duration::from_millis(200);
 
 impl Manifests {
-    /// Reads files, and the files of directories (names that end in `.yaml`, `.yml` or `.json`, not in subdirectories), as seen from the node of this
-    /// name: only addresses of other Nodes are reported. `-` is standard input, which is read once, to its end.
+    /// Reads files, and the files of directories (names that end in `.yaml`, `.yml` or `.json`, not in subdirectories),
+    /// as seen from the node of this name: of other Nodes only addresses are reported. `-` is standard input, which is
+    /// read once to its end.
     ///
-    /// The first file counts if two have objects of one kind and name, in the order given and then by name.
+    /// If two files have objects of one kind and name, the first counts, in the given order and then by name.
     ///
     /// # Errors
     ///
-    /// Nothing at all could be read. If something could, the problems are among the changes, as [`Change::Unreadable`].
+    /// Nothing could be read at all. If something could, the problems are among the changes, as [`Change::Unreadable`].
     pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
         let mut manifests = Self::new(paths, node_name, &ReadCounts::default());
         let look = manifests.poll(&[]);
@@ -92,7 +93,7 @@ impl Manifests {
         Ok((manifests, look.changes))
     }
 
-    /// Changes of [`open`](Self::open), for callers that do not follow the files: each object is there once.
+    /// Changes of [`open`](Self::open), for callers that do not follow the files: each object once.
     ///
     /// # Errors
     ///
@@ -140,7 +141,7 @@ impl Manifests {
     ///
     /// The receiver of changes is gone.
     pub async fn follow(mut self, first: Vec<Change>, changes: &Changes) -> Result<(), Closed> {
-        // `open` read the files before this watch began, so look once more at once.
+        // `open` read the files before this watch began, so check once more at once.
         let files: Vec<PathBuf> = self.paths.iter().filter(|path| *path != Path::new(STDIN)).cloned().collect();
         let mut watch = FileWatch::new(&files);
         let mut pending = first;
@@ -151,7 +152,7 @@ impl Manifests {
                 changes.send(change).await?;
             }
             let completed = watch.next(wait).await;
-            // A thread of its own reads: a large cluster's files would block other tasks.
+            // A separate thread reads: a large cluster's files would block other tasks.
             let (manifests, look) = tokio::task::spawn_blocking(move || {
                 let look = self.poll(&completed);
                 (self, look)
@@ -164,17 +165,17 @@ impl Manifests {
         }
     }
 
-    /// Looks at all files. `completed` are known to be complete; the rest are read when two looks see the same.
+    /// Checks all files. `completed` are known to be complete; others are read when two checks see the same.
     pub fn poll(&mut self, completed: &[PathBuf]) -> Look {
         let (problems, again_soon) = self.read(completed);
-        // The problems say all if nothing can be read.
+        // If nothing can be read, the problems say everything.
         if problems.is_empty() || !self.has_nothing() {
             self.summarize();
         }
         Look { changes: self.report(problems), again_soon }
     }
 
-    /// Reads the files that have changed. Returns the problems, and whether another look is due soon.
+    /// Reads the files that have changed. Returns the problems, and whether another check is due soon.
     fn read(&mut self, completed: &[PathBuf]) -> (BTreeSet<Problem>, bool) {
         let mut problems = BTreeSet::new();
         let mut again_soon = false;
@@ -201,7 +202,7 @@ impl Manifests {
             {
                 return true;
             }
-            // Editors remove a file before they put the new one in its place.
+            // Editors remove a file before they replace it.
             again_soon |= !file.missing;
             !std::mem::replace(&mut file.missing, true)
         });
@@ -210,7 +211,7 @@ impl Manifests {
         (problems, again_soon)
     }
 
-    /// Files and directories that may have more than could be read.
+    /// Files and directories that may contain more than could be read.
     fn unread(&self) -> BTreeSet<String> {
         let files = self.files.iter().filter(|(_, file)| file.is_unread).map(|(path, _)| path);
         files.chain(&self.unlisted).map(|path| path.display().to_string()).collect()
@@ -220,8 +221,8 @@ impl Manifests {
         self.files.values().all(|file| file.objects.is_empty())
     }
 
-    /// Logs the number of objects that were read, if it has changed: as a warning, if there is nothing to serve, or if an object that looks like
-    /// input for serving is of a kind that is not read.
+    /// Logs the number of objects that were read, if it has changed. It is a warning if there is nothing to serve, or
+    /// if an object that looks relevant is of an ignored kind.
     fn summarize(&mut self) {
         let all = || self.files.values();
         let count = |kind| all().flat_map(|file| &file.objects).filter(|((of, _), _)| *of == kind).count();
@@ -255,7 +256,7 @@ impl Manifests {
         for path in self.order() {
             for id in self.files.get(path).into_iter().flat_map(File::ids) {
                 let first = *wanted.entry(id).or_insert(path);
-                // A renamed file is there twice for a moment.
+                // A renamed file briefly exists twice.
                 let renamed = self.files.get(first).is_some_and(|file| file.missing);
                 if first != path && !renamed {
                     let reason = format!("is in {} too, which counts", first.display());
@@ -327,7 +328,7 @@ impl File {
         self.objects.iter().map(|(id, _)| id)
     }
 
-    /// Reads the file if its content changed; returns whether to look again soon.
+    /// Reads the file if its content changed; returns whether to check again soon.
     fn poll(&mut self, path: &Path, complete: bool, counted: &ReadCounts) -> bool {
         self.missing = false;
         if path == Path::new(STDIN) {
@@ -390,7 +391,7 @@ impl File {
         }
     }
 
-    /// Nothing of it can be read: its objects stay.
+    /// Nothing of it can be read: its objects are kept.
     fn fail(&mut self, problem: Problem) {
         (self.problems, self.is_unread) = (vec![problem], true);
     }
@@ -430,7 +431,7 @@ impl File {
     }
 }
 
-/// A problem; one of a file that may have more than could be read counts as that file's.
+/// A problem; one of a file that may contain more than could be read is reported for that file.
 fn unreadable(problem: Problem, unread: &BTreeSet<String>) -> Change {
     let object = unread.contains(&problem.origin).then(|| (ObjectKind::File, file_key(&problem.origin)));
     Change::Unreadable(Box::new(Unreadable { object, service: None, problem }))

@@ -1,4 +1,4 @@
-//! Reads objects from the texts of manifests, one at a time.
+//! Reads objects from the text of manifests, one at a time.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -29,16 +29,16 @@ pub(super) struct Contents {
     pub(super) problems: Vec<Problem>,
     /// Objects that exist, but cannot be read.
     pub(super) unreadable: Vec<Id>,
-    /// Number of objects of each kind that is not read.
+    /// Number of objects of each kind that is ignored.
     pub(super) ignored: BTreeMap<String, usize>,
-    /// Whether a document is no YAML or JSON: perhaps it is still being written.
+    /// Whether a document is not YAML or JSON, possibly because it is still being written.
     pub(super) broken: bool,
     /// Whether there are only blanks.
     pub(super) blank: bool,
     counted: ReadCounts,
 }
 
-/// State of contents at one time, to go back to.
+/// A state of the contents to which to return.
 struct Mark {
     objects: usize,
     problems: usize,
@@ -76,8 +76,8 @@ impl Contents {
     }
 }
 
-/// Reads a file of several documents, YAML or JSON, as `kubectl get -o yaml` and `-o json` print them. Counts the objects as they come. Holds one
-/// object of a JSON file at a time, one document of a YAML file.
+/// Reads a file of several documents, YAML or JSON, as printed by `kubectl get -o yaml` and `-o json`. Counts the
+/// objects as they are read. Holds one object of a JSON file, or one document of a YAML file, at a time.
 ///
 /// # Errors
 ///
@@ -148,14 +148,14 @@ fn take_document(mut document: String, before: usize, place: Problem, contents: 
     }
 }
 
-/// An object in a document: text where that is to be had, since reading it once more costs less than a value.
+/// An object in a document: text if available, since parsing it again costs less than a value.
 #[derive(Clone, Copy)]
 enum Object<'a> {
     Json(&'a str),
     Value(&'a Value),
 }
 
-/// Kind, version and name of an object, as far as they are there and texts.
+/// Kind, version and name of an object, if present and text.
 #[derive(Default)]
 struct Head {
     kind: Option<String>,
@@ -165,7 +165,7 @@ struct Head {
 }
 
 impl Object<'_> {
-    /// Reads the head; `None`: it is no object.
+    /// Reads the head; `None`: it is not an object.
     fn head(self) -> Option<Head> {
         #[derive(Deserialize)]
         struct Texts<'a> {
@@ -321,7 +321,7 @@ impl<'de, I: Item> Visitor<'de> for Document<'_, I> {
                     take_item(&item, index, (kind, version), place, contents);
                 }
             }
-            // The document was no list.
+            // The document was not a list.
             (kind_of_items, _) => {
                 if kind_of_items.is_none() {
                     contents.back_to(mark);
@@ -342,7 +342,7 @@ fn text<'a>(fields: &'a serde_json::Map<String, Value>, name: &str) -> Option<&'
 /// Outcome of reading the items of a list.
 enum Listed<I> {
     NoList,
-    /// All are taken except these, each with its index: they do not name their kind, and the list had not named it yet.
+    /// All are taken except these, each with its index: they do not have a kind, and the list's was not known yet.
     Later(Vec<(usize, I)>),
 }
 
@@ -400,14 +400,14 @@ impl<'de, I: Item> Visitor<'de> for Items<'_, I> {
     }
 }
 
-/// Takes an item of a list of this kind and version. The API server's own lists do not repeat them.
+/// Takes an item of a list of this kind and version. The API server's own lists do not repeat them in items.
 fn take_item(item: &impl Item, index: usize, (kind, version): (&str, &str), place: &Problem, contents: &mut Contents) {
     let kind = kind.strip_suffix("List").unwrap_or_default();
     let version = if kind.is_empty() { "" } else { version };
     take_object(item.object(), (kind, version), &format!("items[{index}]"), place, contents);
 }
 
-/// Takes an object; kind and version are those that it has if it does not say.
+/// Takes an object; kind and version are defaults.
 fn take_object(
     object: Object<'_>,
     (kind, version): (&str, &str),
@@ -462,7 +462,7 @@ fn take_object(
         (_, "") => ObjectKey::new("default", &name),
         (_, namespace) => ObjectKey::new(namespace, &name),
     };
-    // Lists that were read have room for four, and all objects are held at once.
+    // Vectors that were read have room for four, and all objects are stored at once.
     let (id, change) = match kind {
         "Service" => {
             let read = object.read::<Box<ServiceObject>>().map(|mut object| {
@@ -569,7 +569,7 @@ mod tests {
                        \"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"b\"}}";
         assert_eq!(names(service), ["Service default/b"]);
         assert_eq!(problems(&format!("{{{version}, {kind}, \"items\": {{}}}}")), ["f: document 1: items: not a list"]);
-        // A text that breaks off yields no objects, in JSON as in YAML.
+        // A truncated text yields no objects, in JSON as in YAML.
         let whole = format!("{{{kind}, {version}, {items}}}");
         let broken = read(&whole[..whole.len() - 3], "f");
         assert!(broken.broken && broken.objects.is_empty());

@@ -26,14 +26,14 @@ const ENDPOINTS: usize = 2000;
 /// Most endpoints of one Frontend.
 const ENDPOINTS_OF_ONE: usize = 50;
 
-/// Room that is left in one answer.
+/// What still fits into one answer.
 struct Room {
     frontends: usize,
     endpoints: usize,
 }
 
 impl Room {
-    /// The first of a list, as far as there is room for them.
+    /// The first items of a list, as far as they fit.
     fn take<'a, T>(left: &mut usize, all: &'a [T], most: usize) -> &'a [T] {
         let shown = all.get(..all.len().min(most).min(*left)).unwrap_or_default();
         *left = left.saturating_sub(shown.len());
@@ -41,7 +41,7 @@ impl Room {
     }
 }
 
-/// Parts that do not need the kernel's thread: always there.
+/// Parts that do not need the kernel's thread, and are always present.
 pub(super) fn of_board(board: &Board) -> Map<String, Value> {
     let mut body = Map::new();
     body.insert("passes".to_owned(), board.passes());
@@ -73,7 +73,7 @@ pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &Page
     }
 }
 
-/// Whether a Service has this text in its name or its addresses and ports.
+/// Whether a Service's name, or one of its addresses and ports, contains this text.
 fn matches(service: &ServiceView, filter: &str) -> bool {
     let has = |text: String| text.to_lowercase().contains(filter);
     filter.is_empty()
@@ -163,9 +163,10 @@ fn stats_json(stats: &Stats) -> Value {
     })
 }
 
-/// Endpoints that answer, with the kernel's counters; then real servers that drain.
+/// Endpoints that answer, with the kernel's counters; then draining real servers.
 ///
-/// `is_split`: this node and its pods are sent to all endpoints when a policy is `Local`. A real server of IPVS that only they get is shown, too.
+/// `is_split`: this node and its pods are sent to all endpoints if a policy is `Local`. A real server of IPVS that only
+/// they get is shown, too.
 fn endpoints(
     is_split: bool,
     frontend: &Frontend,

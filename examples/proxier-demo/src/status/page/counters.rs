@@ -1,4 +1,5 @@
-//! Counters of virtual servers from IPVS: read for the Services on a page, and for a limited number a second, for any number of clients.
+//! Counters of virtual servers from IPVS: read for the Services on a page, limited per second, for any number of
+//! clients.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -6,9 +7,9 @@ use std::time::{Duration, Instant};
 use ipvs::model::{ObservedRealServer, Stats};
 use ipvs::{Client, VirtualServerKey};
 
-/// Time for which counters that were read stay good.
+/// How long counters are reused.
 const FRESH: Duration = Duration::from_secs(1);
-/// Most virtual servers that are read in that time. Each takes two requests, a few microseconds each.
+/// Most virtual servers to read in that time. Each takes two requests of a few microseconds.
 const MOST: usize = 400;
 
 /// A virtual server and its real servers, with their counters.
@@ -44,11 +45,11 @@ impl ServerCounters {
 
 /// Source of counters.
 pub(crate) trait Reader: Send {
-    /// Counters of a virtual server; `None` if the kernel has none, or cannot be asked.
+    /// Counters of a virtual server; `None` if it does not exist or the kernel cannot be asked.
     fn read(&mut self, key: &VirtualServerKey) -> Option<ServerCounters>;
 }
 
-/// The running kernel, through a socket of its own: passes do not wait for it.
+/// The running kernel, through a separate socket, so passes do not wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct Kernel(Option<Client>);
 
@@ -91,7 +92,7 @@ impl Counters {
         }
     }
 
-    /// Counters of a virtual server; `None` if the kernel lacks it, or if enough was read in this second.
+    /// Counters of a virtual server; `None` if it does not exist, or if this second's limit is reached.
     pub(super) fn get(&mut self, key: &VirtualServerKey) -> Option<&ServerCounters> {
         if !self.read.contains_key(key) {
             if self.read.len() >= MOST {

@@ -1,7 +1,7 @@
-//! Status page for people: the state and the work of the proxy. `/status` is one page without anything from outside; it asks for `/status.json` every
-//! two seconds. Nothing is kept or read while nobody looks.
+//! The status page: the state and the work of the proxy. `/status` is one page without external resources; it requests
+//! `/status.json` every two seconds. Nothing is stored or read without a viewer.
 //!
-//! The kernel's thread is asked once a second, and IPVS for a limited number of counters, for any number of clients.
+//! For any number of clients, the kernel's thread is asked once per second, and IPVS for a limited number of counters.
 
 mod body;
 mod counters;
@@ -45,20 +45,20 @@ fn is_of_this_host(host: &str) -> bool {
     name.is_empty() || name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
 }
 
-/// Greatest age of the kernel's thread's state in an answer.
+/// Greatest age of the kernel thread's state in an answer.
 const FRESH: Duration = Duration::from_secs(1);
 /// Longest wait for the kernel's thread, which answers between two passes.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Time after which a state that nobody asks for any more is forgotten.
+/// How long an unrequested state is kept.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
 /// State as last known.
 #[derive(Debug, Default)]
 struct LastView {
     view: Option<(Instant, Arc<View>)>,
-    /// An answer of the kernel's thread that has not come yet.
+    /// A pending answer of the kernel's thread.
     awaited: Option<oneshot::Receiver<View>>,
-    /// Time of the last wait in vain.
+    /// When the last wait timed out.
     in_vain: Option<Instant>,
 }
 
@@ -68,20 +68,20 @@ pub struct StatusPage {
     exposure: Exposure,
     mode: Kind,
     messages: mpsc::Sender<Message>,
-    /// State, locked while the kernel's thread is asked: clients that come meanwhile get the same answer.
+    /// The state, locked while the kernel's thread is asked: clients that come meanwhile get the same answer.
     known: Arc<AsyncMutex<LastView>>,
     counters: Arc<Mutex<Counters>>,
 }
 
 impl StatusPage {
-    /// Status page for clients that `exposure` admits. `messages` leads to the kernel's thread.
+    /// The status page for clients that `exposure` admits. `messages` go to the kernel's thread.
     pub(crate) fn new(exposure: Exposure, mode: Kind, messages: mpsc::Sender<Message>) -> Self {
         let counters = Arc::new(Mutex::new(Counters::new(Kernel::default())));
         StatusPage { exposure, mode, messages, known: Arc::default(), counters }
     }
 
-    /// The answer to a request for `/status` or `/status.json`; `None` for other paths, and for clients that may not see it: to
-    /// them there is no such page.
+    /// The answer to a request for `/status` or `/status.json`. `None` for other paths, and for clients that may not
+    /// see it, for whom the page does not exist.
     pub(crate) async fn answer(&self, asked: &HttpRequest, health: &Health) -> Option<Answer> {
         if !admits(self.exposure, asked) {
             return None;
@@ -93,7 +93,7 @@ impl StatusPage {
         }
     }
 
-    /// Connections and UDP flows that userspace mode has begun; none while the kernel's thread is busy for long.
+    /// Connections and UDP flows that userspace mode has started; empty while the kernel's thread is busy for long.
     pub(crate) async fn begun(&self) -> Vec<Begun> {
         let (answer, awaited) = oneshot::channel();
         if self.messages.try_send(Message::Control(Control::Begun(answer))).is_err() {
@@ -129,7 +129,8 @@ impl StatusPage {
         answer
     }
 
-    /// State of the kernel's thread within the last second; an older one while it is busy, and none if it has been busy for long.
+    /// State of the kernel's thread within the last second; an older one while it is busy, and none if it was busy for
+    /// long.
     async fn view(&self) -> Option<(Instant, Arc<View>)> {
         let mut known = self.known.lock().await;
         if known.view.as_ref().is_some_and(|(at, _)| at.elapsed() < FRESH) {
@@ -142,7 +143,7 @@ impl StatusPage {
             }
             known.awaited = Some(awaited);
         }
-        // Clients that come next do not wait as long again.
+        // The next clients do not wait as long again.
         let is_busy = known.in_vain.is_some_and(|at| at.elapsed() < FRESH);
         let patience = if is_busy { Duration::ZERO } else { PATIENCE };
         let Some(awaited) = &mut known.awaited else { return known.view.clone() };
@@ -160,7 +161,7 @@ impl StatusPage {
         known.view.clone()
     }
 
-    /// Forgets the state later, unless a client asks for it again.
+    /// Drops the state later, unless a client requests it again.
     fn forget_later(&self) {
         let known = self.known.clone();
         tokio::spawn(async move {
@@ -173,12 +174,12 @@ impl StatusPage {
     }
 }
 
-/// The page, but for the numbers that allow its style and its script.
+/// The page, without the nonces for its style and its script.
 const HTML: &str = include_str!("page.html");
 const STYLE: &str = include_str!("page.css");
 const SCRIPT: &str = include_str!("page.js");
 
-/// The page. Only the style and the script with this answer's number are run, and nothing is loaded from elsewhere.
+/// The page. Only the style and the script with this answer's nonce are run, and nothing is loaded from elsewhere.
 fn page() -> Answer {
     let Ok(number) = random() else {
         return Answer { status: StatusCode::INTERNAL_SERVER_ERROR, ..Answer::text("no random numbers\n") };
@@ -233,7 +234,7 @@ mod tests {
         }
     }
 
-    /// Names come from the API: the page makes text of them, never markup or code.
+    /// Names come from the API: the page shows them as text, never as markup or code.
     #[test]
     fn the_script_makes_no_markup_of_data() {
         for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc"] {
@@ -257,7 +258,7 @@ mod tests {
         assert!(policy.starts_with("default-src 'none'") && !policy.contains("unsafe"), "{policy}");
     }
 
-    /// The kernel's thread is asked once for many clients; while it is busy, they get the parts that do not need it.
+    /// The kernel's thread is asked once for many clients. While it is busy, they get the parts that do not need it.
     #[tokio::test]
     async fn the_kernels_thread_is_asked_once_at_a_time() {
         let (messages, mut inbox) = mpsc::channel(4);

@@ -1,13 +1,13 @@
-//! Query of a client of the status page: which Services, and how many.
+//! A status-page client's query: which Services, and how many.
 
 /// The query of `/status.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PageQuery {
     /// Text in lower case that a Service's name, or a Frontend's address and port, contains; empty: all Services.
     pub(super) filter: String,
-    /// Number of matching Services that are passed over.
+    /// Number of matching Services to skip.
     pub(super) offset: usize,
-    /// Number of Services that are shown, 1 to [`PageQuery::MOST`].
+    /// Number of Services to show, 1 to [`PageQuery::MOST`].
     pub(super) limit: usize,
 }
 
@@ -23,7 +23,7 @@ impl PageQuery {
     /// Longest filter, in characters: names of Services and addresses are shorter.
     const FILTER: usize = 128;
 
-    /// Reads `filter=web&offset=50&limit=50`. Impossible values and unknown names are passed over.
+    /// Parses `filter=web&offset=50&limit=50`. Impossible values and unknown names are ignored.
     pub(super) fn read(query: &str) -> Self {
         let mut wanted = PageQuery::default();
         for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {

@@ -1,4 +1,4 @@
-//! Answers of a real server read the same in both encodings.
+//! A real server's answers read the same in both encodings.
 
 use proptest::prelude::*;
 use testkit::apiserver::recorded::both;
@@ -81,7 +81,8 @@ fn failures_are_the_same_in_both_encodings() {
     assert_eq!(json, (404, "services \"nothing\" not found".to_owned(), "NotFound".to_owned()));
 }
 
-/// An answer that breaks off anywhere is an error, or a page with fewer items: each of which is read, or is an error of its own.
+/// An answer truncated anywhere is an error, or a page with fewer items, each of which can be read or is itself an
+/// error.
 #[test]
 fn protobuf_may_break_off_anywhere() {
     for (resource, (_, whole)) in LISTS {
@@ -135,7 +136,7 @@ proptest! {
     }
 }
 
-/// An API server takes bytes that are not UTF-8, and writes each of them as U+FFFD in JSON.
+/// An API server accepts bytes that are not UTF-8, and writes each of them as U+FFFD in JSON.
 #[test]
 fn text_that_is_not_utf8_is_read_alike() {
     let damaged = |body: &[u8]| {
