@@ -31,7 +31,7 @@ const REFUSED: Duration = Duration::from_millis(500);
 const IPVS: &[Need] = &[Need::Root, Need::Veth, Need::IpVs, Need::Scheduler("rr"), Need::Scheduler("wlc")];
 const NFTABLES: &[Need] = &[Need::Root, Need::Veth, Need::Nftables];
 
-/// Command for a program of the cookbook: cargo builds it together with the tests, into the folder beside that of the tests.
+/// Command for a program of the cookbook: cargo builds it together with the tests, into the directory next to theirs.
 fn program(name: &str) -> Command {
     let folder = std::env::current_exe().unwrap().parent().unwrap().with_file_name("examples");
     let program = folder.join(name);

@@ -273,7 +273,7 @@ fn entry(set_type: SetType, six: bool) -> BoxedStrategy<String> {
         },
     );
     let counters = (any::<u64>(), any::<u64>()).prop_map(|(packets, bytes)| {
-        // The kernel keeps a counter that is given as all ones as it is.
+        // The kernel stores a counter with all bits set unchanged.
         format!(" packets {} bytes {}", packets >> 1, bytes >> 1)
     });
     // No dash at the start: the tool takes a comment that is one of its options, such as `-t`, for that option, and cannot

@@ -257,7 +257,7 @@ impl<R: Runner> Iptables<R> {
     /// reading creates it.
     ///
     /// # Errors
-    /// [`ErrorKind::NoKernelSupport`] if there is no such table. [`ErrorKind::UnsupportedProgram`] if `nft` has added
+    /// [`ErrorKind::NoKernelSupport`] if the table does not exist. [`ErrorKind::UnsupportedProgram`] if `nft` has added
     /// something that the program cannot show; [`Iptables::dump_chains`] can read the other chains.
     pub fn dump_table(&self, table: &TableName) -> Result<Table, Error> {
         let mut dump = self.save(&["-t", table.as_str()])?;

@@ -128,7 +128,7 @@ impl Survey {
     }
 
     /// Like [`Survey::take`], but only reads one back end, if the choice is settled. The other one appears to have no
-    /// programs, and there is no default.
+    /// programs, and the default is `None`.
     ///
     /// # Errors
     /// As [`Survey::take`].

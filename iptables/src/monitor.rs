@@ -23,7 +23,7 @@ pub enum CanaryState {
 /// `nft flush ruleset` or a firewall reload removes it together with everything else.
 ///
 /// The chain has one rule, which reveals a flush that keeps chains (`-F`). Nothing jumps to the chain, so packets never
-/// enter it. There is no thread: call [`Canary::check`] from your own timer.
+/// enter it. It starts no thread: call [`Canary::check`] from your own timer.
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {

@@ -27,8 +27,8 @@ pub enum Edit {
     Check(ChainName, Rule),
     /// `-N`: create a user-defined chain. Fails if it exists.
     NewChain(ChainName),
-    /// `-F CHAIN`: delete all rules of one chain. Fails if it does not exist. There is no edit that flushes a whole
-    /// table, since other programs have chains there.
+    /// `-F CHAIN`: delete all rules of one chain. Fails if it does not exist. Whole tables cannot be flushed, since
+    /// other programs have chains there.
     Flush(ChainName),
     /// `-X CHAIN`: delete an empty chain to which no rule jumps.
     DeleteChain(ChainName),

@@ -79,7 +79,7 @@ fn what_is_printed_means_what_was_given_and_nothing_else() {
     // The options of families say nothing within a family's own table.
     assert!(rule("-4 -j RETURN").same_as(&rule("-j RETURN")));
     assert!(!rule("-s 10.1.2.3/255.0.255.0").same_as(&rule("-s 10.1.2.3/16")));
-    // A unit with a letter too many is no unit.
+    // A misspelled unit is not a unit.
     for unit in ["second", "minute", "hour", "day"] {
         assert!(
             rule(&format!("-m limit --limit 2/{unit}")).same_as(&rule(&format!("-m limit --limit 2/{}", &unit[..1])))

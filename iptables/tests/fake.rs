@@ -189,7 +189,7 @@ fn programs_missing() {
 
 #[test]
 fn old_programs_are_used_as_they_need() {
-    // Before 1.8 there is no word about the back end, and before 1.6.2 no lock in restore.
+    // Programs before 1.8 do not report the back end, and before 1.6.2 restore takes no lock.
     let host = FakeHost::new()
         .without_programs(Backend::NfTables)
         .with_version(Backend::Legacy, "v1.4.21")

@@ -80,7 +80,7 @@ fn v6(prefix: u32) -> [u8; 4] {
     prefix.to_ne_bytes()
 }
 
-/// Attributes of a service beside its key, in ipvsadm's order; `""` for "no persistence engine".
+/// Attributes of a service besides its key, in ipvsadm's order; `""` for "no persistence engine".
 fn rest(
     mut key: Vec<SvcAttr<'static>>,
     scheduler: &'static str,

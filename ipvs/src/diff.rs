@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Subject};
 use crate::model::{RealServer, RealServerKey, Snapshot, SnapshotEntry, VirtualServerKey, Weight};
 use crate::text::{Entry, Ruleset};
 
-/// Who decides the weights of real servers that exist already.
+/// The authority for the weights of real servers that exist already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -36,7 +36,7 @@ impl Weights {
 
 /// Ownership and weight rules of a difference or a sync.
 ///
-/// There is no default: IPVS does not record who added a virtual server, so the caller must decide.
+/// It has no default: IPVS does not record who added a virtual server, so the caller must decide.
 pub struct SyncPolicy<'a> {
     owns: Box<dyn Fn(&VirtualServerKey) -> bool + Send + Sync + 'a>,
     weights: Weights,

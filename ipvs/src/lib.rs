@@ -5,8 +5,8 @@
 //! destination.
 //!
 //! The crate does not load kernel modules, bind virtual addresses to an interface, write firewall rules, log, or start
-//! threads or programs. It never retries a change whose outcome is unknown. There is no async interface: the kernel
-//! answers inside `send`. It needs `CAP_NET_ADMIN` in the initial user namespace, even for reading.
+//! threads or programs. It never retries a change whose outcome is unknown. It has no async interface and needs none:
+//! the kernel answers inside `send`. It needs `CAP_NET_ADMIN` in the initial user namespace, even for reading.
 //!
 //! # Example
 //!

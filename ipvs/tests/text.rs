@@ -9,7 +9,7 @@ use ipvs::sysctl::KernelVersion;
 use ipvs::text::{ErrorKind, Ruleset, Statement, parse, parse_batch};
 use ipvs::{Batch, ForwardingMethod, RealServer, VirtualServerKey, Weight};
 
-/// The text as it is understood, one statement a line.
+/// The parsed text, one statement per line.
 fn told(text: &str) -> String {
     let statements = parse(text).unwrap_or_else(|error| panic!("{text}\n{error}"));
     statements.iter().map(Statement::to_string).collect::<Vec<_>>().join("\n")

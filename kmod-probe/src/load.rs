@@ -152,7 +152,7 @@ pub enum LoadResult {
     },
     /// `modprobe` did not end in time.
     TimedOut,
-    /// There is no `modprobe`, or it could not be started; the text says why.
+    /// `modprobe` is missing or could not be started, and why.
     NotStarted(String),
 }
 

@@ -22,11 +22,11 @@ pub enum Failure {
     NotAFile,
     /// The file has more than this many bytes. None of them was used.
     TooLarge(u64),
-    /// The content is not in the expected form; the text says why.
+    /// The content is not in the expected form, and why.
     Garbage(String),
     /// Another error of the system.
     Io(String),
-    /// The file was not looked for; the text says why.
+    /// The file was not looked for, and why.
     NotTried(String),
 }
 

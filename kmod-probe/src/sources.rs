@@ -128,7 +128,7 @@ impl Sources {
         match self.config.get().and_then(|config| config.get("MODULES")) {
             Some((_, Setting::BuiltIn)) => Answer::Yes,
             Some((_, Setting::NotSet)) => Answer::No,
-            // Without a release there is no usable /proc.
+            // Without a release /proc is not usable.
             _ if self.release.get().is_none() => Answer::Unknown,
             _ if self.root.exists("/proc/sys/kernel/modprobe") == Ok(false) => Answer::No,
             _ => Answer::Yes,

@@ -36,7 +36,7 @@ struct Tally {
 }
 
 impl Tally {
-    /// The probe's word against reality. "Unknown" is no claim.
+    /// Compares the probe with reality. "Unknown" claims nothing.
     fn compare(&mut self, report: &Report, what: &str, claims: &[State], output: &Output) {
         let works = output.status.success();
         if claims.iter().all(|state| state.is_usable()) {

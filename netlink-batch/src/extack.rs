@@ -1,4 +1,4 @@
-//! Extended errors: details beside the error number (`NETLINK_EXT_ACK`, linux/netlink.h `enum nlmsgerr_attrs`).
+//! Extended errors: details in addition to the error number (`NETLINK_EXT_ACK`, linux/netlink.h `enum nlmsgerr_attrs`).
 
 use crate::attr::Attrs;
 use crate::wire::NulStr;

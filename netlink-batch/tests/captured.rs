@@ -104,7 +104,7 @@ fn message(kind: u16, flags: u16, payload: &[u8]) -> Vec<u8> {
     to_earlier(0, kind, flags, payload)
 }
 
-/// The same for a request so many before the last one.
+/// The same for a request this many before the last one.
 fn to_earlier(before: u32, kind: u16, flags: u16, payload: &[u8]) -> Vec<u8> {
     let mut out = Encoder::new();
     let length = u32::try_from(16 + payload.len()).unwrap();

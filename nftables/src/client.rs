@@ -136,7 +136,7 @@ impl Client {
         let mut attempts = self.connection.limits().dump_attempts.max(1);
         loop {
             attempts = attempts.saturating_sub(1);
-            // The generation before the read, in case there is no table.
+            // The generation before the read, in case the table does not exist.
             let mut generation = self.generation()?;
             let found = match self.snapshot(table) {
                 Err(error) if error.is_not_found() => None,

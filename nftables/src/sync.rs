@@ -122,8 +122,8 @@ impl TableSpec {
         self
     }
 
-    /// Computes the changes that bring the table to this state; `observed` is `None` if there is no table. Empty if
-    /// nothing differs. [`Client::sync`](crate::Client::sync) reads, compares and commits.
+    /// Computes the changes that bring the table to this state; `observed` is `None` if the table does not exist. Empty
+    /// if nothing differs. [`Client::sync`](crate::Client::sync) reads, compares and commits.
     ///
     /// # Errors
     /// Something belongs to another table or occurs twice, or a rule refers to a set of a transaction.

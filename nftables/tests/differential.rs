@@ -253,7 +253,7 @@ impl Ground {
         }
     }
 
-    /// A line that is no rule (`set_process`, `set_element_process` and `obj_process` of nft's nft-test.py).
+    /// A line that is not a rule (`set_process`, `set_element_process` and `obj_process` of nft's nft-test.py).
     fn line(&mut self, client: &mut Client, line: &str) -> bool {
         let (kind, rest) = line.split_at(1);
         // What comes back is behind the last semicolon.

@@ -34,7 +34,7 @@ fn servers(count: u8) -> Vec<u16> {
         .collect()
 }
 
-/// Who answers a connection to the service.
+/// The server that answers a connection to the service.
 fn ask() -> u8 {
     let to = SocketAddr::from((SERVICE, PORT));
     let mut stream = TcpStream::connect_timeout(&to, Duration::from_secs(60)).unwrap();
@@ -238,7 +238,7 @@ fn devices_are_named_by_how_they_begin() {
     });
 }
 
-/// A router adds connections to a flow table: connection tracking says so, and their packets no longer meet the chain.
+/// A router adds connections to a flow table: connection tracking shows it, and their packets skip the chain.
 #[test]
 fn flows_take_the_short_way() {
     const NEEDS: [Need; 5] = [Need::Root, Need::Nftables, Need::FlowTables, Need::Veth, Need::Conntrack];

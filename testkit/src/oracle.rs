@@ -90,7 +90,7 @@ impl StdError for Error {
 /// The directories of system programs (`/usr/sbin`, `/sbin`) are searched too.
 ///
 /// # Errors
-/// [`Failed`](ErrorKind::Failed) if its exit code is not 0; the other kinds if there is no exit code.
+/// [`Failed`](ErrorKind::Failed) if its exit code is not 0; the other kinds if it has no exit code.
 pub fn run(program: &str, arguments: &[&str], input: Option<&str>) -> Result<Output, Error> {
     let command = [&[program], arguments].concat().join(" ");
     let mut child = Command::new(program)

@@ -215,7 +215,7 @@ mod tests {
                           umount uname unshare yes";
     /// Other programs of the packages in the lists.
     const OF_PACKAGES: [(&str, &str); 3] = [("iproute2", "ss"), ("kmod", "lsmod"), ("kmod", "/sbin/modprobe")];
-    /// Programs without which a test skips itself, or a part of itself, and says so; and names that no program has.
+    /// Programs without which a test skips itself, or a part of itself, and reports it; and names that no program has.
     const SKIPPED: &str = "promtool systemd-analyze no-such-program no-such-program-anywhere /nonexistent/program";
 
     /// Calls that start a program, up to its name.

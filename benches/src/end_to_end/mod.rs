@@ -1,5 +1,5 @@
-//! P4, P5 and P6: `proxier-demo` as it is deployed, with an API server, on a kernel: time until it serves, time of a
-//! change, memory.
+//! P4, P5 and P6: `proxier-demo` in its usual deployment, with an API server, on a kernel: time until it serves, time
+//! of a change, memory.
 
 mod fleet;
 mod live;

@@ -36,12 +36,12 @@ impl FakeIpset {
         Simulated::new(self.clone())
     }
 
-    /// Records that a rule refers to the set. `false` if there is no such set.
+    /// Records that a rule refers to the set. `false` if the set does not exist.
     pub fn add_reference(&self, name: &SetName) -> bool {
         self.lock().reference(name, 1)
     }
 
-    /// Removes one such reference. `false` if there is no such set.
+    /// Removes one such reference. `false` if the set does not exist.
     pub fn remove_reference(&self, name: &SetName) -> bool {
         self.lock().reference(name, -1)
     }

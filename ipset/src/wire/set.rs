@@ -66,7 +66,7 @@ pub(crate) struct SetFigures {
     pub(crate) elements: Option<u32>,
 }
 
-/// Who wrote the options. The byte order of the mark mask depends on it.
+/// The writer of the options, on which the byte order of the mark mask depends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Writer {
     Kernel,

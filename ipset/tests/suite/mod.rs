@@ -428,7 +428,7 @@ pub(crate) fn networks_hold_addresses_but_for_nomatch(client: &mut Client) {
     let update = entry(&set, "10.1.0.0/16");
     client.add_entries(&set.name, &[update], IfPresent::Update).into_result().unwrap();
     assert!(client.test_entry(&set.name, &entry(&set, "10.1.2.1")).unwrap());
-    // nomatch is no part of an entry's identity.
+    // nomatch is not part of an entry's identity.
     assert_eq!(client.get_set(&set.name).unwrap().entries.len(), 3);
 }
 
@@ -716,7 +716,7 @@ pub(crate) fn sync_takes_the_last_of_two_spellings(client: &mut Client) {
     assert!(!client.sync(&set, &wanted).unwrap().is_changed());
 }
 
-/// Adding an entry that is there leaves its wildcard as it is, so a new set is needed.
+/// Adding an existing entry does not change its wildcard, so a new set is needed.
 pub(crate) fn sync_changes_wildcards(client: &mut Client) {
     let set = spec("create a hash:net,iface");
     client.sync(&set, &entries(&set, &["10.0.0.0/8,eth", "10.0.0.0/8,lo"])).unwrap();
@@ -832,7 +832,7 @@ pub(crate) fn a_network_of_all_addresses(client: &mut Client) {
         assert!(client.sync(&set, &[&everything]).unwrap().created, "{line}, {text}");
         assert_eq!(elements(client, &set), halves, "{line}, {text}");
         assert!(!client.sync(&set, &[&everything]).unwrap().is_changed(), "{line}, {text}");
-        // The kernel takes or refuses what is sent as it is.
+        // The kernel accepts or refuses exactly what is sent.
         client.flush_set(&set.name).unwrap();
         let added = client.add_entry(&set.name, &everything);
         assert_eq!(added.is_ok(), set.set_type.has_zero_prefix(), "{line}, {text}: {added:?}");

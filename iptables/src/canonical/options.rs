@@ -10,7 +10,7 @@ pub(super) struct Known {
 
 /// Where an option belongs.
 pub(super) enum Place {
-    /// The target, or the match named last if there is no target yet.
+    /// The target, or the match named last as long as a target is missing.
     Target,
     /// The latest match of one of these names.
     Match(&'static [&'static str]),

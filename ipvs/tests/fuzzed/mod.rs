@@ -75,7 +75,8 @@ const PORT: u32 = 7;
 
 /// A kernel that answers every request but the first with the fuzzer's bytes.
 ///
-/// The first two bits of each part say how it is sent: as it is, or as the payload of a message that fits the request.
+/// The first two bits of each part select how it is sent: unchanged, or as the payload of a message that fits the
+/// request.
 struct Answers {
     parts: VecDeque<Vec<u8>>,
     queue: VecDeque<Vec<u8>>,

@@ -25,7 +25,8 @@ pub(crate) trait World {
     fn client(&self) -> Client;
     /// The family below, for requests that a client cannot be brought to send.
     fn genl(&self) -> Genl;
-    /// The table as another program sees it: the lines of `ipvsadm --save --numeric`, sorted. `None` where there is no such program.
+    /// The table as another program sees it: the lines of `ipvsadm --save --numeric`, sorted. `None` if the program is
+    /// not installed.
     fn saved(&self) -> Option<Vec<String>>;
     /// The real servers with their upper and lower thresholds, as `ipvsadm --list --thresholds` says: `10.1.0.1:80 100 50`.
     fn thresholds(&self) -> Option<Vec<String>>;

@@ -1,10 +1,10 @@
 //! Another program changes the table while it is read.
 //!
-//! The writer adds the next entry before it deletes the last one, so at every moment at least one of them exists,
-//! beside many that never change. A list without any, without one of those, or with an entry twice, never was the
-//! table's state. A slow writer alternates between two entries, a fast one uses a new one each time: if one entry were
-//! deleted and put back at its place faster than a list can be read, two readings could agree on the same gap, and no
-//! reader could tell.
+//! The writer adds the next entry before it deletes the last one, so at every moment at least one of them exists, in
+//! addition to many that never change. A list without any, without one of those, or with a repeated entry was never the
+//! table's state. A slow writer alternates between two entries; a fast one uses a new entry each time. If one entry
+//! were deleted and restored at its position faster than a list can be read, two reads could agree on the same gap, and
+//! no reader could tell.
 
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, SocketAddr};

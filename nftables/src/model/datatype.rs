@@ -217,7 +217,7 @@ impl FieldTypes {
     /// A type of these fields.
     ///
     /// # Errors
-    /// There is no field, a field without length, more than five fields, or more than 64 bytes in total.
+    /// The fields are empty, a field has no length, or there are more than five fields or more than 64 bytes in total.
     pub fn new(fields: impl IntoIterator<Item = Field>) -> Result<Self, InvalidValue> {
         let types = FieldTypes { fields: fields.into_iter().collect() };
         let invalid = |why| Err(InvalidValue::new(format!("type {types}"), why));

@@ -164,7 +164,7 @@ pub struct ElementExtras {
     pub timeout: Option<Duration>,
     /// Remaining lifetime; read-only.
     pub expiration: Option<Duration>,
-    /// Counters and the like.
+    /// Counters and similar expressions.
     #[cfg_attr(feature = "serde", serde(default))]
     pub expressions: Vec<Expression>,
     /// A comment. nft accepts at most 128 bytes, the kernel stores up to 253.

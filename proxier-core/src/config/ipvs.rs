@@ -21,7 +21,7 @@ named! {
         #[default]
         Addresses = "addresses",
         /// Local routes, one for each network of [`IpvsConfig::service_cidrs`] and one for each address outside them.
-        /// No interface has such an address, and there is no dummy device.
+        /// No interface has such an address, and no dummy device is created.
         Routes = "routes",
     }
 }

@@ -78,7 +78,7 @@ impl NamePrefix {
     /// Checks a prefix.
     ///
     /// # Errors
-    /// The name is invalid; the error says why.
+    /// The name is invalid, and why.
     pub fn new(prefix: &str) -> Result<Self, InvalidName> {
         let invalid = |why| Err(InvalidName::new(prefix, "the prefix of sets and chains", why));
         let is_good = |c: char| c.is_ascii_uppercase() || c.is_ascii_digit() || matches!(c, '-' | '_');
@@ -146,7 +146,7 @@ impl TableName {
     /// Checks a name.
     ///
     /// # Errors
-    /// The tables cannot have this name; the error says why.
+    /// The tables cannot have this name, and why.
     pub fn new(name: &str) -> Result<Self, InvalidName> {
         let invalid = |why| InvalidName::new(name, "the name of a table", why);
         if matches!(name, "filter" | "nat" | "mangle" | "raw" | "security") {

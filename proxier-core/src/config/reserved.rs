@@ -8,7 +8,7 @@ use std::sync::Arc;
 use crate::net::Protocol;
 use crate::snapshot::is_usable_by_service;
 
-/// Who answers at a reserved address and port.
+/// The program or host that answers at a reserved address and port.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]

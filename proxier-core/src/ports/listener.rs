@@ -41,7 +41,7 @@ pub struct Listener {
 pub(crate) enum Turned {
     /// Its address is not in the networks that may connect, or a policy excludes it.
     Away,
-    /// There is no endpoint.
+    /// The listener has no endpoint.
     Empty,
 }
 

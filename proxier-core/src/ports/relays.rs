@@ -12,8 +12,8 @@ pub trait Relays {
     /// The current listeners, by Frontend.
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener>;
 
-    /// Frontends on which another process, the node's proxy, listens, for a plan of the remaining work; `None` if there
-    /// is no such process. Their endpoints are unknown.
+    /// Frontends on which another process, the node's proxy, listens, for a plan of the remaining work; `None` without
+    /// such a process. Their endpoints are unknown.
     fn elsewhere(&mut self) -> Option<BTreeSet<FrontendKey>> {
         None
     }

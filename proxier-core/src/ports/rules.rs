@@ -13,7 +13,7 @@ pub trait Rules {
     /// Whether the program masquerades with random ports (`--random-fully`).
     ///
     /// # Errors
-    /// [`Unavailable`](super::PortErrorKind::Unavailable) if there is no program for this family.
+    /// [`Unavailable`](super::PortErrorKind::Unavailable) if this family has no program.
     fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError>;
 
     /// Reads the tables nat and filter, with the rules of all programs. A table that was never used may be missing. If

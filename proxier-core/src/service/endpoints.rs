@@ -40,7 +40,7 @@ impl Candidate<'_> {
         self.flags.intersects(EndpointFlags::READY | EndpointFlags::SERVING)
     }
 
-    /// Terminating but still answering: used if there is no better endpoint.
+    /// Terminating but still answering: used if all others are worse.
     fn is_last_resort(&self) -> bool {
         self.is(EndpointFlags::SERVING | EndpointFlags::TERMINATING)
     }

@@ -23,7 +23,7 @@ pub(crate) enum Extent {
 pub struct Rejected {
     /// Protocol, address and port.
     pub key: FrontendKey,
-    /// Who answers there.
+    /// The program or host that answers there.
     pub user: User,
     pub(super) extent: Extent,
 }

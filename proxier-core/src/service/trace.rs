@@ -30,7 +30,7 @@ bitflags! {
         const REFUSES_ON_EVERY_ADDRESS = 1 << 4;
         /// This node itself, not only other clients, is refused by an address elsewhere without endpoints.
         const REFUSES_NODE = 1 << 5;
-        /// Source ranges count even if there is no endpoint.
+        /// Source ranges count even without an endpoint.
         const RANGES_FIRST = 1 << 6;
         /// Source ranges do not apply to this node if it sends from its own address rather than the Service's.
         const TRUSTS_NODE = 1 << 7;
@@ -42,7 +42,7 @@ bitflags! {
         const CLOSES_CLUSTER_IPS = 1 << 10;
         /// The same for all addresses of Services that are not on another interface.
         const CLOSES_ADDRESSES = 1 << 11;
-        /// Like `SPLITS_LOCAL`, if there is no session affinity ([`Frontend::can_split`]); clients inside are
+        /// Like `SPLITS_LOCAL`, but only without session affinity ([`Frontend::can_split`]); clients inside are
         /// masqueraded.
         const SPLITS_LOCAL_BY_MARK = 1 << 12;
         /// An IPVS scheduler chooses, and hairpins are detected by protocol, address and port.

@@ -30,10 +30,11 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// The annotation `proxier/weights` of an EndpointSlice sets weights by address: `10.0.0.1=3, 10.0.0.2=0`. An
 /// endpoint's weight is the product of this, of its zone's and of its node's ([`Node::WEIGHT`](super::Node::WEIGHT)),
 /// each 1 by default, and at most
-/// 65535. With 0 it takes no new connections and keeps those that it has, for as long as it is an endpoint. Schedulers `rr` and `lc` know only
-/// 0; `wrr` and `wlc` share out by weight, and so do other modes where no scheduler is asked for. Those choose among slots, of which an endpoint has as
-/// many as its weight says: exactly for weights that add up to 256 (or eight for each endpoint) once divided by what they have in common, else
-/// rounded to so many slots, with one at least for a weight above 0.
+/// 65535. With 0 it accepts no new connections and keeps existing ones as long as it is an endpoint. Schedulers
+///        `rr` and `lc` only distinguish 0. `wrr` and `wlc` distribute by weight, and so do other modes if no scheduler
+///        is set. Those use slots, of which an endpoint gets as many as its weight. This is exact if the weights,
+///        divided by their common divisor, add up to at most 256 (or eight per endpoint). Otherwise they are rounded to
+///        that many slots, and a weight above 0 gets at least one.
 ///
 /// # Forwarding
 ///

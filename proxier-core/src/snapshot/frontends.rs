@@ -12,7 +12,7 @@ use crate::net::{EndpointKey, Family, FrontendKey, Network};
 flags! {
     /// Roles of a Frontend's address in its Service.
     pub struct Roles(u8) {
-        /// Cluster IP: masqueraded only if the configuration says so.
+        /// Cluster IP: masqueraded only if configured.
         const CLUSTER_IP = 1;
         /// External IP: masqueraded, unless the policy is `Local`.
         const EXTERNAL_IP = 2;

@@ -1,4 +1,4 @@
-//! The corpora: a line for each scenario and family, with the scenario's inputs from another file beside it.
+//! The corpora: a line for each scenario and family; the scenario's inputs are in another file.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Read as _;

@@ -148,7 +148,7 @@ impl Ground {
         }
         for (protocol, fd) in &self.delivered {
             each(fd, |bytes, from| {
-                // A raw socket of IPv4 gives the header; one of IPv6 does not, and gives the source beside the packet.
+                // A raw IPv4 socket returns the header; an IPv6 one does not, and returns the source separately.
                 let sighting = match from {
                     Some(IpAddr::V6(from)) => transport(number(*protocol), bytes, from.into(), from.into()),
                     _ => Ip::parse(bytes).and_then(|ip| transport(ip.protocol, ip.payload, ip.source, ip.to)),

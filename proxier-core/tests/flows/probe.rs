@@ -22,7 +22,7 @@ const TRIES_PER_ENDPOINT: usize = 24;
 pub(crate) enum Fate {
     /// Seen nowhere.
     Lost,
-    /// The sender got an ICMP error, with type and code, that is no refusal.
+    /// The sender got an ICMP error, with type and code, that is not a refusal.
     Error(u8, u8),
     /// The sender got ICMP port unreachable, a RST or an ABORT.
     Refused,

@@ -58,7 +58,7 @@ fn first_connections() -> usize {
     std::env::var("PROXIER_CONNECTIONS").ok().and_then(|number| number.parse().ok()).unwrap_or(CONNECTIONS)
 }
 
-/// How many of so many connections each endpoint gets.
+/// How many of this number of connections each endpoint gets.
 fn spread(family: Family, connections: usize) -> BTreeMap<u8, u32> {
     let mut counts = BTreeMap::new();
     for client in (1..=CLIENTS).cycle().take(connections) {

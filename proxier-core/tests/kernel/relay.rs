@@ -111,7 +111,7 @@ fn client_from(from: &str, to: SocketAddr) -> TcpStream {
     try_from(from, to).unwrap()
 }
 
-/// A connection is reset: at once, or as soon as it is made.
+/// A connection is reset: at once, or right after it is established.
 #[track_caller]
 fn assert_turned_away(connected: io::Result<TcpStream>) {
     match connected {
@@ -870,7 +870,7 @@ fn what_this_process_listens_on_is_no_endpoint() {
         let echo = Echo::start("10.244.0.1:53");
         relay.serve(&listener("UDP 10.96.0.1:80", &[one, other, echo.address])).unwrap();
         assert_eq!(ask(&udp_client("10.244.0.5:0", "10.96.0.1:80"), "one").0, echo.address);
-        // An address that is no listener any more is an endpoint as any other.
+        // An address without a listener is an endpoint like any other.
         relay.close(&key("TCP 10.96.0.2:80"));
         let stranger = Named::start("10.96.0.2:80");
         let reached: BTreeSet<SocketAddr> = (0..4).map(|_| name(&mut client(one))).collect();

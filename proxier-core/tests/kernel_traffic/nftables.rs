@@ -175,7 +175,7 @@ fn node_ports_empty_balancers_and_addresses_of_nobody() {
                 let to = SocketAddr::new(address.of(family), node_port(10));
                 assert_eq!(asks(&net.client, Some(net::CLIENT.of(family)), to).unwrap().name, "a", "{to}");
             }
-            // Clients learn that there is no endpoint, with any source ranges; and that a cluster IP has no such port.
+            // Clients learn that endpoints are missing, with any source ranges; and that a cluster IP has no such port.
             let closed = SocketAddr::new(Vip::ClusterIp.of(10, family).ip(), 81);
             for to in [Vip::LoadBalancer.of(14, family), closed] {
                 for source in [net::CLIENT, net::STRANGER] {
@@ -342,7 +342,7 @@ fn trace_says_what_becomes_of_connections_where_endpoints_have_weight_0() {
     });
 }
 
-/// Session affinity: a weight that changes leaves clients where they are, as long as it is not 0.
+/// Session affinity: a changed weight does not move clients, unless it is 0.
 #[test]
 fn clients_stay_when_a_weight_changes() {
     with_service(&[], |net, cluster| {
@@ -454,7 +454,7 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
             }
         }
         for family in FAMILIES {
-            // There is no listener on other addresses, and where the kernel cannot send from.
+            // Other addresses have no listener, and some the kernel cannot send from.
             let elsewhere = SocketAddr::new(net::NODE.of(family), node_port(10));
             let unserved = [elsewhere].into_iter().chain((!served.contains(&family)).then(|| of(family)));
             for to in unserved {
@@ -566,7 +566,7 @@ fn node_ports_on_localhost_in_userspace_mode() {
     node_ports_on_localhost(Kind::Userspace, &[Need::Root, Need::Veth], &[]);
 }
 
-/// Packets that a chain of somebody else has seen, after everything that drops.
+/// Packets seen by another program's chain, after everything that drops.
 fn seen_by_chains() -> u64 {
     let listed = oracle::run("nft", &["list", "chain", "inet", "somebody", "watch"], None).unwrap().stdout;
     listed.split_once("packets ").and_then(|(_, rest)| rest.split(' ').next()).unwrap().parse().unwrap()
@@ -655,8 +655,8 @@ fn connections_take_the_fast_path_in_iptables_mode() {
     connections_take_the_fast_path(Kind::Iptables);
 }
 
-/// Devices that take no flows in hardware leave them to this host, beside another program's flow table. An endpoint that goes takes its flows of
-/// UDP along.
+/// Devices without hardware offload leave flows to this host, next to another program's flow table. UDP flows of a
+/// removed endpoint end.
 #[test]
 fn the_fast_path_without_hardware_and_without_an_endpoint() {
     let needs = [NEEDS, &[Need::FlowTables]].concat();

@@ -37,7 +37,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// The manifests that the process follows. Set only for the process, not for the test that starts it.
 const MANIFESTS: &str = "TRAFFIC_MANIFESTS";
 
-/// Services that clients use; more come and go beside them.
+/// Services that clients use; others are added and removed meanwhile.
 const USED: [u16; 3] = [10, 11, 12];
 const BESIDE: std::ops::Range<u16> = 20..28;
 

@@ -49,7 +49,7 @@ impl Held {
         self.servers.get(key).is_some_and(|(_, reals)| reals.contains_key(real))
     }
 
-    /// Entries of a set; `None` if there is no such set.
+    /// Entries of a set; `None` if it does not exist.
     pub(crate) fn entries(&self, set: SetKey) -> Option<&BTreeSet<String>> {
         self.state.sets.get(&set.named(NamePrefix::KUBE).name()).map(|(_, entries)| entries)
     }

@@ -34,7 +34,7 @@ pub(crate) enum Step {
     DeleteSlice(u8),
     Pass,
     Wait(u8),
-    /// The process dies after so many writes.
+    /// The process dies after this many writes.
     Crash(u8),
     /// The rule sets of nf_tables and of iptables are flushed.
     Flush,

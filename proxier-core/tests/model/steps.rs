@@ -31,7 +31,7 @@ pub(crate) enum Step {
     Preview,
     /// A real server gets this many connections.
     Connections(u8, u8),
-    /// The process dies after so many writes.
+    /// The process dies after this many writes.
     Crash(u8),
     /// The process ends, and another begins with these objects.
     Restart,

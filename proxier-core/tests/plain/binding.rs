@@ -144,7 +144,7 @@ fn networks_take_one_route_each_and_other_addresses_their_own() {
     let served = &state.sets["KUBE-IPVS-IPS"].1;
     assert_eq!(served.len(), 4, "{served:?}");
 
-    // A Service within the networks is no matter of routes; one outside gets its own.
+    // A Service within the networks needs no route of its own; one outside does.
     node.serve_both("more", json!({"clusterIP": "10.96.0.12"}));
     let report = node.pass();
     assert_eq!((report.is_done(), report.full, done(&report, Part::Route, Action::Add)), (true, false, 0));
@@ -199,7 +199,7 @@ fn networks_that_the_cluster_names_come_and_go() {
     assert_eq!((node.local_routes(), guarded(&node.kernel)), (whole.clone(), ["10.96.0.0/12".to_owned()].into()));
     node.proxier.set_service_cidrs([network("10.111.255.255/12")], node.now);
     assert_eq!(node.settle().iter().map(Report::writes).sum::<u64>(), 0, "it is the same one");
-    // A network of all addresses is no network of Services.
+    // A network of all addresses is not a network of Services.
     node.proxier.set_service_cidrs([network("10.96.0.0/12"), network("::/0")], node.now);
     node.settle();
     assert_eq!(node.local_routes(), whole);
@@ -410,7 +410,7 @@ fn a_lost_route_is_put_back() {
     assert_eq!((node.local_routes(), done(&report, Part::Route, Action::Delete)), (ALL.map(str::to_owned).to_vec(), 1));
     let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
     assert!(told.len() == 1 && told[0].contains("203.0.113.99"), "{told:?}");
-    // A deleted Service's route is no drift.
+    // A deleted Service's route is not drift.
     node.no_service("web");
     let report = node.full();
     assert!(done(&report, Part::Route, Action::Delete) > 0 && report.drift.is_empty(), "{report:#?}");
@@ -530,7 +530,7 @@ fn a_neighbour_at_a_services_address_is_no_obstacle() {
     assert_eq!(node.local_routes(), ALL);
 }
 
-/// The network becomes local as a whole, or stops being so, and no Service is away meanwhile.
+/// The network becomes local as a whole, or stops being so, without interrupting a Service.
 #[test]
 fn an_obstacle_comes_and_goes() {
     let mut node = new(Binding::Routes);

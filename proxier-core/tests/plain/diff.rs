@@ -166,7 +166,7 @@ proptest! {
         observed.apply(&changes);
         prop_assert_eq!(diff(&wanted, &observed, Scope::All, &config), Changes::default());
 
-        // The kernel has everything that is wanted, as it is wanted, and besides that only foreign objects.
+        // The kernel has everything that is desired, unchanged, and otherwise only other programs' objects.
         for frontend in wanted.servers() {
             let server = &observed.virtual_servers[&frontend.key];
             prop_assert_eq!((&server.config, &server.real_servers), (&frontend.config, &frontend.real_servers));

@@ -65,7 +65,7 @@ fn frontends_are_served_changed_and_removed_without_any_object() {
         ]
     );
     assert_eq!(agent.bound(), ["10.96.0.1", "203.0.113.7", "fd00::1"]);
-    // The same again is no change.
+    // The same input again is not a change.
     let writes = agent.kernel.writes().total();
     agent.asks("six", &[spec("TCP [fd00::1]:443", &["[fd00:1::1]:8443"])]);
     assert!(agent.proxier.next_wake().is_none_or(|at| at > agent.now + Duration::from_secs(1)));
@@ -200,7 +200,8 @@ fn what_cannot_be_served_is_left_out_and_named() {
     assert_eq!(agent.rejections(), Vec::<String>::new());
 }
 
-/// An interface gets the address: it is served there and not bound; and a restart with fewer endpoints is no mass removal.
+/// An interface gets the address: it is served there and not bound; and a restart with fewer endpoints is not a mass
+/// removal.
 #[test]
 fn frontends_follow_the_host_and_survive_a_restart() {
     let mut agent = agent(Options::default());

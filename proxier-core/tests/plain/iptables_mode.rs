@@ -837,7 +837,7 @@ fn loopback_addresses_are_routed_once_the_rules_guard_them() {
     node.full_until_done();
     node.has("block incoming localnet connections");
     assert_eq!(localnet(&node), "1");
-    // The setting stays as it is unless it is asked for.
+    // The setting is unchanged unless requested.
     let mut off = options();
     off.iptables.localhost_node_ports = false;
     let mut primary = options();
@@ -882,7 +882,7 @@ fn rules_fit_the_programs_and_the_host() {
     node.has_not("--random-fully");
     node.has("--ctstate INVALID -j DROP");
     assert_eq!(node.full().writes(), 0);
-    // Programs that do not know it are made to say so.
+    // Simulates programs that do not support it.
     let mut always = options();
     always.iptables.random_fully = mode::RandomFully::Always;
     node = node.next(always);
@@ -906,7 +906,8 @@ fn rules_fit_the_programs_and_the_host() {
     node.has_not("INVALID");
 }
 
-/// The setting decides, no matter who made it: there is no rule if connection tracking takes every packet as valid.
+/// The setting decides, regardless of who made it: the rule is omitted if connection tracking accepts every packet as
+/// valid.
 #[test]
 fn invalid_packets_are_dropped_by_the_kernels_setting() {
     const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
@@ -1236,7 +1237,7 @@ fn packets_are_counted_where_the_kernel_can() {
     let cleaned = modes::cleanup::cleanup(&options().config, None, &mut next.kernel.ports());
     assert!(cleaned.is_done() && node.kernel.counters().unwrap().is_empty(), "{cleaned:#?}");
 
-    // A refusal later on is no reason to do without.
+    // A later refusal does not disable it.
     let mut node = with_counters(options());
     node.settles();
     node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable));

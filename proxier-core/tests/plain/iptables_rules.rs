@@ -449,7 +449,7 @@ fn somebody_elses_changes_are_mended() {
         kernel.restore(&mend.to_restore_text().unwrap()).unwrap();
         assert!(changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty(), "{spoil}");
     }
-    // Lines that lead to node ports come last: any other order is mended too.
+    // Rules that jump to node ports come last: any other order is repaired.
     let mut kernel = good.clone();
     let last =
         kernel.chains().find(|(table, chain, _)| (*table, *chain) == ("nat", "KUBE-SERVICES")).unwrap().2.to_vec();

@@ -454,7 +454,7 @@ fn a_table_that_changes_between_reading_and_writing() {
     assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
 }
 
-/// The table shows which virtual servers are own: there is no state file.
+/// The table shows which virtual servers belong to this proxy, without a state file.
 #[test]
 fn a_new_process_knows_what_is_ours() {
     let kernel = kernel();

@@ -450,7 +450,7 @@ fn unmarked(node: &Node) -> Vec<String> {
     node.proxier.unmarked().map(|unmarked| unmarked.to_string()).collect()
 }
 
-/// A Service that is not split is no failure; the reason is reported once for each Service.
+/// A Service that is not split is not a failure; the reason is reported once per Service.
 #[test]
 fn why_a_service_is_not_split_is_told() {
     let kernel = kernel();

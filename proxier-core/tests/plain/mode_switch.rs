@@ -411,7 +411,8 @@ fn flows_that_an_earlier_process_led_elsewhere_go() {
         if from.0 == to.0 {
             continue;
         }
-        // The old mode translates as long as it is there. A part of it cannot be removed at first, and flows cannot be listed.
+        // The old mode translates as long as it exists. A part of it cannot be removed at first, and flows cannot be
+        // listed.
         begin();
         let faults = [Call::RulesRestore, Call::TablesCommit, Call::IpvsRun];
         for call in faults {
@@ -516,8 +517,8 @@ fn what_the_old_mode_serves_stays_while_the_lists_are_doubted() {
     }
 }
 
-/// iptables mode and IPVS mode with rules of iptables have chains of the same names: a rest that is held back would lose its rules by the first pass.
-/// The other modes stand beside each other.
+/// iptables mode and IPVS mode with iptables rules share chain names, so retained objects would lose their rules in the
+/// first pass. The other modes can coexist.
 #[test]
 fn a_rest_that_is_held_back_keeps_its_chains() {
     for (from, to) in directions().filter(|(from, to)| from.0 != to.0 && from.0 != Kind::Userspace) {

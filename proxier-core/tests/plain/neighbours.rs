@@ -348,7 +348,7 @@ fn an_address_that_is_away_for_a_moment_keeps_its_node_ports() {
     assert_eq!(served, ["192.0.2.10,tcp:30080", "192.0.2.10,udp:30080"]);
 }
 
-/// A pass may take longer than an address is away: addresses seen meanwhile count, not only two readings.
+/// A pass may take longer than an address is missing: addresses seen meanwhile count, not only two reads.
 #[test]
 fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
     let grace = Options::default().address_grace;
@@ -372,7 +372,7 @@ fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
     }
 }
 
-/// An address that is away when the process starts keeps its node ports, if it comes back in time.
+/// An address that is missing when the process starts keeps its node ports, if it returns in time.
 #[test]
 fn an_address_that_is_away_at_the_start_keeps_its_node_ports() {
     let mut world = new();

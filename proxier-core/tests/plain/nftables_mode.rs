@@ -729,7 +729,7 @@ fn an_empty_first_list_takes_nothing_away_at_once() {
     assert!(!next.v4().contains("internal-8"), "{}", next.v4());
 }
 
-/// As long as the safeguard holds anything back, a table that cannot be mended is not made again without it.
+/// While the safeguard holds anything back, a table that cannot be repaired is not recreated without it.
 #[test]
 fn a_table_that_has_to_be_made_again_waits_for_what_is_held_back() {
     let mut node = new();
@@ -813,7 +813,7 @@ fn endpoints_keep_their_slots() {
     }
 }
 
-/// An endpoint that is away only between two writes keeps its slot.
+/// An endpoint that is missing only between two writes keeps its slot.
 #[test]
 fn what_was_not_written_takes_no_slot_away() {
     let mut node = new();
@@ -886,7 +886,7 @@ fn affinity_with_too_many_endpoints_is_refused() {
     }
 }
 
-/// A node has room for so many rules of affinity: a Service that comes later is served without, which is said.
+/// A node has room for this many affinity rules: later Services are served without affinity, which is reported.
 #[test]
 fn affinity_without_room_is_refused() {
     let mut node = new();
@@ -1361,7 +1361,7 @@ fn node_ports_on_localhost_are_listeners_of_this_process() {
         let of = |key: &str, to: &str| format!("TCP {key}:30080 {to} Some(10800s)");
         [of("127.0.0.1", v4), of("[::1]", "[fd00:244::7]:8080")]
     };
-    // The node gets the endpoints of all nodes, whatever the external policy says.
+    // The node gets the endpoints of all nodes, regardless of the external policy.
     assert_eq!(shown(&node), lines("10.244.1.7:8080"));
     for (name, address, width) in [("ip proxier", "127.0.0.1", ""), ("ip6 proxier", "::1", "6")] {
         let table = node.tables()[name].clone();

@@ -163,7 +163,7 @@ fn changed_weights_are_changes_in_place() {
     }
     for (input, weights, changed) in [
         (Input::weighted("10.244.0.1=3"), [3, 1, 1], 1),
-        // A weight for an endpoint that is not there is no mistake: endpoints come and go.
+        // A weight for a missing endpoint is not a mistake: endpoints are added and removed.
         (Input::weighted("10.244.0.1=3, 10.244.0.2 = 65535, 10.244.9.9=7"), [3, 65535, 1], 1),
         (Input::weighted("10.244.0.1=0"), [0, 1, 1], 2),
         (Input::annotated(json!({"proxier/zone-weights": "a=2,b=5"})), [2, 5, 1], 2),

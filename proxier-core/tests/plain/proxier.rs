@@ -439,7 +439,7 @@ fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_we
     assert!(world.proxier.drains().unwrap().is_empty(), "{:?}", world.proxier.drains());
 }
 
-/// An address that another interface got stays bound; when its Service goes, it is unbound, which is no drift.
+/// An address that another interface got stays bound; when its Service is deleted it is unbound, which is not drift.
 #[test]
 fn an_address_that_another_interface_has_too_goes_with_its_service() {
     let mut world = new();
@@ -574,7 +574,7 @@ fn slices_alone_that_are_missing_are_waited_for() {
     }
     world.run(Duration::from_secs(31));
     assert_eq!(servers(&world), full, "five are still missing, and five are few: but they went with the rest");
-    // A new slice counts, beside the doubted ones.
+    // A new slice counts, in addition to the doubted ones.
     world.proxier.upsert_slice(&shop_slice(20, "new", 99), world.now);
     world.run(Duration::from_secs(1));
     let line = "TCP 10.96.2.20:80 10.244.20.1:8080*1 10.244.20.2:8080*1 10.244.99.1:8080*1 10.244.99.2:8080*1";

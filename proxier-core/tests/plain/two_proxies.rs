@@ -22,7 +22,7 @@ fn device(name: &str) -> InterfaceName {
     InterfaceName::new(name).unwrap()
 }
 
-/// kube-proxy's names, beside an agent.
+/// kube-proxy's names, next to an agent.
 fn ours() -> KernelNames {
     let mut names = KernelNames::default();
     names.other_devices.insert(device("agent0"));
@@ -197,7 +197,7 @@ fn names_are_all_that_differs() {
     assert_eq!(renamed.len(), usual.len());
 }
 
-/// A device that is no dummy device is never emptied, nor do its addresses make virtual servers own.
+/// A device that is not a dummy device is never emptied, nor do its addresses mark virtual servers as this proxy's.
 #[test]
 fn a_device_of_another_kind_is_left_alone() {
     let mut kernel = kernel();

@@ -1,4 +1,4 @@
-//! Who may name whom, read from the source. The lists of exceptions may only become shorter.
+//! Which module may use which, read from the source. The lists of exceptions may only become shorter.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -37,7 +37,7 @@ pub(crate) trait World {
     /// Devices with their addresses, as `ip` lists them; link-local ones left out.
     fn devices(&self) -> BTreeMap<String, BTreeSet<IpAddr>>;
 
-    /// Adds an interface that is no dummy device, with addresses.
+    /// Adds an interface other than a dummy device, with addresses.
     fn add_interface(&mut self, name: &str, addresses: &[IpAddr]);
 
     /// Takes an address from an interface.

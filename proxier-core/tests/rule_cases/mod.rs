@@ -1,4 +1,4 @@
-//! Clusters and settings that need different rules, and foreign rules beside them.
+//! Clusters and settings that need different rules, and other programs' rules in the same tables.
 
 use proxier_core::config::{Binding, InterfaceName, LocalTraffic, MarkBit};
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, Rules, compile};

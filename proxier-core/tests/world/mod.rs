@@ -99,7 +99,7 @@ impl World {
         self.all.take_changed()
     }
 
-    /// The real servers of `TCP 10.96.0.1:80` and the like.
+    /// The real servers of `TCP 10.96.0.1:80` and similar keys.
     pub(crate) fn servers(&self, key: &str) -> Vec<String> {
         let server = self.wanted().server(&key.parse().unwrap());
         let servers = server.unwrap_or_else(|| panic!("no virtual server {key}")).real_servers;

@@ -29,7 +29,7 @@ pub(crate) struct Options {
 pub(crate) const CRATES: [&str; 8] =
     ["netlink-batch", "ipvs-sys", "ipvs", "ipset", "iptables", "nftables", "kmod-probe", "proxier-core"];
 
-/// The exit code when there is no list for this compiler.
+/// The exit code if this compiler has no list.
 const NOT_CHECKED: u8 = 3;
 
 /// First words of a list; the compiler's version follows.

@@ -133,7 +133,7 @@ impl Vm {
         accel::choose(&self.kernel).map(drop)
     }
 
-    /// Runs a command on the console with the keyboard until it ends: a shell. There is no time limit.
+    /// Runs a command on the console with the keyboard until it ends: a shell. The time limit does not apply.
     pub(crate) fn shell(&self, command: &[String]) -> Result<ExitCode> {
         let accelerator = accel::choose(&self.kernel)?;
         let run = tools::scratch()?;

@@ -174,7 +174,7 @@ impl Side {
         self.engine.proxier()
     }
 
-    /// What happens to a packet of this client; `None` if there is no such client.
+    /// What happens to a packet of this client; `None` if the client does not exist.
     fn trace(&self, client: Client, to: FrontendKey) -> Option<Trace> {
         let proxier = self.proxier();
         let packet = match client {

@@ -29,8 +29,8 @@ use crate::settings::cli::{Configured, Output};
 use crate::status::progress::Progress;
 
 /// Explains a Service (`namespace/name`, with or without `:port`), or which one has an address and port. Exit code 0:
-/// explained. 1: no Service has that name or that address and port, or there is no input. 2: bad input, or some of it
-/// could not be read.
+/// explained. 1: no Service has that name or that address and port, or the input is missing. 2: bad input, or some of
+/// it could not be read.
 pub async fn explain(configured: &Configured, output: Output, asked: &str, node_addresses: &[IpAddr]) -> ExitCode {
     let progress = Progress::of_command();
     let asked: Subject = match asked.parse() {

@@ -101,8 +101,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     let Some(mut report) = engine.pass() else { return complain(&[Problem::new("", "nothing was done")], FAILED) };
     let routes_went = report.applied.done.contains_key(&(Part::Route, Action::Delete));
     if report.is_done() && (report.draining > 0 || routes_went) {
-        // Real servers without connections, and rules that guarded routes, can be removed at once: there is no later
-        // check.
+        // There is only this check, so remove real servers without connections, and rules that guarded routes, at once.
         if let Some(second) = engine.pass_ahead(Duration::from_secs(1)) {
             let (done, lacks) = (std::mem::take(&mut report.applied.done), std::mem::take(&mut report.applied.lacks));
             report = second;
@@ -216,8 +215,8 @@ pub(crate) fn print_report(report: &Report) {
     }
 }
 
-/// Prints what would change. If this kernel does not support the mode, prints what an empty kernel with this host's
-/// addresses would get, and says so. With `detailed`, the exit code tells whether anything would change.
+/// Prints what would change. If this kernel does not support the mode, prints a note and what an empty kernel with this
+/// host's addresses would get. With `detailed`, the exit code tells whether anything would change.
 pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> ExitCode {
     let progress = Progress::of_command();
     // Without privilege nothing can be read from this kernel.

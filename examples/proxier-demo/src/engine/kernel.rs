@@ -14,7 +14,7 @@ const MOUNTED: &str = "/host/proc/sys";
 ///
 /// # Errors
 ///
-/// There is no netlink, or this process lacks capabilities.
+/// Netlink is missing, or this process lacks capabilities.
 pub(crate) fn open() -> Result<KernelPorts, Problem> {
     privileges::require()?;
     open_to_look()
@@ -24,7 +24,7 @@ pub(crate) fn open() -> Result<KernelPorts, Problem> {
 ///
 /// # Errors
 ///
-/// There is no netlink.
+/// Netlink is missing.
 pub(crate) fn open_to_look() -> Result<KernelPorts, Problem> {
     let mut options = Options::default();
     if Path::new(MOUNTED).join("net/ipv4").exists() {

@@ -352,8 +352,8 @@ impl KubeProxyConfiguration {
         }
     }
 
-    /// Reads a text: a configuration, or a ConfigMap that holds one. The second value: warnings about ignored fields. Documents of other kinds beside
-    /// it, such as those of a file for kubeadm, do not count.
+    /// Reads a text: a configuration, or a ConfigMap that holds one. The second value: warnings about ignored fields.
+    /// Other documents in the same text, such as those of a file for kubeadm, are ignored.
     ///
     /// # Errors
     ///

@@ -74,7 +74,7 @@ pub struct Settings {
 /// Clients that may see the status page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exposure {
-    /// No clients: there is no such page. Default.
+    /// No clients: the page does not exist. Default.
     #[default]
     Off,
     /// Clients on this host, by an address or the name `localhost`. Excludes web pages under another name that a name

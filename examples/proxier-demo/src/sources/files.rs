@@ -25,7 +25,7 @@ impl Fingerprint {
     ///
     /// # Errors
     ///
-    /// There is no such file, or it is a directory, a pipe or a device.
+    /// The file does not exist, or it is a directory, a pipe or a device.
     pub fn of(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
         if !metadata.is_file() {

@@ -13,7 +13,7 @@ use crate::sources::cluster::{Cluster, Connection, Options};
 use crate::sources::manifests::Manifests;
 use crate::sources::read_counts::ReadCounts;
 
-/// Reason why there is no initial list.
+/// Why the initial list is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unread {
     /// The given source is wrong.

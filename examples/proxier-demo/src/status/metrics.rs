@@ -445,8 +445,8 @@ mod tests {
         nftables counter    sync_proxy_rules_nftables_cleanup_failures_total            ip_family
     ";
 
-    /// metrics/prometheus/restclient/metrics.go of component-base 0.36, as far as it is registered: kind, name without
-    /// the prefix, labels; `none` for those that are missing here.
+    /// metrics/prometheus/restclient/metrics.go of component-base 0.36, the registered part: kind, name without the
+    /// prefix, labels; `none` for those that are missing here.
     const CLIENT_GO: &str = "
         histogram  request_duration_seconds                host,verb
         histogram  request_size_bytes                      host,verb

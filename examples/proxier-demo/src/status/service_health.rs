@@ -19,9 +19,9 @@ use crate::status::server::{Answer, CONNECTIONS, Families, Places, Server, bind,
 pub struct HealthCheck {
     /// Health-check node port of the Service.
     pub port: u16,
-    /// Ready IPv4 endpoints on this node, answered over IPv4; `None`: the Service has no IPv4, and there is no server.
+    /// Ready IPv4 endpoints on this node, answered over IPv4; `None`: the Service has no IPv4, and so no server.
     pub v4: Option<u64>,
-    /// Ready IPv6 endpoints on this node, answered over IPv6; `None`: the Service has no IPv6, and there is no server.
+    /// Ready IPv6 endpoints on this node, answered over IPv6; `None`: the Service has no IPv6, and so no server.
     pub v6: Option<u64>,
 }
 

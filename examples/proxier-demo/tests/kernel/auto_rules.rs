@@ -134,8 +134,8 @@ fn auto_is_iptables_where_a_filter_drops_by_default() {
     }
 }
 
-/// Chains that drop input are named, since no other table can accept those packets again; rules of iptables have their own chain, which is no
-/// obstacle.
+/// Chains that drop input are named, since no other table can accept those packets again; iptables rules have their own
+/// chain and are not affected.
 #[test]
 fn chains_that_drop_what_comes_in_are_named() {
     kernel_test(&needs(), || {

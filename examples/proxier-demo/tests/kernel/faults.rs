@@ -347,8 +347,8 @@ fn changes_that_work_do_not_hide_a_pass_that_fails() {
     });
 }
 
-/// A node address that is away for half a second keeps its node ports, and connections through them; one that stays away
-/// loses them, and gets them again when it is back. Addresses are followed by the program's own monitor.
+/// A node address that is removed for half a second keeps its node ports, and connections through them. If it stays
+/// away it loses them, and gets them again when it returns. The program's own monitor follows the addresses.
 #[test]
 fn an_address_that_is_away_for_a_moment_ends_no_connection() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || {

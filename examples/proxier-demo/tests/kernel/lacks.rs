@@ -226,7 +226,8 @@ fn one_way_to_write_rules_is_enough() {
         return;
     }
     let legacy = ["iptable_nat", "ip6table_filter", "iptable_filter", "ip6table_nat"];
-    // `nft_chain_nat` is left out: no program of iptables tells without writing that its chains are missing. docs/ipvs.md says so.
+    // `nft_chain_nat` is omitted: no iptables program can tell without writing that its chains are missing (see
+    // docs/ipvs.md).
     for module in sampled(&[], &[&legacy[..], &["nf_tables", "nft_compat"]].concat(), 6) {
         without(module, |manifests| {
             let (output, report) = probe();
@@ -272,8 +273,8 @@ fn proxy_mode() -> String {
     testkit::get("http://127.0.0.1:10249/proxyMode").map_or_else(|_| String::new(), |page| page.body)
 }
 
-/// The mode that serves in place of IPVS mode depends on the back end of the iptables programs, which the kubelet's chain shows. `plan` works too,
-/// and an Event of the Node says why.
+/// The mode that serves instead of IPVS mode depends on the back end of the iptables programs, which the kubelet's
+/// chain shows. `plan` works too, and an Event of the Node has the reason.
 #[test]
 fn without_ip_vs_the_back_end_of_iptables_decides() {
     if !is_for_tests() {
@@ -335,7 +336,7 @@ fn asked_by_udp() -> Option<String> {
     Some(text(&said[..length]))
 }
 
-/// Modules without which there is no netfilter.
+/// Modules that netfilter requires.
 const NETFILTER: [&str; 5] = ["nf_tables", "ip_tables", "ip6_tables", "ip_vs", "nf_conntrack"];
 
 /// A kernel without any netfilter is served by sockets.

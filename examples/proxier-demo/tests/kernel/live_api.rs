@@ -75,7 +75,7 @@ impl Play {
         self.world.server.put(&self.world.services[service].slice());
     }
 
-    /// The server is away for so long, and changes one endpoint meanwhile.
+    /// The server is unavailable for this long, and one endpoint changes meanwhile.
     fn away(mut self, time: Duration, versions: i64, service: usize, address: &str) -> Self {
         self.change(|services| services[service].endpoints.push(address.to_owned()));
         let Play { world, running, witness } = self;
@@ -546,7 +546,7 @@ fn what_others_left_is_an_event_of_the_node() {
             world.server.events().into_iter().filter(|event| event["reason"] == "Leftovers").collect()
         };
         running.until("the Event", || !told().is_empty());
-        // A change of the Services is no reason to say it again.
+        // A change of the Services does not repeat the message.
         world.server.put(&Service::new("more", "10.96.0.11", &["10.244.1.5"]).object());
         running.until("the change", || tool("nft list table ip proxier").contains("10.96.0.11"));
         let told = told();

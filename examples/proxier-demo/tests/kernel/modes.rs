@@ -56,7 +56,7 @@ endpoints: [{addresses: [10.244.0.5]}]
 const SIX_V6: &str = "[fd00:96::16]:80";
 const SIX_V4: &str = "10.96.0.16:80";
 
-/// Gives the same node IPv6 beside IPv4, and a Service of both.
+/// Gives the same node IPv6 in addition to IPv4, and a Service of both.
 fn dual_stack(world: &World) -> NameServer {
     let run = |of: &Netns, lines: &[&str]| of.run_in(|| lines.iter().for_each(|line| drop(tool(line)))).unwrap();
     run(
@@ -179,7 +179,7 @@ impl Sender {
         Sender { stop, heard, thread: from.spawn(work).unwrap() }
     }
 
-    /// Who has answered since this was asked last.
+    /// The servers that have answered since the last call.
     fn answers(&self) -> BTreeSet<String> {
         self.heard.try_iter().collect()
     }
@@ -306,7 +306,7 @@ fn an_empty_input_in_another_mode() {
             let status = |path: &str| status_of(&format!("10256/{path}"));
             let new = world.start(to);
             new.until_logged("12 of 12 virtual servers would go or lose their last endpoint");
-            // Longer than the old mode stays beside the new one.
+            // Longer than the old mode's objects stay after the new mode serves.
             std::thread::sleep(Duration::from_secs(3));
             assert!(asks() && held(from) == before && held(to).is_empty(), "{from} to {to}: {}", new.log());
             assert_eq!(["healthz", "readyz"].map(status), [200, 503], "{from} to {to}: {}", new.log());

@@ -88,7 +88,7 @@ fn serve_and_refuse(mode: &str) {
     };
     proxy.until("it serves", || world.asks("10.96.0.10:80"));
     refuses(&world, &proxy, mode);
-    // Who may not connect learns nothing from IPVS mode; other modes say that there is no endpoint.
+    // A client that may not connect learns nothing from IPVS mode; other modes report that the endpoints are missing.
     if mode.starts_with("ipvs") {
         assert!(!world.connects("198.51.100.51:80"));
     }

@@ -169,7 +169,7 @@ fn words_of_nft() -> BTreeMap<String, usize> {
     words
 }
 
-/// `auto` is the choice of `run` on a node without rules of iptables, and `render` says so.
+/// `auto` is what `run` chooses on a node without iptables rules, which `render` reports.
 #[test]
 fn in_ipvs_mode_rules_are_a_table_unless_others_are_asked_for() {
     let manifests = Folder::new("render");
@@ -371,7 +371,7 @@ fn as_text_it_has_a_part_for_each_tool() {
     let by_default = ok(&demo(&["render", "--manifests", &folder, "--ipvs-rules", "auto"]));
     let parts: Vec<&str> = by_default.lines().filter(|line| line.starts_with("# ")).collect();
     assert_eq!(parts, ["sysctl", "ip address", "ipvsadm --restore", "nft --file"].map(|tool| format!("# {tool}")));
-    // Without an address there are no node ports, and it says so.
+    // Without an address node ports are missing, which is reported.
     let output = demo(&["render", "--manifests", &folder]);
     assert!(!ok(&output).contains(":30080"));
     assert!(text(&output.stderr).contains("give --node-address"), "{}", text(&output.stderr));

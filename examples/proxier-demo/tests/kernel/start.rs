@@ -12,7 +12,7 @@ use testkit::{Need, Netns, PROXY, kernel_test};
 use crate::program::world::WEB;
 use crate::program::{Folder, Running, command, demo, ipvsadm, ok, set_up, status_of, tool};
 
-/// Default number of Services beside the first ones; `PROXIER_START_SERVICES` changes it.
+/// Default number of Services in addition to the first ones; `PROXIER_START_SERVICES` changes it.
 const SERVICES: u16 = 3000;
 const DNS: &str = "10.96.0.10:53";
 
@@ -124,8 +124,8 @@ fn dns_answers_long_before_the_rest() {
     });
 }
 
-/// A pod sees its own `/proc/sys` read-only. With the node's `net` mounted beside it the proxy writes the settings itself, also those of another mode
-/// after its configuration has changed.
+/// A pod sees its own `/proc/sys` read-only. If the node's `net` is mounted too, the proxy writes the settings itself,
+/// including those of another mode after its configuration has changed.
 #[test]
 fn settings_are_written_where_a_pod_has_them_mounted() {
     const MOUNT: &str = "mkdir -p /host/proc/sys/net && mount --bind /proc/sys/net /host/proc/sys/net && mount --bind /proc/sys /proc/sys && \

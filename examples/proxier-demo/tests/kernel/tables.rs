@@ -1,4 +1,5 @@
-//! `proxier-demo` with a table of nf_tables on real kernels, as a user starts it: foreign changes to the table are mended at once.
+//! `proxier-demo` with an nf_tables table on real kernels, as a user starts it: other programs' changes to the table
+//! are repaired at once.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::Command;

@@ -94,7 +94,7 @@ impl World {
         assert!(printed.contains("it has all that it should"), "{printed}");
     }
 
-    /// Checks that a missing or unexpected entry is named, and that the exit code says so.
+    /// Checks that a missing or unexpected entry is named, and the exit code.
     fn names(&self, to: &str, difference: &str) {
         let output = self.run(&["trace", "--live", "192.0.2.50", to]);
         let printed = text(&output.stdout);

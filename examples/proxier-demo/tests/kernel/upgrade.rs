@@ -15,7 +15,7 @@ use crate::program::{self, Folder, Running, command, demo, ok, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::IptablesLegacy];
 
-/// Services beside `demo/web`: one without endpoints; one with two endpoints, and clients that stay.
+/// Services in addition to `demo/web`: one without endpoints; one with two endpoints and session affinity.
 const MORE: &str = "apiVersion: v1
 kind: Service
 metadata: {name: empty, namespace: demo}
@@ -131,8 +131,8 @@ impl Left {
         }
     }
 
-    /// kube-proxy starts again beside this proxy's objects: in nftables mode it removes objects of IPVS and of iptables, also those whose names this
-    /// proxy shares.
+    /// kube-proxy starts again next to this proxy's objects: in nftables mode it removes objects of IPVS and of
+    /// iptables, including those whose names this proxy shares.
     fn comes_back(self) {
         if matches!(self, Left::Tables(_)) {
             let _without_ipvs = Command::new("ipvsadm").arg("-C").output().unwrap();

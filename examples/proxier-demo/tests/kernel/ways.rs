@@ -603,7 +603,7 @@ fn another_user_than_root() {
     });
 }
 
-/// Files that become unreadable while it runs: their last readable content stays, and the log says so.
+/// Files that become unreadable while it runs: their last readable content is kept, and the log reports it.
 #[test]
 fn manifests_that_cannot_be_read() {
     kernel_test(PROXY, || {

@@ -751,7 +751,7 @@ async fn one_bad_object_stops_no_other() {
     let [protobuf, json] = in_both_encodings();
     let reason = "invalid type: string \"http\", expected i64";
     bad_object_stops_no_other(json, reason, str::to_owned).await;
-    // Without an object there is no event.
+    // Without an object no Event is sent.
     let named = |line: &str| line.replace("{}", "{\"metadata\":{}}").replace('7', "{\"metadata\":{}}");
     bad_object_stops_no_other(protobuf, "protobuf of another wire type than this field has", named).await;
 }

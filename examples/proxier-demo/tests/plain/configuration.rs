@@ -121,7 +121,7 @@ ipvs:
     let second = configured(&["run", "--config", written.to_str().unwrap(), "--hostname-override=node-a"]).unwrap();
     assert_eq!(second.settings.object, first.settings.object);
     assert_eq!(second.settings.core, first.settings.core);
-    // A field that the format does not have is no default.
+    // A field that the format does not have is not a default.
     let path = dir.put(
         "typo",
         "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nipvs: {defaults: {drain: 5}}\n",

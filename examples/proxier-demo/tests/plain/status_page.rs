@@ -173,7 +173,7 @@ fn browse(profile: &Path, arguments: &[&str]) -> String {
     text(&output.stdout)
 }
 
-/// Width and the first pixel of a PNG of 8 bits a channel: there, every filter leaves it as it is.
+/// Width and the first pixel of a PNG with 8 bits per channel, which no filter changes.
 fn look(file: &Path) -> (u32, [u8; 3]) {
     let bytes = fs::read(file).unwrap();
     let word = |at: usize| u32::from_be_bytes(bytes[at..at + 4].try_into().unwrap());

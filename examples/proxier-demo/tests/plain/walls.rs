@@ -115,7 +115,7 @@ fn named(module: &Module, text: &str, all: &BTreeMap<Module, String>) -> BTreeSe
     found
 }
 
-/// Who names whom.
+/// Which module uses which.
 fn edges() -> BTreeMap<Module, BTreeSet<Module>> {
     let all = code();
     all.iter().map(|(module, text)| (module.clone(), named(module, text, &all))).collect()

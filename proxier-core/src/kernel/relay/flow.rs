@@ -102,7 +102,7 @@ impl Flow {
                     return Ok(Flow { ticket, listener, socket, client, endpoint, used: now, timer: None });
                 }
                 Err(error) if is_exhausted(&error) => return Err(Some(Kind::Exhausted)),
-                // There is no route to it.
+                // It has no route.
                 Err(_) => {
                     shared.failed_dials.fetch_add(1, Relaxed);
                     avoid.push(endpoint);
@@ -138,8 +138,8 @@ impl Flow {
     }
 
     /// # Errors
-    /// If the endpoint has refused an earlier datagram, or there is no route to it. A datagram without room is dropped,
-    /// as in a network.
+    /// If the endpoint has refused an earlier datagram, or has no route. A datagram without room is dropped, as in a
+    /// network.
     pub(super) fn send(&mut self, datagram: &[u8], now: Moment) -> io::Result<()> {
         self.used = now;
         match self.socket.send(datagram) {

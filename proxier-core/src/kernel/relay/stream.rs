@@ -58,7 +58,7 @@ pub(super) struct End {
     pub(super) stream: TcpStream,
     readable: bool,
     writable: bool,
-    /// The other side has closed or failed: read until the kernel reports it, since there is no second event.
+    /// The other side has closed or failed: read until the kernel reports it, since a second event does not come.
     ends: bool,
     /// Urgent data is pending: reads stop before its mark, and pipes do not pass it.
     urgent: bool,
@@ -243,7 +243,7 @@ impl Direction {
             outcome => outcome?,
         };
         self.is_bulk |= length == FIRST;
-        // A short read: there is no more, and the kernel reports later data, but not the end a second time.
+        // A short read got everything. The kernel reports later data, but not the end a second time.
         if length < FIRST && !from.ends && !from.urgent {
             from.readable = false;
         }

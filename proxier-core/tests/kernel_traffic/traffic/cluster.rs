@@ -102,7 +102,7 @@ impl Cluster {
         }
     }
 
-    /// Removes objects of other proxies and modes than this proxy's, as it is configured.
+    /// Removes objects of proxies and modes other than this proxy's configured one.
     pub(crate) fn clean_up_after_others(&mut self) {
         let config = self.proxier.facts().config().clone();
         let cleaned = cleanup(&config, Some(self.proxier.mode()), &mut self.kernel.ports());

@@ -65,7 +65,7 @@ pub(crate) struct Net {
     pub(crate) pod_b: Netns,
 }
 
-/// Who asks.
+/// The client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum From {
     Client,

@@ -9,7 +9,7 @@ use testkit::witness::Transport;
 
 use super::net::{self, FAMILIES, Pair};
 
-/// The name of the node, and of the one beside it.
+/// The names of the node and of its neighbour.
 pub(crate) const HERE: &str = "node-1";
 pub(crate) const THERE: &str = "node-2";
 

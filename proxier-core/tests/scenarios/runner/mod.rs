@@ -1,4 +1,4 @@
-//! Reads the scenarios in the folders beside this one, runs them and compares the results with the expected ones.
+//! Reads the scenarios in the neighbouring directories, runs them and compares the results with the expected ones.
 //!
 //! `format` defines a scenario file; `engine` (the reconciler on a kernel, in memory or real) runs it. `README.md` in the folder
 //! above describes the groups.

@@ -290,9 +290,9 @@ mod tests {
         let top = u64::from(u32::MAX);
         assert_eq!(of(stats(top - 4, 10, 1000), stats(5, 20, 2000)).connections, 10.0);
         assert_eq!(of(stats(10, top, 1000), stats(20, 99, 2000)).packets_in, 100.0);
-        // A counter that is above 32 bits is no such one.
+        // A counter above 32 bits has not wrapped.
         assert_eq!(of(stats(top + 5, 10, 1000), stats(5, 20, 2000)).connections, 5.0);
-        // No server opens so many connections between two readings.
+        // No server opens 2^31 connections between two reads.
         assert_eq!(of(stats(top / 2 + 1, 10, 1000), stats(top / 2, 20, 2000)).connections, float(top / 2));
     }
 

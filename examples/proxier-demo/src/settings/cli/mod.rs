@@ -94,7 +94,7 @@ pub enum Command {
     },
     /// Print the objects that a node with these addresses would hold; without any, with the addresses of its Node object.
     Render(Output, Vec<IpAddr>),
-    /// Print why a Service, or an address and port, is served as it is, on a node with these addresses.
+    /// Print how a Service, or an address and port, is served and why, on a node with these addresses.
     Explain(Output, String, Vec<IpAddr>),
     /// Print the path of a packet, on a node with these addresses.
     Trace(Output, TraceRequest, Vec<IpAddr>),

@@ -91,7 +91,7 @@ impl Resource {
         Some(self.kind()).filter(|kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice))
     }
 
-    /// The reconciler's key of an object; its parts are empty if there is no name.
+    /// The reconciler's key of an object; its parts are empty without a name.
     pub(super) fn object_key(key: &str) -> ObjectKey {
         let (namespace, name) = key.split_once('/').unwrap_or(("", key));
         ObjectKey::new(namespace, name)

@@ -233,7 +233,7 @@ pub(super) fn next_item<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     }
 }
 
-/// Value of a field as it is sent.
+/// Value of a field in its encoding.
 #[derive(Clone, Copy)]
 enum Wire<'a> {
     Number(u64),

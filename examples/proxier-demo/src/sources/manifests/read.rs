@@ -81,7 +81,7 @@ impl Contents {
 ///
 /// # Errors
 ///
-/// The file cannot be read, or is no text.
+/// The file cannot be read, or is not text.
 pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str, counted: &ReadCounts) -> io::Result<Contents> {
     let mut contents = Contents { counted: counted.clone(), ..Contents::default() };
     let (start, looks_like_json) = sniff(file)?;

@@ -244,7 +244,7 @@ impl World {
     }
 }
 
-/// A world whose server is away.
+/// A world whose server is unavailable.
 pub(crate) struct Away {
     address: std::net::SocketAddr,
     version: u64,

@@ -6,7 +6,7 @@ use testkit::apiserver::recorded::both;
 use super::*;
 use crate::sources::cluster::objects::{CidrVersion, Identity, Resource, Status, is_end_of_list};
 
-/// All of a page, as it is read.
+/// All of a page, after reading.
 fn contents(resource: &Resource, page: Page<'_>) -> String {
     let items = page.items.map(|item| {
         let Identity { key, version } = Identity::of(item).unwrap();
