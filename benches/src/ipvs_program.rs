@@ -50,8 +50,8 @@ fn text(virtual_servers: u32, real_servers: u32) -> String {
     text
 }
 
-/// Checks that the C program and the crate send the same bytes, except for sequence numbers, since the crate has looked
-/// up the family first, and for the family's number, which the C program prints as 0.
+/// Checks that the C program and the crate send the same bytes. Sequence numbers differ, since the crate has looked up
+/// the family first, and so does the family's number, which the C program prints as 0.
 fn same_bytes() -> Result<(), Failure> {
     let (virtual_servers, real_servers) = (50, 3);
     let (kernel, tape) = (FakeIpvs::new(), Tape::default());

@@ -1,5 +1,5 @@
-//! The table that kube-proxy 1.36 writes in its nftables mode, for the Services of [`world`](crate::world): a chain per
-//! Service, map elements that jump to it, and the chains that the first packet of every connection passes.
+//! The table that kube-proxy 1.36 writes in its nftables mode, for the Services of [`world`](crate::world). It has a
+//! chain per Service, map elements that jump to it, and the chains that the first packet of every connection passes.
 
 use std::fmt::Write as _;
 

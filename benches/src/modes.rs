@@ -133,7 +133,7 @@ pub(crate) fn restore(way: &str, text: &str) -> Result<Duration, Failure> {
 pub(crate) fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
     let place = |number: u32| -> Result<SocketAddr, Failure> { Ok(SocketAddr::new(cluster_ip(number).parse()?, 80)) };
     // An address that is not an endpoint of a Service. IPVS assigns an answer of a real server to a known connection
-    // with the same client port, so a direct connection to an endpoint from a reused port would get no answer.
+    // with the same client port. So a direct connection to an endpoint from a reused port would get no answer.
     let direct: SocketAddr = "10.250.0.1:8080".parse()?;
     let places = [
         ("directly, no Service".to_owned(), direct),

@@ -22,8 +22,8 @@ pub(crate) fn tool(line: &str) -> Result<String, Failure> {
     Ok(oracle::run(program, &words.collect::<Vec<_>>(), None)?.stdout)
 }
 
-/// The calling thread's namespace is the node: 192.168.1.1 towards the client, 192.168.2.1 towards the backends, which
-/// answer at every address of 10.128.0.0/9, port 8080.
+/// The calling thread's namespace is the node: 192.168.1.1 towards the client, 192.168.2.1 towards the backends. The
+/// backends answer at every address of 10.128.0.0/9, port 8080.
 pub(crate) struct Network {
     client: Netns,
     /// Lives as long as the network does.

@@ -5,9 +5,9 @@
 //! Maintains an nf_tables table and prints added and removed addresses, until Ctrl-C. The libraries need no runtime:
 //! * Requests block for microseconds, but another program may hold the kernel's locks, and a long listing takes time.
 //!   So the client runs on its own thread, [`Actor`], and tasks send it closures.
-//! * Events arrive on a descriptor ([`AsFd`](std::os::fd::AsFd)). `Events` of `nftables`, `Monitor` of `proxier-core`
-//!   (addresses, devices), and `Listener` of `netlink-batch` for all other families (`follow_connections.rs` reads
-//!   connections) work with tokio's `AsyncFd`, [`Stream`]. ipset has no events in the kernel.
+//! * Events arrive on a descriptor ([`AsFd`](std::os::fd::AsFd)). These work with tokio's `AsyncFd`, [`Stream`]:
+//!   `Events` of `nftables`, `Monitor` of `proxier-core` (addresses, devices), and `Listener` of `netlink-batch` for
+//!   all other families (`follow_connections.rs` reads connections). ipset has no events in the kernel.
 //!
 //! Needs nf_tables and `CAP_NET_ADMIN`.
 
@@ -50,7 +50,7 @@ impl<C: Send + 'static> Actor<C> {
         Ok(Actor { jobs })
     }
 
-    /// Runs a job with the client. A job that was sent is carried out even if its result is no longer awaited.
+    /// Runs a job with the client. A job that was sent is carried out even if nothing waits for its result any more.
     ///
     /// # Errors
     /// The thread has ended, because a job panicked.
@@ -172,7 +172,7 @@ async fn run() -> Result<(), Failure> {
             }
             ready = addresses.readable_mut() => {
                 let mut ready = ready?;
-                // Takes everything, so the descriptor is no longer readable.
+                // Takes everything, so that the descriptor stops being readable.
                 let found = ready.get_inner_mut().drain()?;
                 ready.clear_ready();
                 for (device, addresses) in found.addresses {

@@ -1,5 +1,5 @@
-//! Meaning of the kernel's error numbers, command by command, and the messages made of them: a kernel in memory that refuses
-//! with any number, of linux/netfilter/ipset/ip_set.h, ip_set_hash.h, ip_set_bitmap.h and ip_set_list.h.
+//! Meaning of the kernel's error numbers, command by command, and the messages made of them. A kernel in memory refuses
+//! with any number of linux/netfilter/ipset/ip_set.h, ip_set_hash.h, ip_set_bitmap.h and ip_set_list.h.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::sync::{Arc, Mutex};

@@ -14,7 +14,7 @@ use crate::name::TableName;
 pub enum ErrorKind {
     /// A chain or table name that the kernel or the restore format cannot represent.
     InvalidName,
-    /// A rule argument that the restore format cannot represent: a newline, a NUL byte, or more than 1,023 bytes; or a
+    /// A rule argument that the restore format cannot represent: a newline, a NUL byte, or more than 1,023 bytes. Or a
     /// rule whose line is too long or has too many arguments.
     InvalidToken,
     /// The text is not in the format of `iptables-save`. The message names the line.

@@ -205,9 +205,9 @@ impl From<TableName> for String {
 
 /// The name of a chain.
 ///
-/// [`ChainName::new`] accepts what both back ends can create: 1 to 28 bytes (`XT_EXTENSION_MAXNAMELEN` minus the NUL),
-/// no white space, control character or double quote, and no leading `-` or `!`. A parsed dump may contain other names.
-/// They can be read and compared, but a [`Transaction`](crate::Transaction) refuses to write them.
+/// [`ChainName::new`] accepts what both back ends can create. That is 1 to 28 bytes (`XT_EXTENSION_MAXNAMELEN` minus
+/// the NUL), no white space, control character or double quote, and no leading `-` or `!`. A parsed dump may contain
+/// other names. They can be read and compared, but a [`Transaction`](crate::Transaction) refuses to write them.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(
     feature = "serde",

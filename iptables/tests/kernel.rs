@@ -1,5 +1,5 @@
-//! The suite on the real kernel, through both back ends and both families, each test in a network namespace of its own; and
-//! what only a real kernel can show: what the programs themselves write and read, locks, privilege, and packets.
+//! The suite on the real kernel, through both back ends and both families, each test in its own network namespace. Also
+//! what only a real kernel can show: what the programs write and read, locks, privilege, and packets.
 
 #![allow(
     clippy::unwrap_used,

@@ -36,8 +36,8 @@ impl Families {
 }
 
 /// The parts of the kernel that a caller needs. The default is kube-proxy's IPVS mode on an IPv4 cluster: scheduler
-/// `rr`, the set types `hash:ip`, `hash:ip,port`, `hash:ip,port,ip`, `hash:ip,port,net` and `bitmap:port`, either
-/// iptables backend, and strict ARP off.
+/// `rr`, either iptables backend, and strict ARP off. Its set types are `hash:ip`, `hash:ip,port`, `hash:ip,port,ip`,
+/// `hash:ip,port,net` and `bitmap:port`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Profile {
     /// Empty: the default, `rr`.

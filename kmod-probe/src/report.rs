@@ -271,8 +271,8 @@ impl Report {
         self.findings.iter().find(|finding| finding.name == name)
     }
 
-    /// Modules that are not loaded but could be, for [`Loader::load_all`](crate::Loader::load_all): those of required
-    /// findings and of the first usable iptables backend, without duplicates, in the order of the findings.
+    /// Modules that are not loaded but could be, for [`Loader::load_all`](crate::Loader::load_all). These are those of
+    /// required findings and of the first usable iptables backend, without duplicates, in the order of the findings.
     #[must_use]
     pub fn to_load(&self) -> Vec<ModuleName> {
         let backend = self.backends.iter().find(|(_, answer)| *answer == Answer::Yes).map(|(backend, _)| *backend);

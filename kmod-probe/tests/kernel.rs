@@ -1,5 +1,5 @@
-//! The probe against the machine it runs on: what it says has to agree with `modprobe -n`, `/proc/modules` and with what
-//! `ipvsadm`, `ipset`, `ip` and `iptables` can really do, on kernels with IPVS and on kernels without.
+//! The probe against the machine it runs on, on kernels with IPVS and on kernels without. Its report has to agree with
+//! `modprobe -n`, `/proc/modules`, and with what `ipvsadm`, `ipset`, `ip` and `iptables` can really do.
 //!
 //! Tools run in a network namespace of their own (root needed); trying them makes the kernel load modules, as using them
 //! would. Modules are loaded on purpose only with `TESTKIT_REQUIRE=all`, which also demands that IPVS mode can be used.

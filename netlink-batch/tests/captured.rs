@@ -1,7 +1,8 @@
 //! Answers as Linux 6.18 sent them on x86-64, and a kernel that sends nothing but prepared datagrams.
 //!
-//! Captured with a raw socket of `NETLINK_GENERIC`: the controller was asked (`CTRL_CMD_GETFAMILY`) for a name of 17 letters, one more
-//! than its policy allows, with `NETLINK_CAP_ACK` and `NETLINK_EXT_ACK` off and on. Sequence 0x01020304, port 0x1234.
+//! Captured with a raw socket of `NETLINK_GENERIC`, with `NETLINK_CAP_ACK` and `NETLINK_EXT_ACK` off and on. The
+//! controller was asked (`CTRL_CMD_GETFAMILY`) for a name of 17 letters, one more than its policy allows. Sequence
+//! 0x01020304, port 0x1234.
 #![cfg(target_endian = "little")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 

@@ -318,7 +318,7 @@ impl Client {
     /// start for each part of the answer (`nft_rbtree_walk`). On Linux 6.18, 20,000 ranges take 48 ms and 40,000 take
     /// 142 ms. The same number of addresses in a set without ranges takes 12 and 24 ms, and of two-field ranges
     /// (`ipv4_addr . inet_service`) 10 and 20 ms. If that is too slow, read single keys with [`Client::get_element`]
-    /// (about 13 µs each, in a set of any size) or the number of elements with [`Client::get_set`]
+    /// (about 13 µs each, in a set of any size). Or read the number of elements with [`Client::get_set`]
     /// ([`ObservedSet::count`], Linux 6.16). Or keep the elements and follow changes with [`Events`](crate::Events).
     ///
     /// # Errors

@@ -19,8 +19,8 @@ use crate::transaction::{RulePlace, Transaction};
 ///   with the same text ([`Rule::to_nft`]) are equal, whether this crate or nft wrote their expressions.
 /// * Elements of a set to which rules write ([`SetFlags::DYNAMIC`]) are added but never deleted. In a set with
 ///   [`auto_merge`](Set::auto_merge), ranges are merged first.
-/// * A chain with another hook, a set with another type, or an object with other values is deleted and created again,
-///   with the rules and elements that refer to it, atomically.
+/// * A chain with another hook, a set with another type, or an object with other values is deleted and created again.
+///   The rules and elements that refer to it are too, all atomically.
 /// * Everything else in the table is deleted, or kept with [`keep_others`](TableSpec::keep_others).
 ///
 /// Rules must not refer to [anonymous sets](Transaction::add_anonymous_set), since those are created with each rule.

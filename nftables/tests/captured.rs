@@ -1,6 +1,6 @@
-//! Bytes captured between the program `nft` and Linux 6.18: we read what it writes and what the kernel answers, the fake kernel takes
-//! what nft writes, and we write what it writes. Each file in `fixtures` says how it was captured.
-//! They were captured on a little-endian machine.
+//! Bytes captured between the program `nft` and Linux 6.18. We read what nft writes and what the kernel answers, the
+//! fake kernel accepts what nft writes, and we write the same bytes as nft. Each file in `fixtures` says how it was
+//! captured. They were captured on a little-endian machine.
 #![cfg(target_endian = "little")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
@@ -153,8 +153,8 @@ fn what_we_write_is_what_nft_writes() {
             *compared.entry(command).or_insert(0) += 1;
         }
     }
-    // Known differences: nft names sets by number as well as by name, gives each element of a list a number of its own, begins sets of
-    // ranges with an end at zero, and says a single address or port once where the kernel says it twice.
+    // Known differences: nft names sets by number as well as by name, numbers each element of a list, and begins sets
+    // of ranges with an end at zero. It writes a single address or port once where the kernel writes it twice.
     let at_least = [(NFT_MSG_NEWTABLE, 1), (NFT_MSG_NEWCHAIN, 3), (NFT_MSG_NEWOBJ, 1), (NFT_MSG_NEWRULE, 3)];
     for (command, count) in at_least {
         assert!(compared.get(&command).is_some_and(|found| *found >= count), "{command}: {compared:?}\n{ours:#?}");

@@ -1,5 +1,6 @@
-//! nft's own tests against this crate: nft loads each rule of its `tests/py` and each rule set of its `tests/shell`, the crate reads them and
-//! writes them again, as messages and as text, and all three must be equal. `cargo xtask differential` gives the folder.
+//! nft's own tests against this crate. nft loads each rule of its `tests/py` and each rule set of its `tests/shell`.
+//! The crate reads them and writes them again, as messages and as text. All three must be equal. `cargo xtask
+//! differential` gives the folder.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "tests stop at the first surprise")]
 
 use std::collections::BTreeMap;
@@ -122,8 +123,8 @@ impl Ruleset {
     }
 }
 
-/// A rule with the matches between two statements in one order, and those of the first whole bytes of a field in one form: nft reads
-/// either those alone, or the field and a mask.
+/// A rule with the matches between two statements in one order, and those of the first whole bytes of a field in one
+/// form. nft reads either those alone, or the field and a mask.
 fn meaning(rule: &Rule) -> Vec<String> {
     let (mut steps, mut matches, mut group) = (Vec::new(), Vec::new(), Vec::new());
     let mut rest = rule.expressions.as_slice();

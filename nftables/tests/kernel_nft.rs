@@ -945,8 +945,8 @@ fn elsewhere() -> Vec<(Family, nftables::RuleBuilder, &'static str)> {
     ]
 }
 
-/// Each rule of the builder is listed by nft with the words of its manual, is written with the same words here, and is the same rule
-/// when nft reads those words.
+/// nft lists each rule of the builder with the words of its manual. The crate writes the same words, and nft reads them
+/// as the same rule.
 #[test]
 fn rules_have_the_words_of_nft() {
     kernel_test(NEEDS, || {

@@ -108,8 +108,9 @@ fn connections_are_spread_over_the_endpoints() {
     });
 }
 
-/// Session affinity in two rules, with registers that hold a value from one step to the next: the number of a client's endpoint is
-/// looked up, counts only while that endpoint exists, and else a new one is drawn: a slot, and the number of the endpoint in it.
+/// Session affinity in two rules, with registers that hold a value from one step to the next. The number of a client's
+/// endpoint is looked up, and counts only while that endpoint exists. Otherwise a new one is drawn: a slot, and the
+/// number of the endpoint in it.
 fn affinity(affinities: &Set, endpoints: &Set, slots: &Set) -> [Rule; 2] {
     let slot = |number| Register::slot(number).unwrap();
     let address = |offset, register| Expression::Payload { base: HeaderBase::Network, offset, length: 4, register };

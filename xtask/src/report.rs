@@ -144,8 +144,8 @@ fn outcome(runs: &[Run]) -> usize {
     }
 }
 
-/// Parses the results of a program: its output, the lines `test, tab, reason` about tests that skipped themselves
-/// although libtest counts them as passed, and the exit code, unless it never ended.
+/// Parses the results of a program: its output, and the exit code unless it never ended. The lines `test, tab, reason`
+/// are about tests that skipped themselves although libtest counts them as passed.
 pub(crate) fn results(output: &str, skipped: &str, code: Option<i32>) -> Vec<TestResult> {
     let mut skips: BTreeMap<&str, &str> = skipped.lines().filter_map(|line| line.split_once('\t')).collect();
     let mut results: Vec<_> = output.lines().filter_map(parse_line).collect();

@@ -45,8 +45,8 @@ pub(super) fn filled(services: u32, endpoints: u32, more: &[Value]) -> Arc<ApiSe
     server
 }
 
-/// The server's process: prints its kubeconfig. It then makes one change per line of standard input (a Service's number
-/// and 0 or 1, see [`slice()`], or an annotation, `NAME=VALUE`) and prints when it started to send it.
+/// The server's process: prints its kubeconfig. It then makes one change per line of standard input, and prints when it
+/// started to send it. A line has a Service's number and 0 or 1 (see [`slice()`]), or an annotation (`NAME=VALUE`).
 pub(crate) fn serve(arguments: &[&str]) -> Result<(), Failure> {
     let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
     let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);

@@ -34,9 +34,9 @@ pub(super) struct Evidence {
     pub(super) troubles: Vec<String>,
 }
 
-/// The longest times that a change, and a repair, may take. The proxy is stopped for up to 20 s, the lock of iptables
-/// is held for up to 10 s, and the API server is down for up to 10 s. Repairs also wait for the next full pass, every
-/// 15 s. For a slow machine, twice the time of the initial programming is added.
+/// The longest times that a change, and a repair, may take. The proxy is stopped for up to 20 s. The lock of iptables
+/// is held, and the API server is down, for up to 10 s. Repairs also wait for the next full pass, every 15 s. For a
+/// slow machine, twice the time of the initial programming is added.
 pub(super) fn limits(start: Duration) -> (Duration, Duration) {
     (Duration::from_secs(60) + start * 2, Duration::from_secs(90) + start * 2)
 }

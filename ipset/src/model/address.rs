@@ -8,7 +8,7 @@ use super::{Family, InvalidValue};
 
 /// One address, a network, or a range of IPv4 addresses.
 ///
-/// It is always in the kernel's normal form, so that different spellings are equal: host bits are cleared, `/32` and
+/// It is always in the kernel's normal form, so that different spellings are equal. Host bits are cleared, `/32` and
 /// `/128` are dropped, a range that is exactly one network becomes that network, and a reversed range is swapped.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(

@@ -56,7 +56,7 @@ pub struct SetOptions {
     pub maxelem: Option<u32>,
     /// Addresses are cut to this prefix length, so one entry represents its whole network. For hash:ip and bitmap:ip.
     /// Since Linux 6.2 also for hash:ip,port and for hash:net,net, where both networks' addresses are cut and their
-    /// prefix lengths kept. 1 to 32 or 128; the greatest is the default and not reported.
+    /// prefix lengths kept. The value is 1 to 32 or 128. The greatest is the default and not reported.
     pub netmask: Option<u8>,
     /// Addresses are cut to this mask, which need not be a prefix. For hash:ip, hash:ip,port and hash:net,net (both
     /// networks), since Linux 6.2. Excludes netmask. All ones is the default and not reported.

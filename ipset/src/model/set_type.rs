@@ -231,8 +231,8 @@ impl SetType {
         info.first == Part::Net || info.second == Part::Net
     }
 
-    /// Whether an entry may be a network of prefix length 0, that is, all addresses. hash:net, hash:net,net,
-    /// hash:net,port and hash:ip,port,net refuse it (`IPSET_ERR_INVALID_CIDR` in their `..._uadt`).
+    /// Whether an entry may be a network of prefix length 0, that is, all addresses. These types refuse it
+    /// (`IPSET_ERR_INVALID_CIDR` in their `..._uadt`): hash:net, hash:net,net, hash:net,port and hash:ip,port,net.
     /// [`Entry::expand`](crate::Entry::expand) returns its two halves for these.
     pub fn has_zero_prefix(self) -> bool {
         matches!(self, SetType::HashNetIface | SetType::HashNetPortNet)

@@ -62,8 +62,8 @@ const PORT: u32 = 7;
 
 /// A kernel that answers every request but the first, for the protocol version, with the fuzzer's bytes.
 ///
-/// The first two bits of each part select how it is sent: unchanged, as the payload of a message that fits the request,
-/// as attributes behind ipset's message header, or as an error.
+/// The first two bits of each part select how it is sent. It is sent unchanged, as the payload of a message that fits
+/// the request, as attributes behind ipset's message header, or as an error.
 struct Answers {
     parts: Vec<Vec<u8>>,
     queue: VecDeque<Vec<u8>>,

@@ -1,5 +1,5 @@
-//! Every chain and rule that an IPVS-mode Kubernetes node proxy writes, in the spelling in which it writes them: with all sets in
-//! use, and each alternative of the rules of which it writes only one.
+//! Every chain and rule that a Kubernetes node proxy in IPVS mode writes, in its own spelling. All sets are in use, and
+//! of rules with alternatives each one is here.
 
 use iptables::{ChainName, Family, Rule, TableName};
 

@@ -26,7 +26,7 @@ impl<S: Fields, D: Fields> Command for NewDest<S, D> {
         // weight above 2^31-1, or lower threshold above the upper
         (Errno::ERANGE, Failure::OutOfRange),
         // the address is neither unicast nor local in this namespace (without a route it is not local: bring `lo` up
-        // first), GUE has no port, or the family differs from the virtual server's without a tunnel
+        // first); GUE has no port; the family differs from the virtual server's without a tunnel
         (Errno::EINVAL, Failure::Invalid),
         (Errno::EAFNOSUPPORT, Failure::FamilyUnsupported),
         (Errno::ENOMEM, Failure::OutOfMemory),

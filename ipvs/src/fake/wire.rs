@@ -1,6 +1,6 @@
 //! Decodes and encodes the family's messages as the kernel does.
 //!
-//! Decoding follows the policies in net/netfilter/ipvs/ip_vs_ctl.c and lib/nlattr.c: unknown attributes are skipped,
+//! Decoding follows the policies in net/netfilter/ipvs/ip_vs_ctl.c and lib/nlattr.c. Unknown attributes are skipped,
 //! the last of several equal ones counts, and a truncated list ends there. Encoding follows `ip_vs_genl_fill_*`,
 //! without `NLA_F_NESTED`.
 

@@ -23,7 +23,7 @@ pub struct Connection {
     pub client: SocketAddr,
     /// Address and port, or firewall mark, that the client connected to.
     pub target: Target,
-    /// The real server. Its family may differ from the client's. Port 65535 in a template that is no longer used.
+    /// The real server. Its family may differ from the client's. Port 65535 in a template that is not used any more.
     pub real_server: SocketAddr,
     /// State of the protocol.
     pub state: State,

@@ -1,7 +1,7 @@
 //! One suite for two backends: the fake kernel (`tests/fake.rs`) and a real one (`tests/kernel.rs`).
 //!
-//! Each case reads back through the client everything that it wrote through it; on a real kernel it also has to be what
-//! `ipvsadm --save --numeric` says, in words written down here by hand.
+//! Each case reads back through the client everything that it wrote through it. On a real kernel it is also compared
+//! with the output of `ipvsadm --save --numeric`, written here by hand.
 #![allow(
     dead_code,
     clippy::expect_used,

@@ -181,8 +181,8 @@ impl Set {
     ///
     /// # Errors
     /// The operands are too long, or nft's note for one of them is not supported. Supported are the header fields that
-    /// are constants of [`Operand`] (Ethernet addresses and types, IPv4 and IPv6 addresses, ports), the protocol in
-    /// both IP headers, [`Operand::Meta`], [`Operand::Ct`] and [`Operand::Numgen`].
+    /// are constants of [`Operand`], which are Ethernet addresses and types, IPv4 and IPv6 addresses, and ports. Also
+    /// the protocol in both IP headers, [`Operand::Meta`], [`Operand::Ct`] and [`Operand::Numgen`].
     pub fn typeof_set(key: SetKey, operands: &[Operand]) -> Result<Self, InvalidValue> {
         Ok(Set { key_typeof: operands.to_vec(), ..Set::new(key, types_of(operands, About::Key)?) })
     }

@@ -155,7 +155,7 @@ impl Writer<'_> {
         Some((Field { data_type, length }, text))
     }
 
-    /// Name of a field that only exists in some message types, if the last match requires such a type; and whether nft
+    /// Name of a field that only exists in some message types, if the last match requires such a type. Also whether nft
     /// adds that match itself (`icmp_templates` in nft's src/proto.c).
     fn field_of_type(&self, protocol: Protocol, bits: Bits) -> Option<(&'static str, bool)> {
         const ICMP: &[TypeField] = &[("destination-unreachable", (48, 16), "mtu"), ("redirect", (32, 32), "gateway")];

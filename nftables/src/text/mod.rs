@@ -323,10 +323,10 @@ fn flowtable_lines(flowtable: &Flowtable) -> Option<Vec<String>> {
 }
 
 impl Rule {
-    /// The rule in nft's syntax, for a table of this family. `None` if nft cannot express it: registers that keep a
-    /// value from one statement to another, dates with fractions of a second, a TCP reset without a match on TCP, or
-    /// expressions that this crate keeps as bytes. Sets, chains and meters of a rule, and maps of objects, can only be
-    /// expressed in the text of a whole table.
+    /// The rule in nft's syntax, for a table of this family. `None` if nft cannot express it. That is so for registers
+    /// that keep a value from one statement to another, dates with fractions of a second, a TCP reset without a match
+    /// on TCP, and expressions that this crate keeps as bytes. Sets, chains and meters of a rule, and maps of objects,
+    /// can only be expressed in the text of a whole table.
     ///
     /// Indexes of devices (except `lo`), device groups, realms, marks, hours and dates are printed as numbers, which
     /// have the same meaning on every host. [`Rule::to_nft_named`] prints their names.
@@ -334,8 +334,8 @@ impl Rule {
         self.text(family, Known::nothing(), None)
     }
 
-    /// Like [`Rule::to_nft`], with a host's names for numbers, as `nft list` prints them on that host. nft on that host
-    /// parses it back; on another host a name may be another number, or none.
+    /// Like [`Rule::to_nft`], with a host's names for numbers, as `nft list` prints them on that host. There nft parses
+    /// it back. On another host a name may be another number, or none.
     ///
     /// `names` gets a number and its type. It returns the name without quotes, or `None` to keep the number:
     ///

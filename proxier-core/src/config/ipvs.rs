@@ -83,11 +83,11 @@ pub struct IpvsConfig {
     /// * A set is created for its first entry, chains and jumps for the first entry of any set. No rule refers to an
     ///   empty set. Chains and jumps are removed with the last entry; empty sets stay.
     /// * A Frontend whose endpoints reply to clients directly
-    ///   ([`Balancing::forwarding`](crate::snapshot::Balancing::forwarding)) has no entry, unless it has source ranges
-    ///   or an interface of this host has its address. Its address then marks its virtual server as created by this
-    ///   proxy. No rule blocks clients from other listeners on all addresses of this host. Use an address only for such
-    ///   Frontends: with entries of others at the same address, virtual servers of an earlier process there would not
-    ///   be recognised.
+    ///   ([`Balancing::forwarding`](crate::snapshot::Balancing::forwarding)) has no entry. Exceptions: it has source
+    ///   ranges, or an interface of this host has its address. Its address then marks its virtual server as created by
+    ///   this proxy. No rule blocks clients from other listeners on all addresses of this host. Use an address only for
+    ///   such Frontends: with entries of others at the same address, virtual servers of an earlier process there would
+    ///   not be recognised.
     /// * `net/ipv4/ip_forward` and `net/ipv4/vs/conntrack` are set once a Frontend is masqueraded, the other IPVS
     ///   values once there is one. Values requested by [`HostSettings`](crate::modes::HostSettings) are always set.
     ///

@@ -28,8 +28,8 @@ impl fmt::Display for InvalidName {
 
 impl std::error::Error for InvalidName {}
 
-/// The name of a network device: at most 15 bytes, no `/`, `:` or blank (`dev_valid_name` in `net/core/dev.c`), and no
-/// trailing `+`, which iptables treats as a wildcard.
+/// The name of a network device. It has at most 15 bytes, no `/`, `:` or blank (`dev_valid_name` in `net/core/dev.c`),
+/// and no trailing `+`, which iptables treats as a wildcard.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct InterfaceName(Box<str>);
 
@@ -61,7 +61,7 @@ impl fmt::Display for InterfaceName {
 /// of these names (`KUBE-MARK-MASQ`).
 ///
 /// 2 to 6 bytes: upper-case letters, digits, `_` and `-`, starting with a letter, ending with `-` but not with `-6-`.
-/// So chain names fit into iptables' 28 bytes, set names differ within the kernel's 31 bytes, and no two prefixes give
+/// So chain names fit into iptables' 28 bytes, and set names differ within the kernel's 31 bytes. No two prefixes give
 /// the same name: sets of IPv6 have `6-` after the prefix. No other program may use names with this prefix.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NamePrefix {

@@ -13,7 +13,7 @@ struct Interface {
     addresses: Vec<IpAddr>,
 }
 
-/// The interfaces of a namespace, with the rules of net/core/rtnetlink.c, net/ipv4/devinet.c and net/ipv6/addrconf.c: a
+/// The interfaces of a namespace, with the rules of net/core/rtnetlink.c, net/ipv4/devinet.c and net/ipv6/addrconf.c. A
 /// device has an address at most once, several devices may have the same one, and a device's addresses are removed with
 /// it. An IPv4 route is removed when the host loses its source, as in kernels whose `fib_sync_down_addr`
 /// (net/ipv4/fib_semantics.c) handles all tables. IPv6 only handles routes of the address's device (net/ipv6/route.c,

@@ -1,7 +1,7 @@
 //! A simulated kernel behind the ports (feature `testing`).
 //!
-//! It consists of the fakes of the lower crates, which use the kernel's byte format and pass the same tests as the
-//! kernel, and of small models of devices, sysctls and tracked connections. The ports are those of
+//! It consists of the fakes of the lower crates and of small models of devices, sysctls and tracked connections. Those
+//! fakes use the kernel's byte format and pass the same tests as the kernel. The ports are those of
 //! [`kernel`](crate::kernel), so tests also cover how these interpret the kernel's answers. `tests/ports` runs on this
 //! kernel and on real ones.
 //!

@@ -161,7 +161,7 @@ impl KernelPorts {
     ///
     /// Only opens rtnetlink at once, which every kernel has. If anything else is missing (a module, a family, a
     /// program), the calls that need it report [`PortErrorKind::Unavailable`](crate::ports::PortErrorKind::Unavailable)
-    /// with the reason, and the next call tries again.
+    /// with the reason. The next call tries again.
     ///
     /// # Errors
     /// If no socket can be opened: too many open files, or a sandbox without netlink.

@@ -133,11 +133,11 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 /// # What "at once" means
 ///
 /// Deleted objects arrive one by one, each with an event, and a pass handles the few since the last. Missing objects
-/// arrive together: the API server was restored from an empty backup, the configuration points to an empty cluster, a
-/// directory of manifests is not mounted, or this happened while the program was not running. So the limit applies to
-/// the deletions of **one pass**. They must be more than a share of our Frontends, or of those with endpoints
-/// ([`MassRemoval::share`]), more than a few ([`MassRemoval::at_least`]), and leave little ([`MassRemoval::remains`]):
-/// if other Services replace them, the input is different rather than missing.
+/// arrive together. For example, the API server was restored from an empty backup, the configuration points to an empty
+/// cluster, or a directory of manifests is not mounted. The same may happen while the program is not running. So the
+/// limit applies to the deletions of **one pass**. They must be more than a share of our Frontends, or of those with
+/// endpoints ([`MassRemoval::share`]), and more than a few ([`MassRemoval::at_least`]). They must also leave little
+/// ([`MassRemoval::remains`]): if other Services replace them, the input is different rather than missing.
 ///
 /// Services and EndpointSlices come in separate lists, in any order. The safeguard judges them together:
 ///
@@ -145,7 +145,8 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 ///   and with them their Frontends, endpoints, health checks and guards. A Service that is held back gets the endpoints
 ///   of a new slice.
 /// * Frontends that were in the kernel before this process started, and that the first lists do not explain
-///   ([`Safeguard::check`]): those of no Service, and those with endpoints whose Service has no EndpointSlice.
+///   ([`Safeguard::check`]). These are those of no Service, and those with endpoints whose Service has no
+///   EndpointSlice.
 ///
 /// Objects and events are believed: an object that an event deletes ([`Safeguard::note_found`]), or one without
 /// endpoints. When nodes fail, many Services rightly lose their endpoints at once, because the addresses no longer

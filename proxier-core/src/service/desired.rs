@@ -15,7 +15,7 @@ use crate::snapshot::{CreationTime, ObjectKey, Rejection, Store};
 /// Every Frontend with its owner, updated in O(changed Services).
 ///
 /// A protocol, address and port has one owner. If several Services claim it, the Service whose cluster IP it is gets
-/// it: the API server gives a cluster IP to one Service, while anyone who may write Services can set any external IP,
+/// it. The API server gives a cluster IP to one Service, but anyone who may write Services can set any external IP,
 /// even another Service's address (CVE-2020-8554). Node ports, load-balancer addresses and external IPs follow in this
 /// order. Between equals the older Service wins, then the first by name. See [`Desired::conflicts`].
 ///

@@ -201,8 +201,8 @@ impl NodeFacts {
         self.is_on_interface(address) || self.absent.contains(&address)
     }
 
-    /// Whether an address is this node's own: an interface other than proxies' devices has it or had it a moment ago,
-    /// or it is in the Node object or the configuration.
+    /// Whether an address is this node's own. That is so if an interface other than proxies' devices has it or had it a
+    /// moment ago, or if it is in the Node object or the configuration.
     pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
         self.is_here(address) || self.node_addresses.contains(&address)
     }

@@ -5,9 +5,9 @@
 //!  by client           ─▶ slots 1 0 0 1 0 1 1 0 … (251)    a client's hash is a slot: Maglev's table
 //! ```
 //!
-//! Maglev (Eisenbud et al., NSDI 2016, section 3.4): each endpoint has a permutation of the slots that depends only on
-//! its address and port, and the endpoints take their next free slot in turn. So all nodes have the same table for the
-//! same endpoints, and adding or removing an endpoint moves few of the others' slots.
+//! Maglev (Eisenbud et al., NSDI 2016, section 3.4). Each endpoint has a permutation of the slots that depends only on
+//! its address and port. The endpoints take their next free slot in turn. So all nodes have the same table for the same
+//! endpoints, and adding or removing an endpoint moves few of the others' slots.
 
 use super::Frontend;
 use crate::net::EndpointKey;

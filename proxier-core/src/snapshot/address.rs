@@ -5,7 +5,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use crate::net::Network;
 
 /// Parses an address. As in kube-proxy, IPv4 with leading zeros (`010.0.0.1`) is decimal, and IPv4 in IPv6
-/// (`::ffff:10.0.0.1`) is IPv4: old API servers have stored such texts.
+/// (`::ffff:10.0.0.1`) is IPv4. Old API servers have stored such texts.
 pub(crate) fn parse_address(text: &str) -> Option<IpAddr> {
     match text.parse::<IpAddr>() {
         Ok(address) => Some(address.to_canonical()),

@@ -18,9 +18,9 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// # Other modes
 ///
 /// Annotations with a star also work in nftables mode, which reports and ignores the others. `rr` and `wrr` mean this
-/// mode's usual random choice. `sh` and `mh` choose by the client's address (with `sh-port` or `mh-port`, or `mh`
-/// without flags, also by its port) from Maglev's table, which is the same on all nodes with the same endpoints.
-/// Session affinity takes precedence over `sh` and `mh`.
+/// mode's usual random choice. `sh` and `mh` choose by the client's address; with `sh-port` or `mh-port`, or `mh`
+/// without flags, also by its port. They choose from Maglev's table, which is the same on all nodes with the same
+/// endpoints. Session affinity takes precedence over `sh` and `mh`.
 ///
 /// iptables and userspace mode behave like kube-proxy's: all annotations are ignored, which is reported once per
 /// Service.
@@ -30,11 +30,11 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// The annotation `proxier/weights` of an EndpointSlice sets weights by address: `10.0.0.1=3, 10.0.0.2=0`. An
 /// endpoint's weight is the product of this, of its zone's and of its node's ([`Node::WEIGHT`](super::Node::WEIGHT)),
 /// each 1 by default, and at most
-/// 65535. With 0 it accepts no new connections and keeps existing ones as long as it is an endpoint. Schedulers
-///        `rr` and `lc` only distinguish 0. `wrr` and `wlc` distribute by weight, and so do other modes if no scheduler
-///        is set. Those use slots, of which an endpoint gets as many as its weight. This is exact if the weights,
-///        divided by their common divisor, add up to at most 256 (or eight per endpoint). Otherwise they are rounded to
-///        that many slots, and a weight above 0 gets at least one.
+/// 65535. With 0 it accepts no new connections and keeps existing ones while it is an endpoint. Schedulers `rr` and
+///        `lc` only distinguish 0. `wrr` and `wlc` distribute by weight, and so do other modes if no scheduler is set.
+///        Those use slots, of which an endpoint gets as many as its weight. This is exact if the weights, divided by
+///        their common divisor, add up to at most 256 (or eight per endpoint). Otherwise they are rounded to that many
+///        slots, and a weight above 0 gets at least one.
 ///
 /// # Forwarding
 ///

@@ -1,8 +1,9 @@
 //! Flows with session affinity. Each source has its endpoint, so other endpoints show only with other sources: addresses near the
 //! flow's own, each used for one flow only.
 //!
-//! A Service port has one memory for all its addresses, in which a source may have several endpoints: flows of one source
-//! through different addresses, with different endpoints possible, would disturb each other. They come one after the other.
+//! A Service port has one memory for all its addresses, in which a source may have several endpoints. Flows of one
+//! source through different addresses, which may have different endpoints, would disturb each other. They come one
+//! after the other.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::{IpAddr, Ipv6Addr};

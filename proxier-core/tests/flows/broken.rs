@@ -1,5 +1,5 @@
-//! Breaks the reference's rules, one kind at a time: exactly the flows that need those rules must be reported, or the harness
-//! would let a mode pass that has the same mistake.
+//! Breaks the reference's rules, one kind at a time. Exactly the flows that need those rules must be reported.
+//! Otherwise the harness would let a mode pass that has the same mistake.
 
 use std::collections::BTreeSet;
 

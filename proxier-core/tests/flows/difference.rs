@@ -115,9 +115,10 @@ fn kind(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>, unfaithf
     (shows_all && !unreached.is_empty()).then_some(Kind::Unreached(unreached))
 }
 
-/// A masqueraded packet of the node that had the uplink's address before shows the masquerading only by its port, which is chosen at random and may
-/// be the same by chance. One packet with another port tells. A packet that is not masqueraded gets another port when a masqueraded one to the same
-/// endpoint has taken its own: that happens to one among many.
+/// If a masqueraded packet of the node had the uplink's address before, only its port shows the masquerading. The port
+/// is chosen at random and may be the same by chance. One packet with another port tells. A packet that is not
+/// masqueraded gets another port when a masqueraded one to the same endpoint has taken its own: that happens to one
+/// among many.
 fn sources_fit(scenario: &Scenario, flow: &Flow, seen: &BTreeMap<Fate, usize>) -> bool {
     let same_address = scenario.interfaces["eth0"].contains(&flow.source);
     if same_address && flow.is_nodes() && scenario.reference != Reference::Iptables28 {

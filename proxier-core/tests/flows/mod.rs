@@ -1,13 +1,14 @@
-//! Checks a proxy mode against the flows of the corpora (`oracle`, `oracle36`): sends each flow's packets through a real kernel that the mode has
-//! programmed, and compares their fates with the reference.
+//! Checks a proxy mode against the flows of the corpora (`oracle`, `oracle36`). Sends each flow's packets through a
+//! real kernel that the mode has programmed, and compares what happens to them with the reference.
 //!
 //! A mode takes part as a [`Subject`]. [`check`] runs it for one scenario, [`hold`] for many, with the differences that the
 //! subject explains counted by name.
 //!
-//! A packet's fate is observed at three points (`ground`): behind the node, where every address that is not the node's own is; on the node's loopback
-//! device, where refusals for its own packets pass; and at raw sockets on the node, which get a copy of each packet that reaches the local stack. The
-//! last distinguishes a packet that was left alone and has no listener (`none` to a local address) from REJECT, although the stack answers both
-//! alike. The first packet of a connection shows everything, except in modes that end connections on the node (`talk`).
+//! A packet is observed at three points (`ground`). Behind the node is every address that is not the node's own.
+//! Through the node's loopback device pass refusals for its own packets. Raw sockets on the node get a copy of each
+//! packet that reaches the local stack. The last distinguishes a packet that was left alone and has no listener (`none`
+//! to a local address) from REJECT, although the stack answers both alike. The first packet of a connection shows
+//! everything, except in modes that end connections on the node (`talk`).
 
 pub(crate) mod affinity;
 pub(crate) mod broken;

@@ -1,7 +1,7 @@
 //! Test packets. Each has a number of its own, by which it and the answers to it are recognised.
 //!
-//! The number is the source port, so answers have it. It is also in the part of the packet that is never rewritten (sequence number, payload or tag),
-//! so the packet is recognised where it arrives, with any addresses and ports.
+//! The number is the source port, so answers have it. It is also in the part of the packet that is never rewritten
+//! (sequence number, payload or tag). So the packet is recognised where it arrives, with any addresses and ports.
 
 use std::net::{IpAddr, SocketAddr};
 

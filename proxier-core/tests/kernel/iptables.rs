@@ -1,5 +1,5 @@
-//! Rules of iptables mode on the real kernel, through both back ends and for both families: they are read back as they are wanted, foreign rules
-//! stay, and nothing is left at the end.
+//! Rules of iptables mode on the real kernel, through both back ends and for both families. They are read back as
+//! written, foreign rules stay, and nothing is left at the end.
 
 use iptables::Backend;
 use proxier_core::kernel::PacketCounters;

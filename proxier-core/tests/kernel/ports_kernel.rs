@@ -1,5 +1,5 @@
-//! The ports' suite on the running kernel, each case in a network namespace of its own, checked with the field's own tools; and cases for parts that
-//! only a real kernel has: packets, notifications, local routes.
+//! The ports' suite on the running kernel, each case in its own network namespace, checked with the usual tools. Also
+//! cases for what only a real kernel has: packets, notifications, local routes.
 
 mod only_kernel;
 

@@ -1,5 +1,5 @@
-//! Rules on the real kernel, through both back ends of iptables and for both families: rules read back as written, foreign rules stay byte for byte,
-//! and nothing is left at the end.
+//! Rules on the real kernel, through both back ends of iptables and for both families. They are read back as written,
+//! foreign rules stay byte for byte, and nothing is left at the end.
 
 use iptables::{Backend, Dump, Iptables, System, Transaction};
 use proxier_core::config::NamePrefix;

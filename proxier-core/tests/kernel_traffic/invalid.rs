@@ -1,5 +1,6 @@
-//! Packets that connection tracking finds invalid. Linux does not translate them, so without a rule an answer that lies outside of
-//! the connection's window would reach the client from the pod's own address: the client resets the connection (k/k#74839).
+//! Packets that connection tracking finds invalid. Linux does not translate them. So without a rule, an answer outside
+//! of the connection's window would reach the client from the pod's own address, and the client would reset the
+//! connection (k/k#74839).
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsRawFd as _, OwnedFd};

@@ -1,5 +1,5 @@
-//! Packets through a running kernel that the reconciler has programmed: which server answers a client, and which source address the pod sees, where
-//! that depends on more than what all Services have (`nft`).
+//! Packets through a running kernel that the reconciler has programmed. Tests which server answers a client and which
+//! source address the pod sees, where that is special to some Services (`nft` has the rest).
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
@@ -58,8 +58,8 @@ fn pods_on_one_bridge_reach_each_other_and_themselves() {
     });
 }
 
-/// Without endpoints on this node, policy `Local` falls back to the cluster's for external addresses, so that pods can use
-/// them (as kube-proxy does), or refuses; a cluster IP always refuses.
+/// Without endpoints on this node, policy `Local` falls back to the cluster's for external addresses, so that pods can
+/// use them (as kube-proxy does), or refuses. A cluster IP always refuses.
 #[test]
 fn policy_local_without_endpoints_here_falls_back_or_refuses() {
     with_service(&local(), &[R], |net, cluster| {

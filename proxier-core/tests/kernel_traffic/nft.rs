@@ -1,5 +1,6 @@
-//! Packets through IPVS mode with rules of iptables and ipsets, and with a table of nf_tables in their place, where no program of iptables is there:
-//! clients experience the same, and a node changes from one to the other while connections last.
+//! Packets through IPVS mode, once with iptables rules and ipsets, and once with an nf_tables table instead, where no
+//! iptables program is installed. Clients see no difference. A node changes from one to the other while connections
+//! last.
 
 use std::net::SocketAddr;
 

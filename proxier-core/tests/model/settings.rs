@@ -1,5 +1,5 @@
-//! One node under one setting after the other: rules by iptables or a table of nf_tables, addresses or routes, firewall marks or none; the rule set
-//! is flushed, and processes die meanwhile.
+//! One node under one setting after the other: rules by iptables or an nf_tables table, addresses or routes, firewall
+//! marks or none. Meanwhile the rule set is flushed, and processes die.
 //!
 //! The kernel's state after each change is as if the node had never known another setting, and a cleanup leaves nothing.
 

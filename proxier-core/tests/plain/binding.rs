@@ -1,5 +1,5 @@
-//! IPVS mode that binds by routes, on a kernel in memory: local networks and addresses, the rules that guard them, foreign objects, losses, restarts,
-//! and the way from one binding to the other.
+//! IPVS mode that binds by routes, on a kernel in memory. Covers local networks and addresses, the rules that guard
+//! them, foreign objects, losses, restarts, and the way from one binding to the other.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! IPVS mode with a table of nf_tables in place of ipsets and rules of iptables, on a kernel in memory: the same entries, the same order, the same
-//! safety; and a node that changes from one to the other.
+//! IPVS mode with an nf_tables table instead of ipsets and iptables rules, on a kernel in memory. It has the same
+//! entries, the same order and the same safety. A node changes from one to the other.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;

@@ -1,5 +1,5 @@
-//! Two endpoint lists behind one address, on a kernel in memory: clients outside get local endpoints by a firewall mark, pods and the node those of
-//! all nodes; with foreign writes between two writes, and foreign users of marks.
+//! Two endpoint lists behind one address, on a kernel in memory. Clients outside get local endpoints by a firewall
+//! mark, pods and the node those of all nodes. Other programs write between two writes, and use marks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -661,8 +661,8 @@ fn a_new_process_recognises_marks_without_their_table() {
     );
 }
 
-/// What version 0.1 left for the node port with `ipvs.markNodePorts`: a virtual server by mark, recorded at address 0, in place of that of the
-/// address; and a map and a chain that give packets the mark.
+/// What version 0.1 left for the node port with `ipvs.markNodePorts`. This is a virtual server by mark, recorded at
+/// address 0, in place of that of the address, and a map and a chain that give packets the mark.
 fn make_node_port_of_0_1(kernel: &FakeKernel) -> VirtualServerKey {
     let mut client = kernel.ipvs().client().unwrap();
     client.delete_virtual_server(&VirtualServerKey::tcp(NODE_PORT.parse().unwrap())).unwrap();

@@ -1,5 +1,5 @@
-//! A node changes its mode, in every direction, on a kernel in memory: the new mode has everything before the old one goes, and then the node is as
-//! if it had never had another.
+//! A node changes its mode, in every direction, on a kernel in memory. The new mode has everything before the old one
+//! is removed. Then nothing shows that the node ever had another mode.
 
 use std::collections::BTreeSet;
 use std::net::Ipv4Addr;
@@ -291,8 +291,9 @@ fn flow(to: &str, answers: &str) -> Flow {
     Flow::udp("192.0.2.77:4000".parse().unwrap(), to.parse().unwrap(), answers.parse().unwrap())
 }
 
-/// Flows stay with an endpoint that serves, under any policies and hints and while it stops, in a running process and in the next one; they end once
-/// it does not serve any more, and all of a Service with its last endpoint. Flows to the number of a node port elsewhere are foreign.
+/// Flows stay with an endpoint that serves, under any policies and hints and while it stops, in a running process and
+/// in the next one. They end once it does not serve any more. All flows of a Service end with its last endpoint. Flows
+/// to the number of a node port elsewhere are foreign.
 #[test]
 fn udp_flows_stay_with_an_endpoint_that_serves() {
     let turns = [

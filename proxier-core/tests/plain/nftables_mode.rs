@@ -100,9 +100,9 @@ fn moduli(rules: &[String]) -> Vec<u32> {
     moduli
 }
 
-/// Meaning of tables, for any slots of endpoints: destinations of connections to each Frontend, and everything else as text in which the order counts
-/// only if it does for packets, as that of rules. Fails if a draw leads nowhere, an endpoint cannot be drawn or not as often as another, or a chain
-/// or a set is missing or left over.
+/// Meaning of tables, for any slots of endpoints: destinations of connections to each Frontend, and everything else as
+/// text. In the text the order counts only if it does for packets, as that of rules. Fails if a draw leads nowhere, an
+/// endpoint cannot be drawn or not as often as another, or a chain or a set is missing or left over.
 fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
     let mut all = Vec::new();
     for (name, text) in tables {
@@ -1091,8 +1091,8 @@ fn a_plan_is_told_step_by_step() {
     assert_eq!(told(&mut node).len(), 3);
 }
 
-/// Connections to an endpoint that has left are cut when its time is over: later where the kernel is busy, never where it cannot, nor when the
-/// endpoint came back or the wish was taken back.
+/// Connections to an endpoint that has left are cut when its time is over, or later if the kernel is busy. They are not
+/// cut if the kernel cannot do it, if the endpoint came back, or if the request was withdrawn.
 #[test]
 fn connections_are_cut_once_the_time_is_over() {
     let [client, web, one, two] =
@@ -1443,8 +1443,9 @@ fn firewall(kernel: &FakeKernel, backend: Backend, guard: &[&str], entered: &[&s
     kernel.with_host(restore).unwrap();
 }
 
-/// Neighbours must not reach what listens on 127.0.0.1 only: whoever set `route_localnet`, a pass that does not need it and a cleanup set it back,
-/// unless the kubelet's rule keeps neighbours off and packets come to it. A rule that cannot be read keeps nobody off.
+/// Neighbours must not reach what listens on 127.0.0.1 only. A pass that does not need `route_localnet`, and a cleanup,
+/// set it back, whoever set it. The exception: packets come to the kubelet's rule that keeps neighbours off. A rule
+/// that cannot be read keeps nobody off.
 #[test]
 fn loopback_addresses_are_routed_only_while_the_kubelets_chain_guards_them() {
     const ENTERED: [&str; 1] = ["-j KUBE-FIREWALL"];

@@ -1,5 +1,6 @@
-//! Compares every scenario of the corpora (see `oracle/README.md` and `oracle36/README.md`), run through the pure functions, with the result
-//! of kube-proxy 1.28, and a sample of them with that of 1.36 (all with `PROXIER_SCENARIOS=all`).
+//! Runs every scenario of the corpora (see `oracle/README.md` and `oracle36/README.md`) through the pure functions.
+//! Compares the result with that of kube-proxy 1.28, and for a sample with that of 1.36 (all with
+//! `PROXIER_SCENARIOS=all`).
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

@@ -1,5 +1,5 @@
-//! An object that cannot be read, when a process begins on a kernel that an earlier one has filled: what may be its own stays, and everything else follows
-//! the objects as always.
+//! An object that cannot be read, when a process starts on a kernel that an earlier one has filled. What may belong to
+//! the object stays, and everything else follows the objects as always.
 
 use proxier_core::config::{Binding, RulesBy};
 use proxier_core::fake::FakeKernel;

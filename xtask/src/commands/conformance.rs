@@ -32,7 +32,7 @@ pub(crate) struct Options {
     /// The proxy that served, for the table: "nftables mode, kind, Linux 6.1"
     #[arg(long, default_value = "Tests of Services")]
     title: String,
-    /// The table; beside it .json (the report of Ginkgo) and .log (all that was printed)
+    /// File for the table; the same name with .json gets Ginkgo's report, with .log all output
     #[arg(long, value_name = "FILE", default_value = "conformance.md")]
     out: PathBuf,
     /// Other tests than those of Services

@@ -14,13 +14,15 @@ use crate::{cargo, tools};
 
 /// See what IPVS mode does, on a real kernel
 ///
-/// Boots a Debian kernel in QEMU and shows there what IPVS mode does: a client, a node with proxier-demo, pods, traffic, a
-/// pod more, one that drains under load, one that fails, the proxy's end and clean-up. Each step checks itself. No cluster
-/// and no root needed; programs that are missing are installed with apt when this is root, else named.
+/// Boots a Debian kernel in QEMU and shows there what IPVS mode does. There are a client, a node with proxier-demo, and
+/// pods with traffic. One pod is added, one drains under load, and one fails. At the end the proxy stops and cleans up.
+/// Each step checks itself. No cluster and no root needed; programs that are missing are installed with apt when this
+/// is root, else named.
 ///
 /// With --mode nftables, iptables, userspace or auto, the same on this machine's own kernel, in network namespaces: no
-/// machine is booted, and root is needed. With --mode takeover, a node changes from kube-proxy's rules (iptables mode) to
-/// nftables mode, and back, while a client connects without a pause: it prints how many connections were made, and fails if one did.
+/// machine is booted, and root is needed. With --mode takeover, a node changes from kube-proxy's rules (iptables mode)
+/// to nftables mode, and back, while a client connects without a pause. It prints how many connections were made, and
+/// fails if one of them failed.
 ///
 /// Exit codes: 0 all steps were as they say, 1 one was not, 2 bad usage, 124 no end, 125 the machine could not start.
 #[derive(Debug, clap::Args)]

@@ -13,18 +13,19 @@ use crate::{cargo, tools};
 
 /// Load, changes and faults for a long time, on a real kernel
 ///
-/// Boots a Debian kernel in QEMU and lets proxier-demo serve 2,000 Services there while they change 50 times a second, clients
-/// connect all the time, and everything goes wrong that may: the API server, the process, the host, and others who edit the
-/// kernel's tables. Passed, when no connection failed but those that a fault or a change of mode explains, memory and open files
-/// stayed as they were, and at the end the kernel holds what a model of the truth says, what belongs to others, and nothing of
-/// other modes. With --here, the same on this machine's own kernel, in namespaces of its own: no machine is booted, and root is
-/// needed.
+/// Boots a Debian kernel in QEMU. There proxier-demo serves 2,000 Services that change 50 times a second, while clients
+/// connect all the time. Faults of every kind happen: of the API server, the process, the host, and other programs that
+/// edit the kernel's tables. With --here, the same runs on this machine's own kernel, in new network namespaces, which
+/// needs root.
+/// Passed if every failed connection is explained by a fault or a change of mode, and if memory and open files did not
+/// grow. At the end the kernel must hold what a model expects and what belongs to other programs, and nothing of other
+/// modes.
 ///
-/// The result is kept in benches/results, as soak-MODE-linux-K (soak-linux-K for ipvs) or soak-MODE-host, .md and .json; when it is
-/// not passed, .log has the faults and the last words of the proxy.
+/// The result is kept in benches/results, as soak-MODE-linux-K (soak-linux-K for ipvs) or soak-MODE-host, .md and
+/// .json. If it is not passed, .log has the faults and the end of the proxy's log.
 ///
-/// Exit codes: 0 passed, 1 not passed, 2 bad usage, 3 not passed while this host's own hypervisor kept more than 15 % of the processors'
-/// time, which says nothing about the proxy; 124 no end, 125 the machine could not start.
+/// Exit codes: 0 passed, 1 not passed, 2 bad usage, 124 no end, 125 the machine could not start. 3: not passed, but
+/// this host's hypervisor kept more than 15 % of the processors' time, so the result does not count.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// How long; less than 2 is too short for all kinds of faults
@@ -35,7 +36,7 @@ pub(crate) struct Options {
     seed: Option<u64>,
     #[arg(long, default_value = "ipvs", value_parser = ["ipvs", "nftables", "iptables", "userspace"])]
     mode: String,
-    /// After so many seconds the proxy is ended and started in another mode, in turns, for half as many
+    /// Seconds before the proxy is started again in another mode, for half as long; the other modes take turns
     #[arg(long, value_parser = value_parser!(u32).range(1..))]
     change_mode_every: Option<u32>,
     /// On this machine's kernel instead of one in QEMU

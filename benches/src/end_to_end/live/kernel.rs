@@ -60,10 +60,10 @@ impl Kernel {
         }
     }
 
-    /// Reads the kernel repeatedly until it holds this, but only once the rules have another generation than the given
-    /// one, since a change during a read is only seen by the next. Returns the time since which it held: that of the
-    /// change of generation, if there is one, so the read itself is not included. While the kernel enlarges a set, a
-    /// list may omit elements without a sign of it, so a mismatch is read again.
+    /// Reads the kernel repeatedly until it holds this. Reads again only when the rules have another generation than
+    /// the given one: a change during a read is only seen by the next. Returns the time since which it held: that of
+    /// the change of generation, if there is one, so the read itself is not included. While the kernel enlarges a set,
+    /// a list may omit elements without a sign of it, so a mismatch is read again.
     pub(super) fn wait(
         &mut self,
         proxy: &mut Proxy,

@@ -295,12 +295,12 @@ impl<K: Kernel> Engine<K> {
         self.proxier.remove_others(now, &mut self.kernel.ports())
     }
 
-    /// Objects of other programs and modes in this kernel that affect packets of Services ([`beside::beside`]).
+    /// Objects of other programs and modes in this kernel that affect packets of Services.
     pub(crate) fn beside(&mut self) -> Vec<String> {
         beside::beside(Some(self.proxier.mode()), self.proxier.facts(), &mut self.kernel.ports())
     }
 
-    /// What blocks packets to endpoints in this kernel ([`beside::obstacles`]).
+    /// What blocks packets to endpoints in this kernel.
     pub(crate) fn obstacles(&mut self) -> Vec<String> {
         beside::obstacles(self.proxier.mode(), self.proxier.facts(), &mut self.kernel.ports())
     }

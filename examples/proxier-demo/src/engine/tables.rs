@@ -16,7 +16,7 @@ use crate::message::{Control, Message};
 /// IPVS mode are open until the report is handled, if their table was deleted.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Reports writes to the tables of this name, once the returned sender is dropped: while something listens, the kernel
+/// Reports writes to the tables of this name, once the returned sender is dropped. While something listens, the kernel
 /// makes a message of each element, which doubles the time of a large first pass. If watching fails, full passes still
 /// find the changes.
 pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) -> Sender<()> {

@@ -62,8 +62,8 @@ impl NotedFiles {
     }
 }
 
-/// Inotify, with a second descriptor in the form of a pipe's end, through which tokio sees when there is something to
-/// read. (tokio's own type for this, `AsyncFd`, needs unsafe code.)
+/// Inotify, with a second descriptor that looks like a pipe's end, so that tokio can wait for it. tokio's own type for
+/// this, `AsyncFd`, needs unsafe code.
 struct Events {
     inotify: Inotify,
     readiness: pipe::Receiver,
@@ -86,9 +86,9 @@ impl Events {
                 Err(nix::errno::Errno::EAGAIN) => {}
                 Err(error) => return Err(error.into()),
             }
-            // The buffer is too small for an event, so this reads none: the kernel answers EINVAL if there is one, and
-            // EAGAIN, after which tokio waits again, if there is none (inotify_read in
-            // fs/notify/inotify/inotify_user.c).
+            // The buffer is too small for an event, so this reads none. The kernel answers EINVAL if there is one, and
+            // EAGAIN if there is none (`inotify_read`, fs/notify/inotify/inotify_user.c); after EAGAIN tokio waits
+            // again.
             if self.readiness.try_read(&mut [0]).is_err_and(|error| error.kind() == io::ErrorKind::WouldBlock) {
                 return Ok(events);
             }

@@ -8,11 +8,12 @@
 //! queries, and `promtool check metrics` accepts it. `sync_proxy_rules_iptables_total` exists in iptables mode but not
 //! in IPVS mode, as in kube-proxy, because its number of rules is the same for any number of Services.
 //!
-//! These of client-go's metrics (`rest_client_…`) are missing: delays by a client's own limit, since there is none
-//! (`rate_limiter_duration_seconds`); expiry and age of certificates from programs, which are not inspected here
-//! (`exec_plugin_ttl_seconds`, `exec_plugin_certificate_rotation_age`); and Go's cache of transports and garbage
-//! collection (`transport_…`). client-go's metrics for resolved API server names and for its policy for programs are
-//! not shown by any kube-proxy.
+//! These of client-go's metrics (`rest_client_…`) are missing:
+//! * delays by a client's own limit (`rate_limiter_duration_seconds`): there is none here.
+//! * expiry and age of certificates from programs (`exec_plugin_ttl_seconds`, `exec_plugin_certificate_rotation_age`):
+//!   they are not inspected here.
+//! * Go's cache of transports and garbage collection (`transport_…`).
+//! * resolved API server names, and the policy for programs: no kube-proxy shows them.
 //!
 //! Nearly all have the label `ip_family`, as in kube-proxy from 1.33. One pass serves all families, and each of them
 //! gets its duration and its time.

@@ -102,7 +102,7 @@ impl ServiceHealth {
     /// Opens, closes and updates servers to match these, on these addresses. Returns the servers that could not be
     /// opened; the next call retries them. Must be called within a tokio runtime.
     ///
-    /// Servers that are no longer needed are closed, listener and connections, before any is opened: a port can move
+    /// Servers that are no longer needed are closed, listener and connections, before any is opened. So a port can move
     /// between Services, or from single addresses to all of them, within one call.
     pub async fn update(
         &mut self,

@@ -1,5 +1,6 @@
-//! IPVS mode that binds by routes, on a real kernel: clients outside and on the node are served though no interface has a
-//! Service's address, nothing else answers in the Services' networks, and a live node changes from one binding to the other.
+//! IPVS mode that binds by routes, on a real kernel. Clients outside and on the node are served though no interface has
+//! a Service's address. Nothing else answers in the Services' networks. A live node changes from one binding to the
+//! other.
 
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpStream, UdpSocket};
@@ -18,8 +19,9 @@ status: {addresses: [{type: InternalIP, address: 192.0.2.1}]}
 ";
 
 const EXTERNAL: &str = "198.51.100.7:80";
-/// Addresses with an endpoint of their own each: of two connections from one port of a client, through two virtual servers to one endpoint, IPVS
-/// gives the younger all answers (`ip_vs_conn_out_get`), and clients that connect all the time meet by chance.
+/// Addresses with a separate endpoint each. If two connections from one port of a client go through two virtual servers
+/// to one endpoint, IPVS gives the younger all answers (`ip_vs_conn_out_get`). With clients that connect all the time
+/// this happens by chance.
 const PLACES: [&str; 3] = [SERVICE, NODE_PORT, EXTERNAL];
 /// Needs of a proxy with a table of nf_tables.
 const TABLE: &[Need] = &[

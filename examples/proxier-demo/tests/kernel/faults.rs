@@ -290,7 +290,7 @@ fn one_endpoint_that_the_kernel_refuses_is_no_illness_of_the_node() {
         let event = told("FailedToProgram").unwrap();
         assert_eq!(event["regarding"]["name"], "odd");
         assert!(event["note"].as_str().unwrap().contains("192.0.2.255:8080"), "{event}");
-        // Longer than two sync periods, after which a failing node is no longer healthy.
+        // Longer than two sync periods, after which a failing node counts as unhealthy.
         let start = Instant::now();
         while start.elapsed() < Duration::from_secs(24) {
             let (code, body) = health("healthz");

@@ -217,8 +217,8 @@ fn changes_are_followed_and_what_is_flushed_comes_back() {
     });
 }
 
-/// Built-in chains of every table have nft rules that iptables cannot print: at a start and later, rules follow changes, jumps are there once, and
-/// foreign rules stay as they are.
+/// Built-in chains of every table have nft rules that iptables cannot print. At a start and later, rules follow
+/// changes, jumps are there once, and foreign rules stay unchanged.
 #[test]
 fn rules_that_iptables_cannot_show_stop_nothing() {
     for is_there_first in [true, false] {

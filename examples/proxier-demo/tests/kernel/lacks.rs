@@ -1,8 +1,9 @@
 //! Kernels that lack a part: `run` behaves as `probe` says.
 //!
-//! Removes each part in turn, by a line in `/etc/modprobe.d` as administrators use. That changes the machine, so it runs only where
-//! `TESTKIT_REQUIRE=all` says that the machine is for tests. A part takes some 20 s: parts with messages of their own in the code are always removed;
-//! a sample of the rest, which depends on the seed (all with `PROXIER_SCENARIOS=all`). `PROXIER_LACKS=nf_nat,ip_set` removes these only.
+//! Removes each part in turn, by a line in `/etc/modprobe.d` as administrators use. That changes the machine, so it
+//! runs only where `TESTKIT_REQUIRE=all` says that the machine is for tests. A part takes about 20 s. Parts that have a
+//! message in the code are always removed. Of the rest a sample is, which depends on the seed (all with
+//! `PROXIER_SCENARIOS=all`). `PROXIER_LACKS=nf_nat,ip_set` removes these only.
 
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, UdpSocket};

@@ -312,7 +312,7 @@ fn no_fault_of_the_api_takes_anything_away() {
         play.endpoint(0, "10.244.2.22");
         play.settles("late events");
 
-        // A token that is no longer valid, until the new one is there.
+        // An expired token, until the new one is there.
         play.world.server.demand_token("second");
         play.world.server.end_watches();
         play.running.until_logged("HTTP 401");

@@ -1,5 +1,5 @@
-//! A live node changes its mode, in every direction, while clients connect: nobody is refused if the kernel serves before and after, long connections
-//! go on if the kernel lets them, and nothing of the old mode is left.
+//! A live node changes its mode, in every direction, while clients connect. No client is refused if the kernel serves
+//! before and after. Long connections go on if the kernel lets them. Nothing of the old mode is left.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -127,8 +127,8 @@ fn change(from: &str, to: &str) {
         // A program of the node has the Service's address as its own where that is local, until it is not any more.
         let local = number == of_node && matches!(from, "ipvs" | "userspace");
         let (made, failed) = client.end(ends, if local { Some((ends, gone)) } else { but });
-        // Seen on 6.1: a SYN on its way while the kernel takes a table away gets neither its endpoint nor a virtual server, and one that
-        // came by IPVS while a table comes is not answered.
+        // Seen on 6.1: a SYN that is on its way while the kernel deletes a table gets neither its endpoint nor a
+        // virtual server. One that came by IPVS while a table is created is not answered.
         let at_the_moment = usize::from([from, to].contains(&"ipvs"));
         assert!(
             made > 5 && failed.len() <= at_the_moment,

@@ -1,5 +1,5 @@
-//! Firewall chains and settings of other programs that keep clients from endpoints: the log, `probe`, `plan`, `trace` and the metric name them, and
-//! nothing is said where they do not matter.
+//! Firewall chains and settings of other programs that keep clients from endpoints. The log, `probe`, `plan`, `trace`
+//! and the metric name them. Nothing is reported where they do not matter.
 
 use std::path::Path;
 

@@ -1,5 +1,5 @@
-//! `plan`, `show` and `probe` on a real kernel: a plan that was carried out leaves nothing to do, tables fit a terminal, and JSON is as
-//! `docs/operate.md` describes it.
+//! `plan`, `show` and `probe` on a real kernel. A plan that was carried out leaves nothing to do, tables fit a
+//! terminal, and JSON is as `docs/operate.md` describes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};
@@ -65,8 +65,8 @@ fn first_lines(words: &[&str], count: usize) -> Vec<String> {
     lines
 }
 
-/// Watches while a client connects five times after the first reading: the rates of `demo/web:http` at `10.96.0.10:80` add up to these, by
-/// virtual server and by Service.
+/// Watches while a client connects five times after the first reading. The rates of `demo/web:http` at `10.96.0.10:80`
+/// add up to these connections, by virtual server and by Service.
 fn watched_rates(words: &[&str], connects: &mut dyn FnMut() -> bool) -> Vec<Value> {
     let watch = |more: &[&str]| {
         let words = [&["show", "--watch", "0.2", "-o", "json"], more, words].concat();

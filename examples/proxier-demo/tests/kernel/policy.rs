@@ -201,8 +201,9 @@ const GUE: u16 = 6080;
 ///      └───────────── side ──────────────────┘
 /// ```
 ///
-/// The endpoint has the external address too, and its only way to the client is the link between the two, so that only answers that
-/// do not pass the node arrive. When the node puts its own address in place of the client's, answers come back to it.
+/// The endpoint has the external address too. Its only way to the client is the link between the two, so that only
+/// answers that do not pass the node arrive. When the node puts its own address in place of the client's, answers come
+/// back to it.
 struct Triangle {
     manifests: Folder,
     client: Netns,

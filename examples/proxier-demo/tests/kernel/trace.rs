@@ -1,5 +1,5 @@
-//! `trace --live` on a real kernel, in each mode that has entries there: entries of a running proxy are found, missing ones are named, and
-//! connections are counted as the field's tools count them.
+//! `trace --live` on a real kernel, in each mode that has entries there. Entries of a running proxy are found, and
+//! missing ones are named. Connections are counted as the usual tools count them.
 
 use std::net::{TcpListener, TcpStream};
 use std::process::Output;

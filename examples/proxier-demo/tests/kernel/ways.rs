@@ -133,7 +133,7 @@ fn tokens_and_programs_that_get_them() {
         folder.put("kubeconfig", &kubeconfig(&server.url(), json!({}), &json!({"token": "first"})));
         serves(running, &server, &web, "a token in the kubeconfig");
 
-        // A program that gets the token: run again when the token is no longer valid.
+        // A program that gets the token: run again when the token has expired.
         folder.put("token", "first");
         let script = format!(
             "#!/bin/sh\necho asked >>{0}/asked\n[ -s {0}/token ] || {{ echo 'not logged in' >&2; exit 7; }}\n\

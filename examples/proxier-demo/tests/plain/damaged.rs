@@ -1,5 +1,6 @@
-//! One damaged object in recorded answers of a real server, in both encodings, as a list and at the beginning of a watch: what others have does not change,
-//! and what the object had stays if it cannot be read. Each time a new process begins on a kernel that an earlier one has filled.
+//! One damaged object in recorded answers of a real server, in both encodings, as a list and at the beginning of a
+//! watch. What other objects have does not change. What the object had stays if it cannot be read. Each time a new
+//! process begins on a kernel that an earlier one has filled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader, Write as _};

@@ -1,5 +1,5 @@
-//! The files below `deploy`. Those for Prometheus and Grafana ask for metrics that the program serves, and alerts fire for their subjects; the
-//! scripts that prepare a node, and take it over from kube-proxy, leave no node without a proxy.
+//! The files below `deploy`. Those for Prometheus and Grafana ask for metrics that the program serves, and alerts fire
+//! when they should. The scripts that prepare a node, and take it over from kube-proxy, leave no node without a proxy.
 
 use std::collections::BTreeSet;
 use std::fs;

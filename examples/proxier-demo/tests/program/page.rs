@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 ///
 /// # Panics
 ///
-/// The page is not well formed: a family without help or type, or in two parts; an invalid name, label or value; a counter
-/// without the suffix of counters, or another type with it; an inconsistent histogram.
+/// The page is not well formed: a family without help or type, or in two parts; an invalid name, label or value; a
+/// wrong suffix for a counter or another type; or an inconsistent histogram.
 pub(crate) fn read(page: &str) -> BTreeMap<String, f64> {
     assert!(page.ends_with('\n'), "the last line has no end");
     let mut samples = BTreeMap::new();

@@ -8,8 +8,8 @@ use super::server::{Group, Shared};
 /// Most descriptors for the rest of the process: servers for health and metrics, the source of changes, netlink.
 const OTHERS: usize = 256;
 
-/// Number of descriptors for the relay, out of those of the process: a quarter stays free, or as many as the rest of
-/// the process needs, but the relay gets at least half.
+/// Number of descriptors for the relay, out of those of the process. A quarter stays free, or as many as the rest of
+/// the process needs. The relay gets at least half.
 pub(super) fn share(open_files: usize) -> usize {
     let others = open_files.wrapping_div(4).max(OTHERS).min(open_files.wrapping_div(2));
     open_files.saturating_sub(others)

@@ -1,9 +1,9 @@
 //! Clients that keep connecting, each time from a new port, and record every time they were not served.
 //!
-//! No two connections share a port until all ports are used, even to different destinations. IPVS finds the connection of an answer by the real
-//! server and the client's address and port (`ip_vs_conn_out_get`): of two connections from one port through two virtual servers to one pod, the
-//! younger gets all answers. With many virtual servers in front of few pods, as here, ports that the kernel chooses at random collide that way a few
-//! times in 100,000 connections.
+//! No two connections share a port until all ports are used, even to different destinations. IPVS finds the connection
+//! of an answer by the real server and the client's address and port (`ip_vs_conn_out_get`). If two connections from
+//! one port go through two virtual servers to one pod, the younger gets all answers. With many virtual servers in front
+//! of few pods, as here, ports that the kernel chooses at random collide that way a few times in 100,000 connections.
 //!
 //! A client of UDP asks as a resolver does: up to three times, from one port. A question on its way to a pod that goes may be lost; the flow must not
 //! be.

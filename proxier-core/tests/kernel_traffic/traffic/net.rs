@@ -7,8 +7,8 @@
 //!  (pod r)
 //! ```
 //!
-//! The second node's only way to the client is through the node, and it has no route for it: pod r can be reached only when
-//! the node has replaced the client's address with its own. Pods reach everything through the node.
+//! The second node has no route to the client except through the node. So pod r can be reached only if the node has
+//! replaced the client's address with its own. Pods reach everything through the node.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;

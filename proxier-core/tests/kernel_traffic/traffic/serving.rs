@@ -24,8 +24,8 @@ fn slices(service: &str, other: &Value) -> [EndpointSliceObject; 2] {
     })
 }
 
-/// Flows of the Service `web` with pods a and r stay where they are while r serves, even if it is not selected, and go to a once it does not. A new
-/// process in place of the one that made them changes nothing.
+/// Flows of the Service `web` with pods a and r stay at r while it serves, even if it is not selected. Once it does
+/// not, they go to a. A new process in place of the one that made them changes nothing.
 pub(crate) fn flows_stay_while_their_endpoint_serves(net: &Net, cluster: &mut Cluster, again: impl Fn() -> Cluster) {
     let all = FAMILIES.into_iter().flat_map(|family| Vip::ALL.map(|vip| vip.of(10, family))).flat_map(|to| [to; 3]);
     let open = |to: SocketAddr| {

@@ -77,8 +77,8 @@ pub(crate) fn lines(text: &str) -> Vec<String> {
     text.lines().map(str::trim_end).filter(|line| !line.is_empty()).map(str::to_owned).collect()
 }
 
-/// Entries that were found, without those of the set that kube-proxy does not have (`KUBE-NODE-PORT-SERVED`), unless the scenario names it: its
-/// entries follow from the virtual servers, and scenarios compare the sets of kube-proxy.
+/// Entries that were found, without those of the set that kube-proxy does not have (`KUBE-NODE-PORT-SERVED`), unless
+/// the scenario names it. Its entries follow from the virtual servers, and scenarios compare the sets of kube-proxy.
 pub(crate) fn sets_that_are_meant(expected: &[String], found: &[String]) -> Vec<String> {
     let is_own = |line: &&String| {
         ["add KUBE-NODE-PORT-SERVED ", "add KUBE-6-NODE-PORT-SERVED "].iter().any(|own| line.starts_with(own))

@@ -37,8 +37,8 @@ pub(crate) struct Options {
 pub(crate) struct DistOptions {
     #[command(flatten)]
     options: Options,
-    /// Packs twice and compares, unpacks by programs of others, serves a Service from each image in a network namespace,
-    /// installs, removes and purges the package; nothing is kept (root; builds the tests)
+    /// Packs twice and compares, unpacks with other programs, and serves a Service from each image in a network
+    /// namespace. Installs, removes and purges the package. Nothing is kept (root; builds the tests)
     #[arg(long)]
     check: bool,
 }

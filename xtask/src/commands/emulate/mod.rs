@@ -10,9 +10,9 @@ use crate::{apt, cargo, tools};
 
 /// The low crates' tests on another processor
 ///
-/// Compiles the tests of the crates that speak to the kernel for s390x, whose byte order is the other one, or for
-/// arm64, in a Debian sid root, which is made in the cache (1.5 GB; root), and runs those that need no kernel under QEMU's
-/// user emulation.
+/// Compiles the tests of the crates that speak to the kernel for s390x, which is big-endian, or for arm64, in a Debian
+/// sid root. That root is made in the cache (1.5 GB; needs root). Runs the tests that need no kernel under QEMU's user
+/// emulation.
 ///
 /// Exit codes: 0 all passed, 1 one failed, 2 bad usage, 125 else.
 #[derive(Debug, clap::Args)]

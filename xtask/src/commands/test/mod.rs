@@ -20,9 +20,9 @@ use crate::{cargo, tools};
 
 /// Run every test, those on real kernels too
 ///
-/// Builds all tests once, runs them and the documentation's examples here, and then those on real kernels (test programs
-/// whose name starts with `kernel`) in a virtual machine, one boot for each kernel. There, a test that skips itself fails.
-/// Missing programs are installed with apt when this is root, else named.
+/// Builds all tests once, and runs them and the documentation's examples here. Then it runs those for real kernels
+/// (test programs whose name starts with `kernel`) in a virtual machine, one boot for each kernel. There, a test that
+/// skips itself fails. Missing programs are installed with apt when this is root, else named.
 ///
 /// Tests on random input, and which scenarios are in the sample, go by one seed, which is printed; PROPTEST_RNG_SEED=N in
 /// the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES, PROXIER_LACKS,
@@ -40,9 +40,10 @@ pub(crate) struct Options {
     also: Vec<(Series, Vec<String>)>,
     /// Every test on every kernel
     ///
-    /// Without it, of the tests that passed on one kernel (this machine's, for example), one in four runs again on each further one, another
-    /// quarter for each seed; one in eight of those that took 2 to 4 s, and so on; and of the tests that take 10 s or more
-    /// (xtask/slow-tests.txt), one that takes 40 s runs in one run of eight.
+    /// Without it, only some of the tests that passed on one kernel (this machine's, for example) run again on each
+    /// further one: a quarter, another one for each seed, an eighth of those that took 2 to 4 s, and so on. Tests that
+    /// take 10 s or more (xtask/slow-tests.txt) are also skipped in most runs: one that takes 40 s runs in every
+    /// eighth.
     #[arg(long)]
     every: bool,
     /// The whole matrix; takes hours
@@ -81,7 +82,7 @@ const TIME_LIMITS: [Duration; 2] = [Duration::from_secs(2700), Duration::from_se
 const MEMORY: u32 = 2048;
 
 /// Number of concurrent machines. In QEMU without KVM, two machines with one processor each do about twice as much as
-/// one with two, whose processors wait for each other at every change of a page table.
+/// one with two. The processors of one machine wait for each other at every change of a page table.
 const MACHINES: usize = 2;
 
 /// One in this many of the tests that passed on a real kernel runs again on each further kernel. QEMU without KVM is
@@ -247,8 +248,8 @@ fn run_here(programs: &[Program], more: Option<Program>, runs: &Runs, report: &m
     Ok(())
 }
 
-/// Runs the programs on another kernel, in virtual machines that share them: all tests that have not passed yet and
-/// those to be repeated, except slow ones that are skipped this time.
+/// Runs the programs on another kernel, in virtual machines that share them. It runs all tests that have not passed yet
+/// and those to be repeated, except slow ones that are skipped this time.
 fn run_in_machines(series: Series, programs: &[Program], runs: &Runs, report: &mut Report) -> Result<()> {
     let kernel = Kernel::get(series)?;
     let place = format!("kernel {series} ({})", kernel.release);

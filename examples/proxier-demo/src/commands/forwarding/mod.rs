@@ -34,8 +34,8 @@ impl Method {
         }
     }
 
-    /// How many bytes a packet grows on its way to an endpoint of a family (net/netfilter/ipvs/ip_vs_xmit.c,
-    /// `__ip_vs_get_out_rt`): an IP header, and 4 of GRE, or 8 of UDP and 4 of GUE.
+    /// How many bytes a packet grows on its way to an endpoint of a family: an IP header, and 4 of GRE, or 8 of UDP and
+    /// 4 of GUE (`__ip_vs_get_out_rt`, net/netfilter/ipvs/ip_vs_xmit.c).
     fn overhead(self, family: Family) -> u32 {
         let header = if family == Family::V4 { 20 } else { 40 };
         match self {

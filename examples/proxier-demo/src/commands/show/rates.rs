@@ -126,7 +126,7 @@ fn rated((server, real_servers): Reading, before: Option<&LastReading>, at: Dura
     let of_real = |real: &ObservedRealServer| {
         let earlier = before?.real_servers.get(&(key, real.server.key));
         // A real server that returns to its virtual server within two minutes may have its old counters
-        // (net/netfilter/ipvs/ip_vs_ctl.c, `ip_vs_trash_get_dest`); in a new virtual server it starts at zero.
+        // (`ip_vs_trash_get_dest`, net/netfilter/ipvs/ip_vs_ctl.c). In a new virtual server it starts at zero.
         let earlier = if known.is_some() { *earlier? } else { Stats::default() };
         Some(per_second(&earlier, &real.stats, elapsed))
     };

@@ -1,7 +1,7 @@
 //! The lock that allows one proxy per node. A second one refuses to start and names the first.
 //!
-//! The lock is a file below `/run/proxier-demo` that only root, or the user for whom root created that directory, may
-//! open, with a lock ([flock(2)](https://man7.org/linux/man-pages/man2/flock.2.html)) that the kernel releases when the
+//! The lock is a file below `/run/proxier-demo`. Only root may open it, or the user for whom root created that
+//! directory. The kernel releases the lock ([flock(2)](https://man7.org/linux/man-pages/man2/flock.2.html)) when the
 //! process ends in any way. So there are no stale locks. Each network namespace has its own file, named by its inode,
 //! since IPVS belongs to the network namespace.
 //!

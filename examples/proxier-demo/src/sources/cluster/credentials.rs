@@ -1,5 +1,5 @@
-//! Credentials for an API server: read from files and programs here, checked, and passed to the client library as text,
-//! so that it reads no file and starts no program itself.
+//! Credentials for an API server. They are read from files and programs here, checked, and passed to the client library
+//! as text: it reads no file and starts no program itself.
 
 use std::fs::File;
 use std::io::Read;

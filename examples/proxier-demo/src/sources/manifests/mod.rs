@@ -1,8 +1,8 @@
 //! Files as a source: reads Services, EndpointSlices and Nodes in YAML or JSON, and follows changes.
 //!
 //! A file is read when it is complete: closed after writing, or moved into place. If it cannot be read, its last
-//! readable content is kept: of the whole file if it is not YAML or empty, of one object if a field has the wrong type.
-//! To delete objects, remove them from their file, or remove the file.
+//! readable content is kept. That is the whole file if it is not YAML or empty, and one object if a field has the wrong
+//! type. To delete objects, remove them from their file, or remove the file.
 
 mod read;
 
@@ -75,9 +75,9 @@ const FILE_BYTES: u64 = 256 << 20;
 const SOON: Duration = Duration::from_millis(200);
 
 impl Manifests {
-    /// Reads files, and the files of directories (names that end in `.yaml`, `.yml` or `.json`, not in subdirectories),
-    /// as seen from the node of this name: of other Nodes only addresses are reported. `-` is standard input, which is
-    /// read once to its end.
+    /// Reads files, and the files of directories (names that end in `.yaml`, `.yml` or `.json`, not in subdirectories).
+    /// It reads them as seen from the node of this name: of other Nodes only addresses are reported. `-` is standard
+    /// input, which is read once to its end.
     ///
     /// If two files have objects of one kind and name, the first counts, in the given order and then by name.
     ///
