@@ -43,6 +43,10 @@ pub(crate) struct Change {
 }
 
 impl Whole for Change {
+    fn kind(&self) -> (Part, Action) {
+        (self.step.part, self.step.action)
+    }
+
     fn step(&self) -> Step {
         self.step.clone()
     }

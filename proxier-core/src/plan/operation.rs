@@ -38,6 +38,9 @@ pub(crate) enum Operation<'a> {
 
 /// One write that changes many objects: a transaction of a table, or a restore of rules.
 pub(crate) trait Whole: fmt::Debug {
+    /// Kind of object, and verb, of [`Whole::step`].
+    fn kind(&self) -> (Part, Action);
+
     fn step(&self) -> Step;
 }
 
@@ -81,10 +84,7 @@ impl Operation<'_> {
             Operation::Route(action, ..) => (Part::Route, action),
             Operation::Listener(action, ..) => (Part::Listener, action),
             Operation::Frontend(action, ..) => (Part::Frontend, action),
-            Operation::Whole(whole) => {
-                let Step { part, action, .. } = whole.step();
-                (part, action)
-            }
+            Operation::Whole(whole) => whole.kind(),
             Operation::Flows(..) => (Part::Flows, Action::Delete),
         }
     }

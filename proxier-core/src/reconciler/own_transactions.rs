@@ -67,13 +67,15 @@ pub(super) struct RecordingTables<'a> {
     tables: &'a mut dyn Tables,
     own_transactions: &'a mut OwnTransactions,
     has_read: bool,
-    /// The generation that the kernel told last, as far as this process has written nothing since.
+    /// The generation that the kernel reported last, if this process has written nothing since.
     told: Option<u32>,
+    /// Nobody has asked for `told` since a transaction of this process made it.
+    is_new: bool,
 }
 
 impl<'a> RecordingTables<'a> {
     pub(super) fn new(tables: &'a mut dyn Tables, own_transactions: &'a mut OwnTransactions) -> Self {
-        RecordingTables { tables, own_transactions, has_read: false, told: None }
+        RecordingTables { tables, own_transactions, has_read: false, told: None, is_new: false }
     }
 
     /// The generation, read only if this pass does not know it. Foreign transactions since then count among those that come after it.
@@ -83,8 +85,13 @@ impl<'a> RecordingTables<'a> {
 }
 
 impl Tables for RecordingTables<'_> {
+    /// Right after a transaction of this process it is known.
     fn generation(&mut self) -> Result<u32, PortError> {
-        self.told = None;
+        let told = self.told.take();
+        if let Some(new) = told.filter(|_| std::mem::take(&mut self.is_new)) {
+            self.told = told;
+            return Ok(new);
+        }
         let generation = self.tables.generation()?;
         self.told = Some(generation);
         Ok(generation)
@@ -124,9 +131,13 @@ impl Tables for RecordingTables<'_> {
 
     fn commit(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
         let before = self.before();
+        self.is_new = false;
         self.tables.commit(transaction)?;
         match (before, self.generation()) {
-            (Some(before), Ok(after)) => self.own_transactions.note(before, after, 1),
+            (Some(before), Ok(after)) => {
+                self.own_transactions.note(before, after, 1);
+                self.is_new = true;
+            }
             // Its report will be taken for a foreign one, and everything compared.
             _ => self.own_transactions.seen = None,
         }

@@ -209,6 +209,10 @@ impl FamilyPlan {
 
 /// The rules as a whole.
 impl Whole for FamilyPlan {
+    fn kind(&self) -> (Part, Action) {
+        (Part::Rules, Action::Change)
+    }
+
     fn step(&self) -> Step {
         let text = self.transaction.to_string();
         let count = text.lines().filter(|line| !line.starts_with('*') && *line != "COMMIT").count();

@@ -16,7 +16,7 @@ use crate::modes::shared::frontends::FrontendChanges;
 use crate::modes::shared::table::{self, Basis, ChainRules, Fate, LabelledTransaction, Layout as _, is_kind_of};
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::{Operation, Whole};
-use crate::plan::step::{Action, Step};
+use crate::plan::step::{Action, Part, Step};
 use crate::safeguard::Loss;
 use crate::service::{Changes, Desired};
 
@@ -407,6 +407,10 @@ impl Work for Plan {
 
 /// The table as a whole, if it or a chain of it changes.
 impl Whole for TablePlan {
+    fn kind(&self) -> (Part, Action) {
+        (Part::Table, self.fate.action())
+    }
+
     fn step(&self) -> Step {
         let names: Vec<&str> = self.chain_names().into_iter().collect();
         table::step(self.layout.table(), self.fate, &names)

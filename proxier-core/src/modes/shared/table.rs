@@ -27,16 +27,25 @@ pub enum Fate {
     Delete,
 }
 
+impl Fate {
+    pub(crate) fn action(self) -> Action {
+        match self {
+            Fate::Make => Action::Add,
+            Fate::Delete => Action::Delete,
+            Fate::Keep | Fate::Remake => Action::Change,
+        }
+    }
+}
+
 /// The step of a change to a table as a whole, or to these chains.
 pub(crate) fn step(table: &TableKey, fate: Fate, chains: &[&str]) -> Step {
-    let (action, detail) = match fate {
-        Fate::Make => (Action::Add, String::new()),
-        Fate::Delete => (Action::Delete, String::new()),
-        Fate::Remake => (Action::Change, "made again: it has other flags, sets or hooks".to_owned()),
-        Fate::Keep if chains.is_empty() => (Action::Change, "this process becomes its owner".to_owned()),
-        Fate::Keep => (Action::Change, format!("chains {}", chains.join(", "))),
+    let detail = match fate {
+        Fate::Make | Fate::Delete => String::new(),
+        Fate::Remake => "made again: it has other flags, sets or hooks".to_owned(),
+        Fate::Keep if chains.is_empty() => "this process becomes its owner".to_owned(),
+        Fate::Keep => format!("chains {}", chains.join(", ")),
     };
-    Step::new(action, Part::Table, table).with(detail)
+    Step::new(fate.action(), Part::Table, table).with(detail)
 }
 
 /// A chain with its rules.
@@ -184,7 +193,7 @@ pub(crate) fn write_layout(
     } else if claims {
         transaction.add_table(table);
     }
-    for set in layout.sets().filter(|_| is_new).chain(sets) {
+    for set in is_new.then(|| layout.sets()).into_iter().flatten().chain(sets) {
         transaction.create_set(set);
     }
     // Chains go to each other: all of them first, then their rules.

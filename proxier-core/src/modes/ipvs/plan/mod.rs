@@ -255,6 +255,10 @@ impl Work for Plan {
 }
 
 impl Whole for RulesChange {
+    fn kind(&self) -> (Part, Action) {
+        (Part::Rules, Action::Change)
+    }
+
     fn step(&self) -> Step {
         let lines = self.changes.lines();
         let step = Step::new(Action::Change, Part::Rules, self.family.name());

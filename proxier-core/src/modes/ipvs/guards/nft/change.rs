@@ -12,7 +12,7 @@ use super::layout::{KEEP, Layout};
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::table::{self, ChainRules, Changes, Fate, LabelledTransaction, Layout as _, write_layout};
 use crate::plan::operation::Whole;
-use crate::plan::step::{Action, Step};
+use crate::plan::step::{Action, Part, Step};
 
 /// Changes to a family's table besides its elements.
 #[derive(Clone, Debug, PartialEq)]
@@ -157,6 +157,10 @@ impl TableChange {
 }
 
 impl Whole for TableChange {
+    fn kind(&self) -> (Part, Action) {
+        (Part::Table, self.fate.action())
+    }
+
     fn step(&self) -> Step {
         let names: Vec<&str> = self.chains.iter().map(|(chain, _)| chain.key.name.as_str()).collect();
         table::step(&self.layout.table, self.fate, &names)
