@@ -1,5 +1,7 @@
 //! Decodes requests and encodes answers.
 
+use std::sync::Arc;
+
 use netlink_batch::header::{MESSAGE_HEADER, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NfGenHeader};
 use netlink_batch::testing::Reply;
 use netlink_batch::{Attrs, Be32, Be64, Encoder, Errno, Message, NulStr, RawAttrs, WireError};
@@ -316,7 +318,8 @@ fn reset(state: &mut State, get: u8, request: &Request<'_>, message: &Message<'_
             let set = table.sets.get_mut(place).ok_or(whole(Errno::ENOENT))?;
             for wanted in elements(message.payload)?.unwrap_or_default() {
                 let key = find(set, &wanted).map(|found| found.key.clone());
-                let found = set.elements.values_mut().filter(|element| Some(&element.key) == key.as_ref());
+                let found =
+                    Arc::make_mut(&mut set.elements).values_mut().filter(|element| Some(&element.key) == key.as_ref());
                 found.flat_map(|element| &mut element.extras_mut().expressions).for_each(reset_expression);
             }
         }

@@ -1,6 +1,7 @@
 //! State of the fake kernel, and the rules for changing it.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use netlink_batch::Errno;
@@ -44,8 +45,9 @@ pub(super) struct FakeSet {
     pub(super) handle: u64,
     /// Number within the transaction that created it.
     pub(super) id: Option<u32>,
-    /// Elements in the kernel's form: by key, and whether it is the end of a range.
-    pub(super) elements: BTreeMap<(Value, bool), Element>,
+    /// Elements in the kernel's form: by key, and whether it is the end of a range. Each transaction works on a copy of the state, which shares
+    /// those of the sets that it does not change.
+    pub(super) elements: Arc<BTreeMap<(Value, bool), Element>>,
     /// When elements run out.
     deadlines: BTreeMap<(Value, bool), Instant>,
 }
@@ -91,7 +93,7 @@ impl State {
                 // The end of a range expires with its start.
                 let mut ends = set.elements.range((key.0, true)..).map(|(key, _)| key.clone());
                 if let Some(end) = ends.find(|(_, is_end)| *is_end) {
-                    set.elements.remove(&end);
+                    Arc::make_mut(&mut set.elements).remove(&end);
                 }
             }
         }
@@ -253,7 +255,7 @@ impl State {
             }
             return Ok(());
         }
-        table.sets.push(FakeSet { set, handle, id, elements: BTreeMap::new(), deadlines: BTreeMap::new() });
+        table.sets.push(FakeSet { set, handle, id, elements: Arc::default(), deadlines: BTreeMap::new() });
         Ok(())
     }
 
@@ -297,7 +299,7 @@ impl State {
         let place = table.set_place(name).ok_or(whole(Errno::ENOENT))?;
         let Some(set) = table.sets.get_mut(place) else { return Err(whole(Errno::ENOENT)) };
         let Some(elements) = elements else {
-            set.elements.clear();
+            Arc::make_mut(&mut set.elements).clear();
             set.deadlines.clear();
             return Ok(());
         };
@@ -401,7 +403,7 @@ impl State {
 impl FakeSet {
     fn remove(&mut self, key: &(Value, bool)) -> Option<Element> {
         self.deadlines.remove(key);
-        self.elements.remove(key)
+        Arc::make_mut(&mut self.elements).remove(key)
     }
 
     /// Whether a range, or one of its two boundaries, overlaps an existing one.
@@ -613,7 +615,7 @@ impl FakeTable {
             let left = *element.extras_mut().expiration.get_or_insert(timeout);
             set.deadlines.extend(Instant::now().checked_add(left).map(|deadline| (key.clone(), deadline)));
         }
-        set.elements.insert(key, element);
+        Arc::make_mut(&mut set.elements).insert(key, element);
         Ok(())
     }
 
