@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Compiled, Frontend, FrontendObserver, Port};
+use super::{Compiled, Desired, Frontend, FrontendObserver, Port};
 use crate::net::{Family, FrontendKey};
 use crate::snapshot::ObjectKey;
 
@@ -62,6 +62,15 @@ impl Changes {
     /// The changed Frontends in their written state; `None` if not written.
     pub fn frontends(&self) -> impl Iterator<Item = (&FrontendKey, Option<&Frontend>)> {
         self.frontends.iter().map(|(key, before)| (key, before.as_deref()))
+    }
+
+    /// The Frontends that are not as they were written, as they were and as they are.
+    pub(crate) fn differing<'a>(
+        &'a self,
+        desired: &'a Desired,
+    ) -> impl Iterator<Item = (Option<&'a Frontend>, Option<&'a Frontend>)> + Clone {
+        let both = self.frontends.iter().map(|(key, before)| (before.as_deref(), desired.frontend(key)));
+        both.filter(|(before, after)| before != after)
     }
 
     /// The Services with changed ports in a family, or a changed health check.

@@ -3,13 +3,18 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use nftables::{Chain, Set};
+
+use super::layout::Layout;
 use super::lower::{Item, SetName, Treatment, concat, lower};
-use super::pick::{Clients, SharedChain};
+use super::observed::Observed;
+use super::pick::{Clients, Pick, SharedChain};
 use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::counts::{count, uncount};
+use crate::modes::shared::table::{ChainRules, Layout as _};
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
-use crate::service::{Compiled, Desired, Frontend, Roles};
+use crate::service::{Changes, Compiled, Desired, Frontend, Roles};
 
 /// Chains and elements that Frontends share, counted, and the slots of endpoints; kept up to date at O(changed Services).
 ///
@@ -48,6 +53,19 @@ impl Need {
         match self {
             Need::Chain(family, _) | Need::Clients(family, _) => *family,
             Need::ClusterIp(address) | Need::Hairpin(address) => Family::of(*address),
+        }
+    }
+
+    pub(super) fn chain(&self) -> Option<&SharedChain> {
+        if let Need::Chain(_, chain) = self { Some(chain) } else { None }
+    }
+
+    /// Its set, besides those that every table has.
+    pub(super) fn set(&self, layout: &Layout) -> Option<Set> {
+        match self {
+            Need::Chain(_, chain) => chain.set(layout),
+            Need::Clients(_, clients) => Some(layout.clients_set(*clients)),
+            Need::ClusterIp(_) | Need::Hairpin(_) => None,
         }
     }
 
@@ -205,18 +223,62 @@ impl Index {
         all.filter(move |(of, _)| **of == family).map(|(_, chain)| *chain)
     }
 
-    /// The sets of clients of a family.
-    pub(super) fn clients(&self, family: Family) -> impl Iterator<Item = Clients> {
-        // They come last.
-        let all = self.needs.keys().rev().map_while(|need| match need {
-            Need::Clients(of, clients) => Some((of, clients)),
-            Need::Chain(..) | Need::ClusterIp(_) | Need::Hairpin(_) => None,
-        });
-        all.filter(move |(of, _)| **of == family).map(|(_, clients)| *clients)
+    /// The chains of a family that Frontends enter by the sets of these.
+    pub(super) fn entered_by_set(&self, family: Family) -> impl Iterator<Item = Pick> {
+        self.chains(family).filter_map(|chain| chain.entered_by_set())
     }
 
-    pub(super) fn is_needed(&self, need: &Need) -> bool {
-        self.needs.contains_key(need)
+    /// The chains that every table has; those that differ by what changed since the last write, with `changed`.
+    pub(super) fn fixed_chains(&self, layout: &Layout, changed: bool) -> Vec<ChainRules> {
+        let family = layout.family();
+        let services = layout.services(self.entered_by_set(family));
+        if changed {
+            let mut needs = self.changed.iter().filter(|need| need.family() == family).filter_map(Need::chain);
+            return needs.any(|chain| chain.entered_by_set().is_some()).then_some(services).into_iter().collect();
+        }
+        let fixed = layout.chains().into_iter();
+        fixed.map(|chain| if chain.0 == services.0 { services.clone() } else { chain }).collect()
+    }
+
+    /// The needs of a family: all, or those that appeared since the last write.
+    pub(super) fn needs(&self, family: Family, changed: bool) -> impl Iterator<Item = &Need> {
+        let all = (!changed).then(|| self.needs.keys()).into_iter().flatten();
+        let new =
+            changed.then(|| self.changed.iter().filter(|need| self.needs.contains_key(*need))).into_iter().flatten();
+        all.chain(new).filter(move |need| need.family() == family)
+    }
+
+    /// The Frontends of a family that a table has to have: all, or those that changed.
+    pub(super) fn frontends<'a>(
+        &self,
+        desired: &'a Desired,
+        family: Family,
+        changes: Option<&'a Changes>,
+    ) -> impl Iterator<Item = &'a Frontend> {
+        let all = changes.is_none().then(|| desired.frontends()).into_iter().flatten();
+        let changed = changes.into_iter().flat_map(|changes| changes.differing(desired)).filter_map(|(_, after)| after);
+        all.chain(changed).filter(move |frontend| frontend.key.family() == family)
+    }
+
+    /// What changed, as it was written, in the form of a table that was read.
+    pub(super) fn written(&self, layout: &Layout, desired: &Desired, changes: &Changes) -> Observed {
+        let family = layout.family();
+        let mut written = Observed::default();
+        let before = changes.differing(desired).filter_map(|(before, _)| before);
+        let before = before.filter(|frontend| frontend.key.family() == family);
+        let gone = self.changed.iter().filter(|need| need.family() == family && !self.needs.contains_key(*need));
+        for need in gone.clone() {
+            let chain = need
+                .chain()
+                .map(|chain| (chain.to_string(), (Chain::regular(layout.chain_key(&chain.to_string())), Vec::new())));
+            written.shape.chains.extend(chain);
+            written.shape.sets.extend(need.set(layout).map(|set| (set.key.name.as_str().to_owned(), set)));
+        }
+        let items = before.flat_map(|frontend| self.lower_written(frontend)).chain(gone.filter_map(Need::item));
+        for Item { set, key, data } in items {
+            written.elements.entry(set).or_default().insert(key, data);
+        }
+        written
     }
 
     /// The elements of a Frontend.
@@ -227,13 +289,6 @@ impl Index {
     /// The elements of a Frontend as it was written.
     pub(super) fn lower_written(&self, frontend: &Frontend) -> Vec<Item> {
         lower(frontend, self.written.get(&frontend.key).unwrap_or(&Slots::default()))
-    }
-
-    /// All elements of a family, but for clients, which rules write.
-    pub(super) fn items(&self, desired: &Desired, family: Family) -> impl Iterator<Item = Item> {
-        let frontends = desired.frontends().filter(move |frontend| frontend.key.family() == family);
-        let shared = self.needs.keys().filter(move |need| need.family() == family).filter_map(Need::item);
-        frontends.flat_map(|frontend| self.lower(frontend)).chain(shared)
     }
 
     /// Reduces memory by rebuilding everything; call it after a large change.

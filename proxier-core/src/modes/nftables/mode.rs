@@ -87,18 +87,19 @@ impl Mode {
         read: Option<&Option<Observed>>,
     ) -> Option<TablePlan> {
         let wanted = (pass.desired, &self.index);
-        match (is_served, read) {
-            (true, Some(observed)) => Some(match observed {
-                Some(observed) => TablePlan::compared(layout, wanted, observed),
-                None => TablePlan::full(layout, wanted, Fate::Make),
-            }),
-            (true, None) if self.layouts.get(&layout.family()).is_some_and(|written| *written != layout) => {
-                Some(TablePlan::full(layout, wanted, Fate::Remake))
+        let is_other = || self.layouts.get(&layout.family()).is_some_and(|written| *written != layout);
+        let fate = match (is_served, read) {
+            (true, Some(Some(observed))) => return Some(TablePlan::compared(layout, wanted, observed)),
+            (true, Some(None)) => Fate::Make,
+            (true, None) if is_other() => Fate::Remake,
+            (true, None) => {
+                let written = self.index.written(&layout, pass.desired, pass.changes);
+                return Some(TablePlan::new(layout, Fate::Keep, wanted, (&written, Some(pass.changes))));
             }
-            (true, None) => Some(TablePlan::changed(layout, wanted, pass.changes)),
-            (false, Some(Some(_))) => Some(TablePlan::full(layout, wanted, Fate::Delete)),
-            (false, _) => None,
-        }
+            (false, Some(Some(_))) => Fate::Delete,
+            (false, _) => return None,
+        };
+        Some(TablePlan::new(layout, fate, wanted, (&Observed::default(), None)))
     }
 
     /// Services whose clients do not stay, since there are too many rules; empty if already reported.

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use nftables::{ElementData, ElementKey, Set, TableSnapshot, Verdict};
+use nftables::{ElementData, ElementKey, TableSnapshot, Verdict};
 
 use super::layout::Layout;
 use super::lower::SetName;
@@ -35,9 +35,9 @@ impl Observed {
     }
 
     /// The sets that not every table has, by name.
-    pub(super) fn other_sets(&self) -> impl Iterator<Item = (&str, &Set)> {
-        let sets = self.shape.sets.iter().map(|(name, set)| (name.as_str(), set));
-        sets.filter(|(name, _)| !SetName::FIXED.into_iter().any(|set| set.name() == *name))
+    pub(super) fn other_sets(&self) -> impl Iterator<Item = &str> {
+        let sets = self.shape.sets.keys().map(String::as_str);
+        sets.filter(|name| !SetName::FIXED.into_iter().any(|set| set.name() == *name))
     }
 
     /// The slots of endpoints, and for how many the chain is that chooses among them, by Frontend.

@@ -55,11 +55,19 @@ pub(super) struct TablePlan {
 }
 
 impl TablePlan {
-    fn new(layout: Layout, fate: Fate) -> Self {
-        TablePlan {
+    /// Differences from what was there `before`. Without `changes` that is the whole table, empty where it has to be made; else it is what
+    /// changed, as it was written ([`Index::written`]).
+    pub(super) fn new(
+        layout: Layout,
+        fate: Fate,
+        (desired, index): (&Desired, &Index),
+        (before, changes): (&Observed, Option<&Changes>),
+    ) -> Self {
+        let family = layout.family();
+        let mut plan = TablePlan {
+            claims: fate == Fate::Keep && changes.is_none() && before.shape.is_orphan(&layout),
             layout,
             fate,
-            claims: false,
             sets: Vec::new(),
             delete_sets: Vec::new(),
             chains: Vec::new(),
@@ -67,135 +75,68 @@ impl TablePlan {
             delete: BTreeMap::new(),
             add: BTreeMap::new(),
             frontends: FrontendChanges::default(),
-        }
-    }
-
-    /// Plans the whole table, where there is none or one that cannot be repaired.
-    pub(super) fn full(layout: Layout, (desired, index): (&Desired, &Index), fate: Fate) -> Self {
-        let family = layout.family();
-        let mut plan = TablePlan::new(layout, fate);
+        };
         if fate == Fate::Delete {
             return plan;
         }
-        plan.sets = shared_sets(&plan.layout, index);
-        plan.chains = all_chains(&plan.layout, index);
-        for item in index.items(desired, family) {
-            plan.add(item);
-        }
-        let frontends = desired.frontends().filter(|frontend| frontend.key.family() == family);
-        for frontend in frontends.filter(|frontend| !is_relayed(&frontend.key)) {
-            plan.frontends.note(frontend.key, false, Some(frontend));
-        }
-        plan
-    }
-
-    /// Differences to the table that was read.
-    pub(super) fn compared(layout: Layout, (desired, index): (&Desired, &Index), observed: &Observed) -> Self {
-        let family = layout.family();
-        let mut sets: BTreeMap<&str, &Set> = observed.other_sets().collect();
-        let mut new_sets = shared_sets(&layout, index);
-        let is_other =
-            new_sets.iter().any(|set| sets.get(set.key.name.as_str()).is_some_and(|found| !is_kind_of(found, set)));
-        let served = observed.frontends(family);
-        if observed.is_other || is_other {
-            let mut plan = TablePlan::full(layout, (desired, index), Fate::Remake);
-            for (key, had_endpoints) in served {
-                let after = desired.frontend(&key);
-                if after.is_none_or(|after| had_endpoints && after.endpoints().is_empty()) {
-                    plan.frontends.note(key, true, after);
-                }
-            }
-            return plan;
-        }
-        let mut plan = TablePlan::new(layout, Fate::Keep);
-        plan.claims = observed.shape.is_orphan(&plan.layout);
-        new_sets.retain(|set| sets.remove(set.key.name.as_str()).is_none());
-        plan.sets = new_sets;
-        plan.delete_sets = sets.into_keys().map(str::to_owned).collect();
-        let mut differing = BTreeSet::new();
-        let mut left: BTreeMap<SetName, BTreeMap<&ElementKey, &Option<ElementData>>> =
-            observed.elements.iter().map(|(set, elements)| (*set, elements.iter().collect())).collect();
-        for item in index.items(desired, family) {
-            match left.entry(item.set).or_default().remove(&item.key) {
-                Some(data) if *data == item.data => continue,
+        // What is left of these in the end is deleted.
+        let mut elements: BTreeMap<SetName, BTreeMap<&ElementKey, &Option<ElementData>>> =
+            before.elements.iter().map(|(set, elements)| (*set, elements.iter().collect())).collect();
+        let mut sets: BTreeSet<&str> = before.other_sets().collect();
+        let mut there: BTreeMap<&str, &Vec<Rule>> =
+            before.shape.chains.iter().map(|(name, (_, rules))| (name.as_str(), rules)).collect();
+        let mut compare = |plan: &mut TablePlan, item: Item| {
+            match elements.get_mut(&item.set).and_then(|elements| elements.remove(&item.key)) {
+                Some(data) if *data == item.data => return false,
                 Some(_) => plan.delete(item.set, item.key.clone()),
                 None => {}
             }
-            differing.extend(frontend_of(item.set, &item.key, family));
             plan.add(item);
-        }
-        for (set, left) in left {
-            for key in left.into_keys() {
-                differing.extend(frontend_of(set, key, family));
-                plan.delete(set, key.clone());
+            true
+        };
+        let mut differing = BTreeSet::new();
+        for frontend in index.frontends(desired, family, changes) {
+            for item in index.lower(frontend) {
+                if compare(&mut plan, item) {
+                    differing.insert(frontend.key);
+                }
             }
         }
-        let chains = observed.shape.chains.iter();
-        let mut chains: BTreeMap<&str, &Vec<Rule>> = chains.map(|(name, (_, rules))| (name.as_str(), rules)).collect();
-        for (chain, rules) in all_chains(&plan.layout, index) {
-            if chains.remove(chain.key.name.as_str()) != Some(&rules) {
-                plan.chains.push((chain, rules));
-            }
+        let mut chains = index.fixed_chains(&plan.layout, changes.is_some());
+        for need in index.needs(family, changes.is_some()) {
+            need.item().into_iter().for_each(|item| drop(compare(&mut plan, item)));
+            chains.extend(need.chain().map(|chain| shared_chain(&plan.layout, chain)));
+            plan.sets.extend(need.set(&plan.layout).filter(|set| !sets.remove(set.key.name.as_str())));
         }
-        plan.delete_chains = chains.into_keys().map(str::to_owned).collect();
+        for (set, key) in elements.into_iter().flat_map(|(set, of)| of.into_keys().map(move |key| (set, key))) {
+            differing.extend(frontend_of(set, key, family));
+            plan.delete(set, key.clone());
+        }
+        chains.retain(|(chain, rules)| there.remove(chain.key.name.as_str()) != Some(rules));
+        plan.chains = chains;
+        plan.delete_chains = there.into_keys().map(str::to_owned).collect();
+        plan.delete_sets = sets.into_iter().map(str::to_owned).collect();
+        let served = if differing.is_empty() { BTreeMap::new() } else { before.frontends(family) };
         for key in differing {
             plan.frontends.note(key, served.contains_key(&key), desired.frontend(&key));
         }
         plan
     }
 
-    /// Differences to the last write.
-    pub(super) fn changed(layout: Layout, (desired, index): (&Desired, &Index), changes: &Changes) -> Self {
+    /// Differences from the table that was read. One that cannot be repaired is made again.
+    pub(super) fn compared(layout: Layout, (desired, index): (&Desired, &Index), observed: &Observed) -> Self {
         let family = layout.family();
-        let mut plan = TablePlan::new(layout, Fate::Keep);
-        for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {
-            let after = desired.frontend(key);
-            if before == after {
-                continue;
-            }
-            let old = before.into_iter().flat_map(|frontend| index.lower_written(frontend));
-            let mut old: BTreeMap<(SetName, ElementKey), Option<ElementData>> =
-                old.map(|item| ((item.set, item.key), item.data)).collect();
-            let mut differs = false;
-            for item in after.into_iter().flat_map(|frontend| index.lower(frontend)) {
-                match old.remove(&(item.set, item.key.clone())) {
-                    Some(data) if data == item.data => continue,
-                    Some(_) => plan.delete(item.set, item.key.clone()),
-                    None => {}
-                }
-                differs = true;
-                plan.add(item);
-            }
-            differs |= !old.is_empty();
-            for (set, key) in old.into_keys() {
-                plan.delete(set, key);
-            }
-            if differs {
-                plan.frontends.note(*key, before.is_some(), after);
-            }
+        let is_other =
+            |set: Set| observed.shape.sets.get(set.key.name.as_str()).is_some_and(|of| !is_kind_of(of, &set));
+        if !observed.is_other && !index.needs(family, false).filter_map(|need| need.set(&layout)).any(is_other) {
+            return TablePlan::new(layout, Fate::Keep, (desired, index), (observed, None));
         }
-        let mut enters = false;
-        for need in index.changed.iter().filter(|need| need.family() == family) {
-            match (need, index.is_needed(need)) {
-                (Need::Chain(_, chain), is_needed) => {
-                    let set = chain.set(&plan.layout);
-                    enters |= chain.entered_by_set().is_some();
-                    if is_needed {
-                        plan.sets.extend(set);
-                        plan.chains.push(shared_chain(&plan.layout, chain));
-                    } else {
-                        plan.delete_sets.extend(set.map(|_| chain.to_string()));
-                        plan.delete_chains.push(chain.to_string());
-                    }
-                }
-                (Need::Clients(_, clients), true) => plan.sets.push(plan.layout.clients_set(*clients)),
-                (Need::Clients(_, clients), false) => plan.delete_sets.push(clients.to_string()),
-                (need, true) => need.item().into_iter().for_each(|item| plan.add(item)),
-                (need, false) => need.item().into_iter().for_each(|item| plan.delete(item.set, item.key)),
+        let mut plan = TablePlan::new(layout, Fate::Remake, (desired, index), (&Observed::default(), None));
+        for (key, had_endpoints) in observed.frontends(family) {
+            let after = desired.frontend(&key);
+            if after.is_none_or(|after| had_endpoints && after.endpoints().is_empty()) {
+                plan.frontends.note(key, true, after);
             }
-        }
-        if enters {
-            plan.chains.push(plan.layout.services(entered_by_set(index, family)));
         }
         plan
     }
@@ -266,7 +207,7 @@ impl TablePlan {
         self.delete_chains.retain(|chain| !needed.contains(chain.as_str()));
         self.delete_sets.retain(|set| !needed.contains(set.as_str()));
         // The chain that leads to those that stay.
-        entered.extend(entered_by_set(index, family));
+        entered.extend(index.entered_by_set(family));
         let services = self.layout.services(entered);
         if self.chains.iter().any(|(chain, _)| *chain == services.0) {
             self.chains.retain(|(chain, _)| *chain != services.0);
@@ -369,26 +310,6 @@ impl table::Changes for TablePlan {
 
 fn shared_chain(layout: &Layout, chain: &SharedChain) -> ChainRules {
     (Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout))
-}
-
-fn shared_sets(layout: &Layout, index: &Index) -> Vec<Set> {
-    let of_frontends = index.chains(layout.family()).filter_map(|chain| chain.set(layout));
-    of_frontends.chain(index.clients(layout.family()).map(|clients| layout.clients_set(clients))).collect()
-}
-
-/// The chains that Frontends enter by the sets of these, of a family.
-fn entered_by_set(index: &Index, family: Family) -> impl Iterator<Item = Pick> {
-    index.chains(family).filter_map(|chain| chain.entered_by_set())
-}
-
-fn all_chains(layout: &Layout, index: &Index) -> Vec<ChainRules> {
-    let mut chains = layout.chains();
-    let services = layout.services(entered_by_set(index, layout.family()));
-    for chain in chains.iter_mut().filter(|(chain, _)| *chain == services.0) {
-        chain.1.clone_from(&services.1);
-    }
-    chains.extend(index.chains(layout.family()).map(|chain| shared_chain(layout, &chain)));
-    chains
 }
 
 impl Work for Plan {
