@@ -42,9 +42,15 @@ impl Index {
     }
 
     /// The networks that have to be local: whole ones, and addresses outside of them one by one.
-    pub(super) fn networks(&self, whole: &BTreeSet<Network>) -> BTreeSet<Network> {
+    pub(super) fn networks(&self, whole: &BTreeSet<Network>) -> impl Iterator<Item = Network> {
         let alone = self.addresses.keys().filter_map(|address| network_of(*address, whole));
-        whole.iter().copied().chain(alone).collect()
+        whole.iter().copied().chain(alone)
+    }
+
+    /// Whether a network is one of [`Index::networks`].
+    pub(super) fn needs_route(&self, network: &Network, whole: &BTreeSet<Network>) -> bool {
+        let address = network.addr();
+        whole.contains(network) || (self.needs(address) && network_of(address, whole) == Some(*network))
     }
 
     /// Reduces memory by rebuilding everything; call it after a large change.

@@ -100,21 +100,21 @@ impl Mode {
         }
     }
 
-    /// Looks at addresses that changed only.
-    fn follow_routes(&self, pass: &Pass<'_>, plan: &mut Plan, known: &KernelState, whole: &BTreeSet<Network>) {
-        let changed: BTreeSet<IpAddr> = pass.changes.frontends().map(|(key, _)| key.address).collect();
-        for address in changed.union(&self.unrouted) {
-            let Some(network) = network_of(*address, whole) else { continue };
-            match (self.index.needs(*address), known.routes.contains(&network)) {
+    /// Compares the routes: all in a full pass, or where other networks are local as a whole, else those of addresses that changed.
+    fn compare_routes(&self, pass: &Pass<'_>, plan: &mut Plan, known: &KernelState, whole: &BTreeSet<Network>) {
+        let networks: BTreeSet<Network> = if pass.full || *whole != self.whole {
+            known.routes.iter().copied().chain(self.index.networks(whole)).collect()
+        } else {
+            let changed = pass.changes.frontends().map(|(key, _)| key.address).chain(self.unrouted.iter().copied());
+            changed.filter_map(|address| network_of(address, whole)).chain(self.kept.iter().copied()).collect()
+        };
+        for network in networks {
+            match (self.index.needs_route(&network, whole), known.routes.contains(&network)) {
                 (true, false) => plan.add_routes.push(network),
                 (false, true) => plan.delete_routes.push(network),
                 _ => {}
             }
         }
-        let is_unwanted = |network: &&Network| !self.index.needs(network.addr());
-        plan.delete_routes.extend(self.kept.iter().filter(is_unwanted));
-        plan.delete_routes.sort_unstable();
-        plan.delete_routes.dedup();
     }
 
     /// Foreign changes.
@@ -237,13 +237,7 @@ impl modes::Mode for Mode {
             report.refused = changed.flat_map(|frontend| refused_of(pass.desired, frontend)).collect();
         }
         compare(&pass, &mut plan, known, &there);
-        if pass.full || whole != self.whole {
-            let networks = self.index.networks(&whole);
-            plan.add_routes = networks.difference(&known.routes).copied().collect();
-            plan.delete_routes = known.routes.difference(&networks).copied().collect();
-        } else {
-            self.follow_routes(&pass, &mut plan, known, &whole);
-        }
+        self.compare_routes(&pass, &mut plan, known, &whole);
         let loses = |(key, (_, listener)): &(&FrontendKey, &(Action, Listener))| {
             !listener.has_endpoints && known.listeners.get(key) == Some(&true)
         };
