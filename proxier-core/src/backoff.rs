@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use crate::time::Moment;
+
 /// Growing pauses: each is up to twice as long as the previous one, up to a maximum.
 ///
 /// Each pause is drawn from the upper half of its range: with the defaults 0.5 to 1 s, then 1 to 2 s, 2 to 4 s, up to
@@ -59,6 +61,26 @@ impl Backoff {
         mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
         mixed ^ (mixed >> 31)
+    }
+}
+
+/// Time to retry rules that could not be restored.
+#[derive(Clone, Debug)]
+pub(crate) struct RulesRetry {
+    pub(crate) at: Moment,
+    backoff: Backoff,
+}
+
+impl RulesRetry {
+    /// The longest pause: what needs rules should not wait much longer than for the lock.
+    const LONGEST: Duration = Duration::from_secs(5);
+
+    pub(crate) fn new(seed: u64) -> Self {
+        RulesRetry { at: Moment::ZERO, backoff: Backoff::new(Backoff::FIRST, Self::LONGEST, seed) }
+    }
+
+    pub(crate) fn failed(&mut self, now: Moment) {
+        self.at = now.saturating_add(self.backoff.next_pause());
     }
 }
 

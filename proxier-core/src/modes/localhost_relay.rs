@@ -130,7 +130,7 @@ impl Tracker {
             if let Err(error) = outcome {
                 let failures = self.counts.creation_failures.entry(change.key.family()).or_default();
                 *failures = failures.saturating_add(1);
-                // A matter of this port alone, whatever the reason.
+                // For any reason it concerns this port alone.
                 let error = PortError::new(PortErrorKind::Other, error.to_string());
                 applied.fail(change.operation().step(names), error);
             } else {

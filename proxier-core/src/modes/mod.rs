@@ -21,7 +21,7 @@ pub mod userspace;
 pub use crate::plan::names::Names;
 pub use list::{ServedFrontend, list_frontends};
 pub use shared::cleaned::Cleaned;
-pub use shared::host::other_addresses;
+pub use shared::networks::other_addresses;
 pub use shared::sysctls::HostSettings;
 pub use shared::table::can_own_tables;
 

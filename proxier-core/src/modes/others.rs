@@ -3,7 +3,7 @@
 use ::iptables::Backend;
 
 use super::cleanup::Serving;
-use super::shared::served::ServedFrontends;
+use super::shared::cleaned::ServedFrontends;
 use super::{Kind, iptables, ipvs, nftables};
 use crate::config::KernelNames;
 use crate::ports::Ports;

@@ -4,7 +4,7 @@ use crate::plan::report::ServedFirst;
 use std::collections::BTreeSet;
 
 use super::{Reconciler, Report};
-use crate::modes::shared::{host, sysctls};
+use crate::modes::shared::{networks, sysctls};
 use crate::net::Protocol;
 use crate::ports::Ports;
 use crate::snapshot::{ObjectKey, Store};
@@ -33,7 +33,7 @@ impl Reconciler {
         if first.is_empty() {
             return None;
         }
-        let host = host::read_host(ports.links).ok()?;
+        let host = networks::read_host(ports.links).ok()?;
         self.take_host(host, now);
         if !self.mode.may_serve_first(&self.host) || self.read_gateways(ports.links).is_some() {
             return None;

@@ -24,8 +24,8 @@ use std::time::Duration;
 
 use crate::config::{Config, MayAskFor};
 use crate::modes::shared::flows;
-use crate::modes::shared::host;
 use crate::modes::shared::localhost;
+use crate::modes::shared::networks;
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, CarryOut, Mode, Pass, Plan, fast_path, iptables, ipvs, localhost_relay, nftables, userspace};
 use crate::net::{Family, Network, Protocol};
@@ -486,7 +486,7 @@ impl Reconciler {
         self.take_cluster_nodes();
         report.full = pass == schedule::Pass::Full || !self.mode.knows_kernel();
         if report.full || self.host_stale {
-            match host::read_host(ports.links) {
+            match networks::read_host(ports.links) {
                 Ok(host) => {
                     report.full |= self.take_host(host, now);
                     report.full = report.full || self.mode.routes_differ(ports.routes);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Reconciler;
 use crate::config::{Neighbour, User};
-use crate::modes::shared::host;
+use crate::modes::shared::networks;
 use crate::net::is_reachable;
 use crate::plan::report::Unread;
 use crate::ports::Links;
@@ -20,10 +20,10 @@ impl Reconciler {
         self.fast_path.host_changed();
         let before = std::mem::replace(&mut self.host, host);
         let names = &self.options.config.names;
-        let there: BTreeSet<IpAddr> = host::other_addresses(&self.host, names).collect();
+        let there: BTreeSet<IpAddr> = networks::other_addresses(&self.host, names).collect();
         self.absent.retain(|address, _| !there.contains(address));
         let until = now.saturating_add(self.options.address_grace);
-        for lost in host::other_addresses(&before, names).filter(|address| !there.contains(address)) {
+        for lost in networks::other_addresses(&before, names).filter(|address| !there.contains(address)) {
             if until > now && is_reachable(lost) {
                 self.absent.entry(lost).or_insert(until);
             }

@@ -8,7 +8,7 @@ use ipvs::VirtualServerKey;
 use proptest::prelude::*;
 use proxier_core::config::{Reserved, ReservedPort, User};
 use proxier_core::modes::ipvs::diff::{Changes, Scope, diff};
-use proxier_core::modes::ipvs::hold_back::{hold, losing};
+use proxier_core::modes::ipvs::diff::{hold, losing};
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::net::FrontendKey;
 use proxier_core::safeguard::{Kernel as _, MassRemoval, Safeguard, Stopped};

@@ -8,6 +8,7 @@ use super::count::{Outcome, Tally};
 use super::diff::Incomparable;
 use super::plan::{Basis, FamilyPlan, Plan, without};
 use super::wanted::Wanted;
+use crate::modes::shared::frontends::search;
 use crate::net::{Family, FrontendKey};
 use crate::plan::names::Names;
 use crate::plan::operation::Whole;
@@ -48,7 +49,7 @@ pub(super) fn apply(
     rules: &mut dyn Rules,
 ) -> (Applied, Vec<WriteOutcome>) {
     let mut applied = Applied::default();
-    // Without them the kernel refuses the rules that name them, which says why.
+    // If this fails, the kernel refuses the rules that name them, and its answer gives the reason.
     if !plan.counters.is_empty()
         && let Err(error) = rules.make_counters(&plan.counters)
     {
@@ -99,23 +100,13 @@ fn finish(
     let mut outcome = outcome;
     if let Basis::Read { services, refused, held } = &plan.basis {
         let left = &refused.left;
-        let mut search = Search {
-            wanted,
-            plan,
-            held,
-            left,
-            rules,
-            refused: BTreeMap::new(),
-            attempts: 0,
-            total: None,
-            lines: Tally::default(),
-        };
+        let mut search =
+            Search { wanted, plan, held, left, rules, refused: BTreeMap::new(), total: None, lines: Tally::default() };
         let again: Vec<ObjectKey> = refused.tried.iter().cloned().collect();
         outcome = match outcome {
-            Ok(()) => search.run(vec![again]),
+            Ok(()) => search.write(again),
             Err(error) if is_of_an_object(&error) && !services.is_empty() => {
-                let (first, second) = halves(&services.iter().cloned().collect::<Vec<_>>());
-                search.all(vec![again, second, first])
+                search.write(services.iter().cloned().chain(again).collect())
             }
             Err(error) => Err(error),
         };
@@ -179,11 +170,6 @@ fn steps_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>, names: 
     steps
 }
 
-fn halves(group: &[ObjectKey]) -> (Vec<ObjectKey>, Vec<ObjectKey>) {
-    let (first, second) = group.split_at(group.len().div_ceil(2));
-    (first.to_vec(), second.to_vec())
-}
-
 /// Looks for the Services that the kernel refuses, and writes the rest.
 struct Search<'a, 'p> {
     wanted: &'a Wanted<'a>,
@@ -193,56 +179,35 @@ struct Search<'a, 'p> {
     left: &'a BTreeSet<ObjectKey>,
     rules: &'p mut dyn Rules,
     refused: BTreeMap<ObjectKey, PortError>,
-    attempts: usize,
     /// Number of rules after the last attempt that succeeded.
     total: Option<Tally>,
     /// Rules that were written.
     lines: Tally,
 }
 
-/// Reason why an attempt failed.
-enum RestoreError {
-    /// Perhaps because of one object.
-    OfObject(PortError),
-    /// The failure has nothing to do with a Service.
-    Always(PortError),
-}
-
 impl Search<'_, '_> {
-    /// Writes lines of no differing Service first, then Services in groups.
-    ///
-    /// # Errors
-    /// If the first is refused already, none of the Services is the reason. Else as [`Search::run`].
-    fn all(&mut self, groups: Vec<Vec<ObjectKey>>) -> Result<(), PortError> {
-        match self.attempt(&groups) {
-            Ok(()) => self.run(groups),
-            Err(RestoreError::OfObject(error) | RestoreError::Always(error)) => Err(error),
-        }
-    }
-
-    /// Writes groups of Services, the last one first; one that is refused in halves. Services of groups that are not written
-    /// yet are left as they are.
+    /// Writes the lines of none of these Services first, then those of all that the kernel takes.
     ///
     /// # Errors
     /// A failure that is not the fault of one Service, or of too many.
-    fn run(&mut self, mut groups: Vec<Vec<ObjectKey>>) -> Result<(), PortError> {
-        while let Some(group) = groups.pop() {
-            if group.is_empty() {
-                continue;
-            }
-            let error = match self.attempt(&groups) {
-                Ok(()) => continue,
-                Err(RestoreError::Always(error)) => return Err(error),
-                Err(RestoreError::OfObject(error)) => error,
-            };
-            self.attempts = self.attempts.saturating_add(1);
-            match group.as_slice() {
-                _ if self.attempts >= ATTEMPTS || self.refused.len() >= PATIENCE => return Err(error),
-                [service] => drop(self.refused.insert(service.clone(), error)),
-                services => {
-                    let (first, second) = halves(services);
-                    groups.extend([second, first]);
-                }
+    fn write(&mut self, mut services: Vec<ObjectKey>) -> Result<(), PortError> {
+        if services.is_empty() {
+            return Ok(());
+        }
+        if let Some(error) = self.attempt(&services)? {
+            return Err(error);
+        }
+        let mut attempts = ATTEMPTS;
+        while let Some(error) = self.attempt(&[])? {
+            let mut failed = error;
+            let found = search(services.clone(), &mut attempts, |waiting| {
+                self.attempt(waiting).map_err(|error| failed = error).ok().map(|refused| refused.is_none())
+            });
+            let Some(found) = found.filter(|_| self.refused.len() < PATIENCE) else { return Err(failed) };
+            services.retain(|service| *service != found);
+            // Its own reason: others may be refused for another.
+            if let Some(error) = self.attempt(&services)? {
+                self.refused.insert(found, error);
             }
         }
         // Tables are written one after the other: table filter may have lines of a Service that table nat refuses.
@@ -254,22 +219,26 @@ impl Search<'_, '_> {
         Ok(())
     }
 
-    /// Writes everything but what the Services have that wait, were refused, or are not tried.
-    fn attempt(&mut self, waiting: &[Vec<ObjectKey>]) -> Result<(), RestoreError> {
+    /// Writes everything but what the Services have that wait, were refused, or are not tried: they are left as they are. Returns why it was
+    /// refused, if one object may be the reason.
+    ///
+    /// # Errors
+    /// A failure that has nothing to do with a Service.
+    fn attempt(&mut self, waiting: &[ObjectKey]) -> Result<Option<PortError>, PortError> {
         let family = self.plan.family;
-        let dump = self.rules.dump(family).map_err(RestoreError::Always)?;
-        let out = waiting.iter().flatten().chain(self.refused.keys()).chain(self.left);
-        let compared = without(self.wanted, &dump, family, self.held, out, None);
-        let compared = compared.map_err(|error| RestoreError::Always(incomparable(&error)))?;
-        let refused =
-            |error| if is_of_an_object(&error) { RestoreError::OfObject(error) } else { RestoreError::Always(error) };
-        if !compared.transaction.is_empty() {
-            self.rules.restore(family, &compared.transaction).map_err(refused)?;
+        let dump = self.rules.dump(family)?;
+        let out = waiting.iter().chain(self.refused.keys()).chain(self.left);
+        let compared =
+            without(self.wanted, &dump, family, self.held, out, None).map_err(|error| incomparable(&error))?;
+        if !compared.transaction.is_empty()
+            && let Err(error) = self.rules.restore(family, &compared.transaction)
+        {
+            return if is_of_an_object(&error) { Ok(Some(error)) } else { Err(error) };
         }
         let (total, written) = Tally::after(&dump, &compared.transaction);
         self.total = Some(total);
         self.lines = self.lines.and(written);
-        Ok(())
+        Ok(None)
     }
 }
 

@@ -76,7 +76,7 @@ impl Line {
     }
 }
 
-/// Rule for traffic without endpoints, and the comment that says so: refused if there are none at all, dropped if
+/// Rule for traffic without endpoints, with its comment: refused if there are none at all, dropped if
 /// they are on other nodes, which load balancers should have chosen.
 fn refusal(port: &Port, policy: TrafficPolicy, options: Options) -> Option<(RuleBuilder, &'static [&'static str])> {
     if is_served(port, policy) {

@@ -59,11 +59,9 @@ pub(crate) mod names;
 mod observed;
 mod plan;
 mod remove;
-mod render;
 mod service;
 mod settings;
 mod spelling;
-mod tables;
 mod trial;
 mod wanted;
 
@@ -78,9 +76,8 @@ pub use trial::{Tried, trial};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use {
-    diff::{Incomparable, changes, cleanup},
+    diff::{Incomparable, changes, cleanup, update},
     remove::remove,
-    render::update,
     settings::{COUNTERS, NodePorts},
     wanted::{Index, Wanted},
 };

@@ -13,8 +13,8 @@ use super::plan::{Basis, FamilyPlan, Plan, RefusedServices};
 use super::settings::{COUNTERS, Options};
 use super::trial;
 use super::wanted::{Index, Wanted};
+use crate::backoff::RulesRetry;
 use crate::modes::shared::flows;
-use crate::modes::shared::retry::RulesRetry;
 use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
@@ -254,7 +254,7 @@ impl Mode {
         retry.is_some_and(|retry| retry.at > now)
     }
 
-    /// Whether the family must be read: the last write is no basis for these changes.
+    /// Whether the family must be read: these changes cannot start from the last write.
     fn has_to_be_read(&self, family: Family, pass: &Pass<'_>) -> bool {
         let Some(state) = self.state(family) else { return true };
         pass.full

@@ -5,11 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use iptables::{ChainName, Dump, Transaction};
 
 use super::count::{Outcome, Tally};
-use super::diff::{Incomparable, NewRules, RuleChanges, compare};
+use super::diff::{Incomparable, NewRules, RuleChanges, compare, watchful_update};
 use super::lines;
 use super::names;
 use super::observed::Keep;
-use super::render::watchful_update;
 use super::wanted::Wanted;
 use crate::modes::Work;
 use crate::modes::shared::frontends::FrontendChanges;

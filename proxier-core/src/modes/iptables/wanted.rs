@@ -8,8 +8,7 @@ use iptables::{Chain, Error, Rule};
 use super::lines::{self, Line, SharedChain};
 use super::observed::{Keep, LineSubject};
 use super::service;
-use super::settings::{Options, Settings};
-use super::tables::{self, TableChain};
+use super::settings::{Options, Settings, TableChain, fixed, last_lines};
 use crate::net::{Family, FrontendKey};
 use crate::service::{Changes, Compiled, Desired, Frontend, FrontendObserver, Indexed, NodeFacts, Port, ServiceBefore};
 use crate::snapshot::ObjectKey;
@@ -178,14 +177,14 @@ impl<'a> Wanted<'a> {
     pub(super) fn shared_chains(self, family: Family, keep: &Keep) -> Result<Vec<TableChain>, Error> {
         let Some(settings) = self.settings(family) else { return Ok(Vec::new()) };
         let mut rules = self.shared_rules(family, keep)?;
-        rules.entry(SharedChain::Services).or_default().extend(tables::last_lines(settings)?);
+        rules.entry(SharedChain::Services).or_default().extend(last_lines(settings)?);
         let mut chains = Vec::new();
         for shared in SharedChain::ALL {
             let mut chain = Chain::new(shared.name()?);
             chain.rules = rules.remove(&shared).unwrap_or_default();
             chains.push((shared.table(), chain));
         }
-        chains.extend(tables::fixed(settings)?);
+        chains.extend(fixed(settings)?);
         Ok(chains)
     }
 

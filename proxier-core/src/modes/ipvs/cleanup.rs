@@ -6,19 +6,16 @@ use iptables::{Dump, TableName};
 
 use crate::config::{Config, KernelNames, NamePrefix, RulesBy};
 use crate::modes::ipvs::diff::foreign;
-use crate::modes::ipvs::guards;
 use crate::modes::ipvs::index::Index;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::reading::{self, Records};
-use crate::modes::ipvs::recover_ownership::recall_marks;
-use crate::modes::ipvs::rules;
+use crate::modes::ipvs::record_applied::recall_marks;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::ipvs::{guards, rules};
 use crate::modes::shared::chains::{Found, Removal};
-use crate::modes::shared::cleaned::{Cleaned, IsKeptIn};
-use crate::modes::shared::host::read_host;
-use crate::modes::shared::routes;
-use crate::modes::shared::served::ServedFrontends;
+use crate::modes::shared::cleaned::{Cleaned, IsKeptIn, ServedFrontends};
+use crate::modes::shared::networks::{delete_routes, read_host};
 use crate::net::FrontendKey;
 use crate::plan::names::Names;
 use crate::plan::operation::Operation;
@@ -50,7 +47,7 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Po
     let served = clean_virtual_servers(&config, ports, &mut cleaned);
     // Routes of proxies with other names look the same.
     if served && config.names == KernelNames::default() {
-        routes::cleanup(RouteOwner::Ipvs, ports, &mut cleaned);
+        delete_routes(RouteOwner::Ipvs, ports, &mut cleaned);
     }
     clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
     if !served {

@@ -9,13 +9,13 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 
-use super::entries::{entries_of_mark, frontend_entries, needs_entries, service_entries};
+use super::lower::{entries_of_mark, frontend_entries, needs_entries, service_entries};
 use super::observed::Observed;
 use super::sets::SetKey;
 use super::split::{self, Marks};
 use super::wanted::Wanted;
 use crate::config::{Config, RulesBy, usual_flags};
-use crate::modes::shared::counts::{count, uncount};
+use crate::modes::shared::frontends::{count, uncount};
 use crate::net::{EndpointKey, FrontendKey};
 use crate::pack::pack;
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};

@@ -1,9 +1,16 @@
-//! Conversions of the model's addresses and ports to IPVS, ipset and iptables.
+//! A Frontend as a virtual server with real servers, and the entries of sets that Services and Frontends need.
 
-use ipset::IpSpan;
+use std::collections::BTreeSet;
+use std::num::NonZeroU32;
+
+use ipset::{Element, IpSpan, Ports};
 use ipvs::{RealServerKey, VirtualServerKey};
 
+use super::sets::{SetKey, SetKind};
+use super::split;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::service::{Compiled, Frontend, Roles};
+use crate::snapshot::TrafficPolicy;
 
 /// Conversions from the names of one crate to those of another.
 macro_rules! names {
@@ -65,4 +72,98 @@ impl From<RealServerKey> for EndpointKey {
 pub(crate) fn span(network: Network) -> IpSpan {
     // The length fits the family, so this does not fail.
     IpSpan::network(network.addr(), network.prefix_len()).unwrap_or_else(|_| IpSpan::host(network.addr()))
+}
+
+/// Entries of a Service that belong to no Frontend: hairpins and the health check. `only_needed`: hairpins only if a Frontend has entries.
+pub(super) fn service_entries(compiled: &Compiled, only_needed: bool) -> BTreeSet<(SetKey, Element)> {
+    let is_needed = !only_needed || compiled.frontends.iter().any(|frontend| needs_entries(frontend));
+    let hairpins = compiled.extras().hairpins.iter().filter(|_| is_needed).map(|(protocol, endpoint)| {
+        let set = SetKey::new(Family::of(endpoint.address), SetKind::LoopBack);
+        let host = IpSpan::host(endpoint.address);
+        (set, Element::IpPortIp(host, Ports::port((*protocol).into(), endpoint.port), host))
+    });
+    let port = compiled.health_check().map(|check| Element::Port(check.port.into()));
+    let open_in = compiled.extras().health_check_open_in.iter();
+    let checks = open_in.filter_map(|family| Some((SetKey::new(*family, SetKind::HealthCheckNodePort), port.clone()?)));
+    hairpins.chain(checks).collect()
+}
+
+/// Whether a Frontend is masqueraded, guarded, or recorded as this proxy's by entries. Otherwise its bound address records that.
+pub(crate) fn needs_entries(frontend: &Frontend) -> bool {
+    let is_node_port = frontend.roles.contains(Roles::NODE_PORT);
+    !frontend.returns_directly || frontend.source_ranges.is_some() || is_node_port || !frontend.is_virtual()
+}
+
+/// The entries that a Frontend has in the sets. A table of nf_tables takes no networks that overlap, and has a set of those that
+/// this node may not use. `mark`: the virtual server of its mark, if it is split.
+pub(crate) fn frontend_entries(
+    frontend: &Frontend,
+    by_table: bool,
+    mark: Option<VirtualServerKey>,
+) -> Vec<(SetKey, Element)> {
+    let FrontendKey { protocol, address, port } = frontend.key;
+    let host = IpSpan::host(address);
+    let ports = Ports::port(protocol.into(), port);
+    let at = Element::IpPort(host, ports);
+    let local = frontend.policy == TrafficPolicy::Local;
+    // The source stays: the endpoint is on this node, or answers the client by itself.
+    let keeps_source = local || frontend.returns_directly;
+    let family = Family::of(address);
+    let mut list = Vec::new();
+    let mut add = |kind, element| list.push((SetKey::new(family, kind), element));
+    if frontend.roles.contains(Roles::CLUSTER_IP) {
+        add(SetKind::ClusterIp, at.clone());
+    }
+    if frontend.roles.contains(Roles::EXTERNAL_IP) {
+        add(if keeps_source { SetKind::ExternalIpLocal } else { SetKind::ExternalIp }, at.clone());
+    }
+    if frontend.roles.contains(Roles::LOAD_BALANCER) {
+        add(SetKind::LoadBalancer, at.clone());
+        if keeps_source {
+            add(SetKind::LoadBalancerLocal, at.clone());
+        }
+        if let Some(ranges) = &frontend.source_ranges {
+            add(SetKind::LoadBalancerFirewall, at.clone());
+            let ranges = if by_table { Network::aggregate(&ranges.to_vec()) } else { ranges.to_vec() };
+            for range in ranges {
+                add(SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, span(range)));
+            }
+            if frontend.node_may_use {
+                add(SetKind::LoadBalancerSourceIp, Element::IpPortIp(host, ports, host));
+            } else if by_table {
+                add(SetKind::LoadBalancerNotNode, Element::IpPortIp(host, ports, host));
+            }
+        }
+    }
+    if frontend.roles.contains(Roles::NODE_PORT) {
+        let (all, local_only, element) = match protocol {
+            Protocol::Tcp => (SetKind::NodePortTcp, SetKind::NodePortLocalTcp, Element::Port(port.into())),
+            Protocol::Udp => (SetKind::NodePortUdp, SetKind::NodePortLocalUdp, Element::Port(port.into())),
+            Protocol::Sctp => (SetKind::NodePortSctp, SetKind::NodePortLocalSctp, at.clone()),
+        };
+        if local {
+            add(local_only, element.clone());
+        }
+        add(all, element);
+        if protocol != Protocol::Sctp {
+            add(SetKind::NodePortServed, at);
+        }
+    }
+    if frontend.is_virtual() {
+        add(SetKind::IpvsIps, Element::Ip(host));
+    }
+    if by_table {
+        let serves = if mark.is_some() { frontend.has_endpoints() } else { frontend.takes(frontend.endpoints()) };
+        if !serves {
+            add(SetKind::NoEndpoint, Element::IpPort(host, ports));
+        }
+    }
+    if let Some(VirtualServerKey::Fwmark { mark, .. }) = mark {
+        list.extend(entries_of_mark(frontend, mark));
+    }
+    list
+}
+
+pub(super) fn entries_of_mark(frontend: &Frontend, mark: NonZeroU32) -> [(SetKey, Element); 2] {
+    [split::active_entry(&frontend.key), split::record(&frontend.key, mark)]
 }

@@ -1,4 +1,4 @@
-//! IPVS mode: virtual servers, addresses on a dummy device or local routes, and rules beside them that masquerade and guard:
+//! IPVS mode: virtual servers, addresses on a dummy device or local routes, and rules that masquerade and guard:
 //! ipsets with rules of iptables, or a table of nf_tables.
 //!
 //! ```text
@@ -16,9 +16,7 @@ mod insides {
     pub mod cleanup;
     pub mod diff;
     pub mod drain;
-    pub(super) mod entries;
     pub mod guards;
-    pub mod hold_back;
     pub mod index;
     pub(super) mod inspect;
     pub(super) mod lower;
@@ -27,7 +25,6 @@ mod insides {
     pub mod plan;
     pub mod reading;
     pub(super) mod record_applied;
-    pub(super) mod recover_ownership;
     pub mod rules;
     pub mod servers;
     pub mod sets;

@@ -9,17 +9,15 @@ use ipvs::model::TimeoutsUpdate;
 
 use super::apply::apply;
 use super::binding::{BoundRoutes, Routes};
-use super::diff::{Changes, Scope, diff, foreign};
+use super::diff::{Changes, Scope, diff, foreign, hold, losing};
 use super::drain::{self, Drains, Verdicts};
 use super::guards::nft::Tables;
-use super::guards::programs::Programs;
-use super::guards::{Guards, migrate_backend};
-use super::hold_back;
+use super::guards::{Guards, Programs, migrate_backend};
 use super::index::{Changed, Recorded};
 use super::observed::Observed;
 use super::plan::{PassPlan, Phase, Plan, build_plan};
 use super::reading::{self, PassInputs, Records};
-use super::recover_ownership::{RememberedSets, recall_marks};
+use super::record_applied::{RememberedSets, recall_marks};
 use super::rules;
 use super::wanted::Wanted;
 use crate::config::{Binding, Config, Families, KernelNames, RulesBy};
@@ -196,7 +194,13 @@ impl Mode {
         Some(Prepared::new(plan, forget))
     }
 
-    fn compare(&self, pass: Pass<'_>, routes: &Routes, hold: Hold<'_>, report: &mut Report) -> Option<Differences> {
+    fn compare(
+        &self,
+        pass: Pass<'_>,
+        routes: &Routes,
+        hold_back: Hold<'_>,
+        report: &mut Report,
+    ) -> Option<Differences> {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
@@ -207,9 +211,9 @@ impl Mode {
         let mut changes = diff(wanted, observed, scope(pass.full), config);
         let all_routes = pass.full || self.new_facts || routes.differ_in_whole(observed);
         routes.diff(wanted, observed, (scope(all_routes), config), &mut changes);
-        let held = hold(hold_back::losing(&changes).collect(), observed);
+        let held = hold_back(losing(&changes).collect(), observed);
         if !held.is_empty() {
-            hold_back::hold(&held, &mut changes, observed);
+            hold(&held, &mut changes, observed);
         }
         migrate_backend::carry_over(self.guards.by_table(), wanted, observed, &mut changes);
         let kept = match &self.guards {

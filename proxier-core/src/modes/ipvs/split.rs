@@ -16,7 +16,7 @@
 //!   servers, and goes before these drain.
 //! * A mark is a number that follows from the address, protocol and port. One that another Frontend or a foreign virtual
 //!   server has is passed over; marks recorded in the kernel count ([`Marks::settle`]).
-//! * Another program may delete the table (`nft flush ruleset`). A process that runs knows its records ([`RememberedSets`](super::recover_ownership::RememberedSets)). One that
+//! * Another program may delete the table (`nft flush ruleset`). A process that runs knows its records ([`RememberedSets`](super::record_applied::RememberedSets)). One that
 //!   begins, and a cleanup, recognise marks by their numbers ([`recall`]): of Frontends whose virtual servers of addresses are there, where this
 //!   proxy's addresses or routes are bound. Any other mark stays foreign.
 //! * A *persistent* virtual server of a mark does not translate the port (`ip_vs_sched_persist` has no port to compare with), so a

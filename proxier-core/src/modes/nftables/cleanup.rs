@@ -1,13 +1,18 @@
-//! Removes all tables of this mode.
+//! Removes the tables of this mode, and those that a kube-proxy in nftables mode has left; and lists what they serve.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use nftables::{Element, ElementData, ElementKey, Expression, TableKey, TableSnapshot, Verdict};
 
 use super::layout::{self, Layout};
 use super::mode::read;
+use super::observed::{endpoint, protocol_and_port, split};
 use crate::config::Config;
-use crate::modes::shared::cleaned::Cleaned;
-use crate::modes::shared::nft::{is_ours, remove_table};
-use crate::modes::shared::served::ServedFrontends;
-use crate::net::Family;
-use crate::ports::{PortErrorKind, Ports};
+use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
+use crate::modes::shared::nft::{is_ours, name, remove_table};
+use crate::net::{EndpointKey, Family, FrontendKey};
+use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
 
 /// Frontends that the tables of both families serve.
@@ -37,4 +42,197 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
         remove_table(&table, is_ours, ports.tables, &mut cleaned);
     }
     cleaned
+}
+
+/// The name of its tables.
+const TABLE: &str = "kube-proxy";
+
+/// Comment of its tables. Kernels from 5.10 keep it; kube-proxy's nftables mode needs a newer one.
+const COMMENT: &str = "rules for kube-proxy";
+
+/// Chains that its tables have in every release from 1.29 to 1.36, with any Services. Source: kubernetes,
+/// pkg/proxy/nftables/proxier.go, `setupNFTables`.
+const CHAINS: [&str; 5] = ["nat-prerouting", "nat-output", "nat-postrouting", "services", "masquerading"];
+
+/// Removes the tables of both families that a kube-proxy in nftables mode has left: they would go on choosing endpoints, out of date.
+/// A table of that name without its comment or one of its chains may be foreign: it stays, and counts among the tables that are
+/// [left](Cleaned::left).
+pub(crate) fn cleanup_kube_proxy(ports: &mut Ports<'_>) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    for table in tables() {
+        let mut lack = None;
+        let is_kube_proxys = |table: &TableKey, tables: &mut dyn Tables| {
+            lack = lack_of(table, tables)?;
+            Ok(lack.is_none())
+        };
+        remove_table(&table, is_kube_proxys, ports.tables, &mut cleaned);
+        cleaned.left.extend(lack.map(|lack| unrecognised(&table, &lack)));
+    }
+    cleaned
+}
+
+/// The tables of that name that a cleanup leaves, each with what to do.
+pub(crate) fn unrecognised_tables(ports: &mut Ports<'_>) -> Vec<String> {
+    let lacking = |table: TableKey| Some(unrecognised(&table, &lack_of(&table, ports.tables).ok()??));
+    tables().filter_map(lacking).collect()
+}
+
+fn tables() -> impl Iterator<Item = TableKey> {
+    Family::ALL.into_iter().map(|family| TableKey { family: family.into(), name: name(TABLE) })
+}
+
+/// Endpoints by Frontend of the tables that a kube-proxy in nftables mode has left, known by their comment and chains; `None` if there are none. A node
+/// port is at address 0.0.0.0 or `::`.
+///
+/// # Errors
+/// A table could not be read.
+pub fn list_kube_proxy(
+    of_kernel: &mut dyn Tables,
+) -> Result<Option<BTreeMap<FrontendKey, BTreeSet<EndpointKey>>>, PortError> {
+    let mut all = None;
+    for (family, table) in Family::ALL.into_iter().zip(tables()) {
+        match lack_of(&table, of_kernel) {
+            Ok(None) => {}
+            Ok(Some(_)) => continue,
+            Err(error) if error.kind() == PortErrorKind::NotFound => continue,
+            Err(error) => return Err(error),
+        }
+        let all = all.get_or_insert_with(BTreeMap::new);
+        if let Some(found) = of_kernel.read(&table)? {
+            note_endpoints(&found, family, all);
+        }
+    }
+    Ok(all)
+}
+
+/// Adds the Frontends of a table with the endpoints to which the chains of each lead.
+fn note_endpoints(table: &TableSnapshot, family: Family, all: &mut BTreeMap<FrontendKey, BTreeSet<EndpointKey>>) {
+    let sets: BTreeMap<&str, &[Element]> =
+        table.sets.iter().map(|contents| (contents.set.set.key.name.as_str(), contents.elements.as_slice())).collect();
+    let mut rules: BTreeMap<&str, Vec<&Expression>> = BTreeMap::new();
+    for rule in &table.rules {
+        rules.entry(rule.chain.name.as_str()).or_default().extend(&rule.rule.expressions);
+    }
+    for (name, is_node_port) in [
+        ("service-ips", false),
+        ("no-endpoint-services", false),
+        ("service-nodeports", true),
+        ("no-endpoint-nodeports", true),
+    ] {
+        for element in sets.get(name).into_iter().flat_map(|elements| elements.iter()) {
+            let ElementKey::Value(value) = &element.key else { continue };
+            let key = if is_node_port {
+                let any =
+                    if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+                protocol_and_port(value.as_bytes()).map(|(protocol, port, _)| FrontendKey::new(protocol, any, port))
+            } else {
+                split(&element.key, family).map(|(key, _)| key)
+            };
+            let Some(key) = key else { continue };
+            let endpoints = all.entry(key).or_default();
+            let mut open: Vec<&str> = element.data.as_ref().and_then(chain_of).into_iter().collect();
+            let mut seen: BTreeSet<&str> = BTreeSet::new();
+            while let Some(chain) = open.pop().filter(|chain| seen.insert(chain)) {
+                // A client that stays goes to a chain of its endpoint, whose name says which.
+                endpoints.extend(chain.rsplit_once("__").and_then(|(_, place)| endpoint_of(place)));
+                for expression in rules.get(chain).into_iter().flatten() {
+                    match expression {
+                        Expression::Verdict(Verdict::Goto(to) | Verdict::Jump(to)) => open.push(to.as_str()),
+                        Expression::Lookup { set, .. } => {
+                            let data = sets.get(set.name.as_str()).into_iter().flat_map(|elements| elements.iter());
+                            for data in data.filter_map(|element| element.data.as_ref()) {
+                                open.extend(chain_of(data));
+                                if let ElementData::Value(value) = data {
+                                    endpoints.extend(endpoint(value.as_bytes(), family));
+                                }
+                            }
+                        }
+                        _ => {}
+                    }
+                }
+            }
+        }
+    }
+}
+
+fn chain_of(data: &ElementData) -> Option<&str> {
+    match data {
+        ElementData::Verdict(Verdict::Goto(chain) | Verdict::Jump(chain)) => Some(chain.as_str()),
+        _ => None,
+    }
+}
+
+/// The endpoint at the end of a chain's name: `10.244.1.7/8080`, `fd00:244::7/8080`.
+fn endpoint_of(place: &str) -> Option<EndpointKey> {
+    let (address, port) = place.rsplit_once('/')?;
+    Some(EndpointKey::new(address.parse().ok()?, port.parse().ok()?))
+}
+
+/// Frontends that the tables of both families serve.
+pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
+    let mut served = ServedFrontends::default();
+    for (family, table) in Family::ALL.into_iter().zip(tables()) {
+        let found = match lack_of(&table, ports.tables) {
+            Ok(None) => ports.tables.read(&table),
+            Ok(Some(_)) => continue,
+            Err(error) if error.kind() == PortErrorKind::NotFound => continue,
+            Err(error) => Err(error),
+        };
+        match found {
+            Ok(found) => found.iter().for_each(|found| note_served(found, family, facts, &mut served)),
+            Err(error) => served.miss(format_args!("table {table}"), error),
+        }
+    }
+    served
+}
+
+/// Elements have an address, a protocol and a port; those of node ports no address.
+fn note_served(table: &TableSnapshot, family: Family, facts: &NodeFacts, served: &mut ServedFrontends) {
+    for contents in &table.sets {
+        let (is_node_port, has_endpoints) = match contents.set.set.key.name.as_str() {
+            "service-ips" => (false, true),
+            "no-endpoint-services" => (false, false),
+            "service-nodeports" => (true, true),
+            "no-endpoint-nodeports" => (true, false),
+            _ => continue,
+        };
+        for element in &contents.elements {
+            let ElementKey::Value(value) = &element.key else { continue };
+            if !is_node_port {
+                if let Some((key, _)) = split(&element.key, family) {
+                    served.add(key, has_endpoints);
+                }
+            } else if let Some((protocol, port, _)) = protocol_and_port(value.as_bytes()) {
+                for address in facts.node_port_addresses(family) {
+                    served.add(FrontendKey::new(protocol, address, port), has_endpoints);
+                }
+            }
+        }
+    }
+}
+
+/// The first object that all of kube-proxy's tables have and this one lacks.
+///
+/// # Errors
+/// [`NotFound`](PortErrorKind::NotFound) without the table.
+fn lack_of(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<String>, PortError> {
+    let Some(found) = tables.table(table)? else {
+        return Err(PortError::new(PortErrorKind::NotFound, format_args!("no table {table}")));
+    };
+    if found.comment.as_deref() != Some(COMMENT) {
+        return Ok(Some(format!("the comment \"{COMMENT}\"")));
+    }
+    for chain in CHAINS {
+        if !tables.has_chain(table, chain)? {
+            return Ok(Some(format!("chain {chain}")));
+        }
+    }
+    Ok(None)
+}
+
+fn unrecognised(table: &TableKey, lack: &str) -> String {
+    format!(
+        "table {table} stays: it lacks {lack}, which every kube-proxy's table has; if a kube-proxy made it, it still answers for \
+         deleted Services and drops by old source ranges: remove it with 'nft delete table {table}'"
+    )
 }

@@ -10,7 +10,7 @@ use super::lower::{Item, SetName, Treatment, concat, lower};
 use super::observed::Observed;
 use super::pick::{Clients, Pick, SharedChain};
 use super::slots::{HeldSlots, Slots};
-use crate::modes::shared::counts::{count, uncount};
+use crate::modes::shared::frontends::{count, uncount};
 use crate::modes::shared::table::{ChainRules, Layout as _};
 use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
@@ -88,6 +88,17 @@ fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use
         [Need::Chain(family, chain)].into_iter().chain(clients)
     };
     chains.into_iter().flat_map(of_chain).chain(cluster_ip)
+}
+
+/// The Frontends of a family that a table has to have: all, or those that changed.
+pub(super) fn frontends<'a>(
+    desired: &'a Desired,
+    family: Family,
+    changes: Option<&'a Changes>,
+) -> impl Iterator<Item = &'a Frontend> {
+    let all = changes.is_none().then(|| desired.frontends()).into_iter().flatten();
+    let changed = changes.into_iter().flat_map(|changes| changes.differing(desired)).filter_map(|(_, after)| after);
+    all.chain(changed).filter(move |frontend| frontend.key.family() == family)
 }
 
 /// Largest number of rules for slots of session affinity: what Services may cost a node by many endpoints, each with a time of its own. Services
@@ -246,18 +257,6 @@ impl Index {
         let new =
             changed.then(|| self.changed.iter().filter(|need| self.needs.contains_key(*need))).into_iter().flatten();
         all.chain(new).filter(move |need| need.family() == family)
-    }
-
-    /// The Frontends of a family that a table has to have: all, or those that changed.
-    pub(super) fn frontends<'a>(
-        &self,
-        desired: &'a Desired,
-        family: Family,
-        changes: Option<&'a Changes>,
-    ) -> impl Iterator<Item = &'a Frontend> {
-        let all = changes.is_none().then(|| desired.frontends()).into_iter().flatten();
-        let changed = changes.into_iter().flat_map(|changes| changes.differing(desired)).filter_map(|(_, after)| after);
-        all.chain(changed).filter(move |frontend| frontend.key.family() == family)
     }
 
     /// What changed, as it was written, in the form of a table that was read.

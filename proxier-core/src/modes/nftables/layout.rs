@@ -12,7 +12,7 @@ use nftables::{
 use super::lower::{SetName, number};
 use super::pick::{Clients, Pick, SharedChain};
 use crate::config::{Config, KernelNames};
-use crate::modes::shared::local_traffic::PodTraffic;
+use crate::modes::shared::networks::PodTraffic;
 use crate::modes::shared::nft::COMMENT;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
 use crate::modes::shared::nft::{RTN_LOCAL, interface, rejections};
@@ -278,7 +278,7 @@ impl Layout {
     }
 
     /// Sends this node and its pods, which may use all endpoints, to one chain: their answers come back here by themselves. To the other
-    /// for all other clients, and for all where there is no first one.
+    /// for all other clients, and for all where the first one is missing.
     pub(super) fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
         let from_here = || {
             let register = Register::FIRST;

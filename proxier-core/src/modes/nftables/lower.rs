@@ -142,7 +142,7 @@ fn endpoint(key: &EndpointKey) -> [Value; 2] {
 /// Fate of connections to a Frontend without an endpoint to choose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nowhere {
-    /// There is no endpoint at all: clients are refused.
+    /// Without any endpoint, clients are refused.
     Reject,
     /// Endpoints on other nodes only: a load balancer shall try those.
     Drop,
@@ -214,7 +214,7 @@ impl Treatment {
         [self.everybody, self.anywhere, self.only_here].into_iter().flatten()
     }
 
-    /// The chain that its connections go to first; `None` when there is no endpoint to choose.
+    /// The chain that its connections go to first; `None` without an endpoint to choose.
     fn first(&self) -> Option<SharedChain> {
         let Treatment { anywhere, only_here, .. } = *self;
         let is_split = anywhere.is_some() || only_here.is_some();

@@ -40,11 +40,8 @@
 //! addresses of a Service may get two endpoints. [`LocalFallback`](crate::config::LocalFallback) does not matter: the node and its pods get
 //! the cluster's endpoints, and connections of other clients are dropped.
 
-mod apply;
 mod cleanup;
 mod index;
-mod inspect;
-mod kube_proxy;
 mod layout;
 mod lower;
 mod mode;
@@ -56,10 +53,9 @@ mod trial;
 
 #[doc(hidden)]
 pub use cleanup::cleanup;
-pub(crate) use cleanup::served;
-pub(super) use inspect::inspect;
-pub(in crate::modes) use inspect::{list_frontends, rejected_at_localhost};
-pub use kube_proxy::list_kube_proxy;
-pub(crate) use kube_proxy::{cleanup_kube_proxy, served_by_kube_proxy, unrecognised_tables};
+pub use cleanup::list_kube_proxy;
+pub(crate) use cleanup::{cleanup_kube_proxy, served, served_by_kube_proxy, unrecognised_tables};
 pub(crate) use mode::Mode;
+pub(super) use observed::inspect;
+pub(in crate::modes) use observed::{list_frontends, rejected_at_localhost};
 pub use trial::trials;

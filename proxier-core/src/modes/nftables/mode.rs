@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nftables::Name;
 
-use super::apply::write_table;
 use super::index::Index;
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
 use super::observed::Observed;
-use super::plan::{Plan, TablePlan};
+use super::plan::{Plan, TablePlan, write_table};
 use super::slots::{HeldSlots, Slots};
 use crate::config::Config;
 use crate::modes::shared::flows;
@@ -270,7 +269,7 @@ impl modes::Mode for Mode {
         let known = self.known.as_ref()?;
         let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(pass.desired)).collect();
         let held = hold(losing, &known.frontends);
-        // A table that is made again would lose them: it stays as it is.
+        // A table that is made again would lose them, so it stays unchanged.
         let keeps = |family: &Family| held.iter().any(|key| key.family() == *family);
         let remade = plan.tables.iter().filter(|table| table.fate == Fate::Remake).map(|table| table.layout.family());
         let left: BTreeSet<Family> = remade.filter(keeps).collect();

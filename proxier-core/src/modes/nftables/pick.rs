@@ -156,7 +156,7 @@ const BY_CLIENT_PORT: &str = "-by-client-port";
 /// Largest number of endpoint counts that share a chain: two steps, so that a count that goes up and down by less stays there.
 const SHARING: u32 = 2 * Pick::STEP;
 
-/// Fewest endpoints that a chain for so many is fair to.
+/// Fewest endpoints that a chain for at most `most` is fair to.
 fn fewest(most: u32) -> u32 {
     most.saturating_sub(SHARING).saturating_add(1)
 }
@@ -167,7 +167,7 @@ pub(super) fn most_for(count: u32, in_use: Option<u32>) -> u32 {
     in_use.filter(does).or_else(|| count.checked_next_multiple_of(Pick::STEP)).unwrap_or(u32::MAX)
 }
 
-/// Capacity of a chain of this name, in endpoints, of those on this node or of all; `None` when it does not say so.
+/// Capacity of a chain of this name, in endpoints, of those on this node or of all; `None` when the name does not tell.
 pub(super) fn most_of(name: &str, is_local: bool) -> Option<u32> {
     let picks = name.split("-or-").filter(|pick| !pick.contains("-sticky-") && !pick.contains("-by-"));
     let (_, number) = picks.map(|pick| (pick.ends_with("-local"), pick)).find(|(local, _)| *local == is_local)?;

@@ -1,22 +1,28 @@
-//! Plan of nftables mode: one transaction for each family, made from elements and chains.
+//! Plan of nftables mode: one transaction for each family, made from elements and chains, and how it is written.
 
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, TableKey, Verdict};
 
-use super::index::{Index, Need};
+use super::index::{Index, frontends};
 use super::layout::{Layout, SERVICES};
 use super::lower::{Item, SetName};
+use super::mode::read;
 use super::observed::{Observed, frontend_of};
 use super::pick::{Pick, SharedChain};
 use crate::modes::Work;
-use crate::modes::localhost_relay::is_relayed;
 use crate::modes::shared::frontends::FrontendChanges;
-use crate::modes::shared::table::{self, Basis, ChainRules, Fate, LabelledTransaction, Layout as _, is_kind_of};
+use crate::modes::shared::table::{
+    self, Basis, ChainRules, Fate, LabelledTransaction, WriteOutcome, is_kind_of, write,
+};
 use crate::net::{Family, FrontendKey};
+use crate::plan::names::Names;
 use crate::plan::operation::{Operation, Whole};
+use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
+use crate::ports::Tables;
 use crate::safeguard::Loss;
 use crate::service::{Changes, Desired};
 
@@ -95,7 +101,7 @@ impl TablePlan {
             true
         };
         let mut differing = BTreeSet::new();
-        for frontend in index.frontends(desired, family, changes) {
+        for frontend in frontends(desired, family, changes) {
             for item in index.lower(frontend) {
                 if compare(&mut plan, item) {
                     differing.insert(frontend.key);
@@ -104,7 +110,9 @@ impl TablePlan {
         }
         let mut chains = index.fixed_chains(&plan.layout, changes.is_some());
         for need in index.needs(family, changes.is_some()) {
-            need.item().into_iter().for_each(|item| drop(compare(&mut plan, item)));
+            if let Some(item) = need.item() {
+                compare(&mut plan, item);
+            }
             chains.extend(need.chain().map(|chain| shared_chain(&plan.layout, chain)));
             plan.sets.extend(need.set(&plan.layout).filter(|set| !sets.remove(set.key.name.as_str())));
         }
@@ -336,4 +344,31 @@ impl Whole for TablePlan {
         let names: Vec<&str> = self.chain_names().into_iter().collect();
         table::step(self.layout.table(), self.fate, &names)
     }
+}
+
+/// Writes a table. What the kernel refuses of a Frontend is left out, and the rest written without it.
+pub(super) fn write_table(
+    plan: &TablePlan,
+    basis: &mut Basis<Observed>,
+    names: &Names<'_>,
+    tables: &mut dyn Tables,
+    applied: &mut Applied,
+) -> (Family, WriteOutcome<FrontendKey>) {
+    let (family, layout): (Family, &Layout) = (plan.layout.family(), &plan.layout);
+    let again = |tables: &mut dyn Tables| read(tables, layout).ok();
+    let (left, written) = write(Cow::Borrowed(plan), family, (basis, &again), tables);
+    for (key, _, error) in &written.refused {
+        applied.fail(plan.frontends.operation(key).step(names), error.clone());
+    }
+    let table_step = left.changes_rules().then(|| left.step());
+    if let Some(error) = &written.failed {
+        let step = table_step.unwrap_or_else(|| Step::new(Action::Change, Part::Table, layout.table()));
+        applied.fail(step.with(format_args!("{} frontends", left.frontends.0.len())), error.clone());
+    } else {
+        if let Some(step) = table_step {
+            applied.count(step.part, step.action, 1);
+        }
+        left.frontends.count(|_| left.fate != Fate::Delete, applied);
+    }
+    (family, written)
 }

@@ -214,7 +214,7 @@ fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Step> {
     step.map(|step| if is_certain { step } else { Step::Perhaps(Box::new(step)) })
 }
 
-/// A value in a register, as far as it is known.
+/// The known part of a value in a register.
 enum Loaded {
     Bytes(Vec<u8>),
     /// Name of the device by which it comes or goes.
@@ -299,7 +299,7 @@ fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<
     step.map(|step| if is_certain { step } else { Step::Perhaps(Box::new(step)) })
 }
 
-/// Name of a device as it is compared; one without its end stands for all that begin so.
+/// Name of a device in a comparison; one without its end stands for all names that begin with it.
 fn device(bytes: &[u8]) -> String {
     let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     let wildcard = if name.len() == bytes.len() && name.len() < 16 { "+" } else { "" };

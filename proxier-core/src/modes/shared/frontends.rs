@@ -1,4 +1,4 @@
-//! Frontends that change, where one operation writes many of them: a table's elements, a family's rules.
+//! Frontends that one operation writes together, the search for what the kernel refuses of it, and counts of objects that Frontends share.
 
 use std::collections::BTreeMap;
 
@@ -41,4 +41,44 @@ impl FrontendChanges {
             applied.count(Part::Frontend, action, of_action.count());
         }
     }
+}
+
+/// Increments a count, and returns whether it is the first.
+pub(crate) fn count<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) -> bool {
+    let count = counts.entry(key).or_default();
+    *count = count.saturating_add(1);
+    *count == 1
+}
+
+/// Decrements a count, and returns whether none is left.
+pub(crate) fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
+    let Some(count) = counts.get_mut(key) else { return false };
+    *count = count.saturating_sub(1);
+    let is_last = *count == 0;
+    if is_last {
+        counts.remove(key);
+    }
+    is_last
+}
+
+/// Finds one part of a write that the kernel refuses and does not name: halves the suspects until one is left.
+///
+/// `passes` tries everything but these, and returns whether the kernel accepts the rest; `None` where it fails for another reason. `left`: number
+/// of tries that may still be made.
+pub(crate) fn search<T>(
+    mut suspects: Vec<T>,
+    left: &mut usize,
+    mut passes: impl FnMut(&[T]) -> Option<bool>,
+) -> Option<T> {
+    // More than one may be refused: those that the search turns away stay out of later tries.
+    let mut away = Vec::new();
+    while suspects.len() > 1 {
+        *left = left.checked_sub(1)?;
+        let place = away.len();
+        away.append(&mut suspects.split_off(suspects.len().div_ceil(2)));
+        if passes(&away)? {
+            suspects = away.split_off(place);
+        }
+    }
+    suspects.pop()
 }

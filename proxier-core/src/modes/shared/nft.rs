@@ -167,28 +167,6 @@ pub(crate) fn is_of_an_element(error: &PortError) -> bool {
     !is_of_the_state(error) && !matches!(error.kind(), Busy | Permission | Unavailable)
 }
 
-/// Finds the elements that the kernel refuses, where it does not name them, as Linux 5.10: halves the suspects until one is left.
-///
-/// `passes` has the kernel check everything but these elements, and says whether it accepts all that remain; `None` when that is not
-/// known. `left`: number of checks that may still be made.
-pub(crate) fn search<T>(
-    mut suspects: Vec<T>,
-    left: &mut usize,
-    mut passes: impl FnMut(&[T]) -> Option<bool>,
-) -> Option<T> {
-    // More than one may be refused: elements that the search turns away stay out of later checks.
-    let mut away = Vec::new();
-    while suspects.len() > 1 {
-        *left = left.checked_sub(1)?;
-        let place = away.len();
-        away.append(&mut suspects.split_off(suspects.len().div_ceil(2)));
-        if passes(&away)? {
-            suspects = away.split_off(place);
-        }
-    }
-    suspects.pop()
-}
-
 /// Advice about a table of this program's name without its mark.
 pub(crate) fn made_by_others(table: &TableKey) -> String {
     format!("another program made it; choose another name, or delete it with 'nft delete table {table}'")

@@ -35,7 +35,7 @@ pub(crate) struct WantedValue {
     pub value: u32,
     /// A greater number is fine too.
     pub at_least: bool,
-    /// Serving works without it: where it may not be written, it is left as it is and reported.
+    /// Serving works without it: where it may not be written, it is left unchanged and reported.
     pub optional: bool,
 }
 

@@ -8,7 +8,8 @@ use nftables::{
     Chain, Element, Expression, Rule, Set, SetFlags, Table, TableFlags, TableKey, TableSnapshot, Transaction,
 };
 
-use super::nft::{OWNED, is_marked, is_of_an_element, is_of_the_state, made_by_others, name, search};
+use super::frontends::search;
+use super::nft::{OWNED, is_marked, is_of_an_element, is_of_the_state, made_by_others, name};
 use crate::config::Config;
 use crate::net::Family;
 use crate::plan::step::{Action, Part, Step};
@@ -112,7 +113,7 @@ impl Shape {
         Some((shape, elements))
     }
 
-    /// Whether the table cannot be mended, only made again: it has flags (`dormant`: no chain sees packets), or other base chains or sets than
+    /// Whether the table cannot be repaired, only made again: it has flags (`dormant`: no chain sees packets), or other base chains or sets than
     /// the layout.
     pub(crate) fn is_other(&self, layout: &impl Layout) -> bool {
         let has = |set: Set| self.sets.get(set.key.name.as_str()).is_some_and(|found| is_kind_of(found, &set));

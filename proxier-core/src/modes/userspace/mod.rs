@@ -38,7 +38,6 @@
 //! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::plan::report::Refused)): connections would
 //!   come back without end. In the kernel nothing is translated twice. A circle through another node cannot be seen.
 
-mod index;
 mod mode;
 mod plan;
 
@@ -46,7 +45,7 @@ pub use mode::Options;
 pub(crate) use mode::{Mode, wanted_sysctls};
 
 use crate::modes::shared::cleaned::Cleaned;
-use crate::modes::shared::routes;
+use crate::modes::shared::networks::delete_routes;
 use crate::ports::{Ports, RouteOwner};
 
 /// Reason why SCTP is not served.
@@ -57,6 +56,6 @@ pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode 
 #[doc(hidden)]
 pub fn cleanup(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    routes::cleanup(RouteOwner::Userspace, ports, &mut cleaned);
+    delete_routes(RouteOwner::Userspace, ports, &mut cleaned);
     cleaned
 }

@@ -6,13 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::NO_SCTP;
-use super::index::{Index, listener, listeners, loops};
-use super::plan::{Plan, route};
+use super::plan::{Index, Plan, listener, listeners, loops, route};
 use crate::modes::shared::flows::answering_at;
-use crate::modes::shared::host;
-use crate::modes::shared::local_traffic::PodTraffic;
-use crate::modes::shared::routes::network_of;
-use crate::modes::shared::service_networks::{Unusable, usable};
+use crate::modes::shared::networks::{PodTraffic, Unusable, network_of, other_addresses, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
@@ -30,7 +26,7 @@ use crate::time::Moment;
 #[non_exhaustive]
 pub struct Options {
     /// The networks of cluster IPs: each is made local as a whole, by one route, unless it has an address of the node, of a host that the
-    /// node needs, or a network of pods; the report says so. Addresses outside of them get a route each. Default none.
+    /// node needs, or a network of pods, which is reported. Addresses outside of them get a route each. Default none.
     pub service_cidrs: Vec<Network>,
     /// [`Settings::udp_idle`]. Default 250 ms.
     pub udp_idle: Duration,
@@ -84,7 +80,7 @@ impl Mode {
     }
 
     fn settings(&self, pass: &Pass<'_>) -> Settings {
-        let mut own: BTreeSet<IpAddr> = host::other_addresses(pass.host, &pass.config().names).collect();
+        let mut own: BTreeSet<IpAddr> = other_addresses(pass.host, &pass.config().names).collect();
         own.extend(Family::ALL.into_iter().filter_map(|family| pass.facts.node_address(family)));
         let pods = Family::ALL.into_iter().filter_map(|family| match PodTraffic::from_facts(pass.facts, family) {
             PodTraffic::Network(network) => Some(network),

@@ -1,13 +1,18 @@
-//! Plan of userspace mode: listeners, and routes that make addresses local.
+//! What userspace mode has to have, listeners and routes that make addresses local, and the plan of a pass.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use crate::modes::Work;
-use crate::modes::shared::service_networks::Unusable;
-use crate::net::{FrontendKey, Network};
+use crate::modes::shared::frontends::{count, uncount};
+use crate::modes::shared::listeners::lower;
+use crate::modes::shared::networks::{Unusable, network_of};
+use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
+use crate::pack::pack;
 use crate::plan::operation::Operation;
 use crate::plan::step::Action;
 use crate::ports::{Listener, LocalRoute, RouteOwner, Settings};
+use crate::service::{Desired, Frontend};
 use crate::time::Moment;
 
 /// Plan of a pass.
@@ -54,4 +59,69 @@ impl Work for Plan {
 
 pub(super) fn route(action: Action, network: &Network) -> Operation<'static> {
     Operation::Route(action, RouteOwner::Userspace, LocalRoute::new(*network))
+}
+
+/// Addresses that have to be local, and how many Frontends need each.
+///
+/// Listeners are not kept: each follows from its Frontend ([`lower`]).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Index {
+    addresses: BTreeMap<IpAddr, usize>,
+}
+
+/// The address that has to be made local for a Frontend.
+fn virtual_address(frontend: &Frontend) -> Option<IpAddr> {
+    let is_served = frontend.key.protocol != Protocol::Sctp;
+    (is_served && frontend.is_virtual()).then_some(frontend.key.address)
+}
+
+impl Index {
+    /// Follows a Frontend. What stays is added before it is removed, so that its count never reaches zero.
+    pub(super) fn follow(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
+        if let Some(address) = after.and_then(virtual_address) {
+            count(&mut self.addresses, address);
+        }
+        if let Some(address) = before.and_then(virtual_address) {
+            uncount(&mut self.addresses, &address);
+        }
+    }
+
+    /// Whether an address has to be local.
+    pub(super) fn needs(&self, address: IpAddr) -> bool {
+        self.addresses.contains_key(&address)
+    }
+
+    /// The networks that have to be local: whole ones, and addresses outside of them one by one.
+    pub(super) fn networks(&self, whole: &BTreeSet<Network>) -> impl Iterator<Item = Network> {
+        let alone = self.addresses.keys().filter_map(move |address| network_of(*address, whole));
+        whole.iter().copied().chain(alone)
+    }
+
+    /// Whether a network is one of [`Index::networks`].
+    pub(super) fn needs_route(&self, network: &Network, whole: &BTreeSet<Network>) -> bool {
+        let address = network.addr();
+        whole.contains(network) || (self.needs(address) && network_of(address, whole) == Some(*network))
+    }
+
+    /// Reduces memory by rebuilding everything; call it after a large change.
+    pub(super) fn compact(&mut self) {
+        pack(&mut self.addresses);
+    }
+}
+
+/// Listener at a Frontend's address and port.
+pub(super) fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
+    desired.frontend(key).and_then(lower)
+}
+
+/// Wanted listeners, sorted by key.
+pub(super) fn listeners(desired: &Desired) -> impl Iterator<Item = Listener> {
+    desired.frontends().filter_map(lower)
+}
+
+/// The endpoints of a Frontend on which this process listens itself, for which Frontend: what goes there would come back.
+pub(super) fn loops(desired: &Desired, frontend: &Frontend) -> BTreeMap<EndpointKey, FrontendKey> {
+    let endpoints = frontend.cluster.iter().chain(frontend.local.iter());
+    let at = |endpoint: &EndpointKey| Some((*endpoint, desired.frontend_at(frontend.key.protocol, endpoint)?.key));
+    endpoints.filter_map(at).collect()
 }

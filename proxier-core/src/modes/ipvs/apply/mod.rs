@@ -10,9 +10,9 @@ use std::net::IpAddr;
 use ipset::Element;
 use ipvs::VirtualServerKey;
 
+use crate::modes::ipvs::diff::Needs;
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::guards;
-use crate::modes::ipvs::hold_back::Needs;
 use crate::modes::ipvs::mode::Mode;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Phase, Plan, RulesChange, Stage};
@@ -46,8 +46,8 @@ pub struct Effects {
 
 /// Applies a plan, stage by stage, and records in the mode what the kernel confirmed. `None`: the kernel is unknown.
 ///
-/// Every operation has an outcome. After a failure, operations that do not depend on it go on; those that do are skipped
-/// and say why ([`PortErrorKind::Skipped`]). An addition that finds the object there updates it; a change that finds it gone
+/// Every operation has an outcome. After a failure, operations that do not depend on it go on; those that do are skipped,
+/// with the reason ([`PortErrorKind::Skipped`]). An addition that finds the object there updates it; a change that finds it gone
 /// adds it; a deletion that finds it gone is done. A full set is replaced by a larger one.
 ///
 /// A virtual server that cannot be deleted keeps its entries and its address: they show that it is this proxy's, and guard it.

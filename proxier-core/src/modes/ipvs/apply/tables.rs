@@ -17,7 +17,7 @@ use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, Tables};
 
 impl Run<'_, '_> {
-    /// Makes and mends tables, and adds or deletes their entries: one transaction a family.
+    /// Makes and repairs tables, and adds or deletes their entries: one transaction a family.
     pub(super) fn write_tables(&mut self, phase: Phase, stage: &Stage, tables: &mut dyn Tables) {
         let mut all: BTreeMap<Family, Entries> = BTreeMap::new();
         for (set, elements) in &stage.entries {

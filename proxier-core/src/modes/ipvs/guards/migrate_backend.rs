@@ -6,8 +6,8 @@ use ipset::{Element, IpSpan, Ports};
 
 use super::nft;
 use crate::config::Config;
+use crate::modes::ipvs::diff::Needs;
 use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
-use crate::modes::ipvs::hold_back::Needs;
 use crate::modes::ipvs::lower;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};

@@ -18,23 +18,32 @@
 //! virtual servers are read from both, and guards of those that stay are carried over.
 
 mod choose;
-mod input;
 pub(in crate::modes::ipvs) mod migrate_backend;
 pub(in crate::modes::ipvs) mod nft;
-pub(in crate::modes::ipvs) mod programs;
 
 pub use choose::{Choice, choose, trials};
-pub use input::dropping_input;
 pub use nft::{Layout, TableChange, marks};
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
+use iptables::TableName;
+use nftables::{ChainKey, ChainType, Hook};
+
+use crate::backoff::RulesRetry;
+use crate::compat;
+use crate::config::{Config, RulesBy};
+use crate::modes::ipvs::rules::{Capabilities, Inputs, Kept};
+use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::shared::by_default;
+use crate::modes::shared::nft::base_chains;
 use crate::net::{Family, Network};
+use crate::ports::Ports;
+use crate::service::NodeFacts;
 
 /// Known state of the variant that serves.
 #[derive(Debug)]
 pub(in crate::modes::ipvs) enum Guards {
-    Programs(programs::Programs),
+    Programs(Programs),
     Nft(nft::Tables),
 }
 
@@ -49,5 +58,59 @@ impl Guards {
             Guards::Programs(programs) => programs.rules.get(&family).map(|inputs| &inputs.guarded_networks),
             Guards::Nft(tables) => tables.written.get(&family).map(|layout| &layout.guarded_networks),
         }
+    }
+}
+
+/// The chains of nf_tables that drop new incoming packets by default, by their policy or last rule, each with advice. In IPVS mode packets to
+/// Services are such, and no chain of another table can accept them against that. Where iptables [guards](RulesBy) virtual servers, chain INPUT
+/// of its own table filter does not count: its rules accept traffic of Services there. Best effort: chains that cannot be read drop nothing.
+pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
+    let by_nft = config.ipvs.rules == RulesBy::Nftables;
+    let of_iptables = |chain: &ChainKey| {
+        let is_filter = |family| compat::table_key(family, &TableName::FILTER).is_ok_and(|key| key == chain.table);
+        Family::ALL.into_iter().any(is_filter) && chain.name.as_str() == "INPUT"
+    };
+    let mut found = Vec::new();
+    for (chain, policy) in base_chains(Hook::Input, &ChainType::Filter, ports.tables) {
+        if (by_nft || !of_iptables(&chain)) && by_default::drops_in_nft(&chain, policy, ports.tables) {
+            let instead = if of_iptables(&chain) { "ipvs.rules: iptables, which accepts it" } else { "mode nftables" };
+            found.push(format!(
+                "chain {chain} drops by default what comes in, and traffic to Services passes it before IPVS: only what a rule \
+                 there accepts reaches a Service; accept the addresses and node ports of Services in it, or choose {instead}"
+            ));
+        }
+    }
+    found
+}
+
+/// Known state of rules that the iptables programs write.
+#[derive(Debug)]
+pub(in crate::modes::ipvs) struct Programs {
+    /// Capabilities of iptables and the kernel, as far as known.
+    pub(in crate::modes::ipvs) capabilities: Capabilities,
+    /// The inputs of the rules that the kernel holds.
+    pub(in crate::modes::ipvs) rules: BTreeMap<Family, Inputs>,
+    /// Families whose rules could not be restored.
+    pub(in crate::modes::ipvs) retry: BTreeMap<Family, RulesRetry>,
+}
+
+impl Programs {
+    /// State before the kernel was read: only the largest set of capabilities is known.
+    pub(in crate::modes::ipvs) fn new(capabilities: Capabilities) -> Self {
+        Programs { capabilities, rules: BTreeMap::new(), retry: BTreeMap::new() }
+    }
+
+    /// The inputs that a family's rules have to have while `kept` stays, if chain INPUT drops by default as known.
+    pub(in crate::modes::ipvs) fn inputs(
+        &self,
+        family: Family,
+        (wanted, facts): (&Wanted<'_>, &NodeFacts),
+        capabilities: Capabilities,
+        kept: &Kept,
+    ) -> Inputs {
+        let mut inputs = Inputs::new(family, wanted, facts, capabilities);
+        inputs.keep(kept);
+        inputs.input_drops = self.rules.get(&family).is_some_and(|written| written.input_drops);
+        inputs
     }
 }

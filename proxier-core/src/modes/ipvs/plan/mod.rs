@@ -1,7 +1,6 @@
 //! Plan of a pass, as a value. It is made by functions on values: `order` puts the differences in order, `pass_plan` adds
 //! operations for rules, draining and flows, `drift` finds those that repair foreign changes.
 
-mod drift;
 mod order;
 mod pass_plan;
 
@@ -104,7 +103,7 @@ pub struct Stage {
     pub timeouts: Option<TimeoutsUpdate>,
     /// Sets to create.
     pub sets: Vec<SetKey>,
-    /// Tables of nf_tables to make or to mend, at most one change for each family.
+    /// Tables of nf_tables to make or to repair, at most one change for each family.
     pub tables: Vec<TableChange>,
     /// Entries; those of the last set are deleted first.
     pub entries: BTreeMap<SetKey, Vec<Element>>,

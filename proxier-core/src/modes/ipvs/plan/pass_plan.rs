@@ -5,20 +5,19 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipvs::model::Weight;
 use ipvs::{Operation, VirtualServerKey};
 
-use super::drift::drift;
 use super::{Phase, Plan, RulesChange, plan};
-use crate::modes::Pass;
 use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::drain::Verdicts;
-use crate::modes::ipvs::guards::Guards;
 use crate::modes::ipvs::guards::nft::Tables;
-use crate::modes::ipvs::guards::programs::Programs;
+use crate::modes::ipvs::guards::{Guards, Programs};
 use crate::modes::ipvs::mode::{Differences, Mode};
 use crate::modes::ipvs::reading::{self, PassInputs};
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{rules, udp};
 use crate::modes::shared::flows::answering_at;
+use crate::modes::{Pass, Work};
 use crate::net::{Family, Network};
+use crate::plan::operation::Operation as PlanOperation;
 use crate::plan::report::Unread;
 use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, UdpServices};
@@ -247,4 +246,32 @@ fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut P
     let before = |family: Family| compared.get(&family).and_then(|(_, before)| Some(&(*before)?.guarded_networks));
     plan.guarded_networks = without_guard(plan, new, before);
     plan.guarded = added_with_ranges(wanted, plan, |family| compared.contains_key(family));
+}
+
+/// Foreign changes: operations on objects that the input did not change.
+pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan) -> Vec<Step> {
+    let foreign = plan.operations().filter(|operation| is_foreign(operation, mode, plan));
+    foreign.map(|operation| operation.step(&pass.names)).collect()
+}
+
+fn is_foreign(operation: &PlanOperation<'_>, mode: &Mode, plan: &Plan) -> bool {
+    let changed = mode.changed();
+    let is_input = |address| changed.addresses.contains(address) || changed.elsewhere.contains(address);
+    match *operation {
+        PlanOperation::Entry(_, set, element) => !changed.entries.contains(&(set.0.key, element.clone())),
+        PlanOperation::Whole(change) => change.step().family().is_some_and(|family| match &mode.guards {
+            Guards::Programs(known) => known.rules.get(&family) == plan.inputs.get(&family),
+            Guards::Nft(known) => known.written.get(&family) == plan.layouts.get(&family),
+        }),
+        PlanOperation::Address(_, address, _) => !is_input(&address),
+        // The node's own addresses decide on whole networks.
+        PlanOperation::Route(_, _, route) => !mode.new_facts && !is_input(&route.network.addr()),
+        PlanOperation::Server(operation, _) => {
+            let key = operation.virtual_server();
+            let is_over =
+                matches!(operation, Operation::DeleteRealServer(key, real) if mode.drains.is_draining(key, real));
+            !is_over && !changed.virtual_servers.contains(&key)
+        }
+        _ => true,
+    }
 }

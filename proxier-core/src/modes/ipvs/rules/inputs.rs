@@ -11,7 +11,7 @@ use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::shared::local_traffic::PodTraffic;
+use crate::modes::shared::networks::PodTraffic;
 use crate::net::{Family, Network};
 use crate::service::{Frontend, NodeFacts};
 
@@ -207,7 +207,7 @@ impl Inputs {
             || self.sources != before.sources
             || rest(self) != rest(before)
             || (is_barred(self) && !is_barred(before))
-            || crate::modes::ipvs::entries::frontend_entries(frontend, false, None)
+            || crate::modes::ipvs::lower::frontend_entries(frontend, false, None)
                 .iter()
                 .any(|(set, _)| is_new(set.kind))
     }

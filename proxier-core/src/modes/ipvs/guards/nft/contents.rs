@@ -1,14 +1,15 @@
-//! State of a table in the kernel, in the words of IPVS mode.
+//! A table in the kernel in the words of IPVS mode, and entries of sets as elements.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use ipset::Element;
-use nftables::{TableKey, TableSnapshot};
+use ipset::{Element, IpSpan, Ports, Protocol};
+use nftables::{Element as NftElement, ElementData, ElementKey, TableKey, TableSnapshot, Value};
 
-use super::element::decode;
 use super::layout::Layout;
 use crate::config::Config;
 use crate::modes::ipvs::sets::SetKind;
+use crate::modes::ipvs::split;
 use crate::modes::shared::nft::is_ours;
 use crate::modes::shared::table::{Layout as _, Shape};
 use crate::net::Family;
@@ -46,7 +47,7 @@ impl TableContents {
         Some(found)
     }
 
-    /// Whether the table cannot be mended, only made again.
+    /// Whether the table cannot be repaired, only made again.
     pub(super) fn is_other(&self, layout: &Layout) -> bool {
         let chains = layout.chains();
         let is_wanted = |name: &String| chains.iter().any(|(chain, _)| chain.key.name.as_str() == name);
@@ -83,5 +84,157 @@ pub(in crate::modes::ipvs) fn has_nftables_mode(
     match is_ours(&table, tables) {
         Err(error) if matches!(error.kind(), PortErrorKind::Unavailable | PortErrorKind::NotFound) => Ok(false),
         answer => answer,
+    }
+}
+
+/// An entry as the kernel takes it, and gives it back.
+pub(super) fn encode(kind: SetKind, element: &Element) -> NftElement {
+    match (kind, element) {
+        (kind, Element::IpPortIp(span, ports, _)) if kind.has_marks() => {
+            let place = encode_key(&Element::IpPort(*span, *ports));
+            let mark = split::recorded(element).map_or(0, |(_, mark)| mark.get());
+            NftElement::new(place).maps_to(Value::mark(mark))
+        }
+        _ => NftElement::new(encode_key(element)),
+    }
+}
+
+/// Key of an entry's element.
+pub(super) fn encode_key(element: &Element) -> ElementKey {
+    let place = |span: &IpSpan, ports: &Ports| {
+        [span.first().into(), Value::byte(ports.protocol().number()), Value::port(ports.ports().first())]
+    };
+    // Never too long: the longest are two IPv6 addresses, a protocol and a port.
+    let concat = |fields: &[Value]| Value::concat(fields).unwrap_or(Value::EMPTY);
+    match element {
+        Element::Ip(span) => ElementKey::Value(span.first().into()),
+        Element::Port(ports) => ElementKey::Value(Value::port(ports.first())),
+        Element::IpPort(span, ports) => ElementKey::Value(concat(&place(span, ports))),
+        Element::IpPortIp(span, ports, sources) => {
+            let [address, protocol, port] = place(span, ports);
+            let from = |source: IpAddr| concat(&[address.clone(), protocol.clone(), port.clone(), source.into()]);
+            ElementKey::range(from(sources.first()), from(sources.last()))
+        }
+        // No own set has other kinds.
+        _ => ElementKey::CatchAll,
+    }
+}
+
+/// Decodes an element as an entry; `None` for a foreign one.
+pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Option<Element> {
+    let (first, last) = found.key.ends()?;
+    let (first, last) = (first.as_bytes(), last.as_bytes());
+    let element = match kind {
+        SetKind::IpvsIps => Element::Ip(IpSpan::host(address(first, family)?.0)),
+        SetKind::NodePortTcp
+        | SetKind::NodePortLocalTcp
+        | SetKind::NodePortUdp
+        | SetKind::NodePortLocalUdp
+        | SetKind::HealthCheckNodePort => Element::Port(u16::from_be_bytes(*first.first_chunk()?).into()),
+        SetKind::LoopBack
+        | SetKind::LoadBalancerSourceIp
+        | SetKind::LoadBalancerSourceCidr
+        | SetKind::LoadBalancerNotNode => {
+            let (span, ports, sources) = parse_address_and_ports(first, family)?;
+            let (_, _, end) = parse_address_and_ports(last, family)?;
+            Element::IpPortIp(span, ports, network(address(sources, family)?.0, address(end, family)?.0)?)
+        }
+        SetKind::SplitMark => {
+            let (span, ports, _) = parse_address_and_ports(first, family)?;
+            let Some(ElementData::Value(mark)) = &found.data else { return None };
+            let mark = u32::from_ne_bytes(*mark.as_bytes().first_chunk()?);
+            split::with_mark(span, ports, mark)
+        }
+        _ => {
+            let (span, ports, _) = parse_address_and_ports(first, family)?;
+            Element::IpPort(span, ports)
+        }
+    };
+    // An element that would be written in another way is foreign.
+    let written = encode(kind, &element);
+    ((written.key, written.data) == (found.key.clone(), found.data.clone())).then_some(element)
+}
+
+fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
+    Some(match family {
+        Family::V4 => {
+            let (address, rest) = bytes.split_first_chunk::<4>()?;
+            (IpAddr::V4(Ipv4Addr::from(*address)), rest)
+        }
+        Family::V6 => {
+            let (address, rest) = bytes.split_first_chunk::<16>()?;
+            (IpAddr::V6(Ipv6Addr::from(*address)), rest)
+        }
+    })
+}
+
+/// An address, a protocol and a port at the beginning, and what is behind: each field fills whole words.
+fn parse_address_and_ports(bytes: &[u8], family: Family) -> Option<(IpSpan, Ports, &[u8])> {
+    let (address, rest) = address(bytes, family)?;
+    let ([protocol, ..], rest) = rest.split_first_chunk::<4>()?;
+    let ([high, low, ..], rest) = rest.split_first_chunk::<4>()?;
+    let ports = Ports::port(Protocol::from_number(*protocol).ok()?, u16::from_be_bytes([*high, *low]));
+    Some((IpSpan::host(address), ports, rest))
+}
+
+/// The network from the first to the last address.
+fn network(first: IpAddr, last: IpAddr) -> Option<IpSpan> {
+    let prefix = match (first, last) {
+        (IpAddr::V4(first), IpAddr::V4(last)) => (first.to_bits() ^ last.to_bits()).leading_zeros(),
+        (IpAddr::V6(first), IpAddr::V6(last)) => (first.to_bits() ^ last.to_bits()).leading_zeros(),
+        _ => return None,
+    };
+    let span = IpSpan::network(first, u8::try_from(prefix).ok()?).ok()?;
+    (span.first() == first && span.last() == last).then_some(span)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(text: &str) -> IpSpan {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn entries_come_back_as_they_went() {
+        let tcp = Ports::port(Protocol::TCP, 443);
+        for (family, host, other) in
+            [(Family::V4, "198.51.100.1", "192.0.2.0/24"), (Family::V6, "2001:db8::1", "2001:db8:1::/48")]
+        {
+            let (host, other) = (span(host), span(other));
+            let everything = [
+                (SetKind::IpvsIps, Element::Ip(host)),
+                (SetKind::NodePortTcp, Element::Port(30_001.into())),
+                (SetKind::ClusterIp, Element::IpPort(host, tcp)),
+                (SetKind::NodePortSctp, Element::IpPort(host, Ports::port(Protocol::SCTP, 1))),
+                (SetKind::LoopBack, Element::IpPortIp(host, tcp, host)),
+                (SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, tcp, other)),
+                (SetKind::LocalSplit, Element::IpPort(host, tcp)),
+                (SetKind::SplitMark, Element::IpPortIp(host, tcp, span("22.0.1.2"))),
+            ];
+            for (kind, element) in everything {
+                assert_eq!(decode(kind, family, &encode(kind, &element)), Some(element));
+            }
+        }
+    }
+
+    #[test]
+    fn what_nobody_of_us_writes_is_none_of_ours() {
+        let key = |first: [u8; 4], last: [u8; 4]| {
+            let of = |source: [u8; 4]| {
+                let fields = [[192, 0, 2, 1], source].map(|octets| IpAddr::from(octets).into());
+                let [host, source] = fields;
+                Value::concat(&[host, Value::byte(6), Value::port(80), source]).unwrap()
+            };
+            ElementKey::range(of(first), of(last))
+        };
+        let decoded = |key| decode(SetKind::LoadBalancerSourceCidr, Family::V4, &NftElement::new(key));
+        assert!(decoded(key([10, 0, 0, 0], [10, 0, 0, 255])).is_some());
+        assert_eq!(decoded(key([10, 0, 0, 1], [10, 0, 0, 255])), None);
+        assert_eq!(decoded(ElementKey::CatchAll), None);
+        assert_eq!(decode(SetKind::ClusterIp, Family::V4, &NftElement::value(Value::port(80))), None);
+        let place = Element::IpPort(span("198.51.100.1"), Ports::port(Protocol::TCP, 443));
+        assert_eq!(decode(SetKind::SplitMark, Family::V4, &encode(SetKind::LocalSplit, &place)), None, "no mark");
     }
 }

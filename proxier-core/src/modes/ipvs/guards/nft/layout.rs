@@ -34,7 +34,7 @@ use nftables::{
 use crate::config::{InterfaceName, KernelNames, MarkRange};
 use crate::modes::ipvs::rules::MasqueradeSources;
 use crate::modes::ipvs::sets::SetKind;
-use crate::modes::shared::local_traffic::PodTraffic;
+use crate::modes::shared::networks::PodTraffic;
 use crate::modes::shared::nft::{COMMENT_OF_IPVS, OWNED, RTN_LOCAL, built, interface, name, rejections};
 use crate::modes::shared::table::{self, ChainRules};
 use crate::net::{Family, Network};

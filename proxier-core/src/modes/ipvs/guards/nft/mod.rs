@@ -1,11 +1,8 @@
 //! The variant with a table of nf_tables for each family.
 
 mod change;
-mod cleanup;
 mod contents;
-mod element;
 mod layout;
-mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -19,7 +16,8 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::shared::nft::check_trial;
+use crate::modes::shared::cleaned::Cleaned;
+use crate::modes::shared::nft::{check_trial, is_ours, remove_table};
 use crate::modes::shared::table::{self as shared_table, Fate, Layout as _, write_layout};
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::Whole;
@@ -28,13 +26,11 @@ use crate::plan::step::{Action, Step};
 use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
 use crate::service::NodeFacts;
 
-pub(in crate::modes::ipvs) use change::Entries;
 pub use change::TableChange;
-pub(in crate::modes::ipvs) use cleanup::cleanup;
+pub(in crate::modes::ipvs) use change::{Entries, write};
 pub(in crate::modes::ipvs) use contents::{TableContents, has_nftables_mode, read};
 pub use layout::Layout;
 pub(in crate::modes::ipvs) use layout::table;
-pub(in crate::modes::ipvs) use write::write;
 
 /// State that tables are written from.
 pub(in crate::modes::ipvs) type Basis = shared_table::Basis<Arc<TableContents>>;
@@ -167,7 +163,7 @@ impl Tables {
     }
 }
 
-/// The Frontends of the virtual servers of firewall marks that are this proxy's, as its tables record them; none where there is no table.
+/// The Frontends of the virtual servers of firewall marks that are this proxy's, as its tables record them; none where a table is missing.
 ///
 /// # Errors
 /// A table exists and could not be read.
@@ -228,4 +224,13 @@ pub(in crate::modes::ipvs) fn trial(
         layout.by_routes = true;
         write_layout(transaction, (Fate::Make, false), &layout, [], &layout.chains());
     })
+}
+
+/// Removes the tables of both families, configured or not, and nothing else. A missing table counts as done, and so does
+/// a kernel without nf_tables.
+pub(in crate::modes::ipvs) fn cleanup(config: &Config, tables: &mut dyn TablesPort, cleaned: &mut Cleaned) {
+    for family in Family::ALL {
+        let table = table(family, &config.names);
+        remove_table(&table, is_ours, tables, cleaned);
+    }
 }

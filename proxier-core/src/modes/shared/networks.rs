@@ -1,0 +1,168 @@
+//! Addresses and networks of this node: its own, those of its pods, and those of Services, which routes make local.
+
+use std::collections::BTreeSet;
+use std::fmt;
+use std::net::IpAddr;
+
+use crate::config::{InterfaceName, KernelNames, LocalTraffic};
+use crate::modes::shared::cleaned::Cleaned;
+use crate::net::{Family, Network};
+use crate::plan::names::Names;
+use crate::plan::operation::Operation;
+use crate::plan::report::Unread;
+use crate::plan::step::Action;
+use crate::ports::{Links, LocalRoute, Ports, RouteOwner};
+use crate::service::NodeFacts;
+use crate::snapshot::HostAddresses;
+
+/// Reads the addresses of this host, the dummy device's among them.
+///
+/// # Errors
+/// When the kernel could not list them.
+pub(crate) fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
+    links.addresses().map_err(|error| Unread::new("addresses", error))
+}
+
+/// The addresses of interfaces other than proxies' devices.
+pub fn other_addresses<'a>(host: &'a HostAddresses, names: &'a KernelNames) -> impl Iterator<Item = IpAddr> + 'a {
+    let others = host.interfaces.iter().filter(|(interface, _)| !names.is_of_a_proxy(interface));
+    others.flat_map(|(_, addresses)| addresses).map(IpAddr::to_canonical)
+}
+
+/// Detection of a family's traffic of this node's pods.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodTraffic {
+    /// Local pod traffic is not detected.
+    Unknown,
+    /// Sources in this network.
+    Network(Network),
+    /// Packets that come in by this device.
+    Interface(InterfaceName),
+    /// Packets that come in by a device whose name begins so.
+    Prefix(InterfaceName),
+}
+
+impl PodTraffic {
+    /// Detection as configured ([`LocalTraffic`]), for a family.
+    pub(crate) fn from_facts(facts: &NodeFacts, family: Family) -> Self {
+        let network = match &facts.config().local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                networks.iter().copied().find(|network| Family::of(network.addr()) == family)
+            }
+            LocalTraffic::NodeCidr => facts.pod_cidr(family),
+            LocalTraffic::BridgeInterface(name) => return PodTraffic::Interface(name.clone()),
+            LocalTraffic::InterfaceNamePrefix(name) => return PodTraffic::Prefix(name.clone()),
+        };
+        network.map_or(PodTraffic::Unknown, PodTraffic::Network)
+    }
+}
+
+/// Reason why a network is not made local as a whole. Prints as a sentence.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Unusable {
+    /// The network.
+    pub network: Network,
+    /// Obstacle in the network, in words.
+    pub holds: String,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Unusable { network, holds } = self;
+        write!(
+            f,
+            "{network}, a network of cluster IPs (ServiceCIDR, serviceCIDRs), is not the Services' alone: it has {holds}; \
+             each Service's address in it gets a route of its own instead"
+        )
+    }
+}
+
+/// Networks of the configured families that can be local as a whole, and those that cannot. A network cannot that has an address of the
+/// node, of a gateway, of the API server or of another host that the node has to reach, or a network of pods: these would be cut off.
+/// A neighbour's address that is also a Service's, such as cluster DNS, does not matter; `is_wanted` tells whether an address is a Service's.
+pub(crate) fn usable(
+    networks: &[Network],
+    is_wanted: &dyn Fn(IpAddr) -> bool,
+    facts: &NodeFacts,
+) -> (BTreeSet<Network>, Vec<Unusable>) {
+    let (mut usable, mut unusable) = (BTreeSet::new(), Vec::new());
+    let families = facts.config().families;
+    let is_served = |network: &&Network| families.iter().any(|family| family == Family::of(network.addr()));
+    for network in networks.iter().filter(is_served) {
+        match obstacle(network, is_wanted, facts) {
+            Some(holds) => unusable.push(Unusable { network: *network, holds }),
+            None => drop(usable.insert(network.trunc())),
+        }
+    }
+    (usable, unusable)
+}
+
+/// The first use of this network by anything but Services.
+fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Option<String> {
+    let config = facts.config();
+    if let Some(own) = facts.own_addresses().find(|address| network.contains(address)) {
+        return Some(format!("{own}, an address of this node"));
+    }
+    let mut neighbours = config.reserved.neighbours();
+    let is_in = |address: &IpAddr| network.contains(address) && !is_wanted(*address);
+    if let Some((user, neighbour)) = neighbours.find(|(_, neighbour)| is_in(&neighbour.address)) {
+        return Some(format!("{}, the address of {user}", neighbour.address));
+    }
+    let mut nodes =
+        config.reserved.nodes().range(network.network()..).take_while(|(address, _)| network.contains(*address));
+    if let Some((address, name)) = nodes.find(|(address, _)| is_in(address)) {
+        return Some(format!("{address}, the address of Node {name}"));
+    }
+    let of_cluster = match &config.local_traffic {
+        LocalTraffic::ClusterCidrs(networks) => &networks[..],
+        _ => &[],
+    };
+    let mut pods = of_cluster.iter().copied().chain(facts.pod_cidrs());
+    pods.find(|pods| network.contains(pods)).map(|pods| format!("{pods}, a network of pods"))
+}
+
+/// The route that an address needs of its own: none within the networks that are local as a whole.
+pub(crate) fn network_of<'a>(address: IpAddr, whole: impl IntoIterator<Item = &'a Network>) -> Option<Network> {
+    let is_covered = whole.into_iter().any(|network| network.contains(&address));
+    (!is_covered).then(|| Network::from(address))
+}
+
+/// Deletes all routes of a mode.
+pub(crate) fn delete_routes(owner: RouteOwner, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    match ports.routes.networks(owner) {
+        Ok(networks) => {
+            let all = networks.into_keys().map(LocalRoute::new);
+            let all = all.map(|route| Operation::Route(Action::Delete, owner, route));
+            cleaned.applied.carry_out(all, &Names::NONE, ports);
+        }
+        Err(error) => cleaned.miss("local routes", error),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::Config;
+    use crate::snapshot::{HostAddresses, Node};
+
+    use super::*;
+
+    #[test]
+    fn each_family_has_its_own_network() {
+        let mut config = Config::default();
+        let mut of = |local: LocalTraffic| {
+            config.local_traffic = local;
+            let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
+            Family::ALL.map(|family| PodTraffic::from_facts(&facts, family))
+        };
+        let network: Network = "fd00:10:244::/56".parse().unwrap();
+        let only_v6 = [PodTraffic::Unknown, PodTraffic::Network(network)];
+        assert_eq!(of(LocalTraffic::ClusterCidrs(vec![network])), only_v6);
+        assert_eq!(of(LocalTraffic::NodeCidr), [PodTraffic::Unknown, PodTraffic::Unknown]);
+        let name = InterfaceName::new("cni0").unwrap();
+        let both = PodTraffic::Interface(name.clone());
+        assert_eq!(of(LocalTraffic::BridgeInterface(name.clone())), [both.clone(), both]);
+        let both = PodTraffic::Prefix(name.clone());
+        assert_eq!(of(LocalTraffic::InterfaceNamePrefix(name)), [both.clone(), both]);
+    }
+}
