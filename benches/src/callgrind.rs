@@ -104,7 +104,7 @@ mod tests {
     use super::allocations;
 
     #[test]
-    fn calls_of_the_allocator_are_summed_whoever_calls() {
+    fn allocator_calls_are_summed_over_all_callers() {
         let profile = "fn=(1) main\n1 5\ncfn=(2) malloc\ncalls=3 0\n1 9\nfn=(3) other\ncfn=(2)\ncalls=4 0\n1 9\n\
                        cfn=(4) free\ncalls=7 0\n1 9\ncfn=(5) realloc\ncalls=1 0\n1 1\n";
         assert_eq!(allocations(profile), 8);

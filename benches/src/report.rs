@@ -247,7 +247,7 @@ mod tests {
     use super::{Measured, figure};
 
     #[test]
-    fn the_median_of_an_even_number_of_runs_lies_between_the_middle_ones() {
+    fn the_median_of_an_even_number_of_runs_is_between_the_middle_two() {
         let mut side = Measured::default();
         for run in [4.0, 1.0, 3.0, 2.0] {
             side.take(run);
@@ -257,7 +257,7 @@ mod tests {
     }
 
     #[test]
-    fn figures_have_three_digits_and_thousands_apart() {
+    fn figures_have_three_digits_and_separated_thousands() {
         let texts = [1_234_567.8, 1000.0, 123.4, 12.34, 1.234, 0.01234].map(figure);
         assert_eq!(texts, ["1,234,568", "1,000", "123", "12.3", "1.23", "0.012"]);
     }

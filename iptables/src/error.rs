@@ -235,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_program_says_is_shown_as_it_is() {
+    fn program_output_is_shown_unchanged() {
         assert_eq!(excerpt("Couldn't load match `nosuch': \"x\\y\""), "Couldn't load match `nosuch': \"x\\y\"");
         assert_eq!(excerpt("two\nlines\u{1b}[0m"), "two\\nlines\\u{1b}[0m");
         assert_eq!(excerpt(&"ä".repeat(300)).chars().count(), 201);

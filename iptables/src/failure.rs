@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_way_of_naming_a_line() {
+    fn every_way_of_naming_a_line_is_read() {
         for (text, line) in [
             ("iptables-restore: line 5 failed\n", Some(5)),
             ("iptables-nft-restore: line 4 failed: No chain/target/match by that name.\n", Some(4)),
@@ -329,7 +329,7 @@ mod tests {
 
     /// Captured from iptables 1.8.9 on Linux 6.18, and on 6.1 with module loading disabled.
     #[test]
-    fn words_and_kinds() {
+    fn words_give_the_kind_of_failure() {
         for (words, kind) in [
             (
                 "iptables-restore v1.8.9 (legacy): iptables-restore: unable to initialize table 'filter'\nError occurred at line: 1\n",
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn tables_before_the_failure() {
+    fn tables_before_the_failure_are_known() {
         let lines = ["*nat", ":A - [0:0]", "COMMIT", "*filter", "-A X", "COMMIT"];
         assert_eq!(tables_at(&lines, 5), (Some(TableName::FILTER), vec![TableName::NAT]));
         assert_eq!(tables_at(&lines, 6), (Some(TableName::FILTER), vec![TableName::NAT]));

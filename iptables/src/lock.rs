@@ -137,7 +137,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lock_table_text() {
+    fn the_lock_table_is_read() {
         let text = "1: FLOCK  ADVISORY  WRITE 4242 fd:01:77 0 EOF\n1: -> FLOCK  ADVISORY  WRITE 4243 fd:01:77 0 EOF\n\
                     2: POSIX  ADVISORY  WRITE 7 fd:01:77 0 EOF\n3: FLOCK ADVISORY WRITE 8 fd:01:78 0 EOF\nshort\n";
         assert_eq!(holding_pids(text, |id| id == "fd:01:77"), [4242]);
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn names_the_holder() {
+    fn the_holder_is_named() {
         let path = std::env::temp_dir().join(format!("iptables-lock-test-{}", std::process::id()));
         let file = File::create(&path).unwrap();
         file.lock().unwrap();

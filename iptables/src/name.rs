@@ -333,7 +333,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_printed_is_read() {
+    fn printed_names_read_back() {
         for family in Family::ALL {
             assert_eq!(family.to_string().parse::<Family>().unwrap(), family);
             assert_eq!(family.program().parse::<Family>().unwrap(), family);

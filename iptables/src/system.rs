@@ -361,14 +361,14 @@ mod tests {
     }
 
     #[test]
-    fn carries_large_texts_both_ways() {
+    fn large_texts_pass_both_ways() {
         let text = "0123456789abcdef\n".repeat(100_000);
         let output = run("cat", &[], &text, Duration::from_secs(20)).unwrap();
         assert_eq!((output.code, output.stdout == text.as_bytes()), (Some(0), true));
     }
 
     #[test]
-    fn a_program_that_does_not_read_is_no_error() {
+    fn a_program_that_reads_nothing_causes_no_error() {
         let output = run("false", &[], &"x".repeat(1_000_000), Duration::from_secs(20)).unwrap();
         assert_eq!(output.code, Some(1));
     }
@@ -376,7 +376,7 @@ mod tests {
     /// Generates pieces after the initial text, each only when the previous ones were written. The last piece ends the
     /// text.
     #[test]
-    fn what_is_made_while_the_program_reads_follows_the_text() {
+    fn text_made_while_the_program_reads_is_appended() {
         let system = System::new();
         let cat = Invocation::new(&system.find("cat").unwrap(), [""; 0], Duration::from_secs(20));
         for text in ["", "begin\n"] {
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn too_long_is_killed() {
+    fn a_program_that_takes_too_long_is_killed() {
         let start = Instant::now();
         let error = run("sleep", &["60"], "", Duration::from_millis(200)).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::TimedOut);
@@ -419,13 +419,13 @@ mod tests {
     }
 
     #[test]
-    fn no_limit_is_a_limit_too() {
+    fn a_program_may_have_no_time_limit() {
         let output = run("true", &[], "", Duration::MAX).unwrap();
         assert_eq!(output.code, Some(0));
     }
 
     #[test]
-    fn environment_is_ours() {
+    fn the_environment_is_set_by_the_crate() {
         let output = run("env", &[], "", Duration::from_secs(20)).unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
         assert!(text.contains("LC_ALL=C\n") && text.lines().count() == 2, "{text}");

@@ -255,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn reader_rules() {
+    fn the_reader_follows_the_programs_rules() {
         assert_eq!(
             words(r#"-A X  -m comment --comment "a b" -j Y"#),
             ["-A", "X", "-m", "comment", "--comment", "a b", "-j", "Y"]
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn what_save_prints_unquoted() {
+    fn words_that_save_prints_unquoted_are_unquoted() {
         let words: Vec<String> =
             split(r#"-i a"b -o c"d -j X"#, Reading::Save).tokens.into_iter().map(String::from).collect();
         assert_eq!(words, ["-i", "a\"b", "-o", "c\"d", "-j", "X"]);
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_at_construction() {
+    fn impossible_tokens_are_refused() {
         for bad in ["a\nb".to_owned(), "a\0b".to_owned(), "x".repeat(1024)] {
             assert_eq!(Token::new(bad).unwrap_err().kind(), ErrorKind::InvalidToken);
         }

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn version_lines() {
+    fn version_lines_are_read() {
         assert_eq!(parse("iptables v1.8.9 (nf_tables)\n"), ("1.8.9".into(), Backend::NfTables));
         assert_eq!(parse("iptables-restore v1.8.7 (legacy)\n"), ("1.8.7".into(), Backend::Legacy));
         assert_eq!(parse("iptables v1.4.21"), ("1.4.21".into(), Backend::Legacy));
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_options_by_version() {
+    fn wait_options_depend_on_the_version() {
         let wait = |text: &str, works| {
             let version = ProgramVersion::parse(text).unwrap();
             version.restore_wait(works, Duration::from_secs(5))

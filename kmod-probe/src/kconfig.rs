@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn settings_with_their_lines() {
+    fn settings_are_read_with_their_lines() {
         let text = b"#\n# Linux/x86 6.1.0 Kernel Configuration\n#\nCONFIG_IP_VS=m\r\n# CONFIG_IP_VS_DEBUG is not set\n\
             CONFIG_IP_VS_TAB_BITS=12\nCONFIG_IP_VS_IPV6=y\nCONFIG_LOCALVERSION=\"\"\nCONFIG_X=n\nCONFIG_IP_VS=y\n";
         let config = Kconfig::parse(text).unwrap();
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_configuration() {
+    fn other_texts_are_no_configuration() {
         for bytes in [&b""[..], b"\x7fELF\0", b"<html>\n</html>\n", b"\x1f\x8b\x08garbage", b"# only a comment\n"] {
             assert_eq!(Kconfig::parse(bytes).unwrap_err().kind(), ErrorKind::InvalidList, "{bytes:?}");
         }

@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_of_the_table_can_be_built_and_has_a_name_of_its_own() {
+    fn every_row_of_the_table_can_be_built_and_has_a_unique_name() {
         let rows = requirements(&Profile::default().all_set_types());
         let names: BTreeSet<_> = rows.iter().map(|row| &row.name).collect();
         assert_eq!(names.len(), rows.len());

@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_of_many_distributions() {
+    fn releases_of_many_distributions_are_read() {
         for (raw, numbers) in [
             ("6.1.0-56-amd64", (6, 1, 0)),
             ("3.10.0-1160.el7.x86_64", (3, 10, 0)),
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_release_or_no_file_name() {
+    fn other_texts_are_no_release() {
         let long = format!("6.1.0-{}", "a".repeat(64));
         for raw in ["", "6", "6.", "v6.1", "linux", "6.1/../../etc", "6.1 amd64", "6.1\n6.2", "6.1\u{e9}", "6.x", &long]
         {

@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn nodes_are_apart() {
+    fn nodes_pause_differently() {
         let mut pauses: Vec<_> = (0..100)
             .map(|seed| Backoff::new(Duration::from_secs(1), Duration::from_secs(30), seed).next_pause())
             .collect();
@@ -113,7 +113,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn pauses_grow_to_the_most_and_start_again(
+        fn pauses_grow_to_the_maximum_and_start_again(
             seed: u64,
             first_ms in 0..100_000_u64,
             most_ms in 0..1_000_000_u64,

@@ -77,14 +77,14 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_of_a_thread_is_one_of_the_caller() {
+    fn a_panic_of_a_thread_reaches_the_caller() {
         let items: Vec<usize> = (0..4 * WORTH_A_THREAD).collect();
         let run = || map_parts(&items, WORTH_A_THREAD, |part| assert_ne!(part.last(), items.last()));
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).is_err());
     }
 
     #[test]
-    fn what_is_freed_elsewhere_is_freed() {
+    fn values_freed_on_another_thread_are_freed() {
         let (sender, receiver) = mpsc::channel::<()>();
         free(sender);
         // Disconnected: the value was dropped.

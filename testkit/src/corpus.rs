@@ -75,7 +75,7 @@ mod tests {
 
     /// An archive of the tool `tar` can be read, and every truncated archive is refused.
     #[test]
-    fn archives_of_tar_are_read() {
+    fn tar_archives_are_read() {
         let folder = std::env::temp_dir().join(format!("testkit-corpus-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let contents = [Vec::new(), b"one".to_vec(), vec![7; 512], vec![8; 513]];

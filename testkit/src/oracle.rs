@@ -264,14 +264,14 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_carries_code_and_words() {
+    fn a_failure_has_the_code_and_the_output() {
         let error = run("sh", &["-c", "echo why >&2; exit 7"], None).unwrap_err();
         assert_eq!((error.kind(), error.exit_code(), error.detail()), (ErrorKind::Failed, Some(7), "why"));
         assert!(error.to_string().contains("failed with code 7: why"), "{error}");
     }
 
     #[test]
-    fn a_program_that_does_not_exist_is_told_apart() {
+    fn a_missing_program_is_distinguished() {
         assert_eq!(run("no-such-program-anywhere", &[], None).unwrap_err().kind(), ErrorKind::NotFound);
     }
 }

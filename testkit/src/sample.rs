@@ -33,7 +33,7 @@ mod tests {
     use super::Sample;
 
     #[test]
-    fn seeds_one_after_the_other_take_every_case_once() {
+    fn consecutive_seeds_take_every_case_once() {
         for case in 0..50 {
             let runs = (u64::MAX - 9..=u64::MAX).filter(|seed| Sample { seed: Some(*seed) }.takes(case, 10));
             assert_eq!(runs.count(), 1, "{case}");

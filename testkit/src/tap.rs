@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_says_is_no_write() {
+    fn answers_of_the_kernel_do_not_count_as_writes() {
         let listed = [with_flags(2, 20, &[2, 24, 0, 0, 1]), with_flags(2, 3, &[0; 4])].concat();
         assert_eq!(writes_in(0, &listed), <[String; 0]>::default());
         let acknowledged = with_flags(0x100, 2, &[[0; 4].to_vec(), message(20, &[])].concat());
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_cut_short_does_not_stop_it() {
+    fn truncated_messages_do_not_stop_it() {
         let whole = message(20, &[1, 2, 3, 4]);
         for length in 0..whole.len() {
             assert_eq!(writes_in(0, &whole[..length]).len(), usize::from(length >= 16));

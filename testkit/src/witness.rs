@@ -382,7 +382,7 @@ mod tests {
     use crate::traffic::TIME_LIMIT;
 
     #[test]
-    fn both_ends_say_what_they_see() {
+    fn both_ends_report_what_they_see() {
         crate::kernel_test(&[crate::Need::Root], || {
             let here = Netns::current().unwrap();
             let places: [SocketAddr; 2] = [(Ipv4Addr::LOCALHOST, 7001).into(), (Ipv6Addr::LOCALHOST, 7001).into()];

@@ -203,7 +203,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn results_of_all_kinds() {
+    fn results_of_all_kinds_are_read() {
         let skipped = |reason: &str| Verdict::Skipped(format!("marked as ignored {reason}"));
         let time = |millis| Some(Duration::from_millis(millis));
         for (line, name, verdict, took) in [
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_dies_is_a_failure_and_a_skip_is_no_pass() {
+    fn a_crash_is_a_failure_and_a_skip_is_not_a_pass() {
         let failed = |output, code| {
             let results = results(output, "b\tno IPVS\nc\tin a thread", code);
             let verdicts = results.into_iter().map(|(_, verdict, _)| vec![(0, verdict, None)]);

@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn each_program_that_a_test_starts_is_installed_before() {
+    fn each_program_that_a_test_starts_is_in_the_list() {
         let mut files = Vec::new();
         for crate_of in fs::read_dir(repository()).unwrap().map(|entry| entry.unwrap().path()) {
             let folders = if crate_of.ends_with("testkit") { &["src", "tests"][..] } else { &["tests"] };
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_found_however_they_are_started() {
+    fn programs_are_found_in_every_way_of_starting_them() {
         let source = "use testkit::oracle::{ipset, run};\nCommand::new(\n    \"a\"); tool(&format!(\"b {x}\")); tool(\"{c} x\"); \
                       &[Need::Tool(\"d\")]; let _ = run(\"e\", &[]); oracle::run(\"f\");";
         let mut found = started(source);

@@ -34,7 +34,7 @@ mod tests {
     use super::Turns;
 
     #[test]
-    fn seeds_one_after_the_other_take_everything_once() {
+    fn consecutive_seeds_take_everything_once() {
         for number in [0, 3, 17, u64::MAX] {
             let seeds = (u64::MAX - 3)..=u64::MAX;
             assert_eq!(seeds.filter(|seed| Turns(Some(*seed)).takes(number, 4)).count(), 1, "{number}");

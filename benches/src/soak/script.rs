@@ -441,7 +441,7 @@ mod tests {
 
     /// Objects that a watcher assembles from the events equal those of the model.
     #[test]
-    fn events_and_model_tell_the_same() {
+    fn events_and_model_agree() {
         let mut script = Script::new(11, 200);
         let mut objects: BTreeMap<(String, String), Value> = BTreeMap::new();
         let key = |object: &Value| {
@@ -472,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn services_that_clients_use_always_have_an_endpoint_that_stays() {
+    fn services_in_use_always_have_a_steady_endpoint() {
         let mut script = Script::new(5, 100);
         for _ in 0..20_000 {
             let before = script.used.clone();

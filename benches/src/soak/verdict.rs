@@ -309,12 +309,12 @@ mod tests {
     }
 
     #[test]
-    fn what_is_well_is_passed() {
+    fn a_clean_run_passes() {
         assert_eq!(judge(&good()), Verdict::default());
     }
 
     #[test]
-    fn a_failed_connection_needs_an_excuse_of_its_own_time_and_service() {
+    fn a_failed_connection_needs_an_excuse_for_its_time_and_service() {
         let mut evidence = good();
         evidence.notes.misses.push(miss(Use::Short, 50, 51));
         assert_eq!(judge(&evidence).wrong, ["1 connections failed, or succeeded, without an excuse"]);
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn where_the_mode_changes_each_process_has_to_stay_as_it_is() {
+    fn with_mode_changes_no_process_may_grow() {
         let mut evidence = good();
         evidence.calm = None;
         evidence
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn what_belongs_to_others_is_never_excused() {
+    fn changes_to_foreign_objects_are_never_excused() {
         let mut evidence = good();
         evidence.notes.windows.push(window(Scope::Everybody, 1, Some(60)));
         evidence.notes.misses.push(miss(Use::Foreign, 50, 51));
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_in_vain_is_excused_when_pods_could_not_be_reached_directly() {
+    fn a_timeout_is_excused_when_pods_were_unreachable_directly() {
         let mut evidence = good();
         evidence.notes.misses.push(Miss { waited: true, ..miss(Use::Short, 50, 60) });
         assert_eq!(judge(&evidence).inexcusable.len(), 1);
@@ -394,7 +394,7 @@ mod tests {
     }
 
     #[test]
-    fn each_thing_that_is_wrong_is_found() {
+    fn each_fault_is_found() {
         type Spoil = fn(&mut Evidence);
         let cases: [(&str, Spoil); 15] = [
             ("1 of 2 kinds of faults were not made: stop", |e| _ = e.deck.insert("stop")),

@@ -190,14 +190,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_are_seen() {
+    fn control_characters_are_visible() {
         let text = "a\u{1b}[2J\n\tb\0\u{9b}c\r\n";
         assert_eq!(Visible(text).to_string(), "a\\u{1b}[2J\n\tb\\u{0}\\u{9b}c\\r\n");
         assert_eq!(Visible("äöü").to_string(), "äöü");
     }
 
     #[test]
-    fn short_lines_stay_as_they_are() {
+    fn short_lines_stay_unchanged() {
         let line = "+ virtual server TCP 10.96.0.10:53 rr  (kube-system/kube-dns:dns-tcp)";
         assert_eq!(wrapped(line), [line]);
         assert_eq!(wrapped(""), [""]);

@@ -120,7 +120,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_whatever_the_text() {
+    fn any_text_becomes_one_line() {
         let problem =
             Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").in_document(2).about("Service demo/web").at("spec");
         assert_eq!(problem.to_string(), "a b.yaml: document 2: Service demo/web: spec: x\\u{1b}[2J y");

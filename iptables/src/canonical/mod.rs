@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn spellings_of_the_same_rule() {
+    fn spellings_of_the_same_rule_are_equal() {
         same("-s 10.0.0.1 -j ACCEPT", "-j ACCEPT --source 10.0.0.1/32");
         same("-s 10.1.2.3/8", "--src 10.0.0.0/255.0.0.0");
         same("-d fd00:0:0::1", "--dst fd00::1/128");
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn different_rules() {
+    fn different_rules_differ() {
         different("-s 10.0.0.1", "! -s 10.0.0.1");
         different("-s 10.0.0.1", "-d 10.0.0.1");
         different("-s 0.0.0.0/0 -j A", "! -s 0.0.0.0/0 -j A");
@@ -377,7 +377,7 @@ mod tests {
     }
 
     #[test]
-    fn options_of_the_same_spelling_in_other_matches() {
+    fn options_with_the_same_spelling_belong_to_their_match() {
         different("-m policy --pol ipsec --proto esp", "-p esp -m policy --pol ipsec");
         different("-m recent --set --name A -j DROP", "-m recent --set --name A -j ACCEPT");
         same("-m recent --set -j DROP -s 1.2.3.4", "-s 1.2.3.4/32 -m recent --set -j DROP");
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_comment_between_a_match_and_its_options() {
+    fn a_comment_may_stand_between_a_match_and_its_options() {
         different("-m foo -m comment --comment x --one v", "-m foo -m comment --comment x --other v");
         same("-m foo -m comment --comment x --one v", "-m foo --one v -m comment --comment x");
         different("-m comment --one v", "-m comment --comment v");
@@ -393,7 +393,7 @@ mod tests {
 
     /// Arguments that are not a rule equal only themselves, and their printed form parses to the same.
     #[test]
-    fn arguments_no_program_would_take() {
+    fn arguments_that_no_program_takes_are_handled() {
         for text in [
             "-g",
             "-p",

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn what_popt_refuses_is_refused() {
+    fn options_that_popt_refuses_are_refused() {
         for (text, kind, column) in [
             ("-A stray", ErrorKind::UnexpectedWord, 4),
             ("-A -- -t", ErrorKind::UnexpectedWord, 4),

@@ -353,7 +353,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_the_kernel_says_of_types_is_said_again() {
+    fn data_types_print_as_the_kernel_knows_them() {
         let cases: [(u32, u32, &[u32]); 6] = [
             (DataType::IPV4_ADDR.0, 4, &[]),
             (0x1cd, 8, &[]),

@@ -345,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn a_family_of_an_address() {
+    fn an_address_has_a_family() {
         assert_eq!(Family::from(IpAddr::from([192, 0, 2, 1])), Family::Ip);
         assert_eq!(Family::from(IpAddr::from([1; 16])), Family::Ip6);
     }

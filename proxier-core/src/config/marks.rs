@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_ranges() {
+    fn impossible_ranges_are_refused() {
         for text in ["", "7", "0/0xff", "0x100/0xff", "1/0xffffffff", "0x1/0xffffff01x", "1/0xffffffc0"] {
             assert!(text.parse::<MarkRange>().is_err(), "{text}");
         }

@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn prefixes() {
+    fn prefixes_are_checked() {
         for good in ["KUBE-", "A-", "AGENT-", "NODE1-", "AG-6A-", "V6-", "A_B-"] {
             let prefix = NamePrefix::new(good).unwrap();
             assert_eq!((prefix.as_str(), prefix.to_string(), good.parse()), (good, good.to_owned(), Ok(prefix)));
@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn tables() {
+    fn table_names_are_checked() {
         assert_eq!(TableName::new("agent").unwrap().to_string(), "agent");
         for bad in ["", "nat", "filter", "a\nb", &"a".repeat(256)] {
             assert!(TableName::new(bad).is_err(), "{bad:?}");
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn devices_of_proxies() {
+    fn devices_of_proxies_are_recognised() {
         let device = |name| InterfaceName::new(name).unwrap();
         let names = KernelNames { device: device("agent0"), ..KernelNames::default() };
         assert!(names.is_of_a_proxy("agent0") && names.is_of_a_proxy("kube-ipvs0"));

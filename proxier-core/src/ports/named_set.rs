@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn kube_proxys_names() {
+    fn names_are_those_of_kube_proxy() {
         let names: BTreeSet<String> = sets(NamePrefix::KUBE).map(|set| set.name()).collect();
         assert_eq!(names.len(), 36);
         // pkg/proxy/ipvs/ipset.go, where IPv6 names are truncated by hand.
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn names_fit_and_differ_whatever_the_prefix() {
+    fn names_fit_and_differ_with_any_prefix() {
         let mut seen = BTreeSet::new();
         for prefix in ["KUBE-", "A-", "A6-", "NODE1-", "NODE2-", "KUBE--", "N-"] {
             for set in sets(prefix.parse().unwrap()) {

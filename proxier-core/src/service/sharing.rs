@@ -245,7 +245,7 @@ mod tests {
 
     /// Clients of a removed endpoint move, and few others.
     #[test]
-    fn an_endpoint_less_moves_few_others() {
+    fn removing_an_endpoint_moves_few_others() {
         for count in [3_u16, 10, 60, 200] {
             let all = endpoints(count);
             let before = maglev(&all, &vec![1; all.len()]);

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses() {
+    fn addresses_are_read() {
         let good = [("10.0.0.1", "10.0.0.1"), ("010.000.0.01", "10.0.0.1"), ("::ffff:10.0.0.1", "10.0.0.1")];
         for (text, address) in good.into_iter().chain([("FD00:0::1", "fd00::1")]) {
             assert_eq!(parse_address(text), Some(address.parse().unwrap()), "{text}");
@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn networks() {
+    fn networks_are_read() {
         let good = [
             (" 10.1.2.3/8 ", "10.0.0.0/8"),
             ("010.0.0.0/8", "10.0.0.0/8"),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable() {
+    fn unusable_addresses_are_refused() {
         for text in ["0.0.0.0", "::", "127.0.0.1", "::1", "224.0.0.1", "ff02::1", "255.255.255.255", "fe80::1"] {
             assert!(!is_usable(text.parse().unwrap()), "{text}");
         }

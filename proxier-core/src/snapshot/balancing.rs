@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn annotations_of_others_are_none_of_these() {
+    fn foreign_annotations_are_ignored() {
         for (name, is_one) in [
             ("proxier/scheduler", true),
             ("kube-router.io/service.scheduler", true),

@@ -403,7 +403,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_order_and_hostile_texts_do_not_pass() {
+    fn times_have_an_order_and_hostile_texts_are_refused() {
         let at = |text| CreationTime::parse(text).unwrap();
         assert!(at("2023-12-31T23:59:59Z") < at("2024-01-01T00:00:00Z"));
         assert!(at("2024-01-01T00:00:00.5Z") < CreationTime::UNKNOWN);

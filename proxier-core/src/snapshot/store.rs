@@ -329,7 +329,7 @@ mod tests {
 
     /// Annotations may change for months.
     #[test]
-    fn a_shape_that_no_slice_has_any_more_is_forgotten() {
+    fn a_shape_without_slices_is_forgotten() {
         let slice = |name: &str, port: u16| -> EndpointSliceObject {
             serde_json::from_value(json!({
                 "metadata": {"namespace": "demo", "name": name, "labels": {"kubernetes.io/service-name": "web"}},

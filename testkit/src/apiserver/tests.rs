@@ -113,7 +113,7 @@ fn watches_are_those_of_a_real_server() {
 }
 
 #[test]
-fn what_is_compacted_is_gone() {
+fn compacted_changes_are_gone() {
     let server = ApiServer::start();
     server.put_list(recorded::SERVICES);
     let (_, first) = get(&server, "/api/v1/services?limit=1");
@@ -131,7 +131,7 @@ fn what_is_compacted_is_gone() {
 }
 
 #[test]
-fn a_server_that_is_away_answers_nobody_until_it_is_back() {
+fn a_stopped_server_does_not_answer_until_it_is_back() {
     let server = ApiServer::start();
     server.put_list(recorded::SERVICES);
     let mut watch = TcpStream::connect(server.address).unwrap();

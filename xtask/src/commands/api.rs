@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_and_what_is_new_is_named() {
+    fn removed_and_new_items_are_named() {
         let kept = format!("{HEAD}1.95\npub mod a\npub fn a::f()\npub fn a::g()\n");
         let now = ["pub fn a::g()", "pub mod a", "pub fn a::f(u8)"].map(str::to_owned);
         assert_eq!(differences(&kept, &now), ["- pub fn a::f()", "+ pub fn a::f(u8)"]);
@@ -153,7 +153,7 @@ mod tests {
 
     /// The documentation of netlink-batch states how many crates are below it.
     #[test]
-    fn netlink_batch_has_as_many_dependencies_as_it_says() {
+    fn netlink_batch_has_the_number_of_dependencies_that_it_claims() {
         let words = "tree --package netlink-batch --edges normal --prefix none --locked --offline";
         let tree = tools::run(cargo::command().args(words.split(' '))).unwrap();
         // `name v1.2.3 (how it is built)`: two versions of one crate count as two.

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn what_passes_is_success_and_what_says_nothing_is_an_error() {
+    fn a_passed_report_is_success_and_an_unreadable_one_is_an_error() {
         let (code, _, log) = run(&report(&[spec("works", "passed", "")]), &["--load-balancer"]);
         assert!(code.unwrap() == ExitCode::SUCCESS && !log.contains("LoadBalancer\\]"), "{log}");
         let before = r#"{"LeafNodeType": "SynchronizedBeforeSuite", "State": "failed", "Failure": {"Message": "no Node is ready"}}"#;
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[test]
-    fn another_program_and_a_server_that_is_away_are_refused() {
+    fn another_program_and_an_unreachable_server_are_refused() {
         let good = report(&[spec("works", "passed", "")]);
         let error = format!("{:#}", run(&good, &["--e2e-test", "/bin/true"]).0.unwrap_err());
         assert_eq!(error, "--e2e-test /bin/true: not e2e.test of Kubernetes: its --help has no ginkgo.json-report");

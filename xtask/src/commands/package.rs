@@ -235,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nothing_here_can_be_published() {
+    fn no_crate_can_be_published_from_here() {
         assert_eq!(publishable(&metadata().unwrap()).unwrap(), <[String; 0]>::default());
     }
 

@@ -288,7 +288,7 @@ mod tests {
     use super::{option, quote};
 
     #[test]
-    fn the_shell_gives_back_every_word() {
+    fn the_shell_returns_every_word() {
         for word in ["", "plain", "two words", "it's", "$HOME `id` \\ \"x\"", "line\nline", "*"] {
             let output = Command::new("sh").args(["-c", &format!("printf %s {}", quote(word))]).output().unwrap();
             assert_eq!(String::from_utf8(output.stdout).unwrap(), word);

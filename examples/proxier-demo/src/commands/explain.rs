@@ -561,7 +561,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn how_far_names_are_apart() {
+    fn the_distance_of_names_counts_edits() {
         for (a, b, expected) in [
             ("", "", 0),
             ("web", "web", 0),

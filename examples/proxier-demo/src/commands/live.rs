@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_began_again_count_from_zero() {
+    fn counters_that_were_reset_count_from_zero() {
         let before = counted(10, Some((100, 5)));
         assert_eq!(since(Some(&before), &counted(12, Some((110, 5)))), counted(2, Some((10, 0))));
         assert_eq!(since(Some(&before), &counted(3, Some((4, 4)))), counted(3, Some((4, 4))));

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_of_others_are_not_mentioned() {
+    fn foreign_lines_are_not_mentioned() {
         let web = key("TCP 10.96.0.1:80");
         assert!(is_server("-a -t 10.96.0.1:80 -r 10.244.0.1:80 -m -w 1", &web.to_string()));
         assert!(!is_server("-a -t 10.96.0.1:8080 -r 10.96.0.1:80 -m", &web.to_string()));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_over_several_lines() {
+    fn elements_may_span_several_lines() {
         let table = "table ip t {\n\tmap services {\n\t\ttype x\n\t\telements = { a : goto b,\n\t\t\tc : goto d }\n\t}\n\tset s {\n\t\telements = { e }\n\t}\n}";
         assert_eq!(elements(table), [("services", "a : goto b"), ("services", "c : goto d"), ("s", "e")]);
     }

@@ -408,7 +408,7 @@ mod tests {
     use super::is_spared;
 
     #[test]
-    fn a_value_that_the_container_has_from_its_runtime_is_no_reason_to_warn() {
+    fn a_value_set_by_the_container_runtime_causes_no_warning() {
         for (there, asked, spared) in
             [(-997, -999, true), (0, -999, true), (2, -999, false), (999, -999, false), (500, 500, true)]
         {

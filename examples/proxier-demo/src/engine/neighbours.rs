@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_found_once_counts_for_a_while() {
+    fn neighbours_found_once_count_for_a_while() {
         let source = Source::Cluster { kubeconfig: None, master: None };
         let mut neighbours = Neighbours::new(&source);
         let server = |text: &str| (User::ApiServer, Neighbour::tcp(ip(text), 6443));

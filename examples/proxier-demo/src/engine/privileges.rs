@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_missing_is_named() {
+    fn missing_privileges_are_named() {
         let lacks = |privileges: Privileges, capability| {
             privileges.lacks(capability, "x needs").map(|problem| problem.to_string()).unwrap_or_default()
         };

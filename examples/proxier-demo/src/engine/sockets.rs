@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_this_process_listens_on_is_found() {
+    fn sockets_of_this_process_are_found() {
         let tcp = TcpListener::bind("127.0.0.3:0").unwrap();
         let udp = UdpSocket::bind("127.0.0.3:0").unwrap();
         let client = UdpSocket::bind("127.0.0.3:0").unwrap();

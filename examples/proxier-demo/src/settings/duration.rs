@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn what_go_refuses_is_refused() {
+    fn texts_that_go_refuses_are_refused() {
         for text in [
             "",
             " ",

@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_format_does_not_have_is_warned_about() {
+    fn unknown_fields_cause_warnings() {
         let (object, warnings) = parse("ipvs:\n  sheduler: wrr\n  scheduler: wlc\nnewField: {a: 1}\n").unwrap();
         assert_eq!(object.ipvs.scheduler, "wlc");
         assert_eq!(
@@ -616,13 +616,13 @@ mod tests {
     }
 
     #[test]
-    fn a_device_in_place_of_a_file_ends() {
+    fn reading_a_device_ends() {
         let problem = KubeProxyConfiguration::read(Path::new("/dev/zero")).unwrap_err().to_string();
         assert_eq!(problem, "/dev/zero: 16 MiB or more, which no configuration has; see --config");
     }
 
     #[test]
-    fn a_config_map_is_read_as_what_it_holds() {
+    fn a_config_map_is_read_as_its_content() {
         let config = |body: &str| format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}");
         let map = |data: Value| {
             let metadata = serde_json::json!({"name": "kube-proxy", "namespace": "kube-system"});
@@ -678,7 +678,7 @@ mod tests {
     }
 
     #[test]
-    fn what_kube_proxy_lacks_is_documented() {
+    fn fields_that_kube_proxy_lacks_are_documented() {
         let page = |name| {
             std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)).unwrap()
         };
@@ -703,7 +703,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_the_same() {
+    fn a_written_configuration_reads_back_the_same() {
         let mut object = KubeProxyConfiguration::default();
         object.set_defaults();
         object.ipvs.exclude_cidrs = vec!["10.0.0.0/8".into(), "fd00::/8".into()];

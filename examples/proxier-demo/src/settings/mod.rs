@@ -478,7 +478,7 @@ mod tests {
     }
 
     #[test]
-    fn all_that_is_wrong_is_said_at_once() {
+    fn all_errors_are_reported_together() {
         assert_eq!(check("oomScoreAdj: 5000\nmode: x\nipvs: {excludeCIDRs: [a, b]}").unwrap_err().len(), 4);
     }
 
@@ -532,7 +532,7 @@ mod tests {
 
     /// Hosts may have names that are invalid for a Node.
     #[test]
-    fn whatever_the_name_is_where_none_is_needed() {
+    fn any_node_name_is_accepted_if_none_is_needed() {
         for name in ["My_Host", "a b", &"x".repeat(300)] {
             let object = KubeProxyConfiguration { hostname_override: name.to_owned(), ..Default::default() };
             Settings::check(object.clone(), &Origin::default()).unwrap_err();

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_caused_before_the_start_or_has_no_time_is_not_measured() {
+    fn changes_before_the_start_or_without_a_time_are_not_measured() {
         let mut clock = Clock::new();
         clock.change("a", 0);
         for annotation in [None, Some("yesterday"), Some("2001-01-01T00:00:00Z")] {
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn a_slice_that_goes_takes_its_causes_with_it() {
+    fn a_deleted_slice_takes_its_causes_with_it() {
         let mut clock = Clock::new();
         clock.change("a", 1);
         clock.change("b", 1);
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_failed_pass_had_waits_for_a_full_one() {
+    fn causes_of_a_failed_pass_wait_for_a_full_one() {
         let mut clock = Clock::new();
         clock.change("a", 1);
         assert!(clock.pass(false, true, 2).is_empty());

@@ -298,7 +298,7 @@ mod tests {
 
     /// The server appears after the Events were recorded; they keep their earlier time.
     #[tokio::test]
-    async fn what_a_server_missed_is_sent_later() {
+    async fn events_that_a_server_missed_are_sent_later() {
         let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let connection = Connection { master: Some(format!("http://{address}")), ..Connection::default() };
         let recorder = Recorder::start(&Handle::current(), connection, "n1");
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_cluster_nothing_happens() {
+    fn without_a_cluster_no_event_is_sent() {
         Recorder::default().record(Regarding::Node, Reason::Starting, "");
     }
 }

@@ -123,7 +123,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_message_a_minute_and_object() {
+    fn each_object_has_one_message_a_minute() {
         let mut limiter = Limiter::default();
         let start = Instant::now();
         let at = |secs| start + Duration::from_secs(secs);

@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn firewall_marks_are_counted_by_what_they_are_for() {
+    fn firewall_marks_are_counted_by_purpose() {
         let text = Metrics { split: 5, unmarked: 2, ..Metrics::default() }.render();
         for (name, number) in [("split_frontends", 5), ("unmarked_services", 2)] {
             let lines: Vec<&str> = text.lines().filter(|line| line.contains(&format!("_{name}"))).collect();

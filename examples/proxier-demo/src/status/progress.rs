@@ -158,7 +158,7 @@ mod tests {
     use crate::message::change::Change;
 
     #[test]
-    fn it_counts() {
+    fn progress_is_counted() {
         let progress = Progress::start(None);
         progress.counted().saw(&Change::UpsertService(Box::default()));
         progress.counted().saw(&Change::UpsertSlice(Box::default()));

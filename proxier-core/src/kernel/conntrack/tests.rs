@@ -134,7 +134,7 @@ fn a_listing_that_was_disturbed_counts_no_flow_twice() {
 }
 
 #[test]
-fn a_flow_that_ended_by_itself_is_done() {
+fn a_flow_that_ended_by_itself_counts_as_deleted() {
     let gone = |message: &Message<'_>| (message.header.kind == CT_DELETE).then_some(Errno::ENOENT);
     let (mut port, _) = port(table(), gone, netlink_batch::testing::Faults::default());
     assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
@@ -152,7 +152,7 @@ fn a_kernel_that_refuses_the_filter_is_asked_without() {
 }
 
 #[test]
-fn a_kernel_without_it_is_unavailable() {
+fn a_kernel_without_conntrack_is_unavailable() {
     let (mut port, _) = port(table(), |_| Some(Errno::EINVAL), netlink_batch::testing::Faults::default());
     assert_eq!(forget(&mut port, &services()).unwrap_err().kind(), PortErrorKind::Unavailable);
 }
@@ -164,7 +164,7 @@ fn permission_is_reported() {
 }
 
 #[test]
-fn nothing_to_look_for_asks_nothing() {
+fn without_endpoints_to_look_for_the_kernel_is_not_asked() {
     let (mut port, _) = port(table(), |_| Some(Errno::EPERM), netlink_batch::testing::Faults::default());
     assert_eq!(forget(&mut port, &UdpServices::new()), Ok(Flows { v4: 0, v6: 0 }));
 }

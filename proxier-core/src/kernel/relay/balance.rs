@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn what_did_not_answer_is_left_out() {
+    fn endpoints_that_did_not_answer_are_left_out() {
         let (mut balance, all) = (Balance::default(), endpoints(3));
         for _ in 0..4 {
             assert_eq!(balance.choose(client(1), &all, None, &[all[0], all[2]], Moment::ZERO), Some(all[1]));

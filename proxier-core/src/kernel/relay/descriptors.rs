@@ -113,7 +113,7 @@ mod tests {
     use crate::ports::Settings;
 
     #[test]
-    fn others_have_what_they_need_and_the_relay_at_least_half() {
+    fn the_rest_of_the_process_has_enough_and_the_relay_at_least_half() {
         for (open_files, expected) in [(0, 0), (64, 32), (512, 256), (1024, 768), (4096, 3072), (1 << 20, 3 << 18)] {
             assert_eq!(share(open_files), expected, "{open_files}");
         }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn each_use_has_its_limit_and_what_is_given_back_can_be_taken_again() {
+    fn each_use_has_its_limit_and_returned_descriptors_can_be_reused() {
         let shared = Arc::new(Shared::new(Settings::default(), 16));
         let group = Arc::new(Group::default());
         let connection = || Use::Connection(Arc::clone(&group));

@@ -218,7 +218,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crate_of_this_repository_is_none_of_the_registrys() {
+    fn crates_of_this_repository_are_not_from_the_registry() {
         let lock = "[[package]]\nname = \"ipvs\"\nversion = \"0.1.0\"\ndependencies = [\n]\n\n\
             [[package]]\nname = \"syn\"\nversion = \"2.0.1\"\nsource = \"registry\"\nchecksum = \"ab\"\n\n";
         let own = a_crate("ipvs v0.1.0 (/source/ipvs)|MIT OR Apache-2.0 (*)", lock).unwrap();

@@ -320,7 +320,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_took_longer_is_repeated_less_often() {
+    fn slower_tests_are_repeated_less_often() {
         let often =
             |millis| (0..80).filter(|seed| is_repeated("a", Duration::from_millis(millis), Turns(Some(*seed)))).count();
         assert_eq!([0, 2000, 2001, 4000, 10_000].map(often), [20, 20, 10, 10, 4]);

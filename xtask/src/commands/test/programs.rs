@@ -142,7 +142,7 @@ mod tests {
 
     /// A test that only a machine with IPVS can run would run nowhere in another program.
     #[test]
-    fn what_needs_ipvs_is_in_a_program_that_runs_on_real_kernels() {
+    fn tests_that_need_ipvs_run_on_real_kernels() {
         let find = "grep -rlE '(testkit::|Need::).*(PROXY|Need::IpVs|Need::Dummy|Need::Scheduler)' */tests --include=*.rs | cut -d/ -f3 | sort -u";
         let found = tools::run(Command::new("sh").current_dir(tools::repository()).args(["-c", find])).unwrap();
         assert!(found.contains("kernel"), "{found}");
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn a_folder_of_tests_on_real_kernels_is_run_file_by_file() {
+    fn a_directory_of_kernel_tests_is_run_file_by_file() {
         let titles = |kind: &str, name: &str, source: &str| {
             let artifact = Artifact {
                 name: name.to_owned(),

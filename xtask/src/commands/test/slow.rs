@@ -90,7 +90,7 @@ mod tests {
     use crate::turns::Turns;
 
     #[test]
-    fn what_takes_long_runs_by_turns_where_it_does() {
+    fn slow_tests_take_turns_on_the_kernels_where_they_are_slow() {
         let slow = Slow::parse(
             "# head\n  40 kernel examples live a\n  11 here examples cluster b\n  90 kernel ipvs kernel c\n",
         );

@@ -202,7 +202,7 @@ mod tests {
     ];
 
     #[test]
-    fn a_node_is_read() {
+    fn facts_of_a_node_are_read() {
         let folder = Folder::new("node", NODE);
         let facts = read(&folder.0, &["ipip", "ip_gre", "fou", "sit"], &["lo", "kube-ipvs0"]);
         let all = Settings { rp_filter: Some(1), accept_local: Some(0), arp_ignore: Some(1), arp_announce: Some(2) };
@@ -218,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_read_is_not_known() {
+    fn unreadable_facts_are_unknown() {
         let folder = Folder::new("bare", &[("sys/class/net/eth0/mtu", "1500\n")]);
         let facts = read(&folder.0, &["ipip"], &[]);
         assert_eq!((facts.all, facts.release), (Settings::default(), None));

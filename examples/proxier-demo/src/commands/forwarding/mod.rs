@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn answers_of_endpoints_here_need_two_settings_of_their_device() {
+    fn answers_of_local_endpoints_need_two_device_settings() {
         let holds = |facts: &Facts| about(&hints(facts, &[Family::V4]), "rp_filter")[0].holds;
         let mut facts = node();
         assert_eq!(holds(&facts), Some(true), "the way out does not count");
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn tunnels_take_bytes() {
+    fn tunnels_make_packets_larger() {
         let of = |mtu, family| -> Vec<(Vec<&str>, Option<bool>, String)> {
             let mut facts = node();
             facts.devices.get_mut("eth0").unwrap().mtu = Some(mtu);
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn modules_that_unwrap() {
+    fn tunnels_need_modules_that_unwrap_packets() {
         let of = |facts: &Facts| -> Vec<(String, Vec<&str>, Option<bool>)> {
             let hints = hints(facts, &[Family::V4]);
             about(&hints, "module").iter().map(|hint| (hint.about.clone(), names(&hint.methods), hint.holds)).collect()
@@ -406,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn people_and_programs_get_the_same() {
+    fn text_and_json_agree() {
         let hints = Hints(hints(&node(), &[Family::V4, Family::V6]));
         let (text, json) = (hints.text(), hints.json());
         assert!(text.contains("\n  all            rp_filter         yes      answers of endpoints"), "{text}");

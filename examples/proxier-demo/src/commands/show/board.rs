@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn a_terminal_gets_what_fits_and_how_much_does_not() {
+    fn a_terminal_gets_what_fits_and_the_number_of_the_rest() {
         for rows in 3..40 {
             let lines = lines(&view(9), &service, Some(Size { rows, columns: 60 }));
             assert!(lines.len() <= rows, "{rows}: {lines:#?}");
@@ -401,13 +401,13 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_short() {
+    fn numbers_are_shortened() {
         let all = [0.0, 0.04, 2.5, 99.96, 9999.4, 9999.6, 999_949.0, 999_951.0, 1.2e9, 1e18].map(short);
         assert_eq!(all, ["0", "0.0", "2.5", "100", "9999", "10.0k", "999.9k", "1.0M", "1.2G", "1000.0P"]);
     }
 
     #[test]
-    fn programs_get_the_same() {
+    fn text_and_json_agree() {
         let value = json(&view(2), &service);
         assert_eq!(value["perSecond"]["connections"], 15.0);
         let first = &value["virtualServers"][0];

@@ -346,7 +346,7 @@ mod tests {
     }
 
     #[test]
-    fn samples_of_the_metric_are_read_and_nothing_else() {
+    fn only_samples_of_the_metric_are_read() {
         let sample =
             "kubeproxy_userspace_connections_total{frontend=\"TCP 10.96.0.10:80\",service=\"shop/web:http\"} 12";
         assert_eq!(begun_of(sample), Some(("TCP 10.96.0.10:80".parse().unwrap(), 12)));

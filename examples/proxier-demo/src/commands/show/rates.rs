@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_come_and_go() {
+    fn servers_may_appear_and_disappear() {
         let mut history = History::default();
         history.compare(vec![one(1, stats(5, 0, 0), &[]), one(2, stats(9, 0, 0), &[])], SECOND);
         let now = vec![one(2, stats(9, 0, 0), &[]), one(3, stats(4, 0, 0), &[(5, stats(4, 0, 0))])];
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn counters_that_were_set_to_zero() {
+    fn counters_may_be_reset_to_zero() {
         let of = |before, now| per_second(&before, &now, SECOND);
         let rates = of(stats(1000, 5000, 60_000), stats(3, 12, 400));
         assert_eq!((rates.connections, rates.packets_in, rates.bytes_in), (3.0, 12.0, 400.0));
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn no_time_has_no_rate() {
+    fn no_elapsed_time_gives_no_rate() {
         let rates = per_second(&stats(0, 0, 0), &stats(5, 5, 5), Duration::ZERO);
         assert_eq!(rates, PerSecond::default());
     }

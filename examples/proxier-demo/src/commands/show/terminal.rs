@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_frame_leaves_nothing_of_the_one_before() {
+    fn a_frame_erases_the_previous_one() {
         let lines = ["a".to_owned(), "b".to_owned()];
         assert_eq!(frame(&lines), "\x1b[Ha\x1b[K\r\nb\x1b[K\x1b[J");
     }

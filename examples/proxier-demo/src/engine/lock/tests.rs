@@ -47,7 +47,7 @@ fn hold(path: &Path) -> Option<Child> {
 }
 
 #[test]
-fn the_second_is_told_who_the_first_is() {
+fn the_second_process_learns_who_holds_the_lock() {
     let base = Base::new("second");
     let first = base.take().unwrap();
     let problem = base.take().unwrap_err();
@@ -74,7 +74,7 @@ fn a_killed_process_leaves_no_lock() {
 
 /// The holder is in another container.
 #[test]
-fn a_holder_that_cannot_be_seen_is_named_as_far_as_it_is_known() {
+fn an_invisible_holder_is_named_as_far_as_known() {
     let holder = Holder { pid: 1, namespace: Namespace(1), command: "proxier-demo run".to_owned() };
     assert_eq!(holder.to_string(), "process 1 of another container (proxier-demo run)");
     assert!(holder.is_there());
@@ -82,7 +82,7 @@ fn a_holder_that_cannot_be_seen_is_named_as_far_as_it_is_known() {
 
 /// An earlier holder's name is not reported as the current one, and the wait ends.
 #[test]
-fn a_holder_that_says_nothing() {
+fn a_holder_may_leave_no_information() {
     let base = Base::new("silent");
     drop(base.take().unwrap());
     let file = File::options().read(true).write(true).open(base.file()).unwrap();
@@ -97,7 +97,7 @@ fn a_holder_that_says_nothing() {
 }
 
 #[test]
-fn what_was_planted_is_refused() {
+fn planted_files_are_refused() {
     let base = Base::new("planted");
     let elsewhere = Base::new("elsewhere");
     fs::create_dir(elsewhere.0.join("theirs")).unwrap();
@@ -123,7 +123,7 @@ fn what_was_planted_is_refused() {
 }
 
 #[test]
-fn what_others_can_write_to_is_refused() {
+fn files_that_others_can_write_are_refused() {
     let base = Base::new("open");
     drop(base.take().unwrap());
     let chmod = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
@@ -149,7 +149,7 @@ fn what_others_can_write_to_is_refused() {
 }
 
 #[test]
-fn what_to_do_where_nothing_can_be_made() {
+fn the_error_says_what_to_do_without_a_writable_directory() {
     let path = Path::new("/run/proxier-demo");
     for (errno, advice) in [
         (Errno::EROFS, "hostPath /run/proxier-demo"),

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_passes_that_are_remarkable_have_lines_and_the_others_a_sum() {
+    fn remarkable_passes_get_a_line_and_the_rest_a_summary() {
         let (mut passes, start) = (Passes::default(), Instant::now());
         let mut pass = |writes, millis, has_failed, secs| {
             let pass = Passed { writes, took: Duration::from_millis(millis), has_failed };

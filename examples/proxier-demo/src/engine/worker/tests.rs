@@ -131,7 +131,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
 
 /// Annotations and parts of the configuration that are not applied to a Service are Events of the Service.
 #[test]
-fn refusals_of_policy_are_told_with_the_reason() {
+fn refused_policies_are_reported_with_the_reason() {
     let server = ApiServer::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let connection = Connection { master: Some(server.url()), ..Connection::default() };
@@ -168,7 +168,7 @@ fn refusals_of_policy_are_told_with_the_reason() {
 /// A Service that is open to everyone, although the other family is restricted, is an Event of the Service and of the
 /// node.
 #[test]
-fn what_is_open_in_the_other_family_is_told() {
+fn ports_open_in_the_other_family_are_reported() {
     let server = ApiServer::start();
     let runtime = tokio::runtime::Runtime::new().unwrap();
     let connection = Connection { master: Some(server.url()), ..Connection::default() };
@@ -258,7 +258,7 @@ fn waiting_for_lists_is_healthy() {
 }
 
 #[test]
-fn gauges_keep_what_was_read_last() {
+fn gauges_keep_the_last_reading() {
     let kernel = FakeKernel::new();
     // A setting that cannot be written here.
     kernel.set_sysctl("net/netfilter/nf_conntrack_udp_timeout", None);
@@ -327,7 +327,7 @@ fn the_time_from_the_cause_is_measured() {
 
 /// The servers of Services follow the host's addresses at once.
 #[test]
-fn where_health_checks_listen_follows_the_host() {
+fn health_check_addresses_follow_the_host() {
     let kernel = FakeKernel::new();
     kernel.set_interface("eth0", &[]);
     let mut play = Play::on(kernel.clone(), Duration::from_secs(3600), |_| {});
@@ -342,7 +342,7 @@ fn where_health_checks_listen_follows_the_host() {
 
 /// An unreadable object is not deleted: neither what is served for it, nor the Node.
 #[test]
-fn unreadable_objects_are_told_and_take_nothing_away() {
+fn unreadable_objects_are_reported_and_remove_nothing() {
     let unreadable = |kind: ObjectKind, key: ObjectKey, service: Option<ObjectKey>| {
         let problem = Problem::new("API server", "damaged").about(format!("{kind} {key}")).at("spec");
         Change::Unreadable(Box::new(Unreadable { object: Some((kind, key)), service, problem }))

@@ -72,7 +72,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn places_are_read_with_and_without_a_protocol() {
+    fn addresses_are_read_with_and_without_a_protocol() {
         for (text, expected) in [
             ("10.96.0.10:80", "TCP 10.96.0.10:80"),
             ("10.96.0.10:53/UDP", "UDP 10.96.0.10:53"),

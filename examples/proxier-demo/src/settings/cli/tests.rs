@@ -17,12 +17,12 @@ fn refused(line: &str) -> String {
 }
 
 #[test]
-fn clap_finds_no_fault() {
+fn claps_own_checks_pass() {
     clap().debug_assert();
 }
 
 #[test]
-fn every_command() {
+fn every_command_is_parsed() {
     let command = |line| read(line).unwrap().command;
     assert_eq!(command("run --manifests x"), Command::Run { once: false, init_only: false });
     assert_eq!(command("run --once --manifests x"), Command::Run { once: true, init_only: false });
@@ -49,7 +49,7 @@ fn every_command() {
 }
 
 #[test]
-fn how_long_to_wait_for_an_api_server() {
+fn the_wait_for_an_api_server_is_parsed() {
     let limit = |line: &str| configured(line).input_timeout;
     assert_eq!(limit("plan --hostname-override n"), Some(Duration::from_secs(60)));
     assert_eq!(limit("plan --hostname-override n --input-timeout 5m"), Some(Duration::from_secs(300)));
@@ -68,7 +68,7 @@ fn a_node_is_named_only_where_one_is_needed() {
 }
 
 #[test]
-fn kube_proxys_own_way_to_start() {
+fn kube_proxys_command_line_is_accepted() {
     let line = "--cluster_cidr=10.244.0.0/16 --hostname-override=Node-A --v=4 --proxy-mode=ipvs";
     let configured = configured(line);
     assert_eq!(read(line).unwrap().command, Command::Run { once: false, init_only: false });
@@ -166,7 +166,7 @@ fn flags_set_the_fields_of_a_configuration_file() {
 }
 
 #[test]
-fn localhost_that_is_not_served_is_said() {
+fn unserved_localhost_node_ports_are_reported() {
     let any = "node ports are served on 127.0.0.1 in nftables, iptables and userspace mode, on ::1 in nftables and userspace mode";
     let not = |what: &str| format!("node ports are not served on {what} mode");
     for (line, said) in [
@@ -194,7 +194,7 @@ fn localhost_that_is_not_served_is_said() {
 
 /// The help shows `[X]` if X is the default.
 #[test]
-fn defaults_in_the_help_are_those_that_count() {
+fn defaults_in_the_help_are_the_real_ones() {
     for arg in flags::args() {
         let (name, help) = (arg.get_id().as_str(), arg.get_help().map(ToString::to_string).unwrap_or_default());
         let Some((_, default)) = help.strip_suffix(']').and_then(|help| help.rsplit_once('[')) else { continue };
@@ -266,7 +266,7 @@ fn only_an_empty_address_or_port_0_switches_a_server_off() {
 }
 
 #[test]
-fn sources() {
+fn sources_are_parsed() {
     let source = |line| configured(line).source;
     assert_eq!(source("run --manifests a --manifests b"), Source::Manifests(vec!["a".into(), "b".into()]));
     assert_eq!(source("run"), Source::Cluster { kubeconfig: None, master: None });
@@ -277,7 +277,7 @@ fn sources() {
 }
 
 #[test]
-fn flags_of_kube_proxy_that_mean_nothing_here_are_said_once() {
+fn kube_proxy_flags_without_effect_are_reported_once() {
     let given = configured("--logtostderr --vmodule=a=1 --kube-api-qps 50 --v 2");
     assert_eq!(given.warnings, ["accepted, without effect: --kube-api-qps, --logtostderr, --vmodule"]);
     let given = configured("--ipvs-mark-node-ports --proxy-mode ipvs");

@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_bounded_in_what_they_print_and_in_time() {
+    fn programs_have_limits_of_output_and_time() {
         let begun = Instant::now();
         let short = Duration::from_secs(20);
         assert_eq!(output(sh("echo a; echo b >&2; echo c"), short).unwrap(), b"a\nc\n");

@@ -158,7 +158,7 @@ users: [{name: u, user: {}}]
     }
 
     #[tokio::test]
-    async fn what_is_wrong_is_named() {
+    async fn errors_are_named() {
         assert_eq!(reason(GOOD).await, "");
         for (from, to, expected) in [
             ("current-context: x", "", "current-context: is missing; kubectl config use-context sets it"),

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_tells_what_is_new_and_what_is_gone() {
+    fn a_list_shows_new_and_deleted_objects() {
         let mut known = Versions::default();
         known.begin_list(false);
         assert!(known.record("a/x", 5) && known.record("a/y", 6));
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_that_breaks_off_takes_nothing_away() {
+    fn an_interrupted_list_removes_nothing() {
         let mut known = Versions::default();
         known.begin_list(false);
         known.record("a/x", 5);
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn list_with_an_unnamed_object_takes_nothing_away() {
+    fn a_list_with_an_unnamed_object_removes_nothing() {
         let mut known = Versions::default();
         known.begin_list(false);
         assert!(known.record("a/x", 5) && known.record("a/y", 6));
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_list_of_now_goes_back_in_time() {
+    fn only_a_current_list_may_go_back_in_time() {
         let mut known = Versions::default();
         assert!(known.record("a/x", 20) && known.record("a/y", 21) && known.delete("a/y", 22));
         known.begin_list(false);

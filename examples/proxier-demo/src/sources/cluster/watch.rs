@@ -704,7 +704,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_server_that_starts_may_refuse_for_a_moment() {
+    fn a_starting_server_may_refuse_for_a_moment() {
         let mut place = Place::default();
         let refused = |kind| Failure { kind, ..Failure::other("HTTP 403") };
         assert!(!place.may_settle());

@@ -517,7 +517,7 @@ mod tests {
     const WEB: &str = "apiVersion: v1\nkind: Service\nmetadata: {name: web, namespace: demo}\n";
 
     #[test]
-    fn several_documents_of_all_forms() {
+    fn documents_of_all_forms_are_read() {
         let text = format!(
             "# a comment\n---\n{WEB}---\n# nothing\n--- # said\n{WEB}\n...\n%YAML 1.2\n---\r\n{}\r\n",
             r#"{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n1"}}"#
@@ -529,7 +529,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_kubectl_and_of_the_api_server() {
+    fn lists_of_kubectl_and_the_api_server_are_read() {
         let item = "{apiVersion: v1, kind: Service, metadata: {name: a}}";
         assert_eq!(names(&format!("apiVersion: v1\nkind: List\nitems: [{item}, {item}]")), ["Service default/a"; 2]);
         let list = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\nitems: [{metadata: {name: s}}]";
@@ -538,7 +538,7 @@ mod tests {
     }
 
     #[test]
-    fn other_kinds_are_passed_over() {
+    fn other_kinds_are_skipped() {
         assert!(names("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}").is_empty());
         assert!(problems("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}").is_empty());
         let item =
@@ -554,7 +554,7 @@ mod tests {
 
     /// The kind and version of a list may come before, between or behind its items.
     #[test]
-    fn items_are_what_their_list_is() {
+    fn items_get_the_kind_of_their_list() {
         let (kind, version) = ("\"kind\": \"EndpointSliceList\"", "\"apiVersion\": \"discovery.k8s.io/v1\"");
         let items = "\"items\": [{\"metadata\": {\"name\": \"a\"}}, {\"metadata\": {\"name\": \"b\"}}]";
         for fields in [[kind, version, items], [kind, items, version], [items, version, kind], [version, items, kind]] {
@@ -576,7 +576,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_named_and_stops_nothing() {
+    fn errors_are_named_and_stop_nothing() {
         for (document, expected) in [
             ("a: [", "not YAML or JSON: "),
             ("a: 1\na: 2", "not YAML or JSON: "),

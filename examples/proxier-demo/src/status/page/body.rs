@@ -350,7 +350,7 @@ mod tests {
     }
 
     #[test]
-    fn the_body_is_bounded_and_what_is_left_out_is_counted() {
+    fn the_body_is_bounded_and_omissions_are_counted() {
         let services = (0..200_u8).map(|number| service(&format!("big-{number}"), number, 60, 70)).collect();
         let answer = body(&view(services), "limit=200");
         let list = answer["services"]["list"].as_array().unwrap();

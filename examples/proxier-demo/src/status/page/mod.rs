@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn who_may_see_it() {
+    fn only_allowed_clients_see_the_page() {
         for (peer, host, sees) in [
             ("127.0.0.1", "127.0.0.1:10249", true),
             ("::1", "[::1]:10249", true),
