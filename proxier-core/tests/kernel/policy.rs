@@ -1,5 +1,4 @@
-//! Policy by Service in nftables mode: weights, choice by client, affinity and drain time by annotation; and none in iptables and userspace mode. Real
-//! connections.
+//! Policy by Service in nftables mode, with real connections: weights, choice by client, affinity and drain time by annotation.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -239,26 +238,4 @@ fn what_a_mode_cannot_do_is_reported() {
         node.serve(json!({"proxier/scheduler": "sh", "proxier/persistence-seconds": "60"}), &[(1, 1)]);
         assert!(node.refused().contains("scheduler"), "affinity decides");
     });
-}
-
-/// As with kube-proxy, no annotation changes which endpoint a client gets, how many connections it gets, or how long they last.
-#[test]
-fn iptables_and_userspace_mode_ignore_policy() {
-    for mode in [Kind::Iptables, Kind::Userspace] {
-        in_mode(mode, |node| {
-            let all = json!({"proxier/scheduler": "sh", "proxier/persistence-seconds": "600", "proxier/max-connections": "1",
-                "proxier/drain-seconds": "0", "proxier/zone-weights": "*=0"});
-            node.serve_once(&all, &[(1, 9), (2, 1), (3, 0)]);
-            for family in Family::ALL {
-                is_shared(&spread(family, CONNECTIONS), &[(1, 1), (2, 1), (3, 1)]);
-            }
-            let mut held = hold();
-            let report = node.serve_once(&all, &[(3, 0)]);
-            assert_eq!(report.applied.flows.total(), 0, "{mode}");
-            assert_eq!(spread(Family::V4, 20), BTreeMap::from([(3, 20)]), "{mode}");
-            for one in held.values_mut() {
-                one.ask().unwrap();
-            }
-        });
-    }
 }

@@ -1,17 +1,15 @@
 //! The table of nf_tables that guards virtual servers, in the running kernel, without IPVS: the table as `nft` prints it, and its effect on packets
 //! before IPVS would see them.
 
-use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use nftables::{Table, TableKey, TableSnapshot, Transaction};
 use proxier_core::config::RulesBy;
 use proxier_core::fake::FakeKernel;
-use proxier_core::kernel::{TableMonitor, TablesPort};
+use proxier_core::kernel::TablesPort;
 use proxier_core::net::Family;
 use proxier_core::plan::report::Report;
-use proxier_core::ports::{NotCommitted, PortError, Ports, Tables};
+use proxier_core::ports::Ports;
 use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
 use testkit::witness::{Transport, Witness, ask};
@@ -28,44 +26,8 @@ const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::Veth];
 struct Node {
     proxier: Reconciler,
     fake: FakeKernel,
-    tables: Disturbed,
+    tables: TablesPort,
     now: Duration,
-}
-
-/// The running kernel's tables, with foreign changes before own transactions.
-struct Disturbed {
-    port: TablesPort,
-    /// Foreign nft commands, one before each of our transactions.
-    others: VecDeque<&'static str>,
-}
-
-impl Tables for Disturbed {
-    fn generation(&mut self) -> Result<u32, PortError> {
-        self.port.generation()
-    }
-
-    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
-        self.port.read(table)
-    }
-
-    fn table(&mut self, table: &TableKey) -> Result<Option<Table>, PortError> {
-        self.port.table(table)
-    }
-
-    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
-        self.port.has_chain(table, chain)
-    }
-
-    fn check(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
-        self.port.check(transaction)
-    }
-
-    fn commit(&mut self, transaction: &Transaction) -> Result<(), NotCommitted> {
-        if let Some(change) = self.others.pop_front() {
-            oracle::run("nft", &[change], None).unwrap();
-        }
-        self.port.commit(transaction)
-    }
 }
 
 impl Node {
@@ -76,7 +38,7 @@ impl Node {
         fake.set_interface("eth0", &[net::NODE.of(Family::V4), net::NODE.of(Family::V6)]);
         let mut proxier = Reconciler::new(HERE, options, Duration::ZERO);
         proxier.set_node(&objects::node(), Duration::ZERO);
-        let tables = Disturbed { port: TablesPort::new(nftables::Client::open), others: VecDeque::new() };
+        let tables = TablesPort::new(nftables::Client::open);
         Node { proxier, fake, tables, now: Duration::ZERO }
     }
 
@@ -110,14 +72,6 @@ impl Node {
         self.now += Duration::from_secs(1);
         self.proxier.request_full(self.now);
         self.settle().pop().unwrap()
-    }
-
-    /// Whether the kernel has reported a foreign change, so that the next pass compares everything.
-    fn hears(&mut self, monitor: &mut TableMonitor) -> bool {
-        let changes = monitor.drain().unwrap();
-        assert!(!changes.lost);
-        self.now += Duration::from_secs(1);
-        self.proxier.tables_changed(&changes.generations, false, &mut self.tables, self.now)
     }
 }
 
@@ -181,118 +135,6 @@ fn nft_lists_what_the_services_ask_for_and_reads_it_again() {
         assert!(report.is_done(), "{:#?}", of_sets(&report));
         let report = node.full_pass();
         assert_eq!(report.writes(), 0, "{report:#?}");
-    });
-}
-
-#[test]
-fn what_somebody_changes_with_nft_is_repaired() {
-    kernel_test(NEEDS, || {
-        let mut node = Node::new(&json!({}));
-        node.publish("guarded", 14, &ranges());
-        let mut monitor = TableMonitor::open(&node.proxier.table_name().unwrap()).unwrap();
-        node.settle();
-        assert!(!node.hears(&mut monitor), "its own transactions");
-        let whole = list("ip");
-        let lines = |text: &str| {
-            // The order of elements does not count.
-            let elements = text.lines().flat_map(|line| line.trim().trim_start_matches("elements = {").split(','));
-            let trimmed = elements.map(|part| part.trim_end_matches('}').trim().to_owned());
-            let mut parts: Vec<String> = trimmed.filter(|part| !part.is_empty()).collect();
-            parts.sort_unstable();
-            parts
-        };
-        for change in [
-            "delete element ip proxier-ipvs load-balancer-fw { 203.0.113.114 . tcp . 80 }",
-            "add element ip proxier-ipvs load-balancer-source-cidr { 203.0.113.114 . tcp . 80 . 10.0.0.0/8 }",
-            "flush chain ip proxier-ipvs source-ranges",
-            "add rule ip proxier-ipvs input-filter accept",
-            "add set ip proxier-ipvs theirs { type ipv4_addr; }",
-            "add table ip proxier-ipvs { flags dormant; }",
-            "add chain ip proxier-ipvs forward-filter { policy drop; }",
-            "delete chain ip proxier-ipvs input-split; \
-             add chain ip proxier-ipvs input-split { type filter hook input priority 7; }",
-            "delete chain ip proxier-ipvs output-filter; \
-             add chain ip proxier-ipvs output-filter { type filter hook input priority -150; }",
-            "delete chain ip proxier-ipvs made-by-proxier-core",
-            "delete table ip proxier-ipvs",
-        ] {
-            oracle::run("nft", &[change], None).unwrap();
-            assert!(node.hears(&mut monitor), "{change}");
-            // The table is back at once, before anything is compared: without it the virtual server is open to everybody.
-            assert_eq!(lines(&list("ip")), lines(&whole), "{change}");
-            let report = node.settle().pop().unwrap();
-            assert!(!report.drift.is_empty(), "{change}");
-            assert_eq!(lines(&list("ip")), lines(&whole), "{change}");
-            assert!(!node.hears(&mut monitor), "what mended it is its own: {change}");
-        }
-        // Changes of other tables, and own writes at the same time, are not reported.
-        oracle::run("nft", &["add table ip other"], None).unwrap();
-        node.publish("web", 10, &json!({}));
-        node.settle();
-        oracle::run("nft", &["delete table ip other"], None).unwrap();
-        assert!(!node.hears(&mut monitor));
-        assert!(list("ip").contains("10.96.0.10 . tcp . 80"));
-    });
-}
-
-/// The rule set is flushed again and again: each time the table is back within milliseconds, and everything is compared once a second at most.
-#[test]
-fn a_table_that_is_flushed_is_back_at_once() {
-    kernel_test(NEEDS, || {
-        let mut node = Node::new(&json!({}));
-        for number in 10..60 {
-            node.publish(&format!("guarded-{number}"), number, &ranges());
-        }
-        let mut monitor = TableMonitor::open(&node.proxier.table_name().unwrap()).unwrap();
-        node.settle();
-        node.hears(&mut monitor);
-        let whole = list("ip").len();
-        let mut open = Duration::ZERO;
-        let mut passes = 0;
-        for _ in 0..20 {
-            oracle::run("nft", &["flush ruleset"], None).unwrap();
-            let begin = Instant::now();
-            let changes = monitor.drain().unwrap();
-            node.now += Duration::from_millis(100);
-            assert!(node.proxier.tables_changed(&changes.generations, changes.lost, &mut node.tables, node.now));
-            open += begin.elapsed();
-            assert_eq!(list("ip").len(), whole);
-            passes += node.settle().len();
-        }
-        eprintln!("open for {open:?} in 20 flushes");
-        assert!((1..=3).contains(&passes), "{passes} full passes in two seconds");
-    });
-}
-
-/// Foreign changes between reading and writing: other tables do not matter, this table is not changed from the earlier reading.
-#[test]
-fn somebody_changes_the_table_between_reading_and_writing() {
-    kernel_test(NEEDS, || {
-        let mut node = Node::new(&json!({}));
-        node.publish("web", 10, &json!({}));
-        node.settle();
-        // The next full pass would make the table again; meanwhile other tables change.
-        let others = ["add set ip proxier-ipvs theirs { type ipv4_addr; }"];
-        oracle::run("nft", &others, None).unwrap();
-        node.tables.others.extend(["add table ip other", "delete table ip other", "add table ip6 other"]);
-        let report = node.full_pass();
-        assert!(report.is_done() && !list("ip").contains("theirs"), "{report:#?}");
-        assert!(node.tables.others.is_empty());
-        // Then this table changes: it is deleted, and a foreign one has its name.
-        oracle::run("nft", &others, None).unwrap();
-        node.tables.others.push_back("delete table ip proxier-ipvs; add table ip proxier-ipvs");
-        node.now += Duration::from_secs(1);
-        node.proxier.request_full(node.now);
-        let report = node.pass().unwrap();
-        assert!(report.has_failed(), "{report:#?}");
-        let why = report.applied.failures.iter().map(|failure| failure.error.to_string()).collect::<String>();
-        assert!(why.contains("the rule set changed meanwhile"), "{why}");
-        assert!(!list("ip").contains("chain"), "{}", list("ip"));
-        oracle::run("nft", &["delete table ip proxier-ipvs"], None).unwrap();
-        node.now += Duration::from_secs(1);
-        let report = node.pass().unwrap();
-        assert!(report.full && report.is_done(), "{report:#?}");
-        assert!(list("ip").contains("10.96.0.10 . tcp . 80"));
     });
 }
 
