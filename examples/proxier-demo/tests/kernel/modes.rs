@@ -1,16 +1,13 @@
 //! A live node changes its mode, in every direction, while clients connect. No client is refused if the kernel serves
 //! before and after. Long connections go on if the kernel lets them. Nothing of the old mode is left.
 
-use std::collections::BTreeSet;
 use std::fs;
-use std::net::{SocketAddr, UdpSocket};
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::{Command, Output};
-use std::sync::mpsc;
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use testkit::traffic::{Connection, NameServer, connect_and_ask};
+use testkit::traffic::{Connection, NameServer};
 use testkit::{Need, Netns, PROXY, Sample, kernel_test};
 
 use crate::program::world::{Client, NODE_PORT, POD, SERVICE, World, held};
@@ -148,125 +145,6 @@ fn change(from: &str, to: &str) {
     assert!(new.end().success());
     ok(&command(&["cleanup"]).output().unwrap());
     assert_eq!((held(from), held(to)), (vec![], vec![]), "{from} to {to}");
-}
-
-/// A client that sends UDP from one port without a pause, and hears who answers.
-struct Sender {
-    stop: mpsc::Sender<()>,
-    heard: mpsc::Receiver<String>,
-    thread: JoinHandle<()>,
-}
-
-impl Sender {
-    fn start(from: &Netns, to: &'static str) -> Self {
-        let (stop, stopped) = mpsc::channel();
-        let (tell, heard) = mpsc::channel();
-        let work = move || {
-            let socket = UdpSocket::bind("0.0.0.0:0").unwrap();
-            socket.connect(to).unwrap();
-            socket.set_read_timeout(Some(Duration::from_millis(20))).unwrap();
-            let mut answer = [0; 64];
-            while stopped.try_recv().is_err() {
-                // There may be no listener, and no route.
-                let _sent = socket.send(b"x\n");
-                if let Ok(length) = socket.recv(&mut answer) {
-                    let _nobody_asks_any_more =
-                        tell.send(text(answer[..length].split(|byte| *byte == b' ').next().unwrap()));
-                    std::thread::sleep(Duration::from_millis(10));
-                }
-            }
-        };
-        Sender { stop, heard, thread: from.spawn(work).unwrap() }
-    }
-
-    /// The servers that have answered since the last call.
-    fn answers(&self) -> BTreeSet<String> {
-        self.heard.try_iter().collect()
-    }
-
-    fn end(self) {
-        self.stop.send(()).unwrap();
-        self.thread.join().unwrap();
-    }
-}
-
-/// A Service of UDP, with a node port.
-fn of_udp(number: u16, endpoint: &str) -> String {
-    let port = format!("{{name: dns, port: 53, protocol: UDP, targetPort: 5353, nodePort: 300{number}}}");
-    let spec = format!("type: NodePort, clusterIP: 10.96.0.{number}, ports: [{port}]");
-    let ports = "{name: dns, port: 5353, protocol: UDP}";
-    program::pair(&format!("dns-{number}"), &spec, ports, &format!("{{addresses: [{endpoint}]}}"))
-}
-
-/// The endpoint of one Service is replaced and another Service is deleted while no process runs. Clients never stop sending, and
-/// the endpoint that is gone would still answer.
-fn flows(from: &str, to: &str) {
-    println!("flows from {from} to {to}");
-    let world = World::new();
-    world.pod.add_address("10.244.0.6/24", "eth0").unwrap();
-    let endpoints = [("10.244.0.5:5353", "old"), ("10.244.0.6:5353", "new")];
-    let _servers = endpoints.map(|(at, name)| NameServer::udp(&world.pod, at.parse().unwrap(), name).unwrap());
-    world.manifests.put("udp.yaml", &(of_udp(53, "10.244.0.5") + &of_udp(54, "10.244.0.5")));
-    let here = Netns::current().unwrap();
-    let [at_once, stays] = [["10.96.0.53:53", "192.0.2.1:30053"], ["10.96.0.54:53", "192.0.2.1:30054"]];
-    let follow: Vec<Sender> = at_once
-        .map(|to| Sender::start(&world.client, to))
-        .into_iter()
-        .chain([Sender::start(&here, at_once[0])])
-        .collect();
-    let end: Vec<Sender> = stays.map(|to| Sender::start(&world.client, to)).into();
-    let all = |of: &[Sender]| of.iter().map(Sender::answers).collect::<Vec<_>>();
-    let only = |name: &str| BTreeSet::from([name.to_owned()]);
-
-    let old = world.start(from);
-    old.until("both are served", || {
-        std::thread::sleep(Duration::from_millis(500));
-        all(&follow).into_iter().chain(all(&end)).all(|heard| heard == only("old"))
-    });
-    assert!(old.end().success());
-    world.manifests.put("udp.yaml", &of_udp(53, "10.244.0.6"));
-    std::thread::sleep(Duration::from_millis(500));
-    let new = world.start(to);
-    new.until("it serves alone", || world.asks(SERVICE) && (from == to || held(from).is_empty()));
-    // A pass takes long on an emulated machine.
-    let begun = Instant::now();
-    let mut right = 0;
-    // Twice in a row, so that it stays so.
-    while right < 2 {
-        all(&follow);
-        all(&end);
-        std::thread::sleep(Duration::from_millis(500));
-        let (followed, ended) = (all(&follow), all(&end));
-        let is_right = followed.iter().all(|heard| *heard == only("new")) && ended.iter().all(BTreeSet::is_empty);
-        right = if is_right { right + 1 } else { 0 };
-        assert!(
-            begun.elapsed() < Duration::from_secs(60),
-            "{from} to {to}: {followed:?}, {ended:?}\n{}\n{}",
-            tool("conntrack -L -p udp"),
-            new.log()
-        );
-    }
-    follow.into_iter().chain(end).for_each(Sender::end);
-    assert!(new.end().success());
-}
-
-#[test]
-fn flows_of_udp_between_modes_that_need_no_ipvs() {
-    const MODES: [&str; 3] = ["nftables", "iptables", "userspace"];
-    for (from, to) in MODES.into_iter().flat_map(|from| MODES.map(|to| (from, to))) {
-        kernel_test(&[NEEDS, &[Need::Tool("conntrack")]].concat(), || flows(from, to));
-    }
-}
-
-#[test]
-fn flows_of_udp_from_and_to_ipvs() {
-    let needs = [PROXY, NEEDS, &[Need::Tool("conntrack")]].concat();
-    let changes = ["nftables", "iptables", "userspace"].map(|other| [("ipvs", other), (other, "ipvs")]);
-    for (number, (from, to)) in changes.into_iter().flatten().chain([("ipvs", "ipvs")]).enumerate() {
-        if Sample::asked_for().takes(number, 3) {
-            kernel_test(&needs, || flows(from, to));
-        }
-    }
 }
 
 /// The input is suddenly empty, or without EndpointSlices, and the node changes its mode: the old mode serves until a person has confirmed.
@@ -496,71 +374,4 @@ fn a_node_is_prepared_for_its_mode_only() {
             );
         }
     });
-}
-
-/// A Node object with this address.
-fn node(name: &str, address: &str) -> String {
-    let address = format!("[{{type: InternalIP, address: {address}}}]");
-    format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\nstatus: {{addresses: {address}}}\n---\n")
-}
-
-/// A load balancer on the nodes writes the addresses of all nodes: they can reach each other all the same, in each mode.
-fn nodes_reach_each_other(mode: &str) {
-    const OTHER: &str = "192.0.2.3";
-    let world = World::new();
-    world.client.add_address(&format!("{OTHER}/24"), "eth0").unwrap();
-    let _other_program =
-        NameServer::tcp(&world.client, SocketAddr::from(([192, 0, 2, 3], 6443)), "other-node").unwrap();
-    let balanced =
-        program::world::WEB.replace("name: web", "name: all").replace("/service-name: web", "/service-name: all");
-    let balanced =
-        balanced.replace("NodePort", "LoadBalancer").replace("10.96.0.10", "10.96.0.11").replace("30080", "30081");
-    let (service, slice) = balanced.split_once("---").unwrap();
-    let status = format!("status: {{loadBalancer: {{ingress: [{{ip: 192.0.2.1}}, {{ip: {OTHER}}}]}}}}");
-    world.manifests.put("all.yaml", &format!("{service}{status}\n---{slice}"));
-    world.manifests.put("nodes.yaml", &(node("n1", "192.0.2.1") + &node("n2", OTHER)));
-    let running = world.start(mode);
-    let route = || tool(&format!("ip route get {OTHER}"));
-    let reaches_other =
-        || matches!(connect_and_ask(SocketAddr::from(([192, 0, 2, 3], 6443))), Ok(name) if name == "other-node");
-    running.until("it serves", || world.asks("192.0.2.1:80") && world.asks("10.96.0.11:80"));
-    assert!(route().contains("dev eth9") && reaches_other(), "{mode}: {}\n{}", route(), running.log());
-    let makes_local = matches!(mode, "ipvs" | "userspace");
-    if makes_local {
-        running.until_logged(&format!(
-            "addresses of other Nodes, which serve them; packets from here go there: {OTHER} (Node n2)"
-        ));
-        // A Node less: the address is the Service's alone. And the Node comes.
-        world.manifests.put("nodes.yaml", &node("n1", "192.0.2.1"));
-        running.until("it is local", || route().starts_with("local ") && !reaches_other());
-        world.manifests.put("nodes.yaml", &(node("n1", "192.0.2.1") + &node("n2", OTHER)));
-        running.until("it is the Node's", || route().contains("dev eth9") && reaches_other());
-    }
-    let explained = ok(&demo(&[
-        "explain",
-        "--proxy-mode",
-        mode,
-        "--manifests",
-        &world.manifests.0.display().to_string(),
-        "demo/all",
-    ]));
-    let says = explained.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert_eq!(
-        says.contains("Node n2 has that address; packets go there, and it is not served here"),
-        makes_local,
-        "{explained}"
-    );
-    assert!(running.end().success());
-}
-
-#[test]
-fn nodes_of_a_load_balancer_reach_each_other() {
-    for mode in ["nftables", "iptables", "userspace"] {
-        kernel_test(NEEDS, || nodes_reach_each_other(mode));
-    }
-}
-
-#[test]
-fn nodes_of_a_load_balancer_reach_each_other_in_ipvs_mode() {
-    kernel_test(&[PROXY, NEEDS].concat(), || nodes_reach_each_other("ipvs"));
 }

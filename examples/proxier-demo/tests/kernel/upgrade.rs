@@ -83,8 +83,6 @@ const IPVS_RULES: &str = include_str!("../fixtures/kube-proxy/ipvs.rules");
 const IPVS_SETS: &str = include_str!("../fixtures/kube-proxy/ipvs-sets");
 const IPVS_SERVERS: &str = include_str!("../fixtures/kube-proxy/ipvs-servers");
 
-const PORTALS: &str = include_str!("../fixtures/kube-proxy/portals.rules");
-
 /// Objects that a kube-proxy of this release has left.
 #[derive(Clone, Copy, Debug)]
 enum Left {
@@ -575,32 +573,6 @@ fn every_mode_takes_over_from_kube_proxys_ipvs_mode() {
     }
 }
 
-/// The chains lead to ports of a process that has ended, so clients are refused until the chains go.
-#[test]
-fn chains_of_kube_proxys_userspace_mode_go() {
-    let put = || {
-        oracle::run("iptables-nft-restore", &[], Some(PORTALS)).unwrap();
-    };
-    let left = || -> Vec<String> {
-        let is_its = |line: &&str| line.contains("KUBE-PORTALS-") || line.contains("KUBE-NODEPORT-");
-        tool("iptables-nft-save").lines().filter(is_its).map(str::to_owned).collect()
-    };
-    for mode in ["nftables", "iptables", "userspace"] {
-        kernel_test(NEEDS, || {
-            let world = World::new();
-            put();
-            assert_eq!(left().len(), 5 + 5 + 5, "a declaration, a jump and a rule each: {:?}", left());
-            let running = world.start(mode);
-            running.until("they are gone", || left().is_empty());
-            running.until("it serves", || serves(mode) && world.asks(SERVICE) && world.asks(NODE_PORT));
-            assert!(running.end().success());
-            put();
-            ok(&command(&["cleanup"]).output().unwrap());
-            assert_eq!(left(), [""; 0], "{mode}");
-        });
-    }
-}
-
 /// Tables that only have kube-proxy's name are foreign: `cleanup`, `probe`, the log and the metrics report them.
 #[test]
 fn tables_that_are_not_kube_proxys_stay() {
@@ -644,73 +616,6 @@ fn tables_that_are_not_kube_proxys_stay() {
             assert!(ok(&cleaned).contains(&format!("{tables} things removed")), "{}", text(&cleaned.stdout));
             assert_eq!(tool("nft list tables"), "");
         }
-    });
-}
-
-/// A kube-proxy before used another back end of iptables than the host's other programs, whose hooks are older: packets meet its rules first.
-/// They are named before anything is changed, and go in every mode; the rules of others stay.
-fn stale_rules_go(stale: &'static str, mode: &str) {
-    let used = if stale == "nft" { "legacy" } else { "nft" };
-    let what = format!("rules of {stale} under {used}, {mode} mode");
-    println!("{what}");
-    let world = World::new();
-    for (family, _) in RULES {
-        tool(&format!("{family}-{used} -t mangle -N KUBE-IPTABLES-HINT"));
-        for chain in ["PREROUTING", "OUTPUT", "POSTROUTING"] {
-            tool(&format!("{family}-{used} -t nat -A {chain} -p udp --dport 9 -j ACCEPT"));
-        }
-    }
-    let put = || {
-        for (family, rules) in RULES {
-            // The kubelet has left nothing there, or it would not be clear which back end this host uses.
-            let elsewhere = rules.replace("10.244.0.5", "10.244.0.99").replace(":KUBE-KUBELET-CANARY - [0:0]\n", "");
-            restore(&format!("{family}-{stale}"), &elsewhere, "1.28");
-        }
-    };
-    put();
-    let left = Left::Rules("1.28", stale);
-    let others = || tool(&format!("iptables-{used}-save -t nat")).matches("--dport 9 ").count();
-    assert!(left.lines().len() > 40 && others() == 3, "{what}");
-    let arguments = world.arguments(mode);
-    let json = |command: &str| -> serde_json::Value {
-        let options = [command, "-o", "json"].into_iter().chain(arguments.iter().map(String::as_str));
-        serde_json::from_slice(&demo(&options.collect::<Vec<_>>()).stdout).unwrap()
-    };
-    let back_end = if stale == "nft" { "nf_tables" } else { "legacy" };
-    for command in ["plan", "probe"] {
-        let named = json(command)["leftovers"].to_string();
-        for part in [&format!("rules of IPv4 of the {back_end} back end"), "rules of IPv6", "KUBE-"] {
-            assert!(named.contains(part), "{what}, {command}: {named}");
-        }
-    }
-    let running = world.start(mode);
-    running.until("they are gone", || left.lines().is_empty());
-    running.until("it serves", || serves_in(mode, used) && world.asks(SERVICE) && world.asks(NODE_PORT));
-    running.until("the metric", || program::metrics().get("kubeproxy_leftovers") == Some(&0.0));
-    assert_eq!(others(), 3, "{what}");
-    for command in ["plan", "probe"] {
-        assert_eq!(json(command)["leftovers"], serde_json::json!([]), "{what}, {command}");
-    }
-    assert!(running.end().success());
-    put();
-    ok(&command(&["cleanup"]).output().unwrap());
-    assert_eq!(left.lines(), [""; 0], "{what}");
-    assert_eq!(held_by("iptables", used), [""; 0], "{what}");
-}
-
-fn serves_in(mode: &str, back_end: &str) -> bool {
-    mode != "iptables" && serves(mode) || !held_by("iptables", back_end).is_empty()
-}
-
-#[test]
-fn stale_rules_in_the_other_back_end_of_iptables_go_in_every_mode() {
-    for stale in ["legacy", "nft"] {
-        for mode in ["nftables", "iptables", "userspace"] {
-            kernel_test(NEEDS, || stale_rules_go(stale, mode));
-        }
-    }
-    kernel_test(&[PROXY, NEEDS].concat(), || {
-        stale_rules_go("legacy", "ipvs:iptables");
     });
 }
 

@@ -255,35 +255,6 @@ fn with_few_files_what_is_served_stays_so_and_all_comes_back() {
 }
 
 #[test]
-fn endpoints_on_which_the_proxy_listens_get_nothing() {
-    kernel_test(&[Need::Root], || {
-        set_up();
-        let manifests = Folder::new("userspace-loop");
-        let back = service("back", "10.96.0.30", "10.96.0.31", 80) + &service("forth", "10.96.0.31", "10.96.0.30", 80);
-        manifests.put("loop.yaml", &back);
-        manifests.put("web.yaml", &web());
-        let running = start(&manifests);
-        running.until_logged(
-            "TCP 10.96.0.30:80 of demo/back is not served by endpoint 10.96.0.31:80: this process listens there",
-        );
-        running.until("it is served", || greeted("10.96.0.10:80").is_some());
-        for place in ["10.96.0.30:80", "10.96.0.31:80"] {
-            assert!(greeted(place).is_none(), "{place}");
-        }
-        let open = std::fs::read_dir(format!("/proc/{}/fd", running.pid())).unwrap().count();
-        assert!(open < 100, "{open} descriptors");
-        let folder = manifests.0.display().to_string();
-        let explained = ok(&demo(&["explain", "demo/back", "--manifests", &folder, "--proxy-mode", "userspace"]));
-        for line in [
-            "10.96.0.31:80 ready: gets none, this process listens there itself",
-            "TCP 10.96.0.30:80 by endpoint 10.96.0.31:80: this process listens there itself, for demo/forth",
-        ] {
-            assert!(explained.contains(line), "{explained}");
-        }
-    });
-}
-
-#[test]
 fn without_the_capability_for_low_ports_it_does_not_start() {
     kernel_test(&[Need::Root, Need::Tool("setpriv")], || {
         set_up();
