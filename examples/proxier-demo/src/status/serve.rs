@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use crate::problem::Problem;
 use crate::status::health::Health;
 use crate::status::page::StatusPage;
-use crate::status::server::{self, Answer, Answers, CONNECTIONS, HttpRequest, Places, bind, by_path, serve};
+use crate::status::server::{self, Answer, Answers, CONNECTIONS, HttpRequest, Slots, bind, by_path, serve};
 use crate::status::zpages;
 
 /// Listens on an address. On failure reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
@@ -57,7 +57,7 @@ pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
         "/readyz" => health.answer_ready(),
         _ => Answer::not_found(),
     });
-    serve(listener, Places::new(CONNECTIONS), answers).await;
+    serve(listener, Slots::new(CONNECTIONS), answers).await;
 }
 
 /// Serves `/metrics`, `/metrics/slis`, `/healthz`, `/proxyMode`, `/configz`, `/flagz` and `/statusz`, and the status page if there is one, until it
@@ -72,7 +72,7 @@ pub async fn serve_metrics(
     let started = SystemTime::now();
     let counters = Mutex::new(PacketCounters::new());
     let answers = MetricsServer { health, mode, configuration, status, started, counters };
-    serve(listener, Places::new(CONNECTIONS), answers).await;
+    serve(listener, Slots::new(CONNECTIONS), answers).await;
 }
 
 struct MetricsServer {

@@ -12,7 +12,7 @@ use proxier_core::service::{NodeFacts, OpenOn};
 use proxier_core::snapshot::ObjectKey;
 
 use crate::status::health::Health;
-use crate::status::server::{Answer, CONNECTIONS, Families, Places, Server, bind, by_path};
+use crate::status::server::{Answer, CONNECTIONS, Families, Server, Slots, bind, by_path};
 
 /// The answers of one Service's servers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,7 +82,7 @@ pub struct FailedServer {
 #[derive(Debug)]
 pub struct ServiceHealth {
     health: Arc<Health>,
-    places: Places,
+    slots: Slots,
     services: BTreeMap<ObjectKey, Servers>,
 }
 
@@ -96,7 +96,7 @@ struct Servers {
 impl ServiceHealth {
     /// An empty set of servers.
     pub fn new(health: Arc<Health>) -> Self {
-        ServiceHealth { health, places: Places::new(CONNECTIONS), services: BTreeMap::new() }
+        ServiceHealth { health, slots: Slots::new(CONNECTIONS), services: BTreeMap::new() }
     }
 
     /// Opens, closes and updates servers to match these, on these addresses. Returns the servers that could not be
@@ -127,7 +127,7 @@ impl ServiceHealth {
                         let count = Arc::new(AtomicU64::new(local_endpoints));
                         let (key, answered, health) = (key.clone(), count.clone(), self.health.clone());
                         let answers = by_path(move |_any_path| answer(&key, &answered, &health));
-                        let server = Server::start(listener, self.places.clone(), answers);
+                        let server = Server::start(listener, self.slots.clone(), answers);
                         servers.listening.insert(*address, (server, count));
                     }
                     Err(error) => failed.push(FailedServer {

@@ -1,19 +1,15 @@
 //! A small HTTP server: short answers to short requests.
 
-mod places;
-
 use std::convert::Infallible;
 use std::future::{Future, ready};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
-use std::pin::Pin;
+use std::pin::pin;
 use std::sync::Arc;
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
-use hyper::body::{Body, Bytes, Frame, SizeHint};
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -21,18 +17,54 @@ use nix::errno::Errno;
 use nix::sys::socket::{
     self, AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, listen, setsockopt, socket, sockopt,
 };
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, watch};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until, timeout_at};
 
-pub(crate) use self::places::Places;
-use self::places::{Connection, Place, RecordedStream};
-
-/// Most connections of a server, or of several that share [`Places`].
+/// Most connections of a server, or of several that share [`Slots`].
 pub(crate) const CONNECTIONS: usize = 64;
 /// Longest time for a request's head, and between two requests.
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Longest time for a client to take an answer.
 const ANSWER_PATIENCE: Duration = Duration::from_secs(30);
+/// Time that a new connection has for its first request before another may get its slot.
+const REQUEST_GRACE: Duration = Duration::from_millis(20);
+/// Time from a request on that a connection has to take the answer before another may get its slot.
+const ANSWER_GRACE: Duration = Duration::from_millis(200);
+
+/// A limit on connections, shared by all servers that have a clone. When all slots are in use, the connection whose last request is the oldest
+/// gives way to a new one, so that clients that stay or stall keep nobody out. As many more may be ending: a new one does not wait for them.
+#[derive(Clone, Debug)]
+pub(crate) struct Slots {
+    limit: usize,
+    free: Arc<Semaphore>,
+    /// Wakes the connection that has waited longest.
+    needed: Arc<Notify>,
+}
+
+/// A slot that is in use. Dropping it frees it.
+struct Slot {
+    _permit: Option<OwnedSemaphorePermit>,
+    needed: Arc<Notify>,
+}
+
+impl Slots {
+    /// A limit of this many connections.
+    pub(crate) fn new(limit: usize) -> Self {
+        Slots { limit, free: Arc::new(Semaphore::new(limit.saturating_mul(2))), needed: Arc::default() }
+    }
+
+    /// A slot for a new connection; when all are in use, another connection gives way.
+    async fn enter(&self) -> Slot {
+        if self.free.available_permits() <= self.limit {
+            self.needed.notify_one();
+        }
+        // The semaphore is never closed.
+        let permit = self.free.clone().acquire_owned().await.ok();
+        Slot { _permit: permit, needed: self.needed.clone() }
+    }
+}
 
 /// An answer.
 #[derive(Clone, Debug)]
@@ -56,9 +88,8 @@ impl Answer {
         Answer { status: StatusCode::NOT_FOUND, ..Answer::text("404 page not found\n") }
     }
 
-    fn response(self, connection: Arc<Connection>) -> Response<NotifyingBody> {
-        let text = (!self.body.is_empty()).then(|| Bytes::from(self.body));
-        let mut response = Response::new(NotifyingBody { text, connection });
+    fn response(self) -> Response<String> {
+        let mut response = Response::new(self.body);
         *response.status_mut() = self.status;
         let headers = response.headers_mut();
         headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(self.kind));
@@ -139,48 +170,15 @@ pub(crate) fn bind(address: SocketAddr, families: Families) -> io::Result<TcpLis
     TcpListener::from_std(std::net::TcpListener::from(opened))
 }
 
-/// The body of an answer, which notifies its connection when it has been taken as a whole.
-struct NotifyingBody {
-    text: Option<Bytes>,
-    connection: Arc<Connection>,
-}
-
-impl Body for NotifyingBody {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
-        Poll::Ready(self.text.take().map(|text| Ok(Frame::data(text))))
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.text.is_none()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        let bytes = self.text.as_ref().map_or(0, Bytes::len);
-        SizeHint::with_exact(u64::try_from(bytes).unwrap_or(u64::MAX))
-    }
-}
-
-impl Drop for NotifyingBody {
-    fn drop(&mut self) {
-        self.connection.taken();
-    }
-}
-
 /// A running server. When dropped, it ends soon, with all its connections.
 #[derive(Debug)]
 pub(crate) struct Server(JoinSet<()>);
 
 impl Server {
     /// Starts to serve; see [`serve`]. Must be called within a tokio runtime.
-    pub(crate) fn start(listener: TcpListener, places: Places, answers: impl Answers) -> Self {
+    pub(crate) fn start(listener: TcpListener, slots: Slots, answers: impl Answers) -> Self {
         let mut task = JoinSet::new();
-        task.spawn(serve(listener, places, answers));
+        task.spawn(serve(listener, slots, answers));
         Server(task)
     }
 
@@ -191,7 +189,7 @@ impl Server {
 }
 
 /// Answers every request on a listener. When dropped, it ends with all connections.
-pub(crate) async fn serve(listener: TcpListener, places: Places, answers: impl Answers) {
+pub(crate) async fn serve(listener: TcpListener, slots: Slots, answers: impl Answers) {
     let answers = Arc::new(answers);
     let mut connections = JoinSet::new();
     loop {
@@ -201,12 +199,12 @@ pub(crate) async fn serve(listener: TcpListener, places: Places, answers: impl A
         };
         match accepted {
             Ok((stream, _)) => {
-                let place = places.enter(stream).await;
-                connections.spawn(converse(place, answers.clone()));
+                let slot = slots.enter().await;
+                connections.spawn(converse(stream, slot, answers.clone()));
             }
             Err(error) if is_short_of_room(&error) => {
                 tracing::debug!("a connection was not accepted: {error}");
-                places.spare_one();
+                slots.needed.notify_one();
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
             // The client is already gone.
@@ -221,38 +219,42 @@ fn is_short_of_room(error: &io::Error) -> bool {
     error.raw_os_error().is_some_and(|number| short.contains(&Errno::from_raw(number)))
 }
 
-/// Answers the requests of one connection, until it ends or has to give up its place.
-async fn converse(place: Place, answers: Arc<impl Answers>) {
-    let connection = &place.connection;
+/// Answers the requests of one connection, until it ends or another connection needs its slot.
+async fn converse(stream: TcpStream, slot: Slot, answers: Arc<impl Answers>) {
+    let peer = stream.peer_addr().ok().map(|peer| peer.ip());
+    let begun = Instant::now();
+    let (asked, mut last_asked) = watch::channel(None);
     let service = service_fn(|request: http::Request<hyper::body::Incoming>| {
-        connection.asked();
-        let asked = HttpRequest::new(&request, connection.peer());
-        let (answers, connection) = (answers.clone(), connection.clone());
-        async move { Ok::<_, Infallible>(answers.answer(asked).await.response(connection)) }
+        asked.send_replace(Some(Instant::now()));
+        let (answers, request) = (answers.clone(), HttpRequest::new(&request, peer));
+        async move { Ok::<_, Infallible>(answers.answer(request).await.response()) }
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(PATIENCE).max_buf_size(16 * 1024);
-    let conversation = http.serve_connection(TokioIo::new(RecordedStream(connection.clone())), service);
-    tokio::select! {
-        biased;
-        () = connection.ended() => tracing::trace!("a connection gave its place to another"),
-        () = stalled(connection) => tracing::trace!("a client did not take its answer"),
-        outcome = conversation => {
-            if let Err(error) = outcome {
-                tracing::trace!("a connection ended: {error}");
-            }
-        }
-    }
-}
-
-/// Waits until the client has taken too long to receive an answer.
-async fn stalled(connection: &Connection) {
+    let mut conversation = pin!(http.serve_connection(TokioIo::new(stream), service));
     loop {
-        let since = connection.answering_since();
-        let left = since.map_or(ANSWER_PATIENCE, |since| ANSWER_PATIENCE.saturating_sub(since.elapsed()));
-        if left.is_zero() {
-            return;
+        let last = *last_asked.borrow_and_update();
+        tokio::select! {
+            biased;
+            outcome = conversation.as_mut() => {
+                if let Err(error) = outcome {
+                    tracing::trace!("a connection ended: {error}");
+                }
+                return;
+            }
+            // Connections give way in the order in which they begin to wait: one that asks goes to the end of the queue.
+            _asked = last_asked.changed() => {}
+            () = slot.needed.notified() => {
+                let grace = if last.is_some() { ANSWER_GRACE } else { REQUEST_GRACE };
+                if last.is_some() {
+                    conversation.as_mut().graceful_shutdown();
+                }
+                let _either = timeout_at(last.unwrap_or(begun) + grace, conversation).await;
+                tracing::trace!("a connection gave its slot to another");
+                return;
+            }
+            // An idle connection ends earlier by itself: this client does not take its answer.
+            () = sleep_until(last.unwrap_or(begun) + ANSWER_PATIENCE) => return,
         }
-        tokio::time::sleep(left).await;
     }
 }
