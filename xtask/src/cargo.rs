@@ -93,3 +93,21 @@ pub(crate) fn build(package: &str, name: &str, profile: &str) -> Result<PathBuf>
 pub(crate) fn build_all(selection: &[String]) -> Result<Vec<Artifact>> {
     artifacts(command().args(["build", "--all-targets", "--all-features"]).args(selection))
 }
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
+mod tests {
+    use super::*;
+
+    /// Fakes of the kernel are for tests.
+    #[test]
+    fn program_is_built_without_features_for_tests() {
+        let features_with = |edges: &str| -> Vec<String> {
+            let options = ["tree", "--offline", "--locked", "--package", "proxier-demo", "--prefix", "none", "--edges"];
+            let printed = tools::run(command().args(options).arg(edges)).unwrap();
+            printed.lines().filter(|line| line.contains("feature \"testing\"")).map(str::to_owned).collect()
+        };
+        assert_eq!(features_with("features,no-dev"), Vec::<String>::new());
+        assert!(!features_with("features").is_empty(), "cargo would print them");
+    }
+}
