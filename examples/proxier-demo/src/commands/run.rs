@@ -144,7 +144,8 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         }
     };
     // Bad input is reported alone.
-    log_choice(reason, fell_back, rules);
+    let advice = if fell_back { None } else { configured.how_to_choose() };
+    log_choice((reason, advice), fell_back, rules);
     if let RunningSource::Cluster(cluster) = &source {
         health.set_api(cluster.counters().clone());
     }
@@ -204,12 +205,13 @@ fn prepare_process(settings: &Settings) {
     }
 }
 
-/// Logs why this mode serves, and by which rules.
-fn log_choice(mode: Option<String>, fell_back: bool, rules: Option<Choice>) {
-    match mode {
-        Some(reason) if fell_back => tracing::warn!("{reason}"),
-        Some(reason) => tracing::info!("{reason}"),
-        None => {}
+/// Logs why this mode serves and how to choose another, on one line, and by which rules it serves.
+fn log_choice((reason, advice): (Option<String>, Option<String>), fell_back: bool, rules: Option<Choice>) {
+    let line = [reason, advice].into_iter().flatten().collect::<Vec<_>>().join("; ");
+    match line {
+        line if line.is_empty() => {}
+        line if fell_back => tracing::warn!("{line}"),
+        line => tracing::info!("{line}"),
     }
     if let Some(rules) = rules {
         tracing::info!("{rules}");
@@ -282,7 +284,7 @@ impl Attendant {
             userspace::finish(&self.messages, self.end_timeout, second).await;
             return ExitCode::SUCCESS;
         }
-        tracing::info!("ending; everything in the kernel stays as it is");
+        tracing::info!("ending; everything in the kernel stays unchanged");
         ExitCode::SUCCESS
     }
 

@@ -18,7 +18,7 @@ pub(crate) mod userspace;
 pub(crate) mod view;
 pub(crate) mod worker;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -89,6 +89,8 @@ pub struct Engine<K = KernelPorts> {
     /// The networks of cluster IPs announced by the cluster, by ServiceCIDR.
     service_cidrs: BTreeMap<String, Vec<Network>>,
     took_for_flows: Vec<(Family, Duration)>,
+    /// Times since which objects cannot be read; those that can again are forgotten after a pass.
+    unreadable_since: BTreeMap<(ObjectKind, ObjectKey), Duration>,
 }
 
 impl Engine {
@@ -103,7 +105,7 @@ impl Engine {
             return None;
         }
         let mut problem = userspace::read_running_sockets(&mut self.kernel).err()?;
-        problem.reason.push_str(": its listeners are among the new ones");
+        problem.reason.push_str(": its listeners are shown as new");
         Some(problem)
     }
 
@@ -182,7 +184,14 @@ impl<K: Kernel> Engine<K> {
     /// A reconciler of this node on this kernel. Its time starts now.
     pub fn new(node_name: &str, options: Options, kernel: K) -> Self {
         let proxier = Reconciler::new(node_name, options, Duration::ZERO);
-        Engine { proxier, kernel, origin: Instant::now(), service_cidrs: BTreeMap::new(), took_for_flows: Vec::new() }
+        Engine {
+            proxier,
+            kernel,
+            origin: Instant::now(),
+            service_cidrs: BTreeMap::new(),
+            took_for_flows: Vec::new(),
+            unreadable_since: BTreeMap::new(),
+        }
     }
 
     /// The time on the reconciler's scale.
@@ -237,6 +246,7 @@ impl<K: Kernel> Engine<K> {
                     let object = problem.object.filter(|_| kind == ObjectKind::File);
                     let problem = Problem { origin: String::new(), object, ..problem };
                     self.proxier.note_unreadable(kind, &key, &problem.to_string(), service);
+                    self.unreadable_since.entry((kind, key)).or_insert(now);
                 }
                 return false;
             }
@@ -262,7 +272,12 @@ impl<K: Kernel> Engine<K> {
         let mut ports = self.kernel.ports();
         let mut timed = TimedPorts { conntrack: ports.conntrack, took: &mut self.took_for_flows };
         ports.conntrack = &mut timed;
-        self.proxier.pass(&|| origin.elapsed() + ahead, &mut ports)
+        let report = self.proxier.pass(&|| origin.elapsed() + ahead, &mut ports);
+        if !self.unreadable_since.is_empty() {
+            let now: BTreeSet<_> = self.proxier.store().unreadable().map(|(kind, key, _)| (kind, key)).collect();
+            self.unreadable_since.retain(|(kind, key), _| now.contains(&(*kind, &*key)));
+        }
+        report
     }
 
     /// The time taken to forget flows in the passes since the last call, by family.
@@ -404,7 +419,7 @@ pub(crate) fn rules_in_memory(settings: &Settings) -> Option<String> {
     let (_, choice) = with_rules(settings, &mut Sketch::default().ports(), Preparing::Nothing);
     let choice = choice.filter(|choice| choice.reason.is_some())?;
     let other = if choice.by == RulesBy::Nftables { RulesBy::Iptables } else { RulesBy::Nftables };
-    Some(format!("{choice}, as on most nodes; with ipvs.rules: {other} (--ipvs-rules) it is what others get"))
+    Some(format!("{choice}, as on most nodes; with ipvs.rules: {other} (--ipvs-rules) the other one is used"))
 }
 
 /// Probes modules in parallel with the iptables programs, which take as long. Unnecessary if all modules are loaded.

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use proxier_core::modes::Names;
@@ -11,7 +12,7 @@ use proxier_core::snapshot::{ObjectKey, ObjectKind};
 
 use crate::engine::{Engine, Kernel};
 use crate::message::Begun;
-use crate::message::view::{DrainView, HeldView, ServiceView, View};
+use crate::message::view::{DrainView, HeldView, ServiceView, UnreadableView, View};
 
 /// An object that cannot be read, and why.
 pub(crate) fn unreadable_line((kind, key, reason): (ObjectKind, &ObjectKey, &str)) -> String {
@@ -63,7 +64,14 @@ impl<K: Kernel> Engine<K> {
             drains: proxier.draining().map(drain).collect(),
             rejected: proxier.rejections().map(ToString::to_string).collect(),
             refused: proxier.refused().collect(),
-            unreadable: store.unreadable().map(unreadable_line).collect(),
+            unreadable: store
+                .unreadable()
+                .map(|(kind, key, reason)| {
+                    let noted = self.unreadable_since.get(&(kind, key.clone()));
+                    let since = noted.map_or(Duration::ZERO, |noted| now.saturating_sub(*noted));
+                    UnreadableView { text: unreadable_line((kind, key, reason)), since }
+                })
+                .collect(),
             held: held
                 .map(|(key, since)| {
                     let left = proxier.held_until(&key, since).map(|until| until.saturating_sub(now));

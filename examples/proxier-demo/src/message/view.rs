@@ -64,6 +64,15 @@ pub(crate) struct HeldView {
     pub(crate) left: Option<Duration>,
 }
 
+/// An object that cannot be read.
+#[derive(Clone, Debug)]
+pub(crate) struct UnreadableView {
+    /// The object, and the reason.
+    pub(crate) text: String,
+    /// Time since its first version that could not be read.
+    pub(crate) since: Duration,
+}
+
 /// Everything that the status page shows of the reconciler.
 #[derive(Clone, Debug)]
 pub(crate) struct View {
@@ -74,8 +83,7 @@ pub(crate) struct View {
     pub(crate) drains: Lines<DrainView>,
     pub(crate) rejected: Lines<String>,
     pub(crate) refused: Lines<Refused>,
-    /// Objects that cannot be read, and why.
-    pub(crate) unreadable: Lines<String>,
+    pub(crate) unreadable: Lines<UnreadableView>,
     pub(crate) held: Lines<HeldView>,
     /// Virtual servers by firewall mark, by Frontend: only for clients outside.
     pub(crate) marks: BTreeMap<FrontendKey, VirtualServerKey>,

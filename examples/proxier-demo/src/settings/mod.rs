@@ -144,6 +144,24 @@ impl Settings {
         options
     }
 
+    /// One line for the log of the start: how to choose another mode, where nobody may have chosen this one or other programs warn about it. `None`
+    /// where there is nothing to add.
+    pub(crate) fn how_to_choose(&self, is_by_flags: bool) -> Option<String> {
+        let field = if is_by_flags { "--proxy-mode" } else { "mode" };
+        match self.object.mode.as_str() {
+            "" => Some(format!("no mode is set, which means auto; to choose, set {field} to ipvs, nftables, iptables or userspace")),
+            "iptables" if !is_by_flags => Some(
+                "mode iptables, which kubeadm 1.37 and later write where nobody chose a mode; to choose, set mode to auto, ipvs, nftables or userspace"
+                    .to_owned(),
+            ),
+            "ipvs" => Some(format!(
+                "mode ipvs, which proxier-demo goes on serving when kube-proxy no longer does (off in 1.40, removed in 1.43); to choose, set {field} to \
+                 auto, nftables, iptables or userspace"
+            )),
+            _ => None,
+        }
+    }
+
     /// Fills in defaults and checks.
     ///
     /// # Errors
@@ -548,6 +566,29 @@ mod tests {
         }
         let settings = check("mode: iptables").unwrap();
         assert_eq!((settings.asked, settings.mode), (RequestedMode::Mode(Kind::Iptables), Kind::Iptables));
+    }
+
+    #[test]
+    fn the_start_names_the_choice_where_nobody_may_have_chosen() {
+        for (mode, by_flags, by_file) in [
+            (
+                "",
+                Some("set --proxy-mode to ipvs, nftables"),
+                Some("no mode is set, which means auto; to choose, set mode to "),
+            ),
+            ("iptables", None, Some("mode iptables, which kubeadm 1.37 and later write where nobody chose a mode; ")),
+            ("ipvs", Some("set --proxy-mode to auto, nftables"), Some("; to choose, set mode to auto, nftables")),
+            ("auto", None, None),
+            ("nftables", None, None),
+            ("userspace", None, None),
+        ] {
+            let settings = check(&format!("mode: '{mode}'")).unwrap();
+            for (is_by_flags, expected) in [(true, by_flags), (false, by_file)] {
+                let said = settings.how_to_choose(is_by_flags);
+                assert_eq!(said.is_some(), expected.is_some(), "{mode}: {said:?}");
+                assert!(said.unwrap_or_default().contains(expected.unwrap_or_default()), "{mode}");
+            }
+        }
     }
 
     /// Settings that several modes have in their sections are read from the section of the mode that serves.

@@ -23,6 +23,10 @@ struct History {
     passes: VecDeque<Pass>,
     failures: Vec<String>,
     all_failures: usize,
+    /// Time of the first of the passes in a row that had failures.
+    failing_since: Option<SystemTime>,
+    /// The first failure of the last pass that had any, and when that ended.
+    last_error: Option<(SystemTime, String)>,
     stopped: Option<String>,
 }
 
@@ -58,6 +62,10 @@ impl Board {
         });
         kept.failures = unread.chain(failures).take(FAILURES).collect();
         kept.all_failures = all_failures;
+        kept.failing_since = kept.failing_since.or(Some(now)).filter(|_| all_failures > 0);
+        if let Some(first) = kept.failures.first().cloned() {
+            kept.last_error = Some((now, first));
+        }
         kept.stopped = report.stopped.as_deref().map(str::to_owned);
     }
 
@@ -70,7 +78,7 @@ impl Board {
     pub(super) fn passes(&self) -> Value {
         let pass = |pass: &Pass| {
             json!({
-                "ended": Timestamp::try_from(pass.ended).unwrap_or(Timestamp::UNIX_EPOCH).to_string(),
+                "ended": text(pass.ended),
                 "seconds": pass.took.as_secs_f64(),
                 "full": pass.full,
                 "changes": pass.writes,
@@ -84,12 +92,24 @@ impl Board {
     /// Failures of the last pass: the first of them, and the total number.
     pub(super) fn failures(&self) -> Value {
         let kept = self.kept();
-        json!({"count": kept.all_failures, "list": kept.failures})
+        json!({"count": kept.all_failures, "list": kept.failures, "since": kept.failing_since.map(text)})
     }
+
+    /// The last failure of a pass, even when later passes had none.
+    pub(super) fn last_error(&self) -> Value {
+        self.kept().last_error.as_ref().map(|(at, error)| json!({"time": text(*at), "error": error})).into()
+    }
+}
+
+/// A time as RFC 3339.
+pub(super) fn text(time: SystemTime) -> String {
+    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
 }
 
 #[cfg(test)]
 mod tests {
+    use proxier_core::ports::{PortError, PortErrorKind};
+
     use super::*;
 
     #[test]
@@ -106,6 +126,26 @@ mod tests {
             "ended": "1970-01-01T00:00:00Z", "seconds": 0.099, "full": true, "changes": 0, "failures": 0, "failed": false,
         });
         assert_eq!((&passes[0], &passes[1]["full"]), (&newest, &json!(false)));
-        assert_eq!(board.failures(), json!({"count": 0, "list": []}));
+        assert_eq!(board.failures(), json!({"count": 0, "list": [], "since": null}));
+        assert_eq!(board.last_error(), Value::Null);
+    }
+
+    #[test]
+    fn failures_have_the_time_of_the_first_and_the_last_error_stays() {
+        let at = |secs| SystemTime::UNIX_EPOCH + Duration::from_secs(secs);
+        let (board, mut failing) = (Board::default(), Report::default());
+        let error = PortError::new(PortErrorKind::Busy, "interrupted");
+        let unread = serde_json::from_value(json!({"what": "nf_tables", "error": error}));
+        failing.unread = vec![unread.unwrap()];
+        for secs in [1, 2] {
+            board.passed(&failing, Duration::ZERO, at(secs));
+        }
+        let error = board.failures()["list"][0].clone();
+        assert_eq!(board.failures(), json!({"count": 1, "list": [error], "since": "1970-01-01T00:00:01Z"}));
+        board.passed(&Report::default(), Duration::ZERO, at(3));
+        assert_eq!(board.failures(), json!({"count": 0, "list": [], "since": null}));
+        assert_eq!(board.last_error(), json!({"time": "1970-01-01T00:00:02Z", "error": error}));
+        board.passed(&failing, Duration::ZERO, at(4));
+        assert_eq!(board.failures()["since"], "1970-01-01T00:00:04Z");
     }
 }

@@ -272,7 +272,7 @@ mod tests {
         let server = ApiServer::start();
         let connection = Connection { master: Some(server.url()), ..Connection::default() };
         let recorder = Recorder::start(&Handle::current(), connection, "n1");
-        let web = || Regarding::Service(ObjectKey::new("demo", "web"));
+        let web = || Regarding::Service(ObjectKey::new("demo", "1web"));
         recorder.record(Regarding::Node, Reason::Starting, "");
         for _ in 0..3 {
             recorder.record(web(), Reason::FailedToStartServiceHealthcheck, "port 30000 is in use");

@@ -6,13 +6,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use http::StatusCode;
-use k8s_openapi::jiff::Timestamp;
 use proxier_core::config::Families;
 use serde_json::{Map, Value, json};
 
 use crate::message::Begun;
 use crate::sources::cluster::{Counters, requests};
-use crate::status::board::Board;
+use crate::status::board::{Board, text};
 use crate::status::metrics::Metrics;
 use crate::status::server::Answer;
 use crate::status::zpages;
@@ -52,7 +51,7 @@ impl State {
     /// The kinds whose requests to the API server have failed for a while, and since when.
     fn api_failing(&self) -> Map<String, Value> {
         let failing = self.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY));
-        failing.map(|(kind, since)| (kind.to_owned(), text(since).into())).collect()
+        failing.map(|(kind, of)| (kind.to_owned(), text(of.since).into())).collect()
     }
 }
 
@@ -136,7 +135,6 @@ impl Health {
     pub(crate) fn summary(&self, now: Instant) -> Value {
         let state = self.state();
         json!({
-            "apiServerFailingSince": state.api_failing(),
             "healthy": self.is_in_time(state.pending, now),
             "nodeEligible": state.node_eligible,
             "pendingSeconds": state.pending.map(|since| now.saturating_duration_since(since).as_secs_f64()),
@@ -144,14 +142,26 @@ impl Health {
         })
     }
 
-    /// The page of metrics, with the packets counted by rules, and the connections started by userspace mode.
+    /// State of the API server for the status page, from the first failure on; `None` if none is asked.
+    pub(crate) fn api_server(&self) -> Option<Value> {
+        let api = self.state().api.clone()?;
+        let failing = api.failing_for(Duration::ZERO);
+        let since = failing.iter().map(|(_, of)| of.since).min().map(text);
+        let list: Vec<Value> = failing
+            .iter()
+            .map(|(kind, of)| json!({"kind": kind, "since": text(of.since), "error": of.error}))
+            .collect();
+        Some(json!({"answers": list.is_empty(), "failingSince": since, "failing": list}))
+    }
+
+    /// The page of metrics, with the packets that rules have counted, and the connections that userspace mode has begun.
     pub(super) fn page(&self, packets: BTreeMap<String, u64>, begun: Vec<Begun>) -> String {
         let state = self.state();
         let (mut metrics, api) = (state.metrics.clone(), state.api.clone());
         drop(state);
         if let Some(api) = api {
             metrics.api_failures = api.failures.load(Ordering::Relaxed);
-            let failing = api.failing_for(NOTEWORTHY).into_iter().filter_map(|(_, since)| since.elapsed().ok());
+            let failing = api.failing_for(NOTEWORTHY).into_iter().filter_map(|(_, of)| of.since.elapsed().ok());
             metrics.api_failing = failing.max().unwrap_or_default();
             metrics.requests = requests::counted();
         }
@@ -235,10 +245,6 @@ impl Health {
     }
 }
 
-fn text(time: SystemTime) -> String {
-    Timestamp::try_from(time).unwrap_or(Timestamp::UNIX_EPOCH).to_string()
-}
-
 fn seconds(time: SystemTime) -> f64 {
     time.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
@@ -260,19 +266,25 @@ mod tests {
             body.get("apiServerFailingSince").cloned()
         };
         let now = SystemTime::now();
-        api.failed("services", now);
-        api.failed("nodes", now - NOTEWORTHY * 2);
-        api.failed("nodes", now);
+        assert_eq!(health.api_server().unwrap(), json!({"answers": true, "failingSince": null, "failing": []}));
+        api.failed("services", now, "refused");
+        api.failed("nodes", now - NOTEWORTHY * 2, "refused");
+        api.failed("nodes", now, "timed out");
         let failing = || {
             let page = health.page(BTreeMap::new(), Vec::new());
             let line = page.lines().find(|line| line.starts_with("kubeproxy_api_failing_seconds")).unwrap();
             line.rsplit(' ').next().unwrap().parse::<f64>().unwrap()
         };
-        let summary = || health.summary(Instant::now())["apiServerFailingSince"].clone();
-        let expected = json!({"nodes": text(now - NOTEWORTHY * 2)});
-        assert_eq!((said().unwrap(), summary()), (expected.clone(), expected));
+        let long_ago = text(now - NOTEWORTHY * 2);
+        assert_eq!(said().unwrap(), json!({"nodes": long_ago}));
+        let expected = json!({"answers": false, "failingSince": long_ago, "failing": [
+            {"kind": "nodes", "since": long_ago, "error": "timed out"},
+            {"kind": "services", "since": text(now), "error": "refused"},
+        ]});
+        assert_eq!(health.api_server().unwrap(), expected);
         assert!(failing() >= 120.0);
         api.worked("nodes");
-        assert_eq!((said(), summary(), failing()), (None, json!({}), 0.0));
+        api.worked("services");
+        assert_eq!((said(), health.api_server().unwrap()["answers"].clone(), failing()), (None, json!(true), 0.0));
     }
 }

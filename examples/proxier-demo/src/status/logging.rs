@@ -33,7 +33,7 @@ pub fn start(verbosity: u8, json: bool) {
         tracing_subscriber::registry().with(text.with_filter(targets)).try_init()
     };
     if let Err(error) = started {
-        tracing::debug!("logging goes on as before: {error}");
+        tracing::debug!("logging continues unchanged: {error}");
     }
 }
 

@@ -263,7 +263,7 @@ impl Metrics {
                 let failures = self.each(|family| *self.nftables_sync_failures.of(family));
                 let help = "Transactions that failed";
                 p.family("sync_proxy_rules_nftables_sync_failures_total", "counter", help, failures);
-                let cleanup = "Always 0: what nobody needs goes in the transaction of its pass";
+                let cleanup = "Always 0: unused chains are deleted in the transaction of their pass";
                 p.family("sync_proxy_rules_nftables_cleanup_failures_total", "counter", cleanup, self.each(|_| 0));
                 if let Some(localhost) = &self.localhost {
                     self.localhost_node_ports(p, localhost);
@@ -330,7 +330,7 @@ impl Metrics {
         p.counter("sync_failures_total", "Passes that failed, wholly or in part", self.sync_failures);
         p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);
         p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);
-        let now = "Objects of the API server that cannot be read now; what was read of them before stays";
+        let now = "Objects of the API server that cannot be read now; their last readable version stays in use";
         p.gauge("unreadable_objects", now, self.unreadable_now);
         p.counter("api_request_failures_total", "Requests to the API server that failed", self.api_failures);
         let failing =
@@ -338,20 +338,20 @@ impl Metrics {
         p.gauge("api_failing_seconds", failing, self.api_failing.as_secs());
         let frontends = "Addresses and ports of Services on this node, in every mode";
         p.family("frontends", "gauge", frontends, self.each(|family| *self.frontends.of(family)));
-        let endpoints = "Endpoints of these addresses and ports, each counted for every one that leads to it";
+        let endpoints = "Endpoints of these addresses and ports, each counted for every one that forwards to it";
         p.family("frontend_endpoints", "gauge", endpoints, self.each(|family| *self.endpoints.of(family)));
         if let Some(connections) = self.fast_path {
             p.counter("fast_path_connections_total", "Connections that took the fast path (fastPath)", connections);
         }
-        p.gauge("virtual_servers", "Virtual servers of ours in the kernel", self.virtual_servers);
+        p.gauge("virtual_servers", "Virtual servers of this proxy in the kernel", self.virtual_servers);
         let held_back =
             "Virtual servers that are kept although they, or their last endpoints, should go: too many at once";
         p.gauge("virtual_servers_held_back", held_back, self.held_back);
         let refused = "Virtual servers, real servers, addresses and entries that the kernel refuses";
         p.gauge("refused_objects", refused, self.refused_objects);
-        let foreign = "Virtual servers of others in the kernel";
+        let foreign = "Virtual servers of other programs in the kernel";
         p.gauge("virtual_servers_foreign", foreign, self.foreign_virtual_servers);
-        p.gauge("real_servers", "Real servers of ours in the kernel", self.real_servers);
+        p.gauge("real_servers", "Real servers of this proxy in the kernel", self.real_servers);
         p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
         let split = "Virtual servers by firewall marks for clients outside (ipvs.markSplit)";
         p.gauge("split_frontends", split, self.split);

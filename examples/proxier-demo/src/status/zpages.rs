@@ -59,7 +59,7 @@ pub(super) fn slis(metrics: &Metrics, healthy: bool, live: bool) -> String {
     let checks = [("healthz", healthy, metrics.healthz), ("livez", live, metrics.livez)];
     let labels = |kind: &str| vec![("name", "proxier".to_owned()), ("type", kind.to_owned())];
     let now = checks.iter().map(|(kind, good, _)| (labels(kind), u8::from(*good)));
-    page.family("healthcheck", "gauge", "The result of a check of health, now", now);
+    page.family("healthcheck", "gauge", "The result of a health check, now", now);
     let answers = checks.iter().flat_map(|(kind, _, [success, error])| {
         [("success", *success), ("error", *error)].map(|(status, number)| {
             let mut labels = labels(kind);
@@ -67,6 +67,6 @@ pub(super) fn slis(metrics: &Metrics, healthy: bool, live: bool) -> String {
             (labels, number)
         })
     });
-    page.family("healthchecks_total", "counter", "The results of all checks of health that were asked for", answers);
+    page.family("healthchecks_total", "counter", "The results of all health checks so far", answers);
     page.into()
 }

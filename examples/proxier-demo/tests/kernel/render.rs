@@ -9,9 +9,10 @@ use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::{self, Folder, Running, command, demo, ok, text, tool};
 
+/// Names of Services may begin with a digit, from Kubernetes 1.37 on.
 const OBJECTS: &str = "apiVersion: v1
 kind: Service
-metadata: {name: web, namespace: demo}
+metadata: {name: 1web, namespace: demo}
 spec:
   type: LoadBalancer
   clusterIP: 10.96.0.10
@@ -28,7 +29,7 @@ status: {loadBalancer: {ingress: [{ip: 198.51.100.9}]}}
 ---
 apiVersion: v1
 kind: Service
-metadata: {name: empty, namespace: demo}
+metadata: {name: 2-empty, namespace: demo}
 spec:
   clusterIP: 10.96.0.11
   clusterIPs: [10.96.0.11]
@@ -37,7 +38,7 @@ spec:
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {name: web-4, namespace: demo, labels: {kubernetes.io/service-name: web}}
+metadata: {name: 1web-4, namespace: demo, labels: {kubernetes.io/service-name: 1web}}
 addressType: IPv4
 ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
 endpoints:
@@ -47,7 +48,7 @@ endpoints:
 ---
 apiVersion: discovery.k8s.io/v1
 kind: EndpointSlice
-metadata: {name: web-6, namespace: demo, labels: {kubernetes.io/service-name: web}}
+metadata: {name: 1web-6, namespace: demo, labels: {kubernetes.io/service-name: 1web}}
 addressType: IPv6
 ports: [{name: http, port: 8080, protocol: TCP}, {name: dns, port: 53, protocol: UDP}]
 endpoints:
@@ -189,7 +190,7 @@ fn in_ipvs_mode_rules_are_a_table_unless_others_are_asked_for() {
     kernel_test(&needs, || {
         let (by_default, said) = rendered("auto");
         let line = "proxier-demo: rules by nftables: iptables has no table filter that drops by default, and no chains of IPVS \
-                    mode, as on most nodes; with ipvs.rules: iptables (--ipvs-rules) it is what others get\n";
+                    mode, as on most nodes; with ipvs.rules: iptables (--ipvs-rules) the other one is used\n";
         assert_eq!(said, line);
         let (by_nft, said) = rendered("nftables");
         assert_eq!((&by_nft, &*said), (&by_default, ""));
@@ -330,12 +331,12 @@ fn in_userspace_mode_it_is_what_the_process_does() {
     let listeners = rendered["listeners"].as_array().unwrap();
     let web = listeners.iter().find(|listener| listener["listener"] == "TCP 198.51.100.9:80").unwrap();
     // External policy Local: who comes from elsewhere gets this node's endpoint.
-    assert_eq!((&web["service"], &web["outside"]), (&"demo/web:http".into(), &serde_json::json!(["10.244.0.5:8080"])));
+    assert_eq!((&web["service"], &web["outside"]), (&"demo/1web:http".into(), &serde_json::json!(["10.244.0.5:8080"])));
     assert_eq!(web["inside"].as_array().unwrap().len(), 3, "{web}");
     let wanted: BTreeSet<String> =
         listeners.iter().map(|listener| listener["listener"].as_str().unwrap().to_owned()).collect();
     let text = ok(&render(&manifests, &MODE));
-    let line = "TCP 10.96.0.10:80 10.244.0.5:8080 10.244.1.6:8080 10.244.2.7:8080 (demo/web:http)\n";
+    let line = "TCP 10.96.0.10:80 10.244.0.5:8080 10.244.1.6:8080 10.244.2.7:8080 (demo/1web:http)\n";
     assert!(text.contains("\n# listeners of the process\n") && text.contains(line), "{text}");
 
     let needs = [Need::Root, Need::Veth, Need::Tool("setpriv"), Need::Tool("ss")];

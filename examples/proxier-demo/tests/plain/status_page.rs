@@ -96,6 +96,7 @@ fn the_data_says_what_is_served_and_what_is_not() {
         assert_eq!((&all["passes"][0]["failed"], &all["failures"]["count"]), (&json!(false), &json!(0)));
         assert!(all["passes"].as_array().unwrap().iter().any(|pass| pass["changes"].as_u64() > Some(0)), "{all}");
         assert!(all["age"].is_f64(), "{all}");
+        assert_eq!((&all["apiServer"], &all["lastError"]), (&Value::Null, &Value::Null), "manifests");
         let rejected = all["rejected"]["list"].as_array().unwrap();
         assert!(rejected.len() == 1 && rejected[0].as_str().unwrap().contains("shop/odd"), "{rejected:?}");
 
@@ -208,6 +209,7 @@ fn a_browser_shows_it_in_light_and_dark_at_any_width() {
             concat!("proxier-demo ", env!("CARGO_PKG_VERSION"), " (commit "),
             "<dt>Services</dt><dd>63</dd>",
             "<dt>Mode</dt><dd>nftables</dd>",
+            "<dt>API server</dt><dd>not used</dd>",
             "1 to 50 of 63 Services",
             "<summary><h3>shop/web-07</h3>",
             "⚠ no endpoints",

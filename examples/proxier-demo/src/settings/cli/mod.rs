@@ -180,6 +180,11 @@ pub struct Configured {
 }
 
 impl Configured {
+    /// One line that names the choice of the mode, where it may be unknown to the user ([`Settings::how_to_choose`]).
+    pub(crate) fn how_to_choose(&self) -> Option<String> {
+        self.settings.how_to_choose(self.given.flag_of.is_some())
+    }
+
     /// The same configuration, for the configured mode only.
     pub(crate) fn without_fallback(&self) -> Configured {
         Configured { no_fallback: true, ..self.clone() }
@@ -327,7 +332,7 @@ impl Invocation {
         };
         let unused = flags::without_effect(matches, self.config.is_some());
         if !unused.is_empty() {
-            let why = if self.config.is_some() { " beside --config" } else { "" };
+            let why = if self.config.is_some() { " next to --config" } else { "" };
             let instead = removed("ipvs.markNodePorts").filter(|_| unused.contains(&"ipvs-mark-node-ports"));
             let instead = instead.map(|instead| format!("; {instead}")).unwrap_or_default();
             warnings.push(format!("accepted, without effect{why}: --{}{instead}", unused.join(", --")));
@@ -510,8 +515,8 @@ fn add_arguments(command: Clap) -> Clap {
     let name = command.get_name().to_owned();
     let is_one_of = |names: &[&str]| names.contains(&name.as_str());
     let mass_removal = Arg::new("allow-mass-removal").long("allow-mass-removal").action(ArgAction::SetTrue).help(
-        "Delete also when more than half of the virtual servers are suddenly not wanted any more, which otherwise waits for five \
-         minutes. To a running proxy, SIGUSR1 says that once",
+        "Delete at once even when more than half of the virtual servers would go, which otherwise waits for five minutes. SIGUSR1 \
+         does it once in a running proxy",
     );
     let no_fallback = Arg::new("no-fallback")
         .long("no-fallback")
@@ -521,7 +526,7 @@ fn add_arguments(command: Clap) -> Clap {
         .long("input-timeout")
         .value_name("DURATION")
         .value_parser(|text: &str| text.parse::<GoDuration>())
-        .help("How long run --once, plan, render, explain, trace, diff and show wait while the API server sends nothing new, 0s: for ever [60s]");
+        .help("How long run --once, plan, render, explain, trace, diff and show wait while the API server sends nothing new, 0s: without limit [60s]");
     let command = command
         .args(sources().into_iter().chain(files()).chain(flags::args()))
         .args_override_self(true)
@@ -540,7 +545,7 @@ fn add_arguments(command: Clap) -> Clap {
         "run" => {
             command.arg(
                 Arg::new("once").long("once").action(ArgAction::SetTrue).display_order(0).help(
-                    "One full sync, then exit: 0 when the kernel is as the Services ask, 1 when something failed",
+                    "One full sync, then exit: 0 when the kernel serves all Services, 1 when something failed",
                 ),
             )
         }
@@ -552,7 +557,7 @@ fn add_arguments(command: Clap) -> Clap {
             Arg::new("what")
                 .value_name("SERVICE|ADDRESS:PORT[/PROTOCOL]")
                 .required(true)
-                .help("NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service, or an address and port, tcp unless told"),
+                .help("NAMESPACE/NAME or NAMESPACE/NAME:PORT of a Service, or an address and port, tcp by default"),
         ),
         "trace" => command.args(of_trace()),
         "diff" => command.args(of_diff()).arg(node_address()),
@@ -576,8 +581,8 @@ const CLEANUP: &str = "Remove what it or a kube-proxy has created, in all modes 
   tables of nf_tables: proxier, proxier-ipvs, and kube-proxy's (kube-proxy)
   chains KUBE-… and the jumps to them, in both back ends of iptables (nft and legacy)
   virtual servers of IPVS, ipsets KUBE-…, the device kube-ipvs0, routes of its own
-What others have created stays, and so do chains and rules of the kubelet. If a kube-proxy serves already, name its mode with --keep: without, \
-its objects go too, and its Services fail until it writes them again.";
+What other programs have created stays, and so do chains and rules of the kubelet. If a kube-proxy serves already, name its mode with --keep: \
+otherwise its objects are removed too, and Services fail until it writes them again.";
 
 fn of_diff() -> [Arg; 2] {
     let modes = || Kind::ALL.map(Kind::name);
@@ -589,13 +594,13 @@ fn of_diff() -> [Arg; 2] {
             .value_parser(clap::builder::PossibleValuesParser::new(from))
             .default_value("kube-proxy")
             .display_order(0)
-            .help("What serves before: a mode, or what a kube-proxy has left in this kernel"),
+            .help("The mode to compare from, or kube-proxy: what it has left in this kernel"),
         Arg::new("to")
             .long("to")
             .value_name("MODE")
             .value_parser(clap::builder::PossibleValuesParser::new(modes()))
             .display_order(0)
-            .help("The mode that serves then [the configured one]"),
+            .help("The mode to compare with [the configured one]"),
     ]
 }
 
@@ -613,7 +618,7 @@ fn of_show() -> [Arg; 2] {
             .default_missing_value("2")
             .value_parser(interval)
             .display_order(0)
-            .help("Print it with rates every so often, busiest first, until SIGINT [2]"),
+            .help("Print it with rates at this interval in seconds, busiest first, until SIGINT [2]"),
     ]
 }
 
@@ -638,7 +643,7 @@ fn of_trace() -> [Arg; 5] {
             .value_name("TO:PORT[/PROTOCOL]")
             .required(true)
             .value_parser(|text: &str| text.parse::<To>())
-            .help("Where to, tcp unless told"),
+            .help("Where to, tcp by default"),
         Arg::new("device")
             .long("device")
             .value_name("NAME")
@@ -653,8 +658,8 @@ fn of_trace() -> [Arg; 5] {
             .value_parser(|text: &str| if text == "0" { Ok(Duration::ZERO) } else { interval(text) })
             .display_order(0)
             .help(
-                "Compare with what this kernel holds for that address and port, and say what it counts, in so many \
-                 seconds; send nothing. Exit code 1: it differs",
+                "Compare with what this kernel holds for that address and port, and count packets for this many seconds; \
+                 send nothing. Exit code 1: it differs",
             ),
     ]
 }

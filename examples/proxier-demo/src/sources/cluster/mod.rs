@@ -143,8 +143,16 @@ pub struct Counters {
     pub failures: AtomicU64,
     /// Objects that could not be read.
     pub unreadable: AtomicU64,
-    /// The kinds for which all requests have failed lately, and since when.
-    failing: Mutex<BTreeMap<&'static str, SystemTime>>,
+    failing: Mutex<BTreeMap<&'static str, Failing>>,
+}
+
+/// A kind whose requests to the API server fail.
+#[derive(Clone, Debug)]
+pub(crate) struct Failing {
+    /// Time of the first failure since one has worked.
+    pub(crate) since: SystemTime,
+    /// The last error.
+    pub(crate) error: String,
 }
 
 impl Counters {
@@ -152,23 +160,25 @@ impl Counters {
         counter.fetch_add(1, Ordering::Relaxed);
     }
 
-    fn failing(&self) -> MutexGuard<'_, BTreeMap<&'static str, SystemTime>> {
+    fn failing(&self) -> MutexGuard<'_, BTreeMap<&'static str, Failing>> {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(crate) fn failed(&self, kind: &'static str, at: SystemTime) {
+    pub(crate) fn failed(&self, kind: &'static str, at: SystemTime, error: &str) {
         Self::count(&self.failures);
-        self.failing().entry(kind).or_insert(at);
+        let mut failing = self.failing();
+        let of_kind = failing.entry(kind).or_insert_with(|| Failing { since: at, error: String::new() });
+        error.clone_into(&mut of_kind.error);
     }
 
     pub(crate) fn worked(&self, kind: &'static str) {
         self.failing().remove(kind);
     }
 
-    /// The kinds whose requests have failed for at least this long, and since when.
-    pub(crate) fn failing_for(&self, long: Duration) -> Vec<(&'static str, SystemTime)> {
-        let is_long = |since: &SystemTime| since.elapsed().is_ok_and(|elapsed| elapsed >= long);
-        self.failing().iter().filter(|(_, since)| is_long(since)).map(|(kind, since)| (*kind, *since)).collect()
+    /// The kinds whose requests have failed for this long or longer.
+    pub(crate) fn failing_for(&self, long: Duration) -> Vec<(&'static str, Failing)> {
+        let is_long = |of: &Failing| of.since.elapsed().is_ok_and(|elapsed| elapsed >= long);
+        self.failing().iter().filter(|(_, of)| is_long(of)).map(|(kind, of)| (*kind, of.clone())).collect()
     }
 }
 
@@ -309,7 +319,7 @@ impl Gate {
                 return Ok(());
             }
             if left <= pause {
-                let reason = format!("not there after {} s; set it, or another detectLocalMode", patience.as_secs());
+                let reason = format!("missing after {} s; set it, or another detectLocalMode", patience.as_secs());
                 return Err(Problem::new(what, reason));
             }
             tracing::warn!("waiting for {what}; kube-controller-manager sets it (--allocate-node-cidrs)");

@@ -206,7 +206,7 @@ impl Watcher {
                         tracing::debug!(resource = self.resource.plural(), "{}; asking for a list", failure.message);
                         continue;
                     }
-                    self.counters.failed(self.resource.awaited(), SystemTime::now());
+                    self.counters.failed(self.resource.awaited(), SystemTime::now(), &failure.message);
                     self.recover(&failure, &mut place, &mut pause).await;
                 }
             }

@@ -14,7 +14,7 @@ use serde_json::{Map, Value, json};
 
 use super::counters::{Counters, ServerCounters};
 use super::query::PageQuery;
-use crate::message::view::{DrainView, HeldView, Lines, ServiceView, View};
+use crate::message::view::{DrainView, HeldView, Lines, ServiceView, UnreadableView, View};
 use crate::status::board::Board;
 
 /// Most Frontends of all Services in one answer.
@@ -46,6 +46,7 @@ pub(super) fn of_board(board: &Board) -> Map<String, Value> {
     let mut body = Map::new();
     body.insert("passes".to_owned(), board.passes());
     body.insert("failures".to_owned(), board.failures());
+    body.insert("lastError".to_owned(), board.last_error());
     body
 }
 
@@ -65,7 +66,7 @@ pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &Page
         ("draining", listed(&view.drains, drain_json)),
         ("rejected", listed(&view.rejected, |text| json!(text))),
         ("refused", listed(&view.refused, refused_json)),
-        ("unreadable", listed(&view.unreadable, |text| json!(text))),
+        ("unreadable", listed(&view.unreadable, unreadable_json)),
         ("heldBack", listed(&view.held, held_json)),
         ("services", json!({"matching": matching.len(), "offset": wanted.offset, "list": list})),
     ] {
@@ -99,6 +100,10 @@ fn refused_json(refused: &Refused) -> Value {
     let endpoint = refused.endpoint.map(|endpoint| endpoint.to_string());
     let (frontend, service, reason) = (refused.key.to_string(), &refused.service, &refused.reason);
     json!({"frontend": frontend, "service": service, "endpoint": endpoint, "reason": reason})
+}
+
+fn unreadable_json(unreadable: &UnreadableView) -> Value {
+    json!({"text": unreadable.text, "seconds": unreadable.since.as_secs()})
 }
 
 fn held_json(held: &HeldView) -> Value {

@@ -109,6 +109,7 @@ impl StatusPage {
         body.insert("process".to_owned(), json!(std::process::id()));
         body.insert("time".to_owned(), json!(Timestamp::try_from(SystemTime::now()).unwrap_or_default().to_string()));
         body.insert("health".to_owned(), health.summary(Instant::now()));
+        body.insert("apiServer".to_owned(), json!(health.api_server()));
         body.insert("heldBackBecause".to_owned(), json!(health.board().stopped()));
         let view = self.view().await;
         body.insert("age".to_owned(), json!(view.as_ref().map(|(at, _)| at.elapsed().as_secs_f64())));

@@ -141,7 +141,8 @@
     document.title = known ? `${data.node} – proxier-demo` : "proxier-demo";
     const state = $("health");
     // It serves, but not all that is asked for.
-    const failing = Object.entries(health.apiServerFailingSince);
+    const failing = data.apiServer ? data.apiServer.failing : [];
+    const moment = (text) => new Date(text).toLocaleString("en-GB");
     const lacks = (failing.length ? ["the API server does not answer"] : []).concat(!known ? [] : [
       data.unreadable.count ? "some objects cannot be read" : null,
       data.heldBack.count || data.heldBackBecause ? "deletions are held back" : null,
@@ -162,10 +163,13 @@
         ["Draining", number(data.draining.count)], ["Refused", number(data.refused.count + data.rejected.count)],
         ["Held back", number(data.heldBack.count)]);
     }
+    tiles.push(["API server", !data.apiServer ? "not used" : failing.length ? `⚠ since ${moment(data.apiServer.failingSince)}` : "answers"]);
     tiles.push(["Failed passes", number(health.failedPasses)]);
+    if (data.lastError) tiles.push(["Last error", moment(data.lastError.time)]);
     $("tiles").replaceChildren(...tiles.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
-    const cards = [card("The last pass could not", data.failures.list, data.failures.count),
-      card("The API server does not answer", failing.map(([kind, since]) => `${kind}, since ${new Date(since).toLocaleString("en-GB")}: what is served stays as it was known then`), failing.length)];
+    const cards = [card(`The last pass could not${data.failures.since ? `, since ${moment(data.failures.since)}` : ""}`, data.failures.list, data.failures.count),
+      data.lastError && !data.failures.count ? card(`Last error of a pass, ${moment(data.lastError.time)}`, [data.lastError.error], 1) : null,
+      card("The API server does not answer", failing.map((one) => `${one.kind}, since ${moment(one.since)}: ${one.error}; what is served stays as it was known then`), failing.length)];
     if (known) {
       const until = (one) => one.secondsLeft === null ? "until its object can be read, or it is confirmed" : `goes in ${duration(one.secondsLeft)}`;
       const held = data.heldBack.list.map((one) =>
@@ -175,7 +179,7 @@
           make("p", {}, "To delete them now: ", make("code", {}, `kill -USR1 ${data.process}`))) : null,
         card("Kept although they should go", held, data.heldBack.count),
         card("Not served", data.refused.list.map((one) => `${one.frontend} of ${one.service}${one.endpoint ? ` by endpoint ${one.endpoint}` : ""}: ${one.reason}`), data.refused.count),
-        card("Cannot be read: what was read before stays", data.unreadable.list, data.unreadable.count),
+        card("Cannot be read: what was read before stays", data.unreadable.list.map((one) => `${one.text} (for ${duration(one.seconds)})`), data.unreadable.count),
         card("Left out of objects", data.rejected.list, data.rejected.count));
     }
     const there = cards.filter((one) => one !== null);
