@@ -149,7 +149,7 @@ impl Interfaces {
                 Ok(())
             }
             Some(_) => {
-                let message = format!("deleting device {name}: it is no dummy device");
+                let message = format!("deleting device {name}: it is not a dummy device");
                 Err(PortError::new(PortErrorKind::Invalid, message))
             }
         }

@@ -246,7 +246,7 @@ impl Sets for SetsPort {
                 outcome => return outcome,
             }
         }
-        Err(PortError::new(PortErrorKind::Busy, format!("set {set} comes and goes while it is created")))
+        Err(PortError::new(PortErrorKind::Busy, format!("set {set} appears and disappears while it is created")))
     }
 
     fn add(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {

@@ -592,7 +592,7 @@ impl Tracer<'_> {
         if !place.is_internal && self.splits(place) && self.is_inside() && !is_here_only {
             let who = if self.is_this_node() { "this node" } else { "a pod" };
             self.step(format!(
-                "Traffic policy Local is about clients outside; {who} gets {} on all nodes.",
+                "Traffic policy Local applies to clients outside; {who} gets {} on all nodes.",
                 counted(place.cluster)
             ));
             return (place.cluster, true);
@@ -664,7 +664,7 @@ impl Tracer<'_> {
             self.step(format!("Forwarding {method}: the source stays, and the endpoint answers the client by itself."));
             if self.is_this_node() {
                 self.step(
-                    "This node has the address too, so an answer does not find back: its programs use the cluster IP.",
+                    "This node has the address too, so answers do not return: its programs have to use the cluster IP.",
                 );
             }
             return false;
@@ -676,7 +676,7 @@ impl Tracer<'_> {
                 Some(false) => (true, "it does not come from a pod"),
                 None if self.by_routes && self.packet.from_node => (true, "this node sends it"),
                 None if !self.by_routes && self.has_cluster_ip_as_source() => (true, "its source is a cluster IP"),
-                None => (false, "how pods are told from others is not configured"),
+                None => (false, "how to recognize pods is not configured"),
             },
             (false, TrafficPolicy::Cluster) => {
                 (true, "its endpoint may be on another node, and answers have to come back here")

@@ -733,7 +733,7 @@ fn auto_keeps_what_serves() {
     kernel.clear_faults();
     // Both stand until the first pass has been cleaned up after.
     assert!(serving(&kernel, RulesBy::Nftables).pass().is_done());
-    assert_eq!(chosen(&kernel), (RulesBy::Nftables, "the table of an earlier process is there".to_owned()));
+    assert_eq!(chosen(&kernel), (RulesBy::Nftables, "the table of an earlier process exists".to_owned()));
 }
 
 #[test]

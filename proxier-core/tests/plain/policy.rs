@@ -706,7 +706,7 @@ fn a_trace_knows_the_policy() {
     assert!(!to_cluster.steps.join("\n").contains("Forwarding"));
     let of_node = Packet::from_node("203.0.113.81".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
     let said = node.traced(Kind::Ipvs, &of_node).steps.join("\n");
-    assert!(said.contains("its programs use the cluster IP"), "{said}");
+    assert!(said.contains("its programs have to use the cluster IP"), "{said}");
     // Other modes have weights and affinity; what they cannot do is left out.
     let mut options = Options::default();
     options.mode = Kind::Nftables;

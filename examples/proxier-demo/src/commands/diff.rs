@@ -445,9 +445,9 @@ fn of_all(from: Kind, to: Kind) -> Vec<String> {
         _ => {}
     }
     if !from.translates_packets || to.is_process {
-        said.push("connections that are open end when the mode changes".to_owned());
+        said.push("open connections end when the mode changes".to_owned());
     } else {
-        said.push("connections that are open go on when the mode changes".to_owned());
+        said.push("open connections continue when the mode changes".to_owned());
     }
     if from.choice != to.choice {
         said.push(format!(

@@ -148,11 +148,11 @@ impl LiveState {
             (None, _) if self.mode == Kind::Nftables => {
                 lines.push("  counted: nothing, maps have no counters; conntrack -L lists connections".to_owned());
             }
-            (None, _) => lines.push("  counted: nothing, no such part is there".to_owned()),
+            (None, _) => lines.push("  counted: nothing, no such object exists".to_owned()),
         }
         lines.push(match self.differences.len() {
-            0 if self.inspection.parts.is_empty() => "it has nothing for that, as it should".to_owned(),
-            0 => "it has all that it should".to_owned(),
+            0 if self.inspection.parts.is_empty() => "it has nothing for that, as expected".to_owned(),
+            0 => "it has everything as expected".to_owned(),
             1 => "1 difference".to_owned(),
             count => format!("{count} differences"),
         });
@@ -241,7 +241,7 @@ mod tests {
         assert_eq!(
             found.text(),
             "in this kernel:\n  there: real server b (weight 0)\n  missing: real server a (weight 1)\n  differs: virtual server v: \
-             wrr in the kernel, rr expected\n  not expected: real server c (weight 1)\n  counted: nothing, no such part is there\n\
+             wrr in the kernel, rr expected\n  not expected: real server c (weight 1)\n  counted: nothing, no such object exists\n\
              3 differences\n  chain FORWARD drops\n"
         );
         assert!(!found.agrees());

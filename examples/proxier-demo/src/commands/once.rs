@@ -85,7 +85,7 @@ async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, 
 /// be read; the kernel is as the rest requires.
 pub async fn run_once(configured: &Configured) -> ExitCode {
     if matches!(configured.settings.asked, RequestedMode::Mode(mode) if mode.facts().is_process) {
-        let reason = "userspace mode serves only while the program runs: leave --once out";
+        let reason = "userspace mode serves only while the program runs: omit --once";
         return complain(&[Problem::new("", reason)], BAD_INPUT);
     }
     let _lock = match privileges::require().and_then(|()| Lock::take()) {
@@ -179,7 +179,7 @@ pub fn init(configured: &Configured) -> ExitCode {
     }
     for unmet in unmet {
         let now = unmet.from.as_deref().unwrap_or("unknown");
-        say(format_args!("{} stays {now}: it cannot be written from here", unmet.path));
+        say(format_args!("{} stays {now}: this process cannot write it", unmet.path));
     }
     if !print(done) {
         failed = FAILED;
@@ -203,7 +203,7 @@ pub(crate) fn print_report(report: &Report) {
     }
     for unmet in &report.unmet {
         let now = unmet.from.as_deref().unwrap_or("unknown");
-        say(format_args!("{} stays {now}: it cannot be written from here", unmet.path));
+        say(format_args!("{} stays {now}: this process cannot write it", unmet.path));
     }
     report.limited.iter().for_each(say);
     report.refused.iter().for_each(say);
@@ -308,12 +308,14 @@ fn print_plan(out: &mut Out, plan: &Plan, report: &Report, proxier: &Reconciler)
     }
     if report.unread.is_empty() {
         out.text(&match steps {
-            0 => "nothing to do: the kernel is as it has to be\n".to_owned(),
+            0 => "nothing to do: the kernel has the desired state\n".to_owned(),
             1 => "1 change\n".to_owned(),
             _ => format!("{steps} changes\n"),
         });
     }
-    out.text(&output::lines(report.foreign.iter().map(|key| format!("  virtual server {key} is foreign and stays"))));
+    out.text(&output::lines(
+        report.foreign.iter().map(|key| format!("  virtual server {key} was not created by proxier-demo and stays")),
+    ));
 }
 
 fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, (unreadable, left): (&[Problem], &[String])) -> Value {
@@ -357,7 +359,8 @@ pub fn clean(configured: &Configured, kept: Option<Kind>) -> ExitCode {
         Some(mode) => cleanup_beside_kube_proxy(config, mode, &mut ports),
     };
     complain_of(&cleaned);
-    let others = cleaned.foreign.iter().map(|key| format!("virtual server {key} is foreign and stays"));
+    let others =
+        cleaned.foreign.iter().map(|key| format!("virtual server {key} was not created by proxier-demo and stays"));
     let kept = kept_for_the_kubelet(&mut kernel.ports());
     let is_printed = print([format!("{} things removed", cleaned.removed())].into_iter().chain(others).chain(kept));
     ExitCode::from(if is_printed && cleaned.is_done() { 0 } else { FAILED })

@@ -195,7 +195,7 @@ fn drain(asked: &PolicyQuestion<'_>) -> Policy {
     let usual = ipvs_mode::Policy::default().deadline.filter(|_| asked.proxier.mode().facts().has_virtual_servers);
     let value = match asked.counts.drain_secs.map(u64::from).or(usual.map(|time| time.as_secs())) {
         Some(secs) => format!("{secs} s"),
-        None => "as ever in this mode".to_owned(),
+        None => "as always in this mode".to_owned(),
     };
     Policy::new(Annotation::DRAIN.title, value, asked.from(Annotation::DRAIN))
 }

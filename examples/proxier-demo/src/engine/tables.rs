@@ -43,7 +43,9 @@ pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) -> Sender<()
 }
 
 fn late(table: &str, error: &dyn Display) {
-    tracing::warn!("cannot monitor table {table}, so foreign changes are noticed only at full passes: {error}");
+    tracing::warn!(
+        "cannot monitor table {table}, so changes by other programs are noticed only at full passes: {error}"
+    );
 }
 
 fn report(mut monitor: TableMonitor, table: &str, messages: &mpsc::Sender<Message>) {

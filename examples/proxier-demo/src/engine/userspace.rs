@@ -99,7 +99,7 @@ pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<
 /// Stops listening, and lets connections finish for a while, or until `hurry`.
 pub(crate) async fn finish(messages: &mpsc::Sender<Message>, patience: Duration, hurry: impl Future<Output = ()>) {
     let (done, left) = oneshot::channel();
-    tracing::info!("ending: connections get {} s", patience.as_secs_f64());
+    tracing::info!("ending: connections have {} s to finish", patience.as_secs_f64());
     if messages.send(Message::Control(Control::Finish(patience, done))).await.is_err() {
         return;
     }

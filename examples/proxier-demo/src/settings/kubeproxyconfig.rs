@@ -452,7 +452,7 @@ fn parse_yaml(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Result<V
     yaml::parse(text, DuplicateKeyPolicy::Error).or_else(|strict| {
         let value = yaml::parse(text, DuplicateKeyPolicy::LastWins)
             .map_err(|reason| Problem::new(origin, format!("not YAML or JSON: {reason}")))?;
-        warnings.push(Problem::new(origin, format!("{strict}; the last one counts")));
+        warnings.push(Problem::new(origin, format!("{strict}; the last one is used")));
         Ok(value)
     })
 }

@@ -118,7 +118,7 @@ impl FileWatch {
     pub fn new(paths: &[PathBuf]) -> Self {
         let events = Events::new();
         if let Err(error) = &events {
-            tracing::warn!("no inotify ({error}); files are looked at every {} s", Self::POLL.as_secs());
+            tracing::warn!("no inotify ({error}); files are checked every {} s", Self::POLL.as_secs());
         }
         let mut directories: Vec<PathBuf> = paths.iter().map(|path| directory_of(path)).collect();
         directories.sort();
@@ -159,7 +159,7 @@ impl FileWatch {
             Err(_elapsed) => Vec::new(),
             Ok(Ok(events)) => events,
             Ok(Err(error)) => {
-                tracing::warn!("inotify does not work ({error}); files are looked at every {} s", Self::POLL.as_secs());
+                tracing::warn!("inotify does not work ({error}); files are checked every {} s", Self::POLL.as_secs());
                 self.events = None;
                 Vec::new()
             }

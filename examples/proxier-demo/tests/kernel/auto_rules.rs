@@ -74,7 +74,7 @@ fn auto_is_a_table_on_a_fresh_node_and_starts_no_program() {
         // A successor takes the table that it finds, also once iptables has tables that drop nothing.
         tool("iptables -A INPUT -s 203.0.113.0/24 -j DROP");
         let said = once(&folder);
-        assert!(said.contains("rules by nftables: the table of an earlier process is there"), "{said}");
+        assert!(said.contains("rules by nftables: the table of an earlier process exists"), "{said}");
         assert_eq!(tool("ipset list -n"), "");
         ok(&demo(&["cleanup"]));
         assert_eq!((changed(), tables()), (vec![], vec![]));

@@ -63,8 +63,8 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         assert!(tool("ipset save KUBE-CLUSTER-IP").contains("add KUBE-CLUSTER-IP 10.96.0.10,tcp:80\n"));
         assert!(tool("iptables-save -t nat").contains("-A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000"));
         let again = ok(&demo(&["plan"], &manifests));
-        assert!(again.starts_with("nothing to do: the kernel is as it has to be\n"), "{again}");
-        assert!(again.contains("198.51.100.1:443 is foreign"), "{again}");
+        assert!(again.starts_with("nothing to do: the kernel has the desired state\n"), "{again}");
+        assert!(again.contains("198.51.100.1:443 was not created by proxier-demo"), "{again}");
         let second = ok(&demo(&["run", "--once"], &manifests));
         assert!(second.contains(", 0 changes made"), "{second}");
         let json: serde_json::Value = serde_json::from_str(&ok(&demo(&["show", "-o", "json"], &manifests))).unwrap();

@@ -67,7 +67,7 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
             }
         }
         let again = ok(&demo(&["plan"], &arguments));
-        assert!(again.starts_with("nothing to do: the kernel is as it has to be\n"), "{again}");
+        assert!(again.starts_with("nothing to do: the kernel has the desired state\n"), "{again}");
         let second = ok(&demo(&["run", "--once"], &arguments));
         assert!(second.contains(", 0 changes made"), "{second}");
 

@@ -106,7 +106,7 @@ impl Play {
         loop {
             let plan = demo(&["plan", "--kubeconfig", &self.world.kubeconfig()]);
             let (plan, errors) = (text(&plan.stdout), text(&plan.stderr));
-            if plan.starts_with("nothing to do: the kernel is as it has to be\n") {
+            if plan.starts_with("nothing to do: the kernel has the desired state\n") {
                 break;
             }
             assert!(since.elapsed() < Duration::from_secs(5), "{plan}\n{errors}");

@@ -320,7 +320,7 @@ fn beside(mode: &str) {
         let now = plan(&[]);
         let said = format!("{mode}: {}{}", text(&now.stdout), text(&now.stderr));
         assert!(
-            text(&now.stdout) == "nothing to do: the kernel is as it has to be\n" && now.status.code() == Some(0),
+            text(&now.stdout) == "nothing to do: the kernel has the desired state\n" && now.status.code() == Some(0),
             "{said}"
         );
     };

@@ -91,7 +91,7 @@ impl World {
             }
         }
         let printed = ok(&self.run(&["trace", "--live", "192.0.2.50", SERVICE]));
-        assert!(printed.contains("it has all that it should"), "{printed}");
+        assert!(printed.contains("it has everything as expected"), "{printed}");
     }
 
     /// Checks that a missing or unexpected entry is named, and the exit code.

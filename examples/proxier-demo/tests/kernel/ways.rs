@@ -203,7 +203,7 @@ fn the_account_of_a_pod() {
         running.until("in a pod", || ipvsadm() == lines(&[&web]));
         running.until("the first pass is over", || running.log().contains("full pass: "));
         let plan = ok(&pod(&["plan"]).output().unwrap());
-        assert!(plan.starts_with("nothing to do: the kernel is as it has to be\n"), "{plan}");
+        assert!(plan.starts_with("nothing to do: the kernel has the desired state\n"), "{plan}");
         server.demand_token("second");
         fs::write(account.join("token"), "second").unwrap();
         // The server has another authority now; the old one's certificate does not count any more.

@@ -753,7 +753,7 @@ async fn one_bad_object_stops_no_other() {
     bad_object_stops_no_other(json, reason, str::to_owned).await;
     // Without an object no Event is sent.
     let named = |line: &str| line.replace("{}", "{\"metadata\":{}}").replace('7', "{\"metadata\":{}}");
-    bad_object_stops_no_other(protobuf, "protobuf of another wire type than this field has", named).await;
+    bad_object_stops_no_other(protobuf, "the protobuf message has another type at this field", named).await;
 }
 
 async fn bad_object_stops_no_other(options: Options, reason: &str, sent: impl Fn(&str) -> String) {
@@ -1055,7 +1055,8 @@ async fn the_node_s_network_of_pods_is_waited_for() {
     options.pod_cidr_patience = Duration::from_millis(500);
     let mut watching = watch(&server, options).await;
     let problem = watching.cluster.giving_up().await.unwrap_err().to_string();
-    let expected = "spec.podCIDR of Node n1, for detectLocalMode NodeCIDR: not there after 0 s; set it, or another detectLocalMode";
+    let expected =
+        "spec.podCIDR of Node n1, for detectLocalMode NodeCIDR: missing after 0 s; set it, or another detectLocalMode";
     assert_eq!(problem, expected);
     let early = tokio::time::timeout(Duration::from_millis(100), complete(&mut watching.changes)).await;
     assert!(early.is_err(), "{early:?}");

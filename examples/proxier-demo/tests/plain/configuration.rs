@@ -57,7 +57,7 @@ fn beside_a_file_flags_count_as_with_kube_proxy() {
     assert_eq!(configured.settings.object.cluster_cidr, "10.244.0.0/16");
     assert_eq!(configured.settings.verbosity, 5);
     assert_eq!(configured.source, Source::Cluster { kubeconfig: Some("mine".into()), master: None });
-    assert_eq!(configured.warnings, ["accepted, without effect beside --config: --cluster-cidr, --ipvs-scheduler"]);
+    assert_eq!(configured.warnings, ["accepted, without effect next to --config: --cluster-cidr, --ipvs-scheduler"]);
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn the_way_out_of_ipvs_can_be_read_before_it_is_walked() {
     assert!(said.contains(node_port), "{said}");
     assert!(said.contains("proxier/max-connections] 9: only IPVS mode knows numbers of connections"), "{said}");
     assert!(said.contains("1 of 2 Services differ, from ipvs to nftables"), "{said}");
-    assert!(said.contains("all: connections that are open end") && !said.contains("shop/plain"), "{said}");
+    assert!(said.contains("all: open connections end") && !said.contains("shop/plain"), "{said}");
     // The mode of the configuration, without --to.
     assert_eq!(run(&["--from", "ipvs", "--proxy-mode", "nftables"]).1, said);
 

@@ -244,9 +244,9 @@ async fn what_cannot_be_read_keeps_what_it_said() {
     write(&dir, "web.yaml", "kind: Service\nmetadata: {name: a");
     let problem = next(&mut changes).await;
     assert!(problem.starts_with(&format!("! {path}: document 1: not YAML or JSON: ")), "{problem}");
-    assert!(problem.ends_with("; what the file said before stays"), "{problem}");
+    assert!(problem.ends_with("; its last readable content stays in use"), "{problem}");
     write(&dir, "web.yaml", "");
-    assert_eq!(next(&mut changes).await, format!("! {path}: empty; what the file said before stays"));
+    assert_eq!(next(&mut changes).await, format!("! {path}: empty; its last readable content stays in use"));
     let bad = service("a", 2).replace("port: 2", "port: two");
     write(&dir, "web.yaml", &format!("{bad}---\n{}", service("b", 2)));
     let problem = next(&mut changes).await;

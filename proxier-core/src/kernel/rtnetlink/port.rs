@@ -118,7 +118,7 @@ impl Links for LinksPort {
         match self.find(name)? {
             Some(link) if link.is_dummy() => Ok(()),
             Some(link) => Err(taken(&doing, &link)),
-            None => Err(PortError::new(PortErrorKind::Busy, format!("{doing}: it comes and goes"))),
+            None => Err(PortError::new(PortErrorKind::Busy, format!("{doing}: it appears and disappears"))),
         }
     }
 
@@ -126,7 +126,7 @@ impl Links for LinksPort {
         let Some(link) = self.find(name)? else { return Ok(()) };
         let doing = format!("deleting device {name}");
         if !link.is_dummy() {
-            return Err(PortError::new(PortErrorKind::Invalid, format!("{doing}: it is no dummy device")));
+            return Err(PortError::new(PortErrorKind::Invalid, format!("{doing}: it is not a dummy device")));
         }
         match self.connection.call(&doing, |connection| link::delete(connection, link.index)) {
             Err(error) if error.kind() == PortErrorKind::NotFound => Ok(()),
@@ -155,7 +155,7 @@ impl Links for LinksPort {
                 return Ok(HostAddresses { interfaces: named.collect() });
             }
         }
-        Err(PortError::new(PortErrorKind::Busy, format!("{doing}: devices came and went meanwhile")))
+        Err(PortError::new(PortErrorKind::Busy, format!("{doing}: devices appeared and disappeared meanwhile")))
     }
 
     fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {

@@ -54,9 +54,7 @@ pub(crate) fn cleanup(ports: &mut Ports<'_>) -> Cleaned {
     let (changes, unmet) = close(ports);
     cleaned.applied.carry_out(changes.iter().map(Operation::Sysctl), &Names::NONE, ports);
     cleaned.left.extend(unmet.iter().map(|SysctlChange { path, to, .. }| {
-        format!(
-            "{path} cannot be written from here: set it to {to}, or other hosts reach what listens on 127.0.0.1 only"
-        )
+        format!("this process cannot write {path}: set it to {to}, or other hosts reach what listens on 127.0.0.1 only")
     }));
     cleaned
 }

@@ -188,7 +188,7 @@ fn of_answers(facts: &Facts) -> Hint {
             _ => unknown.push(name.as_str()),
         }
     }
-    let fix = "for endpoints on this node that answer by themselves, set net.ipv4.conf.DEVICE.accept_local 1, and rp_filter 0 for \
+    let fix = "for endpoints on this node that answer directly, set net.ipv4.conf.DEVICE.accept_local 1, and rp_filter 0 for \
                DEVICE and all; endpoints on other nodes do not need it here"
         .to_owned();
     if !dropping.is_empty() {

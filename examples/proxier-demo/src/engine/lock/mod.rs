@@ -96,7 +96,7 @@ impl Lock {
                 return Err(Problem::new("", reason));
             }
             if start.elapsed() > PATIENCE {
-                let reason = format!("another process holds the lock {} and does not say who it is", path.display());
+                let reason = format!("another process, which cannot be identified, holds the lock {}", path.display());
                 return Err(Problem::new("", reason));
             }
             thread::sleep(Duration::from_millis(20));
@@ -132,7 +132,7 @@ fn open_folder(base: &Path) -> Result<File, Problem> {
     let folder = match openat(base_folder.as_fd(), FOLDER, DIRECTORY, Mode::empty()) {
         Ok(folder) => File::from(folder),
         Err(Errno::ELOOP | Errno::ENOTDIR) => {
-            return Err(untrusted(&path, "it is no folder but a link or a file", "remove it"));
+            return Err(untrusted(&path, "it is a link or a file, not a folder", "remove it"));
         }
         Err(errno) => return Err(cannot_make(&path, errno)),
     };

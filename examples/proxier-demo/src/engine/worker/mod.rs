@@ -263,7 +263,7 @@ impl Worker {
                         let networks: Vec<String> = networks.iter().map(ToString::to_string).collect();
                         tracing::info!("ServiceCIDR {name}: cluster IPs are of {}", networks.join(", "));
                     }
-                    Change::ServiceCidrGone(name) => tracing::info!("ServiceCIDR {name} is gone"),
+                    Change::ServiceCidrGone(name) => tracing::info!("ServiceCIDR {name} was deleted"),
                     change => {
                         self.health.queued(SystemTime::now());
                         self.health.metrics(|metrics| match change {
@@ -301,7 +301,7 @@ impl Worker {
             return;
         }
         let is_of_cluster = object.as_ref().is_some_and(|(kind, _)| *kind != ObjectKind::File);
-        tracing::warn!("{problem}{}", if is_of_cluster { "; what was read of it before stays" } else { "" });
+        tracing::warn!("{problem}{}", if is_of_cluster { "; its last readable version stays in use" } else { "" });
         let regarding = match object {
             Some((ObjectKind::Service, key)) if !key.name().is_empty() => Regarding::Service(key.clone()),
             Some((ObjectKind::EndpointSlice, _)) => service.clone().map_or(Regarding::Node, Regarding::Service),
@@ -495,7 +495,7 @@ impl Worker {
         for unmet in &report.unmet {
             if self.limiter.once(&unmet.path) {
                 tracing::warn!(
-                    "{} stays {}: it cannot be written from here",
+                    "{} stays {}: this process cannot write it",
                     unmet.path,
                     unmet.from.as_deref().unwrap_or("unknown")
                 );

@@ -88,7 +88,7 @@ fn read_token(path: &Path) -> Result<String, String> {
     let mut text = String::new();
     let read = File::open(path).and_then(|file| file.take(BYTES as u64).read_to_string(&mut text));
     if read.map_err(unread)? == BYTES {
-        return Err(format!("{place} is no token: it has {BYTES} bytes or more"));
+        return Err(format!("{place} is not a token: it has {BYTES} bytes or more"));
     }
     match text.trim() {
         "" => Err(format!("the token's file {place} is empty")),
@@ -176,7 +176,7 @@ fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
             }
             requests::program(status.code().unwrap_or(-1), "plugin_execution_error");
             let said = String::from_utf8_lossy(&said).trim().to_owned();
-            let said = if said.is_empty() { "it says nothing".to_owned() } else { said };
+            let said = if said.is_empty() { "it prints no error".to_owned() } else { said };
             return Err(format!("failed: {status}: {said}"));
         }
         if begun.elapsed() > patience {
@@ -245,10 +245,10 @@ fn given(printed: &[u8], now: Timestamp) -> Result<ExecCredentials, String> {
     let identity = match (filled(status.client_certificate_data), filled(status.client_key_data)) {
         (Some(certificate), Some(key)) => Some((certificate, key)),
         (None, None) => None,
-        _ => return Err(no_credentials("of clientCertificateData and clientKeyData only one is there".to_owned())),
+        _ => return Err(no_credentials("only one of clientCertificateData and clientKeyData is set".to_owned())),
     };
     if token.is_none() && identity.is_none() {
-        return Err(no_credentials("there is neither a token nor a certificate".to_owned()));
+        return Err(no_credentials("it has neither a token nor a certificate".to_owned()));
     }
     let until = match filled(status.expiration_timestamp) {
         Some(text) => until(&text, now).map_err(no_credentials)?,
@@ -285,7 +285,7 @@ mod tests {
         let short = Duration::from_secs(20);
         assert_eq!(output(sh("echo a; echo b >&2; echo c"), short).unwrap(), b"a\nc\n");
         assert_eq!(output(sh("echo no >&2; exit 7"), short).unwrap_err(), "failed: exit status: 7: no");
-        assert_eq!(output(sh("exit 7"), short).unwrap_err(), "failed: exit status: 7: it says nothing");
+        assert_eq!(output(sh("exit 7"), short).unwrap_err(), "failed: exit status: 7: it prints no error");
         assert_eq!(output(sh("exec yes"), short).unwrap_err(), "failed: it prints more than 1048576 bytes");
         assert_eq!(output(sh("yes >&2 & echo a"), short).unwrap(), b"a\n");
         // A child that is left behind holds both pipes.
@@ -308,13 +308,13 @@ mod tests {
         );
         for (status, expected) in [
             ("null", "status is missing"),
-            ("{}", "there is neither a token nor a certificate"),
-            ("{\"token\":\"\"}", "there is neither a token nor a certificate"),
+            ("{}", "it has neither a token nor a certificate"),
+            ("{\"token\":\"\"}", "it has neither a token nor a certificate"),
             ("{\"token\":5}", "status.token: invalid type"),
             ("{\"token\":\"a\\nb\"}", "the token in status.token cannot be sent: byte 2 of 3 is a control character"),
             ("{\"token\":\"\\u0000\"}", "the token in status.token cannot be sent: byte 1 of 1"),
             ("{\"token\":\"ä\"}", "the token in status.token cannot be sent: byte 1 of 2"),
-            ("{\"clientKeyData\":\"x\"}", "of clientCertificateData and clientKeyData only one is there"),
+            ("{\"clientKeyData\":\"x\"}", "only one of clientCertificateData and clientKeyData is set"),
             (
                 "{\"token\":\"a\",\"expirationTimestamp\":\"soon\"}",
                 "status.expirationTimestamp: \"soon\" is not a time",

@@ -189,7 +189,8 @@ pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]
 ///
 /// It is not one.
 pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
-    let unknown = bytes.strip_prefix(b"k8s\0").ok_or_else(|| Error::custom("protobuf without Kubernetes' prefix"))?;
+    let unknown =
+        bytes.strip_prefix(b"k8s\0").ok_or_else(|| Error::custom("the protobuf message has no Kubernetes prefix"))?;
     Ok(bytes_of(unknown, 2)?.unwrap_or_default())
 }
 
@@ -257,13 +258,14 @@ fn next<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, Wire<'a>)>, Error> {
             Wire::Bytes(skip(rest, usize::try_from(length).map_err(Error::custom)?)?)
         }
         5 => skip(rest, 4).map(|_| Wire::Fixed)?,
-        other => return Err(Error::custom(format_args!("protobuf of the unknown wire type {other}"))),
+        other => return Err(Error::custom(format_args!("the protobuf message has a field of unknown type {other}"))),
     };
     Ok(Some((number, wire)))
 }
 
 fn skip<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Error> {
-    let (bytes, after) = rest.split_at_checked(length).ok_or_else(|| Error::custom("protobuf that ends too early"))?;
+    let (bytes, after) =
+        rest.split_at_checked(length).ok_or_else(|| Error::custom("the protobuf message ends too early"))?;
     *rest = after;
     Ok(bytes)
 }
@@ -271,14 +273,14 @@ fn skip<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Error> {
 fn varint(rest: &mut &[u8]) -> Result<u64, Error> {
     let mut value = 0;
     for shift in (0..64).step_by(7) {
-        let [byte, after @ ..] = *rest else { return Err(Error::custom("protobuf that ends too early")) };
+        let [byte, after @ ..] = *rest else { return Err(Error::custom("the protobuf message ends too early")) };
         *rest = after;
         value |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             return Ok(value);
         }
     }
-    Err(Error::custom("a number of protobuf that does not end"))
+    Err(Error::custom("a number in the protobuf message does not end"))
 }
 
 /// The bytes of a field, the last of several.
@@ -352,7 +354,7 @@ impl<'de> Deserializer<'de> for Value<'de> {
             (Map, Wire::Bytes(rest)) => visitor.visit_map(Entries { rest, value: &[] }),
             (Repeated(kind), Wire::Bytes(rest)) => visitor.visit_seq(Elements { rest, kind: *kind }),
             (Pointer(kind), wire) => Value { kind: *kind, wire }.deserialize_any(visitor),
-            _ => Err(Error::custom("protobuf of another wire type than this field has")),
+            _ => Err(Error::custom("the protobuf message has another type at this field")),
         }
     }
 

@@ -405,7 +405,7 @@ impl File {
         }
         if (contents.broken || emptied) && !self.objects.is_empty() {
             for problem in &mut self.problems {
-                problem.reason.push_str("; what the file said before stays");
+                problem.reason.push_str("; its last readable content stays in use");
             }
             return;
         }
@@ -416,7 +416,7 @@ impl File {
             let is_same = id == first;
             if is_same {
                 let (kind, key) = id;
-                let reason = "is there twice; the first counts";
+                let reason = "appears twice; the first counts";
                 self.problems.push(Problem::new(origin, reason).about(format!("{kind} {key}")));
             }
             is_same

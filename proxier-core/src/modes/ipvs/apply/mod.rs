@@ -376,7 +376,7 @@ impl<'a> Run<'a, '_> {
             let (set, record) = marks::record(&self.wanted.frontend_key(key)?, mark);
             if !self.observed.has_entry(set, &record) {
                 return Some(skipped(format_args!(
-                    "{key} is not made, because nothing would show that it is ours: its mark could not be recorded"
+                    "{key} is not made, because its mark could not be recorded: nothing would show that this proxy made it"
                 )));
             }
             at = frontend?.key.into();

@@ -55,7 +55,7 @@ pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) ->
     let mut refused = Vec::new();
     for family in config.families.iter() {
         match trial(family, &facts, ports.tables) {
-            Ok(()) if is_there => return of(RulesBy::Nftables, "the table of an earlier process is there".to_owned()),
+            Ok(()) if is_there => return of(RulesBy::Nftables, "the table of an earlier process exists".to_owned()),
             Ok(()) => {
                 let reason = "iptables has no table filter that drops by default, and no chains of IPVS mode";
                 return of(RulesBy::Nftables, reason.to_owned());
@@ -86,14 +86,14 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
             }
             Err(error) if error.kind() == PortErrorKind::Unavailable || is_there => {}
             // Unknown chains are taken for some that matter.
-            Err(error) => return Some(format!("rules of iptables ({family}) are there and cannot be listed: {error}")),
+            Err(error) => return Some(format!("rules of iptables ({family}) exist and cannot be listed: {error}")),
         }
     }
     if is_there || !(has_chains || has_device) {
         return None;
     }
     if has_chains && has_device {
-        return Some(format!("chain {services} and device {} are there, as of IPVS mode", config.names.device));
+        return Some(format!("chain {services} and device {} exist, as in IPVS mode", config.names.device));
     }
     let mut has_set = |family| {
         let set = SetKey::new(family, SetKind::ClusterIp).named(prefix);
@@ -102,7 +102,7 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
     let set = config.families.iter().find_map(&mut has_set)?;
     let lacks = |error: PortError| error.kind() == PortErrorKind::Unavailable;
     has_programs |= !config.families.iter().all(|family| ports.rules.has_random_fully(family).is_err_and(lacks));
-    has_programs.then(|| format!("set {set} is there, as of IPVS mode"))
+    has_programs.then(|| format!("set {set} exists, as in IPVS mode"))
 }
 
 /// The chain that drops what nothing accepts.

@@ -114,7 +114,7 @@ fn a_field_of_another_type_is_named() {
     };
     let read = |message: &[u8]| Resource::Services.read(Object::Protobuf(message)).unwrap_err();
     assert_eq!(read(&port(&[0x1a, 1, b'x'])).0, "spec.ports[0].port");
-    assert_eq!(read(&port(&[0x18, 0xff])).1, "protobuf that ends too early");
+    assert_eq!(read(&port(&[0x18, 0xff])).1, "the protobuf message ends too early");
 }
 
 proptest! {
