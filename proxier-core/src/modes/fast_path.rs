@@ -71,6 +71,11 @@ impl Tracker {
         self.is_stale = true;
     }
 
+    /// Whether there is nothing more to do: no fast path is asked for, and none is there.
+    pub(crate) fn is_done(&self, mode: Kind, config: &Config) -> bool {
+        self.is_known && (config.fast_path.is_none() || !mode.facts().translates_packets)
+    }
+
     /// The change that makes the table as wanted, if any. Reads the table in a full pass, and where devices differ.
     pub(crate) fn plan(
         &mut self,
@@ -79,7 +84,7 @@ impl Tracker {
         tables: &mut dyn Tables,
     ) -> Option<Change> {
         let asked = config.fast_path.as_ref().filter(|_| mode.facts().translates_packets);
-        if self.is_known && (!(self.is_stale || report.full) || asked.is_none()) {
+        if self.is_done(mode, config) || (self.is_known && !self.is_stale && !report.full) {
             return None;
         }
         if asked.is_none() && config.fast_path.is_some() {

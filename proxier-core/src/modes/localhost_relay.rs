@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use crate::config::Config;
 use crate::modes::shared::listeners::lower;
 use crate::modes::{Kind, Pass, nftables};
 use crate::net::{Family, FrontendKey, Protocol};
@@ -66,15 +67,16 @@ fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
 }
 
 impl Tracker {
+    /// `None` where no node ports are served on loopback addresses by this process.
+    pub(crate) fn new(mode: Kind, config: &Config) -> Option<Self> {
+        let asked = &config.node_port_addresses;
+        let is_named = Family::ALL.into_iter().any(|family| asked.names_localhost(family));
+        (mode == Kind::Nftables && is_named).then(Tracker::default)
+    }
+
     /// The changes that make listeners as wanted: all in a full pass, else those of changed Frontends.
-    pub(crate) fn plan(
-        &mut self,
-        mode: Kind,
-        pass: &Pass<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Vec<Change> {
-        if mode != Kind::Nftables || !pass.families().any(|family| pass.facts.serves_localhost(family)) {
+    pub(crate) fn plan(&mut self, pass: &Pass<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Vec<Change> {
+        if !pass.families().any(|family| pass.facts.serves_localhost(family)) {
             return Vec::new();
         }
         report.notices.extend(ports.relays.notices());

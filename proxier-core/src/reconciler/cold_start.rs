@@ -1,14 +1,13 @@
 //! The first stage of a cold start: what everything else on the node needs is served before the rest is compiled.
 
-use crate::plan::report::ServedFirst;
 use std::collections::BTreeSet;
 
-use super::{Reconciler, Report};
-use crate::modes::shared::{networks, sysctls};
+use super::pass::Run;
+use super::state::{Reconciler, Trust};
+use crate::modes::shared::networks;
 use crate::net::Protocol;
-use crate::ports::Ports;
+use crate::plan::report::{Applied, Report, ServedFirst};
 use crate::snapshot::{ObjectKey, Store};
-use crate::time::Moment;
 
 /// Number of Services from which on a first stage pays: with fewer, the first pass takes about as long as reading the rules twice.
 const WORTHWHILE: usize = 2000;
@@ -19,54 +18,48 @@ impl Reconciler {
     /// or rules of another mode that serve until everything is there.
     ///
     /// Best effort: the pass that follows reads the kernel and does the rest.
-    pub(super) fn serve_first(
-        &mut self,
-        now: Moment,
-        clock: &dyn Fn() -> Moment,
-        ports: &mut Ports<'_>,
-    ) -> Option<(ServedFirst, Report)> {
-        let is_first = !std::mem::replace(&mut self.tried_first, true);
-        if !is_first || self.pending.len() < WORTHWHILE || !self.mode.may_serve_first(&self.host) {
+    pub(super) fn serve_first(&mut self, run: &mut Run<'_, '_>) -> Option<(ServedFirst, Applied)> {
+        self.trust = Trust::Begun;
+        if self.backlog.services.len() < WORTHWHILE || !self.mode.may_serve_first(&self.host.addresses) {
             return None;
         }
         let first = services(&self.store);
         if first.is_empty() {
             return None;
         }
-        let host = networks::read_host(ports.links).ok()?;
-        self.take_host(host, now);
-        if !self.mode.may_serve_first(&self.host) || self.read_gateways(ports.links).is_some() {
+        let host = networks::read_host(run.ports.links).ok()?;
+        self.take_host(host, run.now);
+        if !self.mode.may_serve_first(&self.host.addresses) || self.read_gateways(run.ports.links).is_some() {
             return None;
         }
         self.find_api_servers();
         self.take_cluster_nodes();
-        self.pending.retain(|service| !first.contains(service));
+        self.backlog.services.retain(|service| !first.contains(service));
         self.refresh(&first);
-        let served = self.serve_alone(now, clock, ports);
+        let served = self.serve_alone(run);
         // Compiled again with the rest, whose claims may be older.
-        self.pending.extend(first.iter().cloned());
+        self.backlog.services.extend(first.iter().cloned());
         self.mode.forget_kernel();
-        let report = served?;
-        Some((ServedFirst { services: first, after: clock().saturating_sub(now) }, report))
+        Some((ServedFirst { services: first, after: (run.clock)().saturating_sub(run.now) }, served?))
     }
 
     /// Serves the compiled Services, on a kernel that serves nothing.
-    fn serve_alone(&mut self, now: Moment, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Option<Report> {
-        self.mode.read(&self.desired, &self.host, &self.facts, ports).ok()?;
-        if !self.mode.may_serve_first(&self.host) {
+    fn serve_alone(&mut self, run: &mut Run<'_, '_>) -> Option<Applied> {
+        self.mode.read(&self.desired, &self.host.addresses, &self.facts, run.ports).ok()?;
+        if !self.mode.may_serve_first(&self.host.addresses) {
             return None;
         }
-        self.tcp_is_liberal = sysctls::is_tcp_liberal(&self.options.host, ports.sysctls);
-        let mut report = Report { full: true, ..Report::default() };
+        let report = Report { full: true, ..Report::default() };
+        let alone = &mut Run { report, ports: &mut *run.ports, ..*run };
         // What it knows of the kernel begins with the whole pass.
-        let safeguard = self.safeguard.clone();
-        let plan = self.plan(&mut report, now, false, ports);
-        self.safeguard = safeguard;
-        let plan = plan.filter(|plan| report.unread.is_empty() && !plan.takes_over())?;
-        ports.rules.set_lock_wait(Self::SHORT_LOCK_WAIT);
-        self.carry_out(plan, &mut report, clock, ports);
+        let safeguards = self.safeguards.clone();
+        let plan = self.plan(alone);
+        self.safeguards = safeguards;
+        let plan = plan.filter(|plan| alone.report.unread.is_empty() && !plan.takes_over())?;
+        alone.ports.rules.set_lock_wait(Self::SHORT_LOCK_WAIT);
+        self.execute(plan, alone);
         self.mode.retry_at_once();
-        report.applied.failures.is_empty().then_some(report)
+        alone.report.applied.failures.is_empty().then(|| std::mem::take(&mut alone.report.applied))
     }
 }
 

@@ -3,13 +3,14 @@
 //!
 //! The kernel forgets the connection. The client's next packet goes where a new connection would, which resets it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use crate::modes::shared::flows::answering_at;
-use crate::net::{FrontendKey, Protocol};
-use crate::ports::UdpServices;
+use crate::modes::shared::flows::{STAY_TCP, answering_at, forget};
+use crate::net::{Family, FrontendKey, Protocol};
+use crate::plan::report::Applied;
+use crate::ports::{Conntrack, UdpServices};
 use crate::service::{Desired, Frontend};
 use crate::time::Moment;
 
@@ -72,8 +73,24 @@ impl Drains {
         self.0.values().filter_map(Drain::next).min()
     }
 
+    /// Cuts the connections whose time is over, but for families that are not written: there the endpoints still serve.
+    pub(super) fn cut(
+        &mut self,
+        desired: &Desired,
+        unwritten: &BTreeSet<Family>,
+        now: Moment,
+        conntrack: &mut dyn Conntrack,
+        applied: &mut Applied,
+    ) {
+        let mut due = self.due(desired, now);
+        due.retain(|place, _| !unwritten.contains(&Family::of(place.ip())));
+        if forget(Protocol::Tcp, &due, Some(STAY_TCP), conntrack, applied) {
+            self.done(due.into_keys(), now);
+        }
+    }
+
     /// The Frontends with connections to cut now, with the addresses that may still answer there.
-    pub(super) fn due(&self, desired: &Desired, now: Moment) -> UdpServices {
+    fn due(&self, desired: &Desired, now: Moment) -> UdpServices {
         let due = self.0.iter().filter(|(_, drain)| drain.next().is_some_and(|next| next <= now));
         let stays = |(place, drain): (&SocketAddr, &Drain)| {
             let key = FrontendKey::new(Protocol::Tcp, place.ip(), place.port());
@@ -85,7 +102,7 @@ impl Drains {
     }
 
     /// Forgets the endpoints of these Frontends whose time was over.
-    pub(super) fn done(&mut self, places: impl IntoIterator<Item = SocketAddr>, now: Moment) {
+    fn done(&mut self, places: impl IntoIterator<Item = SocketAddr>, now: Moment) {
         for place in places {
             let Some(drain) = self.0.get_mut(&place) else { continue };
             let time = drain.time;

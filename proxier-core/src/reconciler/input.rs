@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use super::Reconciler;
 use super::own_transactions::RecordingTables;
+use super::state::Reconciler;
 use crate::config::MayAskFor;
 use crate::config::{Neighbour, User};
 use crate::net::Network;
@@ -13,9 +13,6 @@ use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::Tables;
 use crate::snapshot::{FrontendSpec, Node, ObjectKey, ObjectKind};
 use crate::time::Moment;
-
-/// Two proxies, or a proxy and a person, that undo each other's work have everything compared no more often.
-const BETWEEN_FOREIGN_CHANGES: Duration = Duration::from_secs(1);
 
 impl Reconciler {
     /// Takes a new or changed Service.
@@ -27,7 +24,7 @@ impl Reconciler {
             && self.store.slices_of(service).next().is_none()
         {
             self.schedule.request_incomplete(now);
-            self.pending.extend(changed);
+            self.backlog.services.extend(changed);
         } else {
             self.enqueue(changed, now);
         }
@@ -40,9 +37,9 @@ impl Reconciler {
         // Its slices are deleted with it; do not wait for those that are missing.
         let slices = self.store.slices_of(key).map(|slice| &slice.key);
         let missing: Vec<ObjectKey> =
-            slices.filter(|slice| self.safeguard.is_lost(ObjectKind::EndpointSlice, slice)).cloned().collect();
+            slices.filter(|slice| self.safeguards.own.is_lost(ObjectKind::EndpointSlice, slice)).cloned().collect();
         for slice in missing {
-            self.safeguard.note_found(ObjectKind::EndpointSlice, &slice);
+            self.safeguards.own.note_found(ObjectKind::EndpointSlice, &slice);
             self.store.delete_slice(&slice);
         }
         let changed = self.store.delete_service(key);
@@ -55,7 +52,7 @@ impl Reconciler {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.note_readable(ObjectKind::Service, key, now);
         if self.store.service(key).is_some() {
-            self.safeguard.lose(ObjectKind::Service, key.clone());
+            self.safeguards.own.lose(ObjectKind::Service, key.clone());
             self.schedule.request(now);
         } else {
             self.store.delete_service(key);
@@ -138,12 +135,12 @@ impl Reconciler {
     /// A new list of Services or EndpointSlices begins, since the earlier one cannot be followed any more. Until
     /// [`Reconciler::list_ends`], no missing object counts as gone, however long it has been missing.
     pub fn list_begins(&mut self, kind: ObjectKind) {
-        self.safeguard.list_begins(kind);
+        self.safeguards.own.list_begins(kind);
     }
 
     /// The list is complete: all its objects, and all objects that it lacks, were handed in.
     pub fn list_ends(&mut self, kind: ObjectKind) {
-        self.safeguard.list_ends(kind);
+        self.safeguards.own.list_ends(kind);
     }
 
     /// Takes a new or changed EndpointSlice. Returns whether it differs in anything that counts.
@@ -171,7 +168,7 @@ impl Reconciler {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.note_readable(ObjectKind::EndpointSlice, key, now);
         if self.store.service_of_slice(key).is_some() {
-            self.safeguard.lose(ObjectKind::EndpointSlice, key.clone());
+            self.safeguards.own.lose(ObjectKind::EndpointSlice, key.clone());
             self.schedule.request(now);
         } else {
             self.store.delete_slice(key);
@@ -181,7 +178,7 @@ impl Reconciler {
     /// Notes that an object is not missing any more, even if unchanged: that may release deletions that are held back.
     pub(super) fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
         self.note_readable(kind, key, now);
-        if self.safeguard.note_found(kind, key) {
+        if self.safeguards.own.note_found(kind, key) {
             self.schedule.request(now);
         }
     }
@@ -190,7 +187,7 @@ impl Reconciler {
     /// of virtual servers affected.
     pub fn confirm_removal(&mut self, now: Moment) -> usize {
         self.schedule.request_full(now);
-        self.safeguard.confirm().saturating_add(self.others.confirm())
+        self.safeguards.own.confirm().saturating_add(self.safeguards.others.confirm())
     }
 
     /// Replaces everything known by complete lists: objects in neither are missing; unchanged ones cost nothing.
@@ -220,10 +217,10 @@ impl Reconciler {
     /// Takes the Node object of this node.
     pub fn set_node(&mut self, object: &NodeObject, now: Moment) {
         self.note_readable(ObjectKind::Node, &ObjectKey::new("", &object.metadata.name), now);
-        self.node_rejections.clear();
-        let node = Node::check(object, &mut self.node_rejections);
-        if node != self.node {
-            self.node = node;
+        self.cluster.rejections.clear();
+        let node = Node::check(object, &mut self.cluster.rejections);
+        if node != self.cluster.node {
+            self.cluster.node = node;
             self.refresh_facts();
             self.schedule.request(now);
         }
@@ -237,8 +234,8 @@ impl Reconciler {
     ///   ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)).
     pub fn upsert_cluster_node(&mut self, object: &NodeObject, now: Moment) {
         self.note_readable(ObjectKind::Node, &ObjectKey::new("", &object.metadata.name), now);
-        let weight = self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.cluster_nodes.upsert_weight(object);
-        if self.mode().facts().makes_addresses_local && self.cluster_nodes.upsert_addresses(object) || weight {
+        let weight = self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.cluster.nodes.upsert_weight(object);
+        if self.mode().facts().makes_addresses_local && self.cluster.nodes.upsert_addresses(object) || weight {
             self.schedule.request(now);
         }
     }
@@ -246,7 +243,7 @@ impl Reconciler {
     /// Forgets a Node of the cluster: its endpoints have weight 1 by it, and its addresses are free.
     pub fn delete_cluster_node(&mut self, name: &str, now: Moment) {
         self.note_readable(ObjectKind::Node, &ObjectKey::new("", name), now);
-        if self.cluster_nodes.delete(name) {
+        if self.cluster.nodes.delete(name) {
             self.schedule.request(now);
         }
     }
@@ -262,8 +259,8 @@ impl Reconciler {
         let networks = networks.into_iter().filter(|network| network.prefix_len() > 0).map(|network| network.trunc());
         let networks: BTreeSet<Network> = networks.collect();
         let networks: Vec<Network> = networks.into_iter().collect();
-        if *networks != *self.service_cidrs {
-            self.service_cidrs = networks.into();
+        if *networks != *self.cluster.service_cidrs {
+            self.cluster.service_cidrs = networks.into();
             self.refresh_facts();
             self.schedule.request(now);
         }
@@ -281,7 +278,7 @@ impl Reconciler {
 
     /// An address, a default route or a device of this host changed: the next pass reads them again.
     pub fn host_changed(&mut self, now: Moment) {
-        self.host_stale = true;
+        self.host.is_stale = true;
         self.schedule.request(now);
     }
 
@@ -295,7 +292,7 @@ impl Reconciler {
     pub fn addresses_seen(&mut self, addresses: impl IntoIterator<Item = IpAddr>, now: Moment) {
         let until = now.saturating_add(self.options.address_grace);
         for address in addresses {
-            if let Some(absent) = self.absent.get_mut(&address) {
+            if let Some(absent) = self.host.absent.get_mut(&address) {
                 *absent = until;
             }
         }
@@ -318,25 +315,17 @@ impl Reconciler {
     ///
     /// Returns whether it does. Call it between passes.
     pub fn tables_changed(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables, now: Moment) -> bool {
-        let differs = self.own_transactions.differs(generations, lost, tables) && self.mode.has_read_tables();
+        let differs = self.tables.transactions.differs(generations, lost, tables) && self.mode.has_read_tables();
         if differs {
-            let tables = &mut RecordingTables::new(tables, &mut self.own_transactions);
-            self.mode.restore_tables(tables);
-            let last = self.compared_tables_at;
-            let at =
-                last.map_or(
-                    now,
-                    |last| if now < last { last } else { now.max(last.saturating_add(BETWEEN_FOREIGN_CHANGES)) },
-                );
-            self.compared_tables_at = Some(at);
-            self.schedule.request_full_at(at);
+            self.mode.restore_tables(&mut RecordingTables::new(tables, &mut self.tables.transactions));
+            self.schedule.request_full_at(self.tables.compare_at(now));
         }
         differs
     }
 
     pub(super) fn enqueue(&mut self, services: Vec<ObjectKey>, now: Moment) {
         if !services.is_empty() {
-            self.pending.extend(services);
+            self.backlog.services.extend(services);
             self.schedule.request(now);
         }
     }

@@ -1,6 +1,6 @@
 //! Objects of other modes on this node: they count as served, and go once this mode serves.
 
-use super::Reconciler;
+use super::state::Reconciler;
 use crate::modes::cleanup::cleanup;
 use crate::modes::others;
 use crate::modes::shared::cleaned::Cleaned;
@@ -48,7 +48,7 @@ impl Reconciler {
         let cleaned = cleanup(self.facts.config(), Some(self.mode.kind()), ports);
         if cleaned.removed() > 0 {
             // What made way for other modes need not any more, and they translated flows until now.
-            self.sweep = true;
+            self.flows.sweep = true;
             self.schedule.request_full(now);
         }
         Removal::Made(cleaned)
@@ -57,14 +57,14 @@ impl Reconciler {
     /// Reads the Frontends that other modes serve, and has the safeguard judge their removal.
     pub(super) fn judge_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Judgement {
         let served = others::served(&self.facts, self.mode.kind(), ports);
-        self.left.extend(served.frontends.keys().filter_map(FrontendKey::udp));
+        self.flows.left.extend(served.frontends.keys().filter_map(FrontendKey::udp));
         let desired = &self.desired;
         let losing = served.frontends.iter().filter_map(|(key, has_endpoints)| match desired.frontend(key) {
             None => Some((*key, Loss::Everything)),
             Some(now) if *has_endpoints && now.endpoints().is_empty() => Some((*key, Loss::Endpoints)),
             Some(_) => None,
         });
-        let stopped = self.others.check_anew(losing, &served, &self.store, desired, now);
+        let stopped = self.safeguards.others.check_anew(losing, &served, &self.store, desired, now);
         let is_replaced = |stopped: &Stopped| stopped.held().any(|key| served.replaced.contains(&key));
         Judgement { would_replace: stopped.as_ref().is_some_and(is_replaced), stopped, unread: served.unread }
     }

@@ -5,13 +5,39 @@
 //! tables: if there are more than own ones, another program wrote.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 use nftables::{ChainKey, ObservedChain, ObservedRule, Table, TableKey, TableSnapshot, Transaction};
 
 use crate::ports::{NotCommitted, PortError, Tables};
+use crate::time::Moment;
 
 /// Largest number of spans kept, in case no monitor reports them.
 const MOST: usize = 1000;
+
+/// Two proxies, or a proxy and a person, that undo each other's work have everything compared no more often.
+const BETWEEN_FOREIGN_CHANGES: Duration = Duration::from_secs(1);
+
+/// What passes know of changes to this proxy's tables of nf_tables.
+#[derive(Debug, Default)]
+pub(super) struct OwnTables {
+    pub(super) transactions: OwnTransactions,
+    /// Time of the last or next comparison of everything because another program had changed them.
+    compared_at: Option<Moment>,
+}
+
+impl OwnTables {
+    /// Time at which everything is compared because another program has changed tables now.
+    pub(super) fn compare_at(&mut self, now: Moment) -> Moment {
+        let at = match self.compared_at {
+            Some(last) if now < last => last,
+            Some(last) => now.max(last.saturating_add(BETWEEN_FOREIGN_CHANGES)),
+            None => now,
+        };
+        self.compared_at = Some(at);
+        at
+    }
+}
 
 /// Own transactions that were not reported yet.
 #[derive(Debug, Default)]

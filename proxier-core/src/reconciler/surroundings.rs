@@ -1,10 +1,10 @@
-//! The host's own addresses, gateways and API servers: read, compared with the known ones, and waited for.
+//! Reads the host's own addresses and gateways, finds API servers and Nodes, and works out the node facts from them.
 
-use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::Reconciler;
+use super::pass::Run;
+use super::state::Reconciler;
 use crate::config::{Neighbour, User};
 use crate::modes::shared::networks;
 use crate::net::is_reachable;
@@ -14,49 +14,54 @@ use crate::snapshot::{EndpointSlice, HostAddresses, ObjectKey};
 use crate::time::Moment;
 
 impl Reconciler {
+    /// Reads the host's addresses and gateways, in a full pass or after they changed. The pass becomes full if the mode's device or routes differ.
+    pub(super) fn read_host(&mut self, run: &mut Run<'_, '_>) {
+        if !run.report.full && !self.host.is_stale {
+            return;
+        }
+        match networks::read_host(run.ports.links) {
+            Ok(host) => {
+                run.report.full |= self.take_host(host, run.now);
+                run.report.full = run.report.full || self.mode.routes_differ(run.ports.routes);
+            }
+            Err(error) => run.report.unread.push(error),
+        }
+        run.report.unread.extend(self.read_gateways(run.ports.links));
+    }
+
     /// Takes the host's addresses; returns whether the mode's device differs from its known state.
     pub(super) fn take_host(&mut self, host: HostAddresses, now: Moment) -> bool {
-        self.host_stale = false;
-        self.fast_path.host_changed();
-        let before = std::mem::replace(&mut self.host, host);
-        let names = &self.options.config.names;
-        let there: BTreeSet<IpAddr> = networks::other_addresses(&self.host, names).collect();
-        self.absent.retain(|address, _| !there.contains(address));
-        let until = now.saturating_add(self.options.address_grace);
-        for lost in networks::other_addresses(&before, names).filter(|address| !there.contains(address)) {
-            if until > now && is_reachable(lost) {
-                self.absent.entry(lost).or_insert(until);
-            }
+        if let Some(fast_path) = &mut self.add_ons.fast_path {
+            fast_path.host_changed();
         }
+        self.host.take(host, &self.options.config.names, self.options.address_grace, now);
         self.refresh_facts();
-        self.mode.device_differs(&self.host)
+        self.mode.device_differs(&self.host.addresses)
     }
 
     /// Gives an address on which an earlier process served node ports, and which this host lacks at the first reading of the kernel, the
-    /// same time to come back as one lost later. Returns whether there is one.
-    pub(super) fn take_served(&mut self, now: Moment) -> bool {
-        if self.knows_served || !self.mode.knows_kernel() {
-            return false;
+    /// same time to come back as one lost later.
+    pub(super) fn adopt(&mut self, run: &mut Run<'_, '_>) {
+        if self.host.knows_served || !run.report.unread.is_empty() || !self.mode.knows_kernel() {
+            return;
         }
-        self.knows_served = true;
+        self.host.knows_served = true;
+        let now = run.now;
         let until = now.saturating_add(self.options.address_grace);
-        let served = self.mode.served_node_addresses(self.options.config.families);
-        let missing: BTreeSet<IpAddr> = served
-            .into_iter()
-            .filter(|address| until > now && is_reachable(*address) && !self.facts.is_here(*address))
-            .collect();
-        self.absent.extend(missing.iter().map(|address| (*address, until)));
+        let mut missing = self.mode.served_node_addresses(self.options.config.families);
+        missing.retain(|address| until > now && is_reachable(*address) && !self.facts.is_here(*address));
         if !missing.is_empty() {
+            self.host.absent.extend(missing.into_iter().map(|address| (address, until)));
             self.refresh_facts();
+            self.refresh_desired(now);
         }
-        !missing.is_empty()
     }
 
     /// Drops addresses that have been lost for long enough.
     pub(super) fn give_up_absent(&mut self, now: Moment) {
-        let before = self.absent.len();
-        self.absent.retain(|_, until| *until > now);
-        if self.absent.len() != before {
+        let before = self.host.absent.len();
+        self.host.absent.retain(|_, until| *until > now);
+        if self.host.absent.len() != before {
             self.refresh_facts();
         }
     }
@@ -66,7 +71,7 @@ impl Reconciler {
     pub(super) fn read_gateways(&mut self, links: &mut dyn Links) -> Option<Unread> {
         match links.gateways() {
             Ok(mut found) => {
-                self.knows_gateways = true;
+                self.host.knows_gateways = true;
                 let reserved = &mut self.options.config.reserved;
                 let known = reserved.neighbours().filter(|(user, _)| **user == User::Gateway);
                 let missing = |of: &IpAddr| found.iter().all(|new| new.is_ipv4() != of.is_ipv4());
@@ -77,24 +82,8 @@ impl Reconciler {
                 }
                 None
             }
-            Err(_) if self.knows_gateways => None,
+            Err(_) if self.host.knows_gateways => None,
             Err(error) => Some(Unread::new("default routes", error)),
-        }
-    }
-
-    /// Takes the weights and addresses of the cluster's Nodes. Services that ask for an address which a Node got or lost are compiled
-    /// again; all of them for a changed weight. Costs O(Nodes + Frontends), only when the addresses of a Node changed.
-    pub(super) fn take_cluster_nodes(&mut self) {
-        let changed = self.cluster_nodes.take_changed();
-        if changed.addresses {
-            let nodes = Arc::new(self.cluster_nodes.by_address(&self.node.name));
-            self.options.config.reserved.set_nodes(nodes.clone());
-            let before = self.facts.config.reserved.set_nodes(nodes.clone());
-            let differs = |address: &IpAddr| before.get(address) != nodes.get(address);
-            self.pending.extend(self.desired.services_at(differs).cloned());
-        }
-        if changed.weights {
-            self.refresh_facts();
         }
     }
 
@@ -109,6 +98,22 @@ impl Reconciler {
             .flat_map(|(address, ports)| ports.into_iter().map(move |port| Neighbour::tcp(address, port)))
             .collect();
         if !servers.is_empty() && self.options.config.reserved.set_neighbours(User::ApiServerEndpoint, servers) {
+            self.refresh_facts();
+        }
+    }
+
+    /// Takes the weights and addresses of the cluster's Nodes. Services that ask for an address which a Node got or lost are compiled
+    /// again; all of them for a changed weight. Costs O(Nodes + Frontends), only when the addresses of a Node changed.
+    pub(super) fn take_cluster_nodes(&mut self) {
+        let changed = self.cluster.nodes.take_changed();
+        if changed.addresses {
+            let nodes = Arc::new(self.cluster.nodes.by_address(&self.cluster.node.name));
+            self.options.config.reserved.set_nodes(nodes.clone());
+            let before = self.facts.config.reserved.set_nodes(nodes.clone());
+            let differs = |address: &IpAddr| before.get(address) != nodes.get(address);
+            self.backlog.services.extend(self.desired.services_at(differs).cloned());
+        }
+        if changed.weights {
             self.refresh_facts();
         }
     }

@@ -3,7 +3,7 @@
 use ::ipvs::VirtualServerKey;
 use ::ipvs::model::VirtualServerConfig;
 
-use super::Reconciler;
+use super::state::{Reconciler, Trust};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
@@ -11,7 +11,7 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{Draining, MarkUnavailable};
 use crate::modes::localhost_relay::LocalhostNodePorts;
 use crate::modes::{self, ipvs};
-use crate::net::{Family, FrontendKey};
+use crate::net::FrontendKey;
 use crate::plan::report::Refused;
 use crate::reconciler::schedule::Schedule;
 use crate::reconciler::totals::Totals;
@@ -100,18 +100,18 @@ impl Reconciler {
     /// The safeguard: holds deletions back when there are too many at once.
     #[doc(hidden)]
     pub fn safeguard(&self) -> &Safeguard {
-        &self.safeguard
+        &self.safeguards.own
     }
 
     /// The Frontends that are held back, and since when: those of this mode, or those of other modes while it waits for these.
     pub fn held(&self) -> impl Iterator<Item = (FrontendKey, Moment)> {
-        self.safeguard.held().chain(self.others.held())
+        self.safeguards.own.held().chain(self.safeguards.others.held())
     }
 
     /// The time at which a Frontend that is [held back](Reconciler::held) since this moment follows the input, if nothing changes; `None`: only when it is
     /// confirmed, or when an object can be read.
     pub fn held_until(&self, key: &FrontendKey, since: Moment) -> Option<Moment> {
-        self.safeguard.until(key, since).and(self.others.until(key, since))
+        self.safeguards.own.until(key, since).and(self.safeguards.others.until(key, since))
     }
 
     /// Real servers that drain; none in modes in which connections end by themselves.
@@ -145,7 +145,7 @@ impl Reconciler {
     /// Time since which the kernel lacks a wanted object; `None` when it has everything, and before
     /// [`Reconciler::start`], when nothing is wanted yet. Health checks use this (`/healthz`).
     pub fn pending_since(&self) -> Option<Moment> {
-        self.schedule.pending_since().filter(|_| self.started)
+        self.schedule.pending_since().filter(|_| self.trust > Trust::Waiting)
     }
 
     /// Schedule of passes.
@@ -161,9 +161,7 @@ impl Reconciler {
 
     /// Node ports on loopback addresses in nftables mode: listeners of this process, and what rules refused. `None` where there are none.
     pub fn localhost_node_ports(&self) -> Option<&LocalhostNodePorts> {
-        let asked = &self.facts.config().node_port_addresses;
-        let is_named = Family::ALL.into_iter().any(|family| asked.names_localhost(family));
-        Some(&self.localhost.counts).filter(|_| self.mode() == modes::Kind::Nftables && is_named)
+        self.add_ons.localhost.as_ref().map(|localhost| &localhost.counts)
     }
 
     /// Frontends that Services ask for and do not get: their address or port is reserved, another Service owns it, or the mode cannot
@@ -190,7 +188,6 @@ impl Reconciler {
     /// Values left out of the current objects: of Services and slices, then of Nodes, then annotations and external IPs of Services
     /// that the endpoints or the configuration rule out.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
-        let of_nodes = self.node_rejections.iter().chain(self.cluster_nodes.rejections());
-        self.store.rejections().chain(of_nodes).chain(self.desired().refused())
+        self.store.rejections().chain(self.cluster.rejections()).chain(self.desired().refused())
     }
 }

@@ -119,7 +119,7 @@ fn the_reconciler_knows_modes_by_their_trait() {
                 "reconciler/own_transactions.rs",
                 "remembers what was committed to tables of nf_tables, whatever the mode",
             ),
-            ("reconciler/mod.rs", "makes the modes from their options"),
+            ("reconciler/options.rs", "makes the modes from their options"),
             ("reconciler/view.rs", "lends what IPVS mode has to agents"),
         ],
     );

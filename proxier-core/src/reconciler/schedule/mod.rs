@@ -225,11 +225,6 @@ impl Schedule {
     pub fn failures(&self) -> u32 {
         self.backoff.failures()
     }
-
-    /// The intervals in use.
-    pub fn limits(&self) -> Limits {
-        self.limits
-    }
 }
 
 #[cfg(test)]

@@ -142,9 +142,9 @@ fn what_is_pending_is_known() {
 fn odd_limits_still_end() {
     let limits = Limits { min_interval: Duration::ZERO, max_interval: Duration::ZERO };
     let schedule = Schedule::new(limits, 0, secs(0));
-    assert_eq!(schedule.limits().max_interval, Backoff::SHORTEST);
+    assert_eq!(schedule.limits.max_interval, Backoff::SHORTEST);
     let limits = Limits { min_interval: secs(9), max_interval: secs(3) };
-    assert_eq!(Schedule::new(limits, 0, secs(0)).limits().max_interval, secs(9));
+    assert_eq!(Schedule::new(limits, 0, secs(0)).limits.max_interval, secs(9));
     let limits = Limits { min_interval: Moment::MAX, max_interval: Moment::MAX };
     let mut schedule = Schedule::new(limits, 0, secs(5));
     run(&mut schedule, secs(5), true);
@@ -195,7 +195,7 @@ proptest! {
     ) {
         let limits = Limits { min_interval: Duration::from_millis(min_ms), max_interval: Duration::from_millis(max_ms) };
         let mut schedule = Schedule::new(limits, seed, Moment::ZERO);
-        let Limits { min_interval: min, max_interval: max } = schedule.limits();
+        let Limits { min_interval: min, max_interval: max } = schedule.limits;
         let mut works = works.iter().cycle();
         let mut now = Moment::ZERO;
         let mut events = events.iter().scan(Moment::ZERO, |at, event| {

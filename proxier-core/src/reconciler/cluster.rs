@@ -1,11 +1,39 @@
-//! Nodes of the cluster: the weights of their endpoints, and their addresses, which no other node makes local.
+//! The cluster around this node: its Node object, the other Nodes with their weights and addresses, and the networks of cluster IPs.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use crate::net::Network;
 use crate::objects::NodeObject;
 use crate::snapshot::{Node, Rejection};
+
+/// What the cluster's objects say about this node and the others.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    pub(super) node: Node,
+    /// Values of this node's own object that cannot be used.
+    pub(super) rejections: Vec<Rejection>,
+    pub(super) nodes: ClusterNodes,
+    /// Networks of cluster IPs that the cluster names.
+    pub(super) service_cidrs: Arc<[Network]>,
+}
+
+impl Cluster {
+    pub(super) fn new(node_name: &str) -> Self {
+        Cluster {
+            node: Node::new(node_name),
+            rejections: Vec::new(),
+            nodes: ClusterNodes::default(),
+            service_cidrs: Arc::default(),
+        }
+    }
+
+    /// Values of all Nodes that cannot be used.
+    pub(super) fn rejections(&self) -> impl Iterator<Item = &Rejection> {
+        self.rejections.iter().chain(self.nodes.rejections.values().flatten())
+    }
+}
 
 /// Weights and addresses of Nodes by name, kept up to date one Node at a time.
 #[derive(Debug, Default)]
@@ -91,10 +119,5 @@ impl ClusterNodes {
     /// Differences since the last call.
     pub(super) fn take_changed(&mut self) -> NodeChanges {
         std::mem::take(&mut self.changed)
-    }
-
-    /// Weights that are none.
-    pub(super) fn rejections(&self) -> impl Iterator<Item = &Rejection> {
-        self.rejections.values().flatten()
     }
 }

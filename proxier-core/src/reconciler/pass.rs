@@ -1,0 +1,119 @@
+//! A pass: its steps, in order.
+
+use super::own_transactions::RecordingTables;
+use super::schedule::Pass as Scope;
+use super::state::{Reconciler, Trust};
+use crate::modes::Plan;
+use crate::plan::report::{Report, Unread};
+use crate::ports::Ports;
+use crate::time::Moment;
+
+/// A pass that runs.
+pub(super) struct Run<'a, 'p> {
+    /// Time at which it began.
+    pub(super) now: Moment,
+    pub(super) clock: &'a dyn Fn() -> Moment,
+    /// The plan is only shown.
+    pub(super) is_preview: bool,
+    pub(super) report: Report,
+    pub(super) ports: &'a mut Ports<'p>,
+}
+
+impl Reconciler {
+    /// Time at which [`Reconciler::pass`] has something to do; in the past: now. `None` before [`Reconciler::start`].
+    pub fn next_wake(&self) -> Option<Moment> {
+        let next = self.schedule.next().filter(|_| self.trust > Trust::Waiting)?;
+        Some(self.next_look().map_or(next.at, |look| next.at.min(look.max(self.schedule.earliest()))))
+    }
+
+    /// Time at which there is work even if no input changes.
+    fn next_look(&self) -> Option<Moment> {
+        [self.mode.next_wake(), self.host.next_loss(), self.add_ons.next_wake()].into_iter().flatten().min()
+    }
+
+    /// Runs the pass that is due. `None` if none is.
+    ///
+    /// `clock` returns the time, on the scale of the other methods; it is read again when the pass ends, since pauses count
+    /// from there.
+    pub fn pass(&mut self, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Option<Report> {
+        if self.trust == Trust::Waiting {
+            return None;
+        }
+        let now = clock();
+        if self.next_look().is_some_and(|at| at <= now) {
+            self.schedule.request(now);
+        }
+        let scope = self.schedule.start(now)?;
+        let mut transactions = std::mem::take(&mut self.tables.transactions);
+        let mut tables = RecordingTables::new(ports.tables, &mut transactions);
+        let mut ports = Ports {
+            ipvs: ports.ipvs,
+            sets: ports.sets,
+            rules: ports.rules,
+            links: ports.links,
+            sysctls: ports.sysctls,
+            tables: &mut tables,
+            conntrack: ports.conntrack,
+            routes: ports.routes,
+            relays: ports.relays,
+        };
+        let run = Run { now, clock, is_preview: false, report: Report::default(), ports: &mut ports };
+        let report = self.run(scope, run);
+        self.tables.transactions = transactions;
+        Some(report)
+    }
+
+    fn run(&mut self, scope: Scope, mut run: Run<'_, '_>) -> Report {
+        let first = if self.trust == Trust::Complete { self.serve_first(&mut run) } else { None };
+        let plan = self.prepare(scope, &mut run);
+        if run.report.full {
+            self.schedule.became_full();
+        }
+        if let Some(plan) = plan {
+            // A running process retries soon, and must not delay anything else meanwhile.
+            let lock_wait = if self.is_settled() { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT };
+            run.ports.rules.set_lock_wait(lock_wait);
+            if self.execute(plan, &mut run) {
+                self.schedule.request_full(run.now);
+            }
+        }
+        if let Some((first, before)) = first {
+            run.report.applied.add(before);
+            run.report.served_first = Some(first);
+        }
+        self.conclude(run)
+    }
+
+    /// Compiles changed objects, reads the parts of the kernel that are needed, and makes the plan; `None` when the kernel could not be read, or
+    /// other modes serve.
+    fn prepare(&mut self, scope: Scope, run: &mut Run<'_, '_>) -> Option<Plan> {
+        run.report.full = scope == Scope::Full || !self.mode.knows_kernel();
+        self.take_cluster_nodes();
+        self.read_host(run);
+        self.give_up_absent(run.now);
+        self.find_api_servers();
+        let refreshed = self.refresh_desired(run.now);
+        self.believe(refreshed, run);
+        self.read_kernel(run);
+        self.adopt(run);
+        if !run.report.unread.is_empty() || self.gives_way(run) {
+            // The next pass that can write compares everything.
+            self.mode.forget_kernel();
+            return None;
+        }
+        self.plan(run)
+    }
+
+    /// Plan of a full pass now, without carrying it out.
+    pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
+        let before = self.safeguards.clone();
+        let mut run = Run { now, clock: &|| now, is_preview: true, report: Report::default(), ports };
+        let mut plan = self.prepare(Scope::Full, &mut run).unwrap_or_default();
+        self.mode.forget_kernel();
+        self.safeguards = before;
+        self.schedule.request_full(now);
+        let looked = plan.look_for_flows(run.ports.conntrack);
+        run.report.unread.extend(looked.err().map(|error| Unread::new("tracked UDP connections", error)));
+        (plan, run.report)
+    }
+}

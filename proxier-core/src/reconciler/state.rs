@@ -1,0 +1,310 @@
+//! State of the reconciler, in groups.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::time::Duration;
+
+use super::cluster::Cluster;
+use super::drains::Drains;
+use super::options::Options;
+use super::own_transactions::OwnTables;
+use super::schedule::Schedule;
+use super::totals::Totals;
+use crate::config::{Config, KernelNames, MayAskFor};
+use crate::modes::shared::networks;
+use crate::modes::{Kind, Mode, fast_path, localhost_relay};
+use crate::net::is_reachable;
+use crate::plan::step::{Part, Step};
+use crate::safeguard::Safeguard;
+use crate::service::{Changes, Desired, NodeFacts};
+use crate::snapshot::{HostAddresses, ObjectKey, Store};
+use crate::time::Moment;
+
+/// The reconciler of one node: keeps the wanted state, knows the kernel's, and brings the kernel to the wanted one.
+///
+/// A state machine: it acts only when called, and gets the time as `now`. Objects go in as they change; [`Reconciler::pass`]
+/// programs them. A pass for changes costs O(changed objects); a full pass reads the kernel: at the start, every
+/// [`Limits::max_interval`], after a failure and on request.
+///
+/// Before [`Reconciler::start`] nothing is changed: half a list of Services would delete the other half.
+///
+/// ```
+/// use std::time::Duration;
+/// use proxier_core::fake::FakeKernel;
+/// use proxier_core::modes::Kind;
+/// use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+/// use proxier_core::reconciler::{Options, Reconciler};
+/// use proxier_core::snapshot::ObjectKey;
+///
+/// let service: ServiceObject = serde_json::from_str(r#"{
+///     "metadata": {"namespace": "demo", "name": "web"},
+///     "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}]}
+/// }"#)?;
+/// let mut slice: EndpointSliceObject = serde_json::from_str(r#"{
+///     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
+///     "addressType": "IPv4",
+///     "ports": [{"name": "http", "port": 8080}],
+///     "endpoints": [{"addresses": ["10.244.1.7"]}]
+/// }"#)?;
+///
+/// let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
+/// let mut proxier = Reconciler::new("node-a", Options::default(), now);
+/// assert_eq!((proxier.node_name(), proxier.mode()), ("node-a", Kind::Ipvs));
+/// proxier.replace_objects([&service], [&slice], now);
+/// assert_eq!(proxier.next_wake(), None); // the lists may not be complete
+/// proxier.start(now);
+/// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+/// assert!(report.full && report.is_done());
+/// assert_eq!(kernel.state().ipvs, "-A -t 10.96.0.10:80 -s rr\n-a -t 10.96.0.10:80 -r 10.244.1.7:8080 -m -w 1\n");
+/// proxier.compact(); // the memory that a first list of many objects took
+///
+/// // An endpoint is added: one operation, and nothing is read.
+/// now += Duration::from_secs(5);
+/// slice.endpoints.push(slice.endpoints[0].clone());
+/// slice.endpoints[1].addresses = vec!["10.244.1.8".into()];
+/// assert!(proxier.upsert_slice(&slice, now));
+/// let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
+/// assert_eq!((report.full, report.writes()), (false, 1));
+/// assert!(!proxier.upsert_slice(&slice, now)); // the same again
+///
+/// now += Duration::from_secs(5);
+/// proxier.delete_service(&ObjectKey::new("demo", "web"), now);
+/// proxier.delete_slice(&ObjectKey::new("demo", "web-1"), now);
+/// proxier.pass(&|| now, &mut kernel.ports());
+/// assert_eq!(kernel.state().ipvs, "");
+/// assert_eq!(proxier.next_wake(), Some(Duration::from_secs(30))); // the next full pass
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Debug)]
+pub struct Reconciler {
+    pub(super) options: Options,
+    pub(super) store: Store,
+    pub(super) cluster: Cluster,
+    pub(super) host: Host,
+    pub(super) facts: NodeFacts,
+    /// Frontends of all Services.
+    pub(super) desired: Desired,
+    pub(super) backlog: Backlog,
+    pub(super) mode: Box<dyn Mode>,
+    pub(super) add_ons: AddOns,
+    pub(super) safeguards: Safeguards,
+    pub(super) schedule: Schedule,
+    pub(super) trust: Trust,
+    pub(super) flows: Flows,
+    pub(super) tables: OwnTables,
+    pub(super) totals: Totals,
+}
+
+/// What passes know of this host.
+#[expect(clippy::struct_excessive_bools, reason = "each is one question about the host, and none excludes another")]
+#[derive(Debug)]
+pub(super) struct Host {
+    pub(super) addresses: HostAddresses,
+    /// The addresses or default routes may have changed.
+    pub(super) is_stale: bool,
+    /// Lost addresses, with the time when each is given up.
+    pub(super) absent: BTreeMap<IpAddr, Moment>,
+    /// Release of the kernel, once it has been read.
+    pub(super) release: Option<String>,
+    /// Packets outside a connection's window are valid to connection tracking, as the last full pass found.
+    pub(super) tcp_is_liberal: bool,
+    pub(super) knows_gateways: bool,
+    /// The addresses on which an earlier process served node ports have been checked.
+    pub(super) knows_served: bool,
+}
+
+impl Host {
+    /// Nothing has been read yet. `tcp_is_liberal`: as the first full pass will probably find it.
+    pub(super) fn new(tcp_is_liberal: bool) -> Self {
+        Host {
+            addresses: HostAddresses::default(),
+            is_stale: true,
+            absent: BTreeMap::new(),
+            release: None,
+            tcp_is_liberal,
+            knows_gateways: false,
+            knows_served: false,
+        }
+    }
+
+    /// Time at which the next lost address is given up.
+    pub(super) fn next_loss(&self) -> Option<Moment> {
+        self.absent.values().min().copied()
+    }
+
+    /// Takes addresses that were just read. Those that are missing now get this time to come back.
+    pub(super) fn take(&mut self, read: HostAddresses, names: &KernelNames, grace: Duration, now: Moment) {
+        self.is_stale = false;
+        let before = std::mem::replace(&mut self.addresses, read);
+        let there: BTreeSet<IpAddr> = networks::other_addresses(&self.addresses, names).collect();
+        self.absent.retain(|address, _| !there.contains(address));
+        let until = now.saturating_add(grace);
+        for lost in networks::other_addresses(&before, names).filter(|address| !there.contains(address)) {
+            if until > now && is_reachable(lost) {
+                self.absent.entry(lost).or_insert(until);
+            }
+        }
+    }
+}
+
+/// Work that is left for later passes.
+#[derive(Debug, Default)]
+pub(super) struct Backlog {
+    /// Services to compile again.
+    pub(super) services: BTreeSet<ObjectKey>,
+    /// Differences from the last written state.
+    pub(super) changes: Changes,
+    /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
+    unfinished: BTreeSet<(Part, String, String)>,
+    /// Rules had to wait in the last pass.
+    pub(super) put_off: bool,
+    /// The last pass found something unexpected in the kernel.
+    pub(super) surprised: bool,
+}
+
+impl Backlog {
+    /// Records the steps that failed in a pass.
+    pub(super) fn note_failed<'a>(&mut self, full: bool, failed: impl Iterator<Item = &'a Step>) {
+        if full {
+            self.unfinished.clear();
+        }
+        self.unfinished.extend(failed.map(Self::name));
+    }
+
+    /// Whether an earlier pass tried this step and failed.
+    pub(super) fn is_unfinished(&self, step: &Step) -> bool {
+        self.unfinished.contains(&Self::name(step))
+    }
+
+    fn name(step: &Step) -> (Part, String, String) {
+        (step.part, step.name.clone(), step.detail.clone())
+    }
+}
+
+/// UDP flows in connection tracking that passes have to look at besides those of their own changes.
+#[derive(Debug, Default)]
+pub(super) struct Flows {
+    /// Addresses and ports whose flows could not be forgotten yet.
+    pub(super) unforgotten: BTreeSet<SocketAddr>,
+    /// Objects of another mode have been removed since all flows were checked.
+    pub(super) sweep: bool,
+    /// Addresses and ports on which other modes served UDP.
+    pub(super) left: BTreeSet<SocketAddr>,
+}
+
+/// Safeguards of what the kernel serves.
+#[derive(Clone, Debug)]
+pub(super) struct Safeguards {
+    /// Of the Frontends of this mode.
+    pub(super) own: Safeguard,
+    /// Of those that other modes have left in the kernel.
+    pub(super) others: Safeguard,
+}
+
+/// What some configurations ask for besides a mode. Each part exists only where it is used, so that a change passes through nothing that is off.
+#[derive(Debug)]
+pub(super) struct AddOns {
+    /// Until the first full pass it exists anyway, to remove the table of an earlier configuration.
+    pub(super) fast_path: Option<fast_path::Tracker>,
+    pub(super) localhost: Option<localhost_relay::Tracker>,
+    /// Endpoints that have left and may keep connections.
+    pub(super) drains: Option<Drains>,
+}
+
+impl AddOns {
+    fn new(mode: Kind, config: &Config) -> Self {
+        let localhost = localhost_relay::Tracker::new(mode, config);
+        AddOns { fast_path: Some(fast_path::Tracker::default()), localhost, drains: None }
+    }
+
+    /// Time at which one has work even if no input changes.
+    pub(super) fn next_wake(&self) -> Option<Moment> {
+        self.drains.as_ref().and_then(Drains::next)
+    }
+}
+
+/// How far what is known can be trusted; each state includes those before it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Trust {
+    /// Lists may be incomplete: there are no passes.
+    Waiting,
+    /// The lists are complete.
+    Complete,
+    /// Passes have begun.
+    Begun,
+    /// A full pass has succeeded.
+    Settled,
+}
+
+impl Reconciler {
+    /// Time for which the first pass waits for the lock of iptables: 5 s, as kube-proxy does.
+    pub(crate) const FIRST_LOCK_WAIT: Duration = Duration::from_secs(5);
+    /// Time for which later passes wait for it: 1 s, the least that the programs allow. They retry after a growing pause.
+    pub(crate) const SHORT_LOCK_WAIT: Duration = Duration::from_secs(1);
+
+    /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
+    pub fn new(node_name: &str, mut options: Options, now: Moment) -> Self {
+        let of_mode = options.mode.facts();
+        if !of_mode.has_virtual_servers {
+            options.config.ipvs.defaults = None;
+        }
+        if !of_mode.follows_policy() {
+            options.config.ipvs.may_ask_for = MayAskFor::empty();
+        }
+        let (cluster, host) = (Cluster::new(node_name), Host::new(options.host.tcp_be_liberal));
+        let mut facts = NodeFacts::new(&options.config, &cluster.node, &host.addresses);
+        options.mode.describe(&mut facts, options.iptables);
+        let mut store = Store::new(node_name).with_abilities(of_mode.abilities);
+        if options.config.lets(MayAskFor::NODE_WEIGHTS) {
+            store = store.keep_nodes();
+        }
+        Reconciler {
+            store,
+            cluster,
+            host,
+            desired: Desired::new(),
+            backlog: Backlog::default(),
+            mode: options.new_mode(&facts),
+            add_ons: AddOns::new(options.mode, &options.config),
+            facts,
+            safeguards: Safeguards {
+                own: Safeguard::new(options.mass_removal),
+                others: Safeguard::new(options.mass_removal),
+            },
+            schedule: Schedule::new(options.limits, options.seed, now),
+            trust: Trust::Waiting,
+            flows: Flows::default(),
+            tables: OwnTables::default(),
+            totals: Totals::default(),
+            options,
+        }
+    }
+
+    /// The lists are complete: passes may begin, and a full one is due. Earlier requests count as made now.
+    pub fn start(&mut self, now: Moment) {
+        if self.trust == Trust::Waiting {
+            self.trust = Trust::Complete;
+            self.schedule = Schedule::new(self.options.limits, self.options.seed, now);
+        }
+    }
+
+    /// Whether a full pass has succeeded.
+    pub(super) fn is_settled(&self) -> bool {
+        self.trust == Trust::Settled
+    }
+
+    /// Computes the node facts again, and compiles every Service if they differ.
+    pub(super) fn refresh_facts(&mut self) {
+        let absent = self.host.absent.keys().copied();
+        let mut facts = NodeFacts::with_absent(&self.options.config, &self.cluster.node, &self.host.addresses, absent);
+        facts.set_node_weights(self.cluster.nodes.weights().clone());
+        self.options.mode.describe(&mut facts, self.options.iptables);
+        facts.set_service_cidrs(self.cluster.service_cidrs.clone());
+        if facts != self.facts {
+            self.facts = facts;
+            self.mode.facts_changed();
+            self.backlog.services.extend(self.store.services().map(|service| service.key.clone()));
+            self.backlog.services.extend(self.store.frontend_keys().cloned());
+        }
+    }
+}
