@@ -499,8 +499,8 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// Lets the next pass retry at once what waits for a pause to end.
     fn retry_at_once(&mut self) {}
 
-    /// IPVS mode, for what only it has: virtual servers, real servers that drain.
-    fn ipvs(&self) -> Option<&ipvs::Mode> {
+    /// The virtual servers that Services ask for and those of the kernel, in a mode that has any.
+    fn servers<'a>(&'a self, _desired: &'a Desired) -> Option<ipvs::Servers<'a>> {
         None
     }
 }

@@ -4,13 +4,13 @@ use ::ipvs::VirtualServerKey;
 use ::ipvs::model::VirtualServerConfig;
 
 use super::state::{Reconciler, Trust};
+use crate::modes;
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{Draining, MarkUnavailable};
 use crate::modes::localhost_relay::LocalhostNodePorts;
-use crate::modes::{self, ipvs};
 use crate::net::FrontendKey;
 use crate::plan::report::Refused;
 use crate::reconciler::schedule::Schedule;
@@ -60,13 +60,13 @@ impl Reconciler {
     /// State that IPVS has to hold for that; `None` in other modes.
     #[doc(hidden)]
     pub fn wanted(&self) -> Option<Wanted<'_>> {
-        self.mode.ipvs().map(|mode| mode.wanted(&self.desired))
+        Some(self.mode.servers(&self.desired)?.wanted)
     }
 
     /// Last known state of IPVS; `None` in other modes.
     #[doc(hidden)]
     pub fn observed(&self) -> Option<&Observed> {
-        self.mode.ipvs()?.observed()
+        self.mode.servers(&self.desired)?.observed
     }
 
     /// Numbers of virtual servers and real servers in IPVS, as last known; `None` in other modes. Costs O(virtual servers).
@@ -122,7 +122,7 @@ impl Reconciler {
     /// The same, and when to look at them.
     #[doc(hidden)]
     pub fn drains(&self) -> Option<&Drains> {
-        self.mode.ipvs().map(ipvs::Mode::drains)
+        Some(self.mode.servers(&self.desired)?.drains)
     }
 
     /// The virtual server, by firewall mark, that serves outside clients of a Frontend, if it has one of its own

@@ -82,6 +82,13 @@ pub(crate) struct Mode {
     pub(super) drains: Drains,
 }
 
+/// Virtual servers with their real servers: those that are wanted, those in the kernel as far as known, and those that drain.
+pub(crate) struct Servers<'a> {
+    pub(crate) wanted: Wanted<'a>,
+    pub(crate) observed: Option<&'a Observed>,
+    pub(crate) drains: &'a Drains,
+}
+
 /// Differences between the wanted and the observed state.
 pub(super) struct Differences {
     pub(super) changes: Changes,
@@ -128,14 +135,6 @@ impl Mode {
     /// Whether addresses are bound by routes.
     pub(super) fn by_routes(&self) -> bool {
         self.binding == Binding::Routes
-    }
-
-    pub(crate) fn observed(&self) -> Option<&Observed> {
-        self.observed.as_ref()
-    }
-
-    pub(crate) fn drains(&self) -> &Drains {
-        &self.drains
     }
 
     fn note_leaving(&mut self, pass: &Pass<'_>) {
@@ -462,8 +461,8 @@ impl modes::Mode for Mode {
         reading::device_addresses(host, &self.names).next().is_none() && entries.into_iter().all(BTreeSet::is_empty)
     }
 
-    fn ipvs(&self) -> Option<&Mode> {
-        Some(self)
+    fn servers<'a>(&'a self, desired: &'a Desired) -> Option<Servers<'a>> {
+        Some(Servers { wanted: self.wanted(desired), observed: self.observed.as_ref(), drains: &self.drains })
     }
 
     fn knows_kernel(&self) -> bool {
