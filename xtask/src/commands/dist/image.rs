@@ -134,7 +134,7 @@ fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Resu
     let (mut diffs, mut blobs) = (Vec::new(), Vec::new());
     for folder in layers {
         let archive = scratch.path().join("layer");
-        release.tar(folder, &archive)?;
+        release.tar(folder, ".", &archive)?;
         diffs.push(digest(&archive)?);
         tools::run(Command::new("gzip").args(["--no-name", "--force"]).arg(&archive))?;
         blobs.push(blob(&layout, &format!("{OCI}.layer.v1.tar+gzip"), &fs::read(archive.with_extension("gz"))?)?);
@@ -187,7 +187,7 @@ fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Resu
     let index = json!({"schemaVersion": 2, "mediaType": format!("{OCI}.index.v1+json"), "manifests": [manifest]});
     put(&layout, "index.json", index.to_string(), 0o644)?;
     put(&layout, "oci-layout", json!({"imageLayoutVersion": "1.0.0"}).to_string(), 0o644)?;
-    release.tar(&layout, &out.join(file(release, variant)))
+    release.tar(&layout, ".", &out.join(file(release, variant)))
 }
 
 /// Writes a blob; gives its descriptor.

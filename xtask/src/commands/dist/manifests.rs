@@ -105,7 +105,8 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
         put(scratch.path(), &format!("chart/proxier-demo/{file}"), text, 0o644)?;
     }
     let archive = scratch.path().join("chart.tar");
-    release.tar(&scratch.path().join("chart"), &archive)?;
+    // Helm knows no `./` in front of names.
+    release.tar(&scratch.path().join("chart"), "proxier-demo", &archive)?;
     tools::run(Command::new("gzip").args(["--no-name", "--best"]).arg(&archive))?;
     put(out, &format!("proxier-demo-{}.tgz", release.version), fs::read(archive.with_extension("tar.gz"))?, 0o644)
 }

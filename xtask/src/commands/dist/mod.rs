@@ -136,12 +136,12 @@ impl Release {
         Ok(tools::run(&mut date)?.trim().to_owned())
     }
 
-    /// The files of a directory as a tar archive that depends only on names, contents and execute permission.
-    fn tar(&self, folder: &Path, archive: &Path) -> Result<()> {
+    /// A directory inside another (`.`: everything in it) as a tar archive that depends only on names, contents and execute permission.
+    fn tar(&self, folder: &Path, inside: &str, archive: &Path) -> Result<()> {
         let options = "--create --sort=name --format=gnu --owner=0 --group=0 --numeric-owner --mode=u=rwX,go=rX";
         let mut tar = Command::new("tar");
         tar.args(options.split(' ')).arg(format!("--mtime=@{}", self.epoch));
-        tar.arg("--file").arg(archive).arg("--directory").arg(folder).arg(".");
+        tar.arg("--file").arg(archive).arg("--directory").arg(folder).arg(inside);
         tools::run(tar.env("LC_ALL", "C")).map(drop)
     }
 }
