@@ -65,6 +65,9 @@ pub(crate) const READERS: &[Tool] = &[
     ("dpkg", "dpkg"),
     ("ip", "iproute2"),
     ("kubectl", "kubernetes-client"),
+    ("gpg", "gpg"),
+    ("gpgv", "gpgv"),
+    ("minisign", "minisign"),
 ];
 
 /// Tools that make a Debian root with a cross compiler.

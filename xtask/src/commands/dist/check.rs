@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use fs_err as fs;
 
-use super::{Arch, Options, Release, deb, dist, image, manifests};
+use super::{Arch, Options, Release, deb, dist, image, manifests, release};
 use crate::{cargo, tools};
 
 /// Programs of the image `debian`, each of which must start.
@@ -25,13 +25,14 @@ pub(super) fn check(mut options: Options) -> Result<ExitCode> {
     let mut sums = Vec::new();
     for try_of in ["first", "second"] {
         options.out = Some(scratch.path().join(try_of));
-        sums.push(fs::read_to_string(dist(&options)?.join("SHA256SUMS"))?);
+        sums.push(fs::read_to_string(dist(&options, None)?.join("SHA256SUMS"))?);
     }
     if sums[0] != sums[1] {
         return Ok(failed(&format!("two packings differ:\n{}\n{}", sums[0], sums[1])));
     }
     let out = scratch.path().join("second");
     tools::run(Command::new("sha256sum").current_dir(&out).args(["--check", "--quiet", "SHA256SUMS"]))?;
+    release::check(&out)?;
     read_manifests(&out)?;
     read_parts(&out)?;
     let arch = options.archs.first().copied().or_else(Arch::native).context("no architecture")?;

@@ -6,6 +6,7 @@ mod check;
 mod deb;
 mod image;
 pub(crate) mod manifests;
+mod release;
 mod sbom;
 
 use std::os::unix::fs::PermissionsExt as _;
@@ -39,8 +40,11 @@ pub(crate) struct DistOptions {
     options: Options,
     /// Packs twice and compares, unpacks with other programs, and serves a Service from each image in a network
     /// namespace. Installs, removes and purges the package. Nothing is kept (root; builds the tests)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "sign")]
     check: bool,
+    /// Signs SHA256SUMS: with minisign where KEY is the file of a secret key, else with gpg and the key that it knows by this name
+    #[arg(long, value_name = "KEY")]
+    sign: Option<String>,
 }
 
 /// Directory of the files for operators, below the repository's root.
@@ -225,8 +229,8 @@ fn put(folder: &Path, path: &str, content: impl AsRef<[u8]>, mode: u32) -> Resul
     Ok(fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?)
 }
 
-/// Packs for each architecture with each of `packers`; returns the directory.
-fn pack(options: &Options, packers: &[fn(&Release, &Path) -> Result<()>]) -> Result<PathBuf> {
+/// Packs for each architecture with each of `packers`; returns what was packed.
+fn pack(options: &Options, out: &Path, packers: &[fn(&Release, &Path) -> Result<()>]) -> Result<Vec<Release>> {
     let mut archs = options.archs.clone();
     if archs.is_empty() {
         archs.extend(Arch::native());
@@ -234,37 +238,59 @@ fn pack(options: &Options, packers: &[fn(&Release, &Path) -> Result<()>]) -> Res
     ensure!(!archs.is_empty(), "this machine is neither amd64 nor arm64: name one by --arch");
     ensure!(archs.len() == 1 || options.program.is_none(), "--program takes one --arch");
     tools::ensure(tools::PACKERS)?;
+    let releases = archs.into_iter().map(|arch| {
+        let release = Release::new(arch, options.program.as_deref())?;
+        packers.iter().try_for_each(|pack| pack(&release, out))?;
+        Ok(release)
+    });
+    releases.collect()
+}
+
+/// The folder of the files.
+fn out(options: &Options) -> Result<PathBuf> {
     let out = options.out.clone().unwrap_or_else(|| tools::repository().join("target/dist"));
     fs::create_dir_all(&out)?;
-    for arch in archs {
-        let release = Release::new(arch, options.program.as_deref())?;
-        packers.iter().try_for_each(|pack| pack(&release, &out))?;
-    }
     Ok(out)
 }
 
 pub(crate) fn image(options: &Options) -> Result<ExitCode> {
-    pack(options, &[image::pack]).map(done)
+    let out = out(options)?;
+    pack(options, &out, &[image::pack])?;
+    Ok(done(&out))
 }
 
 pub(crate) fn deb(options: &Options) -> Result<ExitCode> {
-    pack(options, &[deb::pack]).map(done)
+    let out = out(options)?;
+    pack(options, &out, &[deb::pack])?;
+    Ok(done(&out))
 }
 
-pub(crate) fn main(DistOptions { options, check }: DistOptions) -> Result<ExitCode> {
-    if check { check::check(options) } else { dist(&options).map(done) }
+pub(crate) fn main(DistOptions { options, check, sign }: DistOptions) -> Result<ExitCode> {
+    if check { check::check(options) } else { dist(&options, sign.as_deref()).map(|out| done(&out)) }
 }
 
-#[expect(clippy::needless_pass_by_value, reason = "it is the end of a folder's name")]
-fn done(out: PathBuf) -> ExitCode {
+fn done(out: &Path) -> ExitCode {
     println!("in {}", out.display());
     ExitCode::SUCCESS
 }
 
-/// Packs everything, with the checksums of all files.
-fn dist(options: &Options) -> Result<PathBuf> {
-    let out = pack(options, &[image::pack, deb::pack, manifests::pack])?;
-    let sums = tools::run(Command::new("sh").current_dir(&out).env("LC_ALL", "C").args(["-c", "sha256sum -- [!S]*"]))?;
-    put(&out, "SHA256SUMS", sums, 0o644)?;
+/// Packs everything and describes it: provenance, checksums, and a signature if there is a key.
+fn dist(options: &Options, key: Option<&str>) -> Result<PathBuf> {
+    let out = out(options)?;
+    // The directory may hold files of another release. Neither list may name them.
+    let fresh = tempfile::Builder::new().prefix(".new-").tempdir_in(&out)?;
+    let fresh = fresh.path();
+    let releases = pack(options, fresh, &[image::pack, deb::pack, manifests::pack])?;
+    release::describe(&releases, fresh)?;
+    if let Some(key) = key {
+        release::sign(fresh, key)?;
+    }
+    for old in release::SIGNATURES {
+        drop(fs::remove_file(out.join(old)));
+    }
+    for entry in fs::read_dir(fresh)? {
+        let entry = entry?;
+        fs::rename(entry.path(), out.join(entry.file_name()))?;
+    }
     Ok(out)
 }
