@@ -235,6 +235,32 @@ mod tests {
         assert_eq!(part.url, "pkg:deb/debian/libssl3@3.0.17-1~deb12u2%2Bb1?arch=arm64");
     }
 
+    /// The program itself plays no part: a static one is built for a release only.
+    #[test]
+    fn a_static_program_has_the_libraries_that_this_machine_links_it_with() {
+        let scratch = tools::scratch().unwrap();
+        let release = Release {
+            arch: super::super::Arch::native().unwrap(),
+            version: env!("CARGO_PKG_VERSION"),
+            revision: "0123456789ab".to_owned(),
+            epoch: "0".to_owned(),
+            is_static: true,
+            is_given: false,
+            program: scratch.path().join("none"),
+            _scratch: scratch,
+        };
+        let parts = program(&release).unwrap();
+        for name in ["rust-std", "glibc", "libgcc", "tokio", "proxier-core"] {
+            let part = parts.iter().find(|part| part.name == name).unwrap_or_else(|| panic!("no {name}: {parts:?}"));
+            assert!(part.version.starts_with(|c: char| c.is_ascii_digit()), "{part:?}");
+            assert!(part.licence != UNKNOWN && !part.licence.is_empty(), "{part:?}");
+            let is_archive = ["glibc", "libgcc", "tokio"].contains(&name);
+            assert_eq!(part.sha256.as_ref().map(String::len), is_archive.then_some(64), "{part:?}");
+        }
+        let document: Value = serde_json::from_str(&document(&release, &parts).unwrap()).unwrap();
+        assert_eq!(document["packages"].as_array().unwrap().len(), parts.len());
+    }
+
     #[test]
     fn each_package_of_the_image_has_a_licence() {
         let without: Vec<&str> = image::PACKAGES.split_whitespace().filter(|name| licence(name).is_none()).collect();
