@@ -65,6 +65,7 @@ pub(crate) const READERS: &[Tool] = &[
     ("dpkg", "dpkg"),
     ("ip", "iproute2"),
     ("kubectl", "kubernetes-client"),
+    ("pip3", "python3-pip"),
     ("gpg", "gpg"),
     ("gpgv", "gpgv"),
     ("minisign", "minisign"),

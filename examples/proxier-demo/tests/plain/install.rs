@@ -23,34 +23,19 @@ fn documents(yaml: &str) -> Vec<Value> {
     yaml.split("\n---\n").map(|document| serde_saphyr::from_str(document).unwrap()).collect()
 }
 
-/// A template rendered as Helm does, for the only action that ours has: `{{ .Values.NAME | toJson }}`.
-fn render(template: &str, values: &Value) -> String {
-    let mut parts = template.split("{{ ");
-    let mut rendered = parts.next().unwrap().to_owned();
-    for part in parts {
-        let (action, rest) = part.split_once(" }}").unwrap();
-        let name = action.strip_prefix(".Values.").and_then(|action| action.strip_suffix(" | toJson")).unwrap();
-        rendered += &values.get(name).unwrap_or_else(|| panic!("no value {name}")).to_string();
-        rendered += rest;
-    }
-    rendered
-}
-
+/// Helm renders the chart in `cargo xtask dist --check`.
 #[test]
-fn the_chart_with_its_own_values_is_install_yaml() {
-    let (template, text) = (deploy("chart/templates/proxier-demo.yaml"), deploy("chart/values.yaml"));
-    let mut values: Value = serde_saphyr::from_str(&text).unwrap();
-    let install = documents(&deploy("install.yaml"));
-    assert_eq!(documents(&render(&template, &values)), install);
-    let kinds: Vec<&str> = install.iter().map(|document| document["kind"].as_str().unwrap()).collect();
-    assert_eq!(kinds, ["ServiceAccount", "ClusterRole", "ClusterRoleBinding", "DaemonSet", "DaemonSet"]);
-    // Each value is used, and reaches the proxy wherever a manifest has it.
-    values["image"] = "registry.example/proxier-demo@sha256:00".into();
-    values["nodeSelector"] = serde_json::json!({"kubernetes.io/os": "linux"});
-    let changed = render(&template, &values);
-    assert!(!changed.contains("image: proxier-demo") && !changed.contains("service-proxy: "), "{changed}");
-    for (name, _) in values.as_object().unwrap() {
-        assert!(template.contains(&format!("{{{{ .Values.{name} | toJson }}}}")), "{name}");
+fn every_value_of_the_chart_has_a_schema_and_is_used() {
+    let values: Value = serde_saphyr::from_str(&deploy("chart/values.yaml")).unwrap();
+    let schema: Value = serde_json::from_str(&deploy("chart/values.schema.json")).unwrap();
+    let names = |of: &Value| of.as_object().unwrap().keys().cloned().collect::<BTreeSet<_>>();
+    let templates = ["proxier-demo", "monitoring"].map(|name| deploy(&format!("chart/templates/{name}.yaml"))).concat();
+    let mut described = names(&schema["properties"]);
+    assert!(described.remove("global"), "Helm adds it where this is a part of another chart");
+    assert_eq!(described, names(&values));
+    assert_eq!(names(&schema["properties"]["monitoring"]["properties"]), names(&values["monitoring"]));
+    for name in &described {
+        assert!(templates.contains(&format!(".Values.{name}")), "{name}");
     }
 }
 

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, bail, ensure};
 use fs_err as fs;
 
-use super::{Arch, Options, Release, deb, dist, image, manifests, release};
+use super::{Arch, Options, Release, chart, deb, dist, image, manifests, release};
 use crate::{cargo, tools};
 
 /// Programs of the image `debian`, each of which must start.
@@ -35,6 +35,7 @@ pub(super) fn check(mut options: Options) -> Result<ExitCode> {
     release::check(&out)?;
     read_manifests(&out)?;
     read_parts(&out)?;
+    let chart = chart::check(&out)?;
     let arch = options.archs.first().copied().or_else(Arch::native).context("no architecture")?;
     let release = Release::new(arch, options.program.as_deref())?;
     // A program built by hand may not know its revision.
@@ -57,6 +58,12 @@ pub(super) fn check(mut options: Options) -> Result<ExitCode> {
     let container = scratch.path().join("debian/bundle/rootfs");
     install(&out.join(deb::file(&release)), &container)?;
     println!("package: installed, removed and purged by dpkg\n{} files, twice the same bytes", sums[0].lines().count());
+    match chart {
+        None => {
+            println!("chart: rendered by Helm with its own values it is install.yaml; all values reach the objects")
+        }
+        Some(why) => println!("NOT RUN: nobody has rendered the chart: {why}"),
+    }
     match imported {
         Ok(names) => println!("containerd: imports {}, as install.yaml and the chart name them", names.join(" and ")),
         Err(why) => println!("NOT RUN: containerd does not run here, so nobody has imported the images into it: {why}"),

@@ -1,7 +1,7 @@
 //! `cargo xtask install-yaml`: the manifests as one file, and as a chart's template.
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context as _, Result, ensure};
@@ -21,20 +21,57 @@ pub(crate) struct Options {
     check: bool,
 }
 
-/// Text of the manifests that is a value of the chart.
-const VALUES: [(&str, &str); 6] = [
+/// Text of the manifests that is a value of the chart, and what it becomes there.
+const VALUES: [(&str, &str); 13] = [
     ("resources:\n          requests: {cpu: 20m, memory: 32Mi}", "resources: {{ .Values.resources | toJson }}"),
     ("image: proxier-demo:@TAG@", "image: {{ .Values.image | toJson }}"),
+    (
+        "      hostNetwork: true",
+        "      {{- with .Values.imagePullSecrets }}\n      imagePullSecrets: {{ toJson . }}\n      {{- end }}\n      hostNetwork: true",
+    ),
     (
         "nodeSelector: {kubernetes.io/os: linux, service-proxy: proxier-demo}",
         "nodeSelector: {{ .Values.nodeSelector | toJson }}",
     ),
+    ("tolerations:\n      - operator: Exists", "tolerations: {{ .Values.tolerations | toJson }}"),
     ("configMap: {name: kube-proxy}", "configMap: {name: {{ .Values.configMap | toJson }} }"),
     ("priorityClassName: system-node-critical", "priorityClassName: {{ .Values.priorityClassName | toJson }}"),
     (
         "type: RollingUpdate\n    rollingUpdate: {maxUnavailable: 1}",
         "type: {{ .Values.updateStrategy | toJson }}\n    rollingUpdate: {maxUnavailable: {{ .Values.maxUnavailable | toJson }} }",
     ),
+    // The probe before a takeover has other options than the proxy.
+    (
+        "        - run\n        - --config=/var/lib/kube-proxy/config.conf\n        - --hostname-override=$(NODE_NAME)",
+        "        - run\n        - --config=/var/lib/kube-proxy/config.conf\n        - --hostname-override=$(NODE_NAME)\n        \
+         {{- range .Values.extraArgs }}\n        - {{ toJson . }}\n        {{- end }}",
+    ),
+    // Of objects, then of pods.
+    ("\nmetadata:\n", "\nmetadata:\n  {{- with .Values.annotations }}\n  annotations: {{ toJson . }}\n  {{- end }}\n"),
+    (
+        "\n  labels: {",
+        "\n  labels: { {{- range $name, $value := .Values.labels }} {{ toJson $name }}: {{ toJson $value }}, {{- end }} ",
+    ),
+    (
+        "\n    metadata:\n",
+        "\n    metadata:\n      {{- with .Values.podAnnotations }}\n      annotations: {{ toJson . }}\n      {{- end }}\n",
+    ),
+    (
+        "\n      labels: {",
+        "\n      labels: { {{- range $name, $value := .Values.podLabels }} {{ toJson $name }}: {{ toJson $value }}, {{- end }} ",
+    ),
+];
+
+/// Files of the chart. Those below `monitoring` are links to the folder of that name.
+const CHART: [&str; 8] = [
+    "Chart.yaml",
+    "values.yaml",
+    "values.schema.json",
+    "templates/proxier-demo.yaml",
+    "templates/monitoring.yaml",
+    "monitoring/alerts.yaml",
+    "monitoring/dashboard.json",
+    "monitoring/podmonitor.yaml",
 ];
 
 /// Generated files below the directory `DEPLOY`, and their contents.
@@ -87,6 +124,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     Ok(ExitCode::from(u8::from(!outdated.is_empty())))
 }
 
+/// The packed chart.
+pub(super) fn chart(out: &Path) -> PathBuf {
+    out.join(concat!("proxier-demo-", env!("CARGO_PKG_VERSION"), ".tgz"))
+}
+
 /// Puts install.yaml, the files applied with it, and the packed chart into `out`.
 pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     let outdated = outdated()?;
@@ -100,7 +142,7 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
         put(out, file.rsplit('/').next().unwrap_or(file), source(&format!("{DEPLOY}/{file}"))?, mode)?;
     }
     let scratch = tools::scratch()?;
-    for file in ["Chart.yaml", "values.yaml", "templates/proxier-demo.yaml"] {
+    for file in CHART {
         let text = source(&format!("{DEPLOY}/chart/{file}"))?;
         put(scratch.path(), &format!("chart/proxier-demo/{file}"), text, 0o644)?;
     }
@@ -108,7 +150,7 @@ pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     // Helm knows no `./` in front of names.
     release.tar(&scratch.path().join("chart"), "proxier-demo", &archive)?;
     tools::run(Command::new("gzip").args(["--no-name", "--best"]).arg(&archive))?;
-    put(out, &format!("proxier-demo-{}.tgz", release.version), fs::read(archive.with_extension("tar.gz"))?, 0o644)
+    Ok(fs::write(chart(out), fs::read(archive.with_extension("tar.gz"))?)?)
 }
 
 #[cfg(test)]

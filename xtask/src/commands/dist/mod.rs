@@ -2,6 +2,7 @@
 //!
 //! The same commit gives the same bytes: files are sorted, belong to root, and have the commit's time.
 
+mod chart;
 mod check;
 mod deb;
 mod image;
