@@ -19,6 +19,7 @@
 //! gets its duration and its time.
 
 use std::collections::BTreeMap;
+use std::fs::read_to_string;
 use std::time::Duration;
 
 use proxier_core::config::Families;
@@ -323,6 +324,14 @@ impl Metrics {
         let deleted = self.each(|family| *self.conntrack_deleted.of(family));
         let help = "Entries of connection tracking that were deleted";
         p.family("conntrack_reconciler_deleted_entries_total", "counter", help, deleted);
+        // The kernel drops the packets of new connections when it has no entry left.
+        for (name, help, file) in [
+            ("conntrack_entries", "Entries of connection tracking in this network namespace", "count"),
+            ("conntrack_entries_limit", "Most entries of connection tracking; 0 where the kernel has none", "max"),
+        ] {
+            let read = read_to_string(format!("/proc/sys/net/netfilter/nf_conntrack_{file}")).ok();
+            p.gauge(name, help, read.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or_default());
+        }
     }
 
     /// Metrics that kube-proxy does not have.
