@@ -1,6 +1,6 @@
 //! Files by which `proxier-demo` is installed: one manifest, the chart, the monitor of pods, the manual page, and what `--version` says.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 use std::process::Command;
@@ -107,6 +107,51 @@ fn pods_have_what_the_monitor_and_admission_ask_for() {
             }
         }
     }
+}
+
+/// The guide's table of rights is about each that the manifests give, and about no other.
+#[test]
+fn the_guide_says_what_each_right_is_used_for() {
+    let mut rights: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    for document in documents(&deploy("install.yaml")) {
+        for rule in document["rules"].as_array().into_iter().flatten() {
+            let words = |field: &str| {
+                let words = rule[field].as_array().unwrap().iter().map(|word| word.as_str().unwrap().to_owned());
+                words.collect::<Vec<_>>().join(", ")
+            };
+            let right = format!("`{}`: {}", words("resources"), words("verbs"));
+            rights.entry(right).or_default().insert("proxier-demo".to_owned());
+        }
+        let spec = &document["spec"]["template"]["spec"];
+        let lists = ["initContainers", "containers"].map(|list| spec[list].as_array().cloned().unwrap_or_default());
+        for container in lists.iter().flatten() {
+            let mut has = |right: String| {
+                rights.entry(right).or_default().insert(container["name"].as_str().unwrap().to_owned());
+            };
+            for (holder, name) in [(spec, "hostNetwork"), (&container["securityContext"], "privileged")] {
+                if holder[name] == true {
+                    has(format!("`{name}`"));
+                }
+            }
+            let added = container["securityContext"]["capabilities"]["add"].as_array();
+            added.into_iter().flatten().for_each(|capability| has(format!("`{}`", capability.as_str().unwrap())));
+            for mount in container["volumeMounts"].as_array().into_iter().flatten() {
+                let suffix = if mount["readOnly"] == true { " (read-only)" } else { "" };
+                has(format!("`{}`{suffix}", mount["mountPath"].as_str().unwrap()));
+            }
+        }
+    }
+    let guide = deploy("../../docs/install.md");
+    let section = guide.split("\n### Privileges\n").nth(1).unwrap().split("\n#").next().unwrap();
+    let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+    let described: BTreeMap<String, BTreeSet<String>> = rows
+        .map(|row| {
+            let mut cells = row.split(" | ");
+            let right = format!("`{}", cells.next().unwrap());
+            (right, cells.next().unwrap().split(", ").map(str::to_owned).collect())
+        })
+        .collect();
+    assert_eq!(described, rights);
 }
 
 /// System calls of a group of systemd's, and of the groups in it.
