@@ -72,7 +72,7 @@ pub(crate) struct RulesRetry {
 }
 
 impl RulesRetry {
-    /// The longest pause: what needs rules should not wait much longer than for the lock.
+    /// The longest pause. What needs rules should not wait much longer than for the lock.
     const LONGEST: Duration = Duration::from_secs(5);
 
     pub(crate) fn new(seed: u64) -> Self {

@@ -9,29 +9,31 @@ use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::localhost;
 use crate::ports::Ports;
 
-/// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else: both families, with any
-/// configuration. With `kept`, objects of that mode stay, so that a node can change its mode: the new mode serves before the
-/// old one goes; of IPVS mode, the configured back end that guards its virtual servers stays ([`RulesBy`]), and objects of the other back
-/// end go.
+/// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else. Covers both
+/// families, with any configuration. With `kept`, objects of that mode stay, so that a node can change its mode: the
+/// new mode serves before the old one is removed. In IPVS mode, the configured back end of its guards stays
+/// ([`RulesBy`]), and objects of the other back end are removed.
 ///
-/// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) always go: no mode of this proxy uses them,
-/// and the endpoints that they choose would be out of date soon. They are known by their comment and chains; a table of that name without
-/// these stays, and is named in [`Cleaned::left`]. While a kube-proxy runs it makes
-/// them again: stop it first. So do the chains of its userspace mode (`KUBE-PORTALS-…`, `KUBE-NODEPORT-…`), which lead to ports of a
-/// process that has ended.
+/// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) are always removed. No mode of this
+/// proxy uses them, and the endpoints that they choose would soon be out of date. They are known by their comment and
+/// chains; a table of that name without these stays, and is named in [`Cleaned::left`]. While a kube-proxy runs it
+/// makes them again: stop it first. So do the chains of its userspace mode (`KUBE-PORTALS-…`, `KUBE-NODEPORT-…`), which
+/// lead to ports of a process that has ended.
 ///
-/// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and more): those of `kept` stay with
-/// the jumps to them, in the back end of iptables that it uses ([`Rules::used_backend`](crate::ports::Rules::used_backend)). All others go
-/// from both back ends: packets meet the rules of either. Chains of iptables mode, local routes and kube-proxy's tables have no [names of their own](KernelNames): a
-/// proxy with names other than kube-proxy's leaves them alone.
+/// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and more). Those of `kept`
+/// stay with the jumps to them, in the back end of iptables that it uses
+/// ([`Rules::used_backend`](crate::ports::Rules::used_backend)). All others are removed from both back ends, since
+/// packets meet the rules of either. Chains of iptables mode, local routes and kube-proxy's tables have no [names of
+/// their own](KernelNames): a proxy with names other than kube-proxy's leaves them alone.
 ///
-/// Connections through virtual servers end with these, and those that a process passed on ended with it; all further ones go on, since
-/// connection tracking knows their endpoints, unless the last chain of type nat goes: Linux translates no packet then
-/// (`nf_nat_unregister_fn`). Values below `/proc/sys` stay: their earlier values are not known. Only
-/// `route_localnet` is set back to 0, unless the kubelet's chain keeps other hosts off loopback addresses.
+/// Connections through virtual servers end with these, and those that a process passed on have ended with it. All
+/// others go on, since connection tracking knows their endpoints. The exception: when the last chain of type nat is
+/// removed, Linux translates no packet any more (`nf_nat_unregister_fn`). Values below `/proc/sys` stay: their earlier
+/// values are not known. Only `route_localnet` is set back to 0, unless the kubelet's chain keeps other hosts off
+/// loopback addresses.
 ///
-/// A part that cannot be read or removed stays, and the rest goes on; repeat the cleanup then. A missing object counts as
-/// done, and so does a kernel that has no such part.
+/// A part that cannot be read or removed stays, and the rest goes on; repeat the cleanup then. A missing object, or one
+/// that this kernel does not support, counts as done.
 pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = clean(config, kept, ports);
     if config.names == KernelNames::default() {
@@ -40,8 +42,9 @@ pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cl
     cleaned
 }
 
-/// As [`cleanup`], on the way back to a kube-proxy that serves in this mode already: everything stays that such a kube-proxy has. In iptables and
-/// IPVS mode these are the objects that it shares with this proxy, in nftables mode its own tables, and in any other nothing.
+/// As [`cleanup`], on the way back to a kube-proxy that serves in this mode already: everything that such a kube-proxy
+/// has stays. In iptables and IPVS mode these are the objects that it shares with this proxy, in nftables mode its own
+/// tables, and in any other mode nothing.
 pub fn cleanup_beside_kube_proxy(config: &Config, mode: Kind, ports: &mut Ports<'_>) -> Cleaned {
     match mode {
         Kind::Nftables => clean(config, None, ports),
@@ -61,7 +64,7 @@ fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned 
     let is_kept = |backend, table: &TableName, chain: &str| serving.has_chain(backend, table, chain);
     let mut cleaned = Cleaned::default();
     if kept != Some(Kind::Iptables) {
-        // Before rules go that may have guarded it.
+        // Before the rules are removed that may have guarded it.
         cleaned.extend(localhost::cleanup(ports));
     }
     cleaned.extend(match kept {
@@ -88,8 +91,8 @@ fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned 
     cleaned
 }
 
-/// The chain of the kubelet that [`cleanup`] leaves, in words, if it is there: iptables mode makes it where it is missing, as kube-proxy does. Only
-/// reads.
+/// The kubelet's chain that [`cleanup`] leaves, in words, if it exists: iptables mode creates it if it is missing, as
+/// kube-proxy does. Only reads.
 pub fn kept_for_the_kubelet(ports: &mut Ports<'_>) -> Option<String> {
     localhost::kept(ports)
 }
@@ -127,8 +130,9 @@ fn has_rules(config: &Config, mode: Option<Kind>) -> bool {
     mode.is_some_and(|mode| mode.needs_rule_programs(config))
 }
 
-/// What a mode finds beside it, each with advice: chains of iptables that [`cleanup`] removes once the mode serves, or at once without a mode; and
-/// objects that it leaves since they may be foreign, or no program here can read them. Both back ends, both families. Only reads.
+/// Objects of other modes and programs that a mode finds, each with advice. These are chains of iptables that
+/// [`cleanup`] removes once the mode serves, or at once without a mode. They are also objects that it leaves, since
+/// they may be foreign or no program here can read them. Both back ends, both families. Only reads.
 pub fn leftovers(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Vec<String> {
     let serving = Serving::new(config, kept, ports);
     let is_kept = |backend, table: &TableName, chain: &str| serving.has_chain(backend, table, chain);

@@ -1,8 +1,9 @@
-//! Fast path of established connections to Services: a table of nf_tables with a flow table, which connections enter once the chains of every
-//! other program have let a packet of theirs through ([`FastPath`]).
+//! Fast path of established connections to Services: an nf_tables table with a flow table ([`FastPath`]). Connections
+//! enter it once the chains of every other program have let one of their packets through.
 //!
-//! Connections are known by their translated destination (`ct status dnat`), so the modes whose kernel part translates them have a fast path:
-//! nftables and iptables mode. IPVS forwards packets itself, and its connections would time out without them.
+//! Connections are recognised by their translated destination (`ct status dnat`). So the modes whose kernel part
+//! translates them have a fast path: nftables and iptables mode. IPVS forwards packets itself, and its connections
+//! would time out without them.
 
 use nftables::expr::{ByteOrderOp, CmpOp, CtKey};
 use nftables::{
@@ -110,7 +111,7 @@ impl Tracker {
                 (self.is_known, self.written) = (true, wanted);
                 None
             }
-            // Without nf_tables there is no table to remove.
+            // Without nf_tables nothing has to be removed.
             Err(_) if asked.is_none() => {
                 self.is_known = true;
                 None
@@ -123,8 +124,8 @@ impl Tracker {
         }
     }
 
-    /// Commits a change. Where devices do not take flows, this host forwards them; anything else is tried again in the next full pass, and
-    /// when devices change.
+    /// Commits a change. If devices do not take flows, this host forwards the packets. Anything else is tried again in
+    /// the next full pass, and when devices change.
     pub(crate) fn apply(&mut self, config: &Config, change: Change, applied: &mut Applied, tables: &mut dyn Tables) {
         let Change { step, transaction, table: mut wanted } = change;
         let mut outcome = tables.commit(&transaction).map_err(|refused| refused.error);
@@ -151,7 +152,8 @@ impl Tracker {
     }
 }
 
-/// Whether this kernel can have the fast path, where the configuration asks for it and there are devices. Nothing is made.
+/// Whether this kernel can have the fast path, if the configuration asks for it and there are devices. Nothing is
+/// created.
 ///
 /// # Errors
 /// The kernel lacks something, which the message names, or the table cannot be read.

@@ -23,11 +23,12 @@ pub struct DroppingForward {
     pub of_iptables: Option<Backend>,
 }
 
-/// The chains of either back end of iptables, and of nf_tables, that drop forwarded packets by default, by their policy or last rule, where no rule
-/// of theirs may accept what this mode sends to endpoints. In nftables and iptables mode that is the first packet of a connection; in IPVS mode the
-/// answers, since the kernel sends the rest itself. Userspace mode forwards nothing. Rules for devices that this host lacks, and for bridges of Docker
-/// and libvirt, accept nothing for pods; a family in which it has no address but link-local ones does not count. Best effort: chains that cannot be
-/// read drop nothing.
+/// The chains of either back end of iptables, and of nf_tables, that drop forwarded packets by default, by their policy
+/// or last rule. A chain with a rule that may accept what this mode sends to endpoints does not count. In nftables and
+/// iptables mode that is the first packet of a connection; in IPVS mode the answers, since the kernel sends the rest
+/// itself. Userspace mode forwards nothing. Rules for devices that this host lacks, and for bridges of Docker and
+/// libvirt, accept nothing for pods. A family in which the host has only link-local addresses does not count. Best
+/// effort: chains that cannot be read drop nothing.
 ///
 /// In iptables mode masqueraded packets pass chain `FORWARD` of the back end that it uses, as with kube-proxy: a rule of its own accepts them.
 pub fn dropping_forward(

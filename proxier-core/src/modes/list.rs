@@ -56,7 +56,7 @@ pub fn list_frontends(
     Ok(all)
 }
 
-/// The listeners of this process; of another one, the sockets that lead to Services.
+/// The listeners of this process; for another process, the sockets that serve Services.
 fn sockets(desired: &Desired, ports: &mut Ports<'_>) -> Result<BTreeMap<FrontendKey, ServedFrontend>, PortError> {
     let Some(elsewhere) = ports.relays.elsewhere() else {
         let listeners = ports.relays.listeners().into_values();

@@ -1,8 +1,10 @@
-//! Node ports on loopback addresses in nftables mode: this process listens there for TCP and passes connections on, since the kernel leads no packet
-//! from a loopback address to an endpoint without `route_localnet`, and of IPv6 none at all. Rules refuse other protocols.
+//! Node ports on loopback addresses in nftables mode. This process listens there for TCP and passes connections on.
+//! Without `route_localnet` the kernel sends no packet from a loopback address to an endpoint, and for IPv6 it never
+//! does. Rules refuse other protocols.
 //!
-//! A listener is open while its Service port has endpoints. One that cannot be opened, since another program has the port, is reported and counted,
-//! is tried again in full passes, and fails nothing else. Connections end with this process.
+//! A listener is open while its Service port has endpoints. One that cannot be opened, since another program has the
+//! port, is reported and counted, and tried again in full passes. Nothing else fails. Connections end with this
+//! process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

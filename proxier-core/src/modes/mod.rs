@@ -1,7 +1,7 @@
 //! Modes: each turns the meaning of Services into the state of one part of the kernel.
 //!
-//! A mode lowers the Frontends to its kernel's words, reads what the kernel holds, compares the two, and carries out
-//! the difference. Modes do not know each other; what several need is in `shared`.
+//! A mode translates the Frontends into its kernel part's objects, reads what the kernel holds, compares the two, and
+//! carries out the difference. Modes do not know each other; what several need is in `shared`.
 
 pub mod cleanup;
 pub mod fast_path;
@@ -45,7 +45,7 @@ use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
 use crate::snapshot::{Abilities, HostAddresses};
 use crate::time::Moment;
 
-/// Part of the kernel that serves Services. Exhaustive: the compiler names all who have to say what a new mode does.
+/// Part of the kernel that serves Services. Exhaustive: the compiler finds all places that have to handle a new mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// Virtual servers of IPVS. Default.
@@ -63,7 +63,7 @@ impl Kind {
     /// All modes, best first.
     pub const ALL: [Kind; 4] = [Kind::Ipvs, Kind::Nftables, Kind::Iptables, Kind::Userspace];
 
-    /// The facts about it that others go by.
+    /// The facts about it that other code goes by.
     pub fn facts(self) -> &'static Facts {
         match self {
             Kind::Ipvs => &Facts::IPVS,
@@ -78,8 +78,9 @@ impl Kind {
         self.facts().name
     }
 
-    /// The families in which it can serve node ports on the loopback address. For IPv6 only a process that listens there can: the kernel
-    /// sends nothing from `::1` to an endpoint. In nftables mode this process listens for TCP. IPVS serves none, as in kube-proxy.
+    /// The families in which it can serve node ports on the loopback address. For IPv6 only a process that listens
+    /// there can: the kernel sends nothing from `::1` to an endpoint. In nftables mode this process listens for TCP.
+    /// IPVS serves none, as in kube-proxy.
     pub fn localhost(self, iptables: &iptables::Options) -> &'static [Family] {
         match self {
             Kind::Ipvs => &[],
@@ -125,7 +126,8 @@ pub struct Facts {
     pub name: &'static str,
     /// Whether it has virtual servers with schedulers and counters, and real servers that drain.
     pub has_virtual_servers: bool,
-    /// Whether it serves by sockets of this process, while that runs. Else the kernel translates or forwards packets, and tracks connections.
+    /// Whether it serves by sockets of this process, while that runs. Otherwise the kernel translates or forwards
+    /// packets, and tracks connections.
     pub is_process: bool,
     /// Whether it makes the addresses of Services this host's own. The other modes only translate them.
     pub makes_addresses_local: bool,
@@ -204,7 +206,7 @@ impl fmt::Display for Kind {
     }
 }
 
-/// The values below `/proc/sys` that a mode needs on a kernel of this release, before any Service is there.
+/// The values below `/proc/sys` that a mode needs on a kernel of this release, before any Service exists.
 fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec<sysctls::WantedValue> {
     match mode {
         Kind::Ipvs => sysctls::wanted(settings, release),
@@ -213,8 +215,9 @@ fn wanted_sysctls(mode: Kind, settings: &HostSettings, release: &str) -> Vec<sys
     }
 }
 
-/// The values below `/proc/sys` that a mode needs before any Service is there, and that differ: those to write, and optional ones that may not
-/// be written from here. What iptables and nftables mode set once their rules guard it (`route_localnet`) is not among them.
+/// The values below `/proc/sys` that a mode needs before any Service exists, and that differ. These are those to write,
+/// and optional ones that may not be written from here. What iptables and nftables mode set once their rules guard it
+/// (`route_localnet`) is not among them.
 pub fn sysctl_changes(
     mode: Kind,
     settings: &HostSettings,
@@ -275,7 +278,7 @@ impl Pass<'_> {
 pub struct Plan {
     pub(crate) sysctls: Vec<SysctlChange>,
     pub(crate) work: Option<Box<dyn Work>>,
-    /// Values to write once the rules of IPv4 are there, which guard them.
+    /// Values to write once the rules of IPv4 exist, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
     pub(crate) fast_path: Option<Box<fast_path::Change>>,
     /// Changes of listeners of nftables mode.
@@ -360,7 +363,7 @@ pub(crate) type FrontendRef<'a> = Option<&'a Arc<Frontend>>;
 pub(crate) struct CarryOut<'a> {
     pub(crate) names: Names<'a>,
     pub(crate) desired: &'a Desired,
-    /// Differences from the last written state; what is written is taken out.
+    /// Differences from the last written state. Written ones are removed.
     pub(crate) changes: &'a mut Changes,
     pub(crate) report: &'a mut Report,
     pub(crate) clock: &'a dyn Fn() -> Moment,
@@ -407,10 +410,11 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Follows a Service that is new, gone or compiled to something else ([`FrontendObserver::service`](crate::service::FrontendObserver::service)).
+    /// Follows a Service that is new, removed or compiled to something else
+    /// ([`FrontendObserver::service`](crate::service::FrontendObserver::service)).
     fn index_service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
 
-    /// Follows a Frontend that is new, gone or different. `written`: as it was written last.
+    /// Follows a Frontend that is new, removed or different. `written`: as it was written last.
     fn index_frontend(&mut self, _written: FrontendRef<'_>, _before: FrontendRef<'_>, _after: FrontendRef<'_>) {}
 
     /// Reduces memory by rebuilding everything that is kept.
@@ -431,7 +435,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// State of the kernel, as far as known.
     fn kernel(&self) -> Option<&dyn Kernel>;
 
-    /// The values below `/proc/sys` that a pass compares: by default all in a full pass, else none.
+    /// The values below `/proc/sys` that a pass compares: by default all in a full pass, otherwise none.
     fn sysctls(&self, pass: &Pass<'_>, release: &str) -> Vec<sysctls::WantedValue> {
         if pass.full { wanted_sysctls(self.kind(), pass.settings, release) } else { Vec::new() }
     }
@@ -453,12 +457,12 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         None
     }
 
-    /// Wishes of Services that this mode does not fulfil, though another may.
+    /// Requests of Services that this mode cannot fulfil, though another may.
     fn refused(&self, _desired: &Desired) -> Vec<Refused> {
         Vec::new()
     }
 
-    /// Frontends whose clients do not stay with their endpoints though their Service asks for it: there is no room for that.
+    /// Frontends whose clients do not stay with their endpoints though their Service asks for it: the tables are full.
     fn without_affinity(&self) -> BTreeSet<FrontendKey> {
         BTreeSet::new()
     }
@@ -471,27 +475,28 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Puts back at once tables of nf_tables that guard Frontends which are served without them too, if another program has changed them.
+    /// Puts back at once nf_tables tables that guard Frontends which are served without them too, if another program
+    /// has changed them.
     fn restore_tables(&mut self, _tables: &mut dyn Tables) {}
 
-    /// Whether the mode's device has other addresses than known, or is gone.
+    /// Whether the mode's device is missing or has other addresses than known.
     fn device_differs(&self, _host: &HostAddresses) -> bool {
         false
     }
 
-    /// Whether the mode's routes differ from the known ones. Where it does not look, full passes compare them.
+    /// Whether the mode's routes differ from the known ones. If it does not look, full passes compare them.
     fn routes_differ(&self, _routes: &mut dyn LocalNetworks) -> bool {
         false
     }
 
-    /// The addresses on which an earlier process served node ports, if connections end when such an address is given up: not where
-    /// connection tracking keeps them, or they ended with that process.
+    /// The addresses on which an earlier process served node ports, if connections end when such an address is lost.
+    /// That is not so if connection tracking keeps them, or if they ended with that process.
     fn served_node_addresses(&self, _families: Families) -> Vec<IpAddr> {
         Vec::new()
     }
 
-    /// Whether a cold start may serve some Services before the rest is compiled: the mode is faster then, and the kernel, as far as it
-    /// is known, holds nothing of an earlier process.
+    /// Whether a cold start may serve some Services before the rest is compiled. Then the mode is faster, and the
+    /// kernel, as far as known, holds nothing of an earlier process.
     fn may_serve_first(&self, _host: &HostAddresses) -> bool {
         false
     }

@@ -38,9 +38,9 @@ pub enum RulePrograms {
 /// The modes to try, best first: the first that this machine can do serves.
 ///
 /// * [`RequestedMode::Auto`]: IPVS, nftables, iptables, userspace.
-/// * A mode that is asked for stands alone without `may_fall_back`. Otherwise those follow that kube-proxy fell back to, in the
-///   order IPVS, iptables, userspace. nftables stands before iptables where iptables has no tables of its own, and nftables itself
-///   falls back to iptables. Nothing follows userspace.
+/// * A mode that is asked for is the only candidate without `may_fall_back`. Otherwise the modes follow that kube-proxy
+///   fell back to, in the order IPVS, iptables, userspace. nftables comes before iptables if iptables has no tables,
+///   and nftables itself falls back to iptables. Nothing follows userspace.
 pub fn candidates(asked: RequestedMode, may_fall_back: bool, programs: RulePrograms) -> Vec<Kind> {
     let by_rules = match programs {
         RulePrograms::Legacy => [Kind::Iptables].as_slice(),
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn without_fallback_there_is_one() {
+    fn without_fallback_there_is_one_candidate() {
         for kind in Kind::ALL {
             assert_eq!(names(RequestedMode::Mode(kind), false, RulePrograms::Missing), kind.name());
         }

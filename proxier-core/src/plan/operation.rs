@@ -28,7 +28,7 @@ pub(crate) enum Operation<'a> {
     Server(&'a ServerOperation, Option<FrontendKey>),
     Address(Action, IpAddr, &'a InterfaceName),
     Route(Action, RouteOwner, LocalRoute),
-    /// The listener of a Frontend; `None` where it is closed.
+    /// The listener of a Frontend; `None` if it is closed.
     Listener(Action, FrontendKey, Option<&'a Listener>),
     /// A Frontend in a table or in rules, with the number of its endpoints.
     Frontend(Action, FrontendKey, usize),

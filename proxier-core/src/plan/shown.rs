@@ -57,7 +57,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_what_is_unusual_is_said() {
+    fn only_unusual_settings_are_shown() {
         let mut server = VirtualServer::new("UDP 192.0.2.1:53".parse().unwrap(), Scheduler::MaglevHashing);
         server.config.scheduler_flags = usual_flags(Scheduler::MaglevHashing);
         assert_eq!(ShownVirtual(&server).to_string(), "mh");

@@ -13,9 +13,9 @@ use crate::snapshot::{ObjectKey, Store};
 const WORTHWHILE: usize = 2000;
 
 impl Reconciler {
-    /// Serves `default/kubernetes` and cluster DNS alone, at a cold start in IPVS mode, with all rules that guard them. `None`
-    /// when there is nothing to gain, or anything to lose: earlier passes, virtual servers or addresses of an earlier process,
-    /// or rules of another mode that serve until everything is there.
+    /// Serves `default/kubernetes` and cluster DNS alone, at a cold start in IPVS mode, with all rules that guard them.
+    /// `None` if nothing can be gained, or something can be lost. That means earlier passes, virtual servers or
+    /// addresses of an earlier process, or rules of another mode that serve until everything is ready.
     ///
     /// Best effort: the pass that follows reads the kernel and does the rest.
     pub(super) fn serve_first(&mut self, run: &mut Run<'_, '_>) -> Option<(ServedFirst, Applied)> {

@@ -1,5 +1,5 @@
-//! Connections of TCP to endpoints that have left, in modes that translate connections: they are cut when the time is over that the Service
-//! gives them ([`Balancing::drain_secs`](crate::snapshot::Balancing::drain_secs)).
+//! TCP connections to endpoints that have left, in modes that translate connections. They are cut when the time is over
+//! that the Service gives them ([`Balancing::drain_secs`](crate::snapshot::Balancing::drain_secs)).
 //!
 //! The kernel forgets the connection. The client's next packet goes where a new connection would, which resets it.
 
@@ -24,7 +24,8 @@ struct Drain {
     time: Duration,
     /// The endpoints that have left, and when.
     left: BTreeMap<SocketAddr, Moment>,
-    /// Time at which it was found that endpoints may have left under an earlier process: nobody knows them any more, nor when that was.
+    /// Time at which it was found that endpoints may have left under an earlier process. It is unknown which ones, and
+    /// when.
     earlier: Option<Moment>,
 }
 

@@ -30,8 +30,9 @@ pub struct Options {
     /// Limits above which deletions are held back.
     pub mass_removal: MassRemoval,
     /// Time for which node ports are still served on an address that this host has lost. Default 10 s: a DHCP client, a
-    /// restarting network manager or an administrator takes an address away and gives it back, and connections survive.
-    /// With 0 they end at once. An address that is missing when the first pass finds node ports on it gets the same time.
+    /// restarting network manager or an administrator removes an address and gives it back, and connections survive.
+    /// With 0 they end at once. An address that is missing when the first pass finds node ports on it gets the same
+    /// time.
     pub address_grace: Duration,
     /// Keeps the nodes of a cluster from retrying together: any number that differs from node to node.
     pub seed: u64,

@@ -1,4 +1,4 @@
-//! Objects of other modes on this node: they count as served, and go once this mode serves.
+//! Objects of other modes on this node: they count as served, and are removed once this mode serves.
 
 use super::state::Reconciler;
 use crate::modes::cleanup::cleanup;
@@ -15,7 +15,7 @@ use crate::time::Moment;
 pub enum Removal {
     /// Removal carried out, with an outcome for every part.
     Made(Cleaned),
-    /// The safeguard holds back what would go.
+    /// The safeguard holds back what would be removed.
     Held(Stopped),
     /// These parts could not be read, so what would go is unknown; no Frontend is served.
     Unknown(Cleaned),
@@ -32,10 +32,11 @@ pub(super) struct Judgement {
 }
 
 impl Reconciler {
-    /// Removes the objects that other modes have made here, of this proxy or of a kube-proxy ([`cleanup`]); call it once a full pass has
-    /// succeeded, and again until [nothing is left](Cleaned::is_done). Frontends that they serve count as served: the safeguard holds them back
-    /// when the lists are suddenly empty, as [in a pass](crate::plan::report::Report::waits), and a rest of them once most of the lists is back.
-    /// UDP flows that they have led elsewhere are forgotten by the next pass, which is due at once then.
+    /// Removes the objects that other modes have made here, of this proxy or of a kube-proxy ([`cleanup`]). Call it
+    /// once a full pass has succeeded, and again until [nothing is left](Cleaned::is_done). Frontends that they serve
+    /// count as served. The safeguard holds them back when the lists are suddenly empty, as [in a
+    /// pass](crate::plan::report::Report::waits), and a rest of them once most of the lists is back. UDP flows that
+    /// they have sent elsewhere are forgotten by the next pass, which is then due at once.
     pub fn remove_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Removal {
         let Judgement { stopped, unread, .. } = self.judge_others(now, ports);
         if let Some(stopped) = stopped {
@@ -47,7 +48,7 @@ impl Reconciler {
         }
         let cleaned = cleanup(self.facts.config(), Some(self.mode.kind()), ports);
         if cleaned.removed() > 0 {
-            // What made way for other modes need not any more, and they translated flows until now.
+            // What made way for other modes need not do so any more, and they translated flows until now.
             self.flows.sweep = true;
             self.schedule.request_full(now);
         }

@@ -15,7 +15,7 @@ use crate::time::Moment;
 /// Largest number of spans kept, in case no monitor reports them.
 const MOST: usize = 1000;
 
-/// Two proxies, or a proxy and a person, that undo each other's work have everything compared no more often.
+/// If two proxies, or a proxy and a person, undo each other's work, everything is compared no more often than this.
 const BETWEEN_FOREIGN_CHANGES: Duration = Duration::from_secs(1);
 
 /// What passes know of changes to this proxy's tables of nf_tables.
@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn own_transactions_are_told_from_others() {
+    fn own_transactions_are_distinguished() {
         let mut own_transactions = OwnTransactions::default();
         own_transactions.note(7, 9, 2);
         own_transactions.note(9, 10, 1);
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_asks_for_is_forgotten() {
+    fn unreported_transactions_are_forgotten() {
         let mut own_transactions = OwnTransactions::default();
         for pass in 0..5000 {
             own_transactions.note(pass, pass + 1, 1);

@@ -21,9 +21,9 @@ use crate::time::Moment;
 /// Results of compiling, as far as the reconciler has to know them.
 #[derive(Debug, Default)]
 pub(super) struct RefreshOutcome {
-    /// Frontends that are new, gone or different.
+    /// Frontends that are new, removed or different.
     frontends: Vec<FrontendKey>,
-    /// Whether a health check is new, gone or different.
+    /// Whether a health check is new, removed or different.
     health_checks: bool,
 }
 
@@ -55,7 +55,7 @@ impl FrontendObserver for IndexUpdate<'_> {
 }
 
 impl Reconciler {
-    /// Compiles changed objects, and removes missing objects that the safeguard takes for gone.
+    /// Compiles changed objects, and removes missing objects that the safeguard takes for deleted.
     pub(super) fn refresh_desired(&mut self, now: Moment) -> RefreshOutcome {
         let changed = std::mem::take(&mut self.backlog.services);
         let mut refreshed = self.refresh(&changed);
@@ -236,7 +236,7 @@ impl Reconciler {
         if report.full && !has_failed && !report.is_doubted {
             self.trust = Trust::Settled;
         }
-        // What the lock of iptables held up is done: only a full pass shows that nothing else is missing.
+        // What the lock of iptables delayed is done: only a full pass shows that nothing else is missing.
         let put_off = std::mem::replace(&mut self.backlog.put_off, !report.rules_put_off.is_empty());
         if put_off && !report.full && !has_failed {
             self.schedule.request_full(end);

@@ -108,8 +108,8 @@ impl Reconciler {
         self.safeguards.own.held().chain(self.safeguards.others.held())
     }
 
-    /// The time at which a Frontend that is [held back](Reconciler::held) since this moment follows the input, if nothing changes; `None`: only when it is
-    /// confirmed, or when an object can be read.
+    /// The time at which a Frontend that is [held back](Reconciler::held) since this moment follows the input, if
+    /// nothing changes. `None`: only when it is confirmed, or when an object can be read.
     pub fn held_until(&self, key: &FrontendKey, since: Moment) -> Option<Moment> {
         self.safeguards.own.until(key, since).and(self.safeguards.others.until(key, since))
     }
@@ -125,7 +125,7 @@ impl Reconciler {
         Some(self.mode.servers(&self.desired)?.drains)
     }
 
-    /// The virtual server, by firewall mark, that serves outside clients of a Frontend, if it has one of its own
+    /// The virtual server, by firewall mark, that serves outside clients of a Frontend, if it has a separate one
     /// ([`Config::splits_local`](crate::config::Config::splits_local)).
     pub fn split(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         self.wanted()?.split(frontend)
@@ -159,13 +159,14 @@ impl Reconciler {
         &self.totals
     }
 
-    /// Node ports on loopback addresses in nftables mode: listeners of this process, and what rules refused. `None` where there are none.
+    /// Node ports on loopback addresses in nftables mode: listeners of this process, and what rules refused. `None`
+    /// without any.
     pub fn localhost_node_ports(&self) -> Option<&LocalhostNodePorts> {
         self.add_ons.localhost.as_ref().map(|localhost| &localhost.counts)
     }
 
-    /// Frontends that Services ask for and do not get: their address or port is reserved, another Service owns it, or the mode cannot
-    /// serve it; and endpoints that the mode leaves out.
+    /// Frontends that Services ask for and do not get, and endpoints that the mode leaves out. The address or port of
+    /// such a Frontend is reserved, another Service owns it, or the mode cannot serve it.
     pub fn refused(&self) -> impl Iterator<Item = Refused> {
         let desired = self.desired();
         let reserved = desired.rejected().map(|(service, refusal)| Refused {

@@ -77,8 +77,8 @@ impl Tally {
         written
     }
 
-    /// Number of rules in own chains when a transaction is carried out on these, and number of those that it writes. A chain gets its rules in one
-    /// place of the transaction, so emptied chains had them before.
+    /// Number of rules in own chains after a transaction on these, and number of those that it writes. A chain gets its
+    /// rules in one place of the transaction, so emptied chains had them before.
     pub(super) fn after(dump: &Dump, transaction: &Transaction) -> (Tally, Tally) {
         let (mut tally, mut written) = (Tally::default(), Tally::default());
         for table in names::TABLES {
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn edits_are_counted_where_they_are_ours() {
+    fn only_own_edits_are_counted() {
         let dump = "*nat\n:PREROUTING ACCEPT [0:0]\n:KUBE-SERVICES - [0:0]\n:KUBE-SVC-A - [0:0]\n:KUBE-SVC-B - [0:0]\n:MINE - [0:0]\n\
                     -A PREROUTING -j KUBE-SERVICES\n-A KUBE-SERVICES -j KUBE-SVC-A\n-A KUBE-SERVICES -j KUBE-SVC-B\n\
                     -A KUBE-SVC-A -j ACCEPT\n-A KUBE-SVC-B -j ACCEPT\n-A MINE -j ACCEPT\nCOMMIT\n";
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_needs_what_was_before() {
+    fn a_difference_needs_the_number_before() {
         let difference = Outcome::Difference { gone: Tally([1, 2]), new: Tally([0, 5]) };
         assert_eq!(difference.from(None), None);
         assert_eq!(difference.from(Some(Tally([3, 10]))), Some(Tally([2, 13])));

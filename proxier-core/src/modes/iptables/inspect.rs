@@ -14,8 +14,9 @@ use crate::modes::ServedFrontend;
 use crate::modes::inspect::{Inspection, TrafficCounters};
 use crate::net::{EndpointKey, Family, FrontendKey};
 
-/// The lines of shared chains about an address and port, the chains that they lead to, and the endpoints there.
-/// `is_of_node`: node ports are served at the address. With a dump that has counters, counts first packets in table nat.
+/// The lines of shared chains about an address and port, the chains that they jump to, and the endpoints there.
+/// `is_of_node`: node ports are served at the address. With a dump that has counters, counts first packets in table
+/// nat.
 pub fn inspect(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Inspection {
     let mut inspection = Inspection::default();
     let mut found: BTreeMap<SharedChain, Vec<Rule>> = BTreeMap::new();
@@ -50,7 +51,7 @@ pub fn inspect(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Inspection {
     inspection
 }
 
-/// All Frontends that the rules of a family serve, with the endpoints to which their chains lead; with a dump that has counters, the first
+/// All Frontends that the rules of a family serve, with their endpoints and, with a dump that has counters, the first
 /// packets of their connections. A node port is at address 0.0.0.0 or `::`.
 pub fn list_frontends(dump: &Dump, family: Family) -> BTreeMap<FrontendKey, ServedFrontend> {
     let mut all: BTreeMap<FrontendKey, ServedFrontend> = BTreeMap::new();

@@ -62,8 +62,8 @@ impl SharedChain {
     }
 }
 
-/// A line of a shared chain. No two lines match the same packet with different results, so their order has no meaning: of two
-/// Services that want one node port, which the API server never gives to both, either may get it.
+/// A line of a shared chain. No two lines match the same packet with different results, so their order has no meaning.
+/// If two Services want one node port, which the API server never gives to both, either may get it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Line {
     pub(super) chain: SharedChain,

@@ -1,4 +1,5 @@
-//! iptables mode: chains and rules as kube-proxy's iptables mode writes them, byte for byte but for the differences named below.
+//! iptables mode: chains and rules exactly as kube-proxy's iptables mode writes them, except for the differences named
+//! below.
 //!
 //! ```text
 //!  Desired ──▶ Wanted, Changes ──update──▶ Transaction      only what changed; nothing is read
@@ -8,20 +9,23 @@
 //!
 //! # Own chains and rules
 //!
-//! The chains of kube-proxy's iptables mode by name, in nat and filter, and in built-in chains the jumps to them that carry
-//! its comments. An own chain has exactly this proxy's rules. Of the kubelet's chains only `KUBE-FIREWALL` is touched: it is made
-//! if it is missing, and gets the rule without which node ports on 127.0.0.1 would be a hole. It is never emptied or deleted.
+//! Own chains are those of kube-proxy's iptables mode, by name, in nat and filter. Own jumps are those from built-in
+//! chains to them that carry its comments. An own chain has exactly this proxy's rules. Of the kubelet's chains only
+//! `KUBE-FIREWALL` is touched. It is created if it is missing, and gets the rule that closes a hole of node ports on
+//! 127.0.0.1. It is never emptied or deleted.
 //!
 //! # A pass
 //!
-//! A full pass reads the rules of each family by itself, and compares. A pass for changes reads nothing, as long as the last
-//! write of the family was done: it writes what changed. If the kernel contradicts that (a line to delete is not there), the
-//! table is not changed, and the rules are read at once. Each table that is written must have the chain
-//! `KUBE-PROXY-CANARY`, else the write fails too: another program has deleted the chains, and single lines would be useless without the rest.
+//! A full pass reads the rules of each family by itself, and compares. A pass for changes reads nothing if the last
+//! write of the family succeeded. It writes what changed. If the kernel contradicts that (a line to delete is not
+//! there), the table is not changed, and the rules are read at once. Each table that is written must have the chain
+//! `KUBE-PROXY-CANARY`, otherwise the write fails too: another program has deleted the chains, and single lines would
+//! be useless without the rest.
 //!
-//! After another failure (the lock of iptables) the family is tried again after a pause of up to five seconds; the other
-//! family does not wait. If the kernel refuses what was compared, the Services that are the reason are found by halves, at
-//! most 16 in a pass; they keep what they have, are reported, and tried again at full passes and when they change.
+//! After another failure (the lock of iptables) the family is tried again after a pause of up to five seconds; the
+//! other family does not wait. If the kernel refuses what was compared, the mode finds the Services that are the reason
+//! by bisection, at most 16 in a pass. They keep what they have, are reported, and are tried again at full passes and
+//! when they change.
 //!
 //! `net.ipv4.conf.all.route_localnet` is set when node ports are served on 127.0.0.1, once the rules of IPv4 are there. [`cleanup`] leaves it
 //! and the rule that guards loopback addresses.
@@ -34,15 +38,15 @@
 //!
 //! # Where this differs from kube-proxy
 //!
-//! * An address and port has one owner ([`Desired`](crate::service::Desired)); other Services' lines for it are left out.
-//!   Reserved addresses and ports have no lines. A node port that is reserved at some of the node's addresses has a line for
-//!   each remaining address. (Node ports of two Services never collide: the API server gives them out.)
-//! * Source ranges hold for an address that is both an external IP and a load balancer's. A range of prefix length 0
-//!   restricts no client, so nothing is written for it. If no range can be read, no client gets through.
-//! * Of an address that is both the cluster IP and external, only the line of the cluster IP is written: no packet reaches
-//!   any further line.
-//! * Comments in rules about endpoints, which kube-proxy leaves out beyond a thousand endpoints, are left out likewise, but
-//!   no chain is written only for them.
+//! * An address and port has one owner ([`Desired`](crate::service::Desired)); other Services' lines for it are left
+//!   out. Reserved addresses and ports have no lines. A node port that is reserved at some of the node's addresses has
+//!   a line for each remaining address. Node ports of two Services never collide, since the API server allocates them.
+//! * Source ranges also apply to an address that is both an external IP and a load balancer's. A range of prefix length
+//!   0 restricts no client, so nothing is written for it. If no range can be read, no client gets through.
+//! * For an address that is both the cluster IP and external, only the line of the cluster IP is written, since no
+//!   packet reaches any further line.
+//! * Comments in rules about endpoints are left out beyond a thousand endpoints, as in kube-proxy, but no chain is
+//!   written only for them.
 //! * Jumps have an order: source ranges are checked before marked packets are accepted, in place of any earlier order.
 //!
 //! As with kube-proxy, and unlike IPVS mode, external traffic under `externalTrafficPolicy: Local` is dropped where this node

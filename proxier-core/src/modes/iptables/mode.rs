@@ -50,7 +50,7 @@ pub(crate) struct Mode {
     index: Index,
     /// The node facts differ from those of the last pass.
     new_facts: bool,
-    /// The kernel has been compared as a whole.
+    /// The whole kernel state has been compared.
     compared: bool,
     /// Frontends that the kernel serves, with whether there are endpoints.
     known: BTreeMap<FrontendKey, bool>,
@@ -138,7 +138,7 @@ impl Mode {
                 Err(error) if pass.full && error.kind() == PortErrorKind::Unavailable => {
                     self.counters = Counters::Missing;
                 }
-                // The kernel may be busy: rules stay as they are.
+                // The kernel may be busy: rules stay unchanged.
                 Err(_) => {}
                 Ok(there) => {
                     if self.counters == Counters::Missing {
@@ -237,7 +237,7 @@ impl Mode {
         if is_first || families.len() > 1 {
             rules.list_meanwhile(families, &mut || {
                 let families = families.iter().filter(|_| is_first);
-                // What cannot be made is told when it is compared.
+                // What cannot be made is reported when it is compared.
                 made.extend(families.filter_map(|family| Some((*family, NewRules::new(wanted, *family).ok()?))));
             });
         }
@@ -291,7 +291,7 @@ impl Mode {
         Unread::new(format_args!("rules of {}", family.name()), error)
     }
 
-    /// A family's rules are not known, and tried again after a pause.
+    /// A family's rules are unknown, and tried again after a pause.
     fn failed(&mut self, family: Family, now: Moment) {
         let state = self.families.entry(family).or_default();
         state.is_known = false;

@@ -121,8 +121,8 @@ pub(super) fn is_jump_of_ours(table: &TableName, rule: &Rule) -> bool {
     known && is_ours(table, target) && !is_of_service(table, target)
 }
 
-/// Appends the hash in the names of a Service port's chains: the first 16 letters of base32 of the SHA-256 of name and protocol,
-/// which are exactly the first ten bytes. An endpoint's chain has the endpoint in it too.
+/// Appends the hash in the names of a Service port's chains. It is the first 16 letters of base32 of the SHA-256 of
+/// name and protocol, which are exactly the first ten bytes. An endpoint's chain has the endpoint in it too.
 fn append_hash(name: &mut String, port: &Port, endpoint: Option<&str>) {
     let mut digest = Sha256::new();
     digest.update(&*port.name);

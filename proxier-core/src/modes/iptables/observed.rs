@@ -98,7 +98,7 @@ pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> 
     served
 }
 
-/// Lines and chains of a family that stay as they are, wanted or not.
+/// Lines and chains of a family that stay unchanged, wanted or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
     /// Lines for these stay, own and foreign ones, and none are written.
@@ -129,7 +129,7 @@ impl Keep {
         self.services.insert(service.clone());
     }
 
-    /// Whether the lines of this Service about a subject are kept as they are: none is written.
+    /// Whether the lines of this Service about a subject are kept unchanged: none is written.
     pub(super) fn keeps_line(&self, place: &LineSubject, service: &ObjectKey) -> bool {
         self.held.contains(place) || self.left.get(place).is_some_and(|services| services.contains(service))
     }
@@ -182,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_say_what_they_are_for() {
+    fn lines_show_their_subjects() {
         let place = |chain, text: &str| LineSubject::from_rule(chain, &Rule::parse(text).unwrap(), Family::V4);
         let web = LineSubject::Address("TCP 10.96.0.10:80".parse().unwrap());
         for text in [
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn lines_are_told_by_their_comments() {
+    fn lines_are_recognised_by_their_comments() {
         let is_webs = |comment: &str| {
             let rule = Rule::builder().comment(comment).target("DROP").build().unwrap();
             is_line_of(&rule, &ObjectKey::new("demo", "web"))

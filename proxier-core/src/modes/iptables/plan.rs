@@ -63,7 +63,7 @@ pub(super) enum Basis {
 /// Services that the kernel has refused.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RefusedServices {
-    /// Services that are left as they are: their input did not change, and they are tried at full passes only.
+    /// Services that are left unchanged: their input did not change, and they are tried at full passes only.
     pub(super) left: BTreeSet<ObjectKey>,
     /// Tried again by themselves, after the rest.
     pub(super) tried: BTreeSet<ObjectKey>,

@@ -95,7 +95,7 @@ struct Endpoint {
 }
 
 impl Endpoint {
-    /// The address alone. It takes time to print one, and there may be a hundred thousand.
+    /// The address alone. Printing takes time, and there may be a hundred thousand.
     fn address(&self) -> &str {
         let address = self.text.rsplit_once(':').map_or("", |(address, _port)| address);
         address.trim_matches(['[', ']'])
@@ -131,7 +131,8 @@ fn uses_local(port: &Port) -> bool {
         || port.is_external && port.external_policy == TrafficPolicy::Local
 }
 
-/// The endpoints, sorted as text. The order has no meaning, but rules in another order would be written again when taking over.
+/// The endpoints, sorted as text. The order has no meaning, but rules in another order would be rewritten when taking
+/// over from kube-proxy.
 fn as_kube_proxy_sorts<'a>(
     endpoints: &[EndpointKey],
     reached: &'a BTreeMap<EndpointKey, Endpoint>,
@@ -156,7 +157,7 @@ impl ServiceLowering<'_> {
         if self.comments { noted(&comment()) } else { Rule::builder() }
     }
 
-    /// External traffic. Under policy `Local` what comes from inside the cluster goes to any node, as if it went out to a
+    /// External traffic. Under policy `Local`, traffic from inside the cluster goes to any node, as if it left for a
     /// load balancer and came in again.
     fn external(&self) -> Result<Vec<Rule>, Error> {
         let (name, policy) = (&self.port.name, self.port.external_policy);
@@ -183,7 +184,8 @@ impl ServiceLowering<'_> {
         Ok(rules)
     }
 
-    /// Traffic to load balancers: a client in no range returns without a destination, and is dropped in filter.
+    /// Traffic to load balancers. For a client in no range the chain returns without a destination, and filter drops
+    /// the packet.
     fn firewall(&self) -> Result<Vec<Rule>, Error> {
         let (port, external) = (self.port, self.names.external()?);
         let from = |source: String| {
@@ -201,7 +203,7 @@ impl ServiceLowering<'_> {
         Ok(rules)
     }
 
-    /// Chooses an endpoint: that of the client's earlier connections, else any with the same probability.
+    /// Chooses an endpoint: that of the client's earlier connections, otherwise any with the same probability.
     fn policy(&self, policy: TrafficPolicy, endpoints: &[&Endpoint]) -> Result<Vec<Rule>, Error> {
         let mut rules = Vec::new();
         rules.extend(self.masquerade_outside(policy)?);
@@ -237,7 +239,7 @@ impl ServiceLowering<'_> {
         rule.args(sources).jump(&self.mark).build().map(Some)
     }
 
-    /// The endpoint itself as client is masqueraded: otherwise it would answer itself, past this node.
+    /// Masquerades the endpoint itself as client. Otherwise it would answer itself, past this node.
     fn endpoint(&self, endpoint: &Endpoint) -> Result<Vec<Rule>, Error> {
         let rule = || self.about_endpoint(|| self.port.name.to_string());
         let hairpin = rule().args(["-s", endpoint.address()]).jump(&self.mark).build()?;
@@ -253,7 +255,7 @@ impl ServiceLowering<'_> {
 
 /// Probability of one of `left` endpoints, as kube-proxy prints it.
 fn probability(left: usize) -> Cow<'static, str> {
-    /// Texts for as many endpoints as most Services have: each rule would print its own otherwise.
+    /// Texts for as many endpoints as most Services have. Otherwise each rule would print its own.
     static FEW: LazyLock<Vec<String>> = LazyLock::new(|| (0..64).map(print).collect());
     fn print(left: u32) -> String {
         format!("{:.10}", 1.0 / f64::from(left))

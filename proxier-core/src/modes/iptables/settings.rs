@@ -20,13 +20,13 @@ pub struct Options {
     pub localhost_node_ports: bool,
     /// Whether masqueraded connections get random ports.
     pub random_fully: RandomFully,
-    /// Whether packets that belong to no known connection are dropped when forwarded; otherwise an endpoint's late answer
-    /// may reach the client with the endpoint's address and end its connection. As in kube-proxy from 1.30 there is no
-    /// rule where the sysctl `nf_conntrack_tcp_be_liberal` is not 0, as each full pass finds it.
+    /// Whether packets that belong to no known connection are dropped when forwarded. Otherwise an endpoint's late
+    /// answer may reach the client with the endpoint's address and end its connection. As in kube-proxy from 1.30,
+    /// there is no such rule if the sysctl `nf_conntrack_tcp_be_liberal` is not 0. Each full pass reads it.
     pub drop_invalid: bool,
-    /// Clients of Services without endpoints get a reset where they use TCP (`iptables.rejectWithReset`), not ICMP, which the kernel
-    /// limits for each client (`icmp_ratelimit`): of many connections in a second, those beyond the limit wait. Default: no, as in
-    /// kube-proxy.
+    /// Whether TCP clients of Services without endpoints get a reset (`iptables.rejectWithReset`) instead of ICMP. The
+    /// kernel limits ICMP for each client (`icmp_ratelimit`), so with many connections in a second some clients wait.
+    /// Default: no, as in kube-proxy.
     pub reject_with_reset: bool,
     /// Rules name counters of packets as kube-proxy's do from 1.32 ([`COUNTERS`]), which have to be there. The mode finds out by itself
     /// whether the kernel has any. Default: no.
@@ -60,18 +60,19 @@ impl Default for Options {
 
 /// Whether masqueraded connections get random ports (`MASQUERADE --random-fully`; `iptables.randomFully`).
 ///
-/// Without them the kernel keeps the client's port where it is free: two connections that are masqueraded at the same moment may
-/// get the same one, and then one is lost (`insert_failed` of `conntrack -S`).
+/// Without random ports the kernel keeps the client's port if it is free. So two connections that are masqueraded at
+/// the same moment may get the same one, and then one is lost (`insert_failed` of `conntrack -S`).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum RandomFully {
-    /// If the programs know how: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`), as kube-proxy does. Default.
+    /// If the programs support it: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`), as kube-proxy
+    /// does. Default.
     #[default]
     Auto,
-    /// Always. Programs that do not know it refuse the rules.
+    /// Always. Programs without support refuse the rules.
     Always,
-    /// Never: for servers that look at the client's port (NFS and RPC with ports below 1,024), and for logs and firewalls that
-    /// compare ports on both sides of this node.
+    /// Never. For servers that check the client's port (NFS and RPC with ports below 1,024), and for logs and firewalls
+    /// that compare ports on both sides of this node.
     Never,
 }
 
@@ -218,8 +219,8 @@ fn postrouting(settings: &Settings) -> Vec<RuleBuilder> {
     ]
 }
 
-/// The kubelet's chain with the rule that has to be in it: `route_localnet`, which node ports on 127.0.0.1 need, would let
-/// neighbours reach programs that listen there only (CVE-2020-8558).
+/// The kubelet's chain with its required rule: `route_localnet`, which node ports on 127.0.0.1 need, would let
+/// neighbours reach programs that listen only there (CVE-2020-8558).
 ///
 /// # Errors
 /// None in practice.
@@ -234,7 +235,7 @@ pub(super) fn kubelet_firewall(settings: &Settings) -> Result<TableChain, Error>
     chain(TableName::FILTER, names::KUBELET_FIREWALL, rules)
 }
 
-/// The last lines of `KUBE-SERVICES` in nat: what no address of a Service took may be for a node port.
+/// The last lines of `KUBE-SERVICES` in nat, for node ports: packets that no Service address matched.
 ///
 /// # Errors
 /// None in practice.

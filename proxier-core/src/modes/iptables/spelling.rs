@@ -42,8 +42,9 @@ pub(super) fn text(rule: &Rule) -> String {
     plain(rule, true).unwrap_or_else(|| rule.clone()).canonical().to_string()
 }
 
-/// The arguments of a rule without the kernel's additions, sorted. Rules with equal words mean the same if one of them is an own one:
-/// these never have two matches whose order counts. That this is quick matters: a node may have a hundred thousand rules.
+/// The arguments of a rule without the kernel's additions, sorted. Rules with equal words mean the same if one of them
+/// is an own one: these never have two matches whose order counts. Speed matters: a node may have a hundred thousand
+/// rules.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Words<'r>(Vec<Word<'r>>);
 
@@ -163,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_prints() {
+    fn the_kernels_spelling_is_recognised() {
         let ours = "-m comment --comment \"- a !\" -m tcp -p tcp -d 10.0.0.1 --dport 80 ! -s 10.244.0.0/16 -j X";
         compare(
             ours,
@@ -194,7 +195,7 @@ mod tests {
     }
 
     #[test]
-    fn comments() {
+    fn comments_may_be_ignored() {
         let [a, b] = ["-m comment --comment a -j X", "-j X"].map(|text| Rule::parse(text).unwrap());
         assert!(same(&a, &b, false) && !same(&a, &b, true));
     }

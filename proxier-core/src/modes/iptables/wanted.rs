@@ -45,8 +45,9 @@ impl Index {
         Wanted { desired, index: self }
     }
 
-    /// Computes again what rules depend on besides Services. Returns whether it differs: all rules have to be compared with the
-    /// kernel's ([`changes`](super::diff::changes)) then.
+    /// Computes again what rules depend on besides Services. Returns whether it differs. Then all rules have to be
+    /// compared with the kernel's ([`changes`](super::diff::changes)). Returns whether it differs: all rules have to be
+    /// compared with the kernel's ([`changes`](super::diff::changes)) then.
     pub fn set_settings(&mut self, facts: &NodeFacts, options: Options) -> bool {
         let settings = settings(facts, options);
         let differs = settings != self.settings;
@@ -108,7 +109,7 @@ fn endpoints_of(port: &Port) -> usize {
     port.cluster.len().max(port.local.len())
 }
 
-/// Effects of a change on one family: chains of Service ports as they were and as they are, and lines likewise.
+/// Effects of a change on one family: chains of Service ports before and after, and lines likewise.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     pub(super) chains_before: Vec<Chain>,
@@ -172,8 +173,8 @@ impl<'a> Wanted<'a> {
         owned.chain(node_ports).chain(check).collect()
     }
 
-    /// The chains that all Services share, without the lines of places that stay as they are, and the chains that depend on no
-    /// Service, in the order in which they are written.
+    /// The chains that all Services share, without the lines of places that stay unchanged. Then the chains that depend
+    /// on no Service, in the order in which they are written.
     pub(super) fn shared_chains(self, family: Family, keep: &Keep) -> Result<Vec<TableChain>, Error> {
         let Some(settings) = self.settings(family) else { return Ok(Vec::new()) };
         let mut rules = self.shared_rules(family, keep)?;

@@ -2,18 +2,20 @@
 //!
 //! Effects of a local route on `lo`, compared with an address on the dummy device:
 //!
-//! * A network that is local as a whole takes packets to all its addresses, those of no Service among them. Rules refuse new
-//!   connections to addresses and ports that no Service serves ([`Inputs::guarded_networks`](super::rules::Inputs::guarded_networks)), so that
-//!   no program that listens on all addresses of this host answers there. The rules are there before the route.
-//!   A port that is in the sets counts as served: in the moment before its virtual server is made, and while the kernel refuses
-//!   to make it, a program that listens on all addresses at that port answers in such a network. An address with a route of its own
-//!   waits for its virtual server.
-//! * Programs of this host that connect to a Service have the node's address as their own, not the Service's.
-//! * ARP: with `arp_ignore` 0 the kernel answers for every address of a local route on every interface, as it does for the
-//!   dummy device's addresses (net/ipv4/arp.c, `arp_process`): for a whole network that is too much. With
-//!   1 (`ipvs.strictARP`) it answers only for addresses that the interface itself has (`arp_ignore`, `inet_confirm_addr`), so for
-//!   none of these. IPv6: neighbour advertisements are sent only for an interface's own addresses (net/ipv6/ndisc.c,
-//!   `ndisc_recv_ns`), so never for these. A program that announces load balancers' addresses can do so with either binding.
+//! * A network that is local as a whole takes packets to all its addresses, also to those of no Service. So rules
+//!   refuse new connections to addresses and ports that no Service serves
+//!   ([`Inputs::guarded_networks`](super::rules::Inputs::guarded_networks)). Otherwise a program that listens on all
+//!   addresses of this host would answer there. The rules are written before the route. A port in the sets counts as
+//!   served. So before its virtual server is created, and while the kernel refuses to create it, a program that listens
+//!   on all addresses at that port answers in such a network. An address with a route of its own waits for its virtual
+//!   server.
+//! * Programs of this host that connect to a Service have the node's address as their source, not the Service's.
+//! * ARP: with `arp_ignore` 0 the kernel answers for every address of a local route on every interface, as it does for
+//!   the dummy device's addresses (net/ipv4/arp.c, `arp_process`). For a whole network that is too much. With 1
+//!   (`ipvs.strictARP`) it answers only for addresses that the interface itself has (`arp_ignore`,
+//!   `inet_confirm_addr`), so for none of these. IPv6: neighbour advertisements are sent only for an interface's own
+//!   addresses (net/ipv6/ndisc.c, `ndisc_recv_ns`), so never for these. A program that announces load balancers'
+//!   addresses can do so with either binding.
 //! * Packets that come in with such a source are dropped, as from any address of this host.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -124,15 +126,15 @@ pub struct Routes {
     pub is_on: bool,
     /// Networks that are local as a whole.
     pub whole: BTreeSet<Network>,
-    /// Networks of cluster IPs that cannot be.
+    /// Networks of cluster IPs that cannot be made local.
     pub unusable: Vec<Unusable>,
     /// The sources of this host's own packets, at most one of each family.
     sources: Vec<IpAddr>,
 }
 
 impl Routes {
-    /// Networks for this node. A network that has an address of the node, of a gateway, of the API server or of another host that
-    /// the node has to reach, or a network of pods, cannot be local as a whole.
+    /// Networks for this node. A network cannot be local as a whole if it has an address of the node, of a gateway, of
+    /// the API server or of another host that the node has to reach. Neither can a network of pods.
     pub fn new(wanted: &Wanted<'_>, facts: &NodeFacts) -> Self {
         Self::for_addresses(&|address| wanted.has_address(address), facts)
     }

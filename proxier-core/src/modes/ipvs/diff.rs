@@ -221,7 +221,8 @@ impl Diff<'_> {
             VirtualServerChange::Delete
         };
         self.changes.virtual_servers.insert(key, change);
-        // While a node port left behind exists, it is recorded as this proxy's: the set may have its port with other addresses from now on.
+        // While a left-over node port exists, it is recorded as this proxy's: the set may have its port with other
+        // addresses from now on.
         if self.observed.is_left_behind(&key)
             && let Some(entry) = Observed::served_entry(&key)
         {
@@ -230,14 +231,15 @@ impl Diff<'_> {
         }
     }
 
-    /// Whether this is the virtual server of the mark of a Frontend that is still served, but not split, or of a node port at any address:
-    /// connections through it go on. Rules of iptables do not know the mark, so it would never go with those.
+    /// Whether this is the virtual server of the mark of a Frontend that is still served, but not split, or of a node
+    /// port at any address. Connections through it go on. Rules of iptables do not know the mark, so it would never go
+    /// with those.
     fn is_split_no_more(&self, key: &VirtualServerKey) -> bool {
         let is_mark = matches!(key, VirtualServerKey::Fwmark { .. });
         is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.is_drained(key)
     }
 
-    /// A record stays as long as its virtual server: it shows that this is the proxy's own.
+    /// A record stays as long as its virtual server, since it shows that this is the proxy's own.
     fn keep_records(&mut self) {
         let (wanted, observed) = (self.wanted, self.observed);
         let Changes { delete_entries, virtual_servers, .. } = &mut self.changes;
@@ -335,8 +337,8 @@ pub fn hold(held: &BTreeSet<FrontendKey>, changes: &mut Changes, observed: &Obse
     changes.add_entries.retain(|(set, element)| set.kind != SetKind::NoEndpoint || !needs.entry(*set, element));
 }
 
-/// Addresses and entries that have to stay as long as some virtual servers do: those that mark these as this proxy's, those that
-/// guard them (source ranges), and the hairpin entries of their real servers.
+/// Addresses and entries that have to stay as long as some virtual servers do. They mark these as this proxy's or guard
+/// them (source ranges), or they are the hairpin entries of their real servers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Needs {
     addresses: BTreeSet<IpAddr>,

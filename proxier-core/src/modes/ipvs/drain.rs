@@ -24,11 +24,11 @@ pub struct Policy {
     pub first_poll: Duration,
     /// The longest pause between two checks. Default 60 s, kube-proxy's only pause.
     pub poll: Duration,
-    /// Protocols whose real servers drain; those of other protocols are deleted at once. Default TCP, as with kube-proxy. In any case, a real
-    /// server of TCP or UDP keeps its connections, without a deadline, as long as its endpoint serves, though hints or policies select other
-    /// endpoints or it is being stopped.
+    /// Protocols whose real servers drain; those of other protocols are deleted at once. Default TCP, as with
+    /// kube-proxy. In any case, a real server of TCP or UDP keeps its connections, without a deadline, as long as its
+    /// endpoint serves. This holds even if hints or policies select other endpoints or the endpoint is being stopped.
     ///
-    /// A client that keeps sending over UDP from one port would keep its real server without end, gone or not; SCTP
+    /// A client that keeps sending over UDP from one port would keep its real server indefinitely, deleted or not; SCTP
     /// associations have other paths.
     pub protocols: BTreeSet<Protocol>,
 }
@@ -153,19 +153,20 @@ struct Watch {
 
 /// The real servers that drain, and when to check them.
 ///
-/// A real server that is not wanted any more gets weight 0: the scheduler skips it, and its connections go on. From then on
-/// it is in here ([`Drains::begin`]). When it is due ([`Drains::due`]), the caller lists the real servers of its virtual
-/// server and passes them to [`Drains::observe`], which says what to delete. One that is wanted again gets its weight back
-/// in place and leaves ([`Drains::forget`]): deleting and adding it, as kube-proxy does, cuts connections.
+/// A real server that is not wanted any more gets weight 0: the scheduler skips it, and its connections go on. From
+/// then on it is in here ([`Drains::begin`]). When it is due ([`Drains::due`]), the caller lists the real servers of
+/// its virtual server and passes them to [`Drains::observe`], which says what to delete. A real server that is wanted
+/// again gets its weight back in place and leaves ([`Drains::forget`]). kube-proxy deletes and adds it instead, which
+/// cuts connections.
 ///
 /// # What counts as a connection
 ///
-/// Active and inactive ones, as with kube-proxy: an inactive TCP connection is half closed or still being opened. What the
-/// kernel calls persistent connections (`persistconns`) does not count. These are templates, which only remember which real
-/// server a client gets (session affinity). A template outlives the last connection by the affinity's timeout, three hours
-/// by default, and has no effect on a real server with weight 0: with `net.ipv4.vs.expire_quiescent_template`, which this
-/// proxy sets, the kernel ignores such a template for new connections (`ip_vs_check_template`). Each connection under a
-/// template counts by itself.
+/// Active and inactive ones, as with kube-proxy: an inactive TCP connection is half closed or still being opened. What
+/// the kernel calls persistent connections (`persistconns`) does not count. These are templates, which only remember
+/// which real server a client gets (session affinity). A template outlives the last connection by the affinity's
+/// timeout, three hours by default. It has no effect on a real server with weight 0: this proxy sets
+/// `net.ipv4.vs.expire_quiescent_template`, and the kernel then ignores such a template for new connections
+/// (`ip_vs_check_template`). Each connection under a template counts by itself.
 ///
 /// # Restart
 ///

@@ -23,8 +23,8 @@ use crate::snapshot::Balancing;
 
 /// Objects that Frontends and Services have in common, kept up to date at O(changed Services).
 ///
-/// Services share: two may use one load-balancer address with different ports, and one pod may be in many. Shared objects are
-/// counted and go when their last user goes.
+/// Services share objects: two may use one load-balancer address with different ports, and one pod may be in many.
+/// Shared objects are counted and removed with their last user.
 ///
 /// Two values with the same Services compare equal, however they were built.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,20 +41,20 @@ pub struct Index {
     /// Frontends that can be are split ([`split`]).
     pub(super) splits: bool,
     pub(super) marks: Marks,
-    /// Frontends that would be split, and are not.
+    /// Frontends that should be split, and are not.
     pub(super) unmarked: BTreeSet<FrontendKey>,
 }
 
 /// Changes of an update, by name: objects where the kernel may have to follow.
 ///
-/// An object that an update left as it was is not in here, even if its Service was compiled again.
+/// An object that an update left unchanged is not in here, even if its Service was compiled again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Changed {
-    /// Virtual servers that are new, gone, or have another configuration or other real servers. One that several Services
-    /// claim may be in here unchanged when more than one of them was refreshed at once.
+    /// Virtual servers that are new, removed, or have another configuration or other real servers. One that several
+    /// Services claim may be in here unchanged when more than one of them was refreshed at once.
     pub virtual_servers: BTreeSet<VirtualServerKey>,
-    /// Addresses on the dummy device that are new or gone.
+    /// Addresses on the dummy device that are new or removed.
     pub addresses: BTreeSet<IpAddr>,
     /// Addresses that another interface got or lost, or that Services newly ask for or no longer do; see
     /// [`Wanted::is_elsewhere`].
@@ -69,7 +69,7 @@ impl Changed {
         *self == Changed::default()
     }
 
-    /// Adds what a later update changed. Something that changed back stays in here: it is to be checked, and may not
+    /// Adds what a later update changed. Something that changed back stays in here: it has to be checked, and may not
     /// differ.
     pub fn extend(&mut self, later: Changed) {
         let Changed { virtual_servers, addresses, elsewhere, entries } = later;
@@ -358,7 +358,7 @@ impl Index {
         }
     }
 
-    /// Reason why a Frontend that the configuration would have split is not.
+    /// Reason why a Frontend that the configuration asks to split is not split.
     pub(super) fn why_unmarked(&self, frontend: &Frontend) -> Option<&'static str> {
         if !self.splits || !frontend.would_split() || self.mark_of(frontend).is_some() {
             return None;
@@ -396,7 +396,7 @@ impl Index {
     }
 }
 
-/// The same scheduler with weights, where it knows only 0.
+/// The same scheduler with weights, if it supports only weight 0.
 fn weighted(scheduler: Scheduler) -> Scheduler {
     match scheduler {
         Scheduler::RoundRobin => Scheduler::WeightedRoundRobin,

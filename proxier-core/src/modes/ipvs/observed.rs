@@ -136,20 +136,22 @@ impl Observed {
         [&self.sets, &self.before].into_iter().filter_map(move |sets| sets.get(&set)).flatten()
     }
 
-    /// Whether a virtual server is this proxy's, made by it or by one with the same sets: its address, protocol and port are in a
-    /// set, or it is in [`ours`](Observed::ours). One by firewall mark is if its mark is recorded ([`SetKind::SplitMark`]).
+    /// Whether a virtual server is this proxy's, made by it or by one with the same sets. Then its address, protocol
+    /// and port are in a set, or it is in [`ours`](Observed::ours). One by firewall mark is if its mark is recorded
+    /// ([`SetKind::SplitMark`]).
     ///
-    /// Where no set has its address, a virtual server is this proxy's too if that is on the dummy device or has a route of its own:
-    /// another program destroyed a set, or kube-proxy ended before it wrote its sets, which it does after its virtual servers. Where
-    /// sets have the address with other ports, a virtual server is foreign. A route of a whole network says nothing, unless the
-    /// set of cluster IPs is gone when a process begins or cleans up: no other program can serve in such a network, which the proxy's rules guard.
+    /// If no set has its address, a virtual server is also this proxy's if the address is on the dummy device or has a
+    /// separate route. Then another program destroyed a set, or kube-proxy ended before it wrote its sets, which it
+    /// does after its virtual servers. If sets have the address with other ports, a virtual server is foreign. A route
+    /// of a whole network proves nothing, with one exception: the set of cluster IPs is missing when a process starts
+    /// or cleans up. No other program can serve in such a network, because the proxy's rules guard it.
     ///
     /// No state file is needed after a crash, since a virtual server is added after its entries and deleted before them.
     ///
     /// kube-proxy keeps node ports without addresses, and so did this crate before it had [`SetKind::NodePortServed`].
-    /// Their virtual servers are recognised so: a node port that is in their set, and in this proxy's with no address at
-    /// all, is such a one at the addresses that this host has now. At any other address, also one that the host has lost, the
-    /// virtual server is foreign: it is reported, and an administrator may delete it.
+    /// Their virtual servers are recognised at the addresses that this host has now: the node port is in their set, and
+    /// in this proxy's set with no address at all. At any other address, also one that the host has lost, the virtual
+    /// server is foreign: it is reported, and an administrator may delete it.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address { addr, .. } = *key else {
             return self.ours.contains(key) || self.frontend_of_mark(key).is_some();
@@ -160,7 +162,8 @@ impl Observed {
         self.ours.contains(key) || marked() || self.is_left_behind(key) || (is_bound() && !self.sets_know(addr))
     }
 
-    /// Whether an address is in a network of cluster IPs that we have made local as a whole, and what recorded them is gone.
+    /// Whether an address is in a network of cluster IPs that we have made local as a whole, and the record of which is
+    /// lost.
     fn is_in_a_network_without_records(&self, addr: IpAddr) -> bool {
         let set = SetKey::new(Family::of(addr), SetKind::ClusterIp);
         self.is_first

@@ -21,7 +21,7 @@ use crate::ports::PortErrorKind;
 use crate::time::Moment;
 
 impl Mode {
-    /// Notes which virtual servers are this proxy's now, and which have to be served yet.
+    /// Notes which virtual servers are this proxy's now, and which still have to be served.
     pub(super) fn note_virtual_servers(&mut self, plan: &Plan) {
         self.recorded.changed = Changed::default();
         let Some(observed) = &self.observed else { return };

@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_is_what_it_was_made_of() {
+    fn a_list_has_the_servers_that_it_was_made_of() {
         let real = |text: &str| RealServer::new(text.parse().unwrap());
         let (one, two) = (real("10.0.0.1:80"), real("10.0.0.2:80").with_weight(Weight::DRAIN));
         let wanted: Arc<[EndpointKey]> = [one.key.into(), two.key.into()].into();

@@ -6,16 +6,17 @@
 //!  pod, this node ─────────────────────▶ IPVS: virtual server of the address   all endpoints, masqueraded
 //! ```
 //!
-//! IPVS looks for a virtual server of the packet's mark first, for one of its address and port then. So a Frontend with external policy
-//! `Local` has both: the table of nf_tables ([`guards`](super::guards)) gives packets of clients outside the Frontend's mark just before
-//! IPVS sees them, and takes it away just behind. Without its mark a packet finds the virtual server of the address.
+//! IPVS looks for a virtual server of the packet's mark first, and then for one of its address and port. So a Frontend
+//! with external policy `Local` has both. The nf_tables table ([`guards`](super::guards)) gives packets of clients
+//! outside the Frontend's mark just before IPVS sees them, and removes it just behind. Without its mark a packet finds
+//! the virtual server of the address.
 //!
-//! * Two sets of the table are for this. [`SetKind::SplitMark`] says which mark is which Frontend's: it is written before the mark's
-//!   virtual server and goes after it, so it shows which virtual servers of marks are this proxy's, also after a crash.
-//!   [`SetKind::LocalSplit`] has the Frontends whose packets get their marks: an entry comes once the mark's virtual server has its real
-//!   servers, and goes before these drain.
-//! * A mark is a number that follows from the address, protocol and port. One that another Frontend or a foreign virtual
-//!   server has is passed over; marks recorded in the kernel count ([`Marks::settle`]).
+//! * Two sets of the table are for this. [`SetKind::SplitMark`] says which mark is which Frontend's. It is written
+//!   before the mark's virtual server and deleted after it, so it shows which virtual servers of marks are this
+//!   proxy's, also after a crash. [`SetKind::LocalSplit`] has the Frontends whose packets get their marks. An entry is
+//!   added once the mark's virtual server has its real servers, and deleted before these drain.
+//! * A mark is a number that follows from the address, protocol and port. One that another Frontend or a foreign
+//!   virtual server has is skipped; marks recorded in the kernel count ([`Marks::settle`]).
 //! * Another program may delete the table (`nft flush ruleset`). A process that runs knows its records ([`RememberedSets`](super::record_applied::RememberedSets)). One that
 //!   begins, and a cleanup, recognise marks by their numbers ([`recall`]): of Frontends whose virtual servers of addresses are there, where this
 //!   proxy's addresses or routes are bound. Any other mark stays foreign.
@@ -137,9 +138,9 @@ impl Marks {
 /// Number of its marks by which a Frontend is recognised, the first choice first.
 const RECOGNISED_BY: usize = 16;
 
-/// Frontends of virtual servers of marks whose records are lost, found by their marks alone: a mark follows from the place, and a place has at
-/// most one. Places are those of virtual servers of addresses. Where several have a mark of one place, that counts which
-/// has an endpoint that a virtual server of an address has too, or none.
+/// Frontends of virtual servers of marks whose records are lost, found by their marks alone: a mark follows from the
+/// place, and a place has at most one. Places are those of virtual servers of addresses. If several have a mark of one
+/// place, the one counts that shares an endpoint with a virtual server of an address, or none.
 pub(super) fn recall(
     (range, masquerade): (MarkRange, MarkBit),
     lost: &BTreeSet<VirtualServerKey>,
@@ -202,8 +203,8 @@ pub(super) fn frontend_of(element: &Element) -> Option<FrontendKey> {
     frontend_at(host, *ports)
 }
 
-/// The entry that records a Frontend's mark. No ipset has entries of an address, a port and a mark, so entries have no such kind: the
-/// mark stands where entries of other sets have a source, as an IPv4 address.
+/// The entry that records a Frontend's mark. No ipset has entries of an address, a port and a mark, so entries have no
+/// such kind. The mark is in the place of the source of other sets' entries, as an IPv4 address.
 pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Element) {
     let ports = Ports::port(frontend.protocol.into(), frontend.port);
     let set = SetKey::new(frontend.family(), SetKind::SplitMark);
@@ -234,7 +235,7 @@ mod tests {
     }
 
     #[test]
-    fn every_frontend_has_a_mark_of_its_own_until_there_are_no_more() {
+    fn every_frontend_has_a_different_mark_until_none_is_left() {
         let mut marks = small();
         for number in 0..300 {
             marks.give(frontend(number));
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_has_counts() {
+    fn marks_in_the_kernel_count() {
         let mut marks = small();
         let wanted: Vec<FrontendKey> = (0..100).map(frontend).collect();
         for frontend in &wanted {
@@ -259,7 +260,7 @@ mod tests {
         let VirtualServerKey::Fwmark { mark: mark_of_first, .. } = first else { panic!("{first}") };
         let VirtualServerKey::Fwmark { mark: mark_of_second, .. } = second else { panic!("{second}") };
         let third = marks.server(&frontend(3)).unwrap();
-        // The kernel has two of them the other way round, an unwanted one, and a foreign one in the way of a third.
+        // The kernel has two of them swapped, an unwanted one, and a foreign one in the way of a third.
         let recorded = [
             (frontend(1), mark_of_second),
             (frontend(2), mark_of_first),
@@ -274,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_is_what_it_was_made_of() {
+    fn a_record_reads_back_the_same() {
         let mark = NonZeroU32::new(0x1600_0102).unwrap();
         for text in ["TCP 203.0.113.1:80", "UDP [2001:db8::1]:53", "SCTP 203.0.113.1:9"] {
             let frontend: FrontendKey = text.parse().unwrap();

@@ -2,26 +2,27 @@
 //!
 //! # Where flows are remembered
 //!
-//! A UDP client that keeps sending from one port is one flow, for as long as its packets come: the kernel cannot see where
+//! A UDP client that keeps sending from one port is one flow, as long as its packets come. The kernel cannot see where
 //! a new conversation begins. Two tables remember the flow.
 //!
-//! * **IPVS** (`/proc/net/ip_vs_conn`) remembers the real server. A flow whose real server was deleted is not sent on:
-//!   its packets are dropped until the entry expires (`ip_vs_in_hook`), by default 5 minutes after the last one that
+//! * **IPVS** (`/proc/net/ip_vs_conn`) remembers the real server. A flow whose real server was deleted is not sent on.
+//!   Its packets are dropped until the entry expires (`ip_vs_in_hook`), by default 5 minutes after the last one that
 //!   was sent on. With `net.ipv4.vs.expire_nodest_conn`, which this proxy sets, the first such packet ends the entry,
 //!   and since Linux 5.9 the deletion itself does (`ip_vs_expire_nodest_conn_flush`). A real server with weight 0 keeps
 //!   its flows.
 //! * **Connection tracking** (`nf_conntrack`) remembers for each flow what its answers look like, and whether and how
-//!   it is translated. IPVS tells it which real server answers when it sees the first packet
-//!   (`ip_vs_update_conntrack`), and ends the entry with its own (`ip_vs_conn_drop_conntrack`), as long as
+//!   it is translated. When IPVS sees the first packet, it tells connection tracking which real server answers
+//!   (`ip_vs_update_conntrack`). It ends the entry with its own (`ip_vs_conn_drop_conntrack`) if
 //!   `net.ipv4.vs.conntrack` is on, which this proxy sets.
 //!
-//! So with both settings on, most flows of a deleted real server end by themselves. What remains is a tracked flow without
-//! an entry in IPVS, or with a newer one. Its first packet came before there was a virtual server (while this proxy was not
-//! running, or before the Service existed), and was routed or translated some other way; or IPVS's entry ended and the
-//! tracked one did not, on older kernels and with one of the settings off. Once a flow is tracked, its entry does not
-//! change: answers of the new real server do not match it, and the flow is not masqueraded when it has to be, since rules
-//! of table nat see only the first packet. A DNS client on a fixed port then waits in vain until it has been silent for
-//! `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the next packet a first one.
+//! So with both settings on, most flows of a deleted real server end by themselves. What remains is a tracked flow
+//! without an entry in IPVS, or with a newer one. Perhaps its first packet came before there was a virtual server
+//! (while this proxy was not running, or before the Service existed), and was routed or translated some other way. Or
+//! IPVS's entry ended and the tracked one did not, on older kernels and with one of the settings off. Once a flow is
+//! tracked, its entry does not change. Answers of the new real server do not match it. The flow is not masqueraded even
+//! if it has to be, since rules of table nat see only the first packet. A DNS client on a fixed port then waits in vain
+//! until it has been silent for `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the next packet a
+//! first one.
 //!
 //! Real servers whose endpoint still serves, but is not selected any more, drain: as with TCP, connections go on. kube-proxy's IPVS mode deletes
 //! them, and their flows end.
@@ -61,7 +62,7 @@ pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServ
         let mut answering = answering(key, wanted, drains);
         match change {
             VirtualServerChange::Delete if wanted.frontend(key).is_none() => answering.clear(),
-            // That of a mark goes, and that of the address stays.
+            // That of a mark is deleted, and that of the address stays.
             VirtualServerChange::Add { .. } | VirtualServerChange::Delete => {}
             VirtualServerChange::Update { add, set, remove, .. } => {
                 let stays = |real: &RealServerKey| wanted.lets_drain(key, real, drains.policy());
@@ -72,7 +73,7 @@ pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServ
                     continue;
                 }
                 for real in remove {
-                    // One that goes may have drained until now.
+                    // One that is deleted may have drained until now.
                     let _changed = if stays(real) {
                         answering.insert(socket_address(real))
                     } else {

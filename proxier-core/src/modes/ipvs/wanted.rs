@@ -21,8 +21,8 @@ use crate::service::{Desired, Frontend};
 use crate::snapshot::ObjectKey;
 use crate::time::Moment;
 
-/// Firewall mark that the configuration asks for ([`Config::splits_local`](crate::config::Config::splits_local)), and a Service does not
-/// get. The Service is served without.
+/// A firewall mark that the configuration asks for ([`Config::splits_local`](crate::config::Config::splits_local)), but
+/// a Service does not get. The Service is served without it.
 ///
 /// Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
@@ -115,8 +115,8 @@ impl<'a> Wanted<'a> {
         self.desired.frontend(&self.frontend_key(key)?)
     }
 
-    /// Whether connections through a virtual server go on though it is not wanted: its Frontend is served, or version 0.1 made it for a node port at
-    /// any address.
+    /// Whether connections through a virtual server go on though it is not wanted. Its Frontend is served, or version
+    /// 0.1 made it for a node port at any address.
     pub(crate) fn is_drained(self, key: &VirtualServerKey) -> bool {
         let place = self.frontend_key(key);
         place.is_some_and(|place| place.address.is_unspecified() || self.desired.frontend(&place).is_some())
@@ -138,7 +138,7 @@ impl<'a> Wanted<'a> {
         self.index.mark_of(frontend)
     }
 
-    /// Services that the configuration would have split, and the reasons why they are not. Costs O(such Frontends).
+    /// Services that the configuration asks to split, and the reasons why they are not. Costs O(such Frontends).
     pub fn unmarked(self) -> impl Iterator<Item = MarkUnavailable> {
         let mut all: BTreeMap<(ObjectKey, &'static str), Vec<FrontendKey>> = BTreeMap::new();
         for key in &self.index.unmarked {
@@ -220,7 +220,7 @@ impl<'a> Wanted<'a> {
 
     /// Whether an address is served that another interface has. Such an address is not bound to the dummy device: set
     /// `KUBE-IPVS-IPS` would close all its other ports, for the node's own programs too. One that is bound already,
-    /// because the other interface got it later, stays bound: addresses move between nodes (keepalived, kube-vip), and
+    /// because the other interface got it later, stays bound. Addresses move between nodes (keepalived, kube-vip), and
     /// the binding is needed again as soon as the other interface loses the address.
     pub fn is_elsewhere(self, address: IpAddr) -> bool {
         self.index.elsewhere.contains_key(&address)

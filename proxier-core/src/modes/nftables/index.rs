@@ -23,7 +23,7 @@ use crate::service::{Changes, Compiled, Desired, Frontend, Roles};
 pub(super) struct Index {
     /// Number of Frontends and Services that need each.
     needs: BTreeMap<Need, usize>,
-    /// Slots of endpoints, of Frontends where they are not simply their places in the list.
+    /// Slots of endpoints, of Frontends for which they are not simply their positions in the list.
     slots: BTreeMap<FrontendKey, Slots>,
     /// Slots as they were written, of Frontends that changed since.
     written: BTreeMap<FrontendKey, Slots>,
@@ -101,8 +101,9 @@ pub(super) fn frontends<'a>(
     all.chain(changed).filter(move |frontend| frontend.key.family() == family)
 }
 
-/// Largest number of rules for slots of session affinity: what Services may cost a node by many endpoints, each with a time of its own. Services
-/// beyond are served without affinity ([`NO_ROOM_TO_STAY`](crate::service::NO_ROOM_TO_STAY)).
+/// Largest number of rules for slots of session affinity. It limits what Services cost a node by many endpoints, each
+/// with a different time. Services beyond are served without affinity
+/// ([`NO_ROOM_TO_STAY`](crate::service::NO_ROOM_TO_STAY)).
 const MOST_SLOT_RULES: u32 = 1 << 14;
 
 fn slot_rules(need: &Need) -> u32 {
@@ -138,7 +139,7 @@ impl Index {
         }
     }
 
-    /// The slots of a Frontend, without affinity where its chains would be too many.
+    /// The slots of a Frontend, without affinity if its chains would be too many.
     fn slots_within_limit(&self, held: &HeldSlots, frontend: &Frontend) -> Slots {
         let slots = Slots::keeping(held, frontend, false);
         if frontend.affinity_secs.is_none() {
@@ -174,7 +175,7 @@ impl Index {
     pub(super) fn follow(&mut self, written: Option<&Frontend>, before: Option<&Frontend>, after: Option<&Frontend>) {
         let Some(key) = after.or(before).map(|frontend| frontend.key) else { return };
         let old = self.slots.remove(&key).unwrap_or_default();
-        // By what was written: an endpoint that was away in the meantime only has its slot as before.
+        // By what was written: an endpoint that was absent in the meantime only has its slot as before.
         let slots = self.written.entry(key).or_insert_with(|| old.clone());
         let held = written.map(|written| HeldSlots::from_frontend(written, slots)).unwrap_or_default();
         let new = after.map(|after| self.slots_within_limit(&held, after)).unwrap_or_default();
@@ -200,7 +201,7 @@ impl Index {
         self.changed.retain(|need| need.family() != family);
     }
 
-    /// Gives endpoints the slots that they have in the kernel, where these can be kept.
+    /// Gives endpoints the slots that they have in the kernel, if these can be kept.
     pub(super) fn adopt(&mut self, desired: &Desired, family: Family, mut held: BTreeMap<FrontendKey, HeldSlots>) {
         for frontend in desired.frontends().filter(|frontend| frontend.key.family() == family) {
             let key = frontend.key;
@@ -327,7 +328,7 @@ mod tests {
     #[test]
     fn session_affinity_has_a_bounded_number_of_rules() {
         let mut index = Index::default();
-        // A slot is a chain, and each of 1,024 slots has rules in the chain that chooses: eight of these are all that there may be.
+        // A slot is a chain, and each of 1,024 slots has rules in the chain that chooses: eight of these are the limit.
         let all: Vec<Arc<Frontend>> = (0..10).map(|number| frontend(number, 600)).collect();
         for one in &all {
             index.follow(None, None, Some(one));

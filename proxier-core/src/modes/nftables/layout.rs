@@ -29,9 +29,9 @@ const NEW: &str = "new-connections";
 /// Chain: connections to Frontends with source ranges.
 const GUARD: &str = "guard";
 
-/// Largest numbers of clients that the lowest slots remember, which all Frontends with affinity share; the kernel makes room for
-/// them at once, 8 MiB together. Higher slots grow as needed up to the kernel's own limit, 65,535 (`nft_dynset_init`). Beyond,
-/// new clients are served without affinity.
+/// Largest numbers of clients that the lowest slots remember, which all Frontends with affinity share. The kernel
+/// allocates memory for them at once, 8 MiB together. Higher slots grow as needed up to the kernel's own limit, 65,535
+/// (`nft_dynset_init`). Beyond, new clients are served without affinity.
 const CLIENTS: [u32; 3] = [0x30000, 0x18000, 0x18000];
 
 /// Interval at which the kernel frees clients that have timed out: it walks the whole set for that. The kernel's own default is 1 s.
@@ -60,7 +60,7 @@ pub(crate) struct Layout {
     /// Detection of local traffic, even if everything is masqueraded.
     local: MasqueradeRule,
     masquerade_all: bool,
-    /// Where pods of other nodes are known ([`NodeFacts::other_pods`]).
+    /// Set if pods of other nodes are known ([`NodeFacts::other_pods`]).
     other_pods: Option<(Network, Network)>,
     /// Connection tracking takes packets outside a window as valid.
     is_liberal: bool,
@@ -165,7 +165,7 @@ impl Layout {
         [&[self.source()], self.frontend().as_slice()].concat()
     }
 
-    /// Sends to the endpoint in a slot, and goes on where there is none.
+    /// Sends to the endpoint in a slot, and goes on if there is none.
     pub(super) fn to_endpoint(&self, slot: Operand) -> RuleBuilder {
         self.to_endpoint_after(self.rule(), slot)
     }
@@ -255,9 +255,9 @@ impl Layout {
         }
     }
 
-    /// The way of connections from outside this node. Under policy `Local`, pods of other nodes are clients outside where they connect to an
-    /// address of the link that they come in by: an endpoint on a third node would answer them past this node. Chains of such Frontends
-    /// ([`Layout::split`]) know them by the mark.
+    /// The way of connections from outside this node. Under policy `Local`, pods of other nodes are clients outside if
+    /// they connect to an address of the link that they come in by. An endpoint on a third node would answer them past
+    /// this node. Chains of such Frontends ([`Layout::split`]) know them by the mark.
     fn arriving(&self) -> Vec<Rule> {
         let marked = |bits| {
             let (network, own) = self.other_pods?;

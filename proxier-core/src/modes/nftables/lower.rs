@@ -26,7 +26,7 @@ pub(crate) enum SetName {
     Draws,
     /// Frontends without endpoints: clients are refused.
     Rejected,
-    /// Frontends with endpoints on other nodes only: a load balancer shall try those.
+    /// Frontends with endpoints on other nodes only: a load balancer should try those.
     Dropped,
     /// Frontends with source ranges.
     Guarded,
@@ -52,7 +52,7 @@ impl SetName {
         SetName::Hairpins,
     ];
 
-    /// Whether each element leads the connections of a Frontend to an endpoint.
+    /// Whether each element sends the connections of a Frontend to an endpoint.
     pub(crate) fn leads_on(self) -> bool {
         matches!(self, SetName::Picked(_) | SetName::Services)
     }
@@ -144,7 +144,7 @@ fn endpoint(key: &EndpointKey) -> [Value; 2] {
 enum Nowhere {
     /// Without any endpoint, clients are refused.
     Reject,
-    /// Endpoints on other nodes only: a load balancer shall try those.
+    /// Endpoints on other nodes only: a load balancer should try those.
     Drop,
 }
 
@@ -153,9 +153,9 @@ enum Nowhere {
 pub(super) struct Treatment {
     /// Chain for all clients.
     everybody: Option<Pick>,
-    /// Chain for the node and its pods, where the policy is `Local`.
+    /// Chain for the node and its pods, if the policy is `Local`.
     anywhere: Option<Pick>,
-    /// Chain for clients outside, where the policy is `Local`.
+    /// Chain for clients outside, if the policy is `Local`.
     only_here: Option<Pick>,
     nowhere: Option<Nowhere>,
 }
@@ -263,7 +263,7 @@ fn allowed(frontend: &Frontend, ranges: &[Network]) -> impl Iterator<Item = Item
     let key = frontend.key;
     let mut networks = ranges.to_vec();
     if frontend.node_may_use {
-        // Where the address is local, it is the source of this node's own connections.
+        // If the address is local, it is the source of this node's own connections.
         networks.push(Network::from(key.address));
     }
     let of_family = networks.into_iter().filter(|range| Family::of(range.addr()) == key.family()).collect();

@@ -77,7 +77,7 @@ impl Mode {
         Layout::new(family, &self.table, pass.facts, pass.tcp_is_liberal)
     }
 
-    /// Changes to a family's table; `None` when it is not to exist and does not.
+    /// Changes to a family's table; `None` when it should not exist and does not.
     fn plan_table(
         &self,
         pass: &Pass<'_>,
@@ -161,7 +161,7 @@ impl Mode {
         let ours = u32::try_from(written).unwrap_or(u32::MAX);
         let after = if ours > 0 { tables.generation().ok() } else { None };
         if let Some(known) = self.known.as_mut().filter(|_| ours > 0) {
-            // There were no foreign changes if it grew by our transactions alone.
+            // There were no foreign changes if only our transactions increased it.
             let is_ours = known.generation.is_some() && known.generation == plan.generation;
             let expected = plan.generation.map(|before| before.wrapping_add(ours));
             known.generation = after.filter(|after| is_ours && Some(*after) == expected);

@@ -23,7 +23,7 @@ pub(super) struct Observed {
     /// Elements by set, without sets of slots: rules write those, and they never count as drift.
     pub(super) elements: BTreeMap<SetName, BTreeMap<ElementKey, Option<ElementData>>>,
     pub(super) shape: Shape,
-    /// The table can only be made again.
+    /// The table can only be created again.
     pub(super) is_other: bool,
 }
 
@@ -45,7 +45,7 @@ impl Observed {
         sets.filter(|name| !SetName::FIXED.into_iter().any(|set| set.name() == *name))
     }
 
-    /// The slots of endpoints, and for how many the chain is that chooses among them, by Frontend.
+    /// The slots of endpoints, and the capacity of the chain that chooses among them, by Frontend.
     pub(super) fn slots(&self, family: Family) -> BTreeMap<FrontendKey, HeldSlots> {
         let mut all: BTreeMap<FrontendKey, HeldSlots> = BTreeMap::new();
         for (key, data) in self.elements.get(&SetName::Endpoints).into_iter().flatten() {
@@ -196,8 +196,8 @@ pub(in crate::modes) fn list_frontends(
     Ok(all)
 }
 
-/// Packets to node ports at loopback addresses that were refused since the table has the rules for that, by family and protocol. None where there
-/// are no such rules, or they cannot be read.
+/// Packets to node ports at loopback addresses that were refused since the table has the rules for that, by family and
+/// protocol. None if there are no such rules, or they cannot be read.
 pub(in crate::modes) fn rejected_at_localhost(
     facts: &NodeFacts,
     tables: &mut dyn Tables,

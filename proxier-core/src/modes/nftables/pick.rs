@@ -13,9 +13,9 @@
 //! chain is exactly fair to several numbers of endpoints. For that reason an endpoint more or less changes an element of the map
 //! of endpoints alone.
 //!
-//! A new verdict in a map has the kernel check the whole table again, every verdict of it (`nft_table_validate`). So Frontends of the chains
-//! that nearly all have are elements of a set without verdicts, of the chain's name, and one rule leads from the set to the chain
-//! ([`Pick::has_set`]). Only the rest are elements of the map of verdicts.
+//! A new verdict in a map has the kernel check the whole table again, every verdict of it (`nft_table_validate`). So
+//! Frontends of the chains that nearly all use are elements of a set without verdicts, with the chain's name. One rule
+//! leads from the set to the chain ([`Pick::has_set`]). Only the rest are elements of the map of verdicts.
 //!
 //! ```text
 //!  chain internal-2-sticky-10800-of-2 {
@@ -31,13 +31,14 @@
 //!  }
 //! ```
 //!
-//! A map from clients to slots would need fewer rules, but rules that look up what they have found in a map are more than `nft`
-//! can print. And a map from draws to chains would do instead of the rules for new clients; but chains that Frontends lead to have
-//! no maps of verdicts, since older kernels walk such a map once for each Frontend whenever they check the table.
+//! A map from clients to slots would need fewer rules, but `nft` cannot print rules that look up what they have found
+//! in a map. A map from draws to chains could replace the rules for new clients. But chains of Frontends have no maps
+//! of verdicts, since older kernels walk such a map once for each Frontend whenever they check the table.
 //!
-//! A client keeps its endpoint: it goes by the lowest slot that knows it and has an endpoint. A lower slot comes to know it only
-//! when no other does (first connections at one instant may each get their own); slots that have no endpoint any more forget it when it comes,
-//! and the client chooses again. So an empty slot is given to another endpoint late ([`slots`](super::slots)): its clients would all follow it there.
+//! A client keeps its endpoint: it goes by the lowest slot that knows it and has an endpoint. A lower slot learns the
+//! client only when no other does (first connections at one instant may each get a different one). Slots without an
+//! endpoint forget it when it connects, and the client chooses again. So an empty slot is given to another endpoint
+//! late ([`slots`](super::slots)): its clients would all follow it there.
 
 use std::fmt;
 use std::time::Duration;
@@ -83,7 +84,7 @@ pub(crate) struct Affinity {
 pub(crate) enum Draw {
     /// At random, for each connection.
     Random,
-    /// The slot that the client had before, else at random.
+    /// The slot that the client had before, otherwise at random.
     Sticky(Affinity),
     /// By a hash of the client's address, of its port too with `port`.
     Client { port: bool },
@@ -104,8 +105,8 @@ pub(crate) struct Pick {
     pub draw: Draw,
 }
 
-/// The set of clients that stay with the endpoint in a slot, `clients-3`, however long: the kernel makes room for some of them at once, so one
-/// for each time that Services ask for would take too much memory.
+/// The set of clients that stay with the endpoint in a slot, `clients-3`, for any time. The kernel allocates memory for
+/// some of these sets at once, so one for each time that Services ask for would take too much.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Clients {
     /// Number of the slot.
@@ -161,7 +162,8 @@ fn fewest(most: u32) -> u32 {
     most.saturating_sub(SHARING).saturating_add(1)
 }
 
-/// Capacity of the chain for this number of endpoints: of the chain in use, if that is large enough, else of the smallest one that is.
+/// Capacity of the chain for this number of endpoints: of the chain in use, if that is large enough, otherwise the
+/// smallest that is.
 pub(super) fn most_for(count: u32, in_use: Option<u32>) -> u32 {
     let does = |most: &u32| most.is_multiple_of(Pick::STEP) && (fewest(*most)..=*most).contains(&count);
     in_use.filter(does).or_else(|| count.checked_next_multiple_of(Pick::STEP)).unwrap_or(u32::MAX)
@@ -364,8 +366,8 @@ impl Pick {
         rules
     }
 
-    /// A new client gets this slot when its draw means it. The draw is a number of the packet, so that it is the same in each of
-    /// these rules, and another one with another port of the client.
+    /// A new client gets this slot when its draw means it. The draw is a number of the packet, so it is the same in
+    /// each of these rules, and different for another port of the client.
     fn draw(&self, layout: &Layout, slot: &Slot) -> Rule {
         let draw = Operand::Hash {
             of: vec![layout.source(), Operand::SPORT],
@@ -451,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_says_for_how_many_endpoints_at_most() {
+    fn a_name_has_the_largest_number_of_endpoints() {
         let most = |name: &str| (most_of(name, false), most_of(name, true));
         assert_eq!(most("internal-12"), (Some(12), None));
         assert_eq!(most("pick-8-local"), (None, Some(8)));
@@ -482,7 +484,7 @@ mod tests {
                 let mut still = 1.0;
                 for modulus in (fewest(most)..=most).rev() {
                     let met = f64::from(count.min(modulus)) / f64::from(modulus);
-                    // Below as many as there are the draw would leave out the last.
+                    // With fewer than there are, the draw would leave out the last.
                     assert!(modulus >= count || still <= 0.0, "{most}: {count} by {modulus}");
                     each += still * met / f64::from(count);
                     still *= 1.0 - met;

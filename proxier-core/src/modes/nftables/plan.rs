@@ -236,7 +236,7 @@ impl TablePlan {
         self.fate != Fate::Keep || self.claims || has_sets || !self.chains.is_empty() || !self.delete_chains.is_empty()
     }
 
-    /// The names of chains that are made, get other rules, or go; and of sets where only they do.
+    /// The names of chains that are created, get other rules, or are deleted; and of sets if only they are.
     pub(super) fn chain_names(&self) -> BTreeSet<&str> {
         let made = self.chains.iter().map(|(chain, _)| chain.key.name.as_str());
         let sets = self.sets.iter().map(|set| set.key.name.as_str());
@@ -304,7 +304,7 @@ impl table::Changes for TablePlan {
         keys.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// Leaves Frontends as they are; their other elements go with them.
+    /// Leaves Frontends unchanged, with all their elements.
     fn leave_out(&mut self, _set: SetName, parts: &[FrontendKey]) {
         let family = self.layout.family();
         let parts: BTreeSet<&FrontendKey> = parts.iter().collect();
@@ -346,7 +346,7 @@ impl Whole for TablePlan {
     }
 }
 
-/// Writes a table. What the kernel refuses of a Frontend is left out, and the rest written without it.
+/// Writes a table. What the kernel refuses of a Frontend is left out, and the rest is written without it.
 pub(super) fn write_table(
     plan: &TablePlan,
     basis: &mut Basis<Observed>,

@@ -1,10 +1,11 @@
-//! Slots of a Frontend's endpoints, and the capacity of the chain that chooses among them. An endpoint keeps its slot while it lives, over
-//! changes of the list and restarts of the process: a change writes the elements that differ, and clients that stay with a slot stay with an
-//! endpoint.
+//! Slots of a Frontend's endpoints, and the capacity of the chain that chooses among them. An endpoint keeps its slot
+//! while it lives, over changes of the list and restarts of the process. So a change writes only the elements that
+//! differ, and clients of a slot stay with an endpoint.
 //!
-//! With session affinity, new endpoints get slots in turn, so that a slot whose endpoint is gone stays empty as long as there are further ones:
-//! a client that the slot knows is forgotten when it comes, and chooses again. Otherwise all clients of an endpoint would follow its slot to
-//! the next endpoint. An endpoint has one slot, whatever its weight: weights say how many draws lead to it, so that clients stay when one changes.
+//! With session affinity, new endpoints get slots in turn, so that the slot of a removed endpoint stays empty as long
+//! as there are others. A client that the slot knows is forgotten when it connects, and chooses again. Otherwise all
+//! clients of an endpoint would follow its slot to the next endpoint. An endpoint has one slot, whatever its weight:
+//! weights say how many draws lead to it, so that clients stay when one changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -39,7 +40,7 @@ struct Numbers {
     draws: Option<Box<[u32]>>,
     /// Capacity of the selection chain, in endpoints, if it is larger than the smallest one that fits.
     most: Option<NonZeroU32>,
-    /// Slot of the next new endpoint, where that is not the slot above the highest.
+    /// Slot of the next new endpoint, if that is not the slot above the highest.
     next: Option<NonZeroU32>,
 }
 
@@ -56,7 +57,7 @@ pub(super) struct HeldNumbers {
     pub(super) slots: BTreeMap<EndpointKey, BTreeSet<u32>>,
     /// Capacity of the chain that chose, in endpoints.
     pub(super) most: Option<u32>,
-    /// Slot of the next new endpoint, where that is not the slot above the highest.
+    /// Slot of the next new endpoint, if that is not the slot above the highest.
     next: Option<NonZeroU32>,
 }
 
@@ -85,7 +86,7 @@ impl HeldSlots {
         HeldSlots { cluster: numbers(false), local: numbers(true) }
     }
 
-    /// The same, where new endpoints get slots in the turn of these: the kernel does not know it.
+    /// The same, but new endpoints get slots in the turn of these: the kernel does not know it.
     pub(super) fn in_turn(mut self, slots: &Slots) -> Self {
         (self.cluster.next, self.local.next) = (slots.cluster.next, slots.local.next);
         self
@@ -243,7 +244,7 @@ impl Numbers {
     }
 }
 
-/// Numbers, where they are not those that go without saying.
+/// Numbers, if they are not the obvious ones.
 type Unusual = Option<Box<[u32]>>;
 
 /// Each endpoint of a list of shares once, and the number of its shares; `None` for all endpoints in order, and for one share each.
@@ -271,8 +272,8 @@ fn is_sticky(frontend: &Frontend, endpoints: &[EndpointKey]) -> bool {
     frontend.affinity_secs.is_some() && number_of(endpoints) <= MOST_STICKY
 }
 
-/// Slot of each draw, a number below the number of slots: the slot of that number, where there is one; where there is a
-/// gap, the next of those beyond. So a change of one endpoint changes at most two of them.
+/// Slot of each draw, a number below the number of slots. It is the slot of that number, if it exists, otherwise the
+/// next of those beyond. So a change of one endpoint changes at most two of them.
 fn draws(slots: &BTreeSet<u32>) -> impl Iterator<Item = (u32, u32)> {
     let count = u32::try_from(slots.len()).unwrap_or(u32::MAX);
     let mut beyond = slots.range(count..).copied();
@@ -311,19 +312,19 @@ mod tests {
     }
 
     #[test]
-    fn an_endpoint_keeps_its_slot_and_a_new_one_gets_one_that_nobody_had() {
+    fn an_endpoint_keeps_its_slot_and_a_new_one_gets_an_unused_slot() {
         assert_eq!(numbers(&[], &[1, 2, 3], true), [0, 1, 2]);
         assert_eq!(numbers(&[(1, 0), (3, 1)], &[1, 2, 3], true), [0, 2, 1]);
         assert_eq!(numbers(&[(1, 0), (2, 1), (3, 2)], &[2, 3, 4], true), [1, 2, 3]);
         assert_eq!(numbers(&[(1, 0), (2, 1)], &[3, 4], true), [2, 3]);
         // Two with one slot cannot both keep it.
         assert_eq!(numbers(&[(1, 1), (2, 1)], &[1, 2], true), [1, 2]);
-        // The turn comes round to the slots that have been empty for longest.
+        // The turn comes back to the slots that have been empty for longest.
         assert_eq!(numbers(&[(1, 6), (2, 7)], &[1, 2, 3, 4], true), [6, 7, 0, 1]);
     }
 
     #[test]
-    fn the_slot_of_an_endpoint_that_is_gone_is_the_last_to_be_given_again() {
+    fn the_slot_of_a_removed_endpoint_is_reused_last() {
         let (mut slots, mut held) = follow(&HeldNumbers::default(), &[1, 2, 3, 4], true);
         let mut last_used = BTreeMap::new();
         for round in 1..40_u8 {

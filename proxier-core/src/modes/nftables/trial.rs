@@ -10,8 +10,8 @@ use crate::net::Family;
 use crate::ports::{PortError, Tables};
 use crate::service::NodeFacts;
 
-/// Has the kernel check each family's table with every kind of set, chain and rule that this mode may write, and make none of it: in one check
-/// if all pass. The kernel loads the modules that it needs for that.
+/// Has the kernel check each family's table with every kind of set, chain and rule that this mode may write, without
+/// creating any. One check is enough if all pass. The kernel loads the modules that it needs for that.
 ///
 /// # Errors
 /// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.

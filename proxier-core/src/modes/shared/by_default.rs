@@ -20,7 +20,8 @@ const PROTOCOLS: [Protocol; 2] = [TCP, ("udp", 17)];
 
 /// What is known of a packet besides its protocol.
 pub(crate) struct Known<'a> {
-    /// Whether it comes or goes by a device of this name, or that begins so where that ends in `+`; `None`: it may.
+    /// Whether it comes or goes by a device of this name, or one that begins so if the name ends in `+`; `None`: it
+    /// may.
     pub(crate) device: &'a dyn Fn(&str) -> Option<bool>,
     /// Families that it may be of.
     pub(crate) families: &'a [Family],
@@ -60,9 +61,9 @@ enum Fate {
     DroppedUnless,
 }
 
-/// Whether a built-in chain of iptables drops or rejects new connections that no rule picks: by its policy, or by a rule at its end or
-/// at that of a chain to which everything jumps, as firewalld and ufw write it. A rule for all new connections, or for all of a protocol,
-/// picks none.
+/// Whether a built-in chain of iptables drops or rejects new connections that no rule picks. It may do so by its
+/// policy, by a last rule, or by the last rule of a chain to which everything jumps, as firewalld and ufw write it. A
+/// rule for all new connections, or for all of a protocol, picks none.
 pub(crate) fn drops(table: &Table, chain: &str) -> bool {
     fates(table, chain, &Known::FIRST).any(|fate| fate != Fate::Accepted)
 }
@@ -228,7 +229,7 @@ fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<
     let is_reject = |data: &Option<Vec<u8>>| {
         data.as_ref().and_then(|data| data.get(4..)).is_some_and(|data| data.starts_with(b"REJECT\0"))
     };
-    // What is known of the packet; what a register has else is not.
+    // What is known of the packet. Anything else in a register is unknown.
     let mut registers: BTreeMap<Option<u8>, Loaded> = BTreeMap::new();
     let mut is_certain = true;
     let mut step = None;
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_that_may_accept_what_goes_to_pods_does_not_drop_it() {
+    fn a_chain_that_may_accept_traffic_to_pods_does_not_drop_it() {
         let policy =
             ":FORWARD DROP [0:0]\n:DOCKER - [0:0]\n:FLANNEL-FWD - [0:0]\n:KUBE-FORWARD - [0:0]\n:NETWORKS - [0:0]";
         let of_docker = "-A FORWARD -o docker0 -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT\n-A FORWARD -o docker0 -j DOCKER\n\
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_counts_where_no_rule_decides() {
+    fn a_policy_counts_if_no_rule_decides() {
         assert!(drops(":INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT"));
         assert!(!drops(":INPUT ACCEPT [0:0]\n-A INPUT -i eth1 -j DROP"));
         assert!(!drops(":INPUT DROP [0:0]\n-A INPUT -m comment --comment \"-j DROP\" -j ACCEPT"));
@@ -517,7 +518,7 @@ mod tests {
     }
 
     #[test]
-    fn ufw_jumps_to_what_rejects() {
+    fn ufw_jumps_to_a_chain_that_rejects() {
         let ufw = ":INPUT ACCEPT [0:0]\n:ufw-before-input - [0:0]\n:ufw-after-input - [0:0]\n:ufw-reject-input - [0:0]\n\
             :ufw-skip-to-policy-input - [0:0]\n:ufw-track-input - [0:0]\n\
             -A INPUT -j ufw-before-input\n-A INPUT -j ufw-after-input\n-A INPUT -j ufw-reject-input\n-A INPUT -j ufw-track-input\n\

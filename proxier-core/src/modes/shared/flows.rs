@@ -11,14 +11,15 @@ use crate::plan::report::{Applied, Lack};
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
 use crate::service::Frontend;
 
-/// The consequence where this kernel lists no tracked connections.
+/// The consequence if this kernel lists no tracked connections.
 pub(crate) const STAY: &str = "UDP flows to endpoints that are gone are not ended";
 
 /// The flows to forget after Frontends changed, in modes that translate connections: by address and port, with the endpoints
 /// that may answer there from now on. These are all that serve, selected or not, since connections of TCP go on too.
 ///
-/// Only families that the mode serves count (`is_served`). `differing`: Frontends that a reading found to differ, whose flows earlier processes and
-/// other programs may have sent elsewhere. `held`: Frontends that stay in the kernel as they are.
+/// Only families that the mode serves count (`is_served`). `differing`: Frontends that a reading found to differ, whose
+/// flows earlier processes and other programs may have sent elsewhere. `held`: Frontends that stay unchanged in the
+/// kernel.
 pub(crate) fn to_forget<'a>(
     pass: &Pass<'_>,
     is_served: impl Fn(Family) -> bool,
@@ -51,8 +52,8 @@ pub(crate) fn to_forget<'a>(
     flows
 }
 
-/// Addresses that may answer flows to an address and port. One that is not served any more, or has no endpoint, may answer itself: its packets
-/// are not translated.
+/// Addresses that may answer flows to an address and port. One that is not served any more, or has no endpoint, may
+/// answer itself: its packets are not translated.
 pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr>>) -> BTreeSet<SocketAddr> {
     served.filter(|served| !served.is_empty()).unwrap_or_else(|| [place].into())
 }
@@ -60,7 +61,8 @@ pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr
 /// The consequence for connections of TCP.
 pub(crate) const STAY_TCP: &str = "connections to endpoints that have left are not cut";
 
-/// Forgets flows of UDP or TCP. `lack`: the consequence where this kernel cannot. Returns whether that is done, as far as it can be.
+/// Forgets flows of UDP or TCP. `lack`: the consequence if this kernel cannot. Returns whether that is done, as far as
+/// possible.
 pub(crate) fn forget(
     protocol: Protocol,
     flows: &UdpServices,

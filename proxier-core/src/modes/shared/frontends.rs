@@ -13,7 +13,7 @@ use crate::service::Frontend;
 pub(crate) struct FrontendChanges(pub(crate) BTreeMap<FrontendKey, (Action, usize)>);
 
 impl FrontendChanges {
-    /// Notes a change of a Frontend that was there or not, and is to be as in `after`.
+    /// Notes a change of a Frontend that existed or not, and should be as in `after`.
     pub(crate) fn note(&mut self, key: FrontendKey, was_there: bool, after: Option<&Frontend>) {
         let action = match (was_there, after) {
             (_, None) => Action::Delete,

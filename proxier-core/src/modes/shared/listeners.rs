@@ -11,8 +11,8 @@ use crate::snapshot::TrafficPolicy;
 
 /// Listener of a Frontend, with the endpoints to which it leads. `None` for SCTP.
 ///
-/// A policy `Local` is that of the iptables mode of kube-proxy: for cluster IPs, only endpoints on this node; for
-/// all else, endpoints on this node for clients outside, and any for this node and its pods.
+/// A policy `Local` is that of the iptables mode of kube-proxy. For cluster IPs, only endpoints on this node; for all
+/// else, endpoints on this node for clients outside, and any for this node and its pods.
 pub(crate) fn lower(frontend: &Frontend) -> Option<Listener> {
     if frontend.key.protocol == Protocol::Sctp {
         return None;
@@ -46,7 +46,7 @@ fn unselected(frontend: &Frontend, selected: [&Arc<[EndpointKey]>; 2]) -> Option
     (!rest.is_empty()).then(|| rest.into_iter().collect())
 }
 
-/// A port has one name in both families, and endpoints of its own in each.
+/// A port has one name in both families, and separate endpoints in each.
 fn group_of(name: &str, frontend: &Frontend) -> Arc<str> {
     format!("{name} {} {}", frontend.key.protocol, frontend.key.family()).into()
 }

@@ -1,9 +1,10 @@
-//! `route_localnet`, which node ports on 127.0.0.1 need, and the rules that have to be there with it: packets from 127.0.0.1 may leave this node
-//! then, and neighbours could reach programs that listen there only (CVE-2020-8558).
+//! `route_localnet`, which node ports on 127.0.0.1 need, and the rules that it requires. With it packets from 127.0.0.1
+//! may leave this node, and neighbours could reach programs that listen only there (CVE-2020-8558).
 //!
-//! Only iptables mode sets it, once its rule in the kubelet's chain guards those programs. Who has set it is not known: this proxy, version 0.1 in
-//! nftables mode, `prepare-node`, a kube-proxy or the administrator. So each full pass that does not need it, and each cleanup, sets it back to the
-//! kernel's default unless that rule is there. Programs that need it for one device set it for that device, which stays.
+//! Only iptables mode sets it, once its rule in the kubelet's chain guards those programs. It is unknown what has set
+//! it: this proxy, version 0.1 in nftables mode, `prepare-node`, a kube-proxy or the administrator. So each full pass
+//! that does not need it, and each cleanup, sets it back to the kernel's default unless that rule is there. Programs
+//! that need it for one device set it for that device, which stays.
 
 use iptables::{Rule, Table, TableName};
 
@@ -39,8 +40,8 @@ pub(crate) fn kept(ports: &mut Ports<'_>) -> Option<String> {
     })
 }
 
-/// Values to write where no rules of ours need them, as [`open`] has them: none if the kubelet's chain keeps other hosts off. A chain that cannot be
-/// read keeps nobody off.
+/// Values to write if no rules of ours need them, as [`open`] has them. None if the kubelet's chain keeps other hosts
+/// off. A chain that cannot be read guards nothing.
 pub(crate) fn close(ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     if !is_open(ports) || is_guarded(ports) {
         return Default::default();

@@ -122,7 +122,7 @@ fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeF
     pods.find(|pods| network.contains(pods)).map(|pods| format!("{pods}, a network of pods"))
 }
 
-/// The route that an address needs of its own: none within the networks that are local as a whole.
+/// The separate route that an address needs: none within the networks that are local as a whole.
 pub(crate) fn network_of<'a>(address: IpAddr, whole: impl IntoIterator<Item = &'a Network>) -> Option<Network> {
     let is_covered = whole.into_iter().any(|network| network.contains(&address));
     (!is_covered).then(|| Network::from(address))

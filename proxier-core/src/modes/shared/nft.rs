@@ -14,7 +14,7 @@ use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
 
 /// An empty chain: the table is this program's.
 pub(crate) const OWNED: &str = "made-by-proxier-core";
-/// Comment of nftables mode's table. Nobody can take a comment away without the table.
+/// Comment of nftables mode's table. A comment cannot be removed without the table.
 pub(crate) const COMMENT: &str = "Services";
 /// Comment of IPVS' table.
 pub(crate) const COMMENT_OF_IPVS: &str = "Services by IPVS";
@@ -27,7 +27,7 @@ pub(crate) fn is_marked(table: &Table, has_chain: bool) -> bool {
     has_chain || table.comment.as_deref().is_some_and(|comment| COMMENTS.contains(&comment))
 }
 
-/// Whether a table is there and is this program's.
+/// Whether a table exists and is this program's.
 pub(crate) fn is_ours(key: &TableKey, tables: &mut dyn Tables) -> Result<bool, PortError> {
     Ok(tables.has_chain(key, OWNED)? || tables.table(key)?.is_some_and(|table| is_marked(&table, false)))
 }
@@ -35,8 +35,9 @@ pub(crate) fn is_ours(key: &TableKey, tables: &mut dyn Tables) -> Result<bool, P
 /// `RTN_LOCAL` (linux/rtnetlink.h): an address of this host.
 pub(crate) const RTN_LOCAL: u32 = 2;
 
-/// Asks the kernel whether it can do something for several families: for all at once, and for each where it cannot. Each check
-/// waits for the kernel's readers (`synchronize_rcu` in `__nf_tables_abort`), some ten milliseconds of a start.
+/// Asks the kernel whether it can do something for several families: for all at once, and for each if it cannot. Each
+/// check waits for the kernel's readers (`synchronize_rcu` in `__nf_tables_abort`), which adds about ten milliseconds
+/// to a start.
 pub(crate) fn each_or_all(
     families: impl IntoIterator<Item = Family>,
     mut check: impl FnMut(&[Family]) -> Result<(), PortError>,
@@ -48,7 +49,8 @@ pub(crate) fn each_or_all(
     families.into_iter().map(|family| (family, check(&[family]))).collect()
 }
 
-/// Has the kernel check tables of families under a name that is not in use, and make none of them. `add` adds a family's.
+/// Has the kernel check tables of families under a name that is not in use, without creating any. `add` adds a
+/// family's.
 ///
 /// # Errors
 /// The kernel lacks something; the message names it.
@@ -86,7 +88,7 @@ impl From<Family> for NftFamily {
     }
 }
 
-/// Rules that refuse the packets that `matching` matches: TCP by a reset, since the kernel limits how much ICMP each client gets
+/// Rules that refuse the packets that `matching` matches: TCP by a reset, since the kernel limits ICMP for each client
 /// (`icmp_ratelimit`), other protocols by the code "port unreachable" of RFC 792 and RFC 4443.
 pub(crate) fn rejections(family: Family, matching: impl Fn() -> RuleBuilder) -> [Rule; 2] {
     let port_unreachable = match family {
@@ -119,8 +121,9 @@ pub(crate) fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpO
 /// A chain that no table has.
 const UNBUILDABLE: &str = "a-rule-that-cannot-be-built";
 
-/// A rule of this program's own. One with an impossible value goes to a chain that does not exist: the kernel refuses the whole transaction,
-/// so that a guard is never written without its rule, or with one that matches everything.
+/// A rule of this program's own. One with an impossible value goes to a chain that does not exist, so the kernel
+/// refuses the whole transaction. This way a guard is never written without its rule, or with one that matches
+/// everything.
 pub(crate) fn built(rule: RuleBuilder) -> Rule {
     rule.build().unwrap_or_else(|error| {
         let mut refused = Rule::default();

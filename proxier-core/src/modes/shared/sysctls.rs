@@ -73,7 +73,7 @@ impl fmt::Display for WantedValue {
 ///
 /// * `net/ipv4/vs/conntrack`: without it the packets of IPVS are not masqueraded.
 /// * `net/ipv4/vs/conn_reuse_mode`: on Linux 4.1 to 5.8, 1 delays every connection that reuses a port by a second when
-///   connections are tracked; fixed in 5.9, where the value is left alone. An unreadable release counts as new.
+///   connections are tracked. Fixed in 5.9, where the value is left alone. An unreadable release counts as new.
 /// * `net/ipv4/vs/expire_nodest_conn`: a connection to a deleted real server ends at its next packet.
 /// * `net/ipv4/vs/expire_quiescent_template`: a client with affinity leaves a real server that drains.
 /// * `net/ipv4/ip_forward`: packets to real servers on other hosts. The network plugin sets IPv6 forwarding, as with
@@ -84,7 +84,8 @@ pub(crate) fn wanted(settings: &HostSettings, release: &str) -> Vec<WantedValue>
     all
 }
 
-/// The values that are needed where Frontends of IPVS are: all if any `is_masqueraded`. What the operator asks for is always needed.
+/// The values that are needed if IPVS has Frontends: all if any `is_masqueraded`. What the operator asks for is always
+/// needed.
 pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_masqueraded: bool) -> Vec<WantedValue> {
     let mut all = wanted(settings, release);
     all.retain(|wanted| match wanted.path {

@@ -1,5 +1,5 @@
-//! Tables of nf_tables that this program owns: read, compared with their layout, and written in one transaction, of the state that was read,
-//! repeated without the parts that the kernel refuses.
+//! Tables of nf_tables that this program owns. They are read, compared with their layout, and written in one
+//! transaction based on the state that was read. It is repeated without the parts that the kernel refuses.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub enum Fate {
     Keep,
     /// The table is made.
     Make,
-    /// The table is deleted and made again, at one instant: its flags, sets or hooks differ from the layout.
+    /// The table is deleted and created again, at one instant: its flags, sets or hooks differ from the layout.
     Remake,
     /// The table is deleted: the family is not served any more.
     Delete,
@@ -71,7 +71,7 @@ pub(crate) struct Shape {
     is_owned: bool,
     /// Chains by name.
     pub(crate) chains: BTreeMap<String, ChainRules>,
-    /// Sets by name. Anonymous ones go with their rules, and are not here.
+    /// Sets by name. Anonymous ones are deleted with their rules, and are not here.
     pub(crate) sets: BTreeMap<String, Set>,
 }
 
@@ -117,14 +117,14 @@ impl Shape {
     /// the layout.
     pub(crate) fn is_other(&self, layout: &impl Layout) -> bool {
         let has = |set: Set| self.sets.get(set.key.name.as_str()).is_some_and(|found| is_kind_of(found, &set));
-        // A missing chain can be added to the table, one of another kind not be changed.
+        // A missing chain can be added to the table, but one of another kind cannot be changed.
         let is_other = |(chain, _): &ChainRules| {
             self.chains.get(chain.key.name.as_str()).is_some_and(|(found, _)| found.base != chain.base)
         };
         self.flags != layout.to_table().flags || !layout.sets().all(has) || layout.chains().iter().any(is_other)
     }
 
-    /// Whether the table is to belong to this process, and belongs to none: its owner has ended, or lost its socket.
+    /// Whether the table should belong to this process, and belongs to none: its owner has ended, or lost its socket.
     pub(crate) fn is_orphan(&self, layout: &impl Layout) -> bool {
         layout.to_table().flags.contains(TableFlags::OWNER) && !self.is_owned
     }
@@ -135,7 +135,7 @@ impl Shape {
     }
 }
 
-/// The kernel's limit for sets that rules write, where none is given (`nft_dynset_init`).
+/// The kernel's limit for sets that rules write, if none is given (`nft_dynset_init`).
 const SIZE_BY_DEFAULT: u32 = 0xffff;
 
 /// Whether a set is of this kind.
@@ -147,7 +147,7 @@ pub(crate) fn is_kind_of(found: &Set, wanted: &Set) -> bool {
         && (found.size == wanted.size || wanted.size.is_none() && found.size == Some(SIZE_BY_DEFAULT))
 }
 
-/// With an owner that it outlives. `OWNER` alone would let the table go with its process.
+/// With an owner that it outlives. With `OWNER` alone, the table would be deleted with its process.
 const OWNED_FLAGS: TableFlags = TableFlags::OWNER.union(TableFlags::PERSIST);
 
 /// The flags of tables with this configuration.
@@ -224,9 +224,10 @@ const CHECKS: usize = 64;
 /// changes its table only as it was read; after that, what was written is known.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Basis<F> {
-    /// The generation of the rule set that the tables were read from, or that was made of it by own transactions; `None` where nothing was read.
+    /// The generation of the rule set that the tables were read from, or that own transactions made of it; `None` if
+    /// nothing was read.
     generation: Option<u32>,
-    /// The tables; `None` where there was none.
+    /// The tables; `None` if there was none.
     read: BTreeMap<Family, Option<F>>,
 }
 
@@ -308,7 +309,7 @@ pub(crate) trait Changes: Clone {
 
     fn table(&self) -> &TableKey;
 
-    /// Whether the table is made, and must not be there before.
+    /// Whether the table is created, and must not exist before.
     fn makes_table(&self) -> bool;
 
     fn outgoing(&self) -> LabelledTransaction<Self::Set>;
@@ -380,7 +381,7 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
             });
             break;
         };
-        // An element to delete that is gone already.
+        // An element to delete that is already gone.
         written.is_surprise |= action == Action::Delete && error.kind() == PortErrorKind::NotFound;
         changes.to_mut().leave_out(set, std::slice::from_ref(&part));
         written.refused.push((part, action, error));
@@ -395,7 +396,7 @@ fn passes<C: Changes>(changes: &C, set: C::Set, without: &[C::Part], tables: &mu
     let outgoing = tried.outgoing();
     match tables.check(&outgoing.transaction) {
         Ok(()) => Some(true),
-        // The kernel goes on after a refusal, and the first one counts: of another set it says that this one passed.
+        // The kernel goes on after a refusal, and reports the first one: if it is about another set, this one passed.
         Err(NotCommitted { refused: Some((operation, _)), .. }) => {
             Some(outgoing.elements.get(&operation).is_none_or(|(of, _)| *of != set))
         }

@@ -1,5 +1,5 @@
-//! Userspace mode: this process listens for Services itself, and passes connections and datagrams on. For kernels that have nothing else: no
-//! IPVS, no netfilter.
+//! Userspace mode: this process listens for Services itself, and passes connections and datagrams on. For kernels
+//! without IPVS and netfilter.
 //!
 //! The addresses of Services are made local by routes ("AnyIP": `ip route add local 10.96.0.0/12 dev lo`), one for each network of
 //! [`Options::service_cidrs`] and one for each address outside of them. Node ports are listened on at the node's addresses.
@@ -14,29 +14,33 @@
 //! Behaviour towards clients and endpoints:
 //!
 //! * Endpoints see this node's address as the client's.
-//! * Endpoints take turns, and a client with session affinity stays with its own, as in kube-proxy's userspace mode. Annotations of policy are
-//!   ignored. An endpoint that refuses, or does not answer within 250 ms, is
-//!   passed over; those that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
+//! * Endpoints take turns, and a client with session affinity stays with its own, as in kube-proxy's userspace mode.
+//!   Annotations of policy are ignored. An endpoint that refuses, or does not answer within 250 ms, is skipped; those
+//!   that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
 //! * A connection half closed stays half open; a reset is passed on. Data that a slow reader does not take stays with the sender.
-//! * Connections to an endpoint that is gone, and those of a Service that is gone, go on until either side closes them. UDP clients move
-//!   to another endpoint at once, unless their own still serves (hints or policies select other endpoints, or it is being stopped).
+//! * Connections to a removed endpoint, and those of a removed Service, go on until either side closes them. UDP
+//!   clients move to another endpoint at once, unless their own still serves (hints or policies select other endpoints,
+//!   or it is being stopped).
 //! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram, or when the
 //!   endpoint refuses.
 //!
-//! Where packets fare otherwise than with kube-proxy is one list that tests hold to, `tests/differences` of this crate. And, unlike in the modes
-//! of the kernel:
+//! The differences from kube-proxy for packets are in one list that tests use, `tests/differences` of this crate. Other
+//! differences from the modes of the kernel:
 //!
 //! * Services end with the process: connections break when it is killed. When it ends in order, they get time.
-//! * A client that may not connect (source ranges; policy `Local` without a local endpoint) has its TCP connection accepted and
-//!   reset, where there are clients that may; without endpoints for any client it is refused. UDP datagrams are dropped.
-//! * A port of a Service's address that no Service has leads to a program that listens on all of this node's addresses, if there is one.
+//! * A client that may not connect (source ranges; policy `Local` without a local endpoint) has its TCP connection
+//!   accepted and reset, if other clients may connect. Without endpoints for any client it is refused. UDP datagrams
+//!   are dropped.
+//! * A port of a Service's address that no Service has reaches a program that listens on all of this node's addresses,
+//!   if there is one.
 //! * Pods are recognized by their networks ([`LocalTraffic::ClusterCidrs`](crate::config::LocalTraffic::ClusterCidrs),
 //!   [`NodeCidr`](crate::config::LocalTraffic::NodeCidr)), not by devices.
-//! * [`LocalFallback`](crate::config::LocalFallback) does not matter: as in kube-proxy's iptables mode, the node and its pods get the
-//!   cluster's endpoints.
+//! * [`LocalFallback`](crate::config::LocalFallback) has no effect: as in kube-proxy's iptables mode, the node and its
+//!   pods get the cluster's endpoints.
 //! * Urgent data of TCP stays in its place among the rest.
-//! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::plan::report::Refused)): connections would
-//!   come back without end. In the kernel nothing is translated twice. A circle through another node cannot be seen.
+//! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::plan::report::Refused)):
+//!   connections would come back endlessly. In the kernel nothing is translated twice. A loop through another node
+//!   cannot be detected.
 
 mod mode;
 mod plan;
@@ -52,7 +56,7 @@ use crate::ports::{Ports, RouteOwner};
 #[doc(hidden)]
 pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
 
-/// Deletes the local routes that this mode has made, and nothing else. All else that the mode has ends with its process.
+/// Deletes the local routes that this mode has made, and nothing else. Everything else ends with its process.
 #[doc(hidden)]
 pub fn cleanup(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();

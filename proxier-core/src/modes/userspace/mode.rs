@@ -194,7 +194,8 @@ impl modes::Mode for Mode {
         let routes: BTreeSet<Network> = routes.into_keys().collect();
         self.there = ports.relays.listeners();
         if let Some(listening) = ports.relays.elsewhere() {
-            // Of another process only the place is known: it leads where it should. One that is not open cannot be seen.
+            // For another process only the place is known: it is taken to be right. One that is not open cannot be
+            // seen.
             let is_there = |listener: &Listener| !listener.is_open() || listening.contains(&listener.key);
             let wanted = listeners(desired).filter(is_there).map(|listener| (listener.key, listener));
             self.there.extend(wanted);
@@ -270,7 +271,7 @@ impl modes::Mode for Mode {
         let mut known = self.known.take().unwrap_or_default();
         let first = applied.carry_out(plan.first_operations(), &names, ports);
         let busy = ports.relays.busy();
-        // What is cut off by a route comes before connections that need it.
+        // What a route cuts off comes before connections that need it.
         let cuts_off = |network: &Network| plan.unusable.iter().any(|of| of.network.trunc() == *network);
         let is_busy = |network: &Network| busy.iter().any(|address| network.contains(address)) && !cuts_off(network);
         let (kept, idle): (Vec<Network>, Vec<Network>) = plan.delete_routes.iter().copied().partition(is_busy);

@@ -18,7 +18,7 @@ use crate::time::Moment;
 /// Plan of a pass.
 #[derive(Debug, Default)]
 pub(crate) struct Plan {
-    /// Settings of all listeners, where they differ from the present ones.
+    /// Settings of all listeners, if they differ from the present ones.
     pub(super) configure: Option<Settings>,
     /// Listeners that are opened or changed.
     pub(super) serve: BTreeMap<FrontendKey, (Action, Listener)>,
@@ -26,7 +26,7 @@ pub(crate) struct Plan {
     pub(super) close: BTreeSet<FrontendKey>,
     /// Networks that become local.
     pub(super) add_routes: Vec<Network>,
-    /// Networks that are local no more, once no connection needs them.
+    /// Networks that are not local any more, once no connection needs them.
     pub(super) delete_routes: Vec<Network>,
     /// The networks that are local as a whole.
     pub(super) whole: BTreeSet<Network>,
@@ -119,7 +119,8 @@ pub(super) fn listeners(desired: &Desired) -> impl Iterator<Item = Listener> {
     desired.frontends().filter_map(lower)
 }
 
-/// The endpoints of a Frontend on which this process listens itself, for which Frontend: what goes there would come back.
+/// The endpoints of a Frontend on which this process listens itself, and for which Frontend: connections to them would
+/// come back.
 pub(super) fn loops(desired: &Desired, frontend: &Frontend) -> BTreeMap<EndpointKey, FrontendKey> {
     let endpoints = frontend.cluster.iter().chain(frontend.local.iter());
     let at = |endpoint: &EndpointKey| Some((*endpoint, desired.frontend_at(frontend.key.protocol, endpoint)?.key));

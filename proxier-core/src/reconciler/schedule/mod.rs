@@ -43,8 +43,8 @@ pub struct Wake {
     pub pass: Pass,
 }
 
-/// Decides when passes run: at once after a request, but not before the shortest interval is over; a full one at the start,
-/// after the longest interval, and after a failure.
+/// Decides when passes run. One runs at once after a request, but not before the shortest interval is over. A full one
+/// runs at the start, after the longest interval, and after a failure.
 ///
 /// There are no bursts: the shortest interval is kept between any two passes, measured from the end of the first, as
 /// with kube-proxy from 1.34. Passes do not overlap; a request that comes while one runs counts for the next.
@@ -106,9 +106,9 @@ impl Schedule {
         self.incomplete_until = None;
     }
 
-    /// Requests a pass after a change of a Service without EndpointSlices, which nearly always follow within milliseconds. After a pass
-    /// without them they would have to wait for the shortest interval, so the pass waits for the next request: 100 ms at most, and not
-    /// at all where there is no shortest interval.
+    /// Requests a pass after a change of a Service without EndpointSlices, which nearly always follow within
+    /// milliseconds. After a pass without them they would have to wait for the shortest interval. So the pass waits for
+    /// the next request, for 100 ms at most, and not at all without a shortest interval.
     pub fn request_incomplete(&mut self, now: Moment) {
         if self.asked.is_some() {
             return;

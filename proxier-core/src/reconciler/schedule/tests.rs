@@ -33,7 +33,7 @@ fn a_lone_change_runs_at_once_and_alone() {
 
 /// kube-proxy up to 1.33 runs twice in a row before it starts to keep the interval.
 #[test]
-fn there_is_no_burst() {
+fn passes_do_not_come_in_bursts() {
     let mut schedule = schedule(5, 30);
     run(&mut schedule, secs(0), true);
     schedule.request(secs(20));
@@ -59,7 +59,7 @@ fn a_service_without_slices_waits_for_them() {
     schedule.request_incomplete(secs(26) + millis(50));
     assert_eq!(schedule.next(), Some(Wake { at: secs(26) + millis(100), pass: Pass::Changes }));
     run(&mut schedule, secs(26) + millis(100), true);
-    // It delays no other request, and no pass where there is no shortest interval.
+    // It delays no other request, and no pass without a shortest interval.
     schedule.request(secs(28));
     schedule.request_incomplete(secs(29));
     assert_eq!(schedule.next(), Some(Wake { at: secs(31) + millis(100), pass: Pass::Full }));
@@ -124,7 +124,7 @@ fn a_failure_is_tried_again_with_growing_pauses_and_changes_go_on() {
 
 /// kube-proxy's health check misses a periodic pass that keeps failing, since no change requested it.
 #[test]
-fn what_is_pending_is_known() {
+fn pending_requests_are_known() {
     let mut schedule = schedule(1, 30);
     assert_eq!(schedule.pending_since(), Some(secs(0)));
     schedule.start(secs(2)).unwrap();
@@ -139,7 +139,7 @@ fn what_is_pending_is_known() {
 }
 
 #[test]
-fn odd_limits_still_end() {
+fn unusual_limits_still_end() {
     let limits = Limits { min_interval: Duration::ZERO, max_interval: Duration::ZERO };
     let schedule = Schedule::new(limits, 0, secs(0));
     assert_eq!(schedule.limits.max_interval, Backoff::SHORTEST);
@@ -152,7 +152,7 @@ fn odd_limits_still_end() {
 }
 
 #[test]
-fn an_end_without_a_pass_is_nothing() {
+fn an_end_without_a_pass_has_no_effect() {
     let mut schedule = schedule(5, 30);
     let before = schedule.clone();
     schedule.done(secs(3), false);
@@ -186,7 +186,7 @@ proptest! {
 
     /// A reconciler that follows the schedule, in simulated time, with requests at any moment.
     #[test]
-    fn never_too_often_and_never_too_late(
+    fn passes_run_never_too_often_and_never_too_late(
         events in events(),
         works in works(),
         min_ms in 0..5_000_u64,

@@ -39,8 +39,8 @@ pub struct Effects {
     pub unwritten: BTreeMap<Family, PortErrorKind>,
     /// Families whose rules the kernel took only without some matches ([`RulesChange::without`]), with what it took.
     pub reduced: Vec<(Family, Capabilities)>,
-    /// Number of times that the kernel contradicted the known state: an object to add was there, one to change or delete was not.
-    /// All of these were brought to the wanted state, but there may be more.
+    /// Number of times that the kernel contradicted the known state: an object to add existed, or one to change or
+    /// delete did not. All of these were brought to the wanted state, but there may be more.
     pub surprises: usize,
 }
 
@@ -50,17 +50,17 @@ pub struct Effects {
 /// with the reason ([`PortErrorKind::Skipped`]). An addition that finds the object there updates it; a change that finds it gone
 /// adds it; a deletion that finds it gone is done. A full set is replaced by a larger one.
 ///
-/// A virtual server that cannot be deleted keeps its entries and its address: they show that it is this proxy's, and guard it.
-/// Without them it would count as foreign and stay, open to all clients.
+/// A virtual server that cannot be deleted keeps its entries and its address: they show that it is this proxy's, and
+/// guard it. Without them it would count as foreign and stay, open to all clients.
 ///
-/// A virtual server of a mark is made only once its mark is recorded, and packets get the mark only once it is made; they lose it
-/// before it goes.
+/// A virtual server of a mark is created only once its mark is recorded, and packets get the mark only once it exists.
+/// They lose the mark before it is deleted.
 ///
-/// A virtual server with source ranges is made only once they hold: the kernel has its entry in [`SetKind::LoadBalancerFirewall`] and
-/// the rules it needs ([`Plan::guarded`]). A whole network is made local only once the rules that guard it are there
-/// ([`Plan::guarded_networks`]).
+/// A virtual server with source ranges is created only once they apply: the kernel has its entry in
+/// [`SetKind::LoadBalancerFirewall`] and the rules it needs ([`Plan::guarded`]). A whole network is made local only
+/// once the rules that guard it exist ([`Plan::guarded_networks`]).
 ///
-/// Every address of a Service always reaches this host: the new binding comes before the old one goes.
+/// Every address of a Service always reaches this host: the new binding is made before the old one is removed.
 ///
 /// After a failure or a surprise ([`Effects::surprises`]) the known state may be out of date: read it again.
 pub(crate) fn apply(
@@ -190,7 +190,8 @@ impl<'a> Run<'a, '_> {
         }
     }
 
-    /// Whether an operation has to be carried out by itself: not where the set is created with its entries, nor where the device is in use.
+    /// Whether an operation has to be carried out by itself. Not if the set is created with its entries, nor if the
+    /// device is in use.
     fn is_needed(&self, operation: &Operation<'_>) -> bool {
         match operation {
             Operation::Entry(Action::Add, set, _) => self.entries_of_new(set.0.key).is_none(),

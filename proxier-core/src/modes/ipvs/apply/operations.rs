@@ -16,8 +16,8 @@ use crate::plan::operation::Operation as PlanOperation;
 use crate::plan::step::{Action, Step};
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
 
-/// Retries after the first attempt. Changing a real server may need three: add it; add its virtual server first; find that
-/// one there by then.
+/// Retries after the first attempt. Changing a real server may need three: add it; add its virtual server first; find
+/// that one present by then.
 const MORE_WAYS: usize = 3;
 
 /// Outcomes, by index of the operation.
@@ -138,7 +138,8 @@ impl Run<'_, '_> {
         }
         let allowed = self.allowed(operations);
         for operation in &*allowed {
-            // Nothing was there when it was read, so a virtual server that is tried there is this proxy's, with any answer.
+            // Nothing existed when it was read, so a virtual server that is tried there is this proxy's, with any
+            // answer.
             if let Operation::AddVirtualServer(server) = operation {
                 self.unmade.remove(&server.key);
             }
@@ -157,7 +158,8 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Leaves out virtual servers that may not be made yet, and those that may not go yet, with their real servers.
+    /// Leaves out virtual servers that may not be created yet, and those that may not be deleted yet, with their real
+    /// servers.
     fn allowed<'o>(&mut self, operations: &'o [Operation]) -> Cow<'o, [Operation]> {
         let mut reasons: BTreeMap<VirtualServerKey, PortError> = BTreeMap::new();
         for operation in operations {

@@ -56,7 +56,8 @@ impl Run<'_, '_> {
         is_served
     }
 
-    /// Whether an entry may go: no virtual server needs it. One that stood in the way of another went with that one.
+    /// Whether an entry may be deleted: no virtual server needs it. One that stood in the way of another was deleted
+    /// with that one.
     fn may_delete(&mut self, set: SetKey, element: &Element) -> bool {
         if !self.needs.entry(set, element) {
             return self.observed.has_entry(set, element);

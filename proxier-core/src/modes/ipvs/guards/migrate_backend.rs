@@ -54,8 +54,8 @@ pub(in crate::modes::ipvs) fn read(
     if unread.is_empty() { Ok(contents) } else { Err(unread) }
 }
 
-/// Adds to the changes what our virtual servers need that no Service wants: those that stay keep it, and so do those that go
-/// until they are gone.
+/// Adds to the changes what our virtual servers need that no Service wants. Those that stay keep it, and the others
+/// keep it until they are deleted.
 pub(in crate::modes::ipvs) fn carry_over(
     by_table: bool,
     wanted: &Wanted<'_>,
@@ -86,8 +86,8 @@ pub(in crate::modes::ipvs) fn carry_over(
     }
 }
 
-/// The entries in the form of the variant that serves: a table of nf_tables takes no networks that overlap, and has a set of load
-/// balancers that this node may not use.
+/// The entries in the form of the variant that serves. An nf_tables table takes no networks that overlap, and has a set
+/// of load balancers that this node may not use.
 fn lowered(by_table: bool, before: &Contents) -> Vec<(SetKey, Element)> {
     let mut all = Vec::new();
     let mut sources: BTreeMap<(SetKey, IpSpan, Ports), Vec<Network>> = BTreeMap::new();

@@ -1,20 +1,21 @@
-//! Masquerading and source-range rules, in two variants: by iptables and ipset, or by a table of nf_tables.
+//! Masquerading and source-range rules, in two variants: by iptables and ipset, or by an nf_tables table.
 //!
 //! | | entries | rules |
 //! |---|---|---|
 //! | `programs` | ipsets ([`sets`](crate::modes::ipvs::sets)) | kube-proxy's chains, by the iptables programs ([`rules`](crate::modes::ipvs::rules)) |
 //! | `nft` | sets of a table of nf_tables | chains of that table ([`Layout`]) |
 //!
-//! Both have the same entries, and packets mean the same to them; the order of a plan is the same as well. The variants differ in how
-//! these are read and written: the programs' variant writes sets one by one and then the rules, which change with the first and
-//! the last entry of a set; the table's variant writes everything that has to be there before virtual servers in one transaction a
-//! family, and everything that has to go after them in another. Its rules do not depend on entries.
+//! Both have the same entries, with the same effect on packets, and the same order of a plan. They differ in how these
+//! are read and written. The programs' variant writes sets one by one and then the rules, which change with the first
+//! and the last entry of a set. The table's variant uses two transactions for each family: one with everything that has
+//! to exist before virtual servers, and one with everything that has to be deleted after them. Its rules do not depend
+//! on entries.
 //!
-//! nf_tables cannot overrule a drop in a foreign chain. kube-proxy's chains accept marked packets, answers to forwarded connections
-//! and health checks; this proxy's also accept packets to Services where INPUT drops by default. Where another firewall drops those, the table of this
-//! variant does not help ([`dropping_input`]).
+//! nf_tables cannot overrule a drop in a foreign chain. kube-proxy's chains accept marked packets, answers to forwarded
+//! connections and health checks. This proxy's also accept packets to Services if INPUT drops by default. Where another
+//! firewall drops those, the table of this variant does not help ([`dropping_input`]).
 //!
-//! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup): records of own
+//! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup). Records of own
 //! virtual servers are read from both, and guards of those that stay are carried over.
 
 mod choose;

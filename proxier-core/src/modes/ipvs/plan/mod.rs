@@ -26,12 +26,12 @@ pub(super) use pass_plan::{PassPlan, build_plan};
 
 /// Plan of a pass: operations, stage by stage. A value: nothing happens before it is carried out.
 ///
-/// The order is make before break. Sets and rules come before the virtual servers that need them, so that no connection
-/// misses its masquerading. A virtual server has its real servers before its address is bound: until then packets to the
-/// address do not end here, and no other program of this host can answer instead. Operations that need none of the rules to
-/// restore go before them, so that a program that holds the lock of iptables delays nothing else. Routes come after the rules, which
-/// guard the networks that they make local. Deletions go in reverse; a
-/// virtual server goes before its entries and its address, which after a crash show that it is this proxy's.
+/// The order is make before break. Sets and rules come before the virtual servers that need them, so that every
+/// connection is masqueraded that should be. A virtual server has its real servers before its address is bound. Until
+/// then packets to the address do not end here, and no other program of this host can answer instead. Operations that
+/// need none of the rules to restore go before them, so that a program that holds the lock of iptables delays nothing
+/// else. Routes come after the rules, which guard the networks that they make local. Deletions go in reverse. A virtual
+/// server is deleted before its entries and its address, which after a crash show that it is this proxy's.
 ///
 /// Within a stage `default/kubernetes` comes first, then cluster DNS.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -39,8 +39,8 @@ pub(super) use pass_plan::{PassPlan, build_plan};
 pub struct Plan {
     /// Names of the device and the sets.
     pub names: KernelNames,
-    /// Layout of each family's table, where those guard: then no stage has sets or rules, and the entries of a family are added with its
-    /// table in one transaction, and deleted in another. Otherwise none.
+    /// Layout of each family's table, if tables guard. Then no stage has sets or rules, and the entries of a family are
+    /// added with its table in one transaction, and deleted in another. Otherwise none.
     pub layouts: BTreeMap<Family, Layout>,
     /// Inputs of the rules that the kernel has after this plan, where they were read for it.
     pub inputs: BTreeMap<Family, Inputs>,
@@ -48,11 +48,12 @@ pub struct Plan {
     pub stages: BTreeMap<Phase, Stage>,
     /// Families whose rules have to change but are not tried in this pass: they could not be read, or failed a moment ago.
     pub rules_put_off: BTreeSet<Family>,
-    /// Virtual servers to make whose source ranges need rules that are not there yet. One is not made when the rules of
-    /// its family are put off or fail: any client could use it.
+    /// Virtual servers to create whose source ranges need rules that do not exist yet. One is not created when the
+    /// rules of its family are put off or fail: any client could use it.
     pub guarded: BTreeSet<VirtualServerKey>,
-    /// Networks to make local whose guard is not there yet: the rules that refuse what no Service serves. One is not made
-    /// local when the rules of its family are put off or fail: programs that listen on all addresses would answer there.
+    /// Networks to make local whose guard does not exist yet: the rules that refuse what no Service serves. One is not
+    /// made local when the rules of its family are put off or fail: programs that listen on all addresses would answer
+    /// there.
     pub guarded_networks: BTreeSet<Network>,
     /// Real servers that drain already, unknown to this process: no operation, but they are watched from now on.
     pub adopt_drains: Vec<(VirtualServerKey, RealServerKey)>,
@@ -66,24 +67,25 @@ pub struct Plan {
 pub enum Phase {
     /// Device, timeouts, sets, tables, entries; virtual servers of marks.
     Prepare,
-    /// Entries that give packets marks, where the virtual servers of these are there. Virtual servers and addresses that need no
+    /// Entries that give packets marks, if their virtual servers exist. Virtual servers and addresses that need no
     /// rules of this pass, if it has rules.
     ServeUnguarded,
     /// Real servers to drain or delete before the rules, if there are any.
     RetireUnguarded,
     /// Rules; virtual servers to make or change, with addresses and routes.
     Serve,
-    /// Chains of tables that take connections from rules that served before. What is not wanted any more of virtual and real servers.
+    /// Chains of tables that take connections from rules that served before. Virtual and real servers that are not
+    /// wanted any more.
     Retire,
     /// Entries that give packets marks, then the virtual servers of these marks.
     RetireMarks,
-    /// Entries; rules that only lose something, such as the jump to a firewall whose last load balancer went; addresses, routes and
-    /// the device. One of these stays while a virtual server that could not be deleted needs it.
+    /// Entries; rules that are only reduced, such as the jump to a firewall whose last load balancer was deleted;
+    /// addresses, routes and the device. One of these stays while a virtual server that could not be deleted needs it.
     Clean,
 }
 
 impl Phase {
-    /// Whether entries, addresses, routes and the device are added in this phase; else they are deleted.
+    /// Whether entries, addresses, routes and the device are added in this phase; otherwise they are deleted.
     pub fn adds(self) -> bool {
         self < Phase::Retire
     }
@@ -203,8 +205,9 @@ impl Plan {
         &mut self.stage(phase).servers
     }
 
-    /// Moves operations that need not wait for rules before them. `needs_rules` says whether a virtual server needs them
-    /// before it is added, `is_there` whether it exists. Nothing moves when rules are neither to be restored nor put off.
+    /// Moves operations that need not wait for rules before them. `needs_rules` says whether a virtual server needs
+    /// them before it is added, `is_there` whether it exists. Nothing moves when rules are neither to be restored nor
+    /// put off.
     pub(crate) fn move_unguarded_operations_first(
         &mut self,
         needs_rules: impl Fn(&VirtualServerKey) -> bool,
@@ -274,7 +277,8 @@ mod tests {
     use super::*;
     use crate::modes::ipvs::sets::SetKind;
 
-    /// Where something is added the device is first, and the sets are in order; where something is deleted it is the other way round.
+    /// If something is added the device is first, and the sets are in order; if something is deleted it is the other
+    /// way round.
     #[test]
     fn deletions_go_in_reverse() {
         let sets = [SetKind::LoopBack, SetKind::IpvsIps].map(|kind| SetKey::new(Family::V4, kind));

@@ -18,9 +18,10 @@ use crate::snapshot::ObjectKey;
 
 /// Puts changes in order.
 ///
-/// A real server that is not wanted any more drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)), or if it is one
-/// of UDP whose endpoint serves, though other endpoints are selected: weight 0 first, deleted once its connections are gone. One that drains
-/// already is left to [`Drains`]; one that is wanted again gets its weight back and is never deleted on the way.
+/// A real server that is not wanted any more drains if its protocol does
+/// ([`Policy`](crate::modes::ipvs::drain::Policy)). One of UDP also does if its endpoint serves, though other endpoints
+/// are selected. It gets weight 0 first, and is deleted once it has no connections. One that drains already is left to
+/// [`Drains`]; one that is wanted again gets its weight back and is never deleted meanwhile.
 ///
 /// The parts that do not come from [`Changes`] (names, device, sysctls, timeouts, rules, flows) are left as by default.
 pub fn plan(changes: Changes, wanted: &Wanted<'_>, observed: &Observed, drains: &Drains) -> Plan {

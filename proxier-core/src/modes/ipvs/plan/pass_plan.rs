@@ -112,7 +112,7 @@ fn plan_drains(
     verdicts: &[(VirtualServerKey, Verdicts)],
 ) {
     let listed: BTreeMap<_, _> = readings.draining.iter().map(|(key, listed)| (*key, listed)).collect();
-    // Those of a mark that is given no more drain, too.
+    // Real servers of a mark that is not used any more drain, too.
     for (key, verdicts) in verdicts.iter().filter(|(key, _)| wanted.is_drained(key)) {
         let key = *key;
         let finished = verdicts.finished.iter().filter(|finished| !wanted.has_real_server(&key, &finished.real));

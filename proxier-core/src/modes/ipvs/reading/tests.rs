@@ -118,13 +118,13 @@ fn one_reading_is_enough_when_nothing_is_to_be_done() {
 }
 
 #[test]
-fn what_would_lose_its_mark_is_looked_for_again() {
+fn a_server_that_would_lose_its_mark_is_looked_for_again() {
     assert_eq!(look(&[], &["10.0.0.1:80"], true, true), (1, vec!["once", "still", "all"]));
     assert_eq!(look(&["10.0.0.1:80"], &["10.0.0.1:80"], true, true), (1, vec!["once", "still"]));
 }
 
 #[test]
-fn what_was_never_read_is_read_to_the_end() {
+fn the_first_reading_is_complete() {
     assert_eq!(look(&[], &["10.0.0.1:80"], false, false), (1, vec!["once", "still", "all"]));
     assert_eq!(look(&[], &[], false, false), (0, vec!["once", "still"]));
 }

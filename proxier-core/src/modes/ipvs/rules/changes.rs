@@ -89,7 +89,8 @@ impl RuleChanges {
         (!self.transaction.is_empty()).then_some(self.transaction)
     }
 
-    /// Whether rules of iptables mode are replaced: until then they lead connections to endpoints, and guard load balancers.
+    /// Whether rules of iptables mode are replaced. Until then they send connections to endpoints, and guard load
+    /// balancers.
     pub(crate) fn replace_iptables_mode(&self) -> bool {
         let leads_on = |line: &str| line.ends_with(" -j KUBE-NODEPORTS");
         let of_nat = |line: &&RuleLine| line.change == LineChange::Removed && line.table == "nat";
@@ -293,7 +294,7 @@ mod tests {
         assert!(of("PREROUTING").iter().any(|line| line.starts_with("- nat -A PREROUTING")), "{:?}", of("PREROUTING"));
     }
 
-    /// Until the jump to its node ports goes, iptables mode leads connections to endpoints.
+    /// Until the jump to its node ports is removed, iptables mode sends connections to endpoints.
     #[test]
     fn rules_of_iptables_mode_are_known_by_their_node_ports() {
         let nat = |rule: &str| format!("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES {rule}\nCOMMIT\n");

@@ -103,7 +103,7 @@ impl MasqueradeSources {
 
 /// Inputs of a family's rules. Equal inputs have equal rules.
 ///
-/// Costs O(sets + load balancers that this node may not use), however many Services there are: compare it with the last one
+/// Costs O(sets + load balancers that this node may not use), with any number of Services. Compare it with the last one
 /// after each update, and compile rules only when it differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -128,8 +128,8 @@ pub struct Inputs {
     pub guarded_networks: BTreeSet<Network>,
     /// Chains are made, and sets named, only where sets have entries.
     pub only_needed: bool,
-    /// Chain INPUT of table filter drops what nothing accepts, by its policy or its last rule: rules accept traffic of Services, which arrives
-    /// there before IPVS sees it.
+    /// Chain INPUT of table filter drops what nothing accepts, by its policy or its last rule. Rules then accept
+    /// traffic of Services, which arrives there before IPVS sees it.
     pub input_drops: bool,
 }
 
@@ -169,7 +169,7 @@ impl Inputs {
         names::chain(self.prefix, name)
     }
 
-    /// Whether a rule may name a set: it has entries, or is there without.
+    /// Whether a rule may name a set: it has entries, or exists without.
     pub(super) fn has_set(&self, kind: SetKind) -> bool {
         !self.only_needed || self.filled.contains(&kind)
     }
@@ -179,8 +179,8 @@ impl Inputs {
         !self.only_needed || !self.filled.is_empty() || !self.guarded_networks.is_empty()
     }
 
-    /// Whether these rules are those of `before` with some taken away: sets that have no entries any more, load balancers
-    /// that are not barred any more. Such rules may wait until what they guarded is gone.
+    /// Whether these rules are those of `before` with some removed: sets that have no entries any more, load balancers
+    /// that are not barred any more. Such rules may wait until what they guarded is deleted.
     pub fn only_relaxes(&self, before: &Inputs) -> bool {
         let rest = Inputs {
             filled: self.filled.clone(),
@@ -213,8 +213,8 @@ impl Inputs {
     }
 }
 
-/// Objects that stay in the kernel although they are not wanted, because their deletion is held back
-/// ([`Safeguard`](crate::safeguard::Safeguard)) or comes later: rules guard them as before while they serve.
+/// Objects that stay in the kernel although they are not wanted, because their deletion comes later or is held back
+/// ([`Safeguard`](crate::safeguard::Safeguard)). Rules guard them as before while they serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Sets in which entries stay.
@@ -223,7 +223,7 @@ pub struct Kept {
     barred: Vec<VirtualServerKey>,
     /// Families in which addresses are bound by routes.
     by_routes: Vec<Family>,
-    /// Networks that are local as a whole: their guard goes after the routes, in a later pass.
+    /// Networks that are local as a whole: their guard is removed after the routes, in a later pass.
     whole: Vec<Network>,
 }
 
@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn both_have_what_neither_lacks() {
+    fn common_capabilities_are_those_of_both() {
         let all = Capabilities::default();
         let without = [
             Capabilities { random_fully: false, ..all },

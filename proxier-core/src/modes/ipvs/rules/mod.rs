@@ -1,34 +1,36 @@
 //! Rules for iptables: their inputs, how they are made, and the changes for the kernel to have them.
 //!
-//! Rules stay the same until a set gains its first entry or loses its last one: Services change the sets. [`Inputs`] shows
-//! cheaply whether rules can have changed; [`compile`] makes them; [`Rules::changes`] compares them with the output of
-//! `iptables-save` and returns one transaction for `iptables-restore --noflush`, or nothing to do.
+//! Rules stay the same until a set gains its first entry or loses its last one: Services only change the sets. Services
+//! change the sets. [`Inputs`] shows cheaply whether rules can have changed; [`compile`] makes them; [`Rules::changes`]
+//! compares them with the output of `iptables-save` and returns one transaction for `iptables-restore --noflush`, or
+//! nothing to do.
 //!
 //! # Own chains and rules
 //!
-//! The chains of kube-proxy's IPVS mode by name, in nat and filter, and in built-in chains the jumps to them that carry its
-//! comments. Names have the [configured prefix](crate::config::NamePrefix); here it is kube-proxy's. An own chain has
-//! exactly this proxy's rules. Nothing else is changed: no other chain or rule, and nothing of the kubelet's (`KUBE-FIREWALL`,
-//! `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains that only kube-proxy's iptables mode has
-//! (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy --cleanup` removes them.
+//! Own chains are those of kube-proxy's IPVS mode, by name, in nat and filter. Own jumps are those from built-in chains
+//! to them that carry its comments. Names have the [configured prefix](crate::config::NamePrefix); here it is
+//! kube-proxy's. An own chain has exactly this proxy's rules. Nothing else is changed: no other chain or rule, and
+//! nothing of the kubelet's (`KUBE-FIREWALL`, `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains
+//! that only kube-proxy's iptables mode has (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy
+//! --cleanup` removes them.
 //!
 //! # Where this differs from kube-proxy
 //!
 //! * `KUBE-IPVS-FILTER` returns for `KUBE-EXTERNAL-IP-LOCAL` (as from 1.30): without that, external addresses of Services
 //!   with `externalTrafficPolicy: Local` are rejected.
-//! * `KUBE-IPVS-OUT-FILTER` is there (as from 1.29): a program on this node that is in none of a load balancer's source
-//!   ranges is stopped, although its packets have the load balancer's address as their source.
-//! * Jumps have an order: source ranges are checked before marked packets are accepted, in place of any earlier order. Jumps
-//!   that are there, each once and in this order, stay, even with other rules between: two programs that both insist on the
-//!   first position would take turns without end. Otherwise all of them move to the front.
-//! * Where chain INPUT of table filter drops by default, `KUBE-NODE-PORT` accepts traffic to Services there, after source ranges were checked:
-//!   with kube-proxy none reaches IPVS.
+//! * `KUBE-IPVS-OUT-FILTER` exists (as from 1.29). It stops a program on this node that is in none of a load balancer's
+//!   source ranges, although its packets have the load balancer's address as their source.
+//! * Jumps have an order: source ranges are checked before marked packets are accepted, in place of any earlier order.
+//!   Jumps that exist, each once and in this order, stay, even with other rules between: two programs that both insist
+//!   on the first position would take turns without end. Otherwise all of them move to the front.
+//! * If chain INPUT of table filter drops by default, `KUBE-NODE-PORT` accepts traffic to Services there, after source
+//!   ranges were checked. With kube-proxy none reaches IPVS.
 //! * Nothing is written when the kernel already has the same rules, in any spelling; a chain that has not changed
 //!   keeps its counters.
 //! * `KUBE-MARK-MASQ` is removed at the end too, unless a foreign rule jumps to it.
 //! * Names of protocols are in lower case, which iptables understands without `/etc/protocols`.
 //!
-//! As with kube-proxy, traffic with a loopback source uses no Service; and the sets of TCP and UDP node ports hold ports
+//! As with kube-proxy, traffic with a loopback source uses no Service. The sets of TCP and UDP node ports hold ports
 //! without addresses, so a packet to such a port of any address of this host is masqueraded when it leaves again.
 
 mod changes;
@@ -125,11 +127,12 @@ impl Rules {
     }
 }
 
-/// Changes for the kernel to have no rules of a proxy: removes chains and jumps of a proxy with this prefix, or with
-/// [`NamePrefix::KUBE`] of a kube-proxy in IPVS mode, of either family.
+/// Changes for the kernel to have no rules of a proxy, in either family. Removes chains and jumps of a proxy with this
+/// prefix, or with [`NamePrefix::KUBE`] of a kube-proxy in IPVS mode.
 ///
-/// A chain to which a foreign rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
-/// keeps its rules, since container runtimes use it. Sets can be destroyed after this, not before.
+/// A chain to which a foreign rule jumps cannot be deleted, so it is emptied and stays. The exception is
+/// `KUBE-MARK-MASQ`, which keeps its rules, since container runtimes use it. Sets can be destroyed after this, not
+/// before.
 ///
 /// # Errors
 /// [`UnreadableTable`] when a table could not be shown.

@@ -30,7 +30,7 @@ pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
     }
     vec![
         (names::FORWARD, forward(inputs)),
-        // There even while the set is empty, so that the first health check needs no new rule.
+        // Present even while the set is empty, so that the first health check needs no new rule.
         (names::NODE_PORT, {
             let row = noted(inputs, SetKind::HealthCheckNodePort, "dst").target("ACCEPT");
             let mut rows = always(inputs, SetKind::HealthCheckNodePort, row);
@@ -87,7 +87,7 @@ fn noted(inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
     matching(Rule::builder().comment(kind.comment()), inputs, kind, directions)
 }
 
-/// Returns these rules if the set has entries, else none.
+/// Returns these rules if the set has entries, otherwise none.
 fn when<const N: usize>(inputs: &Inputs, kind: SetKind, rows: [RuleBuilder; N]) -> Vec<RuleBuilder> {
     if inputs.filled.contains(&kind) { rows.into() } else { Vec::new() }
 }
@@ -239,8 +239,8 @@ fn ipvs_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
     rows
 }
 
-/// A program on this node that connects to an address of this host has that address as its source, or the node's where the
-/// address is bound by a route, which passes every source range; so such packets are dropped on the way out.
+/// A program on this node that connects to an address of this host has that address as its source. If a route binds the
+/// address, the source is the node's, which passes every source range. So such packets are dropped on the way out.
 fn ipvs_out_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
     if !inputs.capabilities.ipvs {
         return Vec::new();

@@ -113,7 +113,7 @@ impl TableChange {
         Self::differing(layout, (fate, claims), there)
     }
 
-    /// The same where the table is as `written` says. Chains follow from the layout: equal layouts have equal chains.
+    /// The same if the table is as `written` says. Chains follow from the layout: equal layouts have equal chains.
     pub(in crate::modes::ipvs) fn changed(layout: &Layout, written: &Layout) -> [Option<Self>; 2] {
         if layout == written {
             return [None, None];
@@ -197,11 +197,11 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
     found
 }
 
-/// Writes the changes of a table, with the entries to add or to delete, and notes in `observed` what the kernel has then. A table that was
-/// just read is changed only as it was read: nothing is written if another program has changed it since.
+/// Writes the changes of a table, with the entries to add or to delete, and notes in `observed` the resulting state. A
+/// table that was just read is changed only in that state: nothing is written if another program has changed it since.
 ///
-/// A table that is made or made again gets all entries that are known to be in the kernel, and the new ones. Costs O(entries that
-/// change) otherwise.
+/// A table that is created, or created again, gets all entries that are known to be in the kernel, and the new ones.
+/// Costs O(entries that change) otherwise.
 pub(in crate::modes::ipvs) fn write(
     layout: &Layout,
     change: Option<&TableChange>,

@@ -197,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_come_back_as_they_went() {
+    fn entries_read_back_the_same() {
         let tcp = Ports::port(Protocol::TCP, 443);
         for (family, host, other) in
             [(Family::V4, "198.51.100.1", "192.0.2.0/24"), (Family::V6, "2001:db8::1", "2001:db8:1::/48")]
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_of_us_writes_is_none_of_ours() {
+    fn elements_that_we_never_write_are_foreign() {
         let key = |first: [u8; 4], last: [u8; 4]| {
             let of = |source: [u8; 4]| {
                 let fields = [[192, 0, 2, 1], source].map(|octets| IpAddr::from(octets).into());

@@ -7,21 +7,21 @@
 //!  output -150  drop; -101  mark  ─▶ IPVS (-99, -98) ─▶ output again ─▶ postrouting 99  masquerade
 //! ```
 //!
-//! The chains of type `nat` stand just before those of iptables, in which kube-proxy puts its own first; `output` drops before
-//! IPVS, where the packet still has the load balancer's address as its destination (a rule of iptables has to ask match `ipvs`).
-//! IPVS sends a packet on by hook `output`, where chains of type `nat` do not see it again: the mark of the first hook tells
-//! `postrouting` what to do, as with kube-proxy.
+//! The chains of type `nat` stand just before those of iptables, in which kube-proxy puts its own first. In `output`,
+//! packets are dropped before IPVS, while they still have the load balancer's address as their destination (a rule of
+//! iptables has to use match `ipvs`). IPVS sends a packet on by hook `output`, where chains of type `nat` do not see it
+//! again. So the mark of the first hook tells `postrouting` what to do, as with kube-proxy.
 //!
-//! IPVS compares the whole mark of a packet with those of its virtual servers, so the marks that split clients outside from those inside
-//! ([`SetKind::LocalSplit`]) are set last before IPVS and taken away first behind it: no other program's rules see them. Marks that other programs
-//! gave these packets are lost. Packets from inside are
-//! marked for masquerading in the first hook, by where they were sent: behind IPVS that could not be told.
+//! IPVS compares the whole mark of a packet with those of its virtual servers. So the marks that split clients outside
+//! from those inside ([`SetKind::LocalSplit`]) are set last before IPVS and removed first behind it. No other program's
+//! rules see them. Marks that other programs gave these packets are lost. Packets from inside are marked for
+//! masquerading in the first hook, by where they were sent: behind IPVS that could not be told.
 //!
-//! iptables has `ACCEPT` in table nat, to keep other programs from translating the destination (host ports of CNI plugins match
-//! every local address, and addresses of Services are local). Here the destination is translated to itself: later chains of
-//! type `nat` do not see a connection that has a translation. An address that is not of this host, since another proxy has removed the
-//! device, is left to those programs. `ACCEPT` in table filter has no counterpart: no chain of nf_tables can
-//! overrule another table's drop.
+//! iptables has `ACCEPT` in table nat, which keeps other programs from translating the destination. Host ports of CNI
+//! plugins match every local address, and addresses of Services are local. Here the destination is translated to
+//! itself: later chains of type `nat` do not see a connection that has a translation. An address that is not of this
+//! host, since another proxy has removed the device, is left to those programs. `ACCEPT` in table filter has no
+//! counterpart: no chain of nf_tables can overrule another table's drop.
 
 use std::collections::BTreeSet;
 
@@ -181,7 +181,7 @@ impl Layout {
     fn mark_by(&self, kind: SetKind) -> Rule {
         let to = FieldTypes::of(&[DataType::MARK])
             .map(|mark| Operand::map(self.key(kind), Layout::set_reference(kind), mark));
-        // A constant type, as that of the map.
+        // The type of the map is constant, so it fits.
         built(to.map_or_else(|_| self.rule(), |mark| self.rule().set_mark_to(&mark)))
     }
 
@@ -200,7 +200,7 @@ impl Layout {
         [of_node].into_iter().chain(of_pods)
     }
 
-    /// To a Frontend that is split, from inside: the endpoint may be on another node, and answers have to come back here.
+    /// To a Frontend that is split, from inside: the endpoint may be on another node, and answers have to return here.
     fn masquerade_inside(&self) -> Vec<Rule> {
         self.inside().map(|rule| self.marks(rule)).collect()
     }
@@ -212,8 +212,8 @@ impl Layout {
         rules
     }
 
-    /// Keeps this node's own packets from load balancers whose source ranges the node is not in. They have the load balancer's address as
-    /// their source, as its entries, unless it is bound by a route.
+    /// Keeps this node's own packets from load balancers whose source ranges exclude the node. They have the load
+    /// balancer's address as their source, as its entries, unless it is bound by a route.
     fn barred_from_node(&self) -> Rule {
         let kind = SetKind::LoadBalancerNotNode;
         if !self.by_routes {
@@ -224,8 +224,8 @@ impl Layout {
         built(of_node.in_set(&place, Layout::set_reference(kind)).drop_packet())
     }
 
-    /// Translates the destination to itself, if it is of this host: otherwise IPVS does not get the packet, and a program that serves the address
-    /// after this mode may translate it.
+    /// Translates the destination to itself, if it is an address of this host. Otherwise IPVS does not get the packet,
+    /// and a program that serves the address after this mode may translate it.
     fn keep(&self) -> Rule {
         let of_host = Layout::is_local(self.rule(), FibFlags::DADDR, CmpOp::Eq);
         built(of_host.dnat_to_operand(self.table.family, &self.destination()))
@@ -304,7 +304,8 @@ impl Layout {
         vec![built(self.matching(SetKind::LoadBalancerLocal).verdict(Verdict::Return)), self.marks(self.rule())]
     }
 
-    /// `KUBE-POSTROUTING`. The mark goes, so that it has no effect when the packet passes here again inside a tunnel.
+    /// `KUBE-POSTROUTING`. The mark is removed, so that it has no effect when the packet passes here again inside a
+    /// tunnel.
     fn masquerade(&self) -> Vec<Rule> {
         let hairpin = self.matching(SetKind::LoopBack).set_mark_bits(0, self.mark);
         let marked = self.rule().mark(self.mark, self.mark).set_mark_bits(0, self.mark);
@@ -321,7 +322,7 @@ impl Layout {
         ]
     }
 
-    /// New connections to Services without endpoints, from where source ranges let them in.
+    /// New connections to Services without endpoints, if source ranges let them in.
     fn without_endpoints(&self) -> [Rule; 2] {
         rejections(self.family, || {
             let kind = SetKind::NoEndpoint;

@@ -93,8 +93,9 @@ impl Tables {
         self.found.clear();
     }
 
-    /// Puts tables back to their known state, if another program has changed them: source ranges are open to all clients until then, so nothing
-    /// else is read or compared before. Returns the steps carried out. Failures are left to the next full pass.
+    /// Puts tables back to their known state, if another program has changed them. Until then source ranges are open to
+    /// all clients, so nothing else is read or compared before. Returns the steps carried out. Failures are left to the
+    /// next full pass.
     pub(in crate::modes::ipvs) fn restore(&self, observed: &mut Observed, tables: &mut dyn TablesPort) -> Vec<Step> {
         let mut done = Vec::new();
         for (family, layout) in &self.written {
@@ -118,7 +119,8 @@ impl Tables {
         done
     }
 
-    /// Layouts that the kernel has to hold: with what the wanted state needs, and what is there needs until it is gone.
+    /// Layouts that the kernel has to hold: with what the wanted state needs, and with what existing objects need until
+    /// they are deleted.
     pub(in crate::modes::ipvs) fn layouts(
         &self,
         pass: &Pass<'_>,
@@ -207,8 +209,8 @@ pub(in crate::modes::ipvs) fn marked(
     Ok(entries(SetKind::SplitMark).find(is_it).and_then(split::server_of))
 }
 
-/// Has the kernel check the tables of families with every set, chain and rule that this variant writes, and make none of it. The kernel
-/// loads the modules that it needs for that.
+/// Has the kernel check the tables of families with every set, chain and rule that this variant writes, without
+/// creating any. The kernel loads the modules that it needs for that.
 ///
 /// # Errors
 /// The kernel lacks nf_tables, a family, or a kind of chain, set or expression, which the message names.
