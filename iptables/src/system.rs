@@ -199,7 +199,7 @@ impl Drop for Reaped {
     }
 }
 
-/// The three pipes. Each is closed as soon as it is not needed any more.
+/// The three pipes. Each is closed once it is not needed any more.
 struct Pipes {
     stdin: Option<ChildStdin>,
     stdout: Option<ChildStdout>,

@@ -30,7 +30,6 @@ fn seen(path: &str, line: Option<usize>, says: impl Into<String>) -> Evidence {
     Evidence { path: path.to_owned(), line, says: says.into() }
 }
 
-/// The finding for one requirement.
 pub(crate) fn finding(sources: &Sources, requirement: &Requirement, active: &mut dyn ActiveProbe) -> Finding {
     let asked = requirement.capability.as_ref().map(|capability| active.ask(capability));
     let listed = match (&requirement.module, &requirement.part_of) {

@@ -80,7 +80,6 @@ pub(crate) fn split_comment(bytes: &[u8], kind: u8) -> (Option<String>, Vec<u8>)
     (comment, rest)
 }
 
-/// Joins a comment and the rest to userdata.
 pub(crate) fn join_comment(comment: Option<&str>, kind: u8, rest: &[u8]) -> Vec<u8> {
     let mut out = Vec::new();
     if let Some(comment) = comment {

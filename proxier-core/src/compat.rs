@@ -19,7 +19,6 @@ pub(crate) fn table_key(family: Family, table: &TableName) -> Result<TableKey, P
     TableKey::new(family, table.as_str()).map_err(invalid)
 }
 
-/// A chain of a table.
 pub(crate) fn chain_key(table: &TableKey, chain: &ChainName) -> Result<ChainKey, PortError> {
     table.chain(chain.as_str()).map_err(invalid)
 }

@@ -28,7 +28,6 @@ fn managed(manager: &str, fields: &Value) -> Value {
     }])
 }
 
-/// This node.
 pub(super) fn node() -> Value {
     json!({
         "kind": "Node",

@@ -98,7 +98,6 @@ impl Supervisor {
         command
     }
 
-    /// Starts it.
     pub(super) fn start(&self) -> io::Result<()> {
         let mut command = self.command("run");
         command.arg("--kubeconfig").arg(&self.kubeconfig).stdout(Stdio::null()).stderr(Stdio::piped());

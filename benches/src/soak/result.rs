@@ -83,7 +83,6 @@ pub(super) fn kept(
     })
 }
 
-/// A value as text.
 fn text(value: &Value) -> String {
     match value {
         Value::String(text) => text.clone(),

@@ -44,7 +44,6 @@ impl Tables {
         tables
     }
 
-    /// Adds a line.
     pub(super) fn add(&mut self, tool: &'static str, line: String) {
         self.0.entry(tool).or_default().insert(line);
     }
@@ -200,7 +199,6 @@ impl Tables {
     }
 }
 
-/// The unspecified address of a family.
 pub(super) fn unspecified(family: Family) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::UNSPECIFIED.into(),

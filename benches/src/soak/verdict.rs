@@ -190,7 +190,6 @@ fn changes(followed: &[Followed], limit: Duration, wrong: &mut Vec<String>) {
     }
 }
 
-/// The median.
 pub(super) fn median(mut numbers: Vec<u64>) -> Option<u64> {
     numbers.sort_unstable();
     numbers.get(numbers.len() / 2).copied()

@@ -71,7 +71,6 @@ pub(super) enum Use {
 #[derive(Clone, Debug)]
 pub(super) struct Miss {
     pub(super) what: Use,
-    /// The number of the client.
     pub(super) client: usize,
     pub(super) service: String,
     pub(super) place: String,

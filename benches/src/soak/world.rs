@@ -368,7 +368,6 @@ impl Service {
         })
     }
 
-    /// All its objects.
     pub(super) fn objects(&self) -> Vec<Value> {
         let slices = self.families.iter().filter(|_| self.sliced).map(|family| self.slice(*family));
         std::iter::once(self.object()).chain(slices).collect()

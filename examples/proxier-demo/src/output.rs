@@ -142,7 +142,6 @@ impl Out {
 pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
     let mut text = String::new();
     for line in lines {
-        // Writing to a String cannot fail.
         let _cannot_fail = writeln!(text, "{line}");
     }
     text

@@ -84,7 +84,6 @@ fn is_type_specific(errno: i32) -> bool {
     errno >= uapi::IPSET_ERR_TYPE_SPECIFIC
 }
 
-/// The error kind of an errno for an entry.
 pub(crate) fn classify(operation: Operation, set_type: SetType, errno: i32) -> ErrorKind {
     match errno {
         uapi::IPSET_ERR_EXIST if operation == Operation::Add => ErrorKind::ElementExists,

@@ -34,7 +34,6 @@ pub(crate) trait Command {
     /// Appends the attributes behind the protocol version.
     fn encode(&self, out: &mut Encoder);
 
-    /// The error kind of an errno for this command.
     fn classify(&self, errno: i32) -> ErrorKind {
         common(errno)
     }

@@ -91,7 +91,6 @@ impl Command for GetByName<'_> {
     }
 }
 
-/// The index.
 pub(crate) fn index(attributes: &[u8]) -> Result<u16, WireError> {
     for attr in Attrs::<CmdAttr<'_>>::new(attributes).iter() {
         if let CmdAttr::Index(Be16(index)) = attr? {
@@ -116,7 +115,6 @@ impl Command for GetByIndex {
     }
 }
 
-/// The name.
 pub(crate) fn name(attributes: &[u8]) -> Result<SetName, WireError> {
     for attr in Attrs::<CmdAttr<'_>>::new(attributes).iter() {
         if let CmdAttr::SetName(name) = attr? {

@@ -12,7 +12,6 @@ use crate::uapi;
 /// The most entries that one request may expand to (`IPSET_MAX_RANGE`).
 const MAX_RANGE: usize = 1 << 20;
 
-/// One set.
 #[derive(Clone, Debug)]
 pub(super) struct FakeSet {
     pub(super) spec: SetSpec,

@@ -136,7 +136,6 @@ struct EntryParts<'a> {
     flags: u32,
 }
 
-/// Reads one entry of a set of this type.
 pub(crate) fn get_entry(set_type: SetType, bytes: &[u8]) -> Result<Entry, WireError> {
     let mut parts = EntryParts::default();
     let mut options = EntryOptions::default();

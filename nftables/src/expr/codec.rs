@@ -82,7 +82,6 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Expressions as a list.
 pub(crate) fn put_expression_list(out: &mut Encoder, kind: u16, expressions: &[Expression]) {
     out.nest(kind, |out| {
         for expression in expressions {

@@ -18,7 +18,6 @@ use crate::attrs::{
 use crate::model::{ElementData, Family, Name, ObjectType, Value, Verdict};
 use crate::uapi;
 
-/// The expressions of a list.
 pub(crate) fn get_expressions<'a>(list: Attrs<'a, ListAttr<'a>>) -> Result<Vec<Expression>, WireError> {
     let mut expressions = Vec::new();
     for attr in list.iter() {
@@ -29,7 +28,6 @@ pub(crate) fn get_expressions<'a>(list: Attrs<'a, ListAttr<'a>>) -> Result<Vec<E
     Ok(expressions)
 }
 
-/// One expression.
 pub(crate) fn get_expression<'a>(attrs: Attrs<'a, ExprAttr<'a>>) -> Result<Expression, WireError> {
     let mut name = None;
     let mut data = None;

@@ -37,7 +37,6 @@ pub(super) struct Symbol<'a> {
     pub(super) place: Option<From>,
     /// Bits that were kept of it, and bits that were flipped.
     pub(super) changed: Option<(Value, Value)>,
-    /// Its key in metadata.
     pub(super) key: Option<MetaKey>,
     /// The operator in the text with the lowest precedence.
     operator: Operator,
@@ -428,7 +427,6 @@ impl<'a> Writer<'a> {
         }
     }
 
-    /// Handles expressions that compute or compare.
     fn compute(&mut self, expression: &Expression) -> Option<()> {
         match expression {
             Expression::Hash { source, modulus, seed, offset, register, .. } => {

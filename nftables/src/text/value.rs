@@ -168,7 +168,6 @@ pub(super) fn names_text(first: &[u8], last: &[u8]) -> Option<String> {
         .then(|| field_text(beginning, DataType::IFNAME, Form::PLAIN))?
 }
 
-/// One field.
 pub(super) fn field_text(bytes: &[u8], data_type: DataType, form: Form<'_>) -> Option<String> {
     if form.shift != 0 {
         let number = number(bytes, ByteOrder::Network)?;

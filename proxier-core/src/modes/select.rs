@@ -39,8 +39,8 @@ pub enum RulePrograms {
 ///
 /// * [`RequestedMode::Auto`]: IPVS, nftables, iptables, userspace.
 /// * A mode that is asked for is the only candidate without `may_fall_back`. Otherwise the modes follow that kube-proxy
-///   fell back to, in the order IPVS, iptables, userspace. nftables comes before iptables if iptables has no tables,
-///   and nftables itself falls back to iptables. Nothing follows userspace.
+///   fell back to, in the order IPVS, iptables, userspace. Mode nftables comes before iptables if iptables has no
+///   tables, and nftables itself falls back to iptables. Nothing follows userspace.
 pub fn candidates(asked: RequestedMode, may_fall_back: bool, programs: RulePrograms) -> Vec<Kind> {
     let by_rules = match programs {
         RulePrograms::Legacy => [Kind::Iptables].as_slice(),

@@ -98,7 +98,6 @@ impl Operation<'_> {
         is_same_set && self.kind() == other.kind()
     }
 
-    /// The step.
     pub(crate) fn step(&self, names: &Names<'_>) -> Step {
         if let Operation::Whole(whole) = self {
             return whole.step();

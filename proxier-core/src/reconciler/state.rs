@@ -22,9 +22,9 @@ use crate::time::Moment;
 
 /// The reconciler of one node: keeps the wanted state, knows the kernel's, and brings the kernel to the wanted one.
 ///
-/// A state machine: it acts only when called, and gets the time as `now`. Objects go in as they change; [`Reconciler::pass`]
-/// programs them. A pass for changes costs O(changed objects); a full pass reads the kernel: at the start, every
-/// [`Limits::max_interval`], after a failure and on request.
+/// A state machine: it acts only when called, and gets the time as `now`. Objects go in as they change;
+/// [`Reconciler::pass`] programs them. A pass for changes costs O(changed objects); a full pass reads the kernel: at
+/// the start, every [`Limits::max_interval`](super::Limits::max_interval), after a failure and on request.
 ///
 /// Before [`Reconciler::start`] nothing is changed: half a list of Services would delete the other half.
 ///

@@ -105,8 +105,8 @@ impl Reconciler {
         }
     }
 
-    /// Whether other modes serve, and this mode waits for an operator: nothing of it may get in the way of what serves, unless it serves most of
-    /// that itself and replaces none of the rest.
+    /// Whether other modes serve, and this mode waits for an operator. Nothing of it may get in the way of what serves,
+    /// unless it serves most of that itself and replaces none of the rest.
     pub(super) fn gives_way(&mut self, run: &mut Run<'_, '_>) -> bool {
         if !run.report.full || self.is_settled() {
             return false;

@@ -39,8 +39,8 @@ impl Reconciler {
         self.mode.device_differs(&self.host.addresses)
     }
 
-    /// Gives an address on which an earlier process served node ports, and which this host lacks at the first reading of the kernel, the
-    /// same time to come back as one lost later.
+    /// Handles an address on which an earlier process served node ports, and which this host lacks at the first reading
+    /// of the kernel. It gets the same time to come back as one lost later.
     pub(super) fn adopt(&mut self, run: &mut Run<'_, '_>) {
         if self.host.knows_served || !run.report.unread.is_empty() || !self.mode.knows_kernel() {
             return;

@@ -34,7 +34,6 @@ bitflags! {
 pub(crate) struct EndpointPort {
     /// Name of the Service's port, possibly empty.
     pub(crate) name: Box<str>,
-    /// Protocol.
     pub(crate) protocol: Protocol,
     /// Number.
     pub(crate) port: u16,

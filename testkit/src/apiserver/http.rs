@@ -138,7 +138,6 @@ pub(super) fn start_chunks(stream: &mut TcpStream, content_type: &str) -> io::Re
     stream.write_all(head.as_bytes())
 }
 
-/// One chunk.
 pub(super) fn chunk(stream: &mut TcpStream, text: &[u8]) -> io::Result<()> {
     let head = format!("{:x}\r\n", text.len());
     stream.write_all(&[head.as_bytes(), text, b"\r\n"].concat())

@@ -232,7 +232,6 @@ impl Cluster {
         of_services.chain((0..BIG).map(|place| big_address(place, self.rolled).into()))
     }
 
-    /// Path of the Services.
     fn services_path(&self) -> String {
         format!("/api/v1/namespaces/{}/services", self.namespace)
     }

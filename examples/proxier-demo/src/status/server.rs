@@ -66,7 +66,6 @@ impl Slots {
     }
 }
 
-/// An answer.
 #[derive(Clone, Debug)]
 pub(crate) struct Answer {
     pub(crate) status: StatusCode,

@@ -81,7 +81,6 @@ impl Page {
 }
 
 fn add(page: &mut String, text: Arguments<'_>) {
-    // Writing to a String cannot fail.
     let _cannot_fail = page.write_fmt(text);
 }
 

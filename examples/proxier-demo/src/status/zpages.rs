@@ -43,7 +43,6 @@ pub(super) fn status(started: SystemTime, paths: &[&str], asked: &HttpRequest) -
     let (hours, minutes, seconds) = (up / 3600, up / 60 % 60, up % 60);
     let since = Timestamp::try_from(started).unwrap_or(Timestamp::UNIX_EPOCH);
     let mut lines = String::new();
-    // Writing to a String cannot fail.
     let _cannot_fail = writeln!(
         lines,
         "Started: {since:.0}\nUp: {hours} hr {minutes:02} min {seconds:02} sec\nBinary version: {}\nPaths: {}",

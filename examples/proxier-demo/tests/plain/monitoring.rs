@@ -98,7 +98,8 @@ fn alerts_are_well_formed_and_fire_when_they_should() {
 
 type Page = BTreeMap<String, f64>;
 
-/// Asserts by promtool that these alerts fire, and no others, for a proxy whose metrics have changed so in so many seconds, and go on to.
+/// Asserts by promtool that these alerts fire, and no others, for a proxy whose metrics change like this in that many
+/// seconds.
 #[track_caller]
 fn assert_firing(expected: &[&str], [before, after]: [&Page; 2], seconds: f64) {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();

@@ -153,7 +153,6 @@ fn finish(
     written
 }
 
-/// The Frontends of a Service in a family.
 fn frontends_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>) -> Vec<FrontendKey> {
     let compiled = wanted.desired().compiled(service);
     let keys = compiled.iter().flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key);

@@ -42,7 +42,6 @@ impl Tally {
         }
     }
 
-    /// The number of a table.
     fn of_table(&self, table: &TableName) -> usize {
         table_index(table).and_then(|place| self.0.get(place)).copied().unwrap_or_default()
     }

@@ -60,7 +60,6 @@ fn protocol_of(text: &str) -> Option<Protocol> {
     [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|protocol| names::protocol(*protocol) == text)
 }
 
-/// The shared chains that a dump has.
 fn shared_chains(dump: &Dump) -> impl Iterator<Item = (SharedChain, &Chain)> {
     let chain =
         move |shared: SharedChain| Some((shared, dump.table(&shared.table())?.chain(shared.name().ok()?.as_str())?));

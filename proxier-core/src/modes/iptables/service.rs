@@ -42,7 +42,6 @@ pub(super) fn is_served(port: &Port, policy: TrafficPolicy) -> bool {
     }
 }
 
-/// The chain for a policy.
 pub(super) fn policy_chain(names: &PortNames, policy: TrafficPolicy) -> Result<ChainName, Error> {
     match policy {
         TrafficPolicy::Cluster => names.cluster(),
@@ -152,7 +151,6 @@ struct ServiceLowering<'a> {
 }
 
 impl ServiceLowering<'_> {
-    /// Begins a rule about an endpoint.
     fn about_endpoint(&self, comment: impl FnOnce() -> String) -> RuleBuilder {
         if self.comments { noted(&comment()) } else { Rule::builder() }
     }

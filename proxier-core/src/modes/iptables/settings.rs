@@ -21,8 +21,8 @@ pub struct Options {
     /// Whether masqueraded connections get random ports.
     pub random_fully: RandomFully,
     /// Whether packets that belong to no known connection are dropped when forwarded. Otherwise an endpoint's late
-    /// answer may reach the client with the endpoint's address and end its connection. As in kube-proxy from 1.30,
-    /// there is no such rule if the sysctl `nf_conntrack_tcp_be_liberal` is not 0. Each full pass reads it.
+    /// answer may reach the client with the endpoint's address and end its connection. As in kube-proxy from 1.30, the
+    /// rule is left out if the sysctl `nf_conntrack_tcp_be_liberal` is not 0. Each full pass reads it.
     pub drop_invalid: bool,
     /// Whether TCP clients of Services without endpoints get a reset (`iptables.rejectWithReset`) instead of ICMP. The
     /// kernel limits ICMP for each client (`icmp_ratelimit`), so with many connections in a second some clients wait.
@@ -165,7 +165,6 @@ impl Settings {
     }
 }
 
-/// A chain of a table.
 pub(super) type TableChain = (TableName, Chain);
 
 fn chain(table: TableName, name: &str, rules: Vec<RuleBuilder>) -> Result<TableChain, Error> {

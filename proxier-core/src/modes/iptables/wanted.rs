@@ -162,7 +162,6 @@ impl<'a> Wanted<'a> {
         self.desired.owner(key)
     }
 
-    /// Subjects of a Service's lines in a family.
     pub(super) fn lines_of(self, service: &ObjectKey, family: Family) -> Vec<LineSubject> {
         let Some(compiled) = self.desired.compiled(service) else { return Vec::new() };
         let keys = compiled.frontends.iter().map(|frontend| frontend.key).filter(|key| key.family() == family);

@@ -134,7 +134,7 @@ pub struct Routes {
 
 impl Routes {
     /// Networks for this node. A network cannot be local as a whole if it has an address of the node, of a gateway, of
-    /// the API server or of another host that the node has to reach. Neither can a network of pods.
+    /// the API server or of another host that the node needs. Neither can a network of pods.
     pub fn new(wanted: &Wanted<'_>, facts: &NodeFacts) -> Self {
         Self::for_addresses(&|address| wanted.has_address(address), facts)
     }

@@ -24,11 +24,11 @@ use crate::plan::step::Action;
 use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
 use crate::service::Desired;
 
-/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else. These are own virtual
-/// servers ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) outside of
-/// [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs), the rules of both families, the sets, the nf_tables
-/// tables, the dummy device with its addresses, and the local routes that bind addresses. The cleanup uses only
-/// `exclude_cidrs` and the names of the configuration: both families are cleaned, configured or not.
+/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else. Own virtual servers
+/// ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) outside of
+/// [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs) are deleted. So are the rules of both families, the
+/// sets, the nf_tables tables, the dummy device with its addresses, and the local routes that bind addresses. The
+/// cleanup uses only `exclude_cidrs` and the names of the configuration: both families are cleaned, configured or not.
 ///
 /// Values below `/proc/sys` and timeouts stay: their earlier values are not known. A missing object counts as done, so
 /// a cleanup can be repeated after a failure. So does a part that this kernel does not have.

@@ -1,5 +1,5 @@
-//! What the mode knows of its own objects: after a plan was applied, and after another program deleted the sets, or the table of nf_tables,
-//! that recorded them (`nft flush ruleset`).
+//! What the mode knows of its own objects after a plan was applied. Also after another program deleted the sets, or the
+//! nf_tables table, that recorded them (`nft flush ruleset`).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -71,7 +71,6 @@ impl Marks {
         self.of.get(frontend).map(|mark| key(frontend.family(), *mark))
     }
 
-    /// The Frontend that a virtual server of a mark is for.
     pub(super) fn frontend_key(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
         self.places.get(server).copied()
     }

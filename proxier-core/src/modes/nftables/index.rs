@@ -225,7 +225,6 @@ impl Index {
         }
     }
 
-    /// The chains of a family that Frontends share.
     pub(super) fn chains(&self, family: Family) -> impl Iterator<Item = SharedChain> {
         // They come first in the order of needs, and are few; cluster IPs are as many as Services.
         let all = self.needs.keys().map_while(|need| match need {

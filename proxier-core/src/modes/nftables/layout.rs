@@ -75,12 +75,10 @@ pub(super) const REJECT_LOCALHOST: &str = "reject-localhost";
 /// Protocols that it refuses, in the order of its rules.
 pub(super) const NOT_RELAYED: [Protocol; 2] = [Protocol::Udp, Protocol::Sctp];
 
-/// The name of the tables.
 pub(super) fn table_name(names: &KernelNames) -> Name {
     chain(names.table.as_str())
 }
 
-/// The table of a family.
 pub(super) fn table(family: Family, name: &Name) -> TableKey {
     TableKey { family: family.into(), name: name.clone() }
 }
@@ -109,7 +107,6 @@ impl Layout {
         }
     }
 
-    /// The family.
     pub(crate) fn family(&self) -> Family {
         self.family
     }
@@ -119,7 +116,6 @@ impl Layout {
         self.table.family
     }
 
-    /// The table.
     pub(crate) fn table(&self) -> &TableKey {
         &self.table
     }
@@ -132,7 +128,6 @@ impl Layout {
         self.set_key_of(&set.name())
     }
 
-    /// The key of a set by its name.
     pub(super) fn set_key_of(&self, name: &str) -> SetKey {
         SetKey { table: self.table.clone(), name: chain(name) }
     }

@@ -48,7 +48,6 @@ pub(crate) struct Mode {
     unfinished: BTreeSet<Family>,
 }
 
-/// State of the kernel.
 #[derive(Debug, Default)]
 struct KernelState {
     /// The generation after our last change; `None` when another program changed something at the same time.

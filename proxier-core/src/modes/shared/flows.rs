@@ -58,7 +58,6 @@ pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr
     served.filter(|served| !served.is_empty()).unwrap_or_else(|| [place].into())
 }
 
-/// The consequence for connections of TCP.
 pub(crate) const STAY_TCP: &str = "connections to endpoints that have left are not cut";
 
 /// Forgets flows of UDP or TCP. `lack`: the consequence if this kernel cannot. Returns whether that is done, as far as

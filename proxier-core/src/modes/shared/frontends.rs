@@ -23,13 +23,11 @@ impl FrontendChanges {
         self.0.insert(key, (action, after.map_or(0, |frontend| frontend.endpoints().len())));
     }
 
-    /// The operation on a Frontend.
     pub(crate) fn operation(&self, key: &FrontendKey) -> Operation<'static> {
         let (action, endpoints) = self.0.get(key).copied().unwrap_or((Action::Change, 0));
         Operation::Frontend(action, *key, endpoints)
     }
 
-    /// The operations.
     pub(crate) fn operations(&self) -> impl Iterator<Item = Operation<'_>> {
         self.0.iter().map(|(key, (action, endpoints))| Operation::Frontend(*action, *key, *endpoints))
     }

@@ -49,7 +49,6 @@ pub(crate) fn step(table: &TableKey, fate: Fate, chains: &[&str]) -> Step {
     Step::new(fate.action(), Part::Table, table).with(detail)
 }
 
-/// A chain with its rules.
 pub(crate) type ChainRules = (Chain, Vec<Rule>);
 
 /// Layout of a table: everything but its elements.
@@ -129,7 +128,6 @@ impl Shape {
         layout.to_table().flags.contains(TableFlags::OWNER) && !self.is_owned
     }
 
-    /// The rules of a chain.
     pub(crate) fn rules(&self, chain: &str) -> Option<&Vec<Rule>> {
         self.chains.get(chain).map(|(_, rules)| rules)
     }
@@ -150,7 +148,6 @@ pub(crate) fn is_kind_of(found: &Set, wanted: &Set) -> bool {
 /// With an owner that it outlives. With `OWNER` alone, the table would be deleted with its process.
 const OWNED_FLAGS: TableFlags = TableFlags::OWNER.union(TableFlags::PERSIST);
 
-/// The flags of tables with this configuration.
 pub(crate) fn flags(config: &Config) -> TableFlags {
     if config.nftables.own_tables { OWNED_FLAGS } else { TableFlags::empty() }
 }

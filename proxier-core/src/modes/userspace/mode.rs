@@ -25,8 +25,9 @@ use crate::time::Moment;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Options {
-    /// The networks of cluster IPs: each is made local as a whole, by one route, unless it has an address of the node, of a host that the
-    /// node needs, or a network of pods, which is reported. Addresses outside of them get a route each. Default none.
+    /// The networks of cluster IPs. Each is made local as a whole, by one route, unless it has an address of the node,
+    /// of a host that the node needs, or a network of pods. Those are reported. Addresses outside of them get a route
+    /// each. Default none.
     pub service_cidrs: Vec<Network>,
     /// [`Settings::udp_idle`]. Default 250 ms.
     pub udp_idle: Duration,

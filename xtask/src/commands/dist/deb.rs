@@ -34,7 +34,6 @@ pub(super) fn file(release: &Release) -> String {
     format!("proxier-demo_{}_{}.deb", release.version, release.arch.debian())
 }
 
-/// Packs the package.
 pub(super) fn pack(release: &Release, out: &Path) -> Result<()> {
     let scratch = tools::scratch()?;
     let folder = scratch.path().join("package");

@@ -178,7 +178,6 @@ fn of_fields(fields: &str) -> Part {
     Part { name, version, url, licence: UNKNOWN.to_owned(), sha256: None }
 }
 
-/// The document.
 pub(super) fn document(release: &Release, parts: &[Part]) -> Result<String> {
     let package = |(number, part): (usize, &Part)| {
         let mut package = json!({

@@ -124,7 +124,6 @@ impl Layout {
         let mut line = format!("{first:<width$}", width = self.first);
         for (at, (cell, width)) in others.iter().zip(WIDTHS).enumerate() {
             if !self.is_narrow || !Self::LEFT_OUT.contains(&at) {
-                // Writing to a String cannot fail.
                 let _cannot_fail = write!(line, " {cell:>width$}");
             }
         }

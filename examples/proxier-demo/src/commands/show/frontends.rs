@@ -277,7 +277,6 @@ impl FrontendView {
         })
     }
 
-    /// Sums by Service.
     pub(super) fn sums(&self, service: &dyn Fn(&FrontendKey) -> Option<String>) -> Sums {
         let counted = self.frontends.iter().map(|(key, served, rate)| Counted {
             service: service(key),

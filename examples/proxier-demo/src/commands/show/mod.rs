@@ -255,7 +255,6 @@ fn table(entries: &[SnapshotEntry], names: &ServiceIndex<'_>) -> Vec<String> {
     lines
 }
 
-/// The Service and port that a virtual server is for.
 fn service_of(names: &ServiceIndex<'_>, key: &VirtualServerKey) -> Option<String> {
     let frontend = FrontendKey::try_from(*key).ok().or_else(|| names.marks.get(key).copied());
     names.names.service_of(&frontend?)

@@ -125,7 +125,6 @@ impl Sums {
 }
 
 impl View {
-    /// Sums by Service.
     pub(super) fn sums(&self, service: &dyn Fn(&ipvs::VirtualServerKey) -> Option<String>) -> Sums {
         let counted = self.servers.iter().map(|server| {
             let stats = &server.server.stats;

@@ -46,7 +46,6 @@ const METADATA: &[Field] = &[
     Field(12, "annotations", Map),
 ];
 
-/// Fields of every object.
 pub(super) const OBJECT: &[Field] = &[Field(1, "metadata", Message(METADATA))];
 
 /// `ListMeta` (`apimachinery/pkg/apis/meta/v1`).

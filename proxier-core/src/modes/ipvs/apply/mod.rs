@@ -149,7 +149,6 @@ fn not_without_virtual_server(key: &VirtualServerKey) -> PortError {
 }
 
 impl<'a> Run<'a, '_> {
-    /// Carries out a stage.
     fn carry_out(&mut self, phase: Phase, stage: &'a Stage, ports: &mut Ports<'_>) {
         let by_table = !self.plan.layouts.is_empty();
         let first = stage.first_operations(phase, self.plan);

@@ -194,7 +194,6 @@ impl Plan {
         Operation::Server(operation, frontend)
     }
 
-    /// The stage of a phase.
     pub(crate) fn stage(&mut self, phase: Phase) -> &mut Stage {
         self.stages.entry(phase).or_default()
     }

@@ -45,7 +45,6 @@ impl Capabilities {
             .filter(move |reduced| *reduced != self)
     }
 
-    /// The capabilities that both have.
     pub(crate) fn both(self, other: Capabilities) -> Self {
         Capabilities {
             random_fully: self.random_fully && other.random_fully,
@@ -174,7 +173,6 @@ impl Inputs {
         !self.only_needed || self.filled.contains(&kind)
     }
 
-    /// Whether there are chains.
     pub(super) fn has_chains(&self) -> bool {
         !self.only_needed || !self.filled.is_empty() || !self.guarded_networks.is_empty()
     }

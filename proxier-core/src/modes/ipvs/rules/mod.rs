@@ -31,7 +31,7 @@
 //! * Names of protocols are in lower case, which iptables understands without `/etc/protocols`.
 //!
 //! As with kube-proxy, traffic with a loopback source uses no Service. The sets of TCP and UDP node ports hold ports
-//! without addresses, so a packet to such a port of any address of this host is masqueraded when it leaves again.
+//! without addresses. So a packet to such a port of any address of this host is masqueraded when it leaves again.
 
 mod changes;
 mod inputs;

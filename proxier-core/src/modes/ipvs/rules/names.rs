@@ -23,7 +23,6 @@ const FILTER: &[&str] = &[FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPV
 /// The tables in which this proxy has rules.
 pub(super) const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
-/// Name of a chain of the proxy with this prefix.
 pub(super) fn chain(prefix: NamePrefix, name: &str) -> String {
     format!("{prefix}{name}")
 }

@@ -72,7 +72,6 @@ fn mark(inputs: &Inputs) -> String {
     inputs.masquerade_bit.to_string()
 }
 
-/// Begins a rule that matches a set.
 fn matching(rule: RuleBuilder, inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
     rule.match_set(&SetKey::new(inputs.family, kind).named(inputs.prefix).name(), directions)
 }

@@ -177,7 +177,6 @@ fn parse_address_and_ports(bytes: &[u8], family: Family) -> Option<(IpSpan, Port
     Some((IpSpan::host(address), ports, rest))
 }
 
-/// The network from the first to the last address.
 fn network(first: IpAddr, last: IpAddr) -> Option<IpSpan> {
     let prefix = match (first, last) {
         (IpAddr::V4(first), IpAddr::V4(last)) => (first.to_bits() ^ last.to_bits()).leading_zeros(),

@@ -74,7 +74,6 @@ pub struct Layout {
     pub(in crate::modes::ipvs) guarded_networks: BTreeSet<Network>,
 }
 
-/// The table of a family.
 pub(crate) fn table(family: Family, names: &KernelNames) -> TableKey {
     TableKey { family: family.into(), name: name(names.ipvs_table().as_str()) }
 }
