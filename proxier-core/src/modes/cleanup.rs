@@ -1,4 +1,4 @@
-//! Removes the objects that modes have made: of all modes, or of those that do not serve any more.
+//! Removes the objects that modes have created: those of all modes, or of modes that no longer serve.
 
 use ::iptables::{Backend, TableName};
 
@@ -58,7 +58,7 @@ pub fn cleanup_beside_kube_proxy(config: &Config, mode: Kind, ports: &mut Ports<
     }
 }
 
-/// As [`cleanup`], but the tables of a kube-proxy in nftables mode stay.
+/// As [`cleanup`], but keeps the tables of a kube-proxy in nftables mode.
 fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned {
     let serving = Serving::new(config, kept, ports);
     let is_kept = |backend, table: &TableName, chain: &str| serving.has_chain(backend, table, chain);
@@ -97,11 +97,11 @@ pub fn kept_for_the_kubelet(ports: &mut Ports<'_>) -> Option<String> {
     localhost::kept(ports)
 }
 
-/// The mode that serves, with the back end of iptables that has its rules.
+/// The mode that serves, and the iptables back end with its rules.
 pub(crate) struct Serving<'a> {
     config: &'a Config,
     mode: Option<Kind>,
-    /// `None`: not known, or the mode has no rules of iptables.
+    /// `None`: unknown, or the mode has no iptables rules.
     backend: Option<Backend>,
 }
 
@@ -116,7 +116,7 @@ impl<'a> Serving<'a> {
         has_rules(self.config, self.mode) && self.backend.is_none_or(|used| used == backend)
     }
 
-    /// Whether the mode has, or may have, a chain of this name in this back end.
+    /// Whether the mode has, or may have, a chain with this name in this back end.
     fn has_chain(&self, backend: Backend, table: &TableName, chain: &str) -> bool {
         self.uses(backend)
             && match self.mode {
@@ -138,7 +138,7 @@ pub fn leftovers(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> 
     let is_kept = |backend, table: &TableName, chain: &str| serving.has_chain(backend, table, chain);
     let mut found = Found::default();
     ipvs::cleanup::find(config.names.prefix, &is_kept, ports, &mut found);
-    // The remaining modes have no names of their own.
+    // The remaining modes have no configurable names.
     if config.names == KernelNames::default() {
         iptables::find(&is_kept, ports, &mut found);
     }

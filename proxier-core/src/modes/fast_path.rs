@@ -29,7 +29,7 @@ use crate::snapshot::HostAddresses;
 const FLOWS: &str = "services";
 /// Name of the chain that adds connections to it.
 const FORWARD: &str = "forward";
-/// After every other chain: `security`, the last that has a name, is at 50.
+/// After every other chain: `security`, the last named priority, is 50.
 const LAST: Priority = Priority(200);
 /// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h).
 const DST_NAT: u32 = 1 << 5;
@@ -39,7 +39,7 @@ const DST_NAT: u32 = 1 << 5;
 pub(crate) struct Change {
     step: Step,
     transaction: Transaction,
-    /// The table after it; `None`: there is none.
+    /// The table after the change, or `None`.
     table: Option<TableSpec>,
 }
 
@@ -53,21 +53,21 @@ impl Whole for Change {
     }
 }
 
-/// Table of the fast path, from pass to pass.
+/// The fast path table, tracked from pass to pass.
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
-    /// The kernel was asked, and is not asked again before a full pass or another device.
+    /// Whether the kernel was asked. It is not asked again before a full pass or a device change.
     is_known: bool,
-    /// The kernel's table, if it is as wanted.
+    /// The kernel's table, if it is as desired.
     written: Option<TableSpec>,
-    /// Devices of the host may have changed.
+    /// Whether devices of the host may have changed.
     is_stale: bool,
-    /// A device has refused flows.
+    /// Whether a device has refused flows.
     is_software: bool,
 }
 
 impl Tracker {
-    /// The host's devices were read.
+    /// Records that the host's devices were read.
     pub(crate) fn host_changed(&mut self) {
         self.is_stale = true;
     }
@@ -77,7 +77,7 @@ impl Tracker {
         self.is_known && (config.fast_path.is_none() || !mode.facts().translates_packets)
     }
 
-    /// The change that makes the table as wanted, if any. Reads the table in a full pass, and where devices differ.
+    /// Plans the change to the desired table, if any. Reads the table in a full pass, and if devices differ.
     pub(crate) fn plan(
         &mut self,
         (mode, config, host): (Kind, &Config, &HostAddresses),
@@ -100,7 +100,8 @@ impl Tracker {
             return None;
         }
         let change = compare(config, wanted.clone(), tables).and_then(|change| {
-            // A new one may be more than this kernel can: then there is nothing to plan. Devices that take no flows are found when it is written.
+            // This kernel may not support a new table, in which case there is nothing to plan. Devices that do not
+            // support flows are detected when it is written.
             let new = change.as_ref().filter(|change| change.step.action == Action::Add && !in_hardware);
             new.map_or(Ok(()), |new| tables.check(&new.transaction).map_err(|refused| refused.error))?;
             Ok(change)
@@ -142,7 +143,7 @@ impl Tracker {
                 change.unwrap_or(Ok(())).map_err(|refused| refused.error)
             });
         }
-        // A table that could not be deleted is looked for again.
+        // A table that could not be deleted is searched for again.
         self.is_known = outcome.is_ok() || wanted.is_some();
         self.written = wanted.filter(|_| outcome.is_ok());
         match outcome {
@@ -172,13 +173,13 @@ pub(crate) fn table(config: &Config) -> TableKey {
     TableKey { family: Family::Inet, name: name(config.names.fast_path_table().as_str()) }
 }
 
-/// Devices of the host that take part. Services' addresses are on those of proxies, and no packet comes in there.
+/// The host's devices that take part. Devices of proxies hold only Services' addresses and receive no packets.
 fn devices(config: &Config, fast: &FastPath, host: &HostAddresses) -> Vec<String> {
     let all = host.interfaces.keys().filter(|device| !config.names.is_of_a_proxy(device));
     all.filter(|device| fast.takes(device)).cloned().collect()
 }
 
-/// The table; none without devices.
+/// The table; `None` without devices.
 fn spec(config: &Config, fast: &FastPath, in_hardware: bool, devices: Vec<String>) -> Option<TableSpec> {
     if devices.is_empty() {
         return None;
@@ -196,7 +197,8 @@ fn spec(config: &Config, fast: &FastPath, in_hardware: bool, devices: Vec<String
     Some(spec.chain(Chain::base(chain(FORWARD), hook), rules))
 }
 
-/// The rule by which connections of a protocol enter the flow table. The counter after it counts those that did (`nft_flow_offload_eval`).
+/// The rule with which connections of a protocol enter the flow table. The counter after it counts those that did
+/// (`nft_flow_offload_eval`).
 fn enter(protocol: L4Protocol, fast: &FastPath) -> Rule {
     let translated = Operand::CT_STATUS.masked(Value::mark(DST_NAT));
     let mut enter = rule(Family::Inet).meta_l4proto(protocol).matches(&translated, CmpOp::Ne, Value::mark(0));
@@ -213,13 +215,13 @@ fn enter(protocol: L4Protocol, fast: &FastPath) -> Rule {
     built(enter.flow_add(name(FLOWS)).counter())
 }
 
-/// Reads the table and compares. `None`: it is as wanted.
+/// Reads and compares the table. `None`: it is as desired.
 ///
 /// # Errors
-/// The table cannot be read, or another program made it.
+/// The table cannot be read, or another program created it.
 fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) -> Result<Option<Change>, PortError> {
     let key = table(config);
-    // Most often there is none and will be none: one small request.
+    // Usually none exists and none is needed: one small request.
     if wanted.is_none() && tables.table(&key)?.is_none() {
         return Ok(None);
     }
@@ -252,7 +254,7 @@ fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) 
     Ok(Some(Change { step, transaction, table: wanted }))
 }
 
-/// Step of a packet's trace: whether its connection takes the fast path, where there is one.
+/// The step of a packet's trace about whether its connection takes the fast path, if there is one.
 pub(super) fn step(config: &Config, mode: Kind, packet: &Packet) -> Option<String> {
     let fast = config.fast_path.as_ref().filter(|_| mode.facts().translates_packets)?;
     if packet.from_node || !matches!(packet.to.protocol, Protocol::Tcp | Protocol::Udp) {
@@ -282,7 +284,7 @@ pub(super) fn cleanup(config: &Config, tables: &mut dyn Tables) -> Cleaned {
     cleaned
 }
 
-/// Number of connections that have taken the fast path since its table was made; `None` without the table.
+/// Number of connections that have taken the fast path since its table was created; `None` without the table.
 ///
 /// # Errors
 /// The kernel could not be asked.

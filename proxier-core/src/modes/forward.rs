@@ -19,7 +19,7 @@ use crate::snapshot::HostAddresses;
 pub struct DroppingForward {
     /// What it drops in this mode, and what to do.
     pub note: String,
-    /// Back end whose chain `FORWARD` it is; `None`: another program's chain of nf_tables.
+    /// The back end whose chain `FORWARD` it is; `None` for another program's nf_tables chain.
     pub of_iptables: Option<Backend>,
 }
 
@@ -30,7 +30,8 @@ pub struct DroppingForward {
 /// libvirt, accept nothing for pods. A family in which the host has only link-local addresses does not count. Best
 /// effort: chains that cannot be read drop nothing.
 ///
-/// In iptables mode masqueraded packets pass chain `FORWARD` of the back end that it uses, as with kube-proxy: a rule of its own accepts them.
+/// In iptables mode, a rule of its own accepts masqueraded packets in chain `FORWARD` of its back end, as with
+/// kube-proxy.
 pub fn dropping_forward(
     mode: Kind,
     config: &Config,
@@ -90,7 +91,7 @@ fn has_addresses(family: Family, host: &HostAddresses) -> bool {
     host.interfaces.values().flatten().any(|address| Family::of(*address) == family && is_global(address))
 }
 
-/// Whether packets of pods come or go by a device that a rule names; `None`: they may.
+/// Whether pod packets use a device that a rule names; `None`: they may.
 fn may_be_of_pods(name: &str, host: &HostAddresses) -> Option<bool> {
     const OTHERS: [&str; 4] = ["docker", "br-", "virbr", "podman"];
     let is_there = match name.strip_suffix('+') {

@@ -1,4 +1,5 @@
-//! State of one address and port in a kernel, and its differences from the expected state, which a kernel in memory gives. Reads only.
+//! Compares what a kernel has for one address and port with what it should have, according to an in-memory kernel. Only
+//! reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -10,29 +11,29 @@ use crate::net::FrontendKey;
 use crate::ports::{PortError, PortErrorKind, Ports};
 use crate::service::{NodeFacts, Packet};
 
-/// State of one address and port in a kernel.
+/// What a kernel has for one address and port.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Inspection {
-    /// The parts by name, with values: `real server 10.244.0.5:8080`, `weight 1`.
+    /// The parts by name, with their values: `real server 10.244.0.5:8080`, `weight 1`.
     pub parts: BTreeMap<String, String>,
-    /// Parts that may be there although they are not wanted: real servers that drain.
+    /// Parts that may exist although they are not desired: draining real servers.
     pub leaving: BTreeSet<String>,
-    /// Counters of the kernel; `None` where it does not count.
+    /// The kernel's counters; `None` if it does not count.
     pub counters: Option<TrafficCounters>,
 }
 
-/// Counters of a kernel, since it has the parts that count.
+/// Counters since the kernel has had the counting parts.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct TrafficCounters {
-    /// Connections; in iptables mode, their first packets.
+    /// Connections. In iptables mode: their first packets.
     pub connections: u64,
-    /// Packets from clients and to them, where these are counters.
+    /// Packets from clients and to clients, if counted.
     pub packets: Option<(u64, u64)>,
 }
 
-/// Difference between the found and the expected state. Prints as one line.
+/// A difference between the found and the expected state. Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Difference {
@@ -43,14 +44,14 @@ pub enum Difference {
         /// Expected value.
         expected: String,
     },
-    /// The kernel has this part, which is not wanted.
+    /// The kernel has this part, which is not desired.
     Unexpected {
         /// The part.
         what: String,
         /// Found value.
         found: String,
     },
-    /// The kernel has it in another way.
+    /// The kernel has this part with another value.
     Differs {
         /// The part.
         what: String,
@@ -74,13 +75,13 @@ impl fmt::Display for Difference {
     }
 }
 
-/// Reads the state of a kernel for an address and port, in a mode.
+/// Reads what a kernel has for an address and port in a mode.
 ///
 /// Costs as much as reading everything that the mode has in the kernel.
 ///
 /// # Errors
-/// The state could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode: the sockets are another
-/// process's.
+/// The state could not be read completely. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode, because the
+/// sockets belong to another process.
 pub fn inspect(
     mode: Kind,
     key: &FrontendKey,
@@ -90,8 +91,8 @@ pub fn inspect(
     inspect_at(mode, (key, false), facts, ports)
 }
 
-/// As [`inspect`], for one packet: where clients outside get other endpoints than this node and pods
-/// ([`Config::splits_local`](crate::config::Config::splits_local)), what its sender gets.
+/// As [`inspect`], for one packet: if outside clients get other endpoints than this node and pods
+/// ([`Config::splits_local`](crate::config::Config::splits_local)), those for its sender.
 ///
 /// # Errors
 /// As [`inspect`].
@@ -130,7 +131,7 @@ fn inspect_at(
     }
 }
 
-/// Differences between the found and the expected state, in the order of names.
+/// The differences between the found and the expected state, sorted by name.
 pub fn differences(expected: &Inspection, found: &Inspection) -> Vec<Difference> {
     let mut all = Vec::new();
     for (what, value) in &expected.parts {

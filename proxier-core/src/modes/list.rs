@@ -1,4 +1,4 @@
-//! All Frontends that a kernel serves, with their endpoints. Reads only.
+//! Lists all Frontends that a kernel serves, with their endpoints. Only reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,10 +12,10 @@ use crate::service::{Desired, NodeFacts};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct ServedFrontend {
-    /// The endpoints of any client; clients that a policy `Local` keeps on this node may get fewer. `None` where only the process that serves
-    /// knows them.
+    /// The endpoints of any client; clients that a policy `Local` keeps on this node may get fewer. `None` if only the
+    /// serving process has them.
     pub endpoints: Option<BTreeSet<EndpointKey>>,
-    /// Connections since the kernel has the rules, or this process the listener, where they are counted.
+    /// Connections since the kernel has had the rules, or this process the listener, if counted.
     pub connections: Option<u64>,
 }
 
@@ -25,12 +25,12 @@ impl ServedFrontend {
     }
 }
 
-/// Reads the Frontends that a mode serves. In iptables mode a node port is at address 0.0.0.0 or `::`: its rules are for every address of the
-/// node.
+/// Reads the Frontends that a mode serves. In iptables mode a node port is at address 0.0.0.0 or `::`, because its
+/// rules are for every address of the node.
 ///
 /// # Errors
-/// The state could not be read as a whole. [`Unavailable`](PortErrorKind::Unavailable) in IPVS mode, whose virtual servers
-/// [`Ipvs::snapshot`](crate::ports::Ipvs::snapshot) has.
+/// The state could not be read completely. [`Unavailable`](PortErrorKind::Unavailable) in IPVS mode, whose virtual
+/// servers [`Ipvs::snapshot`](crate::ports::Ipvs::snapshot) returns.
 pub fn list_frontends(
     mode: Kind,
     facts: &NodeFacts,

@@ -25,20 +25,20 @@ pub(crate) fn is_relayed(key: &FrontendKey) -> bool {
     key.address.is_loopback() && key.protocol == Protocol::Tcp
 }
 
-/// What became of node ports on loopback addresses in nftables mode
+/// The state of node ports on loopback addresses in nftables mode
 /// ([`Reconciler::localhost_node_ports`](crate::reconciler::Reconciler::localhost_node_ports)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LocalhostNodePorts {
     /// Open listeners, by family.
     pub listeners: BTreeMap<Family, u64>,
-    /// Failed attempts to open a listener since the process began, by family.
+    /// Failed attempts to open a listener since the process started, by family.
     pub creation_failures: BTreeMap<Family, u64>,
-    /// Packets of UDP and SCTP that rules refused since the table has these rules, as of the last full pass.
+    /// UDP and SCTP packets that rules refused since the table has had these rules, as of the last full pass.
     pub rejected: BTreeMap<(Family, Protocol), u64>,
 }
 
-/// Change of a listener: to this one, or its end.
+/// A change of a listener: its new value, or its end.
 #[derive(Clone, Debug)]
 pub(crate) struct Change {
     action: Action,
@@ -52,13 +52,14 @@ impl Change {
     }
 }
 
-/// Listeners from pass to pass.
+/// The listeners, tracked from pass to pass.
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
     pub(crate) counts: LocalhostNodePorts,
 }
 
-/// The listener of a Frontend, if it takes clients. All of them are this node; endpoints take turns, except those with weight 0.
+/// The listener of a Frontend, if it accepts clients. All clients are this node. Endpoints are used in rotation, except
+/// those with weight 0.
 fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
     let frontend: &Frontend = desired.frontend(key)?;
     let owner = desired.owner(key).map(ToString::to_string).unwrap_or_default();
@@ -76,7 +77,7 @@ impl Tracker {
         (mode == Kind::Nftables && is_named).then(Tracker::default)
     }
 
-    /// The changes that make listeners as wanted: all in a full pass, else those of changed Frontends.
+    /// The changes to the desired listeners: all in a full pass, otherwise those of changed Frontends.
     pub(crate) fn plan(&mut self, pass: &Pass<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Vec<Change> {
         if !pass.families().any(|family| pass.facts.serves_localhost(family)) {
             return Vec::new();
@@ -134,7 +135,7 @@ impl Tracker {
             if let Err(error) = outcome {
                 let failures = self.counts.creation_failures.entry(change.key.family()).or_default();
                 *failures = failures.saturating_add(1);
-                // For any reason it concerns this port alone.
+                // Whatever the reason, it affects only this port.
                 let error = PortError::new(PortErrorKind::Other, error.to_string());
                 applied.fail(change.operation().step(names), error);
             } else {

@@ -48,14 +48,14 @@ use crate::time::Moment;
 /// Part of the kernel that serves Services. Exhaustive: the compiler finds all places that have to handle a new mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
-    /// Virtual servers of IPVS. Default.
+    /// IPVS virtual servers. Default.
     #[default]
     Ipvs,
     /// Tables of nf_tables.
     Nftables,
-    /// Chains and rules of iptables.
+    /// iptables chains and rules.
     Iptables,
-    /// Sockets of this process; no part of the kernel.
+    /// Sockets of this process, without the kernel's help.
     Userspace,
 }
 
@@ -78,9 +78,9 @@ impl Kind {
         self.facts().name
     }
 
-    /// The families in which it can serve node ports on the loopback address. For IPv6 only a process that listens
-    /// there can: the kernel sends nothing from `::1` to an endpoint. In nftables mode this process listens for TCP.
-    /// IPVS serves none, as in kube-proxy.
+    /// The families in which it can serve node ports on the loopback address. For IPv6 only a listening process can,
+    /// because the kernel forwards nothing from `::1` to an endpoint. In nftables mode this process listens for TCP.
+    /// IPVS mode serves none, as in kube-proxy.
     pub fn localhost(self, iptables: &iptables::Options) -> &'static [Family] {
         match self {
             Kind::Ipvs => &[],
@@ -90,7 +90,7 @@ impl Kind {
         }
     }
 
-    /// The name of the tables of nf_tables that it writes, if it writes any.
+    /// The name of the nf_tables tables that it writes, if any.
     pub fn table_name(self, config: &Config) -> Option<String> {
         match self {
             Kind::Nftables => Some(config.names.table.to_string()),
@@ -99,51 +99,54 @@ impl Kind {
         }
     }
 
-    /// Whether it writes rules by the programs of iptables.
+    /// Whether it writes rules with the iptables programs.
     pub fn needs_rule_programs(self, config: &Config) -> bool {
         !self.facts().is_process && self.table_name(config).is_none()
     }
 
-    /// Adds to the node facts what the mode decides about how Services compile.
+    /// Adds to the node facts what the mode decides about compiling Services.
     pub(crate) fn describe(self, facts: &mut NodeFacts, iptables: iptables::Options) {
         facts.serve_localhost(self.localhost(&iptables));
         facts.ends_connections = self.facts().has_virtual_servers;
         facts.most_with_affinity = self.facts().most_with_affinity;
     }
 
-    /// Whether routes make the addresses of Services this host's own; they name the source of its own packets to there.
+    /// Whether routes make the addresses of Services local; they also set the source of this host's own packets to
+    /// them.
     pub fn makes_addresses_local_by_routes(self, config: &Config) -> bool {
         self == Kind::Ipvs && config.binds_by_routes()
     }
 }
 
-/// Facts about a mode that others go by.
+/// Facts about a mode that other code depends on.
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the mode")]
 #[derive(Debug)]
 #[non_exhaustive]
 pub struct Facts {
     /// The name in configuration files.
     pub name: &'static str,
-    /// Whether it has virtual servers with schedulers and counters, and real servers that drain.
+    /// Whether it has virtual servers with schedulers and counters, and draining real servers.
     pub has_virtual_servers: bool,
     /// Whether it serves by sockets of this process, while that runs. Otherwise the kernel translates or forwards
     /// packets, and tracks connections.
     pub is_process: bool,
-    /// Whether it makes the addresses of Services this host's own. The other modes only translate them.
+    /// Whether it makes the addresses of Services local. The other modes only translate them.
     pub makes_addresses_local: bool,
-    /// Whether connection tracking translates the packets of connections, so that flow tables can, and it alone knows their endpoints.
+    /// Whether connection tracking translates the packets of connections. Then flow tables can do so too, and only
+    /// connection tracking has their endpoints.
     pub translates_packets: bool,
-    /// Whether counters of rules, as the programs of iptables list them, say how much traffic Services have.
+    /// Whether counters of rules, as the iptables programs list them, show the traffic of Services.
     pub counts_by_rule: bool,
-    /// Whether ports of a cluster IP that no Service has are refused. Otherwise packets to them go on.
+    /// Whether ports of a cluster IP that belong to no Service are refused. Otherwise packets to them are forwarded.
     pub closes_cluster_ips: bool,
-    /// Largest number of endpoints whose clients may stay with them; `None` for any number.
+    /// Largest number of endpoints with session affinity; `None` for no limit.
     pub most_with_affinity: Option<usize>,
-    /// How endpoints are chosen where a Service asks for nothing else.
+    /// How endpoints are selected if a Service requests nothing else.
     pub choice: &'static str,
-    /// The setting or program without which connections to Frontends are not counted, for a message; empty if there is none.
+    /// The setting or program without which connections to Frontends are not counted, for a message; empty if there is
+    /// none.
     pub how_to_count: &'static str,
-    /// The policy of Services that it can follow.
+    /// The policy of Services that it supports.
     pub(crate) abilities: Abilities,
 }
 
@@ -193,13 +196,13 @@ impl Facts {
 }
 
 impl Facts {
-    /// Whether it follows policy that annotations of Services, EndpointSlices and Nodes ask for. Other modes do exactly what kube-proxy's do.
+    /// Whether it follows policy in annotations of Services, EndpointSlices and Nodes. Other modes do exactly what
+    /// kube-proxy's do.
     pub fn follows_policy(&self) -> bool {
         self.abilities != Abilities::None
     }
 }
 
-/// Prints the name, as [`Kind::name`].
 impl fmt::Display for Kind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())
@@ -239,17 +242,17 @@ pub(crate) struct Pass<'a> {
     pub(crate) facts: &'a NodeFacts,
     pub(crate) host: &'a HostAddresses,
     pub(crate) settings: &'a HostSettings,
-    /// Packets outside a connection's window are valid to connection tracking, as the last full pass found.
+    /// Whether connection tracking treats packets outside a connection's window as valid, as the last full pass found.
     pub(crate) tcp_is_liberal: bool,
     /// Compare everything, not only changes.
     pub(crate) full: bool,
-    /// The plan is only shown: the mode keeps what it knows.
+    /// The plan is only shown, so the mode keeps its tracked state.
     pub(crate) is_preview: bool,
-    /// A full pass has succeeded.
+    /// Whether a full pass has succeeded.
     pub(crate) settled: bool,
     /// The last pass failed.
     pub(crate) failing: bool,
-    /// All UDP flows are looked at, also those to these addresses and ports, which another mode served.
+    /// Check all UDP flows, including those to these addresses and ports, which another mode served.
     pub(crate) sweep: Option<&'a BTreeSet<SocketAddr>>,
     /// Addresses and ports whose UDP flows could not be forgotten yet.
     pub(crate) unforgotten: &'a BTreeSet<SocketAddr>,
@@ -261,7 +264,7 @@ impl Pass<'_> {
         self.facts.config()
     }
 
-    /// Whether differences that do not come from the input are foreign changes.
+    /// Whether differences not caused by the input are other programs' changes.
     pub(crate) fn tells_drift(&self) -> bool {
         self.full && self.settled && !self.failing
     }
@@ -272,7 +275,7 @@ impl Pass<'_> {
     }
 }
 
-/// Plan of a pass: values below `/proc/sys` first, then the work of the mode, then what that guards, then UDP flows.
+/// The plan of a pass: values below `/proc/sys` first, then the mode's work, then what its rules guard, then UDP flows.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Plan {
@@ -286,12 +289,12 @@ pub struct Plan {
     pub(crate) forget: UdpServices,
 }
 
-/// Work of a mode in a plan: what a preview shows, and what the mode carries out.
+/// A mode's work in a plan: what a preview shows, and what the mode carries out.
 pub(crate) trait Work: Any + fmt::Debug + Send + Sync {
     /// Whether there is none.
     fn is_empty(&self) -> bool;
 
-    /// The operations, in the order in which they are carried out.
+    /// The operations, in the order in which they run.
     fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_>;
 
     /// Whether it replaces what another mode serves.
@@ -301,7 +304,7 @@ pub(crate) trait Work: Any + fmt::Debug + Send + Sync {
 }
 
 impl dyn Work {
-    /// The plan of the mode that made it, in that mode's own type; empty in any other type.
+    /// The plan in the type of the mode that made it; empty in any other type.
     pub(crate) fn into_plan<P: Work + Default>(self: Box<Self>) -> P {
         let work: Box<dyn Any> = self;
         work.downcast().map_or_else(|_| P::default(), |plan| *plan)
@@ -320,7 +323,7 @@ impl Plan {
         self.work.as_ref().is_some_and(|work| work.takes_over())
     }
 
-    /// The operations after the work of the mode.
+    /// The operations after the mode's work.
     fn last_operations(&self) -> impl Iterator<Item = Operation<'_>> {
         let listeners = self.listeners.iter().map(localhost_relay::Change::operation);
         let fast_path = self.fast_path.iter().map(|change| Operation::Whole(&**change));
@@ -328,20 +331,20 @@ impl Plan {
         self.guarded.iter().map(Operation::Sysctl).chain(listeners).chain(fast_path).chain(flows)
     }
 
-    /// The operations, in the order in which they are carried out.
+    /// The operations, in the order in which they run.
     pub fn steps<'a>(&'a self, names: &'a Names<'a>) -> impl Iterator<Item = Step> + 'a {
         let work = self.work.iter().flat_map(|work| work.operations());
         let operations = self.sysctls.iter().map(Operation::Sysctl).chain(work).chain(self.last_operations());
         operations.map(|operation| operation.step(names))
     }
 
-    /// Leaves out addresses and ports to which there are no UDP flows to forget. A pass looks for them only when it forgets them.
+    /// Removes addresses and ports without UDP flows to forget. A pass searches only when it forgets them.
     pub(crate) fn look_for_flows(&mut self, conntrack: &mut dyn Conntrack) -> Result<(), PortError> {
         if self.forget.is_empty() {
             return Ok(());
         }
         let found = match conntrack.find_udp(&self.forget) {
-            // A pass could forget none.
+            // A pass could not forget any.
             Err(error) if error.kind() == PortErrorKind::Unavailable => BTreeSet::new(),
             found => found?,
         };
@@ -350,16 +353,17 @@ impl Plan {
     }
 }
 
-/// Takes the losses that a plan would cause, and returns the Frontends that are held back: the plan leaves these as they are.
+/// Receives the losses that a plan would cause, and returns the Frontends that are held back. The plan leaves these
+/// unchanged.
 pub(crate) type Hold<'a> = &'a mut dyn FnMut(Vec<(FrontendKey, Loss)>, &dyn Kernel) -> BTreeSet<FrontendKey>;
 
-/// Result of reading the kernel: the parts that could not be read.
+/// The result of reading the kernel: the parts that could not be read.
 pub(crate) type Reading = Result<(), Vec<Unread>>;
 
-/// A Frontend that an index follows.
+/// A Frontend that an index tracks.
 pub(crate) type FrontendRef<'a> = Option<&'a Arc<Frontend>>;
 
-/// The arguments of carrying out the work of a plan.
+/// The arguments for carrying out a plan's work.
 pub(crate) struct CarryOut<'a> {
     pub(crate) names: Names<'a>,
     pub(crate) desired: &'a Desired,
@@ -369,11 +373,11 @@ pub(crate) struct CarryOut<'a> {
     pub(crate) clock: &'a dyn Fn() -> Moment,
 }
 
-/// Work that a mode has prepared, and what else the pass has to do for it.
+/// Work that a mode has prepared, and what else the pass must do for it.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     pub(crate) work: Box<dyn Work>,
-    /// The plan's rules guard programs that listen on loopback addresses, and need `route_localnet`.
+    /// Whether the plan's rules guard programs that listen on loopback addresses, and need `route_localnet`.
     pub(crate) routes_localhost: bool,
     /// UDP flows to forget.
     pub(crate) forget: UdpServices,
@@ -385,27 +389,27 @@ impl Prepared {
     }
 }
 
-/// Result of carrying out the work of a mode.
+/// The result of carrying out a mode's work.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) applied: Applied,
-    /// The kernel contradicted what was known. It is read again at once, but not twice in a row.
+    /// Whether the kernel contradicted the tracked state. It is read again at once, but not twice in a row.
     pub(crate) surprised: bool,
-    /// The kernel has to be read again at once.
+    /// Whether the kernel must be read again at once.
     pub(crate) read_again: bool,
     /// Families of which nothing was written, so that the kernel serves as before.
     pub(crate) unwritten: BTreeSet<Family>,
 }
 
-/// A mode of one node, from pass to pass. It owns what it knows of the kernel.
+/// A node's mode, from pass to pass. It owns its tracked kernel state.
 ///
-/// A new mode implements the methods without a body. Those with one are for a mode whose kernel part has more to it: devices, routes, real
-/// servers that drain.
+/// A new mode implements the methods without a body. Those with a body are for modes whose kernel part has more to it:
+/// devices, routes, draining real servers.
 pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// The name.
     fn kind(&self) -> Kind;
 
-    /// Whether Services are compiled with their ports. The answer is always the same.
+    /// Whether Services are compiled with their ports. The answer must not change.
     fn needs_ports(&self) -> bool {
         false
     }
@@ -417,13 +421,13 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// Follows a Frontend that is new, removed or different. `written`: as it was written last.
     fn index_frontend(&mut self, _written: FrontendRef<'_>, _before: FrontendRef<'_>, _after: FrontendRef<'_>) {}
 
-    /// Reduces memory by rebuilding everything that is kept.
+    /// Rebuilds all stored state to release memory.
     fn compact(&mut self) {}
 
     /// Whether a pass for changes is enough.
     fn knows_kernel(&self) -> bool;
 
-    /// The next pass reads the kernel.
+    /// Makes the next pass read the kernel.
     fn forget_kernel(&mut self);
 
     /// Reads the kernel.
@@ -432,7 +436,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// The parts that could not be read. The kernel's state is unknown then.
     fn read(&mut self, desired: &Desired, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Reading;
 
-    /// State of the kernel, as far as known.
+    /// The tracked state of the kernel.
     fn kernel(&self) -> Option<&dyn Kernel>;
 
     /// The values below `/proc/sys` that a pass compares: by default all in a full pass, otherwise none.
@@ -440,7 +444,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         if pass.full { wanted_sysctls(self.kind(), pass.settings, release) } else { Vec::new() }
     }
 
-    /// Compares, reads the rest that the differences ask for, and makes the plan. `None` when the kernel is unknown.
+    /// Compares, reads what the differences require, and makes the plan. `None` if the kernel's state is unknown.
     fn prepare(
         &mut self,
         pass: Pass<'_>,
@@ -449,10 +453,10 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         ports: &mut Ports<'_>,
     ) -> Option<Prepared>;
 
-    /// Carries out work that it has prepared, and removes from the changes what was written.
+    /// Carries out prepared work, and removes from the changes what was written.
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome;
 
-    /// Time at which the mode has work even if no input changes.
+    /// When the mode has work even if no input changes.
     fn next_wake(&self) -> Option<Moment> {
         None
     }
@@ -467,10 +471,10 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         BTreeSet::new()
     }
 
-    /// The node facts are new.
+    /// Records that the node facts changed.
     fn facts_changed(&mut self) {}
 
-    /// Whether the mode has tables of nf_tables, and has read them.
+    /// Whether the mode has nf_tables tables and has read them.
     fn has_read_tables(&self) -> bool {
         false
     }
@@ -501,7 +505,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Lets the next pass retry at once what waits for a pause to end.
+    /// Lets the next pass retry at once instead of waiting for a pause to end.
     fn retry_at_once(&mut self) {}
 
     /// The virtual servers that Services ask for and those of the kernel, in a mode that has any.

@@ -1,4 +1,4 @@
-//! Frontends that other modes serve, read before their objects are removed ([`cleanup`](super::cleanup)).
+//! Reads the Frontends that other modes serve, before their objects are removed ([`cleanup`](super::cleanup)).
 
 use ::iptables::Backend;
 
@@ -9,12 +9,12 @@ use crate::config::KernelNames;
 use crate::ports::Ports;
 use crate::service::NodeFacts;
 
-/// Reads the Frontends that other modes than this one serve, of this proxy or of a kube-proxy; costs little where these have no objects.
-/// Userspace mode leaves none once its process has ended. iptables mode and IPVS mode with rules of iptables have chains of the
-/// same names; virtual servers of either variant count, since it does not matter which one guarded them.
+/// Reads the Frontends that other modes serve, of this proxy or a kube-proxy. Costs little if these have no objects.
+/// Userspace mode leaves none once its process has ended. iptables mode and IPVS mode with iptables rules have chains
+/// with the same names. Virtual servers of either variant count, regardless of which one guarded them.
 pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut served = ServedFrontends::default();
-    // As in a cleanup: the remaining modes have no names of their own.
+    // As in a cleanup: the remaining modes have no configurable names.
     let is_alone = facts.config().names == KernelNames::default();
     if mode != Kind::Ipvs {
         served.extend(ipvs::cleanup::served(facts.config(), ports).replaced_if(mode == Kind::Iptables));

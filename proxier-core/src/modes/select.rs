@@ -1,20 +1,19 @@
-//! Choice of the mode that serves: the one that is asked for, or the best that this machine can do.
+//! Selects the mode that serves: the requested one, or the best that this machine supports.
 
 use std::fmt;
 
 use super::Kind;
 
-/// Mode that the configuration asks for.
+/// The mode that the configuration requests.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum RequestedMode {
-    /// The best that this machine can do. Default.
+    /// The best that this machine supports. Default.
     #[default]
     Auto,
     /// This mode.
     Mode(Kind),
 }
 
-/// Prints as in configuration files: `auto`, or the mode's name.
 impl fmt::Display for RequestedMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -24,18 +23,18 @@ impl fmt::Display for RequestedMode {
     }
 }
 
-/// Back end that the iptables programs of this machine write to.
+/// The back end that this machine's iptables programs write to.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum RulePrograms {
     /// There are no programs, or none works.
     Missing,
-    /// nf_tables, translated by the programs: nftables mode needs no more of the kernel, and less work.
+    /// nf_tables, translated by the programs. nftables mode needs no more of the kernel, and less work.
     NfTables,
     /// Their own tables in the kernel.
     Legacy,
 }
 
-/// The modes to try, best first: the first that this machine can do serves.
+/// The modes to try, best first. The first that this machine supports serves.
 ///
 /// * [`RequestedMode::Auto`]: IPVS, nftables, iptables, userspace.
 /// * A mode that is asked for is the only candidate without `may_fall_back`. Otherwise the modes follow that kube-proxy

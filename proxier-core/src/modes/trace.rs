@@ -1,4 +1,4 @@
-//! Fate of packets in each mode.
+//! What happens to packets in each mode.
 
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::localhost_relay::is_relayed;
@@ -7,7 +7,7 @@ use crate::net::Family;
 use crate::service::{Desired, NodeFacts, Packet, PacketRules, Trace, Treatment, Verdict, trace as trace_by};
 use crate::snapshot::Store;
 
-/// Treatment of a family's packets by a mode. `iptables`: the settings of that mode.
+/// How a mode treats a family's packets. `iptables`: the settings of that mode.
 pub(crate) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::Options) -> PacketRules {
     match mode {
         Kind::Ipvs => {
@@ -47,7 +47,8 @@ pub(crate) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptabl
     }
 }
 
-/// Treatment of a family's packets by a mode; `desired` says which addresses are Services'. `iptables`: the settings of that mode.
+/// How a mode treats a family's packets; `desired` tells which addresses are Services'. `iptables`: the settings of
+/// that mode.
 fn treatment(
     mode: Kind,
     family: Family,
@@ -64,7 +65,7 @@ fn treatment(
     treatment
 }
 
-/// Follows a packet through a mode.
+/// Traces a packet through a mode.
 pub fn trace(
     mode: Kind,
     store: &Store,

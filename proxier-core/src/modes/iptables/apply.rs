@@ -17,25 +17,25 @@ use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Rules};
 use crate::snapshot::ObjectKey;
 
-/// Number of Services of one family that may be refused before the whole is given up, until the next full pass.
+/// Number of refused Services of one family after which the search is given up until the next full pass.
 const PATIENCE: usize = 16;
 
-/// Number of runs of `iptables-restore` that may be spent on finding them.
+/// Largest number of `iptables-restore` runs to find them.
 const ATTEMPTS: usize = 64;
 
-/// Result of writing a family.
+/// The result of writing a family.
 #[derive(Debug)]
 pub(super) struct WriteOutcome {
     pub(super) family: Family,
-    /// The kernel has the wanted rules, but for the Services that were refused.
+    /// Whether the kernel has the desired rules, except those of refused Services.
     pub(super) is_done: bool,
-    /// Services that were refused: the kernel has them as they were, or not at all. `None`: as before.
+    /// Services that were refused: the kernel has their previous rules, or none. `None`: unchanged.
     pub(super) refused: Option<BTreeSet<ObjectKey>>,
-    /// Services that were refused before, and are not any more.
+    /// Services that were refused before and are accepted now.
     pub(super) accepted: BTreeSet<ObjectKey>,
-    /// The kernel contradicted its known state.
+    /// The kernel contradicted its tracked state.
     pub(super) is_surprise: bool,
-    /// Change of the number of rules, if everything is done.
+    /// Change of the number of rules, if everything was written.
     pub(super) rules: Outcome,
     /// Rules that were written.
     pub(super) lines: Tally,
@@ -49,13 +49,13 @@ pub(super) fn apply(
     rules: &mut dyn Rules,
 ) -> (Applied, Vec<WriteOutcome>) {
     let mut applied = Applied::default();
-    // If this fails, the kernel refuses the rules that name them, and its answer gives the reason.
+    // If this fails, the kernel refuses the rules that name them, and its answer contains the reason.
     if !plan.counters.is_empty()
         && let Err(error) = rules.make_counters(&plan.counters)
     {
         applied.fail(Step::new(Action::Add, Part::Rules, "counters of packets"), error);
     }
-    // Both families in one call: most of the time goes into starting the programs.
+    // Both families in one call, because starting the programs takes most of the time.
     let changes: Vec<_> = plan.families.iter().filter(|family| !family.transaction.is_empty()).collect();
     let changes: Vec<_> = changes.iter().map(|family| (family.family, &family.transaction)).collect();
     let mut outcomes: BTreeMap<Family, Result<(), PortError>> = BTreeMap::new();
@@ -71,7 +71,7 @@ pub(super) fn apply(
     (applied, written)
 }
 
-/// Whether one object may be the reason for an error, which would then go on without it.
+/// Whether a single object may have caused an error, so that writing can continue without it.
 fn is_of_an_object(error: &PortError) -> bool {
     matches!(
         error.kind(),
@@ -79,8 +79,8 @@ fn is_of_an_object(error: &PortError) -> bool {
     )
 }
 
-/// Records the outcome of a family's restore. If the kernel refuses it, finds the Services that are the reason, and writes the
-/// rest.
+/// Records the outcome of a family's restore. If the kernel refuses it, finds the Services that cause this, and writes
+/// the rest.
 fn finish(
     plan: &FamilyPlan,
     outcome: Result<(), PortError>,
@@ -169,7 +169,7 @@ fn steps_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>, names: 
     steps
 }
 
-/// Looks for the Services that the kernel refuses, and writes the rest.
+/// Finds the Services that the kernel refuses, and writes the rest.
 struct Search<'a, 'p> {
     wanted: &'a Wanted<'a>,
     plan: &'a FamilyPlan,
@@ -185,10 +185,10 @@ struct Search<'a, 'p> {
 }
 
 impl Search<'_, '_> {
-    /// Writes the lines of none of these Services first, then those of all that the kernel takes.
+    /// Writes the lines of none of these Services first, then those of all that the kernel accepts.
     ///
     /// # Errors
-    /// A failure that is not the fault of one Service, or of too many.
+    /// A failure that is not caused by one Service, or by too many.
     fn write(&mut self, mut services: Vec<ObjectKey>) -> Result<(), PortError> {
         if services.is_empty() {
             return Ok(());
@@ -204,12 +204,13 @@ impl Search<'_, '_> {
             });
             let Some(found) = found.filter(|_| self.refused.len() < PATIENCE) else { return Err(failed) };
             services.retain(|service| *service != found);
-            // Its own reason: others may be refused for another.
+            // Its own reason, because others may be refused for another.
             if let Some(error) = self.attempt(&services)? {
                 self.refused.insert(found, error);
             }
         }
-        // Tables are written one after the other: table filter may have lines of a Service that table nat refuses.
+        // Tables are written one after the other, so table filter may contain lines of a Service that table nat
+        // refuses.
         if !self.refused.is_empty()
             && let Ok(dump) = self.rules.dump(self.plan.family)
         {
@@ -218,11 +219,11 @@ impl Search<'_, '_> {
         Ok(())
     }
 
-    /// Writes everything but what the Services have that wait, were refused, or are not tried: they are left as they are. Returns why it was
-    /// refused, if one object may be the reason.
+    /// Writes everything except the lines of Services that wait, were refused, or are not tried; these stay unchanged.
+    /// Returns why it was refused, if a single object may be the reason.
     ///
     /// # Errors
-    /// A failure that has nothing to do with a Service.
+    /// A failure unrelated to a Service.
     fn attempt(&mut self, waiting: &[ObjectKey]) -> Result<Option<PortError>, PortError> {
         let family = self.plan.family;
         let dump = self.rules.dump(family)?;

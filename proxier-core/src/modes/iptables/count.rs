@@ -1,4 +1,4 @@
-//! Numbers of rules that tables have in own chains. Computes only: nothing is read for it.
+//! Counts the rules that tables have in own chains, without reading anything.
 
 use std::collections::BTreeMap;
 
@@ -13,12 +13,12 @@ use crate::plan::report::RuleCount;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Tally([usize; 2]);
 
-/// Change of the number of rules by a write.
+/// How a write changes the number of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Outcome {
     /// The number of rules afterwards.
     Total(Tally),
-    /// The numbers of rules that go and that come.
+    /// The numbers of removed and added rules.
     Difference { gone: Tally, new: Tally },
 }
 
@@ -106,7 +106,7 @@ impl Tally {
         (tally, written)
     }
 
-    /// Lines of shared chains, and the rules of chains of Services.
+    /// Counts lines of shared chains, and the rules of chains of Services.
     pub(super) fn of_lines(lines: &[Line], chains: &[iptables::Chain]) -> Tally {
         let mut tally = Tally::default();
         for line in lines {

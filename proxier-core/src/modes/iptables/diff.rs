@@ -1,4 +1,4 @@
-//! Compares the desired rules with the kernel's in a full pass, and for changes with what was written.
+//! Compares the desired rules with the kernel's in a full pass, and with what was last written for changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -18,16 +18,16 @@ use crate::parallel;
 use crate::service::{Changes, Compiled, Port};
 use crate::snapshot::ObjectKey;
 
-/// Fewer ports are compared as fast without a thread of their own.
+/// Below this number of ports, a second thread does not pay.
 const WORTH_A_THREAD: usize = 256;
 
-/// Reason why rules could not be compared; nothing is written then.
+/// Why rules could not be compared. Nothing is written then.
 #[derive(Clone)]
 #[non_exhaustive]
 pub enum Incomparable {
-    /// A table that `iptables-save` cannot show, because it holds what only `nft` can express.
+    /// A table that `iptables-save` cannot show, because it contains something that only `nft` can express.
     Unreadable(TableName),
-    /// A rule that iptables could not read. Not in practice: every name and argument fits.
+    /// A rule that iptables could not read. Does not occur in practice: every name and argument fits.
     Rule(Error),
 }
 
@@ -44,7 +44,6 @@ impl fmt::Display for Incomparable {
     }
 }
 
-/// The message and what caused it, which is what a `main` that returns the error prints.
 impl fmt::Debug for Incomparable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{self}")?;
@@ -70,11 +69,11 @@ impl From<Error> for Incomparable {
     }
 }
 
-/// The input of `iptables-restore --noflush` that gives a family the wanted rules; empty when it has them already, in any
-/// spelling, and with any comments in rules about endpoints. With an empty dump it writes everything.
+/// The input of `iptables-restore --noflush` that brings a family to the desired rules. Empty if it has them already,
+/// in any spelling, and with any comments in rules about endpoints. With an empty dump it contains everything.
 ///
 /// # Errors
-/// [`Incomparable::Unreadable`] when a table could not be shown: writing would add the jumps again each time.
+/// [`Incomparable::Unreadable`] if a table could not be shown; writing would add the jumps again each time.
 pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<Transaction, Incomparable> {
     compare(wanted, observed, family, &Keep::default(), None).map(|compared| compared.transaction)
 }
@@ -84,11 +83,11 @@ pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<T
 pub(super) struct RuleChanges {
     /// Transaction to write.
     pub(super) transaction: Transaction,
-    /// The Services whose chains differ, with name and protocol of the port.
+    /// The Services whose chains differ, with the port's name and protocol.
     pub(super) ports: BTreeSet<(ObjectKey, Box<str>, Protocol)>,
 }
 
-/// Rules to write where no chain of a Service exists.
+/// Rules to write if no chain of a Service exists.
 #[derive(Debug)]
 pub(super) struct NewRules {
     shared: Vec<TableChain>,
@@ -96,7 +95,7 @@ pub(super) struct NewRules {
 }
 
 impl NewRules {
-    /// Makes the rules of a family of which nothing is to stay.
+    /// Creates the rules of a family of which nothing is to stay.
     ///
     /// # Errors
     /// As [`changes`].
@@ -119,7 +118,8 @@ impl NewRules {
     }
 }
 
-/// As [`changes`], but leaves lines and chains to keep as they are. `from_nothing`: rules made already, in case nothing is there.
+/// As [`changes`], but leaves lines and chains in `keep` unchanged. `from_nothing`: rules built in advance, in case
+/// none exist.
 ///
 /// # Errors
 /// As [`changes`].
@@ -139,7 +139,7 @@ pub(super) fn compare(
         None => (wanted.shared_chains(family, keep)?, compare_ports(wanted, observed, family, keep)?),
     };
     for (table, mut chain) in shared {
-        // In front: the lines that lead to node ports come last.
+        // In front, because the lines for node ports come last.
         let lines = SharedChain::by_name(&table, chain.name.as_str()).and_then(|shared| kept.remove(&shared));
         chain.rules.splice(0..0, lines.into_iter().flatten());
         comparison.chain(&table, chain);
@@ -162,8 +162,8 @@ pub(super) fn compare(
 
 type Stay<'a> = BTreeSet<(TableName, &'a str)>;
 
-/// The chains of Services, in parts. Each chain is made when it is compared, so that they are not all in memory at once. Also
-/// returns which ones are there.
+/// Compares the chains of Services in parts. Each chain is built when it is compared, so that they are not all in
+/// memory at once. Also returns which of them exist.
 fn compare_ports<'a>(
     wanted: &Wanted<'_>,
     observed: &'a Dump,
@@ -189,19 +189,21 @@ fn compare_ports<'a>(
     parallel::map_parts(&ports, WORTH_A_THREAD, compare).into_iter().collect()
 }
 
-/// Transaction that removes all own rules: chains and jumps of this proxy, or of a kube-proxy in iptables mode.
+/// Creates the transaction that removes all own rules: chains and jumps of this proxy, or of a kube-proxy in iptables
+/// mode.
 ///
-/// A chain to which a foreign rule jumps cannot be deleted: it is emptied and stays, except `KUBE-MARK-MASQ`, which
-/// keeps its rules, since container runtimes use it. `KUBE-FIREWALL` is the kubelet's and stays.
+/// If another program's rule jumps to a chain, the chain cannot be deleted. It is emptied and stays, except
+/// `KUBE-MARK-MASQ`, which keeps its rules, because container runtimes use it. `KUBE-FIREWALL` is the kubelet's and
+/// stays.
 ///
 /// # Errors
-/// [`Incomparable::Unreadable`] when a table could not be shown.
+/// [`Incomparable::Unreadable`] if a table could not be shown.
 #[cfg(feature = "testing")]
 pub fn cleanup(observed: &Dump) -> Result<Transaction, Incomparable> {
     cleanup_but(observed, &|_table, _chain| false)
 }
 
-/// As [`cleanup`], but for the chains that are kept, and the jumps to them.
+/// As [`cleanup`], except the kept chains and the jumps to them.
 pub(crate) fn cleanup_but(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incomparable> {
     check_readable(observed)?;
     let mut comparison = Comparison::new(observed, is_kept);
@@ -219,9 +221,9 @@ fn check_readable(observed: &Dump) -> Result<(), Incomparable> {
 
 struct Comparison<'a> {
     observed: &'a Dump,
-    /// Chains of these names are another mode's.
+    /// Selects chains that belong to another mode.
     is_kept: IsKept<'a>,
-    /// The chains that are there and do not go.
+    /// Existing chains that are not removed.
     stay: Stay<'a>,
     transaction: Transaction,
 }
@@ -229,7 +231,7 @@ struct Comparison<'a> {
 impl<'a> Comparison<'a> {
     fn new(observed: &'a Dump, is_kept: IsKept<'a>) -> Self {
         let mut transaction = Transaction::new();
-        // Names the tables in the order in which they are written.
+        // Lists the tables in the order in which they are written.
         for table in names::TABLES {
             transaction.table(table);
         }
@@ -240,7 +242,7 @@ impl<'a> Comparison<'a> {
         self.observed.table(table)?.chain(chain)
     }
 
-    /// Replaces a chain unless it has these rules. Returns whether it had different ones.
+    /// Replaces a chain unless it has these rules. Returns whether its rules differed.
     fn chain(&mut self, table: &TableName, chain: Chain) -> bool {
         let there = self.observed(table, chain.name.as_str());
         let name = chain.name.as_str();
@@ -248,7 +250,8 @@ impl<'a> Comparison<'a> {
             if SharedChain::by_name(table, name).is_some() || names::is_firewall(table, name) {
                 same_lines(&there.rules, &chain.rules)
             } else {
-                // Comments of rules about endpoints depend on the number of endpoints. Chains that differ only in them are not written.
+                // Comments of rules about endpoints depend on the number of endpoints. Chains that differ only in them
+                // are not written.
                 spelling::same_rules(&there.rules, &chain.rules, !names::is_of_service(table, name))
             }
         };
@@ -260,12 +263,12 @@ impl<'a> Comparison<'a> {
         differs
     }
 
-    /// Leaves these chains of Services as they are, unless they are wanted.
+    /// Keeps these chains of Services unchanged, unless they are desired.
     fn stay(&mut self, chains: BTreeSet<&'a str>) {
         self.stay.extend(chains.into_iter().map(|name| (TableName::NAT, name)));
     }
 
-    /// Creates a foreign chain if it is missing, and adds the rules that it lacks.
+    /// Creates another program's chain if it is missing, and adds the rules that it lacks.
     fn add_to(&mut self, table: &TableName, chain: &Chain) {
         let there = self.observed(table, chain.name.as_str());
         let edits = self.transaction.table(table.clone());
@@ -286,7 +289,7 @@ impl<'a> Comparison<'a> {
             for from in table.builtin_chains() {
                 let wanted: Vec<&Jump> =
                     wanted.iter().filter(|jump| jump.table == table && jump.from == *from).collect();
-                // The nft programs may not print a built-in chain that nothing has used.
+                // The nft programs may not print a built-in chain that was never used.
                 let there = self.observed(&table, from).map_or(&[][..], |chain| &chain.rules);
                 self.place_jumps(&table, from, there, &wanted)?;
             }
@@ -294,8 +297,8 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// Keeps the jumps of a chain if all are there in order, even with other rules between; otherwise removes those that are
-    /// there, and inserts all as the chain's first rules. The kubelet's may stand anywhere.
+    /// Keeps the jumps of a chain if all exist in order, even with other rules between. Otherwise removes the existing
+    /// ones and inserts all as the chain's first rules. The kubelet's may be anywhere.
     fn place_jumps(&mut self, table: &TableName, from: &str, there: &[Rule], wanted: &[&Jump]) -> Result<(), Error> {
         let from = ChainName::new(from)?;
         let edits = self.transaction.table(table.clone());
@@ -321,7 +324,7 @@ impl<'a> Comparison<'a> {
         Ok(())
     }
 
-    /// Empties and deletes own chains that are not wanted, after all rules that lead to them.
+    /// Empties and deletes own chains that are not desired, after all rules that jump to them.
     fn remove_others(&mut self) {
         for table in names::TABLES {
             let Some(observed) = self.observed.table(&table) else { continue };
@@ -353,7 +356,7 @@ fn is_our_jump(is_kept: IsKept<'_>, table: &TableName, rule: &Rule) -> bool {
     names::is_jump_of_ours(table, rule) && !rule.target().is_some_and(|target| is_kept(table, target))
 }
 
-/// The chains to which foreign rules jump: rules that are neither in an own chain nor an own jump.
+/// The chains to which other programs' rules jump: rules that are neither in an own chain nor an own jump.
 fn used_by_others<'t>(is_kept: IsKept<'_>, table: &TableName, observed: &'t Table) -> BTreeSet<&'t str> {
     let others = observed.chains().iter().filter(|chain| !is_ours(is_kept, table, chain.name.as_str()));
     let is_builtin = |chain: &Chain| table.builtin_chains().contains(&chain.name.as_str());
@@ -362,7 +365,7 @@ fn used_by_others<'t>(is_kept: IsKept<'_>, table: &TableName, observed: &'t Tabl
     foreign.filter_map(|(_, rule)| rule.target()).collect()
 }
 
-/// Whether a chain has these lines, in any order, but for those that lead to node ports: they come last.
+/// Whether a chain has these lines in any order, except that those for node ports come last.
 fn same_lines(there: &[Rule], wanted: &[Rule]) -> bool {
     let is_last = |rule: &&Rule| rule.target() == Some(names::NODE_PORTS);
     let last = there.iter().filter(is_last).count();
@@ -370,14 +373,15 @@ fn same_lines(there: &[Rule], wanted: &[Rule]) -> bool {
     in_place && spelling::same_in_any_order(there, wanted)
 }
 
-/// Input for `iptables-restore --noflush` that changes a family from the state recorded in `changes` to the wanted one; empty
-/// when nothing has to change. Costs O(changes).
+/// Creates the input for `iptables-restore --noflush` that brings a family from the state recorded in `changes` to the
+/// desired one. Empty if nothing changes. Costs O(changes).
 ///
-/// The kernel must have the rules that were wanted before: the program refuses to delete a line that is not there, or a chain to which
-/// a foreign rule jumps, and then changes nothing in that table, though the table before may have changed. Read the
-/// tables then, and write [`changes`]. Do so too when [`Index::set_settings`](super::Index::set_settings) says that settings differ.
+/// The kernel must have the previously desired rules. Otherwise the program refuses to delete a line that does not
+/// exist, or a chain to which another program's rule jumps. It then changes nothing in that table, though the table
+/// before may have changed. In this case, read the tables and write [`changes`]; also if
+/// [`Index::set_settings`](super::Index::set_settings) reports that settings differ.
 ///
-/// Chains that are not wanted any more are emptied, and deleted after all lines that lead to them.
+/// Chains that are no longer desired are emptied, and deleted after all lines that jump to them.
 ///
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
@@ -386,8 +390,8 @@ pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<
     written(wanted, changes, family).map(|(transaction, ..)| transaction)
 }
 
-/// As [`update`], and each table fails as a whole if the canary is gone from it: another program deleted the chains, and single lines
-/// would be useless without the rest. Also returns the change of the number of rules.
+/// As [`update`], and each table fails as a whole if it has lost its canary. Then another program has deleted the
+/// chains, and single lines would be useless without the rest. Also returns the change of the number of rules.
 ///
 /// # Errors
 /// As [`update`].
@@ -404,7 +408,7 @@ pub(super) fn watchful_update(
     Ok((transaction, rules))
 }
 
-/// Transaction of [`update`], with the tables that it changes and the new number of rules.
+/// The transaction of [`update`], with the tables that it changes and the new number of rules.
 fn written(
     wanted: &Wanted<'_>,
     changes: &Changes,
@@ -417,7 +421,7 @@ fn written(
     };
     let mut transaction = Transaction::new();
     let edits = line_edits(steps.lines_before, steps.lines)?;
-    // Filter first: what is to be refused is, before its way to endpoints goes.
+    // Filter first, so that what must be refused is refused before its path to endpoints is removed.
     let mut tables = BTreeSet::new();
     for table in names::TABLES {
         for (_, edit) in edits.iter().filter(|(shared, _)| shared.table() == table) {
@@ -448,7 +452,7 @@ fn written(
     Ok((transaction, tables, rules))
 }
 
-/// Deletes lines that are not wanted any more and inserts new ones. Lines that are equal count one by one.
+/// Deletes lines that are no longer desired and inserts new ones. Equal lines count individually.
 fn line_edits(before: Vec<Line>, now: Vec<Line>) -> Result<Vec<(SharedChain, Edit)>, Error> {
     let mut counts: BTreeMap<(SharedChain, String), (Rule, isize)> = BTreeMap::new();
     for (lines, by) in [(before, -1), (now, 1)] {
@@ -464,7 +468,7 @@ fn line_edits(before: Vec<Line>, now: Vec<Line>) -> Result<Vec<(SharedChain, Edi
             let (name, rule) = (name.clone(), rule.clone());
             match chain {
                 _ if count.is_negative() => gone.push((chain, Edit::Delete(name, rule))),
-                // Before the last lines, which lead to node ports.
+                // Before the last lines, which are for node ports.
                 SharedChain::Services => new.push((chain, Edit::Insert(name, 1, rule))),
                 _ => new.push((chain, Edit::Append(name, rule))),
             }

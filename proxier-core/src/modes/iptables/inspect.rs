@@ -1,4 +1,4 @@
-//! Rules for one address and port, and what all rules serve.
+//! Finds the rules for one address and port, and what all rules serve.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -24,7 +24,7 @@ pub fn inspect(dump: &Dump, key: &FrontendKey, is_of_node: bool) -> Inspection {
     for (shared, rule, place) in lines(dump, key.family()) {
         let is_about = place == LineSubject::Address(*key)
             || (is_of_node && place == LineSubject::NodePort(key.protocol, key.port) && key.port != 0);
-        // Of node ports at 127.0.0.1, where the kernel counts: the same as the line after it.
+        // Counts node ports at 127.0.0.1, if the kernel counts. Otherwise the same as the line after it.
         let is_of_localhost = rule.tokens().iter().any(|word| word.as_str() == LOCALHOST_COUNTER);
         if !is_about || is_of_localhost && !key.address.is_loopback() {
             continue;
@@ -81,7 +81,7 @@ pub fn list_frontends(dump: &Dump, family: Family) -> BTreeMap<FrontendKey, Serv
     all
 }
 
-/// The endpoints to which the rules of a chain of nat send connections.
+/// The endpoints to which the rules of a nat chain send connections.
 fn endpoints<'a>(dump: &'a Dump, chain: &str) -> impl Iterator<Item = EndpointKey> + use<'a> {
     let chain = dump.table(&TableName::NAT).and_then(|nat| nat.chain(chain));
     let rules = chain.into_iter().flat_map(|chain| &chain.rules);
@@ -89,7 +89,7 @@ fn endpoints<'a>(dump: &'a Dump, chain: &str) -> impl Iterator<Item = EndpointKe
     places.map(|to| EndpointKey::new(to.ip(), to.port()))
 }
 
-/// Address and port to which a rule sends connections.
+/// The address and port to which a rule sends connections.
 fn destination(rule: &Rule) -> Option<&str> {
     let mut words = rule.tokens().iter().map(Token::as_str).skip_while(|word| *word != "--to-destination");
     words.nth(1)

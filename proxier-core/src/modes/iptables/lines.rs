@@ -1,4 +1,4 @@
-//! The lines that Services have in chains that all share.
+//! The lines that Services have in shared chains.
 
 use iptables::{ChainName, Error, Rule, RuleBuilder, TableName};
 
@@ -56,7 +56,7 @@ impl SharedChain {
         ChainName::new(self.text())
     }
 
-    /// The shared chain of this name.
+    /// The shared chain with this name.
     pub(super) fn by_name(table: &TableName, name: &str) -> Option<Self> {
         SharedChain::ALL.into_iter().find(|chain| chain.table() == *table && chain.text() == name)
     }
@@ -76,8 +76,8 @@ impl Line {
     }
 }
 
-/// Rule for traffic without endpoints, with its comment: refused if there are none at all, dropped if
-/// they are on other nodes, which load balancers should have chosen.
+/// The rule for traffic without endpoints, with its comment. It rejects if there are none at all. It drops if they are
+/// on other nodes, which load balancers should have selected.
 fn refusal(port: &Port, policy: TrafficPolicy, options: Options) -> Option<(RuleBuilder, &'static [&'static str])> {
     if is_served(port, policy) {
         return None;
@@ -108,7 +108,7 @@ pub(super) fn of_frontend(frontend: &Frontend, options: Options) -> Result<Vec<L
                 external((frontend, port), what, (restricted, options), &mut lines)?;
             }
         }
-        // A node port that is not served everywhere.
+        // A node port that is not served on every address.
         if roles == Roles::NODE_PORT && port.node_port.is_none() {
             external((frontend, port), "node port", (false, options), &mut lines)?;
         }
@@ -116,18 +116,18 @@ pub(super) fn of_frontend(frontend: &Frontend, options: Options) -> Result<Vec<L
     Ok(lines)
 }
 
-/// Whether a Frontend is restricted to source ranges: that holds in any other role of the address too.
+/// Whether a Frontend is restricted to source ranges, which applies to every other role of the address too.
 fn is_restricted(frontend: &Frontend) -> bool {
     frontend.source_ranges.is_some() && frontend.roles.contains(Roles::LOAD_BALANCER)
 }
 
-/// The policy for a Frontend's traffic, if it has the lines of a cluster IP only.
+/// The policy for a Frontend's traffic, if it only has the lines of a cluster IP.
 fn internal_policy(frontend: &Frontend, port: &Port) -> Option<TrafficPolicy> {
     let is_internal = frontend.roles.contains(Roles::CLUSTER_IP) && !is_restricted(frontend);
     is_internal.then_some(port.internal_policy)
 }
 
-/// Whether traffic to a Frontend leads to endpoints, from wherever it comes.
+/// Whether traffic to a Frontend has endpoints, for any client.
 pub(super) fn has_endpoints(frontend: &Frontend) -> bool {
     let Some(port) = frontend.port.as_deref() else { return false };
     internal_policy(frontend, port).map_or_else(|| port.has_endpoints(), |policy| is_served(port, policy))

@@ -27,16 +27,16 @@
 //! by bisection, at most 16 in a pass. They keep what they have, are reported, and are tried again at full passes and
 //! when they change.
 //!
-//! `net.ipv4.conf.all.route_localnet` is set when node ports are served on 127.0.0.1, once the rules of IPv4 are there. [`cleanup`] leaves it
-//! and the rule that guards loopback addresses.
+//! `net.ipv4.conf.all.route_localnet` is set if node ports are served on 127.0.0.1, once the IPv4 rules exist.
+//! [`cleanup`] leaves it and the rule that guards loopback addresses.
 //!
 //! # Cost of a change
 //!
 //! kube-proxy writes the shared chains as a whole each time. Here a change writes the chains of the Service ports that
-//! changed, and deletes and inserts single lines of the shared ones. So shared chains have their lines in any order, which
-//! has no meaning: each line matches another address and port.
+//! changed, and deletes and inserts single lines in the shared chains. The order of lines in shared chains does not
+//! matter, because each matches another address and port.
 //!
-//! # Where this differs from kube-proxy
+//! # Differences from kube-proxy
 //!
 //! * An address and port has one owner ([`Desired`](crate::service::Desired)); other Services' lines for it are left
 //!   out. Reserved addresses and ports have no lines. A node port that is reserved at some of the node's addresses has
@@ -47,11 +47,12 @@
 //!   packet reaches any further line.
 //! * Comments in rules about endpoints are left out beyond a thousand endpoints, as in kube-proxy, but no chain is
 //!   written only for them.
-//! * Jumps have an order: source ranges are checked before marked packets are accepted, in place of any earlier order.
+//! * Jumps have a fixed order, replacing any earlier order: source ranges are checked before marked packets are
+//!   accepted.
 //!
-//! As with kube-proxy, and unlike IPVS mode, external traffic under `externalTrafficPolicy: Local` is dropped where this node
-//! has no endpoint, with any [`Config::local_fallback`](crate::config::Config::local_fallback); traffic from inside the
-//! cluster goes to any node.
+//! As with kube-proxy, and unlike IPVS mode, external traffic under `externalTrafficPolicy: Local` is dropped if this
+//! node has no endpoint, with any [`Config::local_fallback`](crate::config::Config::local_fallback). Traffic from
+//! inside the cluster goes to any node.
 
 mod apply;
 mod count;
@@ -76,7 +77,7 @@ pub(crate) use settings::Settings;
 pub use settings::{Options, RandomFully};
 pub use trial::{Tried, trial};
 
-/// How it works inside: for this crate's tests and benches.
+/// Internals. For this crate's tests and benches.
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use {

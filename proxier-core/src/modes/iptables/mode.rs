@@ -1,4 +1,4 @@
-//! iptables mode from pass to pass: wanted rules, known state of the kernel, and unfinished work.
+//! iptables mode from pass to pass: desired rules, tracked kernel state, and unfinished work.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -27,7 +27,7 @@ use crate::service::{Changes, Compiled, Desired, FrontendObserver, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey};
 use crate::time::Moment;
 
-/// A plan of more lines takes a millisecond and more to free.
+/// Freeing a plan with more lines takes at least a millisecond.
 const LARGE: usize = 5_000;
 
 /// iptables mode of one node.
@@ -42,57 +42,59 @@ pub(crate) struct Mode {
     /// Whether the programs masquerade with random ports.
     random_fully: bool,
     counters: Counters,
-    /// Reason why rules do without counters, until a pass reports it.
+    /// Why rules have no counters, until a pass reports it.
     lack: Option<Lack>,
     /// [`Pass::tcp_is_liberal`] of the last full pass.
     tcp_is_liberal: bool,
     seed: u64,
     index: Index,
-    /// The node facts differ from those of the last pass.
+    /// Whether the node facts differ from those of the last pass.
     new_facts: bool,
     /// The whole kernel state has been compared.
     compared: bool,
-    /// Frontends that the kernel serves, with whether there are endpoints.
+    /// Frontends that the kernel serves, and whether they have endpoints.
     known: BTreeMap<FrontendKey, bool>,
     families: BTreeMap<Family, State>,
-    /// Frontends that the safeguard keeps in the kernel. Only a reading shows their changes.
+    /// Frontends that the safeguard keeps in the kernel. Their changes are visible only by reading.
     held: BTreeSet<FrontendKey>,
 }
 
 /// The rules of a family from pass to pass.
 #[derive(Debug, Default)]
 struct State {
-    /// Settings differ from those of the last write, and all rules depend on them.
+    /// Whether settings differ from those of the last write, which affects all rules.
     everything: bool,
-    /// The kernel has the rules that were wanted before the changes. Otherwise the rules are read before they are written.
+    /// Whether the kernel has the rules that were desired before the changes. Otherwise the rules are read before they
+    /// are written.
     is_known: bool,
-    /// Services that the kernel refused: it has them as they were, or not at all.
+    /// Services that the kernel refused: it has their previous rules, or none.
     refused: BTreeSet<ObjectKey>,
-    /// Time to try again after a failure.
+    /// When to retry after a failure.
     retry: Option<RulesRetry>,
-    /// Number of rules, once it is known.
+    /// Number of rules, once known.
     rules: Option<Tally>,
 }
 
-/// Whether rules name counters of packets.
+/// Whether rules use packet counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counters {
     /// The kernel lacks them.
     Missing,
-    /// Present in the kernel, and the programs were not asked whether rules can name them.
+    /// They exist in the kernel, and the programs have not been asked whether rules can use them.
     Found,
-    /// Present in the kernel, which has not taken rules that name them yet.
+    /// They exist in the kernel, which has not accepted rules with them yet.
     Wanted,
     /// Rules name them.
     Named,
-    /// Present in the kernel, but the programs or the kernel refuse rules that name them. The counters go once rules without them are there.
+    /// They exist in the kernel, but the programs or the kernel refuse rules with them. They are deleted once rules
+    /// without them are in place.
     Refused,
     /// Refused, and deleted.
     Gone,
 }
 
 impl Mode {
-    /// `tcp_is_liberal`: as the first full pass will probably find it ([`Pass::tcp_is_liberal`]).
+    /// `tcp_is_liberal`: what the first full pass will probably find ([`Pass::tcp_is_liberal`]).
     pub(crate) fn new(facts: &NodeFacts, options: Options, tcp_is_liberal: bool, seed: u64) -> Self {
         let probable = Options { drop_invalid: options.drop_invalid && !tcp_is_liberal, ..options };
         Mode {
@@ -111,7 +113,7 @@ impl Mode {
         }
     }
 
-    /// Computes again what rules depend on besides Services. Returns whether it differs.
+    /// Recomputes what rules depend on besides Services. Returns whether it differs.
     fn set_settings(&mut self, facts: &NodeFacts) -> bool {
         let differs = self.index.set_settings(facts, self.allowed());
         for family in self.index.families() {
@@ -120,7 +122,7 @@ impl Mode {
         differs
     }
 
-    /// The configured options that the programs support and the kernel's settings leave room for.
+    /// The configured options that the programs and the kernel's settings permit.
     fn allowed(&self) -> Options {
         let random_fully = self.options.random_fully.on(self.random_fully);
         let counters = matches!(self.counters, Counters::Found | Counters::Wanted | Counters::Named);
@@ -128,8 +130,8 @@ impl Mode {
         Options { random_fully, drop_invalid, counters, ..self.options }
     }
 
-    /// Looks for counters of packets. Returns those that rules are to name and that have to be made first. A full pass also finds out
-    /// whether the kernel has any.
+    /// Finds packet counters. Returns those that rules will use and that must be created first. A full pass also
+    /// determines whether the kernel supports them.
     fn look_for_counters(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) -> Vec<&'static str> {
         let mut missing = Vec::new();
         let is_looked_for = pass.full && !matches!(self.counters, Counters::Refused | Counters::Gone);
@@ -154,7 +156,7 @@ impl Mode {
         missing
     }
 
-    /// Rules do without counters from now on.
+    /// Stops using counters in rules.
     fn give_up_counters(&mut self, why: PortError) {
         self.counters = Counters::Refused;
         let what =
@@ -162,8 +164,8 @@ impl Mode {
         self.lack = Some(Lack::new(what, why));
     }
 
-    /// Goes on without counters if the first rules that name them were refused, and deletes the counters when rules without them are there.
-    /// Returns whether everything has to be compared at once.
+    /// Continues without counters if the first rules with them were refused, and deletes the counters once rules
+    /// without them are in place. Returns whether everything must be compared at once.
     fn note_counters(
         &mut self,
         desired: &Desired,
@@ -174,7 +176,7 @@ impl Mode {
         match self.counters {
             Counters::Found | Counters::Wanted => {
                 let options = |of: &WriteOutcome| self.index.settings(of.family).map(|settings| settings.options);
-                // Every family has the rule for invalid packets, unless there is none at all.
+                // Every family has the rule for invalid packets, unless none has.
                 if written.iter().any(|of| of.is_done && options(of).is_some_and(|options| options.drop_invalid)) {
                     self.counters = Counters::Named;
                     return false;
@@ -196,7 +198,7 @@ impl Mode {
                 let why = applied.failures.iter().find(may_be_why).filter(|_| written.iter().any(is_refused));
                 let Some(why) = why.map(|failure| failure.error.clone()) else { return false };
                 self.give_up_counters(why);
-                // The next pass takes them out of the rules, without a pause.
+                // The next pass removes them from the rules without a pause.
                 self.new_facts = true;
                 self.families.values_mut().for_each(|state| state.retry = None);
                 true
@@ -211,8 +213,8 @@ impl Mode {
         }
     }
 
-    /// Asks the programs for their options and looks at the kernel's settings, and returns whether rules depend on the answers. If a
-    /// family's program is missing, reading its rules reports that.
+    /// Determines the options of the programs and the kernel's settings. Returns whether rules depend on the answers.
+    /// If a family's program is missing, reading its rules reports that.
     fn ask_programs(&mut self, pass: &Pass<'_>, rules: &mut dyn Rules) -> bool {
         self.tcp_is_liberal = pass.tcp_is_liberal;
         self.random_fully = true;
@@ -229,7 +231,7 @@ impl Mode {
         self.set_settings(pass.facts)
     }
 
-    /// Has the programs list families. Meanwhile makes the rules to write, if none seem to be there yet.
+    /// Lets the programs list families. Meanwhile builds the rules to write, if there seem to be none yet.
     fn list(&self, wanted: &Wanted<'_>, families: &[Family], rules: &mut dyn Rules) -> BTreeMap<Family, NewRules> {
         let is_there = |family: &Family| rules.has_tables(*family) == Some(true);
         let is_first = !self.compared && !families.iter().any(is_there);
@@ -254,7 +256,7 @@ impl Mode {
         retry.is_some_and(|retry| retry.at > now)
     }
 
-    /// Whether the family must be read: these changes cannot start from the last write.
+    /// Whether the family must be read, because these changes cannot start from the last write.
     fn has_to_be_read(&self, family: Family, pass: &Pass<'_>) -> bool {
         let Some(state) = self.state(family) else { return true };
         pass.full
@@ -264,7 +266,7 @@ impl Mode {
             || touched(state, family, pass).next().is_some()
     }
 
-    /// Reads a family's rules, and the Frontends that they serve. Failures are reported, and tried again after a pause.
+    /// Reads a family's rules and the Frontends that they serve. Failures are reported and retried after a pause.
     fn read_family(
         &mut self,
         family: Family,
@@ -311,7 +313,7 @@ impl Mode {
         let state = self.state(family).unwrap_or(&unknown);
         match dump {
             Some(dump) => {
-                // All are tried again at a full pass; before that only those that changed.
+                // A full pass retries all; other passes retry only those that changed.
                 let touched: BTreeSet<&ObjectKey> = touched(state, family, pass).collect();
                 let mut refused = RefusedServices { left: state.refused.clone(), ..RefusedServices::default() };
                 let again = refused.left.iter().filter(|service| pass.full || touched.contains(*service));
@@ -325,7 +327,7 @@ impl Mode {
         }
     }
 
-    /// Foreign changes: differences that do not come from the input.
+    /// Other programs' changes: differences not caused by the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
         let mut drift = Vec::new();
         for plan in &plan.families {
@@ -346,7 +348,7 @@ impl Mode {
         drift
     }
 
-    /// Numbers of rules that exist, and that were written.
+    /// Numbers of existing rules and of written rules.
     fn rule_counts(&self, written: &[WriteOutcome]) -> Vec<RuleCount> {
         let of = |family: Family| {
             let total = self.state(family)?.rules?;
@@ -403,7 +405,7 @@ impl Mode {
     }
 }
 
-/// The refused Services of a family of which something changed.
+/// The refused Services of a family that have changes.
 fn touched<'a>(state: &'a State, family: Family, pass: &'a Pass<'_>) -> impl Iterator<Item = &'a ObjectKey> {
     let changed = (!state.refused.is_empty()).then(|| {
         let frontends = pass.changes.frontends().filter(move |(key, _)| key.family() == family);
@@ -483,7 +485,7 @@ impl modes::Mode for Mode {
         let losing: Vec<_> = due.iter().flat_map(losing).collect();
         let held = hold(losing, &self.known);
         if !held.is_empty() {
-            // Reads the rules, to find the lines to hold back.
+            // Reads the rules to find the lines to hold back.
             for family in due.iter().filter(|family| !dumps.contains_key(family)).copied().collect::<Vec<_>>() {
                 dumps.extend(self.read_family(family, &pass, report, ports.rules).map(|dump| (family, dump)));
             }

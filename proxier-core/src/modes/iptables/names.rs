@@ -1,4 +1,4 @@
-//! Names of chains, which other software knows, and recognition of own ones.
+//! Names of chains, which other software relies on, and how own ones are recognized.
 
 use data_encoding::BASE32;
 use iptables::{ChainName, Error, Rule, TableName};
@@ -17,14 +17,15 @@ pub(super) const PROXY_FIREWALL: &str = "KUBE-PROXY-FIREWALL";
 /// The kubelet's chain. We only add our rule to it, and never delete it.
 pub(super) use crate::modes::shared::localhost::FIREWALL as KUBELET_FIREWALL;
 
-/// The chain whose absence shows that another program flushed the tables, in mangle, nat and filter; see [`iptables::Canary`].
+/// The chain whose absence shows that another program flushed the tables, in mangle, nat and filter; see
+/// [`iptables::Canary`].
 pub(crate) const CANARY: &str = "KUBE-PROXY-CANARY";
 
 const NAT: &[&str] = &[SERVICES, NODE_PORTS, POSTROUTING, MARK_MASQ];
 const FILTER: &[&str] = &[SERVICES, EXTERNAL_SERVICES, FORWARD, NODE_PORTS, PROXY_FIREWALL];
 
 /// The tables in which this proxy has rules, in the order in which they are written: rules that refuse come before
-/// the rules that let the rest through.
+/// rules that accept the rest.
 pub(super) const TABLES: [TableName; 2] = [TableName::FILTER, TableName::NAT];
 
 /// Prefixes of the chains of Service ports and endpoints, in nat. `KUBE-XLB-` is kube-proxy's up to 1.23.
@@ -35,12 +36,12 @@ pub(super) fn is_of_service(table: &TableName, chain: &str) -> bool {
     *table == TableName::NAT && SERVICE_PREFIXES.iter().any(|prefix| chain.starts_with(prefix))
 }
 
-/// Whether this is the name of a chain that lets source ranges through: the order of its rules has no meaning.
+/// Whether this is the name of a chain that accepts source ranges, in which the order of rules does not matter.
 pub(super) fn is_firewall(table: &TableName, chain: &str) -> bool {
     *table == TableName::NAT && chain.starts_with("KUBE-FW-")
 }
 
-/// Whether a chain is this proxy's own: it has exactly the proxy's rules, and goes when it is not wanted.
+/// Whether this chain is this proxy's own: it has exactly the proxy's rules, and is removed when not needed.
 pub(crate) fn is_ours(table: &TableName, chain: &str) -> bool {
     let shared = match table {
         table if *table == TableName::NAT => NAT,
@@ -55,7 +56,7 @@ pub(super) struct Jump {
     pub(super) table: TableName,
     pub(super) from: &'static str,
     pub(super) to: &'static str,
-    /// Comment of the jump; `None` for one without, as the kubelet makes it: its place among the other rules does not matter.
+    /// Comment of the jump. `None` for one without a comment, as the kubelet creates it; its position does not matter.
     pub(super) comment: Option<&'static str>,
     /// Whether only the first packet of a connection jumps.
     pub(super) new_only: bool,
@@ -70,7 +71,7 @@ const EXTERNAL_PORTALS: &str = "kubernetes externally-visible service portals";
 const FIREWALL: &str = "kubernetes load balancer firewall";
 const HEALTH_CHECKS: &str = "kubernetes health check service ports";
 
-/// Jumps by chain, in the order in which they stand there. Source ranges come before the rule that accepts marked packets.
+/// Jumps by chain, in the order of their rules. Source ranges come before the rule that accepts marked packets.
 pub(super) const JUMPS: &[Jump] = &[
     Jump { table: TableName::FILTER, from: "INPUT", to: KUBELET_FIREWALL, comment: None, new_only: false },
     jump(TableName::FILTER, "INPUT", PROXY_FIREWALL, FIREWALL, true),
@@ -91,7 +92,7 @@ pub(super) const JUMPS: &[Jump] = &[
 const PORTAL_JUMP: &str = "handle ClusterIPs; NOTE: this must be before the NodePort rules";
 const NODE_PORT_JUMP: &str = "handle service NodePorts; NOTE: this must be the last rule in the chain";
 
-/// Jumps of kube-proxy's userspace mode (up to 1.25), which no mode here makes: table, chain, target and comment.
+/// Jumps of kube-proxy's userspace mode (up to 1.25), which no mode here creates: table, chain, target and comment.
 pub(super) const PORTALS_JUMPS: [(TableName, &str, &str, &str); 5] = [
     (TableName::NAT, "PREROUTING", "KUBE-PORTALS-CONTAINER", PORTAL_JUMP),
     (TableName::NAT, "OUTPUT", "KUBE-PORTALS-HOST", PORTAL_JUMP),
@@ -113,8 +114,8 @@ impl Jump {
     }
 }
 
-/// Whether this proxy, or a kube-proxy before it, made a rule in a built-in chain: it jumps to an own chain with the
-/// comment of such a jump. A foreign jump to an own chain has another comment.
+/// Whether this proxy, or an earlier kube-proxy, created a rule in a built-in chain: it jumps to an own chain and has
+/// the comment of such a jump. Another program's jump to an own chain has another comment.
 pub(super) fn is_jump_of_ours(table: &TableName, rule: &Rule) -> bool {
     let (Some(comment), Some(target)) = (rule.comment(), rule.target()) else { return false };
     let known = comment == IPVS_MODE || JUMPS.iter().any(|jump| jump.comment == Some(comment));
@@ -158,12 +159,12 @@ impl PortNames {
         ChainName::new(["KUBE-", kind, "-", &self.hash].concat())
     }
 
-    /// Chooses one of the cluster's endpoints.
+    /// Selects one of the cluster's endpoints.
     pub(super) fn cluster(&self) -> Result<ChainName, Error> {
         self.name("SVC")
     }
 
-    /// Chooses one of this node's endpoints.
+    /// Selects one of this node's endpoints.
     pub(super) fn local(&self) -> Result<ChainName, Error> {
         self.name("SVL")
     }
@@ -173,13 +174,13 @@ impl PortNames {
         self.name("EXT")
     }
 
-    /// Lets source ranges through to load balancers' addresses.
+    /// Accepts source ranges for load balancers' addresses.
     pub(super) fn firewall(&self) -> Result<ChainName, Error> {
         self.name("FW")
     }
 }
 
-/// The name of the chain that leads to an endpoint, given by address and port.
+/// The name of the chain for an endpoint, given as address and port.
 pub(super) fn endpoint_chain(port: &Port, endpoint: &str) -> Result<ChainName, Error> {
     let mut name = String::with_capacity(ChainName::MAX_LEN);
     name.push_str("KUBE-SEP-");

@@ -1,4 +1,4 @@
-//! Frontends that the kernel's rules serve, in the words of [`FrontendKey`], and those that have to stay.
+//! The Frontends that the kernel's rules serve, as [`FrontendKey`]s, and the lines that must stay.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -10,7 +10,7 @@ use super::names;
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::snapshot::ObjectKey;
 
-/// Subject of a line of a shared chain.
+/// What a line of a shared chain is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LineSubject {
     /// An address and port.
@@ -22,13 +22,13 @@ pub(super) enum LineSubject {
 }
 
 impl LineSubject {
-    /// Subject of a line; `None` for a line that is for no Service.
+    /// What a line is about; `None` for a line that belongs to no Service.
     pub(super) fn from_rule(chain: SharedChain, rule: &Rule, family: Family) -> Option<Self> {
         let (mut address, mut protocol, mut port) = (None, None, None);
         let mut words = rule.tokens().iter().map(Token::as_str);
         while let Some(word) = words.next() {
             match word {
-                // A line that matches everything but a value has no subject.
+                // A line that matches everything except a value has no subject.
                 "!" => return None,
                 "--comment" => drop(words.next()),
                 "-d" | "--destination" => address = Some(whole_address(words.next()?)?),
@@ -72,7 +72,7 @@ pub(super) fn lines(dump: &Dump, family: Family) -> impl Iterator<Item = (Shared
     rules.filter_map(move |(shared, rule)| Some((shared, rule, LineSubject::from_rule(shared, rule, family)?)))
 }
 
-/// The Frontends that a family's rules serve, with whether there are endpoints. A node port is served at each of these
+/// The Frontends that a family's rules serve, and whether they have endpoints. A node port is served at each of these
 /// addresses.
 pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> BTreeMap<FrontendKey, bool> {
     let mut served = BTreeMap::new();
@@ -100,16 +100,17 @@ pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> 
 /// Lines and chains of a family that stay unchanged, wanted or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
-    /// Lines for these stay, own and foreign ones, and none are written.
+    /// Lines about these stay, of any program, and none are written.
     held: BTreeSet<LineSubject>,
-    /// The lines of these Services for these stay, and no further lines of these Services are written. Two Services may want the same node port.
+    /// The lines of these Services about these subjects stay, and no further lines of these Services are written. Two
+    /// Services may claim the same node port.
     left: BTreeMap<LineSubject, BTreeSet<ObjectKey>>,
     /// The chains of these Services are not written.
     services: BTreeSet<ObjectKey>,
 }
 
 impl Keep {
-    /// Keeps the lines and chains that serve these Frontends, own and foreign ones.
+    /// Keeps the lines and chains that serve these Frontends, of any program.
     pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, dump: &Dump, family: Family) {
         let lines: BTreeSet<LineSubject> = lines(dump, family).map(|(_, _, place)| place).collect();
         for key in held.iter().filter(|key| key.family() == family) {
@@ -154,13 +155,14 @@ impl Keep {
     }
 }
 
-/// Whether a comment says that a line is of this Service: it begins with `namespace/name`, and perhaps `:port`.
+/// Whether a line belongs to this Service according to its comment, which begins with `namespace/name` and an optional
+/// `:port`.
 fn is_line_of(rule: &Rule, service: &ObjectKey) -> bool {
     let rest = rule.comment().and_then(|comment| comment.strip_prefix(&service.to_string()));
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with([':', ' ']))
 }
 
-/// The chains of Services that these lines lead to, in nat.
+/// The chains of Services to which these lines jump, in nat.
 pub(super) fn reached<'d>(dump: &'d Dump, lines: &BTreeMap<SharedChain, Vec<Rule>>) -> BTreeSet<&'d str> {
     let mut reached = BTreeSet::new();
     let Some(nat) = dump.table(&TableName::NAT) else { return reached };

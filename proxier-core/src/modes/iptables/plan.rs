@@ -23,9 +23,9 @@ use crate::snapshot::ObjectKey;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub(crate) struct Plan {
-    /// Counters of packets that the rules name and that are missing.
+    /// Missing packet counters that the rules use.
     pub(super) counters: Vec<&'static str>,
-    /// Changes to each family's rules.
+    /// Changes of each family's rules.
     pub(super) families: Vec<FamilyPlan>,
     /// Frontends that the safeguard holds back.
     pub(super) held: BTreeSet<FrontendKey>,
@@ -44,7 +44,7 @@ pub(super) struct FamilyPlan {
     pub(super) written: Tally,
 }
 
-/// State that a plan starts from.
+/// The state that a plan starts from.
 #[derive(Clone, Debug)]
 pub(super) enum Basis {
     /// The last write: nothing was read.
@@ -65,7 +65,7 @@ pub(super) enum Basis {
 pub(super) struct RefusedServices {
     /// Services that are left unchanged: their input did not change, and they are tried at full passes only.
     pub(super) left: BTreeSet<ObjectKey>,
-    /// Tried again by themselves, after the rest.
+    /// Retried individually, after the rest.
     pub(super) tried: BTreeSet<ObjectKey>,
 }
 
@@ -97,8 +97,8 @@ fn keep<'a>(
     keep
 }
 
-/// Makes a family's rules as wanted, but keeps the lines that the safeguard holds back and those of refused Services. `from_nothing`: as
-/// in [`compare`].
+/// Plans a family's desired rules, keeping the lines that the safeguard holds back and those of refused Services.
+/// `from_nothing`: as in [`compare`].
 ///
 /// # Errors
 /// As [`changes`](super::diff::changes).
@@ -120,7 +120,8 @@ pub(super) fn without<'a>(
 }
 
 impl FamilyPlan {
-    /// Differences to the rules that were read. `served`: Frontends that the kernel serves. `from_nothing`: as in [`compare`].
+    /// Differences from the rules that were read. `served`: Frontends that the kernel serves. `from_nothing`: as in
+    /// [`compare`].
     ///
     /// # Errors
     /// As [`changes`](super::diff::changes).
@@ -227,8 +228,7 @@ impl Work for Plan {
         self.families.iter().all(FamilyPlan::is_empty)
     }
 
-    /// Operations of a family are one run of `iptables-restore`: the Frontends that change, then what the program
-    /// gets.
+    /// A family's operations are one run of `iptables-restore`: the changed Frontends, then the program's input.
     fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_> {
         Box::new(self.families.iter().flat_map(|family| {
             let rules = (!family.transaction.is_empty()).then_some(Operation::Whole(family));

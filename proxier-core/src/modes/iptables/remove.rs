@@ -17,10 +17,11 @@ use crate::plan::step::{Action, Part};
 use crate::ports::Ports;
 use crate::service::NodeFacts;
 
-/// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has made, and
-/// nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has none of them.
+/// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has
+/// created, and nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has none.
 ///
-/// `net.ipv4.conf.all.route_localnet` stays, and so does the rule in the kubelet's chain that guards loopback addresses.
+/// `net.ipv4.conf.all.route_localnet` stays, and so does the rule in the kubelet's chain that guards loopback
+/// addresses.
 #[cfg(feature = "testing")]
 pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = remove_but(&|_backend, _table, _chain| false, ports);
@@ -36,7 +37,7 @@ pub(crate) fn served(facts: &NodeFacts, backend: Backend, ports: &mut Ports<'_>)
         let nat = TableKey { family: family.into(), name: name(TableName::NAT.as_str()) };
         let has_chains =
             backend == Backend::NfTables && ports.tables.has_chain(&nat, names::NODE_PORTS).unwrap_or(false);
-        // No program is started where there is nothing.
+        // Starts no program if there is nothing.
         if !has_chains && ports.rules.has_tables(family) == Some(false) {
             continue;
         }
@@ -46,7 +47,7 @@ pub(crate) fn served(facts: &NodeFacts, backend: Backend, ports: &mut Ports<'_>)
                 let addresses: Vec<_> = facts.node_port_addresses(family).collect();
                 served.frontends.extend(observed::served(&dump, family, &addresses));
             }
-            // A cleanup can do without programs.
+            // A cleanup works without programs.
             Err(error) if has_chains => served.unread.push(Unread::new(what(), error)),
             Err(error) => served.miss(what(), error),
         }
@@ -54,14 +55,14 @@ pub(crate) fn served(facts: &NodeFacts, backend: Backend, ports: &mut Ports<'_>)
     served
 }
 
-/// As [`remove`], but for the chains that are kept.
+/// As [`remove`], except the kept chains.
 pub(crate) fn remove_but(is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     removal(is_kept, &mut |removal| removal.carry_out(ports, &mut cleaned));
     cleaned
 }
 
-/// Removes the counters that no rule names.
+/// Removes the counters that no rule uses.
 pub(crate) fn remove_counters(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     match ports.rules.delete_counters(&COUNTERS) {
@@ -107,8 +108,8 @@ fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incompara
     Ok(transaction)
 }
 
-/// Removes the chains of kube-proxy's userspace mode; one to which a foreign rule jumps is emptied. They lead to ports of a
-/// process that has ended.
+/// Removes the chains of kube-proxy's userspace mode, which point to ports of a process that has ended. A chain to
+/// which another program's rule jumps is emptied.
 fn portals(dump: &Dump, transaction: &mut Transaction) {
     for (table, from, to, comment) in names::PORTALS_JUMPS {
         let Some(there) = dump.table(&table) else { continue };

@@ -1,4 +1,4 @@
-//! The chains of one Service port, in nat: how its traffic gets to endpoints.
+//! The nat chains of one Service port: how its traffic reaches endpoints.
 //!
 //! ```text
 //!  KUBE-SERVICES ──▶ KUBE-SVC-… or KUBE-SVL-… ──▶ KUBE-SEP-… (DNAT)       cluster IP
@@ -19,7 +19,7 @@ use crate::net::EndpointKey;
 use crate::service::Port;
 use crate::snapshot::TrafficPolicy;
 
-/// Begins a rule with a comment. Names of Services fit; what an agent calls its Frontends may not, and is cut.
+/// Starts a rule with a comment. Names of Services fit; an agent's Frontend name may not, and is cut.
 pub(super) fn noted(text: &str) -> RuleBuilder {
     let mut text: String = text.chars().map(|c| if c.is_control() { '?' } else { c }).collect();
     let fits = |len: &usize| text.is_char_boundary(*len);
@@ -34,7 +34,7 @@ pub(super) fn to(rule: RuleBuilder, port: &Port, address: &str) -> RuleBuilder {
     rule.args(["-m", protocol, "-p", protocol, "-d", address, "--dport", &port.port.to_string()])
 }
 
-/// Whether traffic under this policy has endpoints.
+/// Whether traffic with this policy has endpoints.
 pub(super) fn is_served(port: &Port, policy: TrafficPolicy) -> bool {
     match policy {
         TrafficPolicy::Cluster => !port.cluster.is_empty(),
@@ -54,7 +54,7 @@ pub(super) fn has_firewall(port: &Port) -> bool {
     port.has_endpoints() && !port.load_balancer_ips.is_empty() && port.source_ranges.is_some()
 }
 
-/// Chains with their rules. `comments`: whether rules about endpoints have comments.
+/// The chains with their rules. `comments`: whether rules about endpoints have comments.
 ///
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
@@ -86,7 +86,7 @@ pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result
     Ok(chains)
 }
 
-/// An endpoint of the port, with the texts that are needed more than once.
+/// An endpoint of the port, with the texts that are used more than once.
 struct Endpoint {
     /// Address and port.
     text: String,
@@ -101,7 +101,7 @@ impl Endpoint {
     }
 }
 
-/// The endpoints of these lists, as far as they serve, each once.
+/// The endpoints of the lists that are in use, each once.
 fn reached(port: &Port, lists: [(bool, &Arc<[EndpointKey]>); 2]) -> Result<BTreeMap<EndpointKey, Endpoint>, Error> {
     let mut reached = BTreeMap::new();
     for key in lists.into_iter().filter(|(serves, _)| *serves).flat_map(|(_, endpoints)| endpoints.iter()) {
@@ -120,7 +120,7 @@ fn chain(name: ChainName, rules: Vec<Rule>) -> Chain {
     chain
 }
 
-/// The cluster's endpoints are reached by the cluster IP, and by clients inside the cluster under any external policy.
+/// The cluster's endpoints are used for the cluster IP, and for clients inside the cluster with any external policy.
 fn uses_cluster(port: &Port) -> bool {
     port.cluster_ip.is_some() && port.internal_policy == TrafficPolicy::Cluster || port.is_external
 }
@@ -146,7 +146,7 @@ struct ServiceLowering<'a> {
     settings: &'a Settings,
     comments: bool,
     names: PortNames,
-    /// The chain that marks packets to be masqueraded.
+    /// The chain that marks packets for masquerading.
     mark: ChainName,
 }
 
@@ -192,7 +192,7 @@ impl ServiceLowering<'_> {
         };
         let ranges = port.source_ranges.iter().flat_map(|ranges| ranges.iter());
         let mut rules = ranges.map(|range| from(range.to_string())).collect::<Result<Vec<_>, _>>()?;
-        // A load balancer's address is often local to the node, which then connects with it as source.
+        // A load balancer's address is often local to the node, which then uses it as source.
         for address in port.load_balancer_ips.iter().filter(|_| port.node_may_use) {
             rules.push(from(address.to_string())?);
         }
@@ -251,7 +251,7 @@ impl ServiceLowering<'_> {
     }
 }
 
-/// Probability of one of `left` endpoints, as kube-proxy prints it.
+/// The probability of one of `left` endpoints, as kube-proxy prints it.
 fn probability(left: usize) -> Cow<'static, str> {
     /// Texts for as many endpoints as most Services have. Otherwise each rule would print its own.
     static FEW: LazyLock<Vec<String>> = LazyLock::new(|| (0..64).map(print).collect());

@@ -1,4 +1,4 @@
-//! Inputs of rules besides Services, and the chains that depend on nothing else.
+//! What rules depend on besides Services, and the chains that depend on nothing else.
 
 use std::net::IpAddr;
 
@@ -11,12 +11,12 @@ pub(crate) use crate::modes::shared::networks::PodTraffic;
 use crate::net::Family;
 use crate::service::NodeFacts;
 
-/// Options by which the administrator, iptables and the kernel decide on rules. Default: as in kube-proxy.
+/// Options with which the administrator, iptables and the kernel affect rules. Default: as in kube-proxy.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Options {
-    /// Node ports on 127.0.0.1 (`iptables.localhostNodePorts`); they need `route_localnet`. Never on `::1`.
+    /// Node ports on 127.0.0.1 (`iptables.localhostNodePorts`), which need `route_localnet`. Never on `::1`.
     pub localhost_node_ports: bool,
     /// Whether masqueraded connections get random ports.
     pub random_fully: RandomFully,
@@ -28,12 +28,13 @@ pub struct Options {
     /// kernel limits ICMP for each client (`icmp_ratelimit`), so with many connections in a second some clients wait.
     /// Default: no, as in kube-proxy.
     pub reject_with_reset: bool,
-    /// Rules name counters of packets as kube-proxy's do from 1.32 ([`COUNTERS`]), which have to be there. The mode finds out by itself
-    /// whether the kernel has any. Default: no.
+    /// Whether rules use packet counters ([`COUNTERS`]), as kube-proxy's do from 1.32. The counters must exist. The
+    /// mode determines whether the kernel supports them. Default: no.
     pub counters: bool,
 }
 
-/// The counters of packets (nfacct) that rules name: those of the rule that drops invalid packets, and of node ports on 127.0.0.1.
+/// The packet counters (nfacct) that rules use: for the rule that drops invalid packets, and for node ports on
+/// 127.0.0.1.
 pub const COUNTERS: [&str; 2] = [INVALID_COUNTER, LOCALHOST_COUNTER];
 pub(super) const INVALID_COUNTER: &str = "ct_state_invalid_dropped_pkts";
 pub(super) const LOCALHOST_COUNTER: &str = "localhost_nps_accepted_pkts";
@@ -77,7 +78,7 @@ pub enum RandomFully {
 }
 
 impl RandomFully {
-    /// Resolves `Auto` to `Never` if the programs do not know it.
+    /// Resolves `Auto` to `Never` if the programs do not support it.
     pub(super) fn on(self, programs: bool) -> Self {
         if self == RandomFully::Auto && !programs { RandomFully::Never } else { self }
     }
@@ -96,12 +97,12 @@ impl PodTraffic {
         Some([option.to_owned(), value])
     }
 
-    /// The arguments that match it; `None` if it cannot be told.
+    /// The arguments that match pod traffic; `None` if it cannot be detected.
     pub(super) fn inside(&self) -> Option<Vec<String>> {
         self.matching().map(Vec::from)
     }
 
-    /// The arguments that match everything else; `None` if it cannot be told, or there is nothing else.
+    /// The arguments that match all other traffic; `None` if it cannot be detected, or there is none.
     pub(super) fn outside(&self) -> Option<Vec<String>> {
         let is_all = matches!(self, PodTraffic::Network(network) if network.prefix_len() == 0);
         let matching = self.matching().filter(|_| !is_all)?;
@@ -109,22 +110,22 @@ impl PodTraffic {
     }
 }
 
-/// Addresses of this host on which node ports are served.
+/// The addresses of this host that serve node ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodePorts {
-    /// All addresses, including those that the host gets later.
+    /// All addresses, including later ones.
     Everywhere,
     /// Listed addresses.
     On(Vec<IpAddr>),
 }
 
-/// Inputs of a family's rules besides Services. When they differ, all rules have to be compared again.
+/// What a family's rules depend on besides Services. If it differs, all rules must be compared again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Settings {
     /// The family.
     pub family: Family,
-    /// The bit that marks packets to be masqueraded.
+    /// The bit that marks packets for masquerading.
     pub masquerade_bit: MarkBit,
     /// Whether all traffic to cluster IPs is masqueraded.
     pub masquerade_all: bool,
@@ -132,7 +133,7 @@ pub struct Settings {
     pub pod_traffic: PodTraffic,
     /// Addresses that serve node ports.
     pub node_ports: NodePorts,
-    /// Options, as far as they apply to the family and to the addresses that serve node ports.
+    /// The options that apply to the family and to the addresses that serve node ports.
     pub options: Options,
 }
 

@@ -1,17 +1,17 @@
-//! Whether rules mean the same, where the kernel prints them in another way than kube-proxy writes them.
+//! Compares the meaning of rules, because the kernel prints them in another form than kube-proxy writes them.
 
 use std::borrow::Cow;
 
 use iptables::{Rule, Token};
 
-/// Whether both rules mean the same. `comments`: whether they must have the same comments too.
+/// Whether both rules have the same meaning. `comments`: whether their comments must be equal too.
 pub(super) fn same(a: &Rule, b: &Rule, comments: bool) -> bool {
     let quick = || Words::from_rule(a, comments).zip(Words::from_rule(b, comments)).is_some_and(|(a, b)| a == b);
     let slow = || plain(a, comments).zip(plain(b, comments)).is_some_and(|(a, b)| a.same_as(&b));
     quick() || slow()
 }
 
-/// Whether two lists of rules mean the same.
+/// Whether two lists of rules have the same meaning.
 pub(super) fn same_rules(a: &[Rule], b: &[Rule], comments: bool) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, comments))
 }
@@ -37,7 +37,7 @@ pub(super) fn same_in_any_order(a: &[Rule], b: &[Rule]) -> bool {
     a.len() == b.len() && (quick() || meanings(a) == meanings(b))
 }
 
-/// A rule as text, the same for all spellings of a meaning.
+/// A rule as text that is the same for all spellings of a meaning.
 pub(super) fn text(rule: &Rule) -> String {
     plain(rule, true).unwrap_or_else(|| rule.clone()).canonical().to_string()
 }
@@ -56,7 +56,7 @@ struct Word<'r> {
 }
 
 impl<'r> Words<'r> {
-    /// Words of a rule; `None` for arguments that no own rule has.
+    /// The words of a rule; `None` for arguments that no own rule has.
     fn from_rule(rule: &'r Rule, comments: bool) -> Option<Self> {
         let mut tokens = rule.tokens().iter().map(Token::as_str).peekable();
         let mut words = Vec::with_capacity(8);
@@ -83,7 +83,7 @@ impl<'r> Words<'r> {
 }
 
 impl Word<'_> {
-    /// Matches that follow from another option, and the defaults of `recent`: the whole source address.
+    /// Whether a match follows from another option, or is a default of `recent` (the whole source address).
     fn is_implied(&self) -> bool {
         let value = &*self.value;
         match self.option {
@@ -136,8 +136,8 @@ fn is_all_ones(mask: &str) -> bool {
     matches!(mask, "255.255.255.255" | "ffff:ffff:ffff:ffff:ffff:ffff:ffff:ffff")
 }
 
-/// A probability as the kernel keeps it: in units of 2⁻³¹, rounded (`statistic_parse` in `libxt_statistic.c` of the iptables
-/// sources).
+/// A probability as the kernel stores it: in units of 2⁻³¹, rounded (`statistic_parse` in `libxt_statistic.c` of the
+/// iptables sources).
 fn fixed_point(text: &str) -> Option<String> {
     let probability: f64 = text.parse().ok()?;
     (0.0..=1.0).contains(&probability).then(|| format!("{:.0}", (probability * 2_147_483_648.0).round()))
@@ -147,7 +147,7 @@ fn fixed_point(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    /// Both ways agree, with and without comments. The kernel's spelling of most own rules is found the quick way.
+    /// Both ways agree, with and without comments. The fast way recognizes the kernel's spelling of most own rules.
     #[track_caller]
     fn compare(a: &str, b: &str, expected: bool) {
         let (a, b) = (Rule::parse(a).unwrap(), Rule::parse(b).unwrap());

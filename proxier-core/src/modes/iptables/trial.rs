@@ -1,4 +1,4 @@
-//! Asks the programs and the kernel whether they can do what this mode needs.
+//! Checks whether the programs and the kernel support what this mode needs.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -14,19 +14,19 @@ use crate::ports::{PortError, PortErrorKind, Rules};
 use crate::service::{Indexed, NodeFacts};
 use crate::snapshot::{FrontendSpec, ObjectKey, Roles, Store, TrafficPolicy};
 
-/// A kind of rules, and the answer to them.
+/// A kind of rules, and whether they are supported.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Tried {
-    /// Users of these rules, in words: `every Service`, `session affinity`, `SCTP`.
+    /// What uses these rules: `every Service`, `session affinity`, `SCTP`.
     pub what: &'static str,
     /// Whether Services that do not use it need them too.
     pub is_needed_by_all: bool,
-    /// Rules that were refused, and the reason.
+    /// The refusal and its reason, if any.
     pub outcome: Result<(), PortError>,
 }
 
-/// Has `iptables-restore` check every kind of rule that this mode may write in a family, and writes none
+/// Lets `iptables-restore` check every kind of rule that this mode may write in a family, without writing any
 /// ([`Rules::check`]).
 pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tried> {
     let random_fully = RandomFully::Auto.on(rules.has_random_fully(family).unwrap_or(true));
@@ -55,7 +55,8 @@ pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tr
     tried.collect()
 }
 
-/// Reason why the programs or the kernel know no rules that name counters of packets; `None` if they do, or know no other rules either.
+/// Why the programs or the kernel do not support rules with counters; `None` if they do, or do not support other rules
+/// either.
 pub(super) fn refusal_of_counters(family: Family, rules: &mut dyn Rules) -> Option<PortError> {
     let mut check = |counters| {
         let mut transaction = Transaction::new();
@@ -72,7 +73,7 @@ pub(super) fn refusal_of_counters(family: Family, rules: &mut dyn Rules) -> Opti
     check(false).is_ok().then_some(refused)
 }
 
-/// Addresses for documentation: RFC 5737, RFC 3849.
+/// Documentation addresses: RFC 5737, RFC 3849.
 fn address(family: Family, last: u8) -> IpAddr {
     match family {
         Family::V4 => Ipv4Addr::new(192, 0, 2, last).into(),

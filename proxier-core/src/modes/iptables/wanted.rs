@@ -13,17 +13,17 @@ use crate::net::{Family, FrontendKey};
 use crate::service::{Changes, Compiled, Desired, Frontend, FrontendObserver, Indexed, NodeFacts, Port, ServiceBefore};
 use crate::snapshot::ObjectKey;
 
-/// Inputs of rules besides [`Desired`], kept up to date at O(changed Services).
+/// What rules depend on besides [`Desired`]. An update costs O(changed Services).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
     settings: Vec<Settings>,
-    /// Number of endpoints that the ports of a family have together; only families that have any.
+    /// Total number of endpoints of a family's ports. Families without any are left out.
     endpoints: BTreeMap<Family, usize>,
 }
 
 /// State that iptables has to have.
 ///
-/// No rules are kept: those of a Service are made from its compiled form, when they are asked for.
+/// No rules are stored. Those of a Service are built from its compiled form on demand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
     desired: &'a Desired,
@@ -35,7 +35,7 @@ fn health_check(compiled: &Compiled) -> Option<u16> {
 }
 
 impl Index {
-    /// Makes the index of no Services.
+    /// Creates an index without Services.
     pub fn new(facts: &NodeFacts, options: Options) -> Self {
         Index { settings: settings(facts, options), endpoints: BTreeMap::new() }
     }
@@ -60,7 +60,7 @@ impl Index {
         self.settings.iter().map(|settings| settings.family)
     }
 
-    /// Inputs of a family's rules besides Services; `None` for a family that is not served.
+    /// What a family's rules depend on besides Services; `None` for a family that is not served.
     pub(super) fn settings(&self, family: Family) -> Option<&Settings> {
         self.settings.iter().find(|settings| settings.family == family)
     }
@@ -119,11 +119,11 @@ pub(super) struct Steps {
 }
 
 impl<'a> Wanted<'a> {
-    /// Number of endpoints in a family above which rules about endpoints have no comments: they are most of the text.
-    /// kube-proxy calls it large-cluster mode.
+    /// Number of endpoints in a family above which rules about endpoints have no comments, which would be most of the
+    /// text. kube-proxy calls it large-cluster mode.
     pub const MAX_COMMENTED_ENDPOINTS: usize = 1000;
 
-    /// Frontends of all Services, without the words of iptables.
+    /// The Frontends of all Services, independent of iptables.
     pub fn desired(self) -> &'a Desired {
         self.desired
     }
@@ -133,7 +133,7 @@ impl<'a> Wanted<'a> {
         self.index.families()
     }
 
-    /// Inputs of a family's rules besides Services; `None` for a family that is not served.
+    /// What a family's rules depend on besides Services; `None` for a family that is not served.
     pub fn settings(self, family: Family) -> Option<&'a Settings> {
         self.index.settings(family)
     }
@@ -150,7 +150,7 @@ impl<'a> Wanted<'a> {
         all.map(|(compiled, port)| (compiled, &**port)).filter(move |(_, port)| port.family == family)
     }
 
-    /// The chains of a Service port and of its endpoints; none if its family is not served.
+    /// The chains of a Service port and its endpoints; none if its family is not served.
     pub(super) fn port_chains(self, port: &Port) -> Result<Vec<Chain>, Error> {
         let Some(settings) = self.settings(port.family) else { return Ok(Vec::new()) };
         service::chains(port, settings, self.has_comments(port.family))
@@ -188,8 +188,8 @@ impl<'a> Wanted<'a> {
         Ok(chains)
     }
 
-    /// The lines of all Services by chain, sorted by Service and port, then as kube-proxy has them: cluster IP, external IPs,
-    /// load balancers, node port.
+    /// The lines of all Services by chain, sorted by Service and port, then in kube-proxy's order: cluster IP, external
+    /// IPs, load balancers, node port.
     fn shared_rules(self, family: Family, keep: &Keep) -> Result<BTreeMap<SharedChain, Vec<Rule>>, Error> {
         let mut sorted = Vec::new();
         let Some(Settings { options, .. }) = self.settings(family) else { return Ok(BTreeMap::new()) };
@@ -220,7 +220,7 @@ impl<'a> Wanted<'a> {
         Ok(rules)
     }
 
-    /// Effects of changes on a family. Costs O(changed Services and Frontends).
+    /// The effect of changes on a family. Costs O(changed Services and Frontends).
     pub(super) fn steps(self, changes: &Changes, family: Family) -> Result<Steps, Error> {
         let mut steps = Steps::default();
         let Some(settings) = self.settings(family) else { return Ok(steps) };

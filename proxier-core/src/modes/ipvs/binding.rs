@@ -1,6 +1,7 @@
-//! Binding by routes: networks that are made local as a whole, addresses that are one by one, and differences from the kernel. Pure.
+//! Binding by routes: which networks are local as a whole, which addresses individually, and the differences from the
+//! kernel. Pure.
 //!
-//! Effects of a local route on `lo`, compared with an address on the dummy device:
+//! How a local route on `lo` differs from an address on the dummy device:
 //!
 //! * A network that is local as a whole takes packets to all its addresses, also to those of no Service. So rules
 //!   refuse new connections to addresses and ports that no Service serves
@@ -16,7 +17,7 @@
 //!   `inet_confirm_addr`), so for none of these. IPv6: neighbour advertisements are sent only for an interface's own
 //!   addresses (net/ipv6/ndisc.c, `ndisc_recv_ns`), so never for these. A program that announces load balancers'
 //!   addresses can do so with either binding.
-//! * Packets that come in with such a source are dropped, as from any address of this host.
+//! * Incoming packets with such a source are dropped, as with any address of this host.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -33,12 +34,11 @@ use crate::ports::LocalRoute;
 use crate::service::NodeFacts;
 use crate::snapshot::is_usable_by_service;
 
-/// Whether a network is one address.
 fn is_single(network: &Network) -> bool {
     network.prefix_len() == network.max_prefix_len()
 }
 
-/// The local routes that the kernel has, with their sources.
+/// The local routes in the kernel, with their sources.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct BoundRoutes {
     /// Networks of more than one address: few.
@@ -67,7 +67,7 @@ impl BoundRoutes {
         self.of_length(network).contains_key(network)
     }
 
-    /// Whether there is one of a family.
+    /// Whether there is a route of this family.
     pub(crate) fn has_family(&self, family: Family) -> bool {
         let ends = |routes: &BTreeMap<Network, Option<IpAddr>>| {
             // Sorted by family.
@@ -77,7 +77,7 @@ impl BoundRoutes {
         ends(&self.whole) || ends(&self.singles)
     }
 
-    /// Whether an address is local by one of them, other than the one for this network.
+    /// Whether an address is local because of a route other than the one for this network.
     pub(crate) fn cover(&self, address: IpAddr, but: Option<&Network>) -> bool {
         let is_other = |network: &Network| Some(network) != but;
         let single = Network::from(address);
@@ -118,7 +118,7 @@ impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
     }
 }
 
-/// Networks that have to be local without any address being bound.
+/// Networks that must be local without any address being bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Routes {
@@ -139,7 +139,7 @@ impl Routes {
         Self::for_addresses(&|address| wanted.has_address(address), facts)
     }
 
-    /// As [`Routes::new`]; `is_wanted` says whether an address is a Service's.
+    /// As [`Routes::new`]; `is_wanted` returns whether an address is a Service's.
     pub fn for_addresses(is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Self {
         let config = facts.config();
         if !config.binds_by_routes() {
@@ -155,12 +155,12 @@ impl Routes {
         self.sources.iter().copied().find(|source| Family::of(*source) == family)
     }
 
-    /// The route that an address needs of its own.
+    /// The individual route that an address needs.
     fn single(&self, address: IpAddr) -> Option<Network> {
         network_of(address, &self.whole).filter(|_| self.is_on)
     }
 
-    /// Whether a route has to be there.
+    /// Whether a route is desired.
     fn wants(&self, network: &Network, wanted: &Wanted<'_>, config: &Config) -> bool {
         let address = network.addr();
         self.whole.contains(network)
@@ -170,13 +170,13 @@ impl Routes {
                 && self.single(address).is_some())
     }
 
-    /// Whether other networks are local as a whole than the kernel has, or have another source.
+    /// Whether the kernel's networks that are local as a whole, or their sources, differ.
     pub(crate) fn differ_in_whole(&self, observed: &Observed) -> bool {
         let there = observed.routes.whole.iter().map(|(network, source)| (*network, *source));
         !self.whole.iter().map(|network| (*network, self.source(network))).eq(there)
     }
 
-    /// Compares the routes of a scope. Routes of families that are not configured are left alone.
+    /// Compares the routes of a scope. Routes of families that are not configured are not changed.
     pub(crate) fn diff(
         &self,
         wanted: &Wanted<'_>,
@@ -206,13 +206,13 @@ impl Routes {
         }
     }
 
-    /// Whether a route that is there stays, because another interface got the address later: see [`Wanted::is_elsewhere`].
+    /// Whether an existing route stays because another interface got the address later: see [`Wanted::is_elsewhere`].
     fn stays(&self, network: &Network, wanted: &Wanted<'_>) -> bool {
         self.is_on && is_single(network) && wanted.is_elsewhere(network.addr())
     }
 }
 
-/// Routes as a list, those of whole networks first.
+/// Routes as a list, whole networks first.
 pub(super) fn in_order(routes: BTreeMap<Network, Option<IpAddr>>) -> Vec<LocalRoute> {
     let list = routes.into_iter().map(|(network, source)| LocalRoute { network, source });
     let (singles, mut whole): (Vec<LocalRoute>, Vec<LocalRoute>) = list.partition(|route| is_single(&route.network));

@@ -40,7 +40,7 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     cleanup_but(config, &|_backend, _table, _chain| false, ports)
 }
 
-/// As [`cleanup`], but for the chains that are kept.
+/// As [`cleanup`], except the kept chains.
 pub(crate) fn cleanup_but(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let mut config = config.clone();
     config.families = crate::config::Families::Dual;
@@ -52,7 +52,7 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Po
     }
     clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
     if !served {
-        // The next cleanup needs the sets and addresses to know which virtual servers are this proxy's.
+        // The next cleanup needs the sets and addresses to recognize this proxy's virtual servers.
         return cleaned;
     }
     clean_sets(&config, ports, &mut cleaned);
@@ -97,14 +97,14 @@ fn clean_sets(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     }
 }
 
-/// Frontends that this proxy's virtual servers serve: none without the device or routes that lead to them.
+/// Frontends that this proxy's virtual servers serve: none without the device or routes for them.
 pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut config = config.clone();
     config.families = crate::config::Families::Dual;
     let mut served = ServedFrontends::default();
     let may_have = match (read_host(ports.links), ports.routes.networks(RouteOwner::Ipvs)) {
         (Ok(host), Ok(routes)) => reading::has_device(&host, &config.names) || !routes.is_empty(),
-        // Reading what there is tells it.
+        // Reading the existing objects decides.
         (Err(_), _) | (_, Err(_)) => true,
     };
     if !may_have {
@@ -126,9 +126,9 @@ pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> ServedFrontends 
     served
 }
 
-/// Reads virtual servers and everything that shows which are this proxy's. `config`: of both families.
+/// Reads virtual servers and everything that identifies this proxy's. `config`: of both families.
 fn read_all(config: &Config, wanted: &Wanted<'_>, ports: &mut Ports<'_>) -> Result<Observed, Vec<Unread>> {
-    // Addresses of another kind of device do not show that a virtual server is this proxy's.
+    // Addresses of another kind of device do not identify this proxy's virtual servers.
     if let Err(error) = ports.links.has_device(config.names.device.as_str()) {
         return Err(vec![Unread::new(format_args!("device {}", config.names.device), error)]);
     }
@@ -157,7 +157,7 @@ fn read_all(config: &Config, wanted: &Wanted<'_>, ports: &mut Ports<'_>) -> Resu
     Ok(observed)
 }
 
-/// Deletes our virtual servers; returns whether none is left.
+/// Deletes our virtual servers. Returns whether none is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
     let (desired, index) = (Desired::new(), Index::new(config));
     let wanted = index.wanted(&desired);

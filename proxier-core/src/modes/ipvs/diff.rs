@@ -1,4 +1,4 @@
-//! Compares the wanted state with the observed one. Pure; the result has no order. A plan decides when and how each
+//! Compares the desired state with the observed one. Pure. The result has no order; a plan decides when and how each
 //! change is made.
 
 use std::cmp::Ordering;
@@ -24,26 +24,25 @@ use crate::snapshot::is_usable_by_service;
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VirtualServerChange {
-    /// The virtual server has to be made.
+    /// Create the virtual server.
     Add {
         /// Its configuration.
         config: VirtualServerConfig,
-        /// Its real servers; the list is shared with the wanted one.
+        /// Its real servers; the list is shared with the desired one.
         real_servers: RealServers,
     },
-    /// The virtual server is there and has to be changed in place.
+    /// Change the existing virtual server in place.
     Update {
-        /// Its configuration, when that differs.
+        /// Its configuration, if that differs.
         config: Option<VirtualServerConfig>,
-        /// Real servers that are not there.
+        /// Missing real servers.
         add: Vec<RealServer>,
-        /// Real servers that are there with another weight, method or limits, including those that drain and are wanted
-        /// again.
+        /// Existing real servers with another weight, method or limits, including draining ones that are desired again.
         set: Vec<RealServer>,
-        /// Real servers that are not wanted any more. A plan may let them drain first.
+        /// Real servers that are no longer desired. A plan may let them drain first.
         remove: Vec<RealServerKey>,
     },
-    /// The virtual server is not wanted any more.
+    /// Delete the virtual server.
     Delete,
 }
 
@@ -51,20 +50,20 @@ pub enum VirtualServerChange {
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Changes {
-    /// Sets that do not exist.
+    /// Missing sets.
     pub create_sets: BTreeSet<SetKey>,
-    /// Entries that are not there.
+    /// Missing entries.
     pub add_entries: BTreeSet<(SetKey, Element)>,
-    /// Entries that are not wanted any more.
+    /// Entries that are no longer desired.
     pub delete_entries: BTreeSet<(SetKey, Element)>,
     /// Addresses that the dummy device lacks.
     pub add_addresses: BTreeSet<IpAddr>,
-    /// Addresses of the dummy device that are not wanted any more.
+    /// Addresses of the dummy device that are no longer desired.
     pub delete_addresses: BTreeSet<IpAddr>,
-    /// Local routes that are not there, or have another source. Not found by [`diff`]: they depend on the node
-    /// ([`Routes`](super::binding::Routes)).
+    /// Local routes that are missing or have another source. [`diff`] does not find them, because they depend on the
+    /// node ([`Routes`](super::binding::Routes)).
     pub add_routes: BTreeMap<Network, Option<IpAddr>>,
-    /// Local routes that are not wanted any more.
+    /// Local routes that are no longer desired.
     pub delete_routes: BTreeSet<Network>,
     /// Virtual servers.
     pub virtual_servers: BTreeMap<VirtualServerKey, VirtualServerChange>,
@@ -82,16 +81,16 @@ impl Changes {
 pub enum Scope<'a> {
     /// Everything.
     All,
-    /// Only what changed: costs O(changed). Of sets that are missing, those are created that get an entry.
+    /// Only what changed: costs O(changed). A missing set is created if it gets an entry.
     Changed(&'a Changed),
 }
 
 /// Compares the objects of a scope.
 ///
-/// Families that are not configured are left alone. An unwanted virtual server is deleted only if it is this proxy's
-/// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists the rest. Everything
-/// on the dummy device is this proxy's, except addresses that no Service can have, such as its link-local one. Where addresses are bound by
-/// routes ([`Config::binds_by_routes`]), the device has none.
+/// Families that are not configured are not changed. An undesired virtual server is deleted only if it is this proxy's
+/// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists
+/// the others. Everything on the dummy device is this proxy's, except addresses that no Service can have, such as its
+/// link-local one. If addresses are bound by routes ([`Config::binds_by_routes`]), the device has none.
 pub fn diff(wanted: &Wanted<'_>, observed: &Observed, scope: Scope<'_>, config: &Config) -> Changes {
     let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
     match scope {
@@ -111,7 +110,7 @@ pub fn diff(wanted: &Wanted<'_>, observed: &Observed, scope: Scope<'_>, config: 
     diff.changes
 }
 
-/// Foreign virtual servers: not wanted, and not this proxy's to delete. Sorted.
+/// Virtual servers that are neither desired nor this proxy's to delete. Sorted.
 pub fn foreign<'a>(
     wanted: &'a Wanted<'a>,
     observed: &'a Observed,
@@ -248,7 +247,7 @@ impl Diff<'_> {
             !is_record
                 || split::server_of(element).is_none_or(|server| {
                     let goes = virtual_servers.get(&server) == Some(&VirtualServerChange::Delete);
-                    // One of no Frontend was replaced by another mark: a map has one for each.
+                    // One without a Frontend was replaced by another mark: a map has one for each.
                     goes || !observed.virtual_servers.contains_key(&server) || wanted.frontend_key(&server).is_none()
                 })
         });
@@ -263,7 +262,7 @@ fn update(server: &WantedServer, observed: &ObservedServer) -> Option<VirtualSer
     let (mut add, mut set, mut remove) = (Vec::new(), Vec::new(), Vec::new());
     let (ours, theirs) = (&server.real_servers, &observed.real_servers);
     let all_usual = ours.are_usual() && theirs.are_usual();
-    // Both are sorted: one pass over the two, with one comparison for each step.
+    // Both are sorted, so one pass with one comparison per step is enough.
     let (mut wanted, mut found) = (&**ours.keys(), &**theirs.keys());
     while let ([key, later @ ..], [there, others @ ..]) = (wanted, found) {
         match key.cmp(there) {
@@ -288,7 +287,7 @@ fn update(server: &WantedServer, observed: &ObservedServer) -> Option<VirtualSer
     Some(VirtualServerChange::Update { config, add, set, remove })
 }
 
-/// Frontends that these changes take away. The virtual server of a mark does not count: its Frontend has another.
+/// Frontends that these changes remove. The virtual server of a mark does not count: its Frontend has another.
 pub fn losing(changes: &Changes) -> impl Iterator<Item = (FrontendKey, Loss)> {
     changes.virtual_servers.iter().filter_map(|(key, change)| {
         let loss = match change {
@@ -306,11 +305,11 @@ impl Kernel for Observed {
     }
 }
 
-/// Removes held-back deletions from the changes: of the virtual servers, their real servers, and the addresses and entries
-/// they need. The rest stays: wanted virtual servers follow their endpoints as always.
+/// Removes held-back deletions from the changes: those of virtual servers, their real servers, and the addresses and
+/// entries that they need. Desired virtual servers still follow their endpoints.
 ///
-/// Rules of iptables are no part of these changes. Those that guard what is held back have to stay too:
-/// [`Kept`](crate::modes::ipvs::rules::Kept) names them.
+/// These changes do not include iptables rules. Rules that guard what is held back must stay too:
+/// [`Kept`](crate::modes::ipvs::rules::Kept) lists them.
 pub fn hold(held: &BTreeSet<FrontendKey>, changes: &mut Changes, observed: &Observed) {
     let mut needs = Needs::default();
     let marks: BTreeMap<FrontendKey, VirtualServerKey> =
@@ -342,7 +341,7 @@ pub fn hold(held: &BTreeSet<FrontendKey>, changes: &mut Changes, observed: &Obse
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Needs {
     addresses: BTreeSet<IpAddr>,
-    /// Protocol, address and port: of virtual servers, and of their real servers.
+    /// Protocol, address and port of virtual servers and their real servers.
     endpoints: BTreeSet<(u8, IpAddr, u16)>,
     node_ports: BTreeSet<(Family, u16)>,
     /// Virtual servers of marks.
@@ -350,7 +349,7 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Adds a virtual server as the kernel holds it.
+    /// Adds a virtual server as read from the kernel.
     pub(crate) fn add(&mut self, key: &VirtualServerKey, observed: &Observed) {
         let protocol = match *key {
             VirtualServerKey::Address { protocol, addr, port } => {

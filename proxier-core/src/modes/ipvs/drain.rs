@@ -1,4 +1,4 @@
-//! Drains real servers: they take no new connections and are deleted once they have none.
+//! Drains real servers: they get no new connections and are deleted once they have none.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -8,18 +8,18 @@ use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::time::Moment;
 
-/// Policy of draining real servers.
+/// How real servers drain.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Policy {
-    /// Time after which a real server is deleted with the connections it has; `None` to wait without limit, as kube-proxy does.
-    /// Default 15 min: as long as IPVS by default keeps an idle TCP connection.
+    /// Time after which a real server is deleted even if it has connections; `None` to wait without limit, as
+    /// kube-proxy does. Default 15 min, IPVS's default timeout of idle TCP connections.
     ///
     /// A new process does not know how long a real server has drained, and waits the full time again.
     pub deadline: Option<Duration>,
-    /// The time from weight 0 to the first check of a real server's connections. Default 1 s; at least 10 ms.
+    /// Time from weight 0 to the first check of a real server's connections. Default 1 s; at least 10 ms.
     ///
-    /// The pause doubles with each check that finds connections, up to `poll`. It starts again when another real server of
+    /// The pause doubles with each check that finds connections, up to `poll`. It restarts when another real server of
     /// the same virtual server starts to drain.
     pub first_poll: Duration,
     /// The longest pause between two checks. Default 60 s, kube-proxy's only pause.
@@ -49,7 +49,7 @@ impl Policy {
     #[doc(hidden)]
     pub const SHORTEST_POLL: Duration = Duration::from_millis(10);
 
-    /// Whether real servers that get packets of this protocol drain.
+    /// Whether real servers of this protocol drain.
     #[doc(hidden)]
     pub fn drains_by(&self, protocol: Protocol, deadline: Option<Duration>) -> bool {
         self.protocols.contains(&protocol) && deadline != Some(Duration::ZERO)
@@ -64,14 +64,14 @@ impl Policy {
     }
 }
 
-/// Reason why a real server may be deleted.
+/// Why a real server may be deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub enum Finish {
     /// The last connection has ended.
     Idle,
-    /// The deadline is over; connections that the real server still has are cut.
+    /// The deadline has passed; remaining connections are cut.
     Deadline,
 }
 
@@ -101,17 +101,17 @@ pub struct Waiting {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verdicts {
-    /// May be deleted now. Each is kept and returned at later checks too, until [`Drains::forget`] is called.
+    /// Real servers that may be deleted now. They are returned at later checks too, until [`Drains::forget`] is called.
     pub finished: Vec<Finished>,
     /// Real servers that still have connections.
     pub waiting: Vec<Waiting>,
-    /// Real servers that are not in the kernel any more, and are forgotten.
+    /// Real servers that no longer exist in the kernel, and are forgotten.
     pub vanished: Vec<RealServerKey>,
-    /// Members of `waiting` with a weight above 0: another program raised it, and it has to be set to 0 again.
+    /// Members of `waiting` with a weight above 0: another program raised it, and it must be set to 0 again.
     pub takes_connections: Vec<RealServerKey>,
 }
 
-/// A real server that drains.
+/// A draining real server.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Draining {
@@ -121,7 +121,7 @@ pub struct Draining {
     pub real: RealServerKey,
     /// Start of draining.
     pub since: Moment,
-    /// Time at which it is deleted with any connections it has.
+    /// When it is deleted even if it has connections.
     pub deadline: Option<Moment>,
     /// Connections at the last check; `None` before the first.
     pub connections: Option<u64>,
@@ -130,7 +130,7 @@ pub struct Draining {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Drain {
     since: Moment,
-    /// The endpoint serves, though it is not selected: its connections go on.
+    /// The endpoint serves although it is not selected, so its connections continue.
     serves: bool,
     deadline: Option<Moment>,
     connections: Option<u64>,
@@ -142,8 +142,8 @@ impl Drain {
     }
 }
 
-/// The draining real servers of one virtual server. One listing gives the connections of all of them, so they share the
-/// pauses.
+/// The draining real servers of one virtual server. They share the pauses, because one listing returns the connections
+/// of all of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Watch {
     servers: BTreeMap<RealServerKey, Drain>,
@@ -151,7 +151,7 @@ struct Watch {
     pause: Duration,
 }
 
-/// The real servers that drain, and when to check them.
+/// The draining real servers, and when to check them.
 ///
 /// A real server that is not wanted any more gets weight 0: the scheduler skips it, and its connections go on. From
 /// then on it is in here ([`Drains::begin`]). When it is due ([`Drains::due`]), the caller lists the real servers of
@@ -170,21 +170,21 @@ struct Watch {
 ///
 /// # Restart
 ///
-/// Nothing of this is kept on disk. The comparison with the kernel finds an unwanted real server with weight 0; it drains
-/// again, with a new deadline.
+/// Nothing is stored on disk. The comparison with the kernel finds an undesired real server with weight 0, which drains
+/// again with a new deadline.
 ///
 /// # Cost
 ///
-/// O(log n) for each method that names a virtual or real server. [`observe`](Drains::observe) takes that for each real
-/// server listed or watched there, [`due`](Drains::due) for each virtual server that is due.
+/// O(log n) for each method that takes a virtual or real server. [`observe`](Drains::observe) costs that for each real
+/// server listed or tracked there, [`due`](Drains::due) for each virtual server that is due.
 ///
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drains {
     policy: Policy,
     watches: BTreeMap<VirtualServerKey, Watch>,
-    /// Times to check each virtual server.
+    /// When to check each virtual server.
     checks: BTreeSet<(Moment, VirtualServerKey)>,
-    /// Deadlines that were not reported yet.
+    /// Deadlines that have not been reported yet.
     deadlines: BTreeSet<(Moment, VirtualServerKey, RealServerKey)>,
 }
 
@@ -199,8 +199,8 @@ impl Drains {
         &self.policy
     }
 
-    /// A real server has weight 0 now. Returns whether this is new; one that drains already keeps its deadline. `own`: the drain time of its
-    /// virtual server, where that has another than the policy.
+    /// Records that a real server has weight 0 now. Returns whether this is new; one that is already draining keeps its
+    /// deadline. `own`: the drain time of its virtual server, if it differs from the policy.
     ///
     /// The caller decides whether real servers of this virtual server drain at all ([`Policy::protocols`]).
     pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, own: Option<Duration>, now: Moment) -> bool {
@@ -225,8 +225,8 @@ impl Drains {
         true
     }
 
-    /// The drain time of a virtual server may have changed, or which of its endpoints serve. Those that serve have no deadline; the time of one
-    /// that does no longer begins now. `own`: as for [`Drains::begin`].
+    /// Updates the drain time of a virtual server, and which of its endpoints serve. Those that serve have no deadline;
+    /// the time of one that stopped serving starts now. `own`: as for [`Drains::begin`].
     pub fn follow(
         &mut self,
         key: &VirtualServerKey,
@@ -252,12 +252,13 @@ impl Drains {
         }
     }
 
-    /// The virtual servers with real servers that drain.
+    /// The virtual servers with draining real servers.
     pub(crate) fn virtual_servers(&self) -> impl Iterator<Item = VirtualServerKey> {
         self.watches.keys().copied()
     }
 
-    /// A real server is wanted again and has its weight back, or was deleted. Returns whether it was draining.
+    /// Records that a real server has its weight back because it is desired again, or was deleted. Returns whether it
+    /// was draining.
     pub fn forget(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         let Some(watch) = self.watches.get_mut(key) else { return false };
         let Some(drain) = watch.servers.remove(real) else { return false };
@@ -271,7 +272,7 @@ impl Drains {
         true
     }
 
-    /// A virtual server was deleted, and its real servers with it.
+    /// Records that a virtual server was deleted with its real servers.
     pub fn forget_virtual_server(&mut self, key: &VirtualServerKey) {
         let Some(watch) = self.watches.remove(key) else { return };
         self.checks.remove(&(watch.check_at, *key));
@@ -282,24 +283,24 @@ impl Drains {
         }
     }
 
-    /// Whether a real server drains.
+    /// Whether a real server is draining.
     pub fn is_draining(&self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         self.watches.get(key).is_some_and(|watch| watch.servers.contains_key(real))
     }
 
-    /// The real servers of a virtual server that drain, sorted.
+    /// The draining real servers of a virtual server, sorted.
     pub fn draining(&self, key: &VirtualServerKey) -> impl Iterator<Item = RealServerKey> {
         self.watches.get(key).into_iter().flat_map(|watch| watch.servers.keys().copied())
     }
 
-    /// Time at which the next virtual server is due; `None` when nothing drains.
+    /// When the next virtual server is due; `None` if nothing drains.
     pub fn next_check(&self) -> Option<Moment> {
         let check = self.checks.first().map(|(at, _)| *at);
         let deadline = self.deadlines.first().map(|(at, ..)| *at);
         [check, deadline].into_iter().flatten().min()
     }
 
-    /// The virtual servers whose real servers have to be listed. Each stays due until [`Drains::observe`] or
+    /// The virtual servers whose real servers must be listed. Each stays due until [`Drains::observe`] or
     /// [`Drains::observe_failed`] is called for it.
     pub fn due(&self, now: Moment) -> BTreeSet<VirtualServerKey> {
         let checks = self.checks.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| *key);
@@ -307,16 +308,17 @@ impl Drains {
         checks.chain(deadlines).collect()
     }
 
-    /// The real servers of a virtual server were listed, all of them, and these are there.
+    /// Records the complete list of real servers of a virtual server.
     ///
-    /// An empty list means that the kernel has none; when listing failed, call [`Drains::observe_failed`]. The kernel does
-    /// not say whether a virtual server without real servers exists; that does not matter here.
+    /// An empty list means that the kernel has none; if listing failed, call [`Drains::observe_failed`]. The kernel
+    /// does not report whether a virtual server without real servers exists, which does not matter here.
     pub fn observe(&mut self, key: &VirtualServerKey, listed: &[ObservedRealServer], now: Moment) -> Verdicts {
         let listed = listed.iter().map(|observed| (observed.server.key, observed)).collect();
         self.judge(key, Some(&listed), now)
     }
 
-    /// The real servers of a virtual server could not be listed. Those past their deadline are still finished.
+    /// Records that the real servers of a virtual server could not be listed. Those past their deadline are still
+    /// finished.
     pub fn observe_failed(&mut self, key: &VirtualServerKey, now: Moment) -> Verdicts {
         self.judge(key, None, now)
     }
@@ -351,7 +353,7 @@ impl Drains {
                     verdicts.takes_connections.push(real);
                 }
             }
-            // The deadline was reported: from now on every check returns it, so that a failed deletion is tried again.
+            // The deadline was reported. From now on every check returns it, so that a failed deletion is retried.
             if let Some(deadline) = drain.deadline.filter(|deadline| *deadline <= now) {
                 self.deadlines.remove(&(deadline, *key, real));
             }
@@ -366,7 +368,7 @@ impl Drains {
         verdicts
     }
 
-    /// Number of real servers that drain.
+    /// Number of draining real servers.
     pub fn len(&self) -> usize {
         self.watches.values().map(|watch| watch.servers.len()).sum()
     }
@@ -376,7 +378,7 @@ impl Drains {
         self.watches.is_empty()
     }
 
-    /// All real servers that drain, sorted.
+    /// All draining real servers, sorted.
     pub fn iter(&self) -> impl Iterator<Item = Draining> {
         self.watches.iter().flat_map(|(key, watch)| {
             watch.servers.iter().map(|(real, drain)| Draining {

@@ -1,4 +1,4 @@
-//! Objects that Frontends and Services have in common, counted, and changes since the last write.
+//! Counts objects that Frontends and Services share, and tracks changes since the last write.
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -21,31 +21,31 @@ use crate::pack::pack;
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
 use crate::snapshot::Balancing;
 
-/// Objects that Frontends and Services have in common, kept up to date at O(changed Services).
+/// Objects that Frontends and Services share. An update costs O(changed Services).
 ///
 /// Services share objects: two may use one load-balancer address with different ports, and one pod may be in many.
 /// Shared objects are counted and removed with their last user.
 ///
-/// Two values with the same Services compare equal, however they were built.
+/// Two values with the same Services compare equal, regardless of how they were built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
-    /// Configuration of a virtual server without affinity.
+    /// The configuration of a virtual server without affinity.
     server: VirtualServerConfig,
     pub(super) addresses: BTreeMap<IpAddr, usize>,
     pub(super) elsewhere: BTreeMap<IpAddr, usize>,
     pub(super) sets: BTreeMap<SetKey, BTreeMap<Element, usize>>,
     pub(super) barred: BTreeSet<VirtualServerKey>,
     by_table: bool,
-    /// Frontends that need no entry have none.
+    /// Whether Frontends that need no entry have none.
     only_needed: bool,
-    /// Frontends that can be are split ([`split`]).
+    /// Whether Frontends are split where possible ([`split`]).
     pub(super) splits: bool,
     pub(super) marks: Marks,
     /// Frontends that should be split, and are not.
     pub(super) unmarked: BTreeSet<FrontendKey>,
 }
 
-/// Changes of an update, by name: objects where the kernel may have to follow.
+/// Changes of an update: the objects for which the kernel may have to change.
 ///
 /// An object that an update left unchanged is not in here, even if its Service was compiled again.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -56,10 +56,10 @@ pub struct Changed {
     pub virtual_servers: BTreeSet<VirtualServerKey>,
     /// Addresses on the dummy device that are new or removed.
     pub addresses: BTreeSet<IpAddr>,
-    /// Addresses that another interface got or lost, or that Services newly ask for or no longer do; see
+    /// Addresses that another interface got or lost, or that Services started or stopped requesting; see
     /// [`Wanted::is_elsewhere`].
     pub elsewhere: BTreeSet<IpAddr>,
-    /// Entries that are new or gone.
+    /// Entries that were added or removed.
     pub entries: BTreeSet<(SetKey, Element)>,
 }
 
@@ -80,7 +80,7 @@ impl Changed {
     }
 }
 
-/// Record of changes; `None` when it is not needed, since recording costs as much as changing.
+/// The record of changes. `None` if it is not needed, because recording costs as much as changing.
 struct Notes<'a>(Option<&'a mut Changed>);
 
 impl Notes<'_> {
@@ -104,7 +104,7 @@ pub struct Recorded {
 }
 
 impl Recorded {
-    /// Makes the index of no Services.
+    /// Creates an index without Services.
     pub fn new(config: &Config) -> Self {
         Recorded { index: Index::new(config), changed: Changed::default() }
     }
@@ -133,14 +133,14 @@ impl FrontendObserver for Index {
     }
 }
 
-/// Inputs of a virtual server and its real servers.
+/// What a virtual server and its real servers depend on.
 #[derive(PartialEq, Eq)]
 struct ServerInputs<'a> {
     affinity_secs: Option<u32>,
     balancing: Option<&'a Balancing>,
     returns_directly: bool,
     endpoints: &'a [EndpointKey],
-    /// Endpoints for clients outside, if these have a list of their own.
+    /// Endpoints for outside clients, if these have their own list.
     outside: Option<&'a [EndpointKey]>,
     /// The virtual server of its mark.
     mark: Option<VirtualServerKey>,
@@ -166,7 +166,7 @@ impl<'a> ServerInputs<'a> {
 }
 
 impl Index {
-    /// Makes the index of no Services.
+    /// Creates an index without Services.
     pub fn new(config: &Config) -> Self {
         Index {
             server: VirtualServerConfig::new(config.ipvs.scheduler)
@@ -183,19 +183,19 @@ impl Index {
         }
     }
 
-    /// State that IPVS has to hold for these Frontends.
+    /// The state that IPVS must have for these Frontends.
     pub fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
         Wanted { desired, index: self }
     }
 
-    /// Reduces memory by rebuilding everything; call it after a large change.
+    /// Rebuilds everything to release memory. Call it after a large change.
     pub fn compact(&mut self) {
         pack(&mut self.addresses);
         pack(&mut self.elsewhere);
         self.sets.values_mut().for_each(pack);
     }
 
-    /// Takes over which marks Frontends have in the kernel. Call it before a comparison of everything.
+    /// Takes over the marks that Frontends have in the kernel. Call it before a comparison of everything.
     pub(crate) fn settle_marks(&mut self, desired: &Desired, observed: &Observed) {
         let recorded: Vec<_> = observed.records().filter_map(split::recorded).collect();
         if recorded.is_empty() && !self.splits {
@@ -230,7 +230,7 @@ impl Index {
         }
     }
 
-    /// Follows the entries of a Service that belong to no Frontend.
+    /// Applies a change of a Service's entries that belong to no Frontend.
     fn follow_service(&mut self, notes: &mut Notes<'_>, before: Option<&Compiled>, after: Option<&Compiled>) {
         let entries = |compiled: &Compiled| service_entries(compiled, self.only_needed);
         let (before, after) = (before.map(entries), after.map(entries));
@@ -243,7 +243,7 @@ impl Index {
         }
     }
 
-    /// Follows a Frontend. What stays is added before it is removed, so that its count never reaches zero.
+    /// Applies a change of a Frontend. What stays is added before it is removed, so that its count never reaches zero.
     fn follow(&mut self, notes: &mut Notes<'_>, before: Option<&Frontend>, after: Option<&Frontend>) {
         let Some(frontend) = after.or(before).map(|frontend| frontend.key) else { return };
         let key = VirtualServerKey::from(frontend);
@@ -341,12 +341,12 @@ impl Index {
         config
     }
 
-    /// Whether a Frontend is to have a mark.
+    /// Whether a Frontend should have a mark.
     fn splits(&self, frontend: &Frontend) -> bool {
         self.splits && frontend.can_split()
     }
 
-    /// Notes whether a Frontend lacks a mark that it would have.
+    /// Records whether a Frontend lacks a mark that it should have.
     fn note_unmarked(&mut self, key: &FrontendKey, frontend: Option<&Frontend>) {
         if !self.splits {
             return;
@@ -383,7 +383,7 @@ impl Index {
         key: &VirtualServerKey,
         frontend: &'a Frontend,
     ) -> Option<&'a Arc<[EndpointKey]>> {
-        // Nearly everywhere, and asked for each virtual server of each full pass.
+        // The usual case, asked for each virtual server of each full pass.
         if !self.splits {
             return key.addr().is_some().then(|| frontend.endpoints());
         }

@@ -1,4 +1,4 @@
-//! State of IPVS for one address and port.
+//! What IPVS has for one address and port.
 
 use ipvs::VirtualServerKey;
 
@@ -24,7 +24,7 @@ pub(in crate::modes) fn inspect(
     let mut inspection = Inspection::default();
     let names = &config.names;
     let marked = if config.splits_local() { nft::marked(key, config, ports.tables)? } else { None };
-    // Which mark it is differs from node to node.
+    // The number of the mark differs from node to node.
     let (virtual_key, name) = match marked {
         Some(server) if is_outside => (server, format!("virtual server of clients outside of {key}")),
         _ => (VirtualServerKey::from(*key), format!("virtual server {key}")),

@@ -1,4 +1,4 @@
-//! A Frontend as a virtual server with real servers, and the entries of sets that Services and Frontends need.
+//! Converts a Frontend to a virtual server with real servers, and to the set entries that Services and Frontends need.
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
@@ -70,11 +70,12 @@ impl From<RealServerKey> for EndpointKey {
 
 /// A network in the form of entries.
 pub(crate) fn span(network: Network) -> IpSpan {
-    // The length fits the family, so this does not fail.
+    // Does not fail, because the length fits the family.
     IpSpan::network(network.addr(), network.prefix_len()).unwrap_or_else(|_| IpSpan::host(network.addr()))
 }
 
-/// Entries of a Service that belong to no Frontend: hairpins and the health check. `only_needed`: hairpins only if a Frontend has entries.
+/// A Service's entries that belong to no Frontend: hairpins and the health check. `only_needed`: hairpins only if a
+/// Frontend has entries.
 pub(super) fn service_entries(compiled: &Compiled, only_needed: bool) -> BTreeSet<(SetKey, Element)> {
     let is_needed = !only_needed || compiled.frontends.iter().any(|frontend| needs_entries(frontend));
     let hairpins = compiled.extras().hairpins.iter().filter(|_| is_needed).map(|(protocol, endpoint)| {
@@ -88,13 +89,13 @@ pub(super) fn service_entries(compiled: &Compiled, only_needed: bool) -> BTreeSe
     hairpins.chain(checks).collect()
 }
 
-/// Whether a Frontend is masqueraded, guarded, or recorded as this proxy's by entries. Otherwise its bound address records that.
+/// Whether entries masquerade, guard, or record a Frontend as this proxy's. Otherwise its bound address records that.
 pub(crate) fn needs_entries(frontend: &Frontend) -> bool {
     let is_node_port = frontend.roles.contains(Roles::NODE_PORT);
     !frontend.returns_directly || frontend.source_ranges.is_some() || is_node_port || !frontend.is_virtual()
 }
 
-/// The entries that a Frontend has in the sets. A table of nf_tables takes no networks that overlap, and has a set of those that
+/// A Frontend's entries in the sets. An nf_tables table accepts no overlapping networks, and has a set of those that
 /// this node may not use. `mark`: the virtual server of its mark, if it is split.
 pub(crate) fn frontend_entries(
     frontend: &Frontend,
@@ -106,7 +107,7 @@ pub(crate) fn frontend_entries(
     let ports = Ports::port(protocol.into(), port);
     let at = Element::IpPort(host, ports);
     let local = frontend.policy == TrafficPolicy::Local;
-    // The source stays: the endpoint is on this node, or answers the client by itself.
+    // The source stays, because the endpoint is on this node, or answers the client directly.
     let keeps_source = local || frontend.returns_directly;
     let family = Family::of(address);
     let mut list = Vec::new();

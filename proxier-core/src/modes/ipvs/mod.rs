@@ -1,5 +1,5 @@
-//! IPVS mode: virtual servers, addresses on a dummy device or local routes, and rules that masquerade and guard:
-//! ipsets with rules of iptables, or a table of nf_tables.
+//! IPVS mode: virtual servers, addresses on a dummy device or local routes, and rules that masquerade and guard (ipsets
+//! with iptables rules, or an nf_tables table).
 //!
 //! ```text
 //!  Desired ──▶ Index ──▶ Wanted, Changed ┐
@@ -33,7 +33,7 @@ mod insides {
     pub mod wanted;
 }
 
-/// How it works inside: for this crate, its tests and its benches.
+/// Internals. For this crate, its tests and its benches.
 #[cfg(not(feature = "testing"))]
 pub(crate) use insides::*;
 #[cfg(feature = "testing")]

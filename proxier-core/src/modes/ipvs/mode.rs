@@ -1,4 +1,4 @@
-//! IPVS mode from pass to pass: known state, and the order in which a pass reads, compares, plans and carries out.
+//! IPVS mode from pass to pass: tracked state, and the order in which a pass reads, compares, plans and carries out.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -36,11 +36,11 @@ use crate::time::Moment;
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Timeouts of IPVS. Default: left alone.
+    /// Timeouts of IPVS. Default: unchanged.
     pub timeouts: TimeoutsUpdate,
-    /// Policy of draining real servers.
+    /// How real servers drain.
     pub drain: drain::Policy,
-    /// Capabilities of iptables and the kernel; restricted further by what the iptables program reports.
+    /// Capabilities of iptables and the kernel, restricted further by what the iptables program reports.
     pub capabilities: rules::Capabilities,
 }
 
@@ -49,34 +49,34 @@ pub struct Options {
 pub(crate) struct Mode {
     /// Names of the device, the sets and the chains.
     pub(super) names: KernelNames,
-    /// Method by which addresses are bound.
+    /// How addresses are bound.
     binding: Binding,
     /// Whether this proxy has no local routes, and will have none.
     knows_no_routes: bool,
-    /// The last reported list of networks that are not made local as a whole.
+    /// The last reported list of networks that are not local as a whole.
     told: Vec<String>,
     /// Timeouts of IPVS.
     pub(super) timeouts: TimeoutsUpdate,
-    /// State of the variant that masquerades and guards, as far as known.
+    /// The tracked state of the variant that masquerades and guards.
     pub(super) guards: Guards,
     /// Keeps nodes from retrying together.
     pub(super) seed: u64,
-    /// Objects that Frontends have in common, with changes since the last plan that was carried out.
+    /// Objects that Frontends share, with changes since the last plan that was carried out.
     pub(super) recorded: Recorded,
-    /// Own virtual servers that are not wanted any more, until they are gone: this process wanted them, or found them
-    /// marked as this proxy's. Another program may remove the marks before they are deleted.
+    /// Own virtual servers that are no longer desired, until they are deleted: this process wanted them, or found them
+    /// recorded as this proxy's. Another program may remove the records before they are deleted.
     pub(super) leaving: BTreeSet<VirtualServerKey>,
-    /// Wanted virtual servers that no pass has made yet: a foreign one may have their address and port.
+    /// Desired virtual servers that no pass has created yet. Another program's may have their address and port.
     pub(super) unmade: BTreeSet<VirtualServerKey>,
-    /// The node facts differ from those of the last plan that was carried out.
+    /// Whether the node facts differ from those of the last plan that was carried out.
     pub(super) new_facts: bool,
-    /// State of the kernel, as far as known; `None` before it was read.
+    /// The tracked state of the kernel; `None` before it was read.
     pub(super) observed: Option<Observed>,
-    /// The sets as they were known before the kernel was read again.
+    /// The sets as tracked before the kernel was read again.
     remembered: RememberedSets,
-    /// Tables put back without a pass, for the report of the next full one.
+    /// Tables restored without a pass, for the report of the next full one.
     restored: Vec<Step>,
-    /// A full pass has taken over the objects of the other variant of `guards`.
+    /// Whether a full pass has taken over the objects of the other variant of `guards`.
     pub(super) has_taken_over: bool,
     /// Real servers that drain.
     pub(super) drains: Drains,
@@ -89,10 +89,10 @@ pub(crate) struct Servers<'a> {
     pub(crate) drains: &'a Drains,
 }
 
-/// Differences between the wanted and the observed state.
+/// Differences between the desired and the observed state.
 pub(super) struct Differences {
     pub(super) changes: Changes,
-    /// Objects that stay although they are not wanted.
+    /// Objects that stay although they are not desired.
     pub(super) kept: rules::Kept,
 }
 
@@ -122,7 +122,7 @@ impl Mode {
         }
     }
 
-    /// State that IPVS has to have.
+    /// The state that IPVS must have.
     pub(crate) fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
         self.recorded.index.wanted(desired)
     }
@@ -141,7 +141,7 @@ impl Mode {
         let Some(observed) = &mut self.observed else { return };
         let wanted = self.recorded.index.wanted(pass.desired);
         if pass.full {
-            // One of a mark may be wanted again.
+            // One of a mark may be desired again.
             self.leaving.retain(|key| observed.virtual_servers.contains_key(key) && !wanted.has_server(key));
             let unwanted = observed.virtual_servers.keys().filter(|key| !wanted.has_server(key));
             self.leaving.extend(unwanted.filter(|key| observed.owns(key)));
@@ -149,7 +149,7 @@ impl Mode {
         observed.ours.clone_from(&self.leaving);
     }
 
-    /// Networks that cannot be made local as a whole, and why; empty if already reported.
+    /// Networks that cannot be local as a whole, and why; empty if already reported.
     fn limited(&mut self, routes: &Routes, pass: Pass<'_>) -> Vec<String> {
         let mut limited: Vec<String> = routes.unusable.iter().map(ToString::to_string).collect();
         if !self.by_routes() && pass.config().ipvs.binding == Binding::Routes {
@@ -172,7 +172,7 @@ impl Mode {
         limited
     }
 
-    /// Reads the rest that the differences ask for, and makes the plan.
+    /// Reads what the differences require, and makes the plan.
     fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
         self.note_leaving(&pass);
         self.time_drains(&pass);
@@ -222,7 +222,7 @@ impl Mode {
         Some(Differences { changes, kept })
     }
 
-    /// Follows drain times, and which endpoints serve.
+    /// Updates drain times, and which endpoints serve.
     fn time_drains(&mut self, pass: &Pass<'_>) {
         let wanted = self.recorded.index.wanted(pass.desired);
         let changed = pass.changes.frontends().map(|(key, _)| key);
@@ -235,7 +235,7 @@ impl Mode {
         }
     }
 
-    /// Judges the draining real servers that were listed.
+    /// Evaluates the draining real servers that were listed.
     fn judge_drains(
         &mut self,
         desired: &Desired,
@@ -264,7 +264,8 @@ impl Mode {
         all
     }
 
-    /// Whether routes went that rules still allow for: a guard goes after the routes that it guards.
+    /// Whether routes were removed that rules still allow for, since a guard is removed after the routes that it
+    /// guards.
     fn lost_guarded(&self, plan: &Plan) -> bool {
         let Some(observed) = &self.observed else { return false };
         let deleted = plan.stages.get(&Phase::Clean).into_iter().flat_map(|clean| &clean.routes);
@@ -288,10 +289,10 @@ impl modes::Mode for Mode {
         };
         let had = has_server(self, before);
         self.recorded.frontend(before, after);
-        // Records say which virtual servers of marks are this proxy's.
+        // Records identify this proxy's virtual servers with marks.
         match (had, has_server(self, after)) {
             (false, true) if !self.leaving.remove(&key) => drop(self.unmade.insert(key)),
-            // A virtual server that no pass has made may be foreign.
+            // A virtual server that no pass has created may be another program's.
             (true, false) if !self.unmade.remove(&key) => drop(self.leaving.insert(key)),
             _ => {}
         }
@@ -394,7 +395,7 @@ impl modes::Mode for Mode {
         self.note_guards(&mut plan, &effects, !report.unread.is_empty(), clock);
         self.has_taken_over |= report.full && report.unread.is_empty() && applied.failures.is_empty();
         self.new_facts = false;
-        // Without its table nothing that changes can be written.
+        // Without its table, nothing that changes can be written.
         let lacks_table = applied.failures.iter().any(|failure| failure.step.part == Part::Table);
         if lacks_table || applied.failures.iter().any(|failure| failure.error.kind() == PortErrorKind::Unknown) {
             self.forget_kernel();

@@ -1,4 +1,4 @@
-//! State of the kernel, as IPVS mode sees it.
+//! The kernel's state as IPVS mode sees it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,13 +16,13 @@ use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
 use crate::pack::pack;
 
-/// A virtual server as the kernel holds it.
+/// A virtual server as the kernel has it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ObservedServer {
     /// Its configuration.
     pub config: VirtualServerConfig,
-    /// Its real servers. Shares their list with the wanted one when both are equal.
+    /// Its real servers. Shares their list with the desired one if both are equal.
     pub real_servers: RealServers,
 }
 
@@ -33,10 +33,10 @@ impl ObservedServer {
     }
 }
 
-/// State of the kernel: all virtual servers, own and foreign; of addresses and sets only own ones.
+/// The kernel's state: all virtual servers of any program, but only own addresses and sets.
 ///
-/// The caller fills it from the kernel. An empty part means that the kernel was read and has nothing: a failed listing must
-/// not end up here.
+/// The caller fills it from the kernel. An empty part means that the kernel was read and has nothing, so a failed read
+/// must not end up here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observed {
@@ -44,32 +44,33 @@ pub struct Observed {
     pub virtual_servers: BTreeMap<VirtualServerKey, ObservedServer>,
     /// Addresses of the dummy device.
     pub addresses: BTreeSet<IpAddr>,
-    /// Local routes by which this proxy binds addresses, with their sources.
+    /// Local routes with which this proxy binds addresses, with their sources.
     pub routes: BoundRoutes,
     /// Addresses of this host's other interfaces.
     pub host_addresses: BTreeSet<IpAddr>,
-    /// The sets that exist, with their entries.
+    /// The existing sets with their entries.
     pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
-    /// Virtual servers that are this proxy's with any addresses and sets, and that are no longer wanted: this process
-    /// wanted them, or found them marked as its own. Not read from the kernel.
+    /// Virtual servers that are this proxy's regardless of addresses and sets, and no longer desired: this process
+    /// wanted them, or found them recorded as its own. Not read from the kernel.
     pub ours: BTreeSet<VirtualServerKey>,
-    /// The sets of the variant of [`guards`](crate::modes::ipvs::guards) that served before, until they were taken over: they too show which
-    /// virtual servers are this proxy's.
+    /// The sets of the variant of [`guards`](crate::modes::ipvs::guards) that served before, until they are taken over.
+    /// They too identify this proxy's virtual servers.
     pub before: BTreeMap<SetKey, BTreeSet<Element>>,
-    /// Whether no earlier state is known: a process begins, or this is a cleanup. Not read from the kernel.
+    /// Whether no earlier state is known: a process starts, or this is a cleanup. Not read from the kernel.
     pub(in crate::modes::ipvs) is_first: bool,
     /// The tables that the next writes follow from.
     pub(in crate::modes::ipvs) basis: Basis,
 }
 
-/// The entries that show that a virtual server is this proxy's; any one suffices. Each has its address, protocol and port.
+/// The entries that identify a virtual server as this proxy's; any one is enough. Each has its address, protocol and
+/// port.
 fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
     address_and_ports(key).into_iter().flat_map(move |(addr, ports)| {
         MARKING.map(|kind| (SetKey::new(Family::of(addr), kind), Element::IpPort(IpSpan::host(addr), ports)))
     })
 }
 
-/// The sets that together have the address, protocol and port of every virtual server of this proxy.
+/// The sets that together contain the address, protocol and port of every virtual server of this proxy.
 const MARKING: [SetKind; 6] = [
     SetKind::ClusterIp,
     SetKind::ExternalIp,
@@ -98,7 +99,7 @@ fn address_and_ports(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
 }
 
 impl Observed {
-    /// A kernel with nothing in it.
+    /// Creates the state of an empty kernel.
     pub fn new() -> Self {
         Self::default()
     }
@@ -124,7 +125,7 @@ impl Observed {
         sets.filter(|(set, _)| set.kind == SetKind::SplitMark).flat_map(|(_, elements)| elements)
     }
 
-    /// The Frontend whose mark's virtual server this is, as recorded. Costs O(records).
+    /// The Frontend of the mark whose virtual server this is, as recorded. Costs O(records).
     pub(crate) fn frontend_of_mark(&self, key: &VirtualServerKey) -> Option<FrontendKey> {
         let record = self.records().find(|record| split::server_of(record) == Some(*key))?;
         split::recorded(record).map(|(frontend, _)| frontend)
@@ -146,7 +147,8 @@ impl Observed {
     /// of a whole network proves nothing, with one exception: the set of cluster IPs is missing when a process starts
     /// or cleans up. No other program can serve in such a network, because the proxy's rules guard it.
     ///
-    /// No state file is needed after a crash, since a virtual server is added after its entries and deleted before them.
+    /// No state file is needed after a crash, because a virtual server is added after its entries and deleted before
+    /// them.
     ///
     /// kube-proxy keeps node ports without addresses, and so did this crate before it had [`SetKind::NodePortServed`].
     /// Their virtual servers are recognised at the addresses that this host has now: the node port is in their set, and
@@ -175,7 +177,7 @@ impl Observed {
     /// Whether a set has this address, with any port.
     fn sets_know(&self, addr: IpAddr) -> bool {
         let host = IpSpan::host(addr);
-        // TCP has the least number of the protocols that Services have.
+        // TCP has the lowest number of the protocols that Services have.
         let least = Element::IpPort(host, Ports::port(ipset::Protocol::TCP, 0));
         let know = |sets: &BTreeMap<SetKey, BTreeSet<Element>>, kind| {
             let elements = sets.get(&SetKey::new(Family::of(addr), kind));
@@ -185,7 +187,7 @@ impl Observed {
         MARKING.into_iter().any(|kind| know(&self.sets, kind) || know(&self.before, kind))
     }
 
-    /// Whether a virtual server is for a node port, from a process that did not record its address.
+    /// Whether a virtual server is for a node port of a process that did not record its address.
     pub(crate) fn is_left_behind(&self, key: &VirtualServerKey) -> bool {
         let (Some((bitmap, port)), Some((addr, ports))) = (node_port(key), address_and_ports(key)) else {
             return false;
@@ -212,7 +214,7 @@ impl Observed {
         })
     }
 
-    /// The entry that makes rules check source ranges for this load balancer, if it is there.
+    /// The entry that makes rules check source ranges for this load balancer, if it exists.
     pub(crate) fn firewall_entry(&self, key: &VirtualServerKey) -> Option<(SetKey, Element)> {
         let (addr, ports) = address_and_ports(key)?;
         let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerFirewall);
@@ -229,7 +231,7 @@ impl Observed {
         })
     }
 
-    /// Whether the table of nf_tables keeps this node from using a load balancer.
+    /// Whether the nf_tables table keeps this node from using a load balancer.
     pub(crate) fn is_barred_from_node(&self, key: &VirtualServerKey) -> bool {
         address_and_ports(key).is_some_and(|(addr, ports)| {
             let host = IpSpan::host(addr);
@@ -238,7 +240,7 @@ impl Observed {
         })
     }
 
-    /// Reduces memory; call it after a large change.
+    /// Rebuilds everything to release memory. Call it after a large change.
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
         pack(&mut self.addresses);

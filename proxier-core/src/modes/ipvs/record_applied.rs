@@ -35,8 +35,8 @@ impl Mode {
         }
     }
 
-    /// Notes which rules or layouts the kernel has, what it has shown to lack, and when to try again. `skipped`: families that are not in
-    /// the plan may have changed.
+    /// Records which rules or layouts the kernel has, what it turned out to lack, and when to retry. `skipped`:
+    /// families that are not in the plan may have changed.
     pub(super) fn note_guards(
         &mut self,
         plan: &mut Plan,
@@ -54,7 +54,7 @@ impl Mode {
             }
         };
         programs.rules.retain(|family, _| !skipped || plan.inputs.contains_key(family));
-        // Do not try again what this kernel has shown to lack.
+        // Do not retry what this kernel turned out to lack.
         for (family, capabilities) in &effects.reduced {
             let known = programs.capabilities;
             programs.capabilities =
@@ -69,8 +69,8 @@ impl Mode {
                 programs.retry.remove(&family);
                 continue;
             };
-            // Without the lock, or when skipped, nothing changed. After another failure one table may be as wanted and
-            // another not.
+            // If the lock was not available, or it was skipped, nothing changed. After another failure one table may be
+            // as desired and another not.
             if !matches!(kind, PortErrorKind::Busy | PortErrorKind::Skipped) {
                 programs.rules.remove(&family);
             }
@@ -81,12 +81,12 @@ impl Mode {
     }
 }
 
-/// Contents of the sets as this process last knew them.
+/// The last tracked contents of the sets.
 #[derive(Debug, Default)]
 pub(super) struct RememberedSets(BTreeMap<SetKey, BTreeSet<Element>>);
 
 impl RememberedSets {
-    /// Remembers the known records, before they are forgotten or read again.
+    /// Keeps the tracked records before they are dropped or read again.
     pub(super) fn remember(&mut self, known: Option<Observed>) {
         let Some(Observed { sets, before, .. }) = known else { return };
         self.0 = before;
@@ -95,8 +95,8 @@ impl RememberedSets {
         }
     }
 
-    /// Adds the deleted sets to those that were read: they show which virtual servers are this proxy's, like those of another variant of
-    /// [`guards`](super::guards).
+    /// Adds the deleted sets to those that were read. They identify this proxy's virtual servers, like those of the
+    /// other variant of [`guards`](super::guards).
     pub(super) fn restore_into(&mut self, observed: &mut Observed) {
         for (set, elements) in std::mem::take(&mut self.0) {
             if !observed.sets.contains_key(&set) && !elements.is_empty() {
@@ -106,7 +106,8 @@ impl RememberedSets {
     }
 }
 
-/// Recognises virtual servers of marks whose records are gone with their table, for a process that has just begun or a cleanup.
+/// Recognizes virtual servers of marks whose records were deleted with their table, for a process that has just started
+/// or a cleanup.
 pub(super) fn recall_marks(observed: &mut Observed, config: &Config) {
     if observed.addresses.is_empty() && observed.routes.is_empty() {
         return;

@@ -1,4 +1,4 @@
-//! Lists of real servers that take little room when all are configured as usual.
+//! Lists of real servers that take little memory if all have the usual configuration.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use ipvs::{RealServer, RealServerKey};
 
 use crate::net::EndpointKey;
 
-/// Real servers of one virtual server, sorted by address and port.
+/// The real servers of one virtual server, sorted by address and port.
 ///
-/// Nearly all have the usual configuration: masquerading with weight 1, without limits. A list of such takes the room of its
-/// addresses and ports, and no room at all when it is shared with the endpoints that are wanted.
+/// Nearly all have the usual configuration: masquerading with weight 1, without limits. A list of these takes only the
+/// memory of its addresses and ports, and none if it is shared with the desired endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RealServers {
     keys: Arc<[EndpointKey]>,
@@ -19,12 +19,13 @@ pub struct RealServers {
 }
 
 impl RealServers {
-    /// Makes real servers of these endpoints, sorted, all with the usual configuration.
+    /// Creates real servers for these endpoints, sorted, all with the usual configuration.
     pub fn usual(keys: Arc<[EndpointKey]>) -> Self {
         RealServers { keys, unusual: Box::default() }
     }
 
-    /// Makes real servers of these endpoints, sorted, each with this configuration and the weight that `weights`, sorted, has for it.
+    /// Creates real servers for these endpoints, sorted, each with this configuration and its weight in `weights`,
+    /// which is sorted.
     pub fn weighted(keys: Arc<[EndpointKey]>, config: RealServerConfig, weights: &[(EndpointKey, u16)]) -> Self {
         if weights.is_empty() && config == RealServerConfig::default() {
             return RealServers::usual(keys);
@@ -39,13 +40,13 @@ impl RealServers {
         RealServers { keys, unusual }
     }
 
-    /// Makes the list of these real servers, in any order. Takes no room for the list of `wanted` when both are equal.
+    /// Creates the list of these real servers, in any order. Shares the list of `wanted` if both are equal.
     pub fn new(mut real_servers: Vec<RealServer>, wanted: Option<&Arc<[EndpointKey]>>) -> Self {
         real_servers.sort_unstable();
         RealServers::sorted(&real_servers, wanted)
     }
 
-    /// As [`RealServers::new`], with real servers that are sorted.
+    /// As [`RealServers::new`], with sorted real servers.
     pub(crate) fn sorted(real_servers: &[RealServer], wanted: Option<&Arc<[EndpointKey]>>) -> Self {
         let keys = || real_servers.iter().map(|real| EndpointKey::from(real.key));
         let keys = match wanted {
@@ -92,7 +93,7 @@ impl RealServers {
         self.unusual.is_empty()
     }
 
-    /// The real server with this key, which has to be in the list.
+    /// The real server with this key, which must be in the list.
     pub(crate) fn real_server(&self, key: EndpointKey) -> RealServer {
         if self.unusual.is_empty() {
             return RealServer { key: key.into(), config: RealServerConfig::default() };
@@ -102,7 +103,7 @@ impl RealServers {
         RealServer { key: key.into(), config: config.unwrap_or_default() }
     }
 
-    /// Whether both are the same; at once when they share their list.
+    /// Whether both are equal; immediate if they share their list.
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         self.unusual == other.unusual && (Arc::ptr_eq(&self.keys, &other.keys) || self.keys == other.keys)
     }

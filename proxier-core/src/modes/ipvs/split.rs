@@ -1,4 +1,4 @@
-//! Virtual servers by firewall marks: two lists of endpoints behind one address
+//! Virtual servers with firewall marks: two lists of endpoints behind one address
 //! ([`Config::splits_local`](crate::config::Config::splits_local)).
 //!
 //! ```text
@@ -17,13 +17,15 @@
 //!   added once the mark's virtual server has its real servers, and deleted before these drain.
 //! * A mark is a number that follows from the address, protocol and port. One that another Frontend or a foreign
 //!   virtual server has is skipped; marks recorded in the kernel count ([`Marks::settle`]).
-//! * Another program may delete the table (`nft flush ruleset`). A process that runs knows its records ([`RememberedSets`](super::record_applied::RememberedSets)). One that
-//!   begins, and a cleanup, recognise marks by their numbers ([`recall`]): of Frontends whose virtual servers of addresses are there, where this
-//!   proxy's addresses or routes are bound. Any other mark stays foreign.
-//! * A *persistent* virtual server of a mark does not translate the port (`ip_vs_sched_persist` has no port to compare with), so a
-//!   Frontend with session affinity is not split.
-//! * When a Frontend stops being split, its mark's virtual server stays with weights of 0 until its connections end.
-//! * Version 0.1 could give a node port one virtual server for all addresses. It recorded the mark, with the bit for masquerading, at address
+//! * Another program may delete the table (`nft flush ruleset`). A running process has kept its records
+//!   ([`RememberedSets`](super::record_applied::RememberedSets)). A starting process, and a cleanup, recognize marks by
+//!   their numbers ([`recall`]): those of Frontends whose virtual servers of addresses exist, where this proxy's
+//!   addresses or routes are bound. Any other mark counts as another program's.
+//! * A *persistent* virtual server with a mark does not translate the port (`ip_vs_sched_persist` has no port to
+//!   compare with), so a Frontend with session affinity is not split.
+//! * When a Frontend is no longer split, its mark's virtual server stays with weights of 0 until its connections end.
+//! * Version 0.1 could give a node port one virtual server for all addresses. It recorded the mark, with the bit for
+//!   masquerading, at address
 //!   0. Such a virtual server drains in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -49,7 +51,7 @@ pub(super) struct Marks {
     of: BTreeMap<FrontendKey, NonZeroU32>,
     /// Frontends by virtual server of their marks.
     places: BTreeMap<VirtualServerKey, FrontendKey>,
-    /// Foreign virtual servers of marks, as last seen.
+    /// Other programs' virtual servers with marks, as last seen.
     others: BTreeSet<VirtualServerKey>,
 }
 
@@ -75,12 +77,12 @@ impl Marks {
         self.places.get(server).copied()
     }
 
-    /// Every virtual server of a mark, sorted, with its Frontend.
+    /// All virtual servers with marks, sorted, with their Frontends.
     pub(super) fn iter(&self) -> impl Iterator<Item = (&VirtualServerKey, &FrontendKey)> {
         self.places.iter()
     }
 
-    /// Gives a Frontend a mark, if it has none and there is one.
+    /// Gives a Frontend a mark, if it has none and one is free.
     pub(super) fn give(&mut self, frontend: FrontendKey) {
         if self.of.contains_key(&frontend) {
             return;
@@ -107,8 +109,8 @@ impl Marks {
         self.places.insert(key(frontend.family(), mark), frontend);
     }
 
-    /// Takes over the state of the kernel: marks of Frontends as recorded there, and foreign virtual servers. Frontends of `split`
-    /// that have no mark there keep theirs if it is free, or get one; the rest is forgotten.
+    /// Takes over the kernel's state: recorded marks of Frontends, and other programs' virtual servers. Frontends of
+    /// `split` without a mark there keep theirs if it is free, or get one; all others are dropped.
     pub(super) fn settle(
         &mut self,
         recorded: impl IntoIterator<Item = (FrontendKey, NonZeroU32)>,
@@ -134,7 +136,7 @@ impl Marks {
     }
 }
 
-/// Number of its marks by which a Frontend is recognised, the first choice first.
+/// Number of a Frontend's first choices by which it is recognized.
 const RECOGNISED_BY: usize = 16;
 
 /// Frontends of virtual servers of marks whose records are lost, found by their marks alone: a mark follows from the
@@ -147,7 +149,7 @@ pub(super) fn recall(
 ) -> Vec<(FrontendKey, NonZeroU32)> {
     let mut marks = Marks::new(range, masquerade);
     let places = servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok());
-    // Few places have one of these marks.
+    // Few candidates have one of these marks.
     let ways = places.filter_map(|place| {
         let candidates = marks.candidates(&place).take(RECOGNISED_BY);
         let there: Vec<NonZeroU32> = candidates.filter(|mark| lost.contains(&key(place.family(), *mark))).collect();
@@ -189,14 +191,14 @@ fn hash(frontend: &FrontendKey) -> u32 {
     all.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The entry that puts a Frontend's packets under its mark.
+/// The entry that gives a Frontend's packets its mark.
 pub(super) fn active_entry(frontend: &FrontendKey) -> (SetKey, Element) {
     let ports = Ports::port(frontend.protocol.into(), frontend.port);
     let set = SetKey::new(frontend.family(), SetKind::LocalSplit);
     (set, Element::IpPort(IpSpan::host(frontend.address), ports))
 }
 
-/// The Frontend whose packets an entry puts under its mark.
+/// The Frontend whose packets get a mark by this entry.
 pub(super) fn frontend_of(element: &Element) -> Option<FrontendKey> {
     let Element::IpPort(host, ports) = element else { return None };
     frontend_at(host, *ports)
@@ -210,7 +212,7 @@ pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Eleme
     (set, with_mark(IpSpan::host(frontend.address), ports, mark.get()))
 }
 
-/// The entry of a map of marks.
+/// An entry of a map of marks.
 pub(super) fn with_mark(host: IpSpan, ports: Ports, mark: u32) -> Element {
     Element::IpPortIp(host, ports, IpSpan::host(Ipv4Addr::from_bits(mark).into()))
 }
@@ -242,7 +244,7 @@ mod tests {
         let all: BTreeSet<VirtualServerKey> = (0..300).filter_map(|number| marks.server(&frontend(number))).collect();
         assert_eq!(all.len(), 256);
         assert!(all.iter().all(|server| marks.server(&marks.frontend_key(server).unwrap()) == Some(*server)));
-        // The other family has marks of its own.
+        // The other family has its own marks.
         let v6 = FrontendKey::new(Protocol::Udp, "2001:db8::1".parse().unwrap(), 53);
         marks.give(v6);
         assert!(matches!(marks.server(&v6), Some(VirtualServerKey::Fwmark { family: ipvs::model::Family::V6, .. })));

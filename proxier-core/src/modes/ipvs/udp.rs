@@ -1,6 +1,6 @@
 //! Finds the UDP flows to forget.
 //!
-//! # Where flows are remembered
+//! # Where flows are tracked
 //!
 //! A UDP client that keeps sending from one port is one flow, as long as its packets come. The kernel cannot see where
 //! a new conversation begins. Two tables remember the flow.
@@ -24,10 +24,10 @@
 //! until it has been silent for `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the next packet a
 //! first one.
 //!
-//! Real servers whose endpoint still serves, but is not selected any more, drain: as with TCP, connections go on. kube-proxy's IPVS mode deletes
-//! them, and their flows end.
+//! Real servers whose endpoint still serves but is no longer selected drain; as with TCP, connections continue.
+//! kube-proxy's IPVS mode deletes them, and their flows end.
 //!
-//! Only flows to one address and port are forgotten, and only those that none of its endpoints answers: kube-proxy up to
+//! Only flows to one address and port are forgotten, and only if none of its endpoints answers them. kube-proxy up to
 //! 1.31 ends all UDP flows of an address.
 
 use std::collections::BTreeSet;
@@ -42,19 +42,18 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::ports::UdpServices;
 use crate::service::Frontend;
 
-/// The flows to forget after these changes were made, by address and port, with the endpoints that may answer there from
-/// now on.
+/// The flows to forget after these changes, by address and port, with the endpoints that may answer there from now on.
 ///
 /// Included addresses and ports:
-/// * a new virtual server: nothing that was tracked before knows its real servers;
-/// * one that is deleted, or has no real servers any more: no endpoint may answer;
-/// * one that loses real servers, or gets its first: the present ones may answer.
+/// * a new virtual server, since nothing tracked before has its real servers;
+/// * one that is deleted, or has no real servers any more, since no endpoint may answer;
+/// * one that loses real servers, or gets its first, since only the present ones may answer.
 ///
-/// One that only gets more real servers, or another configuration, has no flow to forget. Draining real servers may answer;
-/// call [`answering`] for their virtual server once they are deleted. TCP and SCTP are never included: their clients
-/// notice.
+/// One that only gets more real servers, or another configuration, has no flow to forget. Draining real servers may
+/// answer; call [`answering`] for their virtual server once they are deleted. TCP and SCTP are never included, because
+/// their clients notice.
 ///
-/// `wanted` and `drains` are those the changes were made from. Costs O(changes).
+/// `wanted` and `drains` are those that the changes were computed from. Costs O(changes).
 pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServices {
     let mut services = UdpServices::new();
     for (key, change) in &changes.virtual_servers {
@@ -89,14 +88,15 @@ pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServ
     services
 }
 
-/// Every UDP address and port, with the endpoints that may answer there: for the start, when earlier changes are unknown.
-/// Join it with [`stale`], which names those that are not wanted any more.
+/// Every UDP address and port, with the endpoints that may answer there. Used at the start, when earlier changes are
+/// unknown. Combine it with [`stale`], which returns those that are no longer desired.
 pub fn all(wanted: &Wanted<'_>, drains: &Drains) -> UdpServices {
     let keys = wanted.desired().frontends().map(|frontend| VirtualServerKey::from(frontend.key));
     keys.filter_map(|key| Some((udp_address(&key)?, answering(&key, wanted, drains)))).collect()
 }
 
-/// The endpoints that may answer at the address of a virtual server: those that serve, selected or not, and real servers that drain.
+/// The endpoints that may answer at the address of a virtual server: those that serve, selected or not, and draining
+/// real servers.
 pub fn answering(key: &VirtualServerKey, wanted: &Wanted<'_>, drains: &Drains) -> BTreeSet<SocketAddr> {
     let frontend = wanted.frontend_key(key);
     let mark = frontend.and_then(|frontend| wanted.index.marks.server(&frontend));
@@ -108,7 +108,7 @@ pub fn answering(key: &VirtualServerKey, wanted: &Wanted<'_>, drains: &Drains) -
     serving.chain(draining.map(|real| socket_address(&real))).collect()
 }
 
-/// The address and port on which a virtual server takes UDP packets.
+/// The address and port on which a virtual server receives UDP packets.
 pub fn udp_address(key: &VirtualServerKey) -> Option<SocketAddr> {
     match *key {
         VirtualServerKey::Address { protocol: Protocol::Udp, addr, port } => Some(SocketAddr::new(addr, port)),
@@ -116,7 +116,7 @@ pub fn udp_address(key: &VirtualServerKey) -> Option<SocketAddr> {
     }
 }
 
-/// The virtual server that takes UDP packets at this address and port.
+/// The virtual server that receives UDP packets at this address and port.
 pub(crate) fn virtual_server(place: SocketAddr) -> VirtualServerKey {
     VirtualServerKey::Address { protocol: Protocol::Udp, addr: place.ip(), port: place.port() }
 }

@@ -1,4 +1,4 @@
-//! State that IPVS has to hold for [`Desired`]: virtual servers, addresses on the dummy device, and entries of sets.
+//! The state that IPVS must have for [`Desired`]: virtual servers, addresses on the dummy device, and set entries.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -30,7 +30,7 @@ use crate::time::Moment;
 pub struct MarkUnavailable {
     /// The Service.
     pub service: ObjectKey,
-    /// Frontends without it; never empty.
+    /// The Frontends without it; never empty.
     pub frontends: Vec<FrontendKey>,
     /// Reason.
     pub reason: &'static str,
@@ -49,14 +49,14 @@ impl fmt::Display for MarkUnavailable {
     }
 }
 
-/// State that IPVS has to hold: [`Desired`] with its [`Index`].
+/// The state that IPVS must have: [`Desired`] with its [`Index`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wanted<'a> {
     pub(super) desired: &'a Desired,
     pub(super) index: &'a Index,
 }
 
-/// A virtual server as it has to be.
+/// A desired virtual server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WantedServer {
@@ -79,7 +79,7 @@ fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
     let mut config = RealServerConfig::default();
     if let Some(asked) = &frontend.balancing {
         config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
-        // The kernel takes three quarters of it for the lower one, where that is 0.
+        // The kernel uses three quarters of it as the lower limit if that is 0.
         let most = asked.max_connections.map_or(0, NonZeroU32::get);
         config.thresholds = Thresholds::new(most, 0).unwrap_or_default();
     }
@@ -87,7 +87,7 @@ fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
 }
 
 impl<'a> Wanted<'a> {
-    /// Frontends of all Services, without the words of IPVS.
+    /// The Frontends of all Services, independent of IPVS.
     pub fn desired(self) -> &'a Desired {
         self.desired
     }
@@ -110,7 +110,7 @@ impl<'a> Wanted<'a> {
         Some(WantedServer { key, config: self.index.config(frontend), real_servers })
     }
 
-    /// The Frontend that a virtual server serves, or served: by its mark before it was no longer split.
+    /// The Frontend that a virtual server serves, or served with its mark before it was no longer split.
     pub fn frontend(self, key: &VirtualServerKey) -> Option<&'a Frontend> {
         self.desired.frontend(&self.frontend_key(key)?)
     }
@@ -122,17 +122,17 @@ impl<'a> Wanted<'a> {
         place.is_some_and(|place| place.address.is_unspecified() || self.desired.frontend(&place).is_some())
     }
 
-    /// Frontend of a virtual server, wanted or not.
+    /// The Frontend of a virtual server, desired or not.
     pub fn frontend_key(self, key: &VirtualServerKey) -> Option<FrontendKey> {
         FrontendKey::try_from(*key).ok().or_else(|| self.index.marks.frontend_key(key))
     }
 
-    /// The endpoints that are a virtual server's real servers, sorted; `None` when it is not wanted.
+    /// The endpoints that are a virtual server's real servers, sorted; `None` if it is not desired.
     pub fn endpoints(self, key: &VirtualServerKey) -> Option<&'a Arc<[EndpointKey]>> {
         self.index.endpoints(key, self.frontend(key)?)
     }
 
-    /// The virtual server of clients outside, if they have one of their own.
+    /// The virtual server of outside clients, if separate.
     pub fn split(self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         let frontend = self.desired.frontend(frontend).filter(|frontend| frontend.can_split())?;
         self.index.mark_of(frontend)
@@ -162,58 +162,59 @@ impl<'a> Wanted<'a> {
         keys.filter_map(|key| Some((key, self.frontend_key(&key)?))).collect()
     }
 
-    /// Whether a virtual server is wanted.
+    /// Whether a virtual server is desired.
     pub fn has_server(self, key: &VirtualServerKey) -> bool {
         self.endpoints(key).is_some()
     }
 
-    /// Whether a virtual server with this real server is wanted.
+    /// Whether a virtual server with this real server is desired.
     pub fn has_real_server(self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         self.endpoints(key).is_some_and(|endpoints| endpoints.binary_search(&(*real).into()).is_ok())
     }
 
-    /// Drain time of this virtual server's real servers, where its Service sets one.
+    /// The drain time of this virtual server's real servers, if its Service sets one.
     pub fn drain_time(self, key: &VirtualServerKey) -> Option<Duration> {
         let asked = self.frontend(key)?.balancing.as_ref()?.drain_secs?;
         Some(Duration::from_secs(asked.into()))
     }
 
-    /// Whether a real server that this virtual server loses drains: as the policy says, and as long as its endpoint serves.
+    /// Whether a real server that this virtual server loses drains: according to the policy, and while its endpoint
+    /// serves.
     pub(crate) fn lets_drain(self, key: &VirtualServerKey, real: &RealServerKey, policy: &Policy) -> bool {
         let deadline = self.drain_time(key).or(policy.deadline);
         self.frontend_key(key).is_some_and(|frontend| policy.drains_by(frontend.protocol.into(), deadline))
             || self.keeps_flows_of(key, real)
     }
 
-    /// Whether a real server of TCP or UDP is to keep its connections: its endpoint serves, selected or not. Not in a virtual server that
-    /// is not wanted any more, such as that of a mark.
+    /// Whether a TCP or UDP real server keeps its connections because its endpoint serves, selected or not. Not in a
+    /// virtual server that is no longer desired, such as that of a mark.
     pub(crate) fn keeps_flows_of(self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         let is_wanted = |frontend: &&Frontend| self.index.endpoints(key, frontend).is_some();
         let frontend = self.frontend(key).filter(|frontend| frontend.key.protocol != Protocol::Sctp).filter(is_wanted);
         frontend.is_some_and(|frontend| frontend.keeps_flows_of(&(*real).into()))
     }
 
-    /// Gives the real servers of a virtual server that drain the time that they have now.
+    /// Applies the present drain times to the draining real servers of a virtual server.
     pub(crate) fn time_drains(self, key: &VirtualServerKey, drains: &mut Drains, now: Moment) {
         drains.follow(key, self.drain_time(key), |real| self.keeps_flows_of(key, real), now);
     }
 
-    /// The Service a virtual server belongs to.
+    /// The Service that a virtual server belongs to.
     pub fn owner(self, key: &VirtualServerKey) -> Option<&'a ObjectKey> {
         self.desired.owner(&self.frontend_key(key)?)
     }
 
-    /// Addresses to be bound to the dummy device, or by routes ([`Routes`](super::binding::Routes)); sorted.
+    /// The addresses to bind to the dummy device, or with routes ([`Routes`](super::binding::Routes)); sorted.
     pub fn addresses(self) -> impl Iterator<Item = IpAddr> {
         self.index.addresses.keys().copied()
     }
 
-    /// Addresses of [`Wanted::addresses`] that are in this network.
+    /// The addresses of [`Wanted::addresses`] in this network.
     pub(crate) fn addresses_in(self, network: &Network) -> impl Iterator<Item = IpAddr> {
         self.index.addresses.range(network.network()..=network.broadcast()).map(|(address, _)| *address)
     }
 
-    /// Whether an address has to be bound, to the dummy device or by a route.
+    /// Whether an address must be bound, to the dummy device or by a route.
     pub fn has_address(self, address: IpAddr) -> bool {
         self.index.addresses.contains_key(&address)
     }
@@ -226,22 +227,22 @@ impl<'a> Wanted<'a> {
         self.index.elsewhere.contains_key(&address)
     }
 
-    /// The entries of a set, sorted; none for a set that has to be empty.
+    /// The entries of a set, sorted; none for a set that must be empty.
     pub fn entries(self, set: SetKey) -> impl Iterator<Item = &'a Element> {
         self.index.sets.get(&set).into_iter().flat_map(BTreeMap::keys)
     }
 
-    /// Whether a set has to have an entry.
+    /// Whether a set must have an entry.
     pub fn has_entry(self, set: SetKey, element: &Element) -> bool {
         self.index.sets.get(&set).is_some_and(|elements| elements.contains_key(element))
     }
 
-    /// The sets that are not empty: rules depend on this.
+    /// The sets that are not empty, which rules depend on.
     pub fn sets(self) -> impl Iterator<Item = SetKey> {
         self.index.sets.keys().copied()
     }
 
-    /// Virtual servers for which this node's own traffic has to be dropped, sorted; see [`Frontend::is_barred_from_node`].
+    /// Virtual servers to which this node's own traffic must be dropped, sorted; see [`Frontend::is_barred_from_node`].
     pub fn barred_from_node(self) -> impl Iterator<Item = VirtualServerKey> {
         self.index.barred.iter().copied()
     }

@@ -1,4 +1,4 @@
-//! Removes the tables of this mode, and those that a kube-proxy in nftables mode has left; and lists what they serve.
+//! Removes the tables of this mode, and those that a kube-proxy in nftables mode has left. Also lists what they serve.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -33,8 +33,8 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontend
     served
 }
 
-/// Removes the tables of both families that this mode has made, and nothing else. It uses only the names of
-/// the configuration. What is gone already counts as done, and so does a kernel without nf_tables.
+/// Removes the tables of both families that this mode has created, and nothing else. Uses only the names of the
+/// configuration. Missing tables, and a kernel without nf_tables, count as done.
 pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     for family in Family::ALL {
@@ -47,16 +47,16 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
 /// The name of its tables.
 const TABLE: &str = "kube-proxy";
 
-/// Comment of its tables. Kernels from 5.10 keep it; kube-proxy's nftables mode needs a newer one.
+/// The comment of its tables. Kernels from 5.10 store it; kube-proxy's nftables mode needs a newer one.
 const COMMENT: &str = "rules for kube-proxy";
 
 /// Chains that its tables have in every release from 1.29 to 1.36, with any Services. Source: kubernetes,
 /// pkg/proxy/nftables/proxier.go, `setupNFTables`.
 const CHAINS: [&str; 5] = ["nat-prerouting", "nat-output", "nat-postrouting", "services", "masquerading"];
 
-/// Removes the tables of both families that a kube-proxy in nftables mode has left: they would go on choosing endpoints, out of date.
-/// A table of that name without its comment or one of its chains may be foreign: it stays, and counts among the tables that are
-/// [left](Cleaned::left).
+/// Removes the tables of both families that a kube-proxy in nftables mode has left, because they would continue to
+/// select outdated endpoints. A table with that name but without its comment or one of its chains may be another
+/// program's. It stays, and is listed among the tables that are [left](Cleaned::left).
 pub(crate) fn cleanup_kube_proxy(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     for table in tables() {
@@ -71,7 +71,7 @@ pub(crate) fn cleanup_kube_proxy(ports: &mut Ports<'_>) -> Cleaned {
     cleaned
 }
 
-/// The tables of that name that a cleanup leaves, each with what to do.
+/// The tables with that name that a cleanup leaves, each with what to do.
 pub(crate) fn unrecognised_tables(ports: &mut Ports<'_>) -> Vec<String> {
     let lacking = |table: TableKey| Some(unrecognised(&table, &lack_of(&table, ports.tables).ok()??));
     tables().filter_map(lacking).collect()
@@ -81,8 +81,8 @@ fn tables() -> impl Iterator<Item = TableKey> {
     Family::ALL.into_iter().map(|family| TableKey { family: family.into(), name: name(TABLE) })
 }
 
-/// Endpoints by Frontend of the tables that a kube-proxy in nftables mode has left, known by their comment and chains; `None` if there are none. A node
-/// port is at address 0.0.0.0 or `::`.
+/// The Frontends and endpoints of the tables that a kube-proxy in nftables mode has left, recognized by their comment
+/// and chains; `None` if there are none. A node port is at address 0.0.0.0 or `::`.
 ///
 /// # Errors
 /// A table could not be read.
@@ -105,7 +105,7 @@ pub fn list_kube_proxy(
     Ok(all)
 }
 
-/// Adds the Frontends of a table with the endpoints to which the chains of each lead.
+/// Adds the Frontends of a table with the endpoints at the end of their chains.
 fn note_endpoints(table: &TableSnapshot, family: Family, all: &mut BTreeMap<FrontendKey, BTreeSet<EndpointKey>>) {
     let sets: BTreeMap<&str, &[Element]> =
         table.sets.iter().map(|contents| (contents.set.set.key.name.as_str(), contents.elements.as_slice())).collect();
@@ -133,7 +133,7 @@ fn note_endpoints(table: &TableSnapshot, family: Family, all: &mut BTreeMap<Fron
             let mut open: Vec<&str> = element.data.as_ref().and_then(chain_of).into_iter().collect();
             let mut seen: BTreeSet<&str> = BTreeSet::new();
             while let Some(chain) = open.pop().filter(|chain| seen.insert(chain)) {
-                // A client that stays goes to a chain of its endpoint, whose name says which.
+                // A client with affinity goes to a chain of its endpoint, whose name contains it.
                 endpoints.extend(chain.rsplit_once("__").and_then(|(_, place)| endpoint_of(place)));
                 for expression in rules.get(chain).into_iter().flatten() {
                     match expression {

@@ -1,4 +1,5 @@
-//! Chains and elements that Frontends share, slots of endpoints, and changes since the tables were written.
+//! Counts chains and elements that Frontends share, assigns slots to endpoints, and tracks changes since the tables
+//! were written.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -16,29 +17,29 @@ use crate::net::{Family, FrontendKey};
 use crate::pack::pack;
 use crate::service::{Changes, Compiled, Desired, Frontend, Roles};
 
-/// Chains and elements that Frontends share, counted, and the slots of endpoints; kept up to date at O(changed Services).
+/// Counted chains and elements that Frontends share, and the slots of endpoints. An update costs O(changed Services).
 ///
-/// Elements are not kept: those of a Frontend follow from it ([`lower`]).
+/// Elements are not stored: those of a Frontend follow from it ([`lower`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
     /// Number of Frontends and Services that need each.
     needs: BTreeMap<Need, usize>,
     /// Slots of endpoints, of Frontends for which they are not simply their positions in the list.
     slots: BTreeMap<FrontendKey, Slots>,
-    /// Slots as they were written, of Frontends that changed since.
+    /// The last written slots of Frontends that changed since.
     written: BTreeMap<FrontendKey, Slots>,
     /// Number of rules for slots of session affinity ([`SharedChain::slot_rules`]), in both families.
     slot_rules: u32,
-    /// Frontends whose clients do not stay, since there are too many of these rules.
+    /// Frontends whose session affinity is not applied, because there are too many of these rules.
     pub(super) over_limit: BTreeSet<FrontendKey>,
     /// Needs that appeared or disappeared since the last write.
     pub(super) changed: BTreeSet<Need>,
 }
 
-/// Chain or element that several Frontends and Services need.
+/// A chain or element that several Frontends and Services need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
-    /// A chain, and what goes with it.
+    /// A chain and its dependent objects.
     Chain(Family, SharedChain),
     /// A cluster IP.
     ClusterIp(IpAddr),
@@ -60,7 +61,7 @@ impl Need {
         if let Need::Chain(_, chain) = self { Some(chain) } else { None }
     }
 
-    /// Its set, besides those that every table has.
+    /// Its set, unless every table has it.
     pub(super) fn set(&self, layout: &Layout) -> Option<Set> {
         match self {
             Need::Chain(_, chain) => chain.set(layout),
@@ -90,7 +91,7 @@ fn needs(frontend: &Frontend, slots: &Slots) -> impl Iterator<Item = Need> + use
     chains.into_iter().flat_map(of_chain).chain(cluster_ip)
 }
 
-/// The Frontends of a family that a table has to have: all, or those that changed.
+/// The Frontends of a family that a table must have: all, or those that changed.
 pub(super) fn frontends<'a>(
     desired: &'a Desired,
     family: Family,
@@ -151,14 +152,14 @@ impl Index {
         if is_over { Slots::keeping(held, frontend, true) } else { slots }
     }
 
-    /// A second change undoes the first.
+    /// Records a change; a second change undoes the first.
     fn toggle(&mut self, need: Need) {
         if !self.changed.remove(&need) {
             self.changed.insert(need);
         }
     }
 
-    /// Follows a Service. What stays is added before it is removed, so that its count never reaches zero.
+    /// Applies a change of a Service. What stays is added before it is removed, so that its count never reaches zero.
     pub(super) fn follow_service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
         let addresses = |of: &Compiled| -> BTreeSet<IpAddr> {
             of.extras().hairpins.iter().map(|(_, endpoint)| endpoint.address).collect()
@@ -171,7 +172,7 @@ impl Index {
         }
     }
 
-    /// Follows a Frontend. `written`: as it was written last.
+    /// Applies a change of a Frontend. `written`: its last written value.
     pub(super) fn follow(&mut self, written: Option<&Frontend>, before: Option<&Frontend>, after: Option<&Frontend>) {
         let Some(key) = after.or(before).map(|frontend| frontend.key) else { return };
         let old = self.slots.remove(&key).unwrap_or_default();
@@ -195,7 +196,7 @@ impl Index {
         }
     }
 
-    /// A family's table has been written.
+    /// Records that a family's table has been written.
     pub(super) fn confirm(&mut self, family: Family) {
         self.written.retain(|key, _| key.family() != family);
         self.changed.retain(|need| need.family() != family);
@@ -226,7 +227,7 @@ impl Index {
     }
 
     pub(super) fn chains(&self, family: Family) -> impl Iterator<Item = SharedChain> {
-        // They come first in the order of needs, and are few; cluster IPs are as many as Services.
+        // Chains come first in the order of needs and are few, while there are as many cluster IPs as Services.
         let all = self.needs.keys().map_while(|need| match need {
             Need::Chain(of, chain) => Some((of, chain)),
             Need::ClusterIp(_) | Need::Hairpin(_) | Need::Clients(..) => None,
@@ -234,12 +235,12 @@ impl Index {
         all.filter(move |(of, _)| **of == family).map(|(_, chain)| *chain)
     }
 
-    /// The chains of a family that Frontends enter by the sets of these.
+    /// The chains of a family that Frontends enter through the sets of these.
     pub(super) fn entered_by_set(&self, family: Family) -> impl Iterator<Item = Pick> {
         self.chains(family).filter_map(|chain| chain.entered_by_set())
     }
 
-    /// The chains that every table has; those that differ by what changed since the last write, with `changed`.
+    /// The chains that every table has; with `changed`, those that differ because of changes since the last write.
     pub(super) fn fixed_chains(&self, layout: &Layout, changed: bool) -> Vec<ChainRules> {
         let family = layout.family();
         let services = layout.services(self.entered_by_set(family));
@@ -259,7 +260,7 @@ impl Index {
         all.chain(new).filter(move |need| need.family() == family)
     }
 
-    /// What changed, as it was written, in the form of a table that was read.
+    /// What changed, with its last written value, in the form of a table that was read.
     pub(super) fn written(&self, layout: &Layout, desired: &Desired, changes: &Changes) -> Observed {
         let family = layout.family();
         let mut written = Observed::default();
@@ -285,12 +286,12 @@ impl Index {
         self.slots.get(&frontend.key).map_or_else(|| lower(frontend, &Slots::default()), |slots| lower(frontend, slots))
     }
 
-    /// The elements of a Frontend as it was written.
+    /// The elements of a Frontend as last written.
     pub(super) fn lower_written(&self, frontend: &Frontend) -> Vec<Item> {
         lower(frontend, self.written.get(&frontend.key).unwrap_or(&Slots::default()))
     }
 
-    /// Reduces memory by rebuilding everything; call it after a large change.
+    /// Rebuilds everything to release memory. Call it after a large change.
     pub(super) fn compact(&mut self) {
         pack(&mut self.needs);
         pack(&mut self.slots);
@@ -313,7 +314,7 @@ mod tests {
     use crate::service::{NodeFacts, compile_frontends};
     use crate::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey};
 
-    /// A Frontend with session affinity for a time of its own.
+    /// A Frontend with session affinity and its own timeout.
     fn frontend(number: u8, endpoints: u32) -> Arc<Frontend> {
         let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
         let first = u32::from(Ipv4Addr::new(10, 244, 0, 1));
@@ -335,10 +336,10 @@ mod tests {
         assert_eq!(index.slot_rules, MOST_SLOT_RULES);
         assert_eq!(index.over_limit, all[8..].iter().map(|one| one.key).collect());
         let chains = index.chains(Family::V4).count();
-        // Those beyond are served without.
+        // Further ones are served without.
         let draws = index.lower(&all[9]).into_iter().filter(|item| item.set == SetName::Draws).count();
         assert_eq!((chains, draws), (8 * 1025 + 1, 0));
-        // What has room does not suffer.
+        // Those that fit are not affected.
         let few = frontend(20, 600);
         index.follow(None, Some(&all[0]), None);
         index.follow(None, None, Some(&few));

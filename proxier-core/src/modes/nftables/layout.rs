@@ -1,4 +1,5 @@
-//! Layout of a table: everything but its elements and the chains that choose endpoints. It follows from the settings alone.
+//! The layout of a table: everything except its elements and the chains that select endpoints. It depends on settings
+//! alone.
 
 use std::time::Duration;
 
@@ -24,7 +25,7 @@ use crate::service::NodeFacts;
 pub(super) const REJECT: &str = "reject-connection";
 /// Chain: connections to Frontends.
 pub(super) const SERVICES: &str = "services-by-port";
-/// Chain: first packets of connections that no Frontend took.
+/// Chain: first packets of connections that no Frontend matched.
 const NEW: &str = "new-connections";
 /// Chain: connections to Frontends with source ranges.
 const GUARD: &str = "guard";
@@ -34,45 +35,46 @@ const GUARD: &str = "guard";
 /// (`nft_dynset_init`). Beyond, new clients are served without affinity.
 const CLIENTS: [u32; 3] = [0x30000, 0x18000, 0x18000];
 
-/// Interval at which the kernel frees clients that have timed out: it walks the whole set for that. The kernel's own default is 1 s.
+/// How often the kernel frees clients that have timed out, for which it walks the whole set. The kernel's default is 1
+/// s.
 const COLLECTED_EVERY: Duration = Duration::from_secs(30);
 
-/// Connections to cluster IPs that are masqueraded, by source.
+/// Which connections to cluster IPs are masqueraded, by source.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum MasqueradeRule {
     /// Masquerades no connections.
     Nobody,
     /// Connections from sources that are not in this network.
     Outside(Network),
-    /// Connections that do not come in by the interface of this name.
+    /// Connections that do not arrive on this interface.
     OutsideInterface(String),
-    /// Connections that do not come in by an interface whose name begins so.
+    /// Connections that do not arrive on an interface with this name prefix.
     OutsidePrefix(String),
 }
 
-/// Layout of a family's table: everything but its elements and the chains that choose endpoints.
+/// The layout of a family's table: everything except its elements and the chains that select endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     table: TableKey,
     flags: TableFlags,
     family: Family,
     mark: u32,
-    /// Detection of local traffic, even if everything is masqueraded.
+    /// How local traffic is detected, even if everything is masqueraded.
     local: MasqueradeRule,
     masquerade_all: bool,
     /// Set if pods of other nodes are known ([`NodeFacts::other_pods`]).
     other_pods: Option<(Network, Network)>,
-    /// Connection tracking takes packets outside a window as valid.
+    /// Whether connection tracking treats packets outside a window as valid.
     is_liberal: bool,
-    /// This process serves node ports of TCP on the loopback address.
+    /// Whether this process serves TCP node ports on the loopback address.
     has_localhost: bool,
-    /// Counter that elements of Frontends have.
+    /// The counter in elements of Frontends, if any.
     counter: Option<Expression>,
 }
 
-/// Chain: packets to node ports at the loopback address that are not TCP are counted by protocol, and refused.
+/// Chain: counts by protocol and refuses packets to node ports at the loopback address that are not TCP.
 pub(super) const REJECT_LOCALHOST: &str = "reject-localhost";
-/// Protocols that it refuses, in the order of its rules.
+/// The protocols that it refuses, in the order of its rules.
 pub(super) const NOT_RELAYED: [Protocol; 2] = [Protocol::Udp, Protocol::Sctp];
 
 pub(super) fn table_name(names: &KernelNames) -> Name {
@@ -84,7 +86,7 @@ pub(super) fn table(family: Family, name: &Name) -> TableKey {
 }
 
 impl Layout {
-    /// The layout of a family's table of this name.
+    /// The layout of a family's table with this name.
     pub(crate) fn new(family: Family, table: &Name, facts: &NodeFacts, is_liberal: bool) -> Self {
         let config: &Config = facts.config();
         let local = match PodTraffic::from_facts(facts, family) {
@@ -111,7 +113,7 @@ impl Layout {
         self.family
     }
 
-    /// The family in nf_tables' words.
+    /// The family in nf_tables' type.
     fn nft_family(&self) -> NftFamily {
         self.table.family
     }
@@ -181,13 +183,13 @@ impl Layout {
         set
     }
 
-    /// A set or map, without its elements. Sets of clients come from [`Layout::clients_set`].
+    /// A set or map without its elements. [`Layout::clients_set`] creates sets of clients.
     pub(super) fn set(&self, name: SetName) -> Set {
         let key = self.set_key(name);
         let frontend = self.frontend();
         let with = |more: &[Operand]| [frontend.as_slice(), more].concat();
         let endpoint = [self.destination(), Operand::DPORT];
-        // Numbers of slots have no meaning to people beyond their order.
+        // Numbers of slots mean nothing to people beyond their order.
         let slot = Operand::random(u32::from(u16::MAX));
         let set = match name {
             SetName::Services => Set::typeof_verdict_map(key.clone(), &frontend),
@@ -202,7 +204,7 @@ impl Layout {
             SetName::ClusterIps => Set::typeof_set(key.clone(), &[self.destination()]),
             SetName::Hairpins => Set::typeof_set(key.clone(), &[self.source(), self.destination()]),
         };
-        // Only operands that nft does not know could fail; a test makes all sets.
+        // Only operands unknown to nft could fail; a test creates all sets.
         let mut set = set.unwrap_or_else(|_| Set::new(key, no_fields()));
         set.expressions.extend(self.counter.clone().filter(|_| name.leads_on()));
         set
@@ -212,12 +214,12 @@ impl Layout {
         rule(self.table.family)
     }
 
-    /// Marks a connection to be masqueraded.
+    /// Marks a connection for masquerading.
     pub(super) fn mark(&self) -> Rule {
         built(self.rule().set_mark_bits(self.mark, self.mark))
     }
 
-    /// Marks a connection to a cluster IP, when its source needs it; `None` when none does.
+    /// Marks a connection to a cluster IP if its source requires it; `None` if no source does.
     pub(super) fn internal_mark(&self) -> Option<Rule> {
         let rule = if self.masquerade_all {
             Some(self.rule())
@@ -240,7 +242,7 @@ impl Layout {
         }
     }
 
-    /// Matches traffic of the node's pods; `None` when that is not detected.
+    /// Matches traffic of the node's pods; `None` if it is not detected.
     fn of_pods(&self) -> Option<RuleBuilder> {
         match &self.local {
             MasqueradeRule::Nobody => None,
@@ -272,8 +274,8 @@ impl Layout {
         Chain::base(self.chain_key(name), BaseChain::new(kind, hook, priority))
     }
 
-    /// Sends this node and its pods, which may use all endpoints, to one chain: their answers come back here by themselves. To the other
-    /// for all other clients, and for all where the first one is missing.
+    /// Sends this node and its pods, which may use all endpoints, to one chain; their answers return through this node
+    /// anyway. Sends all other clients to the other chain, and all clients if the first one is missing.
     pub(super) fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
         let from_here = || {
             let register = Register::FIRST;
@@ -301,7 +303,7 @@ impl Layout {
         self.rule().in_set(&self.frontend(), Layout::reference(set))
     }
 
-    /// The chain of connections to Frontends: by the sets of these chains, then by the map of verdicts.
+    /// The chain for connections to Frontends: through the sets of these chains, then through the verdict map.
     pub(super) fn services(&self, chains: impl IntoIterator<Item = Pick>) -> ChainRules {
         let by_set = |pick| built(self.to_one_of(SetName::Picked(pick)).goto(SharedChain::Pick(pick).name()));
         let mut rules: Vec<Rule> = chains.into_iter().map(by_set).collect();

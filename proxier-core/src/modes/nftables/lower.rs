@@ -1,4 +1,4 @@
-//! A Frontend as elements of the table's sets and maps.
+//! Converts a Frontend to elements of the table's sets and maps.
 
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -16,15 +16,15 @@ use crate::snapshot::TrafficPolicy;
 /// A set or map of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SetName {
-    /// Frontends whose connections go to the chain of the set's name ([`Pick::has_set`]).
+    /// Frontends whose connections go to the chain with the set's name ([`Pick::has_set`]).
     Picked(Pick),
-    /// Frontend → the chain that chooses an endpoint, for chains without such a set.
+    /// Frontend → the chain that selects an endpoint, for chains without such a set.
     Services,
     /// Frontend, slot → endpoint.
     Endpoints,
-    /// Frontend with affinity, slot and draw: which draw of a new client means which slot.
+    /// Frontend with affinity, slot and draw: which draw of a new client selects which slot.
     Draws,
-    /// Frontends without endpoints: clients are refused.
+    /// Frontends without endpoints, where clients are refused.
     Rejected,
     /// Frontends with endpoints on other nodes only: a load balancer should try those.
     Dropped,
@@ -32,7 +32,7 @@ pub(crate) enum SetName {
     Guarded,
     /// Frontend with source ranges, source.
     Allowed,
-    /// Cluster IPs: their other ports are rejected.
+    /// Cluster IPs, whose other ports are rejected.
     ClusterIps,
     /// Endpoint on this node, twice: its connection to itself.
     Hairpins,
@@ -73,7 +73,7 @@ impl SetName {
         })
     }
 
-    /// The set of this name.
+    /// The set with this name.
     pub(crate) fn by_name(name: &str) -> Option<Self> {
         let is_it = |set: &SetName| set.name() == name;
         SetName::FIXED
@@ -117,7 +117,7 @@ pub(super) fn number(protocol: Protocol) -> u8 {
     }
 }
 
-/// Fields one behind the other. Never too long: the longest are two IPv6 addresses, a protocol and two ports.
+/// Concatenates fields. Never too long: the longest are two IPv6 addresses, a protocol and two ports.
 pub(super) fn concat(fields: &[Value]) -> Value {
     Value::concat(fields).unwrap_or(Value::EMPTY)
 }
@@ -139,10 +139,10 @@ fn endpoint(key: &EndpointKey) -> [Value; 2] {
     [key.address.into(), Value::port(key.port)]
 }
 
-/// Fate of connections to a Frontend without an endpoint to choose.
+/// What happens to connections to a Frontend without an endpoint to select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nowhere {
-    /// Without any endpoint, clients are refused.
+    /// Clients are refused, because there is no endpoint at all.
     Reject,
     /// Endpoints on other nodes only: a load balancer should try those.
     Drop,
@@ -203,18 +203,18 @@ impl Treatment {
         self.picks().any(|pick| pick.is_local)
     }
 
-    /// The chains it needs, each once.
+    /// The chains that it needs, each once.
     pub(super) fn chains(&self) -> BTreeSet<SharedChain> {
         let slots = self.picks().flat_map(|pick| pick.slots()).map(SharedChain::Slot);
         self.first().into_iter().chain(self.picks().map(SharedChain::Pick)).chain(slots).collect()
     }
 
-    /// The chains that choose its endpoints.
+    /// The chains that select its endpoints.
     pub(super) fn picks(&self) -> impl Iterator<Item = Pick> {
         [self.everybody, self.anywhere, self.only_here].into_iter().flatten()
     }
 
-    /// The chain that its connections go to first; `None` without an endpoint to choose.
+    /// The chain where its connections go first; `None` without an endpoint to select.
     fn first(&self) -> Option<SharedChain> {
         let Treatment { anywhere, only_here, .. } = *self;
         let is_split = anywhere.is_some() || only_here.is_some();
@@ -258,7 +258,7 @@ pub(crate) fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
     items
 }
 
-/// The sources that may connect, without overlaps: the kernel takes none.
+/// The sources that may connect, without overlaps, which the kernel does not accept.
 fn allowed(frontend: &Frontend, ranges: &[Network]) -> impl Iterator<Item = Item> {
     let key = frontend.key;
     let mut networks = ranges.to_vec();

@@ -1,4 +1,4 @@
-//! nftables mode from pass to pass: wanted tables, known state of the kernel, and unfinished work.
+//! nftables mode from pass to pass: desired tables, tracked kernel state, and unfinished work.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,29 +30,29 @@ use crate::snapshot::HostAddresses;
 pub(crate) struct Mode {
     table: Name,
     index: Index,
-    /// State of the kernel, as far as known; `None` before it was read.
+    /// The tracked state of the kernel; `None` before it was read.
     known: Option<KernelState>,
-    /// The tables as they were just read, until the plan is made.
+    /// The tables as just read, until the plan is made.
     read: BTreeMap<Family, Option<Observed>>,
-    /// Families whose table is foreign, as it was last read: they are not served.
+    /// Families whose table was another program's when last read. They are not served.
     foreign: BTreeMap<Family, PortError>,
     /// The layouts that were written.
     layouts: BTreeMap<Family, Layout>,
-    /// Frontends that the safeguard keeps in the kernel. Only a reading shows their changes.
+    /// Frontends that the safeguard keeps in the kernel. Their changes are visible only by reading.
     held: BTreeSet<FrontendKey>,
-    /// Frontends that the kernel refused: it has them as they were, or not at all.
+    /// Frontends that the kernel refused: it has their previous state, or none.
     refused: BTreeSet<FrontendKey>,
-    /// Frontends whose clients do not stay, as it was reported.
+    /// Frontends reported as having no session affinity.
     over_limit: BTreeSet<FrontendKey>,
-    /// Families of which the last attempt to write failed.
+    /// Families whose last write failed.
     unfinished: BTreeSet<Family>,
 }
 
 #[derive(Debug, Default)]
 struct KernelState {
-    /// The generation after our last change; `None` when another program changed something at the same time.
+    /// The generation after our last change; `None` if another program changed something at the same time.
     generation: Option<u32>,
-    /// The Frontends that it serves, with whether there are endpoints.
+    /// The Frontends that it serves, and whether they have endpoints.
     frontends: BTreeMap<FrontendKey, bool>,
 }
 
@@ -100,7 +100,7 @@ impl Mode {
         Some(TablePlan::new(layout, fate, wanted, (&Observed::default(), None)))
     }
 
-    /// Services whose clients do not stay, since there are too many rules; empty if already reported.
+    /// Services whose session affinity is not applied because there are too many rules; empty if already reported.
     fn limited(&mut self, pass: &Pass<'_>) -> Vec<String> {
         let over = &pass.desired.without_affinity;
         let new: BTreeSet<String> =
@@ -109,7 +109,7 @@ impl Mode {
         new.into_iter().map(|of| format!("{of}: {NO_ROOM_TO_STAY}")).collect()
     }
 
-    /// Foreign changes: differences that do not come from the input.
+    /// Other programs' changes: differences not caused by the input.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
         let mut drift = Vec::new();
         for table in &plan.tables {
@@ -135,7 +135,7 @@ impl Mode {
     /// Records the present state of the kernel.
     fn note_written(&mut self, desired: &Desired, plan: &Plan, written: usize, tables: &mut dyn Tables) {
         if !self.unfinished.is_empty() || !self.refused.is_empty() {
-            // What was written and what was not is found by reading.
+            // Reading shows what was written and what was not.
             self.known = None;
         }
         for table in &plan.tables {
@@ -268,7 +268,7 @@ impl modes::Mode for Mode {
         let known = self.known.as_ref()?;
         let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(pass.desired)).collect();
         let held = hold(losing, &known.frontends);
-        // A table that is made again would lose them, so it stays unchanged.
+        // A recreated table would lose them, so it stays unchanged.
         let keeps = |family: &Family| held.iter().any(|key| key.family() == *family);
         let remade = plan.tables.iter().filter(|table| table.fate == Fate::Remake).map(|table| table.layout.family());
         let left: BTreeSet<Family> = remade.filter(keeps).collect();
@@ -318,7 +318,7 @@ impl modes::Mode for Mode {
     }
 }
 
-/// Reads a family's table; `None` when there is none.
+/// Reads a family's table; `None` if it does not exist.
 pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>, PortError> {
     let Some(snapshot) = tables.read(layout.table())? else { return Ok(None) };
     let observed = Observed::read(snapshot, layout);

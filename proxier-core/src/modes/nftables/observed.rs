@@ -1,4 +1,4 @@
-//! State of a table in the kernel, in the words of this mode: what it has, and what it serves.
+//! A table in the kernel in this mode's terms: what it contains, and what it serves.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -17,10 +17,10 @@ use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::ports::{PortError, Tables};
 use crate::service::NodeFacts;
 
-/// A family's table as it was read.
+/// A family's table as read.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Observed {
-    /// Elements by set, without sets of slots: rules write those, and they never count as drift.
+    /// Elements by set, without sets of slots, which rules write and which never count as drift.
     pub(super) elements: BTreeMap<SetName, BTreeMap<ElementKey, Option<ElementData>>>,
     pub(super) shape: Shape,
     /// The table can only be created again.
@@ -28,7 +28,7 @@ pub(super) struct Observed {
 }
 
 impl Observed {
-    /// Reads a snapshot; `None` when the table is foreign.
+    /// Converts a snapshot; `None` if the table is another program's.
     pub(super) fn read(snapshot: TableSnapshot, layout: &Layout) -> Option<Self> {
         let (shape, elements) = Shape::read(snapshot)?;
         let is_other = shape.is_other(layout);
@@ -86,7 +86,7 @@ impl Observed {
         sets.flat_map(|(pick, elements)| elements.keys().map(move |key| (pick, key)))
     }
 
-    /// The Frontends that it serves, with whether there is an endpoint behind them.
+    /// The Frontends that it serves, and whether they have endpoints.
     pub(super) fn frontends(&self, family: Family) -> BTreeMap<FrontendKey, bool> {
         let keys = |set: SetName| {
             let elements = self.elements.get(&set).into_iter().flat_map(BTreeMap::keys);
@@ -100,7 +100,7 @@ impl Observed {
     }
 }
 
-/// The Frontend that an element belongs to; `None` for those that several share.
+/// The Frontend that an element belongs to; `None` for shared elements.
 pub(super) fn frontend_of(set: SetName, key: &ElementKey, family: Family) -> Option<FrontendKey> {
     if matches!(set, SetName::ClusterIps | SetName::Hairpins) {
         return None;
@@ -126,7 +126,7 @@ pub(super) fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {
     Some(EndpointKey::new(address, u16::from_be_bytes(*rest.first_chunk::<2>()?)))
 }
 
-/// The Frontend at the beginning of a key, and the rest of the key.
+/// The Frontend at the start of a key, and the rest of the key.
 pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[u8])> {
     let (value, _) = key.ends()?;
     let (address, rest) = address(value.as_bytes(), family)?;
@@ -134,7 +134,7 @@ pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[
     Some((FrontendKey::new(protocol, address, port), rest))
 }
 
-/// The protocol and port at the beginning of this part of a key, and the rest of the key.
+/// The protocol and port at the start of this part of a key, and the rest.
 pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> {
     let (protocol, rest) = bytes.split_first_chunk::<4>()?;
     let protocol = match protocol.first()? {
@@ -151,8 +151,8 @@ pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> 
     Some((protocol, u16::from_be_bytes(port), rest))
 }
 
-/// The elements about an address and port. Which slots endpoints have does not matter, nor which chain picks one: both depend on
-/// what was there before. Connections are counted where the configuration asks for it.
+/// The elements about an address and port. The slots of endpoints and the selecting chain do not matter, because both
+/// depend on earlier states. Connections are counted if the configuration requests it.
 ///
 /// # Errors
 /// The table could not be read.
@@ -165,10 +165,10 @@ pub(in crate::modes) fn inspect(
     Ok(snapshot.map(|snapshot| inspect_table(&snapshot, key)).unwrap_or_default())
 }
 
-/// All Frontends of both families' tables, with the endpoints that their chains choose among.
+/// All Frontends of both families' tables, with the endpoints that their chains select from.
 ///
 /// # Errors
-/// A table could not be read. One that is foreign serves nothing.
+/// A table could not be read. Another program's table serves nothing.
 pub(in crate::modes) fn list_frontends(
     facts: &NodeFacts,
     tables: &mut dyn Tables,
@@ -221,7 +221,7 @@ fn packets(expressions: &[Expression]) -> Option<u64> {
     })
 }
 
-/// Packets that elements of Frontends have counted: the first ones of connections.
+/// Packets counted by elements of Frontends: the first ones of connections.
 fn counts(snapshot: &TableSnapshot, family: Family) -> impl Iterator<Item = (FrontendKey, u64)> {
     let of_frontends = snapshot.sets.iter().filter_map(|contents| {
         let set = SetName::by_name(contents.set.set.key.name.as_str()).filter(|set| set.leads_on())?;

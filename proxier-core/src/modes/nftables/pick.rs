@@ -1,4 +1,4 @@
-//! Chains that Frontends share: those that choose among endpoints, and those of slots, which clients stay with.
+//! Chains that Frontends share: those that select among endpoints, and those of slots for session affinity.
 //!
 //! ```text
 //!  chain pick-4 {                                         for 1 to 4 endpoints, in the slots from 0
@@ -9,9 +9,9 @@
 //!  }
 //! ```
 //!
-//! A draw that meets an endpoint meets each with the same probability, and the draw among as many as there are always does. So one
-//! chain is exactly fair to several numbers of endpoints. For that reason an endpoint more or less changes an element of the map
-//! of endpoints alone.
+//! A draw that finds an endpoint finds each with the same probability, and the draw among exactly as many as there are
+//! always does. So one chain is exactly fair to several numbers of endpoints, and adding or removing an endpoint
+//! changes only an element of the endpoint map.
 //!
 //! A new verdict in a map has the kernel check the whole table again, every verdict of it (`nft_table_validate`). So
 //! Frontends of the chains that nearly all use are elements of a set without verdicts, with the chain's name. One rule
@@ -49,12 +49,12 @@ use nftables::{Name, Operand, Rule, Set, SetReference};
 use super::layout::{Layout, built, chain};
 use super::lower::SetName;
 
-/// Connections that a chain marks to be masqueraded.
+/// Which connections a chain marks for masquerading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Marks {
     /// Marks no connections.
     Nothing,
-    /// Connections to a cluster IP that need it, by configuration.
+    /// Connections to a cluster IP that the configuration requires to be masqueraded.
     Internal,
     /// All connections.
     Everything,
@@ -75,31 +75,31 @@ impl Marks {
 pub(crate) struct Affinity {
     /// Seconds for which a client stays with its endpoint after its last connection.
     pub secs: u32,
-    /// Number of slots in which they are looked for.
+    /// Number of slots in which clients are searched for.
     pub width: u32,
 }
 
-/// How a chain chooses a slot.
+/// How a chain selects a slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Draw {
-    /// At random, for each connection.
+    /// At random for each connection.
     Random,
     /// The slot that the client had before, otherwise at random.
     Sticky(Affinity),
-    /// By a hash of the client's address, of its port too with `port`.
+    /// By a hash of the client's address, and of its port with `port`.
     Client { port: bool },
 }
 
-/// A chain that chooses an endpoint. Its name says what it does: `pick-2`, `internal-3-local`, `external-2-sticky-10800-of-4`,
-/// `internal-251-by-client`.
+/// A chain that selects an endpoint. Its name describes it: `pick-2`, `internal-3-local`,
+/// `external-2-sticky-10800-of-4`, `internal-251-by-client`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Pick {
-    /// Connections that are marked to be masqueraded.
+    /// Which connections are marked for masquerading.
     pub marks: Marks,
-    /// Among the endpoints on this node only.
+    /// Whether it selects only among the endpoints on this node.
     pub is_local: bool,
-    /// Most slots among which it chooses, never 0: at random a multiple of [`Pick::STEP`] and down to [`Pick::fewest`], otherwise exactly
-    /// as many.
+    /// Largest number of slots among which it selects, never 0. At random: a multiple of [`Pick::STEP`], down to
+    /// [`Pick::fewest`]. Otherwise exactly this number.
     pub most: u32,
     /// How it chooses.
     pub draw: Draw,
@@ -111,11 +111,11 @@ pub(crate) struct Pick {
 pub(crate) struct Clients {
     /// Number of the slot.
     pub number: u32,
-    /// Whether the slot is of the endpoints on this node.
+    /// Whether the slot belongs to the endpoints on this node.
     pub is_local: bool,
 }
 
-/// A chain that leads to the endpoint in a slot, and remembers the client for this time: `slot-3-sticky-10800`.
+/// A chain for the endpoint in a slot that remembers the client for this time: `slot-3-sticky-10800`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Slot {
     /// The clients that it remembers.
@@ -124,40 +124,41 @@ pub(crate) struct Slot {
     pub secs: u32,
 }
 
-/// A chain for policy `Local`: sends a connection to one of two chains, by its source. `pick-3-or-pick-1-local`.
+/// A chain for policy `Local` that sends a connection to one of two chains by its source. `pick-3-or-pick-1-local`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Split {
-    /// Chain for the node and its pods, which may go anywhere.
+    /// The chain for the node and its pods, which may use any endpoint.
     pub anywhere: Option<Pick>,
-    /// Chain for all other clients.
+    /// The chain for all other clients.
     pub only_here: Option<Pick>,
 }
 
 /// A chain that Frontends share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SharedChain {
-    /// A chain that chooses an endpoint.
+    /// A chain that selects an endpoint.
     Pick(Pick),
-    /// A chain that leads to one of two selection chains.
+    /// A chain that jumps to one of two selecting chains.
     Split(Split),
-    /// A chain that leads to the endpoint in a slot.
+    /// A chain for the endpoint in a slot.
     Slot(Slot),
 }
 
-/// The slot of the first endpoint on this node; slots of all endpoints begin at 0. No Service has as many endpoints.
+/// The slot of the first endpoint on this node; slots of all endpoints start at 0. No Service has this many endpoints.
 pub(super) const FIRST_LOCAL_SLOT: u32 = 1 << 24;
 
-/// Seed of the number that chooses for a new client. Always the same, or each start would write all rules again.
+/// Seed of the number that selects for a new client. Constant, otherwise each start would write all rules again.
 const SEED: u32 = 0x70_72_6f_78;
 
-/// Ends of the names of chains that choose by client.
+/// Suffixes of the names of chains that select by client.
 const BY_CLIENT: &str = "-by-client";
 const BY_CLIENT_PORT: &str = "-by-client-port";
 
-/// Largest number of endpoint counts that share a chain: two steps, so that a count that goes up and down by less stays there.
+/// Largest number of endpoint counts that share a chain: two steps, so that a count that goes up and down by less keeps
+/// its chain.
 const SHARING: u32 = 2 * Pick::STEP;
 
-/// Fewest endpoints that a chain for at most `most` is fair to.
+/// The smallest number of endpoints for which a chain with capacity `most` is fair.
 fn fewest(most: u32) -> u32 {
     most.saturating_sub(SHARING).saturating_add(1)
 }
@@ -169,7 +170,8 @@ pub(super) fn most_for(count: u32, in_use: Option<u32>) -> u32 {
     in_use.filter(does).or_else(|| count.checked_next_multiple_of(Pick::STEP)).unwrap_or(u32::MAX)
 }
 
-/// Capacity of a chain of this name, in endpoints, of those on this node or of all; `None` when the name does not tell.
+/// The capacity of a chain with this name, for the endpoints on this node or for all; `None` if the name does not
+/// contain it.
 pub(super) fn most_of(name: &str, is_local: bool) -> Option<u32> {
     let picks = name.split("-or-").filter(|pick| !pick.contains("-sticky-") && !pick.contains("-by-"));
     let (_, number) = picks.map(|pick| (pick.ends_with("-local"), pick)).find(|(local, _)| *local == is_local)?;
@@ -185,17 +187,17 @@ fn tickets(is_local: bool, slot: u32) -> u32 {
     u32::from(is_local) << 31 | (slot & 0x7fff) << 16
 }
 
-/// Element of the set of draws by which this draw leads to this slot.
+/// The element in the set of draws with which this draw selects this slot.
 pub(super) fn ticket(is_local: bool, slot: u32, draw: u32) -> u32 {
     tickets(is_local, slot) | (draw & 0xffff)
 }
 
-/// The slot's number in the map of endpoints.
+/// The slot's number in the endpoint map.
 pub(super) fn slot_number(is_local: bool, slot: u32) -> u32 {
     slot.saturating_add(first(is_local))
 }
 
-/// The slot that the map of endpoints knows by this number.
+/// The slot with this number in the endpoint map.
 pub(super) fn slot_at(place: u32) -> (bool, u32) {
     place.checked_sub(FIRST_LOCAL_SLOT).map_or((false, place), |slot| (true, slot))
 }
@@ -261,7 +263,7 @@ impl SharedChain {
         }
     }
 
-    /// The set of Frontends of the chain's name.
+    /// The set of Frontends with the chain's name.
     pub(super) fn set(&self, layout: &Layout) -> Option<Set> {
         self.entered_by_set().map(|pick| layout.set(SetName::Picked(pick)))
     }
@@ -283,7 +285,7 @@ impl SharedChain {
         }
     }
 
-    /// The chain, if a rule leads to it from a set of Frontends.
+    /// The chain, if a rule jumps to it from a set of Frontends.
     pub(super) fn entered_by_set(&self) -> Option<Pick> {
         match self {
             SharedChain::Pick(pick) => Some(*pick).filter(Pick::has_set),
@@ -293,13 +295,13 @@ impl SharedChain {
 }
 
 impl Pick {
-    /// The numbers of endpoints of chains without affinity are multiples of this.
+    /// Capacities of chains without affinity are multiples of this.
     pub(crate) const STEP: u32 = 4;
 
-    /// Most endpoints of chains with a set: each set costs a new connection a lookup.
+    /// Largest capacity of chains with a set. Each set costs a new connection a lookup.
     const MOST_IN_SET: u32 = 4 * Pick::STEP;
 
-    /// Whether the Frontends whose connections go to this chain are in a set of its name.
+    /// Whether the Frontends whose connections go to this chain are in a set with its name.
     pub(crate) fn has_set(&self) -> bool {
         let is_usual = match self.draw {
             Draw::Random => self.most <= Pick::MOST_IN_SET,
@@ -310,7 +312,7 @@ impl Pick {
         is_usual && self.marks != Marks::Nothing
     }
 
-    /// Chain of this name, if it has no affinity.
+    /// The chain with this name, if it has no affinity.
     pub(super) fn by_name(name: &str) -> Option<Self> {
         let mut by_client = [(BY_CLIENT_PORT, true), (BY_CLIENT, false)].into_iter();
         let by_client = by_client.find_map(|(suffix, port)| Some((name.strip_suffix(suffix)?, Draw::Client { port })));
@@ -321,12 +323,12 @@ impl Pick {
         Some(Pick { marks, is_local, most: most.parse().ok()?, draw })
     }
 
-    /// Fewest endpoints among which it chooses fairly.
+    /// The smallest number of endpoints for which it is fair.
     pub(crate) fn fewest(&self) -> u32 {
         if self.draw == Draw::Random { fewest(self.most) } else { self.most }
     }
 
-    /// The slots whose chains it goes to.
+    /// The slots whose chains it jumps to.
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
         let is_local = self.is_local;
         let affinity = match self.draw {
@@ -391,14 +393,13 @@ impl Clients {
 }
 
 impl Slot {
-    /// The name of its chain.
     fn name(&self) -> Name {
         chain(&self.to_string())
     }
 
     fn rules(&self, layout: &Layout) -> Vec<Rule> {
         let timeout = Duration::from_secs(self.secs.into());
-        // A constant that nft takes among the fields of a key: one number to choose from.
+        // A constant that nft accepts among the fields of a key: a random choice from one number.
         let this = || Operand::Numgen {
             kind: NumgenKind::Random,
             modulus: 1,
@@ -475,7 +476,8 @@ mod tests {
         assert_eq!(most_for(u32::MAX, None), u32::MAX);
     }
 
-    /// The probabilities of each slot, by the rules from first to last: a draw that meets no endpoint goes on to the next rule.
+    /// The probability of each slot, with rules applied from first to last: a draw that finds no endpoint continues to
+    /// the next rule.
     #[test]
     fn each_endpoint_is_as_likely_as_the_others() {
         for most in (1..=16).map(|steps| steps * Pick::STEP) {

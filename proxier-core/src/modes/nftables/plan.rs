@@ -1,4 +1,4 @@
-//! Plan of nftables mode: one transaction for each family, made from elements and chains, and how it is written.
+//! The plan of nftables mode: one transaction per family, made from elements and chains, and how it is written.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -33,11 +33,11 @@ pub(crate) struct Plan {
     pub(super) tables: Vec<TablePlan>,
     /// The generation before it.
     pub(super) generation: Option<u32>,
-    /// State of the tables that was read for it.
+    /// The tables that were read for it.
     pub(super) basis: Basis<Observed>,
     /// Frontends that the safeguard holds back.
     pub(super) held: BTreeSet<FrontendKey>,
-    /// Families whose table should be made again, but stays because deletions are held back.
+    /// Families whose table should be recreated, but stays because deletions are held back.
     pub(super) left: BTreeSet<Family>,
 }
 
@@ -46,23 +46,23 @@ pub(crate) struct Plan {
 pub(super) struct TablePlan {
     pub(super) layout: Layout,
     pub(super) fate: Fate,
-    /// This process becomes the table's owner.
+    /// Whether this process becomes the table's owner.
     claims: bool,
-    /// Sets of chains that are made.
+    /// Sets of chains that are created.
     sets: Vec<Set>,
     delete_sets: Vec<String>,
-    /// Chains that are made, or get other rules.
+    /// Chains that are created or get other rules.
     chains: Vec<ChainRules>,
     delete_chains: Vec<String>,
     delete: BTreeMap<SetName, Vec<ElementKey>>,
-    /// Shared with the transaction: of a whole table they are the largest part of the memory that a pass takes.
+    /// Shared with the transaction, because for a whole table they take most of a pass's memory.
     add: BTreeMap<SetName, Arc<Vec<Element>>>,
     pub(super) frontends: FrontendChanges,
 }
 
 impl TablePlan {
-    /// Differences from what was there `before`. Without `changes` that is the whole table, empty where it has to be made; else it is what
-    /// changed, as it was written ([`Index::written`]).
+    /// Computes the differences from what existed `before`. Without `changes` that is the whole table, empty if it must
+    /// be created. Otherwise it is what changed, as last written ([`Index::written`]).
     pub(super) fn new(
         layout: Layout,
         fate: Fate,
@@ -85,7 +85,7 @@ impl TablePlan {
         if fate == Fate::Delete {
             return plan;
         }
-        // What is left of these in the end is deleted.
+        // What remains of these in the end is deleted.
         let mut elements: BTreeMap<SetName, BTreeMap<&ElementKey, &Option<ElementData>>> =
             before.elements.iter().map(|(set, elements)| (*set, elements.iter().collect())).collect();
         let mut sets: BTreeSet<&str> = before.other_sets().collect();
@@ -131,7 +131,7 @@ impl TablePlan {
         plan
     }
 
-    /// Differences from the table that was read. One that cannot be repaired is made again.
+    /// Computes the differences from the table that was read. One that cannot be repaired is recreated.
     pub(super) fn compared(layout: Layout, (desired, index): (&Desired, &Index), observed: &Observed) -> Self {
         let family = layout.family();
         let is_other =
@@ -169,7 +169,7 @@ impl TablePlan {
         })
     }
 
-    /// Leaves held Frontends alone, with the chains that they need.
+    /// Leaves held Frontends unchanged, with the chains that they need.
     pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, index: &Index, observed: &Observed) {
         let family = self.layout.family();
         let is_held = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| held.contains(&key));
@@ -201,7 +201,7 @@ impl TablePlan {
         }
         let kept: Vec<String> = entered.iter().map(Pick::to_string).collect();
         found.extend(kept.iter().map(String::as_str));
-        // Chains lead to chains, and name sets.
+        // Chains jump to chains, and name sets.
         while let Some(name) = found.pop() {
             if needed.insert(name) {
                 let rules = observed.shape.rules(name).into_iter().flatten();
@@ -214,7 +214,7 @@ impl TablePlan {
         }
         self.delete_chains.retain(|chain| !needed.contains(chain.as_str()));
         self.delete_sets.retain(|set| !needed.contains(set.as_str()));
-        // The chain that leads to those that stay.
+        // The chain that jumps to those that stay.
         entered.extend(index.entered_by_set(family));
         let services = self.layout.services(entered);
         if self.chains.iter().any(|(chain, _)| *chain == services.0) {
@@ -230,7 +230,7 @@ impl TablePlan {
         !self.changes_rules() && !has_elements
     }
 
-    /// Whether more changes than elements: the table as a whole, or chains and sets.
+    /// Whether more than elements changes: the table as a whole, or chains and sets.
     pub(super) fn changes_rules(&self) -> bool {
         let has_sets = !self.sets.is_empty() || !self.delete_sets.is_empty();
         self.fate != Fate::Keep || self.claims || has_sets || !self.chains.is_empty() || !self.delete_chains.is_empty()
@@ -325,7 +325,7 @@ impl Work for Plan {
         self.tables.iter().all(TablePlan::is_empty)
     }
 
-    /// The operations, in the order in which they are carried out; those of a table are one transaction.
+    /// The operations, in the order in which they run; those of a table are one transaction.
     fn operations(&self) -> Box<dyn Iterator<Item = Operation<'_>> + '_> {
         Box::new(self.tables.iter().flat_map(|table| {
             let whole = table.changes_rules().then_some(Operation::Whole(table));

@@ -15,8 +15,9 @@ use crate::net::EndpointKey;
 use crate::service::Frontend;
 use crate::snapshot::Sharing;
 
-/// Largest number of endpoints with session affinity: each slot is a chain and a set, and a new client is looked for in all of them. Services
-/// with more are refused it ([`Facts::most_with_affinity`](crate::modes::Facts::most_with_affinity)).
+/// Largest number of endpoints with session affinity: each slot is a chain and a set, and a new client is searched for
+/// in all of them. Services with more endpoints do not get it
+/// ([`Facts::most_with_affinity`](crate::modes::Facts::most_with_affinity)).
 pub(super) const MOST_STICKY: u32 = 1 << 12;
 
 /// The slots of a Frontend's endpoints.
@@ -24,27 +25,27 @@ pub(super) const MOST_STICKY: u32 = 1 << 12;
 pub(crate) struct Slots {
     cluster: Numbers,
     local: Numbers,
-    /// It has affinity, but there are too many chains: clients do not stay.
+    /// Whether it requests affinity but there are too many chains, so that it is not applied.
     pub(super) is_over_limit: bool,
 }
 
 /// Slots for the endpoints of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Numbers {
-    /// The endpoint of each share, by its place in the list; `None` where each has one, in order, as nearly all do. With affinity, an endpoint that
-    /// takes connections has one share.
+    /// The index in the list of the endpoint of each share; `None` if each endpoint has one, in order, as nearly all
+    /// do. With affinity, an endpoint that takes connections has one share.
     shares: Option<Box<[u32]>>,
-    /// The slot of each share; `None` where that is its place.
+    /// The slot of each share; `None` if it is the share's index.
     slots: Option<Box<[u32]>>,
-    /// With affinity, the number of draws that lead to each share; `None` for one each.
+    /// With affinity, the number of draws that select each share; `None` for one each.
     draws: Option<Box<[u32]>>,
-    /// Capacity of the selection chain, in endpoints, if it is larger than the smallest one that fits.
+    /// Capacity of the selecting chain, if larger than the smallest sufficient one.
     most: Option<NonZeroU32>,
     /// Slot of the next new endpoint, if that is not the slot above the highest.
     next: Option<NonZeroU32>,
 }
 
-/// Slots as they were, by endpoint.
+/// The previous slots, by endpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldSlots {
     pub(super) cluster: HeldNumbers,
@@ -55,7 +56,7 @@ pub(super) struct HeldSlots {
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldNumbers {
     pub(super) slots: BTreeMap<EndpointKey, BTreeSet<u32>>,
-    /// Capacity of the chain that chose, in endpoints.
+    /// Capacity of the previous selecting chain.
     pub(super) most: Option<u32>,
     /// Slot of the next new endpoint, if that is not the slot above the highest.
     next: Option<NonZeroU32>,
@@ -70,7 +71,7 @@ impl HeldNumbers {
 }
 
 impl HeldSlots {
-    /// Slots of a Frontend as it was.
+    /// The previous slots of a Frontend.
     pub(super) fn from_frontend(frontend: &Frontend, slots: &Slots) -> Self {
         let numbers = |is_local| {
             let mut held = HeldNumbers {
@@ -99,9 +100,9 @@ impl HeldSlots {
 }
 
 impl Slots {
-    /// The slots of a Frontend's endpoints: held ones for those that have them, free ones for the rest. Without affinity these are the lowest, and
-    /// there are no gaps, so that any number below the number of endpoints is a slot. With affinity they come in turn, of about twice
-    /// as many as there are endpoints.
+    /// The slots of a Frontend's endpoints: held ones for those that have them, free ones for the others. Without
+    /// affinity the lowest ones are used without gaps, so that any number below the number of endpoints is a slot. With
+    /// affinity they are used in rotation, out of about twice as many as there are endpoints.
     pub(super) fn keeping(held: &HeldSlots, frontend: &Frontend, is_over_limit: bool) -> Self {
         let keep = |held: &HeldNumbers, endpoints: &[EndpointKey]| {
             let shares = frontend.slots_of(endpoints);
@@ -130,7 +131,8 @@ impl Slots {
         }
     }
 
-    /// The endpoints with their slots, in the order of the list: those on this node, or all. An endpoint has as many slots as shares.
+    /// The endpoints with their slots, in the order of the list: those on this node, or all. An endpoint has as many
+    /// slots as shares.
     pub(super) fn with_endpoints<'a>(
         &'a self,
         frontend: &'a Frontend,
@@ -144,7 +146,7 @@ impl Slots {
         (0..numbers.count(endpoints)).filter_map(move |share| Some((numbers.at(share), endpoint(share)?)))
     }
 
-    /// Whether clients stay with their endpoints: those on this node, or all.
+    /// Whether session affinity is applied: for those on this node, or all.
     pub(super) fn is_sticky(&self, frontend: &Frontend, is_local: bool) -> bool {
         is_sticky(frontend, self.numbers(frontend, is_local).1) && !self.is_over_limit
     }
@@ -179,13 +181,13 @@ impl Slots {
         if is_local { (&self.local, &frontend.local) } else { (&self.cluster, &frontend.cluster) }
     }
 
-    /// Capacity of the chain that chooses without session affinity, in endpoints.
+    /// Capacity of the chain that selects without session affinity.
     pub(super) fn most(&self, frontend: &Frontend, is_local: bool) -> u32 {
         let most = self.numbers(frontend, is_local).0.most;
         most.map_or_else(|| most_for(self.count(frontend, is_local), None), NonZeroU32::get)
     }
 
-    /// Number of slots that a client is looked for in: the next power of two, so that few numbers are in use.
+    /// Number of slots in which a client is searched for: the next power of two, so that few numbers are in use.
     pub(super) fn width(&self, frontend: &Frontend, is_local: bool) -> u32 {
         let highest = self.with_endpoints(frontend, is_local).map(|(slot, _)| slot).max().unwrap_or(0);
         highest.saturating_add(1).checked_next_power_of_two().unwrap_or(u32::MAX)
@@ -193,7 +195,7 @@ impl Slots {
 }
 
 impl Numbers {
-    /// The slots, and whose turn it is then.
+    /// The slots, and where the rotation continues.
     fn keeping(
         held: &HeldNumbers,
         endpoints: &[EndpointKey],
@@ -212,7 +214,7 @@ impl Numbers {
         let kept: Vec<Option<u32>> = endpoints
             .iter()
             .map(|endpoint| {
-                // The lowest that no earlier share of it has.
+                // The lowest one that no earlier share of it has.
                 let slots = held.slots.get(endpoint)?;
                 slots.iter().copied().find(|slot| *slot < bound && taken.insert(*slot))
             })
@@ -247,7 +249,8 @@ impl Numbers {
 /// Numbers, if they are not the obvious ones.
 type Unusual = Option<Box<[u32]>>;
 
-/// Each endpoint of a list of shares once, and the number of its shares; `None` for all endpoints in order, and for one share each.
+/// Each endpoint of a list of shares once, and the number of its shares; `None` for all endpoints in order, and for one
+/// share each.
 fn once_each(shares: &[u32], endpoints: usize) -> (Unusual, Unusual) {
     let each = || shares.chunk_by(|one, next| one == next);
     let once: Box<[u32]> = each().filter_map(|of| of.first()).copied().collect();
@@ -260,7 +263,7 @@ fn number_of<T>(list: &[T]) -> u32 {
     u32::try_from(list.len()).unwrap_or(u32::MAX)
 }
 
-/// Whether an endpoint follows from the client, and then whether from its port too.
+/// Whether the client determines the endpoint, and if so, whether with its port.
 pub(super) fn by_client(frontend: &Frontend) -> Option<bool> {
     match frontend.sharing() {
         Sharing::ByClient { port } => Some(port),
@@ -329,7 +332,7 @@ mod tests {
         let mut last_used = BTreeMap::new();
         for round in 1..40_u8 {
             last_used.extend(slots.iter().map(|slot| (*slot, round)));
-            // One goes before another comes.
+            // One is removed before another is added.
             let rest: Vec<u8> = (round + 1..round + 4).collect();
             held = follow(&held, &rest, true).1;
             let all: Vec<u8> = (round + 1..round + 5).collect();

@@ -1,4 +1,4 @@
-//! Asks the kernel whether it can do what this mode needs.
+//! Checks whether the kernel supports what this mode needs.
 
 use nftables::{Set, Transaction};
 

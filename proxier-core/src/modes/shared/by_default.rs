@@ -9,7 +9,7 @@ use nftables::{ChainKey, CtState, Expression, Family as NftFamily, Policy, Regis
 use crate::net::Family;
 use crate::ports::Tables;
 
-/// Depth at which following jumps ends: more than the kernel lets chains jump to one another.
+/// Depth at which following jumps stops: more than the kernel allows chains to nest.
 const DEPTH: usize = 16;
 
 /// Protocol of the connection: name and number.
@@ -18,21 +18,21 @@ type Protocol = (&'static str, u8);
 const TCP: Protocol = ("tcp", 6);
 const PROTOCOLS: [Protocol; 2] = [TCP, ("udp", 17)];
 
-/// What is known of a packet besides its protocol.
+/// What is known about a packet besides its protocol.
 pub(crate) struct Known<'a> {
     /// Whether it comes or goes by a device of this name, or one that begins so if the name ends in `+`; `None`: it
     /// may.
     pub(crate) device: &'a dyn Fn(&str) -> Option<bool>,
-    /// Families that it may be of.
+    /// The families that it may belong to.
     pub(crate) families: &'a [Family],
     /// Bits of the packet mark that it does not have.
     pub(crate) unmarked: u32,
-    /// It belongs to a connection that has begun, and is not its first packet.
+    /// Whether it belongs to an existing connection and is not its first packet.
     pub(crate) is_answer: bool,
 }
 
 impl Known<'_> {
-    /// The first packet of a connection, by any device.
+    /// The first packet of a connection, on any device.
     const FIRST: Known<'static> =
         Known { device: &|_name| None, families: &Family::ALL, unmarked: 0, is_answer: false };
 
@@ -52,12 +52,12 @@ enum Step {
     Perhaps(Box<Step>),
 }
 
-/// Decision about a packet that a chain's policy drops or its rules do.
+/// Whether a chain's policy or its rules drop a packet.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Accepted,
     Dropped,
-    /// Dropped, unless it meets the condition of a rule that accepts.
+    /// Dropped, unless it matches a rule that accepts.
     DroppedUnless,
 }
 
@@ -86,12 +86,12 @@ fn fates<'a>(table: &'a Table, chain: &'a str, known: &'a Known<'_>) -> impl Ite
     })
 }
 
-/// As [`drops`], of a chain of nf_tables with its policy. Rules that cannot be read decide nothing.
+/// As [`drops`], for an nf_tables chain with its policy. Rules that cannot be read decide nothing.
 pub(crate) fn drops_in_nft(chain: &ChainKey, policy: Policy, tables: &mut dyn Tables) -> bool {
     fates_in_nft(chain, policy, &Known::FIRST, tables).iter().any(|fate| *fate != Fate::Accepted)
 }
 
-/// As [`drops_all`], of a chain of nf_tables with its policy.
+/// As [`drops_all`], for an nf_tables chain with its policy.
 pub(crate) fn drops_all_in_nft(chain: &ChainKey, policy: Policy, known: &Known<'_>, tables: &mut dyn Tables) -> bool {
     fates_in_nft(chain, policy, known, tables).contains(&Fate::Dropped)
 }
@@ -127,8 +127,8 @@ fn fate(chain: &str, policy: Policy, steps: &mut dyn FnMut(&str) -> Vec<Step>) -
     }
 }
 
-/// Whether a packet that meets no condition is dropped; `None`: it comes to the chain's end. `may_accept`: set if a rule on the way accepts
-/// packets that meet its condition.
+/// Whether a packet that matches no condition is dropped; `None`: it reaches the chain's end. `may_accept` is set if a
+/// rule on the way accepts packets that match its condition.
 fn decision(
     chain: &str,
     steps: &mut dyn FnMut(&str) -> Vec<Step>,
@@ -159,7 +159,7 @@ fn decision(
     None
 }
 
-/// Effect of a rule on such a packet; `None` for a rule that only counts or logs, and for one whose condition none of them meets.
+/// The effect of a rule on such a packet; `None` for a rule that only counts or logs, or that matches none of them.
 fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Step> {
     let mut tokens = rule.tokens().iter().map(iptables::Token::as_str).peekable();
     let (mut step, mut is_certain) = (None, true);
@@ -200,7 +200,7 @@ fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Step> {
                     "ACCEPT" => Step::Accept,
                     "DROP" | "REJECT" => Step::Drop,
                     "RETURN" => Step::Return,
-                    // Other targets have no chain of their name, which decides nothing.
+                    // Other targets have no chain with their name, which decides nothing.
                     to => Step::Jump(to.to_owned()),
                 });
                 Some(true)
@@ -218,14 +218,14 @@ fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Step> {
 /// The known part of a value in a register.
 enum Loaded {
     Bytes(Vec<u8>),
-    /// Name of the device by which it comes or goes.
+    /// The name of the packet's device.
     Device,
     Mark,
 }
 
-/// Effect of a rule of nf_tables on such a packet, as `step`.
+/// The effect of an nf_tables rule on such a packet, as in `step`.
 fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<'_>) -> Option<Step> {
-    // Of iptables, in its tables of nf_tables: the name is the first attribute.
+    // From iptables, in its nf_tables tables: the name is the first attribute.
     let is_reject = |data: &Option<Vec<u8>>| {
         data.as_ref().and_then(|data| data.get(4..)).is_some_and(|data| data.starts_with(b"REJECT\0"))
     };
@@ -300,14 +300,14 @@ fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<
     step.map(|step| if is_certain { step } else { Step::Perhaps(Box::new(step)) })
 }
 
-/// Name of a device in a comparison; one without its end stands for all names that begin with it.
+/// The device name in a comparison; one without its end stands for all names with this prefix.
 fn device(bytes: &[u8]) -> String {
     let name = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
     let wildcard = if name.len() == bytes.len() && name.len() < 16 { "+" } else { "" };
     String::from_utf8_lossy(name).into_owned() + wildcard
 }
 
-/// Register that an expression writes, and the value: `None` within, if the packet does not tell it.
+/// The register that an expression writes, and the value: `None` within, if the packet does not determine it.
 fn loaded(
     expression: &Expression,
     (family, protocol): (Family, Protocol),
@@ -347,7 +347,7 @@ fn loaded(
     }
 }
 
-/// Whether a `struct xt_conntrack_mtinfo3`, or an earlier one, that looks at nothing but the state has this one in it.
+/// Whether a `struct xt_conntrack_mtinfo3`, or an earlier version, that checks nothing but the state includes this one.
 fn has_state(info: &[u8], state: CtState) -> Option<bool> {
     const STATE: u16 = 1;
     let number = |at: usize| Some(u16::from_ne_bytes(*info.get(at..)?.first_chunk()?));

@@ -1,4 +1,5 @@
-//! Removes chains of iptables: over nf_tables where iptables-nft keeps them, which takes no program, and else by programs.
+//! Removes iptables chains: over nf_tables if iptables-nft stores them there, which needs no program, otherwise with
+//! the programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,22 +13,23 @@ use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 
-/// Most chains named in a sentence.
+/// Largest number of chains named in a sentence.
 const NAMED: usize = 4;
 /// The tables in which modes have chains.
 const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
-/// A removal of chains of a mode.
+/// The removal of a mode's chains.
 pub(in crate::modes) struct Removal<'a> {
-    /// Whether a chain of this name may go. Without one nothing else is read.
+    /// Whether a chain with this name may be removed. If there is none, nothing else is read.
     pub(in crate::modes) may_go: IsKeptIn<'a>,
-    /// Edits that delete rules, empty chains and delete chains. Where chains that may go are in nf_tables, their rules are not known, and of
-    /// foreign rules only their targets and comments are.
+    /// Edits that delete rules, empty chains and delete chains. If chains that may be removed are in nf_tables, their
+    /// rules are unknown, and of other programs' rules only targets and comments are known.
     pub(in crate::modes) edits: &'a dyn Fn(Backend, &Dump) -> Result<Transaction, PortError>,
 }
 
 impl Removal<'_> {
-    /// Removes them in both families and both back ends, used or not. A family without tables of iptables has none.
+    /// Removes them in both families and both back ends, whether in use or not. A family without iptables tables has
+    /// none.
     pub(in crate::modes) fn carry_out(&self, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
         for family in Family::ALL {
             for (backend, edits) in self.by_programs(family, ports) {
@@ -75,7 +77,7 @@ impl Removal<'_> {
         }
     }
 
-    /// Edits of both back ends as the programs show them. No program is started where there is nothing.
+    /// Edits both back ends as the programs show them. No program is started if there is nothing.
     fn by_programs(&self, family: Family, ports: &mut Ports<'_>) -> Vec<(Backend, Result<Transaction, PortError>)> {
         if ports.rules.has_tables(family) == Some(false) {
             return Vec::new();
@@ -84,7 +86,7 @@ impl Removal<'_> {
         Backend::ALL.map(edits).into_iter().zip(Backend::ALL).map(|(edits, backend)| (backend, edits)).collect()
     }
 
-    /// The tables of iptables in nf_tables that have chains which may go, and their generation.
+    /// The iptables tables in nf_tables with chains that may be removed, and their generation.
     fn read(&self, family: Family, tables: &mut dyn Tables) -> Result<Option<(Dump, u32)>, PortError> {
         let generation = tables.generation()?;
         let mut dump = Dump::default();
@@ -130,7 +132,7 @@ impl Found {
     }
 }
 
-/// Applies edits, if there are any, and records the outcome.
+/// Applies edits, if any, and records the outcome.
 fn note(
     family: Family,
     edits: Result<Transaction, PortError>,

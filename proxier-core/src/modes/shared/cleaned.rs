@@ -17,12 +17,12 @@ use crate::safeguard::Kernel;
 pub struct Cleaned {
     /// Operations that were carried out, and those that failed.
     pub applied: Applied,
-    /// Parts that could not be read; nothing of them was removed.
+    /// Parts that could not be read. Nothing of them was removed.
     pub unread: Vec<Unread>,
-    /// Foreign virtual servers, which stay.
+    /// Other programs' virtual servers, which stay.
     pub foreign: Vec<VirtualServerKey>,
-    /// Objects that look like a kube-proxy's and that this cleanup cannot recognise or read, each with what to do. They stay, and may
-    /// still decide about packets.
+    /// Objects that look like a kube-proxy's and that this cleanup cannot recognize or read, each with what to do. They
+    /// stay, and may still affect packets.
     pub left: Vec<String>,
 }
 
@@ -37,7 +37,7 @@ impl Cleaned {
         self.applied.done.values().sum()
     }
 
-    /// Leftovers that may still decide about packets, in sentences: what could not be read or removed, and what is
+    /// Remaining objects that may still affect packets, in sentences: what could not be read or removed, and what is
     /// [left](Cleaned::left).
     pub fn leftovers(&self) -> impl Iterator<Item = String> {
         let unread = self.unread.iter().map(|unread| format!("what another mode left cannot be removed yet: {unread}"));
@@ -46,7 +46,7 @@ impl Cleaned {
         unread.chain(failures).chain(self.left.iter().cloned())
     }
 
-    /// Adds what another cleanup did.
+    /// Adds the result of another cleanup.
     pub(crate) fn extend(&mut self, other: Cleaned) {
         self.applied.add(other.applied);
         self.unread.extend(other.unread);
@@ -54,7 +54,7 @@ impl Cleaned {
         self.left.extend(other.left);
     }
 
-    /// Notes what could not be read, unless this kernel does not have it at all.
+    /// Records what could not be read, unless this kernel does not have it at all.
     pub(crate) fn miss(&mut self, what: impl std::fmt::Display, error: PortError) {
         if error.kind() != PortErrorKind::Unavailable {
             self.unread.push(Unread::new(what, error));
@@ -62,18 +62,19 @@ impl Cleaned {
     }
 }
 
-/// Whether a chain of a table stays in a cleanup, with the jumps to it: the mode that serves has one of that name.
+/// Whether a chain of a table stays in a cleanup, with the jumps to it, because the mode that serves has one with that
+/// name.
 pub(crate) type IsKept<'a> = &'a dyn Fn(&TableName, &str) -> bool;
 
-/// The same by back end: the mode that serves has chains in one of them only.
+/// The same by back end, because the mode that serves has chains in one of them only.
 pub(crate) type IsKeptIn<'a> = &'a dyn Fn(Backend, &TableName, &str) -> bool;
 
-/// Frontends that the kernel serves, as far as it could be read.
+/// Frontends that the kernel serves, as far as readable.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct ServedFrontends {
-    /// The Frontends, with whether there are endpoints.
+    /// The Frontends, and whether they have endpoints.
     pub(crate) frontends: BTreeMap<FrontendKey, bool>,
-    /// Frontends that depend on chains whose names the new mode has too: its first pass replaces them.
+    /// Frontends that depend on chains whose names the new mode has too, and which its first pass replaces.
     pub(crate) replaced: BTreeSet<FrontendKey>,
     /// Parts that could not be read.
     pub(crate) unread: Vec<Unread>,
@@ -96,7 +97,7 @@ impl ServedFrontends {
         self.unread.extend(other.unread);
     }
 
-    /// Notes what could not be read, unless this kernel does not have it at all.
+    /// Records what could not be read, unless this kernel does not have it at all.
     pub(crate) fn miss(&mut self, what: impl Display, error: PortError) {
         if error.kind() != PortErrorKind::Unavailable {
             self.unread.push(Unread::new(what, error));

@@ -1,4 +1,4 @@
-//! Flows that go to endpoints which do not answer any more: of UDP, and of TCP once their time is over.
+//! Forgets flows to endpoints that no longer answer: UDP flows, and TCP ones after their drain time.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -14,8 +14,9 @@ use crate::service::Frontend;
 /// The consequence if this kernel lists no tracked connections.
 pub(crate) const STAY: &str = "UDP flows to endpoints that are gone are not ended";
 
-/// The flows to forget after Frontends changed, in modes that translate connections: by address and port, with the endpoints
-/// that may answer there from now on. These are all that serve, selected or not, since connections of TCP go on too.
+/// The flows to forget after Frontends changed, in modes that translate connections: by address and port, with the
+/// endpoints that may answer there from now on. These are all serving endpoints, selected or not, because TCP
+/// connections continue too.
 ///
 /// Only families that the mode serves count (`is_served`). `differing`: Frontends that a reading found to differ, whose
 /// flows earlier processes and other programs may have sent elsewhere. `held`: Frontends that stay unchanged in the
@@ -31,14 +32,14 @@ pub(crate) fn to_forget<'a>(
     for (key, before) in changes.frontends().filter(|(key, _)| is_served(key.family())) {
         let (Some(place), after) = (key.udp(), desired.frontend(key)) else { continue };
         let new = after.map(Frontend::answering).unwrap_or_default();
-        // A flow that began while there was no endpoint is not translated.
+        // A flow that started while there was no endpoint is not translated.
         let begins = before.is_none_or(|before| !before.has_endpoints()) && !new.is_empty();
         let ends = before.is_some_and(|before| !before.answering().is_subset(&new));
         if begins || ends {
             flows.insert(place, answering_at(place, Some(new)));
         }
     }
-    // Not gone through for a change.
+    // Not searched for a change.
     let all =
         sweep.map(|left| desired.frontends().filter_map(|frontend| frontend.key.udp()).chain(left.iter().copied()));
     let all =
@@ -52,8 +53,8 @@ pub(crate) fn to_forget<'a>(
     flows
 }
 
-/// Addresses that may answer flows to an address and port. One that is not served any more, or has no endpoint, may
-/// answer itself: its packets are not translated.
+/// Addresses that may answer flows to an address and port. One that is no longer served, or has no endpoint, may answer
+/// itself, because its packets are not translated.
 pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr>>) -> BTreeSet<SocketAddr> {
     served.filter(|served| !served.is_empty()).unwrap_or_else(|| [place].into())
 }

@@ -1,4 +1,5 @@
-//! Frontends that one operation writes together, the search for what the kernel refuses of it, and counts of objects that Frontends share.
+//! Frontends that one operation writes together, the search for what the kernel refuses, and counts of objects that
+//! Frontends share.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +9,7 @@ use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part};
 use crate::service::Frontend;
 
-/// Action for each Frontend that changes, with the number of its endpoints.
+/// The action for each changed Frontend, with the number of its endpoints.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct FrontendChanges(pub(crate) BTreeMap<FrontendKey, (Action, usize)>);
 
@@ -41,14 +42,14 @@ impl FrontendChanges {
     }
 }
 
-/// Increments a count, and returns whether it is the first.
+/// Increments a count. Returns whether it is the first.
 pub(crate) fn count<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) -> bool {
     let count = counts.entry(key).or_default();
     *count = count.saturating_add(1);
     *count == 1
 }
 
-/// Decrements a count, and returns whether none is left.
+/// Decrements a count. Returns whether none is left.
 pub(crate) fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
     let Some(count) = counts.get_mut(key) else { return false };
     *count = count.saturating_sub(1);
@@ -59,16 +60,16 @@ pub(crate) fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool 
     is_last
 }
 
-/// Finds one part of a write that the kernel refuses and does not name: halves the suspects until one is left.
+/// Finds one part of a write that the kernel refuses without naming it, by halving the suspects until one is left.
 ///
-/// `passes` tries everything but these, and returns whether the kernel accepts the rest; `None` where it fails for another reason. `left`: number
-/// of tries that may still be made.
+/// `passes` tries everything except these, and returns whether the kernel accepts the rest; `None` if it fails for
+/// another reason. `left`: number of remaining tries.
 pub(crate) fn search<T>(
     mut suspects: Vec<T>,
     left: &mut usize,
     mut passes: impl FnMut(&[T]) -> Option<bool>,
 ) -> Option<T> {
-    // More than one may be refused: those that the search turns away stay out of later tries.
+    // More than one may be refused. Those already excluded by the search stay out of later tries.
     let mut away = Vec::new();
     while suspects.len() > 1 {
         *left = left.checked_sub(1)?;

@@ -1,4 +1,4 @@
-//! A Frontend as a listener.
+//! Converts a Frontend to a listener.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use crate::ports::Listener;
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
-/// Listener of a Frontend, with the endpoints to which it leads. `None` for SCTP.
+/// The listener of a Frontend with its endpoints. `None` for SCTP.
 ///
 /// A policy `Local` is that of the iptables mode of kube-proxy. For cluster IPs, only endpoints on this node; for all
 /// else, endpoints on this node for clients outside, and any for this node and its pods.
@@ -36,7 +36,7 @@ pub(crate) fn lower(frontend: &Frontend) -> Option<Listener> {
     })
 }
 
-/// The endpoints of UDP that serve and are in none of these lists.
+/// The serving UDP endpoints in none of these lists.
 fn unselected(frontend: &Frontend, selected: [&Arc<[EndpointKey]>; 2]) -> Option<Arc<[EndpointKey]>> {
     if frontend.key.protocol != Protocol::Udp {
         return None;

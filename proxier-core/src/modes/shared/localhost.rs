@@ -18,19 +18,20 @@ use crate::ports::{PortError, Ports, SysctlChange, Sysctls};
 
 const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 
-/// The kubelet's chain in table filter, with the rule of this comment: the kubelet, kube-proxy and iptables mode make them, and none of them
-/// removes them.
+/// The kubelet's chain in table filter that contains the rule with this comment. The kubelet, kube-proxy and iptables
+/// mode create them, and none of them removes them.
 pub(crate) const FIREWALL: &str = "KUBE-FIREWALL";
 const INPUT: &str = "INPUT";
 /// Comment of the rule that guards.
 pub(crate) const FIREWALL_COMMENT: &str = "block incoming localnet connections";
 
-/// Values to write once a rule guards loopback addresses ([`Plan::guarded`](crate::modes::Plan)), and those that may not be written from here.
+/// Values to write once a rule guards loopback addresses ([`Plan::guarded`](crate::modes::Plan)), and those that cannot
+/// be written from here.
 pub(crate) fn open(sysctls: &mut dyn Sysctls) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     changes(sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 1)])
 }
 
-/// The kubelet's chain, in words, if it guards loopback addresses here. A chain that cannot be read is none.
+/// The kubelet's chain, in words, if it guards loopback addresses here. A chain that cannot be read counts as missing.
 pub(crate) fn kept(ports: &mut Ports<'_>) -> Option<String> {
     let setting = if is_open(ports) { ", and route_localnet with it" } else { "" };
     is_guarded(ports).then(|| {
@@ -68,7 +69,7 @@ fn is_guarded(ports: &mut Ports<'_>) -> bool {
     in_nf_tables(ports).unwrap_or(false) || by_programs(ports).unwrap_or(false)
 }
 
-/// Whether a table filter has the rule, and packets to this node come to it.
+/// Whether table filter has the rule, and packets to this node reach it.
 fn guards(table: &Table) -> bool {
     let has = |chain: &str, is_it: &dyn Fn(&Rule) -> bool| {
         table.chain(chain).is_some_and(|chain| chain.rules.iter().any(is_it))
@@ -77,7 +78,7 @@ fn guards(table: &Table) -> bool {
         && has(INPUT, &|rule| rule.target() == Some(FIREWALL))
 }
 
-/// Whether iptables-nft has the rule, which takes no program.
+/// Whether iptables-nft has the rule, determined without a program.
 fn in_nf_tables(ports: &mut Ports<'_>) -> Result<bool, PortError> {
     let key = compat::table_key(Family::V4, &TableName::FILTER)?;
     let read = compat::read(&key, &TableName::FILTER, &|chain| [FIREWALL, INPUT].contains(&chain), ports.tables)?;

@@ -1,4 +1,4 @@
-//! Parts that several modes share: facts of the host, sysctls, flows, tables of nf_tables and chains of iptables.
+//! Parts that several modes share: facts of the host, sysctls, flows, nf_tables tables and iptables chains.
 
 pub(crate) mod by_default;
 pub(crate) mod chains;

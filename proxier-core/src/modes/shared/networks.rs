@@ -1,4 +1,4 @@
-//! Addresses and networks of this node: its own, those of its pods, and those of Services, which routes make local.
+//! Addresses and networks of this node: its own, those of its pods, and those of Services that routes make local.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -15,10 +15,10 @@ use crate::ports::{Links, LocalRoute, Ports, RouteOwner};
 use crate::service::NodeFacts;
 use crate::snapshot::HostAddresses;
 
-/// Reads the addresses of this host, the dummy device's among them.
+/// Reads the addresses of this host, including the dummy device's.
 ///
 /// # Errors
-/// When the kernel could not list them.
+/// If the kernel could not list them.
 pub(crate) fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
     links.addresses().map_err(|error| Unread::new("addresses", error))
 }
@@ -29,21 +29,21 @@ pub fn other_addresses<'a>(host: &'a HostAddresses, names: &'a KernelNames) -> i
     others.flat_map(|(_, addresses)| addresses).map(IpAddr::to_canonical)
 }
 
-/// Detection of a family's traffic of this node's pods.
+/// How a family's traffic of this node's pods is detected.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum PodTraffic {
-    /// Local pod traffic is not detected.
+    /// It is not detected.
     Unknown,
     /// Sources in this network.
     Network(Network),
-    /// Packets that come in by this device.
+    /// Packets that arrive on this device.
     Interface(InterfaceName),
-    /// Packets that come in by a device whose name begins so.
+    /// Packets that arrive on devices with this name prefix.
     Prefix(InterfaceName),
 }
 
 impl PodTraffic {
-    /// Detection as configured ([`LocalTraffic`]), for a family.
+    /// Detection as configured ([`LocalTraffic`]) for a family.
     pub(crate) fn from_facts(facts: &NodeFacts, family: Family) -> Self {
         let network = match &facts.config().local_traffic {
             LocalTraffic::ClusterCidrs(networks) => {
@@ -57,13 +57,13 @@ impl PodTraffic {
     }
 }
 
-/// Reason why a network is not made local as a whole. Prints as a sentence.
+/// Why a network is not made local as a whole. Prints as a sentence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Unusable {
     /// The network.
     pub network: Network,
-    /// Obstacle in the network, in words.
+    /// The obstacle in the network, in words.
     pub holds: String,
 }
 
@@ -99,7 +99,7 @@ pub(crate) fn usable(
     (usable, unusable)
 }
 
-/// The first use of this network by anything but Services.
+/// The first use of this network other than by Services.
 fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeFacts) -> Option<String> {
     let config = facts.config();
     if let Some(own) = facts.own_addresses().find(|address| network.contains(address)) {

@@ -1,4 +1,4 @@
-//! Parts that modes with tables of nf_tables share.
+//! Parts that modes with nf_tables tables share.
 
 use nftables::expr::{CmpOp, MetaKey, Reject};
 use nftables::{
@@ -12,7 +12,7 @@ use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
 
-/// An empty chain: the table is this program's.
+/// An empty chain that identifies the table as this program's.
 pub(crate) const OWNED: &str = "made-by-proxier-core";
 /// Comment of nftables mode's table. A comment cannot be removed without the table.
 pub(crate) const COMMENT: &str = "Services";
@@ -21,7 +21,8 @@ pub(crate) const COMMENT_OF_IPVS: &str = "Services by IPVS";
 /// Comment of the fast path's table.
 pub(crate) const COMMENT_OF_FAST_PATH: &str = "Fast path of Services";
 
-/// Whether a table of this program's name is this program's: it has the chain or a comment. Any other one is foreign.
+/// Whether a table with this program's name was created by this program: it has the chain or a comment. Any other one
+/// is another program's.
 pub(crate) fn is_marked(table: &Table, has_chain: bool) -> bool {
     const COMMENTS: [&str; 3] = [COMMENT, COMMENT_OF_IPVS, COMMENT_OF_FAST_PATH];
     has_chain || table.comment.as_deref().is_some_and(|comment| COMMENTS.contains(&comment))
@@ -68,9 +69,9 @@ pub(crate) fn check_trial(
     tables.check(&transaction).map_err(|refused| refused.error)
 }
 
-/// A name of this program's own.
+/// A name that this program defines.
 pub(crate) fn name(name: &str) -> Name {
-    // Own names are all valid; the kernel refuses an invalid one by itself.
+    // Own names are all valid; the kernel would refuse an invalid one.
     Name::new(name).unwrap_or_else(|_| unnamed())
 }
 
@@ -101,8 +102,8 @@ pub(crate) fn rejections(family: Family, matching: impl Fn() -> RuleBuilder) -> 
     ]
 }
 
-/// Compares the name of the interface that a packet came in by, or its beginning. A name that no interface can have makes a rule that
-/// cannot be built ([`built`]).
+/// Compares the name of the interface where a packet arrives, or its prefix. A name that no interface can have makes a
+/// rule that cannot be built ([`built`]).
 pub(crate) fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpOp) -> RuleBuilder {
     let register = Register::FIRST;
     let mut bytes = name.as_bytes().to_vec();
@@ -133,7 +134,7 @@ pub(crate) fn built(rule: RuleBuilder) -> Rule {
     })
 }
 
-/// The base chains of IPv4 and IPv6 at this hook, and their policies. Best effort: what cannot be read has none.
+/// The base chains of IPv4 and IPv6 at this hook, and their policies. What cannot be read is left out.
 pub(in crate::modes) fn base_chains(hook: Hook, kind: &ChainType, tables: &mut dyn Tables) -> Vec<(ChainKey, Policy)> {
     let sees_packets = |table: &TableKey| matches!(table.family, NftFamily::Ip | NftFamily::Ip6 | NftFamily::Inet);
     let mut found = Vec::new();
@@ -146,10 +147,10 @@ pub(in crate::modes) fn base_chains(hook: Hook, kind: &ChainType, tables: &mut d
     found
 }
 
-/// The tables of iptables, which its nf_tables back end makes as tables of nf_tables.
+/// The tables that the nf_tables back end of iptables creates.
 const TABLES_OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
-/// Whether iptables may have tables of this family, found out without a program.
+/// Whether iptables may have tables of this family, determined without a program.
 pub(in crate::modes) fn may_have_iptables(family: Family, ports: &mut Ports<'_>) -> bool {
     let of_nft = |of: &&str| {
         let table = TableKey { family: family.into(), name: name(of) };
@@ -158,24 +159,26 @@ pub(in crate::modes) fn may_have_iptables(family: Family, ports: &mut Ports<'_>)
     ports.rules.has_tables(family) != Some(false) || TABLES_OF_IPTABLES.iter().any(of_nft)
 }
 
-/// Whether a refusal of this kind says that the kernel's state is not the expected one, so that fewer elements would not help.
+/// Whether a refusal of this kind means that the kernel's state is not the expected one, so that writing fewer elements
+/// would not help.
 pub(crate) fn is_of_the_state(error: &PortError) -> bool {
     use PortErrorKind::{AlreadyExists, NotFound, Unknown};
     matches!(error.kind(), NotFound | AlreadyExists | Unknown)
 }
 
-/// Whether it may be one element that the kernel refuses.
+/// Whether a single element may be what the kernel refuses.
 pub(crate) fn is_of_an_element(error: &PortError) -> bool {
     use PortErrorKind::{Busy, Permission, Unavailable};
     !is_of_the_state(error) && !matches!(error.kind(), Busy | Permission | Unavailable)
 }
 
-/// Advice about a table of this program's name without its mark.
+/// Advice about a table with this program's name but without its mark.
 pub(crate) fn made_by_others(table: &TableKey) -> String {
     format!("another program made it; choose another name, or delete it with 'nft delete table {table}'")
 }
 
-/// Removes a table if it is this program's, and notes the outcome. A missing table counts as done, and so does a kernel without nf_tables.
+/// Removes a table if it is this program's, and records the outcome. A missing table, or a kernel without nf_tables,
+/// counts as done.
 pub(in crate::modes) fn remove_table(
     table: &TableKey,
     is_ours: impl FnOnce(&TableKey, &mut dyn Tables) -> Result<bool, PortError>,

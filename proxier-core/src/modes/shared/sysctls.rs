@@ -8,21 +8,21 @@ use crate::ports::{SysctlChange, Sysctls};
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct HostSettings {
-    /// Answer ARP only on the interface that has the address, and announce only its own (`ipvs.strictARP`): for load
-    /// balancers that announce VIPs by ARP themselves. Default off.
+    /// Answer ARP only on the interface that has the address, and announce only its own (`ipvs.strictARP`), for load
+    /// balancers that announce VIPs by ARP themselves. Default: off.
     pub strict_arp: bool,
     /// Minimum for the limit of tracked connections (`conntrack.maxPerCore`, `conntrack.min`); a higher limit stays.
-    /// Default: left alone.
+    /// Default: unchanged.
     pub conntrack_max: Option<u32>,
-    /// Seconds an idle established TCP connection is tracked. Default: left alone.
+    /// Seconds for which an idle established TCP connection is tracked. Default: unchanged.
     pub tcp_established_secs: Option<u32>,
-    /// Seconds a half-closed TCP connection is tracked. Default: left alone.
+    /// Seconds for which a half-closed TCP connection is tracked. Default: unchanged.
     pub tcp_close_wait_secs: Option<u32>,
-    /// Do not treat packets outside a connection's window as invalid. Default: left alone.
+    /// Whether packets outside a connection's window count as valid. Default: unchanged.
     pub tcp_be_liberal: bool,
-    /// Seconds a UDP flow without answer is tracked. Default: left alone.
+    /// Seconds for which a UDP flow without answers is tracked. Default: unchanged.
     pub udp_secs: Option<u32>,
-    /// Seconds a UDP flow with answers is tracked. Default: left alone.
+    /// Seconds for which a UDP flow with answers is tracked. Default: unchanged.
     pub udp_stream_secs: Option<u32>,
 }
 
@@ -33,9 +33,9 @@ pub(crate) struct WantedValue {
     pub path: &'static str,
     /// The value.
     pub value: u32,
-    /// A greater number is fine too.
+    /// Whether a greater value is acceptable too.
     pub at_least: bool,
-    /// Serving works without it: where it may not be written, it is left unchanged and reported.
+    /// Whether serving works without it. If it cannot be written, it is left unchanged and reported.
     pub optional: bool,
 }
 
@@ -48,7 +48,7 @@ impl WantedValue {
         WantedValue { path, value, at_least: false, optional: true }
     }
 
-    /// Change to write, given the present value; `None` if that fits.
+    /// The change to write, given the present value; `None` if that is acceptable.
     pub(crate) fn change(&self, there: Option<&str>) -> Option<SysctlChange> {
         let number = there.and_then(|text| text.trim().parse::<u64>().ok());
         let fits = number.is_some_and(|number| {
@@ -71,11 +71,11 @@ impl fmt::Display for WantedValue {
 
 /// The values that serving needs on a kernel of this release (`/proc/sys/kernel/osrelease`).
 ///
-/// * `net/ipv4/vs/conntrack`: without it the packets of IPVS are not masqueraded.
+/// * `net/ipv4/vs/conntrack`: without it, packets of IPVS are not masqueraded.
 /// * `net/ipv4/vs/conn_reuse_mode`: on Linux 4.1 to 5.8, 1 delays every connection that reuses a port by a second when
 ///   connections are tracked. Fixed in 5.9, where the value is left alone. An unreadable release counts as new.
 /// * `net/ipv4/vs/expire_nodest_conn`: a connection to a deleted real server ends at its next packet.
-/// * `net/ipv4/vs/expire_quiescent_template`: a client with affinity leaves a real server that drains.
+/// * `net/ipv4/vs/expire_quiescent_template`: a client with affinity moves away from a draining real server.
 /// * `net/ipv4/ip_forward`: packets to real servers on other hosts. The network plugin sets IPv6 forwarding, as with
 ///   kube-proxy.
 pub(crate) fn wanted(settings: &HostSettings, release: &str) -> Vec<WantedValue> {
@@ -96,8 +96,8 @@ pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_ma
     all
 }
 
-/// Whether packets outside a connection's window are valid to connection tracking, by any program's setting or this pass's.
-/// A value that cannot be read counts as the kernel's default.
+/// Whether connection tracking treats packets outside a connection's window as valid, because any program or this pass
+/// set it so. A value that cannot be read counts as the kernel's default.
 pub(crate) fn is_tcp_liberal(settings: &HostSettings, sysctls: &mut dyn Sysctls) -> bool {
     let is_on = |text: &str| text.trim().parse::<i64>().is_ok_and(|number| number != 0);
     sysctls.get(TCP_BE_LIBERAL).is_ok_and(|text| is_on(&text))
@@ -141,8 +141,8 @@ pub(crate) fn of_every_mode(settings: &HostSettings) -> Vec<WantedValue> {
     all
 }
 
-/// The values that differ: those to write, and optional ones that may not be written from here. One that cannot be read is
-/// written all the same: a failed write says more than a failed reading.
+/// The values that differ: those to write, and optional ones that cannot be written from here. One that cannot be read
+/// is still written, because a failed write tells more than a failed read.
 pub(crate) fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<WantedValue>) -> (Vec<SysctlChange>, Vec<SysctlChange>) {
     let (mut changes, mut unmet) = (Vec::new(), Vec::new());
     for wanted in wanted {
@@ -155,7 +155,7 @@ pub(crate) fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<WantedValue>) -> (V
     (changes, unmet)
 }
 
-/// Path at which the kernel gives its release.
+/// The path of the kernel's release.
 pub(crate) const OSRELEASE: &str = "kernel/osrelease";
 
 /// The first two numbers of a release: `6.1.0-50-amd64` is (6, 1).

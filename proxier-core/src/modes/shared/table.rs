@@ -15,7 +15,7 @@ use crate::net::Family;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
 
-/// Change to a table as a whole.
+/// The change of a table as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     /// The table stays.
@@ -24,7 +24,7 @@ pub enum Fate {
     Make,
     /// The table is deleted and created again, at one instant: its flags, sets or hooks differ from the layout.
     Remake,
-    /// The table is deleted: the family is not served any more.
+    /// The table is deleted, because the family is no longer served.
     Delete,
 }
 
@@ -38,7 +38,7 @@ impl Fate {
     }
 }
 
-/// The step of a change to a table as a whole, or to these chains.
+/// The step of a change of a table as a whole, or of these chains.
 pub(crate) fn step(table: &TableKey, fate: Fate, chains: &[&str]) -> Step {
     let detail = match fate {
         Fate::Make | Fate::Delete => String::new(),
@@ -51,14 +51,14 @@ pub(crate) fn step(table: &TableKey, fate: Fate, chains: &[&str]) -> Step {
 
 pub(crate) type ChainRules = (Chain, Vec<Rule>);
 
-/// Layout of a table: everything but its elements.
+/// The layout of a table: everything except its elements.
 pub(crate) trait Layout {
     fn to_table(&self) -> Table;
 
     /// The sets that it always has.
     fn sets(&self) -> impl Iterator<Item = Set>;
 
-    /// The chains that it always has, with their rules. A chain comes before those that go to it.
+    /// The chains that it always has, with their rules. A chain comes before those that jump to it.
     fn chains(&self) -> Vec<ChainRules>;
 }
 
@@ -66,7 +66,7 @@ pub(crate) trait Layout {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     flags: TableFlags,
-    /// Whether a process has the table as its own.
+    /// Whether a process owns the table.
     is_owned: bool,
     /// Chains by name.
     pub(crate) chains: BTreeMap<String, ChainRules>,
@@ -74,7 +74,7 @@ pub(crate) struct Shape {
     pub(crate) sets: BTreeMap<String, Set>,
 }
 
-/// A rule whose counters are at zero, as in a layout.
+/// A rule with its counters at zero, as in a layout.
 fn uncounted(mut rule: Rule) -> Rule {
     for expression in &mut rule.expressions {
         if matches!(expression, Expression::Counter { .. }) {
@@ -85,7 +85,7 @@ fn uncounted(mut rule: Rule) -> Rule {
 }
 
 impl Shape {
-    /// Takes a snapshot apart: its shape, and the elements by name of their set. `None` when the table is foreign.
+    /// Splits a snapshot into its shape, and the elements by set name. `None` if the table is another program's.
     pub(crate) fn read(snapshot: TableSnapshot) -> Option<(Self, BTreeMap<String, Vec<Element>>)> {
         let table = &snapshot.table;
         let mut shape = Shape { flags: table.table.flags, is_owned: table.owner.is_some(), ..Shape::default() };
@@ -112,8 +112,8 @@ impl Shape {
         Some((shape, elements))
     }
 
-    /// Whether the table cannot be repaired, only made again: it has flags (`dormant`: no chain sees packets), or other base chains or sets than
-    /// the layout.
+    /// Whether the table cannot be repaired, only recreated: it has flags (`dormant`: no chain sees packets), or other
+    /// base chains or sets than the layout.
     pub(crate) fn is_other(&self, layout: &impl Layout) -> bool {
         let has = |set: Set| self.sets.get(set.key.name.as_str()).is_some_and(|found| is_kind_of(found, &set));
         // A missing chain can be added to the table, but one of another kind cannot be changed.
@@ -152,8 +152,9 @@ pub(crate) fn flags(config: &Config) -> TableFlags {
     if config.nftables.own_tables { OWNED_FLAGS } else { TableFlags::empty() }
 }
 
-/// Whether the kernel lets a process own tables that outlive it ([`NftablesConfig::own_tables`](crate::config::NftablesConfig::own_tables)): since Linux 6.9
-/// (`nf_tables_newtable` in the kernel's nf_tables_api.c). Nothing is changed.
+/// Whether the kernel lets a process own tables that outlive it
+/// ([`NftablesConfig::own_tables`](crate::config::NftablesConfig::own_tables)), since Linux 6.9 (`nf_tables_newtable`
+/// in the kernel's nf_tables_api.c). Changes nothing.
 ///
 /// # Errors
 /// The kernel could not be asked.
@@ -170,7 +171,7 @@ pub fn can_own_tables(tables: &mut dyn Tables) -> Result<bool, PortError> {
     }
 }
 
-/// Makes, claims or deletes a table with its sets, makes other sets, and writes chains.
+/// Creates, claims or deletes a table with its sets, creates other sets, and writes chains.
 pub(crate) fn write_layout(
     transaction: &mut Transaction,
     (fate, claims): (Fate, bool),
@@ -194,7 +195,7 @@ pub(crate) fn write_layout(
     for set in is_new.then(|| layout.sets()).into_iter().flatten().chain(sets) {
         transaction.create_set(set);
     }
-    // Chains go to each other: all of them first, then their rules.
+    // Chains jump to each other, so create all of them before their rules.
     for (chain, _) in chains {
         transaction.add_chain(chain.clone());
     }
@@ -208,17 +209,19 @@ pub(crate) fn write_layout(
     }
 }
 
-/// Number of times that a table is compared again because another program changed something between reading and writing.
+/// Number of times that a table is compared again because another program changed something between reading and
+/// writing.
 const ATTEMPTS: usize = 4;
 
-/// Number of parts of one transaction that may be refused before the whole is given up.
+/// Number of refused parts of one transaction after which the whole is given up.
 const PATIENCE: usize = 16;
 
-/// Largest number of checks by the kernel in the search for refused elements of a transaction: each costs as much as the transaction.
+/// Largest number of checks by the kernel in the search for refused elements of a transaction. Each costs as much as
+/// the transaction.
 const CHECKS: usize = 64;
 
-/// State that tables are written from: as they were read, unless another program has changed them since. The first transaction of a family
-/// changes its table only as it was read; after that, what was written is known.
+/// The state that tables are written from: as read, unless another program has changed them since. A family's first
+/// transaction changes its table only if it is still as read; after that, what was written is tracked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Basis<F> {
     /// The generation of the rule set that the tables were read from, or that own transactions made of it; `None` if
@@ -234,7 +237,7 @@ impl<F> Default for Basis<F> {
     }
 }
 
-/// Reads a table again; `None` when that fails or the table is foreign.
+/// Reads a table again; `None` if that fails or the table is another program's.
 pub(crate) type ReadAgain<'a, F> = dyn Fn(&mut dyn Tables) -> Option<Option<F>> + 'a;
 
 impl<F: PartialEq> Basis<F> {
@@ -242,7 +245,7 @@ impl<F: PartialEq> Basis<F> {
         Basis { generation, read }
     }
 
-    /// Commits a transaction of a family.
+    /// Commits a family's transaction.
     ///
     /// # Errors
     /// The kernel's refusal, and whether another program has changed the table since it was read.
@@ -267,7 +270,7 @@ impl<F: PartialEq> Basis<F> {
             let is_busy = refused.error.kind() == PortErrorKind::Busy && refused.refused.is_none();
             let now = tables.generation().ok().filter(|now| is_busy && expected.is_some_and(|of| of != *now));
             let Some(now) = now else { return Err((refused, false)) };
-            // Another program has committed something: is this table as it was?
+            // Another program has committed something: is this table unchanged?
             if attempts == 0 || again(tables).as_ref() != self.read.get(&family) {
                 return Err((refused, true));
             }
@@ -277,7 +280,7 @@ impl<F: PartialEq> Basis<F> {
     }
 }
 
-/// A transaction, with the operations that change elements of sets: the set, and whether they add or delete.
+/// A transaction that records which operations change elements of sets: the set, and whether they add or delete.
 #[derive(Debug)]
 pub(crate) struct LabelledTransaction<S> {
     pub(crate) transaction: Transaction,
@@ -291,17 +294,17 @@ impl<S> Default for LabelledTransaction<S> {
 }
 
 impl<S> LabelledTransaction<S> {
-    /// The next operation changes elements of a set.
+    /// Records that the next operation changes elements of a set.
     pub(crate) fn note(&mut self, set: S, action: Action) {
         self.elements.insert(self.transaction.len(), (set, action));
     }
 }
 
-/// Changes to a table that can be written without some of their parts.
+/// Changes of a table that can be written without some of their parts.
 pub(crate) trait Changes: Clone {
     /// Name of a set.
     type Set: Copy + PartialEq;
-    /// A part: an element, or all that belongs to it.
+    /// A part: an element, or everything that belongs to it.
     type Part: Clone;
 
     fn table(&self) -> &TableKey;
@@ -311,29 +314,29 @@ pub(crate) trait Changes: Clone {
 
     fn outgoing(&self) -> LabelledTransaction<Self::Set>;
 
-    /// The part of an element, by its place in the operation; `None` where it belongs to none.
+    /// The part of an element, by its index in the operation; `None` if it belongs to none.
     fn part(&self, operation: (Self::Set, Action), element: usize) -> Option<Self::Part>;
 
     /// The parts of an operation.
     fn parts(&self, operation: (Self::Set, Action)) -> Vec<Self::Part>;
 
-    /// Takes parts out of everything, in this set or wherever they have elements.
+    /// Removes parts everywhere, in this set or wherever they have elements.
     fn leave_out(&mut self, set: Self::Set, parts: &[Self::Part]);
 }
 
 /// Result of a transaction.
 #[derive(Debug)]
 pub(crate) struct WriteOutcome<P> {
-    /// Failure of the whole, if so.
+    /// The failure of the whole, if it failed.
     pub(crate) failed: Option<PortError>,
     /// Parts that were left out of it.
     pub(crate) refused: Vec<(P, Action, PortError)>,
-    /// The kernel contradicted its known state.
+    /// The kernel contradicted its tracked state.
     pub(crate) is_surprise: bool,
 }
 
-/// Writes changes, without the parts that the kernel refuses; returns what is left of them. Nothing is written if another program has changed
-/// the table since it was read.
+/// Writes changes without the parts that the kernel refuses. Returns what is left of them. Nothing is written if
+/// another program has changed the table since it was read.
 pub(crate) fn write<'a, C: Changes, F: PartialEq>(
     mut changes: Cow<'a, C>,
     family: Family,
@@ -366,7 +369,7 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
             Some((set, action, part))
         });
         let Some((set, action, part)) = found else {
-            // Nothing was changed: the transaction is one.
+            // Nothing was changed, because the transaction is atomic.
             written.is_surprise |= is_changed || is_of_the_state(&error);
             let is_foreign = error.kind() == PortErrorKind::AlreadyExists
                 && changes.makes_table()
@@ -386,7 +389,7 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
     (changes, written)
 }
 
-/// Whether the kernel takes all but these parts of a set; `None` when it refuses something else.
+/// Whether the kernel accepts all but these parts of a set; `None` if it refuses something else.
 fn passes<C: Changes>(changes: &C, set: C::Set, without: &[C::Part], tables: &mut dyn Tables) -> Option<bool> {
     let mut tried = changes.clone();
     tried.leave_out(set, without);

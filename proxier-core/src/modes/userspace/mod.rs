@@ -1,8 +1,9 @@
 //! Userspace mode: this process listens for Services itself, and passes connections and datagrams on. For kernels
 //! without IPVS and netfilter.
 //!
-//! The addresses of Services are made local by routes ("AnyIP": `ip route add local 10.96.0.0/12 dev lo`), one for each network of
-//! [`Options::service_cidrs`] and one for each address outside of them. Node ports are listened on at the node's addresses.
+//! Routes make the addresses of Services local ("AnyIP": `ip route add local 10.96.0.0/12 dev lo`), one for each
+//! network of [`Options::service_cidrs`] and one for each address outside of them. Node ports have listeners at the
+//! node's addresses.
 //!
 //! ```text
 //!  Desired ──▶ Index (addresses) ─────────┐
@@ -17,17 +18,18 @@
 //! * Endpoints take turns, and a client with session affinity stays with its own, as in kube-proxy's userspace mode.
 //!   Annotations of policy are ignored. An endpoint that refuses, or does not answer within 250 ms, is skipped; those
 //!   that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
-//! * A connection half closed stays half open; a reset is passed on. Data that a slow reader does not take stays with the sender.
+//! * A half-closed connection stays half-open, and a reset is forwarded. Data that a slow reader does not take stays
+//!   with the sender.
 //! * Connections to a removed endpoint, and those of a removed Service, go on until either side closes them. UDP
 //!   clients move to another endpoint at once, unless their own still serves (hints or policies select other endpoints,
 //!   or it is being stopped).
-//! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram, or when the
-//!   endpoint refuses.
+//! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram,
+//!   or when the endpoint refuses.
 //!
 //! The differences from kube-proxy for packets are in one list that tests use, `tests/differences` of this crate. Other
 //! differences from the modes of the kernel:
 //!
-//! * Services end with the process: connections break when it is killed. When it ends in order, they get time.
+//! * Services end with the process: connections break if it is killed. On an orderly exit, they get time to end.
 //! * A client that may not connect (source ranges; policy `Local` without a local endpoint) has its TCP connection
 //!   accepted and reset, if other clients may connect. Without endpoints for any client it is refused. UDP datagrams
 //!   are dropped.
@@ -37,7 +39,7 @@
 //!   [`NodeCidr`](crate::config::LocalTraffic::NodeCidr)), not by devices.
 //! * [`LocalFallback`](crate::config::LocalFallback) has no effect: as in kube-proxy's iptables mode, the node and its
 //!   pods get the cluster's endpoints.
-//! * Urgent data of TCP stays in its place among the rest.
+//! * TCP urgent data stays in line with the rest.
 //! * An endpoint on which this process listens itself gets nothing ([`Refused`](crate::plan::report::Refused)):
 //!   connections would come back endlessly. In the kernel nothing is translated twice. A loop through another node
 //!   cannot be detected.
@@ -52,7 +54,7 @@ use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::networks::delete_routes;
 use crate::ports::{Ports, RouteOwner};
 
-/// Reason why SCTP is not served.
+/// Why SCTP is not served.
 #[doc(hidden)]
 pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
 

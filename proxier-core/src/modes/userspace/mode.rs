@@ -39,7 +39,7 @@ impl Default for Options {
     }
 }
 
-/// Pause until the next look, while a route is kept for connections only.
+/// Pause until the next check, while a route is kept for connections only.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
 /// Userspace mode of one node.
@@ -51,17 +51,17 @@ pub(crate) struct Mode {
     unrouted: BTreeSet<IpAddr>,
     /// Present listeners and routes; `None` before they were read.
     known: Option<KernelState>,
-    /// Listeners of this process, from a reading until the plan that follows it.
+    /// Listeners of this process, from reading until the plan is made.
     there: BTreeMap<FrontendKey, Listener>,
     /// The settings that hold.
     settings: Option<Settings>,
-    /// Frontends that are kept although no Service wants them.
+    /// Frontends that are kept although no Service requests them.
     held: BTreeSet<FrontendKey>,
-    /// The networks that are local as a whole, as the last pass wanted it.
+    /// The networks that are local as a whole, as the last pass required.
     whole: BTreeSet<Network>,
-    /// Networks that cannot be local as a whole, as it was reported.
+    /// Networks that cannot be local as a whole, as last reported.
     told: Vec<Unusable>,
-    /// Unwanted routes that connections still need, and the time to look again.
+    /// Undesired routes that connections still need, and when to check again.
     kept: BTreeSet<Network>,
     look_at: Option<Moment>,
 }
@@ -69,7 +69,7 @@ pub(crate) struct Mode {
 /// Present listeners and routes.
 #[derive(Debug, Default)]
 struct KernelState {
-    /// The listeners, with whether there are endpoints.
+    /// The listeners, and whether they have endpoints.
     listeners: BTreeMap<FrontendKey, bool>,
     /// Our routes.
     routes: BTreeSet<Network>,
@@ -85,7 +85,7 @@ impl Mode {
         own.extend(Family::ALL.into_iter().filter_map(|family| pass.facts.node_address(family)));
         let pods = Family::ALL.into_iter().filter_map(|family| match PodTraffic::from_facts(pass.facts, family) {
             PodTraffic::Network(network) => Some(network),
-            // A socket does not tell the device.
+            // A socket does not show the device.
             PodTraffic::Unknown | PodTraffic::Interface(_) | PodTraffic::Prefix(_) => None,
         });
         Settings {
@@ -97,7 +97,8 @@ impl Mode {
         }
     }
 
-    /// Compares the routes: all in a full pass, or where other networks are local as a whole, else those of addresses that changed.
+    /// Compares the routes: all in a full pass, or if the networks that are local as a whole change; otherwise those of
+    /// changed addresses.
     fn compare_routes(&self, pass: &Pass<'_>, plan: &mut Plan, known: &KernelState, whole: &BTreeSet<Network>) {
         let networks: BTreeSet<Network> = if pass.full || *whole != self.whole {
             known.routes.iter().copied().chain(self.index.networks(whole)).collect()
@@ -144,7 +145,7 @@ fn refused_of(desired: &Desired, frontend: &Frontend) -> Vec<Refused> {
     loops(desired, frontend).into_iter().map(because).collect()
 }
 
-/// Compares the listeners: all in a full pass, else those that changed. `there`: those that were read.
+/// Compares the listeners: all in a full pass, otherwise those that changed. `there`: those that were read.
 fn compare(pass: &Pass<'_>, plan: &mut Plan, known: &KernelState, there: &BTreeMap<FrontendKey, Listener>) {
     let all = pass.desired.frontends().map(|frontend| &frontend.key).chain(there.keys());
     let changed = pass.changes.frontends().map(|(key, _)| key);
@@ -164,7 +165,7 @@ fn compare(pass: &Pass<'_>, plan: &mut Plan, known: &KernelState, there: &BTreeM
 }
 
 impl modes::Mode for Mode {
-    /// Listeners of one port take turns together, and share clients with affinity.
+    /// Listeners of one port share a rotation, and clients with affinity.
     fn needs_ports(&self) -> bool {
         true
     }
@@ -200,7 +201,7 @@ impl modes::Mode for Mode {
             let is_there = |listener: &Listener| !listener.is_open() || listening.contains(&listener.key);
             let wanted = listeners(desired).filter(is_there).map(|listener| (listener.key, listener));
             self.there.extend(wanted);
-            // Only addresses that our routes make local are certainly Services'.
+            // Only addresses that our routes make local certainly belong to Services.
             let ours = listening.iter().filter(|key| routes.iter().any(|network| network.contains(&key.address)));
             for key in ours.filter(|key| listener(desired, key).is_none()) {
                 self.there.insert(*key, Listener::new(*key, ""));
@@ -249,14 +250,14 @@ impl modes::Mode for Mode {
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan, &whole);
         }
-        // UDP flows that are translated belong to another mode.
+        // Translated UDP flows belong to another mode.
         let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
         let forget = sweep.chain(pass.unforgotten.iter().copied()).map(|place| (place, answering_at(place, None)));
         Some(Prepared::new(Plan { whole, unusable, held, ..plan }, forget.collect()))
     }
 
-    /// Nothing is done when this process cannot relay at all.
+    /// Does nothing if this process cannot relay at all.
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
         let CarryOut { names, changes, report, .. } = arguments;
         let mut plan: Plan = work.into_plan();
@@ -316,7 +317,7 @@ impl modes::Mode for Mode {
     }
 }
 
-/// The settings of the host that listening needs: packets are not forwarded, and not tracked.
+/// The settings of the host that listening needs: packets are neither forwarded nor tracked.
 pub(crate) fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::WantedValue> {
     let of_arp = HostSettings { strict_arp: settings.strict_arp, ..HostSettings::default() };
     let mut wanted = sysctls::of_every_mode(&of_arp);

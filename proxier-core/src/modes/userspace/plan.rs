@@ -1,4 +1,4 @@
-//! What userspace mode has to have, listeners and routes that make addresses local, and the plan of a pass.
+//! What userspace mode requires (listeners, and routes that make addresses local), and the plan of a pass.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -38,7 +38,8 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    /// Listeners that are opened or changed, then routes; a port is listened on before its address leads here. Then listeners that are closed.
+    /// Listeners that are opened or changed, then routes, so that a port has its listener before packets for its
+    /// address arrive here. Then listeners that are closed.
     pub(super) fn first_operations(&self) -> impl Iterator<Item = Operation<'_>> {
         let serve = self.serve.iter();
         let serve = serve.map(|(key, (action, listener))| Operation::Listener(*action, *key, Some(listener)));
@@ -61,22 +62,22 @@ pub(super) fn route(action: Action, network: &Network) -> Operation<'static> {
     Operation::Route(action, RouteOwner::Userspace, LocalRoute::new(*network))
 }
 
-/// Addresses that have to be local, and how many Frontends need each.
+/// Addresses that must be local, and how many Frontends need each.
 ///
-/// Listeners are not kept: each follows from its Frontend ([`lower`]).
+/// Listeners are not stored: each follows from its Frontend ([`lower`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Index {
     addresses: BTreeMap<IpAddr, usize>,
 }
 
-/// The address that has to be made local for a Frontend.
+/// The address that must be made local for a Frontend.
 fn virtual_address(frontend: &Frontend) -> Option<IpAddr> {
     let is_served = frontend.key.protocol != Protocol::Sctp;
     (is_served && frontend.is_virtual()).then_some(frontend.key.address)
 }
 
 impl Index {
-    /// Follows a Frontend. What stays is added before it is removed, so that its count never reaches zero.
+    /// Applies a change of a Frontend. What stays is added before it is removed, so that its count never reaches zero.
     pub(super) fn follow(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
         if let Some(address) = after.and_then(virtual_address) {
             count(&mut self.addresses, address);
@@ -86,12 +87,12 @@ impl Index {
         }
     }
 
-    /// Whether an address has to be local.
+    /// Whether an address must be local.
     pub(super) fn needs(&self, address: IpAddr) -> bool {
         self.addresses.contains_key(&address)
     }
 
-    /// The networks that have to be local: whole ones, and addresses outside of them one by one.
+    /// The networks that must be local: whole ones, and single addresses outside of them.
     pub(super) fn networks(&self, whole: &BTreeSet<Network>) -> impl Iterator<Item = Network> {
         let alone = self.addresses.keys().filter_map(move |address| network_of(*address, whole));
         whole.iter().copied().chain(alone)
@@ -103,7 +104,7 @@ impl Index {
         whole.contains(network) || (self.needs(address) && network_of(address, whole) == Some(*network))
     }
 
-    /// Reduces memory by rebuilding everything; call it after a large change.
+    /// Rebuilds everything to release memory. Call it after a large change.
     pub(super) fn compact(&mut self) {
         pack(&mut self.addresses);
     }
@@ -114,7 +115,7 @@ pub(super) fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener>
     desired.frontend(key).and_then(lower)
 }
 
-/// Wanted listeners, sorted by key.
+/// Desired listeners, sorted by key.
 pub(super) fn listeners(desired: &Desired) -> impl Iterator<Item = Listener> {
     desired.frontends().filter_map(lower)
 }

@@ -31,27 +31,29 @@ use crate::service::{Desired, Frontend};
 use crate::snapshot::is_usable_by_service;
 use crate::time::Moment;
 
-/// Effects of carrying out a plan that only IPVS mode needs to know.
+/// Effects of carrying out a plan that only IPVS mode needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Effects {
-    /// Families whose rules or tables could not be written, or were not tried, with the kind of reason.
+    /// Families whose rules or tables could not be written or were not tried, with the kind of error.
     pub unwritten: BTreeMap<Family, PortErrorKind>,
-    /// Families whose rules the kernel took only without some matches ([`RulesChange::without`]), with what it took.
+    /// Families whose rules the kernel accepted only without some matches ([`RulesChange::without`]), with what it
+    /// accepted.
     pub reduced: Vec<(Family, Capabilities)>,
     /// Number of times that the kernel contradicted the known state: an object to add existed, or one to change or
     /// delete did not. All of these were brought to the wanted state, but there may be more.
     pub surprises: usize,
 }
 
-/// Applies a plan, stage by stage, and records in the mode what the kernel confirmed. `None`: the kernel is unknown.
+/// Applies a plan stage by stage, and records in the mode what the kernel confirmed. `None`: the kernel's state is
+/// unknown.
 ///
-/// Every operation has an outcome. After a failure, operations that do not depend on it go on; those that do are skipped,
-/// with the reason ([`PortErrorKind::Skipped`]). An addition that finds the object there updates it; a change that finds it gone
-/// adds it; a deletion that finds it gone is done. A full set is replaced by a larger one.
+/// Every operation has an outcome. After a failure, operations that do not depend on it continue, and those that do are
+/// skipped with the reason ([`PortErrorKind::Skipped`]). An addition updates an existing object, a change adds a
+/// missing one, and a deletion of a missing one is done. A full set is replaced by a larger one.
 ///
-/// A virtual server that cannot be deleted keeps its entries and its address: they show that it is this proxy's, and
-/// guard it. Without them it would count as foreign and stay, open to all clients.
+/// A virtual server that cannot be deleted keeps its entries and its address, which identify it as this proxy's and
+/// guard it. Without them it would count as another program's and stay, open to all clients.
 ///
 /// A virtual server of a mark is created only once its mark is recorded, and packets get the mark only once it exists.
 /// They lose the mark before it is deleted.
@@ -62,7 +64,7 @@ pub struct Effects {
 ///
 /// Every address of a Service always reaches this host: the new binding is made before the old one is removed.
 ///
-/// After a failure or a surprise ([`Effects::surprises`]) the known state may be out of date: read it again.
+/// After a failure or a surprise ([`Effects::surprises`]) the tracked state may be out of date: read it again.
 pub(crate) fn apply(
     mode: &mut Mode,
     plan: &Plan,
@@ -112,13 +114,13 @@ struct Run<'a, 'n> {
     names: &'a Names<'n>,
     applied: Applied,
     effects: Effects,
-    /// The device could be created, if it had to be.
+    /// Whether the device exists or could be created, if needed.
     has_device: bool,
     /// Sets that could not be created.
     missing: BTreeSet<SetKey>,
-    /// Families whose rules or tables were put off, or could not be written.
+    /// Families whose rules or tables were postponed or could not be written.
     unguarded: BTreeSet<Family>,
-    /// Addresses without any virtual server, although one was to be made.
+    /// Addresses without any virtual server, although one should have been created.
     unserved: BTreeSet<IpAddr>,
     /// Virtual servers that could not be deleted.
     left: Vec<VirtualServerKey>,
@@ -126,12 +128,12 @@ struct Run<'a, 'n> {
     needs: Needs,
 }
 
-/// Reason why an operation was not tried: something it depends on failed.
+/// Why an operation was skipped: something it depends on failed.
 fn skipped(message: impl fmt::Display) -> PortError {
     PortError::new(PortErrorKind::Skipped, message)
 }
 
-/// Reason why an address is not made local: it has no virtual server.
+/// Why an address is not made local: it has no virtual server.
 fn too_early(address: IpAddr) -> PortError {
     skipped(format_args!("{address} is not bound, because none of its virtual servers could be made"))
 }
@@ -167,7 +169,7 @@ impl<'a> Run<'a, '_> {
         self.try_all(stage.last_operations(phase, self.plan), ports);
     }
 
-    /// Tries the operations that nothing stands against, those of one kind together, and records the outcomes.
+    /// Tries the operations that nothing prevents, those of one kind together, and records the outcomes.
     fn try_all(&mut self, operations: impl Iterator<Item = Operation<'a>>, ports: &mut Ports<'_>) {
         let operations: Vec<_> = operations.collect();
         for run in operations.chunk_by(Operation::is_one_call) {
@@ -201,14 +203,14 @@ impl<'a> Run<'a, '_> {
         }
     }
 
-    /// The entries that a set is created with, in one step. A set that lacked some of them for a moment would show those virtual servers as
-    /// foreign ([`Observed::owns`]).
+    /// The entries with which a set is created, in one step. A set that lacked some for a moment would make those
+    /// virtual servers look like another program's ([`Observed::owns`]).
     fn entries_of_new(&self, set: SetKey) -> Option<&'a Vec<Element>> {
         let stage = self.plan.stages.get(&Phase::Prepare).filter(|_| set.kind == SetKind::NodePortServed)?;
         stage.entries.get(&set).filter(|_| stage.sets.contains(&set))
     }
 
-    /// Reason why an operation is not tried.
+    /// Why an operation is not tried, if so.
     fn why_not(&self, operation: &Operation<'_>) -> Option<PortError> {
         let (observed, wanted) = (&*self.observed, self.wanted);
         match *operation {
@@ -289,7 +291,7 @@ impl<'a> Run<'a, '_> {
         }
     }
 
-    /// A source that the kernel refuses is left out: another source is better than no Service.
+    /// Drops a source that the kernel refuses, because another source is better than no Service.
     fn note_refused(&mut self, operation: Operation<'a>, ports: &mut Ports<'_>) {
         match operation {
             Operation::Device(..) => self.has_device = false,
@@ -343,7 +345,7 @@ impl<'a> Run<'a, '_> {
         }
     }
 
-    /// Tries rules that the kernel refused without optional matches that it may lack.
+    /// Retries refused rules without optional matches that the kernel may lack.
     fn restore_without(
         &mut self,
         change: &RulesChange,
@@ -361,7 +363,7 @@ impl<'a> Run<'a, '_> {
         Ok(())
     }
 
-    /// Reason why a virtual server must not be made: its source ranges would not hold.
+    /// Why a virtual server must not be created, if its source ranges would not be enforced.
     fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
         let frontend = self.wanted.frontend(key);
         let has_ranges = frontend.is_some_and(|frontend| frontend.source_ranges.is_some());
@@ -394,7 +396,7 @@ impl<'a> Run<'a, '_> {
         )))
     }
 
-    /// Creates a set, with its entries where it has to have them from the beginning.
+    /// Creates a set, with entries that must exist from the start.
     fn create(&mut self, set: NamedSet, sets: &mut dyn Sets) -> Result<(), PortError> {
         let Some(elements) = self.entries_of_new(set.key) else {
             return sets.create(set, self.wanted.entries(set.key).count());
@@ -404,9 +406,9 @@ impl<'a> Run<'a, '_> {
         Ok(())
     }
 
-    /// Writes a set at once, with what it has, what is wanted, and these entries. Returns the number of its entries.
+    /// Writes a set at once, with its present, desired and these entries. Returns the number of its entries.
     fn replace(&mut self, set: NamedSet, elements: &[&Element], sets: &mut dyn Sets) -> Result<usize, PortError> {
-        // Entries to delete stay for now: virtual servers may still need them.
+        // Entries to delete stay for now, because virtual servers may still need them.
         let there = self.observed.sets.get(&set.key).into_iter().flatten();
         let all: BTreeSet<&Element> =
             there.chain(self.wanted.entries(set.key)).chain(elements.iter().copied()).collect();

@@ -1,5 +1,5 @@
-//! Runs a batch of operations on virtual and real servers, retries what EEXIST, ENOENT or ESRCH contradicts, and records
-//! outcomes.
+//! Runs batches of operations on virtual and real servers, retries what EEXIST, ENOENT or ESRCH contradicts, and
+//! records outcomes.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -24,17 +24,17 @@ const MORE_WAYS: usize = 3;
 #[derive(Default)]
 struct Trial {
     failed: BTreeMap<usize, PortError>,
-    /// Real servers that were to drain and are not there.
+    /// Real servers that should drain but do not exist.
     gone: BTreeSet<usize>,
-    /// Virtual servers that could not be made.
+    /// Virtual servers that could not be created.
     dead: BTreeSet<VirtualServerKey>,
-    /// Virtual servers that another program had deleted, and that were made again with all they have.
+    /// Virtual servers that another program had deleted, and that were recreated completely.
     remade: BTreeSet<VirtualServerKey>,
     surprises: usize,
 }
 
 impl Trial {
-    /// The operations to try instead of those that the kernel refused, in order, each with the index of the original.
+    /// The operations to try in place of refused ones, in order, each with the index of the original.
     fn other_ways(
         &mut self,
         refused: Vec<(usize, Operation, PortError)>,
@@ -77,7 +77,7 @@ impl Trial {
                 (Operation::UpdateVirtualServer(_) | Operation::AddRealServer(..), PortErrorKind::NotFound)
                     if wanted.has_server(&key) =>
                 {
-                    // Another program deleted the virtual server: all its real servers are missing.
+                    // Another program deleted the virtual server, so all its real servers are missing.
                     if remade.insert(key)
                         && let Some(server) = wanted.server(&key)
                     {
@@ -126,7 +126,7 @@ impl Trial {
     }
 }
 
-/// Whether an update lets a real server drain. A wanted one may have weight 0 on purpose.
+/// Whether an update lets a real server drain. A desired one may have weight 0 on purpose.
 fn is_drained(key: &VirtualServerKey, server: &RealServer, wanted: &Wanted<'_>) -> bool {
     server.config.weight == Weight::DRAIN && !wanted.has_real_server(key, &server.key)
 }
@@ -184,7 +184,7 @@ impl Run<'_, '_> {
         Cow::Owned(allowed)
     }
 
-    /// Counts outcomes and notes what the kernel holds now, one virtual server at a time.
+    /// Counts outcomes and records what the kernel has now, one virtual server at a time.
     fn note_operations(&mut self, operations: &[Operation], mut trial: Trial) {
         let mut current: Option<ServerEdit> = None;
         for (place, operation) in operations.iter().enumerate() {
@@ -247,7 +247,7 @@ impl Run<'_, '_> {
     }
 }
 
-/// A virtual server while operations on it are noted.
+/// A virtual server while operations on it are recorded.
 struct ServerEdit {
     key: VirtualServerKey,
     server: Option<ObservedServer>,
@@ -255,7 +255,7 @@ struct ServerEdit {
 }
 
 impl ServerEdit {
-    /// `remade`: everything wanted, if the virtual server was made again with all of it.
+    /// `remade`: everything desired, if the virtual server was recreated completely.
     fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted<'_>>) -> Self {
         let there = observed.virtual_servers.remove(&key);
         let new = remade
@@ -266,7 +266,7 @@ impl ServerEdit {
         ServerEdit { key, server, real_servers }
     }
 
-    /// Notes an operation; `gone` when the real server that should drain is not there.
+    /// Records an operation; `gone` if the real server that should drain does not exist.
     fn apply(&mut self, operation: &Operation, gone: bool) {
         let place = |servers: &[RealServer], key| servers.binary_search_by(|server| server.key.cmp(key));
         match operation {

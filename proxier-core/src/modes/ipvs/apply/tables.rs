@@ -1,4 +1,4 @@
-//! Writes tables of nf_tables with the entries of their sets.
+//! Writes nf_tables tables with the entries of their sets.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortError, Tables};
 
 impl Run<'_, '_> {
-    /// Makes and repairs tables, and adds or deletes their entries: one transaction a family.
+    /// Creates and repairs tables, and adds or deletes their entries, in one transaction per family.
     pub(super) fn write_tables(&mut self, phase: Phase, stage: &Stage, tables: &mut dyn Tables) {
         let mut all: BTreeMap<Family, Entries> = BTreeMap::new();
         for (set, elements) in &stage.entries {
@@ -45,7 +45,7 @@ impl Run<'_, '_> {
         }
     }
 
-    /// Whether packets may get a mark: it has a virtual server.
+    /// Whether packets may get a mark, which must have a virtual server.
     fn may_give_mark(&mut self, set: SetKey, element: &Element) -> bool {
         let server = split::frontend_of(element).and_then(|frontend| self.wanted.split(&frontend));
         let Some(server) = server else { return false };
@@ -90,7 +90,7 @@ impl Run<'_, '_> {
         if let Some(step) = change.map(TableChange::step) {
             self.applied.count(step.part, step.action, 1);
         }
-        // Entries in the way of new ones were not asked for.
+        // Entries that conflict with new ones were not requested.
         let refused = written.refused.iter().filter(|(_, action, _)| *action == phase.action());
         self.applied.count(Part::Entry, phase.action(), count.saturating_sub(refused.count()));
         for ((kind, element), action, error) in written.refused {

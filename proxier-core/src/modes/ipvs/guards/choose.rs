@@ -1,4 +1,4 @@
-//! Choice of the variant that serves.
+//! Selects the variant that serves.
 
 use std::fmt;
 
@@ -14,17 +14,16 @@ use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node};
 
-/// The variant that serves, and the reason.
+/// The variant that serves, and why.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Choice {
     /// The variant; never [`RulesBy::Auto`].
     pub by: RulesBy,
-    /// Observation that decided; `None` where the configuration did.
+    /// The observation that decided; `None` if the configuration did.
     pub reason: Option<String>,
 }
 
-/// Prints `rules by nftables: …`, with the reason.
 impl fmt::Display for Choice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "rules by {}", self.by)?;
@@ -32,14 +31,15 @@ impl fmt::Display for Choice {
     }
 }
 
-/// Chooses the variant where the configuration leaves it open ([`RulesBy::Auto`]). Rules of iptables and ipsets, as kube-proxy has them,
-/// * where iptables' table filter drops by default, by a policy or a last rule: a table of nf_tables cannot accept what another program's
-///   drops;
-/// * where the chains and sets of kube-proxy's IPVS mode are, and no table of this mode: migration stays seamless;
-/// * where the kernel does not take that table for any family.
+/// Selects the variant if the configuration leaves it open ([`RulesBy::Auto`]). It is iptables rules and ipsets, as in
+/// kube-proxy:
+/// * if iptables' table filter drops by default, by policy or a last rule, because an nf_tables table cannot accept
+///   what another program's table drops;
+/// * if the chains and sets of kube-proxy's IPVS mode exist and no table of this mode, so that a migration is seamless;
+/// * if the kernel does not support the table for any family.
 ///
-/// Everywhere else a table of nf_tables. Where iptables has no tables, none of its programs is started to find that out. `prepare` runs
-/// before the kernel is asked whether it takes the table: it may load modules.
+/// Otherwise it is an nf_tables table. If iptables has no tables, this starts none of its programs. `prepare` runs
+/// before the kernel is asked whether it supports the table, and may load modules.
 pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) -> Choice {
     if config.ipvs.rules != RulesBy::Auto {
         return Choice { by: config.ipvs.rules, reason: None };
@@ -66,7 +66,7 @@ pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) ->
     of(RulesBy::Iptables, format!("nf_tables cannot guard virtual servers: {}", refused.join("; ")))
 }
 
-/// Reason why this node needs rules of iptables; `None` if it does not. `is_there`: a table of this mode is.
+/// Why this node needs iptables rules; `None` if it does not. `is_there`: a table of this mode exists.
 fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Option<String> {
     let prefix = config.names.prefix;
     let has_device = ports.links.has_device(config.names.device.as_str()) == Ok(true);
@@ -85,7 +85,7 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
                 has_chains |= dump.has_chain(&TableName::NAT, &services);
             }
             Err(error) if error.kind() == PortErrorKind::Unavailable || is_there => {}
-            // Unknown chains are taken for some that matter.
+            // Unknown chains may be chains that matter.
             Err(error) => return Some(format!("rules of iptables ({family}) exist and cannot be listed: {error}")),
         }
     }
@@ -115,8 +115,8 @@ fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(
     nft::trial(&[family], facts, tables)
 }
 
-/// Has the kernel check each family's table with every set, chain and rule that IPVS mode writes there, and make none of it: in one check if all
-/// pass. The kernel loads the modules that it needs for that.
+/// Lets the kernel check each family's table with every set, chain and rule that IPVS mode writes there, without
+/// creating anything; in one check if all pass. The kernel loads the required modules.
 ///
 /// # Errors
 /// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.

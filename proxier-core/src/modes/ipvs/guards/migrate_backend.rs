@@ -1,4 +1,4 @@
-//! When a node changes variant, carries over the other variant's ownership records and guards.
+//! Takes over the other variant's ownership records and guards when a node changes variant.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -19,7 +19,8 @@ use crate::ports::{PortErrorKind, Sets, Tables};
 /// Sets with their entries.
 type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
 
-/// Reads the sets of the variant that does not serve; `by_table`: that with a table does. A part that this kernel does not have holds none.
+/// Reads the sets of the variant that does not serve; `by_table`: the serving one uses a table. Parts that the kernel
+/// does not have count as empty.
 ///
 /// # Errors
 /// Parts that exist but could not be read.

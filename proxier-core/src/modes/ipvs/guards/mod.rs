@@ -41,7 +41,7 @@ use crate::net::{Family, Network};
 use crate::ports::Ports;
 use crate::service::NodeFacts;
 
-/// Known state of the variant that serves.
+/// The tracked state of the serving variant.
 #[derive(Debug)]
 pub(in crate::modes::ipvs) enum Guards {
     Programs(Programs),
@@ -53,7 +53,7 @@ impl Guards {
         matches!(self, Guards::Nft(_))
     }
 
-    /// The networks in which the kernel's rules refuse connections that no Service serves. `None`: that is not known.
+    /// The networks in which the kernel's rules refuse connections that no Service serves; `None` if unknown.
     pub(in crate::modes::ipvs) fn guarded_networks(&self, family: Family) -> Option<&BTreeSet<Network>> {
         match self {
             Guards::Programs(programs) => programs.rules.get(&family).map(|inputs| &inputs.guarded_networks),
@@ -62,9 +62,10 @@ impl Guards {
     }
 }
 
-/// The chains of nf_tables that drop new incoming packets by default, by their policy or last rule, each with advice. In IPVS mode packets to
-/// Services are such, and no chain of another table can accept them against that. Where iptables [guards](RulesBy) virtual servers, chain INPUT
-/// of its own table filter does not count: its rules accept traffic of Services there. Best effort: chains that cannot be read drop nothing.
+/// The nf_tables chains that drop new incoming packets by default, by policy or last rule, each with advice. In IPVS
+/// mode packets to Services are incoming, and no chain of another table can accept what such a chain drops. If iptables
+/// [guards](RulesBy) virtual servers, chain INPUT of its own table filter is ignored, because its rules accept traffic
+/// to Services there. Chains that cannot be read are treated as dropping nothing.
 pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
     let by_nft = config.ipvs.rules == RulesBy::Nftables;
     let of_iptables = |chain: &ChainKey| {
@@ -84,24 +85,24 @@ pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
     found
 }
 
-/// Known state of rules that the iptables programs write.
+/// The tracked state of rules that the iptables programs write.
 #[derive(Debug)]
 pub(in crate::modes::ipvs) struct Programs {
-    /// Capabilities of iptables and the kernel, as far as known.
+    /// The known capabilities of iptables and the kernel.
     pub(in crate::modes::ipvs) capabilities: Capabilities,
-    /// The inputs of the rules that the kernel holds.
+    /// The inputs of the rules in the kernel.
     pub(in crate::modes::ipvs) rules: BTreeMap<Family, Inputs>,
     /// Families whose rules could not be restored.
     pub(in crate::modes::ipvs) retry: BTreeMap<Family, RulesRetry>,
 }
 
 impl Programs {
-    /// State before the kernel was read: only the largest set of capabilities is known.
+    /// The state before the kernel was read: only the largest set of capabilities is known.
     pub(in crate::modes::ipvs) fn new(capabilities: Capabilities) -> Self {
         Programs { capabilities, rules: BTreeMap::new(), retry: BTreeMap::new() }
     }
 
-    /// The inputs that a family's rules have to have while `kept` stays, if chain INPUT drops by default as known.
+    /// The required inputs of a family's rules while `kept` stays, if chain INPUT drops by default as tracked.
     pub(in crate::modes::ipvs) fn inputs(
         &self,
         family: Family,

@@ -1,5 +1,5 @@
-//! Plan of a pass, as a value. It is made by functions on values: `order` puts the differences in order, `pass_plan` adds
-//! operations for rules, draining and flows, `drift` finds those that repair foreign changes.
+//! The plan of a pass, as a value. Functions on values make it: `order` puts the differences in order, `pass_plan` adds
+//! operations for rules, draining and flows, and `drift` finds those that repair other programs' changes.
 
 mod order;
 mod pass_plan;
@@ -24,7 +24,7 @@ use crate::ports::{LocalRoute, RouteOwner};
 pub use order::plan;
 pub(super) use pass_plan::{PassPlan, build_plan};
 
-/// Plan of a pass: operations, stage by stage. A value: nothing happens before it is carried out.
+/// The plan of a pass: operations, stage by stage. A value; nothing happens before it is carried out.
 ///
 /// The order is make before break. Sets and rules come before the virtual servers that need them, so that every
 /// connection is masqueraded that should be. A virtual server has its real servers before its address is bound. Until
@@ -42,11 +42,12 @@ pub struct Plan {
     /// Layout of each family's table, if tables guard. Then no stage has sets or rules, and the entries of a family are
     /// added with its table in one transaction, and deleted in another. Otherwise none.
     pub layouts: BTreeMap<Family, Layout>,
-    /// Inputs of the rules that the kernel has after this plan, where they were read for it.
+    /// The inputs of the rules that the kernel has after this plan, if they were read for it.
     pub inputs: BTreeMap<Family, Inputs>,
-    /// Operations. A stage that is not there has none.
+    /// The operations. A missing stage has none.
     pub stages: BTreeMap<Phase, Stage>,
-    /// Families whose rules have to change but are not tried in this pass: they could not be read, or failed a moment ago.
+    /// Families whose rules must change but are not tried in this pass, because they could not be read or failed a
+    /// moment ago.
     pub rules_put_off: BTreeSet<Family>,
     /// Virtual servers to create whose source ranges need rules that do not exist yet. One is not created when the
     /// rules of its family are put off or fail: any client could use it.
@@ -55,13 +56,14 @@ pub struct Plan {
     /// made local when the rules of its family are put off or fail: programs that listen on all addresses would answer
     /// there.
     pub guarded_networks: BTreeSet<Network>,
-    /// Real servers that drain already, unknown to this process: no operation, but they are watched from now on.
+    /// Real servers that are already draining, unknown to this process. They need no operation, but are tracked from
+    /// now on.
     pub adopt_drains: Vec<(VirtualServerKey, RealServerKey)>,
     /// The Frontends of the marks in this plan.
     pub split: BTreeMap<VirtualServerKey, FrontendKey>,
 }
 
-/// Phase of a plan that a stage belongs to, in order.
+/// The phases of a plan, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Phase {
@@ -72,7 +74,7 @@ pub enum Phase {
     ServeUnguarded,
     /// Real servers to drain or delete before the rules, if there are any.
     RetireUnguarded,
-    /// Rules; virtual servers to make or change, with addresses and routes.
+    /// Rules; virtual servers to create or change, with addresses and routes.
     Serve,
     /// Chains of tables that take connections from rules that served before. Virtual and real servers that are not
     /// wanted any more.
@@ -95,17 +97,17 @@ impl Phase {
     }
 }
 
-/// Operations of a phase, in the order of the fields. The [`Phase`] says whether something is added or deleted.
+/// The operations of a phase, in the order of the fields. The [`Phase`] decides whether something is added or deleted.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Stage {
-    /// The dummy device. It is deleted last, once no address is on it: routes bind instead.
+    /// The dummy device. It is deleted last, once it has no addresses because routes bind them.
     pub device: bool,
     /// Timeouts to set.
     pub timeouts: Option<TimeoutsUpdate>,
     /// Sets to create.
     pub sets: Vec<SetKey>,
-    /// Tables of nf_tables to make or to repair, at most one change for each family.
+    /// nf_tables tables to create or repair, at most one change for each family.
     pub tables: Vec<TableChange>,
     /// Entries; those of the last set are deleted first.
     pub entries: BTreeMap<SetKey, Vec<Element>>,
@@ -115,13 +117,13 @@ pub struct Stage {
     pub servers: Vec<ServerOperation>,
     /// Addresses of the dummy device. One that a Service still has is not deleted before a route makes it local.
     pub addresses: Vec<IpAddr>,
-    /// Local routes, those of whole networks first. They are made, or given another source. One is not deleted while a Service's address
-    /// in it is local in no other way.
+    /// Local routes to create or to change, whole networks first. One is not deleted while it alone makes a Service's
+    /// address in it local.
     pub routes: Vec<LocalRoute>,
 }
 
 impl Stage {
-    /// The operations before those on servers, in the order in which they are carried out.
+    /// The operations before those on servers, in order.
     pub(super) fn first_operations<'a>(&'a self, phase: Phase, plan: &'a Plan) -> impl Iterator<Item = Operation<'a>> {
         let KernelNames { device, prefix, .. } = &plan.names;
         let action = phase.action();
@@ -139,7 +141,7 @@ impl Stage {
             .chain(self.rules.iter().map(|change| Operation::Whole(change)))
     }
 
-    /// The operations after those on servers.
+    /// The operations after those on servers, in order.
     pub(super) fn last_operations<'a>(&'a self, phase: Phase, plan: &'a Plan) -> impl Iterator<Item = Operation<'a>> {
         let (action, device) = (phase.action(), &plan.names.device);
         let addresses = self.addresses.iter().map(move |address| Operation::Address(action, *address, device));
@@ -148,7 +150,7 @@ impl Stage {
         addresses.chain(routes).chain(device)
     }
 
-    /// The entries of each set, the last set first where they are deleted.
+    /// The entries of each set; in reverse order when deleting.
     fn ordered_entries(&self, phase: Phase) -> impl Iterator<Item = (&SetKey, &Vec<Element>)> {
         let (forwards, backwards) =
             if phase.adds() { (Some(&self.entries), None) } else { (None, Some(&self.entries)) };
@@ -162,10 +164,10 @@ impl Stage {
 pub struct RulesChange {
     /// Address family.
     pub family: Family,
-    /// Changes of the proxy's chains and jumps, nothing else.
+    /// Changes of the proxy's chains and jumps only.
     pub changes: RuleChanges,
-    /// The same without optional matches, tried in this order when the kernel refuses the first: only then is it certain
-    /// whether the kernel has them.
+    /// The same without optional matches, tried in this order if the kernel refuses the first. Only then is it certain
+    /// whether the kernel supports them.
     pub without: Vec<(Capabilities, RuleChanges)>,
 }
 
@@ -198,15 +200,15 @@ impl Plan {
         self.stages.entry(phase).or_default()
     }
 
-    /// Stage for operations on a virtual server that take something away.
+    /// The stage for operations that remove something from a virtual server.
     fn retire_from(&mut self, key: &VirtualServerKey) -> &mut Vec<ServerOperation> {
         let phase = if key.addr().is_some() { Phase::Retire } else { Phase::RetireMarks };
         &mut self.stage(phase).servers
     }
 
-    /// Moves operations that need not wait for rules before them. `needs_rules` says whether a virtual server needs
-    /// them before it is added, `is_there` whether it exists. Nothing moves when rules are neither to be restored nor
-    /// put off.
+    /// Moves operations that need not wait for rules before them. `needs_rules` tells whether a virtual server needs
+    /// them before it is added, `is_there` whether it exists. Nothing moves if rules are neither restored nor
+    /// postponed.
     pub(crate) fn move_unguarded_operations_first(
         &mut self,
         needs_rules: impl Fn(&VirtualServerKey) -> bool,
@@ -226,7 +228,7 @@ impl Plan {
             std::mem::take(&mut serve.addresses).into_iter().partition(|address| waiting.contains(address));
         let unguarded = self.stage(Phase::ServeUnguarded);
         (unguarded.servers, unguarded.addresses) = (first.servers, first.addresses);
-        // A virtual server goes only after its replacement is there.
+        // A virtual server is deleted only after its replacement exists.
         let retire = &mut self.stage(Phase::Retire).servers;
         let (later, first) = std::mem::take(retire)
             .into_iter()
@@ -248,7 +250,7 @@ impl Work for Plan {
         }))
     }
 
-    /// Rules of iptables mode serve all Services.
+    /// Whether rules of iptables mode serve all Services.
     fn takes_over(&self) -> bool {
         let serve = self.stages.get(&Phase::Serve);
         serve.is_some_and(|serve| serve.rules.iter().any(|change| change.changes.replace_iptables_mode()))

@@ -23,7 +23,7 @@ use crate::snapshot::ObjectKey;
 /// are selected. It gets weight 0 first, and is deleted once it has no connections. One that drains already is left to
 /// [`Drains`]; one that is wanted again gets its weight back and is never deleted meanwhile.
 ///
-/// The parts that do not come from [`Changes`] (names, device, sysctls, timeouts, rules, flows) are left as by default.
+/// The parts that do not come from [`Changes`] (names, device, sysctls, timeouts, rules, flows) keep their defaults.
 pub fn plan(changes: Changes, wanted: &Wanted<'_>, observed: &Observed, drains: &Drains) -> Plan {
     let mut plan = Plan::default();
     plan.stage(Phase::Prepare).sets = changes.create_sets.into_iter().collect();
@@ -87,7 +87,7 @@ fn by_set(entries: BTreeSet<(SetKey, Element)>) -> BTreeMap<SetKey, Vec<Element>
     all
 }
 
-/// A real server that is not wanted any more. `drains`: those that drain, if this one may.
+/// Retires a real server that is no longer desired. `drains`: those that drain, if this one may.
 fn retire(plan: &mut Plan, key: VirtualServerKey, real: RealServerKey, observed: &Observed, drains: Option<&Drains>) {
     let Some(drains) = drains else {
         plan.retire_from(&key).push(Operation::DeleteRealServer(key, real));
@@ -132,7 +132,7 @@ fn rank(owner: Option<&ObjectKey>, key: &VirtualServerKey) -> Rank {
 mod tests {
     use super::*;
 
-    /// Everything else on a node waits for the API server's address, and then for names.
+    /// Everything else on a node waits for the API server's address, and then for DNS.
     #[test]
     fn the_api_server_is_first_and_cluster_dns_second() {
         let of = |namespace: &str, name: &str, key: &str| {

@@ -1,4 +1,4 @@
-//! Plan of a pass: all operations, with the findings of planning. Functions on values.
+//! The plan of a pass: all operations, with the findings of planning. Functions on values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,7 +23,7 @@ use crate::plan::step::Step;
 use crate::ports::{PortError, PortErrorKind, UdpServices};
 use crate::snapshot::is_usable_by_service;
 
-/// Plan of a pass, with the findings of planning.
+/// The plan of a pass, with the findings of planning.
 #[derive(Debug, Default)]
 pub(crate) struct PassPlan {
     pub(crate) plan: Plan,
@@ -31,11 +31,11 @@ pub(crate) struct PassPlan {
     pub(crate) forget: UdpServices,
     /// Rules that could not be compared.
     pub(crate) unread: Vec<Unread>,
-    /// Foreign changes; known only when the last pass succeeded.
+    /// Other programs' changes; known only if the last pass succeeded.
     pub(crate) drift: Vec<Step>,
 }
 
-/// Builds the plan of a pass from known values; reads and changes nothing. `None` when the kernel is unknown.
+/// Builds the plan of a pass from tracked values; reads and changes nothing. `None` if the kernel's state is unknown.
 pub(crate) fn build_plan(
     mode: &Mode,
     pass: Pass<'_>,
@@ -103,7 +103,7 @@ fn flows_to_forget(mode: &Mode, pass: Pass<'_>, changes: &Changes) -> UdpService
     flows
 }
 
-/// Adds the operations of draining real servers.
+/// Adds the operations for draining real servers.
 fn plan_drains(
     wanted: &Wanted<'_>,
     full: bool,
@@ -129,7 +129,7 @@ fn plan_drains(
     }
 }
 
-/// Adds the changes of tables, which are written with their entries: sets are no operations of their own.
+/// Adds the changes of tables, which are written with their entries; sets have no separate operations.
 fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, full: bool, plan: &mut Plan) {
     let [first, last] = tables.changes(&plan.layouts, full);
     let changing: BTreeSet<Family> = first.iter().map(|change| change.layout.family).collect();
@@ -159,7 +159,7 @@ fn without_guard<'a>(
     networks.filter(lacks_guard).collect()
 }
 
-/// Virtual servers with source ranges that are to be added, of these families.
+/// Virtual servers with source ranges to add, of these families.
 fn added_with_ranges(wanted: &Wanted<'_>, plan: &Plan, of: impl Fn(&Family) -> bool) -> BTreeSet<VirtualServerKey> {
     let operations = [Phase::Prepare, Phase::Serve].iter().filter_map(|phase| plan.stages.get(phase));
     let added = operations.flat_map(|stage| &stage.servers).filter_map(|operation| match operation {
@@ -192,7 +192,7 @@ fn plan_rules(
     for capabilities in inputs.capabilities.reduced() {
         let rules = rules::compile(&rules::Inputs { capabilities, ..inputs.clone() });
         let changes = rules.map_err(|error| invalid(&error))?.changes(dump).map_err(|error| invalid(&error))?;
-        // Skip it if the reduced rules are the same: the kernel would refuse them again.
+        // Skip it if the reduced rules are the same, because the kernel would refuse them again.
         if changes != change.changes {
             change.without.push((capabilities, changes));
         }
@@ -207,23 +207,23 @@ fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut P
     let wanted = &mode.wanted(pass.desired);
     let rules = plan.stages.get(&Phase::Serve).map_or(&[][..], |serve| &serve.rules);
     let changing = |family: &Family| rules.iter().any(|change| change.family == *family);
-    // Once for each family: the inputs hold every guarded load balancer.
+    // Once for each family: the inputs contain every guarded load balancer.
     let compared: BTreeMap<Family, (rules::Inputs, Option<&rules::Inputs>)> = pass
         .families()
         .filter(|family| plan.rules_put_off.contains(family) || changing(family))
         .map(|family| {
             let made = || programs.inputs(family, (wanted, pass.facts), programs.capabilities, kept);
             let mut new = plan.inputs.get(&family).cloned().unwrap_or_else(made);
-            // Rules that differ although their inputs do not were changed by another program, in an unknown way.
+            // If rules differ although their inputs do not, another program changed them in an unknown way.
             let before = programs.rules.get(&family).filter(|before| **before != new);
-            // The programs are asked for their capabilities only when rules are made.
+            // The programs are asked for their capabilities only when rules are compiled.
             if let Some(before) = before {
                 new.capabilities = before.capabilities;
             }
             (family, (new, before))
         })
         .collect();
-    // Taken over from iptables mode: these rules stand in until they are replaced, so everything has to be there before.
+    // Taken over from iptables mode, whose rules serve until they are replaced. So everything must exist before.
     let taken_over: BTreeSet<Family> =
         rules.iter().filter(|change| change.changes.replace_iptables_mode()).map(|change| change.family).collect();
     let needs = |key: &VirtualServerKey| {
@@ -248,7 +248,7 @@ fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut P
     plan.guarded = added_with_ranges(wanted, plan, |family| compared.contains_key(family));
 }
 
-/// Foreign changes: operations on objects that the input did not change.
+/// Other programs' changes: operations on objects that the input did not change.
 pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan) -> Vec<Step> {
     let foreign = plan.operations().filter(|operation| is_foreign(operation, mode, plan));
     foreign.map(|operation| operation.step(&pass.names)).collect()
@@ -264,7 +264,7 @@ fn is_foreign(operation: &PlanOperation<'_>, mode: &Mode, plan: &Plan) -> bool {
             Guards::Nft(known) => known.written.get(&family) == plan.layouts.get(&family),
         }),
         PlanOperation::Address(_, address, _) => !is_input(&address),
-        // The node's own addresses decide on whole networks.
+        // The node's own addresses decide about whole networks.
         PlanOperation::Route(_, _, route) => !mode.new_facts && !is_input(&route.network.addr()),
         PlanOperation::Server(operation, _) => {
             let key = operation.virtual_server();

@@ -1,4 +1,4 @@
-//! Reads the kernel: first the tables, then the parts that their differences from the wanted state ask for.
+//! Reads the kernel: first the tables, then what their differences from the desired state require.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -25,7 +25,7 @@ use crate::plan::report::{Report, Unread};
 use crate::ports::{Ipvs, PortError, Ports, Rules, Sets, Tables as TablesPort};
 use crate::snapshot::HostAddresses;
 
-/// Where the entries are that show which virtual servers are this proxy's.
+/// Where the entries are that identify this proxy's virtual servers.
 pub(super) enum Records<'a> {
     /// In ipsets.
     Sets(&'a mut dyn Sets),
@@ -33,13 +33,12 @@ pub(super) enum Records<'a> {
     Tables(&'a mut Tables, &'a mut dyn TablesPort),
 }
 
-/// Reads virtual servers, sets and the dummy device's addresses: the proxy's objects, and the records that show which are its own. Returns the
-/// parts that could not be read, too: with any of them, the caller must change nothing. It would make again all objects that the reading
-/// lacks, and it would not know which are this proxy's.
+/// Reads virtual servers, sets and the dummy device's addresses: the proxy's objects, and the records that identify
+/// them. Also returns the parts that could not be read. If there are any, the caller must change nothing: it would
+/// recreate all objects that the read lacks, and would not know which are this proxy's.
 ///
-/// Lists of real servers that are as wanted are shared with `wanted` and take no memory of their own. `is_settled`:
-/// everything was read before, and no own virtual server is known to await deletion; then one reading of them may be
-/// enough.
+/// Lists of real servers that are as desired are shared with `wanted` and take no memory of their own. `is_settled`:
+/// everything was read before, and no own virtual server is known to await deletion. Then one read may be enough.
 pub(super) fn read(
     records: Records<'_>,
     ipvs: &mut dyn Ipvs,
@@ -120,10 +119,10 @@ pub fn has_device(host: &HostAddresses, names: &KernelNames) -> bool {
     host.interfaces.contains_key(names.device.as_str())
 }
 
-/// The timeouts of IPVS that differ.
+/// The IPVS timeouts that differ.
 ///
 /// # Errors
-/// When they could not be read.
+/// If they could not be read.
 pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<Option<TimeoutsUpdate>, Unread> {
     let asked = |secs: Option<u32>| secs.filter(|secs| *secs != 0);
     if [wanted.tcp_secs, wanted.tcp_fin_secs, wanted.udp_secs].into_iter().all(|secs| asked(secs).is_none()) {
@@ -140,7 +139,7 @@ pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<O
 #[cfg(all(test, feature = "testing"))]
 mod tests;
 
-/// State that was read besides the tables, once the differences were known.
+/// What was read besides the tables, once the differences were known.
 #[derive(Default)]
 pub(crate) struct PassInputs {
     pub(crate) timeouts: Option<TimeoutsUpdate>,
@@ -148,13 +147,13 @@ pub(crate) struct PassInputs {
     pub(crate) draining: Vec<(VirtualServerKey, Result<Vec<ObservedRealServer>, PortError>)>,
     /// Families whose rules may have to change, with the kernel's rules.
     pub(crate) rules: Vec<(Family, rules::Inputs, iptables::Dump)>,
-    /// Families whose rules do not have to change.
+    /// Families whose rules need not change.
     pub(crate) rules_stay: Vec<Family>,
     /// Families whose rules could not be read, or are not tried now.
     pub(crate) rules_put_off: BTreeSet<Family>,
 }
 
-/// Reads the parts besides the tables that the plan needs. Parts that cannot be read are reported and put off.
+/// Reads what the plan needs besides the tables. Parts that cannot be read are reported and postponed.
 pub(super) fn read_rest(
     mode: &Mode,
     pass: Pass<'_>,
@@ -193,8 +192,8 @@ pub(super) fn read_rest(
     readings
 }
 
-/// Whether there are Frontends, and whether any is masqueraded: of all in a full pass, else of those that changed. `None`: no changed one is
-/// there.
+/// Whether there are Frontends, and whether any is masqueraded: of all in a full pass, otherwise of those that changed.
+/// `None`: no changed one exists.
 pub(crate) fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)> {
     let wanted = mode.wanted(pass.desired);
     let (serves, is_masqueraded) = if pass.full {
@@ -208,7 +207,7 @@ pub(crate) fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)
     (pass.full || serves).then_some((serves, is_masqueraded))
 }
 
-/// Reads a family's rules, with the inputs of those that it has to have; `None` when the kernel is known to have them.
+/// Reads a family's rules, with the inputs of the required ones; `None` if the kernel is known to have them.
 fn read_rules(
     mode: &Mode,
     programs: &Programs,
@@ -234,8 +233,8 @@ fn read_rules(
     Ok(Some((inputs, dump)))
 }
 
-/// Whether the rules of a family cannot have changed. Costs O(changed entries); building `Inputs` costs O(guarded load
-/// balancers). Rules depend only on node facts and on entries in sets.
+/// Whether the rules of a family cannot have changed. Costs O(changed entries), while building `Inputs` costs O(guarded
+/// load balancers). Rules depend only on node facts and set entries.
 fn has_same_rules(mode: &Mode, programs: &Programs, family: Family) -> bool {
     let changed = mode.changed().entries.iter().any(|(set, _)| set.family == family);
     let is_known = programs.rules.contains_key(&family) && !programs.retry.contains_key(&family);

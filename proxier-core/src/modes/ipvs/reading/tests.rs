@@ -1,4 +1,4 @@
-//! When one reading of the virtual servers is enough.
+//! When one read of the virtual servers is enough.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
 use std::collections::BTreeSet;
@@ -13,7 +13,7 @@ use crate::modes::ipvs::sets::NamedSet;
 use crate::ports::{ItemFailures, PortError};
 use crate::service::Indexed;
 
-/// Virtual servers in the kernel, and those that a disturbed reading shows.
+/// Virtual servers in the kernel, and those that a disturbed read returns.
 struct Kernel {
     shown: Vec<VirtualServerKey>,
     there: Vec<VirtualServerKey>,
@@ -62,7 +62,7 @@ impl Ipvs for Kernel {
     }
 }
 
-/// All sets are there; one may have an entry.
+/// All sets exist; one may have an entry.
 struct Entries(Option<(SetKey, Element)>);
 
 impl Sets for Entries {
@@ -95,7 +95,7 @@ impl Sets for Entries {
     }
 }
 
-/// Number of virtual servers that were read with nothing wanted, and the calls that read them.
+/// Number of virtual servers read with nothing desired, and the calls that read them.
 fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize, Vec<&'static str>) {
     let keys = |of: &[&str]| of.iter().map(|place| VirtualServerKey::tcp(place.parse().unwrap())).collect::<Vec<_>>();
     let mut kernel = Kernel { shown: keys(shown), there: keys(there), looks: Vec::new() };

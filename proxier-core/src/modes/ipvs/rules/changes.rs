@@ -9,8 +9,8 @@ use super::{Rules, names};
 use crate::config::NamePrefix;
 use crate::modes::shared::cleaned::IsKept;
 
-/// A table that `iptables-save` cannot show, because it holds what only `nft` can express. Our rules in it could not be
-/// found again, so nothing is written.
+/// A table that `iptables-save` cannot show, because it contains something that only `nft` can express. Our rules in it
+/// could not be found again, so nothing is written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnreadableTable {
     table: TableName,
@@ -37,7 +37,7 @@ impl fmt::Display for UnreadableTable {
 
 impl std::error::Error for UnreadableTable {}
 
-/// Whether a line comes or goes.
+/// Whether a line is added or removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LineChange {
@@ -47,7 +47,7 @@ pub enum LineChange {
     Removed,
 }
 
-/// A line of `iptables-save` that comes or goes. Prints as `+ nat -A KUBE-SERVICES …`.
+/// A line of `iptables-save` that is added or removed. Prints as `+ nat -A KUBE-SERVICES …`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[non_exhaustive]
 pub struct RuleLine {
@@ -66,7 +66,7 @@ impl fmt::Display for RuleLine {
     }
 }
 
-/// Changes to the tables of a family. Prints as lines that come and go.
+/// Changes of a family's tables. Prints as added and removed lines.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleChanges {
     transaction: Transaction,
@@ -79,12 +79,12 @@ impl RuleChanges {
         self.transaction.is_empty()
     }
 
-    /// The input of `iptables-restore --noflush`; empty when nothing has to change.
+    /// The input of `iptables-restore --noflush`; empty if nothing changes.
     pub fn transaction(&self) -> &Transaction {
         &self.transaction
     }
 
-    /// The transaction, to keep; `None` when nothing has to change.
+    /// The transaction, by value; `None` if nothing changes.
     pub fn into_transaction(self) -> Option<Transaction> {
         (!self.transaction.is_empty()).then_some(self.transaction)
     }
@@ -97,7 +97,7 @@ impl RuleChanges {
         self.lines.iter().filter(of_nat).any(|line| leads_on(&line.line))
     }
 
-    /// The lines that come and go.
+    /// The added and removed lines.
     pub fn lines(&self) -> &[RuleLine] {
         &self.lines
     }
@@ -110,7 +110,7 @@ impl RuleChanges {
         self.line(change, table, format!("-A {chain} {}", rule.arguments()));
     }
 
-    /// Records how one list of rules becomes another: the common beginning and end stay.
+    /// Records how one list of rules becomes another; the common start and end stay.
     fn rules(&mut self, table: &TableName, chain: &ChainName, old: &[Rule], new: &[Rule]) {
         let same = |(a, b): &(&Rule, &Rule)| a.same_as(b);
         let head = old.iter().zip(new).take_while(same).count();
@@ -132,12 +132,12 @@ impl fmt::Display for RuleChanges {
     }
 }
 
-/// Chains and jumps of this proxy.
+/// This proxy's chains and jumps.
 #[derive(Clone, Copy)]
 pub(super) struct Ours<'a> {
     /// Prefix of the names of this proxy's chains.
     pub(super) prefix: NamePrefix,
-    /// Chains of these names are another mode's.
+    /// Selects chains that belong to another mode.
     pub(super) is_kept: IsKept<'a>,
 }
 
@@ -152,7 +152,7 @@ impl Ours<'_> {
     }
 }
 
-/// The changes that turn the dump into these rules, or remove all own ones if there are none.
+/// The changes that turn the dump into these rules, or remove all own rules if there are none.
 pub(super) fn compare(wanted: Option<&Rules>, ours: Ours<'_>, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
     let unreadable = observed.incompatible_tables();
     let mut changes = RuleChanges::default();
@@ -165,7 +165,7 @@ pub(super) fn compare(wanted: Option<&Rules>, ours: Ours<'_>, observed: &Dump) -
     Ok(changes)
 }
 
-/// A table, and this proxy's chains and jumps in it.
+/// A table, with this proxy's chains and jumps in it.
 type InTable<'a> = (&'a TableName, Ours<'a>);
 
 fn compare_table(ours: InTable<'_>, wanted: Option<&Rules>, observed: Option<&Table>, changes: &mut RuleChanges) {
@@ -188,7 +188,7 @@ fn compare_table(ours: InTable<'_>, wanted: Option<&Rules>, observed: Option<&Ta
         let wanted = jumps(name, wanted, from.name.as_str());
         place_jumps(ours, from, &wanted, changes);
     }
-    // The nft programs may not print a built-in chain that nothing has used.
+    // The nft programs may not print a built-in chain that was never used.
     for from in name.builtin_chains() {
         if observed.chain(from).is_none() {
             insert_jumps(name, &jumps(name, wanted, from), changes);
@@ -212,7 +212,7 @@ fn place_all_jumps(table: &TableName, wanted: Option<&Rules>, changes: &mut Rule
     }
 }
 
-/// Keeps the jumps of a chain if all are there in order; otherwise removes those that are there, and inserts all as the
+/// Keeps the jumps of a chain if all exist in order. Otherwise removes the existing ones, and inserts all as the
 /// chain's first rules.
 fn place_jumps((table, ours): InTable<'_>, from: &Chain, wanted: &[&super::Jump], changes: &mut RuleChanges) {
     let there: Vec<&Rule> = from.rules.iter().filter(|rule| ours.has_jump(table, rule)).collect();
@@ -234,12 +234,13 @@ fn insert_jumps(table: &TableName, wanted: &[&super::Jump], changes: &mut RuleCh
     }
 }
 
-/// Removes our chains that are not wanted: all of them in a cleanup, otherwise those of older versions.
+/// Removes our chains that are not desired: all of them in a cleanup, otherwise those of older versions.
 fn remove_chains((name, ours): InTable<'_>, wanted: &[Chain], observed: &Table, changes: &mut RuleChanges) {
     let is_wanted = |chain: &str| wanted.iter().any(|wanted| wanted.name == *chain);
     let unwanted = |chain: &str| ours.has_chain(name, chain) && !is_wanted(chain);
     let going: Vec<&Chain> = observed.chains().iter().filter(|chain| unwanted(chain.name.as_str())).collect();
-    // A foreign rule: not in one of the proxy's chains, which go or are replaced, and not one of its jumps, which go.
+    // Another program's rule: not in one of the proxy's chains, which are removed or replaced, and not one of its
+    // jumps, which are removed.
     let is_foreign = |chain: &Chain, rule: &Rule| {
         let in_ours = ours.has_chain(name, chain.name.as_str());
         let is_jump = is_builtin(name, chain) && ours.has_jump(name, rule);
@@ -262,7 +263,7 @@ fn remove_chains((name, ours): InTable<'_>, wanted: &[Chain], observed: &Table, 
             deleted.push(chain.name.clone());
         }
     }
-    // Only now that no rule of this proxy jumps to them any more.
+    // Only now, when no rule of this proxy jumps to them any more.
     for chain in deleted {
         lines.push(format!(":{chain}"));
         edits.edit(Edit::DeleteChain(chain));
@@ -276,12 +277,12 @@ fn remove_chains((name, ours): InTable<'_>, wanted: &[Chain], observed: &Table, 
 mod tests {
     use super::*;
 
-    /// Changes that a cleanup of these tables makes.
+    /// The changes that a cleanup of these tables makes.
     fn removed(tables: &str) -> RuleChanges {
         super::super::cleanup(&Dump::parse(tables).unwrap(), NamePrefix::KUBE).unwrap()
     }
 
-    /// A jump in a foreign chain is foreign, with any comment.
+    /// A jump in another program's chain is that program's, with any comment.
     #[test]
     fn jumps_are_ours_in_built_in_chains_only() {
         let of = |from: &str| -> Vec<String> {

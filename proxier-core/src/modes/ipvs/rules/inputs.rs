@@ -1,4 +1,4 @@
-//! Inputs of rules: few values, and cheap to compare.
+//! What rules depend on: few values that are cheap to compare.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,18 +15,18 @@ use crate::modes::shared::networks::PodTraffic;
 use crate::net::{Family, Network};
 use crate::service::{Frontend, NodeFacts};
 
-/// Capabilities of iptables and the kernel, as far as some rules need them. All of them by default.
+/// Capabilities of iptables and the kernel that some rules need. Default: all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Capabilities {
     /// `MASQUERADE --random-fully`: iptables from 1.6.2 (`iptables::ProgramVersion::has_random_fully`). Without it, two
     /// connections masqueraded at the same moment may get the same port, and one is lost.
     pub random_fully: bool,
-    /// The match `physdev` (`CONFIG_NETFILTER_XT_MATCH_PHYSDEV`). A kernel without it sees no packets that came over a
-    /// bridge port, so rules mean the same without the match.
+    /// The match `physdev` (`CONFIG_NETFILTER_XT_MATCH_PHYSDEV`). A kernel without it sees no packets from a bridge
+    /// port, so rules have the same effect without the match.
     pub physdev: bool,
-    /// The match `ipvs` (`CONFIG_NETFILTER_XT_MATCH_IPVS`). Without it this node's own traffic cannot be kept from load
-    /// balancers whose source ranges exclude it.
+    /// The match `ipvs` (`CONFIG_NETFILTER_XT_MATCH_IPVS`). Without it, this node's own traffic to load balancers whose
+    /// source ranges exclude it cannot be stopped.
     pub ipvs: bool,
 }
 
@@ -37,7 +37,8 @@ impl Default for Capabilities {
 }
 
 impl Capabilities {
-    /// Fewer capabilities that rules still work with: without one of the optional matches, then without both.
+    /// Smaller sets of capabilities with which rules still work: without one of the optional matches, then without
+    /// both.
     pub(crate) fn reduced(self) -> impl Iterator<Item = Capabilities> {
         let ways = [(false, self.ipvs), (self.physdev, false), (false, false)];
         ways.into_iter()
@@ -53,7 +54,7 @@ impl Capabilities {
         }
     }
 
-    /// Consequences of optional matches that are missing, in words.
+    /// What missing optional matches mean, in words.
     pub fn lost(self) -> String {
         let physdev = "rules are written without match physdev (module xt_physdev), which only tells packets that come over a \
                        bridge";
@@ -75,13 +76,13 @@ pub enum MasqueradeSources {
     All,
     /// Traffic from outside of this network.
     OutsideNetwork(Network),
-    /// Traffic that comes in by other devices than this one.
+    /// Traffic that arrives on other devices than this one.
     OutsideInterface(InterfaceName),
-    /// Traffic that comes in by devices whose names do not begin so.
+    /// Traffic that arrives on devices without this name prefix.
     OutsidePrefix(InterfaceName),
-    /// Traffic whose source is a cluster IP: local pod traffic is not detected.
+    /// Traffic whose source is a cluster IP, because local pod traffic is not detected.
     ClusterIps,
-    /// No traffic: every address is a pod's.
+    /// No traffic, because every address is a pod's.
     Nobody,
 }
 
@@ -100,7 +101,7 @@ impl MasqueradeSources {
     }
 }
 
-/// Inputs of a family's rules. Equal inputs have equal rules.
+/// What a family's rules depend on. Equal inputs have equal rules.
 ///
 /// Costs O(sets + load balancers that this node may not use), with any number of Services. Compare it with the last one
 /// after each update, and compile rules only when it differs.
@@ -111,21 +112,21 @@ pub struct Inputs {
     pub family: Family,
     /// Prefix of the names of chains and sets.
     pub prefix: NamePrefix,
-    /// Sets with entries; only those that decide on rules.
+    /// Sets with entries; only those that affect rules.
     pub filled: BTreeSet<SetKind>,
-    /// Load balancers for which this node's own traffic is dropped.
+    /// Load balancers to which this node's own traffic is dropped.
     pub barred: BTreeSet<VirtualServerKey>,
     /// Sources whose traffic to cluster IPs is masqueraded.
     pub sources: MasqueradeSources,
-    /// The bit that marks packets to be masqueraded.
+    /// The bit that marks packets for masquerading.
     pub masquerade_bit: MarkBit,
     /// Capabilities of iptables and the kernel. Without the match `ipvs`, this node's own traffic can reach load balancers that are `barred`.
     pub capabilities: Capabilities,
-    /// Addresses are bound by routes, or still are: this node's own packets then have its address as their source.
+    /// Whether addresses are bound by routes, or still are. This node's own packets then have its address as source.
     pub by_routes: bool,
-    /// Networks that are local as a whole: nothing but Services may answer in them.
+    /// Networks that are local as a whole, in which only Services may answer.
     pub guarded_networks: BTreeSet<Network>,
-    /// Chains are made, and sets named, only where sets have entries.
+    /// Whether chains are created, and sets named, only if sets have entries.
     pub only_needed: bool,
     /// Chain INPUT of table filter drops what nothing accepts, by its policy or its last rule. Rules then accept
     /// traffic of Services, which arrives there before IPVS sees it.
@@ -133,7 +134,7 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// Present inputs of the rules of this family.
+    /// The present inputs of a family's rules.
     pub fn new(family: Family, wanted: &Wanted<'_>, facts: &NodeFacts, capabilities: Capabilities) -> Self {
         let routes = Routes::new(wanted, facts);
         let only_needed = facts.config().makes_only_needed_rules();
@@ -153,7 +154,7 @@ impl Inputs {
         }
     }
 
-    /// Adds objects that stay in the kernel although they are not wanted.
+    /// Adds objects that stay in the kernel although they are not desired.
     pub fn keep(&mut self, kept: &Kept) {
         let (family, only_needed) = (self.family, self.only_needed);
         let decide = |set: &&SetKey| set.family == family && decides(set.kind, only_needed);
@@ -163,7 +164,6 @@ impl Inputs {
         self.guarded_networks.extend(kept.whole.iter().filter(|network| Family::of(network.addr()) == family));
     }
 
-    /// A chain's name.
     pub(super) fn chain(&self, name: &str) -> String {
         names::chain(self.prefix, name)
     }
@@ -193,8 +193,8 @@ impl Inputs {
             && self.guarded_networks.is_subset(&before.guarded_networks)
     }
 
-    /// Whether a virtual server needs rules that these have and `before` lacks. `before`: what the kernel has; `None` when
-    /// unknown.
+    /// Whether a virtual server needs rules that these have and `before` lacks. `before`: what the kernel has; `None`
+    /// if unknown.
     pub(crate) fn are_needed_by(&self, frontend: &Frontend, before: Option<&Inputs>) -> bool {
         let Some(before) = before else { return true };
         let rest = |inputs: &Inputs| (inputs.masquerade_bit, inputs.capabilities, inputs.by_routes);
@@ -217,7 +217,7 @@ impl Inputs {
 pub struct Kept {
     /// Sets in which entries stay.
     filled: Vec<SetKey>,
-    /// Load balancers for which this node's own traffic stays dropped.
+    /// Load balancers to which this node's own traffic is still dropped.
     barred: Vec<VirtualServerKey>,
     /// Families in which addresses are bound by routes.
     by_routes: Vec<Family>,
@@ -226,10 +226,10 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// Objects of the kernel that these changes leave. `unwanted` are own virtual servers that are not wanted.
+    /// The objects that these changes leave in the kernel. `unwanted` are own virtual servers that are not desired.
     ///
-    /// A load balancer is barred from this node if its entries show source ranges, and its own address is not among those
-    /// that may use it.
+    /// A load balancer is barred from this node if its entries show source ranges, and its own address is not among
+    /// those that may use it.
     pub fn new<'a>(
         unwanted: impl IntoIterator<Item = &'a VirtualServerKey>,
         changes: &Changes,
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(first.both(second).both(third), none);
     }
 
-    /// The kernel refuses rules with a match that it lacks; those that differ are tried.
+    /// If the kernel refuses rules with a match that it lacks, rules that differ are tried.
     #[test]
     fn fewer_matches_are_tried_one_by_one() {
         let all = Capabilities::default();

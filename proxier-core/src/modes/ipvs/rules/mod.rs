@@ -1,4 +1,4 @@
-//! Rules for iptables: their inputs, how they are made, and the changes for the kernel to have them.
+//! iptables rules of IPVS mode: their inputs, how they are compiled, and the changes that the kernel needs.
 //!
 //! Rules stay the same until a set gains its first entry or loses its last one: Services only change the sets. Services
 //! change the sets. [`Inputs`] shows cheaply whether rules can have changed; [`compile`] makes them; [`Rules::changes`]
@@ -14,10 +14,10 @@
 //! that only kube-proxy's iptables mode has (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy
 //! --cleanup` removes them.
 //!
-//! # Where this differs from kube-proxy
+//! # Differences from kube-proxy
 //!
-//! * `KUBE-IPVS-FILTER` returns for `KUBE-EXTERNAL-IP-LOCAL` (as from 1.30): without that, external addresses of Services
-//!   with `externalTrafficPolicy: Local` are rejected.
+//! * `KUBE-IPVS-FILTER` returns for `KUBE-EXTERNAL-IP-LOCAL` (as from 1.30). Without that, external addresses of
+//!   Services with `externalTrafficPolicy: Local` are rejected.
 //! * `KUBE-IPVS-OUT-FILTER` exists (as from 1.29). It stops a program on this node that is in none of a load balancer's
 //!   source ranges, although its packets have the load balancer's address as their source.
 //! * Jumps have an order: source ranges are checked before marked packets are accepted, in place of any earlier order.
@@ -25,10 +25,10 @@
 //!   on the first position would take turns without end. Otherwise all of them move to the front.
 //! * If chain INPUT of table filter drops by default, `KUBE-NODE-PORT` accepts traffic to Services there, after source
 //!   ranges were checked. With kube-proxy none reaches IPVS.
-//! * Nothing is written when the kernel already has the same rules, in any spelling; a chain that has not changed
-//!   keeps its counters.
-//! * `KUBE-MARK-MASQ` is removed at the end too, unless a foreign rule jumps to it.
-//! * Names of protocols are in lower case, which iptables understands without `/etc/protocols`.
+//! * Nothing is written if the kernel already has the same rules, in any spelling. An unchanged chain keeps its
+//!   counters.
+//! * `KUBE-MARK-MASQ` is removed in a cleanup too, unless another program's rule jumps to it.
+//! * Protocol names are in lower case, which iptables accepts without `/etc/protocols`.
 //!
 //! As with kube-proxy, traffic with a loopback source uses no Service. The sets of TCP and UDP node ports hold ports
 //! without addresses. So a packet to such a port of any address of this host is masqueraded when it leaves again.
@@ -55,7 +55,7 @@ pub struct Jump {
     pub table: TableName,
     /// The built-in chain.
     pub from: ChainName,
-    /// Its position among our jumps of this chain, from 1; also its position in the chain when it is inserted.
+    /// Its position among our jumps of this chain, from 1. Also its position in the chain when it is inserted.
     pub position: usize,
     /// The rule.
     pub rule: Rule,
@@ -102,8 +102,8 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
 }
 
 impl Rules {
-    /// The chains of a table with their rules, in the order in which they are written; none for other tables than nat and
-    /// filter.
+    /// The chains of a table with their rules, in the order in which they are written; empty for tables other than nat
+    /// and filter.
     pub fn chains(&self, table: &TableName) -> &[Chain] {
         match table {
             table if *table == TableName::NAT => &self.nat,
@@ -112,16 +112,16 @@ impl Rules {
         }
     }
 
-    /// The jumps from built-in chains, by table and chain, in the order in which they stand there.
+    /// The jumps from built-in chains, by table and chain, in the order of their rules.
     pub fn jumps(&self) -> &[Jump] {
         &self.jumps
     }
 
-    /// Changes for the kernel to have these rules; none when it already has them. The sets must exist before
-    /// the transaction is restored.
+    /// The changes after which the kernel has these rules; empty if it already does. The sets must exist before the
+    /// transaction is restored.
     ///
     /// # Errors
-    /// [`UnreadableTable`] when a table could not be shown: writing would add the jumps again each time.
+    /// [`UnreadableTable`] if a table could not be shown; writing would add the jumps again each time.
     pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
         changes::compare(Some(self), Ours { prefix: self.prefix, is_kept: &|_table, _chain| false }, observed)
     }
@@ -135,13 +135,13 @@ impl Rules {
 /// before.
 ///
 /// # Errors
-/// [`UnreadableTable`] when a table could not be shown.
+/// [`UnreadableTable`] if a table could not be shown.
 #[cfg(feature = "testing")]
 pub fn cleanup(observed: &Dump, prefix: NamePrefix) -> Result<RuleChanges, UnreadableTable> {
     cleanup_but(observed, prefix, &|_table, _chain| false)
 }
 
-/// As [`cleanup`], but for the chains that are kept, and the jumps to them.
+/// As [`cleanup`], except the kept chains and the jumps to them.
 pub(crate) fn cleanup_but(
     observed: &Dump,
     prefix: NamePrefix,
@@ -150,7 +150,7 @@ pub(crate) fn cleanup_but(
     changes::compare(None, Ours { prefix, is_kept }, observed)
 }
 
-/// Whether IPVS mode has a chain of this name.
+/// Whether IPVS mode has a chain with this name.
 pub(crate) fn has_chain(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
     names::is_ours(prefix, table, chain)
 }

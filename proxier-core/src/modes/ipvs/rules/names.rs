@@ -1,4 +1,5 @@
-//! Names of chains after the prefix, which other software knows with kube-proxy's prefix, and recognition of own chains.
+//! Names of chains without the prefix, which other software relies on with kube-proxy's prefix, and how own chains are
+//! recognized.
 
 use iptables::{Rule, TableName};
 
@@ -15,8 +16,8 @@ pub(super) const SOURCE_RANGES: &str = "SOURCE-RANGES-FIREWALL";
 pub(super) const IPVS_FILTER: &str = "IPVS-FILTER";
 pub(super) const IPVS_OUT_FILTER: &str = "IPVS-OUT-FILTER";
 
-/// Chains of IPVS mode, present and past, in the order in which they are declared. `KUBE-FIRE-WALL` is kube-proxy's up to
-/// 1.25; not to be confused with the kubelet's `KUBE-FIREWALL`.
+/// Chains of IPVS mode, present and past, in the order of declaration. `KUBE-FIRE-WALL` is kube-proxy's up to 1.25; do
+/// not confuse it with the kubelet's `KUBE-FIREWALL`.
 const NAT: &[&str] = &[SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQ, "FIRE-WALL"];
 const FILTER: &[&str] = &[FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER];
 
@@ -37,8 +38,8 @@ pub(super) fn is_ours(prefix: NamePrefix, table: &TableName, chain: &str) -> boo
     chain.strip_prefix(prefix.as_str()).is_some_and(|name| names.contains(&name))
 }
 
-/// Table, chain, target and comment, in the order in which the jumps stand in the chain. Source ranges come before the rule
-/// that accepts marked packets.
+/// Table, chain, target and comment, in the order of the jumps in the chain. Source ranges come before the rule that
+/// accepts marked packets.
 pub(super) const JUMPS: &[(TableName, &str, &str, &str)] = &[
     (TableName::NAT, "PREROUTING", SERVICES, "kubernetes service portals"),
     (TableName::NAT, "OUTPUT", SERVICES, "kubernetes service portals"),
@@ -51,11 +52,11 @@ pub(super) const JUMPS: &[(TableName, &str, &str, &str)] = &[
     (TableName::FILTER, "OUTPUT", IPVS_OUT_FILTER, "kubernetes ipvs access filter"),
 ];
 
-/// The comment of the jumps that kube-proxy's iptables mode makes to a chain whose name IPVS mode uses too.
+/// The comment of the jumps of kube-proxy's iptables mode to a chain whose name IPVS mode uses too.
 const IPTABLES_MODE: &str = "kubernetes load balancer firewall";
 
-/// Whether this proxy, or a kube-proxy before it, made a rule in a built-in chain: it jumps to a chain of this proxy with the
-/// comment of such a jump. A foreign jump to such a chain has another comment.
+/// Whether this proxy, or an earlier kube-proxy, created a rule in a built-in chain: it jumps to a chain of this proxy
+/// and has the comment of such a jump. Another program's jump to such a chain has another comment.
 pub(super) fn is_jump_of_ours(prefix: NamePrefix, table: &TableName, rule: &Rule) -> bool {
     let Some(comment) = rule.comment() else { return false };
     let known = JUMPS.iter().any(|(_, _, _, ours)| *ours == comment) || comment == IPTABLES_MODE;

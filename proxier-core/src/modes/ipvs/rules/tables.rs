@@ -1,5 +1,4 @@
-//! The chains with their rules, in the order in which kube-proxy writes them. Comments give its reasons where they are not
-//! obvious.
+//! The chains with their rules, in kube-proxy's order. Comments give its reasons where they are not obvious.
 
 use iptables::{Error, Rule, RuleBuilder};
 use ipvs::VirtualServerKey;
@@ -8,7 +7,7 @@ use super::{Inputs, MasqueradeSources, names};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::Family;
 
-/// A chain, by its name after the prefix, and its rules.
+/// A chain, named without the prefix, and its rules.
 pub(super) type Rows = (&'static str, Vec<RuleBuilder>);
 
 pub(super) fn nat(inputs: &Inputs) -> Vec<Rows> {
@@ -48,8 +47,8 @@ pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
     ]
 }
 
-/// IPVS sees a packet to a Service's address only once INPUT has let it through. Source ranges are checked before, in the chain whose jump
-/// comes first.
+/// IPVS sees a packet to a Service's address only after INPUT has accepted it. Source ranges are checked before, in the
+/// chain whose jump comes first.
 fn accepted_input(inputs: &Inputs) -> Vec<RuleBuilder> {
     if !inputs.input_drops {
         return Vec::new();
@@ -76,12 +75,12 @@ fn matching(rule: RuleBuilder, inputs: &Inputs, kind: SetKind, directions: &str)
     rule.match_set(&SetKey::new(inputs.family, kind).named(inputs.prefix).name(), directions)
 }
 
-/// Rule that matches the set, without the set's comment.
+/// A rule that matches the set, without the set's comment.
 fn plain(inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
     matching(Rule::builder(), inputs, kind, directions)
 }
 
-/// Rule that matches the set, with the set's comment.
+/// A rule that matches the set, with the set's comment.
 fn noted(inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
     matching(Rule::builder().comment(kind.comment()), inputs, kind, directions)
 }
@@ -91,7 +90,7 @@ fn when<const N: usize>(inputs: &Inputs, kind: SetKind, rows: [RuleBuilder; N]) 
     if inputs.filled.contains(&kind) { rows.into() } else { Vec::new() }
 }
 
-/// The given rule, unless the set may be missing.
+/// This rule, unless the set may be missing.
 fn always(inputs: &Inputs, kind: SetKind, row: RuleBuilder) -> Vec<RuleBuilder> {
     if inputs.has_set(kind) { vec![row] } else { Vec::new() }
 }
@@ -106,8 +105,8 @@ fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
         rows.extend(cluster_ip_masquerade(inputs));
     }
     let external = |kind| noted(inputs, kind, "dst,dst");
-    // Accept what came from elsewhere, and what a local program sends to an address of this host. Other local traffic goes
-    // to the host that has the address.
+    // Accept what came from elsewhere, and what a local program sends to an address of this host. Other local traffic
+    // goes to the host that has the address.
     let accepted = |kind| {
         let from_outside = external(kind);
         let from_outside = if inputs.capabilities.physdev {
@@ -220,7 +219,7 @@ fn source_ranges(inputs: &Inputs) -> Vec<RuleBuilder> {
     rows
 }
 
-/// Addresses of Services are addresses of this host: nothing else that listens here may answer there.
+/// Addresses of Services are local, so no other program that listens here may answer on them.
 fn ipvs_filter(inputs: &Inputs) -> Vec<RuleBuilder> {
     let returned = |kind| always(inputs, kind, plain(inputs, kind, "dst,dst").target("RETURN"));
     let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];

@@ -1,4 +1,4 @@
-//! Changes to a table and its elements, and the transactions that write it.
+//! Changes of a table and its elements, and the transactions that write them.
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,24 +19,24 @@ use crate::plan::operation::Whole;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{PortErrorKind, Tables};
 
-/// Changes to a family's table besides its elements.
+/// Changes of a family's table besides its elements.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TableChange {
-    /// Layout that the table has to have.
+    /// The required layout of the table.
     pub layout: Layout,
-    /// Change to the table as a whole.
+    /// The change of the table as a whole.
     pub fate: Fate,
-    /// This process becomes the table's owner.
+    /// Whether this process becomes the table's owner.
     claims: bool,
-    /// Chains that are made, or get other rules.
+    /// Chains that are created or get other rules.
     chains: Vec<ChainRules>,
 }
 
 /// Entries of a family's sets.
 pub(in crate::modes::ipvs) type Entries = BTreeMap<SetKind, Vec<Element>>;
 
-/// Deletes and adds entries of a table, and makes or repairs it before.
+/// Deletes and adds entries of a table, after creating or repairing it.
 #[derive(Clone, Debug)]
 pub(super) struct EntryChanges<'a> {
     pub(super) layout: &'a Layout,
@@ -70,7 +70,7 @@ impl Changes for EntryChanges<'_> {
         }
         for (kind, elements) in self.delete.iter().filter(|(_, elements)| !elements.is_empty()) {
             out.note(*kind, Action::Delete);
-            // A map knows its elements by their keys, too.
+            // A map also finds its elements by their keys.
             let elements = elements.iter().map(|element| NftElement::new(encode(*kind, element).key));
             out.transaction.delete_elements(&self.layout.set(*kind), elements);
         }
@@ -99,9 +99,10 @@ impl Changes for EntryChanges<'_> {
 }
 
 impl TableChange {
-    /// The differences between `found` and `layout`: those to write before virtual servers, and those after addresses are bound.
+    /// The differences between `found` and `layout`: those to write before virtual servers, and those after addresses
+    /// are bound.
     ///
-    /// A new table protects destinations last: until then the earlier proxy's rules still translate them.
+    /// A new table protects destinations last, because until then the earlier proxy's rules still translate them.
     pub(in crate::modes::ipvs) fn compared(layout: &Layout, found: Option<&TableContents>) -> [Option<Self>; 2] {
         let fate = match found {
             None => Fate::Make,
@@ -123,7 +124,7 @@ impl TableChange {
         Self::differing(layout, (Fate::Keep, false), there)
     }
 
-    /// The table with all its chains, to be made or made again.
+    /// The table with all its chains, to be created or recreated.
     pub(super) fn full(layout: &Layout, fate: Fate) -> Self {
         TableChange { layout: layout.clone(), fate, claims: false, chains: layout.chains() }
     }
@@ -140,7 +141,7 @@ impl TableChange {
             }
             let is_late = chain.key.name.as_str() == KEEP && !rules.is_empty() && fate != Fate::Remake;
             if is_late {
-                // Other chains go to it.
+                // Other chains jump to it.
                 if there(&chain).is_none() {
                     first.push((chain.clone(), Vec::new()));
                 }
@@ -172,8 +173,8 @@ impl Whole for TableChange {
     }
 }
 
-/// The entries of a set that must be deleted before those to `add`: the kernel takes no networks that overlap, and a map has one mark for
-/// each place.
+/// The entries of a set that must be deleted before adding those in `add`: the kernel accepts no overlapping networks,
+/// and a map has one mark per key.
 pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Element]) -> Vec<Element> {
     let mut found = Vec::new();
     for new in add {
@@ -184,7 +185,7 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
             Element::IpPortIp(_, _, old) => old != range && old.first() <= range.last() && range.first() <= old.last(),
             _ => false,
         };
-        // All entries of a place lie one behind the other.
+        // All entries of one address and port are adjacent.
         let least = match range.first() {
             IpAddr::V4(_) => IpSpan::host(Ipv4Addr::UNSPECIFIED.into()),
             IpAddr::V6(_) => IpSpan::network(Ipv6Addr::UNSPECIFIED.into(), 0).unwrap_or(*range),

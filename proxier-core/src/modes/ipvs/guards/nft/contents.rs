@@ -1,4 +1,4 @@
-//! A table in the kernel in the words of IPVS mode, and entries of sets as elements.
+//! Converts between a table in the kernel and IPVS mode's terms: entries of sets, and elements.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -16,18 +16,18 @@ use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::ports::{PortError, PortErrorKind, Tables};
 
-/// A family's table as it was read.
+/// A family's table as read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::modes::ipvs) struct TableContents {
-    /// Entries by set, for every set that is there.
+    /// Entries by set, for every existing set.
     pub(in crate::modes::ipvs) entries: BTreeMap<SetKind, BTreeSet<Element>>,
     pub(super) shape: Shape,
-    /// There are foreign sets or elements.
+    /// Whether there are other programs' sets or elements.
     has_others: bool,
 }
 
 impl TableContents {
-    /// Reads a snapshot; `None` when the table is foreign.
+    /// Converts a snapshot; `None` if the table is another program's.
     fn new(snapshot: TableSnapshot, family: Family) -> Option<Self> {
         let (shape, elements) = Shape::read(snapshot)?;
         let mut found = TableContents { shape, ..TableContents::default() };
@@ -47,7 +47,7 @@ impl TableContents {
         Some(found)
     }
 
-    /// Whether the table cannot be repaired, only made again.
+    /// Whether the table cannot be repaired, only recreated.
     pub(super) fn is_other(&self, layout: &Layout) -> bool {
         let chains = layout.chains();
         let is_wanted = |name: &String| chains.iter().any(|(chain, _)| chain.key.name.as_str() == name);
@@ -55,7 +55,7 @@ impl TableContents {
     }
 }
 
-/// Reads the table of a family; `None` when there is none, or a foreign one.
+/// Reads the table of a family; `None` if it does not exist or is another program's.
 ///
 /// # Errors
 /// The table could not be read.
@@ -87,7 +87,7 @@ pub(in crate::modes::ipvs) fn has_nftables_mode(
     }
 }
 
-/// An entry as the kernel takes it, and gives it back.
+/// An entry in the form that the kernel accepts and returns.
 pub(super) fn encode(kind: SetKind, element: &Element) -> NftElement {
     match (kind, element) {
         (kind, Element::IpPortIp(span, ports, _)) if kind.has_marks() => {
@@ -99,7 +99,7 @@ pub(super) fn encode(kind: SetKind, element: &Element) -> NftElement {
     }
 }
 
-/// Key of an entry's element.
+/// The key of an entry's element.
 pub(super) fn encode_key(element: &Element) -> ElementKey {
     let place = |span: &IpSpan, ports: &Ports| {
         [span.first().into(), Value::byte(ports.protocol().number()), Value::port(ports.ports().first())]
@@ -120,7 +120,7 @@ pub(super) fn encode_key(element: &Element) -> ElementKey {
     }
 }
 
-/// Decodes an element as an entry; `None` for a foreign one.
+/// Decodes an element as an entry; `None` for another program's.
 pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Option<Element> {
     let (first, last) = found.key.ends()?;
     let (first, last) = (first.as_bytes(), last.as_bytes());
@@ -150,7 +150,7 @@ pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Optio
             Element::IpPort(span, ports)
         }
     };
-    // An element that would be written in another way is foreign.
+    // An element that we would write differently is another program's.
     let written = encode(kind, &element);
     ((written.key, written.data) == (found.key.clone(), found.data.clone())).then_some(element)
 }
@@ -168,7 +168,7 @@ fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
     })
 }
 
-/// An address, a protocol and a port at the beginning, and what is behind: each field fills whole words.
+/// An address, a protocol and a port at the start, and the remaining bytes. Each field fills whole words.
 fn parse_address_and_ports(bytes: &[u8], family: Family) -> Option<(IpSpan, Ports, &[u8])> {
     let (address, rest) = address(bytes, family)?;
     let ([protocol, ..], rest) = rest.split_first_chunk::<4>()?;

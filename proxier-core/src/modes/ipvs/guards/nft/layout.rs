@@ -1,6 +1,6 @@
-//! Layout of a table: everything but its elements. It follows from the settings alone.
+//! The layout of a table: everything except its elements. It depends on settings alone.
 //!
-//! The chains do what kube-proxy's do in its IPVS mode, at hooks that fit the way of a packet through IPVS:
+//! The chains do what kube-proxy's do in its IPVS mode, at hooks that suit the path of a packet through IPVS:
 //!
 //! ```text
 //!  prerouting -101  mark  ─▶ input 0  refuse, drop; 97  split ─▶ IPVS (98, 99) ─▶ output again (-300  split no more) ─▶ postrouting 99  masquerade
@@ -62,15 +62,17 @@ pub struct Layout {
     pub(in crate::modes::ipvs) family: Family,
     mark: u32,
     sources: MasqueradeSources,
-    /// Whether connections to Services keep their destinations, with any rules of other tables. Not while nftables mode still serves them.
+    /// Whether connections to Services keep their destinations, regardless of other tables' rules. Not while nftables
+    /// mode still serves them.
     pub(super) keeps: bool,
-    /// Packets of clients outside get marks of this range where they are to find local endpoints only.
+    /// Packets of outside clients get marks of this range if they must reach local endpoints only.
     pub(super) split: Option<MarkRange>,
-    /// Detection of pods, to tell clients outside from them.
+    /// How pods are detected, to tell outside clients from them.
     pods: PodTraffic,
-    /// Addresses are bound by routes, or may still be, so this node's programs do not connect from the address that they connect to.
+    /// Whether addresses are bound by routes, or may still be, so that this node's programs do not connect from the
+    /// destination address.
     pub(super) by_routes: bool,
-    /// Networks that are local as a whole: what no Service serves in them is refused.
+    /// Networks that are local as a whole. Packets in them that no Service serves are refused.
     pub(in crate::modes::ipvs) guarded_networks: BTreeSet<Network>,
 }
 
@@ -117,7 +119,7 @@ impl Layout {
         }
     }
 
-    /// Key of a set's entries.
+    /// The key of a set's entries.
     fn key(&self, kind: SetKind) -> Vec<Operand> {
         let place = [self.destination(), Operand::L4PROTO, Operand::DPORT];
         match kind {
@@ -135,10 +137,10 @@ impl Layout {
         }
     }
 
-    /// A set, without its elements.
+    /// A set without its elements.
     pub(super) fn set(&self, kind: SetKind) -> Set {
         let key = NftSetKey { table: self.table.clone(), name: name(&kind.nft_name()) };
-        // Only operands that nft does not know could fail; a test makes all sets.
+        // Only operands unknown to nft could fail; a test creates all sets.
         let made = match kind {
             SetKind::SplitMark => Set::typeof_map(key.clone(), &self.key(kind), &[Operand::MARK]),
             _ => Set::typeof_set(key.clone(), &self.key(kind)),
@@ -184,7 +186,7 @@ impl Layout {
         built(to.map_or_else(|_| self.rule(), |mark| self.rule().set_mark_to(&mark)))
     }
 
-    /// Packets of this node, and of pods where these are detected.
+    /// Packets of this node, and of pods if these are detected.
     fn inside(&self) -> impl Iterator<Item = RuleBuilder> {
         let of_node = Layout::is_local(self.rule(), FibFlags::SADDR, CmpOp::Eq);
         let of_pods = match &self.pods {
@@ -204,7 +206,7 @@ impl Layout {
         self.inside().map(|rule| self.marks(rule)).collect()
     }
 
-    /// To a Frontend that is split: from outside, the packet gets the mark by which IPVS takes local endpoints.
+    /// To a split Frontend from outside: the packet gets the mark with which IPVS selects local endpoints.
     fn mark_outside(&self) -> Vec<Rule> {
         let mut rules: Vec<Rule> = self.inside().map(|rule| built(rule.verdict(Verdict::Return))).collect();
         rules.push(self.mark_by(SetKind::SplitMark));
@@ -230,8 +232,8 @@ impl Layout {
         built(of_host.dnat_to_operand(self.table.family, &self.destination()))
     }
 
-    /// `KUBE-SERVICES`. It knows no match `physdev`, which only tells packets that come over a bridge, and which matters for
-    /// external IPs that are not bound here.
+    /// `KUBE-SERVICES`. It has no match `physdev`, which only distinguishes packets that arrive over a bridge, and
+    /// matters for external IPs that are not bound here.
     fn services(&self) -> Vec<Rule> {
         let (loopback, prefix) = match self.family {
             Family::V4 => ([127, 0, 0, 0].into(), 8),
@@ -329,7 +331,7 @@ impl Layout {
         })
     }
 
-    /// `KUBE-IPVS-FILTER`. Addresses of Services are addresses of this host: nothing else that listens here may answer there.
+    /// `KUBE-IPVS-FILTER`. Addresses of Services are local, so no other program that listens here may answer on them.
     fn ipvs_filter(&self) -> Vec<Rule> {
         let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];
         let returns = |rule: RuleBuilder| built(rule.verdict(Verdict::Return));

@@ -1,4 +1,4 @@
-//! The variant with a table of nf_tables for each family.
+//! The variant with an nf_tables table for each family.
 
 mod change;
 mod contents;
@@ -32,15 +32,15 @@ pub(in crate::modes::ipvs) use contents::{TableContents, has_nftables_mode, read
 pub use layout::Layout;
 pub(in crate::modes::ipvs) use layout::table;
 
-/// State that tables are written from.
+/// The state that tables are written from.
 pub(in crate::modes::ipvs) type Basis = shared_table::Basis<Arc<TableContents>>;
 
-/// Known state of the tables.
+/// The tracked state of the tables.
 #[derive(Debug, Default)]
 pub(in crate::modes::ipvs) struct Tables {
-    /// The layouts that the kernel holds.
+    /// The layouts in the kernel.
     pub(in crate::modes::ipvs) written: BTreeMap<Family, Layout>,
-    /// The tables as they were just read, until the plan is made.
+    /// The tables as just read, until the plan is made.
     found: BTreeMap<Family, Option<Arc<TableContents>>>,
     /// The generation before they were read.
     generation: Option<u32>,
@@ -78,17 +78,17 @@ impl Tables {
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
-    /// The tables that were just read, where there are any.
+    /// The tables that were just read, if any.
     pub(in crate::modes::ipvs) fn found_tables(&self) -> impl Iterator<Item = (Family, &TableContents)> {
         self.found.iter().filter_map(|(family, found)| Some((*family, found.as_deref()?)))
     }
 
-    /// State that the next writes follow from: the tables that were just read.
+    /// The state that the next writes follow from: the tables that were just read.
     pub(in crate::modes::ipvs) fn basis(&self) -> Basis {
         Basis::new(self.generation, self.found.clone())
     }
 
-    /// Forgets the tables that were read.
+    /// Drops the tables that were read.
     pub(in crate::modes::ipvs) fn forget_found(&mut self) {
         self.found.clear();
     }
@@ -145,7 +145,7 @@ impl Tables {
         pass.families().map(layout).collect()
     }
 
-    /// Changes to the tables besides their elements: before virtual servers, and after their addresses are bound.
+    /// Changes of the tables besides their elements: before virtual servers, and after their addresses are bound.
     pub(in crate::modes::ipvs) fn changes(
         &self,
         layouts: &BTreeMap<Family, Layout>,
@@ -165,7 +165,8 @@ impl Tables {
     }
 }
 
-/// The Frontends of the virtual servers of firewall marks that are this proxy's, as its tables record them; none where a table is missing.
+/// The Frontends of this proxy's virtual servers with firewall marks, as its tables record them; empty if a table is
+/// missing.
 ///
 /// # Errors
 /// A table exists and could not be read.
@@ -189,7 +190,7 @@ pub fn marks(
     if unread.is_empty() { Ok(marks) } else { Err(unread) }
 }
 
-/// Virtual server of the mark that the kernel's table gives to packets of clients outside to an address and port.
+/// The virtual server of the mark that the kernel's table gives to packets of outside clients to an address and port.
 ///
 /// # Errors
 /// The table could not be read.
@@ -228,8 +229,8 @@ pub(in crate::modes::ipvs) fn trial(
     })
 }
 
-/// Removes the tables of both families, configured or not, and nothing else. A missing table counts as done, and so does
-/// a kernel without nf_tables.
+/// Removes the tables of both families, configured or not, and nothing else. A missing table, or a kernel without
+/// nf_tables, counts as done.
 pub(in crate::modes::ipvs) fn cleanup(config: &Config, tables: &mut dyn TablesPort, cleaned: &mut Cleaned) {
     for family in Family::ALL {
         let table = table(family, &config.names);
