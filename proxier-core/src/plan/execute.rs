@@ -1,4 +1,4 @@
-//! Carries out operations: one call of the port for those of one kind, and an outcome for each.
+//! Carries out operations: one call of the port for consecutive ones of one kind, and an outcome for each.
 
 use crate::net::Network;
 use crate::plan::names::Names;
@@ -44,7 +44,7 @@ impl Applied {
     }
 }
 
-/// Carries out operations of one kind, those of transactions and servers excepted.
+/// Carries out operations of one kind, except those of transactions and servers.
 pub(crate) fn call(operations: &[Operation<'_>], ports: &mut Ports<'_>) -> ItemFailures {
     match operations {
         [Operation::Entry(action, set, _), ..] => {
@@ -78,7 +78,7 @@ pub(crate) fn call(operations: &[Operation<'_>], ports: &mut Ports<'_>) -> ItemF
     }
 }
 
-/// Carries out one operation of a kind of which the port takes one at a time.
+/// Carries out one operation of a kind that the port accepts one at a time.
 pub(crate) fn call_one(operation: &Operation<'_>, ports: &mut Ports<'_>) -> Result<(), PortError> {
     match *operation {
         Operation::Sysctl(change) => ports.sysctls.set(&change.path, &change.to),

@@ -1,4 +1,4 @@
-//! Looks up the names of Services for people.
+//! Looks up the names of Services for output.
 
 use crate::net::{EndpointKey, FrontendKey};
 use crate::service::{Desired, Frontend, Roles};
@@ -19,8 +19,8 @@ impl<'a> Names<'a> {
         Names { of: Some((store, desired)) }
     }
 
-    /// The Service and port that a Frontend is for: `namespace/name:port`, without `:port` when the port has no name. `None`
-    /// when no Service has it. At address 0 it is that of a node port; to find it costs O(Frontends).
+    /// The Service and port that a Frontend is for: `namespace/name:port`, without `:port` if the port has no name.
+    /// `None` if it belongs to no Service. At address 0 it is a node port's, which costs O(Frontends) to find.
     pub fn service_of(&self, key: &FrontendKey) -> Option<String> {
         let (store, desired) = self.of?;
         if key.address.is_unspecified() {
@@ -46,7 +46,7 @@ impl<'a> Names<'a> {
         })
     }
 
-    /// Whether a wanted endpoint has weight 0 on purpose, so that it takes no new connections.
+    /// Whether a desired endpoint has weight 0 on purpose, so that it gets no new connections.
     pub(crate) fn rests(&self, key: &FrontendKey, endpoint: &EndpointKey) -> bool {
         self.of.and_then(|(_, desired)| desired.frontend(key)).is_some_and(|frontend| !frontend.takes(&[*endpoint]))
     }

@@ -24,7 +24,7 @@ pub(crate) enum Operation<'a> {
     Timeouts(&'a TimeoutsUpdate),
     Set(Action, NamedSet),
     Entry(Action, SetIn<'a>, &'a Element),
-    /// An operation on a virtual server or a real server of it, and the Frontend of the virtual server.
+    /// An operation on a virtual server or one of its real servers, and the Frontend of the virtual server.
     Server(&'a ServerOperation, Option<FrontendKey>),
     Address(Action, IpAddr, &'a InterfaceName),
     Route(Action, RouteOwner, LocalRoute),
@@ -44,7 +44,8 @@ pub(crate) trait Whole: fmt::Debug {
     fn step(&self) -> Step;
 }
 
-/// An ipset, or the set of that kind in a table of nf_tables. Prints as `KUBE-CLUSTER-IP`, or `ip proxier-ipvs cluster-ip`.
+/// An ipset, or the set of that kind in an nf_tables table. Prints as `KUBE-CLUSTER-IP`, or `ip proxier-ipvs
+/// cluster-ip`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct SetIn<'a>(pub(crate) NamedSet, pub(crate) Option<&'a TableKey>);
 
@@ -57,7 +58,7 @@ impl fmt::Display for SetIn<'_> {
     }
 }
 
-/// Takes an item out of each of several operations of one kind.
+/// Extracts an item from each of several operations of one kind.
 macro_rules! items {
     ($operations:expr, $operation:pat => $item:expr) => {
         $operations.iter().filter_map(|of| if let $operation = *of { Some($item) } else { None }).collect::<Vec<_>>()
@@ -154,7 +155,7 @@ fn server(operation: &ServerOperation, frontend: Option<FrontendKey>, names: &Na
             Step::new(action, part, server.key).with(ShownVirtual(server))
         }
         ServerOperation::AddRealServer(key, real) | ServerOperation::UpdateRealServer(key, real) => {
-            // A wanted one may have weight 0 on purpose.
+            // A desired one may have weight 0 on purpose.
             let rests = || frontend.is_some_and(|frontend| names.rests(&frontend, &real.key.into()));
             let drains = action == Action::Change && real.config.weight == Weight::DRAIN && !rests();
             let action = if drains { Action::Drain } else { action };

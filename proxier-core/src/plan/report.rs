@@ -26,9 +26,9 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Whether the object is the reason: a virtual server, real server, address or entry that this kernel does not accept
-    /// (an endpoint that is a broadcast address, a family or scheduler that IPVS lacks). Other objects are not affected,
-    /// and retrying helps only when something else changes.
+    /// Whether the object is the reason: a virtual server, real server, address or entry that this kernel does not
+    /// accept (an endpoint that is a broadcast address, a family or scheduler that IPVS lacks). Other objects are not
+    /// affected, and retrying helps only if something else changes.
     pub(crate) fn is_of_one_object(&self) -> bool {
         let of_an_object = matches!(
             self.step.part,
@@ -53,7 +53,7 @@ impl Failure {
 }
 
 impl Failure {
-    /// Whether a listener was refused for lack of room: those that this process has go on serving.
+    /// Whether a listener was refused because a limit was reached. Existing listeners continue to serve.
     fn is_one_listener_too_many(&self) -> bool {
         self.step.part == Part::Listener && self.error.kind() == PortErrorKind::Full
     }
@@ -67,18 +67,17 @@ impl fmt::Display for Failure {
     }
 }
 
-/// A part of the kernel that could not be read, so that nothing of it was changed.
+/// A part of the kernel that could not be read. Nothing of it was changed.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Unread {
-    /// Part of the kernel, in words: `virtual servers`, `set KUBE-CLUSTER-IP`, `rules of IPv6`.
+    /// The part of the kernel, in words: `virtual servers`, `set KUBE-CLUSTER-IP`, `rules of IPv6`.
     pub what: String,
     /// Error of reading.
     pub error: PortError,
 }
 
 impl Unread {
-    /// A part that could not be read.
     pub(crate) fn new(what: impl fmt::Display, error: PortError) -> Self {
         Unread { what: what.to_string(), error }
     }
@@ -90,13 +89,13 @@ impl fmt::Display for Unread {
     }
 }
 
-/// Feature that the kernel lacks and that serving works without. A lack fails no pass.
+/// A feature that the kernel lacks. Serving works without it, and no pass fails because of it.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
 #[non_exhaustive]
 pub struct Lack {
-    /// The missing effect and its consequence, in words.
+    /// What is missing, and what that means.
     pub what: String,
-    /// Answer of the kernel or the program.
+    /// The answer of the kernel or the program.
     pub error: PortError,
 }
 
@@ -114,7 +113,7 @@ impl fmt::Display for Lack {
 
 /// The result of carrying out a plan, with an outcome for every operation.
 ///
-/// Operations that were done are counted, those that were not are listed.
+/// Completed operations are counted, others are listed.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Applied {
@@ -122,13 +121,13 @@ pub struct Applied {
     pub done: Counts,
     /// Operations that were not.
     pub failures: Vec<Failure>,
-    /// Features that this kernel turned out to lack; serving works without.
+    /// Features that this kernel turned out to lack. Serving works without them.
     pub lacks: Vec<Lack>,
-    /// UDP flows that were forgotten, and connections of TCP that were cut.
+    /// UDP flows that were forgotten, and TCP connections that were cut.
     pub flows: Flows,
     /// Families whose rules were restored.
     pub restored: Vec<Family>,
-    /// Writes of changes only to rules of iptables that failed, so that the rules are read before the next.
+    /// Failed writes of only the changes to iptables rules. The rules are read before the next write.
     pub partial_restore_failures: ByFamily<usize>,
 }
 
@@ -176,67 +175,71 @@ impl Applied {
     }
 }
 
-/// Rules of iptables mode in a table of a family: those in its own chains, as kube-proxy counts them, without the jumps from
-/// built-in chains and without the kubelet's chain.
+/// The rules of iptables mode in a family's table: those in its own chains, as kube-proxy counts them, without the
+/// jumps from built-in chains and without the kubelet's chain.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RuleCount {
     /// The family.
     pub family: Family,
     /// `filter` or `nat`.
     pub table: &'static str,
-    /// Rules that the kernel has (`kubeproxy_sync_proxy_rules_iptables_total`).
+    /// Rules in the kernel (`kubeproxy_sync_proxy_rules_iptables_total`).
     pub total: usize,
-    /// Rules that this pass has written (`kubeproxy_sync_proxy_rules_iptables_last`).
+    /// Rules written by this pass (`kubeproxy_sync_proxy_rules_iptables_last`).
     pub written: usize,
 }
 
-/// Result of a pass: findings, operations and their outcomes.
+/// The result of a pass: findings, operations and their outcomes.
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the pass, and none excludes another")]
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Report {
-    /// Whether the kernel was read as a whole; otherwise only changes of the input were checked.
+    /// Whether the kernel was read completely. Otherwise only changes of the input were checked.
     pub full: bool,
     /// Parts that could not be read.
     pub unread: Vec<Unread>,
     /// Operations that were carried out, and those that failed.
     pub applied: Applied,
-    /// Families whose rules have to change but wait for a later attempt, since the last one failed a moment ago.
+    /// Families whose rules must change but wait for a later attempt, because the last one failed a moment ago.
     pub rules_put_off: BTreeSet<Family>,
-    /// Deletions are held back because there are too many: the lists are doubted as a whole.
+    /// Whether deletions are held back because there are too many, so that the lists as a whole are not trusted.
     pub(crate) is_doubted: bool,
-    /// Whether none of the wanted virtual servers exists, and the kernel refused something.
+    /// Whether none of the desired virtual servers exists, and the kernel refused something.
     pub serves_nothing: bool,
-    /// Differences that a full pass found although no input had changed: made by other programs, and repaired.
+    /// Differences that a full pass found although no input had changed. Other programs made them, and they were
+    /// repaired.
     pub drift: Vec<Step>,
-    /// Foreign objects that serve Services' addresses, by name: shown, never changed. Known after a full pass.
+    /// Other programs' objects that serve Services' addresses, by name. They are reported, never changed. Known after a
+    /// full pass.
     pub foreign: Vec<String>,
-    /// Virtual servers that Services ask for and do not get, and why.
+    /// Virtual servers that Services request and do not get, and why.
     pub refused: Vec<Refused>,
-    /// Values below `/proc/sys` that are wanted but may not be written from here; serving works without. Known after a full
-    /// pass.
+    /// Desired values below `/proc/sys` that cannot be written from here. Serving works without them. Known after a
+    /// full pass.
     pub unmet: Vec<SysctlChange>,
-    /// Reason why deletions were held back as too many at once, and what to do; everything else was done.
+    /// Why deletions were held back as too many at once, and what to do. Everything else was done.
     pub stopped: Option<Arc<str>>,
-    /// Real servers that drain now.
+    /// Number of draining real servers.
     pub draining: usize,
-    /// Notices of a process that serves Services itself: limits that were reached, endpoints that do not answer. The same notice comes
-    /// once in a minute at most, with its number.
+    /// Notices of a process that serves Services itself: limits reached, endpoints that do not answer. The same notice
+    /// appears at most once a minute, with its count.
     pub notices: Vec<String>,
-    /// Whether nothing was written: objects of other modes serve, and the safeguard holds back what would take their place. They stay, too
-    /// ([`Reconciler::remove_others`](crate::reconciler::Reconciler::remove_others)).
+    /// Whether nothing was written, because objects of other modes serve and the safeguard holds back what would
+    /// replace them. They stay too ([`Reconciler::remove_others`](crate::reconciler::Reconciler::remove_others)).
     pub waits: bool,
-    /// Services served before everything else, at a cold start of IPVS mode with thousands of Services.
+    /// Services that were served before everything else, at a cold start of IPVS mode with thousands of Services.
     pub served_first: Option<ServedFirst>,
-    /// Number of rules of each table; in iptables mode, once they were read.
+    /// Number of rules in each table; in iptables mode, once they were read.
     pub rule_counts: Vec<RuleCount>,
-    /// Settings that are not followed, with the substitute. Reported once for each change.
+    /// Settings that are not applied, with the substitute. Reported once for each change.
     pub limited: Vec<String>,
-    /// Health checks of Services may have changed ([`Desired::health_checks`](crate::service::Desired::health_checks)).
+    /// Whether health checks of Services may have changed
+    /// ([`Desired::health_checks`](crate::service::Desired::health_checks)).
     pub health_checks_changed: bool,
 }
 
-/// A virtual server that a Service asks for and that is not served, or not by one of its endpoints. Prints as a sentence.
+/// A virtual server that a Service requests and that is not served, or not by one of its endpoints. Prints as a
+/// sentence.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Refused {
@@ -244,11 +247,11 @@ pub struct Refused {
     pub service: String,
     /// Protocol, address and port.
     pub key: FrontendKey,
-    /// The endpoint that gets nothing while the rest serve; `None`: the virtual server itself is missing.
+    /// The endpoint that gets nothing while the others serve; `None`: the virtual server itself is missing.
     pub endpoint: Option<EndpointKey>,
     /// Reason, and advice.
     pub reason: String,
-    /// Program that has the address or port; `None`: another Service, or no program.
+    /// The program that uses the address or port; `None`: another Service, or no program.
     pub user: Option<User>,
 }
 
@@ -263,7 +266,7 @@ impl fmt::Display for Refused {
 }
 
 impl Report {
-    /// Whether the kernel holds the wanted state, as far as this pass checked.
+    /// Whether the kernel has the desired state, as far as this pass checked.
     pub fn is_done(&self) -> bool {
         self.unread.is_empty()
             && self.rules_put_off.is_empty()
@@ -272,11 +275,11 @@ impl Report {
     }
 
     /// Whether this node could not do its work: something could not be read, or an operation failed for a reason that
-    /// affects more than one object. Health checks use this.
+    /// affects more than one object. Used by health checks.
     ///
-    /// No failures of the node:
+    /// These are not failures of the node:
     /// * refusals by the kernel because of the object, as long as anything is served;
-    /// * deletions held back on purpose ([`Report::stopped`]): everything wanted is served, and more.
+    /// * deletions held back on purpose ([`Report::stopped`]), because everything desired is served, and more.
     pub fn has_failed(&self) -> bool {
         let failures = &self.applied.failures;
         // A skipped operation follows from another failure. If none is known, the node is at fault.
@@ -290,13 +293,13 @@ impl Report {
             || (!failures.is_empty() && only_skipped())
     }
 
-    /// Objects that the kernel refuses: operations that failed because of their object. Skipped operations that depend on
-    /// them are not included.
+    /// Operations that the kernel refused because of their object. Skipped operations that depend on them are not
+    /// included.
     pub fn refused_by_kernel(&self) -> impl Iterator<Item = &Failure> {
         self.applied.failures.iter().filter(|failure| failure.is_of_one_object())
     }
 
-    /// Number of operations carried out: 0 when nothing differed.
+    /// Number of operations carried out; 0 if nothing differed.
     pub fn writes(&self) -> u64 {
         self.applied.done.values().sum()
     }
@@ -308,6 +311,6 @@ impl Report {
 pub struct ServedFirst {
     /// The Services.
     pub services: BTreeSet<ObjectKey>,
-    /// Time that took, from the start of the pass.
+    /// The time that it took, from the start of the pass.
     pub after: Duration,
 }

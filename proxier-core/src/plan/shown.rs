@@ -14,7 +14,7 @@ impl fmt::Display for ShownVirtual<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let config = &self.0.config;
         write!(f, "{}", config.scheduler)?;
-        // The usual ones say nothing new.
+        // Usual values are not printed.
         if config.scheduler_flags != usual_flags(config.scheduler) {
             write!(f, " ({})", config.scheduler_flags.names(config.scheduler).join(","))?;
         }
@@ -38,7 +38,7 @@ impl fmt::Display for ShownReal<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let RealServerConfig { weight, forwarding_method, thresholds, .. } = &self.0.config;
         write!(f, "weight {weight}")?;
-        // The usual ones say nothing new.
+        // Usual values are not printed.
         if *forwarding_method != ForwardingMethod::Masquerade {
             write!(f, ", {forwarding_method}")?;
         }

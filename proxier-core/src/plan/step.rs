@@ -12,7 +12,7 @@ pub enum Action {
     Add,
     /// Changes an object in place.
     Change,
-    /// A real server gets weight 0: no new connections, existing ones go on.
+    /// Sets a real server's weight to 0: it gets no new connections, and existing ones continue.
     Drain,
     /// Removes an object.
     Delete,
@@ -53,9 +53,9 @@ pub enum Part {
     RealServer,
     /// An address on the dummy device.
     Address,
-    /// A table of nf_tables, with its chains and rules.
+    /// An nf_tables table, with its chains and rules.
     Table,
-    /// A Frontend in a table of nf_tables, or in rules of iptables mode.
+    /// A Frontend in an nf_tables table, or in rules of iptables mode.
     Frontend,
     /// An address and port on which this process listens.
     Listener,
@@ -95,7 +95,7 @@ impl Part {
     }
 }
 
-/// Operation of a plan as text and data.
+/// An operation of a plan as text and data.
 ///
 /// Prints on one line: `+ virtual server TCP 10.96.0.10:53 rr  (kube-system/kube-dns:dns-tcp)`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
@@ -106,22 +106,22 @@ pub struct Step {
     pub action: Action,
     /// Kind of object.
     pub part: Part,
-    /// Name of the object, as `ipvsadm`, `ipset`, `ip` and `sysctl` give it.
+    /// Name of the object, as in `ipvsadm`, `ipset`, `ip` and `sysctl`.
     pub name: String,
     /// Values; may be empty.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub detail: String,
-    /// The Service and port that the virtual server is for: `namespace/name:port`. `None` when none wants it, and for other
-    /// parts.
+    /// The Service and port that the virtual server is for: `namespace/name:port`. `None` if it belongs to none, and
+    /// for other parts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
-    /// Added and removed rules, with `+` and `-` in front; in iptables mode the input of `iptables-restore`.
+    /// Added and removed rules, prefixed with `+` and `-`. In iptables mode: the input of `iptables-restore`.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<String>,
 }
 
 impl Step {
-    /// The family whose rules of iptables, or whose table of nf_tables, the operation is for; `None` for other parts.
+    /// The family of the iptables rules or the nf_tables table; `None` for other parts.
     pub(crate) fn family(&self) -> Option<Family> {
         let is_of = |family: &Family| match self.part {
             Part::Rules => self.name == family.name(),
@@ -140,7 +140,7 @@ impl Step {
         self
     }
 
-    /// Names the Service and port of the step.
+    /// Sets the Service and port of the step.
     pub(crate) fn of_service(mut self, service: Option<String>) -> Self {
         self.service = service;
         self

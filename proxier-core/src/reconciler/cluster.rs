@@ -1,4 +1,5 @@
-//! The cluster around this node: its Node object, the other Nodes with their weights and addresses, and the networks of cluster IPs.
+//! The cluster around this node: its Node object, the other Nodes with their weights and addresses, and the networks of
+//! cluster IPs.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -8,14 +9,14 @@ use crate::net::Network;
 use crate::objects::NodeObject;
 use crate::snapshot::{Node, Rejection};
 
-/// What the cluster's objects say about this node and the others.
+/// What the cluster's objects contain about this node and the others.
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) node: Node,
-    /// Values of this node's own object that cannot be used.
+    /// Unusable values of this node's own object.
     pub(super) rejections: Vec<Rejection>,
     pub(super) nodes: ClusterNodes,
-    /// Networks of cluster IPs that the cluster names.
+    /// Networks of cluster IPs that the cluster declares.
     pub(super) service_cidrs: Arc<[Network]>,
 }
 
@@ -29,13 +30,13 @@ impl Cluster {
         }
     }
 
-    /// Values of all Nodes that cannot be used.
+    /// Unusable values of all Nodes.
     pub(super) fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.rejections.iter().chain(self.nodes.rejections.values().flatten())
     }
 }
 
-/// Weights and addresses of Nodes by name, kept up to date one Node at a time.
+/// Weights and addresses of Nodes by name, updated one Node at a time.
 #[derive(Debug, Default)]
 pub(super) struct ClusterNodes {
     /// Weights other than 1.
@@ -54,7 +55,7 @@ pub(super) struct NodeChanges {
 }
 
 impl ClusterNodes {
-    /// Takes the weight of a new or changed Node. Returns whether it changed.
+    /// Updates the weight of a new or changed Node. Returns whether it changed.
     pub(super) fn upsert_weight(&mut self, object: &NodeObject) -> bool {
         let name = &*object.metadata.name;
         let mut rejections = Vec::new();
@@ -67,7 +68,7 @@ impl ClusterNodes {
         self.set_weight(name, weight)
     }
 
-    /// Takes the addresses of a new or changed Node. Returns whether they changed.
+    /// Updates the addresses of a new or changed Node. Returns whether they changed.
     pub(super) fn upsert_addresses(&mut self, object: &NodeObject) -> bool {
         let name = &*object.metadata.name;
         let addresses = Node::all_addresses(object);
@@ -79,7 +80,7 @@ impl ClusterNodes {
         true
     }
 
-    /// Forgets a Node. Returns whether it had a weight or addresses.
+    /// Removes a Node. Returns whether it had a weight or addresses.
     pub(super) fn delete(&mut self, name: &str) -> bool {
         self.rejections.remove(name);
         let had_addresses = self.addresses.remove(name).is_some();
@@ -105,7 +106,7 @@ impl ClusterNodes {
         &self.weights
     }
 
-    /// The addresses of all Nodes but this one. Two Nodes with one address: the first by name.
+    /// The addresses of all Nodes except this one. If two Nodes have the same address, the first by name.
     pub(super) fn by_address(&self, own: &str) -> BTreeMap<IpAddr, Arc<str>> {
         let mut nodes = BTreeMap::new();
         for (name, addresses) in self.addresses.iter().filter(|(name, _)| ***name != *own) {

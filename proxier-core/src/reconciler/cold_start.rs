@@ -9,7 +9,8 @@ use crate::net::Protocol;
 use crate::plan::report::{Applied, Report, ServedFirst};
 use crate::snapshot::{ObjectKey, Store};
 
-/// Number of Services from which on a first stage pays: with fewer, the first pass takes about as long as reading the rules twice.
+/// Number of Services from which a first stage is worth it. With fewer, the first pass takes about as long as reading
+/// the rules twice.
 const WORTHWHILE: usize = 2000;
 
 impl Reconciler {
@@ -17,7 +18,7 @@ impl Reconciler {
     /// `None` if nothing can be gained, or something can be lost. That means earlier passes, virtual servers or
     /// addresses of an earlier process, or rules of another mode that serve until everything is ready.
     ///
-    /// Best effort: the pass that follows reads the kernel and does the rest.
+    /// Failures are ignored, because the pass that follows reads the kernel and does everything.
     pub(super) fn serve_first(&mut self, run: &mut Run<'_, '_>) -> Option<(ServedFirst, Applied)> {
         self.trust = Trust::Begun;
         if self.backlog.services.len() < WORTHWHILE || !self.mode.may_serve_first(&self.host.addresses) {
@@ -37,13 +38,13 @@ impl Reconciler {
         self.backlog.services.retain(|service| !first.contains(service));
         self.refresh(&first);
         let served = self.serve_alone(run);
-        // Compiled again with the rest, whose claims may be older.
+        // Compiled again with the others, whose claims may be older.
         self.backlog.services.extend(first.iter().cloned());
         self.mode.forget_kernel();
         Some((ServedFirst { services: first, after: (run.clock)().saturating_sub(run.now) }, served?))
     }
 
-    /// Serves the compiled Services, on a kernel that serves nothing.
+    /// Serves the compiled Services on a kernel that serves nothing.
     fn serve_alone(&mut self, run: &mut Run<'_, '_>) -> Option<Applied> {
         self.mode.read(&self.desired, &self.host.addresses, &self.facts, run.ports).ok()?;
         if !self.mode.may_serve_first(&self.host.addresses) {
@@ -51,7 +52,7 @@ impl Reconciler {
         }
         let report = Report { full: true, ..Report::default() };
         let alone = &mut Run { report, ports: &mut *run.ports, ..*run };
-        // What it knows of the kernel begins with the whole pass.
+        // The safeguards start to track the kernel with the whole pass.
         let safeguards = self.safeguards.clone();
         let plan = self.plan(alone);
         self.safeguards = safeguards;

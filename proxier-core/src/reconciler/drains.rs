@@ -1,7 +1,8 @@
 //! TCP connections to endpoints that have left, in modes that translate connections. They are cut when the time is over
 //! that the Service gives them ([`Balancing::drain_secs`](crate::snapshot::Balancing::drain_secs)).
 //!
-//! The kernel forgets the connection. The client's next packet goes where a new connection would, which resets it.
+//! The kernel forgets the connection. The client's next packet goes where a new connection would, and the endpoint
+//! there resets it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,15 +15,15 @@ use crate::ports::{Conntrack, UdpServices};
 use crate::service::{Desired, Frontend};
 use crate::time::Moment;
 
-/// The Frontends of TCP with endpoints that have left, by address and port.
+/// The TCP Frontends with removed endpoints, by address and port.
 #[derive(Debug, Default)]
 pub(super) struct Drains(BTreeMap<SocketAddr, Drain>);
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// The time that the Service gives them.
+    /// The drain time of the Service.
     time: Duration,
-    /// The endpoints that have left, and when.
+    /// The removed endpoints, and when they were removed.
     left: BTreeMap<SocketAddr, Moment>,
     /// Time at which it was found that endpoints may have left under an earlier process. It is unknown which ones, and
     /// when.
@@ -30,7 +31,7 @@ struct Drain {
 }
 
 impl Drain {
-    /// End of the time of what left then.
+    /// When the drain time of endpoints removed then is over.
     fn end(&self, since: Moment) -> Moment {
         since.saturating_add(self.time)
     }
@@ -41,7 +42,8 @@ impl Drain {
 }
 
 impl Drains {
-    /// Follows Frontends that may have changed, each with its state before. `is_first`: an earlier process may have served them.
+    /// Updates Frontends that may have changed, each with its previous state. `is_first`: an earlier process may have
+    /// served them.
     pub(super) fn follow<'a>(
         &mut self,
         changed: impl Iterator<Item = (&'a FrontendKey, Option<&'a Frontend>)>,
@@ -69,12 +71,13 @@ impl Drains {
         }
     }
 
-    /// Time at which connections are cut next.
+    /// When connections are cut next.
     pub(super) fn next(&self) -> Option<Moment> {
         self.0.values().filter_map(Drain::next).min()
     }
 
-    /// Cuts the connections whose time is over, but for families that are not written: there the endpoints still serve.
+    /// Cuts the connections whose drain time is over, except in families that were not written, where the endpoints
+    /// still serve.
     pub(super) fn cut(
         &mut self,
         desired: &Desired,
@@ -90,7 +93,7 @@ impl Drains {
         }
     }
 
-    /// The Frontends with connections to cut now, with the addresses that may still answer there.
+    /// The Frontends with connections to cut now, and the addresses that may still answer there.
     fn due(&self, desired: &Desired, now: Moment) -> UdpServices {
         let due = self.0.iter().filter(|(_, drain)| drain.next().is_some_and(|next| next <= now));
         let stays = |(place, drain): (&SocketAddr, &Drain)| {
@@ -102,7 +105,7 @@ impl Drains {
         due.map(stays).collect()
     }
 
-    /// Forgets the endpoints of these Frontends whose time was over.
+    /// Drops the endpoints of these Frontends whose drain time was over.
     fn done(&mut self, places: impl IntoIterator<Item = SocketAddr>, now: Moment) {
         for place in places {
             let Some(drain) = self.0.get_mut(&place) else { continue };

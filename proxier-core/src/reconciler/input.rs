@@ -15,7 +15,7 @@ use crate::snapshot::{FrontendSpec, Node, ObjectKey, ObjectKind};
 use crate::time::Moment;
 
 impl Reconciler {
-    /// Takes a new or changed Service.
+    /// Adds or updates a Service.
     pub fn upsert_service(&mut self, object: &ServiceObject, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.note_found(ObjectKind::Service, &ObjectKey::of(&object.metadata), now);
@@ -30,11 +30,12 @@ impl Reconciler {
         }
     }
 
-    /// Removes a Service after its deletion was reported. For one that is merely missing from a list, call [`Reconciler::lose_service`].
+    /// Removes a Service whose deletion was reported. If it is merely missing from a list, call
+    /// [`Reconciler::lose_service`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.note_found(ObjectKind::Service, key, now);
-        // Its slices are deleted with it; do not wait for those that are missing.
+        // Its slices are deleted with it, so do not wait for those that are missing.
         let slices = self.store.slices_of(key).map(|slice| &slice.key);
         let missing: Vec<ObjectKey> =
             slices.filter(|slice| self.safeguards.own.is_lost(ObjectKind::EndpointSlice, slice)).cloned().collect();
@@ -46,8 +47,8 @@ impl Reconciler {
         self.enqueue(changed, now);
     }
 
-    /// Notes that a list lacks a Service whose deletion was not reported: the next pass removes it, unless too many go at once
-    /// ([`safeguard`](crate::safeguard)).
+    /// Records that a list lacks a Service and its deletion was not reported. The next pass removes it, unless too many
+    /// are removed at once ([`safeguard`](crate::safeguard)).
     pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.note_readable(ObjectKind::Service, key, now);
@@ -59,12 +60,13 @@ impl Reconciler {
         }
     }
 
-    /// Notes that an object cannot be read, and why. What was read of it before stays. If nothing was, what an earlier process left in the kernel
-    /// and no other object explains stays: it may be that object's. That ends when the object is handed in or deleted, and when an operator confirms
-    /// it ([`Reconciler::confirm_removal`]).
+    /// Records that an object cannot be read, and why. What was read of it before stays. If nothing was read, what an
+    /// earlier process left in the kernel and no other object explains stays, because it may belong to that object.
+    /// This ends when the object can be read or is deleted, or when an operator confirms it
+    /// ([`Reconciler::confirm_removal`]).
     ///
-    /// `key` may have an empty name, for an object whose name cannot be read either; [`Reconciler::note_readable`] takes that back. `service`: the
-    /// one that an EndpointSlice belongs to, if that can be read.
+    /// The name in `key` is empty if it cannot be read either; [`Reconciler::note_readable`] revokes that. `service`:
+    /// the one that an EndpointSlice belongs to, if readable.
     ///
     /// ```
     /// use std::time::Duration;
@@ -101,19 +103,19 @@ impl Reconciler {
         self.store.note_unreadable((kind, key.clone()), reason, service);
     }
 
-    /// Notes that an object can be read, or is gone, where nothing else is to be done about it.
+    /// Records that an object can be read or was deleted, if nothing else must be done about it.
     pub fn note_readable(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
         if self.store.note_readable(kind, key) && self.held().next().is_some() {
             self.schedule.request_full(now);
         }
     }
 
-    /// Takes the Frontends that an agent with a source of truth of its own asks for under this name, in place of the earlier
-    /// ones: no Kubernetes objects are needed. A Service of this name goes first. What cannot be served is left out and
-    /// reported ([`Reconciler::rejections`]).
+    /// Sets the Frontends that an agent with its own source of truth registers under this name, replacing earlier ones.
+    /// No Kubernetes objects are needed. A Service with this name takes precedence. What cannot be served is left out
+    /// and reported ([`Reconciler::rejections`]).
     ///
-    /// The safeguard does not hold back Frontends that are taken away here: [`MassRemoval`](crate::safeguard::MassRemoval) is about lists that lack
-    /// objects.
+    /// The safeguard does not hold back the removal of such Frontends: [`MassRemoval`](crate::safeguard::MassRemoval)
+    /// is about lists that lack objects.
     pub fn upsert_frontends(
         &mut self,
         key: &ObjectKey,
@@ -132,18 +134,18 @@ impl Reconciler {
         self.enqueue(changed, now);
     }
 
-    /// A new list of Services or EndpointSlices begins, since the earlier one cannot be followed any more. Until
-    /// [`Reconciler::list_ends`], no missing object counts as gone, however long it has been missing.
+    /// A new list of Services or EndpointSlices begins, because the earlier one can no longer be watched. Until
+    /// [`Reconciler::list_ends`], missing objects are not removed, however long they have been missing.
     pub fn list_begins(&mut self, kind: ObjectKind) {
         self.safeguards.own.list_begins(kind);
     }
 
-    /// The list is complete: all its objects, and all objects that it lacks, were handed in.
+    /// The list is complete: all its objects, and all objects that it lacks, have been reported.
     pub fn list_ends(&mut self, kind: ObjectKind) {
         self.safeguards.own.list_ends(kind);
     }
 
-    /// Takes a new or changed EndpointSlice. Returns whether it differs in anything that counts.
+    /// Adds or updates an EndpointSlice. Returns whether it differs in anything that is used.
     pub fn upsert_slice(&mut self, object: &EndpointSliceObject, now: Moment) -> bool {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.note_found(ObjectKind::EndpointSlice, &ObjectKey::of(&object.metadata), now);
@@ -153,7 +155,7 @@ impl Reconciler {
         differs
     }
 
-    /// Removes an EndpointSlice after its deletion was reported. For one that is merely missing from a list, call
+    /// Removes an EndpointSlice whose deletion was reported. If it is merely missing from a list, call
     /// [`Reconciler::lose_slice`].
     pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
@@ -162,8 +164,8 @@ impl Reconciler {
         self.enqueue(changed, now);
     }
 
-    /// Notes that a list lacks an EndpointSlice whose deletion was not reported: the next pass removes its endpoints, unless too
-    /// many Services would lose their last endpoint at once ([`safeguard`](crate::safeguard)).
+    /// Records that a list lacks an EndpointSlice and its deletion was not reported. The next pass removes its
+    /// endpoints, unless too many Services would lose their last endpoint at once ([`safeguard`](crate::safeguard)).
     pub fn lose_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.note_readable(ObjectKind::EndpointSlice, key, now);
@@ -175,7 +177,7 @@ impl Reconciler {
         }
     }
 
-    /// Notes that an object is not missing any more, even if unchanged: that may release deletions that are held back.
+    /// Records that an object is no longer missing, even if unchanged. This may release deletions that are held back.
     pub(super) fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
         self.note_readable(kind, key, now);
         if self.safeguards.own.note_found(kind, key) {
@@ -183,14 +185,14 @@ impl Reconciler {
         }
     }
 
-    /// Confirms the deletions that are held back ([`safeguard`](crate::safeguard)): the next pass makes them. Returns the number
-    /// of virtual servers affected.
+    /// Confirms the deletions that are held back ([`safeguard`](crate::safeguard)), so that the next pass makes them.
+    /// Returns the number of virtual servers affected.
     pub fn confirm_removal(&mut self, now: Moment) -> usize {
         self.schedule.request_full(now);
         self.safeguards.own.confirm().saturating_add(self.safeguards.others.confirm())
     }
 
-    /// Replaces everything known by complete lists: objects in neither are missing; unchanged ones cost nothing.
+    /// Replaces all objects by complete lists. Objects in neither list are missing; unchanged ones cost nothing.
     pub fn replace_objects<'a>(
         &mut self,
         services: impl IntoIterator<Item = &'a ServiceObject>,
@@ -214,7 +216,7 @@ impl Reconciler {
         }
     }
 
-    /// Takes the Node object of this node.
+    /// Updates this node's Node object.
     pub fn set_node(&mut self, object: &NodeObject, now: Moment) {
         self.note_readable(ObjectKind::Node, &ObjectKey::new("", &object.metadata.name), now);
         self.cluster.rejections.clear();
@@ -226,11 +228,12 @@ impl Reconciler {
         }
     }
 
-    /// Takes a Node of the cluster, for two things; one that changes something for a Service lets the next pass compile every Service:
+    /// Adds or updates a Node of the cluster. A change that affects a Service makes the next pass compile every
+    /// Service. It has two uses:
     ///
-    /// * In modes that make addresses local (IPVS, userspace), no external IP or load-balancer address that is another Node's is served
-    ///   here: it stays that Node's ([`Reserved`](crate::config::Reserved)).
-    /// * The weight that its endpoints have by it ([`Node::WEIGHT`]), if the configuration lets annotations decide it
+    /// * In modes that make addresses local (IPVS, userspace), external IPs and load-balancer addresses of other Nodes
+    ///   are not served here, so that they remain those Nodes' ([`Reserved`](crate::config::Reserved)).
+    /// * It sets the weight of the Node's endpoints ([`Node::WEIGHT`]), if the configuration permits it
     ///   ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)).
     pub fn upsert_cluster_node(&mut self, object: &NodeObject, now: Moment) {
         self.note_readable(ObjectKind::Node, &ObjectKey::new("", &object.metadata.name), now);
@@ -240,7 +243,7 @@ impl Reconciler {
         }
     }
 
-    /// Forgets a Node of the cluster: its endpoints have weight 1 by it, and its addresses are free.
+    /// Removes a Node of the cluster. Its endpoints get node weight 1, and its addresses may be used.
     pub fn delete_cluster_node(&mut self, name: &str, now: Moment) {
         self.note_readable(ObjectKind::Node, &ObjectKey::new("", name), now);
         if self.cluster.nodes.delete(name) {
@@ -248,13 +251,13 @@ impl Reconciler {
         }
     }
 
-    /// Sets the networks of cluster IPs that the cluster itself names (ServiceCIDR objects), in place of the earlier ones. They
-    /// count instead of those of the configuration ([`IpvsConfig::service_cidrs`](crate::config::IpvsConfig::service_cidrs),
-    /// [`userspace::Options::service_cidrs`](crate::modes::userspace::Options::service_cidrs)); none at all: those of the configuration count.
-    /// Ignored where addresses are not made local by routes.
+    /// Sets the networks of cluster IPs that the cluster itself declares (ServiceCIDR objects), replacing earlier ones.
+    /// They override the configured ones ([`IpvsConfig::service_cidrs`](crate::config::IpvsConfig::service_cidrs),
+    /// [`userspace::Options::service_cidrs`](crate::modes::userspace::Options::service_cidrs)), which apply if there
+    /// are none. Ignored if routes do not make addresses local.
     ///
-    /// The next pass makes new networks local as a whole. Addresses in a network that went get routes of their own before its
-    /// route goes, so connections stay.
+    /// The next pass makes new networks local as a whole. Addresses in a removed network get their own routes before
+    /// its route is deleted, so connections continue.
     pub fn set_service_cidrs(&mut self, networks: impl IntoIterator<Item = Network>, now: Moment) {
         let networks = networks.into_iter().filter(|network| network.prefix_len() > 0).map(|network| network.trunc());
         let networks: BTreeSet<Network> = networks.collect();
@@ -266,7 +269,7 @@ impl Reconciler {
         }
     }
 
-    /// Sets the neighbours of a kind, which this node has to reach, in place of the earlier ones: no Service may take their
+    /// Sets the neighbours of a kind that this node must reach, replacing earlier ones. No Service may use their
     /// addresses ([`Reserved`](crate::config::Reserved)). Gateways and the endpoints of `default/kubernetes` are found
     /// without this.
     pub fn set_neighbours(&mut self, user: User, neighbours: impl IntoIterator<Item = Neighbour>, now: Moment) {
@@ -276,19 +279,21 @@ impl Reconciler {
         }
     }
 
-    /// An address, a default route or a device of this host changed: the next pass reads them again.
+    /// Records that an address, a default route or a device of this host changed. The next pass reads them again.
     pub fn host_changed(&mut self, now: Moment) {
         self.host.is_stale = true;
         self.schedule.request(now);
     }
 
-    /// Changes [`Options::address_grace`](super::Options::address_grace): to 0 for a process that makes one pass only and ends before the time is over.
+    /// Changes [`Options::address_grace`](super::Options::address_grace); set it to 0 for a process that makes only one
+    /// pass and ends before the time is over.
     pub fn set_address_grace(&mut self, grace: Duration) {
         self.options.address_grace = grace;
     }
 
-    /// Notes addresses seen on an interface of this host. One that is gone again when the next pass reads them gets
-    /// the full time to come back ([`Options::address_grace`](super::Options::address_grace)): a pass may take longer than the address stays away.
+    /// Records addresses seen on an interface of this host. One that is missing when the next pass reads them gets the
+    /// full time to return ([`Options::address_grace`](super::Options::address_grace)), because a pass may take longer
+    /// than the address is missing.
     pub fn addresses_seen(&mut self, addresses: impl IntoIterator<Item = IpAddr>, now: Moment) {
         let until = now.saturating_add(self.options.address_grace);
         for address in addresses {
@@ -298,22 +303,23 @@ impl Reconciler {
         }
     }
 
-    /// The next pass reads the kernel again, and runs as soon as allowed.
+    /// Makes the next pass read the kernel again, and run as soon as allowed.
     pub fn request_full(&mut self, now: Moment) {
         self.schedule.request_full(now);
     }
 
-    /// The name of the tables of nf_tables that this proxy writes, for [`TableMonitor`](crate::kernel::TableMonitor): in
+    /// The name of the nf_tables tables that this proxy writes, for [`TableMonitor`](crate::kernel::TableMonitor): in
     /// nftables mode, and in IPVS mode with [rules by nftables](crate::config::RulesBy::Nftables). `None` otherwise.
     pub fn table_name(&self) -> Option<String> {
         self.mode.kind().table_name(&self.options.config)
     }
 
-    /// Reports the generations of the rule set that wrote to the tables of [this name](Reconciler::table_name); `lost`: some may be
-    /// missing. If one is not this proxy's own, the next pass compares everything, at most once a second; the table of IPVS mode, without
-    /// which source ranges are open, is put back now. Has no effect before the tables have been read.
+    /// Reports the generations of the rule set that wrote to the tables with [this name](Reconciler::table_name).
+    /// `lost`: some may be missing. If one is not this proxy's own, the next pass compares everything, at most once a
+    /// second. The table of IPVS mode, without which source ranges are open, is restored now. Has no effect before the
+    /// tables have been read.
     ///
-    /// Returns whether it does. Call it between passes.
+    /// Returns whether everything will be compared. Call it between passes.
     pub fn tables_changed(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables, now: Moment) -> bool {
         let differs = self.tables.transactions.differs(generations, lost, tables) && self.mode.has_read_tables();
         if differs {

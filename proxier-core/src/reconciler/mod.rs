@@ -1,4 +1,4 @@
-//! The reconciler: takes objects, and brings the kernel to serve them.
+//! The reconciler: receives objects, and brings the kernel to serve them.
 
 mod cluster;
 mod cold_start;

@@ -1,4 +1,4 @@
-//! Settings, and the mode that they name.
+//! Settings, and the mode that they select.
 
 use std::time::Duration;
 
@@ -13,15 +13,15 @@ use crate::service::NodeFacts;
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Options {
-    /// Configuration of compilation and of the modes.
+    /// Configuration of Service compilation and of the modes.
     pub config: Config,
     /// Settings of the host.
     pub host: HostSettings,
-    /// Part of the kernel that serves Services.
+    /// The part of the kernel that serves Services.
     pub mode: modes::Kind,
     /// Settings of IPVS mode.
     pub ipvs: ipvs::Options,
-    /// Settings of iptables mode; restricted further by what the iptables programs report.
+    /// Settings of iptables mode, restricted further by what the iptables programs report.
     pub iptables: iptables::Options,
     /// Settings of userspace mode.
     pub userspace: userspace::Options,
@@ -34,7 +34,7 @@ pub struct Options {
     /// With 0 they end at once. An address that is missing when the first pass finds node ports on it gets the same
     /// time.
     pub address_grace: Duration,
-    /// Keeps the nodes of a cluster from retrying together: any number that differs from node to node.
+    /// Keeps the nodes of a cluster from retrying together. Any number that differs from node to node.
     pub seed: u64,
 }
 
@@ -56,7 +56,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The mode that they name.
+    /// The selected mode.
     pub(super) fn new_mode(&self, facts: &NodeFacts) -> Box<dyn Mode> {
         match self.mode {
             modes::Kind::Ipvs => Box::new(ipvs::Mode::new(&self.config, &self.ipvs, self.seed)),

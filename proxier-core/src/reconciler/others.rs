@@ -10,20 +10,20 @@ use crate::ports::Ports;
 use crate::safeguard::{Loss, Stopped};
 use crate::time::Moment;
 
-/// Result of an attempt to remove the objects of other modes.
+/// The result of an attempt to remove the objects of other modes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Removal {
-    /// Removal carried out, with an outcome for every part.
+    /// The removal was carried out, with an outcome for every part.
     Made(Cleaned),
     /// The safeguard holds back what would be removed.
     Held(Stopped),
-    /// These parts could not be read, so what would go is unknown; no Frontend is served.
+    /// These parts could not be read, so what would be removed is unknown; no Frontend is served.
     Unknown(Cleaned),
 }
 
 /// Frontends that other modes serve, compared with those that this mode would serve in their place.
 pub(super) struct Judgement {
-    /// Part of the removal that the safeguard holds back.
+    /// The part of the removal that the safeguard holds back.
     pub(super) stopped: Option<Stopped>,
     /// Whether some of that depends on chains that this mode's first pass replaces.
     pub(super) would_replace: bool,
@@ -55,7 +55,7 @@ impl Reconciler {
         Removal::Made(cleaned)
     }
 
-    /// Reads the Frontends that other modes serve, and has the safeguard judge their removal.
+    /// Reads the Frontends that other modes serve, and lets the safeguard evaluate their removal.
     pub(super) fn judge_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Judgement {
         let served = others::served(&self.facts, self.mode.kind(), ports);
         self.flows.left.extend(served.frontends.keys().filter_map(FrontendKey::udp));

@@ -1,8 +1,8 @@
-//! Generations of the rule set that come from this process's own transactions.
+//! Generations of the rule set caused by this process's own transactions.
 //!
-//! The kernel counts all transactions of a network namespace, and does not tell the sender the number of its own. When other programs
-//! commit at the same time, the own generation is one of several. These are compared with the generations that wrote to this proxy's
-//! tables: if there are more than own ones, another program wrote.
+//! The kernel counts all transactions of a network namespace, and does not report the sender's own number. If other
+//! programs commit at the same time, the own generation is one of several. These are compared with the generations that
+//! wrote to this proxy's tables: if there are more than own ones, another program wrote.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -18,16 +18,16 @@ const MOST: usize = 1000;
 /// If two proxies, or a proxy and a person, undo each other's work, everything is compared no more often than this.
 const BETWEEN_FOREIGN_CHANGES: Duration = Duration::from_secs(1);
 
-/// What passes know of changes to this proxy's tables of nf_tables.
+/// What passes track about changes to this proxy's nf_tables tables.
 #[derive(Debug, Default)]
 pub(super) struct OwnTables {
     pub(super) transactions: OwnTransactions,
-    /// Time of the last or next comparison of everything because another program had changed them.
+    /// When everything was last compared, or will be next, because another program changed them.
     compared_at: Option<Moment>,
 }
 
 impl OwnTables {
-    /// Time at which everything is compared because another program has changed tables now.
+    /// When everything is compared if another program has changed tables now.
     pub(super) fn compare_at(&mut self, now: Moment) -> Moment {
         let at = match self.compared_at {
             Some(last) if now < last => last,
@@ -43,11 +43,12 @@ impl OwnTables {
 #[derive(Debug, Default)]
 pub(super) struct OwnTransactions {
     spans: VecDeque<Span>,
-    /// The generation up to which everything was read, or is of own transactions. `None`: another program wrote since.
+    /// The generation up to which everything was read or comes from own transactions. `None`: another program has
+    /// written since.
     seen: Option<u32>,
 }
 
-/// Some own transactions, among all from one generation to another.
+/// Some own transactions among all from one generation to another.
 #[derive(Debug)]
 struct Span {
     /// The generation before them.
@@ -59,7 +60,8 @@ struct Span {
 }
 
 impl OwnTransactions {
-    /// Records `count` own transactions, committed between the generations `before` and `after`; other programs may have committed too.
+    /// Records `count` own transactions, committed between the generations `before` and `after`. Other programs may
+    /// have committed too.
     fn note(&mut self, before: u32, after: u32, count: u32) {
         self.seen = self.seen.filter(|seen| *seen == before && before.wrapping_add(count) == after).map(|_| after);
         self.spans.push_back(Span { before, all: after.wrapping_sub(before), own: count });
@@ -68,15 +70,15 @@ impl OwnTransactions {
         }
     }
 
-    /// Whether any of the transactions that made these generations was foreign. `lost`: there may have been more.
+    /// Whether another program made any of these generations. `lost`: there may have been more.
     pub(super) fn differs(&mut self, generations: &[u32], lost: bool, tables: &mut dyn Tables) -> bool {
-        // Each is looked up, so that those that are this process's own are forgotten.
+        // Each is looked up, so that this process's own are dropped.
         let others = generations.iter().filter(|generation| !self.forget(**generation)).count();
         let unseen = lost && tables.generation().map_or(true, |now| self.seen != Some(now));
         others > 0 || unseen
     }
 
-    /// Takes the own transaction that made this generation, if there is one.
+    /// Removes the own transaction that made this generation, if there is one.
     fn forget(&mut self, generation: u32) -> bool {
         // From 1 for the first one.
         let of = |span: &Span| generation.wrapping_sub(span.before);
@@ -88,7 +90,7 @@ impl OwnTransactions {
     }
 }
 
-/// Tables that note which transactions are this process's own.
+/// Tables that record which transactions are this process's own.
 pub(super) struct RecordingTables<'a> {
     tables: &'a mut dyn Tables,
     own_transactions: &'a mut OwnTransactions,
@@ -104,7 +106,8 @@ impl<'a> RecordingTables<'a> {
         RecordingTables { tables, own_transactions, has_read: false, told: None, is_new: false }
     }
 
-    /// The generation, read only if this pass does not know it. Foreign transactions since then count among those that come after it.
+    /// The generation, read only if this pass does not know it. Other programs' transactions since then count among
+    /// later ones.
     fn before(&mut self) -> Option<u32> {
         self.told.or_else(|| self.generation().ok())
     }
@@ -124,7 +127,7 @@ impl Tables for RecordingTables<'_> {
     }
 
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
-        // Everything read after this contains earlier foreign changes.
+        // Everything read after this includes earlier changes of other programs.
         if !std::mem::replace(&mut self.has_read, true) {
             self.own_transactions.seen = self.before();
         }
@@ -164,7 +167,7 @@ impl Tables for RecordingTables<'_> {
                 self.own_transactions.note(before, after, 1);
                 self.is_new = true;
             }
-            // Its report will be taken for a foreign one, and everything compared.
+            // Its report will look like another program's, so everything is compared.
             _ => self.own_transactions.seen = None,
         }
         Ok(())

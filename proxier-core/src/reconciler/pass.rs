@@ -10,7 +10,7 @@ use crate::time::Moment;
 
 /// A pass that runs.
 pub(super) struct Run<'a, 'p> {
-    /// Time at which it began.
+    /// When it started.
     pub(super) now: Moment,
     pub(super) clock: &'a dyn Fn() -> Moment,
     /// The plan is only shown.
@@ -20,21 +20,22 @@ pub(super) struct Run<'a, 'p> {
 }
 
 impl Reconciler {
-    /// Time at which [`Reconciler::pass`] has something to do; in the past: now. `None` before [`Reconciler::start`].
+    /// When [`Reconciler::pass`] has something to do; a time in the past means now. `None` before
+    /// [`Reconciler::start`].
     pub fn next_wake(&self) -> Option<Moment> {
         let next = self.schedule.next().filter(|_| self.trust > Trust::Waiting)?;
         Some(self.next_look().map_or(next.at, |look| next.at.min(look.max(self.schedule.earliest()))))
     }
 
-    /// Time at which there is work even if no input changes.
+    /// When there is work even if no input changes.
     fn next_look(&self) -> Option<Moment> {
         [self.mode.next_wake(), self.host.next_loss(), self.add_ons.next_wake()].into_iter().flatten().min()
     }
 
     /// Runs the pass that is due. `None` if none is.
     ///
-    /// `clock` returns the time, on the scale of the other methods; it is read again when the pass ends, since pauses count
-    /// from there.
+    /// `clock` returns the time on the scale of the other methods. It is read again when the pass ends, because pauses
+    /// count from there.
     pub fn pass(&mut self, clock: &dyn Fn() -> Moment, ports: &mut Ports<'_>) -> Option<Report> {
         if self.trust == Trust::Waiting {
             return None;
@@ -84,8 +85,8 @@ impl Reconciler {
         self.conclude(run)
     }
 
-    /// Compiles changed objects, reads the parts of the kernel that are needed, and makes the plan; `None` when the kernel could not be read, or
-    /// other modes serve.
+    /// Compiles changed objects, reads the required parts of the kernel, and makes the plan. `None` if the kernel could
+    /// not be read, or other modes serve.
     fn prepare(&mut self, scope: Scope, run: &mut Run<'_, '_>) -> Option<Plan> {
         run.report.full = scope == Scope::Full || !self.mode.knows_kernel();
         self.take_cluster_nodes();
@@ -104,7 +105,7 @@ impl Reconciler {
         self.plan(run)
     }
 
-    /// Plan of a full pass now, without carrying it out.
+    /// Plans a full pass now, without carrying it out.
     pub fn preview(&mut self, now: Moment, ports: &mut Ports<'_>) -> (Plan, Report) {
         let before = self.safeguards.clone();
         let mut run = Run { now, clock: &|| now, is_preview: true, report: Report::default(), ports };

@@ -1,4 +1,4 @@
-//! State of the reconciler, in groups.
+//! The reconciler's state, in groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -20,7 +20,8 @@ use crate::service::{Changes, Desired, NodeFacts};
 use crate::snapshot::{HostAddresses, ObjectKey, Store};
 use crate::time::Moment;
 
-/// The reconciler of one node: keeps the wanted state, knows the kernel's, and brings the kernel to the wanted one.
+/// The reconciler of one node. It keeps the desired state, tracks the kernel's, and brings the kernel to the desired
+/// one.
 ///
 /// A state machine: it acts only when called, and gets the time as `now`. Objects go in as they change;
 /// [`Reconciler::pass`] programs them. A pass for changes costs O(changed objects); a full pass reads the kernel: at
@@ -95,26 +96,26 @@ pub struct Reconciler {
     pub(super) totals: Totals,
 }
 
-/// What passes know of this host.
+/// What passes track about this host.
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the host, and none excludes another")]
 #[derive(Debug)]
 pub(super) struct Host {
     pub(super) addresses: HostAddresses,
-    /// The addresses or default routes may have changed.
+    /// Whether the addresses or default routes may have changed.
     pub(super) is_stale: bool,
-    /// Lost addresses, with the time when each is given up.
+    /// Lost addresses, and when each is given up.
     pub(super) absent: BTreeMap<IpAddr, Moment>,
-    /// Release of the kernel, once it has been read.
+    /// Release of the kernel, once read.
     pub(super) release: Option<String>,
-    /// Packets outside a connection's window are valid to connection tracking, as the last full pass found.
+    /// Whether connection tracking treats packets outside a connection's window as valid, as the last full pass found.
     pub(super) tcp_is_liberal: bool,
     pub(super) knows_gateways: bool,
-    /// The addresses on which an earlier process served node ports have been checked.
+    /// Whether the addresses on which an earlier process served node ports have been checked.
     pub(super) knows_served: bool,
 }
 
 impl Host {
-    /// Nothing has been read yet. `tcp_is_liberal`: as the first full pass will probably find it.
+    /// Creates the state before anything was read. `tcp_is_liberal`: what the first full pass will probably find.
     pub(super) fn new(tcp_is_liberal: bool) -> Self {
         Host {
             addresses: HostAddresses::default(),
@@ -127,12 +128,12 @@ impl Host {
         }
     }
 
-    /// Time at which the next lost address is given up.
+    /// When the next lost address is given up.
     pub(super) fn next_loss(&self) -> Option<Moment> {
         self.absent.values().min().copied()
     }
 
-    /// Takes addresses that were just read. Those that are missing now get this time to come back.
+    /// Stores addresses that were just read. Those that are missing now get this time to return.
     pub(super) fn take(&mut self, read: HostAddresses, names: &KernelNames, grace: Duration, now: Moment) {
         self.is_stale = false;
         let before = std::mem::replace(&mut self.addresses, read);
@@ -147,7 +148,7 @@ impl Host {
     }
 }
 
-/// Work that is left for later passes.
+/// Work left for later passes.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
     /// Services to compile again.
@@ -156,9 +157,9 @@ pub(super) struct Backlog {
     pub(super) changes: Changes,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
     unfinished: BTreeSet<(Part, String, String)>,
-    /// Rules had to wait in the last pass.
+    /// Whether rules had to wait in the last pass.
     pub(super) put_off: bool,
-    /// The last pass found something unexpected in the kernel.
+    /// Whether the last pass found something unexpected in the kernel.
     pub(super) surprised: bool,
 }
 
@@ -181,33 +182,34 @@ impl Backlog {
     }
 }
 
-/// UDP flows in connection tracking that passes have to look at besides those of their own changes.
+/// UDP flows that passes must check besides those of their own changes.
 #[derive(Debug, Default)]
 pub(super) struct Flows {
     /// Addresses and ports whose flows could not be forgotten yet.
     pub(super) unforgotten: BTreeSet<SocketAddr>,
-    /// Objects of another mode have been removed since all flows were checked.
+    /// Whether objects of another mode have been removed since all flows were checked.
     pub(super) sweep: bool,
     /// Addresses and ports on which other modes served UDP.
     pub(super) left: BTreeSet<SocketAddr>,
 }
 
-/// Safeguards of what the kernel serves.
+/// Safeguards for what the kernel serves.
 #[derive(Clone, Debug)]
 pub(super) struct Safeguards {
-    /// Of the Frontends of this mode.
+    /// For the Frontends of this mode.
     pub(super) own: Safeguard,
-    /// Of those that other modes have left in the kernel.
+    /// For those that other modes have left in the kernel.
     pub(super) others: Safeguard,
 }
 
-/// What some configurations ask for besides a mode. Each part exists only where it is used, so that a change passes through nothing that is off.
+/// What some configurations need besides a mode. Each part exists only if it is used, so that a change never passes
+/// through features that are off.
 #[derive(Debug)]
 pub(super) struct AddOns {
-    /// Until the first full pass it exists anyway, to remove the table of an earlier configuration.
+    /// Exists until the first full pass in any case, to remove the table of an earlier configuration.
     pub(super) fast_path: Option<fast_path::Tracker>,
     pub(super) localhost: Option<localhost_relay::Tracker>,
-    /// Endpoints that have left and may keep connections.
+    /// Removed endpoints that may keep connections.
     pub(super) drains: Option<Drains>,
 }
 
@@ -217,32 +219,32 @@ impl AddOns {
         AddOns { fast_path: Some(fast_path::Tracker::default()), localhost, drains: None }
     }
 
-    /// Time at which one has work even if no input changes.
+    /// When one has work even if no input changes.
     pub(super) fn next_wake(&self) -> Option<Moment> {
         self.drains.as_ref().and_then(Drains::next)
     }
 }
 
-/// How far what is known can be trusted; each state includes those before it.
+/// How far the tracked state can be trusted; each level includes those before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Trust {
-    /// Lists may be incomplete: there are no passes.
+    /// Lists may be incomplete, so there are no passes.
     Waiting,
     /// The lists are complete.
     Complete,
     /// Passes have begun.
     Begun,
-    /// A full pass has succeeded.
+    /// Whether a full pass has succeeded.
     Settled,
 }
 
 impl Reconciler {
-    /// Time for which the first pass waits for the lock of iptables: 5 s, as kube-proxy does.
+    /// How long the first pass waits for the iptables lock: 5 s, as kube-proxy does.
     pub(crate) const FIRST_LOCK_WAIT: Duration = Duration::from_secs(5);
-    /// Time for which later passes wait for it: 1 s, the least that the programs allow. They retry after a growing pause.
+    /// How long later passes wait for it: 1 s, the least that the programs allow. They retry after a growing pause.
     pub(crate) const SHORT_LOCK_WAIT: Duration = Duration::from_secs(1);
 
-    /// The reconciler of the node of this name (`nodeName` of endpoints). `now` is the origin of its time.
+    /// Creates the reconciler of the node with this name (`nodeName` of endpoints). `now` is the origin of its time.
     pub fn new(node_name: &str, mut options: Options, now: Moment) -> Self {
         let of_mode = options.mode.facts();
         if !of_mode.has_virtual_servers {
@@ -280,7 +282,8 @@ impl Reconciler {
         }
     }
 
-    /// The lists are complete: passes may begin, and a full one is due. Earlier requests count as made now.
+    /// Records that the lists are complete. Passes may start, and a full one is due. Earlier requests count as made
+    /// now.
     pub fn start(&mut self, now: Moment) {
         if self.trust == Trust::Waiting {
             self.trust = Trust::Complete;
@@ -293,7 +296,7 @@ impl Reconciler {
         self.trust == Trust::Settled
     }
 
-    /// Computes the node facts again, and compiles every Service if they differ.
+    /// Recomputes the node facts, and compiles every Service if they differ.
     pub(super) fn refresh_facts(&mut self) {
         let absent = self.host.absent.keys().copied();
         let mut facts = NodeFacts::with_absent(&self.options.config, &self.cluster.node, &self.host.addresses, absent);

@@ -1,4 +1,4 @@
-//! Steps of a pass, in order.
+//! The steps of a pass, in order.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -18,7 +18,7 @@ use crate::service::{Changes, Compiled, Frontend, FrontendObserver};
 use crate::snapshot::{ObjectKey, ObjectKind};
 use crate::time::Moment;
 
-/// Results of compiling, as far as the reconciler has to know them.
+/// What the reconciler must know about the result of compiling.
 #[derive(Debug, Default)]
 pub(super) struct RefreshOutcome {
     /// Frontends that are new, removed or different.
@@ -83,12 +83,12 @@ impl Reconciler {
         indexing.refreshed
     }
 
-    /// Tells the safeguards which Frontends have been removed on purpose: they have judged missing objects, and everything else that goes was
-    /// deleted by events. Before the first comparison nothing is known to go.
+    /// Tells the safeguards which Frontends were removed on purpose: missing objects have been evaluated, and
+    /// everything else was deleted by events. Before the first comparison, nothing is known to be removed.
     pub(super) fn believe(&mut self, refreshed: RefreshOutcome, run: &mut Run<'_, '_>) {
         run.report.health_checks_changed = run.report.full || refreshed.health_checks;
         if self.safeguards.others.has_compared() {
-            // A Service that comes back may come before its endpoints.
+            // A returning Service may arrive before its endpoints.
             let gone = refreshed.frontends.iter().filter(|key| self.desired.frontend(key).is_none());
             self.safeguards.others.believe(gone.copied());
         }
@@ -97,7 +97,7 @@ impl Reconciler {
         }
     }
 
-    /// Reads the kernel in a full pass, unless it cannot write anyway.
+    /// Reads the kernel in a full pass, unless nothing can be written anyway.
     pub(super) fn read_kernel(&mut self, run: &mut Run<'_, '_>) {
         if run.report.full && run.report.unread.is_empty() {
             let read = self.mode.read(&self.desired, &self.host.addresses, &self.facts, run.ports);
@@ -120,7 +120,7 @@ impl Reconciler {
         true
     }
 
-    /// Has the mode make its plan, and adds the rest. `None` when the mode cannot.
+    /// Lets the mode make its plan, and adds the rest. `None` if the mode cannot.
     pub(super) fn plan(&mut self, run: &mut Run<'_, '_>) -> Option<Plan> {
         let Run { now, is_preview, ref mut report, ref mut ports, .. } = *run;
         if report.full {
@@ -183,7 +183,7 @@ impl Reconciler {
         Some(plan)
     }
 
-    /// Carries out a plan. Returns whether the kernel has to be read again at once.
+    /// Carries out a plan. Returns whether the kernel must be read again at once.
     pub(super) fn execute(&mut self, plan: Plan, run: &mut Run<'_, '_>) -> bool {
         let Run { clock, ref mut report, ref mut ports, .. } = *run;
         let mut applied = Applied { lacks: std::mem::take(&mut report.applied.lacks), ..Applied::default() };
@@ -205,7 +205,7 @@ impl Reconciler {
         if let (Some(fast_path), Some(change)) = (&mut self.add_ons.fast_path, plan.fast_path) {
             fast_path.apply(&self.options.config, *change, &mut applied, ports.tables);
         }
-        // Of a family that is not written: the kernel still translates these flows as before.
+        // For a family that is not written, the kernel still translates these flows as before.
         let (wait, forget): (UdpServices, UdpServices) =
             plan.forget.into_iter().partition(|(place, _)| outcome.unwritten.contains(&Family::of(place.ip())));
         let lack = (!facts.is_process).then_some(flows::STAY);
@@ -254,7 +254,7 @@ impl Reconciler {
     }
 }
 
-/// Writes the values below `/proc/sys` that rules of IPv4 guard, unless these are not written.
+/// Writes the values below `/proc/sys` that IPv4 rules guard, unless these rules were not written.
 fn write_guarded(changes: &[SysctlChange], unwritten: &BTreeSet<Family>, applied: &mut Applied, ports: &mut Ports<'_>) {
     let operations = changes.iter().map(Operation::Sysctl);
     if unwritten.contains(&Family::V4) {

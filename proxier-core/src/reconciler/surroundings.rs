@@ -1,4 +1,4 @@
-//! Reads the host's own addresses and gateways, finds API servers and Nodes, and works out the node facts from them.
+//! Reads the host's own addresses and gateways, finds API servers and Nodes, and computes the node facts from them.
 
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -14,7 +14,8 @@ use crate::snapshot::{EndpointSlice, HostAddresses, ObjectKey};
 use crate::time::Moment;
 
 impl Reconciler {
-    /// Reads the host's addresses and gateways, in a full pass or after they changed. The pass becomes full if the mode's device or routes differ.
+    /// Reads the host's addresses and gateways, in a full pass or after they changed. The pass becomes full if the
+    /// mode's device or routes differ.
     pub(super) fn read_host(&mut self, run: &mut Run<'_, '_>) {
         if !run.report.full && !self.host.is_stale {
             return;
@@ -29,7 +30,7 @@ impl Reconciler {
         run.report.unread.extend(self.read_gateways(run.ports.links));
     }
 
-    /// Takes the host's addresses; returns whether the mode's device differs from its known state.
+    /// Stores the host's addresses. Returns whether the mode's device differs from its tracked state.
     pub(super) fn take_host(&mut self, host: HostAddresses, now: Moment) -> bool {
         if let Some(fast_path) = &mut self.add_ons.fast_path {
             fast_path.host_changed();
@@ -66,8 +67,8 @@ impl Reconciler {
         }
     }
 
-    /// Reads the gateways of the default routes. Keeps the known ones if they cannot be read; and a family without a
-    /// default route at the moment keeps its gateway, since the route will come back to it.
+    /// Reads the gateways of the default routes. Keeps the known ones if they cannot be read. A family without a
+    /// default route at the moment keeps its gateway, because the route will return.
     pub(super) fn read_gateways(&mut self, links: &mut dyn Links) -> Option<Unread> {
         match links.gateways() {
             Ok(mut found) => {
@@ -87,7 +88,7 @@ impl Reconciler {
         }
     }
 
-    /// Takes the endpoints of `default/kubernetes` as API servers. While it has none, keeps the earlier ones.
+    /// Uses the endpoints of `default/kubernetes` as API servers. While it has none, keeps the earlier ones.
     pub(super) fn find_api_servers(&mut self) {
         let kubernetes = ObjectKey::new("default", "kubernetes");
         let ports = |slice: &EndpointSlice| -> Vec<u16> { slice.ports().iter().map(|port| port.port).collect() };
@@ -102,8 +103,9 @@ impl Reconciler {
         }
     }
 
-    /// Takes the weights and addresses of the cluster's Nodes. Services that ask for an address which a Node got or lost are compiled
-    /// again; all of them for a changed weight. Costs O(Nodes + Frontends), only when the addresses of a Node changed.
+    /// Applies changed weights and addresses of the cluster's Nodes. Services that request an address which a Node got
+    /// or lost are recompiled; all of them for a changed weight. Costs O(Nodes + Frontends), only when the addresses of
+    /// a Node changed.
     pub(super) fn take_cluster_nodes(&mut self) {
         let changed = self.cluster.nodes.take_changed();
         if changed.addresses {

@@ -8,14 +8,14 @@ use crate::plan::step::{Action, Part};
 use crate::ports::{Flows, PortErrorKind};
 use crate::time::Moment;
 
-/// Counters since the start of the process, as data; metrics are exported from them.
+/// Counters since the start of the process, as data for metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Totals {
-    /// Received changes of Services, including those that changed nothing
+    /// Changes of Services received, including those without effect
     /// (`kubeproxy_sync_proxy_rules_service_changes_total`).
     pub service_changes: u64,
-    /// Received changes of EndpointSlices (`kubeproxy_sync_proxy_rules_endpoint_changes_total`).
+    /// Changes of EndpointSlices received (`kubeproxy_sync_proxy_rules_endpoint_changes_total`).
     pub endpoint_changes: u64,
     /// Passes for changes only.
     pub passes_for_changes: u64,
@@ -23,7 +23,7 @@ pub struct Totals {
     pub full_passes: u64,
     /// Passes that failed ([`Report::has_failed`]).
     pub failed_passes: u64,
-    /// Passes in which the safeguard held deletions back.
+    /// Passes in which the safeguard held back deletions.
     pub stopped_passes: u64,
     /// Operations that were carried out.
     pub done: Counts,
@@ -31,13 +31,14 @@ pub struct Totals {
     pub failed: BTreeMap<(Part, Action, PortErrorKind), u64>,
     /// Parts of the kernel that could not be read.
     pub unread: u64,
-    /// Differences made by other programs and repaired.
+    /// Differences that other programs made and that were repaired.
     pub drift: u64,
-    /// Restores of iptables that failed (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
+    /// Failed restores of iptables rules (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
     pub restore_failures: ByFamily<u64>,
-    /// Failures in passes over changes only (`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total`).
+    /// Failed restores in passes for changes only
+    /// (`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total`).
     pub partial_restore_failures: ByFamily<u64>,
-    /// Transactions of tables of nf_tables that failed (`kubeproxy_sync_proxy_rules_nftables_sync_failures_total`).
+    /// Failed nf_tables transactions (`kubeproxy_sync_proxy_rules_nftables_sync_failures_total`).
     pub table_failures: ByFamily<u64>,
     /// Flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
     pub flows: Flows,

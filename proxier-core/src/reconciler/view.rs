@@ -1,4 +1,4 @@
-//! State of the reconciler, for display and metrics.
+//! The reconciler's state, for display and metrics.
 
 use ::ipvs::VirtualServerKey;
 use ::ipvs::model::VirtualServerConfig;
@@ -30,12 +30,12 @@ pub struct ServerCounts {
     pub real_servers: usize,
     /// Foreign virtual servers.
     pub foreign: usize,
-    /// Virtual servers, by firewall mark, of clients outside.
+    /// Virtual servers with firewall marks for outside clients.
     pub split: usize,
 }
 
 impl Reconciler {
-    /// Reduces memory by rebuilding everything that is kept; call it after the first pass.
+    /// Rebuilds all stored state to release memory. Call it after the first pass.
     pub fn compact(&mut self) {
         self.store.compact();
         self.desired.compact();
@@ -57,19 +57,20 @@ impl Reconciler {
         &self.desired
     }
 
-    /// State that IPVS has to hold for that; `None` in other modes.
+    /// The state that IPVS must have for them; `None` in other modes.
     #[doc(hidden)]
     pub fn wanted(&self) -> Option<Wanted<'_>> {
         Some(self.mode.servers(&self.desired)?.wanted)
     }
 
-    /// Last known state of IPVS; `None` in other modes.
+    /// The last tracked state of IPVS; `None` in other modes.
     #[doc(hidden)]
     pub fn observed(&self) -> Option<&Observed> {
         self.mode.servers(&self.desired)?.observed
     }
 
-    /// Numbers of virtual servers and real servers in IPVS, as last known; `None` in other modes. Costs O(virtual servers).
+    /// Numbers of virtual servers and real servers in IPVS, as last tracked; `None` in other modes. Costs O(virtual
+    /// servers).
     pub fn servers(&self) -> Option<ServerCounts> {
         let (wanted, observed) = (self.wanted()?, self.observed()?);
         let foreign: Vec<_> = foreign(&wanted, observed, self.facts.config()).collect();
@@ -82,7 +83,7 @@ impl Reconciler {
         })
     }
 
-    /// The virtual server, without its endpoints, that a Frontend asks for; `None` in other modes.
+    /// The virtual server, without its endpoints, that a Frontend requires; `None` in other modes.
     pub fn virtual_server(&self, frontend: &FrontendKey) -> Option<VirtualServerConfig> {
         Some(self.wanted()?.server(&(*frontend).into())?.config)
     }
@@ -92,18 +93,19 @@ impl Reconciler {
         &self.facts
     }
 
-    /// Part of the kernel that serves.
+    /// The mode that serves.
     pub fn mode(&self) -> modes::Kind {
         self.mode.kind()
     }
 
-    /// The safeguard: holds deletions back when there are too many at once.
+    /// The safeguard, which holds back deletions if there are too many at once.
     #[doc(hidden)]
     pub fn safeguard(&self) -> &Safeguard {
         &self.safeguards.own
     }
 
-    /// The Frontends that are held back, and since when: those of this mode, or those of other modes while it waits for these.
+    /// The Frontends that are held back, each with its start: those of this mode, or those of other modes while it
+    /// waits for these.
     pub fn held(&self) -> impl Iterator<Item = (FrontendKey, Moment)> {
         self.safeguards.own.held().chain(self.safeguards.others.held())
     }
@@ -114,12 +116,12 @@ impl Reconciler {
         self.safeguards.own.until(key, since).and(self.safeguards.others.until(key, since))
     }
 
-    /// Real servers that drain; none in modes in which connections end by themselves.
+    /// Draining real servers; none in modes in which connections end by themselves.
     pub fn draining(&self) -> impl Iterator<Item = Draining> {
         self.drains().into_iter().flat_map(Drains::iter)
     }
 
-    /// The same, and when to look at them.
+    /// The draining real servers, and when to check them.
     #[doc(hidden)]
     pub fn drains(&self) -> Option<&Drains> {
         Some(self.mode.servers(&self.desired)?.drains)
@@ -131,19 +133,19 @@ impl Reconciler {
         self.wanted()?.split(frontend)
     }
 
-    /// Frontends that IPVS mode serves without the firewall marks that the configuration asks for
+    /// Frontends that IPVS mode serves without the firewall marks that the configuration requests
     /// ([`Config::splits_local`](crate::config::Config::splits_local)), and why. Costs O(such Frontends).
     pub fn unmarked(&self) -> impl Iterator<Item = MarkUnavailable> {
         self.wanted().into_iter().flat_map(Wanted::unmarked)
     }
 
-    /// Frontend of a virtual server, wanted or not; `None` for a foreign firewall mark.
+    /// The Frontend of a virtual server, desired or not; `None` for another program's firewall mark.
     pub fn frontend_of(&self, server: &VirtualServerKey) -> Option<FrontendKey> {
         self.wanted().map_or_else(|| FrontendKey::try_from(*server).ok(), |wanted| wanted.frontend_key(server))
     }
 
-    /// Time since which the kernel lacks a wanted object; `None` when it has everything, and before
-    /// [`Reconciler::start`], when nothing is wanted yet. Health checks use this (`/healthz`).
+    /// Since when the kernel has lacked a desired object. `None` if it has everything, and before
+    /// [`Reconciler::start`], when nothing is desired yet. Health checks use this (`/healthz`).
     pub fn pending_since(&self) -> Option<Moment> {
         self.schedule.pending_since().filter(|_| self.trust > Trust::Waiting)
     }
@@ -186,8 +188,8 @@ impl Reconciler {
         reserved.chain(claimed).chain(self.mode.refused(desired))
     }
 
-    /// Values left out of the current objects: of Services and slices, then of Nodes, then annotations and external IPs of Services
-    /// that the endpoints or the configuration rule out.
+    /// Values left out of the current objects: of Services and slices, then of Nodes, then annotations and external IPs
+    /// of Services that the endpoints or the configuration rule out.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.store.rejections().chain(self.cluster.rejections()).chain(self.desired().refused())
     }

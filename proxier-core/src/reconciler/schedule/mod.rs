@@ -1,4 +1,4 @@
-//! Times at which passes run.
+//! When passes run.
 
 use std::time::Duration;
 
@@ -9,12 +9,12 @@ use crate::time::Moment;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct Limits {
     /// The shortest time from the end of a pass to the start of the next (`ipvs.minSyncPeriod`). Default 0: a change is
-    /// programmed at once, and changes that come during a pass are programmed together after it.
+    /// programmed at once, and changes that arrive during a pass are programmed together after it.
     pub min_interval: Duration,
-    /// The longest time from the end of a full pass to the start of the next (`ipvs.syncPeriod`): at the latest then,
-    /// foreign changes in the kernel are repaired. Default 30 s.
+    /// The longest time from the end of a full pass to the start of the next (`ipvs.syncPeriod`), in which other
+    /// programs' changes to the kernel are repaired. Default 30 s.
     ///
-    /// A value below `min_interval` counts as `min_interval`, and both together as at least 10 ms.
+    /// A value below `min_interval` is raised to it, and the result to at least 10 ms.
     pub max_interval: Duration,
 }
 
@@ -33,40 +33,40 @@ pub enum Pass {
     Full,
 }
 
-/// Next pass: time and scope.
+/// The next pass: time and scope.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Wake {
-    /// Moment from which the pass may start; in the past: now.
+    /// The time from which the pass may start; a time in the past means now.
     pub at: Moment,
-    /// Scope of the pass that will be due then.
+    /// The scope of the pass at that time.
     pub pass: Pass,
 }
 
 /// Decides when passes run. One runs at once after a request, but not before the shortest interval is over. A full one
 /// runs at the start, after the longest interval, and after a failure.
 ///
-/// There are no bursts: the shortest interval is kept between any two passes, measured from the end of the first, as
-/// with kube-proxy from 1.34. Passes do not overlap; a request that comes while one runs counts for the next.
+/// There are no bursts. The shortest interval applies between any two passes, measured from the end of the first, as
+/// with kube-proxy from 1.34. Passes do not overlap; a request that arrives while one runs counts for the next.
 ///
-/// After a failure a full pass is due after a pause ([`Backoff`], at most the longest interval), again and again until a
-/// full pass succeeds. Meanwhile requests are served as always: one object that cannot be programmed does not delay the
-/// rest. Only a successful full pass ends the failure.
+/// After a failure a full pass is due after a pause ([`Backoff`], at most the longest interval), repeatedly until a
+/// full pass succeeds. Meanwhile requests are served as usual, so one object that cannot be programmed does not delay
+/// the others. Only a successful full pass ends the failure.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Schedule {
     limits: Limits,
     backoff: Backoff,
-    /// Time before which no pass starts.
+    /// No pass starts before this time.
     earliest: Moment,
-    /// A full pass is due then.
+    /// When a full pass is due.
     full_at: Moment,
-    /// Time since when a request waits for a pass to start.
+    /// Since when a request has waited for a pass to start.
     asked: Option<Moment>,
-    /// The pass waits until then for the rest of what was requested.
+    /// Until when the pass waits for the rest of what was requested.
     incomplete_until: Option<Moment>,
-    /// Time since when requests have failed.
+    /// Since when requests have failed.
     failing: Option<Moment>,
-    /// A full pass is due soon to retry single objects.
+    /// Whether a full pass is due soon to retry single objects.
     retrying: bool,
     running: Option<RunningPass>,
 }
@@ -74,7 +74,7 @@ pub struct Schedule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct RunningPass {
     pass: Pass,
-    /// Time at which the work of the pass was first requested.
+    /// When the work of the pass was first requested.
     since: Moment,
 }
 
@@ -82,7 +82,7 @@ impl Schedule {
     /// The longest wait for the rest of a new Service.
     const COMPLETION: Duration = Duration::from_millis(100);
 
-    /// A full pass is due at once. The seed keeps nodes apart; see [`Backoff`].
+    /// Creates a schedule with a full pass due at once. The seed keeps nodes apart; see [`Backoff`].
     pub fn new(limits: Limits, seed: u64, now: Moment) -> Self {
         let shortest = limits.min_interval.max(Backoff::SHORTEST);
         let limits = Limits { max_interval: limits.max_interval.max(shortest), ..limits };
@@ -100,7 +100,7 @@ impl Schedule {
         }
     }
 
-    /// Requests a pass after a change; it is due as soon as the shortest interval is over.
+    /// Requests a pass after a change. It is due as soon as the shortest interval is over.
     pub fn request(&mut self, now: Moment) {
         self.asked.get_or_insert(now);
         self.incomplete_until = None;
@@ -117,19 +117,19 @@ impl Schedule {
         self.incomplete_until = Some(now.saturating_add(Self::COMPLETION.min(self.limits.min_interval)));
     }
 
-    /// The kernel may differ from what is known (a device vanished, a result is unknown): a full pass is due as soon as the
-    /// shortest interval is over.
+    /// Requests a full pass because the kernel may differ from its tracked state (a device vanished, a result is
+    /// unknown). It is due as soon as the shortest interval is over.
     pub fn request_full(&mut self, now: Moment) {
         self.request(now);
         self.full_at = self.full_at.min(now);
     }
 
-    /// Requests a full pass that waits until then.
+    /// Requests a full pass at this time.
     pub fn request_full_at(&mut self, at: Moment) {
         self.full_at = self.full_at.min(at);
     }
 
-    /// Time at which the next pass may start. `None` while one runs.
+    /// When the next pass may start. `None` while one runs.
     pub fn next(&self) -> Option<Wake> {
         if self.running.is_some() {
             return None;
@@ -143,7 +143,7 @@ impl Schedule {
         if self.full_at <= at { Pass::Full } else { Pass::Changes }
     }
 
-    /// Starts the pass that is due. `None` when none is, or one runs already.
+    /// Starts the pass that is due. `None` if none is, or one is running.
     pub fn start(&mut self, now: Moment) -> Option<Pass> {
         if self.next()?.at > now {
             return None;
@@ -159,7 +159,7 @@ impl Schedule {
         Some(pass)
     }
 
-    /// The pass that runs has read and compared everything, whatever it was started for.
+    /// Records that the running pass has read and compared everything, whatever it was started for.
     pub fn became_full(&mut self) {
         if let Some(running) = &mut self.running {
             running.pass = Pass::Full;
@@ -167,9 +167,9 @@ impl Schedule {
         }
     }
 
-    /// The pass has ended. Does nothing if none runs.
+    /// Records that the pass has ended. Does nothing if none is running.
     ///
-    /// `success`: everything it set out to do was done; one failed operation makes it a failure.
+    /// `success`: everything was done; one failed operation makes it a failure.
     pub fn done(&mut self, now: Moment, success: bool) {
         let Some(running) = self.running.take() else { return };
         self.earliest = now.saturating_add(self.limits.min_interval);
@@ -191,8 +191,8 @@ impl Schedule {
         self.full_at = self.full_at.min(full_at);
     }
 
-    /// The pass has ended and did what this node can do, but the kernel refused single objects. A full pass retries them
-    /// after a pause ([`Backoff`]); nothing is pending because of them. Does nothing if no pass runs.
+    /// Records that the pass has ended and did what this node can do, but the kernel refused single objects. A full
+    /// pass retries them after a pause ([`Backoff`]); they do not count as pending. Does nothing if no pass is running.
     pub fn done_but_for_objects(&mut self, now: Moment) {
         let Some(running) = self.running.take() else { return };
         self.earliest = now.saturating_add(self.limits.min_interval);
@@ -211,17 +211,17 @@ impl Schedule {
         self.failing.is_some()
     }
 
-    /// Moment before which no pass starts: the end of the last one plus the shortest interval.
+    /// The time before which no pass starts: the end of the last one plus the shortest interval.
     pub fn earliest(&self) -> Moment {
         self.earliest
     }
 
-    /// Time since when a request is not done: no pass has started yet, one is running, or it failed. `None` when all are done.
+    /// Since when a request is not done: no pass has started yet, one is running, or it failed. `None` if all are done.
     pub fn pending_since(&self) -> Option<Moment> {
         [self.failing, self.running.map(|running| running.since), self.asked].into_iter().flatten().min()
     }
 
-    /// Failures since the last full pass that succeeded, without passes for changes while a failure lasts.
+    /// Failures since the last full pass that succeeded, not counting passes for changes while a failure lasts.
     pub fn failures(&self) -> u32 {
         self.backoff.failures()
     }

@@ -12,7 +12,7 @@ fn schedule(min_secs: u64, max_secs: u64) -> Schedule {
     Schedule::new(Limits { min_interval: secs(min_secs), max_interval: secs(max_secs) }, 1, secs(0))
 }
 
-/// Runs the pass that is due at this moment and ends it at once.
+/// Runs the pass that is due at this time and ends it at once.
 fn run(schedule: &mut Schedule, now: Moment, success: bool) -> Pass {
     let pass = schedule.start(now).unwrap();
     schedule.done(now, success);
@@ -31,7 +31,7 @@ fn a_lone_change_runs_at_once_and_alone() {
     assert_eq!(schedule.next(), Some(Wake { at: secs(61), pass: Pass::Full }));
 }
 
-/// kube-proxy up to 1.33 runs twice in a row before it starts to keep the interval.
+/// kube-proxy up to 1.33 runs twice in a row before it keeps the interval.
 #[test]
 fn passes_do_not_come_in_bursts() {
     let mut schedule = schedule(5, 30);
@@ -43,7 +43,7 @@ fn passes_do_not_come_in_bursts() {
     assert_eq!(run(&mut schedule, secs(25), true), Pass::Changes);
 }
 
-/// A Service and its EndpointSlices come one after the other, and are served by one pass.
+/// A Service and its EndpointSlices arrive one after the other, and one pass serves them.
 #[test]
 fn a_service_without_slices_waits_for_them() {
     let millis = Duration::from_millis;
@@ -54,7 +54,7 @@ fn a_service_without_slices_waits_for_them() {
     assert_eq!(schedule.pending_since(), Some(secs(20)));
     schedule.request(secs(20) + millis(7));
     assert_eq!(run(&mut schedule, secs(20) + millis(7), true), Pass::Changes);
-    // Nothing came: refused after 100 ms.
+    // Nothing arrived, so clients are refused after 100 ms.
     schedule.request_incomplete(secs(26));
     schedule.request_incomplete(secs(26) + millis(50));
     assert_eq!(schedule.next(), Some(Wake { at: secs(26) + millis(100), pass: Pass::Changes }));
@@ -98,7 +98,7 @@ fn a_failure_is_tried_again_with_growing_pauses_and_changes_go_on() {
     let retry = schedule.next().unwrap();
     assert_eq!(retry.pass, Pass::Full);
     assert!(retry.at > secs(10) && retry.at <= secs(11));
-    // Changes are programmed meanwhile; whether they fail or not, the time of the retry stays.
+    // Changes are programmed meanwhile. Whether they fail or not, the time of the retry stays.
     for success in [true, false] {
         schedule.request(secs(10));
         assert_eq!(run(&mut schedule, secs(10), success), Pass::Changes);
@@ -122,7 +122,7 @@ fn a_failure_is_tried_again_with_growing_pauses_and_changes_go_on() {
     assert_eq!(schedule.next().unwrap().at, now + secs(30));
 }
 
-/// kube-proxy's health check misses a periodic pass that keeps failing, since no change requested it.
+/// kube-proxy's health check misses a periodic pass that keeps failing, because no change requested it.
 #[test]
 fn pending_requests_are_known() {
     let mut schedule = schedule(1, 30);
@@ -202,7 +202,7 @@ proptest! {
             *at += Duration::from_millis(event.after_ms);
             Some((*at, event.full))
         }).peekable();
-        // Open requests, and since when: the first pass counts as requested.
+        // Open requests and their start; the first pass counts as requested.
         let (mut asked, mut asked_full): (Option<Moment>, Option<Moment>) = (Some(now), Some(now));
         let mut last_end: Option<Moment> = None;
         let mut periodic: Option<Moment> = None;
@@ -231,8 +231,8 @@ proptest! {
             // Not without a reason.
             let is_full = pass == Some(Pass::Full);
             prop_assert!(asked.is_some() || failed_at.is_some() || periodic.is_some_and(|due| now >= due));
-            // Not too late: a request as soon as the interval is over, a full pass when it is asked for, after the
-            // longest interval, or that long after a failure.
+            // Not too late: a request as soon as the interval is over; a full pass when requested, after the longest
+            // interval, or that long after a failure.
             if let Some(asked) = asked.take() {
                 prop_assert!(now <= asked.max(free), "asked {:?}, free {:?}, now {:?}", asked, free, now);
             }
