@@ -11,7 +11,7 @@ macro_rules! flags {
         impl $name {
             $($(#[$doc])* pub const $flag: Self = Self($value);)*
 
-            /// The set of nothing.
+            /// The empty set.
             pub const fn empty() -> Self {
                 Self(0)
             }
@@ -31,7 +31,7 @@ macro_rules! flags {
                 self.0 & other.0 != 0
             }
 
-            /// This set without all of `other`.
+            /// This set without `other`.
             #[must_use]
             pub const fn difference(self, other: Self) -> Self {
                 Self(self.0 & !other.0)

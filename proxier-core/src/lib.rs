@@ -1,86 +1,35 @@
-//! Programs a node's service proxy from Kubernetes Services: IPVS, nf_tables, iptables, or listeners of the process.
+//! Programs the kernel to serve Kubernetes Services with IPVS, nf_tables, iptables or listeners of this process.
 //!
-//! To embed it, create one [`Reconciler`] per node. Give it objects as they change, and call
-//! [`pass`](reconciler::Reconciler::pass) when one is due ([`next_wake`](reconciler::Reconciler::next_wake)). Each pass
-//! borrows the [`ports`] to the kernel: those of [`kernel`] (feature `kernel`), those of [`fake`] in tests (feature
-//! `testing`), or your own. The time is an argument, and the result is a [`Report`](plan::report::Report). An agent
-//! with its own source of truth can provide Frontends with their endpoints instead of Kubernetes objects
-//! ([`Reconciler::upsert_frontends`](reconciler::Reconciler::upsert_frontends)).
+//! # Embedding it
 //!
-//! ```text
-//!  objects ──check──▶ Store ──compile, per Service──▶ Desired ──lower──▶ what a mode wants ┐
-//!                       └─▶ Rejections                   └─▶ Conflicts                     ├─diff─▶ Plan ──apply──▶ Report
-//!                                                      ports ──read──▶ what the kernel has ┘
-//! ```
+//! Create one [`Reconciler`] per node.
 //!
-//! * [`Store`] holds the checked objects of a cluster as seen from one node.
-//! * [`service`] interprets them, independent of any kernel part. Compiling turns a Service into Frontends, each with
-//!   a protocol, an address, a port and its endpoints. [`Desired`] decides which Service owns which Frontend.
-//! * [`modes`] turn Frontends into objects of a kernel part: [`modes::ipvs`] into virtual servers and the rules that
-//!   guard them, [`modes::nftables`] into nf_tables tables, [`modes::iptables`] into kube-proxy's chains,
-//!   [`modes::userspace`] into listeners of this process. A mode compares them with the kernel and writes the
-//!   difference, make before break, with an outcome for each operation.
-//! * [`sketch`] shows what a node would have, without a kernel.
+//! 1. **Give it objects**: Services, EndpointSlices and the Node, as they change, as [`objects`] that `serde` reads. An
+//!    agent with its own source of truth registers addresses and endpoints directly
+//!    ([`upsert_frontends`](reconciler::Reconciler::upsert_frontends)). Once the first lists are complete, call
+//!    [`start`](reconciler::Reconciler::start). Nothing is written before.
+//! 2. **Call [`pass`](reconciler::Reconciler::pass)** when [`next_wake`](reconciler::Reconciler::next_wake) is due, and
+//!    lend it the [`ports`] to the kernel: [`kernel`] (feature `kernel`), [`fake`] for tests (feature `testing`), or
+//!    your own.
+//! 3. **Read the [`Report`]**: what was written, what failed and why. The reconciler schedules retries itself.
 //!
-//! A changed EndpointSlice costs as much as its Service, whether the cluster has ten Services or fifty thousand. The
-//! kernel is read at the start, on a timer, and after unexpected results.
-//!
-//! # Example
-//!
-//! ```
-//! use std::time::Duration;
-//! use proxier_core::fake::FakeKernel;
-//! use proxier_core::modes::Names;
-//! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-//! use proxier_core::reconciler::{Options, Reconciler};
-//!
-//! let service: ServiceObject = serde_json::from_str(r#"{
-//!     "metadata": {"namespace": "demo", "name": "web"},
-//!     "spec": {"clusterIP": "10.96.0.10", "ports": [{"name": "http", "port": 80}]}
-//! }"#)?;
-//! let slice: EndpointSliceObject = serde_json::from_str(r#"{
-//!     "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
-//!     "addressType": "IPv4",
-//!     "ports": [{"name": "http", "port": 8080}],
-//!     "endpoints": [{"addresses": ["10.244.1.7"]}]
-//! }"#)?;
-//!
-//! let (mut kernel, mut now) = (FakeKernel::new(), Duration::ZERO);
-//! let mut proxier = Reconciler::new("node-a", Options::default(), now);
-//! proxier.upsert_service(&service, now);
-//! proxier.start(now);
-//! let report = proxier.pass(&|| now, &mut kernel.ports()).ok_or("not due")?;
-//! assert!(report.full && report.is_done());
-//! assert!(kernel.state().ipvs.contains("-A -t 10.96.0.10:80 -s rr"));
-//!
-//! // What the Service means now, without the words of IPVS.
-//! now += Duration::from_secs(1);
-//! proxier.upsert_slice(&slice, now);
-//! let (plan, _) = proxier.preview(now, &mut kernel.ports());
-//! let frontend = proxier.desired().frontend(&"TCP 10.96.0.10:80".parse()?).ok_or("gone")?;
-//! assert_eq!((frontend.cluster.len(), frontend.local.len()), (1, 0));
-//! // Only that is planned.
-//! let names = Names::new(proxier.store(), proxier.desired());
-//! let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
-//! assert_eq!(steps, ["+ real server TCP 10.96.0.10:80 -> 10.244.1.7:8080 weight 1  (demo/web:http)"]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
-//!
-//! The complete loop on the running kernel:
+//! This program serves the Services of a file on the running kernel:
 //!
 //! ```no_run
 //! # #[cfg(feature = "kernel")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::{Duration, Instant};
 //! use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
-//! use proxier_core::objects::ServiceObject;
+//! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 //! use proxier_core::reconciler::{Options, Reconciler};
+//!
+//! let services: Vec<ServiceObject> = serde_json::from_str(&std::fs::read_to_string("services.json")?)?;
+//! let slices: Vec<EndpointSliceObject> = serde_json::from_str(&std::fs::read_to_string("slices.json")?)?;
 //!
 //! let origin = Instant::now();
 //! let mut kernel = KernelPorts::open(&KernelOptions::default())?;
 //! let mut proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
-//! let services: Vec<ServiceObject> = serde_json::from_str(&std::fs::read_to_string("services.json")?)?;
-//! proxier.replace_objects(&services, [], origin.elapsed());
+//! proxier.replace_objects(&services, &slices, origin.elapsed());
 //! proxier.start(origin.elapsed());
 //! while let Some(at) = proxier.next_wake() {
 //!     std::thread::sleep(at.saturating_sub(origin.elapsed()));
@@ -94,15 +43,7 @@
 //! # fn main() {}
 //! ```
 //!
-//! # What it does not do
-//!
-//! The crate uses no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only
-//! the ports of the features `kernel` and `testing` do. It does not use the types of a Kubernetes client: [`objects`]
-//! are plain structs that `serde` reads from the output of an API server or `kubectl get -o json`.
-//!
-//! Invalid input is not an error. An impossible field is ignored, the rest of the object counts, and a [`Rejection`]
-//! says what and why. An operation that the kernel refuses does not stop the others. It is in the [`Report`], and a
-//! full pass follows after a growing pause.
+//! [`kernel`] shows a loop that also reacts to changes on the host, and [`Reconciler`] has an example without a kernel.
 //!
 //! # Where to look next
 //!
@@ -114,6 +55,36 @@
 //! | configure | [`config::Config`], [`objects::ConfigObject`] |
 //! | provide Frontends instead of Services | [`Reconciler::upsert_frontends`](reconciler::Reconciler::upsert_frontends) |
 //! | show what a node would have | [`sketch`] |
+//!
+//! # How it works
+//!
+//! ```text
+//!  objects ──check──▶ Store ──compile, per Service──▶ Desired ──lower──▶ desired kernel state ┐
+//!                       └─▶ Rejections                   └─▶ Conflicts                        ├─diff─▶ Plan ──apply──▶ Report
+//!                                                      ports ──read──▶ present kernel state   ┘
+//! ```
+//!
+//! * [`Store`] keeps the checked objects of a cluster as one node sees them.
+//! * [`service`] compiles a Service into Frontends, independent of any kernel. Each has a protocol, an address, a port
+//!   and its endpoints. [`Desired`] decides which Service owns which Frontend.
+//! * [`modes`] turn Frontends into kernel objects: [`modes::ipvs`] into virtual servers with their guard rules,
+//!   [`modes::nftables`] into nf_tables tables, [`modes::iptables`] into kube-proxy's chains, [`modes::userspace`] into
+//!   listeners of this process. A mode compares these with the kernel and writes the difference, make before break,
+//!   with an outcome for each operation.
+//! * [`sketch`] shows what a node would hold, without a kernel.
+//!
+//! A changed EndpointSlice costs one Service, whether there are ten Services or fifty thousand. The kernel is read
+//! completely at the start, on a timer, and after a failure.
+//!
+//! # What it does not do
+//!
+//! The crate uses no clock, randomness, file, socket, process, log or lock: the same input gives the same output. Only
+//! the ports of the features `kernel` and `testing` do. It does not use the types of a Kubernetes client: [`objects`]
+//! are plain structs that `serde` reads from the output of an API server or `kubectl get -o json`.
+//!
+//! Invalid input is not an error. An impossible field is ignored, the rest of the object counts, and a [`Rejection`]
+//! says what and why. An operation that the kernel refuses does not stop the others. It is in the [`Report`], and a
+//! full pass follows after a growing pause.
 //!
 //! # Design decisions
 //!

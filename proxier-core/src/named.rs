@@ -1,4 +1,4 @@
-//! Values with names in configuration files.
+//! Values that have names in configuration files.
 
 /// The names as a text: `a, b or c`.
 macro_rules! one_of {
@@ -14,7 +14,7 @@ macro_rules! named {
         pub enum $enum { $($(#[$doc])* $value,)* }
 
         impl $enum {
-            /// The reason why another name is rejected.
+            /// Why another name is rejected.
             pub(crate) const UNKNOWN: &'static str = concat!("not ", one_of!($($name),*), "; ", $instead);
 
             /// The name in configuration files.
@@ -24,7 +24,7 @@ macro_rules! named {
                 }
             }
 
-            /// The value of this name in configuration files; `None` for an unknown name.
+            /// The value with this name in configuration files, or `None`.
             pub fn by_name(name: &str) -> Option<Self> {
                 [$($enum::$value),*].into_iter().find(|value| value.name() == name)
             }

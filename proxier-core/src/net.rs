@@ -60,14 +60,14 @@ impl fmt::Display for Family {
 /// A value for each family.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ByFamily<T> {
-    /// Value of IPv4.
+    /// The value for IPv4.
     pub v4: T,
-    /// Value of IPv6.
+    /// The value for IPv6.
     pub v6: T,
 }
 
 impl<T> ByFamily<T> {
-    /// The value of a family.
+    /// The value for a family.
     pub fn of(&self, family: Family) -> &T {
         match family {
             Family::V4 => &self.v4,

@@ -1,4 +1,4 @@
-//! Work on several processors.
+//! Runs work on several processors.
 
 use std::num::NonZero;
 use std::panic::resume_unwind;

@@ -26,13 +26,13 @@ use crate::snapshot::HostAddresses;
 pub struct Held {
     /// Virtual and real servers in the format of `ipvsadm --save --numeric`, sorted by key; empty without IPVS.
     pub ipvs: String,
-    /// Sets by name: how each was created, and its entries, in the format of `ipset save`.
+    /// Sets by name: the command that creates each, and its entries, in the format of `ipset save`.
     pub sets: BTreeMap<String, (String, BTreeSet<String>)>,
     /// Rules by family, in the format of `iptables-save`.
     pub rules: BTreeMap<iptables::Family, String>,
     /// nf_tables tables by family and name, as `nft list table` prints them.
     pub tables: BTreeMap<String, String>,
-    /// Addresses by device, in the order they were added.
+    /// Addresses by device, in the order in which they were added.
     pub devices: BTreeMap<String, Vec<IpAddr>>,
     /// Values below `/proc/sys`.
     pub sysctls: BTreeMap<String, String>,
@@ -111,7 +111,7 @@ impl Default for Sketch {
 }
 
 impl Sketch {
-    /// Ports for a pass.
+    /// Lends the ports to a pass.
     pub fn ports(&mut self) -> Ports<'_> {
         Ports {
             ipvs: &mut self.servers,
@@ -131,7 +131,7 @@ impl Sketch {
         self.links.0.insert(name.to_owned(), addresses.to_vec());
     }
 
-    /// Listeners of the process, in modes that relay.
+    /// The listeners of this process, in modes that relay.
     pub fn listeners(&self) -> &BTreeMap<FrontendKey, Listener> {
         &self.relays.0
     }
@@ -336,7 +336,7 @@ impl Rules for RulesOnPaper {
     }
 }
 
-/// Rules are saved with their counters.
+/// Saved rules include their counters.
 fn count_from_zero(table: &mut Table) {
     let names: Vec<ChainName> = table.chains().iter().map(|chain| chain.name.clone()).collect();
     for name in names {

@@ -1,4 +1,4 @@
-//! Time without a clock.
+//! Time as a value.
 
 use std::time::Duration;
 

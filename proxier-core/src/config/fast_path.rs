@@ -21,7 +21,7 @@ pub struct FastPath {
 }
 
 impl FastPath {
-    /// The fast path for these devices.
+    /// Creates a fast path for these devices.
     pub fn new<I: Into<String>>(interfaces: impl IntoIterator<Item = I>) -> Self {
         FastPath { interfaces: interfaces.into_iter().map(Into::into).collect(), ..FastPath::default() }
     }

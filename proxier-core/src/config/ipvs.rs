@@ -41,7 +41,6 @@ named! {
     }
 }
 
-/// Prints the name, as [`RulesBy::name`].
 impl fmt::Display for RulesBy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name())

@@ -30,7 +30,7 @@ impl MarkRange {
         self.value
     }
 
-    /// The bits that are the same in all of them.
+    /// The bits that are equal in every mark.
     pub(crate) fn mask(self) -> u32 {
         self.mask
     }
@@ -40,7 +40,6 @@ impl MarkRange {
         mark & self.mask == self.value
     }
 
-    /// Number of marks.
     pub(crate) fn len(self) -> u32 {
         1_u32.checked_shl(self.mask.count_zeros()).unwrap_or(u32::MAX)
     }
@@ -73,7 +72,6 @@ impl Default for MarkRange {
     }
 }
 
-/// `0x16000000/0xff00c000`.
 impl fmt::Display for MarkRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:#010x}/{:#010x}", self.value, self.mask)

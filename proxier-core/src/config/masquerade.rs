@@ -12,7 +12,7 @@ use crate::snapshot::{Reporter, parse_network};
 pub struct MarkBit(u8);
 
 impl MarkBit {
-    /// Makes the mark of this bit, 0 to 31; `None` for any other number.
+    /// Creates the mark with this bit, 0 to 31; `None` for other numbers.
     pub fn new(bit: u8) -> Option<Self> {
         (bit < 32).then_some(MarkBit(bit))
     }
@@ -58,7 +58,7 @@ pub enum LocalTraffic {
 }
 
 impl Default for LocalTraffic {
-    /// Not detected.
+    /// No detection.
     fn default() -> Self {
         LocalTraffic::ClusterCidrs(Vec::new())
     }

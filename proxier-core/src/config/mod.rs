@@ -36,7 +36,7 @@ pub enum Families {
 }
 
 impl Families {
-    /// The families it includes.
+    /// The families that it includes.
     pub fn iter(self) -> impl Iterator<Item = Family> {
         [Family::V4, Family::V6].into_iter().filter(move |family| match self {
             Families::V4 => *family == Family::V4,
@@ -46,7 +46,7 @@ impl Families {
     }
 }
 
-/// Addresses of this host on which node ports are served.
+/// The addresses of this host that serve node ports.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum NodePortAddresses {
     /// All except loopback, IPv6 link-local and those on devices of proxies ([`KernelNames`]). Default. iptables mode
@@ -103,7 +103,7 @@ pub enum Topology {
     AnnotatedHints,
 }
 
-/// Endpoints of external traffic to a Service with `externalTrafficPolicy: Local` on a node without local endpoints.
+/// Endpoints for external traffic to a Service with `externalTrafficPolicy: Local` on a node without local endpoints.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum LocalFallback {
     /// The cluster's endpoints, as in kube-proxy, so that pods on this node can use the address. A client outside then
@@ -116,26 +116,27 @@ pub enum LocalFallback {
 
 /// Settings of compiling and of the modes.
 ///
-/// Fields can be set one by one. [`Config::check`] reads them from a `KubeProxyConfiguration`.
+/// Set fields one by one, or read them from a `KubeProxyConfiguration` with [`Config::check`].
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Families to program. Default both.
+    /// Families to program. Default: both.
     pub families: Families,
     /// The node's primary address of its family, instead of the Node object's (`bindAddress`). Default none.
     pub node_address: Option<IpAddr>,
-    /// Addresses on which node ports are served.
+    /// Addresses that serve node ports.
     pub node_port_addresses: NodePortAddresses,
     /// Whether `spec.externalIPs` of Services are ignored, since anyone who may write a Service can choose them: the
     /// feature gate [`EXTERNAL_IPS_GATE`] is off. Default no.
     pub without_external_ips: bool,
     /// Which topology hints of endpoints are used.
     pub topology: Topology,
-    /// Endpoints of external traffic on nodes without local endpoints.
+    /// Endpoints for external traffic on nodes without local endpoints.
     pub local_fallback: LocalFallback,
     /// Settings of IPVS mode.
     pub ipvs: IpvsConfig,
-    /// Addresses and ports that no virtual server may take. Default: ports of the kubelet and of this proxy on this node.
+    /// Addresses and ports that no virtual server may use. Default: ports of the kubelet and of this proxy on this
+    /// node.
     pub reserved: Reserved,
     /// Whether all traffic to cluster IPs is masqueraded, regardless of its source. Default no.
     pub masquerade_all: bool,
@@ -143,7 +144,7 @@ pub struct Config {
     pub masquerade_bit: MarkBit,
     /// How local pod traffic is detected (`detectLocalMode`). Default: not detected.
     pub local_traffic: LocalTraffic,
-    /// Names of objects in the kernel. Default: kube-proxy's.
+    /// Names of kernel objects. Default: kube-proxy's.
     pub names: KernelNames,
     /// Settings of nf_tables tables.
     pub nftables: NftablesConfig,
@@ -238,7 +239,6 @@ pub fn parse_service_cidr(text: &str) -> Option<Network> {
     parse_network(text).filter(|network| network.prefix_len() > 0)
 }
 
-/// The reason why other texts are rejected.
 const NO_NETWORK: &str = "not a network (ADDRESS/PREFIX); left out";
 
 /// Turns splitting off for a proxy without marks of its own.

@@ -34,7 +34,7 @@ impl std::error::Error for InvalidName {}
 pub struct InterfaceName(Box<str>);
 
 impl InterfaceName {
-    /// The longest name, in bytes (`IFNAMSIZ` less the NUL).
+    /// The longest name in bytes (`IFNAMSIZ` without the NUL).
     pub const MAX_LEN: usize = 15;
 
     /// Checks a name. `None` if it is invalid for a device, or a wildcard in iptables.
@@ -70,7 +70,7 @@ pub struct NamePrefix {
 }
 
 impl NamePrefix {
-    /// The longest prefix, in bytes.
+    /// The longest prefix in bytes.
     pub const MAX_LEN: usize = 6;
     /// kube-proxy's.
     pub const KUBE: NamePrefix = NamePrefix { bytes: *b"KUBE-\0" };

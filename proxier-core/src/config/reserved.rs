@@ -1,4 +1,4 @@
-//! Addresses and ports that the node itself needs.
+//! Addresses and ports that the node needs itself.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -17,11 +17,11 @@ pub enum User {
     ApiServer,
     /// An API server, from the endpoints of `default/kubernetes`.
     ApiServerEndpoint,
-    /// A gateway of this node's default routes.
+    /// A gateway of the node's default routes.
     Gateway,
-    /// A name server of this node.
+    /// A name server that the node uses.
     NameServer,
-    /// The kubelet of this node.
+    /// The node's kubelet.
     Kubelet,
     /// This program's health checks.
     Health,
@@ -29,7 +29,7 @@ pub enum User {
     Metrics,
     /// Another Node of the cluster, by name.
     Node(Box<str>),
-    /// Another user, by name.
+    /// Another user, with its name.
     Other(Box<str>),
 }
 
@@ -61,12 +61,12 @@ pub struct ReservedPort {
 }
 
 impl ReservedPort {
-    /// TCP at one address.
+    /// Reserves a TCP port at one address.
     pub fn tcp(address: IpAddr, port: u16) -> Self {
         ReservedPort { address: Some(address.to_canonical()), protocol: Protocol::Tcp, port }
     }
 
-    /// TCP at every address of this node.
+    /// Reserves a TCP port at every address of this node.
     pub fn tcp_here(port: u16) -> Self {
         ReservedPort { address: None, protocol: Protocol::Tcp, port }
     }
@@ -82,12 +82,12 @@ pub struct Neighbour {
 }
 
 impl Neighbour {
-    /// A host with this address.
+    /// Creates a host with this address.
     pub fn new(address: IpAddr) -> Self {
         Neighbour { address: address.to_canonical(), tcp_port: None }
     }
 
-    /// A host that answers on this TCP port.
+    /// Creates a host that answers on this TCP port.
     pub fn tcp(address: IpAddr, port: u16) -> Self {
         Neighbour { address: address.to_canonical(), tcp_port: Some(port) }
     }
@@ -145,7 +145,7 @@ impl Reserved {
     /// The default port of kube-proxy's metrics (`metricsBindAddress`).
     pub const METRICS: u16 = 10249;
 
-    /// No reservations.
+    /// Creates a value without reservations.
     pub fn none() -> Self {
         Reserved {
             places: BTreeMap::new(),
@@ -182,7 +182,7 @@ impl Reserved {
         self.allowed.insert(address.to_canonical());
     }
 
-    /// The neighbours, by kind.
+    /// All neighbours with their kinds.
     pub fn neighbours(&self) -> impl Iterator<Item = (&User, &Neighbour)> {
         self.neighbours.iter().flat_map(|(user, all)| all.iter().map(move |neighbour| (user, neighbour)))
     }
@@ -192,8 +192,8 @@ impl Reserved {
         self.places.insert(place, user);
     }
 
-    /// Frees an address and port. Returns for whom it was reserved. One that is reserved on every address of the node
-    /// can only be freed as a whole.
+    /// Frees an address and port. Returns who had reserved it. A port that is reserved on every address of the node can
+    /// only be freed as a whole.
     pub fn allow(&mut self, place: &ReservedPort) -> Option<User> {
         self.places.remove(place)
     }

@@ -22,12 +22,12 @@ pub struct Flow {
 }
 
 impl Flow {
-    /// A UDP flow.
+    /// Creates a UDP flow.
     pub fn udp(client: SocketAddr, destination: SocketAddr, endpoint: SocketAddr) -> Self {
         Flow { protocol: Protocol::Udp, client, destination, endpoint }
     }
 
-    /// A connection of TCP.
+    /// Creates a TCP connection.
     pub fn tcp(client: SocketAddr, destination: SocketAddr, endpoint: SocketAddr) -> Self {
         Flow { protocol: Protocol::Tcp, client, destination, endpoint }
     }

@@ -50,7 +50,7 @@ calls! {
     relays: RelaysConfigure => RelaysServe;
 }
 
-/// Time of a fault, counted from when it was set.
+/// When a fault happens, counted from when it was set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nth {
     Call(u64),
@@ -58,7 +58,7 @@ enum Nth {
     Every,
 }
 
-/// An arranged failure.
+/// An injected failure.
 #[derive(Clone, Debug, PartialEq)]
 #[must_use = "it does nothing until it is given to FakeKernel::fail"]
 #[doc(hidden)]
@@ -89,7 +89,7 @@ impl Fault {
         self
     }
 
-    /// Every call, until [`FakeKernel::clear_faults`](super::FakeKernel::clear_faults).
+    /// Fails every call, until [`FakeKernel::clear_faults`](super::FakeKernel::clear_faults).
     pub fn every(mut self) -> Self {
         self.nth = Nth::Every;
         self
@@ -117,7 +117,7 @@ pub struct Writes {
     pub ipvs: u64,
     /// Entries added and deleted, sets created, replaced and destroyed.
     pub sets: u64,
-    /// Tables of transactions.
+    /// Tables in transactions.
     pub rules: u64,
     /// Addresses bound and unbound, devices created and deleted.
     pub links: u64,
@@ -125,7 +125,7 @@ pub struct Writes {
     pub sysctls: u64,
     /// Calls that search for flows to forget.
     pub conntrack: u64,
-    /// Transactions of nf_tables.
+    /// nf_tables transactions.
     pub tables: u64,
     /// Local routes added and deleted.
     pub routes: u64,
@@ -142,18 +142,18 @@ impl Writes {
     }
 }
 
-/// Fate of one call.
+/// The outcome of one call.
 #[derive(Debug, PartialEq)]
 pub(super) enum Verdict {
     /// The kernel decides.
     Plain,
-    /// Fails as a whole; `true` if it still takes effect.
+    /// Fails as a whole; `true` if it takes effect anyway.
     Fail(PortError, bool),
     /// Some items fail.
     Items(Vec<Fate>),
 }
 
-/// Fate of one item.
+/// The outcome of one item.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
     Plain,
@@ -169,7 +169,7 @@ pub(super) struct Control {
     faults: Vec<Fault>,
     /// Operations to refuse, and the error.
     pub(super) objection: Option<(Objection, PortErrorKind)>,
-    /// Writes left until the process dies.
+    /// Writes until the process dies.
     left: Option<u64>,
     crashed: bool,
     pub(super) writes: Writes,

@@ -19,7 +19,6 @@ pub(super) type MakeHost = Arc<dyn Fn() -> FakeHost + Send + Sync>;
 struct Inner {
     make: MakeHost,
     host: FakeHost,
-    /// Sets that `host` knows.
     known: BTreeSet<String>,
     /// Number of rules that refer to each set, as last reported to `sets`.
     references: BTreeMap<String, u32>,
@@ -61,7 +60,7 @@ impl Host {
         self.inner.lock().generation
     }
 
-    /// The rules of both families and back ends that have any.
+    /// The rules of both families and back ends, where there are any.
     pub(super) fn dump(&self) -> BTreeMap<(Family, Backend), String> {
         let inner = self.inner.lock();
         let mut dump = BTreeMap::new();
@@ -74,7 +73,7 @@ impl Host {
         dump
     }
 
-    /// Lets a test change the rules, and records afterwards which sets they refer to.
+    /// Lets a test change the rules, then records which sets they refer to.
     pub(super) fn with<T>(&self, change: impl FnOnce(&FakeHost) -> T) -> T {
         let mut inner = self.inner.lock();
         let answer = change(&inner.host);
@@ -168,7 +167,7 @@ impl Runner for Host {
             return inner.host.run(invocation);
         }
         inner.learn_sets()?;
-        // Each table is one write: a process that dies between two has written the first.
+        // Each table is one write, so a process may die with only the first one written.
         let mut allowed = invocation.clone();
         allowed.stdin = String::new();
         let mut died = false;

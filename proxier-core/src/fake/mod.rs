@@ -68,13 +68,13 @@ pub use control::{Call, Fault, Objection, Writes};
 pub struct KernelState {
     /// Virtual and real servers in the format of `ipvsadm --save --numeric`, sorted by key; empty without IPVS.
     pub ipvs: String,
-    /// Sets by name: how each was created, and its entries, in the format of `ipset save`.
+    /// Sets by name: the command that creates each, and its entries, in the format of `ipset save`.
     pub sets: BTreeMap<String, (String, BTreeSet<String>)>,
     /// Rules by family and back end, in the format of `iptables-save`.
     pub rules: BTreeMap<(Family, Backend), String>,
-    /// Tables of nf_tables by family and name, as `nft list table` prints them.
+    /// nf_tables tables by family and name, as `nft list table` prints them.
     pub tables: BTreeMap<String, String>,
-    /// Addresses by device, in the order they were added.
+    /// Addresses by device, in the order in which they were added.
     pub devices: BTreeMap<String, Vec<IpAddr>>,
     /// Values below `/proc/sys`.
     pub sysctls: BTreeMap<String, String>,
@@ -103,7 +103,6 @@ struct Parts {
     control: Shared<Control>,
 }
 
-/// Tables of nf_tables.
 #[derive(Clone, Debug, Default)]
 struct FakeTables(FakeNftables);
 
@@ -125,7 +124,7 @@ impl FakeTables {
 /// When virtual servers last changed, so that an earlier read can be reused.
 #[derive(Debug, Default)]
 struct LastChange {
-    /// Changes with every write of a port, and whenever a test accesses the table.
+    /// Incremented by every write of a port, and whenever a test accesses the table.
     generation: u64,
     /// Messages that the kernel must have handled before a read is reused, since a test may have injected something for
     /// one of them.
@@ -191,7 +190,7 @@ impl FakeKernel {
         FakeKernel { ports: FakePorts::new(&parts), parts }
     }
 
-    /// Ports for a pass.
+    /// Lends the ports to a pass.
     pub fn ports(&mut self) -> Ports<'_> {
         self.ports.lend()
     }
@@ -229,7 +228,7 @@ impl FakeKernel {
         self.parts.control.lock().writes
     }
 
-    /// Arranges a failure.
+    /// Injects a failure.
     #[doc(hidden)]
     pub fn fail(&self, fault: Fault) {
         self.parts.control.lock().add(fault);
@@ -349,7 +348,7 @@ impl FakeKernel {
         }
     }
 
-    /// Whether dummy devices can be created.
+    /// Sets whether dummy devices can be created.
     #[doc(hidden)]
     pub fn set_dummy_present(&self, present: bool) {
         self.parts.links.lock().has_dummy = present;
@@ -417,7 +416,7 @@ impl FakeKernel {
         };
     }
 
-    /// Tracks a connection.
+    /// Adds a tracked connection.
     pub fn add_flow(&self, flow: Flow) {
         self.parts.flows.lock().insert(flow);
     }

@@ -19,7 +19,7 @@ pub(super) struct WriteCounts {
 }
 
 impl WriteCounts {
-    /// Changes whenever the set of this name may have changed.
+    /// Changes whenever the set with this name may have changed.
     pub(super) fn generation(&self, name: &str) -> (u64, u64) {
         (self.all, self.by_name.get(name).copied().unwrap_or_default())
     }
@@ -65,12 +65,12 @@ pub(super) struct RecordingSocket<T> {
 }
 
 impl<T> RecordingSocket<T> {
-    /// A socket of a test.
+    /// Creates a socket for a test.
     pub(super) fn new(inner: T, written: Shared<WriteCounts>) -> Self {
         RecordingSocket { inner, written, mortal: None }
     }
 
-    /// A socket of the process under test.
+    /// Creates a socket for the process under test.
     pub(super) fn mortal(
         inner: T,
         written: Shared<WriteCounts>,

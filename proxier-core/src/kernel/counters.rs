@@ -22,9 +22,7 @@ attrs! {
     /// A counter.
     "NFACCT_",
     pub enum CounterAttr<'a> {
-        /// Its name.
         NAME = 1 => Name(NulStr<'a>),
-        /// Packets.
         PKTS = 2 => Packets(Be64),
     }
 }

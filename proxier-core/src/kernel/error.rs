@@ -23,7 +23,7 @@ pub(crate) fn errno_kind(errno: i32) -> PortErrorKind {
     }
 }
 
-/// The kind of the failed system call among an error's causes.
+/// The kind of the failed system call among the causes of an error.
 pub(crate) fn io_kind(error: &(dyn StdError + 'static)) -> PortErrorKind {
     let mut below = Some(error);
     while let Some(error) = below {
@@ -72,7 +72,7 @@ pub(crate) fn batch(
     report.failures.into_iter().filter_map(failure).collect()
 }
 
-/// Sent, but the answer was lost.
+/// The error of a request that was sent and whose answer was lost.
 pub(crate) fn unknown(doing: impl Display) -> PortError {
     PortError::new(PortErrorKind::Unknown, format!("{doing}: its answer was lost; read the state again"))
 }

@@ -7,7 +7,7 @@ use super::error::{all, io_kind, skipped, unknown};
 use super::lazy::Lazy;
 use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind};
 
-/// The port over a client.
+/// Writes virtual and real servers through [`ipvs::Client`].
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct IpvsPort {

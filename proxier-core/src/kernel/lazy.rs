@@ -29,7 +29,6 @@ impl<C, E> Lazy<C, E> {
         Ok(self.client.insert(client))
     }
 
-    /// Drops the client; the next call opens another.
     pub(crate) fn close(&mut self) {
         self.client = None;
     }
@@ -49,7 +48,7 @@ impl<C, E> Lazy<C, E> {
 }
 
 impl Lazy<Connection, Error> {
-    /// Asks over the connection.
+    /// Makes a call over the connection.
     pub(crate) fn call<T>(
         &mut self,
         doing: impl fmt::Display,

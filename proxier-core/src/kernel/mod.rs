@@ -3,10 +3,10 @@
 //! [`KernelPorts`] has one of each:
 //! * [`IpvsPort`] over `ipvs`, [`SetsPort`] over `ipset`, [`RulesPort`] over `iptables`;
 //! * [`LinksPort`], devices and addresses over rtnetlink, with many addresses per send;
-//! * [`SysctlsPort`], files below `/proc/sys`;
+//! * [`SysctlsPort`]: files below `/proc/sys`;
 //! * [`TablesPort`] over `nftables`;
-//! * [`ConntrackPort`], tracked connections over nfnetlink;
-//! * [`RoutesPort`], networks that are local as a whole, over rtnetlink;
+//! * [`ConntrackPort`]: tracked connections over nfnetlink;
+//! * [`RoutesPort`]: networks that are local as a whole, over rtnetlink;
 //! * [`RelaysPort`], listeners of this process, on threads that it starts at first use.
 //!
 //! Errors become [`PortErrorKind`](crate::ports::PortErrorKind)s by the kinds that the clients report, not by their
@@ -136,7 +136,7 @@ impl Default for Options {
     }
 }
 
-/// The ports over the running kernel, in the network namespace of the thread that uses them.
+/// The ports to the running kernel, in the network namespace of the thread that uses them.
 ///
 /// Sockets stay in the namespace in which they were opened; programs, and files below `/proc/sys/net`, use the calling
 /// thread's. Threads that share one value must therefore share a namespace, as threads of a process do by default. For
@@ -157,7 +157,7 @@ pub struct KernelPorts {
 }
 
 impl KernelPorts {
-    /// Ports of the calling thread's network namespace.
+    /// Opens the ports in the calling thread's network namespace.
     ///
     /// Only opens rtnetlink at once, which every kernel has. If anything else is missing (a module, a family, a
     /// program), the calls that need it report [`PortErrorKind::Unavailable`](crate::ports::PortErrorKind::Unavailable)
@@ -181,7 +181,7 @@ impl KernelPorts {
         })
     }
 
-    /// Ports for a pass.
+    /// Lends the ports to a pass.
     pub fn ports(&mut self) -> Ports<'_> {
         Ports {
             ipvs: &mut self.ipvs,
@@ -207,7 +207,7 @@ impl KernelPorts {
         self.relays.set_elsewhere(listening);
     }
 
-    /// The back end of iptables in use, once rules were read or written.
+    /// The iptables back end in use, once rules were read or written.
     pub fn iptables_backend(&self) -> Option<Backend> {
         self.rules.backend()
     }

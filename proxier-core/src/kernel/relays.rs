@@ -19,7 +19,7 @@ pub struct RelaysPort {
 }
 
 impl RelaysPort {
-    /// Starts nothing yet.
+    /// Creates a port that starts nothing yet.
     pub fn new() -> Self {
         Self::default()
     }

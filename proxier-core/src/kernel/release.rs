@@ -3,7 +3,6 @@
 use std::thread;
 use std::time::Duration;
 
-/// Pause between two attempts.
 const PAUSE: Duration = Duration::from_millis(10);
 
 /// Repeats an attempt while the object is in use, with at most this many pauses; returns the last outcome. The kernel

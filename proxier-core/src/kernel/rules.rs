@@ -16,7 +16,7 @@ use crate::net::Family;
 use crate::parallel;
 use crate::ports::{PortError, PortErrorKind, Rules, Tables as _};
 
-/// The port over the programs of both families.
+/// Reads and writes rules with the iptables programs of both families.
 ///
 /// Finds the programs at first use. If those of one family are missing, calls for the other still work. Both use the
 /// same back end: the one that the host uses.
@@ -67,7 +67,7 @@ fn kind_of(error: &Error) -> PortErrorKind {
 }
 
 impl<R: Runner + Clone + Sync> RulesPort<R> {
-    /// A port over the programs that this runner finds.
+    /// Creates a port that uses the programs found by this runner.
     pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
         let tables = TablesPort::new(nftables::Client::open);
         let (listed, counters) = (BTreeMap::new(), PacketCounters::new());
@@ -232,7 +232,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 
     fn dump_of(&mut self, backend: Backend, family: Family) -> Result<Dump, PortError> {
-        // The program would load the tables' modules.
+        // The program would load the modules of the tables.
         if backend == Backend::Legacy && self.runner.has_legacy_tables(family.into()) == Some(false) {
             return Ok(Dump::default());
         }

@@ -13,12 +13,12 @@ use super::lazy::Lazy;
 use super::release::until_released;
 use crate::ports::{ItemFailure, ItemFailures, NamedSet, PortError, PortErrorKind, Sets};
 
-/// The port over a client.
+/// Manages sets through [`ipset::Client`].
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct SetsPort {
     client: Lazy<Client, Error>,
-    /// Pauses for the next set that is in use.
+    /// Number of pauses for the next set that is in use.
     pauses: u32,
 }
 
@@ -137,7 +137,7 @@ impl SetsPort {
         }
     }
 
-    /// Builds a set under another name, and renames it when it is complete.
+    /// Builds a set under another name, and renames it once complete.
     fn create_filled(&mut self, wanted: &SetSpec, entries: &[Entry]) -> Result<(), PortError> {
         let mut shadow = wanted.clone();
         let stem = wanted.name.as_str();

@@ -68,7 +68,7 @@ impl TableMonitor {
         Ok(TableMonitor { events, table, is_touched: false })
     }
 
-    /// Writes since the last call. Does not wait.
+    /// Returns the writes since the last call, without waiting.
     ///
     /// # Errors
     /// If the socket failed: open another one, and assume a change.

@@ -9,7 +9,7 @@ use super::error::io_kind;
 use super::lazy::Lazy;
 use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
 
-/// The port over a client.
+/// Manages tables through [`nftables::Client`].
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct TablesPort {

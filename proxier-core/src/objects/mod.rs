@@ -121,13 +121,13 @@ objects! {
         internal_traffic_policy: Option<String>,
         /// Port on which the node reports whether it has local endpoints.
         health_check_node_port: Option<i64>,
-        /// Networks that may use the load balancer's addresses; empty: all.
+        /// Networks that may use the load balancer's addresses; empty means all.
         load_balancer_source_ranges: Vec<String>,
     }
 
     /// A port of a Service.
     ServicePortObject {
-        /// Name; may be empty when it is the only one.
+        /// Name; may be empty if it is the only port.
         name: Option<String>,
         /// `TCP` (also when absent), `UDP`, `SCTP`.
         protocol: Option<String>,
@@ -246,7 +246,7 @@ objects! {
         /// Networks of its pods.
         #[serde(rename = "podCIDRs")]
         pod_cidrs: Vec<String>,
-        /// The first of them.
+        /// The first network of its pods.
         #[serde(rename = "podCIDR")]
         pod_cidr: Option<String>,
     }
@@ -272,7 +272,7 @@ objects! {
         #[doc(hidden)]
         bind_address: String,
         /// Addresses that serve node ports: networks, `primary` (the node's primary addresses), `localhost` and `all`
-        /// (addresses) in any combination; empty: `all`.
+        /// in any combination; empty: `all`.
         #[doc(hidden)]
         node_port_addresses: Vec<String>,
         /// Networks of the cluster's pods: one, or one of each family separated by a comma.
@@ -283,10 +283,10 @@ objects! {
         /// `InterfaceNamePrefix`.
         #[doc(hidden)]
         detect_local_mode: Option<String>,
-        /// Names for the last two of these.
+        /// Names for the last two.
         #[doc(hidden)]
         detect_local: DetectLocalObject,
-        /// Feature gates: `AllowServiceExternalIPs` counts.
+        /// Feature gates. Only `AllowServiceExternalIPs` has an effect.
         #[doc(hidden)]
         feature_gates: BTreeMap<String, bool>,
         /// Settings of iptables mode. IPVS mode also uses those of masquerading.
@@ -337,7 +337,7 @@ objects! {
     NftablesConfigObject {
         /// Whether connections are counted: see [`NftablesConfig`](crate::config::NftablesConfig). Not in kube-proxy.
         count_connections: bool,
-        /// Whether tables belong to this process: see [`NftablesConfig`](crate::config::NftablesConfig). Not in
+        /// Whether this process owns its tables: see [`NftablesConfig`](crate::config::NftablesConfig). Not in
         /// kube-proxy.
         own_tables: bool,
     }

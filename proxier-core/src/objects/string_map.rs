@@ -11,7 +11,7 @@ use serde::ser::{Serialize, Serializer};
 pub struct StringMap(Vec<(String, String)>);
 
 impl StringMap {
-    /// The value of this name; `None` if there is none.
+    /// The value with this name, or `None`.
     pub fn get(&self, name: &str) -> Option<&str> {
         let found = self.place_of(name).ok()?;
         self.0.get(found).map(|(_, value)| value.as_str())
@@ -38,7 +38,7 @@ impl StringMap {
         self.0.shrink_to_fit();
     }
 
-    /// Names and values, by name.
+    /// Names and values, sorted by name.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (&str, &str)> {
         self.0.iter().map(|(name, value)| (name.as_str(), value.as_str()))
     }

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 use super::PortError;
 use crate::net::{ByFamily, Family, Protocol};
 
-/// Flows to forget, by destination of the client's packets.
+/// Flows to forget, by destination of the client's packets, with the endpoints whose flows continue.
 ///
 /// A flow is forgotten if its original destination is one of the keys, with the given protocol, and its endpoint is not
 /// among the value's addresses.
@@ -16,12 +16,12 @@ pub type UdpServices = BTreeMap<SocketAddr, BTreeSet<SocketAddr>>;
 pub type Flows = ByFamily<usize>;
 
 impl Flows {
-    /// Number of both families together.
+    /// The number of both families together.
     pub fn total(self) -> usize {
         self.v4.saturating_add(self.v6)
     }
 
-    /// Adds these.
+    /// Adds these numbers.
     pub fn add(&mut self, more: Flows) {
         self.v4 = self.v4.saturating_add(more.v4);
         self.v6 = self.v6.saturating_add(more.v6);
@@ -41,6 +41,6 @@ pub trait Conntrack {
     /// The addresses and ports with UDP flows that [`forget_flows`](Conntrack::forget_flows) would delete. Read-only.
     ///
     /// # Errors
-    /// As there.
+    /// As [`forget_flows`](Conntrack::forget_flows).
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError>;
 }

@@ -58,12 +58,12 @@ pub struct PortError {
 }
 
 impl PortError {
-    /// An error of a kind. The message says what failed, on what, why, and what to do.
+    /// Creates an error. The message contains what failed, on what, why, and what to do.
     pub fn new(kind: PortErrorKind, message: impl fmt::Display) -> Self {
         PortError { kind, message: message.to_string().into() }
     }
 
-    /// An error of a client with its causes, on one line.
+    /// Creates an error from a client's error and its causes, on one line.
     pub fn from_error(kind: PortErrorKind, error: &(dyn std::error::Error + 'static)) -> Self {
         let mut message = error.to_string();
         let mut source = error.source();

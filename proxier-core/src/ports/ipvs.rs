@@ -50,6 +50,6 @@ pub trait Ipvs {
     /// Changes timeouts.
     ///
     /// # Errors
-    /// When the kernel refused.
+    /// If the kernel refused.
     fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError>;
 }

@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::{ItemFailures, PortError};
 use crate::snapshot::HostAddresses;
 
-/// The dummy device, and the addresses and gateways of this host.
+/// The dummy device, and this host's addresses and gateways.
 pub trait Links {
     /// Whether the dummy device exists.
     ///

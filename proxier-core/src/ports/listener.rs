@@ -61,7 +61,7 @@ impl Listener {
         }
     }
 
-    /// Sets these endpoints for all clients, in any order.
+    /// Sets these endpoints, in any order, for all clients.
     #[must_use]
     pub fn with_endpoints(mut self, endpoints: impl IntoIterator<Item = EndpointKey>) -> Self {
         let sorted: BTreeSet<EndpointKey> = endpoints.into_iter().collect();
@@ -99,7 +99,7 @@ impl Listener {
     /// The endpoints for a client, sorted; not empty.
     ///
     /// # Errors
-    /// Why there are none.
+    /// The reason why there are none.
     pub(crate) fn endpoints_for(&self, client: IpAddr, settings: &Settings) -> Result<&[EndpointKey], Turned> {
         let list = if settings.is_inside(client, self.key.address) { &self.inside } else { &self.outside };
         if !self.has_endpoints {

@@ -97,7 +97,7 @@ pub struct Ports<'a> {
     pub conntrack: &'a mut dyn Conntrack,
     /// Networks that are local as a whole.
     pub routes: &'a mut dyn LocalNetworks,
-    /// Listening within this process.
+    /// Listeners in this process.
     pub relays: &'a mut dyn Relays,
 }
 

@@ -34,7 +34,7 @@ macro_rules! sets {
         }
 
         impl SetKind {
-            /// Kinds that are ipsets, in the order of this type.
+            /// The kinds that are ipsets, in the order of this type.
             pub const ALL: [SetKind; 18] = [$(SetKind::$kind),*];
 
             /// Kinds in an nf_tables table, in the order of this type.
@@ -83,7 +83,7 @@ macro_rules! sets {
                 }
             }
 
-            /// Name after the prefix.
+            /// The name without the prefix.
             fn stem(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $stem,)*
@@ -94,7 +94,7 @@ macro_rules! sets {
                 }
             }
 
-            /// Name in a table of nf_tables.
+            /// The name in an nf_tables table.
             pub(crate) fn nft_name(self) -> String {
                 self.stem().to_ascii_lowercase()
             }
@@ -102,7 +102,7 @@ macro_rules! sets {
     };
 }
 
-// Each with its name after the prefix.
+// Each with its name without the prefix.
 sets! {
     /// Endpoints on this node with themselves as source: hairpin traffic, which must be masqueraded.
     LoopBack = "LOOP-BACK", HashIpPortIp,
@@ -160,10 +160,10 @@ sets! {
     IpvsIps = "IPVS-IPS", HashIp, "Addresses on the ipvs interface";
 }
 
-/// Kind and family of a set. [`NamedSet`] adds its owner, and so its name.
+/// Kind and family of a set. [`NamedSet`] adds its owner, and thereby its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct SetKey {
-    /// Family of its addresses; the port bitmaps are kept for each family too.
+    /// Family of its addresses. Port bitmaps also exist for each family.
     pub family: Family,
     /// Kind of set.
     pub kind: SetKind,
@@ -180,7 +180,7 @@ impl SetKey {
         SetKind::ALL.into_iter().map(move |kind| SetKey { family, kind })
     }
 
-    /// The sets of a family in a table of nf_tables.
+    /// The sets of a family in an nf_tables table.
     pub(crate) fn all_of_nft(family: Family) -> impl Iterator<Item = SetKey> {
         SetKind::ALL_OF_NFT.into_iter().map(move |kind| SetKey { family, kind })
     }
@@ -222,7 +222,7 @@ impl NamedSet {
     /// Parameters to create it: kube-proxy's, with 1,024 buckets and at most 65,536 entries; bitmaps for all ports.
     ///
     /// # Errors
-    /// None in practice: the name of every set fits, with every prefix.
+    /// None in practice: the name of every set fits with every prefix.
     pub fn spec(&self) -> Result<SetSpec, InvalidValue> {
         let set_type = self.key.kind.set_type();
         let mut spec = SetSpec::new(self.name().parse()?, set_type);
@@ -243,7 +243,7 @@ const LEAST_ROOM: u32 = 65_536;
 const LEAST_BUCKETS: u32 = 1024;
 
 impl NamedSet {
-    /// Parameters to create the set with room for this many entries.
+    /// Parameters to create the set with capacity for this many entries.
     pub(crate) fn spec_for(self, room: usize) -> Result<SetSpec, PortError> {
         let mut spec = self.spec().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
         if spec.set_type.is_hash() {
@@ -263,7 +263,7 @@ impl fmt::Display for NamedSet {
     }
 }
 
-/// The Frontend and the mark that an entry of [`SetKind::SplitMark`] records.
+/// The Frontend and mark that an entry of [`SetKind::SplitMark`] records.
 pub(crate) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
     let Element::IpPortIp(host, ports, mark) = element else { return None };
     let IpAddr::V4(mark) = mark.first() else { return None };

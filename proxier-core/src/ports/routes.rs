@@ -14,12 +14,12 @@ use crate::net::Network;
 pub enum RouteOwner {
     /// Userspace mode.
     Userspace,
-    /// IPVS mode, where it binds addresses by routes.
+    /// IPVS mode, when it binds addresses with routes.
     Ipvs,
 }
 
 impl RouteOwner {
-    /// Both.
+    /// Both owners.
     pub const ALL: [RouteOwner; 2] = [RouteOwner::Userspace, RouteOwner::Ipvs];
 
     /// The number: 118 or 119, which no program registered in iproute2's `rt_protos` has. As a metric it distinguishes
@@ -45,7 +45,7 @@ pub struct LocalRoute {
 }
 
 impl LocalRoute {
-    /// A route without a source.
+    /// Creates a route without a source.
     pub fn new(network: Network) -> Self {
         LocalRoute { network: network.trunc(), source: None }
     }

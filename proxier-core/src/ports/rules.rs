@@ -10,7 +10,7 @@ use crate::net::Family;
 
 /// Rules of both families, over iptables-save and iptables-restore.
 pub trait Rules {
-    /// Whether the program masquerades with random ports (`--random-fully`).
+    /// Whether the program can masquerade with random ports (`--random-fully`).
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) if this family has no program.
@@ -78,7 +78,6 @@ pub trait Rules {
 
     /// Limits how long a restore waits for the lock of iptables. By default unchanged.
     fn set_lock_wait(&mut self, wait: Duration) {
-        // Ports without a lock do not wait.
         let _ = wait;
     }
 

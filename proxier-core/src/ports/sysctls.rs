@@ -25,7 +25,7 @@ pub trait Sysctls {
     /// Whether it can be written. Some values belong to the whole host and are read-only in a network namespace.
     fn can_set(&mut self, path: &str) -> bool;
 
-    /// Writes one.
+    /// Writes a value.
     ///
     /// # Errors
     /// [`NotFound`](super::PortErrorKind::NotFound), [`Permission`](super::PortErrorKind::Permission).

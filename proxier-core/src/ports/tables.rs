@@ -7,13 +7,13 @@ use super::PortError;
 /// A transaction that the kernel refused as a whole.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NotCommitted {
-    /// Error of the kernel.
+    /// The kernel's error.
     pub error: PortError,
     /// Index of the refused operation, from 0, and of its element if the kernel reported one.
     pub refused: Option<(usize, Option<usize>)>,
 }
 
-/// Tables of nf_tables.
+/// nf_tables tables.
 pub trait Tables {
     /// The generation of the rule set, which grows with every change by any program.
     ///

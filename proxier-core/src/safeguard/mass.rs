@@ -1,4 +1,4 @@
-//! The safeguard against losing much at once.
+//! The safeguard against mass removal.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -59,7 +59,7 @@ pub struct Stopped {
     /// Number of those that may belong to unreadable objects.
     pub unreadable: usize,
     held: BTreeSet<FrontendKey>,
-    /// Held Frontends that only the kernel has.
+    /// Held Frontends that exist only in the kernel.
     inherited: BTreeSet<FrontendKey>,
 }
 
@@ -88,7 +88,7 @@ impl fmt::Display for Stopped {
 }
 
 impl Stopped {
-    /// Whether this is too much by these settings, by default more than half.
+    /// Whether this exceeds the limits, by default more than half.
     pub(crate) fn is_most(&self, settings: &MassRemoval) -> bool {
         let left = self.of.saturating_sub(self.would_lose);
         self.would_lose > left || settings.is_too_much(self.would_lose, self.of, left)
@@ -182,7 +182,7 @@ pub struct Safeguard {
 }
 
 impl Safeguard {
-    /// Holds nothing back yet.
+    /// Creates a safeguard that holds nothing back.
     pub fn new(settings: MassRemoval) -> Self {
         Safeguard { settings, ..Safeguard::default() }
     }
@@ -253,7 +253,7 @@ impl Safeguard {
         count
     }
 
-    /// The Frontends that are held back, and since when.
+    /// The Frontends that are held back, each with its start.
     pub fn held(&self) -> impl Iterator<Item = (FrontendKey, Moment)> {
         let lost = self.lost.held();
         let unreadable = self.unreadable.iter().filter(|(key, _)| !lost.contains_key(key));
@@ -363,9 +363,8 @@ impl Safeguard {
 
 /// Objects that could never be read.
 struct Unreadable<'a> {
-    /// Whether there is a Service among them.
     service: bool,
-    /// The Services of slices; `None`: any Service.
+    /// The Services of slices; `None` stands for any Service.
     slices: BTreeSet<Option<&'a ObjectKey>>,
 }
 

@@ -1,4 +1,4 @@
-//! Objects that are missing from a list although no event reported their deletion.
+//! Objects that a list lacks although no event reported their deletion.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -10,26 +10,25 @@ use crate::service::{Frontend, NodeFacts, Roles, compile};
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
 use crate::time::Moment;
 
-/// A Service or an EndpointSlice.
 pub(super) type Object = (ObjectKind, ObjectKey);
 
 /// Services and EndpointSlices that are missing from a list. The [`Store`] keeps them until they are judged, and longer
 /// while they are in doubt, so they are served as if they existed and follow other changes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct MissingObjects {
-    /// Objects that are not judged yet.
+    /// Not judged yet.
     new: BTreeSet<Object>,
-    /// Doubted, and since when.
+    /// In doubt, each with its start.
     doubted: BTreeMap<Object, Moment>,
-    /// Confirmed: the next pass deletes them.
+    /// Confirmed; the next pass deletes them.
     meant: BTreeSet<Object>,
     /// Kinds that are being listed again: missing objects may be in the rest of the list.
     listing: BTreeSet<ObjectKind>,
-    /// Frontends that exist, or have endpoints, only because of doubted objects, and since when.
+    /// Frontends that exist, or have endpoints, only because of objects in doubt, each with its start.
     held: BTreeMap<FrontendKey, Moment>,
 }
 
-/// Frontends and endpoints lost if objects are removed.
+/// What is lost if objects are removed.
 #[derive(Default)]
 struct Loss {
     /// Frontends that would be removed or lose their last endpoint.
@@ -64,7 +63,6 @@ impl MissingObjects {
         };
     }
 
-    /// Whether an object is missing.
     pub(super) fn is_lost(&self, object: &Object) -> bool {
         self.new.contains(object) || self.meant.contains(object) || self.doubted.contains_key(object)
     }
@@ -75,7 +73,7 @@ impl MissingObjects {
         self.held.clear();
     }
 
-    /// Frontends that are held back, and since when.
+    /// The Frontends that are held back, each with its start.
     pub(super) fn held(&self) -> &BTreeMap<FrontendKey, Moment> {
         &self.held
     }
@@ -170,7 +168,7 @@ fn is_served(frontend: &Frontend) -> bool {
     !frontend.endpoints().is_empty()
 }
 
-/// Frontends and endpoints that would be lost with these objects.
+/// The Frontends and endpoints that would be lost with these objects.
 fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &NodeFacts) -> Loss {
     let of_slice = |key: &ObjectKey| store.service_of_slice(key).cloned();
     let services: BTreeSet<ObjectKey> = missing

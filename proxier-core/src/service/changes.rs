@@ -21,7 +21,6 @@ pub struct Changes {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct ServiceBefore {
     pub(crate) ports: Vec<Arc<Port>>,
-    /// Port of the health check.
     pub(crate) health_check: Option<u16>,
 }
 
@@ -83,7 +82,7 @@ impl Changes {
         of_family.map(|((_, service), before)| (service, before))
     }
 
-    /// Whether any are of this family.
+    /// Whether any change is of this family.
     pub(crate) fn is_of(&self, family: Family) -> bool {
         self.frontends.keys().any(|key| key.family() == family) || self.services(family).next().is_some()
     }

@@ -27,7 +27,7 @@ pub struct Desired {
     /// Boxed, since a map allocates room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Compiled>>,
     claims: BTreeMap<FrontendKey, Claims>,
-    /// Services with impossible requests.
+    /// Services with requests that cannot be met.
     refusing: BTreeSet<ObjectKey>,
     /// Frontends without session affinity, since the mode has no room for it.
     pub(crate) without_affinity: BTreeSet<FrontendKey>,
@@ -49,14 +49,13 @@ pub trait FrontendObserver {
     fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>);
 }
 
-/// Ignores all changes.
 impl FrontendObserver for () {
     fn service(&mut self, _: Option<&Compiled>, _: Option<&Compiled>) {}
 
     fn frontend(&mut self, _: Option<&Arc<Frontend>>, _: Option<&Arc<Frontend>>) {}
 }
 
-/// Passes each change to both, the first one first.
+/// Calls both for each change, the first one first.
 impl<A: FrontendObserver, B: FrontendObserver> FrontendObserver for (A, B) {
     fn needs_ports(&self) -> bool {
         self.0.needs_ports() || self.1.needs_ports()
@@ -82,7 +81,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// Sorts the owner first.
+    /// Sort key; the owner sorts first.
     fn rank(&self) -> (u8, CreationTime, &ObjectKey) {
         let strength = [Roles::CLUSTER_IP, Roles::NODE_PORT, Roles::LOAD_BALANCER];
         let weaker = strength.iter().take_while(|role| !self.frontend.roles.contains(**role)).count();
@@ -99,9 +98,9 @@ type Claims = SmallVec<[Claim; 1]>;
 pub struct Conflict<'a> {
     /// Protocol, address and port.
     pub key: FrontendKey,
-    /// The Service that has it.
+    /// The Service that owns it.
     pub owner: &'a ObjectKey,
-    /// The Service that does not get it.
+    /// The Service that is refused.
     pub refused: &'a ObjectKey,
 }
 
@@ -112,7 +111,7 @@ const WORTH_A_THREAD: usize = 1_024;
 const AT_ONCE: usize = 4_096;
 
 impl Desired {
-    /// Empty, without Services.
+    /// Creates an empty value.
     pub fn new() -> Self {
         Self::default()
     }
@@ -235,7 +234,7 @@ impl Desired {
         Some(&self.claims.get(key)?.first()?.frontend)
     }
 
-    /// The Service a Frontend belongs to.
+    /// The Service that owns a Frontend.
     pub fn owner(&self, key: &FrontendKey) -> Option<&ObjectKey> {
         self.claims.get(key)?.first().map(|claim| &claim.service)
     }
@@ -299,7 +298,7 @@ impl Desired {
         self.services.values().map(Box::as_ref)
     }
 
-    /// Compiled form of one Service; `None` if the store did not have it at the last refresh.
+    /// The compiled form of one Service, or `None` if the store did not have it at the last refresh.
     pub fn compiled(&self, service: &ObjectKey) -> Option<&Compiled> {
         self.services.get(service).map(Box::as_ref)
     }

@@ -22,7 +22,7 @@ pub struct EndpointDecision {
 }
 
 impl EndpointDecision {
-    /// Whether new connections may go to it.
+    /// Whether it is ready for new connections.
     pub fn is_ready(&self) -> bool {
         self.flags.contains(EndpointFlags::READY)
     }
@@ -32,7 +32,7 @@ impl EndpointDecision {
         self.flags.contains(EndpointFlags::SERVING)
     }
 
-    /// Whether it is being stopped.
+    /// Whether it is terminating.
     pub fn is_terminating(&self) -> bool {
         self.flags.contains(EndpointFlags::TERMINATING)
     }

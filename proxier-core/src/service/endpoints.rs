@@ -80,7 +80,6 @@ pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, famil
     candidates
 }
 
-/// The endpoints for each kind of traffic to a Service port.
 #[derive(Debug)]
 pub(super) struct Choice {
     /// Endpoints of traffic that may go to any node.
@@ -164,7 +163,6 @@ fn keep<'a, 'b>(ready: &[&'b Candidate<'a>], wanted: impl Fn(&Candidate<'a>) -> 
 
 fn keys<'a, 'b: 'a>(candidates: impl Iterator<Item = &'a Candidate<'b>>) -> Arc<[EndpointKey]> {
     let mut keys = candidates.map(Candidate::key).peekable();
-    // An empty list allocates nothing.
     if keys.peek().is_some() { keys.collect() } else { Arc::default() }
 }
 

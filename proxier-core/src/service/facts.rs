@@ -9,7 +9,7 @@ use crate::config::{Config, LocalTraffic, MayAskFor, NodePortAddresses};
 use crate::net::{Family, Network};
 use crate::snapshot::{HostAddresses, Node};
 
-/// Addresses of a family on which a port is open to all clients that may use node ports.
+/// Addresses of a family on which a port is open to every client that may use node ports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenOn {
     /// All addresses of this host, including future ones.
@@ -19,7 +19,7 @@ pub enum OpenOn {
 }
 
 impl OpenOn {
-    /// Whether it is open nowhere.
+    /// Whether it is open on no address.
     pub fn is_nowhere(&self) -> bool {
         matches!(self, OpenOn::These(addresses) if addresses.is_empty())
     }
@@ -68,7 +68,7 @@ impl NodeFacts {
             .collect();
         let absent: BTreeSet<IpAddr> =
             absent.into_iter().filter(|address| is_reachable(*address) && !on_interfaces.contains(address)).collect();
-        // The first of a family is the primary one.
+        // The first address of each family is the primary one.
         let node_addresses: Vec<IpAddr> = config.node_address.iter().chain(&node.addresses).copied().collect();
         let first_of = |family| node_addresses.iter().copied().find(|address| Family::of(*address) == family);
         let asked = &config.node_port_addresses;
@@ -114,12 +114,12 @@ impl NodeFacts {
         self.node_port_addresses.extend(named.map(|family| family.localhost()));
     }
 
-    /// Whether node ports are served on the loopback address of a family because the configuration names it.
+    /// Whether node ports of a family are served on the loopback address because the configuration names it.
     pub(crate) fn serves_localhost(&self, family: Family) -> bool {
         self.node_port_addresses.contains(&family.localhost())
     }
 
-    /// The weights of nodes other than 1, by name.
+    /// The node weights that differ from 1, by node name.
     pub fn node_weights(&self) -> &BTreeMap<Box<str>, u16> {
         &self.node_weights
     }

@@ -43,7 +43,7 @@ pub struct Frontend {
     pub returns_directly: bool,
     /// Whether an interface of this host, other than the dummy device, has the address.
     pub(crate) on_interface: bool,
-    /// The networks that may connect; `None` for all clients. Load-balancer addresses only.
+    /// The networks that may connect; `None` for all clients. Only for load-balancer addresses.
     pub source_ranges: Option<Arc<[Network]>>,
     /// Whether this node itself is in the source ranges.
     #[doc(hidden)]

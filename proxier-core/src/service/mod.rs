@@ -44,7 +44,7 @@ pub(crate) use trace::{PacketRules, Treatment, trace};
 #[doc(hidden)]
 pub use {changes::Changes, desired::FrontendObserver, indexed::Indexed};
 
-/// The port on which a node tells load balancers whether a Service has endpoints here.
+/// The port on which a node reports to load balancers whether a Service has endpoints here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HealthCheck {
@@ -79,7 +79,6 @@ pub struct NoLocalEndpoints {
 }
 
 impl NoLocalEndpoints {
-    /// Counts a port.
     fn note(&mut self, family: Family, is_internal: bool, is_external: bool) {
         for (counts, is_one) in [(&mut self.internal, is_internal), (&mut self.external, is_external)] {
             let count = counts.of_mut(family);
@@ -88,7 +87,7 @@ impl NoLocalEndpoints {
     }
 }
 
-/// Service compiled for this node.
+/// A Service, compiled for this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Compiled {
@@ -103,16 +102,14 @@ pub struct Compiled {
     pub(crate) ports: Vec<Arc<Port>>,
     /// Numbers of ports without local endpoints, for the metric.
     pub no_local_endpoints: NoLocalEndpoints,
-    /// `None` for most Services.
     extras: Option<Box<Extras>>,
 }
 
-/// Properties that few Services have on a node.
+/// Properties that few Services have; boxed to keep [`Compiled`] small.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Extras {
     /// Its endpoints on this node, in any state: connections that they open to their own Service may return to them.
     pub(crate) hairpins: BTreeSet<(Protocol, EndpointKey)>,
-    /// Health check of the Service.
     health_check: Option<HealthCheck>,
     /// The families in which its health-check port is open on an address of this node.
     pub(crate) health_check_open_in: Vec<Family>,
@@ -144,19 +141,16 @@ impl Compiled {
         }
     }
 
-    /// The same, with these.
     fn with(mut self, extras: Extras) -> Self {
         self.extras = (extras != Extras::NONE).then(|| Box::new(extras));
         self
     }
 
-    /// Properties that few Services have.
     pub(crate) fn extras(&self) -> &Extras {
         static NONE: Extras = Extras::NONE;
         self.extras.as_deref().unwrap_or(&NONE)
     }
 
-    /// Health check of the Service.
     pub(crate) fn health_check(&self) -> Option<HealthCheck> {
         self.extras().health_check
     }
@@ -166,7 +160,6 @@ impl Compiled {
         &self.frontends
     }
 
-    /// The Service's Frontend with this key.
     pub(crate) fn frontend(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
         let place = self.frontends.binary_search_by(|frontend| frontend.key.cmp(key)).ok()?;
         self.frontends.get(place)
@@ -346,7 +339,6 @@ struct Context<'a> {
     service: &'a Service,
     port: &'a ServicePort,
     facts: &'a NodeFacts,
-    /// Settings of load balancing.
     balancing: Option<&'a Arc<Balancing>>,
 }
 

@@ -118,7 +118,6 @@ impl Port {
         }
     }
 
-    /// Whether any node has a usable endpoint.
     pub(crate) fn has_endpoints(&self) -> bool {
         !self.cluster.is_empty() || !self.local.is_empty()
     }

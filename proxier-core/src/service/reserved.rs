@@ -1,4 +1,4 @@
-//! Frontends that are not served because the node itself needs their address or port.
+//! Frontends that are not served because the node needs their address or port itself.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -53,7 +53,7 @@ impl fmt::Display for Rejected {
 }
 
 impl Reserved {
-    /// Whether a Frontend must not be served because its address and port are reserved, and for whom.
+    /// The reservation that forbids to serve a Frontend, if its address and port are reserved.
     pub(crate) fn refuses(&self, key: &FrontendKey, facts: &NodeFacts) -> Option<Rejected> {
         let FrontendKey { protocol, address, port } = *key;
         let at = |address| self.places.get(&ReservedPort { address, protocol, port });

@@ -71,7 +71,7 @@ fn rests(weights: Option<&[(EndpointKey, u16)]>, endpoint: &EndpointKey) -> bool
     weights.is_some_and(|all| all.binary_search(&(*endpoint, 0)).is_ok())
 }
 
-/// The weight of an endpoint; 1 where none is known.
+/// The weight of an endpoint; 1 if not listed.
 pub(super) fn weight_of(known: &[(EndpointKey, u16)], endpoint: &EndpointKey) -> u16 {
     let place = known.binary_search_by(|(of, _)| of.cmp(endpoint)).ok();
     place.and_then(|place| known.get(place)).map_or(1, |(_, weight)| *weight)
@@ -160,7 +160,7 @@ struct Taker {
 
 impl Taker {
     fn new(endpoint: &EndpointKey, size: u32) -> Self {
-        // Other numbers would move the clients of nodes that are updated one by one.
+        // Changing this hash would move clients while nodes are upgraded one by one.
         let name = fnv(endpoint.to_string().bytes());
         let below = |hash: u64, bound: u32| hash.checked_rem(bound.into()).unwrap_or(0);
         let skip = below(mix(name.wrapping_add(0x9e37_79b9_7f4a_7c15)), size.saturating_sub(1)).saturating_add(1);
@@ -175,7 +175,6 @@ impl Taker {
     }
 }
 
-/// FNV-1a.
 fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.fold(0xcbf2_9ce4_8422_2325, step)

@@ -22,7 +22,7 @@ bitflags! {
         const LOCALHOST_NODE_PORTS = 1;
         /// With external policy `Local`, this node and its pods get the endpoints of all nodes.
         const SPLITS_LOCAL = 1 << 1;
-        /// The addresses of Services are this node's own.
+        /// The addresses of Services are local to this node.
         const OWNS_ADDRESSES = 1 << 2;
         /// A remote endpoint that reaches itself is masqueraded too.
         const REMOTE_HAIRPINS = 1 << 3;
@@ -165,17 +165,17 @@ pub struct Reached {
     pub weight: u16,
 }
 
-/// Fate of a packet.
+/// What happens to a packet.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub enum Verdict {
     /// No Service has the destination: the packet continues to it.
     LeftAlone,
-    /// The packet is dropped: the client waits.
+    /// The packet is dropped, and the client waits until it times out.
     Dropped,
     /// The packet is refused: the client is notified at once.
     Rejected,
-    /// The packet goes to one of these; sorted, never empty.
+    /// The packet goes to one of these endpoints; sorted, never empty.
     Endpoints(Vec<Reached>),
 }
 
@@ -209,7 +209,7 @@ impl fmt::Display for Verdict {
 pub struct Trace {
     /// The reasons, one sentence each, in the order in which they apply.
     pub steps: Vec<String>,
-    /// The end.
+    /// The outcome.
     pub verdict: Verdict,
     /// The Service concerned.
     pub service: Option<ObjectKey>,
@@ -331,7 +331,7 @@ impl<'a> Place<'a> {
         self.balancing.filter(|_| self.returns_directly)?.forwarding_name()
     }
 
-    /// Whether an endpoint of a list gets new connections.
+    /// Whether an endpoint of the list gets new connections.
     fn takes(&self, list: &[EndpointKey]) -> bool {
         list.iter().any(|endpoint| self.weight(endpoint) > 0)
     }
@@ -714,7 +714,7 @@ impl Tracer<'_> {
         frontend.is_some_and(|frontend| frontend.roles.contains(Roles::CLUSTER_IP))
     }
 
-    /// Whether an endpoint that gets its own packet is masqueraded.
+    /// Whether the endpoint would receive its own packet, which must be masqueraded.
     fn is_hairpin(&self, endpoint: &EndpointKey) -> bool {
         // IPVS mode detects hairpins by protocol, address and port, other modes by address: one may be here for one
         // Service and not for another.

@@ -8,7 +8,7 @@ pub(crate) enum Abilities {
     /// All of it: IPVS mode. Default.
     #[default]
     Ipvs,
-    /// Weights, affinity, drain times, and a choice by a hash of the client (`sh`, `mh`): nftables mode.
+    /// Weights, affinity, drain times, and selection by a hash of the client (`sh`, `mh`): nftables mode.
     Nftables,
     /// None: a mode that behaves exactly like kube-proxy's.
     None,

@@ -18,9 +18,9 @@ macro_rules! permissions {
         }
 
         impl MayAskFor {
-            /// The settings, each by its name in configuration files.
+            /// All settings with their names in configuration files.
             pub const NAMED: &'static [(&'static str, MayAskFor)] = &[$(($name, MayAskFor::$flag)),*];
-            /// The reason why another name is rejected.
+            /// Why another name is rejected.
             pub(crate) const UNKNOWN: &'static str = concat!("not ", one_of!($($name),*), "; left out");
         }
     };
@@ -37,7 +37,7 @@ permissions! {
 }
 
 impl MayAskFor {
-    /// Setting of this name in configuration files; `None` for an unknown name.
+    /// The setting with this name in configuration files, or `None`.
     pub fn by_name(name: &str) -> Option<Self> {
         Self::NAMED.iter().find(|(named, _)| *named == name).map(|(_, setting)| *setting)
     }
@@ -65,11 +65,11 @@ macro_rules! annotations {
         pub struct Annotation {
             /// The name.
             pub name: &'static str,
-            /// The name that kube-router has for it.
+            /// kube-router's name for it.
             alias: Option<&'static str>,
             /// The configuration field with the same meaning for other Services.
             pub field: &'static str,
-            /// Setting in words.
+            /// The setting in words.
             pub title: &'static str,
             /// Permission that a Service needs to set it.
             pub needs: MayAskFor,
@@ -157,7 +157,7 @@ fn number(of: Option<i64>) -> Option<String> {
 }
 
 impl Annotation {
-    /// Annotations that no longer exist, and what to use instead.
+    /// Removed annotations, and what to use instead.
     pub(super) const REMOVED: &'static [(&'static str, &'static str)] = &[
         (
             "proxier/proxy-protocol",

@@ -67,13 +67,12 @@ pub struct Balancing {
     pub(crate) forwarding_asked_by: &'static str,
 }
 
-/// Prefix of all annotations of this project.
 const PREFIX: &str = "proxier/";
 
 /// How endpoints share connections in modes other than IPVS.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// At random or in turn.
+    /// At random or in rotation.
     #[default]
     Evenly,
     /// By a hash of the client's address, and its port if `port`.
@@ -220,7 +219,7 @@ impl Balancing {
         self.forwarding.filter(|method| *method != ForwardingMethod::Masquerade)
     }
 
-    /// Name of the method of [`Balancing::forwarding`] in annotations: `direct-route`, `gue:6080`.
+    /// The name of [`Balancing::forwarding`] in annotations: `direct-route`, `gue:6080`.
     pub fn forwarding_name(&self) -> Option<String> {
         self.forwarding.map(|method| forwarding::MethodName(method).to_string())
     }

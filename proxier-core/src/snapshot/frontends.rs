@@ -18,7 +18,7 @@ flags! {
         const EXTERNAL_IP = 2;
         /// Address of a load balancer: like an external IP, and may have source ranges.
         const LOAD_BALANCER = 4;
-        /// Address of this host, with a node port. Never bound to the dummy device.
+        /// Address of this host with a node port. Never bound to the dummy device.
         const NODE_PORT = 8;
     }
 }
@@ -51,7 +51,7 @@ pub struct FrontendSpec {
     pub key: FrontendKey,
     /// Roles of this address. Default: a cluster IP.
     pub roles: Roles,
-    /// Endpoints that get traffic: all with `Cluster` (default), those on this node with `Local`.
+    /// Which endpoints get traffic: all of them with `Cluster` (default), those on this node with `Local`.
     pub policy: TrafficPolicy,
     /// The endpoints on all nodes.
     pub cluster: Vec<EndpointKey>,

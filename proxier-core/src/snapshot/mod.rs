@@ -67,7 +67,7 @@ impl ObjectKey {
         self.parts().0
     }
 
-    /// Name.
+    /// The name.
     pub fn name(&self) -> &str {
         self.parts().1
     }
@@ -89,7 +89,6 @@ impl fmt::Display for ObjectKey {
     }
 }
 
-/// Prints as [`Display`](fmt::Display) does.
 impl fmt::Debug for ObjectKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "ObjectKey({self})")

@@ -7,13 +7,13 @@ use super::{ObjectKey, ObjectKind, Rejection, Reporter, is_usable_by_service, pa
 use crate::net::{Family, Network};
 use crate::objects::{Metadata, NodeObject};
 
-/// Checked Node object.
+/// A checked Node object.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Node {
     /// Name of the Node. Endpoints with this `nodeName` are local.
     pub name: String,
-    /// Zone of the Node (label `topology.kubernetes.io/zone`), unless empty.
+    /// Zone of the Node (label `topology.kubernetes.io/zone`), if not empty.
     pub zone: Option<String>,
     /// Its addresses, at most one per family: internal ones before external ones.
     pub addresses: Vec<IpAddr>,
@@ -39,7 +39,7 @@ impl Node {
         weight
     }
 
-    /// A node of which only the name is known.
+    /// Creates a node of which only the name is known.
     pub fn new(name: &str) -> Self {
         Node { name: name.to_owned(), ..Node::default() }
     }
@@ -82,7 +82,6 @@ impl Node {
         addresses.filter(|address| is_usable_by_service(*address)).collect()
     }
 
-    /// Address of the Node in a family.
     pub(crate) fn address(&self, family: Family) -> Option<IpAddr> {
         self.addresses.iter().copied().find(|address| Family::of(*address) == family)
     }

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::ObjectKey;
 
-/// The kind of an object.
+/// The kind of a rejected object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum ObjectKind {
@@ -46,7 +46,7 @@ impl fmt::Display for ObjectKind {
 pub struct Rejection {
     /// Kind of the object.
     pub kind: ObjectKind,
-    /// Name and namespace of the object.
+    /// Namespace and name of the object.
     pub key: ObjectKey,
     /// Path of the field in kubectl's notation: `spec.ports[1].port`.
     pub field: String,

@@ -11,31 +11,27 @@ use crate::net::{Family, Protocol};
 use crate::objects::{EndpointObject, EndpointPortObject, EndpointSliceObject};
 
 bitflags! {
-    /// Properties of an endpoint, seen from this node.
+    /// Properties of an endpoint as seen from this node.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
     pub(crate) struct EndpointFlags: u8 {
-        /// Takes connections.
         const READY = 1;
         /// Accepts connections unless it terminates.
         const SERVING = 2;
-        /// The endpoint is being stopped.
         const TERMINATING = 4;
-        /// Runs on this node.
         const LOCAL = 8;
-        /// The endpoint is meant for certain nodes.
+        /// It has hints for certain nodes.
         const NODE_HINTS = 16;
-        /// This node is one of the hinted nodes.
+        /// One of the hinted nodes is this one.
         const HINTED_HERE = 32;
     }
 }
 
-/// A port of a slice's endpoints.
+/// A port that all endpoints of a slice have.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct EndpointPort {
     /// Name of the Service's port, possibly empty.
     pub(crate) name: Box<str>,
     pub(crate) protocol: Protocol,
-    /// Number.
     pub(crate) port: u16,
 }
 
@@ -43,9 +39,7 @@ pub(crate) struct EndpointPort {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Endpoint {
-    /// Address of the endpoint.
     pub(crate) address: IpAddr,
-    /// Properties of the endpoint.
     pub(crate) flags: EndpointFlags,
     /// Index of its location in the slice, from 1; see [`EndpointSlice::zones_of`].
     location: Option<NonZeroU16>,
@@ -57,12 +51,12 @@ pub struct Endpoint {
 pub struct EndpointSlice {
     /// Namespace and name of the slice.
     pub key: ObjectKey,
-    /// The Service.
+    /// The Service that its label names.
     #[doc(hidden)]
     pub service: ObjectKey,
     /// Family of the addresses.
     pub(crate) family: Family,
-    /// Endpoints, in the order of the object.
+    /// The endpoints, in the object's order.
     #[doc(hidden)]
     pub endpoints: Box<[Endpoint]>,
     /// The rest, which many slices share.
@@ -72,7 +66,6 @@ pub struct EndpointSlice {
 /// Content of a slice without its endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Shape {
-    /// Ports that all endpoints have.
     ports: Vec<EndpointPort>,
     /// Nodes and zones of the endpoints, and the zones and nodes for which they are meant.
     locations: Vec<Location>,
@@ -139,12 +132,11 @@ impl EndpointSlice {
         Some(EndpointSlice { key, service, family, endpoints: endpoints.into(), shape: Arc::new(shape) })
     }
 
-    /// Ports that all endpoints have.
     pub(crate) fn ports(&self) -> &[EndpointPort] {
         &self.shape.ports
     }
 
-    /// The annotation with the weights of its endpoints.
+    /// The annotation that sets the weights of a slice's endpoints.
     pub const WEIGHTS: &str = weights::OF_ADDRESSES;
 
     /// The zones for which an endpoint of this slice is meant; `None` if it has no zone hints.
@@ -182,7 +174,7 @@ impl EndpointSlice {
 fn check_ports(objects: &[EndpointPortObject], report: &mut Reporter<'_>) -> Vec<EndpointPort> {
     let mut ports = Vec::with_capacity(objects.len());
     for (index, object) in objects.iter().enumerate() {
-        // Absent means "all ports" in the API, which no Service has.
+        // Absent means "all ports" in the API. No slice of a Service has that.
         let Some(number) = object.port else { continue };
         // An API server writes the default, but files may omit it.
         let name = object.name.as_deref().unwrap_or_default();
@@ -236,7 +228,7 @@ impl Shape {
             hinted && location.zone.as_deref() == zone && location.node.as_deref() == node
         };
         let number = |location: usize| u16::try_from(location.checked_add(1)?).ok().and_then(NonZeroU16::new);
-        // Search only the first few; a duplicate only costs memory.
+        // Searches only the first few, since a duplicate only costs memory.
         if let Some(known) = self.locations.iter().take(16).position(same) {
             return number(known);
         }

@@ -26,7 +26,7 @@ pub struct Store {
     has_drains: bool,
     /// Boxed, since a map allocates room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Service>>,
-    /// Slices by Service, each list sorted by the slice's key. Most Services have one.
+    /// Slices by Service, each list sorted by slice key. Most Services have one.
     slices: BTreeMap<ObjectKey, Vec<EndpointSlice>>,
     /// The Service of each slice.
     owners: BTreeMap<ObjectKey, ObjectKey>,
@@ -38,7 +38,7 @@ pub struct Store {
 }
 
 impl Store {
-    /// An empty store for the node of this name: `nodeName` of local endpoints.
+    /// Creates an empty store for the node with this name, as in `nodeName` of local endpoints.
     pub fn new(node_name: &str) -> Self {
         Store { node_name: node_name.to_owned(), ..Store::default() }
     }
@@ -59,7 +59,7 @@ impl Store {
         self
     }
 
-    /// Reduces memory; see [`Desired::compact`](crate::service::Desired::compact).
+    /// Releases memory; see [`Desired::compact`](crate::service::Desired::compact).
     pub fn compact(&mut self) {
         pack(&mut self.services);
         pack(&mut self.slices);
@@ -178,13 +178,13 @@ impl Store {
         self.services.contains_key(&service).then_some(service).into_iter().collect()
     }
 
-    /// The same key, sharing memory with the known key of this Service.
+    /// The same key, sharing memory with the stored key of this Service.
     fn shared(&self, key: ObjectKey) -> ObjectKey {
         let service = self.services.get_key_value(&key).map(|(known, _)| known);
         service.or_else(|| self.slices.get_key_value(&key).map(|(known, _)| known)).cloned().unwrap_or(key)
     }
 
-    /// Lets slices of equal shape share it. Slices with node names have no equals.
+    /// Makes slices with equal content share it. Slices with node names rarely have an equal.
     fn share_shape(&mut self, slice: &mut EndpointSlice) {
         if self.keeps_nodes {
             return;
@@ -224,7 +224,7 @@ impl Store {
         self.unreadable.iter().map(|((kind, key), (reason, _))| (*kind, key, reason.as_str()))
     }
 
-    /// Those of a Service: itself, and its slices as far as they name it.
+    /// The unreadable objects of a Service: itself, and the slices that are known to name it.
     pub fn unreadable_of(&self, service: &ObjectKey) -> impl Iterator<Item = (ObjectKind, &ObjectKey, &str)> {
         let is_of = move |kind: ObjectKind, key: &ObjectKey, of: Option<&ObjectKey>| match kind {
             ObjectKind::Service => key == service,
@@ -243,7 +243,7 @@ impl Store {
         self.unreadable.keys().any(is_unknown)
     }
 
-    /// The Services of slices of which nothing else could be read; `None`: any Service.
+    /// The Services of slices of which nothing else could be read; `None` stands for any Service.
     pub(crate) fn services_lacking_slices(&self) -> impl Iterator<Item = Option<&ObjectKey>> {
         let of_slices = self.unreadable.iter().filter(|((kind, key), _)| match kind {
             ObjectKind::EndpointSlice => !self.owners.contains_key(key),
@@ -279,7 +279,7 @@ impl Store {
         self.services.get(key).map(Box::as_ref)
     }
 
-    /// All Services, by key.
+    /// All Services, sorted by key.
     pub fn services(&self) -> impl Iterator<Item = &Service> {
         self.services.values().map(Box::as_ref)
     }
@@ -294,7 +294,7 @@ impl Store {
         self.frontends.keys()
     }
 
-    /// The slices of a Service, by name.
+    /// The slices of a Service, sorted by name.
     pub fn slices_of(&self, key: &ObjectKey) -> impl Iterator<Item = &EndpointSlice> + Clone {
         self.slices.get(key).into_iter().flatten()
     }

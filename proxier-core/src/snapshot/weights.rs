@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use super::annotation::Reject;
 use super::{Abilities, Reporter, parse_address};
 
-/// The annotation of an EndpointSlice with the weights of its endpoints: `10.0.0.1=3, 10.0.0.2=0`, each 0 to 65535.
+/// The annotation of an EndpointSlice that sets its endpoints' weights, each 0 to 65,535: `10.0.0.1=3, 10.0.0.2=0`.
 pub(super) const OF_ADDRESSES: &str = "proxier/weights";
 
 /// Key of the weight for all other zones.
@@ -15,7 +15,6 @@ const OTHERS: &str = "*";
 /// The weights of endpoints by zone. In an annotation: `zone-a=3, zone-b=1, *=0`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ZoneWeights {
-    /// Sorted by zone.
     zones: Vec<(Box<str>, u16)>,
     others: u16,
 }

@@ -11,7 +11,6 @@ use crate::ports::{ItemFailure, ItemFailures, PortError};
 pub(super) struct Gate(pub(super) Shared<Control>);
 
 impl Gate {
-    /// A call without items.
     pub(super) fn call<T>(
         &self,
         call: Call,
@@ -40,13 +39,11 @@ impl Gate {
             },
         };
         if done {
-            // The answer is lost.
             drop(ask());
         }
         Err(error)
     }
 
-    /// A call with items.
     pub(super) fn items<T: Clone>(
         &self,
         call: Call,

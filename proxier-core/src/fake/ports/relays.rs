@@ -1,4 +1,4 @@
-//! Listening within this process.
+//! Listeners in this process.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use crate::fake::shared::Shared;
 use crate::net::FrontendKey;
 use crate::ports::{Listener, PortError, PortErrorKind, Relays, Settings};
 
-/// Listeners of a process. They end with the process.
+/// The listeners of a process. They end with it.
 #[derive(Debug, Default)]
 pub(in crate::fake) struct FakeRelays {
     pub(in crate::fake) listeners: BTreeMap<FrontendKey, Listener>,

@@ -1,4 +1,4 @@
-//! Rules of iptables.
+//! iptables rules.
 
 use std::collections::{BTreeMap, BTreeSet};
 

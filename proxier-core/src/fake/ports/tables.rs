@@ -1,4 +1,4 @@
-//! Tables of nf_tables.
+//! nf_tables tables.
 
 use nftables::{TableKey, TableSnapshot};
 
@@ -10,7 +10,7 @@ use crate::ports::{NotCommitted, PortError, Tables};
 
 pub(super) struct FakeTablesPort {
     pub(super) gate: Gate,
-    /// Client of another program.
+    /// Another program's client.
     pub(super) other: nftables::Client,
     pub(super) port: TablesPort,
 }

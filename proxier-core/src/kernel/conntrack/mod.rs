@@ -77,11 +77,11 @@ attrs! {
     pub enum FlowAttr<'a> {
         /// Tuple of the client's packets.
         TUPLE_ORIG = 1 => Original(Attrs<'a, TupleAttr<'a>>),
-        /// Tuple of the answers.
+        /// The tuple of the answers.
         TUPLE_REPLY = 2 => Reply(Attrs<'a, TupleAttr<'a>>),
-        /// Distinguishes it from a later connection with the same addresses.
+        /// Tells it from a later connection with the same addresses.
         ID = 12 => Id(Be32),
-        /// Zone of both directions; missing for the default zone.
+        /// Zone of both directions; absent for the default zone.
         ZONE = 18 => Zone(Be16),
         /// Filter of a listing; since Linux 5.8, ignored by older kernels.
         FILTER = 25 => Filter(Attrs<'a, FilterAttr<'a>>),
@@ -142,7 +142,6 @@ impl Tuple {
 /// A flow to delete: the attributes needed for its deletion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Deletion {
-    /// Destination of the client's packets.
     destination: SocketAddr,
     /// `CTA_TUPLE_ORIG` as written by the kernel, with a zone only if it is of this direction.
     original: Box<[u8]>,
@@ -222,7 +221,7 @@ fn put(out: &mut Encoder, flow: &Deletion) {
     }
 }
 
-/// The port over nfnetlink.
+/// Deletes tracked connections over nfnetlink.
 ///
 /// Its memory grows with the number of flows to delete, not with the kernel's table.
 #[doc(hidden)]

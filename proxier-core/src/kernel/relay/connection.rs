@@ -45,7 +45,7 @@ struct Dialling {
     timeouts: usize,
 }
 
-/// Result of an attempt to connect to an endpoint.
+/// The result of an attempt to connect to an endpoint.
 pub(super) enum DialResult {
     /// The attempt has started, with this time limit.
     Begun(Duration),
@@ -54,7 +54,7 @@ pub(super) enum DialResult {
     Exhausted,
 }
 
-/// Consequence of an event.
+/// What follows from an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Step {
     Wait,
@@ -64,7 +64,7 @@ pub(super) enum Step {
     Failed,
     /// The client reset the connection before an endpoint answered.
     Abandoned,
-    /// Data may be moved.
+    /// Data can be moved.
     Move,
 }
 
@@ -193,7 +193,7 @@ impl Connection {
         self.is_queued = false;
     }
 
-    /// Closes both ends so that they see a reset.
+    /// Closes both ends with a reset.
     pub(super) fn reset(self) {
         reset(self.client.stream);
         match self.stage {

@@ -19,12 +19,12 @@ pub(super) fn share(open_files: usize) -> usize {
 /// 3/7 each, three 3/10. So other clients can always start connections and listeners can be opened.
 const TIMES_WHAT_IS_LEFT: usize = 3;
 
-/// Purpose of a descriptor.
+/// What a descriptor is used for.
 #[derive(Debug)]
 pub(super) enum Use {
     /// A listening socket. They get at most half of all, so that some are left for clients.
     Listener,
-    /// A client's socket and its endpoint's.
+    /// The sockets of a client and its endpoint.
     Connection(Arc<Group>),
     /// A client's UDP socket.
     Flow(Arc<Group>),
@@ -50,7 +50,7 @@ impl Use {
     }
 }
 
-/// Numbers of descriptors in use.
+/// Number of descriptors in use.
 #[derive(Debug, Default)]
 pub(super) struct InUse {
     all: AtomicUsize,

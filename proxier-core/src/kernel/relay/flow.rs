@@ -63,7 +63,7 @@ impl UdpServer {
     }
 }
 
-/// The datagrams of one client to one endpoint and back.
+/// The datagrams between one client and one endpoint.
 #[derive(Debug)]
 pub(super) struct Flow {
     ticket: Ticket,
@@ -132,7 +132,7 @@ impl Flow {
         self.used.saturating_add(idle)
     }
 
-    /// The endpoint has refused, or cannot be reached: a client with affinity gets another one.
+    /// The endpoint refused or cannot be reached. A client with affinity gets another one.
     pub(super) fn failed(&self) {
         self.ticket.server.leave(self.client.ip().to_canonical(), self.endpoint);
     }
@@ -148,7 +148,7 @@ impl Flow {
         }
     }
 
-    /// Sends one datagram of the endpoint to the client.
+    /// Forwards one datagram from the endpoint to the client.
     ///
     /// # Errors
     /// `WouldBlock` if there is none; otherwise the endpoint has refused.

@@ -59,7 +59,7 @@ pub struct Relay {
     next_id: u64,
 }
 
-/// A listener, and its socket.
+/// A listener and its socket.
 struct BoundListener {
     listener: Listener,
     server: Arc<Server>,
@@ -69,7 +69,7 @@ struct BoundListener {
 enum Socket {
     /// TCP: always has the port; listens while there is an endpoint.
     Tcp { socket: Arc<TcpListener>, listens: bool, _descriptor: Descriptors },
-    /// UDP: has the port while there is an endpoint on some node.
+    /// UDP: holds the port while any node has an endpoint.
     Udp { open: Option<Descriptors> },
 }
 
@@ -152,7 +152,8 @@ impl Relay {
     /// Listens, or changes the endpoints of a listener. Connections to removed endpoints continue until either side
     /// closes them. UDP flows to them end, and their clients get other endpoints.
     ///
-    /// Without endpoints the kernel refuses connections and datagrams: TCP keeps the port without listening, UDP has no socket.
+    /// Without endpoints the kernel refuses connections and datagrams: TCP holds the port without listening, UDP has no
+    /// socket.
     ///
     /// # Errors
     /// [`AlreadyExists`](PortErrorKind::AlreadyExists) if another program has the port;
@@ -204,7 +205,6 @@ impl Relay {
         Ok(held)
     }
 
-    /// The descriptor of a listener.
     fn descriptor(&self) -> io::Result<Descriptors> {
         let none = || io::Error::new(io::ErrorKind::QuotaExceeded, "no file descriptor is left for it");
         Descriptors::reserve(&self.shared, Use::Listener).ok_or_else(none)
@@ -309,7 +309,7 @@ impl Relay {
         self.closed.iter().map(|server| server.key.address).collect()
     }
 
-    /// Counters of connections and datagrams.
+    /// The counters of connections and datagrams.
     pub fn counts(&self) -> Counts {
         self.shared.counts()
     }

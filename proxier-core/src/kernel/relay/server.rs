@@ -14,7 +14,7 @@ use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::ports::{Counts, Listener, Settings, Turned};
 use crate::time::Moment;
 
-/// Shortest pause between two messages of one kind about one listener.
+/// Shortest interval between two notices of one kind about one listener.
 const PERIOD: Duration = Duration::from_secs(60);
 /// Most messages to keep.
 const MOST_NOTICES: usize = 1024;
@@ -43,7 +43,7 @@ struct Tally {
 pub(super) struct Shared {
     origin: Instant,
     settings: Mutex<Arc<Settings>>,
-    /// [`share`](super::descriptors::share).
+    /// As computed by [`share`](super::descriptors::share).
     default_descriptors: usize,
     pub(super) in_use: InUse,
     /// Addresses and ports on which this process listens for Services.
@@ -172,7 +172,7 @@ pub(super) struct Server {
     pub(super) id: u64,
     state: Mutex<State>,
     pub(super) key: FrontendKey,
-    /// Connections and flows.
+    /// Open connections and flows.
     open: AtomicUsize,
     /// Connections and flows started.
     begun: AtomicU64,
@@ -207,7 +207,6 @@ impl Server {
         SocketAddr::new(self.key.address, self.key.port)
     }
 
-    /// Connections and flows that are open.
     pub(super) fn open(&self) -> usize {
         self.open.load(Relaxed)
     }

@@ -39,7 +39,7 @@ fn connection(fd: &OwnedFd) -> Result<(), Errno> {
     setsockopt(fd, sockopt::TcpKeepIdle, &KEEP_IDLE)
 }
 
-/// Binds to an address that may become local later.
+/// Binds to an address that may become local only later.
 fn bind_to(fd: &OwnedFd, address: SocketAddr) -> Result<(), Errno> {
     setsockopt(fd, sockopt::IpFreebind, &true)?;
     if address.is_ipv6() {
@@ -100,7 +100,7 @@ pub(super) fn talk_to(endpoint: SocketAddr) -> io::Result<UdpSocket> {
     Ok(UdpSocket::from(fd))
 }
 
-/// Closes a connection so that the other end sees a reset.
+/// Closes a connection with a reset.
 pub(super) fn reset(stream: TcpStream) {
     // If it cannot be reset, it is closed.
     if setsockopt(&stream, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: 0 }).is_err() {

@@ -13,7 +13,7 @@ use super::socket::Pipe;
 const KEPT_PIPES: usize = 256;
 /// Pipes kept by a thread may take one in this many of the relay's descriptors.
 const KEPT_SHARE: usize = 128;
-/// Bytes to copy before a direction gets a pipe: a copy takes two system calls, a pipe three.
+/// Bytes to copy before a direction gets a pipe. A copy takes two system calls, a pipe three.
 const FIRST: usize = 16 << 10;
 /// Rounds of one direction before the next connection.
 const ROUNDS: usize = 16;
@@ -51,7 +51,7 @@ impl Tools {
     }
 }
 
-/// One end of a connection, and its last event from the kernel.
+/// One end of a connection, with its last event from the kernel.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 #[derive(Debug)]
 pub(super) struct End {
@@ -207,7 +207,7 @@ impl Direction {
         true
     }
 
-    /// The destination has failed: discards what arrives, but still reads what it sent before.
+    /// The destination failed. Discards what arrives, but still reads what it sent before.
     fn die(&mut self, to: &mut End) {
         self.held = Buffered::Nothing;
         self.state = State::Dead;

@@ -21,7 +21,7 @@ use super::socket::{is_exhausted, reset};
 use super::stream::{Progress, Tools};
 use crate::time::Moment;
 
-/// Events taken at once.
+/// Events per call.
 const EVENTS: usize = 256;
 /// Connections accepted at one listener, or datagrams read from one socket, before the next one.
 const IN_A_ROW: usize = 64;
@@ -30,19 +30,19 @@ const REST: Duration = Duration::from_millis(100);
 
 /// Command to a thread.
 pub(super) enum Command {
-    /// Accept connections.
+    /// Accept connections of this listener.
     Accept(Arc<Server>, Arc<TcpListener>),
-    /// Take datagrams.
+    /// Receive datagrams of this listener.
     Receive(Arc<Server>, Arc<UdpSocket>),
     /// Release a listener; the answer confirms that its socket is closed here.
     Leave(u64, SyncSender<()>),
     /// The endpoints of a UDP listener have changed: flows to removed ones end.
     Moved(u64),
-    /// End all connections and the thread.
+    /// End all connections and this thread.
     End,
 }
 
-/// Access to a thread from outside.
+/// Controls a thread from outside.
 #[derive(Debug)]
 pub(super) struct Handle {
     pub(super) commands: Sender<Command>,
@@ -112,7 +112,7 @@ pub(super) struct Worker {
     next_id: u64,
     /// When connections and flows need attention, with their numbers.
     timers: BTreeSet<(Moment, u64)>,
-    /// Connections with more to move at once.
+    /// Connections that can move more at once.
     busy: VecDeque<u64>,
     /// Listeners that are ignored until then.
     resting: Vec<u64>,
@@ -384,7 +384,6 @@ impl Worker {
         }
     }
 
-    /// Moves data of a connection.
     fn go_on(&mut self, id: u64) {
         let Some(Slot::Tcp(connection)) = self.slots.get_mut(&id) else { return };
         match connection.go_on(&mut self.tools) {
@@ -455,7 +454,7 @@ impl Worker {
         }
     }
 
-    /// Takes datagrams of clients.
+    /// Receives datagrams from clients.
     fn receive(&mut self, id: u64, now: Moment) {
         for _ in 0..IN_A_ROW {
             let Some(server) = self.udp.get(&id) else { return };
@@ -524,7 +523,7 @@ impl Worker {
         Some(flow_id)
     }
 
-    /// Sends an endpoint's datagrams to the client.
+    /// Forwards an endpoint's datagrams to the client.
     fn answer(&mut self, id: u64, now: Moment) {
         for _ in 0..IN_A_ROW {
             let Some(Slot::Udp(flow)) = self.slots.get_mut(&id) else { return };

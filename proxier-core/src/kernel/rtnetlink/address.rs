@@ -12,7 +12,7 @@ pub(super) const RTM_NEWADDR: u16 = 20;
 pub(super) const RTM_DELADDR: u16 = 21;
 const RTM_GETADDR: u16 = 22;
 
-/// `IFA_F_NODAD`: usable at once, without duplicate address detection.
+/// `IFA_F_NODAD`: no duplicate address detection, so usable at once.
 const NO_DUPLICATE_DETECTION: u32 = 0x02;
 /// `IFA_F_NOPREFIXROUTE`: no prefix route in addition to the local route. Without it, a deletion makes the kernel
 /// search all addresses of the device for another one in the same network (`check_cleanup_prefix_route`).
@@ -31,7 +31,7 @@ attrs! {
     }
 }
 
-/// An address of a device.
+/// An address that a device has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AssignedAddress {
     pub(super) device: u32,
@@ -87,7 +87,7 @@ pub(super) fn add(connection: &mut Connection, device: u32, addresses: &[IpAddr]
     batch.finish()
 }
 
-/// Deletes addresses: IPv4 ones of any prefix length; for IPv6 the kernel compares it.
+/// Deletes addresses. IPv4 ones may have any prefix length; for IPv6 the kernel compares it.
 pub(super) fn delete(connection: &mut Connection, device: u32, addresses: &[(IpAddr, u8)]) -> BatchReport {
     let mut batch = connection.batch();
     for &(address, prefix) in addresses {

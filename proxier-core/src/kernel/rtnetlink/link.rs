@@ -9,7 +9,7 @@ pub(super) const RTM_NEWLINK: u16 = 16;
 pub(super) const RTM_DELLINK: u16 = 17;
 const RTM_GETLINK: u16 = 18;
 
-/// `RTEXT_FILTER_SKIP_STATS`: a listing without counters is a third shorter.
+/// `RTEXT_FILTER_SKIP_STATS`: a dump without counters is a third shorter.
 const SKIP_STATS: u32 = 1 << 3;
 
 /// The kind of device that holds addresses and transmits no packets.
@@ -88,7 +88,7 @@ pub(super) fn read(payload: &[u8]) -> Result<Link, WireError> {
     Ok(link)
 }
 
-/// The device of this name.
+/// The device with this name.
 pub(super) fn get(connection: &mut Connection, name: &str) -> Result<Option<Link>, Error> {
     let answer = connection.query(
         RTM_GETLINK,

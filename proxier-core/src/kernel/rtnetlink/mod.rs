@@ -24,7 +24,7 @@ fn family_of(address: IpAddr) -> u8 {
     if address.is_ipv4() { AF_INET } else { AF_INET6 }
 }
 
-/// Appends an address as an attribute of its own length.
+/// Appends an address as an attribute; the length depends on the family.
 fn put_address(out: &mut Encoder, kind: u16, address: IpAddr) {
     match address {
         IpAddr::V4(address) => out.attr(kind, &address.octets()),
@@ -45,13 +45,13 @@ fn split<const LENGTH: usize>(payload: &[u8]) -> Result<(&[u8; LENGTH], &[u8]), 
     payload.split_first_chunk().ok_or(WireError::Message { offset: 0, available: payload.len() })
 }
 
-/// Four bytes of a fixed header as a number in host order.
+/// Reads four bytes of a fixed header as a number in host order.
 fn number(header: &[u8], at: usize) -> u32 {
     let bytes = header.get(at..).and_then(|rest| rest.first_chunk::<4>());
     bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// A socket in the calling thread's network namespace.
+/// Opens a socket in the calling thread's network namespace.
 fn open() -> Result<Connection, Error> {
     Connection::open(Protocol::Route)
 }

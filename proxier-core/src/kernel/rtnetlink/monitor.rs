@@ -22,12 +22,12 @@ use crate::ports::{PortError, RouteOwner};
 const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x400;
 /// Room for several thousand unread changes.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Room for one datagram.
+/// Enough for one datagram.
 const DATAGRAM: usize = 64 << 10;
 /// Most datagrams in one call, so that it ends even in a flood of them.
 const AT_ONCE: usize = 100_000;
 
-/// Change of a device or an address.
+/// How a device or address changed.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Change {
     /// The device or address exists: it is new or, for a device, changed.
@@ -36,13 +36,13 @@ pub enum Change {
     Gone,
 }
 
-/// Changes since the last call. Of several changes of one object only the last is kept.
+/// Changes since the last call. Only the last change of each object is kept.
 ///
 /// Includes changes by this process.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Changes {
-    /// The kernel dropped some changes: assume that everything changed.
+    /// The kernel dropped some changes. Assume that everything changed.
     pub overflowed: bool,
     /// Devices by name.
     pub devices: BTreeMap<String, Change>,

@@ -13,7 +13,7 @@ use crate::kernel::lazy::Lazy;
 use crate::ports::{ItemFailures, Links, PortError, PortErrorKind};
 use crate::snapshot::HostAddresses;
 
-/// The port over rtnetlink.
+/// Manages devices and their addresses over rtnetlink.
 ///
 /// Sends many addresses at once. Measured in three runs on Linux 6.1 in QEMU without KVM on a busy host: 1,000 IPv4
 /// addresses took 0.15 to 0.65 s, and 5,000 took 1.5 to 1.7 s. `ip -batch` took 0.35 to 1.4 s and 1.9 to 6.4 s. The
@@ -55,7 +55,7 @@ impl LinksPort {
         self.connection.call(format_args!("looking device {name} up"), |connection| link::get(connection, name))
     }
 
-    /// Deletes IPv6 addresses that were added with another prefix length than this port's.
+    /// Deletes IPv6 addresses that another program added with another prefix length.
     fn unbind_by_prefix(&mut self, device: u32, addresses: &[IpAddr]) -> Result<(), PortError> {
         self.connection.call("deleting addresses", |connection| {
             let ours = |there: &AssignedAddress| there.device == device && addresses.contains(&there.address);
@@ -79,7 +79,7 @@ fn kind_of_adding(errno: Errno) -> Option<PortErrorKind> {
     use nix::errno::Errno as E;
     match E::from_raw(errno.0) {
         E::EEXIST => None,
-        // A device cannot have such an address: multicast, loopback (net/ipv6/addrconf.c, `ipv6_add_addr`).
+        // No device can have such an address: multicast, loopback (net/ipv6/addrconf.c, `ipv6_add_addr`).
         E::EADDRNOTAVAIL => Some(PortErrorKind::Invalid),
         _ => Some(kind_of(errno)),
     }
@@ -149,7 +149,7 @@ impl Links for LinksPort {
                 }
                 None => false,
             });
-            // A device appeared between the two listings: read both again.
+            // A device appeared between the two reads: read both again.
             if known {
                 let named = links.into_iter().map(|link| (link.name, found.remove(&link.index).unwrap_or_default()));
                 return Ok(HostAddresses { interfaces: named.collect() });

@@ -34,7 +34,7 @@ attrs! {
     /// A route.
     "RTA_",
     pub enum RouteAttr<'a> {
-        /// Network of the route; missing for all addresses.
+        /// Network of the route; absent for all addresses.
         DST = 1 => Destination(&'a [u8]),
         /// The device.
         OIF = 4 => Device(u32),
@@ -62,7 +62,7 @@ pub struct RoutesPort {
     connection: Lazy<Connection, Error>,
 }
 
-/// A local route as the kernel has it.
+/// A local route as read from the kernel.
 struct FoundRoute {
     device: u32,
     network: Network,
@@ -80,7 +80,7 @@ fn header(family: u8, length: u8, protocol: u8) -> [u8; 12] {
     [family, length, 0, 0, TABLE_LOCAL, protocol, SCOPE_HOST, LOCAL, 0, 0, 0, 0]
 }
 
-/// Whether a message is about a local route of this maker.
+/// Whether a message is about a local route of this owner.
 pub(super) fn is_local_of(payload: &[u8], protocol: u8) -> bool {
     split::<12>(payload).is_ok_and(|(&[_, _, _, _, table, maker, _, kind, ..], _)| {
         (table, maker, kind) == (TABLE_LOCAL, protocol, LOCAL)
@@ -115,7 +115,7 @@ pub(super) fn is_default(payload: &[u8]) -> bool {
         .is_ok_and(|(&[_, length, _, _, _, _, _, kind, ..], _)| length <= DEFAULT_PREFIX && kind == UNICAST)
 }
 
-/// Collects the gateways in these attributes.
+/// Collects the gateways from these attributes.
 fn read_gateways(attributes: &[u8], found: &mut BTreeSet<IpAddr>) -> Result<(), WireError> {
     for attr in Attrs::<RouteAttr<'_>>::new(attributes).iter() {
         match attr? {
