@@ -7,16 +7,16 @@ use std::time::Duration;
 pub struct Histogram {
     /// Upper bounds, ascending.
     bounds: &'static [f64],
-    /// Number of observations in each bucket; the last bucket is above all bounds.
+    /// Number of observations in each bucket. The last bucket is above all bounds.
     counts: Vec<u64>,
     sum: f64,
 }
 
-/// 1 ms, doubled up to 16.384 s.
+/// From 1 ms, doubling up to 16.384 s.
 pub(crate) const SYNC_SECONDS: [f64; 15] =
     [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192, 16.384];
 
-/// 0.25, 0.5, each second up to a minute, every five seconds up to two, every thirty up to five.
+/// 0.25, 0.5, each second up to one minute, every five seconds up to two minutes, every thirty up to five.
 pub(crate) static PROGRAMMING_SECONDS: [f64; 80] = {
     let mut bounds = [0.25; 80];
     bounds[1] = 0.5;
@@ -46,7 +46,7 @@ impl Histogram {
         self.add(duration.as_secs_f64());
     }
 
-    /// Adds an observation of another unit.
+    /// Adds an observation in another unit.
     #[expect(clippy::cast_precision_loss, reason = "a histogram is not exact")]
     pub(crate) fn observe_number(&mut self, number: u64) {
         self.add(number as f64);
@@ -70,7 +70,7 @@ impl Histogram {
         self.sum
     }
 
-    /// Number of observations up to each bound.
+    /// The number of observations up to each bound.
     pub(crate) fn cumulated(&self) -> impl Iterator<Item = (f64, u64)> {
         let mut total = 0;
         self.bounds.iter().zip(&self.counts).map(move |(bound, count)| {

@@ -1,4 +1,4 @@
-//! A Kubernetes service proxy, in place of kube-proxy. `proxier-demo --help` says how to use it.
+//! A Kubernetes service proxy that replaces kube-proxy. See `proxier-demo --help`.
 
 use std::process::ExitCode;
 
@@ -62,7 +62,7 @@ fn main() -> ExitCode {
     code
 }
 
-/// Prints the configuration's warnings; `run` logs them instead.
+/// Prints the configuration's warnings. `run` logs them instead.
 fn warned(configured: Configured) -> Configured {
     configured.warnings.iter().for_each(say);
     configured

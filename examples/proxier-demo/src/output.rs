@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
 
-/// Prints a line on standard error. The line is lost if nobody reads.
+/// Prints a line on standard error. The line is lost if that is closed.
 pub fn say(what: impl Display) {
     complain(&format!("proxier-demo: {what}"));
 }
@@ -90,7 +90,7 @@ pub struct Out {
 }
 
 impl Out {
-    /// Locks it.
+    /// Locks standard output.
     #[must_use]
     pub fn open() -> Self {
         let to = io::stdout().lock();
@@ -115,7 +115,7 @@ impl Out {
         }
     }
 
-    /// Prints it with a newline at its end.
+    /// Prints a value, followed by a newline.
     pub fn json(&mut self, value: &Value) {
         if self.outcome.is_ok() {
             self.outcome = serde_json::to_writer_pretty(&mut self.to, value).map_err(Into::into);
@@ -138,7 +138,7 @@ impl Out {
     }
 }
 
-/// Lines, each with its end.
+/// Joins lines, each with a line end.
 pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
     let mut text = String::new();
     for line in lines {
@@ -149,7 +149,6 @@ pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
 
 /// The width of all text printed to a terminal.
 const COLUMNS: usize = 100;
-/// The indent of a continued line.
 const INDENT: &str = "    ";
 
 /// Splits a line into pieces of at most [`COLUMNS`] columns, between words; a longer word is split too. Every piece

@@ -5,7 +5,7 @@ use std::fmt;
 
 use crate::output::misleads;
 
-/// Part of the input that cannot be used. Prints on one line: `web.yaml: document 2: Service demo/web:
+/// A part of the input that cannot be used. Prints on one line: `web.yaml: document 2: Service demo/web:
 /// spec.ports[0].port: invalid type: string "http", expected i64`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Problem {
@@ -13,7 +13,7 @@ pub struct Problem {
     pub origin: String,
     /// Number of the document in the file, counted from 1.
     pub document: Option<usize>,
-    /// Kind and name of the object, as far as they could be read.
+    /// Kind and name of the object, as far as readable.
     pub object: Option<String>,
     /// Path of the field; empty if no single field is at fault.
     pub field: String,
@@ -22,7 +22,7 @@ pub struct Problem {
 }
 
 impl Problem {
-    /// A problem of a whole file or flag.
+    /// Creates a problem with a whole file or flag.
     pub fn new(origin: impl Into<String>, reason: impl Into<String>) -> Self {
         Problem { origin: origin.into(), reason: reason.into(), ..Problem::default() }
     }
@@ -64,7 +64,7 @@ impl fmt::Display for Problem {
 
 impl std::error::Error for Problem {}
 
-/// The text without users and passwords of URLs.
+/// The text without user names and passwords in URLs.
 fn without_users(text: &str) -> Cow<'_, str> {
     let mut parts = text.split("://");
     let mut shown = Cow::Borrowed(parts.next().unwrap_or_default());
@@ -100,7 +100,7 @@ impl fmt::Display for OneLine<'_> {
     }
 }
 
-/// An error with its causes, on one line, without repetition.
+/// An error and its causes, on one line, without repetition.
 pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();

@@ -73,7 +73,7 @@ pub fn parse(text: &str, duplicates: DuplicateKeyPolicy) -> Result<Value, String
 ///
 /// # Errors
 ///
-/// Fails as [`parse`] does.
+/// As [`parse`].
 pub fn parse_into<'a, S: DeserializeSeed<'a>>(
     text: &'a str,
     duplicates: DuplicateKeyPolicy,
@@ -120,12 +120,12 @@ pub fn read<T: DeserializeOwned>(value: &Value) -> Result<T, (String, String)> {
 ///
 /// # Errors
 ///
-/// Fails as [`read`] does.
+/// As [`read`].
 pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<String>), (String, String)> {
     let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
     let with_path = serde_path_to_error::Deserializer::new(value, &mut track);
-    // An optional struct in a path is `?`.
+    // An optional struct in a path appears as `?`.
     let mut note = |path: serde_ignored::Path<'_>| unknown.push(path.to_string().replace(".?", "").replace("?.", ""));
     match T::deserialize(serde_ignored::Deserializer::new(with_path, &mut note)) {
         Ok(object) => Ok((object, unknown)),
@@ -133,11 +133,11 @@ pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<Strin
     }
 }
 
-/// Reads a JSON text as an object.
+/// Parses a JSON text into an object.
 ///
 /// # Errors
 ///
-/// Fails as [`read`] does.
+/// As [`read`].
 pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)> {
     // Tracking the path doubles the cost of reading, and only bad texts need it.
     if let Ok(object) = serde_json::from_str(text) {

@@ -39,7 +39,7 @@ impl fmt::Display for PassedOver {
 /// Whether the machine may be prepared for a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preparing {
-    /// Loads the modules of the mode that are not loaded yet.
+    /// Loads missing modules of the mode.
     LoadModules,
     /// Loads no modules itself; the kernel may.
     Nothing,
@@ -96,7 +96,7 @@ pub(crate) async fn choose(
     let asked = configured.settings.asked;
     let is_asked = asked == RequestedMode::Mode(Kind::Ipvs);
     let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
-    // The rule back end is chosen once, for all modes: whether programs are needed depends on it.
+    // The rule back end is selected once for all modes, because it decides whether programs are needed.
     let (configured, rules) = &with_rules(configured, preparing).map_err(|problem| vec![problem])?;
     // A missing capability does not justify serving in another way.
     let by_nft = is_asked && configured.settings.core.ipvs.rules == RulesBy::Nftables;

@@ -10,7 +10,7 @@ use crate::problem::Problem;
 /// Where a pod may mount the node's `/proc/sys/net` to write it, since its own `/proc/sys` is read-only.
 const MOUNTED: &str = "/host/proc/sys";
 
-/// Opens the kernel to change it.
+/// Opens the kernel for writing.
 ///
 /// # Errors
 ///
@@ -20,7 +20,7 @@ pub(crate) fn open() -> Result<KernelPorts, Problem> {
     open_to_look()
 }
 
-/// Opens the kernel to read it. Most of it cannot be read without capabilities.
+/// Opens the kernel for reading. Without capabilities most of it cannot be read.
 ///
 /// # Errors
 ///

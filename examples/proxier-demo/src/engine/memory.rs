@@ -1,6 +1,7 @@
-//! Memory: uses one heap, and returns unused memory to the kernel.
+//! Uses one heap, and returns unused memory to the kernel.
 
-/// Lets all threads share one heap, whose large pieces return to the kernel when freed. Call it before other threads start.
+/// Makes all threads share one heap, whose large blocks return to the kernel when freed. Call it before other threads
+/// start.
 ///
 /// By default glibc gives each thread its own heap, and other threads cannot reuse what it frees. Here one thread reads
 /// objects and another stores them.
@@ -20,7 +21,8 @@ pub fn one_heap() {
 pub(crate) fn give_back() {
     #[cfg(target_env = "gnu")]
     {
-        // SAFETY: malloc_trim(3) takes a number, may be called by any thread at any time, and moves nothing that is in use.
+        // SAFETY: malloc_trim(3) takes a number, may be called by any thread at any time, and moves nothing that is in
+        // use.
         #[expect(unsafe_code, reason = "glibc's own function, which nobody wraps")]
         let _given_any = unsafe { nix::libc::malloc_trim(0) };
     }

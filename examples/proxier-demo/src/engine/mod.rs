@@ -1,4 +1,4 @@
-//! The reconciler on the running kernel, fed with changes.
+//! Runs the reconciler on the running kernel and feeds it with changes.
 
 pub(crate) mod beside;
 pub(crate) mod choose;
@@ -49,7 +49,7 @@ use crate::settings::cli::{Configured, Source};
 
 /// Access to the kernel for the reconciler.
 pub trait Kernel: Send + 'static {
-    /// The ports to it.
+    /// Lends the ports to a pass.
     fn ports(&mut self) -> Ports<'_>;
 
     /// Stops serving in this process, and waits at most `patience` until connections end. Returns the number of
@@ -69,18 +69,18 @@ impl Kernel for KernelPorts {
     }
 }
 
-/// An engine, and facts about the kernel that opening it showed.
+/// An engine, and what opening it revealed about the kernel.
 #[derive(Debug)]
 pub struct OpenedEngine {
     /// Ready for its first pass.
     pub engine: Engine,
-    /// Notes to log.
+    /// Notes for the log.
     pub notes: Vec<String>,
     /// Required parts that are permanently missing, each with its fix: no pass can succeed.
     pub obstacles: Vec<Problem>,
 }
 
-/// Joins the reconciler, the kernel and the clock.
+/// Connects the reconciler, the kernel and the clock.
 #[derive(Debug)]
 pub struct Engine<K = KernelPorts> {
     proxier: Reconciler,
@@ -109,11 +109,11 @@ impl Engine {
         Some(problem)
     }
 
-    /// Opens the kernel and detects which families it can serve.
+    /// Opens the kernel and detects which families it supports.
     ///
     /// # Errors
     ///
-    /// Neither family can be served, or a capability is missing; the problem says what to do.
+    /// Neither family can be served, or a capability is missing; the problem explains what to do.
     pub async fn open(configured: &Configured) -> Result<OpenedEngine, Problem> {
         let mut kernel = kernel::open()?;
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
@@ -194,7 +194,7 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// The time on the reconciler's scale.
+    /// The present time on the reconciler's clock.
     pub(crate) fn now(&self) -> Duration {
         self.origin.elapsed()
     }
@@ -266,7 +266,7 @@ impl<K: Kernel> Engine<K> {
         self.pass_ahead(Duration::ZERO)
     }
 
-    /// Runs the pass that would be due after this much time, if any.
+    /// Runs the pass that would be due after `ahead`, if any.
     pub fn pass_ahead(&mut self, ahead: Duration) -> Option<Report> {
         let origin = self.origin;
         let mut ports = self.kernel.ports();
@@ -290,7 +290,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.set_address_grace(Duration::ZERO);
     }
 
-    /// Reduces memory.
+    /// Releases memory.
     pub fn compact(&mut self) {
         self.proxier.compact();
     }
@@ -320,7 +320,7 @@ impl<K: Kernel> Engine<K> {
         beside::obstacles(self.proxier.mode(), self.proxier.facts(), &mut self.kernel.ports())
     }
 
-    /// Plan and report of a full pass, without carrying it out.
+    /// Plans a full pass and reports on it, without carrying it out.
     pub fn preview(&mut self) -> (Plan, Report) {
         let now = self.now();
         self.proxier.preview(now, &mut self.kernel.ports())
@@ -339,7 +339,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.host_changed(now);
     }
 
-    /// Number of connections that have taken the fast path; `None` without one.
+    /// Number of connections on the fast path; `None` without a fast path.
     pub(crate) fn fast_path_connections(&mut self) -> Option<u64> {
         let config = self.proxier.facts().config();
         config.fast_path.as_ref()?;
@@ -362,13 +362,13 @@ impl<K: Kernel> Engine<K> {
         }
     }
 
-    /// The next pass compares everything.
+    /// Makes the next pass compare everything.
     pub fn request_full(&mut self) {
         let now = self.now();
         self.proxier.request_full(now);
     }
 
-    /// Confirms the deletions that are held back; returns how many.
+    /// Confirms the deletions that are held back. Returns their number.
     pub fn confirm_removal(&mut self) -> usize {
         let now = self.now();
         self.proxier.confirm_removal(now)
@@ -391,7 +391,7 @@ impl<K: Kernel> Engine<K> {
     }
 }
 
-/// The settings, with the rule back end of IPVS mode chosen if they leave it open, and why it was chosen.
+/// The settings, with the rule back end of IPVS mode selected if they leave it open, and the reason.
 pub(crate) fn with_rules(
     settings: &Settings,
     ports: &mut Ports<'_>,
@@ -436,7 +436,7 @@ fn check_modules(settings: &Settings) -> Option<JoinHandle<Findings>> {
 fn reduce(options: &mut Options, findings: &Findings) -> Vec<String> {
     let lacks = |name: &str| findings.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
     let mut notes = Vec::new();
-    // `rule_families` has already checked for the iptables programs.
+    // `rule_families` has already checked the iptables programs.
     if findings.families != Families::Dual && options.config.families == Families::Dual {
         options.config.families = findings.families;
         let says = |caveat: &&String| caveat.contains(" is not served: ");
@@ -468,7 +468,7 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.ipvs.capabilities.random_fully = settings.random_fully != RandomFully::Never;
     options.userspace = settings.userspace.clone();
     options.ipvs.timeouts = settings.timeouts;
-    // Deletions in files are believed, unless no Service is left.
+    // Deletions in files are trusted, unless no Service is left.
     if matches!(source, Source::Manifests(_)) {
         options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
     }

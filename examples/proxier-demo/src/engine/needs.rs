@@ -133,7 +133,7 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
     }
 }
 
-/// Makes the mode available, or reports what is missing. Loads modules if the kernel does not answer without them.
+/// Makes the mode available, or reports what is missing. Loads modules if the kernel does not respond without them.
 ///
 /// # Errors
 ///
@@ -200,11 +200,11 @@ pub(crate) fn rule_families(kernel: &mut KernelPorts, wanted: Served) -> Result<
     Ok((families, notes))
 }
 
-/// Configured families that nftables mode can serve here, and notes on the rest.
+/// The configured families that nftables mode supports here, and notes on the others.
 ///
 /// # Errors
 ///
-/// No family can be served; the problem says what the kernel refuses.
+/// No family can be served; the problem shows what the kernel refuses.
 pub(crate) fn nftables_families(
     settings: &Settings,
     kernel: &mut KernelPorts,
@@ -231,11 +231,11 @@ fn families_of(tried: Vec<(Family, Result<(), PortError>)>, otherwise: &str) -> 
     Ok((families, notes))
 }
 
-/// Configured families whose virtual servers nf_tables can guard here, and notes on the rest.
+/// The configured families whose virtual servers nf_tables can guard here, and notes on the others.
 ///
 /// # Errors
 ///
-/// No family can be guarded; the problem says what the kernel refuses.
+/// No family can be guarded; the problem shows what the kernel refuses.
 pub(crate) fn ipvs_table_families(
     settings: &Settings,
     kernel: &mut KernelPorts,

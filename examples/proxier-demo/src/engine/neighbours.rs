@@ -16,7 +16,7 @@ use crate::message::{Control, Message, NeighboursByUser};
 use crate::settings::cli::{Configured, Source};
 use crate::sources::cluster::Connection;
 
-/// Time between two looks.
+/// Interval between two searches.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Time until the first search: by then the API server is usually connected.
 const FIRST: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ const KEPT: Duration = Duration::from_secs(600);
 /// asks.
 const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 
-/// Looks for neighbours, and remembers them.
+/// Searches and remembers neighbours.
 pub(crate) struct Neighbours {
     connection: Option<Connection>,
     seen: BTreeMap<(User, Neighbour), Instant>,
@@ -77,7 +77,7 @@ impl Neighbours {
     }
 }
 
-/// The addresses in a `resolv.conf`, without the devices of link-local ones.
+/// The addresses in a `resolv.conf`. The devices of link-local ones are dropped.
 fn name_servers(text: &str) -> impl Iterator<Item = IpAddr> {
     text.lines().filter_map(|line| {
         let mut words = line.split_whitespace();

@@ -2,14 +2,14 @@
 
 use crate::problem::Problem;
 
-/// Sets of capabilities, as `/proc/self/status` has them.
+/// Sets of capabilities from `/proc/self/status`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Privileges {
     /// Capabilities of this process (`CapEff`).
     effective: u64,
     /// Capabilities for programs that it starts if it is not root (`CapAmb`).
     ambient: u64,
-    /// Whether it is root, so that its programs get all its capabilities.
+    /// Whether it runs as root, so that its programs get all its capabilities.
     root: bool,
 }
 
@@ -29,7 +29,7 @@ impl Capability {
 }
 
 impl Privileges {
-    /// Capabilities of this process; `None` if `/proc` does not show them.
+    /// The capabilities of this process; `None` if `/proc` does not show them.
     pub fn of_this_process() -> Option<Self> {
         Self::read(&std::fs::read_to_string("/proc/self/status").ok()?)
     }
@@ -38,7 +38,7 @@ impl Privileges {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let set = |name: &str| u64::from_str_radix(field(name)?.trim(), 16).ok();
         let effective_user = field("Uid")?.split_whitespace().nth(1)?;
-        // Linux before 4.3 has no ambient set.
+        // Before Linux 4.3 there is no ambient set.
         let ambient = set("CapAmb").unwrap_or(0);
         Some(Privileges { effective: set("CapEff")?, ambient, root: effective_user == "0" })
     }
@@ -66,7 +66,7 @@ impl Privileges {
 ///
 /// # Errors
 ///
-/// The capability is missing; the problem says how to get it.
+/// The capability is missing; the problem explains how to get it.
 fn require_one(capability: Capability, purpose: &str) -> Result<(), Problem> {
     let lacks = |privileges: Privileges| privileges.lacks(capability, purpose);
     Privileges::of_this_process().and_then(lacks).map_or(Ok(()), Err)
@@ -81,7 +81,7 @@ pub fn require() -> Result<(), Problem> {
     require_one(Capability::NET_ADMIN, "IPVS, sets, rules and addresses need")
 }
 
-/// Checks that this process also has the capability that listing and writing rules needs.
+/// Checks that this process also has the capability for listing and writing rules.
 ///
 /// # Errors
 ///

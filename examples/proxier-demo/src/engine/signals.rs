@@ -4,7 +4,6 @@ use tokio::signal::unix::{SignalKind, signal};
 
 type Signal = tokio::signal::unix::Signal;
 
-/// The signals that the program handles.
 pub(crate) struct Signals {
     pub(crate) terminate: Signal,
     pub(crate) interrupt: Signal,

@@ -13,7 +13,7 @@ use proxier_core::net::{FrontendKey, Protocol};
 const LISTENS: &str = "0A";
 const UNCONNECTED: &str = "07";
 
-/// Addresses and ports on which a process listens, in the network namespace of this thread.
+/// Addresses and ports on which a process listens, in this thread's network namespace.
 ///
 /// # Errors
 /// Its files or the sockets could not be read.
@@ -42,7 +42,7 @@ pub(crate) fn listened_on(process: u32) -> io::Result<BTreeSet<FrontendKey>> {
     Ok(keys)
 }
 
-/// The local addresses and ports of these sockets, by inode, that are in this state.
+/// The local addresses and ports of the sockets in this state, by inode.
 fn places<'a>(
     text: &'a str,
     state: &'a str,

@@ -1,4 +1,4 @@
-//! Durations of calls that forget flows, by family.
+//! Measures calls that forget flows, by family.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use proxier_core::net::{Family, Protocol};
 use proxier_core::ports::{Conntrack, PortError, UdpServices};
 
-/// Connection tracking, with the duration of each call that forgets flows, failed ones too.
+/// Connection tracking that records the duration of each call that forgets flows, including failed ones.
 pub(super) struct TimedPorts<'a> {
     pub(super) conntrack: &'a mut dyn Conntrack,
     pub(super) took: &'a mut Vec<(Family, Duration)>,

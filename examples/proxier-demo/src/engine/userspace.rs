@@ -1,4 +1,4 @@
-//! Userspace mode: its requirements on this process, and its end.
+//! Userspace mode: what it needs from this process, and how it ends.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -73,7 +73,7 @@ pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<A
     Ok(settings.core.families.iter().map(try_family).collect())
 }
 
-/// Configured families that this mode can serve here, and notes on the rest.
+/// The configured families that this mode supports here, and notes on the others.
 ///
 /// # Errors
 ///

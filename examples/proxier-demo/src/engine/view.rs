@@ -1,4 +1,4 @@
-//! State of the kernel's thread, for the status page.
+//! The state of the kernel's thread, for the status page.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use crate::engine::{Engine, Kernel};
 use crate::message::Begun;
 use crate::message::view::{DrainView, HeldView, ServiceView, UnreadableView, View};
 
-/// An object that cannot be read, and why.
+/// An unreadable object and the reason.
 pub(crate) fn unreadable_line((kind, key, reason): (ObjectKind, &ObjectKey, &str)) -> String {
     format!("{}: {reason}", format_args!("{kind} {key}").to_string().trim_end())
 }

@@ -1,4 +1,4 @@
-//! Reports of a source of Services: one object at a time, and when the initial list is complete.
+//! What a source of Services reports: single changes, and when the initial list is complete.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -24,30 +24,29 @@ pub enum Change {
     /// Services are missing from a new list, or from all files, without a reported deletion. They come together, so
     /// that the receiver sees their number: one by one, each would look like a small loss.
     LostServices(Vec<ObjectKey>),
-    /// A new or changed EndpointSlice.
+    /// A new or updated EndpointSlice.
     UpsertSlice(Box<EndpointSliceObject>),
     /// An EndpointSlice was deleted.
     DeleteSlice(ObjectKey),
     /// EndpointSlices are missing from a new list, or from all files, as for Services.
     LostSlices(Vec<ObjectKey>),
-    /// A new list of this kind begins: objects that were missing before may still come until
-    /// [`Listed`](Change::Listed).
+    /// A new list of this kind begins. Objects that were missing may still appear until [`Listed`](Change::Listed).
     Listing(ObjectKind),
     /// The list of this kind is complete.
     Listed(ObjectKind),
-    /// The Node object of this node is new or changed.
+    /// This node's Node object is new or changed.
     Node(Box<NodeState>),
-    /// The Node object of this node was deleted.
+    /// This node's Node object was deleted.
     NodeGone,
     /// A Node of the cluster, new or changed, with only the fields for its weight and addresses.
     ClusterNode(Box<NodeObject>),
-    /// A Node of the cluster, by name, was deleted.
+    /// A Node of the cluster was deleted; its name.
     ClusterNodeGone(String),
     /// A ServiceCIDR, by name, new or changed: the networks from which the cluster allocates cluster IPs.
     ServiceCidr(String, Vec<Network>),
-    /// A ServiceCIDR, by name, was deleted: no Service has an address of it any more.
+    /// A ServiceCIDR was deleted; its name. No Service has an address of it any more.
     ServiceCidrGone(String),
-    /// The initial list is complete. Comes once.
+    /// The initial list is complete. Sent once.
     Synced,
     /// An object, or a file, cannot be read; its last readable content is kept. To be logged and counted.
     Unreadable(Box<Unreadable>),
@@ -61,7 +60,7 @@ pub struct Unreadable {
     /// Kind and name, which is empty if it cannot be read either; `None`: everything could be read, but not all of it
     /// counts.
     pub object: Option<(ObjectKind, ObjectKey)>,
-    /// The Service of an EndpointSlice, if that can be read.
+    /// The Service of an EndpointSlice, if readable.
     pub service: Option<ObjectKey>,
     /// What is wrong.
     pub problem: Problem,
@@ -75,7 +74,7 @@ impl fmt::Display for Unreadable {
 }
 
 impl Change {
-    /// A Node of the cluster, reduced to its weight and addresses.
+    /// Reduces a Node of the cluster to its weight and addresses.
     pub(crate) fn cluster_node(object: NodeObject) -> Self {
         let mut object = NodeObject { metadata: object.metadata, status: object.status, ..NodeObject::default() };
         object.metadata.labels.retain(|name, _| name == Node::WEIGHT);
@@ -106,18 +105,18 @@ pub struct NodeState {
     /// Labels, addresses, networks.
     pub object: NodeObject,
     /// Whether the Node is being deleted, or a cluster autoscaler is about to delete it (taint
-    /// `ToBeDeletedByClusterAutoscaler`): load balancers should open no new connections here.
+    /// `ToBeDeletedByClusterAutoscaler`). Load balancers should open no new connections here.
     pub leaving: bool,
 }
 
-/// State of the input at one moment, for `plan` and `--once`.
+/// The input at one moment, for `plan` and `--once`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
     /// Services by name.
     pub services: BTreeMap<ObjectKey, Box<ServiceObject>>,
     /// EndpointSlices by name.
     pub slices: BTreeMap<ObjectKey, Box<EndpointSliceObject>>,
-    /// The Node object of this node, if there is one.
+    /// This node's Node object, if it exists.
     pub node: Option<NodeState>,
     /// Nodes of the cluster by name, for their weights and addresses.
     pub cluster_nodes: BTreeMap<String, NodeObject>,
@@ -128,7 +127,7 @@ pub struct Snapshot {
 }
 
 impl Snapshot {
-    /// Applies one change, at the cost of that change, however many objects there are.
+    /// Applies one change. Costs O(the change), regardless of the number of objects.
     pub fn apply(&mut self, change: Change) {
         match change {
             Change::UpsertService(object) => {

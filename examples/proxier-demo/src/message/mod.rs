@@ -15,7 +15,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::message::change::Change;
 use crate::message::view::View;
 
-/// A change and when it arrived.
+/// A change, with its time of arrival.
 #[derive(Clone, Debug)]
 pub struct Event {
     /// When it arrived in this process.
@@ -27,7 +27,7 @@ pub struct Event {
 /// All neighbours of each kind.
 pub(crate) type NeighboursByUser = BTreeMap<User, BTreeSet<Neighbour>>;
 
-/// Messages to the kernel's thread besides changes of the input.
+/// Messages to the kernel's thread other than changes of the input.
 #[derive(Debug)]
 pub(crate) enum Control {
     /// Compare everything (SIGHUP).
@@ -36,15 +36,15 @@ pub(crate) enum Control {
     HostChanged(Vec<IpAddr>),
     /// The nf_tables tables changed, possibly by this process.
     TablesChanged(TableChanges),
-    /// Delete objects whose deletion is held back (SIGUSR1).
+    /// Delete the objects whose deletion is held back (SIGUSR1).
     ConfirmRemoval,
-    /// The neighbours, which this node has to reach, have changed.
+    /// The neighbours that this node must reach have changed.
     Neighbours(NeighboursByUser),
-    /// Stop serving in this process; connections get this much time. The answer: number of connections left.
+    /// Stop serving in this process. Connections get this much time. The answer is the number of remaining connections.
     Finish(Duration, oneshot::Sender<usize>),
     /// Report the state, for the status page.
     View(oneshot::Sender<View>),
-    /// Report the connections that userspace mode has begun, for metrics.
+    /// Report the connections started by userspace mode, for metrics.
     Begun(oneshot::Sender<Vec<Begun>>),
 }
 
@@ -64,7 +64,7 @@ pub struct Changes(Receiver);
 
 #[derive(Clone, Debug)]
 enum Receiver {
-    /// Takes changes only.
+    /// Receives only changes.
     Reader(mpsc::Sender<Event>),
     Kernel(mpsc::Sender<Message>),
 }
@@ -77,7 +77,7 @@ pub struct Closed;
 /// once.
 const ROOM: usize = 256;
 
-/// A channel for changes.
+/// Creates a channel for changes.
 pub fn channel() -> (Changes, mpsc::Receiver<Event>) {
     let (sender, receiver) = mpsc::channel(ROOM);
     (Changes(Receiver::Reader(sender)), receiver)
@@ -94,7 +94,7 @@ impl Changes {
     ///
     /// # Errors
     ///
-    /// The receiver is gone.
+    /// The receiver was dropped.
     pub async fn send(&self, change: Change) -> Result<(), Closed> {
         let event = Event { at: Instant::now(), change };
         let sent = match &self.0 {

@@ -43,13 +43,13 @@ pub(crate) struct ServiceView {
     pub(crate) frontends: Vec<Arc<Frontend>>,
 }
 
-/// A real server that drains.
+/// A draining real server.
 #[derive(Clone, Debug)]
 pub(crate) struct DrainView {
     pub(crate) virtual_server: String,
     pub(crate) real_server: String,
     pub(crate) since: Duration,
-    /// Time until it is deleted, even with connections.
+    /// Time until it is deleted, even if it has connections.
     pub(crate) left: Option<Duration>,
     pub(crate) connections: Option<u64>,
 }

@@ -1,4 +1,4 @@
-//! Durations as Go writes them: `30s`, `1h5m`, `1.5s`.
+//! Durations in Go's syntax: `30s`, `1h5m`, `1.5s`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -7,7 +7,7 @@ use std::time::Duration;
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// A duration that reads and prints as Go's `time.Duration` does. Never negative.
+/// A duration that parses and prints as Go's `time.Duration` does. Never negative.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct GoDuration(pub Duration);
 
@@ -50,7 +50,7 @@ impl FromStr for GoDuration {
             }
             let whole: u64 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_too_large| wrong())? };
             nanos += u128::from(whole) * u128::from(of_unit);
-            // Digits below a nanosecond, even of an hour, change nothing.
+            // Digits below a nanosecond change nothing, even for hours.
             let digits = fraction.get(..fraction.len().min(13)).unwrap_or_default();
             if !digits.is_empty() {
                 let scale = 10_u128.pow(u32::try_from(digits.len()).unwrap_or(0));
@@ -111,7 +111,7 @@ mod tests {
 
     #[test]
     fn reads_and_prints_as_go_does() {
-        // The right column has the output of Go's time.Duration for the left one.
+        // The middle column is the output of Go's time.Duration for the left one.
         for (text, printed, nanos) in [
             ("0", "0s", 0),
             ("0s", "0s", 0),

@@ -1,7 +1,7 @@
 //! `KubeProxyConfiguration` (`kubeproxy.config.k8s.io/v1alpha1`), as kubeadm writes it.
 //!
-//! Reading is strict first: unknown and repeated fields are then read leniently with a warning, as kube-proxy does.
-//! [`Settings`](crate::settings::Settings) checks the values.
+//! Unknown and repeated fields are accepted with a warning, as in kube-proxy. [`Settings`](crate::settings::Settings)
+//! checks the values.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -22,12 +22,12 @@ use crate::yaml;
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 /// `kind` of the format.
 pub const KIND: &str = "KubeProxyConfiguration";
-/// No configuration is so long: this is a device, or another file.
+/// No configuration is this long, so this is a device or another file.
 const BYTES: u64 = 16 << 20;
-/// Keys of a ConfigMap that may hold the configuration: kubeadm's, and the one that other installers use.
+/// Keys of a ConfigMap that may contain the configuration: kubeadm's, and the one that other installers use.
 const CONFIG_MAP_KEYS: [&str; 2] = ["config.conf", "config"];
 
-/// Fields that an earlier version had, and what happens without them.
+/// Removed fields, and what happens without them.
 const REMOVED: &[(&str, &str)] = &[
     ("ipvs.markNodePorts", "each node port has one virtual server for each address of the node, as kube-proxy's"),
     ("ipvs.connectionSync", "daemons that run go on; the cookbook's program `ipvs_sync` starts and stops them"),
@@ -39,12 +39,12 @@ const REMOVED: &[(&str, &str)] = &[
     ("userspace.maxConnectionsPerService", "no Service can take the file descriptors of all others"),
 ];
 
-/// What happens without a field that an earlier version had.
+/// What happens without a removed field; `None` if this field was never removed.
 pub fn removed(field: &str) -> Option<&'static str> {
     REMOVED.iter().find(|(name, _)| *name == field).map(|(_, instead)| *instead)
 }
 
-/// Reads `null` as the default: kubeadm writes it for unset fields.
+/// Reads `null` as the default, because kubeadm writes it for unset fields.
 fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
 where
     D: Deserializer<'de>,
@@ -57,15 +57,14 @@ fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
-/// Sets a value that is not set.
 fn set_default<T: Default + PartialEq>(field: &mut T, default: impl Into<T>) {
     if is_default(field) {
         *field = default.into();
     }
 }
 
-/// Makes the sections: a row for each field, with its default if that is not the type's. Own fields, which kube-proxy lacks, are written only
-/// where they are set.
+/// Defines the sections: a row for each field, with its default if that differs from the type's. Fields that kube-proxy
+/// lacks are written only if they are set.
 macro_rules! objects {
     ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty $(= $default:expr)?,)* }
         $(+ own { $($(#[$own_doc:meta])* $own:ident: $own_type:ty $(= $own_default:expr)?,)* })?)*) => {
@@ -102,8 +101,8 @@ macro_rules! objects {
     };
 }
 
-/// Time that connections of userspace mode get when the process ends, unless the configuration sets it: less than the 30 s that Kubernetes gives a
-/// pod.
+/// How long connections of userspace mode may continue when the process ends, unless configured. Less than the 30 s
+/// that Kubernetes gives a pod.
 pub const END_TIMEOUT: Duration = Duration::from_secs(20);
 
 const fn secs(secs: u64) -> GoDuration {
@@ -111,37 +110,37 @@ const fn secs(secs: u64) -> GoDuration {
 }
 
 objects! {
-    /// The whole configuration. Fields are documented by their effect here; "unused" ones are kept so that files with them are read without a warning
-    /// and written back whole.
+    /// The whole configuration. Each field describes its effect here. Fields marked "unused" are kept so that files
+    /// with them are read without a warning and written back completely.
     KubeProxyConfiguration {
         /// [`API_VERSION`].
         api_version: String = API_VERSION,
-        /// Primary address of the node in its family, if other hosts can reach it; its family is the primary one. Unspecified: the Node object's
-        /// addresses.
+        /// The node's primary address in its family, if other hosts can reach it; its family is the primary one.
+        /// Unspecified: the Node object's addresses.
         bind_address: String = "0.0.0.0",
-        /// Whether a health or metrics address that cannot be bound ends the process. Default no.
+        /// Whether the process ends if a health or metrics address cannot be bound. Default no.
         bind_address_hard_fail: bool,
         /// Connection to the API server.
         client_connection: ClientConnection,
-        /// Networks of the cluster's pods: one, or one of each family with a comma between.
+        /// Networks of the cluster's pods: one, or one of each family separated by a comma.
         #[serde(rename = "clusterCIDR")]
         cluster_cidr: String,
         /// Unused.
         config_sync_period: GoDuration = secs(15 * 60),
         /// Connection tracking.
         conntrack: Conntrack,
-        /// Details of the detection of local pod traffic.
+        /// Details for detecting local pod traffic.
         detect_local: DetectLocal,
         /// `ClusterCIDR`, `NodeCIDR`, `BridgeInterface`, `InterfaceNamePrefix`.
         detect_local_mode: String = "ClusterCIDR",
         /// `/debug` on the metrics server; unused.
         enable_profiling: bool,
-        /// Feature gates: `AllowServiceExternalIPs: false` leaves external IPs of Services out; a warning names each of the rest that is set, since
-        /// it has no effect here. Names are not checked against a release of kube-proxy.
+        /// Feature gates. `AllowServiceExternalIPs: false` ignores external IPs of Services. Any other gate has no
+        /// effect here, and causes a warning. Names are not checked against a kube-proxy release.
         feature_gates: BTreeMap<String, bool>,
         /// `/healthz`, `/livez` and `/readyz`. Default port 10256 on all addresses.
         healthz_bind_address: String,
-        /// The node's name. Default the host's.
+        /// The node's name. Default: the host name.
         hostname_override: String,
         /// Settings of iptables mode; its masquerading fields apply in IPVS mode too.
         iptables: Iptables,
@@ -153,15 +152,16 @@ objects! {
         logging: Logging,
         /// `/metrics`. Default port 10249 on the loopback address.
         metrics_bind_address: String,
-        /// `ipvs`, `nftables`, `iptables`, `userspace`, or `auto`: the best that the machine can do. Default `auto`.
+        /// `ipvs`, `nftables`, `iptables`, `userspace`, or `auto`: the best that the machine supports. Default `auto`.
         mode: String,
         /// Settings of nftables mode, used in that mode only.
         nftables: Option<Nftables>,
-        /// Addresses that serve node ports: networks, `primary`, `localhost` and `all` in any combination. Default `all`.
+        /// Addresses that serve node ports: networks, `primary`, `localhost` and `all` in any combination. Default
+        /// `all`.
         node_port_addresses: Vec<String>,
         /// Written to this process's `oom_score_adj`.
         oom_score_adj: Option<i64> = -999_i64,
-        /// Unused, in kube-proxy too.
+        /// Unused, also in kube-proxy.
         port_range: String,
         /// Unused.
         show_hidden_metrics_for_version: String,
@@ -170,9 +170,9 @@ objects! {
         /// Unused.
         windows_run_as_service: bool,
     } + own {
-        /// Fast path of established connections, in nftables and iptables mode. Default: none.
+        /// Fast path for established connections, in nftables and iptables mode. Default: none.
         fast_path: Option<FastPathObject>,
-        /// Clients that may see `/status` of the metrics server: `off`, `localhost`, `on`. Default `off`.
+        /// Which clients may see `/status` of the metrics server: `off`, `localhost`, `on`. Default `off`.
         status_page: Option<Value>,
         /// Settings of userspace mode.
         userspace: Option<Userspace>,
@@ -180,25 +180,25 @@ objects! {
 
     /// `clientConnection`.
     ClientConnection {
-        /// Encoding of answers instead of `contentType`'s: protobuf if it is among them, else JSON.
+        /// Encoding of answers, overriding `contentType`: protobuf if it is listed, otherwise JSON.
         accept_content_types: String,
-        /// Requests at once; unused.
+        /// Burst of requests; unused.
         burst: i64 = 10,
-        /// Encoding of answers: `application/vnd.kubernetes.protobuf`, else JSON.
+        /// Encoding of answers: `application/vnd.kubernetes.protobuf`, otherwise JSON.
         content_type: String = "application/vnd.kubernetes.protobuf",
         /// The kubeconfig file. Default: in-cluster.
         kubeconfig: String,
-        /// Requests a second; unused: this program sends far fewer.
+        /// Requests per second; unused, because this program sends far fewer.
         qps: f64 = 5.0,
     }
 
     /// `conntrack`. 0 leaves the kernel's value.
     Conntrack {
-        /// Entries for each CPU.
+        /// Entries per CPU.
         max_per_core: Option<i64> = 32 * 1024_i64,
         /// Minimum number of entries.
         min: Option<i64> = 128 * 1024_i64,
-        /// Be liberal about TCP windows. Default no.
+        /// Whether to accept TCP packets outside the window. Default no.
         tcp_be_liberal: bool,
         /// Timeout in CLOSE_WAIT.
         tcp_close_wait_timeout: Option<GoDuration> = secs(3_600),
@@ -223,9 +223,9 @@ objects! {
 
     /// `iptables`.
     Iptables {
-        /// Node ports on 127.0.0.1, in iptables mode.
+        /// Whether node ports are served on 127.0.0.1, in iptables mode.
         localhost_node_ports: Option<bool> = true,
-        /// Masquerade all traffic to Services. Default no.
+        /// Whether to masquerade all traffic to Services. Default no.
         masquerade_all: bool,
         /// Bit of the packet mark for masquerading, 0 to 31.
         masquerade_bit: Option<i64> = 14_i64,
@@ -234,17 +234,18 @@ objects! {
         /// Interval between full comparisons with the kernel, in iptables mode.
         sync_period: GoDuration = secs(30),
     } + own {
-        /// Whether masqueraded connections get random ports, in iptables mode: `true`, `false`, or `auto`: if the programs of iptables know how.
-        /// Default `auto`. `false` counts in IPVS mode too.
+        /// Whether masqueraded connections get random ports, in iptables mode: `true`, `false`, or `auto` (if the
+        /// iptables programs support it). Default `auto`. `false` also applies in IPVS mode.
         random_fully: Option<Value>,
-        /// Whether TCP clients of Services without endpoints get a reset, not ICMP, which the kernel limits for each client, in iptables mode;
-        /// nftables mode always resets. Default no: all other rules then equal those of kube-proxy.
+        /// Whether TCP clients of Services without endpoints get a reset, in iptables mode. The default no sends ICMP
+        /// errors, which the kernel limits for each client, and keeps all rules equal to kube-proxy's. nftables mode
+        /// always resets.
         reject_with_reset: bool,
     }
 
     /// `nftables`.
     Nftables {
-        /// Masquerade all traffic to cluster IPs. Default no.
+        /// Whether to masquerade all traffic to cluster IPs. Default no.
         masquerade_all: bool,
         /// Bit of the packet mark for masquerading, 0 to 31. Default 14.
         masquerade_bit: Option<i64>,
@@ -255,20 +256,20 @@ objects! {
     } + own {
         /// Whether connections are counted by Frontend, for `show` and `trace --live`. Default no.
         count_connections: bool,
-        /// Whether tables belong to this process: `nft flush ruleset` and other programs leave them alone while it runs. In IPVS mode by nf_tables
-        /// too. Needs Linux 6.9. Default no.
+        /// Whether this process owns its tables: while it runs, other programs cannot change them, and `nft flush
+        /// ruleset` skips them. Also applies to nf_tables tables in IPVS mode. Needs Linux 6.9. Default no.
         own_tables: bool,
     }
 
     /// `userspace`. Not in kube-proxy.
     Userspace {
-        /// Time that connections get when the process ends.
+        /// How long connections may continue when the process ends.
         end_timeout: Option<GoDuration> = GoDuration(END_TIMEOUT),
-        /// Networks of cluster IPs, made local as a whole; other addresses are made local one by one. The networks must be the Services' alone.
-        /// Default none.
+        /// Networks of cluster IPs, each made local as a whole; other addresses are made local one by one. The networks
+        /// must contain nothing but Services. Default none.
         #[serde(rename = "serviceCIDRs")]
         service_cidrs: Vec<String>,
-        /// Lifetime of a UDP flow without a datagram.
+        /// Lifetime of a UDP flow without datagrams.
         udp_idle_timeout: GoDuration = GoDuration(Duration::from_millis(250)),
     }
 
@@ -281,7 +282,7 @@ objects! {
         min_sync_period: GoDuration,
         /// The kernel's name of the scheduler.
         scheduler: String = "rr",
-        /// Answer ARP only for addresses of the interface that was asked. Default no.
+        /// Whether to answer ARP only for addresses of the receiving interface. Default no.
         #[serde(rename = "strictARP")]
         strict_arp: bool,
         /// Interval between full comparisons with the kernel.
@@ -293,26 +294,27 @@ objects! {
         /// Timeout of UDP. 0: the kernel's.
         udp_timeout: GoDuration,
     } + own {
-        /// Subjects that annotations may decide, by the names of `MayAskFor`; all but `node-weights` by default.
+        /// Settings that annotations may decide, by the names of `MayAskFor`. Default: all except `node-weights`.
         allowed_annotations: Option<Vec<String>>,
-        /// Way to make Services' addresses local: `addresses` on the dummy device, or `routes`. Default `addresses`.
+        /// How Services' addresses become local: `addresses` on the dummy device, or `routes`. Default `addresses`.
         binding: Option<String>,
-        /// Values for Services without an annotation of their own.
+        /// Values for Services without annotations.
         defaults: Option<IpvsDefaultsObject>,
         /// The firewall marks for `markSplit`, as `VALUE/MASK`. Default `0x16000000/0xff00c000`.
         mark_range: Option<String>,
-        /// Whether clients outside get local endpoints, and this node and its pods all endpoints, when a Service's external policy is `Local`.
-        /// Default no: all get the local ones. Needs rules `nftables`.
+        /// Whether, under external policy `Local`, outside clients get local endpoints while this node and its pods get
+        /// all endpoints. Default no: all clients get the local ones. Needs rules `nftables`.
         mark_split: Option<bool>,
         /// Overrides `iptables.masqueradeAll`.
         masquerade_all: Option<bool>,
         /// Overrides `iptables.masqueradeBit`.
         masquerade_bit: Option<i64>,
-        /// Rule back end for NAT and firewall rules beside the virtual servers: `nftables`, `iptables`, or `auto`: `nftables` unless a filter of
-        /// iptables drops by default, chains of IPVS mode are there, or the kernel cannot. Default `auto`.
+        /// Back end for NAT and firewall rules: `nftables`, `iptables`, or `auto`. `auto` uses `nftables` unless an
+        /// iptables filter drops by default, chains of IPVS mode exist, or the kernel does not support it. Default
+        /// `auto`.
         rules: Option<String>,
-        /// Networks of cluster IPs, with binding `routes` made local as a whole; other addresses are made local one by one. The networks must be the
-        /// Services' alone. Default none.
+        /// Networks of cluster IPs, each made local as a whole with binding `routes`; other addresses are made local
+        /// one by one. The networks must contain nothing but Services. Default none.
         #[serde(rename = "serviceCIDRs")]
         service_cidrs: Option<Vec<String>>,
     }
@@ -325,7 +327,7 @@ objects! {
         format: String = "text",
         /// Unused.
         options: Option<Value>,
-        /// Verbosity. 0 to 3: what happened; 4 and 5: why too; 6 and more: everything. Default 0.
+        /// Verbosity. 0 to 3: what happened; 4 and 5: also why; 6 and above: everything. Default 0.
         verbosity: i64,
         /// Unused.
         vmodule: Option<Value>,
@@ -337,7 +339,7 @@ impl KubeProxyConfiguration {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, is not YAML or JSON, is of another kind, or has a field of another type.
+    /// The file cannot be read, is not YAML or JSON, is of another kind, or has a field of the wrong type.
     pub fn read(path: &Path) -> Result<(Self, Vec<Problem>), Problem> {
         let origin = path.display().to_string();
         let mut text = String::new();
@@ -357,7 +359,7 @@ impl KubeProxyConfiguration {
     ///
     /// # Errors
     ///
-    /// Fails as [`read`](Self::read) does.
+    /// As [`read`](Self::read).
     pub fn parse(text: &str, origin: &str) -> Result<(Self, Vec<Problem>), Problem> {
         let mut warnings = Vec::new();
         let mut value = only_document(text, origin, &mut warnings)?;
@@ -388,7 +390,7 @@ impl KubeProxyConfiguration {
         Ok((object, warnings))
     }
 
-    /// Fills in defaults. Twice has the same result as once.
+    /// Fills in defaults. Repeating it changes nothing.
     pub fn set_defaults(&mut self) {
         self.set_own_defaults();
         self.client_connection.set_own_defaults();
@@ -406,13 +408,13 @@ impl KubeProxyConfiguration {
         add_port(&mut self.metrics_bind_address, 10249);
     }
 
-    /// The configuration as YAML, as `--write-config-to` prints it.
+    /// The configuration as YAML, as `--write-config-to` writes it.
     ///
     /// # Errors
     ///
-    /// The values nest too deep, which values of this format never do.
+    /// The values are nested too deeply, which values of this format never are.
     pub fn to_yaml(&self) -> Result<String, Problem> {
-        // JSON values have sorted keys, as in the files kube-proxy writes.
+        // JSON values have sorted keys, as in kube-proxy's own files.
         let value = serde_json::to_value(self).map_err(|error| Problem::new("configuration", error.to_string()))?;
         serde_saphyr::to_string(&value).map_err(|error| Problem::new("configuration", error.to_string()))
     }
@@ -425,10 +427,10 @@ fn add_port(address: &mut String, port: u16) {
     }
 }
 
-/// Reads the one document that is a configuration or a ConfigMap; without one, the first document.
+/// Returns the one document that is a configuration or a ConfigMap, otherwise the first document.
 fn only_document(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Result<Value, Problem> {
     let mut documents = Vec::new();
-    // An error then has the file's line number.
+    // Keeps the file's line numbers in errors.
     yaml::documents(text.as_bytes(), |document, before| documents.push("\n".repeat(before) + &document))
         .map_err(|error| Problem::new(origin, error.to_string()))?;
     let mut first = None;
@@ -447,7 +449,7 @@ fn only_document(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Resul
     Ok(value)
 }
 
-/// Reads a document. Of two values of a field the last counts, with a warning.
+/// Reads a document. If a field has two values the last one applies, with a warning.
 fn parse_yaml(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Result<Value, Problem> {
     yaml::parse(text, DuplicateKeyPolicy::Error).or_else(|strict| {
         let value = yaml::parse(text, DuplicateKeyPolicy::LastWins)
@@ -457,7 +459,8 @@ fn parse_yaml(text: &str, origin: &str, warnings: &mut Vec<Problem>) -> Result<V
     })
 }
 
-/// Configuration inside a ConfigMap, as kubeadm and other installers write it: the key, and the text. `None` if it is no ConfigMap.
+/// The configuration inside a ConfigMap, as kubeadm and other installers write it: the key and the text. `None` if it
+/// is not a ConfigMap.
 fn inside_config_map(value: &Value) -> Result<Option<(&'static str, &str)>, String> {
     if value.get("kind").and_then(Value::as_str) != Some("ConfigMap") {
         return Ok(None);
@@ -511,7 +514,7 @@ mod tests {
         );
     }
 
-    /// The program starts with a file of an older version, and names what to use instead, once.
+    /// The program starts with a file for an older version, and reports once what to use instead.
     #[test]
     fn removed_fields_are_named_with_what_to_use_instead() {
         let text = "ipvs: {allowedAnnotations: [scheduler, one-packet], defaults: {persistencePrefixIPv4: 24, persistencePrefixIPv6: 64, \

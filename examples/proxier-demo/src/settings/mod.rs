@@ -1,4 +1,4 @@
-//! The configuration with every value checked.
+//! The checked configuration.
 
 pub mod cli;
 pub mod duration;
@@ -21,7 +21,7 @@ use crate::problem::Problem;
 use crate::settings::duration::GoDuration;
 use crate::settings::kubeproxyconfig::{END_TIMEOUT, KubeProxyConfiguration};
 
-/// All settings, checked. `core` has those for compiling Services.
+/// All settings, checked. `core` contains those for compiling Services.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Settings {
@@ -31,15 +31,15 @@ pub struct Settings {
     pub asked: RequestedMode,
     /// The mode that serves: the configured one, or the one that was chosen.
     pub mode: Kind,
-    /// Primary address of the node; its family is the primary one.
+    /// The node's primary address; its family is the primary one.
     pub bind_address: IpAddr,
-    /// Whether an address that cannot be bound ends the process.
+    /// Whether the process ends if an address cannot be bound.
     pub bind_address_hard_fail: bool,
-    /// Address that serves `/healthz`, `/livez` and `/readyz`; `None`: no server.
+    /// Address of `/healthz`, `/livez` and `/readyz`; `None`: no server.
     pub healthz: Option<SocketAddr>,
-    /// Address that serves `/metrics`; `None`: no server.
+    /// Address of `/metrics`; `None`: no server.
     pub metrics: Option<SocketAddr>,
-    /// Clients that may see the status page, which the metrics server has.
+    /// Which clients may see the status page of the metrics server.
     pub status_page: Exposure,
     /// The node's name: trimmed, in lower case. Checked where needed ([`Origin::nameless`]).
     pub node_name: String,
@@ -47,7 +47,7 @@ pub struct Settings {
     pub kubeconfig: Option<PathBuf>,
     /// Whether protobuf is requested from the API server, which may answer in JSON.
     pub protobuf: bool,
-    /// Interval between full comparisons with the kernel; more than 0.
+    /// Interval between full comparisons with the kernel; greater than 0.
     pub sync_period: Duration,
     /// Shortest time between two passes; at most `sync_period`.
     pub min_sync_period: Duration,
@@ -71,7 +71,7 @@ pub struct Settings {
     pub object: KubeProxyConfiguration,
 }
 
-/// Clients that may see the status page.
+/// Which clients may see the status page.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Exposure {
     /// No clients: the page does not exist. Default.
@@ -85,7 +85,7 @@ pub enum Exposure {
 }
 
 impl Exposure {
-    /// The value of this name in configuration files.
+    /// The value with this name in configuration files.
     pub fn by_name(name: &str) -> Option<Self> {
         match name {
             "off" => Some(Exposure::Off),
@@ -96,7 +96,7 @@ impl Exposure {
     }
 }
 
-/// Origin of a configuration, with the parts that only flags can set.
+/// Where a configuration comes from, with the parts that only flags can set.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
     /// The file's name, or empty for flags.
@@ -109,7 +109,7 @@ pub struct Origin {
     pub mode: Option<Kind>,
     /// Whether the command needs no Node: any host name is then accepted.
     pub nameless: bool,
-    /// The name of the flag behind a field, when fields were set by flags.
+    /// Returns the flag behind a field, if fields were set by flags.
     pub flag_of: Option<fn(&str) -> Option<&'static str>>,
 }
 
@@ -135,7 +135,7 @@ impl Settings {
         reserved
     }
 
-    /// Options of iptables mode beyond those of every mode.
+    /// Options that only iptables mode has.
     pub(crate) fn iptables(&self) -> iptables::Options {
         let mut options = iptables::Options::default();
         options.localhost_node_ports = self.object.iptables.localhost_node_ports.unwrap_or(true);
@@ -275,7 +275,7 @@ impl Check<'_> {
             _ => None,
         };
         if let Some((_, all, bit)) = masquerade {
-            // proxier-core reads both from the section `ipvs`, also for other modes.
+            // proxier-core reads both from the section `ipvs` in every mode.
             value["ipvs"]["masqueradeAll"] = all.into();
             value["ipvs"]["masqueradeBit"] = bit.into();
         }
@@ -358,7 +358,7 @@ impl Check<'_> {
     fn status_page(&mut self, object: &KubeProxyConfiguration) -> Exposure {
         let asked = match &object.status_page {
             None | Some(Value::Bool(false)) => Some(Exposure::Off),
-            // YAML's `on` and `off` may be these.
+            // YAML may read `on` and `off` as these.
             Some(Value::Bool(true)) => Some(Exposure::On),
             Some(Value::String(name)) => Exposure::by_name(name),
             Some(_) => None,
@@ -377,7 +377,7 @@ impl Check<'_> {
         let own = || std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
         let name = if asked.trim().is_empty() { own() } else { asked.to_owned() };
         let name = name.trim().to_lowercase();
-        // RFC 1123, as the API server requires of a Node's name.
+        // RFC 1123, which the API server requires of a Node's name.
         let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || matches!(c, '-' | '.');
         if self.given.nameless {
             return name;
@@ -417,7 +417,7 @@ impl Check<'_> {
         host
     }
 
-    /// Whole seconds; 0 leaves the kernel's value. Less than a second is rejected, since rounding would make it 0.
+    /// Whole seconds; 0 leaves the kernel's value. Less than a second is rejected, because rounding would make it 0.
     fn secs(&mut self, field: &str, duration: GoDuration) -> Option<u32> {
         let secs = duration.0.as_secs();
         if secs == 0 && !duration.0.is_zero() {
@@ -591,7 +591,7 @@ mod tests {
         }
     }
 
-    /// Settings that several modes have in their sections are read from the section of the mode that serves.
+    /// Settings in the sections of several modes are read from the section of the mode that serves.
     #[test]
     fn the_mode_that_is_chosen_has_its_own_section() {
         let text = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nhostnameOverride: n\n\

@@ -1,4 +1,4 @@
-//! Watches files: when one is complete, and whether its content changed.
+//! Watches files: whether one is complete, and whether its content changed.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -21,7 +21,7 @@ pub struct Fingerprint {
 }
 
 impl Fingerprint {
-    /// Fingerprint of the file at this path, symbolic links followed.
+    /// The fingerprint of the file at this path. Symbolic links are followed.
     ///
     /// # Errors
     ///
@@ -76,7 +76,6 @@ impl Events {
         Ok(Events { readiness: pipe::Receiver::from_file_unchecked(second)?, inotify })
     }
 
-    /// Waits for events.
     async fn next(&mut self) -> io::Result<Vec<InotifyEvent>> {
         self.readiness.readable().await?;
         let mut events = Vec::new();
@@ -201,7 +200,7 @@ impl RewriteWatch {
     /// How long a file that is being rewritten must be unchanged.
     pub const STILL: Duration = Duration::from_secs(3);
 
-    /// Must be called within a tokio runtime.
+    /// Creates a watch. Must be called within a tokio runtime.
     pub fn new(path: &Path) -> Self {
         RewriteWatch { path: path.to_owned(), watch: FileWatch::new(&[path.to_owned()]), seen: None }
     }
@@ -220,7 +219,7 @@ impl RewriteWatch {
         }
     }
 
-    /// Whether the file is unchanged since the last look.
+    /// Whether the file is unchanged since the last check.
     fn is_as_seen(&mut self) -> bool {
         let now = Fingerprint::of(&self.path).ok();
         std::mem::replace(&mut self.seen, now) == now

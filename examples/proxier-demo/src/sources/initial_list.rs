@@ -1,4 +1,4 @@
-//! Reads the initial list: for `plan`, `render`, `show` and `run --once`.
+//! Reads the initial list for `plan`, `render`, `show` and `run --once`.
 
 use std::time::{Duration, Instant};
 
@@ -16,9 +16,9 @@ use crate::sources::read_counts::ReadCounts;
 /// Why the initial list is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unread {
-    /// The given source is wrong.
+    /// The configured source is wrong.
     BadInput(Vec<Problem>),
-    /// The API server has not sent everything.
+    /// The API server did not send everything.
     NoAnswer(Problem),
 }
 
@@ -32,7 +32,7 @@ impl Unread {
     }
 }
 
-/// Reads everything once, from an API server with these times and sizes, and counts the objects so far.
+/// Reads everything once, with these options for an API server, and counts the objects so far.
 ///
 /// An API server may take any time while it sends something new; see [`Configured::input_timeout`].
 ///
@@ -64,7 +64,7 @@ pub async fn read(configured: &Configured, options: Options, counted: &ReadCount
 
 /// Why the changes ended before the initial list was complete.
 enum EndReason {
-    /// No change came for this time.
+    /// No change arrived for this time.
     Silent(Duration),
     /// The source has ended.
     Ended,

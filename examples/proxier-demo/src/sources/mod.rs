@@ -1,4 +1,4 @@
-//! Sources of Services: an API server or files, as changes.
+//! Sources of Services, as changes: an API server or files.
 
 pub mod cluster;
 pub mod files;

@@ -1,11 +1,11 @@
-//! Counts of objects that were read, to display progress.
+//! Counts objects that were read, to show progress.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use crate::message::change::Change;
 
-/// Counts of Services and EndpointSlices that were read. Shared between reader and display.
+/// Counts of Services and EndpointSlices that were read, shared between reader and display.
 #[derive(Clone, Debug, Default)]
 pub struct ReadCounts(Arc<Counters>);
 

@@ -12,8 +12,8 @@ use crate::settings::cli::{Configured, Source};
 use crate::sources::cluster::{Cluster, Connection, Options};
 use crate::sources::manifests::Manifests;
 
-/// The API client has its own thread: it waits for programs that get credentials (`exec` in a kubeconfig), which must
-/// not delay health checks and the kernel.
+/// The API client has its own thread, because it waits for programs that get credentials (`exec` in a kubeconfig),
+/// which must not delay health checks and the kernel's thread.
 pub(crate) struct Api(Option<Runtime>);
 
 impl Api {
@@ -51,7 +51,7 @@ pub(crate) enum RunningSource {
 }
 
 impl StartingSource {
-    /// Reads the files, or begins to ask the API server.
+    /// Reads the files, or starts to request from the API server.
     pub(crate) fn begin(configured: &Configured, changes: Changes, api: &Api) -> Result<Self, Vec<Problem>> {
         let node_name = configured.settings.node_name.clone();
         match &configured.source {

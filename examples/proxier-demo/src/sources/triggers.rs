@@ -14,14 +14,14 @@ pub(crate) const ANNOTATION: &str = "endpoints.kubernetes.io/last-change-trigger
 /// Most causes that are measured individually.
 const MOST: usize = 10_000;
 
-/// Causes of changes that the kernel does not have yet.
+/// Causes of changes that are not in the kernel yet.
 #[derive(Debug)]
 pub(crate) struct Triggers {
     /// Earlier causes are not measured, since they waited for this process to start.
     started: SystemTime,
     /// Causes for the next pass.
     fresh: Vec<Trigger>,
-    /// Causes from failed passes: in the kernel once a full pass succeeds.
+    /// Causes from failed passes. They are in the kernel once a full pass succeeds.
     overdue: Vec<Trigger>,
 }
 
@@ -46,7 +46,7 @@ impl Triggers {
         (time > self.started).then(|| Trigger { slice: ObjectKey::of(&slice.metadata), family, time })
     }
 
-    /// A slice has changed.
+    /// Records that a slice has changed.
     pub(crate) fn changed(&mut self, trigger: Trigger) {
         if self.fresh.len() + self.overdue.len() < MOST {
             self.fresh.push(trigger);
@@ -60,7 +60,7 @@ impl Triggers {
         }
     }
 
-    /// A pass has ended. Returns how long each cause took that the kernel has now.
+    /// Records that a pass has ended. Returns how long each cause took that is now in the kernel.
     pub(crate) fn passed(&mut self, full: bool, failed: bool, now: SystemTime) -> Vec<(Family, Duration)> {
         if failed {
             self.overdue.append(&mut self.fresh);
@@ -102,7 +102,7 @@ mod tests {
             Clock { triggers: Triggers::new(started), started }
         }
 
-        /// The slice changes, with a cause this many seconds after the start.
+        /// Changes the slice, with a cause this many seconds after the start.
         fn change(&mut self, name: &str, at: u32) {
             let text = Timestamp::try_from(self.started + SECOND * at).unwrap().to_string();
             if let Some(trigger) = self.triggers.trigger_of(&slice(name, Some(&text))) {

@@ -8,9 +8,9 @@ use k8s_openapi::jiff::Timestamp;
 use proxier_core::plan::report::Report;
 use serde_json::{Value, json};
 
-/// Number of passes that are kept.
+/// Number of passes kept.
 const PASSES: usize = 30;
-/// Number of failures of the last pass that are kept.
+/// Number of failures of the last pass kept.
 const FAILURES: usize = 50;
 
 /// The last passes, shared: the kernel's thread writes, the status page reads.
@@ -45,7 +45,7 @@ impl Board {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records a pass that has ended. Failures of earlier passes are forgotten: each pass tries them again.
+    /// Records a pass that has ended. Failures of earlier passes are dropped, because each pass retries them.
     pub(crate) fn passed(&self, report: &Report, took: Duration, now: SystemTime) {
         let failures = report.applied.failures.iter().map(ToString::to_string);
         let unread = report.unread.iter().map(ToString::to_string);

@@ -1,4 +1,4 @@
-//! Kubernetes Events: for an operator who runs `kubectl describe` on the Node or the Service.
+//! Kubernetes Events, for operators who run `kubectl describe` on the Node or the Service.
 //!
 //! Sent in sequence, never waited for, and dropped if there are too many. While the server is unavailable or busy, an
 //! Event is retried for ten minutes, with the time when it was recorded.
@@ -16,16 +16,16 @@ use tokio::sync::mpsc;
 
 use crate::sources::cluster::{Connection, Session};
 
-/// Object of an Event.
+/// The object of an Event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Regarding {
-    /// The Node object of this node.
+    /// This node's Node object.
     Node,
     /// A Service.
     Service(ObjectKey),
 }
 
-/// Reason of an Event; kube-proxy's own reasons first.
+/// The reason of an Event; kube-proxy's own reasons first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Reason {
@@ -43,7 +43,7 @@ pub enum Reason {
     InvalidField,
     /// An object cannot be read. Not in kube-proxy.
     Unreadable,
-    /// Another Service has the address and port already. Not in kube-proxy.
+    /// Another Service already has the address and port. Not in kube-proxy.
     AddressConflict,
     /// A Service has an address of another Node, which serves it. Not in kube-proxy.
     AddressOfNode,
@@ -93,13 +93,13 @@ pub struct Recorder {
 
 /// How long the same Event is not repeated.
 const AGAIN: Duration = Duration::from_secs(600);
-/// Most Events in a minute.
+/// Largest number of Events per minute.
 const A_MINUTE: usize = 60;
-/// Longest note, in bytes (the API's limit).
+/// Longest note in bytes (the API's limit).
 const NOTE: usize = 1024;
 /// Longest wait for the server.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// The first pause after a failure; it doubles.
+/// The first pause after a failure; doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
 /// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -116,7 +116,7 @@ impl Recorder {
                     let sender = Sender { session, node_name, sent: HashMap::new(), forbidden: false };
                     sender.run(reports).await;
                 }
-                // The watch has the same credentials, and reports what is wrong with them.
+                // The watch uses the same credentials, and reports what is wrong with them.
                 Err(problem) => tracing::debug!("no Events are sent: {problem}"),
             }
         });
@@ -242,7 +242,7 @@ fn event(report: &Report, node_name: &str, now: SystemTime) -> Value {
     })
 }
 
-/// The beginning of a text, at most this many bytes, in whole characters.
+/// The start of a text, at most this many bytes, cut between characters.
 fn cut(text: &str, bytes: usize) -> &str {
     let mut end = text.len().min(bytes);
     while !text.is_char_boundary(end) {

@@ -56,7 +56,8 @@ impl State {
 }
 
 impl Health {
-    /// Healthy, with nothing pending. Unhealthy once something is pending for two sync periods.
+    /// Creates a healthy state with nothing pending. It becomes unhealthy once something is pending for two sync
+    /// periods.
     pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
         let health = Arc::new(Health {
             timeout: sync_period * 2,
@@ -96,12 +97,12 @@ impl Health {
         self.state().ready = true;
     }
 
-    /// A pass was requested.
+    /// Records that a pass was requested.
     pub fn queued(&self, now: SystemTime) {
         self.state().metrics.sync_last_queued_timestamp = seconds(now);
     }
 
-    /// Records that a pass has ended, and everything requested before it began is done.
+    /// Records that a pass has ended, and that everything requested before it started is done.
     pub fn updated(&self, now: SystemTime) {
         let mut state = self.state();
         state.metrics.sync_last_timestamp = seconds(now);
@@ -121,7 +122,7 @@ impl Health {
         change(&mut self.state().metrics)
     }
 
-    /// Metrics count failures of the API server from these counters.
+    /// Sets the counters from which metrics report failures of the API server.
     pub fn set_api(&self, counters: Arc<Counters>) {
         self.state().api = Some(counters);
     }
@@ -154,7 +155,7 @@ impl Health {
         Some(json!({"answers": list.is_empty(), "failingSince": since, "failing": list}))
     }
 
-    /// The page of metrics, with the packets that rules have counted, and the connections that userspace mode has begun.
+    /// The metrics page, with the packets counted by rules, and the connections started by userspace mode.
     pub(super) fn page(&self, packets: BTreeMap<String, u64>, begun: Vec<Begun>) -> String {
         let state = self.state();
         let (mut metrics, api) = (state.metrics.clone(), state.api.clone());
@@ -177,7 +178,7 @@ impl Health {
         zpages::slis(&state.metrics, live && state.node_eligible, live)
     }
 
-    /// Whether nothing has been pending for too long.
+    /// Whether nothing has been pending too long.
     pub fn is_healthy(&self, now: Instant) -> bool {
         self.is_in_time(self.state().pending, now)
     }
@@ -236,7 +237,7 @@ impl Health {
         Answer::json(status, self.with_held(body).to_string())
     }
 
-    /// Adds the reason why deletions are held back, which kube-proxy does not have.
+    /// Adds why deletions are held back, which kube-proxy does not report.
     fn with_held(&self, mut body: Value) -> Value {
         if let Some(stopped) = self.board.stopped() {
             body["heldBack"] = Value::from(stopped);

@@ -12,7 +12,7 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::output;
 use crate::status::progress;
 
-/// Starts logging for the process. Has no effect if logging is already started.
+/// Starts logging for the process. Does nothing if it has already started.
 ///
 /// `verbosity` is kube-proxy's: up to 3 what happened, 4 and 5 also why, from 6 everything.
 pub fn start(verbosity: u8, json: bool) {
@@ -85,7 +85,7 @@ struct LastMessage {
 impl Limiter {
     /// How long further messages about an object are held back.
     pub const INTERVAL: Duration = Duration::from_secs(60);
-    /// Number of objects that are remembered.
+    /// Number of objects remembered.
     const OBJECTS: usize = 4096;
 
     /// Whether this object is seen for the first time in this process.
@@ -96,7 +96,7 @@ impl Limiter {
         self.pass(object, Instant::now()).is_some()
     }
 
-    /// Whether to log a message about this object now; if so, how many were held back since the last one.
+    /// Whether to log a message about this object now. If so, returns the number held back since the last one.
     pub fn pass(&mut self, object: &str, now: Instant) -> Option<u32> {
         if let Some(spoken) = self.objects.get_mut(object) {
             if now.saturating_duration_since(spoken.at) < Self::INTERVAL {

@@ -1,4 +1,4 @@
-//! Metrics under kube-proxy's names, in Prometheus' text format 0.0.4.
+//! Metrics with kube-proxy's names, in Prometheus' text format 0.0.4.
 //!
 //! Written by hand, because the names are a contract. `prometheus-client` prints OpenMetrics, in which
 //! `kubeproxy_proxy_healthz_total` would belong to a family `kubeproxy_proxy_healthz`, and a gauge could not end in
@@ -49,7 +49,7 @@ const COUNTED: [(&str, &str, &str); 2] = [
     ),
 ];
 
-/// Metric of userspace mode from which `show` reads connections, without the prefix.
+/// The userspace mode metric from which `show` reads connections, without the prefix.
 pub(crate) const USERSPACE_CONNECTIONS: &str = "userspace_connections_total";
 
 /// Values of all metrics. Each part of the program writes those that it knows; [`render`](Metrics::render) prints them.
@@ -58,7 +58,7 @@ pub(crate) const USERSPACE_CONNECTIONS: &str = "userspace_connections_total";
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Metrics {
-    /// The families that are served.
+    /// The served families.
     pub families: Families,
     /// Histograms of durations.
     pub took: Durations,
@@ -66,11 +66,11 @@ pub struct Metrics {
     pub sync_last_timestamp: f64,
     /// Time when a pass was last requested.
     pub sync_last_queued_timestamp: f64,
-    /// Changes of endpoints that no pass has handled yet.
+    /// Changes of endpoints not handled by a pass yet.
     pub endpoint_changes_pending: u64,
     /// Changes of endpoints.
     pub endpoint_changes: u64,
-    /// Changes of Services that no pass has handled yet.
+    /// Changes of Services not handled by a pass yet.
     pub service_changes_pending: u64,
     /// Changes of Services.
     pub service_changes: u64,
@@ -84,7 +84,7 @@ pub struct Metrics {
     pub iptables_packets: BTreeMap<String, u64>,
     /// Connections that took the fast path since its table was created; `None` without one.
     pub fast_path: Option<u64>,
-    /// Transactions of nf_tables that failed.
+    /// Failed nf_tables transactions.
     pub nftables_sync_failures: ByFamily<u64>,
     /// Ports of Services without the local endpoints that their policy requires: internal, external.
     pub no_local_endpoints: [ByFamily<u64>; 2],
@@ -92,23 +92,23 @@ pub struct Metrics {
     pub healthz: [u64; 2],
     /// Answers of /livez: 200, 503.
     pub livez: [u64; 2],
-    /// Entries of connection tracking that were deleted.
+    /// Deleted connection tracking entries.
     pub conntrack_deleted: Flows,
-    /// Passes that failed. Not in kube-proxy.
+    /// Failed passes. Not in kube-proxy.
     pub sync_failures: u64,
     /// Fields and objects of the input that are currently ignored. Not in kube-proxy.
     pub rejected: u64,
     /// Objects and files that could not be read so far. Not in kube-proxy.
     pub unreadable: u64,
-    /// Objects that cannot be read now. Not in kube-proxy.
+    /// Objects that are currently unreadable. Not in kube-proxy.
     pub unreadable_now: u64,
-    /// Requests to the API server that failed, and watches that broke off. Not in kube-proxy.
+    /// Failed requests to the API server, and watches that broke. Not in kube-proxy.
     pub api_failures: u64,
     /// Longest time that all requests of a kind have failed; 0 in the first minute. Not in kube-proxy.
     pub api_failing: Duration,
     /// All requests to the API server.
     pub requests: Requests,
-    /// Frontends that Services have on this node, in every mode, as of the last full pass. Not in kube-proxy.
+    /// Frontends of Services on this node, in every mode, as of the last full pass. Not in kube-proxy.
     pub frontends: ByFamily<u64>,
     /// Their endpoints, each counted for every Frontend that forwards to it. Not in kube-proxy.
     pub endpoints: ByFamily<u64>,
@@ -128,7 +128,7 @@ pub struct Metrics {
     pub refused_objects: u64,
     /// Node ports on loopback addresses in nftables mode, if the configuration names these. In kube-proxy from 1.37.
     pub localhost: Option<LocalhostNodePorts>,
-    /// Real servers that drain. Not in kube-proxy.
+    /// Draining real servers. Not in kube-proxy.
     pub draining: u64,
     /// The requested mode and the one that serves. Not in kube-proxy.
     pub mode: Option<(RequestedMode, Kind)>,
@@ -157,7 +157,7 @@ pub struct Durations {
     pub sync_partial: Histogram,
     /// Time from the cause of a change of endpoints, according to the EndpointSlice, until the kernel has it.
     pub network_programming: ByFamily<Histogram>,
-    /// Time to find and delete entries of connection tracking.
+    /// Time to find and delete connection tracking entries.
     pub conntrack_sync: ByFamily<Histogram>,
 }
 
@@ -237,7 +237,7 @@ impl Metrics {
         p.family("sync_proxy_rules_no_local_endpoints_total", "untyped", without, missing);
     }
 
-    /// Metrics that kube-proxy has in some modes only.
+    /// Adds metrics that kube-proxy has in some modes only.
     fn of_mode(&self, p: &mut Page) {
         let mode = self.mode.map(|(_asked, mode)| mode);
         if matches!(mode, Some(Kind::Iptables | Kind::Ipvs)) {
@@ -334,7 +334,7 @@ impl Metrics {
         }
     }
 
-    /// Metrics that kube-proxy does not have.
+    /// Adds metrics that kube-proxy does not have.
     fn own(&self, p: &mut Page) {
         p.counter("sync_failures_total", "Passes that failed, wholly or in part", self.sync_failures);
         p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);
@@ -378,7 +378,7 @@ impl Metrics {
         }
     }
 
-    /// Requests to the API server, as client-go counts them.
+    /// Adds requests to the API server, as client-go counts them.
     fn client(&self, page: &mut Page) {
         page.prefix = "rest_client_";
         let Requests { outcomes, programs } = &self.requests;
@@ -516,7 +516,7 @@ mod tests {
         Metrics { mode, iptables_rules: vec![rule], iptables_packets, ..Metrics::default() }.render()
     }
 
-    /// Names of the labels of a sample, without `le` of a bucket.
+    /// Label names of a sample, without a bucket's `le`.
     fn labels(sample: &str) -> BTreeSet<&str> {
         let Some((_, rest)) = sample.split_once('{') else { return BTreeSet::new() };
         rest.split(',').filter_map(|label| Some(label.split_once('=')?.0)).filter(|name| *name != "le").collect()

@@ -1,4 +1,4 @@
-//! Reports of the program: servers, metrics, Events and logs.
+//! What the program reports: servers, metrics, Events and logs.
 
 mod board;
 pub mod events;

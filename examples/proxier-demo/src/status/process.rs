@@ -13,7 +13,7 @@ use crate::status::text::Page;
 pub(super) fn add(page: &mut Page) {
     page.prefix = "process_";
     let stat = read_to_string("/proc/self/stat").unwrap_or_default();
-    // The name of the program may have spaces and parentheses.
+    // The program's name may contain spaces and parentheses.
     let fields: Vec<&str> = stat.rsplit_once(") ").map_or("", |(_, rest)| rest).split(' ').collect();
     // Numbered as in proc_pid_stat(5), where the state is 3.
     let field = |number: usize| fields.get(number.checked_sub(3)?)?.parse::<f64>().ok();
@@ -67,7 +67,7 @@ pub(super) fn add(page: &mut Page) {
     page.family("build_info", "gauge", "The version and the commit of this program", [(labels, 1)]);
 }
 
-/// Time when this machine was started, in seconds since 1970.
+/// When this machine was started, in seconds since 1970.
 fn boot_time() -> Option<f64> {
     let stat = read_to_string("/proc/stat").ok()?;
     stat.lines().find_map(|line| line.strip_prefix("btime ")?.trim().parse().ok())

@@ -1,6 +1,7 @@
 //! Shows the progress of long work on standard error, except in the first seconds.
 //!
-//! On a terminal: one line, rewritten, removed when the work is done. Elsewhere: a line every ten seconds, which `run` writes to its log.
+//! On a terminal: one line, rewritten, and removed when the work is done. Elsewhere: a line every ten seconds, which
+//! `run` writes to its log.
 
 use std::io::{self, IsTerminal, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,7 +14,7 @@ use crate::sources::read_counts::ReadCounts;
 /// Whether this process wrote the terminal's last line.
 static SHOWN: Mutex<bool> = Mutex::new(false);
 
-/// Place where progress is shown.
+/// Where progress is shown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     /// One line of a terminal.
@@ -30,7 +31,7 @@ impl Place {
         if self == Place::Terminal { Duration::from_secs(2) } else { Duration::from_secs(5) }
     }
 
-    /// Time between two lines.
+    /// Interval between two lines.
     fn interval(self) -> Duration {
         if self == Place::Terminal { Duration::from_millis(200) } else { Duration::from_secs(10) }
     }
@@ -50,7 +51,7 @@ struct ProgressState {
     ended: AtomicBool,
 }
 
-/// Shows the progress, from its own thread, until [`Progress::end`].
+/// Shows the progress, on its own thread, until [`Progress::end`].
 #[derive(Debug)]
 pub struct Progress(Arc<ProgressState>);
 
@@ -60,7 +61,7 @@ impl Progress {
         Self::start(Some(if io::stderr().is_terminal() { Place::Terminal } else { Place::Log }))
     }
 
-    /// Progress of a command that ends.
+    /// Starts the progress of a command that ends.
     pub fn of_command() -> Self {
         Self::start(Some(if io::stderr().is_terminal() { Place::Terminal } else { Place::Lines }))
     }
@@ -83,7 +84,7 @@ impl Progress {
         &self.0.counted
     }
 
-    /// Everything is read; work on the kernel begins.
+    /// Everything was read, and work on the kernel begins.
     pub fn at_kernel(&self) {
         *self.0.stage.lock().unwrap_or_else(PoisonError::into_inner) = Stage::Kernel;
     }
@@ -144,7 +145,7 @@ fn show(shared: &ProgressState, place: Place) {
     }
 }
 
-/// Removes the line, if there is one, before something else is printed.
+/// Removes the line, if shown, before something else is printed.
 pub(crate) fn clear() {
     let mut is_shown = SHOWN.lock().unwrap_or_else(PoisonError::into_inner);
     if std::mem::take(&mut *is_shown) {

@@ -1,4 +1,4 @@
-//! The servers of the proxy's health and metrics.
+//! The health and metrics servers of the proxy.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -60,8 +60,8 @@ pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
     serve(listener, Slots::new(CONNECTIONS), answers).await;
 }
 
-/// Serves `/metrics`, `/metrics/slis`, `/healthz`, `/proxyMode`, `/configz`, `/flagz` and `/statusz`, and the status page if there is one, until it
-/// is dropped. `configuration` is the effective one.
+/// Serves `/metrics`, `/metrics/slis`, `/healthz`, `/proxyMode`, `/configz`, `/flagz` and `/statusz`, and the status
+/// page if enabled, until it is dropped. `configuration` is the effective one.
 pub async fn serve_metrics(
     listener: TcpListener,
     health: Arc<Health>,
@@ -94,7 +94,7 @@ impl MetricsServer {
     }
 }
 
-/// Paths that `/statusz` names.
+/// Paths that `/statusz` lists.
 const PATHS: [&str; 7] = ["/configz", "/flagz", "/healthz", "/metrics", "/metrics/slis", "/proxyMode", "/statusz"];
 
 fn metrics(body: String) -> Answer {

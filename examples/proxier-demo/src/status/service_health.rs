@@ -1,4 +1,4 @@
-//! The health-check node ports of Services: load balancers ask each node whether it has local endpoints.
+//! The health-check node ports of Services, with which load balancers ask each node whether it has local endpoints.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -48,12 +48,12 @@ pub struct ListenAddresses {
 }
 
 impl ListenAddresses {
-    /// Addresses that serve node ports.
+    /// The addresses that serve node ports.
     pub fn from_facts(facts: &NodeFacts) -> Self {
         ListenAddresses { v4: facts.health_checks_open_on(Family::V4), v6: facts.health_checks_open_on(Family::V6) }
     }
 
-    /// The addresses to bind; an unspecified one stands for all of its family.
+    /// The addresses to bind; an unspecified one stands for its whole family.
     fn addresses(&self) -> BTreeSet<IpAddr> {
         let all: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
         let mut addresses = BTreeSet::new();
@@ -89,7 +89,7 @@ pub struct ServiceHealth {
 #[derive(Debug)]
 struct Servers {
     port: u16,
-    /// Servers by requested address, with the number that each answers.
+    /// Servers by requested address, with the number that each reports.
     listening: BTreeMap<IpAddr, (Server, Arc<AtomicU64>)>,
 }
 
@@ -99,8 +99,8 @@ impl ServiceHealth {
         ServiceHealth { health, slots: Slots::new(CONNECTIONS), services: BTreeMap::new() }
     }
 
-    /// Opens, closes and updates servers to match these, on these addresses. Returns the servers that could not be
-    /// opened; the next call retries them. Must be called within a tokio runtime.
+    /// Opens, closes and updates servers to match these Services on these addresses. Returns the servers that could not
+    /// be opened; the next call retries them. Must be called within a tokio runtime.
     ///
     /// Servers that are no longer needed are closed, listener and connections, before any is opened. So a port can move
     /// between Services, or from single addresses to all of them, within one call.
@@ -164,7 +164,7 @@ impl ServiceHealth {
 fn answer(key: &ObjectKey, count: &AtomicU64, health: &Health) -> Answer {
     let count = count.load(Ordering::Relaxed);
     let healthy = health.is_healthy(Instant::now());
-    // Names of objects need no JSON escapes, but a manifest can contain anything.
+    // Object names need no JSON escapes, but a manifest can contain anything.
     let quoted = |text: &str| serde_json::Value::from(text).to_string();
     let body = format!(
         "{{\n\t\"service\": {{\n\t\t\"namespace\": {},\n\t\t\"name\": {}\n\t}},\n\t\"localEndpoints\": {count},\n\t\

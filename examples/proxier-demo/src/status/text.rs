@@ -27,7 +27,7 @@ impl Page {
         self.family(name, "counter", help, [(Labels::new(), value)]);
     }
 
-    /// A metric with a value for each of these labels.
+    /// Adds a metric with a value for each of these label sets.
     pub(super) fn family<T: Display>(
         &mut self,
         name: &str,

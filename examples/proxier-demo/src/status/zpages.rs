@@ -1,4 +1,4 @@
-//! `/flagz`, `/statusz` and `/metrics/slis`, as the components of Kubernetes have them (component-base's zpages; KEP-4828, KEP-4827,
+//! `/flagz`, `/statusz` and `/metrics/slis`, as in Kubernetes components (component-base's zpages; KEP-4828, KEP-4827,
 //! KEP-3466).
 
 use std::collections::BTreeMap;

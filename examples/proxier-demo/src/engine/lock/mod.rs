@@ -40,7 +40,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const SAID: u64 = 4096;
 
 impl Lock {
-    /// Takes the lock of the network namespace of this thread.
+    /// Takes the lock of this thread's network namespace.
     ///
     /// Waits at most a second, and only for a holder that has just taken it.
     ///
@@ -65,7 +65,7 @@ impl Lock {
     ///
     /// # Errors
     ///
-    /// Fails as [`Lock::take`] does.
+    /// As [`Lock::take`].
     pub fn take_below(base: &Path) -> Result<Self, Problem> {
         let folder = open_folder(base)?;
         let place = base.join(FOLDER);
@@ -77,7 +77,7 @@ impl Lock {
         loop {
             match file.try_lock() {
                 Ok(()) => {
-                    // The lock is held; only its holder's name is missing from the file.
+                    // The lock is held; only the holder's name could not be written.
                     if let Err(error) = write_holder(&mut file) {
                         let place = path.display();
                         tracing::warn!(

@@ -59,7 +59,7 @@ fn the_second_process_learns_who_holds_the_lock() {
     assert_eq!((mode(&base.folder()), mode(&base.file())), (0o700, 0o600));
 }
 
-/// The holder is another process, and is killed.
+/// The holder is another process and is killed.
 #[test]
 fn a_killed_process_leaves_no_lock() {
     let base = Base::new("killed");
@@ -113,7 +113,7 @@ fn planted_files_are_refused() {
     assert!(!elsewhere.0.join("victim").exists() && fs::read_dir(elsewhere.0.join("theirs")).unwrap().count() == 0);
     fs::remove_file(base.file()).unwrap();
 
-    // A file with a second name may be open in another process.
+    // Another process may have a file with a second name open.
     fs::write(elsewhere.0.join("file"), "").unwrap();
     fs::hard_link(elsewhere.0.join("file"), base.file()).unwrap();
     let problem = base.take().unwrap_err();

@@ -31,24 +31,23 @@ use crate::status::metrics::Metrics;
 use crate::status::progress::Progress;
 use crate::status::service_health::{HealthCheck, ListenAddresses};
 
-/// The kernel's thread's report on a pass.
+/// What the kernel's thread reports about a pass.
 pub(crate) struct PassSummary {
     pub(crate) health_checks: BTreeMap<ObjectKey, HealthCheck>,
     pub(crate) listening: ListenAddresses,
 }
 
-/// The kernel's thread.
 pub(crate) struct Worker {
     health: Arc<Health>,
     recorder: Recorder,
     limiter: Limiter,
     passed: mpsc::UnboundedSender<PassSummary>,
     triggers: Triggers,
-    /// Addresses last given to the servers of Services.
+    /// The addresses last given to the health check servers of Services.
     listening: Option<ListenAddresses>,
     /// Progress on standard error, until the first pass has ended.
     progress: Option<Progress>,
-    /// Until the first full pass has ended.
+    /// Dropped when the first full pass has ended.
     compared: Option<Sender<()>>,
     passes: Passes,
     /// Features that the kernel turned out to lack.
@@ -84,7 +83,7 @@ impl Worker {
         compared: Option<Sender<()>>,
     ) -> Result<mpsc::UnboundedReceiver<PassSummary>, Problem> {
         let problem = |error| Problem::new("", format!("no thread for the kernel ({error})"));
-        // Its own runtime: the process's may end while this thread still waits.
+        // Its own runtime, because the process's may end while this thread still waits.
         let clock = Builder::new_current_thread().enable_time().build().map_err(problem)?;
         let (passed, outcomes) = mpsc::unbounded_channel();
         let work = move || {
@@ -123,7 +122,7 @@ impl Worker {
                 Some(Duration::ZERO) => {
                     inbox.try_recv().map_err(|error| error == mpsc::error::TryRecvError::Disconnected)
                 }
-                // Within the future, since the runtime has the clock.
+                // Created within the future, because the runtime has the clock.
                 Some(idle) => clock
                     .block_on(async { tokio::time::timeout(idle, inbox.recv()).await })
                     .map_or(Err(false), |message| message.ok_or(true)),
@@ -132,7 +131,7 @@ impl Worker {
             match message {
                 Ok(message) => {
                     self.handle_message(engine, message);
-                    // Take everything that has arrived meanwhile.
+                    // Receive everything that has arrived meanwhile.
                     while let Ok(message) = inbox.try_recv() {
                         self.handle_message(engine, message);
                     }
@@ -354,7 +353,7 @@ impl Worker {
                 self.recorder.record(service, Reason::NotAsConfigured, unmarked.to_string());
             }
         }
-        // Requests from before the pass began are done.
+        // Requests from before the pass started are done.
         if engine.pending_since().is_none_or(|since| since >= start) {
             self.health.updated(SystemTime::now());
         }
@@ -399,7 +398,7 @@ impl Worker {
             if report.full {
                 let of_nodes = report.refused.iter().filter(|refused| other_node(refused).is_some()).count();
                 metrics.of_other_nodes = u64::try_from(of_nodes).unwrap_or(u64::MAX);
-                // A pass that could not read everything does not know these numbers.
+                // A pass that could not read everything does not have these numbers.
                 if report.unread.is_empty() {
                     metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
                     metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
@@ -413,7 +412,7 @@ impl Worker {
         self.report_health_checks(engine, report);
     }
 
-    /// Gives the servers of Services their answers and addresses, if these may have changed.
+    /// Updates the health check servers of Services, if their answers or addresses may have changed.
     fn report_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
         let facts = engine.proxier().facts();
         let listening = ListenAddresses::from_facts(facts);
@@ -538,7 +537,7 @@ fn service_key(text: &str) -> Option<ObjectKey> {
     Some(ObjectKey::new(namespace, rest.split_once(':').map_or(rest, |(name, _port)| name)))
 }
 
-/// Services without the local endpoints that a policy asks for: internal, external.
+/// Services without the local endpoints that a policy requires: internal, external.
 fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
     let mut counts = [ByFamily::default(); 2];
     for (_, missing) in engine.proxier().desired().no_local_endpoints() {

@@ -7,7 +7,6 @@ const LONG: Duration = Duration::from_secs(1);
 /// Interval between two sums of the others.
 const SUMMED: Duration = Duration::from_secs(300);
 
-/// A pass that has ended.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Passed {
     pub(super) writes: u64,
@@ -15,7 +14,7 @@ pub(super) struct Passed {
     pub(super) has_failed: bool,
 }
 
-/// The passes since the last sum.
+/// The passes since the last summary.
 #[derive(Debug, Default)]
 pub(super) struct Passes {
     is_later: bool,

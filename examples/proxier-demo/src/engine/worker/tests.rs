@@ -24,7 +24,7 @@ struct Play {
 }
 
 impl Play {
-    /// Starts a worker with this sync period, and changed options.
+    /// Starts a worker with this sync period and changed options.
     fn start(sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
         Self::on(FakeKernel::new(), sync_period, change)
     }
@@ -129,7 +129,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     assert!(play.metric(|metrics| metrics.sync_failures) > 5);
 }
 
-/// Annotations and parts of the configuration that are not applied to a Service are Events of the Service.
+/// Annotations and configuration that are not applied to a Service become Events of the Service.
 #[test]
 fn refused_policies_are_reported_with_the_reason() {
     let server = ApiServer::start();
@@ -285,7 +285,7 @@ fn gauges_keep_the_last_reading() {
     kernel.clear_faults();
 }
 
-/// The times come from the slices, and are observed once each, when the kernel has the change.
+/// The times come from the slices and are observed once each, when the kernel has the change.
 #[test]
 fn the_time_from_the_cause_is_measured() {
     let play = Play::start(Duration::from_millis(100), |_| {});
@@ -301,7 +301,7 @@ fn the_time_from_the_cause_is_measured() {
     play.until("the first pass", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 0);
     assert_eq!(count(&play), 0);
     let kernel = &play.kernel;
-    // Changes of a failed pass are measured when the kernel has them, with the whole time.
+    // Changes of a failed pass are measured once the kernel has them, with the whole time.
     kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
     let failures = play.metric(|metrics| metrics.sync_failures);
     play.until("passes that fail", |play| play.metric(|metrics| metrics.sync_failures) > failures + 1);
@@ -311,7 +311,7 @@ fn the_time_from_the_cause_is_measured() {
     assert_eq!(count(&play), 0);
     kernel.clear_faults();
     play.until("it is programmed", |play| count(play) == 1);
-    // The same once more, and a Service: the endpoints have not changed.
+    // The same once more, and a Service: the endpoints did not change.
     play.slice("web", "10.244.0.2", &caused(40));
     play.service("other", "10.96.0.12");
     let full = play.metric(|metrics| metrics.took.sync_full.count());
@@ -325,7 +325,7 @@ fn the_time_from_the_cause_is_measured() {
     assert!((50.0..110.0).contains(&sum), "{sum}");
 }
 
-/// The servers of Services follow the host's addresses at once.
+/// The health check servers of Services follow the host's addresses at once.
 #[test]
 fn health_check_addresses_follow_the_host() {
     let kernel = FakeKernel::new();

@@ -1,4 +1,4 @@
-//! kube-proxy's flags: names, meanings, and the field of the configuration that each one sets.
+//! kube-proxy's flags: names, meanings, and the configuration field that each sets.
 
 use std::ffi::OsStr;
 
@@ -34,12 +34,12 @@ enum Kind {
 #[derive(Clone, Copy)]
 struct Flag(&'static str, Kind, &'static str, Effect, &'static str);
 
-/// When a flag of the configuration counts.
+/// Where a flag of the configuration has an effect.
 #[derive(Clone, Copy, PartialEq)]
 enum Effect {
     Always,
     InIptablesMode,
-    /// It changes nothing here.
+    /// Nowhere in this program.
     Never,
 }
 
@@ -102,7 +102,7 @@ const FLAGS: &[Flag] = flags! {
     "status-page" Text "statusPage" "/status of the metrics server: off, localhost or on [off]";
 };
 
-/// Logging flags work with `--config` too.
+/// Logging flags also apply together with `--config`.
 const LOGGING: &[Flag] = flags! {
     "v" Int "logging.verbosity" "How much is logged, 0 to 10 [0]";
     "logging-format" Text "logging.format" "text or json [text]";
@@ -223,7 +223,7 @@ pub(crate) fn flags_of(configuration: &Value) -> impl Iterator<Item = (&'static 
     })
 }
 
-/// The flag that sets a field; elements of a list belong to the field.
+/// The flag that sets a field. Elements of a list belong to the field.
 pub(super) fn flag_of(field: &str) -> Option<&'static str> {
     let field = field.split('[').next().unwrap_or_default();
     match field {
@@ -261,7 +261,7 @@ pub(super) fn configuration(matches: &ArgMatches) -> Result<KubeProxyConfigurati
     })
 }
 
-/// Logging flags on top of a file's configuration.
+/// Applies logging flags to the configuration of a file.
 pub(super) fn set_logging(matches: &ArgMatches, object: &mut KubeProxyConfiguration) {
     if let Some(verbosity) = matches.get_one::<Value>("v").and_then(Value::as_i64) {
         object.logging.verbosity = verbosity;

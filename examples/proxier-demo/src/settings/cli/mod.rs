@@ -1,4 +1,5 @@
-//! The command line: `proxier-demo run`, `plan`, `render`, `explain`, `trace`, `show`, `probe`, `cleanup`, and kube-proxy's own way to start.
+//! The command line: `proxier-demo run`, `plan`, `render`, `explain`, `trace`, `show`, `probe`, `cleanup`, and
+//! kube-proxy's own form.
 
 mod flags;
 pub mod packet;
@@ -26,23 +27,23 @@ use crate::settings::duration::GoDuration;
 use crate::settings::kubeproxyconfig::{KubeProxyConfiguration, removed};
 use crate::settings::{Origin, Settings};
 
-/// End of the program before it starts: a text and an exit code.
+/// Ends the program before it starts: a text and an exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ending {
     /// 0: requested (help, version). 2: bad usage or bad input; 1 with `--detailed-exitcode`.
     pub code: u8,
-    /// Text to print: one line for each problem.
+    /// Text to print, one line per problem.
     pub text: String,
 }
 
 impl Ending {
-    /// Bad usage or bad input.
+    /// Creates an ending for bad usage or bad input.
     pub fn bad_input(problems: &[Problem]) -> Self {
         let lines: Vec<String> = problems.iter().map(|problem| format!("proxier-demo: {problem}")).collect();
         Ending { code: 2, text: lines.join("\n") }
     }
 
-    /// The ending with exit code 1 for every error: `--detailed-exitcode`.
+    /// Changes every error's exit code to 1, for `--detailed-exitcode`.
     fn detailed(self) -> Self {
         Ending { code: self.code.min(1), ..self }
     }
@@ -75,24 +76,24 @@ pub enum Output {
     Json,
 }
 
-/// Command to carry out.
+/// The command to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
-    /// Keep the kernel as the Services require.
+    /// Keep the kernel in the state that the Services require.
     Run {
         /// Run one full sync, then exit.
         once: bool,
-        /// Write only the settings that need the host's root (sysctls), then exit.
+        /// Write only the settings that need the host's root user (sysctls), then exit.
         init_only: bool,
     },
     /// Print the changes that a pass would make.
     Plan {
         /// Format.
         output: Output,
-        /// The exit code says whether anything would.
+        /// Whether the exit code reports if there are changes.
         detailed: bool,
     },
-    /// Print the objects that a node with these addresses would hold; without any, with the addresses of its Node object.
+    /// Print the objects that a node with these addresses would have; without addresses, with those of its Node object.
     Render(Output, Vec<IpAddr>),
     /// Print how a Service, or an address and port, is served and why, on a node with these addresses.
     Explain(Output, String, Vec<IpAddr>),
@@ -105,9 +106,9 @@ pub enum Command {
     Show {
         /// Format.
         output: Output,
-        /// One line a Service.
+        /// Print one line per Service.
         by_service: bool,
-        /// Time between two readings; `None`: one reading.
+        /// Interval between two reads; `None`: read once.
         watch: Option<Duration>,
     },
     /// Print the requirements that this machine lacks.
@@ -127,16 +128,16 @@ impl Command {
     }
 }
 
-/// Proxy that serves before a change of mode.
+/// The proxy that serves before a change of mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum From {
-    /// A kube-proxy, in the mode whose objects this kernel has.
+    /// A kube-proxy, in the mode whose objects the kernel has.
     KubeProxy,
     /// This program, in a mode.
     Mode(Kind),
 }
 
-/// Source of Services.
+/// Where Services come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
     /// Files and directories.
@@ -150,17 +151,17 @@ pub enum Source {
     },
 }
 
-/// A command line, read.
+/// A parsed command line.
 #[derive(Clone, Debug)]
 pub struct Invocation {
     /// Command to carry out.
     pub command: Command,
-    /// `--config`. A change of the file ends `run`, so that its supervisor starts it with the new one.
+    /// `--config`. If the file changes, `run` ends, so that its supervisor restarts it with the new file.
     pub config: Option<PathBuf>,
     matches: ArgMatches,
 }
 
-/// An invocation with its configuration.
+/// A command line with its configuration.
 #[derive(Clone, Debug)]
 pub struct Configured {
     /// Source of Services.
@@ -175,7 +176,7 @@ pub struct Configured {
     /// `--input-timeout`: how long `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server
     /// that sends nothing new; `None`: indefinitely.
     pub input_timeout: Option<Duration>,
-    /// Warnings to log: one line each.
+    /// Warnings for the log, one line each.
     pub warnings: Vec<String>,
 }
 
@@ -185,12 +186,12 @@ impl Configured {
         self.settings.how_to_choose(self.given.flag_of.is_some())
     }
 
-    /// The same configuration, for the configured mode only.
+    /// The same configuration without fallback to other modes.
     pub(crate) fn without_fallback(&self) -> Configured {
         Configured { no_fallback: true, ..self.clone() }
     }
 
-    /// The same configuration for this mode: settings that several modes have come from each mode's own section.
+    /// The same configuration for this mode. Settings that several modes have come from the mode's own section.
     ///
     /// # Errors
     ///
@@ -218,7 +219,7 @@ impl Configured {
 /// Default of `--input-timeout`.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Reads a command line, the program's name first.
+/// Parses a command line, which begins with the program's name.
 ///
 /// kube-proxy has no commands: a line that starts with a flag means `run`, or `cleanup` with `--cleanup`. As in
 /// kube-proxy, names may have `_` for `-`.
@@ -397,7 +398,7 @@ fn version() -> String {
     format!("{NAME} {}", build::LINE)
 }
 
-/// `--cluster_cidr=x` as `--cluster-cidr=x`.
+/// Turns `--cluster_cidr=x` into `--cluster-cidr=x`.
 fn with_dashes(arg: OsString) -> OsString {
     let Some(text) = arg.to_str().filter(|text| text.starts_with("--") && text.contains('_')) else { return arg };
     match text.split_once('=') {
@@ -455,7 +456,7 @@ fn completion(shell: Option<Shell>) -> Ending {
     Ending { code: 0, text: String::from_utf8_lossy(&script).into_owned() }
 }
 
-/// Examples below the options of a command.
+/// Examples after the options of a command.
 fn examples(command: &str) -> &'static str {
     match command {
         "run" => {
@@ -625,7 +626,7 @@ fn of_show() -> [Arg; 2] {
 /// The option of `plan` that changes the meaning of exit code 2.
 const DETAILED: &str = "detailed-exitcode";
 
-/// Seconds between two refreshes.
+/// Parses the seconds between two refreshes.
 fn interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "not from 0.1 to 3600 seconds".to_owned())
@@ -710,7 +711,7 @@ fn files() -> [Arg; 5] {
     ]
 }
 
-/// Ending for an error of clap, whose several lines become one.
+/// Converts an error of the parser, joining its lines into one.
 fn ending(error: &clap::Error) -> Ending {
     let text = error.to_string();
     if !error.use_stderr() {

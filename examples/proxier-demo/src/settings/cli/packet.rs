@@ -1,4 +1,4 @@
-//! Packets on the command line: subjects of `trace` and `explain`.
+//! Packets on the command line, for `trace` and `explain`.
 
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
@@ -6,12 +6,12 @@ use std::time::Duration;
 
 use proxier_core::net::{FrontendKey, Protocol};
 
-/// Sender of the packet.
+/// The sender of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     /// This node, from the address that the kernel chooses.
     Node,
-    /// A client outside of the cluster: an address for documentation.
+    /// A client outside the cluster: an address reserved for documentation.
     Outside,
     /// The host or pod with this address.
     Address(IpAddr),
@@ -54,7 +54,7 @@ impl FromStr for To {
     }
 }
 
-/// Packet to trace.
+/// The packet to trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceRequest {
     /// Sender.

@@ -212,7 +212,7 @@ fn defaults_in_the_help_are_the_real_ones() {
     }
 }
 
-/// A feature gate without effect has a warning, both as a flag and in a file.
+/// A feature gate without effect causes a warning, both as a flag and in a file.
 #[test]
 fn a_feature_gate_has_an_effect_or_a_warning() {
     let folder = std::env::temp_dir().join(format!("proxier-gates-{}", std::process::id()));

@@ -20,12 +20,12 @@ use super::{credentials, kubeconfig, protobuf, requests};
 use crate::problem::{OneLine, Problem, causes};
 use crate::sources::files::NotedFiles;
 
-/// Source of the server's address and of the credentials.
+/// Where the server's address and the credentials come from.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Connection {
     /// A kubeconfig. Without one, and without `master`, the pod's own account.
     pub kubeconfig: Option<PathBuf>,
-    /// The server's URL instead of the kubeconfig's; alone, without credentials.
+    /// The server's URL instead of the kubeconfig's. Alone, it is used without credentials.
     pub master: Option<String>,
 }
 
@@ -76,8 +76,7 @@ impl Connection {
             })?;
         }
         if config.cluster_url.scheme_str() == Some("http") {
-            // Keeps the client from reading the system's own certificates, which takes longer than everything else
-            // here.
+            // Keeps the client from reading the system's certificates, which takes longer than everything else here.
             config.root_cert.get_or_insert_default();
         }
         // This module, not the client, decides about retries.
@@ -136,7 +135,7 @@ impl Current {
     ///
     /// # Errors
     ///
-    /// `Elapsed`: there was no answer in time. Otherwise there was no connection, or it broke.
+    /// `Elapsed`: no answer in time. Otherwise the connection could not be made, or broke.
     pub(crate) async fn send(
         &self,
         request: Request<Body>,
@@ -150,7 +149,7 @@ impl Current {
         answer
     }
 
-    /// Counts a request that is sent again after this outcome; `None`: there was no answer.
+    /// Counts a request that is sent again after this outcome; `None`: no answer.
     pub(crate) fn sends_again(&self, method: &Method, status: Option<StatusCode>) {
         requests::again(&self.host, method, status);
     }
@@ -164,7 +163,7 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Makes no client yet.
+    /// Creates a session without a client.
     pub(crate) fn new(connection: Connection) -> Self {
         Session { connection, made: Mutex::new(None) }
     }
@@ -201,7 +200,7 @@ impl Session {
         }
     }
 
-    /// Marks this client as unusable: the next request makes another.
+    /// Marks this client as unusable, so that the next request builds another.
     pub(crate) async fn doubt(&self, current: &Current) {
         let mut made = self.made.lock().await;
         if let Some(made) = made.as_mut().filter(|made| made.current.number == current.number) {
@@ -226,7 +225,7 @@ impl Session {
     }
 }
 
-/// Kind of a failed request, by what to do next.
+/// The kind of a failed request, by what to do next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FailureKind {
     /// The version or the continue token is too old: list from the start.
@@ -235,15 +234,15 @@ pub(super) enum FailureKind {
     TooNew,
     /// The server does not support such a request: ask in another way.
     Invalid,
-    /// Credentials are wrong or too old: read them again.
+    /// Credentials are wrong or expired: read them again.
     Unauthorized,
-    /// The server has no such resource.
+    /// The server does not have this resource.
     Missing,
     /// The account lacks a permission that an administrator must grant.
     Forbidden,
     /// The answer is too large: ask for less.
     TooLarge,
-    /// There was no connection, or it broke off.
+    /// The connection could not be made, or broke.
     Unreachable,
     /// One side rejects the other's certificate: read the certificates again.
     Untrusted,
@@ -326,14 +325,14 @@ pub(super) struct Answer {
     patience: Duration,
     host: Arc<str>,
     begun: Instant,
-    /// Bytes that have come.
+    /// Bytes received so far.
     length: u64,
 }
 
 /// Lowest speed of a list, in bytes per second, once `patience` is over.
 const LEAST_SPEED: u64 = 1024;
 
-/// Room for the text of a failure.
+/// Limit of the text of a failure.
 const FAILURE_BYTES: usize = 64 * 1024;
 
 /// Sends a GET and waits for the head of the answer.
@@ -369,7 +368,7 @@ pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience
 }
 
 impl Answer {
-    /// Next piece; `None` at the end. `patience` applies to this one piece.
+    /// The next piece; `None` at the end. `patience` applies to this piece.
     pub(super) async fn piece(&mut self, patience: Duration) -> Result<Option<impl AsRef<[u8]> + use<>>, Failure> {
         loop {
             let frame = tokio::time::timeout(patience, self.body.frame()).await;
@@ -395,7 +394,7 @@ impl Answer {
         self.begun.elapsed() > allowed
     }
 
-    /// The whole body, of at most `room` bytes.
+    /// The whole body, limited to `room` bytes.
     pub(super) async fn read_body(&mut self, room: usize) -> Result<Vec<u8>, Failure> {
         let mut whole = Vec::new();
         while let Some(piece) = self.piece(self.patience).await? {

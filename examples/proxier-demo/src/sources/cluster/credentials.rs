@@ -19,13 +19,13 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 use super::requests;
 use crate::yaml;
 
-/// Largest credentials, in bytes.
+/// Largest credentials in bytes.
 const BYTES: usize = 1 << 20;
 /// Bytes of a program's error output to keep.
 const SAID: usize = 64 << 10;
 /// Longest run of a program without a terminal.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Longest run of a program with a person at the terminal.
+/// Longest run of a program that a person uses at a terminal.
 const PATIENCE_OF_PERSONS: Duration = Duration::from_secs(600);
 /// How long before credentials expire programs are asked for new ones.
 const AHEAD: Duration = Duration::from_secs(60);
@@ -34,9 +34,9 @@ const AHEAD: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 ///
-/// A file or program cannot be used, and why; never the credentials themselves.
+/// A file or program cannot be used, and why. Never contains the credentials themselves.
 pub(super) async fn settle(user: &mut AuthInfo) -> Result<Option<Instant>, String> {
-    // The client library's order.
+    // The client library's order of precedence.
     if let Some(provider) = user.auth_provider.take() {
         let token = provider.config.get("id-token").or_else(|| provider.config.get("access-token"));
         let token = token
@@ -81,7 +81,7 @@ fn of_header<'a>(token: &'a str, which: &str) -> Result<&'a str, String> {
     }
 }
 
-/// The token in a file, without blanks around it.
+/// The token in a file, without surrounding blanks.
 fn read_token(path: &Path) -> Result<String, String> {
     let place = path.display();
     let unread = |error: std::io::Error| format!("the token cannot be read from {place}: {error}");
@@ -110,7 +110,7 @@ struct ExecCredentials {
     until: Option<Instant>,
 }
 
-/// Starts the program of a kubeconfig, and reads its output.
+/// Starts the program of a kubeconfig and reads its output.
 fn started(exec: &ExecConfig) -> Result<ExecCredentials, String> {
     use std::io::IsTerminal as _;
     let mut command = Command::new(exec.command.as_ref().ok_or("has no command")?);
@@ -195,7 +195,7 @@ fn output(mut command: Command, patience: Duration) -> Result<Vec<u8>, String> {
     Err(failure)
 }
 
-/// Checks for each whether it can be read from, or has ended.
+/// Returns for each descriptor whether it is readable or has ended.
 fn readable(of: [Option<BorrowedFd<'_>>; 2], wait: PollTimeout) -> nix::Result<[bool; 2]> {
     let mut asked: Vec<PollFd<'_>> = of.iter().flatten().map(|of| PollFd::new(*of, PollFlags::POLLIN)).collect();
     match poll(&mut asked, wait) {
@@ -206,7 +206,7 @@ fn readable(of: [Option<BorrowedFd<'_>>; 2], wait: PollTimeout) -> nix::Result<[
     Ok(of.map(|of| of.is_some() && answers.next().unwrap_or(false)))
 }
 
-/// Reads available bytes; returns whether there may be more.
+/// Reads available bytes. Returns whether there may be more.
 fn more(from: &mut Option<impl Read>, into: &mut Vec<u8>) -> bool {
     let mut buffer = [0; 16 << 10];
     let Some(from) = from else { return false };
@@ -220,7 +220,7 @@ fn more(from: &mut Option<impl Read>, into: &mut Vec<u8>) -> bool {
     }
 }
 
-/// Reads an `ExecCredential`.
+/// Parses an `ExecCredential`.
 fn given(printed: &[u8], now: Timestamp) -> Result<ExecCredentials, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]
@@ -288,7 +288,7 @@ mod tests {
         assert_eq!(output(sh("exit 7"), short).unwrap_err(), "failed: exit status: 7: it prints no error");
         assert_eq!(output(sh("exec yes"), short).unwrap_err(), "failed: it prints more than 1048576 bytes");
         assert_eq!(output(sh("yes >&2 & echo a"), short).unwrap(), b"a\n");
-        // A child that is left behind holds both pipes.
+        // A child process that is left behind holds both pipes.
         assert_eq!(output(sh("sleep 30 & echo a"), short).unwrap(), b"a\n");
         assert_eq!(output(sh("head -c 1000000 /dev/zero"), short).unwrap().len(), 1_000_000);
         assert!(begun.elapsed() < short, "{:?}", begun.elapsed());
@@ -328,7 +328,7 @@ mod tests {
             assert!(reason.starts_with(&format!("prints no ExecCredential: {expected}")), "{status}: {reason}");
         }
         assert!(given(b"\xff", now).is_err());
-        // YAML, as client-go takes it.
+        // YAML, which client-go accepts.
         let yaml = given(b"kind: ExecCredential\nstatus:\n  token: a\n", now).unwrap();
         assert_eq!(yaml.token.as_deref(), Some("a"));
     }

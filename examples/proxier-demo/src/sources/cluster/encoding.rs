@@ -9,14 +9,14 @@ use serde_json::value::RawValue;
 use super::protobuf::{self, Field, text};
 use crate::yaml;
 
-/// Encoding of the body of an answer.
+/// The encoding of an answer's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     Json,
     Protobuf,
 }
 
-/// Longest event of a watch, in bytes: an object of an API server has at most 3 MiB.
+/// Longest event of a watch in bytes. An object of an API server has at most 3 MiB.
 const EVENT_BYTES: usize = 16 << 20;
 
 /// An event of a watch, and the bytes after it; `None`: it is incomplete.
@@ -42,7 +42,7 @@ impl Encoding {
     ///
     /// # Errors
     ///
-    /// The event is too long: this is not a watch in this encoding.
+    /// The event is too long, so this is not a watch in this encoding.
     pub(super) fn split_event(self, bytes: &[u8], searched: usize) -> Result<Split<'_>, String> {
         let too_long = || format!("an event of the watch is longer than {EVENT_BYTES} bytes");
         match self {
@@ -114,7 +114,7 @@ impl Encoding {
         }
     }
 
-    /// A list, or a page of one.
+    /// A list, or a page of a list.
     pub(super) fn page(self, body: &[u8]) -> Result<Page<'_>, String> {
         #[derive(Deserialize)]
         struct List<'a> {
@@ -179,7 +179,7 @@ pub(super) struct Event<'a> {
     pub(super) object: Object<'a>,
 }
 
-/// The text with U+FFFD for escaped surrogates that are not pairs, as Go reads them; `None` if there are none.
+/// The text with U+FFFD for unpaired escaped surrogates, as Go reads them; `None` if there are none.
 fn without_lone_surrogates(text: &str) -> Option<String> {
     let unit = |text: &str| {
         let digits = text.strip_prefix("\\u")?.get(..4)?;

@@ -1,4 +1,4 @@
-//! Reads kubeconfigs, and explains faults in plain words.
+//! Reads kubeconfigs, and explains their problems in plain words.
 
 use std::fs::File;
 use std::os::unix::fs::FileTypeExt as _;
@@ -64,18 +64,18 @@ fn is_device(path: &Path) -> std::io::Result<bool> {
     Ok(kind.is_char_device() || kind.is_block_device())
 }
 
-/// A URL for messages: without a user and a password.
+/// A URL for messages, without user and password.
 pub(super) fn shown(url: &http::Uri) -> String {
     let authority = url.authority().map_or("", |authority| authority.as_str());
     url.to_string().replacen(authority, without_user(authority), 1)
 }
 
-/// Host and port of an authority.
+/// The host and port of a URL's authority.
 pub(super) fn without_user(authority: &str) -> &str {
     authority.rsplit('@').next().unwrap_or_default()
 }
 
-/// Server of the file's current context; `None` when [`config`] would fail.
+/// The server of the file's current context; `None` if [`config`] would fail.
 pub(super) fn server(path: &Path) -> Option<http::Uri> {
     if is_device(path).ok()? {
         return None;
@@ -85,7 +85,7 @@ pub(super) fn server(path: &Path) -> Option<http::Uri> {
     cluster.cluster.as_ref()?.server.as_ref()?.parse().ok()
 }
 
-/// Cluster of the current context, if the names that it refers to exist; otherwise the field and the reason.
+/// The cluster of the current context, if all names that it refers to exist; otherwise the field and the reason.
 fn complete(kubeconfig: &Kubeconfig) -> Result<&NamedCluster, (&'static str, String)> {
     let named = |what: &str, name: &str, names: Vec<&str>| {
         let known = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
@@ -118,7 +118,7 @@ pub(super) fn is_of_certificates(message: &str) -> bool {
     message.contains("invalid peer certificate") || message.contains("fatal alert")
 }
 
-/// Advice for a failed connection, as far as the TLS library's message shows the cause.
+/// What to do about a failed connection, as far as the TLS library's message shows the cause.
 pub(super) fn advice(message: &str) -> &'static str {
     for (words, advice) in [
         ("UnknownIssuer", "; its certificate is not signed by the certificate-authority that is configured"),

@@ -1,4 +1,4 @@
-//! A live cluster as a source: lists and watches Services, EndpointSlices and this node's Node.
+//! Lists and watches Services, EndpointSlices and this node's Node on an API server.
 //!
 //! Each kind is one watch that begins with all objects and continues with changes. A server without such watches gets a
 //! list, and a watch from its version. Objects are read one at a time and reported at once; memory holds a key and a
@@ -47,20 +47,19 @@ use crate::settings::Settings;
 pub struct Options {
     /// Objects in a page of a list that is too large as a whole. Default 500; fewer if such pages are too large.
     pub page: usize,
-    /// Most bytes of a list or page. Default 64 MiB.
+    /// Limit of a list or page in bytes. Default 64 MiB.
     pub page_bytes: usize,
-    /// Longest wait for an answer's head, and then for each piece of it, or for the next of all objects in a watch.
-    /// Default 30 s.
+    /// Longest wait for an answer's head, for each piece of it, and for each of all objects in a watch. Default 30 s.
     pub patience: Duration,
-    /// Longest silence of a watch before it counts as broken. Servers send a bookmark each minute; default 150 s.
+    /// Longest silence of a watch before it counts as broken. Servers send a bookmark every minute. Default 150 s.
     pub silence: Duration,
-    /// Time after which the server ends a watch. Default 5 minutes.
+    /// How long the server keeps a watch open. Default 5 minutes.
     pub watch: Duration,
-    /// The first pause after a failure; it doubles. Default 0.5 s.
+    /// The first pause after a failure; doubles each time. Default 0.5 s.
     pub first_pause: Duration,
-    /// The longest pause, unless the server asks for a longer one. Default 30 s.
+    /// The longest pause, unless the server requests a longer one. Default 30 s.
     pub longest_pause: Duration,
-    /// Longest wait of the initial list for the Node once Services and slices are there. Default 10 s.
+    /// How long the initial list waits for the Node once it has Services and slices. Default 10 s.
     pub node_patience: Duration,
     /// Whether the initial list waits for the Node's pod network (`detectLocalMode: NodeCIDR`), without which local pod
     /// traffic is not detected. Default no.
@@ -75,7 +74,7 @@ pub struct Options {
     /// Whether ServiceCIDRs are watched for the networks of cluster IPs; the initial list waits for them as for the
     /// Node. Default no. If the server does not have or forbids them, the configured networks apply.
     pub service_cidrs: bool,
-    /// Pause before a server that lacks or forbids a kind is asked for it again. Default 5 minutes.
+    /// Pause before a kind that the server lacks or forbids is requested again. Default 5 minutes.
     pub absent_pause: Duration,
     /// Whether protobuf is requested, which is smaller and faster to read; a server without it answers in JSON. Default
     /// yes.
@@ -105,7 +104,7 @@ impl Default for Options {
 }
 
 impl Options {
-    /// Options for the needs of these settings.
+    /// The options that these settings require.
     pub fn from_settings(settings: &Settings) -> Self {
         let needs_pod_cidr = settings.core.local_traffic == LocalTraffic::NodeCidr;
         let may_weigh = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
@@ -117,7 +116,7 @@ impl Options {
         Options { needs_pod_cidr, node_weights, node_addresses, service_cidrs, protobuf, ..Options::default() }
     }
 
-    /// Whether this watches everything that the other options ask for.
+    /// Whether these options watch everything that `other` watches.
     pub(crate) fn cover(&self, other: &Options) -> bool {
         let wanted = |options: &Options| {
             [options.needs_pod_cidr, options.node_weights, options.node_addresses, options.service_cidrs]
@@ -137,7 +136,7 @@ impl Options {
 pub struct Counters {
     /// Completed lists, including those at the beginning of a watch.
     pub lists: AtomicU64,
-    /// Watches that were begun.
+    /// Watches started.
     pub watches: AtomicU64,
     /// Requests that failed and watches that broke.
     pub failures: AtomicU64,
@@ -182,7 +181,7 @@ impl Counters {
     }
 }
 
-/// A source that is running. It ends when it is dropped.
+/// A running source. It ends when it is dropped.
 #[derive(Debug)]
 pub struct Cluster {
     counters: Arc<Counters>,
@@ -192,7 +191,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Starts to list and watch, as seen from the node of this name. Must be called within a tokio runtime.
+    /// Starts to list and watch, as seen from the node with this name. Must be called within a tokio runtime.
     ///
     /// The server need not be reachable yet, but a kubeconfig must exist.
     ///
@@ -243,7 +242,7 @@ impl Cluster {
         Ok(Cluster { counters, gate, tasks, gave_up })
     }
 
-    /// Completes when the wait for the initial list ends, successfully or not. Call it once.
+    /// Completes when the wait for the initial list ends, successfully or not. Call it only once.
     pub fn giving_up(&mut self) -> impl Future<Output = Result<(), Problem>> + Send + use<> {
         let (_, nothing) = oneshot::channel();
         let gave_up = std::mem::replace(&mut self.gave_up, nothing);
@@ -267,10 +266,10 @@ impl Cluster {
     }
 }
 
-/// Holds back [`Change::Synced`] until every kind was listed once.
+/// Holds back [`Change::Synced`] until every kind has been listed once.
 #[derive(Debug)]
 struct Gate {
-    /// Kinds whose first list is not complete yet.
+    /// Kinds whose first list is incomplete.
     outstanding: Mutex<Vec<&'static str>>,
     only_node: tokio::sync::Notify,
     has_pod_cidr: tokio::sync::Notify,
@@ -301,7 +300,7 @@ impl Gate {
         }
     }
 
-    /// The Node has a network for its pods.
+    /// Records that the Node has a pod network.
     async fn pod_cidr(&self) -> Result<(), Closed> {
         self.has_pod_cidr.notify_one();
         self.listed(POD_CIDR).await
@@ -311,7 +310,7 @@ impl Gate {
     async fn wait_for_pod_cidr(&self, node_name: &str, patience: Duration) -> Result<(), Problem> {
         let what = format!("spec.podCIDR of Node {node_name}, for detectLocalMode NodeCIDR");
         let deadline = Instant::now() + patience;
-        // The first message comes late: most Nodes have the network from the start.
+        // The first message is delayed, because most Nodes have the network from the start.
         let mut pause = Duration::from_secs(1);
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -327,7 +326,7 @@ impl Gate {
         }
     }
 
-    /// A kind was listed.
+    /// Records that a kind was listed.
     async fn listed(&self, plural: &str) -> Result<(), Closed> {
         let complete = {
             let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);

@@ -11,18 +11,18 @@ use super::versions::UNNAMED;
 use crate::message::change::{Change, NodeState};
 use crate::sources::triggers;
 
-/// A kind of object that is watched.
+/// A watched kind of object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Resource {
     Services,
     EndpointSlices,
-    /// The Node of this name.
+    /// The Node with this name.
     Node(String),
     /// All Nodes, for their weights, and for their addresses if these are needed.
     AllNodes {
         addresses: bool,
     },
-    /// ServiceCIDRs, in this version of their API. Servers before Kubernetes 1.31 have none.
+    /// ServiceCIDRs in this version of their API. Servers before Kubernetes 1.31 do not have them.
     ServiceCidrs(CidrVersion),
 }
 
@@ -32,7 +32,7 @@ pub(super) enum CidrVersion {
     /// Since Kubernetes 1.33.
     #[default]
     V1,
-    /// Since Kubernetes 1.31, where it is switched on.
+    /// Since Kubernetes 1.31, if enabled.
     V1beta1,
 }
 
@@ -67,7 +67,7 @@ impl Resource {
         encodings.iter().flat_map(|encoding| forms(encoding.media_type())).collect::<Vec<_>>().join(", ")
     }
 
-    /// The fields that are read, in protobuf.
+    /// The fields to read from protobuf.
     fn fields(&self) -> &'static [Field] {
         match self {
             Resource::Services => protobuf::SERVICE,
@@ -86,7 +86,7 @@ impl Resource {
         }
     }
 
-    /// Kind for which the reconciler has a store; `None` for Nodes and ServiceCIDRs.
+    /// The kind in the reconciler's store; `None` for Nodes and ServiceCIDRs.
     pub(super) fn stored_kind(&self) -> Option<ObjectKind> {
         Some(self.kind()).filter(|kind| matches!(kind, ObjectKind::Service | ObjectKind::EndpointSlice))
     }
@@ -113,8 +113,8 @@ impl Resource {
         Some(ObjectKey::new(Self::object_key(key).namespace(), service))
     }
 
-    /// Path and query up to the selectors. The label for other proxies excludes Services, the label for headless Services excludes slices, as in
-    /// proxier-core.
+    /// Path and query, up to the selectors. The label for other proxies excludes Services, and the label for headless
+    /// Services excludes slices, as in proxier-core.
     pub(super) fn target(&self) -> String {
         match self {
             Resource::Services => {
@@ -135,7 +135,7 @@ impl Resource {
         }
     }
 
-    /// Reads an object as a change; on failure the field at fault, and what is wrong.
+    /// Reads an object as a change. On failure, returns the wrong field and what is wrong.
     pub(super) fn read(&self, sent: Object<'_>) -> Result<Change, (String, String)> {
         let fields = self.fields();
         Ok(match self {
@@ -159,7 +159,7 @@ impl Resource {
         })
     }
 
-    /// The change for an object that was deleted.
+    /// The change for a deleted object.
     pub(super) fn gone(&self, key: &str) -> Change {
         let named = Self::object_key(key);
         match self {
@@ -173,7 +173,7 @@ impl Resource {
     }
 }
 
-/// Label of an EndpointSlice with the name of its Service.
+/// The label of an EndpointSlice that names its Service.
 const SERVICE_NAME: &str = "kubernetes.io/service-name";
 
 /// Removes annotations and labels that have no effect: kubectl's annotation may be larger than the rest.
@@ -257,7 +257,7 @@ pub(super) struct Identity {
 }
 
 impl Identity {
-    /// Key and version of an object; `None` for one of another shape.
+    /// The key and version of an object; `None` for one of another form.
     ///
     /// Bookmarks have no name.
     pub(super) fn of(object: Object<'_>) -> Option<Self> {
@@ -300,7 +300,7 @@ pub(super) fn is_end_of_list(bookmark: Object<'_>) -> bool {
     annotations.is_ok_and(|all| all.get("k8s.io/initial-events-end").is_some_and(|value| value == "true"))
 }
 
-/// A failure in the server's words.
+/// A failure as the server reports it.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {

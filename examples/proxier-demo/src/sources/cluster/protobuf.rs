@@ -175,7 +175,7 @@ pub(super) const SERVICE_CIDR: &[Field] =
 ///
 /// # Errors
 ///
-/// The path of the field at fault, and what is wrong with it.
+/// The path of the wrong field, and what is wrong.
 pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]) -> Result<T, (String, String)> {
     let value = || Value { kind: Message(fields), wire: Wire::Bytes(message) };
     // Tracking the path is expensive, and only bad messages need it.
@@ -186,7 +186,7 @@ pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]
 ///
 /// # Errors
 ///
-/// It is not one.
+/// The envelope is invalid.
 pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
     let unknown =
         bytes.strip_prefix(b"k8s\0").ok_or_else(|| Error::custom("the protobuf message has no Kubernetes prefix"))?;
@@ -208,7 +208,7 @@ pub(super) fn head(object: &[u8]) -> &[u8] {
 ///
 /// # Errors
 ///
-/// It is not one.
+/// It is invalid.
 pub(super) fn event(bytes: &[u8]) -> Result<(Cow<'_, str>, &[u8]), Error> {
     let what = text(bytes_of(bytes, 1)?.unwrap_or_default());
     let extension = bytes_of(bytes, 2)?.ok_or_else(|| Error::custom("no object"))?;
@@ -219,12 +219,12 @@ pub(super) fn event(bytes: &[u8]) -> Result<(Cow<'_, str>, &[u8]), Error> {
 ///
 /// # Errors
 ///
-/// It is not one: its items cannot be told apart.
+/// It is invalid: its items cannot be separated.
 pub(super) fn metadata_of_list(message: &[u8]) -> Result<&[u8], Error> {
     Ok(bytes_of(message, 1)?.unwrap_or_default())
 }
 
-/// The next item of a list; `rest` is what comes after the last one.
+/// The next item of a list. After the last one, `rest` holds the remaining fields.
 pub(super) fn next_item<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     loop {
         if let (2, Wire::Bytes(bytes)) = next(rest).ok()?? {
@@ -282,7 +282,7 @@ fn varint(rest: &mut &[u8]) -> Result<u64, Error> {
     Err(Error::custom("a number in the protobuf message does not end"))
 }
 
-/// The bytes of a field, the last of several.
+/// The bytes of a field; the last one if repeated.
 fn bytes_of(message: &[u8], wanted: u32) -> Result<Option<&[u8]>, Error> {
     let (mut rest, mut found) = (message, None);
     while let Some((number, wire)) = next(&mut rest)? {
@@ -293,7 +293,7 @@ fn bytes_of(message: &[u8], wanted: u32) -> Result<Option<&[u8]>, Error> {
     Ok(found)
 }
 
-/// Text with U+FFFD for each byte that is not UTF-8, as an API server writes it in JSON.
+/// The text with U+FFFD for each byte that is not UTF-8, as an API server writes it in JSON.
 pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = std::str::from_utf8(bytes) {
         return text.into();
@@ -306,7 +306,7 @@ pub(super) fn text(bytes: &[u8]) -> Cow<'_, str> {
     text.into()
 }
 
-/// `metav1.Time` as JSON has it.
+/// `metav1.Time` in JSON's form.
 fn time(message: &[u8]) -> Result<String, Error> {
     let mut rest = message;
     let mut seconds = 0;
@@ -322,12 +322,12 @@ fn time(message: &[u8]) -> Result<String, Error> {
 #[derive(Clone, Copy)]
 struct Value<'a> {
     kind: Kind,
-    /// For [`Map`] and [`Repeated`] all fields of the number.
+    /// For [`Map`] and [`Repeated`]: all fields with this number.
     wire: Wire<'a>,
 }
 
 impl Value<'_> {
-    /// Whether JSON would leave it out.
+    /// Whether JSON would omit it.
     fn is_absent(&self) -> bool {
         match (self.kind, self.wire) {
             (Number, Wire::Number(0)) => true,
@@ -375,11 +375,11 @@ impl<'de> Deserializer<'de> for Value<'de> {
     }
 }
 
-/// The fields of a message that its table has.
+/// The fields of a message that are in its table.
 struct Fields<'a> {
     rest: &'a [u8],
     table: &'static [Field],
-    /// The value of the key before.
+    /// The value of the previous key.
     value: Option<Value<'a>>,
 }
 
@@ -431,7 +431,7 @@ impl<'de> SeqAccess<'de> for Elements<'de> {
 /// Entries of a map of texts.
 struct Entries<'a> {
     rest: &'a [u8],
-    /// The value of the key before.
+    /// The value of the previous key.
     value: &'a [u8],
 }
 

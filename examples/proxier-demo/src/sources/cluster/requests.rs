@@ -14,16 +14,16 @@ static SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 1
 static BYTES: [f64; 11] =
     [64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
 
-/// The outcomes of requests to a server with a method.
+/// The outcomes of requests by server and method.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcomes {
-    /// Number of requests by status; `<error>`: there was no answer.
+    /// Number of requests by status; `<error>`: no answer.
     pub by_code: BTreeMap<String, u64>,
     /// Time until the head of the answer, or until the failure.
     pub took: Histogram,
     /// Bytes of the bodies of requests.
     pub sent: Histogram,
-    /// Bytes of the bodies of answers, without those of watches.
+    /// Bytes of the bodies of answers, without watches.
     pub received: Histogram,
     /// Number of retried requests, by the status of the previous attempt.
     pub retries: BTreeMap<String, u64>,
@@ -34,7 +34,7 @@ pub struct Outcomes {
 pub struct Requests {
     /// Outcomes by host with port, and method.
     pub outcomes: BTreeMap<(String, String), Outcomes>,
-    /// Runs of programs that get credentials, by exit code and how they ended.
+    /// Runs of programs that get credentials, by exit code and outcome.
     pub programs: BTreeMap<(i32, &'static str), u64>,
 }
 
@@ -59,7 +59,7 @@ fn code(status: Option<StatusCode>) -> String {
     status.map_or_else(|| "<error>".to_owned(), |status| status.as_u16().to_string())
 }
 
-/// Counts a request with this many bytes. `status`: `None` if there was no answer.
+/// Counts a request with this many bytes. `status` is `None` if there was no answer.
 pub(super) fn count(host: &str, method: &Method, sent: Option<u64>, status: Option<StatusCode>, took: Duration) {
     note(host, method, |outcomes| {
         *outcomes.by_code.entry(code(status)).or_default() += 1;
@@ -70,7 +70,7 @@ pub(super) fn count(host: &str, method: &Method, sent: Option<u64>, status: Opti
     });
 }
 
-/// Counts the bytes of a whole answer.
+/// Counts the bytes of a complete answer.
 pub(super) fn received(host: &str, method: &Method, bytes: u64) {
     note(host, method, |outcomes| outcomes.received.observe_number(bytes));
 }

@@ -2,7 +2,6 @@
 
 use std::collections::{HashMap, VecDeque};
 
-/// Keys and versions of one kind's objects.
 #[derive(Debug, Default)]
 pub(super) struct Versions {
     objects: HashMap<Box<str>, SeenVersion>,
@@ -17,9 +16,9 @@ pub(super) struct Versions {
 
 #[derive(Clone, Copy, Debug)]
 struct SeenVersion {
-    /// Version of the object. 0: not a number, so not comparable.
+    /// Version of the object. 0: not a number, so it cannot be compared.
     version: u64,
-    /// Number of the list in which it was last.
+    /// Number of the list that last contained it.
     list: u32,
 }
 

@@ -1,4 +1,4 @@
-//! Lists and watches one kind, and handles failures of both.
+//! Lists and watches one kind, and handles failures.
 
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
@@ -23,7 +23,7 @@ use crate::problem::Problem;
 pub(super) struct Watcher {
     pub(super) resource: Resource,
     pub(super) session: Arc<Session>,
-    /// The number of the client that the last request had.
+    /// The number of the client that made the last request.
     pub(super) used: AtomicU64,
     pub(super) options: Arc<Options>,
     pub(super) changes: Changes,
@@ -80,7 +80,7 @@ impl State {
         match failure.kind {
             // Smaller pages.
             FailureKind::TooLarge => State::List(since.to_owned()),
-            // A version that the server does not know may be a damaged one.
+            // An unknown version may be damaged.
             FailureKind::Expired | FailureKind::TooNew | FailureKind::Invalid => State::Stream(String::new()),
             _ => State::Stream(if since == ANY { "" } else { since }.to_owned()),
         }
@@ -90,7 +90,7 @@ impl State {
 /// Allows a list that is as old as what the server has in memory.
 const ANY: &str = "0";
 
-/// Progress of the list or watch of a kind.
+/// The progress of a kind's list or watch.
 #[derive(Default)]
 struct Place {
     state: State,
@@ -143,7 +143,7 @@ impl Place {
             return;
         }
         self.broken = if brought { 0 } else { self.broken + u32::from(failure.is_some()) };
-        // A version that came in this watch may still be too old for the next.
+        // A version that arrived in this watch may still be too old for the next.
         if !is_expired && !brings_all {
             self.expired = 0;
         }
@@ -163,7 +163,7 @@ impl Place {
 const BROKEN_BEFORE_LIST: u32 = 5;
 /// Number of watches that broke before all objects had arrived, after which these are listed.
 const BROKEN_IN_THE_MIDDLE: u32 = 2;
-/// Time after which a watch without a refusal is accepted.
+/// How long a watch must last without a refusal to be accepted.
 const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
 
 impl Watcher {
@@ -262,12 +262,12 @@ impl Watcher {
         if failure.kind == FailureKind::TooLarge {
             let page = place.page.map_or(self.options.page, |page| page / 4).max(1);
             tracing::warn!(resource = plural, "{}; asking for {page} objects a page", failure.message);
-            // Smaller pages need no pause; a single object that is too large is a failure like any other.
+            // Smaller pages need no pause. A single object that is too large is a failure like any other.
             if place.page.replace(page) != Some(1) {
                 return;
             }
         }
-        // An expired version is normal; only one straight after a list is a failure.
+        // An expired version is normal. Only one directly after a list is a failure.
         if matches!(failure.kind, FailureKind::Expired | FailureKind::TooNew) {
             place.expired = place.expired.saturating_add(1);
             if place.expired == 1 {
@@ -386,7 +386,7 @@ impl Watcher {
         Ok(self.end_list(place, version.unwrap_or_default(), is_empty).await?)
     }
 
-    /// All objects will come, not older than this version.
+    /// Prepares for all objects, not older than this version.
     async fn begin_list(&self, place: &mut Place, since: &str) -> Result<(), Closed> {
         place.known.begin_list(since.is_empty());
         match self.resource.stored_kind() {
@@ -395,7 +395,7 @@ impl Watcher {
         }
     }
 
-    /// All objects have come, as of this version: others are gone.
+    /// All objects have arrived, as of this version; others were deleted.
     async fn end_list(&self, place: &mut Place, version: String, is_empty: bool) -> Result<(), Closed> {
         let gone: Vec<Change> = place.known.end_list().iter().map(|key| self.resource.gone(key)).collect();
         for change in unannounced(gone) {
@@ -416,7 +416,7 @@ impl Watcher {
         self.listed().await
     }
 
-    /// The list counts.
+    /// The list is accepted.
     async fn listed(&self) -> Result<(), Closed> {
         if let Some(kind) = self.resource.stored_kind() {
             self.changes.send(Change::Listed(kind)).await?;
@@ -424,14 +424,14 @@ impl Watcher {
         self.gate.listed(self.resource.awaited()).await
     }
 
-    /// A watch from the version of the list was accepted.
+    /// A watch from the list's version was accepted.
     async fn confirm(&self, place: &mut Place) -> Result<(), Closed> {
         let State::Unconfirmed(version) = &mut place.state else { return Ok(()) };
         place.state = State::Watch(std::mem::take(version));
         self.listed().await
     }
 
-    /// Takes an object of a list or of an event, and reports it if it is new or changed.
+    /// Records an object of a list or an event, and reports it if it is new or changed.
     async fn apply_event(&self, known: &mut Versions, identity: &Identity, object: Object<'_>) -> Result<(), Closed> {
         if known.record(&identity.key, number(&identity.version)) {
             self.report(&identity.key, object).await
@@ -440,7 +440,7 @@ impl Watcher {
         }
     }
 
-    /// Reports an object, or that it cannot be read: then its last readable content stays.
+    /// Reports an object. If it cannot be read, reports that, and its last readable content stays.
     async fn report(&self, key: &str, object: Object<'_>) -> Result<(), Closed> {
         match self.resource.read(object) {
             Ok(change) => {
@@ -455,7 +455,7 @@ impl Watcher {
         }
     }
 
-    /// Reports an object that cannot be read: its key, the field at fault, and the Service of a slice, if it has a name.
+    /// Reports an unreadable object: its key, the wrong field, and the Service of a slice, if it has a name.
     async fn unreadable(&self, object: Option<(&str, String, Option<ObjectKey>)>, reason: &str) -> Result<(), Closed> {
         Counters::count(&self.counters.unreadable);
         let (key, field, service) = object.unwrap_or_default();
@@ -502,7 +502,7 @@ impl Watcher {
             let silence = self.options.silence;
             let wait = match &place.state {
                 State::Stream(_) => self.options.patience.saturating_sub(heard.elapsed()),
-                // A refusal comes at once.
+                // A refusal arrives at once.
                 State::Unconfirmed(_) => CONFIRMED_AFTER.min(silence / 2),
                 State::List(_) | State::Watch(_) => silence,
             };
@@ -592,7 +592,7 @@ impl Watcher {
         stream.brought = true;
         let version = number(&identity.version);
         match &*what {
-            // Events may come late, bookmarks do not.
+            // Events may arrive late; bookmarks do not.
             "BOOKMARK" => {
                 check_not_before(&identity.version, &stream.version)?;
                 if matches!(place.state, State::Stream(_)) {
@@ -629,7 +629,6 @@ impl Watcher {
     }
 }
 
-/// Why an object without a name cannot be read.
 const NO_NAME: &str = "it has no name that can be read";
 
 /// Checks that the server's version is not older than a version that it had before. Otherwise it was restored from a
@@ -645,7 +644,7 @@ fn check_not_before(version: &str, since: &str) -> Result<(), Failure> {
 
 #[derive(Default)]
 struct Stream {
-    /// The beginning of an event that is not complete yet.
+    /// The start of an incomplete event.
     buffer: Vec<u8>,
     version: String,
     /// Whether it has brought new data.
@@ -656,7 +655,7 @@ struct Stream {
     is_damaged: bool,
 }
 
-/// A byte of a query's value.
+/// Percent-encodes a byte of a query's value.
 fn encoded(byte: u8) -> String {
     if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
         char::from(byte).to_string()
@@ -665,7 +664,7 @@ fn encoded(byte: u8) -> String {
     }
 }
 
-/// Randomly from `time` to 1.5 times that.
+/// A random time from `time` to 1.5 times that.
 fn jittered(time: Duration) -> Duration {
     // Randomness from the standard library: every RandomState has its own keys.
     let chance = RandomState::new().hash_one(0_u8) % 1000;
@@ -691,7 +690,7 @@ impl Pauses {
         self.next = self.first;
     }
 
-    /// Next pause: at least as long as the server asked for.
+    /// The next pause, at least as long as the server requested.
     fn next(&mut self, asked: Option<Duration>) -> Duration {
         let pause = jittered(self.next);
         self.next = (self.next * 2).min(self.longest);

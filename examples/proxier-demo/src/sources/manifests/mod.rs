@@ -22,7 +22,7 @@ use crate::problem::Problem;
 use crate::sources::files::{FileWatch, Fingerprint};
 use crate::sources::read_counts::ReadCounts;
 
-/// Files and directories that hold manifests.
+/// Files and directories that contain manifests.
 #[derive(Debug)]
 pub struct Manifests {
     paths: Vec<PathBuf>,
@@ -52,7 +52,7 @@ struct File {
     /// Sorted by kind and name. A vector, since a map would waste half of its memory.
     objects: Vec<(Id, Change)>,
     problems: Vec<Problem>,
-    /// Whether it may have objects that could not be read.
+    /// Whether it may contain objects that could not be read.
     is_unread: bool,
     /// Number of objects of each kind that is ignored.
     ignored: BTreeMap<String, usize>,
@@ -61,7 +61,7 @@ struct File {
 /// The result of one check of the files.
 #[derive(Debug, Default)]
 pub struct Look {
-    /// Changes in this order: unreadable, missing, new or changed.
+    /// The changes, in this order: unreadable, missing, new or changed.
     pub changes: Vec<Change>,
     /// Whether something may be incomplete, so that another check is due soon.
     pub again_soon: bool,
@@ -97,7 +97,7 @@ impl Manifests {
     ///
     /// # Errors
     ///
-    /// Fails as [`open`](Self::open) does.
+    /// As [`open`](Self::open).
     pub fn once(paths: Vec<PathBuf>, node_name: &str, counted: &ReadCounts) -> Result<Vec<Change>, Vec<Problem>> {
         let mut manifests = Self::new(paths, node_name, counted);
         let (mut problems, _) = manifests.read(&[]);
@@ -139,7 +139,7 @@ impl Manifests {
     ///
     /// # Errors
     ///
-    /// The receiver of changes is gone.
+    /// The receiver of changes was dropped.
     pub async fn follow(mut self, first: Vec<Change>, changes: &Changes) -> Result<(), Closed> {
         // `open` read the files before this watch began, so check once more at once.
         let files: Vec<PathBuf> = self.paths.iter().filter(|path| *path != Path::new(STDIN)).cloned().collect();
@@ -249,7 +249,7 @@ impl Manifests {
         self.summary = said;
     }
 
-    /// Objects of files where an earlier file has the same.
+    /// Objects that an earlier file has too.
     fn repeated(&self) -> Vec<Problem> {
         let mut wanted: BTreeMap<&Id, &Path> = BTreeMap::new();
         let mut repeated = Vec::new();
@@ -268,7 +268,7 @@ impl Manifests {
         repeated
     }
 
-    /// A Node is one of the cluster, and may be this one, too.
+    /// A Node is one of the cluster's, and may also be this node.
     fn seen_from_here(&self, change: Change) -> impl Iterator<Item = Change> {
         let of_cluster = match &change {
             Change::Node(node) => Some(Change::cluster_node(node.object.clone())),
@@ -293,7 +293,7 @@ impl Manifests {
             self.unread.difference(&unread).map(|origin| Change::Readable(ObjectKind::File, file_key(origin)));
         let new = problems.difference(&self.told).cloned().map(|problem| unreadable(problem, &unread));
         let mut changes: Vec<Change> = new.chain(readable).collect();
-        // A directory may not be mounted if no Service is left: do not report that as deletions.
+        // If no Service is left, a directory may not be mounted: do not report deletions.
         let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
         let gone = gone.flat_map(|id| gone_changes(id, &self.node_name));
         if all {
@@ -314,7 +314,7 @@ impl Manifests {
         changes
     }
 
-    /// Files in the order of the paths given, then by name.
+    /// Files in the order of the given paths, then by name.
     fn order(&self) -> Vec<&Path> {
         let rank = |path: &Path| self.paths.iter().position(|given| path.starts_with(given));
         let mut order: Vec<&Path> = self.files.keys().map(PathBuf::as_path).collect();
@@ -346,7 +346,7 @@ impl File {
         if self.read == Some(fingerprint) {
             return false;
         }
-        // An incomplete file cannot delete anything at the start.
+        // At the start, an incomplete file cannot delete anything.
         let first = self.read.is_none();
         if !first && !complete && self.seen != Some(fingerprint) {
             self.seen = Some(fingerprint);
@@ -372,7 +372,6 @@ impl File {
         false
     }
 
-    /// Reads standard input, once.
     fn read_stdin(&mut self, counted: &ReadCounts) {
         if std::mem::replace(&mut self.is_stdin_read, true) {
             return;

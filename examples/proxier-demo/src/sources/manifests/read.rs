@@ -19,15 +19,14 @@ use crate::sources::cluster::{Object as Sent, is_leaving, without_notes_of_servi
 use crate::sources::read_counts::ReadCounts;
 use crate::yaml;
 
-/// Kind and name of an object.
 pub(super) type Id = (ObjectKind, ObjectKey);
 
-/// The contents of a text.
+/// The contents of a file.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) objects: Vec<(Id, Change)>,
     pub(super) problems: Vec<Problem>,
-    /// Objects that exist, but cannot be read.
+    /// Objects that exist but cannot be read.
     pub(super) unreadable: Vec<Id>,
     /// Number of objects of each kind that is ignored.
     pub(super) ignored: BTreeMap<String, usize>,
@@ -48,7 +47,7 @@ struct Mark {
 }
 
 impl Contents {
-    /// More kinds than these are counted together.
+    /// Further kinds are counted together.
     const KINDS: usize = 20;
 
     fn mark(&self) -> Mark {
@@ -99,7 +98,7 @@ pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str, counted: &ReadCou
 
 const BUFFER: usize = 64 << 10;
 
-/// Offset of the text's beginning, and whether it looks like JSON.
+/// The offset of the text's start, and whether it looks like JSON.
 fn sniff(file: &mut impl Read) -> io::Result<(u64, bool)> {
     const MARK: &[u8] = b"\xef\xbb\xbf";
     let mut head = Vec::new();
@@ -111,7 +110,7 @@ fn sniff(file: &mut impl Read) -> io::Result<(u64, bool)> {
     Ok((start, text.trim_ascii_start().starts_with(b"{")))
 }
 
-/// Reads a sequence of JSON values; returns whether the file is nothing else.
+/// Reads a sequence of JSON values. Returns whether the file contains nothing else.
 fn read_json(file: &mut impl Read, origin: &str, contents: &mut Contents) -> bool {
     let mut json = serde_json::Deserializer::from_reader(BufReader::with_capacity(BUFFER, file));
     let mut number = 0_usize;
@@ -125,7 +124,6 @@ fn read_json(file: &mut impl Read, origin: &str, contents: &mut Contents) -> boo
     true
 }
 
-/// Reads YAML documents.
 fn read_yaml(lines: impl BufRead, origin: &str, contents: &mut Contents) -> io::Result<()> {
     let mut number = 0_usize;
     contents.blank = yaml::documents(lines, |document, before| {
@@ -140,7 +138,7 @@ fn take_document(mut document: String, before: usize, place: Problem, contents: 
     let read = yaml::parse_into(&document, DuplicateKeyPolicy::Error, Document::<Value>::new(&place, contents));
     if read.is_err() {
         contents.back_to(mark);
-        // The document is parsed again with the lines before it, so that the error has the file's line number.
+        // Parse the document again with the lines before it, so that the error has the file's line number.
         document.insert_str(0, &"\n".repeat(before));
         let reason = yaml::parse(&document, DuplicateKeyPolicy::Error).err().unwrap_or_default();
         contents.problems.push(Problem { reason: format!("not YAML or JSON: {reason}"), ..place });
@@ -220,7 +218,7 @@ impl Object<'_> {
     }
 }
 
-/// Form in which the items of a list are read.
+/// The form in which the items of a list are read.
 trait Item: DeserializeOwned {
     fn object(&self) -> Object<'_>;
 }
@@ -237,7 +235,7 @@ impl Item for Value {
     }
 }
 
-/// Methods of a visitor for values that are neither a list nor an object.
+/// Visitor methods for values that are neither a list nor an object.
 macro_rules! of_scalars {
     ($visitor:ident => $made:expr) => {
         of_scalars!($visitor => $made; visit_bool: bool, visit_i64: i64, visit_u64: u64, visit_f64: f64, visit_str: &str);
@@ -249,7 +247,7 @@ macro_rules! of_scalars {
     )*};
 }
 
-/// Takes the objects of a document while it is read.
+/// Collects the objects of a document while it is read.
 struct Document<'a, I> {
     place: &'a Problem,
     contents: &'a mut Contents,
@@ -339,16 +337,16 @@ fn text<'a>(fields: &'a serde_json::Map<String, Value>, name: &str) -> Option<&'
     fields.get(name).and_then(Value::as_str)
 }
 
-/// Outcome of reading the items of a list.
+/// The outcome of reading the items of a list.
 enum Listed<I> {
     NoList,
     /// All are taken except these, each with its index: they do not have a kind, and the list's was not known yet.
     Later(Vec<(usize, I)>),
 }
 
-/// Takes the items of a list while it is read.
+/// Collects the items of a list while it is read.
 struct Items<'a, I> {
-    /// Kind and version of the list, if they come before its items.
+    /// Kind and version of the list, if they precede its items.
     of_list: (Option<&'a str>, Option<&'a str>),
     place: &'a Problem,
     contents: &'a mut Contents,
@@ -432,7 +430,7 @@ fn take_object(
         }
         contents.problems.push(problem);
     };
-    // A truncated file may still be YAML: a document without a name may be incomplete.
+    // A truncated file may still be valid YAML, so a document without a name may be incomplete.
     if !is_object {
         problem("", "not an object with apiVersion, kind and metadata".to_owned());
         contents.broken |= within.is_empty();
@@ -448,7 +446,7 @@ fn take_object(
         "Service" | "Node" => "v1",
         "EndpointSlice" => "discovery.k8s.io/v1",
         "" => return problem("kind", "missing; should be Service, EndpointSlice, Node or List".to_owned()),
-        // Files for kubectl also contain Deployments and more.
+        // Files for kubectl also contain Deployments and other kinds.
         _ => return contents.ignore(kind),
     };
     if version != expected {
@@ -552,7 +550,7 @@ mod tests {
         assert_eq!((contents.ignored.len(), contents.ignored["other kinds"]), (Contents::KINDS + 1, 10));
     }
 
-    /// The kind and version of a list may come before, between or behind its items.
+    /// The kind and version of a list may come before, between or after its items.
     #[test]
     fn items_get_the_kind_of_their_list() {
         let (kind, version) = ("\"kind\": \"EndpointSliceList\"", "\"apiVersion\": \"discovery.k8s.io/v1\"");
@@ -564,7 +562,7 @@ mod tests {
                 assert_eq!(problems(&text), Vec::<String>::new());
             }
         }
-        // Another kind's field.
+        // A field of another kind.
         let service = "{\"items\": [{\"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"a\"}}], \
                        \"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"b\"}}";
         assert_eq!(names(service), ["Service default/b"]);

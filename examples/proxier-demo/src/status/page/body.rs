@@ -1,4 +1,4 @@
-//! Body of `/status.json`: bounded for any number of Services and endpoints; the rest is counted.
+//! The body of `/status.json`. Its size is bounded for any number of Services and endpoints; the rest is counted.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -17,13 +17,13 @@ use super::query::PageQuery;
 use crate::message::view::{DrainView, HeldView, Lines, ServiceView, UnreadableView, View};
 use crate::status::board::Board;
 
-/// Most Frontends of all Services in one answer.
+/// Largest number of Frontends of all Services in one answer.
 const FRONTENDS: usize = 400;
-/// Most Frontends of one Service.
+/// Largest number of Frontends of one Service.
 const FRONTENDS_OF_ONE: usize = 50;
-/// Most endpoints of all Frontends in one answer.
+/// Largest number of endpoints of all Frontends in one answer.
 const ENDPOINTS: usize = 2000;
-/// Most endpoints of one Frontend.
+/// Largest number of endpoints of one Frontend.
 const ENDPOINTS_OF_ONE: usize = 50;
 
 /// What still fits into one answer.
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!((&rejected["count"], rejected["list"].as_array().unwrap().len()), (&json!(1000), 100));
     }
 
-    /// Counters in which one virtual server has two real servers, the other the first of them.
+    /// Counters in which one virtual server has two real servers, the other only the first of them.
     struct Split;
 
     impl Reader for Split {

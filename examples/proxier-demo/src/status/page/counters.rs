@@ -84,7 +84,7 @@ impl Counters {
         Counters { reader: Box::new(reader), since: None, read: HashMap::new() }
     }
 
-    /// Forgets counters that are older than a second.
+    /// Drops counters that are older than a second.
     pub(super) fn begin(&mut self, now: Instant) {
         if self.since.is_none_or(|since| now.saturating_duration_since(since) >= FRESH) {
             self.read = HashMap::new();

@@ -27,7 +27,7 @@ use crate::settings::Exposure;
 use crate::status::health::Health;
 use crate::status::server::{Answer, HttpRequest};
 
-/// Whether this client may see it.
+/// Whether this client may see the page.
 fn admits(exposure: Exposure, asked: &HttpRequest) -> bool {
     match exposure {
         Exposure::Off => false,
@@ -36,7 +36,7 @@ fn admits(exposure: Exposure, asked: &HttpRequest) -> bool {
     }
 }
 
-/// Whether a header `Host` has an address, or the name `localhost`.
+/// Whether a `Host` header contains an address, or the name `localhost`.
 fn is_of_this_host(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(v6) => v6.split(']').next().unwrap_or_default(),
@@ -52,7 +52,7 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long an unrequested state is kept.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
-/// State as last known.
+/// The last known state.
 #[derive(Debug, Default)]
 struct LastView {
     view: Option<(Instant, Arc<View>)>,
@@ -62,7 +62,7 @@ struct LastView {
     in_vain: Option<Instant>,
 }
 
-/// Answers for the status page.
+/// Answers requests for the status page.
 #[derive(Debug)]
 pub struct StatusPage {
     exposure: Exposure,
@@ -199,7 +199,7 @@ fn page() -> Answer {
     Answer { status: StatusCode::OK, kind: "text/html; charset=utf-8", headers, body }
 }
 
-/// Random number of 128 bits, in hexadecimal.
+/// A random number of 128 bits, in hexadecimal.
 fn random() -> std::io::Result<String> {
     let mut bytes = [0; 16];
     File::open("/dev/urandom")?.read_exact(&mut bytes)?;

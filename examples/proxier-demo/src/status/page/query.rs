@@ -3,7 +3,7 @@
 /// The query of `/status.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PageQuery {
-    /// Text in lower case that a Service's name, or a Frontend's address and port, contains; empty: all Services.
+    /// Lower-case text that a Service's name, or a Frontend's address and port, must contain; empty: all Services.
     pub(super) filter: String,
     /// Number of matching Services to skip.
     pub(super) offset: usize,
@@ -18,9 +18,9 @@ impl Default for PageQuery {
 }
 
 impl PageQuery {
-    /// Most Services in one answer.
+    /// Largest number of Services in one answer.
     const MOST: usize = 200;
-    /// Longest filter, in characters: names of Services and addresses are shorter.
+    /// Longest filter in characters. Names of Services and addresses are shorter.
     const FILTER: usize = 128;
 
     /// Parses `filter=web&offset=50&limit=50`. Impossible values and unknown names are ignored.

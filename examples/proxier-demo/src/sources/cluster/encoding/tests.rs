@@ -50,7 +50,7 @@ fn lists_are_the_same_in_both_encodings() {
     }
 }
 
-/// Weights of nodes come from their metadata alone.
+/// Weights of nodes are read from their metadata alone.
 #[test]
 fn metadata_of_nodes_is_the_same_in_both_encodings() {
     let resource = Resource::AllNodes { addresses: false };
@@ -94,7 +94,7 @@ fn protobuf_may_end_anywhere() {
                 count += 1;
                 drop(resource.read(item));
             }
-            // Four bytes behind the list are of empty fields.
+            // The four bytes after the list are empty fields.
             assert!(count < all || length + 4 >= whole.len(), "{length} of {}", whole.len());
         }
         for item in Encoding::Protobuf.page(whole).unwrap().items {
@@ -108,7 +108,7 @@ fn protobuf_may_end_anywhere() {
 
 #[test]
 fn a_field_of_another_type_is_named() {
-    // spec.ports[0].port as text, and a number that is none.
+    // spec.ports[0].port as text, and as an invalid number.
     let port = |port: &[u8]| {
         [&[0x12, 2 + u8::try_from(port.len()).unwrap(), 0x0a, u8::try_from(port.len()).unwrap()], port].concat()
     };
