@@ -54,7 +54,6 @@ impl Node {
         self.proxier.upsert_slice(&slice_of(number, endpoints), self.now.get());
     }
 
-    /// Adds a Service with endpoints.
     pub(crate) fn add(&mut self, number: u32, endpoints: u32) {
         self.proxier.upsert_service(&service(number), self.now.get());
         self.proxier.upsert_slice(&slice(number, endpoints), self.now.get());

@@ -342,7 +342,6 @@ impl<'a> Line<'a> {
     }
 }
 
-/// Writes the counters before a rule to be added.
 fn write_counters(rule: &Rule, out: &mut String) {
     if let Some(counters) = rule.counters {
         out.extend([&*counters.to_string(), " "]);

@@ -198,7 +198,6 @@ fn absent(sources: &Sources, module: &ModuleName, symbol: Option<&str>) -> Judge
     let release = sources.release.get().map(ToString::to_string).unwrap_or_default();
     let setting = symbol.and_then(|symbol| sources.config.get()?.get(symbol));
     let is_module = matches!(setting, Some((_, Setting::Module)));
-    // Whether a complete list of built-in modules was read, so that modules not in it are not built in.
     let knows_builtin = sources.builtin.get().is_some_and(crate::BuiltinModules::complete);
     if sources.module_support == Answer::No {
         // Without module support only a list of built-in modules can tell.

@@ -10,11 +10,8 @@ pub(crate) const COMMENT: u8 = 0;
 pub(crate) const SET_KEY_BYTE_ORDER: u8 = 0;
 /// `NFTNL_UDATA_SET_DATABYTEORDER`.
 pub(crate) const SET_DATA_BYTE_ORDER: u8 = 1;
-/// `NFTNL_UDATA_SET_MERGE_ELEMENTS`.
 pub(crate) const SET_MERGE_ELEMENTS: u8 = 2;
-/// `NFTNL_UDATA_SET_KEY_TYPEOF`.
 pub(crate) const SET_KEY_TYPEOF: u8 = 3;
-/// `NFTNL_UDATA_SET_DATA_TYPEOF`.
 pub(crate) const SET_DATA_TYPEOF: u8 = 4;
 /// `NFTNL_UDATA_SET_COMMENT`.
 pub(crate) const SET_COMMENT: u8 = 7;

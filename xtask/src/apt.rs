@@ -82,7 +82,6 @@ impl Tree {
         self.run("apt-cache", &["depends", "--recurse", "--important", package], Path::new("/"))
     }
 
-    /// Downloads packages into `folder` and returns the files.
     pub(crate) fn download(&self, packages: &[String], folder: &Path) -> Result<Vec<PathBuf>> {
         let names: Vec<&str> = std::iter::once("download").chain(packages.iter().map(String::as_str)).collect();
         self.run("apt-get", &names, folder)?;

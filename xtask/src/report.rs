@@ -34,7 +34,6 @@ const OTHER_SEED: &str = "takes long: its turn comes with another seed";
 const SLOWEST: usize = 15;
 
 impl Report {
-    /// Records the results of a program.
     pub(crate) fn add(&mut self, place: &str, program: &str, results: impl IntoIterator<Item = TestResult>) {
         let known = self.places.iter().position(|known| known == place);
         let place = known.unwrap_or_else(|| {

@@ -214,7 +214,6 @@ pub(super) fn option(protocol: Protocol) -> &'static str {
     }
 }
 
-/// The ways to reach a Service.
 pub(super) fn ways(service: &Service) -> impl Iterator<Item = (Way, Family, SocketAddr)> {
     let ways = [Way::ClusterIp, Way::External, Way::Balancer, Way::NodePort];
     let pairs = ways.into_iter().flat_map(|way| Family::ALL.map(|family| (way, family)));

@@ -139,7 +139,6 @@ impl Command for Header<'_> {
     }
 }
 
-/// A set's type, family and revision.
 pub(crate) fn header(attributes: &[u8]) -> Result<(SetType, Family, u8), WireError> {
     let (mut set_type, mut family, mut revision) = (None, Family::Inet, 0);
     for attr in Attrs::<CmdAttr<'_>>::new(attributes).iter() {

@@ -221,7 +221,6 @@ pub(crate) fn put_fields(out: &mut Encoder, expression: &Expression) {
     }
 }
 
-/// Expressions that compare, look up or compute.
 fn put_computation(out: &mut Encoder, expression: &Expression) {
     match expression {
         Expression::Cmp { register, op, value } => {

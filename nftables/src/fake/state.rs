@@ -495,7 +495,6 @@ impl FakeTable {
         self.chains.iter().flat_map(|chain| &chain.rules).flat_map(|(_, rule)| &rule.expressions)
     }
 
-    /// Verdicts of the elements of all maps.
     fn element_verdicts(&self) -> impl Iterator<Item = &Verdict> {
         self.sets.iter().flat_map(|set| set.elements.values()).filter_map(|element| match &element.data {
             Some(ElementData::Verdict(verdict)) => Some(verdict),

@@ -171,7 +171,6 @@ impl Reserved {
         std::mem::replace(&mut self.nodes, nodes)
     }
 
-    /// The addresses of other Nodes, with the Nodes' names.
     pub(crate) fn nodes(&self) -> &BTreeMap<IpAddr, Arc<str>> {
         &self.nodes
     }

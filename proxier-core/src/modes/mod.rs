@@ -379,7 +379,6 @@ pub(crate) struct Prepared {
     pub(crate) work: Box<dyn Work>,
     /// Whether the plan's rules guard programs that listen on loopback addresses, and need `route_localnet`.
     pub(crate) routes_localhost: bool,
-    /// UDP flows to forget.
     pub(crate) forget: UdpServices,
 }
 

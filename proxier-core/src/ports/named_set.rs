@@ -270,7 +270,6 @@ pub(crate) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
     Some((frontend_at(host, *ports)?, NonZeroU32::new(mark.to_bits())?))
 }
 
-/// The Frontend at an address and port.
 pub(crate) fn frontend_at(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
     let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
     let protocol = all.into_iter().find(|known| ipset::Protocol::from(*known) == ports.protocol())?;

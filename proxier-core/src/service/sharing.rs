@@ -242,7 +242,6 @@ mod tests {
         assert!(maglev(&endpoints(2), &[0, 0]).is_empty());
     }
 
-    /// Clients of a removed endpoint move, and few others.
     #[test]
     fn removing_an_endpoint_moves_few_others() {
         for count in [3_u16, 10, 60, 200] {

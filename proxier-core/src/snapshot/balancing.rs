@@ -125,7 +125,6 @@ impl<'a> Annotations<'a, '_> {
         annotation.names().find_map(|name| Some((name, self.all.get(name)?.trim())))
     }
 
-    /// Reports the value of an annotation.
     fn reject(&mut self, annotation: &Annotation, value: &str, reason: &'static str) {
         let name = self.get(annotation).map_or(annotation.name, |(name, _)| name);
         let path = if self.is_configuration { annotation.field.to_owned() } else { path(name) };

@@ -128,7 +128,6 @@ impl SourceRanges {
 pub struct Service {
     /// Namespace and name.
     pub key: ObjectKey,
-    /// Creation time of the Service.
     pub(crate) created: CreationTime,
     /// Cluster IPs, at most one per family. A family without one is not programmed at all.
     pub cluster_ips: Box<[IpAddr]>,

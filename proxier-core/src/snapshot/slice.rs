@@ -144,7 +144,6 @@ impl EndpointSlice {
         self.location_of(endpoint).map(|location| &*location.hints).filter(|zones| !zones.is_empty())
     }
 
-    /// The zone of an endpoint of this slice.
     pub(crate) fn zone_of(&self, endpoint: &Endpoint) -> Option<&str> {
         self.location_of(endpoint)?.zone.as_deref()
     }

@@ -132,7 +132,6 @@ pub(super) fn answer(
     if cut.is_some() { Err(io::Error::other("cut")) } else { stream.flush() }
 }
 
-/// Starts a chunked answer.
 pub(super) fn start_chunks(stream: &mut TcpStream, content_type: &str) -> io::Result<()> {
     let head = format!("HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nTransfer-Encoding: chunked\r\n\r\n");
     stream.write_all(head.as_bytes())
@@ -149,7 +148,6 @@ pub(super) fn half_a_chunk(stream: &mut TcpStream, text: &[u8]) -> io::Result<()
     stream.write_all(&[format!("{:x}\r\n", text.len()).as_bytes(), half].concat())
 }
 
-/// Ends a chunked answer.
 pub(super) fn end_chunks(stream: &mut TcpStream) -> io::Result<()> {
     stream.write_all(b"0\r\n\r\n")
 }

@@ -541,7 +541,6 @@ impl State {
         KINDS.iter().copied().find(|kind| kind.path == path)
     }
 
-    /// The encoding of the answer to a request.
     fn encoding(&self, request: &Request) -> Encoding {
         let accepts_protobuf = request.accepts.contains(Encoding::Protobuf.content_type(false));
         self.only.unwrap_or(if accepts_protobuf { Encoding::Protobuf } else { Encoding::Json })

@@ -110,7 +110,6 @@ fn version(text: &str) -> Option<String> {
     Some(number.rsplit_once('.')?.0.to_owned() + &channel)
 }
 
-/// The compiler that made a list.
 fn made_with(list: &str) -> Option<&str> {
     list.lines().next()?.strip_prefix(HEAD)
 }

@@ -82,7 +82,6 @@ fn slice(number: u32, endpoints: u32, namespace: &str) -> Stored {
     (format!("endpointslices/{namespace}/{}", name_of(&object)), object)
 }
 
-/// Cluster IP of a Service.
 fn cluster_ip(number: u32) -> Result<Ipv4Addr, Failure> {
     Ok(world::cluster_ip(number + LEFT_OUT).parse()?)
 }

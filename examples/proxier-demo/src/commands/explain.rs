@@ -507,7 +507,6 @@ impl Explanation {
     }
 }
 
-/// The weight of an endpoint at a port's Frontends.
 fn weight(frontends: &[(Frontend, String)], endpoint: &EndpointKey) -> u16 {
     let weights = frontends.iter().filter_map(|(frontend, _)| frontend.weights.as_deref());
     let mut of_endpoint = weights.flatten().filter(|(key, _)| key == endpoint);

@@ -98,7 +98,6 @@ struct Rendering {
     ipvsadm: String,
     /// `ipset save`.
     ipset: String,
-    /// `iptables-save` of each family.
     iptables: BTreeMap<Family, String>,
     /// `nft list ruleset`.
     nft: String,

@@ -420,7 +420,6 @@ impl KubeProxyConfiguration {
     }
 }
 
-/// Adds the default port to a bare address.
 fn add_port(address: &mut String, port: u16) {
     if let Ok(bare) = address.trim_matches(['[', ']']).parse::<std::net::IpAddr>() {
         *address = std::net::SocketAddr::new(bare, port).to_string();

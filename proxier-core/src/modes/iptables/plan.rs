@@ -60,7 +60,6 @@ pub(super) enum Basis {
     },
 }
 
-/// Services that the kernel has refused.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RefusedServices {
     /// Services that are left unchanged: their input did not change, and they are tried at full passes only.

@@ -143,7 +143,6 @@ impl<'a> Wanted<'a> {
         self.index.endpoints.get(&family).is_none_or(|endpoints| *endpoints <= Self::MAX_COMMENTED_ENDPOINTS)
     }
 
-    /// The ports of a family, each with its Service.
     pub(super) fn ports(self, family: Family) -> impl Iterator<Item = (&'a Compiled, &'a Port)> {
         let all =
             self.desired.all_compiled().flat_map(|compiled| compiled.ports.iter().map(move |port| (compiled, port)));

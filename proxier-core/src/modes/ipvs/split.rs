@@ -68,7 +68,6 @@ impl Marks {
         Marks { range, masquerade, of: BTreeMap::new(), places: BTreeMap::new(), others: BTreeSet::new() }
     }
 
-    /// The virtual server of a Frontend's mark.
     pub(super) fn server(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         self.of.get(frontend).map(|mark| key(frontend.family(), *mark))
     }

@@ -133,7 +133,6 @@ pub(crate) struct Split {
     pub only_here: Option<Pick>,
 }
 
-/// A chain that Frontends share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SharedChain {
     /// A chain that selects an endpoint.

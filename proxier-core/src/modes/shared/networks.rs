@@ -129,7 +129,6 @@ pub(crate) fn network_of<'a>(address: IpAddr, whole: impl IntoIterator<Item = &'
     (!is_covered).then(|| Network::from(address))
 }
 
-/// Deletes all routes of a mode.
 pub(crate) fn delete_routes(owner: RouteOwner, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     match ports.routes.networks(owner) {
         Ok(networks) => {

@@ -16,9 +16,7 @@ use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
 pub(crate) const OWNED: &str = "made-by-proxier-core";
 /// Comment of nftables mode's table. A comment cannot be removed without the table.
 pub(crate) const COMMENT: &str = "Services";
-/// Comment of IPVS' table.
 pub(crate) const COMMENT_OF_IPVS: &str = "Services by IPVS";
-/// Comment of the fast path's table.
 pub(crate) const COMMENT_OF_FAST_PATH: &str = "Fast path of Services";
 
 /// Whether a table with this program's name was created by this program: it has the chain or a comment. Any other one

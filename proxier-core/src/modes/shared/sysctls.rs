@@ -120,7 +120,6 @@ fn of_ipvs(release: &str) -> Vec<WantedValue> {
     all
 }
 
-/// The values that every mode needs.
 pub(crate) fn of_every_mode(settings: &HostSettings) -> Vec<WantedValue> {
     let mut all = vec![WantedValue::exactly(IP_FORWARD, 1)];
     if settings.strict_arp {

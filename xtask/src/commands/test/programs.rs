@@ -24,7 +24,6 @@ pub(super) struct Program {
     pub(super) command: Vec<String>,
     /// The crate's directory, in which tests start.
     pub(super) folder: PathBuf,
-    /// Whether it needs a real kernel.
     pub(super) needs_kernel: bool,
     /// The names of its tests.
     pub(super) tests: Vec<String>,

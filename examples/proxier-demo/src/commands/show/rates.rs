@@ -40,7 +40,6 @@ impl PerSecond {
     }
 }
 
-/// A virtual server and its real servers, each with its rates.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct ServerRates {
     pub(super) server: ObservedVirtualServer,
@@ -78,7 +77,6 @@ pub(super) struct View {
     pub(super) went: usize,
 }
 
-/// The counters of the last read.
 #[derive(Clone, Debug, Default)]
 pub(super) struct History(Option<LastReading>);
 

@@ -246,7 +246,6 @@ impl Holder {
     }
 }
 
-/// Writes the holder's name to the file.
 fn write_holder(file: &mut File) -> io::Result<()> {
     let Holder { pid, namespace, command } = Holder::of_this_process();
     let mut text = String::new();

@@ -12,7 +12,6 @@ const FRESH: Duration = Duration::from_secs(1);
 /// Most virtual servers to read in that time. Each takes two requests of a few microseconds.
 const MOST: usize = 400;
 
-/// A virtual server and its real servers, with their counters.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct ServerCounters {
     pub(crate) stats: Stats,

@@ -189,7 +189,6 @@ impl Plan {
         SetIn(set.named(self.names.prefix), self.layouts.get(&set.family).map(|layout| &layout.table))
     }
 
-    /// An operation on a virtual server or one of its real servers.
     pub(super) fn server<'a>(&self, operation: &'a ServerOperation) -> Operation<'a> {
         let key = operation.virtual_server();
         let frontend = FrontendKey::try_from(key).ok().or_else(|| self.split.get(&key).copied());

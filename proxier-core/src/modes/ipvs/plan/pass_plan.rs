@@ -27,7 +27,6 @@ use crate::snapshot::is_usable_by_service;
 #[derive(Debug, Default)]
 pub(crate) struct PassPlan {
     pub(crate) plan: Plan,
-    /// UDP flows to forget.
     pub(crate) forget: UdpServices,
     /// Rules that could not be compared.
     pub(crate) unread: Vec<Unread>,
