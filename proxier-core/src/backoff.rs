@@ -6,8 +6,8 @@ use crate::time::Moment;
 
 /// Growing pauses: each is up to twice as long as the previous one, up to a maximum.
 ///
-/// Each pause is drawn from the upper half of its range: with the defaults 0.5 to 1 s, then 1 to 2 s, 2 to 4 s, up to
-/// 15 to 30 s. So the nodes of a cluster that fail together do not retry together. Equal seeds give equal pauses.
+/// Each pause is drawn from the upper half of its range. By default these are 0.5 to 1 s, then 1 to 2 s, 2 to 4 s, up
+/// to 15 to 30 s. So the nodes of a cluster that fail together do not retry together. Equal seeds give equal pauses.
 ///
 /// kube-proxy (from 1.34) waits for a whole sync period after any failure. Most failures here are brief: another
 /// program held the lock of iptables, or memory was short.

@@ -9,16 +9,16 @@ use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::localhost;
 use crate::ports::Ports;
 
-/// Removes everything that this proxy, or a kube-proxy in any of its modes, has made, and nothing else. Covers both
-/// families, with any configuration. With `kept`, objects of that mode stay, so that a node can change its mode: the
-/// new mode serves before the old one is removed. In IPVS mode, the configured back end of its guards stays
-/// ([`RulesBy`]), and objects of the other back end are removed.
+/// Removes everything that this proxy, or a kube-proxy in any of its modes, has created, and nothing else. It cleans
+/// both families, with any configuration. With `kept`, objects of that mode stay, so that a node can change its mode:
+/// the new mode serves before the old one is removed. Of IPVS mode, the configured back end that guards its virtual
+/// servers stays ([`RulesBy`]), and objects of the other back end are removed.
 ///
-/// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) are always removed. No mode of this
-/// proxy uses them, and the endpoints that they choose would soon be out of date. They are known by their comment and
-/// chains; a table of that name without these stays, and is named in [`Cleaned::left`]. While a kube-proxy runs it
-/// makes them again: stop it first. So do the chains of its userspace mode (`KUBE-PORTALS-…`, `KUBE-NODEPORT-…`), which
-/// lead to ports of a process that has ended.
+/// The tables of kube-proxy's nftables mode (`ip kube-proxy`, `ip6 kube-proxy`) are always removed: no mode of this
+/// proxy uses them, and their endpoints would soon be out of date. They are recognized by their comment and chains. A
+/// table with that name but without these stays and is listed in [`Cleaned::left`]. A running kube-proxy creates them
+/// again, so stop it first. The chains of its userspace mode (`KUBE-PORTALS-…`, `KUBE-NODEPORT-…`) are removed too,
+/// since they point to ports of a process that has ended.
 ///
 /// IPVS mode's chains and iptables mode's share names (`KUBE-SERVICES`, `KUBE-POSTROUTING` and more). Those of `kept`
 /// stay with the jumps to them, in the back end of iptables that it uses
@@ -26,14 +26,14 @@ use crate::ports::Ports;
 /// packets meet the rules of either. Chains of iptables mode, local routes and kube-proxy's tables have no [names of
 /// their own](KernelNames): a proxy with names other than kube-proxy's leaves them alone.
 ///
-/// Connections through virtual servers end with these, and those that a process passed on have ended with it. All
-/// others go on, since connection tracking knows their endpoints. The exception: when the last chain of type nat is
-/// removed, Linux translates no packet any more (`nf_nat_unregister_fn`). Values below `/proc/sys` stay: their earlier
-/// values are not known. Only `route_localnet` is set back to 0, unless the kubelet's chain keeps other hosts off
-/// loopback addresses.
+/// Connections through virtual servers end with these, and relayed connections ended with their process. All others
+/// continue, since connection tracking has their endpoints, unless the last chain of type nat is removed: Linux then
+/// translates no packets (`nf_nat_unregister_fn`). Values below `/proc/sys` stay, because their earlier values are
+/// unknown. Only `route_localnet` is set back to 0, unless the kubelet's chain protects loopback addresses from other
+/// hosts.
 ///
-/// A part that cannot be read or removed stays, and the rest goes on; repeat the cleanup then. A missing object, or one
-/// that this kernel does not support, counts as done.
+/// If a part cannot be read or removed, it stays and the rest continues; repeat the cleanup then. Missing objects, and
+/// parts that the kernel does not have, count as removed.
 pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = clean(config, kept, ports);
     if config.names == KernelNames::default() {
@@ -130,9 +130,9 @@ fn has_rules(config: &Config, mode: Option<Kind>) -> bool {
     mode.is_some_and(|mode| mode.needs_rule_programs(config))
 }
 
-/// Objects of other modes and programs that a mode finds, each with advice. These are chains of iptables that
-/// [`cleanup`] removes once the mode serves, or at once without a mode. They are also objects that it leaves, since
-/// they may be foreign or no program here can read them. Both back ends, both families. Only reads.
+/// Other objects next to a mode, each with advice. These are iptables chains that [`cleanup`] removes once the mode
+/// serves, or at once without a mode. They are also objects that it leaves, because they may be another program's or no
+/// program here can read them. Both back ends, both families. Only reads.
 pub fn leftovers(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Vec<String> {
     let serving = Serving::new(config, kept, ports);
     let is_kept = |backend, table: &TableName, chain: &str| serving.has_chain(backend, table, chain);

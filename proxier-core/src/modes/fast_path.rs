@@ -125,8 +125,8 @@ impl Tracker {
         }
     }
 
-    /// Commits a change. If devices do not take flows, this host forwards the packets. Anything else is tried again in
-    /// the next full pass, and when devices change.
+    /// Commits a change. If devices do not support flows, this host forwards them. Anything else is retried in the next
+    /// full pass, and when devices change.
     pub(crate) fn apply(&mut self, config: &Config, change: Change, applied: &mut Applied, tables: &mut dyn Tables) {
         let Change { step, transaction, table: mut wanted } = change;
         let mut outcome = tables.commit(&transaction).map_err(|refused| refused.error);
@@ -153,8 +153,7 @@ impl Tracker {
     }
 }
 
-/// Whether this kernel can have the fast path, if the configuration asks for it and there are devices. Nothing is
-/// created.
+/// Checks whether this kernel supports the fast path, if it is configured and there are devices. Creates nothing.
 ///
 /// # Errors
 /// The kernel lacks something, which the message names, or the table cannot be read.

@@ -2,8 +2,8 @@
 //! Without `route_localnet` the kernel sends no packet from a loopback address to an endpoint, and for IPv6 it never
 //! does. Rules refuse other protocols.
 //!
-//! A listener is open while its Service port has endpoints. One that cannot be opened, since another program has the
-//! port, is reported and counted, and tried again in full passes. Nothing else fails. Connections end with this
+//! A listener is open while its Service port has endpoints. If one cannot be opened because another program uses the
+//! port, this is reported, counted, and retried in full passes, and nothing else fails. Connections end with this
 //! process.
 
 use std::collections::{BTreeMap, BTreeSet};

@@ -45,7 +45,8 @@ use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
 use crate::snapshot::{Abilities, HostAddresses};
 use crate::time::Moment;
 
-/// Part of the kernel that serves Services. Exhaustive: the compiler finds all places that have to handle a new mode.
+/// The part of the kernel that serves Services. Exhaustive, so that the compiler finds all code that must handle a new
+/// mode.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Kind {
     /// IPVS virtual servers. Default.
@@ -413,7 +414,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Follows a Service that is new, removed or compiled to something else
+    /// Handles a Service that was added, removed or changed
     /// ([`FrontendObserver::service`](crate::service::FrontendObserver::service)).
     fn index_service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
 
@@ -465,7 +466,8 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Frontends whose clients do not stay with their endpoints though their Service asks for it: the tables are full.
+    /// Frontends whose session affinity is not applied, although their Service requests it, because the tables are
+    /// full.
     fn without_affinity(&self) -> BTreeSet<FrontendKey> {
         BTreeSet::new()
     }
@@ -487,7 +489,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Whether the mode's routes differ from the known ones. If it does not look, full passes compare them.
+    /// Whether the mode's routes differ from the tracked ones. If not checked here, full passes compare them.
     fn routes_differ(&self, _routes: &mut dyn LocalNetworks) -> bool {
         false
     }
@@ -498,8 +500,8 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Whether a cold start may serve some Services before the rest is compiled. Then the mode is faster, and the
-    /// kernel, as far as known, holds nothing of an earlier process.
+    /// Whether a cold start may serve some Services before the rest is compiled. The mode is then faster, and the
+    /// kernel, as far as known, has nothing of an earlier process.
     fn may_serve_first(&self, _host: &HostAddresses) -> bool {
         false
     }

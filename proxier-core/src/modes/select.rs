@@ -37,9 +37,9 @@ pub enum RulePrograms {
 /// The modes to try, best first. The first that this machine supports serves.
 ///
 /// * [`RequestedMode::Auto`]: IPVS, nftables, iptables, userspace.
-/// * A mode that is asked for is the only candidate without `may_fall_back`. Otherwise the modes follow that kube-proxy
+/// * A requested mode is the only candidate without `may_fall_back`. Otherwise it is followed by those that kube-proxy
 ///   fell back to, in the order IPVS, iptables, userspace. Mode nftables comes before iptables if iptables has no
-///   tables, and nftables itself falls back to iptables. Nothing follows userspace.
+///   tables of its own. It falls back to iptables. Nothing follows userspace.
 pub fn candidates(asked: RequestedMode, may_fall_back: bool, programs: RulePrograms) -> Vec<Kind> {
     let by_rules = match programs {
         RulePrograms::Legacy => [Kind::Iptables].as_slice(),

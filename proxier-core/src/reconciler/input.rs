@@ -292,8 +292,8 @@ impl Reconciler {
     }
 
     /// Records addresses seen on an interface of this host. One that is missing when the next pass reads them gets the
-    /// full time to return ([`Options::address_grace`](super::Options::address_grace)), because a pass may take longer
-    /// than the address is missing.
+    /// full time to return ([`Options::address_grace`](super::Options::address_grace)). A pass may take longer than the
+    /// address is missing.
     pub fn addresses_seen(&mut self, addresses: impl IntoIterator<Item = IpAddr>, now: Moment) {
         let until = now.saturating_add(self.options.address_grace);
         for address in addresses {

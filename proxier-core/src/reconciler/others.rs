@@ -34,9 +34,9 @@ pub(super) struct Judgement {
 impl Reconciler {
     /// Removes the objects that other modes have made here, of this proxy or of a kube-proxy ([`cleanup`]). Call it
     /// once a full pass has succeeded, and again until [nothing is left](Cleaned::is_done). Frontends that they serve
-    /// count as served. The safeguard holds them back when the lists are suddenly empty, as [in a
-    /// pass](crate::plan::report::Report::waits), and a rest of them once most of the lists is back. UDP flows that
-    /// they have sent elsewhere are forgotten by the next pass, which is then due at once.
+    /// count as served. The safeguard holds them back if the lists are suddenly empty, as [in a
+    /// pass](crate::plan::report::Report::waits). Once most of the lists has returned, it holds back only the rest. UDP
+    /// flows that they have sent elsewhere are forgotten by the next pass, which is then due at once.
     pub fn remove_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Removal {
         let Judgement { stopped, unread, .. } = self.judge_others(now, ports);
         if let Some(stopped) = stopped {
@@ -48,7 +48,7 @@ impl Reconciler {
         }
         let cleaned = cleanup(self.facts.config(), Some(self.mode.kind()), ports);
         if cleaned.removed() > 0 {
-            // What made way for other modes need not do so any more, and they translated flows until now.
+            // What gave way to other modes no longer has to, and they translated flows until now.
             self.flows.sweep = true;
             self.schedule.request_full(now);
         }

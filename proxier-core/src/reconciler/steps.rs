@@ -236,7 +236,7 @@ impl Reconciler {
         if report.full && !has_failed && !report.is_doubted {
             self.trust = Trust::Settled;
         }
-        // What the lock of iptables delayed is done: only a full pass shows that nothing else is missing.
+        // What the iptables lock held up is done. Only a full pass shows that nothing else is missing.
         let put_off = std::mem::replace(&mut self.backlog.put_off, !report.rules_put_off.is_empty());
         if put_off && !report.full && !has_failed {
             self.schedule.request_full(end);

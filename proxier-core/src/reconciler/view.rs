@@ -167,7 +167,7 @@ impl Reconciler {
         self.add_ons.localhost.as_ref().map(|localhost| &localhost.counts)
     }
 
-    /// Frontends that Services ask for and do not get, and endpoints that the mode leaves out. The address or port of
+    /// Frontends that Services request and do not get, and endpoints that the mode leaves out. The address or port of
     /// such a Frontend is reserved, another Service owns it, or the mode cannot serve it.
     pub fn refused(&self) -> impl Iterator<Item = Refused> {
         let desired = self.desired();

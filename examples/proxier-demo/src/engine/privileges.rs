@@ -38,7 +38,7 @@ impl Privileges {
         let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
         let set = |name: &str| u64::from_str_radix(field(name)?.trim(), 16).ok();
         let effective_user = field("Uid")?.split_whitespace().nth(1)?;
-        // Before Linux 4.3 there is no ambient set.
+        // Linux before 4.3 has no ambient set.
         let ambient = set("CapAmb").unwrap_or(0);
         Some(Privileges { effective: set("CapEff")?, ambient, root: effective_user == "0" })
     }

@@ -97,7 +97,7 @@ pub(super) fn served(dump: &Dump, family: Family, node_addresses: &[IpAddr]) -> 
     served
 }
 
-/// Lines and chains of a family that stay unchanged, wanted or not.
+/// Lines and chains of a family that stay unchanged, whether desired or not.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Keep {
     /// Lines about these stay, of any program, and none are written.

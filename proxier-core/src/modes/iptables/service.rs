@@ -155,7 +155,7 @@ impl ServiceLowering<'_> {
         if self.comments { noted(&comment()) } else { Rule::builder() }
     }
 
-    /// External traffic. Under policy `Local`, traffic from inside the cluster goes to any node, as if it left for a
+    /// External traffic. With policy `Local`, traffic from inside the cluster goes to any node, as if it left for a
     /// load balancer and came in again.
     fn external(&self) -> Result<Vec<Rule>, Error> {
         let (name, policy) = (&self.port.name, self.port.external_policy);

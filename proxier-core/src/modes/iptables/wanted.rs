@@ -45,9 +45,8 @@ impl Index {
         Wanted { desired, index: self }
     }
 
-    /// Computes again what rules depend on besides Services. Returns whether it differs. Then all rules have to be
-    /// compared with the kernel's ([`changes`](super::diff::changes)). Returns whether it differs: all rules have to be
-    /// compared with the kernel's ([`changes`](super::diff::changes)) then.
+    /// Recomputes what rules depend on besides Services. Returns whether it differs; if so, all rules must be compared
+    /// with the kernel's ([`changes`](super::diff::changes)).
     pub fn set_settings(&mut self, facts: &NodeFacts, options: Options) -> bool {
         let settings = settings(facts, options);
         let differs = settings != self.settings;
@@ -109,7 +108,7 @@ fn endpoints_of(port: &Port) -> usize {
     port.cluster.len().max(port.local.len())
 }
 
-/// Effects of a change on one family: chains of Service ports before and after, and lines likewise.
+/// The effect of a change on one family: the chains of Service ports before and after, and the lines.
 #[derive(Debug, Default)]
 pub(super) struct Steps {
     pub(super) chains_before: Vec<Chain>,

@@ -133,8 +133,8 @@ pub struct Routes {
 }
 
 impl Routes {
-    /// Networks for this node. A network cannot be local as a whole if it has an address of the node, of a gateway, of
-    /// the API server or of another host that the node needs. Neither can a network of pods.
+    /// Networks for this node. A network cannot be local as a whole if it has an address of the node, a gateway, the
+    /// API server or another host that the node needs. Neither can a network of pods.
     pub fn new(wanted: &Wanted<'_>, facts: &NodeFacts) -> Self {
         Self::for_addresses(&|address| wanted.has_address(address), facts)
     }

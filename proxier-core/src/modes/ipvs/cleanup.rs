@@ -24,17 +24,17 @@ use crate::plan::step::Action;
 use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
 use crate::service::Desired;
 
-/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has made, and nothing else. Own virtual servers
+/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has created, and nothing else. Own virtual servers
 /// ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) outside of
 /// [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs) are deleted. So are the rules of both families, the
-/// sets, the nf_tables tables, the dummy device with its addresses, and the local routes that bind addresses. The
-/// cleanup uses only `exclude_cidrs` and the names of the configuration: both families are cleaned, configured or not.
+/// sets, the nf_tables tables, the dummy device with its addresses, and the local routes that bind addresses. Of the
+/// configuration, only `exclude_cidrs` and names are used: both families are cleaned, configured or not.
 ///
 /// Values below `/proc/sys` and timeouts stay: their earlier values are not known. A missing object counts as done, so
 /// a cleanup can be repeated after a failure. So does a part that this kernel does not have.
 ///
-/// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, tables, addresses.
-/// When a part fails, the records that show that it is this proxy's stay, and the cleanup goes on.
+/// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, tables, addresses. If
+/// a part fails, the records that identify it as this proxy's stay, and the other parts continue.
 #[cfg(feature = "testing")]
 pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     cleanup_but(config, &|_backend, _table, _chain| false, ports)

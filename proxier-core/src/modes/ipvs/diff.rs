@@ -230,9 +230,9 @@ impl Diff<'_> {
         }
     }
 
-    /// Whether this is the virtual server of the mark of a Frontend that is still served, but not split, or of a node
-    /// port at any address. Connections through it go on. Rules of iptables do not know the mark, so it would never go
-    /// with those.
+    /// Whether this virtual server belongs to the mark of a Frontend that is still served but no longer split, or of a
+    /// node port at any address. Connections through it continue. iptables rules do not know the mark, so it would
+    /// never be removed with those.
     fn is_split_no_more(&self, key: &VirtualServerKey) -> bool {
         let is_mark = matches!(key, VirtualServerKey::Fwmark { .. });
         is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.is_drained(key)
@@ -336,8 +336,8 @@ pub fn hold(held: &BTreeSet<FrontendKey>, changes: &mut Changes, observed: &Obse
     changes.add_entries.retain(|(set, element)| set.kind != SetKind::NoEndpoint || !needs.entry(*set, element));
 }
 
-/// Addresses and entries that have to stay as long as some virtual servers do. They mark these as this proxy's or guard
-/// them (source ranges), or they are the hairpin entries of their real servers.
+/// Addresses and entries that must stay as long as some virtual servers do. They identify these as this proxy's, guard
+/// them (source ranges), or are the hairpin entries of their real servers.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Needs {
     addresses: BTreeSet<IpAddr>,

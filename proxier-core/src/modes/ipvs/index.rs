@@ -69,8 +69,7 @@ impl Changed {
         *self == Changed::default()
     }
 
-    /// Adds what a later update changed. Something that changed back stays in here: it has to be checked, and may not
-    /// differ.
+    /// Adds what a later update changed. Something that changed back stays listed: it is checked, and may not differ.
     pub fn extend(&mut self, later: Changed) {
         let Changed { virtual_servers, addresses, elsewhere, entries } = later;
         self.virtual_servers.extend(virtual_servers);

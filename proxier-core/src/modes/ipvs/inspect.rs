@@ -10,8 +10,8 @@ use crate::net::FrontendKey;
 use crate::plan::shown::{ShownReal, ShownVirtual};
 use crate::ports::{PortError, Ports, RouteOwner};
 
-/// The virtual server with its real servers, that of clients outside if they have another one here, and the binding of
-/// the address to this host. Sets and rules, which masquerade and guard, are not looked at.
+/// The virtual server with its real servers; that of outside clients, if separate; and how the address is bound to this
+/// host. The sets and rules that masquerade and guard are not checked.
 ///
 /// # Errors
 /// Something could not be read.

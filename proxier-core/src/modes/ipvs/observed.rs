@@ -141,19 +141,20 @@ impl Observed {
     /// and port are in a set, or it is in [`ours`](Observed::ours). One by firewall mark is if its mark is recorded
     /// ([`SetKind::SplitMark`]).
     ///
-    /// If no set has its address, a virtual server is also this proxy's if the address is on the dummy device or has a
-    /// separate route. Then another program destroyed a set, or kube-proxy ended before it wrote its sets, which it
-    /// does after its virtual servers. If sets have the address with other ports, a virtual server is foreign. A route
-    /// of a whole network proves nothing, with one exception: the set of cluster IPs is missing when a process starts
-    /// or cleans up. No other program can serve in such a network, because the proxy's rules guard it.
+    /// If no set has its address, a virtual server is also this proxy's if the address is on the dummy device or has
+    /// its own route. This happens if another program destroyed a set, or if kube-proxy ended after it wrote its
+    /// virtual servers and before it wrote its sets. If sets have the address with other ports, the virtual server is
+    /// another program's. A route of a whole network proves nothing, with one exception: the set of cluster IPs is
+    /// missing when a process starts or cleans up. No other program can serve in such a network, because the proxy's
+    /// rules guard it.
     ///
     /// No state file is needed after a crash, because a virtual server is added after its entries and deleted before
     /// them.
     ///
-    /// kube-proxy keeps node ports without addresses, and so did this crate before it had [`SetKind::NodePortServed`].
-    /// Their virtual servers are recognised at the addresses that this host has now: the node port is in their set, and
-    /// in this proxy's set with no address at all. At any other address, also one that the host has lost, the virtual
-    /// server is foreign: it is reported, and an administrator may delete it.
+    /// kube-proxy stores node ports without addresses, and so did this crate before [`SetKind::NodePortServed`]
+    /// existed. Their virtual servers are recognized at the addresses that this host has now: the node port is in their
+    /// set, and in this proxy's set with no address at all. At any other address, including one that the host has lost,
+    /// the virtual server counts as another program's. It is reported, and an administrator may delete it.
     pub fn owns(&self, key: &VirtualServerKey) -> bool {
         let VirtualServerKey::Address { addr, .. } = *key else {
             return self.ours.contains(key) || self.frontend_of_mark(key).is_some();

@@ -1,5 +1,5 @@
-//! What the mode knows of its own objects after a plan was applied. Also after another program deleted the sets, or the
-//! nf_tables table, that recorded them (`nft flush ruleset`).
+//! What the mode tracks of its own objects: after a plan was applied, and after another program deleted the sets, or
+//! the nf_tables table, that recorded them (`nft flush ruleset`).
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -21,7 +21,7 @@ use crate::ports::PortErrorKind;
 use crate::time::Moment;
 
 impl Mode {
-    /// Notes which virtual servers are this proxy's now, and which still have to be served.
+    /// Records which virtual servers are this proxy's now, and which must still be served.
     pub(super) fn note_virtual_servers(&mut self, plan: &Plan) {
         self.recorded.changed = Changed::default();
         let Some(observed) = &self.observed else { return };

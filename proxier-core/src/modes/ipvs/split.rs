@@ -6,24 +6,24 @@
 //!  pod, this node ─────────────────────▶ IPVS: virtual server of the address   all endpoints, masqueraded
 //! ```
 //!
-//! IPVS looks for a virtual server of the packet's mark first, and then for one of its address and port. So a Frontend
-//! with external policy `Local` has both. The nf_tables table ([`guards`](super::guards)) gives packets of clients
-//! outside the Frontend's mark just before IPVS sees them, and removes it just behind. Without its mark a packet finds
+//! IPVS first searches for a virtual server with the packet's mark, then for one with its address and port. A Frontend
+//! with external policy `Local` has both. The nf_tables table ([`guards`](super::guards)) gives packets of outside
+//! clients the Frontend's mark just before IPVS sees them, and removes it just after. Without its mark, a packet finds
 //! the virtual server of the address.
 //!
-//! * Two sets of the table are for this. [`SetKind::SplitMark`] says which mark is which Frontend's. It is written
-//!   before the mark's virtual server and deleted after it, so it shows which virtual servers of marks are this
-//!   proxy's, also after a crash. [`SetKind::LocalSplit`] has the Frontends whose packets get their marks. An entry is
+//! * The table has two sets for this. [`SetKind::SplitMark`] records which mark belongs to which Frontend. It is
+//!   written before the mark's virtual server and deleted after it, so it identifies this proxy's virtual servers with
+//!   marks, also after a crash. [`SetKind::LocalSplit`] lists the Frontends whose packets get their marks. An entry is
 //!   added once the mark's virtual server has its real servers, and deleted before these drain.
-//! * A mark is a number that follows from the address, protocol and port. One that another Frontend or a foreign
-//!   virtual server has is skipped; marks recorded in the kernel count ([`Marks::settle`]).
+//! * A mark is a number derived from the address, protocol and port. One that another Frontend, or another program's
+//!   virtual server, already has is skipped; marks recorded in the kernel take precedence ([`Marks::settle`]).
 //! * Another program may delete the table (`nft flush ruleset`). A running process has kept its records
 //!   ([`RememberedSets`](super::record_applied::RememberedSets)). A starting process, and a cleanup, recognize marks by
 //!   their numbers ([`recall`]): those of Frontends whose virtual servers of addresses exist, where this proxy's
 //!   addresses or routes are bound. Any other mark counts as another program's.
 //! * A *persistent* virtual server with a mark does not translate the port (`ip_vs_sched_persist` has no port to
 //!   compare with), so a Frontend with session affinity is not split.
-//! * When a Frontend is no longer split, its mark's virtual server stays with weights of 0 until its connections end.
+//! * When a Frontend stops being split, its mark's virtual server stays with weights of 0 until its connections end.
 //! * Version 0.1 could give a node port one virtual server for all addresses. It recorded the mark, with the bit for
 //!   masquerading, at address
 //!   0. Such a virtual server drains in the same way.
@@ -260,7 +260,7 @@ mod tests {
         let VirtualServerKey::Fwmark { mark: mark_of_first, .. } = first else { panic!("{first}") };
         let VirtualServerKey::Fwmark { mark: mark_of_second, .. } = second else { panic!("{second}") };
         let third = marks.server(&frontend(3)).unwrap();
-        // The kernel has two of them swapped, an unwanted one, and a foreign one in the way of a third.
+        // The kernel has two of them swapped, an undesired one, and another program's that conflicts with a third.
         let recorded = [
             (frontend(1), mark_of_second),
             (frontend(2), mark_of_first),

@@ -10,22 +10,23 @@
 //!   was sent on. With `net.ipv4.vs.expire_nodest_conn`, which this proxy sets, the first such packet ends the entry,
 //!   and since Linux 5.9 the deletion itself does (`ip_vs_expire_nodest_conn_flush`). A real server with weight 0 keeps
 //!   its flows.
-//! * **Connection tracking** (`nf_conntrack`) remembers for each flow what its answers look like, and whether and how
-//!   it is translated. When IPVS sees the first packet, it tells connection tracking which real server answers
-//!   (`ip_vs_update_conntrack`). It ends the entry with its own (`ip_vs_conn_drop_conntrack`) if
-//!   `net.ipv4.vs.conntrack` is on, which this proxy sets.
+//! * **Connection tracking** (`nf_conntrack`) records for each flow what its answers look like, and whether and how it
+//!   is translated. IPVS reports which real server answers when it sees the first packet (`ip_vs_update_conntrack`),
+//!   and ends the entry with its own (`ip_vs_conn_drop_conntrack`). This needs `net.ipv4.vs.conntrack`, which this
+//!   proxy sets.
 //!
-//! So with both settings on, most flows of a deleted real server end by themselves. What remains is a tracked flow
-//! without an entry in IPVS, or with a newer one. Perhaps its first packet came before there was a virtual server
-//! (while this proxy was not running, or before the Service existed), and was routed or translated some other way. Or
-//! IPVS's entry ended and the tracked one did not, on older kernels and with one of the settings off. Once a flow is
-//! tracked, its entry does not change. Answers of the new real server do not match it. The flow is not masqueraded even
-//! if it has to be, since rules of table nat see only the first packet. A DNS client on a fixed port then waits in vain
-//! until it has been silent for `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the next packet a
-//! first one.
+//! With both settings on, most flows of a deleted real server end by themselves. What remains is a tracked flow without
+//! an entry in IPVS, or with a newer one. Its first packet arrived before there was a virtual server (while this proxy
+//! was not running, or before the Service existed), and was routed or translated in another way. Or IPVS's entry ended
+//! and the tracked one did not, on older kernels and with one of the settings off.
 //!
-//! Real servers whose endpoint still serves but is no longer selected drain; as with TCP, connections continue.
-//! kube-proxy's IPVS mode deletes them, and their flows end.
+//! Once a flow is tracked, its entry does not change. Answers of the new real server do not match it, and the flow is
+//! not masqueraded when it must be, because rules of table nat see only the first packet. A DNS client on a fixed port
+//! then waits in vain until it has been silent for `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry
+//! makes the next packet a first one.
+//!
+//! Real servers drain if their endpoint still serves but is not selected any more. As with TCP, connections continue.
+//! In kube-proxy's IPVS mode they are deleted, and their flows end.
 //!
 //! Only flows to one address and port are forgotten, and only if none of its endpoints answers them. kube-proxy up to
 //! 1.31 ends all UDP flows of an address.

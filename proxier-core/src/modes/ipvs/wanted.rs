@@ -21,7 +21,7 @@ use crate::service::{Desired, Frontend};
 use crate::snapshot::ObjectKey;
 use crate::time::Moment;
 
-/// A firewall mark that the configuration asks for ([`Config::splits_local`](crate::config::Config::splits_local)), but
+/// A firewall mark that the configuration requests ([`Config::splits_local`](crate::config::Config::splits_local)) and
 /// a Service does not get. The Service is served without it.
 ///
 /// Prints on one line.
@@ -115,8 +115,8 @@ impl<'a> Wanted<'a> {
         self.desired.frontend(&self.frontend_key(key)?)
     }
 
-    /// Whether connections through a virtual server go on though it is not wanted. Its Frontend is served, or version
-    /// 0.1 made it for a node port at any address.
+    /// Whether connections through a virtual server continue although it is not desired: its Frontend is served, or
+    /// version 0.1 created it for a node port at any address.
     pub(crate) fn is_drained(self, key: &VirtualServerKey) -> bool {
         let place = self.frontend_key(key);
         place.is_some_and(|place| place.address.is_unspecified() || self.desired.frontend(&place).is_some())

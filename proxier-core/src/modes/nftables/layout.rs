@@ -162,7 +162,7 @@ impl Layout {
         [&[self.source()], self.frontend().as_slice()].concat()
     }
 
-    /// Sends to the endpoint in a slot, and goes on if there is none.
+    /// Sends to the endpoint in a slot, and continues if there is none.
     pub(super) fn to_endpoint(&self, slot: Operand) -> RuleBuilder {
         self.to_endpoint_after(self.rule(), slot)
     }

@@ -142,7 +142,7 @@ fn endpoint(key: &EndpointKey) -> [Value; 2] {
 /// What happens to connections to a Frontend without an endpoint to select.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Nowhere {
-    /// Clients are refused, because there is no endpoint at all.
+    /// Clients are refused, because no endpoint exists at all.
     Reject,
     /// Endpoints on other nodes only: a load balancer should try those.
     Drop,

@@ -12,22 +12,23 @@
 //! ```
 //!
 //! With session affinity, clients are remembered by slot: a set of clients and a chain for each *number* of a slot,
-//! shared by all Services. An endpoint keeps its slot while it lives; the tables say which, so a restart changes
-//! nothing. New endpoints get slots in turn, of about twice as many as there are endpoints, so that the slot of a
-//! removed endpoint stays empty for as long as possible. A client that this slot knows is forgotten when it connects,
-//! and chooses again among all endpoints. A client never leaves an endpoint that still exists. Clients are looked for
-//! in all slots, one after the other, up to the next power of two above the highest in use. This is the cost of
-//! affinity with many endpoints for a new connection. With more than 4,096 endpoints there is none. The lowest slot
-//! remembers 196,608 clients of all Services, the next two half as many, the rest 65,535; beyond, clients are served
-//! without affinity. When a table is made again, clients are forgotten.
+//! shared by all Services. An endpoint keeps its slot while it exists. The tables record the slots, so a restart
+//! changes nothing. New endpoints get slots in rotation, out of about twice as many as there are endpoints. A slot
+//! whose endpoint was removed stays empty for as long as possible. A client of an empty slot is forgotten when it
+//! returns, and gets a new endpoint. A client never moves away from an existing endpoint.
 //!
-//! A changed endpoint is a transaction of a few elements, with ten Services or fifty thousand. So is one endpoint more
-//! or less, as long as the chain suits their number. It is kept for up to seven fewer: a rolling update that goes up
-//! and down by less than four changes it once at most. A new Service, its first endpoint, or another chain is an
-//! element of another set. Some Frontends are in the map of verdicts (session affinity, policy `Local` for clients
-//! outside, more than 16 endpoints). Only for these the kernel checks the table when their chain changes, at a cost
-//! that grows with their number. Each pass is one transaction for each family: packets see the table before it or after
-//! it, never in between.
+//! Clients are searched for in all slots, up to the next power of two above the highest in use, one after the other.
+//! That is what affinity with many endpoints costs a new connection. With more than 4,096 endpoints there is no
+//! affinity. The lowest slot remembers 196,608 clients of all Services, the next two half as many, the rest 65,535;
+//! further clients are served without affinity. If a table is recreated, clients are forgotten.
+//!
+//! A changed endpoint is a transaction of a few elements, with ten Services or fifty thousand. So is adding or removing
+//! an endpoint, as long as the chain still fits their number. A chain is kept for up to seven fewer endpoints, so a
+//! rolling update that goes up and down by less than four changes it at most once. A new Service, its first endpoint,
+//! or another chain is an element of another set. Some Frontends are in the verdict map (session affinity, policy
+//! `Local` for outside clients, more than 16 endpoints). Only when their chain changes does the kernel check the table,
+//! at a cost that grows with their number. Each pass is one transaction per family: packets see the table before it or
+//! after it, never in between.
 //!
 //! ```text
 //!  Desired ──follow──▶ Wanted ──▶ Changed ┐

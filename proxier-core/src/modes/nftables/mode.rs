@@ -160,7 +160,7 @@ impl Mode {
         let ours = u32::try_from(written).unwrap_or(u32::MAX);
         let after = if ours > 0 { tables.generation().ok() } else { None };
         if let Some(known) = self.known.as_mut().filter(|_| ours > 0) {
-            // There were no foreign changes if only our transactions increased it.
+            // If only our transactions increased it, no other program made changes.
             let is_ours = known.generation.is_some() && known.generation == plan.generation;
             let expected = plan.generation.map(|before| before.wrapping_add(ours));
             known.generation = after.filter(|after| is_ours && Some(*after) == expected);

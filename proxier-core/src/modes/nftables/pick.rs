@@ -13,9 +13,9 @@
 //! always does. So one chain is exactly fair to several numbers of endpoints, and adding or removing an endpoint
 //! changes only an element of the endpoint map.
 //!
-//! A new verdict in a map has the kernel check the whole table again, every verdict of it (`nft_table_validate`). So
-//! Frontends of the chains that nearly all use are elements of a set without verdicts, with the chain's name. One rule
-//! leads from the set to the chain ([`Pick::has_set`]). Only the rest are elements of the map of verdicts.
+//! For a new verdict in a map, the kernel checks the whole table again, every verdict of it (`nft_table_validate`). So
+//! for the most common chains, Frontends are elements of a set without verdicts that has the chain's name. One rule
+//! jumps from the set to the chain ([`Pick::has_set`]). Only the other Frontends are elements of the verdict map.
 //!
 //! ```text
 //!  chain internal-2-sticky-10800-of-2 {
@@ -32,13 +32,13 @@
 //! ```
 //!
 //! A map from clients to slots would need fewer rules, but `nft` cannot print rules that look up what they have found
-//! in a map. A map from draws to chains could replace the rules for new clients. But chains of Frontends have no maps
-//! of verdicts, since older kernels walk such a map once for each Frontend whenever they check the table.
+//! in a map. A map from draws to chains could replace the rules for new clients. But chains of Frontends have no
+//! verdict maps, because older kernels walk such a map once for each Frontend whenever they check the table.
 //!
-//! A client keeps its endpoint: it goes by the lowest slot that knows it and has an endpoint. A lower slot learns the
-//! client only when no other does (first connections at one instant may each get a different one). Slots without an
-//! endpoint forget it when it connects, and the client chooses again. So an empty slot is given to another endpoint
-//! late ([`slots`](super::slots)): its clients would all follow it there.
+//! A client keeps its endpoint: the lowest slot that remembers it and has an endpoint decides. A lower slot starts to
+//! remember it only if no other does (first connections at the same instant may each get their own). Slots without an
+//! endpoint forget it when it returns, and it gets a new endpoint. An empty slot is therefore reassigned late
+//! ([`slots`](super::slots)), because all its clients would follow it.
 
 use std::fmt;
 use std::time::Duration;
@@ -105,8 +105,8 @@ pub(crate) struct Pick {
     pub draw: Draw,
 }
 
-/// The set of clients that stay with the endpoint in a slot, `clients-3`, for any time. The kernel allocates memory for
-/// some of these sets at once, so one for each time that Services ask for would take too much.
+/// The set of clients that stay with the endpoint in a slot, `clients-3`, for any timeout. The kernel preallocates some
+/// of these sets, so one for each timeout would take too much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Clients {
     /// Number of the slot.

@@ -2,10 +2,10 @@
 //! while it lives, over changes of the list and restarts of the process. So a change writes only the elements that
 //! differ, and clients of a slot stay with an endpoint.
 //!
-//! With session affinity, new endpoints get slots in turn, so that the slot of a removed endpoint stays empty as long
-//! as there are others. A client that the slot knows is forgotten when it connects, and chooses again. Otherwise all
-//! clients of an endpoint would follow its slot to the next endpoint. An endpoint has one slot, whatever its weight:
-//! weights say how many draws lead to it, so that clients stay when one changes.
+//! With session affinity, new endpoints get slots in rotation, so that the slot of a removed endpoint stays empty as
+//! long as there are others. A client of an empty slot is forgotten when it returns, and gets a new endpoint. Otherwise
+//! all clients of an endpoint would follow its slot to the next endpoint. An endpoint has one slot, whatever its
+//! weight. The weight decides how many draws select it, so that clients stay when it changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
@@ -322,7 +322,7 @@ mod tests {
         assert_eq!(numbers(&[(1, 0), (2, 1)], &[3, 4], true), [2, 3]);
         // Two with one slot cannot both keep it.
         assert_eq!(numbers(&[(1, 1), (2, 1)], &[1, 2], true), [1, 2]);
-        // The turn comes back to the slots that have been empty for longest.
+        // The rotation returns to the slots that have been empty longest.
         assert_eq!(numbers(&[(1, 6), (2, 7)], &[1, 2, 3, 4], true), [6, 7, 0, 1]);
     }
 

@@ -20,8 +20,7 @@ const PROTOCOLS: [Protocol; 2] = [TCP, ("udp", 17)];
 
 /// What is known about a packet besides its protocol.
 pub(crate) struct Known<'a> {
-    /// Whether it comes or goes by a device of this name, or one that begins so if the name ends in `+`; `None`: it
-    /// may.
+    /// Whether its device has this name, or this prefix if the name ends with `+`; `None`: it may.
     pub(crate) device: &'a dyn Fn(&str) -> Option<bool>,
     /// The families that it may belong to.
     pub(crate) families: &'a [Family],
@@ -229,7 +228,7 @@ fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<
     let is_reject = |data: &Option<Vec<u8>>| {
         data.as_ref().and_then(|data| data.get(4..)).is_some_and(|data| data.starts_with(b"REJECT\0"))
     };
-    // What is known of the packet. Anything else in a register is unknown.
+    // What is known of the packet; other register contents are unknown.
     let mut registers: BTreeMap<Option<u8>, Loaded> = BTreeMap::new();
     let mut is_certain = true;
     let mut step = None;

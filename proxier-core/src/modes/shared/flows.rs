@@ -53,8 +53,8 @@ pub(crate) fn to_forget<'a>(
     flows
 }
 
-/// Addresses that may answer flows to an address and port. One that is no longer served, or has no endpoint, may answer
-/// itself, because its packets are not translated.
+/// Addresses that may answer flows to an address and port. One that is not served any more, or has no endpoint, may
+/// answer itself, because its packets are not translated.
 pub(crate) fn answering_at(place: SocketAddr, served: Option<BTreeSet<SocketAddr>>) -> BTreeSet<SocketAddr> {
     served.filter(|served| !served.is_empty()).unwrap_or_else(|| [place].into())
 }

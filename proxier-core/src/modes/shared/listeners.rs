@@ -11,8 +11,8 @@ use crate::snapshot::TrafficPolicy;
 
 /// The listener of a Frontend with its endpoints. `None` for SCTP.
 ///
-/// A policy `Local` is that of the iptables mode of kube-proxy. For cluster IPs, only endpoints on this node; for all
-/// else, endpoints on this node for clients outside, and any for this node and its pods.
+/// Policy `Local` has the meaning of kube-proxy's iptables mode. For cluster IPs: only endpoints on this node. For all
+/// other addresses: endpoints on this node for outside clients, and any for this node and its pods.
 pub(crate) fn lower(frontend: &Frontend) -> Option<Listener> {
     if frontend.key.protocol == Protocol::Sctp {
         return None;

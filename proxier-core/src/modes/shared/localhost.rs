@@ -1,10 +1,10 @@
 //! `route_localnet`, which node ports on 127.0.0.1 need, and the rules that it requires. With it packets from 127.0.0.1
 //! may leave this node, and neighbours could reach programs that listen only there (CVE-2020-8558).
 //!
-//! Only iptables mode sets it, once its rule in the kubelet's chain guards those programs. It is unknown what has set
-//! it: this proxy, version 0.1 in nftables mode, `prepare-node`, a kube-proxy or the administrator. So each full pass
-//! that does not need it, and each cleanup, sets it back to the kernel's default unless that rule is there. Programs
-//! that need it for one device set it for that device, which stays.
+//! Only iptables mode sets it, once its rule in the kubelet's chain guards those programs. It is unknown who has set it
+//! before: this proxy, version 0.1 in nftables mode, `prepare-node`, a kube-proxy or the administrator. So each full
+//! pass that does not need it, and each cleanup, sets it back to the kernel's default unless that rule exists. Programs
+//! that need it for one device set it for that device, which is not changed.
 
 use iptables::{Rule, Table, TableName};
 

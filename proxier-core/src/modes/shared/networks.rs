@@ -78,10 +78,10 @@ impl fmt::Display for Unusable {
     }
 }
 
-/// Networks of the configured families that can be local as a whole, and those that cannot. A network cannot be local
-/// if it has an address of the node, of a gateway, of the API server or of another host that the node has to reach.
-/// Neither can one that has a network of pods. They would be cut off. A neighbour's address that is also a Service's,
-/// such as cluster DNS, does not matter; `is_wanted` tells whether an address is a Service's.
+/// Networks of the configured families that can be local as a whole, and those that cannot. A network cannot if it
+/// contains pods, or an address of the node, a gateway, the API server or another host that the node must reach. These
+/// would be cut off. A neighbour's address that is also a Service's, such as cluster DNS, does not matter; `is_wanted`
+/// returns whether an address is a Service's.
 pub(crate) fn usable(
     networks: &[Network],
     is_wanted: &dyn Fn(IpAddr) -> bool,

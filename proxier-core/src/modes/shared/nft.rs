@@ -120,8 +120,8 @@ pub(crate) fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpO
 /// A chain that no table has.
 const UNBUILDABLE: &str = "a-rule-that-cannot-be-built";
 
-/// A rule of this program's own. One with an impossible value goes to a chain that does not exist, so the kernel
-/// refuses the whole transaction. This way a guard is never written without its rule, or with one that matches
+/// A rule that this program defines. One with an impossible value jumps to a chain that does not exist. The kernel then
+/// refuses the whole transaction, so that a guard is never written without its rule, or with one that matches
 /// everything.
 pub(crate) fn built(rule: RuleBuilder) -> Rule {
     rule.build().unwrap_or_else(|error| {

@@ -72,8 +72,8 @@ impl fmt::Display for WantedValue {
 /// The values that serving needs on a kernel of this release (`/proc/sys/kernel/osrelease`).
 ///
 /// * `net/ipv4/vs/conntrack`: without it, packets of IPVS are not masqueraded.
-/// * `net/ipv4/vs/conn_reuse_mode`: on Linux 4.1 to 5.8, 1 delays every connection that reuses a port by a second when
-///   connections are tracked. Fixed in 5.9, where the value is left alone. An unreadable release counts as new.
+/// * `net/ipv4/vs/conn_reuse_mode`: on Linux 4.1 to 5.8, value 1 delays every connection that reuses a port by a second
+///   if connections are tracked. Fixed in 5.9, where the value is not changed. An unreadable release counts as new.
 /// * `net/ipv4/vs/expire_nodest_conn`: a connection to a deleted real server ends at its next packet.
 /// * `net/ipv4/vs/expire_quiescent_template`: a client with affinity moves away from a draining real server.
 /// * `net/ipv4/ip_forward`: packets to real servers on other hosts. The network plugin sets IPv6 forwarding, as with
@@ -84,8 +84,8 @@ pub(crate) fn wanted(settings: &HostSettings, release: &str) -> Vec<WantedValue>
     all
 }
 
-/// The values that are needed if IPVS has Frontends: all if any `is_masqueraded`. What the operator asks for is always
-/// needed.
+/// The values that are needed if there are Frontends of IPVS: all if any `is_masqueraded`. What the operator requests
+/// is always needed.
 pub(crate) fn needed(settings: &HostSettings, release: &str, serves: bool, is_masqueraded: bool) -> Vec<WantedValue> {
     let mut all = wanted(settings, release);
     all.retain(|wanted| match wanted.path {

@@ -133,7 +133,7 @@ impl Shape {
     }
 }
 
-/// The kernel's limit for sets that rules write, if none is given (`nft_dynset_init`).
+/// The kernel's default limit for sets that rules write (`nft_dynset_init`).
 const SIZE_BY_DEFAULT: u32 = 0xffff;
 
 /// Whether a set is of this kind.
@@ -396,7 +396,8 @@ fn passes<C: Changes>(changes: &C, set: C::Set, without: &[C::Part], tables: &mu
     let outgoing = tried.outgoing();
     match tables.check(&outgoing.transaction) {
         Ok(()) => Some(true),
-        // The kernel goes on after a refusal, and reports the first one: if it is about another set, this one passed.
+        // The kernel continues after a refusal, and the first refusal is the one that counts. If it is about another
+        // set, this set passed.
         Err(NotCommitted { refused: Some((operation, _)), .. }) => {
             Some(outgoing.elements.get(&operation).is_none_or(|(of, _)| *of != set))
         }

@@ -20,9 +20,9 @@
 //!   that did not answer are tried again, for 500 ms, 1 s and 2 s. Then the connection is reset.
 //! * A half-closed connection stays half-open, and a reset is forwarded. Data that a slow reader does not take stays
 //!   with the sender.
-//! * Connections to a removed endpoint, and those of a removed Service, go on until either side closes them. UDP
-//!   clients move to another endpoint at once, unless their own still serves (hints or policies select other endpoints,
-//!   or it is being stopped).
+//! * Connections to a removed endpoint, and those of a removed Service, continue until either side closes them. UDP
+//!   clients move to another endpoint at once, unless their own still serves (hints or policies exclude it, or it is
+//!   terminating).
 //! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram,
 //!   or when the endpoint refuses.
 //!
@@ -58,7 +58,7 @@ use crate::ports::{Ports, RouteOwner};
 #[doc(hidden)]
 pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
 
-/// Deletes the local routes that this mode has made, and nothing else. Everything else ends with its process.
+/// Deletes the local routes that this mode has created, and nothing else. Everything else ends with the mode's process.
 #[doc(hidden)]
 pub fn cleanup(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();

@@ -273,7 +273,7 @@ impl modes::Mode for Mode {
         let mut known = self.known.take().unwrap_or_default();
         let first = applied.carry_out(plan.first_operations(), &names, ports);
         let busy = ports.relays.busy();
-        // What a route cuts off comes before connections that need it.
+        // Restoring what a route cuts off takes precedence over connections that use the route.
         let cuts_off = |network: &Network| plan.unusable.iter().any(|of| of.network.trunc() == *network);
         let is_busy = |network: &Network| busy.iter().any(|address| network.contains(address)) && !cuts_off(network);
         let (kept, idle): (Vec<Network>, Vec<Network>) = plan.delete_routes.iter().copied().partition(is_busy);

@@ -26,7 +26,7 @@ pub(crate) struct Plan {
     pub(super) close: BTreeSet<FrontendKey>,
     /// Networks that become local.
     pub(super) add_routes: Vec<Network>,
-    /// Networks that are not local any more, once no connection needs them.
+    /// Networks that are no longer local, once no connection needs them.
     pub(super) delete_routes: Vec<Network>,
     /// The networks that are local as a whole.
     pub(super) whole: BTreeSet<Network>,

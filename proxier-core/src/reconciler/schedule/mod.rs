@@ -107,8 +107,8 @@ impl Schedule {
     }
 
     /// Requests a pass after a change of a Service without EndpointSlices, which nearly always follow within
-    /// milliseconds. After a pass without them they would have to wait for the shortest interval. So the pass waits for
-    /// the next request, for 100 ms at most, and not at all without a shortest interval.
+    /// milliseconds. After a pass without them they would have to wait for the shortest interval. The pass therefore
+    /// waits for the next request, at most 100 ms, and not at all without a shortest interval.
     pub fn request_incomplete(&mut self, now: Moment) {
         if self.asked.is_some() {
             return;

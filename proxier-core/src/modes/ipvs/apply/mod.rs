@@ -40,8 +40,8 @@ pub struct Effects {
     /// Families whose rules the kernel accepted only without some matches ([`RulesChange::without`]), with what it
     /// accepted.
     pub reduced: Vec<(Family, Capabilities)>,
-    /// Number of times that the kernel contradicted the known state: an object to add existed, or one to change or
-    /// delete did not. All of these were brought to the wanted state, but there may be more.
+    /// Number of times that the kernel contradicted the tracked state: an object to add existed, or one to change or
+    /// delete did not. All of these were brought to the desired state, but there may be more.
     pub surprises: usize,
 }
 
@@ -191,8 +191,8 @@ impl<'a> Run<'a, '_> {
         }
     }
 
-    /// Whether an operation has to be carried out by itself. Not if the set is created with its entries, nor if the
-    /// device is in use.
+    /// Whether an operation must be carried out by itself. It need not if the set is created with its entries, or if
+    /// the device is in use.
     fn is_needed(&self, operation: &Operation<'_>) -> bool {
         match operation {
             Operation::Entry(Action::Add, set, _) => self.entries_of_new(set.0.key).is_none(),

@@ -5,15 +5,14 @@
 //! | `programs` | ipsets ([`sets`](crate::modes::ipvs::sets)) | kube-proxy's chains, by the iptables programs ([`rules`](crate::modes::ipvs::rules)) |
 //! | `nft` | sets of a table of nf_tables | chains of that table ([`Layout`]) |
 //!
-//! Both have the same entries, with the same effect on packets, and the same order of a plan. They differ in how these
-//! are read and written. The programs' variant writes sets one by one and then the rules, which change with the first
-//! and the last entry of a set. The table's variant uses two transactions for each family: one with everything that has
-//! to exist before virtual servers, and one with everything that has to be deleted after them. Its rules do not depend
-//! on entries.
+//! Both have the same entries, the same effect on packets, and the same order of a plan. They differ in how these are
+//! read and written. The programs' variant writes sets one by one and then the rules, which change with the first and
+//! last entry of a set. The table's variant writes everything that must exist before virtual servers in one transaction
+//! per family, and everything that must be deleted after them in another. Its rules do not depend on entries.
 //!
-//! nf_tables cannot overrule a drop in a foreign chain. kube-proxy's chains accept marked packets, answers to forwarded
-//! connections and health checks. This proxy's also accept packets to Services if INPUT drops by default. Where another
-//! firewall drops those, the table of this variant does not help ([`dropping_input`]).
+//! nf_tables cannot overrule a drop in another program's chain. The chains of kube-proxy accept marked packets, answers
+//! to forwarded connections, and health checks. This proxy's also accept packets to Services if INPUT drops by default.
+//! If another firewall drops those, the table variant does not help ([`dropping_input`]).
 //!
 //! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup). Records of own
 //! virtual servers are read from both, and guards of those that stay are carried over.

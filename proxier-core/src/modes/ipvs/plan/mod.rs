@@ -27,11 +27,11 @@ pub(super) use pass_plan::{PassPlan, build_plan};
 /// The plan of a pass: operations, stage by stage. A value; nothing happens before it is carried out.
 ///
 /// The order is make before break. Sets and rules come before the virtual servers that need them, so that every
-/// connection is masqueraded that should be. A virtual server has its real servers before its address is bound. Until
-/// then packets to the address do not end here, and no other program of this host can answer instead. Operations that
-/// need none of the rules to restore go before them, so that a program that holds the lock of iptables delays nothing
-/// else. Routes come after the rules, which guard the networks that they make local. Deletions go in reverse. A virtual
-/// server is deleted before its entries and its address, which after a crash show that it is this proxy's.
+/// connection is masqueraded. A virtual server has its real servers before its address is bound. Until then packets to
+/// the address do not end here, so no other program on this host can answer. Operations that do not depend on rules
+/// come before them, so that a program that holds the iptables lock delays nothing else. Routes come after the rules
+/// that guard their networks. Deletions go in reverse; a virtual server is deleted before its entries and its address,
+/// which identify it as this proxy's after a crash.
 ///
 /// Within a stage `default/kubernetes` comes first, then cluster DNS.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -76,8 +76,8 @@ pub enum Phase {
     RetireUnguarded,
     /// Rules; virtual servers to create or change, with addresses and routes.
     Serve,
-    /// Chains of tables that take connections from rules that served before. Virtual and real servers that are not
-    /// wanted any more.
+    /// Chains of tables that take over connections from rules that served before. Virtual and real servers that are no
+    /// longer desired.
     Retire,
     /// Entries that give packets marks, then the virtual servers of these marks.
     RetireMarks,

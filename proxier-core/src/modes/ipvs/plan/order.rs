@@ -18,10 +18,10 @@ use crate::snapshot::ObjectKey;
 
 /// Puts changes in order.
 ///
-/// A real server that is not wanted any more drains if its protocol does
-/// ([`Policy`](crate::modes::ipvs::drain::Policy)). One of UDP also does if its endpoint serves, though other endpoints
-/// are selected. It gets weight 0 first, and is deleted once it has no connections. One that drains already is left to
-/// [`Drains`]; one that is wanted again gets its weight back and is never deleted meanwhile.
+/// A real server that is no longer desired drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)).
+/// A UDP one also drains if its endpoint serves although other endpoints are selected. Draining means weight 0 first,
+/// and deletion once its connections have ended. One that is already draining is left to [`Drains`]; one that is
+/// desired again gets its weight back and is never deleted in between.
 ///
 /// The parts that do not come from [`Changes`] (names, device, sysctls, timeouts, rules, flows) keep their defaults.
 pub fn plan(changes: Changes, wanted: &Wanted<'_>, observed: &Observed, drains: &Drains) -> Plan {

@@ -75,9 +75,9 @@ pub(super) fn read(
     (observed, unread)
 }
 
-/// Reads the virtual servers. One reading is enough if everything wanted is present and nothing is to be deleted: gaps
-/// of a disturbed reading make no difference then. Otherwise it could miss an unwanted virtual server, which would then
-/// lose the records that show that it is this proxy's.
+/// Reads the virtual servers. One read is enough if everything desired exists unchanged and nothing is to be deleted,
+/// because gaps of a disturbed read then make no difference. Otherwise it could miss an undesired virtual server, which
+/// would then lose the records that identify it as this proxy's.
 fn read_virtual_servers(
     ipvs: &mut dyn Ipvs,
     config: &Config,

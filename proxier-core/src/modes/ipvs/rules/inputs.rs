@@ -177,8 +177,8 @@ impl Inputs {
         !self.only_needed || !self.filled.is_empty() || !self.guarded_networks.is_empty()
     }
 
-    /// Whether these rules are those of `before` with some removed: sets that have no entries any more, load balancers
-    /// that are not barred any more. Such rules may wait until what they guarded is deleted.
+    /// Whether these rules are those of `before` with some removed: sets that lost their last entry, load balancers
+    /// that are no longer barred. Such rules may wait until what they guarded is deleted.
     pub fn only_relaxes(&self, before: &Inputs) -> bool {
         let rest = Inputs {
             filled: self.filled.clone(),
@@ -211,8 +211,8 @@ impl Inputs {
     }
 }
 
-/// Objects that stay in the kernel although they are not wanted, because their deletion comes later or is held back
-/// ([`Safeguard`](crate::safeguard::Safeguard)). Rules guard them as before while they serve.
+/// Objects that stay in the kernel although they are not desired, because their deletion is held back
+/// ([`Safeguard`](crate::safeguard::Safeguard)) or comes later. Rules guard them as before while they serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
     /// Sets in which entries stay.

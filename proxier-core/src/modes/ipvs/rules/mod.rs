@@ -7,12 +7,11 @@
 //!
 //! # Own chains and rules
 //!
-//! Own chains are those of kube-proxy's IPVS mode, by name, in nat and filter. Own jumps are those from built-in chains
-//! to them that carry its comments. Names have the [configured prefix](crate::config::NamePrefix); here it is
-//! kube-proxy's. An own chain has exactly this proxy's rules. Nothing else is changed: no other chain or rule, and
-//! nothing of the kubelet's (`KUBE-FIREWALL`, `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains
-//! that only kube-proxy's iptables mode has (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too: `kube-proxy
-//! --cleanup` removes them.
+//! The chains of kube-proxy's IPVS mode by name, in nat and filter, and the jumps to them in built-in chains that have
+//! its comments. Names have the [configured prefix](crate::config::NamePrefix), shown here as kube-proxy's. An own
+//! chain has exactly this proxy's rules. No other chain or rule is changed, and nothing of the kubelet's
+//! (`KUBE-FIREWALL`, `KUBE-MARK-DROP`, `KUBE-IPTABLES-HINT`, `KUBE-KUBELET-CANARY`). Chains that only kube-proxy's
+//! iptables mode has (`KUBE-SVC-…`, and `KUBE-SERVICES` in filter) stay too; `kube-proxy --cleanup` removes them.
 //!
 //! # Differences from kube-proxy
 //!
@@ -130,8 +129,8 @@ impl Rules {
 /// Changes for the kernel to have no rules of a proxy, in either family. Removes chains and jumps of a proxy with this
 /// prefix, or with [`NamePrefix::KUBE`] of a kube-proxy in IPVS mode.
 ///
-/// A chain to which a foreign rule jumps cannot be deleted, so it is emptied and stays. The exception is
-/// `KUBE-MARK-MASQ`, which keeps its rules, since container runtimes use it. Sets can be destroyed after this, not
+/// If another program's rule jumps to a chain, the chain cannot be deleted. It is emptied and stays, except
+/// `KUBE-MARK-MASQ`, which keeps its rules, because container runtimes use it. Sets can be destroyed after this, not
 /// before.
 ///
 /// # Errors

@@ -114,7 +114,8 @@ impl TableChange {
         Self::differing(layout, (fate, claims), there)
     }
 
-    /// The same if the table is as `written` says. Chains follow from the layout: equal layouts have equal chains.
+    /// The same for a table that is as recorded in `written`. Chains follow from the layout, so equal layouts have
+    /// equal chains.
     pub(in crate::modes::ipvs) fn changed(layout: &Layout, written: &Layout) -> [Option<Self>; 2] {
         if layout == written {
             return [None, None];

@@ -7,10 +7,10 @@
 //!  output -150  drop; -101  mark  ─▶ IPVS (-99, -98) ─▶ output again ─▶ postrouting 99  masquerade
 //! ```
 //!
-//! The chains of type `nat` stand just before those of iptables, in which kube-proxy puts its own first. In `output`,
-//! packets are dropped before IPVS, while they still have the load balancer's address as their destination (a rule of
-//! iptables has to use match `ipvs`). IPVS sends a packet on by hook `output`, where chains of type `nat` do not see it
-//! again. So the mark of the first hook tells `postrouting` what to do, as with kube-proxy.
+//! Chains of type `nat` come just before those of iptables, where kube-proxy puts its own first. `output` drops before
+//! IPVS, while the packet still has the load balancer's address as destination (an iptables rule would need the match
+//! `ipvs`). IPVS forwards a packet through hook `output`, where chains of type `nat` do not see it again. The mark set
+//! in the first hook tells `postrouting` what to do, as with kube-proxy.
 //!
 //! IPVS compares the whole mark of a packet with those of its virtual servers. So the marks that split clients outside
 //! from those inside ([`SetKind::LocalSplit`]) are set last before IPVS and removed first behind it. No other program's
@@ -201,7 +201,7 @@ impl Layout {
         [of_node].into_iter().chain(of_pods)
     }
 
-    /// To a Frontend that is split, from inside: the endpoint may be on another node, and answers have to return here.
+    /// To a split Frontend from inside: the endpoint may be on another node, and answers must return through this node.
     fn masquerade_inside(&self) -> Vec<Rule> {
         self.inside().map(|rule| self.marks(rule)).collect()
     }

@@ -93,9 +93,9 @@ impl Tables {
         self.found.clear();
     }
 
-    /// Puts tables back to their known state, if another program has changed them. Until then source ranges are open to
-    /// all clients, so nothing else is read or compared before. Returns the steps carried out. Failures are left to the
-    /// next full pass.
+    /// Restores tables to their tracked state if another program has changed them. Source ranges are open to all
+    /// clients until then, so nothing else is read or compared before. Returns the steps carried out. Failures are left
+    /// to the next full pass.
     pub(in crate::modes::ipvs) fn restore(&self, observed: &mut Observed, tables: &mut dyn TablesPort) -> Vec<Step> {
         let mut done = Vec::new();
         for (family, layout) in &self.written {
@@ -119,8 +119,7 @@ impl Tables {
         done
     }
 
-    /// Layouts that the kernel has to hold: with what the wanted state needs, and with what existing objects need until
-    /// they are deleted.
+    /// The layouts that the kernel must have: for the desired state, and for existing objects until they are deleted.
     pub(in crate::modes::ipvs) fn layouts(
         &self,
         pass: &Pass<'_>,
