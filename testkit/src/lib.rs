@@ -25,6 +25,7 @@ pub mod apiserver;
 mod capture;
 #[cfg(feature = "corpus")]
 mod corpus;
+pub mod documents;
 mod executable;
 mod hexdiff;
 pub mod modules;

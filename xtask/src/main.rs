@@ -79,3 +79,43 @@ fn main() -> ExitCode {
         ExitCode::from(125)
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use clap::error::ErrorKind;
+
+    use super::*;
+
+    /// Words in capitals stand for a value.
+    fn value(word: &str) -> &str {
+        match word {
+            "N" | "SECS" => "5",
+            "NAME" | "CRATE" => "nftables",
+            "COMMAND" => "test",
+            other => other,
+        }
+    }
+
+    #[test]
+    fn every_command_that_pages_show_is_one_that_xtask_takes() {
+        let (mut refused, mut found) = (Vec::new(), 0);
+        for (page, text) in testkit::documents::pages() {
+            for words in testkit::documents::commands(&text) {
+                let words: Vec<&str> = words.iter().map(|word| value(word)).collect();
+                let Some(words) = words.strip_prefix(&["cargo", "xtask"]).filter(|words| !words.is_empty()) else {
+                    continue;
+                };
+                found += 1;
+                // A page may name a command without what it needs, or ask for its help.
+                let is_named =
+                    |error: &clap::Error| error.kind() == ErrorKind::MissingRequiredArgument || !error.use_stderr();
+                if let Err(error) = Command::try_parse_from([&["xtask"], words].concat())
+                    && !is_named(&error)
+                {
+                    refused.push(format!("{}: {words:?}: {error}", page.display()));
+                }
+            }
+        }
+        assert!(refused.is_empty() && found > 40, "{found} commands, refused: {refused:#?}");
+    }
+}

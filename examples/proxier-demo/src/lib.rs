@@ -3,6 +3,7 @@
 pub mod build;
 pub mod commands;
 pub mod engine;
+pub mod exit;
 pub mod histogram;
 pub mod message;
 pub mod output;

@@ -97,6 +97,10 @@ macro_rules! annotations {
             /// All of them.
             pub const ALL: &'static [&'static Annotation] = &[$(Annotation::$row),*];
         }
+
+        /// All of them, with the star and the value in words.
+        #[cfg(test)]
+        const IN_WORDS: &[(&Annotation, &str, &str)] = &[$((Annotation::$row, $star, $value)),*];
     };
 }
 
@@ -186,5 +190,31 @@ impl Annotation {
         if self.name == Annotation::FORWARDING.name {
             to.forwarding_asked_by = from.forwarding_asked_by;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_documentation_has_every_annotation() {
+        let mut text = "# Annotations\n\nOf a Service, except where the table names another object. Those with a star work in nftables mode \
+            too; iptables and userspace mode ignore all of them. A value from `ipvs.allowedAnnotations` must permit each. \
+            [What they do](../policy.md).\n\n| annotation | value | permission | also read |\n| --- | --- | --- | --- |\n"
+            .to_owned();
+        for (annotation, star, value) in IN_WORDS {
+            let permission = MayAskFor::NAMED.iter().find(|(_, needs)| *needs == annotation.needs).unwrap().0;
+            let alias = annotation.alias.map(|alias| format!("`{alias}`")).unwrap_or_default();
+            text += &format!("| `{}`{star} | {value} | `{permission}` | {alias} |\n", annotation.name);
+        }
+        text += "| `proxier/weights` *, of an EndpointSlice | `10.0.0.1=3, 10.0.0.2=0`: weights of its endpoints, 0 to 65535 | `weights` | |\n\
+            | `proxier/weight` *, of a Node, or a label of it | the weight of its endpoints, 0 to 65535 | `node-weights` | |\n\n\
+            ## Permissions\n\n| `ipvs.allowedAnnotations` | by default |\n| --- | --- |\n";
+        let default = crate::config::Config::default().ipvs.may_ask_for;
+        for (name, one) in MayAskFor::NAMED {
+            text += &format!("| `{name}` | {} |\n", if default.contains(*one) { "yes" } else { "no" });
+        }
+        testkit::documents::is_current("docs/reference/annotations.md", &text);
     }
 }

@@ -60,15 +60,15 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         &[(Nftables, Nftables36)],
     ),
     tested(
-        "primary in a family in which the node has no address serves node ports on none",
-        "who names addresses means no others; kube-proxy serves all of that family",
+        "with primary, a family without a node address gets no node ports",
+        "an explicit list of addresses is exclusive; kube-proxy serves all of that family",
         ALL,
         "plain/services.rs",
         "primary_in_a_family_without_an_address_serves_none",
     ),
     shown(
         "node ports are not served on loopback addresses unless nodePortAddresses names them",
-        "route_localnet, which that takes, opens what listens on 127.0.0.1 to the network; IPVS serves none there, as in kube-proxy",
+        "they need route_localnet, which opens programs on 127.0.0.1 to the network; IPVS serves none there, as in kube-proxy",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28), (Userspace, Iptables28)],
     ),
     shown(
@@ -78,7 +78,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     ),
     shown(
         "node ports without endpoints are left alone on addresses that serve no node ports",
-        "nodePortAddresses says where node ports are this proxy's",
+        "only the addresses of nodePortAddresses belong to this proxy",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28)],
     ),
     shown(
@@ -96,7 +96,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     // Without endpoints.
     shown(
         "the node itself is told that there is no endpoint",
-        "a connection that waits for nothing helps nobody; kube-proxy's iptables mode lets such packets leave the node",
+        "kube-proxy's iptables mode lets such packets leave the node, and the connection waits",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Nftables, Iptables28)],
     ),
     tested(
@@ -107,8 +107,8 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "many_clients_of_a_service_without_endpoints_are_refused_at_once",
     ),
     shown(
-        "a load balancer without endpoints rejects everybody, also outside of its source ranges",
-        "as in iptables mode: who may not connect learns nothing that the rejection does not say to all",
+        "a load balancer without endpoints rejects all clients, also outside its source ranges",
+        "as in iptables mode; a client that may not connect learns nothing more than others",
         &[(Nftables, Nftables36)],
     ),
     shown(
@@ -118,7 +118,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     ),
     shown(
         "internal policy Local without local endpoints has no endpoint, also where the Service is reachable from outside",
-        "the policy says so; kube-proxy's IPVS mode takes all endpoints then",
+        "that is the policy; kube-proxy's IPVS mode then uses all endpoints",
         &[(Ipvs, Ipvs36)],
     ),
     shown(
@@ -133,23 +133,23 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     ),
     shown(
         "a port of a cluster IP that no Service has is refused",
-        "the address is this node's own, and closed but for its Services' ports, as with kube-proxy's IPVS and nftables modes",
+        "the address is local, and only its Services' ports are open, as with kube-proxy's IPVS and nftables modes",
         &[(Ipvs, Iptables36)],
     ),
     // Source ranges.
     shown(
-        "source ranges count before missing endpoints",
-        "rules stand before the virtual server, as with kube-proxy's IPVS mode",
+        "source ranges apply before missing endpoints",
+        "rules come before the virtual server, as with kube-proxy's IPVS mode",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
     ),
     shown(
-        "source ranges do not count for the node's own address",
+        "source ranges do not apply to the node's own address",
         "as with kube-proxy's IPVS mode",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36)],
     ),
     tested(
-        "a Service with source ranges none of which can be read lets nobody in",
-        "a slip of the pen must not open it to everybody",
+        "a Service whose source ranges are all invalid accepts nobody",
+        "a typing error must not open it to everybody",
         ALL,
         "plain/services.rs",
         "source_ranges",
@@ -162,13 +162,9 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     ),
     shown("endpoints see the node's address", "connections end in this process", &[(Userspace, Iptables28)]),
     // Choice of endpoints.
+    shown("sh and mh send one source to one endpoint", "that is what the scheduler is for", &[(Ipvs, Iptables28)]),
     shown(
-        "sh and mh send one source to one endpoint",
-        "that is what the scheduler is asked for",
-        &[(Ipvs, Iptables28)],
-    ),
-    shown(
-        "endpoints take turns, in step with the clients of this test",
+        "endpoints are used in rotation, in step with the clients of this test",
         "a round-robin scheduler, and clients in the same order again and again",
         &[(Ipvs, Iptables28), (Ipvs, Iptables36), (Userspace, Iptables28)],
     ),
@@ -185,12 +181,12 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     ),
     shown(
         "refused by the node's own stack, or reset, where the reference drops",
-        "a connection is accepted before this process knows who it is",
+        "a connection is accepted before this process knows the client",
         &[(Userspace, Iptables28)],
     ),
     shown(
-        "an address that is local here, and leads on in the reference",
-        "this process has to listen at it",
+        "an address that is local here, and forwarded in the reference",
+        "this process has to listen on it",
         &[(Userspace, Iptables28)],
     ),
     // State of IPVS mode.
@@ -200,37 +196,37 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         &[(Ipvs, Ipvs28)],
     ),
     shown(
-        "a health-check port is open only in families with addresses for node ports, whatever ports the Service has",
+        "a health-check port is open only in families with addresses for node ports, regardless of the Service's ports",
         "it is served on these addresses only",
         &[(Ipvs, Ipvs28)],
     ),
     shown(
         "external IPs of Services with policy Local are not rejected",
-        "mended in kube-proxy 1.30",
+        "repaired in kube-proxy 1.30",
         &[(Ipvs, Ipvs28)],
     ),
     shown(
-        "this node's own traffic does not get around source ranges",
+        "this node's own traffic does not bypass source ranges",
         "KUBE-IPVS-OUT-FILTER, in kube-proxy from 1.29",
         &[(Ipvs, Ipvs28)],
     ),
     // Connection tracking.
     tested(
         "UDP flows to a Service whose last serving endpoint is gone are ended",
-        "nobody answers them; a new packet is refused at once, or led to the next endpoint. kube-proxy leaves them",
+        "no endpoint answers them; the next packet is refused at once or forwarded to another endpoint. kube-proxy leaves them",
         &[Ipvs, Nftables, Iptables],
         "plain/mode_switch.rs",
         "udp_flows_stay_with_an_endpoint_that_serves",
     ),
     tested(
         "UDP flows to the number of a node port are ended only at addresses that serve node ports",
-        "kube-proxy ends those at every address, strangers' included",
+        "kube-proxy ends those at every address, other programs' included",
         &[Ipvs, Nftables, Iptables],
         "plain/mode_switch.rs",
         "udp_flows_stay_with_an_endpoint_that_serves",
     ),
     tested(
-        "UDP flows stay with a real server while its endpoint serves, whatever is selected: it has weight 0 until they end",
+        "UDP flows stay with a real server while its endpoint serves; if it is no longer selected, it has weight 0 until they end",
         "as kube-proxy's other modes do from 1.32; its IPVS mode deletes the real server, which ends its flows",
         &[Ipvs],
         "plain/mode_switch.rs",
@@ -246,7 +242,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
     // Addresses that no Service has.
     tested(
         "addresses in the networks of cluster IPs that no Service has are left alone",
-        "somebody else may route them; kube-proxy's nftables mode drops what goes there",
+        "another program may route them; kube-proxy's nftables mode drops packets to them",
         &[Nftables],
         "kernel_traffic/nftables.rs",
         "node_ports_empty_balancers_and_addresses_of_nobody",

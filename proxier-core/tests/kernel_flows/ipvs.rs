@@ -111,7 +111,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     }
     // A new client gets the endpoint whose turn it is, and the clients of a Service come in the same order again and again.
     if matches!(kind, Kind::Unreached(_)) && flow.is_sticky() && ours.dest == flow.dest {
-        return Some("endpoints take turns, in step with the clients of this test");
+        return Some("endpoints are used in rotation, in step with the clients of this test");
     }
     let goes = |theirs: Verdict, here: Verdict| {
         flow.dest == Destination::Verdict(theirs) && ours.dest == Destination::Verdict(here)
@@ -142,9 +142,9 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
     {
         Some("internal policy Local without local endpoints rejects")
     } else if goes(Verdict::Reject, Verdict::Drop) && via("loadBalancerIP") {
-        Some("source ranges count before missing endpoints")
+        Some("source ranges apply before missing endpoints")
     } else if is_dropped && flow.is_nodes() && via("loadBalancerIP") {
-        Some("source ranges do not count for the node's own address")
+        Some("source ranges do not apply to the node's own address")
     } else if flow.from == "hairpin-remote" && *kind == Kind::Source && kept.clone().all(itself) {
         Some("an endpoint on another node that reaches itself here is not masqueraded")
     } else {

@@ -35,7 +35,7 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
             Some("node ports are served on all addresses of the node where nodePortAddresses is unset")
         }
         (Destination::Verdict(Verdict::Drop), "loadBalancerIP") if is_36 && refused => {
-            Some("a load balancer without endpoints rejects everybody, also outside of its source ranges")
+            Some("a load balancer without endpoints rejects all clients, also outside its source ranges")
         }
         (Destination::Verdict(Verdict::LeftAlone), "nodePort")
             if is_36 && flow.to.ip().is_loopback() && !left_alone =>

@@ -55,14 +55,14 @@ fn explain(scenario: &Scenario, difference: &Difference) -> Option<&'static str>
         }
         // A new client gets the endpoint whose turn it is, and the clients of a Service come in the same order again and again.
         (Destination::Endpoints(_), _) if matches!(kind, Kind::Unreached(_)) && flow.affinity.is_some() => {
-            Some("endpoints take turns, in step with the clients of this test")
+            Some("endpoints are used in rotation, in step with the clients of this test")
         }
         (Destination::Verdict(Verdict::Reject), _) if ends_here => Some("refused by the node's own stack"),
         (Destination::Verdict(Verdict::Drop), _) if ends_here => {
             Some("refused by the node's own stack, or reset, where the reference drops")
         }
         (Destination::Verdict(Verdict::LeftAlone), _) if ends_here && !scenario.is_local(flow.to.ip()) => {
-            Some("an address that is local here, and leads on in the reference")
+            Some("an address that is local here, and forwarded in the reference")
         }
         _ => None,
     }

@@ -18,7 +18,7 @@ use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::net::Family;
 use proxier_core::service::{Indexed, NodeFacts};
 use serde_json::Value;
-use testkit::Sample;
+use testkit::{Sample, documents};
 
 use crate::corpus::{Scenario, corpus, corpus_36, facts, objects, store};
 use crate::differences::{self, Mode, Reference};
@@ -158,7 +158,7 @@ const DIFFERENCES: &[Difference] = &[
         },
     },
     Difference {
-        name: "a health-check port is open only in families with addresses for node ports, whatever ports the Service has",
+        name: "a health-check port is open only in families with addresses for node ports, regardless of the Service's ports",
         apply: |scenario, state| {
             let facts = facts(scenario);
             for family in scenario.families.iter().filter(|family| facts.node_port_addresses(*family).next().is_none())
@@ -180,7 +180,7 @@ const DIFFERENCES: &[Difference] = &[
         },
     },
     Difference {
-        name: "this node's own traffic does not get around source ranges",
+        name: "this node's own traffic does not bypass source ranges",
         apply: |scenario, state| {
             for family in scenario.families.iter() {
                 let key = (family, "filter".to_owned(), "KUBE-IPVS-OUT-FILTER".to_owned());
@@ -322,22 +322,13 @@ fn every_scenario_ends_as_the_reference_of_1_36_says() {
     hold(&corpus, Reference::Ipvs36, &differences, corpus.len() == 500);
 }
 
-const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/differences.md");
-
 /// The documentation's table is made of the list. `PROXIER_BLESS=1` writes it.
 #[test]
 fn the_documentation_has_the_list_of_differences() {
-    let text = std::fs::read_to_string(DOCUMENT).unwrap();
+    let page = "docs/differences.md";
+    let text = std::fs::read_to_string(documents::root().join(page)).unwrap();
     let begin = text.find("| here |").unwrap();
-    let new = format!("{}{}", &text[..begin], differences::table());
-    if std::env::var_os("PROXIER_BLESS").is_some() {
-        std::fs::write(DOCUMENT, &new).unwrap();
-        return;
-    }
-    assert!(
-        new == text,
-        "docs/differences.md is stale: PROXIER_BLESS=1 cargo test -p proxier-core --test plain oracle writes it"
-    );
+    documents::is_current(page, &format!("{}{}", &text[..begin], differences::table()));
 }
 
 #[test]

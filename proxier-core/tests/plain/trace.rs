@@ -194,7 +194,7 @@ fn of_userspace(of: &Difference<'_>) -> Option<&'static str> {
     } else if of.is_about_the_source() && Value::from(of.ours.masqueraded.clone()) == of.ours.dest {
         Some("endpoints see the node's address")
     } else if of.refuses_the_node() {
-        Some("an address that is local here, and leads on in the reference")
+        Some("an address that is local here, and forwarded in the reference")
     } else if of.goes("DROP", "REJECT") && of.flow.to.protocol == Protocol::Tcp {
         Some("reset where the reference drops")
     } else {
@@ -227,9 +227,9 @@ fn of_ipvs(of: &Difference<'_>) -> Option<&'static str> {
     } else if of.flow.is("via", "clusterIP") && policy("internalTrafficPolicy") && of.goes("DROP", "REJECT") {
         Some("internal policy Local without local endpoints rejects")
     } else if of.goes("REJECT", "DROP") && of.flow.is("via", "loadBalancerIP") {
-        Some("source ranges count before missing endpoints")
+        Some("source ranges apply before missing endpoints")
     } else if of.theirs.dest == "DROP" && of.flow.is_nodes() && of.flow.is("via", "loadBalancerIP") {
-        Some("source ranges do not count for the node's own address")
+        Some("source ranges do not apply to the node's own address")
     } else if of.is_remote_hairpin() {
         Some("an endpoint on another node that reaches itself here is not masqueraded")
     } else {
@@ -335,7 +335,7 @@ fn in_nftables_mode_all_differences_have_names() {
 fn in_userspace_mode_all_differences_have_names() {
     let expected = [
         ("SCTP is not served", 2_290),
-        ("an address that is local here, and leads on in the reference", 179),
+        ("an address that is local here, and forwarded in the reference", 179),
         ("endpoints see the node's address", 5_878),
         ("node ports are not served on loopback addresses unless nodePortAddresses names them", 541),
         ("node ports without endpoints are left alone on addresses that serve no node ports", 156),
@@ -353,8 +353,8 @@ fn in_ipvs_mode_all_differences_have_names() {
         ("internal policy Local without local endpoints rejects", 191),
         ("node ports are not served on loopback addresses unless nodePortAddresses names them", 599),
         ("node ports without endpoints are left alone on addresses that serve no node ports", 172),
-        ("source ranges count before missing endpoints", 94),
-        ("source ranges do not count for the node's own address", 32),
+        ("source ranges apply before missing endpoints", 94),
+        ("source ranges do not apply to the node's own address", 32),
         ("the node itself is told that there is no endpoint", 190),
     ];
     assert_eq!(differences(Kind::Ipvs, of_ipvs), BTreeMap::from(expected));
@@ -370,8 +370,8 @@ fn in_ipvs_mode_all_differences_to_1_36_have_names() {
         ("internal policy Local without local endpoints rejects", 1_093),
         ("node ports are not served on loopback addresses unless nodePortAddresses names them", 623),
         ("node ports without endpoints are left alone on addresses that serve no node ports", 682),
-        ("source ranges count before missing endpoints", 90),
-        ("source ranges do not count for the node's own address", 56),
+        ("source ranges apply before missing endpoints", 90),
+        ("source ranges do not apply to the node's own address", 56),
         ("the node itself is told that there is no endpoint", 168),
     ];
     assert_eq!(differences_to_36(Kind::Ipvs, of_ipvs), BTreeMap::from(expected));

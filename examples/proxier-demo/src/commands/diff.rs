@@ -15,19 +15,17 @@ use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
 
-use crate::commands::once::{BAD_INPUT, FAILED, feed, input};
+use crate::commands::once::{feed, input};
 use crate::commands::render::{empty_kernel, warn_of_no_address};
 use crate::commands::trace::{Owns, packet};
 use crate::engine::{Engine, kernel};
+use crate::exit::{BAD_INPUT, DIFFERS, FAILED};
 use crate::message::change::Snapshot;
 use crate::output::{Out, lines, say};
 use crate::problem::Problem;
 use crate::settings::cli::packet::{Sender, To, TraceRequest};
 use crate::settings::cli::{Configured, From, Output};
 use crate::status::progress::Progress;
-
-/// Exit code: something differs.
-const DIFFERS: u8 = 3;
 
 /// Stands for a Service where the kernel serves something without one.
 const NO_SERVICE: &str = "no Service:";

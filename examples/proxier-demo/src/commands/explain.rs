@@ -17,11 +17,12 @@ use proxier_core::snapshot::{ObjectKey, ServicePort, Store, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::commands::mentions::{self, Mention};
-use crate::commands::once::{BAD_INPUT, FAILED, feed, input};
+use crate::commands::once::{feed, input};
 use crate::commands::policies::{Policy, policies, policy_name};
 use crate::commands::render::{empty_kernel, warn_of_no_address};
 use crate::engine::Engine;
 use crate::engine::view::unreadable_line;
+use crate::exit::{BAD_INPUT, FAILED};
 use crate::message::change::Snapshot;
 use crate::output::{Out, lines, say};
 use crate::settings::cli::packet::To;

@@ -12,6 +12,7 @@ use proxier_core::ports::{PortError, Ports};
 use proxier_core::service::{NodeFacts, Packet};
 use serde_json::{Value, json};
 
+use crate::commands::show::serving;
 use crate::engine::beside::obstacles;
 use crate::engine::kernel;
 use crate::output;
@@ -36,6 +37,15 @@ impl Live {
         let names = &configured.settings.core.names;
         let addresses = other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
         Ok(Live { kernel, addresses, during })
+    }
+
+    /// The same configuration, in the mode that serves where it leaves that open.
+    ///
+    /// # Errors
+    ///
+    /// All problems of the settings of that mode.
+    pub(super) fn of_serving_mode(&mut self, configured: &Configured) -> Result<Configured, Vec<Problem>> {
+        serving(configured, &mut self.kernel).map_or_else(|| Ok(configured.clone()), |mode| configured.in_mode(mode))
     }
 
     /// The addresses of this host, without Services'.

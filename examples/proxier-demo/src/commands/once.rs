@@ -19,6 +19,7 @@ use crate::engine::kernel;
 use crate::engine::lock::Lock;
 use crate::engine::privileges;
 use crate::engine::{Engine, Kernel, rules_in_memory};
+use crate::exit::{BAD_INPUT, CHANGES, FAILED};
 use crate::message::change::Snapshot;
 use crate::output::{self, Out};
 use crate::problem::Problem;
@@ -26,13 +27,6 @@ use crate::settings::cli::{Configured, Output};
 use crate::sources::cluster;
 use crate::sources::initial_list::{self, Unread};
 use crate::status::progress::{self, Progress};
-
-/// Exit code after a failure.
-pub(crate) const FAILED: u8 = 1;
-/// Bad usage or bad input.
-pub(crate) const BAD_INPUT: u8 = 2;
-/// Exit code of `plan --detailed-exitcode` when something would change; its errors are all [`FAILED`].
-const CHANGES: u8 = 2;
 
 /// Prints something on its own line.
 fn say(what: impl Display) {

@@ -15,8 +15,9 @@ use proxier_core::sketch::{Held, Sketch};
 use serde_json::{Value, json};
 
 use crate::commands::mentions;
-use crate::commands::once::{BAD_INPUT, FAILED, feed, input, print_report};
+use crate::commands::once::{feed, input, print_report};
 use crate::engine::{Engine, rules_in_memory};
+use crate::exit::{BAD_INPUT, FAILED};
 use crate::message::change::Snapshot;
 use crate::output::{Out, say};
 use crate::settings::cli::{Configured, Output};

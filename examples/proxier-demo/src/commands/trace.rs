@@ -10,9 +10,10 @@ use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use serde_json::{Value, json};
 
 use crate::commands::live::{Live, LiveState};
-use crate::commands::once::{BAD_INPUT, FAILED, feed, input};
+use crate::commands::once::{feed, input};
 use crate::commands::render::{empty_kernel, warn_of_no_address};
 use crate::engine::Engine;
+use crate::exit::{BAD_INPUT, FAILED};
 use crate::output::{Out, lines, say};
 use crate::settings::cli::packet::{Sender, TraceRequest};
 use crate::settings::cli::{Configured, Output};
@@ -40,6 +41,14 @@ pub async fn trace_packet(
             return ExitCode::from(FAILED);
         }
     };
+    let serving = match live.as_mut().map(|live| live.of_serving_mode(configured)).transpose() {
+        Ok(serving) => serving,
+        Err(problems) => {
+            problems.iter().for_each(say);
+            return ExitCode::from(BAD_INPUT);
+        }
+    };
+    let configured = serving.as_ref().unwrap_or(configured);
     // The running kernel serves node ports on this host's addresses.
     let own = live.as_ref().filter(|_| node_addresses.is_empty()).map(|live| live.addresses().to_vec());
     let (kernel, addresses) = empty_kernel(&snapshot, own.as_deref().unwrap_or(node_addresses));

@@ -66,23 +66,26 @@ fn set_default<T: Default + PartialEq>(field: &mut T, default: impl Into<T>) {
 /// Defines the sections: a row for each field, with its default if that differs from the type's. Fields that kube-proxy
 /// lacks are written only if they are set.
 macro_rules! objects {
-    ($($(#[$doc:meta])* $name:ident { $($(#[$field_doc:meta])* $field:ident: $type:ty $(= $default:expr)?,)* }
-        $(+ own { $($(#[$own_doc:meta])* $own:ident: $own_type:ty $(= $own_default:expr)?,)* })?)*) => {
+    ($($(#[$doc:meta])* $name:ident {
+        $($(#[doc = $field_doc:literal])* $(#[serde($($serde:tt)*)])? $field:ident: $type:ty $(= $default:expr)?,)*
+    } $(+ own {
+        $($(#[doc = $own_doc:literal])* $(#[serde($($own_serde:tt)*)])? $own:ident: $own_type:ty $(= $own_default:expr)?,)*
+    })?)*) => {
         $(
             $(#[$doc])*
             #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
             #[serde(rename_all = "camelCase", default)]
             pub struct $name {
                 $(
-                    $(#[$field_doc])*
+                    $(#[doc = $field_doc])*
                     $(#[doc = concat!("\n\nDefault `", stringify!($default), "`.")])?
-                    #[serde(deserialize_with = "null_is_default")]
+                    #[serde(deserialize_with = "null_is_default" $(, $($serde)*)?)]
                     pub $field: $type,
                 )*
                 $($(
-                    $(#[$own_doc])*
+                    $(#[doc = $own_doc])*
                     /// Not in kube-proxy.
-                    #[serde(deserialize_with = "null_is_default", skip_serializing_if = "is_default")]
+                    #[serde(deserialize_with = "null_is_default", skip_serializing_if = "is_default" $(, $($own_serde)*)?)]
                     pub $own: $own_type,
                 )*)?
             }
@@ -95,9 +98,12 @@ macro_rules! objects {
             }
         )*
 
-        /// The fields that kube-proxy lacks.
+        /// Section, name in Rust, attributes for serde, meaning, and whether kube-proxy lacks the field.
         #[cfg(test)]
-        const OWN: &[&str] = &[$($($(stringify!($own),)*)?)*];
+        const ROWS: &[(&str, &str, &str, &str, bool)] = &[$(
+            $((stringify!($name), stringify!($field), stringify!($($($serde)*)?), concat!($($field_doc),*), false),)*
+            $($((stringify!($name), stringify!($own), stringify!($($($own_serde)*)?), concat!($($own_doc),*), true),)*)?
+        )*];
     };
 }
 
@@ -113,7 +119,7 @@ objects! {
     /// The whole configuration. Each field describes its effect here. Fields marked "unused" are kept so that files
     /// with them are read without a warning and written back completely.
     KubeProxyConfiguration {
-        /// [`API_VERSION`].
+        /// Version of the format.
         api_version: String = API_VERSION,
         /// The node's primary address in its family, if other hosts can reach it; its family is the primary one.
         /// Unspecified: the Node object's addresses.
@@ -146,7 +152,7 @@ objects! {
         iptables: Iptables,
         /// Settings of IPVS mode.
         ipvs: Ipvs,
-        /// [`KIND`].
+        /// Name of the format.
         kind: String = KIND,
         /// Logging.
         logging: Logging,
@@ -490,8 +496,10 @@ fn check_kind(value: &Value) -> Result<(), (&'static str, String)> {
 mod tests {
     use proxier_core::config::MayAskFor;
     use proxier_core::snapshot::Annotation;
+    use testkit::documents::{self, is_current};
 
     use super::*;
+    use crate::settings::cli::flag_of;
 
     fn parse(body: &str) -> Result<(KubeProxyConfiguration, Vec<String>), String> {
         let text = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}");
@@ -679,30 +687,70 @@ mod tests {
         assert_eq!(object, once);
     }
 
+    /// A field's name in the format.
+    fn name_of(field: &str, serde: &str) -> String {
+        if let Some((_, rest)) = serde.split_once("rename = \"") {
+            return rest.split('"').next().unwrap().to_owned();
+        }
+        let mut parts = field.split('_');
+        let first = parts.next().unwrap().to_owned();
+        parts.fold(first, |name, part| name + &part[..1].to_uppercase() + &part[1..])
+    }
+
     #[test]
-    fn fields_that_kube_proxy_lacks_are_documented() {
-        let page = |name| {
-            std::fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs").join(name)).unwrap()
+    fn the_documentation_has_every_field() {
+        let mut object = KubeProxyConfiguration {
+            nftables: Some(Nftables::default()),
+            userspace: Some(Userspace::default()),
+            ..Default::default()
         };
-        let pages = ["operate.md", "modes.md", "ipvs.md"].map(page).concat().replace('\n', " ");
-        for field in OWN {
-            let mut parts = field.split('_');
-            let first = parts.next().unwrap().to_owned();
-            let name =
-                parts.fold(first, |name, part| name + &part[..1].to_uppercase() + &part[1..]).replace("Cidrs", "CIDRs");
-            let is_named =
-                [format!("`{name}"), format!(".{name}"), format!("{name}: ")].iter().any(|text| pages.contains(text));
-            assert!(is_named, "{name}");
+        object.set_defaults();
+        let defaults = serde_json::to_value(&object).unwrap();
+        let sections: BTreeMap<String, &str> =
+            ROWS.iter().map(|row| (row.0[..1].to_lowercase() + &row.0[1..], row.0)).collect();
+        let mut text = format!("# Configuration file\n\n{ABOUT}\n");
+        let mut current = "";
+        for (section, field, serde, about, own) in ROWS {
+            let name = name_of(field, serde);
+            if sections.contains_key(&name) {
+                continue;
+            }
+            let prefix = if *section == KIND { String::new() } else { section[..1].to_lowercase() + &section[1..] };
+            if current != *section {
+                let title = if prefix.is_empty() { "Top level" } else { &prefix };
+                text += &format!("\n## {title}\n\n| field | default | flag | what |\n| --- | --- | --- | --- |\n");
+                current = section;
+            }
+            let path = if prefix.is_empty() { name.clone() } else { format!("{prefix}.{name}") };
+            let default = path.split('.').fold(&defaults, |object, part| &object[part]);
+            let default = match default {
+                Value::Null => String::new(),
+                Value::String(text) if text.is_empty() => String::new(),
+                Value::Array(list) if list.is_empty() => String::new(),
+                Value::Object(fields) if fields.is_empty() => String::new(),
+                other => format!("`{}`", other.as_str().map_or_else(|| other.to_string(), str::to_owned)),
+            };
+            let flag = flag_of(&path).map(|flag| format!("`--{flag}`")).unwrap_or_default();
+            let star = if *own { " *" } else { "" };
+            text += &format!("| `{path}`{star} | {default} | {flag} | {} |\n", about.trim());
         }
-        for Annotation { name, field, .. } in Annotation::ALL {
-            let field = field.rsplit('.').next().unwrap();
-            assert!(pages.contains(&format!("`{name}`")) && pages.contains(field), "{name}, {field}");
+        text += "\n## ipvs.defaults\n\nFor Services without the [annotation](annotations.md), in IPVS mode.\n\n| field | as |\n| --- | --- |\n";
+        for Annotation { name, field, .. } in
+            Annotation::ALL.iter().filter(|one| one.field.starts_with("ipvs.defaults"))
+        {
+            text += &format!("| `{field}` * | `{name}` |\n");
         }
+        is_current("docs/reference/configuration.md", &text);
         let default = proxier_core::config::Config::default().ipvs.may_ask_for;
         let allowed = MayAskFor::NAMED.iter().filter(|(_, one)| default.contains(*one)).map(|(name, _)| *name);
         let list = format!("`ipvs.allowedAnnotations: [{}]`", allowed.collect::<Vec<_>>().join(", "));
-        assert!(pages.contains(&list), "{list}");
+        let policy = std::fs::read_to_string(documents::root().join("docs/policy.md")).unwrap();
+        assert!(policy.replace('\n', " ").contains(&list), "{list}");
     }
+
+    const ABOUT: &str = "`KubeProxyConfiguration`, `kubeproxy.config.k8s.io/v1alpha1`, for `--config`. Fields with a star are not in kube-proxy. \
+        `fastPath` has [fields of its own](../modes.md#fast-path). Unknown fields are a warning; impossible values are exit code 2. \
+        `proxier-demo run --write-config-to FILE` writes the effective configuration.";
 
     #[test]
     fn a_written_configuration_reads_back_the_same() {

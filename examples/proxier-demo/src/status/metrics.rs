@@ -474,8 +474,7 @@ mod tests {
         none       transport_cache_gc_calls_total          -
     ";
 
-    #[test]
-    fn every_metric_of_client_go_is_there_or_left_out() {
+    fn requests() -> Requests {
         let histogram = || {
             let mut histogram = Histogram::new(&SYNC_SECONDS);
             histogram.observe_number(1);
@@ -485,8 +484,12 @@ mod tests {
         let (took, sent, received) = (histogram(), histogram(), histogram());
         let outcomes = Outcomes { by_code: codes(), took, sent, received, retries: codes() };
         let outcomes = [(("10.0.0.1:6443".to_owned(), "POST".to_owned()), outcomes)].into();
-        let requests = Requests { outcomes, programs: [((1, "plugin_not_found_error"), 3)].into() };
-        let page = Metrics { requests, ..Metrics::default() }.render();
+        Requests { outcomes, programs: [((1, "plugin_not_found_error"), 3)].into() }
+    }
+
+    #[test]
+    fn every_metric_of_client_go_is_there_or_left_out() {
+        let page = Metrics { requests: requests(), ..Metrics::default() }.render();
         let mut names = BTreeSet::new();
         for line in CLIENT_GO.lines().filter(|line| !line.trim().is_empty()) {
             let fields: Vec<&str> = line.split_whitespace().collect();
@@ -516,7 +519,68 @@ mod tests {
         Metrics { mode, iptables_rules: vec![rule], iptables_packets, ..Metrics::default() }.render()
     }
 
-    /// Label names of a sample, without a bucket's `le`.
+    /// A page of a mode with every family that it can have.
+    fn full(mode: Kind) -> String {
+        let mut localhost = LocalhostNodePorts::default();
+        localhost.rejected = [((Family::V4, Protocol::Udp), 7)].into();
+        let key = FrontendKey::new(Protocol::Tcp, [10, 96, 0, 10].into(), 80);
+        let iptables_packets = COUNTED.map(|(counter, ..)| (counter.to_owned(), 7)).into();
+        let metrics = Metrics {
+            mode: Some((RequestedMode::Auto, mode)),
+            iptables_rules: vec![RuleCount { family: Family::V4, table: "nat", total: 3, written: 1 }],
+            iptables_packets,
+            localhost: Some(localhost),
+            begun: vec![(key, None, 1)],
+            fast_path: Some(1),
+            requests: requests(),
+            ..Metrics::default()
+        };
+        metrics.render()
+    }
+
+    #[test]
+    fn the_documentation_has_every_metric() {
+        // Name: kind, labels, help, modes.
+        let mut families: BTreeMap<String, (String, BTreeSet<String>, String, Vec<&str>)> = BTreeMap::new();
+        for mode in Kind::ALL {
+            let page = full(mode);
+            let mut help = "";
+            let mut current = "";
+            for line in page.lines() {
+                if let Some(text) = line.strip_prefix("# HELP ") {
+                    help = text.split_once(' ').unwrap().1;
+                } else if let Some(text) = line.strip_prefix("# TYPE ") {
+                    let (name, kind) = text.split_once(' ').unwrap();
+                    let family = (kind.to_owned(), BTreeSet::new(), help.to_owned(), Vec::new());
+                    families.entry(name.to_owned()).or_insert(family).3.push(mode.name());
+                    current = name;
+                } else {
+                    let found = labels(line).into_iter().map(str::to_owned);
+                    families.get_mut(current).unwrap().1.extend(found);
+                }
+            }
+        }
+        let is_kube_proxys = |name: &str| {
+            let listed = |list: &str, prefix| {
+                name.strip_prefix(prefix).is_some_and(|name| list.split_whitespace().any(|word| word == name))
+            };
+            let localhost = name.starts_with("kubeproxy_nftables_localhost_");
+            let of_process = name.starts_with("process_") || name.starts_with("kubernetes_");
+            listed(KUBE_PROXY, "kubeproxy_") || listed(CLIENT_GO, "rest_client_") || localhost || of_process
+        };
+        let mut text = "# Metrics\n\nOn `/metrics`. Those with a star are not in kube-proxy. `ip_family` is `IPv4` or `IPv6`; one pass \
+            serves both, so each family has every pass.\n\n| metric | kind | labels | modes | what |\n| --- | --- | --- | --- | --- |\n"
+            .to_owned();
+        for (name, (kind, labels, help, modes)) in families {
+            let star = if is_kube_proxys(&name) { "" } else { " *" };
+            let labels: Vec<String> = labels.iter().map(|label| format!("`{label}`")).collect();
+            let modes = if modes.len() == Kind::ALL.len() { "all".to_owned() } else { modes.join(", ") };
+            text += &format!("| `{name}`{star} | {kind} | {} | {modes} | {help} |\n", labels.join(", "));
+        }
+        testkit::documents::is_current("docs/reference/metrics.md", &text);
+    }
+
+    /// Names of the labels of a sample, without `le` of a bucket.
     fn labels(sample: &str) -> BTreeSet<&str> {
         let Some((_, rest)) = sample.split_once('{') else { return BTreeSet::new() };
         rest.split(',').filter_map(|label| Some(label.split_once('=')?.0)).filter(|name| *name != "le").collect()

@@ -1,5 +1,5 @@
 //! `plan`, `show` and `probe` on a real kernel. A plan that was carried out leaves nothing to do, tables fit a
-//! terminal, and JSON is as `docs/operate.md` describes it.
+//! terminal, and JSON is as `docs/reference/json.md` describes it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{BufRead as _, BufReader};
@@ -29,8 +29,8 @@ fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
 
 /// The rows of the page's table below this heading: path, and whether it is always there.
 fn documented(heading: &str) -> BTreeMap<String, bool> {
-    let readme = include_str!("../../../../docs/operate.md");
-    let section = readme.split(&format!("\n### {heading}\n")).nth(1).unwrap().split("\n#").next().unwrap();
+    let readme = include_str!("../../../../docs/reference/json.md");
+    let section = readme.split(&format!("\n## {heading}\n")).nth(1).unwrap().split("\n#").next().unwrap();
     let mut rows = BTreeMap::new();
     for line in section.lines().filter(|line| line.starts_with("| `")) {
         let cells: Vec<&str> = line.split('|').map(str::trim).collect();

@@ -60,7 +60,7 @@ fn every_field_of_install_yaml_is_one_of_kubernetes() {
 /// Another manager of these objects than the one that applies them would own fields, and the next apply by a server would end with a conflict.
 #[test]
 fn a_canary_is_applied_as_everything_else_is() {
-    let guide = deploy("../../docs/install.md");
+    let guide = ["install.md", "operate.md"].map(|page| deploy(&format!("../../docs/{page}"))).concat();
     let ours = |line: &&str| line.contains("daemonset proxier-demo") || line.contains("daemonset/proxier-demo");
     for line in guide.lines().filter(|line| line.contains("kubectl")).filter(ours) {
         assert!(["rollout status", " get "].iter().any(|reads| line.contains(reads)), "{line}");

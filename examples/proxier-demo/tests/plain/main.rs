@@ -12,6 +12,7 @@ mod command_line;
 mod configuration;
 mod damaged;
 mod diff;
+mod docs;
 mod explain;
 mod install;
 mod linear;

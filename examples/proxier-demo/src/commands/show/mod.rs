@@ -106,6 +106,13 @@ pub async fn show(configured: &Configured, output: Output, by_service: bool) -> 
     ExitCode::from(u8::from(!out.end()))
 }
 
+/// The mode that serves where `auto` leaves it open; `None`: the configured one, or IPVS mode.
+pub(super) fn serving(configured: &Configured, kernel: &mut KernelPorts) -> Option<Kind> {
+    let host = kernel.ports().links.addresses().ok()?;
+    let found = Frontends::read(configured, kernel, (&Desired::new(), &host)).ok()??;
+    (configured.settings.asked == RequestedMode::Auto).then_some(found.mode)
+}
+
 fn print_sums(out: &mut Out, output: Output, sums: &Sums) {
     match output {
         Output::Text => out.text(&lines(sums.lines(None))),

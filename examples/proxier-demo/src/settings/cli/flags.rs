@@ -223,8 +223,8 @@ pub(crate) fn flags_of(configuration: &Value) -> impl Iterator<Item = (&'static 
     })
 }
 
-/// The flag that sets a field. Elements of a list belong to the field.
-pub(super) fn flag_of(field: &str) -> Option<&'static str> {
+/// The flag that sets a field; elements of a list belong to the field.
+pub(crate) fn flag_of(field: &str) -> Option<&'static str> {
     let field = field.split('[').next().unwrap_or_default();
     match field {
         "hostnameOverride" => return Some("hostname-override"),

@@ -18,8 +18,11 @@ use proxier_core::modes::Kind;
 use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
 use proxier_core::net::Family;
 
+#[cfg(test)]
+pub(crate) use self::flags::flag_of;
 pub(crate) use self::flags::flags_of;
 use crate::build;
+use crate::exit;
 use crate::output::{self, Out};
 use crate::problem::{OneLine, Problem};
 use crate::settings::cli::packet::{Sender, To, TraceRequest};
@@ -40,7 +43,7 @@ impl Ending {
     /// Creates an ending for bad usage or bad input.
     pub fn bad_input(problems: &[Problem]) -> Self {
         let lines: Vec<String> = problems.iter().map(|problem| format!("proxier-demo: {problem}")).collect();
-        Ending { code: 2, text: lines.join("\n") }
+        Ending { code: exit::BAD_INPUT, text: lines.join("\n") }
     }
 
     /// Changes every error's exit code to 1, for `--detailed-exitcode`.
@@ -415,7 +418,7 @@ fn clap() -> Clap {
         .version(build::LINE)
         .subcommand_required(true)
         .arg_required_else_help(false)
-        .after_help("Exit codes: 0 done, 1 failed, 2 bad usage or bad input; 3: diff has found something.")
+        .after_help(exit_codes())
         .subcommand(command("run", "Run the proxy until SIGTERM or SIGINT"))
         .subcommand(command("plan", "Print what would change; write nothing"))
         .subcommand(command(
@@ -445,6 +448,12 @@ fn clap() -> Clap {
                 .about("Print a script that completes commands and options in a shell")
                 .arg(Arg::new("shell").value_name("SHELL").required(true).value_parser(clap::value_parser!(Shell))),
         )
+}
+
+/// The list of exit codes, for the help.
+fn exit_codes() -> String {
+    let rows = exit::MEANINGS.iter().map(|(code, meaning)| format!("\n  {code}  {meaning}"));
+    format!("Exit codes:{}", rows.collect::<String>())
 }
 
 /// The completions of a shell.

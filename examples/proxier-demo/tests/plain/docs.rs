@@ -1,0 +1,176 @@
+//! The documentation: links, paths and commands of all pages, and the reference of the command line.
+
+use std::collections::BTreeSet;
+use std::ffi::OsString;
+use std::path::Path;
+
+use proxier_demo::exit;
+use proxier_demo::settings::cli;
+use testkit::documents::{commands, is_current, lines, pages, root};
+
+/// Its links are those of the pages that it fills.
+const TABLES: &str = "benches/tables.md";
+
+/// Text of a page without code.
+fn prose(text: &str) -> String {
+    let outside = lines(text).filter(|(_, code)| !code).map(|(line, _)| line);
+    let parts = outside.map(|line| line.split('`').step_by(2).collect::<String>());
+    parts.collect::<Vec<_>>().join("\n")
+}
+
+/// Anchors of a page's headings, as GitHub makes them.
+fn anchors(text: &str) -> BTreeSet<String> {
+    let headings = lines(text).filter(|(line, code)| !code && line.starts_with('#')).map(|(line, _)| line);
+    let mut anchors = BTreeSet::new();
+    for heading in headings {
+        let kept = |letter: &char| letter.is_alphanumeric() || [' ', '-', '_'].contains(letter);
+        let words = heading.trim_start_matches('#').trim().to_lowercase();
+        let anchor: String =
+            words.chars().filter(kept).map(|letter| if letter == ' ' { '-' } else { letter }).collect();
+        let numbered = (1..).map(|number| format!("{anchor}-{number}"));
+        let free = [anchor.clone()].into_iter().chain(numbered).find(|anchor| !anchors.contains(anchor));
+        anchors.extend(free);
+    }
+    anchors
+}
+
+#[test]
+fn every_relative_link_leads_to_a_file_and_a_heading() {
+    let (mut broken, mut found) = (Vec::new(), 0);
+    for (page, text) in pages().iter().filter(|(page, _)| page != Path::new(TABLES)) {
+        let folder = root().join(page.parent().unwrap());
+        for link in prose(text).split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            if link.contains("://") || link.starts_with("mailto:") {
+                continue;
+            }
+            found += 1;
+            let (path, anchor) = link.split_once('#').map_or((link, None), |(path, anchor)| (path, Some(anchor)));
+            let target = if path.is_empty() { root().join(page) } else { folder.join(path) };
+            let has_anchor =
+                |anchor: &str| anchors(&std::fs::read_to_string(&target).unwrap_or_default()).contains(anchor);
+            if !target.exists() || !anchor.is_none_or(has_anchor) {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty() && found > 100, "{found} links, broken: {broken:#?}");
+}
+
+/// Paths from the repository's root, in backticks; those that begin otherwise are from elsewhere. What is built is not there yet.
+#[test]
+fn the_paths_that_pages_name_are_there() {
+    let mut found = 0;
+    for (page, text) in pages() {
+        let outside: Vec<&str> = lines(&text).filter(|(_, code)| !code).map(|(line, _)| line).collect();
+        for path in
+            outside.join("\n").split('`').skip(1).step_by(2).filter(|word| !word.contains([' ', '*', '\n', '…', '<']))
+        {
+            let Some((first, _)) = path.split_once('/') else { continue };
+            if first != "target" && !first.is_empty() && !first.contains('.') && root().join(first).is_dir() {
+                let path = path.split(':').next().unwrap();
+                assert!(root().join(path).exists(), "{}: {path}", page.display());
+                found += 1;
+            }
+        }
+    }
+    assert!(found > 20, "{found}");
+}
+
+/// Words in capitals stand for a value.
+fn value(word: &str) -> &str {
+    match word {
+        "MODE" => "nftables",
+        "FROM" | "POD-IP" => "10.244.0.11",
+        "TO" | "CLUSTER-IP:PORT" => "10.96.0.10:80",
+        "NUMBER" => "5",
+        other => other,
+    }
+}
+
+#[test]
+fn every_command_of_the_program_that_pages_show_is_one_that_it_takes() {
+    let (mut refused, mut found) = (Vec::new(), 0);
+    for (page, text) in pages() {
+        for words in commands(&text) {
+            let Some(program) = words.iter().position(|word| word == "proxier-demo" || word.ends_with("/proxier-demo"))
+            else {
+                continue;
+            };
+            // Not where the name is an argument of another program.
+            if program > 0 && !words[..program].iter().any(|word| ["exec", "--", "="].contains(&word.as_str()))
+                || words.len() == program + 1
+            {
+                continue;
+            }
+            let words = words[program..].iter().filter(|word| *word != "CONFIG").map(|word| value(word));
+            let words: Vec<OsString> = words.map(OsString::from).collect();
+            found += 1;
+            if let Err(ending) = cli::parse(words.clone())
+                && ending.code != 0
+            {
+                refused.push(format!("{}: {words:?}: {ending}", page.display()));
+            }
+        }
+    }
+    assert!(refused.is_empty() && found > 30, "{found} commands, refused: {refused:#?}");
+}
+
+/// Packages and examples that commands of cargo name.
+#[test]
+fn cargo_finds_what_pages_tell_it_to_build() {
+    let mut found = 0;
+    for (page, text) in pages() {
+        for words in commands(&text).iter().filter(|words| words.first().is_some_and(|word| word == "cargo")) {
+            let named = |option| words.iter().skip_while(move |word| *word != option).nth(1);
+            let (package, example) = (named("-p"), named("--example"));
+            if !["build", "run", "test"].contains(&words.get(1).map_or("", String::as_str)) || package.is_none() {
+                continue;
+            }
+            let folders = ["", "examples/"].map(|folder| root().join(folder).join(package.unwrap()));
+            let folder = folders.iter().find(|folder| folder.join("Cargo.toml").is_file());
+            let folder = folder.unwrap_or_else(|| panic!("{}: {words:?}", page.display()));
+            if let Some(example) = example {
+                let places = ["examples", "cookbook"].map(|place| folder.join(place).join(format!("{example}.rs")));
+                assert!(places.iter().any(|place| place.is_file()), "{}: {words:?}", page.display());
+            }
+            found += 1;
+        }
+    }
+    assert!(found > 2, "{found}");
+}
+
+/// What `--help` prints.
+fn help(words: &[&str]) -> String {
+    let line = ["proxier-demo"].iter().chain(words).chain(&["--help"]).map(OsString::from);
+    cli::parse(line).unwrap_err().text
+}
+
+#[test]
+fn the_documentation_has_the_command_line() {
+    let top = help(&[]);
+    let names = top.lines().skip_while(|line| *line != "Commands:").skip(1).take_while(|line| !line.is_empty());
+    let names: Vec<&str> =
+        names.filter_map(|line| line.split_whitespace().next()).filter(|name| *name != "help").collect();
+    assert!(names.contains(&"run") && names.contains(&"diff"), "{names:?}");
+    let mut text = format!(
+        "# Command line\n\nA line that starts with a flag means `run`, as with kube-proxy. [Configuration](#configuration) and logging \
+         flags work with every command but `completion`.\n\n```text\n{}\n```\n\n## Exit codes\n\n| code | meaning |\n| ---: | --- |\n",
+        top.trim_end()
+    );
+    for (code, meaning) in exit::MEANINGS {
+        text += &format!("| {code} | {meaning} |\n");
+    }
+    let mut shared = String::new();
+    for name in names {
+        let help = help(&[name]);
+        let (own, rest) = help.split_once("\n\nConfiguration (").unwrap_or((&help, ""));
+        let (flags, examples) = rest.split_once("\n\nExamples:").unwrap_or((rest, ""));
+        if shared.is_empty() {
+            shared = format!("Configuration ({flags}");
+        }
+        let examples = if examples.is_empty() { String::new() } else { format!("\n\nExamples:{examples}") };
+        text += &format!("\n## {name}\n\n```text\n{}{}\n```\n", own.trim_end(), examples.trim_end());
+    }
+    text += &format!("\n## Configuration\n\n```text\n{}\n```\n", shared.trim_end());
+    is_current("docs/reference/cli.md", &text);
+}
