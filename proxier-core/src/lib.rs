@@ -82,9 +82,9 @@
 //! the ports of the features `kernel` and `testing` do. It does not use the types of a Kubernetes client: [`objects`]
 //! are plain structs that `serde` reads from the output of an API server or `kubectl get -o json`.
 //!
-//! Invalid input is not an error. An impossible field is ignored, the rest of the object counts, and a [`Rejection`]
-//! says what and why. An operation that the kernel refuses does not stop the others. It is in the [`Report`], and a
-//! full pass follows after a growing pause.
+//! Invalid input never fails a pass. An impossible field is left out, the rest of the object applies, and a
+//! [`Rejection`] reports the field and the reason. An operation that the kernel refuses does not stop the others. The
+//! [`Report`] lists it, and a full pass follows after a growing pause.
 //!
 //! # Design decisions
 //!

@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoints_come_back_from_their_text() {
+    fn endpoints_round_trip_through_text() {
         for text in ["10.244.0.7:8080", "0.0.0.0:0", "255.255.255.255:65535", "[fd00::7]:8080"] {
             let key = text.parse::<EndpointKey>();
             assert_eq!(key.clone().map(|key| (key.to_string(), key.text())), Ok((text.to_owned(), text.to_owned())));

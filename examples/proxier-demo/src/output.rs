@@ -1,5 +1,5 @@
-//! Output of the program: results on standard output, everything else on standard error. If the reader has gone, that
-//! is not a failure, and ends nothing.
+//! Output of the program: results on standard output, everything else on standard error. If the reader closes the
+//! output early, that is not a failure.
 
 use std::fmt::{self, Display, Write as _};
 use std::io::{self, BufWriter, ErrorKind, IsTerminal as _, StdoutLock, Write as _};
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn long_ones_are_broken_between_words_and_nothing_is_lost() {
+    fn long_lines_wrap_between_words_without_loss() {
         let name = "n".repeat(63);
         let line = format!("  + virtual server TCP [2001:db8::1]:443 rr  ({name}/{name}:a-name-of-a-port)");
         let pieces = wrapped(&line);

@@ -100,7 +100,7 @@ impl Neighbour {
 /// checks (TCP 10256) and metrics (TCP 10249), on every address of this node. Add other ports in use.
 ///
 /// **Neighbours**, which this node reaches over the network. If their addresses were bound to the dummy device, all
-/// their ports would lead to this node itself, and nothing could repair that. A
+/// their ports would be local to this node, and the node could not recover. A
 /// [`Reconciler`](crate::reconciler::Reconciler) adds the gateways of the default routes and the endpoints of
 /// `default/kubernetes` itself. Its caller must add name servers and other addresses of the API server
 /// ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected, except:

@@ -72,7 +72,7 @@ impl Tracker {
         self.is_stale = true;
     }
 
-    /// Whether there is nothing more to do: no fast path is asked for, and none is there.
+    /// Whether nothing remains to do: no fast path is configured, and none exists.
     pub(crate) fn is_done(&self, mode: Kind, config: &Config) -> bool {
         self.is_known && (config.fast_path.is_none() || !mode.facts().translates_packets)
     }

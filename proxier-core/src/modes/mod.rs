@@ -64,7 +64,7 @@ impl Kind {
     /// All modes, best first.
     pub const ALL: [Kind; 4] = [Kind::Ipvs, Kind::Nftables, Kind::Iptables, Kind::Userspace];
 
-    /// The facts about it that other code goes by.
+    /// The facts about it that other code depends on.
     pub fn facts(self) -> &'static Facts {
         match self {
             Kind::Ipvs => &Facts::IPVS,
@@ -509,7 +509,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// Lets the next pass retry at once instead of waiting for a pause to end.
     fn retry_at_once(&mut self) {}
 
-    /// The virtual servers that Services ask for and those of the kernel, in a mode that has any.
+    /// The desired virtual servers and the kernel's, in a mode that has any.
     fn servers<'a>(&'a self, _desired: &'a Desired) -> Option<ipvs::Servers<'a>> {
         None
     }

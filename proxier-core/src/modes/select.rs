@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_that_is_asked_for_falls_back_as_in_kube_proxy() {
+    fn a_requested_mode_falls_back_as_in_kube_proxy() {
         let of = |kind| names(RequestedMode::Mode(kind), true, RulePrograms::Legacy);
         assert_eq!(of(Kind::Ipvs), "ipvs iptables userspace");
         assert_eq!(of(Kind::Iptables), "iptables userspace");

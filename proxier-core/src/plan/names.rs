@@ -14,7 +14,7 @@ impl<'a> Names<'a> {
     /// No names: for operations on objects that belong to no Service.
     pub(crate) const NONE: Names<'static> = Names { of: None };
 
-    /// Names of wanted objects.
+    /// Looks up names of desired objects.
     pub fn new(store: &'a Store, desired: &'a Desired) -> Self {
         Names { of: Some((store, desired)) }
     }

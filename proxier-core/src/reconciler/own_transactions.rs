@@ -97,7 +97,7 @@ pub(super) struct RecordingTables<'a> {
     has_read: bool,
     /// The generation that the kernel reported last, if this process has written nothing since.
     told: Option<u32>,
-    /// Nobody has asked for `told` since a transaction of this process made it.
+    /// Whether `told` comes from this process's last transaction, and no caller has used it yet.
     is_new: bool,
 }
 
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn among_others_there_are_no_more_than_its_own() {
+    fn each_own_transaction_explains_one_generation_only() {
         let mut own_transactions = OwnTransactions::default();
         // Two of three are its own.
         own_transactions.note(u32::MAX - 1, 1, 2);

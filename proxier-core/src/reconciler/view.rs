@@ -28,7 +28,7 @@ pub struct ServerCounts {
     pub virtual_servers: usize,
     /// Their real servers.
     pub real_servers: usize,
-    /// Foreign virtual servers.
+    /// Other programs' virtual servers.
     pub foreign: usize,
     /// Virtual servers with firewall marks for outside clients.
     pub split: usize,

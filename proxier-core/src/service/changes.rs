@@ -63,7 +63,7 @@ impl Changes {
         self.frontends.iter().map(|(key, before)| (key, before.as_deref()))
     }
 
-    /// The Frontends that are not as they were written, as they were and as they are.
+    /// The Frontends that differ from what was written, each with its written and its present value.
     pub(crate) fn differing<'a>(
         &'a self,
         desired: &'a Desired,

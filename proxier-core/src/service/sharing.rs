@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn every_endpoint_has_its_part_of_the_table() {
+    fn every_endpoint_gets_its_share_of_the_table() {
         for count in [1, 2, 3, 16, 17, 100, 700] {
             let list = endpoints(count);
             let table = maglev(&list, &vec![1; list.len()]);

@@ -250,7 +250,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn foreign_annotations_are_ignored() {
+    fn annotations_of_other_programs_are_ignored() {
         for (name, is_one) in [
             ("proxier/scheduler", true),
             ("kube-router.io/service.scheduler", true),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn the_own_annotation_counts_before_that_of_kube_router() {
+    fn our_annotation_overrides_that_of_kube_router() {
         let (own, theirs) = ("proxier/scheduler", "kube-router.io/service.scheduler");
         let asked = |names: &[&str]| {
             let annotations = names.iter().map(|name| ((*name).to_owned(), "rr".to_owned())).collect();

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn foreign_lines_are_not_mentioned() {
+    fn lines_about_other_servers_are_not_mentioned() {
         let web = key("TCP 10.96.0.1:80");
         assert!(is_server("-a -t 10.96.0.1:80 -r 10.244.0.1:80 -m -w 1", &web.to_string()));
         assert!(!is_server("-a -t 10.96.0.1:8080 -r 10.96.0.1:80 -m", &web.to_string()));

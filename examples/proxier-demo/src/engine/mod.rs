@@ -331,8 +331,8 @@ impl<K: Kernel> Engine<K> {
         self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
     }
 
-    /// Addresses, default routes or devices of the host changed. `came` are added addresses, even if they were removed
-    /// again.
+    /// Handles changed addresses, default routes or devices of the host. `came` are added addresses, even if they were
+    /// removed again.
     pub fn host_changed(&mut self, came: impl IntoIterator<Item = IpAddr>) {
         let now = self.now();
         self.proxier.addresses_seen(came, now);

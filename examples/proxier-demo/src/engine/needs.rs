@@ -25,8 +25,8 @@ pub(crate) fn check(settings: &Settings, kernel: &mut KernelPorts) -> Result<Rep
     Ok(Requirements::from_settings(settings)?.check(&mut ask).report)
 }
 
-/// Whether IPVS mode, if it may serve, has a scheduler that exists: one of the kernel's own tree, or one whose module
-/// this machine knows. No kernel has a misspelled one, so that does not justify serving in another mode.
+/// Checks that IPVS mode, if it may serve, has an existing scheduler: one of the kernel's own tree, or one whose module
+/// this machine shows a trace of. Falling back to another mode would hide a misspelt name.
 ///
 /// # Errors
 ///

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn neighbours_found_once_count_for_a_while() {
+    fn neighbours_are_kept_for_a_while_after_they_were_found() {
         let source = Source::Cluster { kubeconfig: None, master: None };
         let mut neighbours = Neighbours::new(&source);
         let server = |text: &str| (User::ApiServer, Neighbour::tcp(ip(text), 6443));

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_that_go_refuses_are_refused() {
+    fn durations_that_go_refuses_are_refused() {
         for text in [
             "",
             " ",

@@ -596,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn of_several_documents_the_configuration_is_read() {
+    fn the_configuration_is_found_among_several_documents() {
         let own = format!("apiVersion: {API_VERSION}\nkind: {KIND}\nmode: nftables\n");
         let init = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nbootstrapTokens: [&a {}, *a]\n";
         let map = |text: &str| {

@@ -501,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_leaves_the_kernels_timeouts_alone() {
+    fn zero_keeps_the_kernels_timeouts() {
         let settings = check("ipvs: {tcpTimeout: 900.9s}\nconntrack: {maxPerCore: 0}\nmode: ipvs").unwrap();
         let timeouts = settings.timeouts;
         assert_eq!((timeouts.tcp_secs, timeouts.tcp_fin_secs, timeouts.udp_secs), (Some(900), None, None));
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[test]
-    fn userspace_mode_has_times() {
+    fn timeouts_of_userspace_mode_are_checked() {
         let of = |body: &str| {
             let settings = check(body).unwrap();
             let userspace = settings.userspace;
@@ -525,7 +525,7 @@ mod tests {
 
     /// `on` and `off` are names here, although YAML may read them as booleans.
     #[test]
-    fn the_status_page_is_off_unless_it_is_asked_for() {
+    fn the_status_page_is_off_by_default() {
         for (body, expected) in [
             ("", Exposure::Off),
             ("statusPage: off", Exposure::Off),
@@ -559,7 +559,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mode_that_is_not_named_is_chosen() {
+    fn auto_is_requested_if_no_mode_is_named() {
         for body in ["", "mode: ''", "mode: auto"] {
             let settings = check(body).unwrap();
             assert_eq!((settings.asked, settings.mode), (RequestedMode::Auto, Kind::Ipvs), "{body}");
@@ -593,7 +593,7 @@ mod tests {
 
     /// Settings in the sections of several modes are read from the section of the mode that serves.
     #[test]
-    fn the_mode_that_is_chosen_has_its_own_section() {
+    fn settings_come_from_the_section_of_the_chosen_mode() {
         let text = "kind: KubeProxyConfiguration\napiVersion: kubeproxy.config.k8s.io/v1alpha1\nhostnameOverride: n\n\
                     mode: ipvs\nipvs: {syncPeriod: 9s}\niptables: {masqueradeAll: true, syncPeriod: 1m}";
         let (object, _) = KubeProxyConfiguration::parse(text, "c").unwrap();
@@ -605,7 +605,7 @@ mod tests {
     }
 
     #[test]
-    fn iptables_mode_has_a_section_of_its_own() {
+    fn iptables_mode_has_its_own_section() {
         let text = "mode: iptables\niptables: {masqueradeAll: true, masqueradeBit: 5, localhostNodePorts: false, \
                     minSyncPeriod: 3s, syncPeriod: 1m}\nipvs: {masqueradeAll: false, masqueradeBit: 6, syncPeriod: 9s}";
         let settings = check(text).unwrap();

@@ -70,7 +70,7 @@ enum EndReason {
     Ended,
 }
 
-/// Collects changes until the initial list is complete, or nothing new came for `patience`; `None`: without limit.
+/// Collects changes until the initial list is complete, or nothing new arrived for `patience`; `None`: no limit.
 async fn collect(
     changes: &mut mpsc::Receiver<Event>,
     patience: Option<Duration>,

@@ -258,7 +258,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn notes_are_as_long_as_the_server_takes_them() {
+    fn notes_are_cut_to_the_limit_of_the_server() {
         assert_eq!(cut("äöü", 5), "äö");
         assert_eq!(cut("abc", 5), "abc");
         let report = Report { regarding: Regarding::Node, reason: Reason::Starting, note: "ä".repeat(2000) };

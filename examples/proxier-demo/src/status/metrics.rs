@@ -52,7 +52,7 @@ const COUNTED: [(&str, &str, &str); 2] = [
 /// The userspace mode metric from which `show` reads connections, without the prefix.
 pub(crate) const USERSPACE_CONNECTIONS: &str = "userspace_connections_total";
 
-/// Values of all metrics. Each part of the program writes those that it knows; [`render`](Metrics::render) prints them.
+/// Values of all metrics. Each part of the program writes its own; [`render`](Metrics::render) prints them.
 ///
 /// Times are seconds since 1970.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn every_metric_of_client_go_is_there_or_left_out() {
+    fn every_metric_of_client_go_exists_or_is_listed_as_left_out() {
         let page = Metrics { requests: requests(), ..Metrics::default() }.render();
         let mut names = BTreeSet::new();
         for line in CLIENT_GO.lines().filter(|line| !line.trim().is_empty()) {
@@ -587,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn every_metric_of_kube_proxy_is_there_with_its_kind_and_labels() {
+    fn every_metric_of_kube_proxy_exists_with_its_kind_and_labels() {
         for mode in Kind::ALL.into_iter().filter(|mode| !mode.facts().is_process) {
             let page = page(mode);
             for line in KUBE_PROXY.lines().filter(|line| !line.trim().is_empty()) {

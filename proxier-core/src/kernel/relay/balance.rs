@@ -95,7 +95,7 @@ mod tests {
     const HOUR: Option<Duration> = Some(Duration::from_secs(3600));
 
     #[test]
-    fn endpoints_take_turns() {
+    fn endpoints_are_used_in_rotation() {
         let (mut balance, all) = (Balance::default(), endpoints(3));
         let chosen: Vec<_> = (0..6).filter_map(|_| balance.choose(client(1), &all, None, &[], Moment::ZERO)).collect();
         assert_eq!(chosen, [&all[..], &all[..]].concat());
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_moves_when_its_endpoint_goes_or_does_not_answer() {
+    fn a_client_moves_when_its_endpoint_is_removed_or_does_not_answer() {
         let (mut balance, all) = (Balance::default(), endpoints(2));
         let first = balance.choose(client(1), &all, HOUR, &[], Moment::ZERO).unwrap();
         let other = *all.iter().find(|endpoint| **endpoint != first).unwrap();

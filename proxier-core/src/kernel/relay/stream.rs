@@ -98,7 +98,7 @@ enum State {
     Ending,
     /// The source was reset; held data is still sent, then the other end is reset too.
     Resetting,
-    /// Finished, and the other end knows.
+    /// Finished, and the other end was told.
     Done,
     /// The destination accepts no more.
     Dead,

@@ -461,7 +461,7 @@ impl Worker {
             let (length, client) = match server.socket().recv_from(self.tools.buffer()) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
-                // The client did not receive a reply, so it is gone.
+                // An answer did not reach the client, which has closed its socket.
                 Err(_) => continue,
             };
             self.forward(id, client, length, now);

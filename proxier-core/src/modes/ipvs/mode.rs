@@ -82,7 +82,7 @@ pub(crate) struct Mode {
     pub(super) drains: Drains,
 }
 
-/// Virtual servers with their real servers: those that are wanted, those in the kernel as far as known, and those that drain.
+/// Virtual servers with their real servers: the desired ones, those tracked in the kernel, and the draining ones.
 pub(crate) struct Servers<'a> {
     pub(crate) wanted: Wanted<'a>,
     pub(crate) observed: Option<&'a Observed>,

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn marks_in_the_kernel_count() {
+    fn marks_recorded_in_the_kernel_take_precedence() {
         let mut marks = small();
         let wanted: Vec<FrontendKey> = (0..100).map(frontend).collect();
         for frontend in &wanted {

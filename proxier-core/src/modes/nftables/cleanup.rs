@@ -25,7 +25,7 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontend
                 let frontends = observed.iter().flat_map(|observed| observed.frontends(family));
                 frontends.for_each(|(key, has_endpoints)| served.add(key, has_endpoints));
             }
-            // The table is foreign.
+            // The table is another program's.
             Err(error) if error.kind() == PortErrorKind::AlreadyExists => {}
             Err(error) => served.miss(format_args!("table {}", layout.table()), error),
         }

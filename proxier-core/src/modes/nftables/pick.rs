@@ -432,7 +432,7 @@ mod tests {
     }
 
     #[test]
-    fn a_set_is_known_by_its_name() {
+    fn a_set_is_recognized_by_its_name() {
         for (name, has_set) in [
             ("internal-4", true),
             ("external-16-local", true),

@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn a_policy_counts_if_no_rule_decides() {
+    fn the_policy_decides_if_no_rule_does() {
         assert!(drops(":INPUT DROP [0:0]\n-A INPUT -i lo -j ACCEPT"));
         assert!(!drops(":INPUT ACCEPT [0:0]\n-A INPUT -i eth1 -j DROP"));
         assert!(!drops(":INPUT DROP [0:0]\n-A INPUT -m comment --comment \"-j DROP\" -j ACCEPT"));
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_rule_counts() {
+    fn a_final_rule_can_drop_by_default() {
         let established = ":INPUT ACCEPT [0:0]\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT";
         for last in
             ["-j DROP", "-j REJECT --reject-with icmp-host-prohibited", "-m comment --comment \"the rest\" -j DROP"]
@@ -429,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn a_last_rule_for_new_connections_counts() {
+    fn a_final_rule_for_new_connections_can_drop_by_default() {
         let established = ":INPUT ACCEPT [0:0]\n-A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT";
         for last in [
             "-m conntrack --ctstate NEW -j DROP",

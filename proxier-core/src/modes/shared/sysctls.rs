@@ -168,7 +168,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn releases() {
+    fn kernel_releases_are_parsed() {
         for (text, number) in [
             ("6.1.0-50-amd64", Some((6, 1))),
             ("5.9.0", Some((5, 9))),

@@ -115,7 +115,7 @@ impl Mode {
         }
     }
 
-    /// Foreign changes.
+    /// Other programs' changes.
     fn drift(&self, pass: &Pass<'_>, plan: &Plan, whole: &BTreeSet<Network>) -> Vec<Step> {
         let changed: BTreeSet<IpAddr> = pass.changes.frontends().map(|(key, _)| key.address).collect();
         let is_input = |network: &Network| {

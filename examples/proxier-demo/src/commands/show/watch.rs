@@ -28,8 +28,8 @@ use crate::settings::cli::{Configured, Output};
 const NAMES_AGAIN: Duration = Duration::from_secs(30);
 
 /// Prints all virtual servers or Frontends with their rates, or the sums of each Service, busiest first, at each
-/// interval, until SIGINT or SIGTERM, or until the reader is gone. A terminal shows as many as fit; anything else gets
-/// a block, or a JSON object, per read.
+/// interval, until SIGINT or SIGTERM, or until standard output is closed. A terminal shows as many as fit. Other
+/// outputs get a block, or a JSON object, per read.
 pub async fn watch(configured: &Configured, output: Output, by_service: bool, every: Duration) -> ExitCode {
     let (mut kernel, mut signals) = match (kernel::open(), Signals::listen()) {
         (Ok(kernel), Ok(signals)) => (kernel, signals),

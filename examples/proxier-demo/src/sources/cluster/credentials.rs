@@ -27,7 +27,7 @@ const SAID: usize = 64 << 10;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Longest run of a program that a person uses at a terminal.
 const PATIENCE_OF_PERSONS: Duration = Duration::from_secs(600);
-/// How long before credentials expire programs are asked for new ones.
+/// How long before credentials expire programs get new ones.
 const AHEAD: Duration = Duration::from_secs(60);
 
 /// Replaces files and programs in `user` by their contents and output. Returns when these expire, if known.

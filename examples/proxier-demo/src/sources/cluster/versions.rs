@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_that_are_no_numbers_are_believed() {
+    fn versions_that_are_not_numbers_are_accepted() {
         let mut known = Versions::default();
         assert!(known.record("a/x", number("abc")) && known.record("a/x", number("abb")));
         assert!(known.delete("a/x", number("")));

@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn readings_per_second_are_bounded_for_any_request() {
+    fn reads_per_second_are_bounded_for_any_request() {
         let reads = Arc::new(AtomicUsize::new(0));
         let mut counters = Counters::new(Counting(reads.clone()));
         let key = |port| VirtualServerKey::Address { protocol: Protocol::Tcp, addr: [10, 96, 0, 1].into(), port };

@@ -237,7 +237,7 @@ mod tests {
 
     /// Names come from the API: the page shows them as text, never as markup or code.
     #[test]
-    fn the_script_makes_no_markup_of_data() {
+    fn the_script_never_turns_data_into_markup() {
         for word in ["innerHTML", "outerHTML", "insertAdjacentHTML", "document.write", "eval(", "Function(", "srcdoc"] {
             assert!(!SCRIPT.contains(word), "{word}");
         }

@@ -113,7 +113,7 @@ fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize,
 #[test]
 fn one_reading_is_enough_when_nothing_is_to_be_done() {
     assert_eq!(look(&[], &[], false, true), (0, vec!["once"]));
-    // Foreign.
+    // Another program's.
     assert_eq!(look(&["10.0.0.1:80"], &["10.0.0.1:80"], false, true), (1, vec!["once"]));
 }
 

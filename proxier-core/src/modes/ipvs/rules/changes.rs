@@ -51,7 +51,7 @@ pub enum LineChange {
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[non_exhaustive]
 pub struct RuleLine {
-    /// Comes or goes.
+    /// Whether it is added or removed.
     pub change: LineChange,
     /// The table.
     pub table: String,
@@ -297,7 +297,7 @@ mod tests {
 
     /// Until the jump to its node ports is removed, iptables mode sends connections to endpoints.
     #[test]
-    fn rules_of_iptables_mode_are_known_by_their_node_ports() {
+    fn rules_of_iptables_mode_are_recognized_by_their_node_ports() {
         let nat = |rule: &str| format!("*nat\n:KUBE-SERVICES - [0:0]\n-A KUBE-SERVICES {rule}\nCOMMIT\n");
         let filter = |rule: &str| format!("*filter\n:KUBE-FORWARD - [0:0]\n-A KUBE-FORWARD {rule}\nCOMMIT\n");
         let node_ports = "-m addrtype --dst-type LOCAL -j KUBE-NODEPORTS";

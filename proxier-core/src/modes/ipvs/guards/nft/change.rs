@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn networks_that_overlap_are_in_the_way() {
+    fn overlapping_networks_are_deleted_before_the_new_one() {
         let there = [entry(80, "10.0.0.0/8"), entry(80, "192.0.2.0/24"), entry(443, "10.0.0.0/8")].into();
         let found = |new| in_the_way(SetKind::LoadBalancerSourceCidr, &there, &[new]);
         assert_eq!(found(entry(80, "10.1.0.0/16")), [entry(80, "10.0.0.0/8")]);
@@ -294,7 +294,7 @@ mod tests {
     }
 
     #[test]
-    fn another_mark_of_the_same_place_is_in_the_way() {
+    fn an_entry_with_another_mark_is_deleted_before_the_new_one() {
         let there = [entry(80, "22.0.0.2"), entry(443, "22.0.0.3")].into();
         let found = |new| in_the_way(SetKind::SplitMark, &there, &[new]);
         assert_eq!(found(entry(80, "22.0.0.1")), [entry(80, "22.0.0.2")]);

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_that_we_never_write_are_foreign() {
+    fn elements_that_we_never_write_belong_to_another_program() {
         let key = |first: [u8; 4], last: [u8; 4]| {
             let of = |source: [u8; 4]| {
                 let fields = [[192, 0, 2, 1], source].map(|octets| IpAddr::from(octets).into());
