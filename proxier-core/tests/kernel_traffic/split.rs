@@ -13,7 +13,7 @@ use crate::traffic::TABLE_NEEDS as NEEDS;
 use crate::traffic::clients::{LIMIT, Peer, Surprises, every};
 use crate::traffic::cluster::{Cluster, options};
 use crate::traffic::net::{self, FAMILIES, From, Net};
-use crate::traffic::objects::{self, A, B, R, Vip};
+use crate::traffic::objects::{A, B, R, Vip};
 
 const EXTERNAL: [Vip; 3] = [Vip::ExternalIp, Vip::LoadBalancer, Vip::NodePort];
 

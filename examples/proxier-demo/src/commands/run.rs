@@ -159,12 +159,11 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
         Err(problem) => return fail(&[problem]),
     };
     tracing::info!("node {}: serving in {} mode, {}", settings.node_name, settings.mode, source.describe());
-    let service_health = ServiceHealth::new(health);
     Attendant {
         messages,
         outcomes,
         recorder,
-        service_health,
+        service_health: ServiceHealth::new(health),
         tasks,
         mode: settings.mode,
         end_timeout: settings.end_timeout,

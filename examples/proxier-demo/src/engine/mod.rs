@@ -275,7 +275,7 @@ impl<K: Kernel> Engine<K> {
         let report = self.proxier.pass(&|| origin.elapsed() + ahead, &mut ports);
         if !self.unreadable_since.is_empty() {
             let now: BTreeSet<_> = self.proxier.store().unreadable().map(|(kind, key, _)| (kind, key)).collect();
-            self.unreadable_since.retain(|(kind, key), _| now.contains(&(*kind, &*key)));
+            self.unreadable_since.retain(|(kind, key), _| now.contains(&(*kind, key)));
         }
         report
     }

@@ -60,7 +60,7 @@ pub(super) fn check(mut options: Options) -> Result<ExitCode> {
     println!("package: installed, removed and purged by dpkg\n{} files, twice the same bytes", sums[0].lines().count());
     match chart {
         None => {
-            println!("chart: rendered by Helm with its own values it is install.yaml; all values reach the objects")
+            println!("chart: rendered by Helm with its own values it is install.yaml; all values reach the objects");
         }
         Some(why) => println!("NOT RUN: nobody has rendered the chart: {why}"),
     }
