@@ -15,6 +15,7 @@ use super::trial;
 use super::wanted::{Index, Wanted};
 use crate::backoff::RulesRetry;
 use crate::modes::shared::flows;
+use crate::modes::shared::frontends::losing;
 use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
@@ -478,12 +479,10 @@ impl modes::Mode for Mode {
         if pass.full && dumps.is_empty() {
             return None;
         }
-        let losing = |family: &Family| {
-            let changes = Some(pass.changes).filter(|_| !dumps.contains_key(family));
-            FamilyPlan::losing(*family, &self.index.wanted(pass.desired), &self.known, changes)
-        };
-        let losing: Vec<_> = due.iter().flat_map(losing).collect();
-        let held = hold(losing, &self.known);
+        let changed = pass.changes.frontends().map(|(key, _)| key).filter(|key| !dumps.contains_key(&key.family()));
+        let read = self.known.keys().filter(|key| dumps.contains_key(&key.family()));
+        let of_due = changed.chain(read).filter(|key| due.contains(&key.family()));
+        let held = hold(losing(of_due, &self.known, pass.desired), &self.known);
         if !held.is_empty() {
             // Reads the rules to find the lines to hold back.
             for family in due.iter().filter(|family| !dumps.contains_key(family)).copied().collect::<Vec<_>>() {

@@ -15,7 +15,6 @@ use crate::modes::shared::frontends::FrontendChanges;
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::step::{Action, Part, Step};
-use crate::safeguard::Loss;
 use crate::service::Changes;
 use crate::snapshot::ObjectKey;
 
@@ -177,27 +176,6 @@ impl FamilyPlan {
         }
         let written = Tally::written(&transaction);
         Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known, rules, written })
-    }
-
-    /// Frontends that the plan would delete, or leave without endpoints.
-    pub(super) fn losing(
-        family: Family,
-        wanted: &Wanted<'_>,
-        served: &BTreeMap<FrontendKey, bool>,
-        changes: Option<&Changes>,
-    ) -> Vec<(FrontendKey, Loss)> {
-        let loss = |key: &FrontendKey| {
-            let has_endpoints = *served.get(key).filter(|_| key.family() == family)?;
-            match wanted.desired().frontend(key) {
-                None => Some((*key, Loss::Everything)),
-                Some(now) if has_endpoints && now.endpoints().is_empty() => Some((*key, Loss::Endpoints)),
-                Some(_) => None,
-            }
-        };
-        match changes {
-            Some(changes) => changes.frontends().filter_map(|(key, _)| loss(key)).collect(),
-            None => served.keys().filter_map(loss).collect(),
-        }
     }
 
     pub(super) fn is_empty(&self) -> bool {

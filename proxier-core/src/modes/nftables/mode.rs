@@ -12,6 +12,7 @@ use super::plan::{Plan, TablePlan, write_table};
 use super::slots::{HeldSlots, Slots};
 use crate::config::Config;
 use crate::modes::shared::flows;
+use crate::modes::shared::frontends::losing;
 use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::table::{Basis, Fate, WriteOutcome};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
@@ -266,8 +267,8 @@ impl modes::Mode for Mode {
             }
         }
         let known = self.known.as_ref()?;
-        let losing: Vec<_> = plan.tables.iter().flat_map(|table| table.losing(pass.desired)).collect();
-        let held = hold(losing, &known.frontends);
+        let differing = plan.tables.iter().flat_map(|table| table.frontends.0.keys());
+        let held = hold(losing(differing, &known.frontends, pass.desired), &known.frontends);
         // A recreated table would lose them, so it stays unchanged.
         let keeps = |family: &Family| held.iter().any(|key| key.family() == *family);
         let remade = plan.tables.iter().filter(|table| table.fate == Fate::Remake).map(|table| table.layout.family());

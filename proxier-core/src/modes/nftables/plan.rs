@@ -23,7 +23,6 @@ use crate::plan::operation::{Operation, Whole};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::Tables;
-use crate::safeguard::Loss;
 use crate::service::{Changes, Desired};
 
 /// Plan of a pass.
@@ -155,18 +154,6 @@ impl TablePlan {
 
     fn delete(&mut self, set: SetName, key: ElementKey) {
         self.delete.entry(set).or_default().push(key);
-    }
-
-    /// Frontends that the plan would delete, or leave without endpoints.
-    pub(super) fn losing<'a>(&'a self, desired: &'a Desired) -> impl Iterator<Item = (FrontendKey, Loss)> + 'a {
-        self.frontends.0.iter().filter_map(|(key, (action, _))| {
-            let loss = match (action, desired.frontend(key)) {
-                (Action::Delete, _) => Loss::Everything,
-                (Action::Change, Some(frontend)) if frontend.endpoints().is_empty() => Loss::Endpoints,
-                _ => return None,
-            };
-            Some((*key, loss))
-        })
     }
 
     /// Leaves held Frontends unchanged, with the chains that they need.

@@ -7,7 +7,8 @@ use crate::net::FrontendKey;
 use crate::plan::operation::Operation;
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part};
-use crate::service::Frontend;
+use crate::safeguard::Loss;
+use crate::service::{Desired, Frontend};
 
 /// The action for each changed Frontend, with the number of its endpoints.
 #[derive(Clone, Debug, Default)]
@@ -58,6 +59,20 @@ pub(crate) fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool 
         counts.remove(key);
     }
     is_last
+}
+
+/// The Frontends among these that the kernel serves and that would be deleted, or lose their last endpoint.
+pub(crate) fn losing<'a>(
+    keys: impl Iterator<Item = &'a FrontendKey>,
+    served: &BTreeMap<FrontendKey, bool>,
+    desired: &Desired,
+) -> Vec<(FrontendKey, Loss)> {
+    let loss = |key: &FrontendKey| match (served.get(key)?, desired.frontend(key)) {
+        (_, None) => Some((*key, Loss::Everything)),
+        (true, Some(after)) if after.endpoints().is_empty() => Some((*key, Loss::Endpoints)),
+        _ => None,
+    };
+    keys.filter_map(loss).collect()
 }
 
 /// Finds one part of a write that the kernel refuses without naming it, by halving the suspects until one is left.
