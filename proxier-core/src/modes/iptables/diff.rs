@@ -7,11 +7,12 @@ use iptables::{Chain, ChainName, Dump, Edit, Error, Rule, Table, TableName, Tran
 
 use super::count::{Outcome, Tally};
 use super::lines::{Line, SharedChain};
-use super::names::{self, Jump};
+use super::names;
 use super::observed::{self, Keep};
 use super::settings::{TableChain, kubelet_firewall};
 use super::spelling;
 use super::wanted::Wanted;
+use crate::modes::shared::chains::{Comparison, OwnChains, UnreadableTable};
 use crate::modes::shared::cleaned::IsKept;
 use crate::net::{Family, Protocol};
 use crate::parallel;
@@ -34,11 +35,7 @@ pub enum Incomparable {
 impl fmt::Display for Incomparable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Incomparable::Unreadable(table) => write!(
-                f,
-                "table {table} has rules that iptables-save cannot show, so those of Services cannot be compared and are \
-                 left as they are; find them with `nft list ruleset` and remove what was not made by iptables"
-            ),
+            Incomparable::Unreadable(table) => UnreadableTable { table: table.clone() }.fmt(f),
             Incomparable::Rule(_) => f.write_str("a rule of a Service cannot be written"),
         }
     }
@@ -60,6 +57,12 @@ impl std::error::Error for Incomparable {
             Incomparable::Unreadable(_) => None,
             Incomparable::Rule(error) => Some(error),
         }
+    }
+}
+
+impl From<UnreadableTable> for Incomparable {
+    fn from(unreadable: UnreadableTable) -> Self {
+        Incomparable::Unreadable(unreadable.table)
     }
 }
 
@@ -130,8 +133,8 @@ pub(super) fn compare(
     keep: &Keep,
     from_nothing: Option<NewRules>,
 ) -> Result<RuleChanges, Incomparable> {
-    check_readable(observed)?;
-    let mut comparison = Comparison::new(observed, &|_table, _chain| false);
+    let mut comparison = Comparison::new(observed, Ours { is_kept: &|_table, _chain| false });
+    comparison.check_readable()?;
     let mut kept = keep.lines(observed, family);
     let reached = observed::reached(observed, &kept);
     let (shared, parts) = match from_nothing.filter(|_| NewRules::is_of(observed, keep)) {
@@ -150,11 +153,12 @@ pub(super) fn compare(
         comparison.stay.extend(stay);
         ports.append(&mut part.ports);
     }
-    comparison.stay(reached);
+    // Chains to which kept lines lead stay as they are, unless they are desired.
+    comparison.stay.extend(reached.into_iter().map(|name| (TableName::NAT, name)));
     if let Some(settings) = wanted.settings(family) {
         let (table, chain) = kubelet_firewall(settings)?;
         comparison.add_to(&table, &chain);
-        comparison.jumps(names::JUMPS)?;
+        comparison.jumps(&names::JUMPS.iter().map(names::Jump::own).collect::<Result<Vec<_>, _>>()?);
     }
     comparison.remove_others();
     Ok(RuleChanges { transaction: comparison.transaction, ports })
@@ -173,7 +177,7 @@ fn compare_ports<'a>(
     let ports = wanted.ports(family).filter(|(service, _)| !keep.has_service(&service.service));
     let ports: Vec<(&Compiled, &Port)> = ports.collect();
     let compare = |ports: &[(&Compiled, &Port)]| {
-        let mut comparison = Comparison::new(observed, &|_table, _chain| false);
+        let mut comparison = Comparison::new(observed, Ours { is_kept: &|_table, _chain| false });
         let mut differing = BTreeSet::new();
         for (service, port) in ports {
             let mut differs = false;
@@ -205,164 +209,46 @@ pub fn cleanup(observed: &Dump) -> Result<Transaction, Incomparable> {
 
 /// As [`cleanup`], except the kept chains and the jumps to them.
 pub(crate) fn cleanup_but(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incomparable> {
-    check_readable(observed)?;
-    let mut comparison = Comparison::new(observed, is_kept);
-    comparison.jumps(&[])?;
+    let mut comparison = Comparison::new(observed, Ours { is_kept });
+    comparison.check_readable()?;
+    comparison.jumps(&[]);
     comparison.remove_others();
     Ok(comparison.transaction)
 }
 
-fn check_readable(observed: &Dump) -> Result<(), Incomparable> {
-    let unreadable = observed.incompatible_tables();
-    let is_hidden = |table: &TableName| unreadable.contains(&table.as_str()) && observed.table(table).is_none();
-    let hidden = names::TABLES.into_iter().find(is_hidden);
-    hidden.map_or(Ok(()), |table| Err(Incomparable::Unreadable(table)))
-}
-
-struct Comparison<'a> {
-    observed: &'a Dump,
-    /// Selects chains that belong to another mode.
+/// The chains and jumps of this mode.
+struct Ours<'a> {
+    /// Chains of these names are another mode's.
     is_kept: IsKept<'a>,
-    /// Existing chains that are not removed.
-    stay: Stay<'a>,
-    transaction: Transaction,
 }
 
-impl<'a> Comparison<'a> {
-    fn new(observed: &'a Dump, is_kept: IsKept<'a>) -> Self {
-        let mut transaction = Transaction::new();
-        // Lists the tables in the order in which they are written.
-        for table in names::TABLES {
-            transaction.table(table);
-        }
-        Comparison { observed, is_kept, stay: BTreeSet::new(), transaction }
+impl OwnChains for Ours<'_> {
+    const TABLES: [TableName; 2] = names::TABLES;
+
+    fn has_chain(&self, table: &TableName, chain: &str) -> bool {
+        names::is_ours(table, chain) && !(self.is_kept)(table, chain)
     }
 
-    fn observed(&self, table: &TableName, chain: &str) -> Option<&'a Chain> {
-        self.observed.table(table)?.chain(chain)
+    fn has_jump(&self, table: &TableName, rule: &Rule) -> bool {
+        names::is_jump_of_ours(table, rule) && !rule.target().is_some_and(|target| (self.is_kept)(table, target))
     }
 
-    /// Replaces a chain unless it has these rules. Returns whether its rules differed.
-    fn chain(&mut self, table: &TableName, chain: Chain) -> bool {
-        let there = self.observed(table, chain.name.as_str());
-        let name = chain.name.as_str();
-        let is_same = |there: &Chain| {
-            if SharedChain::by_name(table, name).is_some() || names::is_firewall(table, name) {
-                same_lines(&there.rules, &chain.rules)
-            } else {
-                // Comments of rules about endpoints depend on the number of endpoints. Chains that differ only in them
-                // are not written.
-                spelling::same_rules(&there.rules, &chain.rules, !names::is_of_service(table, name))
-            }
-        };
-        let differs = !there.is_some_and(is_same);
-        if differs {
-            self.transaction.table(table.clone()).replace_chain(&chain.name, chain.rules);
-        }
-        self.stay.extend(there.map(|there| (table.clone(), there.name.as_str())));
-        differs
+    fn mark(&self) -> String {
+        names::MARK_MASQ.to_owned()
     }
 
-    /// Keeps these chains of Services unchanged, unless they are desired.
-    fn stay(&mut self, chains: BTreeSet<&'a str>) {
-        self.stay.extend(chains.into_iter().map(|name| (TableName::NAT, name)));
+    fn is_same_chain(&self, table: &TableName, there: &Chain, desired: &Chain) -> bool {
+        let name = desired.name.as_str();
+        if SharedChain::by_name(table, name).is_some() || names::is_firewall(table, name) {
+            return same_lines(&there.rules, &desired.rules);
+        }
+        // Comments of rules about endpoints depend on the number of endpoints. Chains that differ only in them are not written.
+        spelling::same_rules(&there.rules, &desired.rules, !names::is_of_service(table, name))
     }
 
-    /// Creates another program's chain if it is missing, and adds the rules that it lacks.
-    fn add_to(&mut self, table: &TableName, chain: &Chain) {
-        let there = self.observed(table, chain.name.as_str());
-        let edits = self.transaction.table(table.clone());
-        if there.is_none() {
-            edits.chain(chain.name.clone());
-        }
-        let present = there.map_or(&[][..], |there| &there.rules);
-        for rule in &chain.rules {
-            if !present.iter().any(|there| spelling::same(there, rule, false)) {
-                edits.edit(Edit::Append(chain.name.clone(), rule.clone()));
-            }
-        }
+    fn is_same_rule(&self, there: &Rule, desired: &Rule, comments: bool) -> bool {
+        spelling::same(there, desired, comments)
     }
-
-    /// Makes these the own jumps in built-in chains.
-    fn jumps(&mut self, wanted: &[Jump]) -> Result<(), Error> {
-        for table in names::TABLES {
-            for from in table.builtin_chains() {
-                let wanted: Vec<&Jump> =
-                    wanted.iter().filter(|jump| jump.table == table && jump.from == *from).collect();
-                // The nft programs may not print a built-in chain that was never used.
-                let there = self.observed(&table, from).map_or(&[][..], |chain| &chain.rules);
-                self.place_jumps(&table, from, there, &wanted)?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Keeps the jumps of a chain if all exist in order, even with other rules between. Otherwise removes the existing
-    /// ones and inserts all as the chain's first rules. The kubelet's may be anywhere.
-    fn place_jumps(&mut self, table: &TableName, from: &str, there: &[Rule], wanted: &[&Jump]) -> Result<(), Error> {
-        let from = ChainName::new(from)?;
-        let edits = self.transaction.table(table.clone());
-        let (kubelets, ours): (Vec<&Jump>, Vec<&Jump>) = wanted.iter().partition(|jump| jump.comment.is_none());
-        let ours = ours.into_iter().map(Jump::rule).collect::<Result<Vec<_>, _>>()?;
-        let old: Vec<&Rule> = there.iter().filter(|rule| is_our_jump(self.is_kept, table, rule)).collect();
-        let in_order =
-            old.len() == ours.len() && old.iter().zip(&ours).all(|(old, new)| spelling::same(old, new, true));
-        if !in_order {
-            for rule in old {
-                edits.edit(Edit::Delete(from.clone(), rule.clone()));
-            }
-            for (rule, place) in ours.into_iter().zip(1..) {
-                edits.edit(Edit::Insert(from.clone(), place, rule));
-            }
-        }
-        for jump in kubelets {
-            let rule = jump.rule()?;
-            if !there.iter().any(|there| spelling::same(there, &rule, false)) {
-                edits.edit(Edit::Insert(from.clone(), 1, rule));
-            }
-        }
-        Ok(())
-    }
-
-    /// Empties and deletes own chains that are not desired, after all rules that jump to them.
-    fn remove_others(&mut self) {
-        for table in names::TABLES {
-            let Some(observed) = self.observed.table(&table) else { continue };
-            let unwanted = |chain: &&Chain| {
-                is_ours(self.is_kept, &table, chain.name.as_str())
-                    && !self.stay.contains(&(table.clone(), chain.name.as_str()))
-            };
-            let used = used_by_others(self.is_kept, &table, observed);
-            let mut going: Vec<&Chain> = observed.chains().iter().filter(unwanted).collect();
-            going.retain(|chain| chain.name != *names::MARK_MASQ || !used.contains(chain.name.as_str()));
-            let edits = self.transaction.table(table);
-            for chain in &going {
-                if !chain.rules.is_empty() {
-                    edits.edit(Edit::Flush(chain.name.clone()));
-                }
-            }
-            for chain in going.into_iter().filter(|chain| !used.contains(chain.name.as_str())) {
-                edits.edit(Edit::DeleteChain(chain.name.clone()));
-            }
-        }
-    }
-}
-
-fn is_ours(is_kept: IsKept<'_>, table: &TableName, chain: &str) -> bool {
-    names::is_ours(table, chain) && !is_kept(table, chain)
-}
-
-fn is_our_jump(is_kept: IsKept<'_>, table: &TableName, rule: &Rule) -> bool {
-    names::is_jump_of_ours(table, rule) && !rule.target().is_some_and(|target| is_kept(table, target))
-}
-
-/// The chains to which other programs' rules jump: rules that are neither in an own chain nor an own jump.
-fn used_by_others<'t>(is_kept: IsKept<'_>, table: &TableName, observed: &'t Table) -> BTreeSet<&'t str> {
-    let others = observed.chains().iter().filter(|chain| !is_ours(is_kept, table, chain.name.as_str()));
-    let is_builtin = |chain: &Chain| table.builtin_chains().contains(&chain.name.as_str());
-    let rules = others.flat_map(|chain| chain.rules.iter().map(move |rule| (chain, rule)));
-    let foreign = rules.filter(|(chain, rule)| !(is_builtin(chain) && is_our_jump(is_kept, table, rule)));
-    foreign.filter_map(|(_, rule)| rule.target()).collect()
 }
 
 /// Whether a chain has these lines in any order, except that those for node ports come last.

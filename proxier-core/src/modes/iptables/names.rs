@@ -4,6 +4,7 @@ use data_encoding::BASE32;
 use iptables::{ChainName, Error, Rule, TableName};
 use sha2::{Digest as _, Sha256};
 
+use crate::modes::shared::chains::OwnJump;
 use crate::net::Protocol;
 use crate::service::Port;
 
@@ -105,12 +106,17 @@ pub(super) const PORTALS_JUMPS: [(TableName, &str, &str, &str); 5] = [
 const IPVS_MODE: &str = "kube-proxy firewall rules";
 
 impl Jump {
-    /// The rule as kube-proxy writes it.
-    pub(super) fn rule(&self) -> Result<Rule, Error> {
+    /// The jump as kube-proxy writes it.
+    pub(super) fn own(&self) -> Result<OwnJump, Error> {
         let rule = Rule::builder();
         let rule = if self.new_only { rule.args(["-m", "conntrack", "--ctstate", "NEW"]) } else { rule };
         let rule = if let Some(comment) = self.comment { rule.comment(comment) } else { rule };
-        rule.target(self.to).build()
+        Ok(OwnJump {
+            table: self.table.clone(),
+            from: ChainName::new(self.from)?,
+            rule: rule.target(self.to).build()?,
+            is_anywhere: self.comment.is_none(),
+        })
     }
 }
 

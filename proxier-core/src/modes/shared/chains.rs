@@ -1,9 +1,10 @@
-//! Removes iptables chains: over nf_tables if iptables-nft stores them there, which needs no program, otherwise with
-//! the programs.
+//! Own chains of iptables: compares them with the kernel's, and removes those of other modes: over nf_tables where iptables-nft keeps them,
+//! which takes no program, otherwise by programs.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 
-use iptables::{Backend, Dump, Edit, TableEdit, TableName, Transaction};
+use iptables::{Backend, Chain, ChainName, Dump, Edit, Rule, Table, TableEdit, TableName, Transaction};
 use nftables::Transaction as NftTransaction;
 
 use crate::compat;
@@ -192,4 +193,182 @@ pub(in crate::modes) fn unreadable(ports: &mut Ports<'_>) -> Vec<String> {
         )
     };
     Family::ALL.into_iter().filter(|family| ports.rules.has_unreadable_tables(*family)).map(said).collect()
+}
+
+/// A table that `iptables-save` cannot show, because it holds what only `nft` can express. Our rules in it could not be
+/// found again, so nothing is written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnreadableTable {
+    pub(in crate::modes) table: TableName,
+}
+
+#[cfg(feature = "testing")]
+impl UnreadableTable {
+    /// The table.
+    pub fn table(&self) -> &TableName {
+        &self.table
+    }
+}
+
+impl fmt::Display for UnreadableTable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let table = &self.table;
+        write!(
+            f,
+            "table {table} has rules that iptables-save cannot show, so those of Services cannot be compared and are left \
+             as they are; find them with `nft list ruleset` and remove what was not made by iptables"
+        )
+    }
+}
+
+impl std::error::Error for UnreadableTable {}
+
+/// The chains and jumps of a mode.
+pub(in crate::modes) trait OwnChains {
+    /// The tables in which it has rules, in the order in which they are written.
+    const TABLES: [TableName; 2];
+
+    /// Whether a chain of this name is its own: it has exactly its rules, and is deleted where it is not desired.
+    fn has_chain(&self, table: &TableName, chain: &str) -> bool;
+
+    /// Whether a rule of a built-in chain is a jump that it has made.
+    fn has_jump(&self, table: &TableName, rule: &Rule) -> bool;
+
+    /// The chain that marks packets: container runtimes use it, so it keeps its rules while a foreign rule jumps to it.
+    fn mark(&self) -> String;
+
+    fn is_same_chain(&self, table: &TableName, there: &Chain, desired: &Chain) -> bool;
+
+    fn is_same_rule(&self, there: &Rule, desired: &Rule, comments: bool) -> bool;
+}
+
+/// A jump from a built-in chain.
+pub(in crate::modes) struct OwnJump {
+    pub(in crate::modes) table: TableName,
+    pub(in crate::modes) from: ChainName,
+    pub(in crate::modes) rule: Rule,
+    /// Its place among the other rules does not matter.
+    pub(in crate::modes) is_anywhere: bool,
+}
+
+/// A comparison of desired chains with those that are there. What differs goes into a transaction.
+pub(in crate::modes) struct Comparison<'a, O> {
+    observed: &'a Dump,
+    own: O,
+    /// The chains that are there and are not deleted.
+    pub(in crate::modes) stay: BTreeSet<(TableName, &'a str)>,
+    pub(in crate::modes) transaction: Transaction,
+}
+
+impl<'a, O: OwnChains> Comparison<'a, O> {
+    pub(in crate::modes) fn new(observed: &'a Dump, own: O) -> Self {
+        let mut transaction = Transaction::new();
+        // Names the tables in the order in which they are written.
+        for table in O::TABLES {
+            transaction.table(table);
+        }
+        Comparison { observed, own, stay: BTreeSet::new(), transaction }
+    }
+
+    /// # Errors
+    /// A table could not be shown: writing would add the jumps again each time.
+    pub(in crate::modes) fn check_readable(&self) -> Result<(), UnreadableTable> {
+        let unreadable = self.observed.incompatible_tables();
+        let is_hidden =
+            |table: &TableName| unreadable.contains(&table.as_str()) && self.observed.table(table).is_none();
+        O::TABLES.into_iter().find(is_hidden).map_or(Ok(()), |table| Err(UnreadableTable { table }))
+    }
+
+    fn observed(&self, table: &TableName, chain: &str) -> Option<&'a Chain> {
+        self.observed.table(table)?.chain(chain)
+    }
+
+    /// Replaces a chain unless it has these rules. Returns whether it had different ones.
+    pub(in crate::modes) fn chain(&mut self, table: &TableName, chain: Chain) -> bool {
+        let there = self.observed(table, chain.name.as_str());
+        let differs = !there.is_some_and(|there| self.own.is_same_chain(table, there, &chain));
+        if differs {
+            self.transaction.table(table.clone()).replace_chain(&chain.name, chain.rules);
+        }
+        self.stay.extend(there.map(|there| (table.clone(), there.name.as_str())));
+        differs
+    }
+
+    /// Creates a foreign chain if it is missing, and adds the rules that it lacks.
+    pub(in crate::modes) fn add_to(&mut self, table: &TableName, chain: &Chain) {
+        let there = self.observed(table, chain.name.as_str());
+        let edits = self.transaction.table(table.clone());
+        if there.is_none() {
+            edits.chain(chain.name.clone());
+        }
+        let present = there.map_or(&[][..], |there| &there.rules);
+        for rule in &chain.rules {
+            if !present.iter().any(|there| self.own.is_same_rule(there, rule, false)) {
+                edits.edit(Edit::Append(chain.name.clone(), rule.clone()));
+            }
+        }
+    }
+
+    /// Makes these the own jumps in built-in chains. Those of a chain stay if all are there in order, even with other rules between; otherwise
+    /// those that are there are removed, and all are inserted as the chain's first rules.
+    pub(in crate::modes) fn jumps(&mut self, desired: &[OwnJump]) {
+        for table in O::TABLES {
+            for from in table.builtin_chains() {
+                let of_chain = desired.iter().filter(|jump| jump.table == table && jump.from == **from);
+                let (anywhere, ours): (Vec<_>, Vec<_>) = of_chain.partition(|jump| jump.is_anywhere);
+                // The nft programs may not print a built-in chain that nothing has used.
+                let there = self.observed(&table, from);
+                let there = there.into_iter().flat_map(|chain| chain.rules.iter().map(move |rule| (&chain.name, rule)));
+                let old: Vec<_> = there.clone().filter(|(_, rule)| self.own.has_jump(&table, rule)).collect();
+                let mut pairs = old.iter().zip(&ours);
+                let is_in_order =
+                    old.len() == ours.len() && pairs.all(|((_, old), new)| self.own.is_same_rule(old, &new.rule, true));
+                let edits = self.transaction.table(table.clone());
+                if !is_in_order {
+                    for (from, rule) in old {
+                        edits.edit(Edit::Delete(from.clone(), rule.clone()));
+                    }
+                    for (jump, place) in ours.into_iter().zip(1..) {
+                        edits.edit(Edit::Insert(jump.from.clone(), place, jump.rule.clone()));
+                    }
+                }
+                for jump in anywhere {
+                    if !there.clone().any(|(_, there)| self.own.is_same_rule(there, &jump.rule, false)) {
+                        edits.edit(Edit::Insert(jump.from.clone(), 1, jump.rule.clone()));
+                    }
+                }
+            }
+        }
+    }
+
+    /// Empties and deletes own chains that are not desired, after all rules that lead to them. A chain to which a foreign rule jumps cannot be
+    /// deleted: it is emptied and stays.
+    pub(in crate::modes) fn remove_others(&mut self) {
+        for table in O::TABLES {
+            let Some(observed) = self.observed.table(&table) else { continue };
+            let (used, mark) = (self.used_by_others(&table, observed), self.own.mark());
+            let is_going = |chain: &&Chain| {
+                let name = chain.name.as_str();
+                let is_desired = self.stay.contains(&(table.clone(), name));
+                self.own.has_chain(&table, name) && !is_desired && !(used.contains(name) && name == mark)
+            };
+            let going: Vec<&Chain> = observed.chains().iter().filter(is_going).collect();
+            let edits = self.transaction.table(table);
+            for chain in going.iter().filter(|chain| !chain.rules.is_empty()) {
+                edits.edit(Edit::Flush(chain.name.clone()));
+            }
+            for chain in going.into_iter().filter(|chain| !used.contains(chain.name.as_str())) {
+                edits.edit(Edit::DeleteChain(chain.name.clone()));
+            }
+        }
+    }
+
+    /// The chains to which foreign rules jump: rules that are neither in an own chain nor an own jump.
+    fn used_by_others(&self, table: &TableName, observed: &'a Table) -> BTreeSet<&'a str> {
+        let others = observed.chains().iter().filter(|chain| !self.own.has_chain(table, chain.name.as_str()));
+        let is_builtin = |chain: &Chain| table.builtin_chains().contains(&chain.name.as_str());
+        let rules = others.flat_map(|chain| chain.rules.iter().map(move |rule| (chain, rule)));
+        let foreign = rules.filter(|(chain, rule)| !(is_builtin(chain) && self.own.has_jump(table, rule)));
+        foreign.filter_map(|(_, rule)| rule.target()).collect()
+    }
 }

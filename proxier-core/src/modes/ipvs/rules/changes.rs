@@ -2,42 +2,16 @@
 
 use std::fmt;
 
-use iptables::{Chain, ChainName, Dump, Edit, Rule, Table, TableName, Transaction};
+use iptables::{Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
 use serde::Serialize;
 
 use super::{Rules, names};
 use crate::config::NamePrefix;
+pub use crate::modes::shared::chains::UnreadableTable;
+use crate::modes::shared::chains::{Comparison, OwnChains, OwnJump};
 use crate::modes::shared::cleaned::IsKept;
 
-/// A table that `iptables-save` cannot show, because it contains something that only `nft` can express. Our rules in it
-/// could not be found again, so nothing is written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnreadableTable {
-    table: TableName,
-}
-
-#[cfg(feature = "testing")]
-impl UnreadableTable {
-    /// The table.
-    pub fn table(&self) -> &TableName {
-        &self.table
-    }
-}
-
-impl fmt::Display for UnreadableTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let table = &self.table;
-        write!(
-            f,
-            "table {table} has rules that iptables-save cannot show, so those of Services cannot be compared and are left \
-             as they are; find them with `nft list ruleset` and remove what was not made by iptables"
-        )
-    }
-}
-
-impl std::error::Error for UnreadableTable {}
-
-/// Whether a line is added or removed.
+/// Whether a line comes or goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum LineChange {
@@ -66,7 +40,7 @@ impl fmt::Display for RuleLine {
     }
 }
 
-/// Changes of a family's tables. Prints as added and removed lines.
+/// Changes to the tables of a family. Prints as lines that are added and removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleChanges {
     transaction: Transaction,
@@ -102,12 +76,36 @@ impl RuleChanges {
         &self.lines
     }
 
-    fn line(&mut self, change: LineChange, table: &TableName, line: String) {
-        self.lines.push(RuleLine { change, table: table.to_string(), line });
+    /// A transaction on these tables, with the lines that it adds and removes.
+    fn new(transaction: Transaction, observed: &Dump) -> Self {
+        let mut changes = RuleChanges::default();
+        for table in transaction.tables() {
+            let there = |chain: &ChainName| observed.table(table.name())?.chain(chain.as_str());
+            for edit in table.edits() {
+                match edit {
+                    Edit::Replace(chain, rules) => {
+                        if there(chain).is_none() {
+                            changes.line(LineChange::Added, table.name(), format!(":{chain}"));
+                        }
+                        let old = there(chain).map_or(&[][..], |there| &there.rules);
+                        changes.rules(table.name(), chain, old, rules);
+                    }
+                    Edit::Insert(chain, _, rule) => changes.rules(table.name(), chain, &[], std::slice::from_ref(rule)),
+                    Edit::Delete(chain, rule) => changes.rules(table.name(), chain, std::slice::from_ref(rule), &[]),
+                    Edit::Flush(chain) => {
+                        let old = there(chain).map_or(&[][..], |there| &there.rules);
+                        changes.rules(table.name(), chain, old, &[]);
+                    }
+                    Edit::DeleteChain(chain) => changes.line(LineChange::Removed, table.name(), format!(":{chain}")),
+                    _ => {}
+                }
+            }
+        }
+        RuleChanges { transaction, ..changes }
     }
 
-    fn rule(&mut self, change: LineChange, table: &TableName, chain: &ChainName, rule: &Rule) {
-        self.line(change, table, format!("-A {chain} {}", rule.arguments()));
+    fn line(&mut self, change: LineChange, table: &TableName, line: String) {
+        self.lines.push(RuleLine { change, table: table.to_string(), line });
     }
 
     /// Records how one list of rules becomes another; the common start and end stay.
@@ -117,11 +115,10 @@ impl RuleChanges {
         let (old, new) = (old.get(head..).unwrap_or_default(), new.get(head..).unwrap_or_default());
         let tail = old.iter().rev().zip(new.iter().rev()).take_while(same).count();
         let but_tail = |list: &'_ [Rule]| list.len().saturating_sub(tail);
-        for rule in old.iter().take(but_tail(old)) {
-            self.rule(LineChange::Removed, table, chain, rule);
-        }
-        for rule in new.iter().take(but_tail(new)) {
-            self.rule(LineChange::Added, table, chain, rule);
+        for (change, rules) in [(LineChange::Removed, old), (LineChange::Added, new)] {
+            for rule in rules.iter().take(but_tail(rules)) {
+                self.line(change, table, format!("-A {chain} {}", rule.arguments()));
+            }
         }
     }
 }
@@ -141,7 +138,9 @@ pub(super) struct Ours<'a> {
     pub(super) is_kept: IsKept<'a>,
 }
 
-impl Ours<'_> {
+impl OwnChains for Ours<'_> {
+    const TABLES: [TableName; 2] = names::TABLES;
+
     fn has_chain(&self, table: &TableName, chain: &str) -> bool {
         names::is_ours(self.prefix, table, chain) && !(self.is_kept)(table, chain)
     }
@@ -150,127 +149,42 @@ impl Ours<'_> {
         let is_kept = rule.target().is_some_and(|target| (self.is_kept)(table, target));
         names::is_jump_of_ours(self.prefix, table, rule) && !is_kept
     }
+
+    fn mark(&self) -> String {
+        names::chain(self.prefix, names::MARK_MASQ)
+    }
+
+    fn is_same_chain(&self, _table: &TableName, there: &Chain, desired: &Chain) -> bool {
+        there.same_rules(&desired.rules)
+    }
+
+    fn is_same_rule(&self, there: &Rule, desired: &Rule, _comments: bool) -> bool {
+        there.same_as(desired)
+    }
 }
 
-/// The changes that turn the dump into these rules, or remove all own rules if there are none.
-pub(super) fn compare(wanted: Option<&Rules>, ours: Ours<'_>, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
-    let unreadable = observed.incompatible_tables();
-    let mut changes = RuleChanges::default();
+/// The changes that turn the dump into these rules, or remove all own ones if there are none.
+pub(super) fn compare(
+    desired: Option<&Rules>,
+    ours: Ours<'_>,
+    observed: &Dump,
+) -> Result<RuleChanges, UnreadableTable> {
+    let mut comparison = Comparison::new(observed, ours);
+    comparison.check_readable()?;
     for table in names::TABLES {
-        if unreadable.contains(&table.as_str()) && observed.table(&table).is_none() {
-            return Err(UnreadableTable { table });
-        }
-        compare_table((&table, ours), wanted, observed.table(&table), &mut changes);
-    }
-    Ok(changes)
-}
-
-/// A table, with this proxy's chains and jumps in it.
-type InTable<'a> = (&'a TableName, Ours<'a>);
-
-fn compare_table(ours: InTable<'_>, wanted: Option<&Rules>, observed: Option<&Table>, changes: &mut RuleChanges) {
-    let (name, _) = ours;
-    let chains = wanted.map_or(&[][..], |rules| rules.chains(name));
-    for chain in chains {
-        let there = observed.and_then(|table| table.chain(chain.name.as_str()));
-        if changes.transaction.table(name.clone()).replace_chain_if_different(observed, &chain.name, &chain.rules) {
-            if there.is_none() {
-                changes.line(LineChange::Added, name, format!(":{}", chain.name));
-            }
-            changes.rules(name, &chain.name, there.map_or(&[][..], |there| &there.rules), &chain.rules);
+        for chain in desired.map_or(&[][..], |rules| rules.chains(&table)) {
+            comparison.chain(&table, chain.clone());
         }
     }
-    let Some(observed) = observed else {
-        place_all_jumps(name, wanted, changes);
-        return;
+    let jump = |super::Jump { table, from, rule, .. }: &super::Jump| OwnJump {
+        table: table.clone(),
+        from: from.clone(),
+        rule: rule.clone(),
+        is_anywhere: false,
     };
-    for from in observed.chains().iter().filter(|chain| is_builtin(name, chain)) {
-        let wanted = jumps(name, wanted, from.name.as_str());
-        place_jumps(ours, from, &wanted, changes);
-    }
-    // The nft programs may not print a built-in chain that was never used.
-    for from in name.builtin_chains() {
-        if observed.chain(from).is_none() {
-            insert_jumps(name, &jumps(name, wanted, from), changes);
-        }
-    }
-    remove_chains(ours, chains, observed, changes);
-}
-
-fn is_builtin(table: &TableName, chain: &Chain) -> bool {
-    chain.policy.is_some() || table.builtin_chains().contains(&chain.name.as_str())
-}
-
-fn jumps<'r>(table: &TableName, wanted: Option<&'r Rules>, from: &str) -> Vec<&'r super::Jump> {
-    let all = wanted.map_or(&[][..], Rules::jumps);
-    all.iter().filter(|jump| jump.table == *table && jump.from == *from).collect()
-}
-
-fn place_all_jumps(table: &TableName, wanted: Option<&Rules>, changes: &mut RuleChanges) {
-    for from in table.builtin_chains() {
-        insert_jumps(table, &jumps(table, wanted, from), changes);
-    }
-}
-
-/// Keeps the jumps of a chain if all exist in order. Otherwise removes the existing ones, and inserts all as the
-/// chain's first rules.
-fn place_jumps((table, ours): InTable<'_>, from: &Chain, wanted: &[&super::Jump], changes: &mut RuleChanges) {
-    let there: Vec<&Rule> = from.rules.iter().filter(|rule| ours.has_jump(table, rule)).collect();
-    if there.len() == wanted.len() && there.iter().zip(wanted).all(|(there, wanted)| there.same_as(&wanted.rule)) {
-        return;
-    }
-    for rule in there {
-        changes.rule(LineChange::Removed, table, &from.name, rule);
-        changes.transaction.table(table.clone()).edit(Edit::Delete(from.name.clone(), rule.clone()));
-    }
-    insert_jumps(table, wanted, changes);
-}
-
-fn insert_jumps(table: &TableName, wanted: &[&super::Jump], changes: &mut RuleChanges) {
-    for jump in wanted {
-        changes.rule(LineChange::Added, table, &jump.from, &jump.rule);
-        let insert = Edit::Insert(jump.from.clone(), jump.position, jump.rule.clone());
-        changes.transaction.table(table.clone()).edit(insert);
-    }
-}
-
-/// Removes our chains that are not desired: all of them in a cleanup, otherwise those of older versions.
-fn remove_chains((name, ours): InTable<'_>, wanted: &[Chain], observed: &Table, changes: &mut RuleChanges) {
-    let is_wanted = |chain: &str| wanted.iter().any(|wanted| wanted.name == *chain);
-    let unwanted = |chain: &str| ours.has_chain(name, chain) && !is_wanted(chain);
-    let going: Vec<&Chain> = observed.chains().iter().filter(|chain| unwanted(chain.name.as_str())).collect();
-    // Another program's rule: not in one of the proxy's chains, which are removed or replaced, and not one of its
-    // jumps, which are removed.
-    let is_foreign = |chain: &Chain, rule: &Rule| {
-        let in_ours = ours.has_chain(name, chain.name.as_str());
-        let is_jump = is_builtin(name, chain) && ours.has_jump(name, rule);
-        !in_ours && !is_jump
-    };
-    let is_used = |chain: &Chain| observed.references(chain.name.as_str()).any(|(from, rule)| is_foreign(from, rule));
-    let edits = changes.transaction.table(name.clone());
-    let mut lines = Vec::new();
-    let mut deleted = Vec::new();
-    for chain in going {
-        let used = is_used(chain);
-        if used && chain.name == *names::chain(ours.prefix, names::MARK_MASQ) {
-            continue;
-        }
-        if !chain.rules.is_empty() {
-            edits.edit(Edit::Flush(chain.name.clone()));
-            lines.extend(chain.rules.iter().map(|rule| format!("-A {} {}", chain.name, rule.arguments())));
-        }
-        if !used {
-            deleted.push(chain.name.clone());
-        }
-    }
-    // Only now, when no rule of this proxy jumps to them any more.
-    for chain in deleted {
-        lines.push(format!(":{chain}"));
-        edits.edit(Edit::DeleteChain(chain));
-    }
-    for line in lines {
-        changes.line(LineChange::Removed, name, line);
-    }
+    comparison.jumps(&desired.map_or(&[][..], Rules::jumps).iter().map(jump).collect::<Vec<_>>());
+    comparison.remove_others();
+    Ok(RuleChanges::new(comparison.transaction, observed))
 }
 
 #[cfg(test)]
