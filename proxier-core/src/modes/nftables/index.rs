@@ -243,11 +243,12 @@ impl Index {
     /// The chains that every table has; with `changed`, those that differ because of changes since the last write.
     pub(super) fn fixed_chains(&self, layout: &Layout, changed: bool) -> Vec<ChainRules> {
         let family = layout.family();
-        let services = layout.services(self.entered_by_set(family));
+        let services = || layout.services(self.entered_by_set(family));
         if changed {
             let mut needs = self.changed.iter().filter(|need| need.family() == family).filter_map(Need::chain);
-            return needs.any(|chain| chain.entered_by_set().is_some()).then_some(services).into_iter().collect();
+            return needs.any(|chain| chain.entered_by_set().is_some()).then(services).into_iter().collect();
         }
+        let services = services();
         let fixed = layout.chains().into_iter();
         fixed.map(|chain| if chain.0 == services.0 { services.clone() } else { chain }).collect()
     }
