@@ -1,5 +1,7 @@
 //! The project's Markdown pages: those that are made from the code, and the commands that they show.
 
+#![allow(clippy::panic, reason = "tests stop at the first surprise")]
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::{env, fs};
