@@ -2,8 +2,9 @@
 
 use std::fmt::Write as _;
 use std::sync::Arc;
+use std::time::Duration;
 
-use proxier_core::config::MayAskFor;
+use proxier_core::config::{MayAskFor, RulesBy};
 use proxier_core::modes::trace::trace;
 use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::EndpointKey;
@@ -12,7 +13,7 @@ use proxier_core::service::Packet;
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey};
 use serde_json::{Value, json};
 
-use crate::node::{Node, held, kernel, options_of, service, slice};
+use crate::node::{Node, held, kernel, options_of, same, service, slice};
 
 /// A Service and an agent's Frontend with their endpoints, and the cluster's Nodes; with policy or without.
 fn serving(mode: Kind, is_asked: bool, annotations: &Value) -> Node {
@@ -152,5 +153,115 @@ fn an_empty_list_takes_nothing_away_at_once() {
         node.settle();
         let rest = held(&node.kernel);
         assert!(!rest.iter().any(|line| line.contains("10.96.0.")), "{mode}: {rest:#?}");
+    }
+}
+
+/// Services of many kinds, with endpoints or without.
+fn many(node: &mut Node, has_slices: bool) {
+    let balancer = json!({"clusterIP": "10.96.0.31", "type": "LoadBalancer", "loadBalancerSourceRanges": ["198.51.100.0/24"],
+        "externalIPs": ["203.0.113.1"], "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}},
+        "ports": [{"name": "p", "port": 80, "nodePort": 30080}, {"name": "u", "port": 53, "protocol": "UDP"}]});
+    for number in 1..=20 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+    }
+    node.service("sticky", json!({"clusterIP": "10.96.0.32", "sessionAffinity": "ClientIP"}));
+    node.service("balancer", balancer);
+    if has_slices {
+        // More endpoints than those of the others, so that nothing else needs their chains.
+        let endpoints = ["10.244.0.1@node-a", "10.244.0.2", "10.244.0.3", "10.244.0.4", "10.244.0.5"];
+        let names = (1..=20).map(|number| format!("s{number}"));
+        names.for_each(|name| node.slice(&name, &endpoints[..2]));
+        node.slice("sticky", &endpoints[..3]);
+        node.slice("balancer", &endpoints);
+    }
+}
+
+/// Services of an earlier process stay, with all that they need, when the first lists are empty or have no slices; sockets end with their process.
+#[test]
+fn an_incomplete_first_list_takes_nothing_away_at_once() {
+    for (mode, has_services) in Kind::ALL.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        if mode == Kind::Userspace {
+            continue;
+        }
+        let mut node = Node::on(kernel(), options_of(mode));
+        many(&mut node, true);
+        node.settles();
+        let whole = held(&node.kernel);
+        let mut next = node.next(options_of(mode));
+        if has_services {
+            many(&mut next, false);
+        }
+        let report = next.pass();
+        assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{mode} {has_services}: {report:#?}");
+        same((mode, has_services), &next.kernel, &whole);
+        let report = next.full();
+        assert_eq!(report.writes(), 0, "{mode} {has_services}: {report:#?}");
+        // A new Service is served meanwhile, and one that comes back follows its slices.
+        let serves = |node: &Node, words: &str| held(&node.kernel).iter().any(|line| line.contains(words));
+        next.service("new", json!({"clusterIP": "10.96.1.1"}));
+        next.slice("new", &["10.244.0.7", "10.244.0.8"]);
+        next.service("s3", json!({"clusterIP": "10.96.0.3"}));
+        next.slice("s3", &["10.244.0.9"]);
+        let report = next.pass();
+        assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{mode} {has_services}: {report:#?}");
+        for words in ["10.96.1.1", "10.244.0.8", "10.244.0.9", "10.96.0.4", "198.18.0.1"] {
+            assert!(serves(&next, words), "{mode} {has_services}: {words}");
+        }
+        next.proxier.confirm_removal(next.now);
+        next.settle();
+        assert!(serves(&next, "10.96.0.3") && !serves(&next, "10.244.0.5"), "{mode} {has_services}");
+        assert_eq!(serves(&next, "10.96.0.4"), has_services, "{mode}");
+        assert_eq!(next.full().writes(), 0, "{mode} {has_services}");
+    }
+}
+
+/// The kernel's setting decides, no matter who made it, and a configured value is set again: where connection tracking takes every packet as valid,
+/// no rule drops those that it would not.
+#[test]
+fn invalid_packets_are_dropped_as_the_kernels_setting_says() {
+    const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
+    for (mode, is_liberal) in [Kind::Nftables, Kind::Iptables].into_iter().flat_map(|of| [(of, false), (of, true)]) {
+        let mut options = options_of(mode);
+        options.host.tcp_be_liberal = is_liberal;
+        let mut node = Node::on(kernel(), options);
+        node.settles();
+        let drops = |node: &Node| {
+            held(&node.kernel).iter().any(|line| line.contains("INVALID") || line.contains("invalid drop"))
+        };
+        assert_eq!(drops(&node), !is_liberal, "{mode}");
+        for (value, says) in [("1", true), ("0", false), ("2", true), ("-1", true), ("nonsense", false)] {
+            node.kernel.set_sysctl(LIBERAL, Some(value));
+            // The setting is read in full passes only.
+            node.full();
+            node.settles();
+            assert_eq!(drops(&node), !(says || is_liberal), "{mode}: {value}, asked for: {is_liberal}");
+            assert_eq!(node.full().writes(), 0, "{mode}: {value}");
+        }
+        node.kernel.set_sysctl(LIBERAL, None);
+        node.full();
+        assert_eq!(drops(&node), true, "{mode}: a kernel without it");
+    }
+}
+
+/// A foreign change elsewhere between reading and writing does not matter: the table is as it was read. The number of tries is limited.
+#[test]
+fn other_tables_may_change_between_reading_and_writing() {
+    for (mode, times) in [Kind::Nftables, Kind::Ipvs].into_iter().flat_map(|mode| [(mode, 3), (mode, 20)]) {
+        let mut options = options_of(mode);
+        options.config.ipvs.rules = RulesBy::Nftables;
+        let mut node = Node::on(kernel(), options);
+        node.service("web", json!({"clusterIP": "10.96.0.1"}));
+        for number in 1..=times {
+            let mut stranger = nftables::Transaction::new();
+            stranger.add_table(nftables::Table::new(format!("ip theirs-{number}").parse().unwrap()));
+            node.kernel.commit_before(stranger);
+        }
+        let is_served =
+            |node: &Node| node.kernel.state().tables.values().any(|table| table.contains("10.96.0.1 . tcp . 80"));
+        let report = node.pass();
+        assert_eq!((report.has_failed(), is_served(&node)), (times > 3, times <= 3), "{mode}: {report:#?}");
+        node.run(Duration::from_secs(60));
+        assert!(is_served(&node), "{mode} {times}");
+        assert!(node.full().is_done(), "{mode} {times}");
     }
 }

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use iptables::fake::FakeHost;
 use iptables::{Backend, ChainName, Edit, Family as Side, Iptables, Rule, TableName, Transaction};
-use proptest::prelude::*;
 use proxier_core::config::{Families, NodePortAddresses};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::{self, iptables as mode};
@@ -19,7 +18,7 @@ use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, Store};
 use serde_json::{Value, json};
 
-use crate::node::{Node, Objects, Step, a_step, kernel, options_of, prepared, service, slice};
+use crate::node::{Node, kernel, options_of, prepared, service, slice};
 
 /// A kernel on which `iptables` is the legacy back end's.
 fn legacy_kernel() -> FakeKernel {
@@ -189,24 +188,6 @@ fn a_change_writes_its_own_chains_and_reads_nothing() {
     node.has_not("demo/s7:p");
     node.kernel.clear_faults();
     assert_eq!(node.full().writes(), 0);
-}
-
-#[test]
-fn a_restart_writes_nothing() {
-    let mut node = new();
-    node.services(5);
-    node.settles();
-    let (before, rules) = (node.writes(), node.v4_rules());
-    let mut next = node.next(options());
-    next.services(5);
-    let report = next.settles();
-    assert_eq!(report.writes(), 0, "{report:#?}");
-    assert_eq!((next.writes(), next.v4_rules()), (before, rules));
-    // The process knows the rules now.
-    next.forbid_reading();
-    next.slice("s2", &["10.244.0.9"]);
-    next.settles();
-    next.has("--to-destination 10.244.0.9:8080");
 }
 
 /// The rules of a kube-proxy that serves the same, as it writes them.
@@ -478,26 +459,6 @@ fn a_family_that_fails_does_not_stop_the_other() {
     }
 }
 
-#[test]
-fn a_failed_restore_is_tried_again() {
-    for kind in [PortErrorKind::Busy, PortErrorKind::Unknown, PortErrorKind::Permission, PortErrorKind::NotFound] {
-        for takes_effect in [false, true] {
-            let mut node = new();
-            node.services(2);
-            node.settles();
-            node.service("dns", json!({"clusterIP": "10.96.1.2"}));
-            node.slice("s1", &["10.244.0.7"]);
-            let fault = Fault::new(Call::RulesRestore, kind);
-            node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
-            assert!(node.pass().has_failed(), "{kind:?}");
-            node.until_done();
-            node.has("demo/dns:p has no endpoints");
-            node.has("--to-destination 10.244.0.7:8080");
-            assert_eq!(node.full().writes(), 0);
-        }
-    }
-}
-
 /// Somebody holds the lock of iptables, from the start or later; a change waits for it.
 #[test]
 fn a_node_is_well_again_as_soon_as_rules_that_waited_are_written() {
@@ -526,24 +487,6 @@ fn a_node_is_well_again_as_soon_as_rules_that_waited_are_written() {
         assert_eq!(node.kernel.writes().total(), written, "nothing was left");
         let took = node.now.saturating_sub(free);
         assert!(took <= Duration::from_secs(9), "{held_from_start} {took:?}");
-    }
-}
-
-#[test]
-fn a_process_that_dies_between_two_tables_is_followed_by_one_that_goes_on() {
-    for writes in 0..8 {
-        let mut node = new();
-        node.services(3);
-        node.kernel.crash_after(writes);
-        node.pass();
-        node.kernel.restart();
-        let mut next = node.next(options());
-        next.services(3);
-        next.settles();
-        let mut fresh = new();
-        fresh.services(3);
-        fresh.settles();
-        assert_eq!(sorted(&next), sorted(&fresh), "after {writes} writes");
     }
 }
 
@@ -732,75 +675,6 @@ fn an_empty_first_list_takes_nothing_away_where_one_family_cannot_be_read() {
     }
 }
 
-/// Services of an earlier process stay, with their chains, when the first lists are empty.
-#[test]
-fn an_empty_first_list_takes_nothing_away_at_once() {
-    let mut node = new();
-    node.services(20);
-    node.service(
-        "s20",
-        json!({"clusterIP": "10.96.0.20", "type": "LoadBalancer",
-        "loadBalancerSourceRanges": ["198.51.100.0/24"], "externalIPs": ["203.0.113.1"],
-        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}},
-        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
-    );
-    node.settles();
-    let before = node.v4_rules();
-    let of_services = |text: &str| {
-        let lines = text.lines().filter(|line| line.contains("demo/s"));
-        let mut lines: Vec<String> = lines.map(str::to_owned).collect();
-        lines.sort();
-        lines
-    };
-    let mut next = node.next(options());
-    let report = next.pass();
-    assert!(report.stopped.is_some(), "{report:#?}");
-    assert_eq!(of_services(&next.v4_rules()), of_services(&before));
-    // A new Service is served meanwhile, and one that comes back follows its slices.
-    next.service("new", json!({"clusterIP": "10.96.1.1"}));
-    next.slice("new", &["10.244.0.7", "10.244.0.8"]);
-    next.service("s3", json!({"clusterIP": "10.96.0.3"}));
-    next.slice("s3", &["10.244.0.9"]);
-    let report = next.pass();
-    assert!(report.applied.failures.is_empty() && report.stopped.is_some(), "{report:#?}");
-    next.has("demo/new:p cluster IP");
-    next.has("--to-destination 10.244.0.9:8080");
-    next.has("demo/s4:p cluster IP");
-    next.has("demo/s20:p loadbalancer IP");
-    next.proxier.confirm_removal(next.now);
-    next.settles();
-    next.has("demo/s3:p cluster IP");
-    next.has_not("demo/s4");
-    next.has_not("demo/s20");
-    assert_eq!(next.full().writes(), 0);
-}
-
-/// Services without any slice do not lose the endpoints that an earlier process gave them.
-#[test]
-fn a_first_list_without_slices_takes_no_endpoints_away_at_once() {
-    let node_port = json!({"clusterIP": "10.96.0.20", "type": "NodePort",
-        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]});
-    let mut node = new();
-    node.services(20);
-    node.service("s20", node_port.clone());
-    node.settles();
-    let before = sorted(&node);
-    let mut next = node.next(options());
-    for number in 1..20 {
-        next.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-    }
-    next.service("s20", node_port);
-    let report = next.pass();
-    assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{report:#?}");
-    assert_eq!(sorted(&next), before);
-    next.proxier.confirm_removal(next.now);
-    next.settles();
-    next.has("demo/s4:p has no endpoints");
-    next.has("--dport 30080 -j REJECT");
-    next.has_not("KUBE-SVC-");
-    assert_eq!(next.full().writes(), 0);
-}
-
 #[test]
 fn flows_of_removed_udp_endpoints_are_forgotten() {
     let mut node = new();
@@ -904,25 +778,6 @@ fn rules_fit_the_programs_and_the_host() {
     node.settles();
     node.has("--random-fully");
     node.has_not("INVALID");
-}
-
-/// The setting decides, regardless of who made it: the rule is omitted if connection tracking accepts every packet as
-/// valid.
-#[test]
-fn invalid_packets_are_dropped_by_the_kernels_setting() {
-    const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";
-    for (before, after) in [(Some("0"), "1"), (Some("2"), "0"), (None, "1"), (Some("nonsense"), "-1")] {
-        let mut node = new();
-        let says_liberal = |value: &str| matches!(value, "1" | "2" | "-1");
-        for value in [before, Some(after), before] {
-            node.kernel.set_sysctl(LIBERAL, value);
-            // The setting is read in full passes only.
-            node.full();
-            node.settles();
-            assert_eq!(node.v4_rules().contains("INVALID"), !value.is_some_and(says_liberal), "{value:?}");
-            assert_eq!(node.full().writes(), 0);
-        }
-    }
 }
 
 #[test]
@@ -1082,67 +937,6 @@ fn sorted(node: &Node) -> Vec<String> {
     }
     all.sort();
     all
-}
-
-#[derive(Clone, Debug)]
-enum Event {
-    Step(Step),
-    /// All rules of a family are deleted.
-    Flush(bool),
-    /// The kernel lacks a match, or has it again.
-    Match(bool),
-}
-
-fn an_event() -> impl Strategy<Value = Event> {
-    let bools = any::<bool>;
-    prop_oneof![24 => a_step().prop_map(Event::Step), 1 => bools().prop_map(Event::Flush), 1 => bools().prop_map(Event::Match)]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 100, ..ProptestConfig::default() })]
-
-    /// The rules come to be those of a fresh start, in any order of changes, passes, restarts and faults.
-    #[test]
-    fn the_way_does_not_matter(events in proptest::collection::vec(an_event(), 1..40), legacy in any::<bool>()) {
-        let mut options = options();
-        options.mass_removal.share = 1.0;
-        let make = || if legacy { legacy_kernel() } else { kernel() };
-        let backend = if legacy { Backend::Legacy } else { Backend::NfTables };
-        let mut node = Node { backend, ..Node::on(make(), options.clone()) };
-        let mut objects = Objects::default();
-        // Whether rules were flushed, and no pass has read them since.
-        let mut disturbed = false;
-        for event in events {
-            match event {
-                Event::Step(step) => {
-                    let Some(report) = objects.take(step, &mut node, &options, Call::RulesRestore) else { continue };
-                    disturbed &= !(report.full && report.is_done());
-                    if report.is_done() && !disturbed {
-                        node.counts_are_true(&report);
-                    }
-                }
-                Event::Flush(v4) => {
-                    disturbed = true;
-                    let side = if v4 { Side::Ipv4 } else { Side::Ipv6 };
-                    node.kernel.with_host(|host| host.flush(side, backend));
-                }
-                Event::Match(present) => node.kernel.with_host(|host| host.set_match("recent", present)),
-            }
-        }
-        node.kernel.clear_faults();
-        node.kernel.with_host(|host| host.set_match("recent", true));
-        node.now += Duration::from_secs(60);
-        node.full();
-        node.now += Duration::from_secs(60);
-        let report = node.full();
-        prop_assert!(report.is_done(), "{:#?}", report);
-        let mut fresh = Node { backend, ..Node::on(make(), options) };
-        objects.give(&mut fresh);
-        fresh.settles();
-        prop_assert_eq!(sorted(&node), sorted(&fresh));
-        let report = node.full();
-        prop_assert!(report.is_done() && report.writes() == 0, "{:#?}", report);
-    }
 }
 
 /// Tables are written one after the other: lines that table filter has of a Service that table nat refuses are counted.

@@ -400,30 +400,6 @@ fn what_others_change_is_repaired_and_told() {
     assert!(elements(&node.table(V4), "load-balancer-source-cidr").contains("198.51.100.1 . tcp . 80 . 10.0.0.0/8"));
 }
 
-/// A foreign change elsewhere between reading and writing does not matter: the table is as it was read.
-#[test]
-fn other_changes_between_reading_and_writing() {
-    let stranger = |number: u32| {
-        let mut transaction = Transaction::new();
-        transaction.add_table(Table::new(format!("ip theirs-{number}").parse().unwrap()));
-        transaction
-    };
-    let kernel = kernel();
-    let mut node = serving(&kernel, RulesBy::Nftables);
-    (1..=3).for_each(|number| kernel.commit_before(stranger(number)));
-    let report = node.pass();
-    assert!(report.is_done(), "{report:#?}");
-    assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
-    // The number of tries is limited.
-    let kernel = crate::node::kernel();
-    let mut node = serving(&kernel, RulesBy::Nftables);
-    (1..=20).for_each(|number| kernel.commit_before(stranger(number)));
-    let report = node.pass();
-    assert!(report.has_failed() && node.table(V4).is_empty(), "{report:#?}");
-    while !node.pass().is_done() {}
-    assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
-}
-
 /// A table that changes between reading and writing is not written, and read again at once. That holds also for a table that was to be made again,
 /// which would remove foreign objects.
 #[test]
@@ -452,27 +428,6 @@ fn a_table_that_changes_between_reading_and_writing() {
     kernel.nftables().commit(&gone).unwrap();
     while !node.pass().is_done() {}
     assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
-}
-
-/// The table shows which virtual servers belong to this proxy, without a state file.
-#[test]
-fn a_new_process_knows_what_is_ours() {
-    let kernel = kernel();
-    kernel.ipvs().load("-A -t 192.0.2.10:7777 -s rr\n").unwrap();
-    let mut node = serving(&kernel, RulesBy::Nftables);
-    assert!(node.pass().is_done());
-    assert!(node.ipvs().contains("192.0.2.10:30001"));
-    // The earlier process served web-1 and web-3 too.
-    let mut node = new(&kernel, RulesBy::Nftables);
-    node.serve_ranges(2, &["192.0.2.0/24"]);
-    node.proxier.start(node.now);
-    let report = node.pass();
-    assert!(report.is_done(), "{report:#?}");
-    let ipvs = node.ipvs();
-    assert!(!ipvs.contains("192.0.2.10:30001") && ipvs.contains("192.0.2.10:30002"), "{ipvs}");
-    assert_eq!(report.foreign, ["TCP 192.0.2.10:7777"]);
-    assert!(ipvs.contains("192.0.2.10:7777"), "{ipvs}");
-    assert!(!node.table(V4).contains("198.51.100.1"));
 }
 
 fn without_tables_order(kernel: &FakeKernel) -> (BTreeMap<String, String>, BTreeSet<String>, String, bool) {

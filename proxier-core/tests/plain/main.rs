@@ -8,16 +8,13 @@
     reason = "fixtures are for real kernels, too; sources are read"
 )]
 
-mod balancing;
 mod binding;
 mod cold_start;
-mod diff;
 mod drain;
 mod every_mode;
+mod every_way;
 mod fast_path;
 mod frontends;
-mod incremental;
-mod incremental_iptables;
 mod inspect;
 mod iptables_mode;
 mod iptables_model;

@@ -39,7 +39,7 @@ fn of(kind: Kind) -> Way {
 }
 
 /// Adds foreign objects to all parts of the kernel.
-fn with_strangers(kernel: &FakeKernel) {
+pub(crate) fn with_strangers(kernel: &FakeKernel) {
     kernel.ipvs().load(&format!("-A -t {NODE}:7777 -s rr\n-a -t {NODE}:7777 -r 10.9.9.9:80 -m -w 1\n")).unwrap();
     let mut rules = Transaction::new();
     let nat = rules.table(TableName::NAT);

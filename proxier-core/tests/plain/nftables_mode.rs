@@ -10,7 +10,6 @@ use nftables::{
     BaseChain, Chain, ChainType, DataType, Family, FieldTypes, Hook, Priority, Set, SetFlags, Table, TableFlags,
     TableKey, Transaction,
 };
-use proptest::prelude::*;
 use proxier_core::config::{InterfaceName, LocalTraffic, NodePortAddresses};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::{self, nftables as mode};
@@ -23,7 +22,7 @@ use proxier_core::service::{Packet, Roles};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
 use serde_json::{Value, json};
 
-use crate::node::{Node, Objects, a_step, kernel, options_of, prepared};
+use crate::node::{Node, kernel, options_of, prepared};
 
 fn options() -> Options {
     options_of(modes::Kind::Nftables)
@@ -103,7 +102,7 @@ fn moduli(rules: &[String]) -> Vec<u32> {
 /// Meaning of tables, for any slots of endpoints: destinations of connections to each Frontend, and everything else as
 /// text. In the text the order counts only if it does for packets, as that of rules. Fails if a draw leads nowhere, an
 /// endpoint cannot be drawn or not as often as another, or a chain or a set is missing or left over.
-fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
+pub(crate) fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
     let mut all = Vec::new();
     for (name, text) in tables {
         let mut blocks = blocks(text);
@@ -321,27 +320,6 @@ fn both_chains_of_policy_local_are_kept() {
 }
 
 #[test]
-fn a_new_process_finds_its_tables_and_writes_nothing() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP", "type": "LoadBalancer",
-        "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["198.51.100.0/24", "198.51.100.7/32", "203.0.113.5/32"],
-        "ports": [{"name": "p", "port": 80, "nodePort": 30080}],
-        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}));
-    node.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
-    node.settles();
-    let (table, before) = (node.v4(), node.transactions());
-    let mut next = Node::on(node.kernel.clone(), options());
-    next.service("web", json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP", "type": "LoadBalancer",
-        "externalTrafficPolicy": "Local", "loadBalancerSourceRanges": ["198.51.100.0/24", "198.51.100.7/32", "203.0.113.5/32"],
-        "ports": [{"name": "p", "port": 80, "nodePort": 30080}],
-        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}));
-    next.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
-    let report = next.settles();
-    assert_eq!(report.writes(), 0, "{report:#?}");
-    assert_eq!((next.v4(), next.transactions()), (table, before));
-}
-
-#[test]
 fn a_full_pass_reads_nothing_when_nobody_changed_anything() {
     let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
@@ -520,42 +498,6 @@ fn a_table_of_somebody_else_for_a_family_that_is_not_served() {
     assert_eq!(node.tables()["ip6 proxier"], "table ip6 proxier {\n}\n");
 }
 
-#[test]
-fn a_refused_transaction_changes_nothing_and_is_tried_again() {
-    for kind in [PortErrorKind::Busy, PortErrorKind::Unknown, PortErrorKind::Permission, PortErrorKind::NotFound] {
-        for takes_effect in [false, true] {
-            let mut node = new();
-            node.service("web", json!({"clusterIP": "10.96.0.1"}));
-            node.slice("web", &["10.244.0.1"]);
-            node.settles();
-            node.service("dns", json!({"clusterIP": "10.96.0.2"}));
-            node.slice("web", &["10.244.0.2"]);
-            let fault = Fault::new(Call::TablesCommit, kind);
-            node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
-            assert!(node.pass().has_failed(), "{kind:?}");
-            node.settles();
-            let table = node.v4();
-            assert!(table.contains("10.96.0.2 . tcp . 80"), "{kind:?} {takes_effect} {table}");
-            assert!(table.contains(": 10.244.0.2 . 8080") && !table.contains("10.244.0.1"), "{kind:?} {table}");
-        }
-    }
-}
-
-/// A plan is empty only when no part of it has anything to do.
-#[test]
-fn a_plan_says_whether_it_is_empty() {
-    let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
-    let mut node = new();
-    assert!(!preview(&mut node));
-    node.settles();
-    assert!(preview(&mut node));
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    assert!(!preview(&mut node), "tables alone");
-    node.settles();
-    node.kernel.set_sysctl("net/ipv4/ip_forward", Some("0"));
-    assert!(!preview(&mut node), "a setting alone");
-}
-
 /// An agent may name endpoints for the policy `Local` that are not in the list for all clients.
 #[test]
 fn endpoints_of_this_node_alone_serve_where_the_policy_says_so() {
@@ -621,37 +563,6 @@ fn a_kernel_that_refuses_everything_is_not_asked_for_ever() {
     assert!(node.tables().contains_key("ip6 proxier"));
 }
 
-fn stranger(name: &str) -> Transaction {
-    let mut transaction = Transaction::new();
-    transaction.add_table(Table::new(TableKey::new(Family::Ip, name).unwrap()));
-    transaction
-}
-
-/// A foreign change elsewhere between reading and writing does not matter: the table is as it was read.
-#[test]
-fn other_changes_between_reading_and_writing() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    for number in 1..=3 {
-        node.kernel.commit_before(stranger(&format!("theirs-{number}")));
-    }
-    node.settles();
-    assert!(node.v4().contains("10.96.0.1 . tcp . 80") && node.tables().len() == 5, "{:?}", node.tables());
-    // The number of tries is limited.
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    for number in 1..=20 {
-        node.kernel.commit_before(stranger(&format!("theirs-{number}")));
-    }
-    let report = node.pass();
-    assert!(report.has_failed() && !node.tables().contains_key("ip proxier"), "{report:#?}");
-    for _ in 0..3 {
-        node.pass();
-    }
-    node.settles();
-    assert!(node.v4().contains("10.96.0.1 . tcp . 80"));
-}
-
 /// A change of our table between reading and writing: the table is not written from the old reading, and read again at once.
 #[test]
 fn a_change_of_our_table_between_reading_and_writing() {
@@ -683,50 +594,6 @@ fn without_nf_tables_the_node_has_failed_and_says_why() {
     node.kernel.clear_faults();
     node.settles();
     assert!(node.v4().contains("10.96.0.1"));
-}
-
-/// Services of an earlier process stay, with their chains, when the first lists are empty.
-#[test]
-fn an_empty_first_list_takes_nothing_away_at_once() {
-    let mut node = new();
-    node.serve_many(20, &["10.244.0.1"]);
-    node.service("kept", json!({"clusterIP": "10.96.0.99", "sessionAffinity": "ClientIP"}));
-    node.slice("kept", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
-    node.service("many", json!({"clusterIP": "10.96.0.98"}));
-    node.slice("many", &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4", "10.244.0.5"]);
-    node.settles();
-    let served = |node: &Node| {
-        // No wanted Service goes to this chain.
-        let kept = blocks(&node.v4());
-        assert!(
-            kept["chain services-by-port"].iter().any(|rule| rule.ends_with("@internal-8 goto internal-8")),
-            "{kept:?}"
-        );
-        assert!(kept.contains_key("chain internal-8") && has(&node.v4(), "set internal-8", "10.96.0.98 . tcp . 80"));
-        // The chains stay with the chains to which they lead.
-        let kept = blocks(&node.v4());
-        assert!(kept["chain internal-3-sticky-10800-of-4"].len() > 7, "{kept:?}");
-        assert!(kept["chain slot-3-sticky-10800"].len() == 3 && kept.contains_key("set clients-3"), "{kept:?}");
-        (1..=20).all(|number| has(&node.v4(), "set internal-4", &format!("10.96.0.{number} . tcp . 80")))
-    };
-    let mut next = Node::on(node.kernel.clone(), options());
-    let report = next.pass();
-    assert!(report.stopped.is_some(), "{report:#?}");
-    assert!(served(&next), "{}", next.v4());
-    // A new Service is served meanwhile, and one that comes back follows its slices.
-    next.service("new", json!({"clusterIP": "10.96.1.1"}));
-    next.slice("new", &["10.244.0.7", "10.244.0.8"]);
-    next.service("s3", json!({"clusterIP": "10.96.0.3"}));
-    next.slice("s3", &["10.244.0.9"]);
-    next.pass();
-    assert!(has(&next.v4(), "set internal-4", "10.96.1.1 . tcp . 80") && served(&next), "{}", next.v4());
-    assert!(next.v4().contains("10.96.0.3 . tcp . 80 . 0 : 10.244.0.9 . 8080"), "{}", next.v4());
-    let report = next.full();
-    assert_eq!(report.writes(), 0, "{report:#?}");
-    next.proxier.confirm_removal(next.now);
-    next.settles();
-    assert!(!next.v4().contains("10.96.0.4") && has(&next.v4(), "set internal-4", "10.96.0.3 . tcp . 80"));
-    assert!(!next.v4().contains("internal-8"), "{}", next.v4());
 }
 
 /// While the safeguard holds anything back, a table that cannot be repaired is not recreated without it.
@@ -1144,48 +1011,6 @@ fn connections_are_cut_once_the_time_is_over() {
     }
 }
 
-/// Endpoints that are all replaced at once are an ordinary change; all that go at once are doubted.
-#[test]
-fn endpoints_may_all_change_at_once_but_not_all_go() {
-    let mut node = new();
-    node.serve_many(20, &["10.244.0.1"]);
-    node.settles();
-    for number in 1..=20 {
-        node.slice(&format!("s{number}"), &["10.244.0.2"]);
-    }
-    let report = node.settles();
-    assert!(report.stopped.is_none(), "{report:#?}");
-    assert!(node.v4().contains("10.96.0.20 . tcp . 80 . 0 : 10.244.0.2 . 8080"), "{}", node.v4());
-    // Another process, whose list of slices is empty.
-    let whole = node.tables();
-    let mut next = Node::on(node.kernel.clone(), options());
-    for number in 1..=20 {
-        next.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-    }
-    let report = next.pass();
-    assert!(report.stopped.is_some(), "{report:#?}");
-    assert_eq!(next.tables(), whole);
-}
-
-/// Clients that are themselves the endpoint of a Service that is held back still reach themselves.
-#[test]
-fn what_is_held_back_keeps_its_hairpins() {
-    let mut node = new();
-    node.serve_many(20, &["10.244.0.1@node-a"]);
-    node.settles();
-    let hairpins = |node: &Node| blocks(&node.v4())["set hairpins"].contains(&"10.244.0.1 . 10.244.0.1".to_owned());
-    assert!(hairpins(&node), "{}", node.v4());
-    let mut next = Node::on(node.kernel.clone(), options());
-    next.service("new", json!({"clusterIP": "10.96.1.1"}));
-    let report = next.pass();
-    assert!(report.stopped.is_some(), "{report:#?}");
-    assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Add), 1)]), "the new one");
-    assert!(hairpins(&next), "{}", next.v4());
-    next.proxier.confirm_removal(next.now);
-    next.settles();
-    assert!(!hairpins(&next), "{}", next.v4());
-}
-
 /// No change of a chain moves it to another hook: only a table that is made again has it there.
 #[test]
 fn base_chains_that_somebody_hooked_elsewhere_are_made_again() {
@@ -1210,29 +1035,6 @@ fn base_chains_that_somebody_hooked_elsewhere_are_made_again() {
         let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
         assert!(drift.iter().any(|line| line.contains("made again")), "{drift:?}");
         assert_eq!(node.tables(), whole, "{moved:?}");
-    }
-}
-
-#[test]
-fn invalid_packets_are_not_forwarded_unless_connection_tracking_is_liberal() {
-    for is_liberal in [false, true] {
-        let mut options = options();
-        options.host.tcp_be_liberal = is_liberal;
-        let mut node = Node::on(kernel(), options);
-        node.settles();
-        let drops = |node: &Node| {
-            let rules = blocks(&node.v4()).remove("chain forward-filter").unwrap();
-            rules.iter().any(|rule| rule.contains("ct state") && rule.contains("invalid drop"))
-        };
-        assert_eq!(drops(&node), !is_liberal);
-        // The setting counts, no matter who made it; a configured value is set again.
-        for (value, drops_then) in [("1", false), ("0", !is_liberal), ("2", false)] {
-            node.kernel.set_sysctl("net/netfilter/nf_conntrack_tcp_be_liberal", Some(value));
-            node.full();
-            node.settles();
-            assert_eq!(drops(&node), drops_then, "{value}, asked for: {is_liberal}");
-            assert_eq!(node.full().writes(), 0);
-        }
     }
 }
 
@@ -1285,31 +1087,6 @@ fn traffic_of_pods_is_told_as_configured() {
         let rest: Vec<&String> = split.iter().rev().take(3).rev().collect();
         assert!(rest[0].starts_with("fib saddr type local meta mark set"), "{split:?}");
         assert_eq!((rest[1].as_str(), rest[2].as_str()), ("fib saddr type local goto pick-4", "goto pick-4-local"));
-    }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
-
-    /// The tables come to be those of a fresh start, in any order of changes, passes, restarts and faults.
-    #[test]
-    fn the_way_does_not_matter(steps in proptest::collection::vec(a_step(), 1..40)) {
-        let mut options = options();
-        options.mass_removal.share = 1.0;
-        let mut node = Node::on(kernel(), options.clone());
-        let mut objects = Objects::default();
-        for step in steps {
-            objects.take(step, &mut node, &options, Call::TablesCommit);
-        }
-        node.kernel.clear_faults();
-        node.pass();
-        node.settles();
-        let mut fresh = Node::on(kernel(), options);
-        objects.give(&mut fresh);
-        fresh.settles();
-        prop_assert_eq!(meaning(&node.tables()), meaning(&fresh.tables()));
-        let report = node.full();
-        prop_assert!(report.is_done() && report.writes() == 0, "{:#?}", report);
     }
 }
 

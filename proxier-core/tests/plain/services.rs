@@ -2,13 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use proptest::prelude::*;
 use proxier_core::config::{Config, NodePortAddresses, ReservedPort, Topology, User};
+use proxier_core::modes::ipvs::index::Index;
 use proxier_core::modes::ipvs::sets::SetKind;
 use proxier_core::net::Family;
-use proxier_core::service::{endpoint_decisions, why_left_out};
-use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::service::{Indexed, endpoint_decisions, why_left_out};
+use proxier_core::snapshot::{ObjectKey, ObjectKind, Store};
 use serde_json::{Value, json};
 
+use crate::universe::facts;
 use crate::world::{World, cluster_ip, endpoint, stopping};
 
 const WEB: &str = "TCP 10.96.0.1:80";
@@ -274,5 +278,48 @@ fn names_are_kept_once() {
                 }
             }
         }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Texts that no API server accepts do no harm, and every object prints and reads back.
+    #[test]
+    fn noise_is_left_out(
+        texts in proptest::collection::vec("[0-9a-f:./ %Z-]{0,12}|(?s).{0,80}|10\\.0\\.[0-9]{1,3}\\.1(/[0-9]{1,2})?", 10),
+        numbers in proptest::collection::vec(any::<i64>(), 5),
+    ) {
+        let service = json!({
+            "metadata": {"namespace": texts[0], "name": texts[1], "creationTimestamp": texts[2]},
+            "spec": {
+                "clusterIP": texts[3], "clusterIPs": [texts[3], texts[4]], "ipFamilies": ["IPv4", texts[5]], "type": texts[6],
+                "externalIPs": [texts[4], texts[7]], "loadBalancerSourceRanges": texts,
+                "ports": [{"name": texts[8], "port": numbers[0], "nodePort": numbers[1], "protocol": texts[9]}, {"port": 80}],
+                "sessionAffinity": "ClientIP", "sessionAffinityConfig": {"clientIP": {"timeoutSeconds": numbers[2]}},
+                "externalTrafficPolicy": texts[9], "healthCheckNodePort": numbers[3],
+            },
+            "status": {"loadBalancer": {"ingress": [{"ip": texts[3], "ipMode": texts[5]}, {"ip": texts[4]}]}},
+        });
+        let slice = json!({
+            "metadata": {"namespace": texts[0], "name": "s", "labels": {"kubernetes.io/service-name": texts[1]}},
+            "addressType": "IPv4",
+            "ports": [{"name": "", "port": numbers[4]}, {"name": "", "port": 80}],
+            "endpoints": [{"addresses": [texts[7]], "nodeName": "node-a"}, {"addresses": ["10.0.0.1"], "nodeName": texts[8]}],
+        });
+        let service: ServiceObject = serde_json::from_value(service).unwrap();
+        let slice: EndpointSliceObject = serde_json::from_value(slice).unwrap();
+        let again: ServiceObject = serde_json::from_str(&serde_json::to_string(&service).unwrap()).unwrap();
+        prop_assert_eq!(&again, &service);
+        let mut store = Store::new("node-a");
+        store.upsert_service(&service);
+        store.upsert_slice(&slice);
+        let all = Indexed::build(&store, &facts(), Index::new(facts().config()));
+        for rejection in store.rejections() {
+            prop_assert_eq!(rejection.to_string().lines().count(), 1, "{}", rejection);
+        }
+        // A Service with a usable cluster IP serves its one valid port.
+        let served = all.desired.frontends().filter(|frontend| frontend.key.port == 80).count();
+        prop_assert!(served >= store.services().map(|service| service.cluster_ips.len()).sum::<usize>());
     }
 }

@@ -442,39 +442,6 @@ fn an_address_stays_until_its_last_port_goes() {
     assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
 }
 
-/// A plan is empty only when no part of it has anything to do.
-#[test]
-fn a_plan_says_whether_it_is_empty() {
-    type Change<'a> = (&'a str, &'a dyn Fn(&mut Node));
-
-    let preview = |node: &mut Node| node.proxier.preview(node.now, &mut node.kernel.ports()).0.is_empty();
-    let port = |port: u16| json!({"name": format!("p{port}"), "port": port});
-    let web = |ports: &[Value]| json!({"clusterIP": "10.96.0.10", "ports": ports});
-    let mut options = options();
-    options.host.strict_arp = true;
-    let mut node = Node::on(FakeKernel::new(), options);
-    node.service("web", web(&[port(80)]));
-    node.settles();
-    assert!(preview(&mut node));
-    let changes: [Change<'_>; 6] = [
-        ("a listener comes", &|node| node.service("web", web(&[port(80), port(81)]))),
-        ("a listener goes", &|node| node.service("web", web(&[port(81)]))),
-        ("a route comes", &|node| node.proxier.set_service_cidrs(networks(&["10.128.0.0/16"]), node.now)),
-        ("a route goes", &|node| node.proxier.set_service_cidrs([], node.now)),
-        ("another own address", &|node| {
-            node.kernel.set_interface("eth1", &["192.0.2.77".parse().unwrap()]);
-            node.proxier.host_changed(node.now);
-        }),
-        ("a setting", &|node| node.kernel.set_sysctl("net/ipv4/conf/all/arp_ignore", Some("0"))),
-    ];
-    for (what, change) in changes {
-        change(&mut node);
-        assert!(!preview(&mut node), "{what}");
-        node.full();
-        assert!(preview(&mut node), "{what}, done");
-    }
-}
-
 #[test]
 fn a_preview_leaves_the_relay_as_it_is() {
     let mut node = new();

@@ -1,17 +1,15 @@
 //! A node whose kernel is in memory, with Services of namespace `demo`, for tests of the modes.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 use std::time::Duration;
 
 use iptables::{Backend, Family as Side};
-use proptest::prelude::*;
-use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
-use proxier_core::ports::PortErrorKind;
 use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
@@ -225,127 +223,6 @@ impl Node {
             assert_eq!(count.total, ours.count(), "{count:?}: {table}");
         }
     }
-}
-
-/// A Service among few, so that they meet.
-fn a_spec() -> impl Strategy<Value = Value> {
-    let optional = |text: &'static str| prop_oneof![Just(None), Just(Some(text))];
-    (1..5_u8, any::<bool>(), any::<bool>(), optional("203.0.113.1"), optional("198.18.0.1"), 0..4_u8, any::<bool>())
-        .prop_map(|(ip, sticky, local, external, balancer, ranges, node_port)| {
-            let mut port = json!({"name": "p", "port": 80});
-            if node_port {
-                port["nodePort"] = json!(30_000 + u32::from(ip));
-            }
-            let mut spec = json!({"clusterIP": format!("10.96.0.{ip}"), "type": "LoadBalancer", "ports": [port]});
-            if sticky {
-                spec["sessionAffinity"] = json!("ClientIP");
-            }
-            if local {
-                spec["externalTrafficPolicy"] = json!("Local");
-                spec["internalTrafficPolicy"] = json!(if ip % 2 == 0 { "Local" } else { "Cluster" });
-                spec["healthCheckNodePort"] = json!(31_000 + u32::from(ip));
-            }
-            spec["externalIPs"] = json!(external.into_iter().collect::<Vec<_>>());
-            if let Some(ip) = balancer {
-                spec["status"] = json!({"loadBalancer": {"ingress": [{"ip": ip}]}});
-            }
-            let all = ["198.51.100.0/24", "198.51.100.7/32", "192.0.2.0/24"];
-            spec["loadBalancerSourceRanges"] = json!(all[..usize::from(ranges)]);
-            spec
-        })
-}
-
-/// A step of a model.
-#[derive(Clone, Debug)]
-pub(crate) enum Step {
-    Service(u8, Value),
-    NoService(u8),
-    Slice(u8, Vec<u8>),
-    NoSlice(u8),
-    Pass,
-    Full,
-    Restart,
-    Fault(PortErrorKind, bool),
-}
-
-pub(crate) fn a_step() -> impl Strategy<Value = Step> {
-    let kind = prop_oneof![Just(PortErrorKind::Unknown), Just(PortErrorKind::Busy), Just(PortErrorKind::NotFound)];
-    prop_oneof![
-        6 => (0..4_u8, a_spec()).prop_map(|(name, spec)| Step::Service(name, spec)),
-        1 => (0..4_u8).prop_map(Step::NoService),
-        6 => (0..4_u8, proptest::collection::vec(0..8_u8, 0..5)).prop_map(|(name, of)| Step::Slice(name, of)),
-        1 => (0..4_u8).prop_map(Step::NoSlice),
-        6 => Just(Step::Pass),
-        1 => Just(Step::Full),
-        1 => Just(Step::Restart),
-        2 => (kind, any::<bool>()).prop_map(|(kind, takes_effect)| Step::Fault(kind, takes_effect)),
-    ]
-}
-
-/// Objects after the steps of a model.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Objects {
-    services: BTreeMap<u8, Value>,
-    slices: BTreeMap<u8, Vec<u8>>,
-}
-
-impl Objects {
-    /// Takes a step on a node with these options, where a fault meets this call; returns the report of a pass.
-    pub(crate) fn take(&mut self, step: Step, node: &mut Node, options: &Options, call: Call) -> Option<Report> {
-        match step {
-            Step::Service(name, spec) => {
-                node.service(&format!("s{name}"), spec.clone());
-                self.services.insert(name, spec);
-            }
-            Step::NoService(name) => {
-                node.no_service(&format!("s{name}"));
-                self.services.remove(&name);
-            }
-            Step::Slice(name, endpoints) => {
-                node.slice(&format!("s{name}"), &texts(&endpoints));
-                self.slices.insert(name, endpoints);
-            }
-            Step::NoSlice(name) => {
-                node.proxier.delete_slice(&ObjectKey::new("demo", &format!("s{name}-1")), node.now);
-                self.slices.remove(&name);
-            }
-            Step::Pass => return Some(node.pass()),
-            Step::Full => return Some(node.full()),
-            Step::Restart => {
-                *node = node.next(options.clone());
-                self.give(node);
-            }
-            Step::Fault(kind, takes_effect) => {
-                let fault = Fault::new(call, kind);
-                node.kernel.fail(if takes_effect { fault.takes_effect() } else { fault });
-            }
-        }
-        None
-    }
-
-    pub(crate) fn give(&self, node: &mut Node) {
-        for (name, spec) in &self.services {
-            node.service(&format!("s{name}"), spec.clone());
-        }
-        for (name, endpoints) in &self.slices {
-            node.slice(&format!("s{name}"), &texts(endpoints));
-        }
-    }
-}
-
-/// Texts of endpoints, the first of which are on this node.
-fn texts(endpoints: &[u8]) -> Vec<&'static str> {
-    const ALL: [&str; 8] = [
-        "10.244.0.1@node-a",
-        "10.244.0.2@node-a",
-        "10.244.0.3@node-a",
-        "10.244.1.1",
-        "10.244.1.2",
-        "10.244.1.3",
-        "10.244.1.4",
-        "10.244.1.5",
-    ];
-    endpoints.iter().map(|of| ALL[usize::from(*of)]).collect()
 }
 
 /// Number of writes. Finding flows to forget would count as one, though there may be none, so it is left out.

@@ -8,10 +8,11 @@ use proptest::sample::Index;
 use proxier_core::config::Config;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::service::NodeFacts;
-use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, Store};
+use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, Store};
 use serde_json::Value;
 
 use crate::corpus::unpack;
+use crate::node::Node;
 
 struct Universe {
     services: Vec<ServiceObject>,
@@ -39,7 +40,7 @@ fn universe() -> &'static Universe {
 }
 
 pub(crate) fn facts() -> NodeFacts {
-    let mut node = Node::new("node-a");
+    let mut node = NodeOfCluster::new("node-a");
     node.zone = Some("zone-a".into());
     node.addresses = vec!["192.168.0.10".parse().unwrap(), "2001:db8:1::10".parse().unwrap()];
     let interfaces = BTreeMap::from([("eth0".to_owned(), node.addresses.clone())]);
@@ -54,14 +55,32 @@ pub(crate) enum Event {
     DeleteSlice(Index),
 }
 
-pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
-    let event = prop_oneof![
+pub(crate) fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
         4 => any::<Index>().prop_map(Event::Service),
         6 => any::<Index>().prop_map(Event::Slice),
         1 => any::<Index>().prop_map(Event::DeleteService),
         1 => any::<Index>().prop_map(Event::DeleteSlice),
-    ];
-    proptest::collection::vec(event, 1..60)
+    ]
+}
+
+pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
+    proptest::collection::vec(event(), 1..60)
+}
+
+impl Node {
+    pub(crate) fn happens(&mut self, event: &Event) {
+        let Universe { services, slices } = universe();
+        let now = self.now;
+        match event {
+            Event::Service(index) => self.proxier.upsert_service(index.get(services), now),
+            Event::Slice(index) => _ = self.proxier.upsert_slice(index.get(slices), now),
+            Event::DeleteService(index) => {
+                self.proxier.delete_service(&ObjectKey::of(&index.get(services).metadata), now);
+            }
+            Event::DeleteSlice(index) => self.proxier.delete_slice(&ObjectKey::of(&index.get(slices).metadata), now),
+        }
+    }
 }
 
 pub(crate) fn happen(store: &mut Store, event: &Event) -> Vec<ObjectKey> {
