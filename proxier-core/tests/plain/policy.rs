@@ -373,10 +373,28 @@ fn what_cannot_be_is_told() {
         ("proxier/max-connections", "4294967296", "not a number from 1"),
         ("proxier/drain-seconds", "-1", "not 0 to 2678400 seconds"),
         ("proxier/drain-seconds", "2678401", "not 0 to 2678400 seconds"),
+        ("proxier/scheduler", "roundrobin", "not a scheduler of IPVS"),
+        ("proxier/scheduler", "none", "not a scheduler of IPVS"),
+        ("proxier/scheduler", "", "not a scheduler of IPVS"),
+        ("kube-router.io/service.scheduler", "x", "not a scheduler of IPVS"),
+        ("proxier/scheduler-flags", "sh-ports", "not flags of a scheduler"),
+        ("proxier/persistence-seconds", "0", "not 1 to 2678400 seconds"),
+        ("proxier/persistence-seconds", "2678401", "not 1 to 2678400 seconds"),
+        ("proxier/persistence-seconds", "1h", "not 1 to 2678400 seconds"),
+        ("proxier/persistence-prefix-ipv4", "24", "no longer exists; each client counts for itself"),
+        ("proxier/persistence-prefix-ipv6", "64", "no longer exists; each client counts for itself"),
+        ("proxier/one-packet", "true", "no longer exists; UDP is served as usual, with answers"),
+        ("proxier/min-connections", "3", "no longer exists; three quarters of proxier/max-connections count"),
+        ("proxier/proxy-protocol", "v2", "no longer exists; with externalTrafficPolicy: Local"),
+        ("proxier/proxy-protocol-ports", "80", "no longer exists"),
+        ("proxier/schedular", "wlc", "no annotation of this name is read"),
+        ("proxier/weights", "10.244.0.1=3", "EndpointSlices have it"),
+        ("proxier/weight", "3", "Nodes have it"),
     ] {
         let mut node = new();
         node.serve_input(&Input::annotated(json!({name: value})));
         weigh(&node, BALANCER, [1, 1, 1]);
+        assert_eq!(server(&node, BALANCER), "-s rr", "{name} {value}");
         let said = node.rejections();
         let start = format!("Service demo/web: metadata.annotations[{name}] ");
         assert!(said.len() == 1 && said[0].starts_with(&start) && said[0].contains(reason), "{name} {value}: {said:?}");
@@ -498,16 +516,22 @@ fn a_service_says_how_long_its_endpoints_drain() {
 fn the_operator_decides_what_annotations_may_do() {
     let input = Input {
         slice: json!({"proxier/weights": "10.244.0.1=3"}),
-        ..Input::annotated(json!({"proxier/forwarding": "ipip", "proxier/max-connections": "7"}))
+        ..Input::annotated(
+            json!({"proxier/forwarding": "ipip", "proxier/max-connections": "7", "proxier/scheduler": "lc",
+            "proxier/persistence-seconds": "60"}),
+        )
     };
-    for (allowed, expected) in [
-        (MayAskFor::empty(), "10.244.0.1:80 -m -w 1"),
-        (MayAskFor::WEIGHTS, "10.244.0.1:80 -m -w 3"),
-        (MayAskFor::FORWARDING, "10.244.0.1:80 -i -w 1 --tun-type ipip"),
-        (MayAskFor::THRESHOLDS, "10.244.0.1:80 -m -w 1 -x 7"),
+    for (allowed, options, expected) in [
+        (MayAskFor::empty(), "-s rr", "10.244.0.1:80 -m -w 1"),
+        (MayAskFor::SCHEDULER, "-s lc", "10.244.0.1:80 -m -w 1"),
+        (MayAskFor::PERSISTENCE, "-s rr -p 60", "10.244.0.1:80 -m -w 1"),
+        (MayAskFor::WEIGHTS, "-s wrr", "10.244.0.1:80 -m -w 3"),
+        (MayAskFor::FORWARDING, "-s rr", "10.244.0.1:80 -i -w 1 --tun-type ipip"),
+        (MayAskFor::THRESHOLDS, "-s rr", "10.244.0.1:80 -m -w 1 -x 7"),
     ] {
         let mut node = with(allowed);
         node.serve_input(&input);
+        assert_eq!(server(&node, BALANCER), options);
         assert_eq!(node.real_servers(BALANCER)[0], expected);
         let direct = allowed == MayAskFor::FORWARDING;
         assert_eq!(node.set_has("KUBE-LOAD-BALANCER-LOCAL", BALANCER), direct);
@@ -569,22 +593,36 @@ fn server(node: &Node, key: &str) -> String {
 /// Flags replace those that a scheduler has otherwise. Maglev hashing keeps its fallback: without it, new connections are lost while
 /// a real server drains.
 #[test]
-fn a_scheduler_has_the_flags_that_are_asked_for() {
-    for (scheduler, flags, there) in [
-        ("mh", None, "-s mh -b mh-fallback,mh-port"),
-        ("mh", Some("mh-port"), "-s mh -b mh-fallback,mh-port"),
-        ("mh", Some("mh-fallback"), "-s mh -b mh-fallback"),
-        ("sh", None, "-s sh"),
-        ("sh", Some("sh-port"), "-s sh -b sh-port"),
-        ("rr", Some("flag-2"), "-s rr -b flag-2"),
+fn a_changed_scheduler_or_persistence_is_applied_in_place() {
+    let mut node = new();
+    node.serve_input(&Input::new());
+    for (annotations, options) in [
+        (json!({"proxier/scheduler": "wlc"}), "-s wlc"),
+        (json!({"proxier/scheduler": "mh"}), "-s mh -b mh-fallback,mh-port"),
+        // mh without its fallback would lose new connections while an endpoint drains.
+        (json!({"proxier/scheduler": "mh", "proxier/scheduler-flags": "mh-port"}), "-s mh -b mh-fallback,mh-port"),
+        (json!({"proxier/scheduler": "mh", "proxier/scheduler-flags": "mh-fallback"}), "-s mh -b mh-fallback"),
+        (json!({"proxier/scheduler": "sh"}), "-s sh"),
+        (json!({"proxier/scheduler": "sh", "proxier/scheduler-flags": "sh-port"}), "-s sh -b sh-port"),
+        (
+            json!({"proxier/scheduler": "sh", "proxier/scheduler-flags": "sh-port, sh-fallback"}),
+            "-s sh -b sh-fallback,sh-port",
+        ),
+        (json!({"proxier/scheduler": "rr", "proxier/scheduler-flags": "flag-2"}), "-s rr -b flag-2"),
+        (json!({"kube-router.io/service.scheduler": "dh"}), "-s dh"),
+        (json!({"kube-router.io/service.scheduler": "dh", "proxier/scheduler": "lc"}), "-s lc"),
+        (
+            json!({"kube-router.io/service.scheduler": "sh", "kube-router.io/service.schedflags": "flag-1,flag-2"}),
+            "-s sh -b sh-fallback,sh-port",
+        ),
+        (json!({"proxier/persistence-seconds": "120"}), "-s rr -p 120"),
+        (json!({}), "-s rr"),
     ] {
-        let mut asked = json!({"proxier/scheduler": scheduler});
-        if let Some(flags) = flags {
-            asked["proxier/scheduler-flags"] = flags.into();
+        let report = node.serve_input(&Input::annotated(annotations.clone()));
+        for key in ALL {
+            assert_eq!(server(&node, key), options, "{annotations}: {key}: {:?}", node.rejections());
         }
-        let mut node = new();
-        node.serve_input(&Input::annotated(asked));
-        assert_eq!(server(&node, BALANCER), there, "{scheduler} {flags:?}: {:?}", node.rejections());
+        only_changes(&report, 0);
     }
 }
 
