@@ -54,8 +54,6 @@ pub mod recorded {
     /// Events of Services, one per line: a change, another proxy's label added (DELETED) and removed (ADDED), a
     /// deletion, a bookmark.
     pub const WATCH_SERVICES: &str = include_str!("recorded/watch-services.jsonl");
-    /// Events of EndpointSlices, one per line.
-    pub const WATCH_ENDPOINT_SLICES: &str = include_str!("recorded/watch-endpointslices.jsonl");
 
     /// Answers recorded from a kube-apiserver v1.36.2, each in JSON and in protobuf.
     pub mod both {
