@@ -239,7 +239,7 @@ fn invalid_packets_are_dropped_as_the_kernels_setting_says() {
         }
         node.kernel.set_sysctl(LIBERAL, None);
         node.full();
-        assert_eq!(drops(&node), true, "{mode}: a kernel without it");
+        assert!(drops(&node), "{mode}: a kernel without it");
     }
 }
 
