@@ -210,11 +210,7 @@ mod tests {
         }
         text += "| `proxier/weights` *, of an EndpointSlice | `10.0.0.1=3, 10.0.0.2=0`: weights of its endpoints, 0 to 65535 | `weights` | |\n\
             | `proxier/weight` *, of a Node, or a label of it | the weight of its endpoints, 0 to 65535 | `node-weights` | |\n\n\
-            ## Permissions\n\n| `ipvs.allowedAnnotations` | by default |\n| --- | --- |\n";
-        let default = crate::config::Config::default().ipvs.may_ask_for;
-        for (name, one) in MayAskFor::NAMED {
-            text += &format!("| `{name}` | {} |\n", if default.contains(*one) { "yes" } else { "no" });
-        }
+            All permissions but `node-weights` are given by default.\n";
         testkit::documents::is_current("docs/reference/annotations.md", &text);
     }
 }
