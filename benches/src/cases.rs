@@ -8,6 +8,7 @@ use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
 use ipvs::Transport as _;
 use ipvs::proc::Connections;
 use proxier_core::config::{Config, RulesBy};
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::diff::{Scope, diff};
 use proxier_core::modes::ipvs::drain::Drains;
@@ -17,7 +18,6 @@ use proxier_core::modes::ipvs::plan::{Plan, plan};
 use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 

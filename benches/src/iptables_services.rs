@@ -8,10 +8,10 @@ use std::thread;
 use std::time::Duration;
 
 use iptables::{Backend, BackendChoice};
+use proxier_core::engine::Options as ReconcilerOptions;
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::modes;
 use proxier_core::net::Family;
-use proxier_core::reconciler::Options as ReconcilerOptions;
 
 use crate::namespace::{collect, tell, warm_up};
 use crate::node::Node;

@@ -5,8 +5,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::Duration;
 
+use proxier_core::engine::Options as ReconcilerOptions;
 use proxier_core::modes::Kind;
-use proxier_core::reconciler::Options as ReconcilerOptions;
 use testkit::{Need, missing};
 
 use crate::machine::{is_emulated, kernel_memory};

@@ -4,12 +4,12 @@ use std::cell::{Cell, RefCell};
 use std::time::{Duration, Instant};
 
 use iptables::{Dump, Transaction};
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use proxier_core::plan::report::Report;
 use proxier_core::ports::{PortError, Rules};
-use proxier_core::reconciler::{Options, Reconciler};
 
 use crate::Failure;
 use crate::report::ms;

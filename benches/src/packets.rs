@@ -4,8 +4,8 @@
 use std::net::{Ipv4Addr, SocketAddr};
 
 use proxier_core::config::FastPath;
+use proxier_core::engine::Options as ReconcilerOptions;
 use proxier_core::modes::Kind;
-use proxier_core::reconciler::Options as ReconcilerOptions;
 use testkit::{Need, missing};
 
 use crate::machine::{is_emulated, ticks};

@@ -16,11 +16,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use examples::Failure;
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::kernel::{KernelPorts, Monitor, Options as KernelOptions};
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey};
 use proxier_core::plan::report::Report;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey};
 
 /// Interval between reads of the file.

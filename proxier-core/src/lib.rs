@@ -6,9 +6,9 @@
 //!
 //! 1. **Give it objects**: Services, EndpointSlices and the Node, as they change, as [`objects`] that `serde` reads. An
 //!    agent with its own source of truth registers addresses and endpoints directly
-//!    ([`upsert_frontends`](reconciler::Reconciler::upsert_frontends)). Once the first lists are complete, call
-//!    [`start`](reconciler::Reconciler::start). Nothing is written before.
-//! 2. **Call [`pass`](reconciler::Reconciler::pass)** when [`next_wake`](reconciler::Reconciler::next_wake) is due, and
+//!    ([`upsert_frontends`](engine::Reconciler::upsert_frontends)). Once the first lists are complete, call
+//!    [`start`](engine::Reconciler::start). Nothing is written before.
+//! 2. **Call [`pass`](engine::Reconciler::pass)** when [`next_wake`](engine::Reconciler::next_wake) is due, and
 //!    lend it the [`ports`] to the kernel: [`kernel`] (feature `kernel`), [`fake`] for tests (feature `testing`), or
 //!    your own.
 //! 3. **Read the [`Report`]**: what was written, what failed and why. The reconciler schedules retries itself.
@@ -21,7 +21,7 @@
 //! use std::time::{Duration, Instant};
 //! use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 //! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-//! use proxier_core::reconciler::{Options, Reconciler};
+//! use proxier_core::engine::{Options, Reconciler};
 //!
 //! let services: Vec<ServiceObject> = serde_json::from_str(&std::fs::read_to_string("services.json")?)?;
 //! let slices: Vec<EndpointSliceObject> = serde_json::from_str(&std::fs::read_to_string("slices.json")?)?;
@@ -53,7 +53,7 @@
 //! | program the running kernel | [`kernel::KernelPorts`]; single parts: [`ports`] |
 //! | test an agent without a kernel | [`fake::FakeKernel`] |
 //! | configure | [`config::Config`], [`objects::ConfigObject`] |
-//! | provide Frontends instead of Services | [`Reconciler::upsert_frontends`](reconciler::Reconciler::upsert_frontends) |
+//! | provide Frontends instead of Services | [`Reconciler::upsert_frontends`](engine::Reconciler::upsert_frontends) |
 //! | show what a node would have | [`sketch`] |
 //!
 //! # How it works
@@ -108,7 +108,7 @@
 //! * `service.kubernetes.io/headless` only counts on slices, as from Kubernetes 1.32. A Service is headless by its
 //!   cluster IP.
 //!
-//! [`Reconciler`]: reconciler::Reconciler
+//! [`Reconciler`]: engine::Reconciler
 //! [`Report`]: plan::report::Report
 //! [`Store`]: snapshot::Store
 //! [`Rejection`]: snapshot::Rejection
@@ -124,6 +124,7 @@
 mod backoff;
 mod compat;
 pub mod config;
+pub mod engine;
 #[cfg(feature = "testing")]
 pub mod fake;
 mod flags;
@@ -137,7 +138,7 @@ mod pack;
 mod parallel;
 pub mod plan;
 pub mod ports;
-pub mod reconciler;
+
 pub mod safeguard;
 pub mod service;
 pub mod sketch;

@@ -101,7 +101,7 @@ impl Neighbour {
 ///
 /// **Neighbours**, which this node reaches over the network. If their addresses were bound to the dummy device, all
 /// their ports would be local to this node, and the node could not recover. A
-/// [`Reconciler`](crate::reconciler::Reconciler) adds the gateways of the default routes and the endpoints of
+/// [`Reconciler`](crate::engine::Reconciler) adds the gateways of the default routes and the endpoints of
 /// `default/kubernetes` itself. Its caller must add name servers and other addresses of the API server
 /// ([`Reserved::set_neighbours`]). External and load-balancer addresses are rejected, except:
 ///

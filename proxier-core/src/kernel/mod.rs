@@ -28,7 +28,7 @@
 //! use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 //! use proxier_core::kernel::{KernelPorts, Monitor, Options as KernelOptions, TableMonitor};
 //! use proxier_core::modes::Kind;
-//! use proxier_core::reconciler::{Options, Reconciler};
+//! use proxier_core::engine::{Options, Reconciler};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! let mut options = Options::default();

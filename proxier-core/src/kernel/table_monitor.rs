@@ -29,10 +29,10 @@ impl TableChanges {
 }
 
 /// Listens for changes of the tables of one name, in all families, in one network namespace. A reconciler writes the
-/// tables named [`Reconciler::table_name`](crate::reconciler::Reconciler::table_name).
+/// tables named [`Reconciler::table_name`](crate::engine::Reconciler::table_name).
 ///
 /// This process's own transactions are reported too;
-/// [`Reconciler::tables_changed`](crate::reconciler::Reconciler::tables_changed) recognises them. To miss nothing, open
+/// [`Reconciler::tables_changed`](crate::engine::Reconciler::tables_changed) recognises them. To miss nothing, open
 /// it before the tables are read. Or open it after the first full pass and call `tables_changed` with `lost`, which
 /// compares generations. While something listens, the kernel makes a message of each written element
 /// (`nf_tables_setelem_notify`), which doubles the time of a large first pass. Wait until its descriptor is readable,

@@ -26,7 +26,7 @@ pub(crate) fn is_relayed(key: &FrontendKey) -> bool {
 }
 
 /// The state of node ports on loopback addresses in nftables mode
-/// ([`Reconciler::localhost_node_ports`](crate::reconciler::Reconciler::localhost_node_ports)).
+/// ([`Reconciler::localhost_node_ports`](crate::engine::Reconciler::localhost_node_ports)).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LocalhostNodePorts {

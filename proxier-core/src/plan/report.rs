@@ -225,7 +225,7 @@ pub struct Report {
     /// appears at most once a minute, with its count.
     pub notices: Vec<String>,
     /// Whether nothing was written, because objects of other modes serve and the safeguard holds back what would
-    /// replace them. They stay too ([`Reconciler::remove_others`](crate::reconciler::Reconciler::remove_others)).
+    /// replace them. They stay too ([`Reconciler::remove_others`](crate::engine::Reconciler::remove_others)).
     pub waits: bool,
     /// Services that were served before everything else, at a cold start of IPVS mode with thousands of Services.
     pub served_first: Option<ServedFirst>,

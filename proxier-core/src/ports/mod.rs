@@ -13,7 +13,7 @@
 //! use std::time::Duration;
 //! use proxier_core::fake::FakeKernel;
 //! use proxier_core::ports::{PortError, PortErrorKind, Ports, Sysctls};
-//! use proxier_core::reconciler::{Options, Reconciler};
+//! use proxier_core::engine::{Options, Reconciler};
 //!
 //! struct AlreadySet(Vec<String>);
 //!

@@ -4,7 +4,7 @@ use super::{Desired, FrontendObserver, NodeFacts};
 use crate::snapshot::{ObjectKey, Store};
 
 /// [`Desired`] and one of its [`FrontendObserver`]s, kept in step, for tools and tests that compile Services without a
-/// [`Reconciler`](crate::reconciler::Reconciler).
+/// [`Reconciler`](crate::engine::Reconciler).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Indexed<F> {
     /// Frontends of all Services.

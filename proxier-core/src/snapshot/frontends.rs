@@ -28,7 +28,7 @@ pub(crate) const OTHER_PORT: &str =
     "an endpoint's port differs from the Service's, which only masquerading rewrites; masquerade counts";
 
 /// A Frontend with its endpoints, from an agent with its own source of truth
-/// ([`Reconciler::upsert_frontends`](crate::reconciler::Reconciler::upsert_frontends)).
+/// ([`Reconciler::upsert_frontends`](crate::engine::Reconciler::upsert_frontends)).
 ///
 /// ```
 /// use proxier_core::net::{EndpointKey, FrontendKey, Protocol};

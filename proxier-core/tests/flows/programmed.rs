@@ -3,9 +3,9 @@
 use std::error::Error;
 use std::time::Duration;
 
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::plan::step::Part;
-use proxier_core::reconciler::{Options, Reconciler};
 use testkit::Netns;
 
 use super::objects::{Objects, objects};

@@ -18,11 +18,11 @@ use proptest::prelude::*;
 use proptest::strategy::ValueTree as _;
 use proptest::test_runner::TestRunner;
 use proxier_core::config::{Binding, LocalTraffic, RulesBy};
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::modes;
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use testkit::{Netns, PROXY, kernel_test, oracle};
 

@@ -3,10 +3,10 @@
 use std::error::Error;
 
 use iptables::{Backend, BackendChoice};
+use proxier_core::engine::Options;
 use proxier_core::kernel::{Options as KernelOptions, PacketCounters};
 use proxier_core::modes;
 use proxier_core::modes::iptables::COUNTERS;
-use proxier_core::reconciler::Options;
 use testkit::{Need, Netns, kernel_test};
 
 use crate::flows::objects::Objects;

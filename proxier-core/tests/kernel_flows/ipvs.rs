@@ -5,10 +5,10 @@ use std::error::Error;
 use std::net::SocketAddr;
 
 use proxier_core::config::RulesBy;
+use proxier_core::engine::Options;
 use proxier_core::kernel::Options as KernelOptions;
 use proxier_core::modes::{self, iptables, trace};
 use proxier_core::net::{FrontendKey, Protocol};
-use proxier_core::reconciler::Options;
 use proxier_core::service::{Indexed, NodeFacts, Packet, Reached, Verdict as Traced};
 use proxier_core::snapshot::{Node, Store};
 use testkit::witness::Transport;

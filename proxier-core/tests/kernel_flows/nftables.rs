@@ -3,9 +3,9 @@
 use std::error::Error;
 use std::net::SocketAddr;
 
+use proxier_core::engine::Options;
 use proxier_core::kernel::Options as KernelOptions;
 use proxier_core::modes;
-use proxier_core::reconciler::Options;
 use testkit::{Need, Netns, kernel_test};
 
 use crate::flows::difference::Kind;

@@ -11,9 +11,9 @@ use nix::errno::Errno;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, SockaddrStorage, recvfrom, sendto, socket,
 };
+use proxier_core::engine::Options;
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
-use proxier_core::reconciler::Options;
 use serde_json::json;
 use testkit::witness::{Conversation, Transport, Witness};
 use testkit::{Need, Netns, PROXY, kernel_test, oracle};

@@ -5,12 +5,12 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proxier_core::config::RulesBy;
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
 use proxier_core::kernel::TablesPort;
 use proxier_core::net::Family;
 use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
-use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
 use testkit::witness::{Transport, Witness, ask};
 use testkit::{Need, kernel_test, oracle};

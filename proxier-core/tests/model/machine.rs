@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use ipvs::model::{ForwardingMethod, TimeoutsUpdate, Weight};
 use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
+use proxier_core::engine::Limits;
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel};
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::ipvs::drain::Policy;
@@ -16,8 +18,6 @@ use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::{Failure, Report};
 use proxier_core::plan::step::{Action, Part, Step as Done};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::Limits;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::service::{Frontend, Indexed};
 use proxier_core::snapshot::{Balancing, ObjectKey, ZoneWeights};
 

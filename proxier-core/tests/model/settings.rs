@@ -11,13 +11,13 @@ use iptables::{Backend, Family};
 use ipvs::{Operation, Scheduler, VirtualServer, VirtualServerKey};
 use proptest::prelude::*;
 use proxier_core::config::{Binding, Config, LocalTraffic, RulesBy};
+use proxier_core::engine::Limits;
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::RouteOwner;
-use proxier_core::reconciler::Limits;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 
 use super::objects::{self, SERVICES};

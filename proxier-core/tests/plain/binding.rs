@@ -8,6 +8,7 @@ use std::time::Duration;
 use iptables::Backend;
 use proxier_core::config::{Binding, InterfaceName, LocalTraffic, RulesBy};
 use proxier_core::config::{Neighbour, User};
+use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
@@ -15,7 +16,6 @@ use proxier_core::net::Network;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{PortErrorKind, RouteOwner};
-use proxier_core::reconciler::Options;
 use serde_json::{Value, json};
 
 use crate::node::{Node, kernel};

@@ -11,12 +11,12 @@ use ipvs::Operation;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proxier_core::config::{Binding, RulesBy};
+use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::Options;
 use serde_json::json;
 
 use crate::mode_switch::with_strangers;

@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use nftables::{Family, Table, TableKey, Transaction};
 use proxier_core::config::{Config, FastPath};
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::modes::{Kind, Names, fast_path};
 use proxier_core::objects::{ConfigObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
 
 const TABLE: &str = "inet proxier-fast-path";

@@ -7,9 +7,9 @@ use std::time::Duration;
 use iptables::TableName;
 use ipvs::model::ForwardingMethod;
 use proxier_core::config::{Families, MayAskFor};
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::plan::report::Report;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 use serde_json::json;
 

@@ -9,12 +9,12 @@ use iptables::fake::FakeHost;
 use iptables::{Backend, ChainName, Edit, Iptables, Rule, TableName, Transaction};
 use nftables::{Element, Operand, Set};
 use proxier_core::config::{Binding, Config};
+use proxier_core::engine::{Options, Removal};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::cleanup::{cleanup, leftovers};
 use proxier_core::modes::{Cleaned, Kind};
 use proxier_core::net::Family;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::{Options, Removal};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use proxier_core::config::{Binding, Config, RulesBy};
 use proxier_core::config::{Neighbour, User};
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
 
 use crate::node::{Node, service};

@@ -11,13 +11,13 @@ use nftables::{
     TableKey, Transaction,
 };
 use proxier_core::config::{InterfaceName, LocalTraffic, NodePortAddresses};
+use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::{self, nftables as mode};
 use proxier_core::net::EndpointKey;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{Listener, PortErrorKind};
-use proxier_core::reconciler::Options;
 use proxier_core::service::{Packet, Roles};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
 use serde_json::{Value, json};

@@ -5,13 +5,13 @@ use std::time::Duration;
 
 use iptables::Family as Side;
 use ipvs::{Operation, RealServer};
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::Part;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::{Value, json};
 

@@ -5,12 +5,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use proxier_core::config::RulesBy;
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Failure;
 use proxier_core::ports::Ports;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;
 

@@ -6,12 +6,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use proxier_core::config::{Config, InterfaceName, KernelNames, NamePrefix, TableName};
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::{Cleaned, Kind, nftables};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::json;
 
 use crate::node::{Node, held, kernel, options_of, same, writes};

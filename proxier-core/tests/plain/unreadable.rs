@@ -2,9 +2,9 @@
 //! the object stays, and everything else follows the objects as always.
 
 use proxier_core::config::{Binding, RulesBy};
+use proxier_core::engine::{Options, Removal};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
-use proxier_core::reconciler::{Options, Removal};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::{Value, json};
 

@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use proxier_core::config::{LocalTraffic, Neighbour, User};
+use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::trace::trace;
 use proxier_core::modes::{self, iptables, userspace};
@@ -12,7 +13,6 @@ use proxier_core::net::{FrontendKey, Network};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{PortErrorKind, RouteOwner, Settings};
-use proxier_core::reconciler::Options;
 use proxier_core::service::{Packet, Verdict};
 use serde_json::{Value, json};
 

@@ -108,19 +108,16 @@ fn ports_and_the_kernel_do_not_know_modes() {
 }
 
 #[test]
-fn the_reconciler_knows_modes_by_their_trait() {
-    let files = code("reconciler");
+fn the_engine_knows_modes_by_their_trait() {
+    let files = code("engine");
     let crates = ["ipvs", "ipset", "iptables", "nftables"];
     let names_one = |line: &str| crates.iter().chain(&["userspace"]).any(|name| names_path(line, name));
     only(
         &with(&files, names_one),
         &[
-            (
-                "reconciler/own_transactions.rs",
-                "remembers what was committed to tables of nf_tables, whatever the mode",
-            ),
-            ("reconciler/options.rs", "makes the modes from their options"),
-            ("reconciler/view.rs", "lends what IPVS mode has to agents"),
+            ("engine/own_transactions.rs", "remembers what was committed to tables of nf_tables, whatever the mode"),
+            ("engine/options.rs", "makes the modes from their options"),
+            ("engine/view.rs", "lends what IPVS mode has to agents"),
         ],
     );
 }
@@ -141,7 +138,7 @@ fn arrows() -> BTreeMap<String, BTreeSet<String>> {
 #[test]
 fn no_module_leads_back_to_itself() {
     let mut arrows = arrows();
-    assert!(arrows["reconciler"].contains("modes") && arrows["modes"].contains("ports"), "{arrows:#?}");
+    assert!(arrows["engine"].contains("modes") && arrows["modes"].contains("ports"), "{arrows:#?}");
     let known: BTreeSet<String> = arrows.keys().cloned().collect();
     let unknown: BTreeSet<&String> = arrows.values().flatten().filter(|named| !known.contains(*named)).collect();
     assert!(unknown.is_empty(), "named, and no module: {unknown:?}");

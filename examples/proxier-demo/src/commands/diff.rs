@@ -6,10 +6,10 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::process::ExitCode;
 
 use ipvs::model::SnapshotEntry;
+use proxier_core::engine::Reconciler;
 use proxier_core::modes::nftables::list_kube_proxy;
 use proxier_core::modes::{Kind, list_frontends, other_addresses, trace};
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
-use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;

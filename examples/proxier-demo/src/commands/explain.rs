@@ -6,11 +6,11 @@ use std::net::IpAddr;
 use std::process::ExitCode;
 use std::str::FromStr;
 
+use proxier_core::engine::Reconciler;
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Refused;
-use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{EndpointDecision, Frontend, Roles, endpoint_decisions, why_left_out};
 use proxier_core::sketch::Held;
 use proxier_core::snapshot::{ObjectKey, ServicePort, Store, TrafficPolicy};

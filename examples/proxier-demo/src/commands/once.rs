@@ -4,13 +4,13 @@ use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
+use proxier_core::engine::{Reconciler, Removal};
 use proxier_core::modes::cleanup::{cleanup, cleanup_beside_kube_proxy, kept_for_the_kubelet};
 use proxier_core::modes::select::RequestedMode;
 use proxier_core::modes::{Cleaned, Kind, Names, Plan, sysctl_changes};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::SysctlChange;
-use proxier_core::reconciler::{Reconciler, Removal};
 use proxier_core::sketch::Sketch;
 use serde_json::{Value, json};
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeSet;
 
 use proxier_core::config::{Binding, MayAskFor, Topology};
+use proxier_core::engine::Reconciler;
 use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs as ipvs_mode;
 use proxier_core::objects::ServiceObject;
-use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{Frontend, Roles};
 use proxier_core::snapshot::{Annotation, Balancing, Service, TrafficPolicy};
 

@@ -3,9 +3,9 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 
+use proxier_core::engine::Reconciler;
 use proxier_core::modes::trace;
 use proxier_core::net::{Family, FrontendKey};
-use proxier_core::reconciler::Reconciler;
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use serde_json::{Value, json};
 

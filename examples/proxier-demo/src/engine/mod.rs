@@ -25,14 +25,14 @@ use std::time::{Duration, Instant};
 
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::{Families, RulesBy};
+use proxier_core::engine::Limits;
+use proxier_core::engine::{Options, Reconciler, Removal};
 use proxier_core::kernel::{KernelPorts, TableChanges};
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::{Cleaned, Kind, Plan, can_own_tables, fast_path, ipvs, userspace as userspace_mode};
 use proxier_core::net::{Family, Network};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
-use proxier_core::reconciler::Limits;
-use proxier_core::reconciler::{Options, Reconciler, Removal};
 use proxier_core::safeguard::MassRemoval;
 use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};

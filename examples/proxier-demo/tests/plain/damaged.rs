@@ -141,7 +141,7 @@ impl Kernel for Memory {
 }
 
 fn engine(kernel: &FakeKernel, mode: Kind, snapshot: Snapshot) -> Engine<Memory> {
-    let mut options = proxier_core::reconciler::Options::default();
+    let mut options = proxier_core::engine::Options::default();
     options.mode = mode;
     let mut engine = Engine::new("n1", options, Memory(kernel.clone()));
     for change in initial_list::changes(snapshot) {

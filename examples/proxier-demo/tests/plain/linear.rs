@@ -8,9 +8,9 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use nix::time::{ClockId, clock_gettime};
+use proxier_core::engine::Options;
 use proxier_core::modes::Names;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::reconciler::Options;
 use proxier_core::sketch::Sketch;
 use proxier_demo::engine::Engine;
 use proxier_demo::message::change::{Change, Snapshot};

@@ -7,9 +7,9 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use ipvs::model::Weight;
+use proxier_core::engine;
 use proxier_core::fake::FakeKernel;
 use proxier_core::ports::Ports;
-use proxier_core::reconciler;
 use proxier_demo::engine::{Engine, Kernel};
 use proxier_demo::message::{Event, channel};
 use proxier_demo::sources::cluster::{Cluster, Connection, Options};
@@ -81,7 +81,7 @@ fn steady() -> BTreeSet<String> {
 
 /// The kernel's thread of the program: takes changes, and does the work that is due.
 fn follow(mut changes: Receiver<Event>, kernel: &FakeKernel, ends: &AtomicBool, lost: &Mutex<Vec<String>>) {
-    let mut options = reconciler::Options::default();
+    let mut options = engine::Options::default();
     options.limits.max_interval = Duration::from_secs(3);
     // Longer than any list takes to come back here.
     options.mass_removal.patience = Some(Duration::from_secs(4));

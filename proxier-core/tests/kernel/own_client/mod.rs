@@ -4,12 +4,12 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
-use proxier_core::reconciler::{Options, Reconciler};
 use serde_json::{Value, json};
 use testkit::witness::{Transport, Witness, ask};
 use testkit::{Netns, oracle};

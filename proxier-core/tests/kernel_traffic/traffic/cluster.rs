@@ -4,11 +4,11 @@ use std::time::{Duration, Instant};
 
 use iptables::{Backend, BackendChoice};
 use proxier_core::config::Config;
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::objects::{ConfigObject, EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Report;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use proxier_core::time::Moment;
 use serde_json::{Value, json};

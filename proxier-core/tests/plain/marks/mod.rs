@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
 use proxier_core::config::Config;
+use proxier_core::engine::Options;
 use proxier_core::fake::FakeKernel;
-use proxier_core::reconciler::Options;
 use serde_json::{Value, json};
 
 use crate::node::{Node, kernel};

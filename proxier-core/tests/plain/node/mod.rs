@@ -5,12 +5,12 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use iptables::{Backend, Family as Side};
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use proxier_core::engine::{Options, Reconciler};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
-use proxier_core::reconciler::{Options, Reconciler};
 use proxier_core::snapshot::{HostAddresses, Rejection};
 
 use super::format::KernelEdit;

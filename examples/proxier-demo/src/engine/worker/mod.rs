@@ -9,10 +9,10 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::config::User;
+use proxier_core::engine::Removal;
 use proxier_core::modes::Cleaned;
 use proxier_core::net::{ByFamily, Family};
 use proxier_core::plan::report::{Refused, Report};
-use proxier_core::reconciler::Removal;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use k8s_openapi::jiff::Timestamp;
 use proxier_core::config::{NodePortAddresses, RulesBy};
+use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
-use proxier_core::reconciler::Options;
 use serde_json::{Value, json};
 use testkit::apiserver::ApiServer;
 

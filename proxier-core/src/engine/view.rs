@@ -4,6 +4,8 @@ use ::ipvs::VirtualServerKey;
 use ::ipvs::model::VirtualServerConfig;
 
 use super::state::{Reconciler, Trust};
+use crate::engine::schedule::Schedule;
+use crate::engine::totals::Totals;
 use crate::modes;
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::drain::Drains;
@@ -13,8 +15,6 @@ use crate::modes::ipvs::{Draining, MarkUnavailable};
 use crate::modes::localhost_relay::LocalhostNodePorts;
 use crate::net::FrontendKey;
 use crate::plan::report::Refused;
-use crate::reconciler::schedule::Schedule;
-use crate::reconciler::totals::Totals;
 use crate::safeguard::Safeguard;
 use crate::service::{Desired, NodeFacts};
 use crate::snapshot::{Rejection, Store};

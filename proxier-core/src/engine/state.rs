@@ -34,7 +34,7 @@ use crate::time::Moment;
 /// use proxier_core::fake::FakeKernel;
 /// use proxier_core::modes::Kind;
 /// use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-/// use proxier_core::reconciler::{Options, Reconciler};
+/// use proxier_core::engine::{Options, Reconciler};
 /// use proxier_core::snapshot::ObjectKey;
 ///
 /// let service: ServiceObject = serde_json::from_str(r#"{

@@ -72,7 +72,7 @@ impl Reconciler {
     /// use std::time::Duration;
     /// use proxier_core::fake::FakeKernel;
     /// use proxier_core::objects::ServiceObject;
-    /// use proxier_core::reconciler::{Options, Reconciler};
+    /// use proxier_core::engine::{Options, Reconciler};
     /// use proxier_core::snapshot::{ObjectKey, ObjectKind};
     ///
     /// let service: ServiceObject = serde_json::from_str(r#"{
