@@ -128,6 +128,7 @@ pub mod engine;
 #[cfg(feature = "testing")]
 pub mod fake;
 mod flags;
+pub mod inspect;
 #[cfg(feature = "kernel")]
 pub mod kernel;
 pub mod modes;

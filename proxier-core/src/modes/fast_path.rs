@@ -254,7 +254,7 @@ fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) 
 }
 
 /// The step of a packet's trace about whether its connection takes the fast path, if there is one.
-pub(super) fn step(config: &Config, mode: Kind, packet: &Packet) -> Option<String> {
+pub(crate) fn step(config: &Config, mode: Kind, packet: &Packet) -> Option<String> {
     let fast = config.fast_path.as_ref().filter(|_| mode.facts().translates_packets)?;
     if packet.from_node || !matches!(packet.to.protocol, Protocol::Tcp | Protocol::Udp) {
         return None;

@@ -6,20 +6,17 @@
 pub mod cleanup;
 pub mod fast_path;
 pub mod forward;
-pub mod inspect;
+pub(crate) mod inspection;
 pub mod iptables;
 pub mod ipvs;
-mod list;
 pub mod localhost_relay;
 pub mod nftables;
 pub(crate) mod others;
 pub mod select;
 pub(crate) mod shared;
-pub mod trace;
 pub mod userspace;
 
 pub use crate::plan::names::Names;
-pub use list::{ServedFrontend, list_frontends};
 pub use shared::cleaned::Cleaned;
 pub use shared::networks::other_addresses;
 pub use shared::sysctls::HostSettings;

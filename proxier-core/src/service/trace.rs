@@ -15,7 +15,7 @@ use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::snapshot::{Balancing, ObjectKey, Roles, Sharing, Store, TrafficPolicy};
 
 bitflags! {
-    /// How modes differ in handling packets; [`modes::trace`](crate::modes::trace) has the rules of each.
+    /// How modes differ in handling packets; [`inspect::trace`](crate::inspect::trace) has the rules of each.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
     pub(crate) struct PacketRules: u16 {
         /// Node ports are served on IPv4 loopback addresses.

@@ -6,8 +6,9 @@ use std::net::SocketAddr;
 
 use proxier_core::config::RulesBy;
 use proxier_core::engine::Options;
+use proxier_core::inspect::trace;
 use proxier_core::kernel::Options as KernelOptions;
-use proxier_core::modes::{self, iptables, trace};
+use proxier_core::modes::{self, iptables};
 use proxier_core::net::{FrontendKey, Protocol};
 use proxier_core::service::{Indexed, NodeFacts, Packet, Reached, Verdict as Traced};
 use proxier_core::snapshot::{Node, Store};
@@ -53,7 +54,7 @@ fn traced(scenario: &Scenario, flow: &Flow) -> Flow {
     let to = FrontendKey::new(protocol, flow.to.ip(), flow.to.port());
     let packet = if flow.is_nodes() { Packet::from_node(flow.source, to) } else { Packet::new(flow.source, to) };
     let known = (&desired, &facts);
-    let verdict = trace::trace(modes::Kind::Ipvs, &store, known, &packet, iptables::Options::default()).verdict;
+    let verdict = trace(modes::Kind::Ipvs, &store, known, &packet, iptables::Options::default()).verdict;
     let (mut dest, mut masqueraded) = (Destination::Verdict(Verdict::LeftAlone), BTreeSet::new());
     match verdict {
         Traced::LeftAlone => {}

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use proxier_core::modes::trace::trace;
+use proxier_core::inspect::trace;
 use proxier_core::modes::{Kind, fast_path, iptables};
 use proxier_core::net::{Family, FrontendKey, Protocol};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};

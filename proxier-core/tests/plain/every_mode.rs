@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proxier_core::config::{MayAskFor, RulesBy};
-use proxier_core::modes::trace::trace;
+use proxier_core::inspect::trace;
 use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::EndpointKey;
 use proxier_core::objects::NodeObject;

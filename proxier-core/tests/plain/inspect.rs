@@ -1,7 +1,7 @@
 //! Entries of a kernel in memory for an address and port, compared with a kernel that has everything, in each mode.
 
+use proxier_core::inspect::{Difference, Inspection, differences, inspect};
 use proxier_core::modes::Kind;
-use proxier_core::modes::inspect::{Difference, Inspection, differences, inspect};
 use proxier_core::net::FrontendKey;
 use proxier_core::ports::PortErrorKind;
 use serde_json::json;

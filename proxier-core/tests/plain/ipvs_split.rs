@@ -12,8 +12,8 @@ use nftables::{
 };
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::inspect::{differences, inspect, inspect_packet};
 use proxier_core::modes::cleanup::cleanup;
-use proxier_core::modes::inspect::{differences, inspect, inspect_packet};
 use proxier_core::modes::{self, Kind};
 use proxier_core::net::FrontendKey;
 use proxier_core::objects::ConfigObject;
@@ -365,7 +365,8 @@ fn a_trace_says_what_becomes_of_packets() {
         let source = source.parse().unwrap();
         let packet = if source == to.address { Packet::from_node(source, to) } else { Packet::new(source, to) };
         let known = (proxier.desired(), proxier.facts());
-        modes::trace::trace(Kind::Ipvs, proxier.store(), known, &packet, modes::iptables::Options::default()).verdict
+        proxier_core::inspect::trace(Kind::Ipvs, proxier.store(), known, &packet, modes::iptables::Options::default())
+            .verdict
     };
     let (first, second) = (format!("TCP {BALANCER}"), "TCP 198.51.100.2:80");
     let text = |verdict: Verdict| verdict.to_string();

@@ -6,7 +6,8 @@ use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
 use proxier_core::config::{Binding, Config, LocalTraffic, NodePortAddresses};
-use proxier_core::modes::{Kind, iptables, trace};
+use proxier_core::inspect::trace;
+use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Desired, Indexed, NodeFacts, Packet, Reached, Trace, Verdict};
@@ -40,7 +41,7 @@ impl World {
     fn trace(&self, mode: Kind, flow: &Flow) -> Trace {
         let packet =
             if flow.is_nodes() { Packet::from_node(flow.source, flow.to) } else { Packet::new(flow.source, flow.to) };
-        trace::trace(mode, &self.store, (&self.desired, &self.facts), &packet, iptables::Options::default())
+        trace(mode, &self.store, (&self.desired, &self.facts), &packet, iptables::Options::default())
     }
 }
 
@@ -401,11 +402,11 @@ fn devices_and_ports_of_nobody() {
     "veth".clone_into(&mut object.detect_local.interface_name_prefix);
     let (web, store, facts, desired) = one_frontend(&object);
     let traced = |mode, packet: &Packet| {
-        trace::trace(mode, &store, (&desired, &facts), packet, iptables::Options::default()).verdict.to_string()
+        trace(mode, &store, (&desired, &facts), packet, iptables::Options::default()).verdict.to_string()
     };
     let source = IpAddr::from([192, 0, 2, 9]);
     let traced_to =
-        trace::trace(Kind::Ipvs, &store, (&desired, &facts), &Packet::new(source, web), iptables::Options::default());
+        trace(Kind::Ipvs, &store, (&desired, &facts), &Packet::new(source, web), iptables::Options::default());
     let said = traced_to.steps.join(" ");
     assert!(said.contains("TCP 10.96.0.10:80 is a Frontend of Service agent/web: cluster IP."), "{said}");
     assert!(!said.contains("Weights"), "all are the same: {said}");
@@ -432,7 +433,7 @@ fn the_fast_path_of_a_connection() {
     object.fast_path = serde_json::from_value(json!({ "interfaces": ["eth*", "cali7"], "minPackets": 20 })).unwrap();
     let (web, store, facts, desired) = one_frontend(&object);
     let last = |mode, packet: &Packet| {
-        let traced = trace::trace(mode, &store, (&desired, &facts), packet, iptables::Options::default());
+        let traced = trace(mode, &store, (&desired, &facts), packet, iptables::Options::default());
         traced.steps.last().filter(|step| step.contains("fastPath")).cloned().unwrap_or_default()
     };
     let packet = |to| Packet::new([192, 0, 2, 9].into(), to);
@@ -466,7 +467,7 @@ fn node_ports_are_those_of_this_node() {
     let desired = Indexed::build(&store, &facts, ()).desired;
     let traced = |to: &str| {
         let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
-        let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+        let trace = trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
         (trace.verdict.to_string(), trace.steps.join(" "))
     };
     let (verdict, steps) = traced("TCP 192.0.2.1:30080");
@@ -519,7 +520,7 @@ fn pods_of_other_nodes() {
         let facts = NodeFacts::new(&config, &node, &host);
         let desired = Indexed::build(&store, &facts, ()).desired;
         let packet = Packet::new(source.into(), "TCP 192.0.2.1:30080".parse().unwrap());
-        let trace = trace::trace(mode, &store, (&desired, &facts), &packet, iptables::Options::default());
+        let trace = trace(mode, &store, (&desired, &facts), &packet, iptables::Options::default());
         let said = trace.steps.join(" ");
         assert!(trace.verdict.to_string() == verdict && said.contains(says), "{mode} {source:?}: {trace:?}");
         assert_eq!(said.contains(fails), verdict == kept && !(own && source[2] == 1), "{mode} {source:?}: {said}");
@@ -535,7 +536,7 @@ fn pods_of_a_bridge() {
     let (web, store, facts, desired) = one_frontend(&object);
     for (device, expected) in [("cni0", "(source kept)"), ("cni01", "(masqueraded)"), ("eth0", "(masqueraded)")] {
         let packet = Packet::new([192, 0, 2, 9].into(), web).by(device);
-        let trace = trace::trace(Kind::Nftables, &store, (&desired, &facts), &packet, iptables::Options::default());
+        let trace = trace(Kind::Nftables, &store, (&desired, &facts), &packet, iptables::Options::default());
         assert_eq!(trace.verdict.to_string(), format!("10.244.1.7:8080 {expected}"), "{device}");
     }
 }
@@ -559,7 +560,7 @@ fn networks_of_services_are_closed() {
     let desired = Indexed::build(&store, &facts, ()).desired;
     let traced = |to: &str| {
         let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
-        let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+        let trace = trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
         (trace.verdict.to_string(), trace.steps.join(" "))
     };
     for (to, verdict, why) in [
@@ -576,7 +577,7 @@ fn networks_of_services_are_closed() {
     config.ipvs.binding = Binding::Addresses;
     let facts = NodeFacts::new(&config, &Node::new("n1"), &host);
     let packet = Packet::new([203, 0, 113, 9].into(), "TCP 10.96.7.7:80".parse().unwrap());
-    let trace = trace::trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
+    let trace = trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
     assert_eq!(trace.verdict, Verdict::LeftAlone);
 }
 
@@ -604,7 +605,7 @@ fn node_ports_on_localhost() {
         Family::ALL.map(|family| {
             let to = FrontendKey::new(Protocol::Tcp, family.localhost(), 30_080);
             let packet = Packet::from_node(family.localhost(), to);
-            trace::trace(mode, &store, (&desired, &facts), &packet, options).verdict.to_string()
+            trace(mode, &store, (&desired, &facts), &packet, options).verdict.to_string()
         })
     });
     let v4 = "10.244.1.7:80 (masqueraded)";

@@ -7,7 +7,7 @@ use std::time::Duration;
 use proxier_core::config::{LocalTraffic, Neighbour, User};
 use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault};
-use proxier_core::modes::trace::trace;
+use proxier_core::inspect::trace;
 use proxier_core::modes::{self, iptables, userspace};
 use proxier_core::net::{FrontendKey, Network};
 use proxier_core::plan::report::Report;

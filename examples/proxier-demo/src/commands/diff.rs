@@ -7,8 +7,9 @@ use std::process::ExitCode;
 
 use ipvs::model::SnapshotEntry;
 use proxier_core::engine::Reconciler;
+use proxier_core::inspect::{list_frontends, trace};
 use proxier_core::modes::nftables::list_kube_proxy;
-use proxier_core::modes::{Kind, list_frontends, other_addresses, trace};
+use proxier_core::modes::{Kind, other_addresses};
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use proxier_core::sketch::Sketch;
@@ -190,7 +191,7 @@ impl Side {
         };
         let known = (proxier.desired(), proxier.facts());
         let options = self.configured.settings.iptables();
-        Some(trace::trace(proxier.mode(), proxier.store(), known, &packet, options))
+        Some(trace(proxier.mode(), proxier.store(), known, &packet, options))
     }
 
     /// Rejected requests of Services, and Frontends that are not served, in words: by object and what is refused. An

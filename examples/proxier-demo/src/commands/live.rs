@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use iptables::{BackendChoice, Iptables, System};
+use proxier_core::inspect::{Difference, Inspection, TrafficCounters, differences, inspect_packet};
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::inspect::{Difference, Inspection, TrafficCounters, differences, inspect_packet};
 use proxier_core::modes::{Kind, iptables as iptables_mode, other_addresses};
 use proxier_core::ports::{PortError, Ports};
 use proxier_core::service::{NodeFacts, Packet};

@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::process::ExitCode;
 
 use proxier_core::engine::Reconciler;
-use proxier_core::modes::trace;
+use proxier_core::inspect::trace;
 use proxier_core::net::{Family, FrontendKey};
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ pub async fn trace_packet(
             return ExitCode::from(BAD_INPUT);
         }
     };
-    let traced = trace::trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
+    let traced = trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
     let found = match &mut live {
         Some(live) => match live.inspect(mode, &packet, proxier.facts(), &mut kernel.ports()).await {
             Ok(found) => Some(found),

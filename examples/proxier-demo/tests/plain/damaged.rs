@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::{Kind, list_frontends};
+use proxier_core::inspect::list_frontends;
+use proxier_core::modes::Kind;
 use proxier_core::net::FrontendKey;
 use proxier_core::ports::Ports;
 use proxier_core::snapshot::ObjectKey;

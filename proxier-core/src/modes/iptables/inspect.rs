@@ -10,8 +10,7 @@ use super::names;
 use super::observed::{LineSubject, lines, reached};
 use super::settings::LOCALHOST_COUNTER;
 use super::spelling;
-use crate::modes::ServedFrontend;
-use crate::modes::inspect::{Inspection, TrafficCounters};
+use crate::modes::inspection::{Inspection, ServedFrontend, TrafficCounters};
 use crate::net::{EndpointKey, Family, FrontendKey};
 
 /// The lines of shared chains about an address and port, the chains that they jump to, and the endpoints there.

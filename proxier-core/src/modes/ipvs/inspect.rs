@@ -5,7 +5,7 @@ use ipvs::VirtualServerKey;
 use super::guards::nft;
 use super::reading::device_addresses;
 use crate::config::Config;
-use crate::modes::inspect::{Inspection, TrafficCounters};
+use crate::modes::inspection::{Inspection, TrafficCounters};
 use crate::net::FrontendKey;
 use crate::plan::shown::{ShownReal, ShownVirtual};
 use crate::ports::{PortError, Ports, RouteOwner};
@@ -15,7 +15,7 @@ use crate::ports::{PortError, Ports, RouteOwner};
 ///
 /// # Errors
 /// Something could not be read.
-pub(in crate::modes) fn inspect(
+pub(crate) fn inspect(
     key: &FrontendKey,
     is_outside: bool,
     config: &Config,

@@ -42,7 +42,7 @@ pub use insides::*;
 
 pub use insides::drain::{Draining, Policy};
 pub use insides::guards::{Choice, choose, dropping_input, marks, trials};
-pub(super) use insides::inspect::inspect;
+pub(crate) use insides::inspect::inspect;
 pub use insides::mode::Options;
 pub(crate) use insides::mode::{Mode, Servers};
 pub use insides::reading::{device_addresses, has_device};

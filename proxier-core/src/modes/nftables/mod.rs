@@ -60,6 +60,6 @@ pub use cleanup::cleanup;
 pub use cleanup::list_kube_proxy;
 pub(crate) use cleanup::{cleanup_kube_proxy, served, served_by_kube_proxy, unrecognised_tables};
 pub(crate) use mode::Mode;
-pub(super) use observed::inspect;
-pub(in crate::modes) use observed::{list_frontends, rejected_at_localhost};
+pub(in crate::modes) use observed::rejected_at_localhost;
+pub(crate) use observed::{inspect, list_frontends};
 pub use trial::trials;

@@ -10,8 +10,7 @@ use super::lower::SetName;
 use super::pick::{Pick, most_of, slot_at};
 use super::slots::HeldSlots;
 use crate::config::KernelNames;
-use crate::modes::ServedFrontend;
-use crate::modes::inspect::{Inspection, TrafficCounters};
+use crate::modes::inspection::{Inspection, ServedFrontend, TrafficCounters};
 use crate::modes::shared::table::Shape;
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::ports::{PortError, Tables};
@@ -156,7 +155,7 @@ pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> 
 ///
 /// # Errors
 /// The table could not be read.
-pub(in crate::modes) fn inspect(
+pub(crate) fn inspect(
     key: &FrontendKey,
     names: &KernelNames,
     tables: &mut dyn Tables,
@@ -169,7 +168,7 @@ pub(in crate::modes) fn inspect(
 ///
 /// # Errors
 /// A table could not be read. Another program's table serves nothing.
-pub(in crate::modes) fn list_frontends(
+pub(crate) fn list_frontends(
     facts: &NodeFacts,
     tables: &mut dyn Tables,
 ) -> Result<BTreeMap<FrontendKey, ServedFrontend>, PortError> {

@@ -9,9 +9,10 @@ use std::time::Duration;
 
 use iptables::{BackendChoice, Iptables, System};
 use ipvs::model::Stats;
+use proxier_core::inspect::{ServedFrontend, list_frontends};
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::select::RequestedMode;
-use proxier_core::modes::{Kind, Names, ServedFrontend, iptables as iptables_mode, list_frontends};
+use proxier_core::modes::{Kind, Names, iptables as iptables_mode};
 use proxier_core::net::{Family, FrontendKey};
 use proxier_core::service::{Desired, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node};

@@ -1,37 +1,19 @@
-//! Compares what a kernel has for one address and port with what it should have, according to an in-memory kernel. Only
-//! reads.
+//! What a kernel serves, how that differs from what it should, and what becomes of a packet, in any mode. Reads only.
 
-use std::collections::{BTreeMap, BTreeSet};
+mod list;
+mod trace;
+
+pub use crate::modes::inspection::{Inspection, ServedFrontend, TrafficCounters};
+pub use list::list_frontends;
+pub use trace::trace;
+
 use std::fmt;
 
 use crate::modes::localhost_relay::is_relayed;
-use crate::modes::trace::packet_rules;
 use crate::modes::{Kind, iptables, ipvs, nftables};
 use crate::net::FrontendKey;
 use crate::ports::{PortError, PortErrorKind, Ports};
 use crate::service::{NodeFacts, Packet};
-
-/// What a kernel has for one address and port.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Inspection {
-    /// The parts by name, with their values: `real server 10.244.0.5:8080`, `weight 1`.
-    pub parts: BTreeMap<String, String>,
-    /// Parts that may exist although they are not desired: draining real servers.
-    pub leaving: BTreeSet<String>,
-    /// The kernel's counters; `None` if it does not count.
-    pub counters: Option<TrafficCounters>,
-}
-
-/// Counters since the kernel has had the counting parts.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct TrafficCounters {
-    /// Connections. In iptables mode: their first packets.
-    pub connections: u64,
-    /// Packets from clients and to clients, if counted.
-    pub packets: Option<(u64, u64)>,
-}
 
 /// A difference between the found and the expected state. Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
@@ -102,7 +84,7 @@ pub fn inspect_packet(
     facts: &NodeFacts,
     ports: &mut Ports<'_>,
 ) -> Result<Inspection, PortError> {
-    let rules = packet_rules(mode, packet.to.family(), facts, iptables::Options::default());
+    let rules = trace::packet_rules(mode, packet.to.family(), facts, iptables::Options::default());
     inspect_at(mode, (&packet.to, !packet.is_inside(facts, rules)), facts, ports)
 }
 

@@ -8,7 +8,7 @@ use crate::service::{Desired, NodeFacts, Packet, PacketRules, Trace, Treatment, 
 use crate::snapshot::Store;
 
 /// How a mode treats a family's packets. `iptables`: the settings of that mode.
-pub(crate) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::Options) -> PacketRules {
+pub(super) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::Options) -> PacketRules {
     match mode {
         Kind::Ipvs => {
             let split =

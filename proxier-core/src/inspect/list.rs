@@ -1,29 +1,13 @@
 //! Lists all Frontends that a kernel serves, with their endpoints. Only reads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
+use crate::modes::inspection::ServedFrontend;
 use crate::modes::localhost_relay::is_relayed;
 use crate::modes::{Kind, iptables, nftables};
-use crate::net::{EndpointKey, Family, FrontendKey};
+use crate::net::{Family, FrontendKey};
 use crate::ports::{Listener, PortError, PortErrorKind, Ports, RouteOwner};
 use crate::service::{Desired, NodeFacts};
-
-/// A Frontend as a kernel, or a process in userspace mode, serves it.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct ServedFrontend {
-    /// The endpoints of any client; clients that a policy `Local` keeps on this node may get fewer. `None` if only the
-    /// serving process has them.
-    pub endpoints: Option<BTreeSet<EndpointKey>>,
-    /// Connections since the kernel has had the rules, or this process the listener, if counted.
-    pub connections: Option<u64>,
-}
-
-impl ServedFrontend {
-    pub(in crate::modes) fn add(&mut self, endpoints: impl IntoIterator<Item = EndpointKey>) {
-        self.endpoints.get_or_insert_default().extend(endpoints);
-    }
-}
 
 /// Reads the Frontends that a mode serves. In iptables mode a node port is at address 0.0.0.0 or `::`, because its
 /// rules are for every address of the node.
