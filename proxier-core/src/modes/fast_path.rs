@@ -36,14 +36,14 @@ const DST_NAT: u32 = 1 << 5;
 
 /// Change of the table.
 #[derive(Clone, Debug)]
-pub(crate) struct Change {
+pub(crate) struct FlowtableChange {
     step: Step,
     transaction: Transaction,
     /// The table after the change, or `None`.
     table: Option<TableSpec>,
 }
 
-impl Whole for Change {
+impl Whole for FlowtableChange {
     fn kind(&self) -> (Part, Action) {
         (self.step.part, self.step.action)
     }
@@ -83,7 +83,7 @@ impl Tracker {
         (mode, config, host): (Kind, &Config, &HostAddresses),
         report: &mut Report,
         tables: &mut dyn Tables,
-    ) -> Option<Change> {
+    ) -> Option<FlowtableChange> {
         let asked = config.fast_path.as_ref().filter(|_| mode.facts().translates_packets);
         if self.is_done(mode, config) || (self.is_known && !self.is_stale && !report.full) {
             return None;
@@ -127,8 +127,14 @@ impl Tracker {
 
     /// Commits a change. If devices do not support flows, this host forwards them. Anything else is retried in the next
     /// full pass, and when devices change.
-    pub(crate) fn apply(&mut self, config: &Config, change: Change, applied: &mut Applied, tables: &mut dyn Tables) {
-        let Change { step, transaction, table: mut wanted } = change;
+    pub(crate) fn apply(
+        &mut self,
+        config: &Config,
+        change: FlowtableChange,
+        applied: &mut Applied,
+        tables: &mut dyn Tables,
+    ) {
+        let FlowtableChange { step, transaction, table: mut wanted } = change;
         let mut outcome = tables.commit(&transaction).map_err(|refused| refused.error);
         let flows = wanted.iter_mut().flat_map(|wanted| &mut wanted.flowtables);
         let in_hardware = flows.filter(|flows| flows.flags.contains(FlowtableFlags::HW_OFFLOAD)).last();
@@ -218,7 +224,11 @@ fn enter(protocol: L4Protocol, fast: &FastPath) -> Rule {
 ///
 /// # Errors
 /// The table cannot be read, or another program created it.
-fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) -> Result<Option<Change>, PortError> {
+fn compare(
+    config: &Config,
+    wanted: Option<TableSpec>,
+    tables: &mut dyn Tables,
+) -> Result<Option<FlowtableChange>, PortError> {
     let key = table(config);
     // Usually none exists and none is needed: one small request.
     if wanted.is_none() && tables.table(&key)?.is_none() {
@@ -250,7 +260,7 @@ fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) 
     let devices = devices.map(String::as_str).collect::<Vec<_>>().join(", ");
     let step = Step::new(action, Part::Table, &key);
     let step = if devices.is_empty() { step } else { step.with(format_args!("fast path by {devices}")) };
-    Ok(Some(Change { step, transaction, table: wanted }))
+    Ok(Some(FlowtableChange { step, transaction, table: wanted }))
 }
 
 /// The step of a packet's trace about whether its connection takes the fast path, if there is one.

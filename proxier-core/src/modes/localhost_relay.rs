@@ -40,13 +40,13 @@ pub struct LocalhostNodePorts {
 
 /// A change of a listener: its new value, or its end.
 #[derive(Clone, Debug)]
-pub(crate) struct Change {
+pub(crate) struct ListenerChange {
     action: Action,
     key: FrontendKey,
     listener: Option<Listener>,
 }
 
-impl Change {
+impl ListenerChange {
     pub(crate) fn operation(&self) -> Operation<'_> {
         Operation::Listener(self.action, self.key, self.listener.as_ref())
     }
@@ -78,7 +78,7 @@ impl Tracker {
     }
 
     /// The changes to the desired listeners: all in a full pass, otherwise those of changed Frontends.
-    pub(crate) fn plan(&mut self, pass: &Pass<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Vec<Change> {
+    pub(crate) fn plan(&mut self, pass: &Pass<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Vec<ListenerChange> {
         if !pass.families().any(|family| pass.facts.serves_localhost(family)) {
             return Vec::new();
         }
@@ -105,7 +105,7 @@ impl Tracker {
                 (None, Some(_)) => Action::Delete,
                 (None, None) => return None,
             };
-            Some(Change { action, key, listener: wanted })
+            Some(ListenerChange { action, key, listener: wanted })
         };
         keys.into_iter().filter_map(change).collect()
     }
@@ -113,7 +113,7 @@ impl Tracker {
     /// Opens, changes and closes listeners.
     pub(crate) fn apply(
         &mut self,
-        changes: &[Change],
+        changes: &[ListenerChange],
         names: &Names<'_>,
         applied: &mut Applied,
         ports: &mut Ports<'_>,

@@ -281,9 +281,9 @@ pub struct Plan {
     pub(crate) work: Option<Box<dyn Work>>,
     /// Values to write once the rules of IPv4 exist, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
-    pub(crate) fast_path: Option<Box<fast_path::Change>>,
+    pub(crate) fast_path: Option<Box<fast_path::FlowtableChange>>,
     /// Changes of listeners of nftables mode.
-    pub(crate) listeners: Vec<localhost_relay::Change>,
+    pub(crate) listeners: Vec<localhost_relay::ListenerChange>,
     pub(crate) forget: UdpServices,
 }
 
@@ -323,7 +323,7 @@ impl Plan {
 
     /// The operations after the mode's work.
     fn last_operations(&self) -> impl Iterator<Item = Operation<'_>> {
-        let listeners = self.listeners.iter().map(localhost_relay::Change::operation);
+        let listeners = self.listeners.iter().map(localhost_relay::ListenerChange::operation);
         let fast_path = self.fast_path.iter().map(|change| Operation::Whole(&**change));
         let flows = (!self.forget.is_empty()).then_some(Operation::Flows(Protocol::Udp, &self.forget));
         self.guarded.iter().map(Operation::Sysctl).chain(listeners).chain(fast_path).chain(flows)

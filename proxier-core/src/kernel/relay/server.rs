@@ -170,7 +170,7 @@ pub(super) struct Group {
 #[derive(Debug)]
 pub(super) struct Server {
     pub(super) id: u64,
-    state: Mutex<State>,
+    state: Mutex<Served>,
     pub(super) key: FrontendKey,
     /// Open connections and flows.
     open: AtomicUsize,
@@ -179,7 +179,7 @@ pub(super) struct Server {
 }
 
 #[derive(Debug)]
-struct State {
+struct Served {
     listener: Arc<Listener>,
     group: Arc<Group>,
 }
@@ -195,7 +195,7 @@ pub(super) enum Refusal {
 impl Server {
     pub(super) fn new(id: u64, listener: Listener, group: Arc<Group>) -> Self {
         let key = listener.key;
-        let state = State { listener: Arc::new(listener), group };
+        let state = Served { listener: Arc::new(listener), group };
         Server { id, state: Mutex::new(state), key, open: AtomicUsize::new(0), begun: AtomicU64::new(0) }
     }
 
@@ -218,7 +218,7 @@ impl Server {
 
     /// Changes the endpoints. Connections to removed ones continue.
     pub(super) fn update(&self, listener: Listener, group: Arc<Group>) {
-        *lock(&self.state) = State { listener: Arc::new(listener), group };
+        *lock(&self.state) = Served { listener: Arc::new(listener), group };
     }
 
     /// Drops a client's affinity to a failed endpoint.
