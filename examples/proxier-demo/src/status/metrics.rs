@@ -540,8 +540,9 @@ mod tests {
 
     #[test]
     fn the_documentation_has_every_metric() {
-        // Name: kind, labels, help, modes.
-        let mut families: BTreeMap<String, (String, BTreeSet<String>, String, Vec<&str>)> = BTreeMap::new();
+        /// Kind, labels, help, modes.
+        type Family = (String, BTreeSet<String>, String, Vec<&'static str>);
+        let mut families: BTreeMap<String, Family> = BTreeMap::new();
         for mode in Kind::ALL {
             let page = full(mode);
             let mut help = "";

@@ -199,7 +199,9 @@ fn alerts_fire_for_the_program_in_their_states() {
         odd["spec"]["ports"] = json!("none");
         server.put(&odd);
         running.until("an unreadable object", || is_positive("kubeproxy_unreadable_objects"));
-        names.iter().for_each(|name| server.delete_silently("services", "demo", name));
+        for name in &names {
+            server.delete_silently("services", "demo", name);
+        }
         server.cut_watches();
         server.compact();
         running.until("held back", || is_positive("kubeproxy_virtual_servers_held_back"));
