@@ -123,9 +123,11 @@ impl TablePlan {
         plan.chains = chains;
         plan.delete_chains = there.into_keys().map(str::to_owned).collect();
         plan.delete_sets = sets.into_iter().map(str::to_owned).collect();
-        let served = if differing.is_empty() { BTreeMap::new() } else { before.frontends(family) };
+        let is_read = changes.is_none() && !differing.is_empty();
+        let served = if is_read { before.frontends(family) } else { BTreeMap::new() };
         for key in differing {
-            plan.frontends.note(key, served.contains_key(&key), desired.frontend(&key));
+            let was_written = changes.is_some_and(|changes| changes.written(&key, None).is_some());
+            plan.frontends.note(key, was_written || served.contains_key(&key), desired.frontend(&key));
         }
         plan
     }
