@@ -21,6 +21,7 @@ pub use fast_path::FastPath;
 pub use marks::MarkRange;
 pub use masquerade::{LocalTraffic, MarkBit};
 pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
+pub(crate) use reserved::OtherProxies;
 pub use reserved::{Neighbour, Reserved, ReservedPort, User};
 
 /// Families to program.

@@ -51,6 +51,17 @@ impl InterfaceName {
     }
 }
 
+impl FromStr for InterfaceName {
+    type Err = InvalidName;
+
+    fn from_str(name: &str) -> Result<Self, InvalidName> {
+        InterfaceName::new(name).ok_or_else(|| {
+            let why = "it needs 1 to 15 bytes without '/', ':' and blanks, and no '+' at its end";
+            InvalidName::new(name, "the name of a network device", why)
+        })
+    }
+}
+
 impl fmt::Display for InterfaceName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
@@ -182,9 +193,13 @@ impl fmt::Display for TableName {
 ///
 /// The proxy owns objects with these names and removes those that it does not need. Two proxies in one network
 /// namespace are independent if their names differ and each lists the other's device in
-/// [`other_devices`](KernelNames::other_devices). They still share two things. The kernel has one virtual server per
-/// address, port and protocol, so they must not serve the same ones. And the same bit of the packet mark means
-/// "masquerade" in both ([`MarkBit`](super::MarkBit)), which is harmless.
+/// [`other_devices`](KernelNames::other_devices). The same bit of the packet mark means "masquerade" in both
+/// ([`MarkBit`](super::MarkBit)), which is harmless.
+///
+/// If both are asked for the same address and port, the proxy that serves it keeps it. The other one reports it as
+/// refused and leaves it alone. It recognizes addresses on another proxy's device, and Frontends in another proxy's
+/// table of nf_tables. If both had it already, the smaller name of device or table keeps it. A node port that two
+/// proxies in IPVS mode serve is not recognized.
 ///
 /// iptables mode always uses kube-proxy's own names (`KUBE-SVC-…`, `KUBE-SERVICES`) instead of the prefix. Two proxies
 /// in iptables mode, or one and a kube-proxy, cannot share a network namespace.
@@ -280,7 +295,12 @@ mod tests {
 
     #[test]
     fn devices_of_proxies_are_recognised() {
-        let device = |name| InterfaceName::new(name).unwrap();
+        let device = |name: &str| -> InterfaceName { name.parse().unwrap() };
+        let error = "eth/0".parse::<InterfaceName>().unwrap_err().to_string();
+        assert!(
+            error.starts_with("\"eth/0\" cannot be the name of a network device: it needs 1 to 15 bytes"),
+            "{error}"
+        );
         let names = KernelNames { device: device("agent0"), ..KernelNames::default() };
         assert!(names.is_of_a_proxy("agent0") && names.is_of_a_proxy("kube-ipvs0"));
         assert!(!names.is_of_a_proxy("agent1") && !names.is_of_a_proxy("eth0"));

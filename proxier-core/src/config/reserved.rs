@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::net::Protocol;
+use crate::net::{FrontendKey, Protocol};
 use crate::snapshot::is_usable_by_service;
 
 /// The program or host that answers at a reserved address and port.
@@ -93,6 +93,32 @@ impl Neighbour {
     }
 }
 
+/// What other proxies in this network namespace serve, each with the proxy in words.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub(crate) struct OtherProxies {
+    /// Addresses on the devices of other proxies.
+    pub(crate) addresses: BTreeMap<IpAddr, Arc<str>>,
+    /// Frontends in tables of other proxies.
+    pub(crate) frontends: BTreeMap<FrontendKey, Arc<str>>,
+}
+
+impl OtherProxies {
+    /// The proxy that has a Frontend's address, or serves the Frontend.
+    pub(crate) fn holder(&self, key: &FrontendKey) -> Option<&Arc<str>> {
+        self.addresses.get(&key.address).or_else(|| self.frontends.get(key))
+    }
+
+    /// Addresses at which these two differ.
+    pub(crate) fn changed(&self, other: &OtherProxies) -> BTreeSet<IpAddr> {
+        let of = |one: &Self, two: &Self| -> Vec<IpAddr> {
+            let addresses = one.addresses.iter().filter(|(address, by)| two.addresses.get(*address) != Some(by));
+            let frontends = one.frontends.iter().filter(|(key, by)| two.frontends.get(*key) != Some(by));
+            addresses.map(|(address, _)| *address).chain(frontends.map(|(key, _)| key.address)).collect()
+        };
+        of(self, other).into_iter().chain(of(other, self)).collect()
+    }
+}
+
 /// Addresses and ports that no virtual server may use. A Service with such an external or load-balancer address, or
 /// with such a node port, would cut the node off from its cluster, or the cluster from its node.
 ///
@@ -124,6 +150,7 @@ pub struct Reserved {
     pub(crate) places: BTreeMap<ReservedPort, User>,
     pub(crate) neighbours: BTreeMap<User, BTreeSet<Neighbour>>,
     pub(crate) nodes: Arc<BTreeMap<IpAddr, Arc<str>>>,
+    pub(crate) other_proxies: Arc<OtherProxies>,
     pub(crate) allowed: BTreeSet<IpAddr>,
 }
 
@@ -151,6 +178,7 @@ impl Reserved {
             places: BTreeMap::new(),
             neighbours: BTreeMap::new(),
             nodes: Arc::default(),
+            other_proxies: Arc::default(),
             allowed: BTreeSet::new(),
         }
     }
@@ -164,6 +192,11 @@ impl Reserved {
             return false;
         }
         self.neighbours.insert(user, new.clone()) != Some(new)
+    }
+
+    /// Replaces what other proxies on this node serve; returns the previous value.
+    pub(crate) fn set_other_proxies(&mut self, others: Arc<OtherProxies>) -> Arc<OtherProxies> {
+        std::mem::replace(&mut self.other_proxies, others)
     }
 
     /// Replaces the addresses of other Nodes, with the Nodes' names; returns the previous ones.

@@ -114,6 +114,11 @@ impl Reconciler {
     /// No Kubernetes objects are needed. A Service with this name takes precedence. What cannot be served is left out
     /// and reported ([`Reconciler::rejections`]).
     ///
+    /// Several names may ask for the same protocol, address and port. A Service that has it takes precedence, as
+    /// [`Desired`](crate::service::Desired) says. Among agents, the first call that asks for it keeps it, until a call
+    /// under that name no longer asks. The kernel does not record names: after a restart the order of the calls decides
+    /// again, so make them in the same order.
+    ///
     /// The safeguard does not hold back the removal of such Frontends: [`MassRemoval`](crate::safeguard::MassRemoval)
     /// is about lists that lack objects.
     pub fn upsert_frontends(

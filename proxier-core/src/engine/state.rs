@@ -14,6 +14,7 @@ use crate::config::{Config, KernelNames, MayAskFor};
 use crate::modes::shared::networks;
 use crate::modes::{Kind, Mode, fast_path, localhost_relay};
 use crate::net::is_reachable;
+use crate::plan::report::Refused;
 use crate::plan::step::{Part, Step};
 use crate::safeguard::Safeguard;
 use crate::service::{Changes, Desired, NodeFacts};
@@ -157,6 +158,8 @@ pub(super) struct Backlog {
     pub(super) changes: Changes,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
     unfinished: BTreeSet<(Part, String, String)>,
+    /// What the mode cannot serve. Finding it walks all Frontends, so passes for changes check these and changed ones.
+    pub(super) refused: Vec<Refused>,
     /// Whether rules had to wait in the last pass.
     pub(super) put_off: bool,
     /// Whether the last pass found something unexpected in the kernel.

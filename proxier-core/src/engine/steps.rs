@@ -125,8 +125,10 @@ impl Reconciler {
         let Run { now, is_preview, ref mut report, ref mut ports, .. } = *run;
         if report.full {
             self.host.tcp_is_liberal = sysctls::is_tcp_liberal(&self.options.host, ports.sysctls);
-            report.refused = self.refused().collect();
+            self.backlog.refused = self.mode.refused(&self.desired);
         }
+        // The mode checks these again, and changed Frontends.
+        report.refused = std::mem::take(&mut self.backlog.refused);
         if self.host.release.is_none() {
             self.host.release = ports.sysctls.get(sysctls::OSRELEASE).ok();
         }
@@ -155,7 +157,10 @@ impl Reconciler {
             stopped = self.safeguards.own.check(losing, kernel, &self.store, &self.desired, now);
             stopped.iter().flat_map(Stopped::inherited).collect()
         };
-        let prepared = self.mode.prepare(pass, &mut hold, report, ports)?;
+        let prepared = self.mode.prepare(pass, &mut hold, report, ports);
+        self.backlog.refused.clone_from(&report.refused);
+        report.refused.splice(0..0, self.refused_by_claim().collect::<Vec<_>>());
+        let prepared = prepared?;
         report.is_doubted = stopped.as_ref().is_some_and(|stopped| stopped.would_lose > stopped.unreadable);
         report.stopped = stopped.map(|stopped| stopped.to_string().into());
         if pass.full && prepared.routes_localhost {

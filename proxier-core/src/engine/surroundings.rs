@@ -5,11 +5,12 @@ use std::sync::Arc;
 
 use super::pass::Run;
 use super::state::Reconciler;
-use crate::config::{Neighbour, User};
+use crate::config::{Neighbour, OtherProxies, User};
+use crate::modes::others;
 use crate::modes::shared::networks;
-use crate::net::is_reachable;
+use crate::net::{FrontendKey, is_reachable};
 use crate::plan::report::Unread;
-use crate::ports::Links;
+use crate::ports::{Links, Tables};
 use crate::snapshot::{EndpointSlice, HostAddresses, ObjectKey};
 use crate::time::Moment;
 
@@ -28,6 +29,28 @@ impl Reconciler {
             Err(error) => run.report.unread.push(error),
         }
         run.report.unread.extend(self.read_gateways(run.ports.links));
+        self.take_other_proxies(run.report.full, run.ports.tables);
+    }
+
+    /// Takes what other proxies on this node serve: it is left alone and reported. Services that ask for what changed are compiled again.
+    /// What is known stays where tables cannot be read.
+    fn take_other_proxies(&mut self, is_full: bool, tables: &mut dyn Tables) {
+        let (names, known) = (&self.options.config.names, self.options.config.reserved.other_proxies.clone());
+        let mut frontends = known.frontends.clone();
+        if is_full && let Ok(served) = others::served_by_other_proxies(&self.facts, tables) {
+            let serves = |key: &FrontendKey| self.mode.kernel().is_some_and(|kernel| kernel.serves(key).is_some());
+            let theirs = served.into_iter().filter(|(key, table)| !serves(key) || **table < *names.table.as_str());
+            let by = |table: String| format!("another proxy (table {table})").into();
+            frontends = theirs.map(|(key, table)| (key, by(table))).collect();
+        }
+        let addresses = networks::of_other_proxies(&self.host.addresses, names);
+        let held = Arc::new(OtherProxies { addresses, frontends });
+        if held != known {
+            self.options.config.reserved.set_other_proxies(held.clone());
+            self.facts.config.reserved.set_other_proxies(held.clone());
+            let changed = held.changed(&known);
+            self.backlog.services.extend(self.desired.services_at(|address| changed.contains(address)).cloned());
+        }
     }
 
     /// Stores the host's addresses. Returns whether the mode's device differs from its tracked state.

@@ -170,6 +170,11 @@ impl Reconciler {
     /// Frontends that Services request and do not get, and endpoints that the mode leaves out. The address or port of
     /// such a Frontend is reserved, another Service owns it, or the mode cannot serve it.
     pub fn refused(&self) -> impl Iterator<Item = Refused> {
+        self.refused_by_claim().chain(self.mode.refused(self.desired()))
+    }
+
+    /// Those that no mode would serve. Costs O(such Frontends).
+    pub(super) fn refused_by_claim(&self) -> impl Iterator<Item = Refused> {
         let desired = self.desired();
         let reserved = desired.rejected().map(|(service, refusal)| Refused {
             service: service.to_string(),
@@ -182,10 +187,10 @@ impl Reconciler {
             service: conflict.refused.to_string(),
             key: conflict.key,
             endpoint: None,
-            reason: format!("{} had it first", conflict.owner),
+            reason: conflict.reason(),
             user: None,
         });
-        reserved.chain(claimed).chain(self.mode.refused(desired))
+        reserved.chain(claimed)
     }
 
     /// Values left out of the current objects: of Services and slices, then of Nodes, then annotations and external IPs

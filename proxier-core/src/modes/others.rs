@@ -1,13 +1,27 @@
 //! Reads the Frontends that other modes serve, before their objects are removed ([`cleanup`](super::cleanup)).
 
+use std::collections::BTreeMap;
+
 use ::iptables::Backend;
 
 use super::cleanup::Serving;
 use super::shared::cleaned::ServedFrontends;
 use super::{Kind, iptables, ipvs, nftables};
 use crate::config::KernelNames;
-use crate::ports::Ports;
+use crate::net::FrontendKey;
+use crate::ports::{PortError, Ports, Tables};
 use crate::service::NodeFacts;
+
+/// The Frontends that tables of other proxies serve, proxies of this kind with other names, and the name of the table.
+///
+/// # Errors
+/// Tables could not be listed or read.
+pub(crate) fn served_by_other_proxies(
+    facts: &NodeFacts,
+    tables: &mut dyn Tables,
+) -> Result<BTreeMap<FrontendKey, String>, PortError> {
+    nftables::served_by_others(facts, tables)
+}
 
 /// Reads the Frontends that other modes serve, of this proxy or a kube-proxy. Costs little if these have no objects.
 /// Userspace mode leaves none once its process has ended. iptables mode and IPVS mode with iptables rules have chains

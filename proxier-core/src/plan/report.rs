@@ -212,7 +212,7 @@ pub struct Report {
     /// Other programs' objects that serve Services' addresses, by name. They are reported, never changed. Known after a
     /// full pass.
     pub foreign: Vec<String>,
-    /// Virtual servers that Services request and do not get, and why.
+    /// Virtual servers that Services ask for and do not get, and why: all of them, after every pass.
     pub refused: Vec<Refused>,
     /// Desired values below `/proc/sys` that cannot be written from here. Serving works without them. Known after a
     /// full pass.

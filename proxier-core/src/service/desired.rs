@@ -1,6 +1,7 @@
 //! Frontends of all Services, and the owner of each.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
@@ -17,7 +18,8 @@ use crate::snapshot::{CreationTime, ObjectKey, Rejection, Store};
 /// A protocol, address and port has one owner. If several Services claim it, the Service whose cluster IP it is gets
 /// it. The API server gives a cluster IP to one Service, but anyone who may write Services can set any external IP,
 /// even another Service's address (CVE-2020-8554). Node ports, load-balancer addresses and external IPs follow in this
-/// order. Between equals the older Service wins, then the first by name. See [`Desired::conflicts`].
+/// order. Between equals the older Service wins, then the first by name. Frontends of agents come after equal Services;
+/// among them, the first to ask wins. See [`Desired::conflicts`].
 ///
 /// `Desired` is independent of the kernel. A mode follows its changes as a [`FrontendObserver`].
 ///
@@ -29,6 +31,10 @@ pub struct Desired {
     claims: BTreeMap<FrontendKey, Claims>,
     /// Services with requests that cannot be met.
     refusing: BTreeSet<ObjectKey>,
+    /// Services with Frontends that are rejected.
+    rejecting: BTreeSet<ObjectKey>,
+    /// Frontends that several Services claim.
+    contested: BTreeSet<FrontendKey>,
     /// Frontends without session affinity, since the mode has no room for it.
     pub(crate) without_affinity: BTreeSet<FrontendKey>,
 }
@@ -83,16 +89,37 @@ struct Claim {
 impl Claim {
     /// Sort key; the owner sorts first.
     fn rank(&self) -> (u8, CreationTime, &ObjectKey) {
-        let strength = [Roles::CLUSTER_IP, Roles::NODE_PORT, Roles::LOAD_BALANCER];
-        let weaker = strength.iter().take_while(|role| !self.frontend.roles.contains(**role)).count();
+        let weaker = BY_STRENGTH.iter().take_while(|(role, _)| !self.frontend.roles.contains(*role)).count();
         (u8::try_from(weaker).unwrap_or(u8::MAX), self.created, &self.service)
     }
+
+    /// Reason why it goes before another claim.
+    fn why_before(&self, other: &Claim) -> &'static str {
+        let (ours, theirs) = (self.rank(), other.rank());
+        if ours.0 < theirs.0 {
+            let kind = BY_STRENGTH.get(usize::from(ours.0)).map(|(_, kind)| *kind);
+            return kind.unwrap_or("by an external IP");
+        }
+        match (self.created, other.created) {
+            (first, second) if first == second => "and is of the same age, but first by name",
+            (first, _) if first > CreationTime::UNKNOWN => "and asked for it first",
+            (_, second) if second > CreationTime::UNKNOWN => "and is a Service, which goes before agents' Frontends",
+            _ => "and is older",
+        }
+    }
 }
+
+/// Roles that a claim may have, the strongest first, and how a Service has the address then; an external IP is the weakest.
+const BY_STRENGTH: [(Roles, &str); 3] = [
+    (Roles::CLUSTER_IP, "as its cluster IP"),
+    (Roles::NODE_PORT, "as its node port"),
+    (Roles::LOAD_BALANCER, "as its load balancer's address"),
+];
 
 /// The Services that claim a Frontend, the owner first. Nearly always one.
 type Claims = SmallVec<[Claim; 1]>;
 
-/// A Frontend that a Service claims but does not get.
+/// A Frontend that a Service claims but does not get. Prints as a sentence.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Conflict<'a> {
@@ -102,6 +129,20 @@ pub struct Conflict<'a> {
     pub owner: &'a ObjectKey,
     /// The Service that is refused.
     pub refused: &'a ObjectKey,
+    why: &'static str,
+}
+
+impl Conflict<'_> {
+    /// The owner, and why it goes first.
+    pub(crate) fn reason(&self) -> String {
+        format!("{} has it {}", self.owner, self.why)
+    }
+}
+
+impl fmt::Display for Conflict<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} of {} is not served: {}", self.key, self.refused, self.reason())
+    }
 }
 
 /// With fewer Services a separate thread is not faster.
@@ -157,16 +198,21 @@ impl Desired {
             self.services.extend(old.map(|old| (key.clone(), old)));
             return;
         }
-        if compiled.as_ref().is_some_and(|new| !new.extras().refused.is_empty()) {
-            self.refusing.insert(key.clone());
-        } else {
-            self.refusing.remove(key);
+        for (has_any, services) in [
+            (compiled.as_ref().is_some_and(|new| !new.extras().refused.is_empty()), &mut self.refusing),
+            (compiled.as_ref().is_some_and(|new| !new.extras().rejected.is_empty()), &mut self.rejecting),
+        ] {
+            if has_any {
+                services.insert(key.clone());
+            } else {
+                services.remove(key);
+            }
         }
         observer.service(old.as_deref(), compiled.as_deref());
         let claim_of = |of: &Option<Box<Compiled>>, frontend: &FrontendKey| {
             let compiled = of.as_ref()?;
             let frontend = compiled.frontend(frontend)?.clone();
-            Some(Claim { created: compiled.created, service: key.clone(), frontend })
+            Some(Claim { created: compiled.created(&frontend.key), service: key.clone(), frontend })
         };
         for frontend in old.iter().flat_map(|old| &old.frontends) {
             let (before, after) = (claim_of(&old, &frontend.key), claim_of(&compiled, &frontend.key));
@@ -199,6 +245,11 @@ impl Desired {
             claims.insert(place, new);
         }
         let after = owned(claims);
+        if claims.len() > 1 {
+            self.contested.insert(key);
+        } else {
+            self.contested.remove(&key);
+        }
         if claims.is_empty() {
             self.claims.remove(&key);
         }
@@ -262,10 +313,10 @@ impl Desired {
     }
 
     /// Frontends that are not served because their address or port is reserved, with the Services that claim them.
+    /// O(such Services).
     pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
-        self.services
-            .iter()
-            .flat_map(|(key, compiled)| compiled.extras().rejected.iter().map(move |refusal| (key, refusal)))
+        let rejecting = self.rejecting.iter().filter_map(|key| self.services.get_key_value(key));
+        rejecting.flat_map(|(key, compiled)| compiled.extras().rejected.iter().map(move |refusal| (key, refusal)))
     }
 
     /// The Services with a Frontend, served or rejected, at such an address. O(Frontends).
@@ -284,12 +335,16 @@ impl Desired {
         self.refusing.iter().filter_map(|key| self.services.get(key)).flat_map(|compiled| &compiled.extras().refused)
     }
 
-    /// Claims of Services that do not own the Frontend.
+    /// Claims of Services that do not own the Frontend. Costs O(such claims).
     pub fn conflicts(&self) -> impl Iterator<Item = Conflict<'_>> {
-        self.claims.iter().flat_map(|(key, claims)| {
-            let mut services = claims.iter().map(|claim| &claim.service);
-            let owner = services.next();
-            services.filter_map(move |refused| Some(Conflict { key: *key, owner: owner?, refused }))
+        let contested = self.contested.iter().filter_map(|key| Some((*key, self.claims.get(key)?.split_first()?)));
+        contested.flat_map(|(key, (owner, others))| {
+            others.iter().map(move |other| Conflict {
+                key,
+                owner: &owner.service,
+                refused: &other.service,
+                why: owner.why_before(other),
+            })
         })
     }
 

@@ -117,6 +117,8 @@ pub(crate) struct Extras {
     pub(crate) rejected: BTreeSet<Rejected>,
     /// Annotations that are impossible with its endpoints, and external IPs that the configuration disables.
     pub(crate) refused: Vec<Rejection>,
+    /// When an agent began to ask for each of its Frontends; sorted. Empty for Services.
+    asked: Vec<(FrontendKey, CreationTime)>,
 }
 
 impl Extras {
@@ -126,6 +128,7 @@ impl Extras {
         health_check_open_in: Vec::new(),
         rejected: BTreeSet::new(),
         refused: Vec::new(),
+        asked: Vec::new(),
     };
 }
 
@@ -153,6 +156,13 @@ impl Compiled {
 
     pub(crate) fn health_check(&self) -> Option<HealthCheck> {
         self.extras().health_check
+    }
+
+    /// Rank of its claim to this Frontend among equal claims; the least goes first.
+    pub(crate) fn created(&self, key: &FrontendKey) -> CreationTime {
+        let asked = &self.extras().asked;
+        let place = asked.binary_search_by(|(of, _)| of.cmp(key)).ok();
+        place.and_then(|place| asked.get(place)).map_or(self.created, |(_, created)| *created)
     }
 
     /// Frontends of the Service, sorted by key.
@@ -284,6 +294,7 @@ pub(crate) fn compile_frontends(
             extras.rejected.insert(refusal);
             continue;
         }
+        extras.asked.push((spec.key, spec.created()));
         extras.hairpins.extend(spec.local.iter().map(|endpoint| (spec.key.protocol, *endpoint)));
         if spec.policy == TrafficPolicy::Local && spec.local.is_empty() && !spec.cluster.is_empty() {
             let is_internal = spec.roles == Roles::CLUSTER_IP;

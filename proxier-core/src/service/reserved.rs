@@ -15,6 +15,8 @@ pub(crate) enum Extent {
     Port,
     /// The address with all its ports: if it were bound to the dummy device, it would be this node itself.
     Address,
+    /// What another proxy on this node serves.
+    OtherProxy,
 }
 
 /// A Frontend that is not served because its address or port is reserved. Prints on one line.
@@ -32,6 +34,7 @@ impl Rejected {
     /// The reason, without the address and port.
     pub(crate) fn reason(&self) -> String {
         match self.extent {
+            Extent::OtherProxy => format!("{} serves it, and is left alone", self.user),
             Extent::Port => format!("{} answers there; not served unless allowed", self.user),
             Extent::Address if matches!(self.user, User::Node(_)) => {
                 format!("{} has that address; packets go there, and it is not served here", self.user)
@@ -56,6 +59,9 @@ impl Reserved {
     /// The reservation that forbids to serve a Frontend, if its address and port are reserved.
     pub(crate) fn refuses(&self, key: &FrontendKey, facts: &NodeFacts) -> Option<Rejected> {
         let FrontendKey { protocol, address, port } = *key;
+        if let Some(proxy) = self.other_proxies.holder(key) {
+            return Some(Rejected { key: *key, user: User::Other((&**proxy).into()), extent: Extent::OtherProxy });
+        }
         let at = |address| self.places.get(&ReservedPort { address, protocol, port });
         // Compare ports first: this node's addresses only matter if a port matches.
         let user = at(Some(address))

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    Abilities, Balancing, MethodName, ObjectKey, ObjectKind, Rejection, Reporter, TrafficPolicy, is_usable,
-    is_usable_by_service,
+    Abilities, Balancing, CreationTime, MethodName, ObjectKey, ObjectKind, Rejection, Reporter, TrafficPolicy,
+    is_usable, is_usable_by_service,
 };
 use crate::flags::flags;
 use crate::net::{EndpointKey, Family, FrontendKey, Network};
@@ -67,6 +67,8 @@ pub struct FrontendSpec {
     pub weights: Vec<(EndpointKey, u16)>,
     /// The networks that may connect; default `None` for all clients. Only for load-balancer addresses.
     pub source_ranges: Option<Vec<Network>>,
+    /// Number of the agent's call that began to ask for this key; later calls that ask for it again keep the number.
+    pub(crate) asked: u64,
 }
 
 impl FrontendSpec {
@@ -82,7 +84,13 @@ impl FrontendSpec {
             balancing: None,
             weights: Vec::new(),
             source_ranges: None,
+            asked: 0,
         }
+    }
+
+    /// Rank among Frontends of agents at the same key.
+    pub(crate) fn created(&self) -> CreationTime {
+        CreationTime::of_agent(self.asked)
     }
 
     /// Why its packets can only be forwarded by masquerading; see [`Balancing`].

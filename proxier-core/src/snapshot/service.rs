@@ -55,7 +55,12 @@ pub(crate) struct CreationTime(u64);
 
 impl CreationTime {
     /// Later than every date: for objects without one.
-    pub(crate) const UNKNOWN: CreationTime = CreationTime(u64::MAX);
+    pub(crate) const UNKNOWN: CreationTime = CreationTime(u64::MAX / 2);
+
+    /// Later than every object: for Frontends of agents, in the order of their calls.
+    pub(crate) fn of_agent(order: u64) -> Self {
+        CreationTime(Self::UNKNOWN.0.saturating_add(1).saturating_add(order))
+    }
 
     /// Parses `2026-01-31T23:59:59Z`, with or without a fraction of a second.
     pub(crate) fn parse(text: &str) -> Option<Self> {

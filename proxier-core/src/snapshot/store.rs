@@ -32,6 +32,8 @@ pub struct Store {
     owners: BTreeMap<ObjectKey, ObjectKey>,
     /// Frontends provided by agents.
     frontends: BTreeMap<ObjectKey, Box<[FrontendSpec]>>,
+    /// Number of calls that changed them.
+    asked: u64,
     rejections: BTreeMap<(ObjectKind, ObjectKey), Vec<Rejection>>,
     /// Objects whose current content cannot be read: why, and the Service of a slice, if known.
     unreadable: BTreeMap<(ObjectKind, ObjectKey), (String, Option<ObjectKey>)>,
@@ -96,19 +98,27 @@ impl Store {
         self.services.remove(key).map(|service| service.key).into_iter().collect()
     }
 
-    /// Replaces the Frontends that an agent provides under this name. A Service of this name is removed first. What
-    /// cannot be served is ignored ([`Store::rejections`]).
+    /// Replaces the Frontends that an agent provides under this name. A Service of this name hides them. Between agents
+    /// that ask for the same protocol, address and port, the first to ask keeps it until it no longer asks. What cannot
+    /// be served is ignored ([`Store::rejections`]).
     pub fn upsert_frontends(
         &mut self,
         key: &ObjectKey,
         frontends: impl IntoIterator<Item = FrontendSpec>,
     ) -> Vec<ObjectKey> {
         let mut rejections = Vec::new();
-        let checked = FrontendSpec::check(key, frontends, self.abilities, &mut rejections);
+        let mut checked = FrontendSpec::check(key, frontends, self.abilities, &mut rejections);
         self.note(ObjectKind::Frontends, key, rejections);
-        if self.frontends.get(key).is_some_and(|known| **known == *checked) {
+        let known = self.frontends.get(key).map(Box::as_ref).unwrap_or_default();
+        for spec in &mut checked {
+            let before =
+                known.binary_search_by(|known| known.key.cmp(&spec.key)).ok().and_then(|place| known.get(place));
+            spec.asked = before.map_or(self.asked, |before| before.asked);
+        }
+        if self.frontends.contains_key(key) && *known == *checked {
             return Vec::new();
         }
+        self.asked = self.asked.saturating_add(1);
         self.has_drains |= checked.iter().any(|spec| drains(spec.balancing.as_deref()));
         self.frontends.insert(key.clone(), checked.into());
         vec![key.clone()]

@@ -1,19 +1,21 @@
 //! Frontends that an agent asks for by itself, on a kernel in memory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::time::Duration;
 
 use iptables::TableName;
 use ipvs::model::ForwardingMethod;
+use proptest::prelude::*;
 use proxier_core::config::{Families, MayAskFor};
 use proxier_core::engine::{Options, Reconciler};
+use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::plan::report::Report;
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles, TrafficPolicy};
 use serde_json::json;
 
-use crate::node::{Node, kernel};
+use crate::node::{Node, kernel, options_of};
 
 fn name(name: &str) -> ObjectKey {
     ObjectKey::new("agent", name)
@@ -159,6 +161,83 @@ fn services_and_frontends_stand_side_by_side() {
     agent.proxier.delete_service(&name("web"), agent.now);
     settles(&mut agent);
     assert_eq!(agent.served(), ["TCP 10.96.0.1:80 10.0.0.9:80*1", "TCP 10.96.0.2:80 10.0.0.1:80*1"]);
+}
+
+/// Names that ask for the same address do not take it from each other; a pass for changes and a full one agree.
+#[test]
+fn agent_keeps_an_address_that_another_name_asks_for_later() {
+    let mut agent = agent(Options::default());
+    let web = |last: u8| spec("TCP 10.96.0.1:80", &[&format!("10.0.0.{last}:80")]);
+    agent.asks("z", &[web(1)]);
+    settles(&mut agent);
+    agent.asks("a", &[web(2)]);
+    let report = settles(&mut agent);
+    assert_eq!((report.full, agent.served()), (false, vec!["TCP 10.96.0.1:80 10.0.0.1:80*1".to_owned()]));
+    let refused: Vec<String> = report.refused.iter().map(ToString::to_string).collect();
+    assert_eq!(refused, ["TCP 10.96.0.1:80 of agent/a is not served: agent/z has it and asked for it first"]);
+    let conflicts: Vec<String> = agent.proxier.desired().conflicts().map(|conflict| conflict.to_string()).collect();
+    assert_eq!(conflicts, refused);
+    agent.asks("z", &[web(3), spec("TCP 10.96.0.9:80", &[])]);
+    settles(&mut agent);
+    assert!(agent.served().contains(&"TCP 10.96.0.1:80 10.0.0.3:80*1".to_owned()), "{:?}", agent.served());
+    agent.asks("z", &[]);
+    let report = settles(&mut agent);
+    assert_eq!((report.refused, agent.served()), (vec![], vec!["TCP 10.96.0.1:80 10.0.0.2:80*1".to_owned()]));
+    agent.asks("z", &[web(3)]);
+    settles(&mut agent);
+    assert_eq!(agent.served(), ["TCP 10.96.0.1:80 10.0.0.2:80*1"], "it began to ask again");
+}
+
+/// The owner of each address by the rule: names in the order in which they began to ask.
+type Asking = BTreeMap<u8, Vec<(u8, u8)>>;
+
+/// A call under a name, with the address and endpoint of each Frontend.
+fn calls() -> impl Strategy<Value = Vec<(u8, BTreeMap<u8, u8>)>> {
+    let frontends = proptest::collection::btree_map(1..4_u8, 1..4_u8, 0..3);
+    proptest::collection::vec((0..4_u8, frontends), 1..12)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn first_to_ask_owns_an_address_in_every_pass(calls in calls(), mode in prop_oneof![Just(Kind::Ipvs), Just(Kind::Nftables), Just(Kind::Userspace)]) {
+        let mut agent = agent(options_of(mode));
+        let mut asking = Asking::new();
+        settles(&mut agent);
+        for (name, frontends) in calls {
+            for address in 1..4 {
+                let list = asking.entry(address).or_default();
+                match (frontends.get(&address), list.iter_mut().find(|(of, _)| *of == name)) {
+                    (Some(endpoint), Some(known)) => known.1 = *endpoint,
+                    (Some(endpoint), None) => list.push((name, *endpoint)),
+                    (None, _) => list.retain(|(of, _)| *of != name),
+                }
+            }
+            let key = |address: &u8| format!("TCP 10.96.0.{address}:80");
+            let specs: Vec<FrontendSpec> =
+                frontends.iter().map(|(address, last)| spec(&key(address), &[&format!("10.0.0.{last}:80")])).collect();
+            agent.asks(&["d", "c", "b", "a"][usize::from(name)], &specs);
+            let of_changes = agent.settle_for(Duration::from_secs(1)).pop();
+            let owners: Vec<(String, Vec<String>)> = asking
+                .iter()
+                .filter_map(|(address, list)| Some((key(address), vec![format!("10.0.0.{}:80", list.first()?.1)])))
+                .collect();
+            let desired = |agent: &Node| -> Vec<(String, Vec<String>)> {
+                let texts = |endpoints: &[EndpointKey]| endpoints.iter().map(ToString::to_string).collect();
+                agent.proxier.desired().frontends().map(|of| (of.key.to_string(), texts(of.endpoints()))).collect()
+            };
+            prop_assert_eq!(&desired(&agent), &owners);
+            let losers: usize = asking.values().map(|list| list.len().saturating_sub(1)).sum();
+            if let Some(report) = &of_changes {
+                prop_assert_eq!(report.refused.len(), losers);
+            }
+            agent.proxier.request_full(agent.now);
+            let full = settles(&mut agent);
+            prop_assert_eq!((full.full, full.writes(), full.refused.len()), (true, 0, losers));
+            prop_assert_eq!(&desired(&agent), &owners);
+        }
+    }
 }
 
 #[test]

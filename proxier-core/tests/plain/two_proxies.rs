@@ -242,3 +242,59 @@ fn node_ports_are_not_served_on_the_other_proxys_addresses() {
     // Two Services of each proxy, with a node port of TCP and one of UDP.
     assert_eq!(at, [(NODE.parse().unwrap(), 8)].into());
 }
+
+/// What a proxy serves, and what it reports as refused, after everything that is due within a minute.
+fn served(proxy: &mut Proxy) -> (Vec<String>, Vec<String>) {
+    let reports = proxy.node.settle();
+    assert!(reports.iter().all(|report| report.drift.is_empty()), "{reports:#?}");
+    let frontends = proxy.node.proxier.desired().frontends().map(|frontend| frontend.key.to_string()).collect();
+    let refused = reports.last().into_iter().flat_map(|report| &report.refused);
+    (frontends, refused.map(ToString::to_string).collect())
+}
+
+/// The proxy that serves an address keeps it, whichever starts again; the other takes it once it is free.
+#[test]
+fn address_stays_with_the_proxy_that_serves_it() {
+    let shared = |proxy: &mut Proxy, last: u8| {
+        proxy.node.service("shared", json!({"clusterIP": "10.9.9.9", "ports": [{"name": "p", "port": 80}]}));
+        proxy.node.slice("shared", &[&format!("10.244.9.{last}@node-a")]);
+    };
+    let alone = |kernel: &FakeKernel, names: KernelNames, mode: Kind| {
+        let mut options = options_of(mode);
+        options.config = config(names);
+        Proxy { node: Node::on(kernel.clone(), options), number: 0 }
+    };
+    let key = "TCP 10.9.9.9:80".to_owned();
+    for (mode, by_agent, by_us) in
+        [(Kind::Ipvs, "device agent0", "device kube-ipvs0"), (Kind::Nftables, "table agent", "table proxier")]
+    {
+        for agent_first in [true, false] {
+            let kernel = kernel();
+            let [first, second] = if agent_first { [agents(), ours()] } else { [ours(), agents()] };
+            let by = if agent_first { by_agent } else { by_us };
+            let mut one = alone(&kernel, first.clone(), mode);
+            shared(&mut one, 1);
+            assert_eq!(served(&mut one), (vec![key.clone()], vec![]), "{mode}");
+            let before = held(&kernel);
+            let mut two = alone(&kernel, second, mode);
+            shared(&mut two, 2);
+            let refused =
+                format!("{key} of demo/shared is not served: another proxy ({by}) serves it, and is left alone");
+            for _ in 0..3 {
+                assert_eq!(served(&mut two), (vec![], vec![refused.clone()]), "{mode}");
+                assert_eq!(served(&mut one), (vec![key.clone()], vec![]), "{mode}");
+            }
+            assert!(held(&kernel).is_superset(&before), "{mode}");
+            // A new process of the first.
+            let mut one = alone(&kernel, first, mode);
+            shared(&mut one, 1);
+            assert_eq!(served(&mut one), (vec![key.clone()], vec![]), "{mode}");
+            one.node.no_service("shared");
+            assert_eq!(served(&mut one), (vec![], vec![]), "{mode}");
+            assert_eq!(served(&mut two), (vec![key.clone()], vec![]), "{mode}");
+            assert_eq!(served(&mut one), (vec![], vec![]), "{mode}");
+            shared(&mut one, 1);
+            assert_eq!(served(&mut one).0, Vec::<String>::new(), "{mode}");
+        }
+    }
+}

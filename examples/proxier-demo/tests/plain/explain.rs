@@ -408,7 +408,7 @@ fn data_and_a_single_port_or_address() {
         assert_eq!((keys(&one), &one["service"]), (vec!["TCP 192.0.2.1:30080".to_owned()], &json!("shop/web")));
     }
     let thief = input.data("ipvs", &["explain", "shop/thief"]);
-    assert_eq!(thief["refused"], json!(["TCP 10.96.0.10:80: shop/web had it first"]));
+    assert_eq!(thief["refused"], json!(["TCP 10.96.0.10:80: shop/web has it as its cluster IP"]));
 }
 
 #[test]

@@ -10,7 +10,7 @@ use super::mode::read;
 use super::observed::{endpoint, protocol_and_port, split};
 use crate::config::Config;
 use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
-use crate::modes::shared::nft::{is_ours, name, remove_table};
+use crate::modes::shared::nft::{COMMENT as OF_SERVICES, OWNED, is_ours, name, remove_table};
 use crate::net::{EndpointKey, Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
@@ -31,6 +31,38 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontend
         }
     }
     served
+}
+
+/// The Frontends that tables of other proxies serve, in nftables mode with other names, and the name of the table.
+///
+/// # Errors
+/// Tables could not be listed or read.
+pub(crate) fn served_by_others(
+    facts: &NodeFacts,
+    tables: &mut dyn Tables,
+) -> Result<BTreeMap<FrontendKey, String>, PortError> {
+    let own = layout::table_name(&facts.config().names);
+    let mut served = BTreeMap::new();
+    let listed = match tables.list() {
+        Err(error) if error.kind() == PortErrorKind::Unavailable => Vec::new(),
+        listed => listed?,
+    };
+    for key in listed.into_iter().filter(|key| key.name != own) {
+        let Some(family) = Family::ALL.into_iter().find(|family| key.family == (*family).into()) else { continue };
+        let is_one = match tables.table(&key)?.map(|table| table.comment) {
+            Some(Some(comment)) => &*comment == OF_SERVICES,
+            Some(None) => tables.has_chain(&key, OWNED)?,
+            None => false,
+        };
+        if !is_one {
+            continue;
+        }
+        if let Some(observed) = read(tables, &Layout::new(family, &key.name, facts, false))? {
+            let name = key.name.as_str();
+            served.extend(observed.frontends(family).into_keys().map(|frontend| (frontend, name.to_owned())));
+        }
+    }
+    Ok(served)
 }
 
 /// Removes the tables of both families that this mode has created, and nothing else. Uses only the names of the

@@ -58,7 +58,7 @@ mod trial;
 #[doc(hidden)]
 pub use cleanup::cleanup;
 pub use cleanup::list_kube_proxy;
-pub(crate) use cleanup::{cleanup_kube_proxy, served, served_by_kube_proxy, unrecognised_tables};
+pub(crate) use cleanup::{cleanup_kube_proxy, served, served_by_kube_proxy, served_by_others, unrecognised_tables};
 pub(crate) use mode::Mode;
 pub(in crate::modes) use observed::rejected_at_localhost;
 pub(crate) use observed::{inspect, list_frontends};

@@ -1,8 +1,9 @@
 //! Addresses and networks of this node: its own, those of its pods, and those of Services that routes make local.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::net::IpAddr;
+use std::sync::Arc;
 
 use crate::config::{InterfaceName, KernelNames, LocalTraffic};
 use crate::modes::shared::cleaned::Cleaned;
@@ -21,6 +22,20 @@ use crate::snapshot::HostAddresses;
 /// If the kernel could not list them.
 pub(crate) fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
     links.addresses().map_err(|error| Unread::new("addresses", error))
+}
+
+/// The addresses on the devices of other proxies, each with the proxy in words. An address that this proxy's device has too is the other's if
+/// that has the smaller name.
+pub(crate) fn of_other_proxies(host: &HostAddresses, names: &KernelNames) -> BTreeMap<IpAddr, Arc<str>> {
+    let own = names.device.as_str();
+    let bound: BTreeSet<IpAddr> = host.interfaces.get(own).into_iter().flatten().map(IpAddr::to_canonical).collect();
+    let others = host.interfaces.iter().filter(|(device, _)| names.is_of_a_proxy(device) && *device != own);
+    let addresses = others.flat_map(|(device, addresses)| {
+        let by: Arc<str> = format!("another proxy (device {device})").into();
+        addresses.iter().map(IpAddr::to_canonical).map(move |address| (device, address, by.clone()))
+    });
+    let is_theirs = |device: &str, address: &IpAddr| !bound.contains(address) || device < own;
+    addresses.filter(|(device, address, _)| is_theirs(device, address)).map(|(_, address, by)| (address, by)).collect()
 }
 
 /// The addresses of interfaces other than proxies' devices.

@@ -139,7 +139,7 @@ fn refused_of(desired: &Desired, frontend: &Frontend) -> Vec<Refused> {
     }
     let because = |(endpoint, listener): (EndpointKey, FrontendKey)| {
         let owner = owner(&listener);
-        let reason = format!("this process listens there itself, for {owner}: connections would come back for ever");
+        let reason = format!("this process listens there itself, for {owner}: connections would loop");
         refused(Some(endpoint), reason)
     };
     loops(desired, frontend).into_iter().map(because).collect()
@@ -231,9 +231,11 @@ impl modes::Mode for Mode {
         let configure = Some(self.settings(&pass)).filter(|settings| self.settings.as_ref() != Some(settings));
         let mut plan = Plan { configure, now: pass.now, ..Plan::default() };
         if !pass.full {
-            // A full pass reports everything.
-            let changed = pass.changes.frontends().filter_map(|(key, _)| pass.desired.frontend(key));
-            report.refused = changed.flat_map(|frontend| refused_of(pass.desired, frontend)).collect();
+            // A full pass checks all Frontends; between two of them only what changed or was refused.
+            let changed = pass.changes.frontends().map(|(key, _)| *key);
+            let keys: BTreeSet<FrontendKey> = report.refused.iter().map(|refused| refused.key).chain(changed).collect();
+            let frontends = keys.iter().filter_map(|key| pass.desired.frontend(key));
+            report.refused = frontends.flat_map(|frontend| refused_of(pass.desired, frontend)).collect();
         }
         compare(&pass, &mut plan, known, &there);
         self.compare_routes(&pass, &mut plan, known, &whole);
