@@ -107,8 +107,8 @@ mod tests {
                 };
                 found += 1;
                 // A page may name a command without what it needs, or ask for its help.
-                let is_named =
-                    |error: &clap::Error| error.kind() == ErrorKind::MissingRequiredArgument || !error.use_stderr();
+                let lacks = [ErrorKind::MissingRequiredArgument, ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand];
+                let is_named = |error: &clap::Error| lacks.contains(&error.kind()) || !error.use_stderr();
                 if let Err(error) = Command::try_parse_from([&["xtask"], words].concat())
                     && !is_named(&error)
                 {
