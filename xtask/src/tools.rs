@@ -38,6 +38,7 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("sysctl", "procps"),
     ("modprobe", "kmod"),
     ("/usr/bin/python3", "python3-minimal"),
+    ("git", "git"),
 ];
 
 /// Browser that shows the status page to one test, which is skipped without it.
@@ -257,7 +258,9 @@ mod tests {
     #[test]
     fn each_program_that_a_test_starts_is_in_the_list() {
         let mut files = Vec::new();
-        for crate_of in fs::read_dir(repository()).unwrap().map(|entry| entry.unwrap().path()) {
+        let places = [repository().to_owned(), repository().join("examples")];
+        for crate_of in places.iter().flat_map(|place| fs::read_dir(place).unwrap()).map(|entry| entry.unwrap().path())
+        {
             let folders = if crate_of.ends_with("testkit") { &["src", "tests"][..] } else { &["tests"] };
             let there = folders.iter().map(|name| crate_of.join(name)).filter(|folder| folder.is_dir());
             there.for_each(|folder| sources(&folder, &mut files));

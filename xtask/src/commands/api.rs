@@ -158,7 +158,7 @@ mod tests {
         // `name v1.2.3 (how it is built)`: two versions of one crate count as two.
         let crates: BTreeSet<Vec<&str>> = tree.lines().map(|line| line.split(' ').take(2).collect()).collect();
         let below = crates.len() - 1;
-        for (file, words) in [("README.md", "crates are below it"), ("src/lib.rs", "crates below this one")] {
+        for (file, words) in [("README.md", "crates are below this one"), ("src/lib.rs", "crates below this one")] {
             let text = read(&format!("netlink-batch/{file}"));
             assert!(text.contains(&format!("{below} {words}")), "{file} says another number than {below}:\n{tree}");
         }
