@@ -69,7 +69,9 @@ impl Way {
         let labels = json!({"topology.kubernetes.io/zone": "zone-a"});
         let object = json!({"metadata": {"name": "node-a", "labels": labels}, "status": {"addresses": addresses}});
         node.proxier.set_node(&serde_json::from_value(object).unwrap(), node.now);
-        past.iter().for_each(|event| node.happens(event));
+        for event in &past {
+            node.happens(event);
+        }
         node.started()
     }
 
@@ -109,7 +111,9 @@ impl Way {
             }
             Kind::Userspace => {
                 let routes = kernel.state().routes;
-                routes.iter().for_each(|(owner, route)| kernel.set_route(*owner, route.network, false));
+                for (owner, route) in &routes {
+                    kernel.set_route(*owner, route.network, false);
+                }
             }
         }
     }

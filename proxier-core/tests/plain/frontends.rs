@@ -217,7 +217,7 @@ proptest! {
             let key = |address: &u8| format!("TCP 10.96.0.{address}:80");
             let specs: Vec<FrontendSpec> =
                 frontends.iter().map(|(address, last)| spec(&key(address), &[&format!("10.0.0.{last}:80")])).collect();
-            agent.asks(&["d", "c", "b", "a"][usize::from(name)], &specs);
+            agent.asks(["d", "c", "b", "a"][usize::from(name)], &specs);
             let of_changes = agent.settle_for(Duration::from_secs(1)).pop();
             let owners: Vec<(String, Vec<String>)> = asking
                 .iter()
