@@ -69,7 +69,7 @@ impl Way {
         let labels = json!({"topology.kubernetes.io/zone": "zone-a"});
         let object = json!({"metadata": {"name": "node-a", "labels": labels}, "status": {"addresses": addresses}});
         node.proxier.set_node(&serde_json::from_value(object).unwrap(), node.now);
-        for event in &past {
+        for event in past {
             node.happens(event);
         }
         node.started()
