@@ -298,7 +298,7 @@ fn a_full_run_is_no_obstacle() {
         assert!(proxy.log().contains("the holder's name cannot be written (No space left"), "{}", proxy.log());
         let second = in_full_run(&words).output().unwrap();
         let said = program::text(&second.stderr);
-        assert!(second.status.code() == Some(1) && said.contains("does not say who it is"), "{said}");
+        assert!(second.status.code() == Some(1) && said.contains("which cannot be identified"), "{said}");
         assert!(proxy.end().success());
         let cleaned = in_full_run(&["cleanup"]).output().unwrap();
         tool(&format!("umount {}", run.0.display()));
