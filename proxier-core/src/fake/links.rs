@@ -126,7 +126,7 @@ impl Interfaces {
         match self.by_name.get(name) {
             Some(Interface { dummy: true, .. }) => Ok(()),
             Some(_) => {
-                let message = format!("creating device {name}: something else has this name and is no dummy device");
+                let message = format!("creating device {name}: something else has this name and is not a dummy device");
                 Err(PortError::new(PortErrorKind::Invalid, message))
             }
             None if !self.has_dummy => {

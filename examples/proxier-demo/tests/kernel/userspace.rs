@@ -96,7 +96,7 @@ fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() 
 
         let mut open = greeted("192.0.2.1:30080").unwrap();
         running.signal("TERM");
-        running.until_logged("ending: connections get 20 s");
+        running.until_logged("ending: connections have 20 s to finish");
         running.until("nobody else is served", || greeted("10.96.0.10:80").is_none());
         open.write_all(b"still").unwrap();
         let mut answer = [0; 5];
@@ -142,7 +142,7 @@ fn open_connections_get_time_at_the_end() {
         let start = Instant::now();
         running.signal("TERM");
         let (status, log) = running.wait();
-        assert!(status.success() && log.contains("ending: connections get 1 s"), "{log}");
+        assert!(status.success() && log.contains("ending: connections have 1 s to finish"), "{log}");
         assert!(log.contains("1 connections are cut"), "{log}");
         assert!((1..15).contains(&start.elapsed().as_secs()), "{:?}", start.elapsed());
         drop(open);
