@@ -149,8 +149,9 @@ impl CanonicalRule {
         let mut protocol_matches = Vec::new();
         let mut others = Vec::new();
         for mut one in std::mem::take(&mut self.matches) {
+            values::unify_hashlimit(&mut one);
             values::drop_defaults(&mut one);
-            one.options.sort();
+            sort(&mut one.options);
             match one.name.as_str() {
                 "comment" if one.options.iter().all(|o| o.name == "--comment" && !o.negated) => {
                     self.comments.extend(one.options.into_iter().flat_map(|o| o.args));
@@ -166,7 +167,15 @@ impl CanonicalRule {
         self.matches = protocol_matches;
         values::unify_target(&mut self.target);
         values::drop_defaults(&mut self.target);
-        self.target.options.sort();
+        sort(&mut self.target.options);
+    }
+}
+
+/// Sorts options, but not across `--next`, which begins another element of a `policy`.
+fn sort(options: &mut [Opt]) {
+    for element in options.split_mut(|o| o.name == "--next") {
+        // Programs refuse `--rt-0-…` before `--rt-type`.
+        element.sort_by(|one, other| (one.name != "--rt-type", one).cmp(&(other.name != "--rt-type", other)));
     }
 }
 
@@ -345,7 +354,13 @@ mod tests {
         same("-m recent --set", "-m recent --set --name DEFAULT --mask 255.255.255.255 --rsource");
         same("-m statistic --mode random --probability 0.1", "-m statistic --mode random --probability 0.10000000009");
         same("-m u32 --u32 \"6 & 0xFF = 010:1\"", "-m u32 --u32 0x6&0xff=0x8:0x1");
-        same("-m hashlimit --hashlimit-upto 120/min", "-m hashlimit --hashlimit-upto 2/sec --hashlimit-burst 5");
+        same(
+            "-m hashlimit --hashlimit-upto 120/min",
+            "-m hashlimit --hashlimit-upto 2/sec --hashlimit-burst 5 --hashlimit-htable-expire 60000",
+        );
+        // The kernel's nf_tables takes no burst for the default, and the legacy back end refuses it.
+        same("-m limit --limit 10/s --limit-burst 0", "-m limit --limit 10/sec");
+        same("-m hashlimit --hashlimit-upto 7000/sec", "-m hashlimit --hashlimit-upto 7042/sec");
         same("-j CLASSIFY --set-class 1:f", "-j CLASSIFY --set-class 0001:000F");
         same("-j CONNMARK --restore-mark", "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff");
     }
@@ -370,7 +385,16 @@ mod tests {
         different("-p tcp --dport 80", "-p tcp --sport 80");
         different("-j MASQUERADE", "-j MASQUERADE --random-fully");
         different("-i eth0", "-i eth+");
-        different("-m hashlimit --hashlimit-upto 7000/sec", "-m hashlimit --hashlimit-upto 7001/sec");
+        different("-m hashlimit --hashlimit-upto 7000/sec", "-m hashlimit --hashlimit-upto 6990/sec");
+        different("-m hashlimit --hashlimit-upto 120/min", "-m hashlimit --hashlimit-upto 2/sec");
+        different(
+            "-m hashlimit --hashlimit-upto 120/min --hashlimit-rate-match",
+            "-m hashlimit --hashlimit-upto 2/sec --hashlimit-rate-match",
+        );
+        different(
+            "-m policy --dir in --pol ipsec --strict --reqid 1 --next --proto esp",
+            "-m policy --dir in --pol ipsec --strict --proto esp --next --reqid 1",
+        );
         different("-m tos --tos 0x10", "-m tos --tos 0x10/0x3f");
         different("-m connlimit --connlimit-above 1", "-m connlimit --connlimit-above 1 --connlimit-mask 32");
         different("-m statistic --mode random --probability 1.5", "-m statistic --mode random --probability 1");
@@ -416,6 +440,23 @@ mod tests {
         }
         different("-g", "-j");
         same("-m foo --bar=baz", "-m foo --bar baz");
+    }
+
+    #[test]
+    fn the_printed_form_is_one_that_programs_take() {
+        for (given, printed) in [
+            ("-m limit --limit 90/minute", "-m limit --limit 90/min"),
+            ("-m limit --limit 3600/hour --limit-burst 7", "-m limit --limit 1/sec --limit-burst 7"),
+            ("-m hashlimit --hashlimit-above 1000/h", "-m hashlimit --hashlimit-above 1000/hour"),
+            (
+                "-m hashlimit --hashlimit-above 60/min",
+                "-m hashlimit --hashlimit-above 1/sec --hashlimit-htable-expire 60000",
+            ),
+            ("-m rt --rt-0-res --rt-len 42 --rt-type 0", "-m rt --rt-type 0 --rt-0-res --rt-len 42"),
+        ] {
+            assert_eq!(Rule::parse(given).unwrap().canonical().to_string(), printed);
+            same(given, printed);
+        }
     }
 
     #[test]

@@ -143,7 +143,7 @@ pub(super) fn normal(extension: &str, mut opt: Opt) -> Opt {
         (_, "--mark") | ("realm", "--realm") => mark,
         (_, "--tcp-flags") => tcp_flags,
         (_, "--ctstate" | "--state" | "--ctstatus" | "--src-type" | "--dst-type") => word_set,
-        ("limit", "--limit") => rate,
+        ("limit", "--limit") => |w| rate(w, 10_000).unwrap_or_else(|| w.to_owned()),
         (_, "--icmp-type") => |w| renamed(ICMP, w),
         (_, "--icmpv6-type") => |w| renamed(ICMPV6, w),
         ("LOG", "--log-level") => |w| renamed(LOG_LEVELS, w),
@@ -156,7 +156,6 @@ pub(super) fn normal(extension: &str, mut opt: Opt) -> Opt {
         ("mac", "--mac-source") => str::to_ascii_lowercase,
         ("pkttype", "--pkt-type") => |w| renamed(&[("host", "unicast")], w),
         ("statistic", "--probability") => probability,
-        ("hashlimit", "--hashlimit-above" | "--hashlimit-upto") => daily,
         ("u32", "--u32") => u32_test,
         ("set", "--match-set") => str::to_owned,
         _ => return opt,
@@ -205,7 +204,7 @@ pub(super) fn drop_defaults(extension: &mut Extension) {
             (name, o.name.as_str(), arg),
             ("REJECT", "--reject-with", "icmp-port-unreachable" | "icmp6-port-unreachable")
                 | ("LOG", "--log-level", "4")
-                | ("limit", "--limit-burst", "5")
+                | ("limit", "--limit-burst", "5" | "0")
                 | ("hashlimit", "--hashlimit-burst", "5")
                 | ("connlimit", "--connlimit-mask", "128")
                 | ("connlimit", "--connlimit-saddr", _)
@@ -214,7 +213,7 @@ pub(super) fn drop_defaults(extension: &mut Extension) {
                 | ("recent", "--rsource", _)
                 | ("TPROXY", "--on-ip", "0.0.0.0" | "::")
                 | ("TPROXY", "--tproxy-mark", "0x0/0x0")
-                | ("limit", "--limit", "every 12000000")
+                | ("limit", "--limit", "3/hour")
         )
     });
 }
@@ -306,13 +305,6 @@ fn probability(word: &str) -> String {
     }
 }
 
-/// A rate in packets per day, in which every rate is a whole number. Rates in bytes are unchanged.
-fn daily(word: &str) -> String {
-    let rate = word.split_once('/').and_then(|(count, unit)| Some((count.parse::<u64>().ok()?, seconds(unit)?)));
-    let daily = rate.and_then(|(count, seconds)| count.checked_mul(86_400)?.checked_div(seconds.into()));
-    daily.map_or_else(|| word.to_owned(), |count| format!("{count}/day"))
-}
-
 /// An expression of the match `u32` with hexadecimal numbers and no blanks.
 fn u32_test(word: &str) -> String {
     let mut out = String::new();
@@ -376,23 +368,56 @@ fn tcp_flags(word: &str) -> String {
     TCP_FLAGS.into_iter().filter(|f| words.contains(f)).collect::<Vec<_>>().join(",")
 }
 
-/// Seconds of a time unit, in the programs' abbreviations.
-fn seconds(unit: &str) -> Option<u32> {
-    Some(match unit.chars().next() {
-        Some('s') if "second".starts_with(unit) || unit == "sec" => 1,
-        Some('m') if "minute".starts_with(unit) => 60,
-        Some('h') if "hour".starts_with(unit) => 3600,
-        Some('d') if "day".starts_with(unit) => 86_400,
-        _ => return None,
+/// Time units as programs print them, and their seconds.
+const UNITS: [(&str, u64); 4] = [("sec", 1), ("min", 60), ("hour", 3600), ("day", 86_400)];
+
+/// Number and unit (seconds) of a rate. Units may be abbreviated.
+fn count_and_unit(word: &str) -> Option<(u64, u64)> {
+    let (count, unit) = word.split_once('/').unwrap_or((word, "second"));
+    let names = ["second", "minute", "hour", "day"];
+    let at = names.iter().position(|name| !unit.is_empty() && name.starts_with(unit))?;
+    Some((count.parse().ok()?, UNITS.get(at)?.1))
+}
+
+/// A rate as programs print it. The kernel stores the time between two packets, in units of which a second has
+/// `second`; all rates with the same time are the same. `None` for rates in bytes.
+fn rate(word: &str, second: u64) -> Option<String> {
+    let (count, unit) = count_and_unit(word)?;
+    let time = second.checked_mul(unit)?.checked_div(count)?;
+    UNITS.iter().find_map(|(name, seconds)| {
+        let unit = second.checked_mul(*seconds)?;
+        let count = unit.checked_div(time)?;
+        (unit.checked_div(count)? == time).then(|| format!("{count}/{name}"))
     })
 }
 
-/// A rate as stored by the kernel: the time between two packets in units of 0.1 ms (`XT_LIMIT_SCALE`).
-fn rate(word: &str) -> String {
-    let (count, unit) = word.split_once('/').unwrap_or((word, "second"));
-    let Some(seconds) = seconds(unit) else { return word.to_owned() };
-    let interval = count.parse::<u32>().ok().and_then(|count| seconds.checked_mul(10_000)?.checked_div(count));
-    interval.map_or_else(|| word.to_owned(), |interval| format!("every {interval}"))
+/// The rate of `hashlimit`. Its entries expire after the unit that the rate was given in, so a program that prints
+/// another unit prints the time as well.
+pub(super) fn unify_hashlimit(extension: &mut Extension) {
+    const EXPIRE: &str = "--hashlimit-htable-expire";
+    let options = &mut extension.options;
+    let is_rate = |o: &Opt| matches!(o.name.as_str(), "--hashlimit-above" | "--hashlimit-upto");
+    // `--hashlimit-rate-match` counts in the unit of the rate.
+    if extension.name != "hashlimit" || options.iter().any(|o| o.name == "--hashlimit-rate-match") {
+        return;
+    }
+    let expires: Vec<u64> =
+        options.iter().filter(|o| o.name == EXPIRE).filter_map(|o| o.args.first()?.parse().ok()).collect();
+    let mut rates = options.iter_mut().filter(|o| is_rate(o)).filter_map(|o| o.args.first_mut());
+    let (Some(word), None) = (rates.next(), rates.next()) else { return };
+    let millis = |word: &str| count_and_unit(word).map(|(_, unit)| unit.saturating_mul(1000));
+    let (Some(given), Some(printed)) = (millis(word), rate(word, 1_000_000)) else { return };
+    let kept = match expires.as_slice() {
+        [] => given,
+        [one] => *one,
+        _ => return,
+    };
+    let implied = millis(&printed);
+    *word = printed;
+    options.retain(|o| o.name != EXPIRE);
+    if implied != Some(kept) {
+        options.push(Opt { name: EXPIRE.to_owned(), negated: false, args: vec![kept.to_string()] });
+    }
 }
 
 fn network(word: &str) -> String {
