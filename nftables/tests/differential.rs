@@ -5,12 +5,13 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use nftables::expr::CmpOp;
 use nftables::{
     Client, DataType, Expression, Field, FieldTypes, Name, Rule, SetFlags, TableSnapshot, Transaction, Verdict,
 };
+use testkit::differential::{Figures, files};
 use testkit::{Need, kernel_test, oracle};
 
 /// Folder of an unpacked source package of nftables.
@@ -296,46 +297,6 @@ impl Ground {
     }
 }
 
-fn files(folder: &Path, extension: &str) -> Vec<PathBuf> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display())) {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            found.extend(files(&path, extension));
-        } else if path.extension().is_some_and(|of| of == extension) {
-            found.push(path);
-        }
-    }
-    found.sort();
-    found
-}
-
-#[derive(Default)]
-struct Figures {
-    tried: usize,
-    loaded: usize,
-    back: usize,
-    wrong: usize,
-}
-
-impl Figures {
-    fn count(&mut self, client: &mut Client, what: &str, text: &str) {
-        self.tried += 1;
-        let Some(faults) = judge(client, text) else { return };
-        self.loaded += 1;
-        self.back += usize::from(faults.is_empty());
-        self.wrong += usize::from(faults.iter().any(|fault| fault.starts_with("WRONG")));
-        for fault in faults {
-            println!("{what}\n    {fault}");
-        }
-    }
-
-    fn print(&self, of: &str) {
-        let Figures { tried, loaded, back, wrong } = self;
-        println!("{of}: {tried} tried, {loaded} loaded, {back} came back, {wrong} wrong");
-    }
-}
-
 #[test]
 fn all_that_nfts_own_tests_load_comes_back() {
     let source = std::env::var_os(SOURCE).unwrap_or_else(|| panic!("{SOURCE}: no folder of nft's source"));
@@ -343,7 +304,7 @@ fn all_that_nfts_own_tests_load_comes_back() {
     kernel_test(&[Need::Root, Need::Nftables], || {
         let mut client = Client::open().unwrap();
         let (mut rules, mut sets) = (Figures::default(), Figures::default());
-        for file in files(&tests.join("py"), "t") {
+        for file in files(&tests.join("py"), "t").unwrap() {
             let name = file.strip_prefix(&tests).unwrap().display().to_string();
             let mut ground = Ground::default();
             for (number, line) in (1..).zip(fs::read_to_string(&file).unwrap().lines()) {
@@ -358,14 +319,15 @@ fn all_that_nfts_own_tests_load_comes_back() {
                 for (table, chains) in &ground.tables {
                     for chain in chains {
                         let what = format!("{name}:{number} {table}: {rule}");
-                        rules.count(&mut client, &what, &ground.commands(table, chains, chain, rule));
+                        let text = ground.commands(table, chains, chain, rule);
+                        rules.count(&what, judge(&mut client, &text));
                     }
                 }
             }
         }
-        for file in files(&tests.join("shell/testcases"), "nft") {
+        for file in files(&tests.join("shell/testcases"), "nft").unwrap() {
             let name = file.strip_prefix(&tests).unwrap().display().to_string();
-            sets.count(&mut client, &name, &fs::read_to_string(&file).unwrap());
+            sets.count(&name, judge(&mut client, &fs::read_to_string(&file).unwrap()));
         }
         flush(&mut client);
         rules.print("rules of tests/py");

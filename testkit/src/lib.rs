@@ -25,6 +25,7 @@ pub mod apiserver;
 mod capture;
 #[cfg(feature = "corpus")]
 mod corpus;
+pub mod differential;
 pub mod documents;
 mod executable;
 mod hexdiff;
