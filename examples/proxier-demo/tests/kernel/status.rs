@@ -194,7 +194,7 @@ fn a_terminal_is_left_as_it_was() {
             tool(&format!("ipvsadm -a -t 10.96.0.{last}:80 -r 10.244.0.{last}:8080 -m"));
         }
         let program = env!("CARGO_BIN_EXE_proxier-demo");
-        let watch = format!("stty rows 10 cols 70; timeout -s TERM 3 {program} show --watch 1; echo ended $?");
+        let watch = format!("stty rows 10 cols 70; timeout -s TERM 12 {program} show --watch 1; echo ended $?");
         let output = std::process::Command::new("script").args(["-qec", &watch, "/dev/null"]).output().unwrap();
         let text = program::text(&output.stdout);
         assert!(text.contains("\u{1b}[?1049h"), "{text:?}");
