@@ -125,6 +125,9 @@ mod backoff;
 mod compat;
 pub mod config;
 pub mod engine;
+/// The module of passes under its earlier name, for programs that use it.
+#[doc(hidden)]
+pub use engine as reconciler;
 #[cfg(feature = "testing")]
 pub mod fake;
 mod flags;
