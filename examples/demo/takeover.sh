@@ -17,7 +17,7 @@ if [ ! -x "$proxy" ] || [ $# -gt 2 ] || { [ -n "$check" ] && [ "$check" != --che
 fi
 work=$(mktemp -d /run/proxier-demo.XXXXXX) || exit 1
 python="/usr/bin/python3 -I -S"
-kept="$here/../tests/fixtures/kube-proxy/iptables.rules"
+kept="$here/../proxier-demo/tests/fixtures/kube-proxy/iptables.rules"
 service=10.96.0.10
 node=192.0.2.1
 jobs=
