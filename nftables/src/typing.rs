@@ -13,7 +13,10 @@ const DATA: u8 = 1;
 
 // enum expr_types of nft
 const VERDICT: u32 = 1;
-const PAYLOAD: u32 = 7;
+pub(crate) const PAYLOAD: u32 = 7;
+pub(crate) const EXTHDR: u32 = 8;
+pub(crate) const OSF: u32 = 11;
+pub(crate) const XFRM: u32 = 27;
 const META: u32 = 9;
 const CT: u32 = 12;
 const CONCAT: u32 = 13;
@@ -113,14 +116,29 @@ pub(crate) fn put_verdict() -> Vec<u8> {
     framed(VERDICT, &[])
 }
 
-fn number_of(bytes: &[u8], kind: u8) -> Option<u32> {
+/// A number in a note.
+pub(crate) fn number_of(bytes: &[u8], kind: u8) -> Option<u32> {
     let (_, value) = items(bytes).find(|(found, _)| *found == kind)?;
     value.try_into().ok().map(u32::from_ne_bytes)
 }
 
-fn operand(bytes: &[u8]) -> Option<Operand> {
+/// nft's number of an operand, and its note.
+pub(crate) fn note_of(bytes: &[u8]) -> Option<(u32, &[u8])> {
     let (_, data) = items(bytes).find(|(kind, _)| *kind == DATA)?;
-    Some(match number_of(bytes, EXPRESSION)? {
+    Some((number_of(bytes, EXPRESSION)?, data))
+}
+
+/// The notes about the fields of a key or data, one by one.
+pub(crate) fn notes(bytes: &[u8]) -> Option<Vec<&[u8]>> {
+    Some(match note_of(bytes)? {
+        (CONCAT, fields) => items(fields).map(|(_, field)| field).collect(),
+        _ => vec![bytes],
+    })
+}
+
+pub(crate) fn operand(bytes: &[u8]) -> Option<Operand> {
+    let (number, data) = note_of(bytes)?;
+    Some(match number {
         PAYLOAD => {
             let wanted = (number_of(data, 0)?, number_of(data, 1)?);
             let found = FIELDS.iter().find(|(protocol, field, ..)| (*protocol, *field) == wanted)?;
@@ -147,11 +165,6 @@ fn operand(bytes: &[u8]) -> Option<Operand> {
 
 /// Decodes operands from nft's notes; `None` if they would not be written back unchanged.
 pub(crate) fn get_operands(bytes: &[u8], about: About) -> Option<Vec<Operand>> {
-    let operands = if number_of(bytes, EXPRESSION)? == CONCAT {
-        let (_, data) = items(bytes).find(|(kind, _)| *kind == DATA)?;
-        items(data).map(|(_, one)| operand(one)).collect::<Option<Vec<Operand>>>()?
-    } else {
-        vec![operand(bytes)?]
-    };
+    let operands = notes(bytes)?.into_iter().map(operand).collect::<Option<Vec<Operand>>>()?;
     (put_operands(&operands, about)? == bytes).then_some(operands)
 }

@@ -222,9 +222,21 @@ fn what_sets_are_made_of_survives() {
                 set tags { typeof vlan id; elements = { 3 } }
                 set system { typeof osf name; elements = { \"Linux\" } }
                 set both { typeof ip daddr . @th,32,16; elements = { 10.0.0.1 . 0x24 } }
+                set tagged { typeof vlan id . ip saddr . meta mark; elements = { 3567 . 10.0.0.1 . 0x5 } }
+                set states_out { typeof ipsec out spnum 1 ip saddr; elements = { 10.0.0.1 } }
+                set lengths { typeof udp length . iifname . ipsec in reqid; elements = { 30 . \"eth0\" . 42 } }
+                map ranges { typeof udp length . @ih,32,32 : verdict; flags interval; elements = { 1-10 . 0xa : drop } }
+                set hops { typeof ip6 hoplimit . ip ttl . icmpv6 code; elements = { 64 . 63 . 1 } }
+                set numbers { typeof ah spi . esp sequence . comp cpi; elements = { 1 . 2 . 3 } }
+                set options { typeof tcp option maxseg size . ip option ra value; elements = { 1400 . 1 } }
+                set times { typeof tcp option timestamp tsecr; elements = { 7 } }
+                set hosts { typeof arp saddr ip . arp htype; elements = { 10.0.0.1 . 1 } }
+                set routes { typeof ip option rr addr . rt seg-left; elements = { 5 . 2 } }
+                set fragments { typeof frag frag-off . ip frag-off; elements = { 1024 . 7 } }
+                set chunks { typeof sctp chunk init num-inbound-streams . sctp vtag; elements = { 4 . 9 } }
             }\n",
         );
-        survives_word_for_word(&mut Client::open().unwrap(), None);
+        survives_word_for_word(&mut Client::open().unwrap(), Some("typeof vlan id . ip saddr . meta mark"));
     });
 }
 

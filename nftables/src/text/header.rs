@@ -78,6 +78,39 @@ impl Protocol {
         }
     }
 
+    /// The protocol with this number in nft's notes about sets (`proto_desc_id` in nft's include/proto.h). Without
+    /// IGMP, whose fields are not numbered as they lie.
+    pub(super) fn noted(number: u32) -> Option<Self> {
+        Some(match number {
+            1 => Protocol::Ah,
+            2 => Protocol::Esp,
+            3 => Protocol::Comp,
+            4 => Protocol::Icmp,
+            6 => Protocol::Udp,
+            7 => Protocol::UdpLite,
+            8 => Protocol::Tcp,
+            9 => Protocol::Dccp,
+            10 => Protocol::Sctp,
+            11 => Protocol::Th,
+            12 => Protocol::Ip,
+            13 => Protocol::Ip6,
+            14 => Protocol::Icmp6,
+            15 => Protocol::Arp,
+            16 => Protocol::Vlan,
+            17 => Protocol::Ether,
+            _ => return None,
+        })
+    }
+
+    /// Name of the field with this number in nft's notes about sets, and its number of bits.
+    pub(super) fn noted_field(self, number: u32) -> Option<(String, u32)> {
+        let (protocol, rows) = self.fields();
+        // nft has two names for the third field of VLAN.
+        let before = if self == Protocol::Vlan && number > 2 { 2 } else { 1 };
+        let (_, bits, _, name) = rows.get(usize::try_from(number.checked_sub(before)?).ok()?)?;
+        Some((format!("{protocol} {name}"), *bits))
+    }
+
     /// Type and name of the field with these bits.
     pub(super) fn field(self, bits: Bits) -> Option<(DataType, String)> {
         let (protocol, rows) = self.fields();
@@ -313,6 +346,29 @@ const fn option_rows(op: ExthdrOp) -> &'static [(u8, u32, u32, &'static str)] {
         ],
         ExthdrOp::Dccp | ExthdrOp::Other(_) => &[],
     }
+}
+
+/// Name of the field with this number in nft's notes about sets, and its number of bits. The notes have numbers of their
+/// own for extension headers (`exthdr_desc_id` in nft's include/exthdr.h).
+pub(super) fn noted_option(op: ExthdrOp, kind: u32, field: u32) -> Option<(String, u32)> {
+    // Numbers of fields that have no row here.
+    let (kind, before) = match op {
+        ExthdrOp::Ipv6 => match kind {
+            1 => (0, 2),
+            2 => (43, 2),
+            6 => (44, 2),
+            7 => (60, 2),
+            8 => (135, 2),
+            _ => return None,
+        },
+        ExthdrOp::Tcp => (kind, 2),
+        ExthdrOp::Ipv4 if kind != 148 => (kind, 4),
+        _ => (kind, 3),
+    };
+    let kind = u8::try_from(kind).ok()?;
+    let mut rows = option_rows(op).iter().filter(|(of, ..)| *of == kind);
+    let (_, offset, length, _) = rows.nth(usize::try_from(field.checked_sub(before)?).ok()?)?;
+    Some((option_field(op, kind, (*offset, *length))?.1, *length))
 }
 
 /// Type and name of a field of an extension header, an option or a chunk.

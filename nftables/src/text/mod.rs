@@ -3,6 +3,7 @@
 mod fields;
 mod header;
 mod nat;
+mod notes;
 mod rule;
 mod statement;
 mod value;
@@ -19,7 +20,9 @@ use crate::model::{
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::transaction::{Elements, Operation, RulePlace, Transaction};
+use crate::userdata;
 use header::Protocol;
+use notes::noted;
 use rule::{Known, Writer};
 use statement::{stateful_text, synproxy_text};
 use value::{Form, Names, field_text, names_text, range_text, span_text, value_text};
@@ -60,7 +63,15 @@ fn duration(time: Duration) -> String {
 
 /// Form of the values of a named set's keys.
 fn form<'a>(set: &Set, names: Option<Names<'a>>) -> Form<'a> {
-    Form { numbers: !set.key_typeof.is_empty(), names, ..Form::PLAIN }
+    let mut form = Form { numbers: !set.key_typeof.is_empty(), names, ..Form::PLAIN };
+    let fields = noted(set, userdata::SET_KEY_TYPEOF).unwrap_or_default();
+    for ((place, noted), length) in fields.into_iter().enumerate().zip(&mut form.lengths) {
+        form.host_fields |= u16::from(noted.is_host_order) << place;
+        form.raw_fields |= u16::from(noted.is_raw) << place;
+        // Longer fields have no padding that matters.
+        *length = u8::try_from(noted.length).ok().filter(|length| *length < 4).unwrap_or(0);
+    }
+    form
 }
 
 /// An element, as written between braces.
@@ -77,7 +88,7 @@ fn element_text(set: &Set, element: &Element, form: Form<'_>) -> Option<String> 
                 fields if fields.iter().any(|field| field.data_type == DataType::IFNAME) => {
                     names_text(first.as_bytes(), last.as_bytes())?
                 }
-                [field] => span_text(first.as_bytes(), last.as_bytes(), field.data_type, form)?,
+                [field] => span_text(first.as_bytes(), last.as_bytes(), field.data_type, form.of_field(0))?,
                 _ => return None,
             }
         }
@@ -228,12 +239,17 @@ fn type_line(set: &Set) -> Option<String> {
 
 /// The `typeof` line of a set. `None` unless all operands of keys and data are known.
 fn typeof_line(set: &Set) -> Option<String> {
-    let key = rule::operands_text(&set.key_typeof, None)?;
+    let noted = |kind| {
+        let words: Vec<String> = noted(set, kind)?.into_iter().map(|one| one.text).collect();
+        Some(words.join(" . "))
+    };
+    let key = rule::operands_text(&set.key_typeof, None).or_else(|| noted(userdata::SET_KEY_TYPEOF))?;
     match &set.data {
         None => Some(format!("typeof {key}")),
         Some(MapData::Verdict) => Some(format!("typeof {key} : verdict")),
         Some(MapData::Value(types)) => {
-            let data = rule::operands_text(&set.data_typeof, Some(Protocol::Tcp))?;
+            let data = rule::operands_text(&set.data_typeof, Some(Protocol::Tcp))
+                .or_else(|| noted(userdata::SET_DATA_TYPEOF))?;
             Some(format!("typeof {key} : {}{data}", interval_word(data_types(types).1)))
         }
         Some(MapData::Object(kind)) => Some(format!("typeof {key} : {}", kind.name()?)),

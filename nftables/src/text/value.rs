@@ -26,7 +26,13 @@ pub(super) struct Form<'a> {
     pub(super) interval: bool,
     /// Integers are computed by expressions, in host byte order.
     pub(super) numbers: bool,
-    /// The same for a map's data.
+    /// The same for single fields of a concatenation, by bits.
+    pub(super) host_fields: u16,
+    /// Fields without a name, by bits.
+    pub(super) raw_fields: u16,
+    /// Lengths of fields that are padded to four bytes in a concatenation; 0: the whole field.
+    pub(super) lengths: [u8; 16],
+    /// Integers in a map's data are in host byte order.
     pub(super) data_numbers: bool,
     /// Number of bits after those of the field.
     pub(super) shift: u32,
@@ -43,6 +49,9 @@ impl Form<'_> {
     pub(super) const PLAIN: Form<'static> = Form {
         interval: false,
         numbers: false,
+        host_fields: 0,
+        raw_fields: 0,
+        lengths: [0; 16],
         data_numbers: false,
         shift: 0,
         element: false,
@@ -54,6 +63,18 @@ impl Form<'_> {
     /// The default form, with the same names.
     pub(super) fn plain(self) -> Self {
         Form { names: self.names, ..Form::PLAIN }
+    }
+
+    /// The form of one field.
+    pub(super) fn of_field(self, place: usize) -> Self {
+        let is_in = |bits: u16| place < 16 && bits & (1 << place) != 0;
+        Form { numbers: self.numbers || is_in(self.host_fields), raw: self.raw || is_in(self.raw_fields), ..self }
+    }
+
+    /// A field without its padding.
+    fn unpadded(self, place: usize, bytes: &[u8]) -> &[u8] {
+        let length = self.lengths.get(place).filter(|length| **length > 0);
+        length.and_then(|length| bytes.get(..usize::from(*length))).unwrap_or(bytes)
     }
 
     /// The host's name of a number.
@@ -71,15 +92,20 @@ impl Form<'_> {
 
 /// A value of one or several fields; `None` if it does not fit its type.
 pub(super) fn value_text(value: &Value, types: &FieldTypes, form: Form<'_>) -> Option<String> {
-    let parts: Option<Vec<String>> =
-        split(value, types)?.into_iter().map(|(field, bytes)| field_text(bytes, field.data_type, form)).collect();
+    let parts = split(value, types)?.into_iter().enumerate();
+    let text = |(place, (field, bytes)): (usize, (&Field, &[u8]))| {
+        field_text(form.unpadded(place, bytes), field.data_type, form.of_field(place))
+    };
+    let parts: Option<Vec<String>> = parts.map(text).collect();
     Some(parts?.join(" . "))
 }
 
 /// Both ends of a concatenation's range, field by field.
 pub(super) fn range_text(first: &Value, last: &Value, types: &FieldTypes, form: Form<'_>) -> Option<String> {
     let mut parts = Vec::new();
-    for ((field, low), (_, high)) in split(first, types)?.into_iter().zip(split(last, types)?) {
+    for (place, ((field, low), (_, high))) in split(first, types)?.into_iter().zip(split(last, types)?).enumerate() {
+        let (low, high) = (form.unpadded(place, low), form.unpadded(place, high));
+        let form = form.of_field(place);
         let text = |bytes: &[u8]| field_text(bytes, field.data_type, form);
         parts.push(match field.data_type {
             _ if low == high => text(low)?,
