@@ -7,6 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::os::fd::AsRawFd;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue, Response, StatusCode, header};
@@ -39,20 +40,28 @@ const ANSWER_GRACE: Duration = Duration::from_millis(200);
 pub(crate) struct Slots {
     limit: usize,
     free: Arc<Semaphore>,
-    /// Wakes the connection that has waited longest.
+    /// Wakes the connection that has waited longest. It may wake one for a need that has passed.
     needed: Arc<Notify>,
+    /// Whether the last attempt to accept a connection found no descriptor or memory.
+    is_short: Arc<AtomicBool>,
 }
 
 /// A slot that is in use. Dropping it frees it.
 struct Slot {
     _permit: Option<OwnedSemaphorePermit>,
-    needed: Arc<Notify>,
+    slots: Slots,
 }
 
 impl Slots {
     /// A limit of this many connections.
     pub(crate) fn new(limit: usize) -> Self {
-        Slots { limit, free: Arc::new(Semaphore::new(limit.saturating_mul(2))), needed: Arc::default() }
+        let free = Arc::new(Semaphore::new(limit.saturating_mul(2)));
+        Slots { limit, free, needed: Arc::default(), is_short: Arc::default() }
+    }
+
+    /// Whether another connection has to give way.
+    fn are_needed(&self) -> bool {
+        self.free.available_permits() <= self.limit || self.is_short.load(Ordering::Relaxed)
     }
 
     /// A slot for a new connection; when all are in use, another connection gives way.
@@ -62,7 +71,7 @@ impl Slots {
         }
         // The semaphore is never closed.
         let permit = self.free.clone().acquire_owned().await.ok();
-        Slot { _permit: permit, needed: self.needed.clone() }
+        Slot { _permit: permit, slots: self.clone() }
     }
 }
 
@@ -198,11 +207,13 @@ pub(crate) async fn serve(listener: TcpListener, slots: Slots, answers: impl Ans
         };
         match accepted {
             Ok((stream, _)) => {
+                slots.is_short.store(false, Ordering::Relaxed);
                 let slot = slots.enter().await;
                 connections.spawn(converse(stream, slot, answers.clone()));
             }
             Err(error) if is_short_of_room(&error) => {
                 tracing::debug!("a connection was not accepted: {error}");
+                slots.is_short.store(true, Ordering::Relaxed);
                 slots.needed.notify_one();
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
@@ -243,7 +254,10 @@ async fn converse(stream: TcpStream, slot: Slot, answers: Arc<impl Answers>) {
             }
             // Connections give way in the order in which they begin to wait: one that asks goes to the end of the queue.
             _asked = last_asked.changed() => {}
-            () = slot.needed.notified() => {
+            () = slot.slots.needed.notified() => {
+                if !slot.slots.are_needed() {
+                    continue;
+                }
                 let grace = if last.is_some() { ANSWER_GRACE } else { REQUEST_GRACE };
                 if last.is_some() {
                     conversation.as_mut().graceful_shutdown();
