@@ -372,3 +372,9 @@ fn the_corpus_is_varied() {
     // No IPv6 source range of the corpus includes the node's address; `services` has that case.
     assert_eq!(never, ["KUBE-6-LOAD-BALANCER-SOURCE-IP"]);
 }
+
+#[test]
+fn the_documentation_has_every_annotation() {
+    let page = proxier_core::snapshot::Annotation::documentation();
+    testkit::documents::is_current("docs/reference/annotations.md", &page);
+}
