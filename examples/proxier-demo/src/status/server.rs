@@ -66,7 +66,7 @@ impl Slots {
 
     /// A slot for a new connection; when all are in use, another connection gives way.
     async fn enter(&self) -> Slot {
-        if self.free.available_permits() <= self.limit {
+        if self.are_needed() {
             self.needed.notify_one();
         }
         // The semaphore is never closed.

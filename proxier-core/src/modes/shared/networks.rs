@@ -28,8 +28,11 @@ pub(crate) fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> 
 /// that has the smaller name.
 pub(crate) fn of_other_proxies(host: &HostAddresses, names: &KernelNames) -> BTreeMap<IpAddr, Arc<str>> {
     let own = names.device.as_str();
-    let bound: BTreeSet<IpAddr> = host.interfaces.get(own).into_iter().flatten().map(IpAddr::to_canonical).collect();
-    let others = host.interfaces.iter().filter(|(device, _)| names.is_of_a_proxy(device) && *device != own);
+    let mut others =
+        host.interfaces.iter().filter(|(device, _)| names.is_of_a_proxy(device) && *device != own).peekable();
+    // Without another proxy, the many addresses of the own device are not gone through.
+    let beside = others.peek().and_then(|_| host.interfaces.get(own));
+    let bound: BTreeSet<IpAddr> = beside.into_iter().flatten().map(IpAddr::to_canonical).collect();
     let addresses = others.flat_map(|(device, addresses)| {
         let by: Arc<str> = format!("another proxy (device {device})").into();
         addresses.iter().map(IpAddr::to_canonical).map(move |address| (device, address, by.clone()))
