@@ -361,21 +361,29 @@ impl Explanation {
                     .iter()
                     .filter(of_port)
                     .map(|frontend| {
-                        (
-                            (*frontend).clone(),
-                            what_answers(frontend, proxier.mode(), proxier.split(&frontend.key).is_some()),
-                        )
+                        let is_split = proxier.split(&frontend.key).is_some();
+                        ((*frontend).clone(), what_answers(frontend, proxier.mode(), is_split))
                     })
                     .collect();
                 let is_asked = found.port.as_ref().is_none_or(|name| *port.name == **name);
                 if !is_asked || (found.frontend.is_some() && frontends.is_empty()) {
                     continue;
                 }
+                let is_split = |frontend: &Frontend| proxier.split(&frontend.key).is_some();
+                let stays = !frontends.is_empty()
+                    && frontends.iter().all(|(of, _)| stays_on_this_node(of, proxier.mode(), is_split(of)));
                 let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
                 let endpoints = families
                     .flat_map(|family| endpoint_decisions(service, store.slices_of(&service.key), port, family, facts))
                     .map(|mut decision| {
+                        let is_elsewhere = stays && decision.cluster && !decision.local;
+                        if stays {
+                            decision.cluster = decision.local;
+                        }
                         let mut reason = decision.reason(service, facts);
+                        if is_elsewhere {
+                            "the policy is Local, and it is not on this node".clone_into(&mut reason);
+                        }
                         if left_out.contains(&(port.protocol, decision.endpoint)) {
                             (decision.cluster, decision.local) = (false, false);
                             "this process listens there itself".clone_into(&mut reason);
@@ -526,6 +534,15 @@ fn kinds(frontend: &Frontend) -> Vec<&'static str> {
 
 /// Endpoints, or the refusal, that answer at a Frontend. `is_split`: clients outside have their own virtual server in
 /// IPVS mode.
+/// Whether all traffic to it goes to endpoints on this node. Where clients can be told apart, this node and its pods reach all
+/// endpoints by external addresses.
+fn stays_on_this_node(frontend: &Frontend, mode: Kind, is_split: bool) -> bool {
+    let tells_apart = !mode.facts().has_virtual_servers || is_split;
+    let falls_back = frontend.falls_back && frontend.local.is_empty();
+    let is_inside = frontend.roles.contains(Roles::CLUSTER_IP);
+    frontend.policy == TrafficPolicy::Local && !falls_back && (is_inside || !tells_apart)
+}
+
 fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
     let count = |number: usize| match number {
         0 => "no endpoint".to_owned(),

@@ -90,6 +90,37 @@ impl Input {
 }
 
 #[test]
+fn an_endpoint_elsewhere_gets_nothing_of_a_service_that_stays_on_the_node() {
+    let local = "spec:\n  internalTrafficPolicy: Local\n  type";
+    let folder = Folder::new("explain-local");
+    for (text, gets) in [
+        (WEB.replacen("spec:\n  type", local, 1), "gets traffic, it is ready"),
+        // No address from outside.
+        (
+            WEB.replacen("spec:\n  type: LoadBalancer", "spec:\n  internalTrafficPolicy: Local", 1)
+                .replacen("  externalTrafficPolicy: Local\n  healthCheckNodePort: 31000\n", "", 1)
+                .replacen(", nodePort: 30080", "", 1)
+                .replacen("status: {loadBalancer: {ingress: [{ip: 203.0.113.5}]}}\n", "", 1),
+            "gets none, the policy is Local, and it is not on this node",
+        ),
+    ] {
+        let input =
+            Input { path: folder.put("all.yaml", &text).display().to_string(), _folder: Folder::new("explain") };
+        for mode in MODES {
+            // IPVS mode has one server for all clients of an external address.
+            let gets = if mode == "ipvs" { "gets none, the policy is Local, and it is not on this node" } else { gets };
+            let explained = ok(&input.run(mode, &["explain", "shop/web"]));
+            for line in [
+                "    10.244.1.5:8080 ready, on this node: gets traffic, it is ready".to_owned(),
+                format!("    10.244.2.7:8080 ready: {gets}"),
+            ] {
+                assert!(explained.lines().any(|printed| printed == line), "{mode} {line}\n{explained}");
+            }
+        }
+    }
+}
+
+#[test]
 fn a_service_is_explained_in_every_mode() {
     let input = Input::new();
     for mode in MODES {

@@ -112,7 +112,7 @@ impl Frontends {
             endpoints = endpoints.saturating_add(of.len());
             out.extend(of.iter().map(|endpoint| format!("  -> {endpoint}")));
             if of.is_empty() {
-                out.push("  no endpoint: refused".to_owned());
+                out.push("  no endpoint".to_owned());
             }
         }
         let is_unknown = self.all.values().any(|served| served.endpoints.is_none());
