@@ -395,6 +395,36 @@ async fn after_a_break_nothing_is_lost_and_nothing_repeated() {
     watching.ends_with(&server).await;
 }
 
+/// The server, or something in front of it, does not watch. A watch that ends once at once is that of a server that stops.
+#[tokio::test]
+async fn watches_that_end_at_once_again_and_again_are_failures_and_lists_bring_the_changes() {
+    for options in in_both_encodings() {
+        let server = shop();
+        let ends = |times: usize| {
+            (0..times).for_each(|_| server.fail_next("services", Verb::Watch, Fault::Text(String::new())))
+        };
+        let mut watching = watch(&server, options).await;
+        watching.snapshot().await;
+        watched(&server).await;
+        ends(1);
+        server.end_watches();
+        watched(&server).await;
+        assert_eq!(watching.failures(), 0);
+        ends(30);
+        server.end_watches();
+        while watching.failures() < 3 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        server.put(&service("new", 80));
+        assert_eq!(watching.line().await, "+service default/new");
+        server.clear_faults();
+        watched(&server).await;
+        let failures = watching.failures();
+        watching.ends_with(&server).await;
+        assert_eq!(watching.failures(), failures);
+    }
+}
+
 #[tokio::test]
 async fn bookmarks_move_the_place_to_go_on_from() {
     let server = shop();

@@ -105,6 +105,8 @@ struct Place {
     said_absent: bool,
     /// Since when the server has refused these requests.
     refused_since: Option<Instant>,
+    /// Whether the last watch ended at once, without anything new. Once is normal: the server stops.
+    ended_at_once: bool,
 }
 
 /// How long a starting server refuses what it allows afterwards, because it has not read the roles yet.
@@ -163,8 +165,8 @@ impl Place {
 const BROKEN_BEFORE_LIST: u32 = 5;
 /// Number of watches that broke before all objects had arrived, after which these are listed.
 const BROKEN_IN_THE_MIDDLE: u32 = 2;
-/// How long a watch must last without a refusal to be accepted.
-const CONFIRMED_AFTER: Duration = Duration::from_secs(1);
+/// How long a watch must last without a refusal, or an end, to be accepted.
+const ACCEPTED_AFTER: Duration = Duration::from_secs(1);
 
 impl Watcher {
     pub(super) async fn run(mut self) {
@@ -182,8 +184,9 @@ impl Watcher {
                 Ok(brought) => {
                     place.refused_since = None;
                     // A pause prevents endless watches on servers that end them at once.
-                    if brought || started.elapsed() > Duration::from_secs(1) {
+                    if (brought || started.elapsed() > ACCEPTED_AFTER) && !place.ended_at_once {
                         pause.reset();
+                    } else if brought {
                     } else {
                         sleep(pause.next(None)).await;
                     }
@@ -424,6 +427,15 @@ impl Watcher {
         self.gate.listed(self.resource.awaited()).await
     }
 
+    /// The server goes on with a watch from a known version, or has sent news in it.
+    async fn accept(&self, place: &mut Place, stream: &mut Stream) -> Result<(), Closed> {
+        if !std::mem::replace(&mut stream.is_accepted, true) {
+            place.ended_at_once = false;
+            self.counters.worked(self.resource.awaited());
+        }
+        self.confirm(place).await
+    }
+
     /// A watch from the list's version was accepted.
     async fn confirm(&self, place: &mut Place) -> Result<(), Closed> {
         let State::Unconfirmed(version) = &mut place.state else { return Ok(()) };
@@ -494,8 +506,6 @@ impl Watcher {
         Counters::count(&self.counters.watches);
         if stream.brings_all {
             self.begin_list(place, &stream.version).await?;
-        } else {
-            self.counters.worked(self.resource.awaited());
         }
         let mut heard = Instant::now();
         loop {
@@ -503,14 +513,14 @@ impl Watcher {
             let wait = match &place.state {
                 State::Stream(_) => self.options.patience.saturating_sub(heard.elapsed()),
                 // A refusal arrives at once.
-                State::Unconfirmed(_) => CONFIRMED_AFTER.min(silence / 2),
-                State::List(_) | State::Watch(_) => silence,
+                _ if !stream.is_accepted => ACCEPTED_AFTER.min(silence / 2),
+                _ => silence,
             };
             let piece = match (tokio::time::timeout(wait, answer.piece(silence)).await, &place.state) {
                 (Ok(piece), _) => piece?,
                 (Err(_elapsed), State::Stream(_)) => return Err(self.without_end("nothing new")),
-                (Err(_elapsed), State::Unconfirmed(_)) => {
-                    self.confirm(place).await?;
+                (Err(_elapsed), _) if !stream.is_accepted => {
+                    self.accept(place, stream).await?;
                     continue;
                 }
                 (Err(_elapsed), _) => return Err(Failure::silent(silence).into()),
@@ -542,8 +552,10 @@ impl Watcher {
             if is_part || place.known.listed() > before {
                 heard = Instant::now();
             }
-            if stream.brought {
+            if stream.brought && stream.brings_all {
                 self.confirm(place).await?;
+            } else if stream.brought {
+                self.accept(place, stream).await?;
             }
         }
         if !encoding.is_blank(&stream.buffer) {
@@ -554,7 +566,16 @@ impl Watcher {
             return Err(Failure::other(format!("the watch ended before all {plural} had come")).into());
         }
         // The version of an empty list in this watch must still be confirmed.
-        if stream.brings_all { Ok(()) } else { Ok(self.confirm(place).await?) }
+        if stream.brings_all {
+            return Ok(());
+        }
+        self.confirm(place).await?;
+        // The server, or something in front of it, does not watch: without new lists, nothing would ever change here.
+        if !stream.is_accepted && std::mem::replace(&mut place.ended_at_once, true) {
+            let plural = self.resource.plural();
+            return Err(Failure::other(format!("the server ends watches of {plural} at once, without an error")).into());
+        }
+        Ok(())
     }
 
     /// The failure of a watch that does not report the end of all objects: the server does not support the request.
@@ -649,6 +670,8 @@ struct Stream {
     version: String,
     /// Whether it has brought new data.
     brought: bool,
+    /// Whether it has, or lasts.
+    is_accepted: bool,
     /// Whether it begins with all objects.
     brings_all: bool,
     /// Whether an event could not be read, so that any object may be outdated.
