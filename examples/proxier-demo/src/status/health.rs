@@ -159,6 +159,7 @@ impl Health {
     pub(super) fn page(&self, packets: BTreeMap<String, u64>, begun: Vec<Begun>) -> String {
         let state = self.state();
         let (mut metrics, api) = (state.metrics.clone(), state.api.clone());
+        metrics.healthy = self.is_in_time(state.pending, Instant::now());
         drop(state);
         if let Some(api) = api {
             metrics.api_failures = api.failures.load(Ordering::Relaxed);

@@ -88,6 +88,8 @@ pub struct Metrics {
     pub nftables_sync_failures: ByFamily<u64>,
     /// Ports of Services without the local endpoints that their policy requires: internal, external.
     pub no_local_endpoints: [ByFamily<u64>; 2],
+    /// Whether the kernel has what Services want, or has lacked it for less than two sync periods. Not in kube-proxy.
+    pub healthy: bool,
     /// Answers of /healthz: 200, 503.
     pub healthz: [u64; 2],
     /// Answers of /livez: 200, 503.
@@ -316,6 +318,8 @@ impl Metrics {
         let codes = |[ok, unavailable]: [u64; 2]| {
             [("200", ok), ("503", unavailable)].map(|(code, number)| (vec![("code", code.to_owned())], number))
         };
+        let help = "1 if the kernel has what Services want; 0 once it has lacked it for two sync periods";
+        p.gauge("healthy", help, u8::from(self.healthy));
         p.family("proxy_healthz_total", "counter", "Answers of /healthz", codes(self.healthz));
         p.family("proxy_livez_total", "counter", "Answers of /livez", codes(self.livez));
         let took = self.each(|family| self.took.conntrack_sync.of(family));
