@@ -12,6 +12,11 @@ pub fn say(what: impl Display) {
     complain(&format!("proxier-demo: {what}"));
 }
 
+/// `1 change`, `2 changes`.
+pub(crate) fn changes(number: u64) -> String {
+    format!("{number} change{}", if number == 1 { "" } else { "s" })
+}
+
 /// Whether lines on standard error are JSON, like those of the log.
 static IS_JSON: AtomicBool = AtomicBool::new(false);
 

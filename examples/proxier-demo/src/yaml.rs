@@ -101,10 +101,21 @@ fn options(duplicate_keys: DuplicateKeyPolicy) -> Options {
     }
 }
 
-/// The first line, without advice for programmers.
+/// The first line, without words and advice for programmers.
 fn first_line(text: &str) -> String {
     let line = text.lines().next().unwrap_or_default().trim_start_matches("error: ");
-    line.replace(", set DuplicateKeyPolicy in Options if acceptable", "")
+    let line = line.replace(", set DuplicateKeyPolicy in Options if acceptable", "");
+    // A limit of `options`, its type and numbers, and the place.
+    let Some((limit, place)) = line.strip_prefix("budget breached: ").and_then(|rest| rest.split_once('}')) else {
+        return line;
+    };
+    let why = match limit.split(' ').next().unwrap_or_default() {
+        "Depth" => "nested deeper than 64 levels",
+        "Documents" => "more than one document",
+        limit if limit.contains("Alias") || limit.contains("Anchor") => "its aliases stand for too much",
+        _ => "too large",
+    };
+    format!("{why}{place}")
 }
 
 /// Reads a value as a typed object.
@@ -155,4 +166,25 @@ pub fn named<E: Display>(error: &serde_path_to_error::Error<E>) -> (String, Stri
 fn path(path: &serde_path_to_error::Path) -> String {
     let text = path.to_string();
     if text == "." { String::new() } else { text }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_said_in_words() {
+        let mut aliases = "a: &a [0,0,0,0,0,0,0,0,0,0]\n".to_owned();
+        for (name, of) in "bcdefgh".chars().zip("abcdefg".chars()) {
+            aliases += &format!("{name}: &{name} [*{of},*{of},*{of},*{of},*{of},*{of},*{of},*{of},*{of},*{of}]\n");
+        }
+        for (text, expected) in [
+            ("[".repeat(80) + &"]".repeat(80), "nested deeper than 64 levels at line 1, column 65"),
+            (aliases, "its aliases stand for too much at line 1,"),
+            ("a: 1\n---\nb: 2\n".to_owned(), "more than one document at line 2, column 1"),
+        ] {
+            let said = parse(&text, DuplicateKeyPolicy::Error).unwrap_err();
+            assert!(said.starts_with(expected), "{said}");
+        }
+    }
 }

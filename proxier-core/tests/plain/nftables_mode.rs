@@ -452,7 +452,7 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
             let report = node.pass();
             assert!(report.has_failed(), "{report:#?}");
             let said = report.unread.iter().map(ToString::to_string).collect::<String>();
-            assert!(said.contains(theirs) && said.contains("choose another name"), "{said}");
+            assert!(said.contains(theirs) && said.contains("rename it there"), "{said}");
             assert_eq!(node.tables()[theirs], before);
             // A changed Service is not served there, either.
             let (v4, v6) = (format!("10.96.0.{number}"), format!("fd00::{number}"));

@@ -116,7 +116,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     let desired = engine.proxier().desired();
     let is_ipvs = engine.proxier().mode().facts().has_virtual_servers;
     let what = if is_ipvs { "virtual servers" } else { "Frontends" };
-    let made = format!("{} {what}, {} changes made", desired.frontends().count(), report.writes());
+    let made = format!("{} {what}, {} made", desired.frontends().count(), output::changes(report.writes()));
     is_done &= print([made]);
     match (is_done, unreadable.is_empty()) {
         (false, _) => ExitCode::from(FAILED),
@@ -295,7 +295,7 @@ fn preview<K: Kernel>(
 
 fn print_plan(out: &mut Out, plan: &Plan, report: &Report, proxier: &Reconciler) {
     let names = Names::new(proxier.store(), proxier.desired());
-    let mut steps = 0_usize;
+    let mut steps = 0_u64;
     for step in plan.steps(&names) {
         out.text(&output::lines([step]));
         steps += 1;
@@ -303,8 +303,7 @@ fn print_plan(out: &mut Out, plan: &Plan, report: &Report, proxier: &Reconciler)
     if report.unread.is_empty() {
         out.text(&match steps {
             0 => "nothing to do: the kernel has the desired state\n".to_owned(),
-            1 => "1 change\n".to_owned(),
-            _ => format!("{steps} changes\n"),
+            _ => format!("{}\n", output::changes(steps)),
         });
     }
     out.text(&output::lines(

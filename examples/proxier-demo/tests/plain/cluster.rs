@@ -1044,7 +1044,10 @@ async fn what_cannot_work_is_said_at_once() {
             "/nonexistent: the kubeconfig cannot be read (No such file or directory",
         ),
         (Connection { kubeconfig: None, master: Some("nowhere".into()) }, "--master: \"nowhere\" is not a URL such as"),
-        (Connection::default(), "this is not a pod of a cluster (failed to read an incluster environment variable"),
+        (
+            Connection::default(),
+            "this is not a pod of a cluster (KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set); give --kubeconfig",
+        ),
     ] {
         let problem = Cluster::start(connection, "n1", quick(), sender.clone()).await.unwrap_err().to_string();
         assert!(problem.starts_with(expected), "{problem}");
@@ -1298,7 +1301,7 @@ async fn networks_of_services_are_those_of_the_cluster() {
         assert_eq!(routes(serving.engine.kernel()), ["10.96.0.0/16", "10.97.0.0/16", "fd00:10::/112"]);
         // A ServiceCIDR that cannot be read changes nothing.
         server.put(&cidr("more", &["10.97.0.0/16", "0.0.0.0/0"]));
-        assert!(serving.watching.line().await.contains("ServiceCIDR /more: spec.cidrs[1]"));
+        assert!(serving.watching.line().await.contains("ServiceCIDR more: spec.cidrs[1]"));
         // A break, in which one is deleted: the next list shows it.
         server.delete_silently("servicecidrs", "", "kubernetes");
         server.compact();

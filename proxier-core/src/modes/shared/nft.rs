@@ -172,7 +172,7 @@ pub(crate) fn is_of_an_element(error: &PortError) -> bool {
 
 /// Advice about a table with this program's name but without its mark.
 pub(crate) fn made_by_others(table: &TableKey) -> String {
-    format!("another program made it; choose another name, or delete it with 'nft delete table {table}'")
+    format!("another program made it; rename it there, or delete it with 'nft delete table {table}'")
 }
 
 /// Removes a table if it is this program's, and records the outcome. A missing table, or a kernel without nf_tables,

@@ -22,6 +22,7 @@ use crate::engine::worker::passes::{Passed, Passes};
 use crate::engine::{Engine, Kernel};
 use crate::message::change::{Change, Unreadable};
 use crate::message::{Control, Event, Message};
+use crate::output::changes;
 use crate::problem::Problem;
 use crate::sources::triggers::Triggers;
 use crate::status::events::{Reason, Recorder, Regarding};
@@ -318,7 +319,7 @@ impl Worker {
             let names: Vec<String> = first.services.iter().map(ToString::to_string).collect();
             tracing::info!("{} served first, after {:.1} ms", names.join(", "), first.after.as_secs_f64() * 1e3);
         }
-        let line = format!("{kind}: {} changes in {:.1} ms", report.writes(), took.as_secs_f64() * 1e3);
+        let line = format!("{kind}: {} in {:.1} ms", changes(report.writes()), took.as_secs_f64() * 1e3);
         let pass = Passed { writes: report.writes(), took, has_failed: report.has_failed() };
         let (is_told, summary) = self.passes.note(pass, end);
         match is_told {

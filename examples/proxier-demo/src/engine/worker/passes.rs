@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::output::changes;
+
 /// A pass that takes at least this long gets its own line.
 const LONG: Duration = Duration::from_secs(1);
 /// Interval between two sums of the others.
@@ -42,8 +44,9 @@ impl Passes {
             let passes = if self.count == 1 { "pass" } else { "passes" };
             let longest = self.longest.as_secs_f64() * 1e3;
             let summary = format!(
-                "{} {passes} in five minutes: {} changes, the longest in {longest:.1} ms",
-                self.count, self.writes
+                "{} {passes} in five minutes: {}, the longest in {longest:.1} ms",
+                self.count,
+                changes(self.writes)
             );
             *self = Passes { is_later: self.is_later, ..Passes::default() };
             summary

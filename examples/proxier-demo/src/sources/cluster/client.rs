@@ -65,8 +65,14 @@ impl Connection {
             (Some(path), _) => kubeconfig::config(path, files).await?,
             (None, Some(_)) => Config::new(http::Uri::from_static("http://localhost")),
             (None, None) => in_pod(files).map_err(|error| {
+                let why = match error {
+                    InClusterError::ReadEnvironmentVariable(_) => {
+                        "KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT are not set".to_owned()
+                    }
+                    error => causes(&error),
+                };
                 let advice = "give --kubeconfig, --master or --manifests";
-                Problem::new("", format!("this is not a pod of a cluster ({}); {advice}", causes(&error)))
+                Problem::new("", format!("this is not a pod of a cluster ({why}); {advice}"))
             })?,
         };
         if let Some(url) = &self.master {
@@ -310,9 +316,15 @@ impl Failure {
             _ => FailureKind::Other,
         };
         let seconds = status.details.as_ref().and_then(|details| details.retry_after_seconds);
+        let said = match status.message.as_str() {
+            "" => {
+                StatusCode::from_u16(code).ok().and_then(|code| code.canonical_reason()).unwrap_or("without a message")
+            }
+            said => said,
+        };
         Failure {
             kind,
-            message: format!("HTTP {code}: {}", OneLine(&status.message)),
+            message: format!("HTTP {code}: {}", OneLine(said)),
             retry_after: seconds.map(|seconds| Duration::from_secs(seconds.into())),
         }
     }

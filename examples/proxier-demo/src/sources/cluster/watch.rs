@@ -471,9 +471,9 @@ impl Watcher {
     async fn unreadable(&self, object: Option<(&str, String, Option<ObjectKey>)>, reason: &str) -> Result<(), Closed> {
         Counters::count(&self.counters.unreadable);
         let (key, field, service) = object.unwrap_or_default();
-        let kind = self.resource.kind();
+        let (kind, key) = (self.resource.kind(), Resource::object_key(key));
         let problem = Problem::new("API server", reason).about(format!("{kind} {key}").trim_end()).at(field);
-        let object = Some((kind, Resource::object_key(key)));
+        let object = Some((kind, key));
         self.changes.send(Change::Unreadable(Box::new(Unreadable { object, service, problem }))).await
     }
 
