@@ -348,6 +348,15 @@ fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
     assert!(!world.rules(Side::Ipv6).contains("physdev"));
     assert_eq!(reports.last().unwrap().writes(), 0);
 
+    // What was missing for a moment is not lacking.
+    let mut world = new();
+    world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::NotFound).family(Family::V4));
+    world.service("web", json!({"clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.1"]}));
+    world.proxier.start(world.now);
+    let report = world.pass_now();
+    assert!(report.is_done() && report.applied.lacks.is_empty(), "{report:#?}");
+    assert!(world.rules(Side::Ipv4).contains("physdev"));
+
     // Refused with and without: a failure, and the match is still tried later.
     let mut world = new();
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Invalid).family(Family::V4).every());

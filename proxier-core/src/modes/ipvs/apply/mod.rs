@@ -355,6 +355,12 @@ impl<'a> Run<'a, '_> {
         // Errors of other kinds do not mean that the kernel would refuse the same again.
         let lacks =
             matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid);
+        // What somebody else was changing just then, such as a chain, is no lack: the same once more.
+        if refused.kind() == PortErrorKind::NotFound
+            && rules.restore(change.family, change.changes.transaction()).is_ok()
+        {
+            return Ok(());
+        }
         let mut others = change.without.iter().filter(|_| lacks);
         let taken = others.find(|(_, changes)| rules.restore(change.family, changes.transaction()).is_ok());
         let Some((capabilities, _)) = taken else { return Err(refused) };
