@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::io::Read as _;
 
 use proxier_core::config::{Config, Families, Topology};
-use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeAddress, NodeObject, ServiceObject};
+use proxier_core::objects::{ConfigObject, EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
@@ -50,14 +50,17 @@ fn lines(compressed: &[u8]) -> Vec<Value> {
     unpack(compressed).lines().map(|line| serde_json::from_str(line).unwrap()).collect()
 }
 
-fn scenario(value: Value, is_36: bool) -> Scenario {
-    let families = match value["family"].as_str().unwrap() {
+fn families(value: &Value) -> Families {
+    match value["family"].as_str().unwrap() {
         "IPv4" => Families::V4,
         "IPv6" => Families::V6,
         "dual" => Families::Dual,
         other => panic!("{other}"),
-    };
-    Scenario { is_36, id: value["id"].as_str().unwrap().to_owned(), value, families }
+    }
+}
+
+fn scenario(value: Value, is_36: bool) -> Scenario {
+    Scenario { is_36, id: value["id"].as_str().unwrap().to_owned(), families: families(&value), value }
 }
 
 /// Rules of kube-proxy's chains by table and chain, without comments, from a text of iptables-save. Jumps from foreign chains, whose comments have no
@@ -93,8 +96,8 @@ pub(crate) fn objects<T: serde::de::DeserializeOwned>(value: &Value) -> Vec<T> {
     serde_json::from_value(value.clone()).unwrap()
 }
 
-pub(crate) fn facts(scenario: &Scenario) -> NodeFacts {
-    let value = &scenario.value;
+/// The configuration of a scenario of either reference.
+pub(crate) fn config(value: &Value, is_36: bool) -> Config {
     let mut object = ConfigObject::default();
     for (name, setting) in value["config"].as_object().unwrap() {
         match name.as_str() {
@@ -107,25 +110,32 @@ pub(crate) fn facts(scenario: &Scenario) -> NodeFacts {
     }
     let mut rejections = Vec::new();
     let mut config = Config::check(&object, &mut rejections);
-    config.families = scenario.families;
-    if !scenario.is_36 {
+    assert_eq!(rejections, []);
+    config.families = families(value);
+    if !is_36 {
         // This crate's default follows newer releases.
         config.topology = Topology::AnnotatedHints;
     }
+    config
+}
 
-    let mut node = NodeObject::default();
-    node.metadata.name = value["node"]["name"].as_str().unwrap().into();
-    if let Some(labels) = value["node"].get("labels") {
-        node.metadata.labels = serde_json::from_value(labels.clone()).unwrap();
-    }
-    for address in value["node"]["nodeIP"].as_object().unwrap().values() {
-        let address = address.as_str().unwrap().to_owned();
-        node.status.addresses.push(NodeAddress { address_type: "InternalIP".to_owned(), address });
-    }
-    let node = Node::check(&node, &mut rejections);
+/// The Node object of a scenario.
+pub(crate) fn node(value: &Value) -> NodeObject {
+    let value = &value["node"];
+    let address = |of: &Value| json!({"type": "InternalIP", "address": of});
+    let addresses: Vec<Value> = value["nodeIP"].as_object().unwrap().values().map(address).collect();
+    let labels = value.get("labels").cloned().unwrap_or_else(|| json!({}));
+    let metadata = json!({"name": value["name"], "labels": labels});
+    serde_json::from_value(json!({"metadata": metadata, "status": {"addresses": addresses}})).unwrap()
+}
+
+pub(crate) fn facts(scenario: &Scenario) -> NodeFacts {
+    let value = &scenario.value;
+    let mut rejections = Vec::new();
+    let node = Node::check(&node(value), &mut rejections);
     assert_eq!(rejections, [], "{}", scenario.id);
     let interfaces = serde_json::from_value(value["node"]["interfaces"].clone()).unwrap();
-    NodeFacts::new(&config, &node, &HostAddresses { interfaces })
+    NodeFacts::new(&config(value, scenario.is_36), &node, &HostAddresses { interfaces })
 }
 
 pub(crate) fn store(scenario: &Scenario) -> Store {

@@ -1,7 +1,6 @@
 //! The corpora: a line for each scenario and family; the scenario's inputs are in another file.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io::Read as _;
 use std::net::IpAddr;
 use std::sync::LazyLock;
 
@@ -10,6 +9,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::flow::Flow;
+use crate::corpus::unpack;
 use crate::differences::Reference;
 
 /// Rules by table and chain, in order.
@@ -80,12 +80,6 @@ struct Line {
     flows: Vec<Flow>,
     #[serde(default)]
     rules: Rules,
-}
-
-fn unpack(compressed: &[u8]) -> String {
-    let mut text = String::new();
-    flate2::read::GzDecoder::new(compressed).read_to_string(&mut text).unwrap();
-    text
 }
 
 /// Numbers of scenarios and flows of 1.28, without reading them.

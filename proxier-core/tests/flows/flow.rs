@@ -24,6 +24,10 @@ pub(crate) struct Flow {
     pub(crate) dest: Destination,
     pub(crate) masquerade: bool,
     pub(crate) masquerade_to: Option<BTreeSet<SocketAddr>>,
+    /// The sources that the packets have on the wire.
+    #[serde(default)]
+    #[allow(dead_code, reason = "traces are compared with it, packets are not")]
+    pub(crate) wire: Vec<IpAddr>,
     /// Seconds of `ClientIP` affinity.
     pub(crate) affinity: Option<u32>,
 }

@@ -23,6 +23,7 @@ pub(crate) mod programmed;
 pub(crate) mod report;
 pub(crate) mod restored;
 pub(crate) mod talk;
+pub(crate) mod traced;
 pub(crate) mod wire;
 
 use std::error::Error;

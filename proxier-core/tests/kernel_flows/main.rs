@@ -13,6 +13,9 @@ mod nftables;
 mod reference;
 mod userspace;
 
+#[allow(dead_code, reason = "states of IPVS mode are another test's")]
+#[path = "../corpus/mod.rs"]
+mod corpus;
 #[allow(dead_code, reason = "the table of the documentation is another test's")]
 #[path = "../differences/mod.rs"]
 mod differences;

@@ -10,233 +10,12 @@ use proxier_core::inspect::trace;
 use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
-use proxier_core::service::{Desired, Indexed, NodeFacts, Packet, Reached, Trace, Verdict};
+use proxier_core::service::{Desired, Indexed, NodeFacts, Packet, Trace, Verdict};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::corpus::{Scenario, corpus, corpus_36, facts, store, unpack};
-
-/// A scenario, compiled.
-struct World {
-    scenario: Scenario,
-    store: Store,
-    facts: NodeFacts,
-    desired: Desired,
-}
-
-impl World {
-    fn new(mode: Kind, scenario: Scenario) -> Self {
-        let (store, mut facts) = (store(&scenario), facts(&scenario));
-        facts.serve_localhost(mode.localhost(&iptables::Options::default()));
-        let desired = Indexed::build(&store, &facts, ()).desired;
-        World { scenario, store, facts, desired }
-    }
-
-    fn is_local(&self, address: IpAddr) -> bool {
-        let own: BTreeMap<String, Vec<IpAddr>> =
-            serde_json::from_value(self.scenario.value["node"]["interfaces"].clone()).unwrap();
-        address.is_loopback() || own.values().flatten().any(|own| *own == address)
-    }
-
-    fn trace(&self, mode: Kind, flow: &Flow) -> Trace {
-        let packet =
-            if flow.is_nodes() { Packet::from_node(flow.source, flow.to) } else { Packet::new(flow.source, flow.to) };
-        trace(mode, &self.store, (&self.desired, &self.facts), &packet, iptables::Options::default())
-    }
-}
-
-struct Flow {
-    value: Value,
-    source: IpAddr,
-    to: FrontendKey,
-}
-
-impl Flow {
-    fn new(value: &Value) -> Self {
-        let text = |field: &str| value[field].as_str().unwrap();
-        let to: SocketAddr = text("to").parse().unwrap();
-        let protocol = match text("protocol") {
-            "TCP" => Protocol::Tcp,
-            "UDP" => Protocol::Udp,
-            "SCTP" => Protocol::Sctp,
-            other => panic!("{other}"),
-        };
-        let to = FrontendKey::new(protocol, to.ip(), to.port());
-        Flow { value: value.clone(), source: text("source").parse().unwrap(), to }
-    }
-
-    fn is(&self, field: &str, value: &str) -> bool {
-        self.value[field] == value
-    }
-
-    fn is_nodes(&self) -> bool {
-        self.is("from", "node")
-    }
-
-    fn has_endpoints(&self) -> bool {
-        self.value["dest"].is_array()
-    }
-}
-
-/// Answer in the corpus's form: destinations or a word, and which of them are masqueraded.
-#[derive(Debug, PartialEq)]
-struct Answer {
-    dest: Value,
-    masqueraded: Vec<String>,
-}
-
-impl Answer {
-    fn ours(verdict: &Verdict) -> Self {
-        let word = |word: &str| Answer { dest: word.into(), masqueraded: Vec::new() };
-        match verdict {
-            Verdict::LeftAlone => word("none"),
-            Verdict::Dropped => word("DROP"),
-            Verdict::Rejected => word("REJECT"),
-            Verdict::Endpoints(reached) => {
-                let sorted = |keep: &dyn Fn(&&Reached) -> bool| {
-                    let mut list: Vec<String> =
-                        reached.iter().filter(keep).map(|one| one.endpoint.to_string()).collect();
-                    list.sort();
-                    list
-                };
-                Answer { dest: sorted(&|_| true).into(), masqueraded: sorted(&|one| one.masqueraded) }
-            }
-            other => panic!("{other:?}"),
-        }
-    }
-
-    fn theirs(flow: &Value) -> Self {
-        let texts = |value: &Value| -> Vec<String> {
-            let mut list: Vec<String> = serde_json::from_value(value.clone()).unwrap();
-            list.sort();
-            list
-        };
-        let masqueraded = match (&flow["dest"], flow["masquerade"].as_bool().unwrap()) {
-            (Value::Array(_), true) => texts(&flow["dest"]),
-            (Value::Array(_), false) => flow.get("masqueradeTo").map(texts).unwrap_or_default(),
-            _ => Vec::new(),
-        };
-        let dest = if flow["dest"].is_array() { texts(&flow["dest"]).into() } else { flow["dest"].clone() };
-        Answer { dest, masqueraded }
-    }
-}
-
-/// A difference, with all that a mode needs to explain it.
-struct Difference<'a> {
-    world: &'a World,
-    flow: &'a Flow,
-    ours: &'a Answer,
-    theirs: &'a Answer,
-}
-
-impl Difference<'_> {
-    fn goes(&self, theirs: &str, ours: &str) -> bool {
-        self.theirs.dest == theirs && self.ours.dest == ours
-    }
-
-    fn is_about_the_source(&self) -> bool {
-        self.ours.dest == self.theirs.dest
-    }
-
-    fn is_external(&self) -> bool {
-        self.flow.is("via", "externalIP") || self.flow.is("via", "loadBalancerIP")
-    }
-
-    /// Whether the node sends to an address elsewhere that no Service serves; all modes but iptables mode refuse that.
-    fn refuses_the_node(&self) -> bool {
-        self.goes("none", "REJECT")
-            && self.is_external()
-            && self.flow.is_nodes()
-            && !self.world.is_local(self.flow.to.address)
-    }
-
-    fn is_unserved_node_port(&self) -> bool {
-        let is_limited = self.world.scenario.value["config"].get("nodePortAddresses").is_some();
-        let is_refused = self.theirs.dest == "DROP" || self.theirs.dest == "REJECT";
-        is_limited && self.flow.is("via", "nodePort") && is_refused && self.ours.dest == "none"
-    }
-
-    fn is_loopback(&self) -> bool {
-        self.flow.is("via", "nodePort") && self.flow.to.address.is_loopback() && self.ours.dest == "none"
-    }
-
-    /// Only an endpoint elsewhere, reached by itself, keeps its source.
-    fn is_remote_hairpin(&self) -> bool {
-        let itself = format!("{}", self.flow.source);
-        let kept = self.theirs.masqueraded.iter().filter(|endpoint| !self.ours.masqueraded.contains(endpoint));
-        self.is_about_the_source()
-            && self.flow.is("from", "hairpin-remote")
-            && kept.clone().next().is_some()
-            && kept.clone().all(|endpoint| endpoint.parse::<SocketAddr>().unwrap().ip().to_string() == itself)
-    }
-}
-
-fn of_nftables(of: &Difference<'_>) -> Option<&'static str> {
-    if of.is_loopback() {
-        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
-    } else if of.is_unserved_node_port() {
-        Some("node ports without endpoints are left alone on addresses that serve no node ports")
-    } else if of.refuses_the_node() {
-        Some("the node itself is told that there is no endpoint")
-    } else if of.is_remote_hairpin() {
-        Some("an endpoint on another node that reaches itself here is not masqueraded")
-    } else {
-        None
-    }
-}
-
-fn of_userspace(of: &Difference<'_>) -> Option<&'static str> {
-    if of.flow.to.protocol == Protocol::Sctp && of.ours.dest == "none" {
-        Some("SCTP is not served")
-    } else if of.is_loopback() {
-        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
-    } else if of.is_unserved_node_port() {
-        Some("node ports without endpoints are left alone on addresses that serve no node ports")
-    } else if of.is_about_the_source() && Value::from(of.ours.masqueraded.clone()) == of.ours.dest {
-        Some("endpoints see the node's address")
-    } else if of.refuses_the_node() {
-        Some("an address that is local here, and forwarded in the reference")
-    } else if of.goes("DROP", "REJECT") && of.flow.to.protocol == Protocol::Tcp {
-        Some("reset where the reference drops")
-    } else {
-        None
-    }
-}
-
-fn of_ipvs(of: &Difference<'_>) -> Option<&'static str> {
-    let policy = |field: &str| {
-        let services = of.world.scenario.value["services"].as_array().unwrap().clone();
-        let is_it = |service: &&Value| {
-            let name = |part: &str| service["metadata"][part].as_str().unwrap().to_owned();
-            of.flow.is("service", &format!("{}/{}", name("namespace"), name("name")))
-        };
-        services.iter().find(is_it).unwrap()["spec"][field] == "Local"
-    };
-    let is_external_local = !of.flow.is("via", "clusterIP") && policy("externalTrafficPolicy");
-    if of.flow.is("via", "badPort") && of.goes("none", "REJECT") {
-        Some("a port of a cluster IP that no Service has is refused")
-    } else if of.is_loopback() {
-        Some("node ports are not served on loopback addresses unless nodePortAddresses names them")
-    } else if of.is_unserved_node_port() {
-        Some("node ports without endpoints are left alone on addresses that serve no node ports")
-    } else if of.refuses_the_node() {
-        Some("the node itself is told that there is no endpoint")
-    } else if is_external_local && of.theirs.dest == "DROP" && of.ours.dest.is_array() {
-        Some("external policy Local without local endpoints falls back to all")
-    } else if is_external_local && of.flow.has_endpoints() && of.ours.dest.is_array() {
-        Some("external policy Local gives pods and the node what others get, with their source")
-    } else if of.flow.is("via", "clusterIP") && policy("internalTrafficPolicy") && of.goes("DROP", "REJECT") {
-        Some("internal policy Local without local endpoints rejects")
-    } else if of.goes("REJECT", "DROP") && of.flow.is("via", "loadBalancerIP") {
-        Some("source ranges apply before missing endpoints")
-    } else if of.theirs.dest == "DROP" && of.flow.is_nodes() && of.flow.is("via", "loadBalancerIP") {
-        Some("source ranges do not apply to the node's own address")
-    } else if of.is_remote_hairpin() {
-        Some("an endpoint on another node that reaches itself here is not masqueraded")
-    } else {
-        None
-    }
-}
+use crate::flows::traced::{World, meant};
+use crate::flows::{Flow, Reference, scenarios_of};
 
 /// The steps say how many endpoints there are, and tell of a client that may get itself.
 fn words_fit(traced: &Trace, flow: &Flow) {
@@ -254,71 +33,46 @@ fn words_fit(traced: &Trace, flow: &Flow) {
     assert!(!told || itself, "{said}");
 }
 
-type Explain = fn(&Difference<'_>) -> Option<&'static str>;
-
-/// Traces all flows of 1.28 in a mode; returns how many differ, by name.
-fn differences(mode: Kind, explain: Explain) -> BTreeMap<&'static str, usize> {
-    differences_of(corpus(), include_bytes!("../oracle/iptables-corpus.jsonl.gz"), 22_748, mode, explain)
-}
-
-/// Traces all flows of the iptables mode of 1.36 in a mode; returns how many differ, by name.
-fn differences_to_36(mode: Kind, explain: Explain) -> BTreeMap<&'static str, usize> {
-    differences_of(corpus_36(), include_bytes!("../oracle36/K.ipt.flows.jsonl.gz"), 27_689, mode, explain)
-}
-
-fn differences_of(
-    scenarios: Vec<Scenario>,
-    compressed: &[u8],
-    count: usize,
-    mode: Kind,
-    explain: Explain,
-) -> BTreeMap<&'static str, usize> {
-    let worlds: BTreeMap<String, World> =
-        scenarios.into_iter().map(|scenario| (scenario.id.clone(), World::new(mode, scenario))).collect();
-    let text = unpack(compressed);
+/// Traces all flows of a reference in a mode; returns how many differ, by name.
+fn differences(mode: Kind, reference: Reference) -> BTreeMap<&'static str, usize> {
     let (mut flows, mut unexplained, mut report) = (0, 0, String::new());
     let mut explained: BTreeMap<&'static str, usize> = BTreeMap::new();
-    for line in text.lines() {
-        let line: Value = serde_json::from_str(line).unwrap();
-        let world = &worlds[line["id"].as_str().unwrap()];
-        for value in line["flows"].as_array().unwrap() {
-            let flow = Flow::new(value);
-            let traced = world.trace(mode, &flow);
-            let (mut ours, theirs) = (Answer::ours(&traced.verdict), Answer::theirs(value));
-            // The node's own address became the node's address, which makes no difference.
-            if flow.is_nodes() && value["wire"] == json!([flow.source]) {
-                ours.masqueraded.clone_from(&theirs.masqueraded);
-            }
+    for scenario in scenarios_of(&[reference], |_| true).take_while(|scenario| scenario.before.is_empty()) {
+        let world = World::new(mode, &scenario);
+        for flow in &scenario.flows {
+            let (traced, ours) = world.trace(flow);
             flows += 1;
-            assert!(!traced.steps.is_empty(), "{value}");
-            words_fit(&traced, &flow);
-            if ours.dest.is_array() && theirs.dest.is_array() {
-                let secs = value.get("affinity").and_then(Value::as_u64);
-                assert_eq!(traced.affinity_secs.map(u64::from), secs, "{value}");
-                assert_eq!(traced.service.unwrap().to_string(), value["service"].as_str().unwrap());
+            assert!(!traced.steps.is_empty(), "{flow}");
+            words_fit(&traced, flow);
+            if !ours.endpoints().is_empty() && !flow.endpoints().is_empty() {
+                assert_eq!(traced.affinity_secs, flow.affinity, "{flow}");
+                assert_eq!(traced.service.unwrap().to_string(), flow.service);
             }
-            if ours == theirs {
+            // The node's own address became the node's address, which makes no difference.
+            let is_same_source = flow.is_nodes() && flow.wire == [flow.source];
+            let is_alike = |to: &SocketAddr| is_same_source || flow.masquerades(to) == ours.masquerades(to);
+            if ours.dest == flow.dest && ours.endpoints().iter().all(is_alike) {
                 continue;
             }
-            let difference = Difference { world, flow: &flow, ours: &ours, theirs: &theirs };
-            if let Some(name) = explain(&difference) {
+            if let Some(name) = meant(mode, &scenario, flow, &ours) {
                 *explained.entry(name).or_default() += 1;
                 continue;
             }
             unexplained += 1;
             if unexplained <= 20 {
-                writeln!(report, "{} {value}\n    ours {ours:?}\n    {:#?}", line["id"], traced.steps).unwrap();
+                let (name, wanted, ours) = (scenario.name(), flow.wanted(), ours.wanted());
+                writeln!(report, "{name} {flow}: {wanted}, ours {ours}\n    {:#?}", traced.steps).unwrap();
             }
         }
     }
     assert!(report.is_empty(), "{unexplained} flows differ in {mode} mode:\n{report}");
-    assert_eq!(flows, count);
+    assert_eq!(flows, if reference == Reference::Iptables28 { 22_748 } else { 27_689 });
     explained
 }
 
 #[test]
 fn in_iptables_mode_every_flow_goes_as_in_the_reference() {
-    assert_eq!(differences(Kind::Iptables, |_| None), BTreeMap::new());
+    assert_eq!(differences(Kind::Iptables, Reference::Iptables28), BTreeMap::new());
 }
 
 #[test]
@@ -329,7 +83,7 @@ fn in_nftables_mode_all_differences_have_names() {
         ("node ports without endpoints are left alone on addresses that serve no node ports", 172),
         ("the node itself is told that there is no endpoint", 190),
     ];
-    assert_eq!(differences(Kind::Nftables, of_nftables), BTreeMap::from(expected));
+    assert_eq!(differences(Kind::Nftables, Reference::Iptables28), BTreeMap::from(expected));
 }
 
 #[test]
@@ -342,7 +96,7 @@ fn in_userspace_mode_all_differences_have_names() {
         ("node ports without endpoints are left alone on addresses that serve no node ports", 156),
         ("reset where the reference drops", 918),
     ];
-    assert_eq!(differences(Kind::Userspace, of_userspace), BTreeMap::from(expected));
+    assert_eq!(differences(Kind::Userspace, Reference::Iptables28), BTreeMap::from(expected));
 }
 
 #[test]
@@ -358,7 +112,7 @@ fn in_ipvs_mode_all_differences_have_names() {
         ("source ranges do not apply to the node's own address", 32),
         ("the node itself is told that there is no endpoint", 190),
     ];
-    assert_eq!(differences(Kind::Ipvs, of_ipvs), BTreeMap::from(expected));
+    assert_eq!(differences(Kind::Ipvs, Reference::Iptables28), BTreeMap::from(expected));
 }
 
 #[test]
@@ -375,12 +129,12 @@ fn in_ipvs_mode_all_differences_to_1_36_have_names() {
         ("source ranges do not apply to the node's own address", 56),
         ("the node itself is told that there is no endpoint", 168),
     ];
-    assert_eq!(differences_to_36(Kind::Ipvs, of_ipvs), BTreeMap::from(expected));
+    assert_eq!(differences(Kind::Ipvs, Reference::Iptables36), BTreeMap::from(expected));
 }
 
 #[test]
 fn in_iptables_mode_every_flow_goes_as_in_1_36() {
-    assert_eq!(differences_to_36(Kind::Iptables, |_| None), BTreeMap::new());
+    assert_eq!(differences(Kind::Iptables, Reference::Iptables36), BTreeMap::new());
 }
 
 /// A Frontend with an endpoint, on a node with this configuration.
