@@ -90,15 +90,6 @@ fn allocations(profile: &str) -> u64 {
     sum
 }
 
-/// Runs one case in its own process and returns the microseconds that it took.
-pub(crate) fn time(what: &str, size: Size) -> Result<f64, Failure> {
-    let output = Command::new(std::env::current_exe()?)
-        .args(["case", what, &size.services.to_string(), &size.endpoints.to_string()])
-        .stderr(Stdio::inherit())
-        .output()?;
-    String::from_utf8(output.stdout)?.trim().parse().map_err(|error| format!("case {what}: {error}").into())
-}
-
 #[cfg(test)]
 mod tests {
     use super::allocations;

@@ -1,8 +1,8 @@
-//! Pure work of a fixed size, one case per process, so that callgrind and the clock measure nothing else.
+//! Pure work of a fixed size, one case per process, so that callgrind counts nothing else.
 
 use std::fmt::Write as _;
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use ipset::{Element, Entry, IfPresent, IpSpan, Ports, SetSpec, SetType};
 use ipvs::Transport as _;
@@ -17,7 +17,7 @@ use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::plan::{Plan, plan};
 use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};
 use proxier_core::net::Family;
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::objects::EndpointSliceObject;
 use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 
@@ -36,12 +36,8 @@ pub(crate) struct Size {
 pub(crate) fn words(what: &str) -> &'static str {
     match what {
         "full" => "compile, diff and plan everything",
-        "compile" => "of it: compile",
-        "diff" => "of it: diff with an empty kernel",
-        "plan" => "of it: plan",
         "unchanged" => "compare everything, all as wanted",
         "slice" => "one changed EndpointSlice",
-        "service" => "one new Service with its slice",
         "rolling" => "25 of a Service's 1,000 endpoints replaced",
         "pass" => "a pass for one changed EndpointSlice, IPVS mode with rules of iptables, a kernel in memory included",
         "pass-nft" => {
@@ -64,90 +60,63 @@ fn measured(work: &mut dyn FnMut()) {
     work();
 }
 
-/// One case: prints the microseconds that it took.
+/// Runs one case.
 pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     let [what, services, endpoints] = arguments else { return Err("WHAT SERVICES ENDPOINTS".into()) };
     let size = Size { services: services.parse()?, endpoints: endpoints.parse()? };
-    let micros = match *what {
-        "full" | "compile" | "diff" | "plan" | "unchanged" | "slice" | "service" | "rolling" => reconcile(what, size)?,
-        "pass" => pass(RulesBy::Iptables, size)?,
-        "pass-nft" => pass(RulesBy::Nftables, size)?,
-        "ipvs-encode" => ipvs_encode(size)?,
-        "ipvs-decode" => ipvs_decode(size)?,
-        "ipset-encode" => ipset(size.services, true)?,
-        "ipset-decode" => ipset(size.services, false)?,
-        "rules" => rules(size)?,
+    match *what {
+        "full" | "unchanged" | "slice" | "rolling" => reconcile(what, size),
+        "pass" => pass(RulesBy::Iptables, size),
+        "pass-nft" => pass(RulesBy::Nftables, size),
+        "ipvs-encode" => ipvs_encode(size),
+        "ipvs-decode" => ipvs_decode(size),
+        "ipset-encode" => ipset(size.services, true),
+        "ipset-decode" => ipset(size.services, false),
+        "rules" => rules(size),
         "iptables-parse" => {
             let text = crate::kube_rules::full(size.services, size.endpoints);
-            timed(1, || {
+            counted(1, || {
                 let dump = iptables::Dump::parse(&text);
                 dump.map_or(0, |dump| dump.tables.iter().map(|table| table.chains().len()).sum::<usize>().min(1))
-            })?
+            })
         }
         "connections" => {
             let text = connections(size.services);
-            timed(usize::try_from(size.services)?, || {
+            counted(usize::try_from(size.services)?, || {
                 Connections::new(text.as_bytes(), "ip_vs_conn").flatten().count()
-            })?
+            })
         }
-        other => return Err(format!("no such case: {other}").into()),
-    };
-    println!("{micros}");
-    Ok(())
+        other => Err(format!("no such case: {other}").into()),
+    }
 }
 
-/// Set for a run that ends where the clock would start. Its cost is that of the setup.
+/// Set for a run that ends where the counted work would start. Its cost is that of the setup.
 pub(crate) const SETUP_ONLY: &str = "BENCHES_SETUP_ONLY";
 
-/// Microseconds of the work, whose result must be `expected`.
-fn timed(expected: usize, mut work: impl FnMut() -> usize) -> Result<f64, Failure> {
+/// Does the work, whose result must be `expected`.
+fn counted(expected: usize, mut work: impl FnMut() -> usize) -> Result<(), Failure> {
     if std::env::var_os(SETUP_ONLY).is_some() {
         std::process::exit(0);
     }
     let mut found = 0;
-    let start = Instant::now();
     measured(&mut || found = work());
-    let micros = start.elapsed().as_secs_f64() * 1e6;
-    if found == expected { Ok(micros) } else { Err(format!("{found} instead of {expected}").into()) }
+    if found == expected { Ok(()) } else { Err(format!("{found} instead of {expected}").into()) }
 }
 
-fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Failure> {
+fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<(), Failure> {
     let mut world = World::new(services, endpoints);
     let (empty, drains) = (Observed::new(), Drains::default());
     let all_servers = usize::try_from(services * (endpoints + 1))?;
     match what {
-        "full" => timed(all_servers, || {
+        "full" => counted(all_servers, || {
             let all = world.compiled();
             let wanted = all.wanted();
             let changes = diff(&wanted, &empty, Scope::All, world.facts.config());
             server_operations(&black_box(plan(changes, &wanted, &empty, &drains)))
         }),
-        "compile" => {
-            let mut all = None;
-            timed(1, || {
-                all = Some(world.compiled());
-                1
-            })
-        }
-        "diff" | "plan" => {
-            let all = world.compiled();
-            let differ = || diff(&all.wanted(), &empty, Scope::All, world.facts.config());
-            let mut changes = None;
-            if what == "diff" {
-                return timed(1, || {
-                    changes = Some(differ());
-                    1
-                });
-            }
-            changes = Some(differ());
-            timed(all_servers, || {
-                let plan = changes.take().map(|changes| black_box(plan(changes, &all.wanted(), &empty, &drains)));
-                plan.as_ref().map_or(0, server_operations)
-            })
-        }
         "unchanged" => {
             world.converge();
-            timed(0, || {
+            counted(0, || {
                 let changes = diff(&world.all.wanted(), &world.observed, Scope::All, world.facts.config());
                 let plan = plan(changes, &world.all.wanted(), &world.observed, &world.drains);
                 usize::from(!plan.is_empty())
@@ -156,7 +125,7 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
         "slice" => {
             world.converge();
             let changed = slice(services / 2, endpoints - 1);
-            timed(1, || world.take(None, &changed))
+            counted(1, || world.take(&changed))
         }
         "rolling" => {
             let members: Vec<u32> = (0..1_000).collect();
@@ -167,18 +136,14 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<f64, Fail
             world.converge();
             let changed: Vec<u32> = (0..100).map(|member| if member < 25 { member + 1_000 } else { member }).collect();
             let changed = part(services, 0, &changed);
-            timed(50, || world.take(None, &changed))
+            counted(50, || world.take(&changed))
         }
-        _ => {
-            world.converge();
-            let (new_service, new_slice) = (service(services), slice(services, endpoints));
-            timed(usize::try_from(endpoints + 1)?, || world.take(Some(&new_service), &new_slice))
-        }
+        _ => Err(format!("no such case: {what}").into()),
     }
 }
 
 /// A whole pass for one changed endpoint.
-fn pass(rules: RulesBy, size: Size) -> Result<f64, Failure> {
+fn pass(rules: RulesBy, size: Size) -> Result<(), Failure> {
     let mut options = Options::default();
     options.config.ipvs.rules = rules;
     let mut kernel = FakeKernel::new();
@@ -194,33 +159,33 @@ fn pass(rules: RulesBy, size: Size) -> Result<f64, Failure> {
     };
     pass(&mut proxier, 1);
     proxier.upsert_slice(&slice(size.services / 2, size.endpoints - 1), Duration::from_secs(1));
-    timed(1, || pass(&mut proxier, 2))
+    counted(1, || pass(&mut proxier, 2))
 }
 
 /// Encodes operations and decodes answers to a report, without a kernel.
-fn ipvs_encode(size: Size) -> Result<f64, Failure> {
+fn ipvs_encode(size: Size) -> Result<(), Failure> {
     let operations: Vec<ipvs::Operation> = ipvs_program::operations(size.services, size.endpoints).collect();
     let kernel = ipvs::fake::FakeIpvs::new();
     let (tape, port) = (Tape::default(), kernel.transport().port());
     ipvs::Client::with_transport(tape.record(kernel.transport()))?.run(&operations).into_result()?;
     let mut client = ipvs::Client::with_transport(tape.play(port))?;
-    timed(1, || usize::from(client.run(&operations).into_result().is_ok()))
+    counted(1, || usize::from(client.run(&operations).into_result().is_ok()))
 }
 
-fn ipvs_decode(size: Size) -> Result<f64, Failure> {
+fn ipvs_decode(size: Size) -> Result<(), Failure> {
     let kernel = ipvs::fake::FakeIpvs::new();
     kernel.client()?.run(ipvs_program::operations(size.services, size.endpoints)).into_result()?;
     let (tape, port) = (Tape::default(), kernel.transport().port());
     ipvs::Client::with_transport(tape.record(kernel.transport()))?.snapshot()?;
     let mut client = ipvs::Client::with_transport(tape.play(port))?;
-    timed(usize::try_from(size.services * size.endpoints)?, || {
+    counted(usize::try_from(size.services * size.endpoints)?, || {
         let entries = client.snapshot().map(|snapshot| snapshot.entries).unwrap_or_default();
         entries.iter().map(|entry| entry.real_servers.len()).sum()
     })
 }
 
 /// Writes entries as those of `KUBE-CLUSTER-IP`, or reads them.
-fn ipset(number: u32, write: bool) -> Result<f64, Failure> {
+fn ipset(number: u32, write: bool) -> Result<(), Failure> {
     let set = SetSpec::new("filled".parse()?, SetType::HashIpPort);
     let entry = |number: u32| {
         let address = std::net::Ipv4Addr::from(0x0a60_0001 + number);
@@ -237,11 +202,11 @@ fn ipset(number: u32, write: bool) -> Result<f64, Failure> {
             .into_result()?;
         client.get_set(&set.name)?;
         let mut client = ipset::Client::with_transport(tape.play(port))?;
-        return timed(entries.len(), || client.get_set(&set.name).map_or(0, |set| set.entries.len()));
+        return counted(entries.len(), || client.get_set(&set.name).map_or(0, |set| set.entries.len()));
     }
     client.add_entries(&set.name, &entries, IfPresent::Update).into_result()?;
     let mut client = ipset::Client::with_transport(tape.play(port))?;
-    timed(entries.len(), || {
+    counted(entries.len(), || {
         client.add_entries(&set.name, &entries, IfPresent::Update).into_result().unwrap_or_default()
     })
 }
@@ -266,10 +231,10 @@ fn connections(number: u32) -> String {
     text
 }
 
-fn rules(size: Size) -> Result<f64, Failure> {
+fn rules(size: Size) -> Result<(), Failure> {
     let mut world = World::new(size.services, size.endpoints);
     world.converge();
-    timed(1, || {
+    counted(1, || {
         let inputs = Inputs::new(Family::V4, &world.all.wanted(), &world.facts, Capabilities::default());
         rules::compile(&inputs).map_or(0, |rules| rules.chains(&iptables::TableName::NAT).len().min(1))
     })
@@ -321,12 +286,8 @@ impl World {
     }
 
     /// A whole pass for a change, without the kernel. Returns the number of operations on real and virtual servers.
-    fn take(&mut self, service: Option<&ServiceObject>, slice: &EndpointSliceObject) -> usize {
-        let mut changed = Vec::new();
-        if let Some(service) = service {
-            changed.extend(self.store.upsert_service(service));
-        }
-        changed.extend(self.store.upsert_slice(slice));
+    fn take(&mut self, slice: &EndpointSliceObject) -> usize {
+        let changed = self.store.upsert_slice(slice);
         self.all.refresh(&self.store, &self.facts, &changed);
         let changed = self.all.take_changed();
         let changes = diff(&self.all.wanted(), &self.observed, Scope::Changed(&changed), self.facts.config());

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use iptables::{Backend, BackendChoice};
 use proxier_core::engine::Options as ReconcilerOptions;
-use proxier_core::kernel::{self, KernelPorts};
+use proxier_core::kernel;
 use proxier_core::modes;
 use proxier_core::net::Family;
 
@@ -21,15 +21,13 @@ use crate::{Failure, Options};
 
 const PROGRAM: &str = "All Services from nothing";
 const CHANGE: &str = "One changed endpoint";
-const READING: &str = "Reading both families' tables, as before the first write";
 /// With more Services the nft back end takes minutes for one restore: the program itself is quadratic.
 const NFT_LIMIT: u32 = 1_000;
 const ENDPOINTS: u32 = 10;
 /// Changes in a run; the first one of a process is the slowest.
 const CHANGES: u32 = 3;
 
-const WAYS: [&str; 7] =
-    ["program", "program-restore", "program-unsorted", "change", "change-restore", "read", "read-save"];
+const WAYS: [&str; 5] = ["program", "program-restore", "program-unsorted", "change", "change-restore"];
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let mut report = Report::new("iptables-services", options);
@@ -44,10 +42,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.note(
         "All from nothing, and the program alone beside it, ten times in a round with 1,000 Services by the legacy back end, twice with 5,000: \
          these times vary by a fifth.",
-    );
-    report.note(
-        "Reading: what the first pass does before it writes. It finds the programs and lists what both back ends have, in both \
-         families. iptables-save: those of one back end and both families, in parallel.",
     );
     let sizes: &[u32] = match (options.smoke, options.quick) {
         (true, _) => &[10, 50],
@@ -185,15 +179,6 @@ fn restore(back_end: Backend, texts: &[(String, String)]) -> Result<Duration, Fa
     Ok(timed(|| texts.iter().try_for_each(one))?.1)
 }
 
-/// Prints both families' tables, in parallel.
-fn save(back_end: Backend) -> Result<Duration, Failure> {
-    in_parallel(&Family::ALL, |family| {
-        let name = program(back_end, *family, "save");
-        let output = Command::new(&name).output().map_err(|error| format!("{name}: {error}"))?;
-        if output.status.success() { Ok(()) } else { Err(format!("{name} ended with {}", output.status)) }
-    })
-}
-
 /// Checks that the timed side did all the work: one chain per Service, one per endpoint.
 fn check(back_end: Backend, services: u32) -> Result<(), Failure> {
     let output = Command::new(program(back_end, Family::V4, "save")).args(["-t", "nat"]).output()?;
@@ -231,14 +216,6 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let all = || Ok::<_, Failure>(read()?.swap_remove(0));
     match *way {
         "write-text" => write_texts(back_end, services, &file)?,
-        "read" => {
-            let mut kernel = KernelPorts::open(&programs_of(back_end))?;
-            let dump = || Family::ALL.into_iter().try_for_each(|family| kernel.ports().rules.dump(family).map(drop));
-            tell(READING, services, "ms", ours, ms(timed(dump)?.1));
-        }
-        "read-save" => {
-            tell(READING, services, "ms", &format!("iptables-save, {}", called(back_end)), ms(save(back_end)?));
-        }
         "program" => {
             let mut node = node(back_end, services)?;
             tell(PROGRAM, services, "ms", ours, ms(timed(|| node.pass())?.1));

@@ -15,7 +15,6 @@ use crate::{Failure, Options, program};
 const WHAT: &str = "Virtual servers with 10 real servers each, from nothing";
 const C: &str = "C program, batches of 128";
 const OURS: &str = "ipvs crate, one batch";
-const SINGLE: &str = "ipvs crate, one call each";
 const IPVSADM: &str = "ipvsadm --restore";
 /// Real servers of each.
 const REAL_SERVERS: u32 = 10;
@@ -77,7 +76,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     same_bytes()?;
     let virtual_servers = if options.smoke { "50" } else { "1000" };
     let mut report = Report::new("ipvs-program", options);
-    let ways = [("c", C), ("ours", OURS), ("single", SINGLE), ("ipvsadm", IPVSADM)];
+    let ways = [("c", C), ("ours", OURS), ("ipvsadm", IPVSADM)];
     compare(&mut report, options, ("ipvs-program", virtual_servers), &ways)?;
     let group = (WHAT, Some(virtual_servers.parse()?));
     report.ratio("P1: ipvs crate / C program", group, OURS, C, Goal::AtMost("<= 1.15", 1.15));
@@ -106,16 +105,6 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         // Including socket and family lookup: what a caller waits for.
         "ours" => {
             (OURS, twice(&|| Ok(Client::open()?.run(operations(virtual_count, real_count)).into_result().map(drop)?))?)
-        }
-        "single" => {
-            let single = || {
-                let mut client = Client::open()?;
-                for operation in operations(virtual_count, real_count) {
-                    client.run([operation]).into_result()?;
-                }
-                Ok(())
-            };
-            (SINGLE, twice(&single)?)
         }
         "ipvsadm" => (IPVSADM, program::feed("ipvsadm", &["--restore"], &text(virtual_count, real_count))?),
         other => return Err(format!("no such way: {other}").into()),

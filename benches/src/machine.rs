@@ -72,15 +72,10 @@ where
     Ok(rest.split_whitespace().next().unwrap_or_default().parse()?)
 }
 
-/// KiB of kernel memory of these kinds.
-pub(crate) fn kernel_memory(kinds: &[&str]) -> Result<f64, Failure> {
-    let text = read("/proc/meminfo");
-    kinds.iter().map(|kind| number::<f64>(&text, kind)).sum()
-}
-
 /// KiB of kernel memory that tables and similar objects take.
 pub(crate) fn unreclaimable() -> Option<f64> {
-    kernel_memory(&["SUnreclaim:", "VmallocUsed:"]).ok()
+    let text = read("/proc/meminfo");
+    ["SUnreclaim:", "VmallocUsed:"].into_iter().map(|kind| number::<f64>(&text, kind).ok()).sum()
 }
 
 fn read(path: &str) -> String {

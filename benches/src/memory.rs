@@ -1,4 +1,4 @@
-//! P6, P16: the reconciler's memory by part and by endpoint, in iptables mode compared with IPVS mode.
+//! P6, P16: the reconciler's memory by endpoint, in iptables mode compared with IPVS mode.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;
@@ -18,7 +18,7 @@ use crate::{Failure, Options};
 const RESIDENT: &str = "Resident memory beyond an empty process";
 const PER_ENDPOINT: &str = "The same, per endpoint";
 
-/// The measured modes: their names in arguments, and the suffix of parts in figures.
+/// The measured modes: their names in arguments, and their suffixes in figures.
 const MODES: [(&str, &str); 2] = [("ipvs", ""), ("iptables", ", iptables mode")];
 
 pub(crate) fn run(options: &Options) -> Result<(), Failure> {
@@ -35,13 +35,11 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
         if !output.status.success() {
             return Err(format!("memory-case: {}", String::from_utf8_lossy(&output.stderr)).into());
         }
-        for line in String::from_utf8(output.stdout)?.lines() {
-            let (part, kib) = line.split_once('\t').ok_or("no figure")?;
-            let (kib, part) = (kib.parse::<f64>()?, format!("{part}, {endpoints} endpoints each{called}"));
-            report.record(RESIDENT, Some(services), "KiB", &part, kib);
-            let bytes = kib * 1024.0 / f64::from(services * endpoints);
-            report.record(PER_ENDPOINT, Some(services), "bytes", &part, bytes);
-        }
+        let kib: f64 = String::from_utf8(output.stdout)?.trim().parse()?;
+        let side = format!("whole, {endpoints} endpoints each{called}");
+        report.record(RESIDENT, Some(services), "KiB", &side, kib);
+        let bytes = kib * 1024.0 / f64::from(services * endpoints);
+        report.record(PER_ENDPOINT, Some(services), "bytes", &side, bytes);
     }
     if !options.smoke {
         let whole = "whole, 10 endpoints each";
@@ -57,38 +55,25 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.finish()
 }
 
-/// Fills a world step by step and prints the memory of each step.
+/// Fills a world and prints the KiB that it takes.
 pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     let [mode, services, endpoints] = arguments else { return Err("MODE SERVICES ENDPOINTS".into()) };
     let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
     let mut world = World::new(0, 0);
     let start = resident_kib()?;
-    let mut last = start;
-    let mut step = |part: &str| -> Result<(), Failure> {
-        let now = resident_kib()?;
-        println!("{part}\t{}", now - last);
-        last = now;
-        Ok(())
-    };
     for number in 0..services {
         world.store.upsert_service(&service(number));
-    }
-    step("Services of the Store")?;
-    for number in 0..services {
         world.store.upsert_slice(&slice(number, endpoints));
     }
-    step("EndpointSlices of the Store")?;
     world.store.compact();
     if *mode == "iptables" {
         let index = iptables::Index::new(&world.facts, iptables::Options::default());
         let mut all = Indexed::build(&world.store, &world.facts, index);
         all.desired.compact();
-        step("Wanted")?;
         // As in the mode: including whether there are endpoints.
         let served = all.desired.frontends().map(|frontend| (frontend.key, !frontend.endpoints().is_empty()));
         let known: BTreeMap<FrontendKey, bool> = served.collect();
-        step("Known")?;
-        println!("whole\t{}", resident_kib()? - start);
+        println!("{}", resident_kib()? - start);
         black_box((all, known));
         return Ok(());
     }
@@ -97,10 +82,8 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     world.all.take_changed();
     world.all.desired.compact();
     world.all.index.index.compact();
-    step("Wanted")?;
     share(&mut world);
-    step("Observed")?;
-    println!("whole\t{}", resident_kib()? - start);
+    println!("{}", resident_kib()? - start);
     Ok(())
 }
 

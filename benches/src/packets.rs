@@ -9,7 +9,7 @@ use proxier_core::modes::Kind;
 use testkit::{Need, missing};
 
 use crate::machine::{is_emulated, ticks};
-use crate::modes::{has_ipvs, restore};
+use crate::modes::restore;
 use crate::namespace::{collect, tell, warm_up};
 use crate::network::{Network, answer};
 use crate::node::Node;
@@ -20,10 +20,8 @@ use crate::{Failure, Options, kube_rules, kube_table};
 
 const LATENCY: &str = "A new connection, from SYN to ACK";
 const RATE: &str = "Connections, each until the backend has seen its end";
-const CPU: &str = "Processor time of a connection, client and backend included";
 const THROUGHPUT: &str = "One stream";
 const CPU_OF_BYTES: &str = "Processor time of a gigabyte, client and backend included";
-const ROUND_TRIP: &str = "A byte there and back in an established connection";
 const SEGMENTS: &str = "Segments of one byte in an established connection, 64 under way";
 
 /// Concurrent clients.
@@ -35,67 +33,48 @@ const WINDOW: u8 = 64;
 
 /// Amount of work in one measurement.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Work {
+struct Work {
     connections: usize,
     /// Bytes of the stream.
     stream: u64,
-    round_trips: usize,
+    /// Rounds of [`WINDOW`] segments.
+    rounds: usize,
 }
 
 impl Work {
     /// Enough work for seconds on a processor of its own, or in QEMU without KVM.
-    pub(crate) fn of(is_emulated: bool) -> Self {
+    fn of(is_emulated: bool) -> Self {
         if is_emulated {
-            Work { connections: 600, stream: 256 << 20, round_trips: 2_000 }
+            Work { connections: 600, stream: 256 << 20, rounds: 200 }
         } else {
-            Work { connections: 3_000, stream: 2 << 30, round_trips: 10_000 }
+            Work { connections: 3_000, stream: 2 << 30, rounds: 1_000 }
         }
     }
 }
 
-/// Measures a path to an address, and records each figure with its unit and side.
-pub(crate) fn measure(
-    network: &Network,
-    (way, place): (&str, SocketAddr),
-    work: Work,
-    note: &mut dyn FnMut(&str, &'static str, &str, f64),
-) -> Result<(), Failure> {
+/// Measures a path to an address, and prints each figure with its unit and side.
+fn measure(network: &Network, services: u32, (way, place): (&str, SocketAddr), work: Work) -> Result<(), Failure> {
     let busy = || ticks().map(|ticks| ticks.busy).ok_or("/proc/stat cannot be read");
     let number = work.connections;
     network.exchange(1, place, number / 10, 0)?;
     for clients in CLIENTS {
         let way = format!("{way}, clients at a time: {clients}");
-        let before = busy()?;
-        let exchanged = network.exchange(clients, place, number, 0)?;
-        let count = float(number.try_into()?);
-        note(CPU, "µs", &way, (busy()? - before) * 1e3 / count);
-        quantiles(LATENCY, &way, exchanged.micros, note);
-        note(RATE, "connections a second", &way, count / exchanged.took.as_secs_f64());
+        let mut exchanged = network.exchange(clients, place, number, 0)?;
+        exchanged.micros.sort_by(f64::total_cmp);
+        let median = exchanged.micros.get(exchanged.micros.len() / 2).copied().unwrap_or(f64::NAN);
+        tell(LATENCY, services, "µs", &format!("{way}, median"), median);
+        let rate = float(number.try_into()?) / exchanged.took.as_secs_f64();
+        tell(RATE, services, "connections a second", &way, rate);
     }
     let before = busy()?;
     let took = network.exchange(1, place, 1, work.stream)?.took;
     let gigabytes = float(work.stream) / 1e9;
-    note(CPU_OF_BYTES, "ms", way, (busy()? - before) / gigabytes);
-    note(THROUGHPUT, "Gbit/s", way, 8.0 * gigabytes / took.as_secs_f64());
-    quantiles(ROUND_TRIP, way, network.ask(place, 1, work.round_trips)?.micros, note);
-    let asked = network.ask(place, WINDOW, work.round_trips / 10)?;
-    let segments = f64::from(WINDOW) * float((work.round_trips / 10).try_into()?);
-    note(SEGMENTS, "segments a second", way, segments / asked.took.as_secs_f64());
+    tell(CPU_OF_BYTES, services, "ms", way, (busy()? - before) / gigabytes);
+    tell(THROUGHPUT, services, "Gbit/s", way, 8.0 * gigabytes / took.as_secs_f64());
+    let asked = network.ask(place, WINDOW, work.rounds)?;
+    let segments = f64::from(WINDOW) * float(work.rounds.try_into()?);
+    tell(SEGMENTS, services, "segments a second", way, segments / asked.took.as_secs_f64());
     Ok(())
-}
-
-/// Median and 99th percentile.
-fn quantiles(what: &str, way: &str, mut micros: Vec<f64>, note: &mut dyn FnMut(&str, &'static str, &str, f64)) {
-    micros.sort_by(f64::total_cmp);
-    for (quantile, at) in [("median", micros.len() / 2), ("99 of 100 are faster", micros.len() * 99 / 100)] {
-        let took = micros.get(at).copied().unwrap_or(f64::NAN);
-        note(what, "µs", &format!("{way}, {quantile}"), took);
-    }
-}
-
-/// Where no Service is.
-pub(crate) fn direct() -> SocketAddr {
-    SocketAddr::from((DIRECT, 8080))
 }
 
 /// Rules on the node.
@@ -111,15 +90,13 @@ const ENDPOINTS: u32 = 2;
 /// In QEMU without KVM, and with the nft back end of iptables, more Services take minutes to write.
 const LIMIT: u32 = 1_000;
 
-const WAYS: [(&str, &str, Rules); 8] = [
+const WAYS: [(&str, &str, Rules); 6] = [
     ("nftables", "nftables mode", Rules::Ours { mode: Kind::Nftables, fast: false }),
     ("nftables-fast", "nftables mode, fast path", Rules::Ours { mode: Kind::Nftables, fast: true }),
     ("kube-table", "nftables mode, kube-proxy's table", Rules::KubeProxyTable),
     ("iptables", "iptables mode", Rules::Ours { mode: Kind::Iptables, fast: false }),
     ("iptables-fast", "iptables mode, fast path", Rules::Ours { mode: Kind::Iptables, fast: true }),
     ("kube-rules", "iptables mode, kube-proxy's rules", Rules::KubeProxyIptables),
-    ("ipvs", "IPVS mode", Rules::Ours { mode: Kind::Ipvs, fast: false }),
-    ("userspace", "userspace mode", Rules::Ours { mode: Kind::Userspace, fast: false }),
 ];
 
 impl Rules {
@@ -129,9 +106,6 @@ impl Rules {
             Rules::Ours { fast: true, .. } if missing(Need::FlowTables).is_some() => false,
             Rules::KubeProxyIptables | Rules::Ours { mode: Kind::Iptables, .. } => services <= LIMIT,
             Rules::KubeProxyTable => services <= LIMIT || !is_emulated(),
-            Rules::Ours { mode, .. } if mode.facts().has_virtual_servers => has_ipvs(),
-            // A socket for each.
-            Rules::Ours { mode, .. } if mode.facts().is_process => services <= 10,
             Rules::Ours { .. } => true,
         }
     }
@@ -147,7 +121,6 @@ impl Rules {
                 let mut options = ReconcilerOptions::default();
                 options.mode = mode;
                 options.config.fast_path = fast.then(|| FastPath::new(["*"]));
-                options.userspace.service_cidrs = vec!["10.96.0.0/12".parse()?];
                 let mut node = Node::with(options)?;
                 node.load(services, ENDPOINTS);
                 let report = node.pass()?;
@@ -166,32 +139,23 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     let work = Work::of(is_emulated() || options.smoke);
     report.note(format!(
         "From a client's network namespace over veth to the node, through the last of so many Services with {ENDPOINTS} endpoints each, and on over veth to \
-         the backends'. {} connections by each number of clients, a client's next one when its last has ended; {} MiB in one stream; {} round trips.",
+         the backends'. {} connections by each number of clients, a client's next one when its last has ended; {} MiB in one stream; {} segments.",
         work.connections,
         work.stream >> 20,
-        work.round_trips
+        work.rounds * usize::from(WINDOW)
     ));
-    report.note(
-        "Client, node and backends share this machine's processors: processor time is that of all of them. In userspace mode the node's own sockets \
-         answer.",
-    );
+    report.note("Client, node and backends share this machine's processors: processor time is that of all of them.");
     report.note(
         "Fast path: `interfaces: all`, `minPackets: 0`. kube-proxy's rules: those of 1.28 in iptables mode (the nft back end) and the table of 1.36 in \
          nftables mode, for the same Services.",
     );
-    for (is_missing, what) in [
-        (!has_ipvs(), "Without IPVS mode: this kernel has no IPVS."),
-        (missing(Need::FlowTables).is_some(), "Without the fast path: this kernel has no flow tables."),
-    ] {
-        if is_missing {
-            report.note(what);
-        }
+    if missing(Need::FlowTables).is_some() {
+        report.note("Without the fast path: this kernel has no flow tables.");
     }
-    let sizes: &[u32] = match (options.smoke, options.quick) {
-        (true, _) => &[1, 3],
-        (_, true) => &[1, 1_000],
-        _ if is_emulated() => &[1, 1_000],
-        _ => &[1, 1_000, 10_000],
+    let sizes: &[u32] = match (options.smoke, options.quick || is_emulated()) {
+        (true, _) => &[3],
+        (_, true) => &[1_000],
+        _ => &[1_000, 10_000],
     };
     for round in 0..options.rounds {
         for size in sizes {
@@ -218,13 +182,11 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let (_, name, rules) = WAYS.into_iter().find(|known| known.0 == *way).ok_or("no such way")?;
     let mut work = Work::of(is_emulated());
     if *amount == "smoke" {
-        work = Work { connections: 100, stream: 16 << 20, round_trips: 200 };
+        work = Work { connections: 100, stream: 16 << 20, rounds: 20 };
     }
     let network = Network::new(answer)?;
     let _node = rules.write(services)?;
     let place = SocketAddr::from((cluster_ip(services - 1).parse::<Ipv4Addr>()?, 80));
-    for way in [(DIRECTLY, direct()), (name, place)] {
-        measure(&network, way, work, &mut |what, unit, side, value| tell(what, services, unit, side, value))?;
-    }
-    Ok(())
+    measure(&network, services, (DIRECTLY, SocketAddr::from((DIRECT, 8080))), work)?;
+    measure(&network, services, (name, place), work)
 }

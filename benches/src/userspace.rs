@@ -1,5 +1,5 @@
-//! The relay of userspace mode: one TCP stream, and connections one after another, compared with no relay and with
-//! other kinds of relay. Client, relay and server share this machine's processors.
+//! The relay of userspace mode: one TCP stream, and connections one after another, compared with other kinds of
+//! relay. Client, relay and server share this machine's processors.
 
 use std::any::Any;
 use std::io::{Read, Write};
@@ -26,7 +26,6 @@ const SERVICE: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(Ipv4Addr::new(1
 const STREAM: &str = "One stream";
 const MANY: &str = "Connections";
 
-const DIRECT: &str = "without a relay";
 const LOOP: &str = "a loop of splice(2)";
 const OURS: &str = "userspace mode";
 const HAPROXY: &str = "HAProxy";
@@ -48,7 +47,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     }
     for _ in 0..options.rounds {
         for (work, size) in [(STREAM, mebibytes), (MANY, connections)] {
-            for way in [DIRECT, LOOP, OURS, HAPROXY] {
+            for way in [LOOP, OURS, HAPROXY] {
                 if (way != LOOP || work == STREAM) && (way != HAPROXY || has_haproxy) {
                     collect(&mut report, &["userspace", work, way, size])?;
                 }
@@ -71,8 +70,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let is_stream = *work == STREAM;
     thread::spawn(move || if is_stream { send(&server, amount) } else { echo(&server) });
     let _relay = relay(way)?;
-    let address = if *way == DIRECT { SERVER } else { SERVICE };
-    let took = if is_stream { receive(address, amount)? } else { connect(address, amount)? };
+    let took = if is_stream { receive(SERVICE, amount)? } else { connect(SERVICE, amount)? };
     tell(work, size.parse()?, "ms", way, ms(took));
     Ok(())
 }
@@ -80,7 +78,6 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
 /// Starts the measured relay. It ends when the returned value is dropped.
 fn relay(way: &str) -> Result<Box<dyn Any>, Failure> {
     Ok(match way {
-        DIRECT => Box::new(()),
         LOOP => {
             let listener = TcpListener::bind(SERVICE)?;
             let each = move || {

@@ -3,7 +3,7 @@
 use std::net::TcpListener;
 use std::process::Command;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tempfile::NamedTempFile;
 use testkit::apiserver::ApiServer;
@@ -15,12 +15,11 @@ use super::relay::Relay;
 use super::server::{BOOKMARKS, filled};
 use crate::namespace::enter_fresh;
 use crate::network::tool;
-use crate::report::{Goal, Report, float, ms};
+use crate::report::{Report, float};
 use crate::{Failure, Options};
 
 const REQUESTS: &str = "Requests that the server gets";
 const BYTES: &str = "Bytes that the server sends, headers included";
-const TIME: &str = "From the first one's start until the last one's kernel has everything";
 const PROCESSOR: &str = "Processor time of a proxy";
 const MEMORY: &str = "Resident memory of a proxy";
 /// Between two steps of the rolling update.
@@ -58,17 +57,6 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
             eprintln!("round {round}, {proxies} proxies: done");
         }
     }
-    let each =
-        |what, stage| report.median(what, Some(many), stage) / f64::from(many) / report.median(what, Some(1), stage);
-    let growth = [(REQUESTS, "start"), (BYTES, "start"), (BYTES, "rolling update")]
-        .map(|(what, stage)| (what, stage, each(what, stage)));
-    for (what, stage, ratio) in growth {
-        report.goal(
-            format!("{what}, {stage}: each of {many} / one alone"),
-            ratio,
-            Goal::Within("0.9 to 1.1", 0.9, 1.1),
-        );
-    }
     report.finish()
 }
 
@@ -99,7 +87,6 @@ struct Fleet<'a> {
 
 impl Fleet<'_> {
     fn live(&mut self, runtime: &Runtime, size: Size, proxies: u32) -> Result<(), Failure> {
-        let started = Instant::now();
         for _ in 0..proxies {
             // The thread carries its network namespace.
             let server = &self.server;
@@ -107,14 +94,12 @@ impl Fleet<'_> {
             let member = std::thread::scope(|scope| scope.spawn(start).join()).map_err(|_panic| "a start panicked")?;
             self.members.push(member?);
         }
-        let mut last = started;
         for member in &mut self.members {
-            last = last.max(member.proxy.wait_for("full pass: ")?.0);
+            member.proxy.wait_for("full pass: ")?;
         }
-        self.report.record(TIME, Some(proxies), "ms", "start", ms(last - started));
         self.stage("start", &vec![0.0; self.members.len()])?;
         for member in &self.members {
-            self.report.record(MEMORY, Some(proxies), "KiB", "after the start", member.proxy.memory()?.resident);
+            self.report.record(MEMORY, Some(proxies), "KiB", "after the start", member.proxy.resident_kib()?);
         }
         let used = self.used()?;
         std::thread::sleep(size.quiet);

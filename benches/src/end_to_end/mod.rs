@@ -22,14 +22,10 @@ use crate::report::{Goal, Report};
 use crate::{Failure, Options};
 
 const WHOLE: &str = "From the process's start until everything is served";
-const START_STAGES: &str = "The same on an empty kernel, by stage";
-const PROCESSOR: &str = "Processor time of the same, programs that it starts included";
-const SERVER: &str = "The server's part: all lists, to a client that throws them away";
 const CHANGE: &str = "From the API server's event until the kernel has the other endpoint";
 const POLICY: &str = "From the API server's event until the kernel has the other scheduler";
 const PERSISTENT: &str = "From the API server's event until the kernel has the persistence";
 const ALONE: &str = "That change of a virtual server, alone";
-const POLL: &str = "Between two looks at the kernel while a change is waited for";
 const MEMORY: &str = "Memory of the process";
 const SLOPE: &str = "Resident memory per endpoint beyond 1,000 x 10";
 
@@ -41,10 +37,6 @@ const TABLE: &str = "ipvs.rules nftables";
 const BOOTED: &str = "ipvs.rules nftables, no module loaded";
 /// By programs, with changes of policies besides endpoints.
 const POLICIES: &str = "policies";
-const START: &str = "until it takes objects";
-const LISTS: &str = "objects, as far as they have not come before";
-const PASS: &str = "first pass";
-const INTERVAL: &str = "mean of each change";
 const REQUEST: &str = "one request of the crate ipvs";
 
 /// Changes of each compared cluster. Meanwhile the proxy polls the draining real servers of earlier changes, so a few
@@ -143,14 +135,7 @@ fn goals(report: &mut Report, options: &Options) {
         let name = format!("P5: one change, {services} x {endpoints} / 1,000 x {endpoints}");
         report.goal(name, ratio, Goal::Within("0.8 to 1.2", 0.8, 1.2));
     }
-    let changes = if options.quick { FEW_CHANGES } else { CHANGES };
-    let most = report.median(MEMORY, thousand, &format!("{}, {WARM}, after {changes} changes, at most", label(10)));
     report.goal("P6: resident memory, 1,000 x 10, MB", base * 1024.0 / 1e6, Goal::AtMost("<= 16", 16.0));
-    report.goal(
-        format!("P6: the most of it, {changes} changes later, MB"),
-        most * 1024.0 / 1e6,
-        Goal::AtMost("<= 16", 16.0),
-    );
     if options.quick {
         return;
     }

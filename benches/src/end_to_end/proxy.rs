@@ -33,18 +33,6 @@ pub(super) struct Proxy {
     pub(super) said: Vec<String>,
 }
 
-/// Memory of a process, in KiB.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Memory {
-    pub(super) resident: f64,
-    /// The peak so far.
-    pub(super) peak: f64,
-    /// Proportional set size: pages shared with other processes count partly.
-    pub(super) proportional: f64,
-    /// Without pages of files: heap and stacks.
-    pub(super) anonymous: f64,
-}
-
 /// `proxier-demo`, which is next to this program.
 pub(super) fn program() -> Result<PathBuf, Failure> {
     let path = std::env::current_exe()?.with_file_name("proxier-demo");
@@ -161,14 +149,9 @@ impl Proxy {
         Ok(ticks.sum::<Result<f64, _>>()? * 10.0)
     }
 
-    pub(super) fn memory(&self) -> Result<Memory, Failure> {
-        let (status, sums) = (self.read("status")?, self.read("smaps_rollup")?);
-        Ok(Memory {
-            resident: number(&status, "VmRSS:")?,
-            peak: number(&status, "VmHWM:")?,
-            proportional: number(&sums, "Pss:")?,
-            anonymous: number(&status, "RssAnon:")?,
-        })
+    /// KiB of its memory that are resident.
+    pub(super) fn resident_kib(&self) -> Result<f64, Failure> {
+        number(&self.read("status")?, "VmRSS:")
     }
 
     /// Ends it like a supervisor, and waits until it has ended.

@@ -1,7 +1,6 @@
 //! One cluster: a proxy starts on an empty kernel, follows changes, ends, and starts again.
 
-use std::io::{self, Write as _};
-use std::net::{Ipv4Addr, SocketAddr, TcpStream};
+use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,10 +12,7 @@ use tempfile::NamedTempFile;
 use super::objects::{OTHER, address};
 use super::proxy::Proxy;
 use super::server::{Server, monotonic};
-use super::{
-    ALONE, BOOTED, CHANGE, COLD, INTERVAL, LISTS, MEMORY, PASS, PERSISTENT, POLICIES, POLICY, POLL, PROCESSOR,
-    PROGRAMS, REQUEST, SERVER, START, START_STAGES, WARM, WHOLE, label,
-};
+use super::{ALONE, BOOTED, CHANGE, COLD, MEMORY, PERSISTENT, POLICIES, POLICY, PROGRAMS, REQUEST, WARM, WHOLE, label};
 use crate::namespace::tell;
 use crate::network::tool;
 use crate::report::ms;
@@ -36,7 +32,6 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     let server = Server::start(services, endpoints)?;
     let kubeconfig = NamedTempFile::new()?;
     std::fs::write(&kubeconfig, &server.kubeconfig)?;
-    let took = ms(lists(&server.kubeconfig)?);
     let by_programs = [PROGRAMS, POLICIES].contains(kind);
     let rules = if by_programs { "iptables" } else { "nftables" };
     let side = if by_programs { label(endpoints) } else { format!("{}, {kind}", label(endpoints)) };
@@ -49,7 +44,6 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         cold(&start)?;
         return warm(&start)?.stop();
     }
-    tell(SERVER, services, "ms", &side, took);
     if *kind == POLICIES {
         request_alone(services, changes)?;
     }
@@ -70,7 +64,6 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
         }
     }
     proxy.wait_until_idle()?;
-    memory(&proxy, services, &format!("{side}, {WARM}, after {changes} changes"))?;
     check_kernel(&start)?;
     complaints(&mut proxy)?;
     proxy.stop()
@@ -123,23 +116,11 @@ fn unload_modules() -> Result<(), Failure> {
 fn cold(start: &Start<'_>) -> Result<(), Failure> {
     let Start { side, services, .. } = *start;
     let mut proxy = Proxy::start(start.kubeconfig, start.rules)?;
-    let (serving, _) = proxy.wait_for("serving in ipvs mode")?;
-    let (end, line) = proxy.wait_for("full pass: ")?;
-    tell(PROCESSOR, services, "ms", &format!("{side}, {COLD}"), proxy.processor_ms()?);
+    let (end, _) = proxy.wait_for("full pass: ")?;
     check_kernel(start)?;
-    let whole = end - proxy.started;
-    let pass = line.rsplit_once(" in ").and_then(|(_, rest)| rest.strip_suffix(" ms")).ok_or("no duration")?;
-    let pass = Duration::from_secs_f64(pass.parse::<f64>()? / 1e3);
-    tell(WHOLE, services, "ms", &format!("{side}, {COLD}"), ms(whole));
-    for (stage, took) in [
-        (START, serving - proxy.started),
-        (LISTS, whole.saturating_sub(serving - proxy.started).saturating_sub(pass)),
-        (PASS, pass),
-    ] {
-        tell(START_STAGES, services, "ms", &format!("{side}, {stage}"), ms(took));
-    }
+    tell(WHOLE, services, "ms", &format!("{side}, {COLD}"), ms(end - proxy.started));
     proxy.wait_until_idle()?;
-    memory(&proxy, services, &format!("{side}, {COLD}"))?;
+    tell(MEMORY, services, "KiB", &format!("{side}, {COLD}, resident"), proxy.resident_kib()?);
     complaints(&mut proxy)?;
     proxy.stop()
 }
@@ -149,7 +130,6 @@ fn warm(start: &Start<'_>) -> Result<Proxy, Failure> {
     let Start { side, services, .. } = *start;
     let mut proxy = Proxy::start(start.kubeconfig, start.rules)?;
     let end = proxy.wait_for_full_pass()?;
-    tell(PROCESSOR, services, "ms", &format!("{side}, {WARM}"), proxy.processor_ms()?);
     tell(WHOLE, services, "ms", &format!("{side}, {WARM}"), ms(end - proxy.started));
     proxy.wait_until_idle()?;
     check_kernel(start)?;
@@ -157,7 +137,6 @@ fn warm(start: &Start<'_>) -> Result<Proxy, Failure> {
     if let Some(wrote) = proxy.said.iter().find(|line| line.contains(" changes in ")) {
         return Err(format!("everything was there, and yet: {wrote}").into());
     }
-    memory(&proxy, services, &format!("{side}, {WARM}"))?;
     Ok(proxy)
 }
 
@@ -165,39 +144,6 @@ pub(super) fn complaints(proxy: &mut Proxy) -> Result<(), Failure> {
     proxy.heard();
     let complaint = proxy.said.iter().find(|line| line.contains(" ERROR ") || line.contains("another program"));
     complaint.map_or(Ok(()), |line| Err(line.clone().into()))
-}
-
-fn memory(proxy: &Proxy, services: u32, what: &str) -> Result<(), Failure> {
-    let memory = proxy.memory()?;
-    for (kind, kib) in [
-        ("resident", memory.resident),
-        ("at most", memory.peak),
-        ("proportional", memory.proportional),
-        ("anonymous", memory.anonymous),
-    ] {
-        tell(MEMORY, services, "KiB", &format!("{what}, {kind}"), kib);
-    }
-    Ok(())
-}
-
-/// Time that the server takes to send all objects to a client that discards them.
-fn lists(kubeconfig: &str) -> Result<Duration, Failure> {
-    let config: serde_json::Value = serde_json::from_str(kubeconfig)?;
-    let url = config["clusters"][0]["cluster"]["server"].as_str().unwrap_or_default();
-    let place: SocketAddr = url.trim_start_matches("http://").parse()?;
-    let mut took = Duration::ZERO;
-    // The first time, QEMU translates the server.
-    for _ in 0..2 {
-        let start = Instant::now();
-        for path in ["/api/v1/services", "/apis/discovery.k8s.io/v1/endpointslices"] {
-            let mut stream = TcpStream::connect(place)?;
-            write!(stream, "GET {path}?resourceVersion=0 HTTP/1.1\r\nHost: x\r\n\r\n")?;
-            stream.shutdown(std::net::Shutdown::Write)?;
-            io::copy(&mut stream, &mut io::sink())?;
-        }
-        took = start.elapsed();
-    }
-    Ok(took)
 }
 
 fn key(number: u32) -> Result<VirtualServerKey, Failure> {
@@ -226,15 +172,12 @@ impl Cluster {
             return Err(format!("endpoint {old} of Service {number} is not there before the change").into());
         }
         let told = self.server.change(number, true)?;
-        let (mut looks, first) = (0_u32, monotonic()?);
         loop {
             let servers = self.client.list_real_servers(&key)?;
-            looks += 1;
             let now = monotonic()?;
             if serves(&servers, new) && !serves(&servers, old) {
                 let side = label(self.endpoints);
                 tell(CHANGE, self.services, "ms", &side, ms(now.saturating_sub(told)));
-                tell(POLL, self.services, "ms", INTERVAL, ms(now.saturating_sub(first)) / f64::from(looks));
                 break;
             }
             if now.saturating_sub(told) > PATIENCE {

@@ -25,8 +25,6 @@ const AT_A_TIME: u32 = 16;
 const ROLLED: u32 = 99_999;
 /// Between two steps of a rolling update.
 const PACE: Duration = Duration::from_millis(50);
-/// Resources whose requests are counted.
-const RESOURCES: [&str; 5] = ["services", "endpointslices", "nodes", "servicecidrs", "events"];
 
 /// Whether this program was asked to end.
 static INTERRUPTED: AtomicBool = AtomicBool::new(false);
@@ -35,9 +33,6 @@ static INTERRUPTED: AtomicBool = AtomicBool::new(false);
 pub(super) fn not_interrupted() -> Result<(), Failure> {
     if INTERRUPTED.load(Ordering::Relaxed) { Err("interrupted".into()) } else { Ok(()) }
 }
-
-/// Requests by verb and resource.
-pub(super) type Counts = BTreeMap<(String, String), f64>;
 
 /// A cluster with the bench's Services, which are deleted when it is dropped.
 pub(super) struct Cluster {
@@ -315,24 +310,6 @@ impl Cluster {
     pub(super) fn version(&self) -> Result<String, Failure> {
         let version: Value = serde_json::from_str(&self.call("GET", "/version".to_owned(), None)?)?;
         Ok(version["gitVersion"].as_str().unwrap_or("of unknown version").to_owned())
-    }
-
-    /// Read requests that the API server has counted. Watches count once they have ended.
-    pub(super) fn counts(&self) -> Result<Counts, Failure> {
-        let mut counts = Counts::new();
-        for line in self.call("GET", "/metrics".to_owned(), None)?.lines() {
-            let parts = line.strip_prefix("apiserver_request_total{").and_then(|rest| rest.rsplit_once("} "));
-            let Some((labels, value)) = parts else { continue };
-            let label = |name: &str| {
-                let mut values = labels.split(',').filter_map(|label| label.strip_prefix(name)?.strip_prefix("=\""));
-                values.next().unwrap_or_default().trim_end_matches('"')
-            };
-            let (verb, resource) = (label("verb"), label("resource"));
-            if RESOURCES.contains(&resource) && (["GET", "LIST", "WATCH"].contains(&verb) || resource == "events") {
-                *counts.entry((verb.to_owned(), resource.to_owned())).or_default() += value.trim().parse::<f64>()?;
-            }
-        }
-        Ok(counts)
     }
 
     /// A relay for connections to this listener, which may be in another network namespace, and a kubeconfig for it.

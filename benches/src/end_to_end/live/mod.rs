@@ -4,7 +4,7 @@ mod cluster;
 mod etcd;
 mod kernel;
 
-use std::net::{SocketAddr, TcpListener};
+use std::net::TcpListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -12,12 +12,9 @@ use std::time::{Duration, Instant};
 use self::cluster::{Cluster, not_interrupted};
 use self::kernel::{Held, Kernel};
 use super::proxy::{Proxy, program};
-use super::relay::Relay;
-use crate::machine::is_emulated;
 use crate::namespace::enter_fresh;
 use crate::network::{Network, answer, tool};
-use crate::packets::{self, Work};
-use crate::report::{Report, float, ms};
+use crate::report::{Report, ms};
 use crate::{Failure, Options};
 
 const WHOLE: &str = "From the process's start until the kernel has everything";
@@ -26,13 +23,9 @@ const TRANSACTIONS: &str = "Changes of nf_tables' generation in that time, and t
 const MISSED: &str = "From the process's start, after 5,000 changes without it, until the kernel has everything";
 const PROCESSOR: &str = "Processor time, programs that it starts included";
 const CHANGE: &str = "From the API request until the kernel has the other endpoint";
-const LATE: &str = "The same: 99 of 100 changes of a run are faster";
 const NEW: &str = "From the request that makes a Service until the kernel has it and its endpoints";
 const BURST: &str = "Changes as fast as the server takes them";
-const ROLL: &str = "Rolling update of 1,000 endpoints, from the last answer until the kernel has it";
-const BYTES: &str = "Bytes that the server sends, TLS included";
 const MEMORY: &str = "Memory of the process";
-const REQUESTS: &str = "Requests that the API server has counted from the start until the end, watches included";
 
 const OURS: &str = "proxier-demo";
 /// Common arguments of both programs besides mode, kubeconfig and node. A network namespace cannot change the limit of
@@ -115,14 +108,6 @@ pub(super) fn run(options: &Options, kubeconfig: &Path) -> Result<(), Failure> {
          counts; iptables-save; or IPVS by netlink. Changes are {} ms apart; a new Service is two requests, its own and its EndpointSlice's.",
         PAUSE.as_millis()
     ));
-    report.note(
-        "Requests are LIST, WATCH and GET of what proxies read, and events; those of the server itself, which watches most of it and \
-         lists Services every three minutes, are among them.",
-    );
-    report.note(
-        "Packets: from a client's network namespace over veth to the node and on to the backends', one after the other: these read what \
-         comes, and a client opens its next connection when its last one has ended.",
-    );
     report.note(format!(
         "After the changes: a burst, {MANY} requests that replace one endpoint each, 16 at a time; a rolling update of the Service with 1,000 \
          endpoints, in 100 requests of 10 endpoints, 20 a second; the process ends (kube-proxy by SIGKILL), and starts again; once more, with \
@@ -176,23 +161,12 @@ fn has_all(cluster: &Cluster, held: &Held) -> bool {
 }
 
 impl Side<'_> {
-    /// Packets through the last Service, and directly.
-    fn packets(&self, report: &mut Report, network: &Network, cluster: &Cluster) -> Result<(), Failure> {
-        let (last, _) = *cluster.services.last().ok_or("no Service")?;
-        let through = format!("{}, through the last Service", self.name);
-        let mut note =
-            |what: &str, unit, side: &str, value| report.record(what, Some(self.live.services), unit, side, value);
-        let work = Work::of(is_emulated());
-        packets::measure(network, (&through, SocketAddr::from((last, 80))), work, &mut note)?;
-        packets::measure(network, (&format!("{}, directly", self.name), packets::direct()), work, &mut note)
-    }
-
     fn run(&self, report: &mut Report, cluster: &mut Cluster) -> Result<(), Failure> {
         let Live { services, changes, .. } = *self.live;
         let size = Some(services);
         enter_fresh()?;
-        let network = Network::new(answer)?;
-        let (relay, kubeconfig) = cluster.relay(TcpListener::bind("127.0.0.1:0")?)?;
+        let _network = Network::new(answer)?;
+        let (_relay, kubeconfig) = cluster.relay(TcpListener::bind("127.0.0.1:0")?)?;
         // Only its owner can read it.
         let file = tempfile::NamedTempFile::new()?;
         std::fs::write(&file, kubeconfig)?;
@@ -204,17 +178,13 @@ impl Side<'_> {
             command.args(["--hostname-override", &node]);
             Proxy::spawn(command)
         };
-        let (mut kernel, before) = (Kernel::open(self.mode)?, cluster.counts()?);
+        let mut kernel = Kernel::open(self.mode)?;
 
         let mut proxy = start()?;
         let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
         report.record(WHOLE, size, "ms", &self.name, ms(end - proxy.started));
-        self.stage(report, &proxy, &relay, "start", (0.0, 0))?;
-        self.memory(report, &proxy, "after the start")?;
         self.check(cluster)?;
-        self.packets(report, &network, cluster)?;
 
-        let mut took = Vec::new();
         for change in 0..changes {
             std::thread::sleep(PAUSE);
             // Each of another Service, in no particular order.
@@ -223,12 +193,7 @@ impl Side<'_> {
             let asked = Instant::now();
             let address = cluster.change(number)?;
             let end = kernel.wait(&mut proxy, PATIENCE, seen, |held| held.endpoints.contains(&address))?;
-            took.push(ms(end - asked));
             report.record(CHANGE, size, "ms", &self.name, ms(end - asked));
-        }
-        took.sort_by(f64::total_cmp);
-        if let Some(late) = took.get(took.len() * 99 / 100) {
-            report.record(LATE, size, "ms", &self.name, *late);
         }
         for number in services..services + NEW_SERVICES {
             std::thread::sleep(PAUSE);
@@ -243,37 +208,22 @@ impl Side<'_> {
             kernel.wait(&mut proxy, PATIENCE, None, |held| !held.services.contains(&service))?;
         }
         proxy.wait_until_idle()?;
-        let used = (proxy.processor_ms()?, relay.sent());
-        let asked = Instant::now();
+        let used = proxy.processor_ms()?;
         cluster.burst(MANY)?;
         let answered = Instant::now();
         let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
-        for (from, since) in [("the first request", asked), ("the last answer", answered)] {
-            let side = format!("{}, from {from} until the kernel has all", self.name);
-            report.record(BURST, size, "ms", &side, ms(end - since));
-        }
-        self.stage(report, &proxy, &relay, "burst", used)?;
-        let used = (proxy.processor_ms()?, relay.sent());
+        let side = format!("{}, from the last answer until the kernel has all", self.name);
+        report.record(BURST, size, "ms", &side, ms(end - answered));
+        self.stage(report, &proxy, "burst", used)?;
+        let used = proxy.processor_ms()?;
         cluster.roll()?;
-        let answered = Instant::now();
-        let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
-        report.record(ROLL, size, "ms", &self.name, ms(end - answered));
-        self.stage(report, &proxy, &relay, "rolling update", used)?;
-        self.memory(report, &proxy, "after the changes")?;
+        kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
+        self.stage(report, &proxy, "rolling update", used)?;
+        let side = format!("{}, after the changes, resident", self.name);
+        report.record(MEMORY, size, "KiB", &side, proxy.resident_kib()?);
         self.end(proxy)?;
 
-        self.again(report, cluster, (&mut kernel, &relay), &start)?;
-        // The server counts a watch when it has seen its end.
-        std::thread::sleep(Duration::from_secs(1));
-        let mut all = 0.0;
-        for ((verb, resource), after) in cluster.counts()? {
-            let more = after - before.get(&(verb.clone(), resource.clone())).copied().unwrap_or_default();
-            if more > 0.0 {
-                report.record(REQUESTS, size, "requests", &format!("{}, {verb} {resource}", self.name), more);
-                all += more;
-            }
-        }
-        report.record(REQUESTS, size, "requests", &format!("{}, all", self.name), all);
+        self.again(report, cluster, &mut kernel, &start)?;
         not_interrupted()
     }
 
@@ -282,15 +232,15 @@ impl Side<'_> {
         &self,
         report: &mut Report,
         cluster: &mut Cluster,
-        (kernel, relay): (&mut Kernel, &Relay),
+        kernel: &mut Kernel,
         start: &dyn Fn() -> Result<Proxy, Failure>,
     ) -> Result<(), Failure> {
         let size = Some(self.live.services);
-        let (seen, sent) = (kernel.generation()?, relay.sent());
+        let seen = kernel.generation()?;
         let mut proxy = start()?;
         let end = proxy.wait_for_full_pass()?;
         report.record(AGAIN, size, "ms", &self.name, ms(end - proxy.started));
-        self.stage(report, &proxy, relay, "start with everything there", (0.0, sent))?;
+        proxy.wait_until_idle()?;
         std::thread::sleep(Duration::from_secs(2));
         if let (Some(before), Some(after)) = (seen, kernel.generation()?) {
             report.record(TRANSACTIONS, size, "changes", &self.name, f64::from(after.wrapping_sub(before)));
@@ -301,11 +251,9 @@ impl Side<'_> {
         self.end(proxy)?;
 
         cluster.burst(MANY)?;
-        let sent = relay.sent();
         let mut proxy = start()?;
         let end = kernel.wait(&mut proxy, START_PATIENCE, None, |held| has_all(cluster, held))?;
         report.record(MISSED, size, "ms", &self.name, ms(end - proxy.started));
-        self.stage(report, &proxy, relay, "start after missed changes", (0.0, sent))?;
         self.end(proxy)
     }
 
@@ -318,27 +266,11 @@ impl Side<'_> {
         Ok(())
     }
 
-    /// Processor time and bytes since then, once the proxy is idle.
-    fn stage(
-        &self,
-        report: &mut Report,
-        proxy: &Proxy,
-        relay: &Relay,
-        stage: &str,
-        since: (f64, u64),
-    ) -> Result<(), Failure> {
+    /// Processor time since then, once the proxy is idle.
+    fn stage(&self, report: &mut Report, proxy: &Proxy, stage: &str, since: f64) -> Result<(), Failure> {
         proxy.wait_until_idle()?;
-        let (size, side) = (Some(self.live.services), format!("{}, {stage}", self.name));
-        report.record(PROCESSOR, size, "ms", &side, proxy.processor_ms()? - since.0);
-        report.record(BYTES, size, "bytes", &side, float(relay.sent() - since.1));
-        Ok(())
-    }
-
-    fn memory(&self, report: &mut Report, proxy: &Proxy, when: &str) -> Result<(), Failure> {
-        let memory = proxy.memory()?;
-        for (kind, kib) in [("resident", memory.resident), ("at most", memory.peak)] {
-            report.record(MEMORY, Some(self.live.services), "KiB", &format!("{}, {when}, {kind}", self.name), kib);
-        }
+        let side = format!("{}, {stage}", self.name);
+        report.record(PROCESSOR, Some(self.live.services), "ms", &side, proxy.processor_ms()? - since);
         Ok(())
     }
 

@@ -115,7 +115,7 @@ const BENCHES: [(&str, Place); 13] = [
     ("nftables-services", Place::Host),
     ("iptables-services", Place::Host),
     ("userspace", Place::Host),
-    ("modes", Place::Both),
+    ("modes", Place::Machine),
     ("packets", Place::Both),
     ("ipvs-program", Place::Machine),
     ("fleet", Place::Host),
