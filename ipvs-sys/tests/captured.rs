@@ -16,7 +16,6 @@ use ipvs_sys::{
 };
 use netlink_batch::header::{GenlHeader, NLM_F_ACK, NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_batch::{Attribute, Attrs, Be16, Content, Encoder, Messages, NLA_F_NESTED, NulStr};
-use testkit::hexdiff;
 
 /// One command line with its datagrams; `true` for those to the kernel.
 struct Exchange {
@@ -262,7 +261,7 @@ fn requests_built_from_the_command_line_are_those_that_were_sent() {
             assert_eq!(command, number, "{file}: {line}");
             let dump = if command == GetDaemon::NUMBER { NLM_F_DUMP } else { 0 };
             assert_eq!(flags, NLM_F_REQUEST | NLM_F_ACK | dump, "{file}: {line}");
-            assert!(sent == attributes, "{file}: {line}\n{}", hexdiff(sent, &attributes));
+            assert!(sent == attributes, "{file}: {line}\n{sent:02x?}\n{attributes:02x?}");
             compared += 1;
         }
         assert_eq!(compared, requests().len());
@@ -305,8 +304,8 @@ fn everything_is_decoded_and_encodes_to_the_same_bytes() {
                     } else {
                         with_nest_flags(attributes)
                     };
-                    let context = format!("{file}: {}\n{}", exchange.command, hexdiff(&expected, out.as_slice()));
-                    assert!(out.as_slice() == expected, "{context}");
+                    let (ours, line) = (out.as_slice(), &exchange.command);
+                    assert!(ours == expected, "{file}: {line}\n{expected:02x?}\n{ours:02x?}");
                     if command != ipvs_sys::SET_INFO {
                         nested_again(attributes);
                     }
@@ -334,7 +333,7 @@ fn nested_again(attributes: &[u8]) {
             bytes
         };
         let (before, after) = (clear(bytes), clear(out.as_slice()));
-        assert!(before == after, "{}", hexdiff(&before, &after));
+        assert!(before == after, "{before:02x?}\n{after:02x?}");
         all
     }
     for attribute in Attrs::<CmdAttr<'_>>::new(attributes).iter() {

@@ -28,7 +28,6 @@ mod corpus;
 pub mod differential;
 pub mod documents;
 mod executable;
-mod hexdiff;
 pub mod modules;
 mod netns;
 pub mod oracle;
@@ -43,7 +42,6 @@ pub use capture::Capture;
 #[cfg(feature = "corpus")]
 pub use corpus::{corpus, replay};
 pub use executable::Executable;
-pub use hexdiff::hexdiff;
 pub use netns::{Netns, NetnsGuard, veth_pair};
 pub use page::{Page, get};
 pub use require::{Need, PROXY, kernel_test, missing};

@@ -1,40 +1,10 @@
-//! One file per command: its number, attributes, answer, and the meaning of each error number.
+//! Each command: its number, attributes, answer, and the meaning of each error number.
+
+mod table;
 
 use netlink_batch::{Attribute, Encoder, Errno, WireError};
 
-mod del_daemon;
-mod del_dest;
-mod del_service;
-mod flush;
-mod get_config;
-mod get_daemon;
-mod get_dest;
-mod get_info;
-mod get_service;
-mod new_daemon;
-mod new_dest;
-mod new_service;
-mod set_config;
-mod set_dest;
-mod set_service;
-mod zero;
-
-pub use del_daemon::DelDaemon;
-pub use del_dest::DelDest;
-pub use del_service::DelService;
-pub use flush::Flush;
-pub use get_config::GetConfig;
-pub use get_daemon::GetDaemon;
-pub use get_dest::GetDest;
-pub use get_info::GetInfo;
-pub use get_service::GetService;
-pub use new_daemon::NewDaemon;
-pub use new_dest::NewDest;
-pub use new_service::NewService;
-pub use set_config::SetConfig;
-pub use set_dest::SetDest;
-pub use set_service::SetService;
-pub use zero::Zero;
+pub use self::table::*;
 
 /// Command number of the kernel's answer to [`GetInfo`] (`IPVS_CMD_SET_INFO`). It is not a request.
 pub const SET_INFO: u8 = 14;
