@@ -176,32 +176,38 @@ impl fmt::Display for TableName {
     }
 }
 
-impl TryFrom<String> for TableName {
-    type Error = Error;
-    fn try_from(name: String) -> Result<Self, Error> {
-        Self::new(name)
-    }
-}
-
-impl TryFrom<&str> for TableName {
-    type Error = Error;
-    fn try_from(name: &str) -> Result<Self, Error> {
-        Self::new(name)
-    }
-}
-
-impl FromStr for TableName {
-    type Err = Error;
-    fn from_str(name: &str) -> Result<Self, Error> {
-        Self::new(name)
-    }
-}
-
 impl From<TableName> for String {
     fn from(name: TableName) -> Self {
         name.0.into_owned()
     }
 }
+
+macro_rules! from_text {
+    ($($name:ident),*) => {$(
+        impl TryFrom<String> for $name {
+            type Error = Error;
+            fn try_from(name: String) -> Result<Self, Error> {
+                Self::new(name)
+            }
+        }
+
+        impl TryFrom<&str> for $name {
+            type Error = Error;
+            fn try_from(name: &str) -> Result<Self, Error> {
+                Self::new(name)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = Error;
+            fn from_str(name: &str) -> Result<Self, Error> {
+                Self::new(name)
+            }
+        }
+    )*};
+}
+
+from_text!(TableName, ChainName);
 
 /// The name of a chain.
 ///
@@ -286,27 +292,6 @@ impl fmt::Display for ChainName {
 impl std::borrow::Borrow<str> for ChainName {
     fn borrow(&self) -> &str {
         &self.0
-    }
-}
-
-impl TryFrom<String> for ChainName {
-    type Error = Error;
-    fn try_from(name: String) -> Result<Self, Error> {
-        Self::new(name)
-    }
-}
-
-impl TryFrom<&str> for ChainName {
-    type Error = Error;
-    fn try_from(name: &str) -> Result<Self, Error> {
-        Self::new(name)
-    }
-}
-
-impl FromStr for ChainName {
-    type Err = Error;
-    fn from_str(name: &str) -> Result<Self, Error> {
-        Self::new(name)
     }
 }
 

@@ -150,62 +150,38 @@ pub trait Runner {
     }
 }
 
-impl<R: Runner + ?Sized> Runner for &R {
-    fn find(&self, program: &str) -> Option<PathBuf> {
-        (**self).find(program)
-    }
+macro_rules! forward {
+    ($($pointer:ty),*) => {$(
+        impl<R: Runner + ?Sized> Runner for $pointer {
+            fn find(&self, program: &str) -> Option<PathBuf> {
+                (**self).find(program)
+            }
 
-    fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
-        (**self).run(invocation)
-    }
+            fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
+                (**self).run(invocation)
+            }
 
-    fn run_with(&self, invocation: &Invocation, more: &mut dyn FnMut(&mut String) -> bool) -> Result<Output, Error> {
-        (**self).run_with(invocation, more)
-    }
+            fn run_with(&self, invocation: &Invocation, more: &mut dyn FnMut(&mut String) -> bool) -> Result<Output, Error> {
+                (**self).run_with(invocation, more)
+            }
 
-    fn resolve(&self, program: &Path) -> PathBuf {
-        (**self).resolve(program)
-    }
+            fn resolve(&self, program: &Path) -> PathBuf {
+                (**self).resolve(program)
+            }
 
-    fn has_legacy_tables(&self, family: Family) -> Option<bool> {
-        (**self).has_legacy_tables(family)
-    }
+            fn has_legacy_tables(&self, family: Family) -> Option<bool> {
+                (**self).has_legacy_tables(family)
+            }
 
-    fn lock_path(&self) -> &Path {
-        (**self).lock_path()
-    }
+            fn lock_path(&self) -> &Path {
+                (**self).lock_path()
+            }
 
-    fn lock(&self, wait: Duration) -> Result<LockGuard, Error> {
-        (**self).lock(wait)
-    }
+            fn lock(&self, wait: Duration) -> Result<LockGuard, Error> {
+                (**self).lock(wait)
+            }
+        }
+    )*};
 }
 
-impl<R: Runner + ?Sized> Runner for std::sync::Arc<R> {
-    fn find(&self, program: &str) -> Option<PathBuf> {
-        (**self).find(program)
-    }
-
-    fn run(&self, invocation: &Invocation) -> Result<Output, Error> {
-        (**self).run(invocation)
-    }
-
-    fn run_with(&self, invocation: &Invocation, more: &mut dyn FnMut(&mut String) -> bool) -> Result<Output, Error> {
-        (**self).run_with(invocation, more)
-    }
-
-    fn resolve(&self, program: &Path) -> PathBuf {
-        (**self).resolve(program)
-    }
-
-    fn has_legacy_tables(&self, family: Family) -> Option<bool> {
-        (**self).has_legacy_tables(family)
-    }
-
-    fn lock_path(&self) -> &Path {
-        (**self).lock_path()
-    }
-
-    fn lock(&self, wait: Duration) -> Result<LockGuard, Error> {
-        (**self).lock(wait)
-    }
-}
+forward!(&R, std::sync::Arc<R>);

@@ -8,6 +8,7 @@
     reason = "a test may stop at the first surprise, in its helper functions as well"
 )]
 
+#[macro_use]
 mod suite;
 
 use std::sync::Arc;
@@ -53,29 +54,11 @@ impl World for Fake {
     }
 }
 
-macro_rules! suite_on_the_fake {
-    ($($name:ident),* $(,)?) => {
-        mod nf_tables_v4 { $( #[test] fn $name() { super::suite::$name(&super::Fake::new(iptables::Family::Ipv4, iptables::Backend::NfTables)); } )* }
-        mod nf_tables_v6 { $( #[test] fn $name() { super::suite::$name(&super::Fake::new(iptables::Family::Ipv6, iptables::Backend::NfTables)); } )* }
-        mod legacy_v4 { $( #[test] fn $name() { super::suite::$name(&super::Fake::new(iptables::Family::Ipv4, iptables::Backend::Legacy)); } )* }
-        mod legacy_v6 { $( #[test] fn $name() { super::suite::$name(&super::Fake::new(iptables::Family::Ipv6, iptables::Backend::Legacy)); } )* }
-    };
+fn on(family: Family, backend: Backend, test: impl FnOnce(&Fake)) {
+    test(&Fake::new(family, backend));
 }
 
-suite_on_the_fake!(
-    kube_rules_are_read_back_as_they_were_written,
-    dumps_are_printed_byte_for_byte,
-    hostile_comments_stay_comments,
-    failures_name_the_line_and_change_nothing,
-    tables_before_a_failure_stay,
-    others_are_left_alone,
-    chains_and_rules_are_ensured,
-    counters_are_set_and_read,
-    names_at_their_limit,
-    a_line_too_long_is_refused,
-    the_kernel_is_checked_without_a_change,
-    an_empty_transaction_does_nothing,
-);
+suite_tests!();
 
 #[test]
 fn a_canary_tells_of_a_flush() {

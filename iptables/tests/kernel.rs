@@ -10,6 +10,7 @@
 )]
 
 mod ground;
+#[macro_use]
 mod suite;
 
 use std::fs::File;
@@ -24,15 +25,6 @@ use iptables::{
 };
 use suite::{World, chain, kube, rule};
 use testkit::Need;
-
-macro_rules! suite_on_the_kernel {
-    ($($name:ident),* $(,)?) => {
-        mod nf_tables_v4 { $( #[test] fn $name() { super::on(iptables::Family::Ipv4, iptables::Backend::NfTables, super::suite::$name); } )* }
-        mod nf_tables_v6 { $( #[test] fn $name() { super::on(iptables::Family::Ipv6, iptables::Backend::NfTables, super::suite::$name); } )* }
-        mod legacy_v4 { $( #[test] fn $name() { super::on(iptables::Family::Ipv4, iptables::Backend::Legacy, super::suite::$name); } )* }
-        mod legacy_v6 { $( #[test] fn $name() { super::on(iptables::Family::Ipv6, iptables::Backend::Legacy, super::suite::$name); } )* }
-    };
-}
 
 fn on(family: Family, backend: Backend, test: impl FnOnce(&Real)) {
     in_namespace(&[backend], &SETS, || test(&Real::new(family, backend)));
@@ -54,20 +46,7 @@ fn everywhere_with(needs: &[Need], test: impl Fn(&Real)) {
     }
 }
 
-suite_on_the_kernel!(
-    kube_rules_are_read_back_as_they_were_written,
-    dumps_are_printed_byte_for_byte,
-    hostile_comments_stay_comments,
-    failures_name_the_line_and_change_nothing,
-    tables_before_a_failure_stay,
-    others_are_left_alone,
-    chains_and_rules_are_ensured,
-    counters_are_set_and_read,
-    names_at_their_limit,
-    a_line_too_long_is_refused,
-    the_kernel_is_checked_without_a_change,
-    an_empty_transaction_does_nothing,
-);
+suite_tests!();
 
 /// nft has put into FORWARD, and into a chain of iptables', what iptables has no words for.
 #[test]

@@ -9,6 +9,42 @@ use iptables::{
     Position, Rule, Runner, TableName, Transaction,
 };
 
+/// Runs each case by `super::on` in all four cells.
+macro_rules! suite_tests {
+    () => {
+        suite_tests! {
+            kube_rules_are_read_back_as_they_were_written,
+            dumps_are_printed_byte_for_byte,
+            hostile_comments_stay_comments,
+            failures_name_the_line_and_change_nothing,
+            tables_before_a_failure_stay,
+            others_are_left_alone,
+            chains_and_rules_are_ensured,
+            counters_are_set_and_read,
+            names_at_their_limit,
+            a_line_too_long_is_refused,
+            the_kernel_is_checked_without_a_change,
+            an_empty_transaction_does_nothing,
+        }
+    };
+    ($($name:ident,)*) => {
+        suite_tests! { @cell nf_tables_v4, Ipv4, NfTables, $($name)* }
+        suite_tests! { @cell nf_tables_v6, Ipv6, NfTables, $($name)* }
+        suite_tests! { @cell legacy_v4, Ipv4, Legacy, $($name)* }
+        suite_tests! { @cell legacy_v6, Ipv6, Legacy, $($name)* }
+    };
+    (@cell $cell:ident, $family:ident, $backend:ident, $($name:ident)*) => {
+        mod $cell {
+            $(
+                #[test]
+                fn $name() {
+                    super::on(iptables::Family::$family, iptables::Backend::$backend, super::suite::$name);
+                }
+            )*
+        }
+    };
+}
+
 /// Where the suite runs.
 pub(crate) trait World {
     type Runner: Runner;
