@@ -255,12 +255,6 @@ impl fmt::Display for AsTool {
     }
 }
 
-impl fmt::Debug for IpSpan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl FromStr for IpSpan {
     type Err = InvalidValue;
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
@@ -287,18 +281,6 @@ impl FromStr for IpSpan {
 /// Whether the prefix length has a form that `u32::from_str` accepts but ipset does not: `+24`.
 fn prefix_is_odd(text: &str) -> bool {
     text.contains('+')
-}
-
-impl TryFrom<String> for IpSpan {
-    type Error = InvalidValue;
-    fn try_from(text: String) -> Result<Self, InvalidValue> {
-        text.parse()
-    }
-}
-impl From<IpSpan> for String {
-    fn from(span: IpSpan) -> String {
-        span.to_string()
-    }
 }
 
 /// The networks of a span; see [`IpSpan::networks`].

@@ -210,69 +210,6 @@ impl EntryOptions {
     pub fn new() -> Self {
         Self::default()
     }
-
-    /// Sets the time left.
-    #[must_use]
-    pub fn with_timeout(mut self, timeout: Timeout) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the counters.
-    #[must_use]
-    pub fn with_counters(mut self, packets: u64, bytes: u64) -> Self {
-        (self.packets, self.bytes) = (Some(packets), Some(bytes));
-        self
-    }
-
-    /// Sets the comment.
-    #[must_use]
-    pub fn with_comment(mut self, comment: Comment) -> Self {
-        self.comment = Some(comment);
-        self
-    }
-
-    /// Sets the mark.
-    #[must_use]
-    pub fn with_skbmark(mut self, skbmark: SkbMark) -> Self {
-        self.skbmark = Some(skbmark);
-        self
-    }
-
-    /// Sets the class.
-    #[must_use]
-    pub fn with_skbprio(mut self, skbprio: SkbPriority) -> Self {
-        self.skbprio = Some(skbprio);
-        self
-    }
-
-    /// Sets the queue.
-    #[must_use]
-    pub fn with_skbqueue(mut self, skbqueue: u16) -> Self {
-        self.skbqueue = Some(skbqueue);
-        self
-    }
-
-    /// Makes the entry an exception: its addresses are not in the set.
-    #[must_use]
-    pub fn with_nomatch(mut self) -> Self {
-        self.nomatch = true;
-        self
-    }
-
-    /// Treats the interface's name as a prefix.
-    #[must_use]
-    pub fn with_wildcard(mut self) -> Self {
-        self.wildcard = true;
-        self
-    }
-
-    /// Sets the position in a list:set.
-    #[must_use]
-    pub fn with_position(mut self, position: Position) -> Self {
-        self.position = Some(position);
-        self
-    }
 }
 
 /// One entry of a set.
@@ -313,75 +250,34 @@ impl Entry {
         Entry { element, options: EntryOptions::default() }
     }
 
-    /// Sets the time left: [`EntryOptions::timeout`].
-    #[must_use]
-    pub fn with_timeout(mut self, timeout: Timeout) -> Self {
-        self.options.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the comment: [`EntryOptions::comment`].
-    #[must_use]
-    pub fn with_comment(mut self, comment: Comment) -> Self {
-        self.options.comment = Some(comment);
-        self
-    }
-
-    /// Sets the counters: [`EntryOptions::packets`] and [`EntryOptions::bytes`].
-    #[must_use]
-    pub fn with_counters(mut self, packets: u64, bytes: u64) -> Self {
-        (self.options.packets, self.options.bytes) = (Some(packets), Some(bytes));
-        self
-    }
-
-    /// Makes the entry an exception: its addresses are not in the set: [`EntryOptions::nomatch`].
-    #[must_use]
-    pub fn with_nomatch(mut self) -> Self {
-        self.options.nomatch = true;
-        self
-    }
-
-    /// Sets the mark: [`EntryOptions::skbmark`].
-    #[must_use]
-    pub fn with_skbmark(mut self, skbmark: SkbMark) -> Self {
-        self.options.skbmark = Some(skbmark);
-        self
-    }
-
-    /// Sets the class: [`EntryOptions::skbprio`].
-    #[must_use]
-    pub fn with_skbprio(mut self, skbprio: SkbPriority) -> Self {
-        self.options.skbprio = Some(skbprio);
-        self
-    }
-
-    /// Sets the queue: [`EntryOptions::skbqueue`].
-    #[must_use]
-    pub fn with_skbqueue(mut self, skbqueue: u16) -> Self {
-        self.options.skbqueue = Some(skbqueue);
-        self
-    }
-
-    /// Treats the interface's name as a prefix: [`EntryOptions::wildcard`].
-    #[must_use]
-    pub fn with_wildcard(mut self) -> Self {
-        self.options.wildcard = true;
-        self
-    }
-
-    /// Sets the position in a list:set: [`EntryOptions::position`].
-    #[must_use]
-    pub fn with_position(mut self, position: Position) -> Self {
-        self.options.position = Some(position);
-        self
-    }
-
     /// Sets all options.
     #[must_use]
     pub fn with_options(mut self, options: EntryOptions) -> Self {
         self.options = options;
         self
     }
+}
+
+settings! {
+    EntryOptions, Entry in options:
+    /// Sets the time left.
+    with_timeout(timeout: Timeout) |of| of.timeout = Some(timeout);
+    /// Sets the counters.
+    with_counters(packets: u64, bytes: u64) |of| (of.packets, of.bytes) = (Some(packets), Some(bytes));
+    /// Sets the comment.
+    with_comment(comment: Comment) |of| of.comment = Some(comment);
+    /// Sets the mark.
+    with_skbmark(skbmark: SkbMark) |of| of.skbmark = Some(skbmark);
+    /// Sets the class.
+    with_skbprio(skbprio: SkbPriority) |of| of.skbprio = Some(skbprio);
+    /// Sets the queue.
+    with_skbqueue(skbqueue: u16) |of| of.skbqueue = Some(skbqueue);
+    /// Makes the entry an exception: its addresses are not in the set.
+    with_nomatch() |of| of.nomatch = true;
+    /// Treats the interface's name as a prefix.
+    with_wildcard() |of| of.wildcard = true;
+    /// Sets the position in a list:set.
+    with_position(position: Position) |of| of.position = Some(position);
 }
 
 impl From<Element> for Entry {

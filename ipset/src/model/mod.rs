@@ -2,6 +2,33 @@
 
 use std::fmt;
 
+/// Writes a setting for the options themselves, and for what carries them in a field.
+macro_rules! settings {
+    ($options:ident, $owner:ident in $field:ident:
+        $($(#[$doc:meta])* $method:ident($($argument:ident: $type:ty),*) |$of:ident| $set:expr;)*
+    ) => {
+        impl $options { $(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $method(mut self $(, $argument: $type)*) -> Self {
+                let $of = &mut self;
+                $set;
+                self
+            }
+        )* }
+
+        impl $owner { $(
+            $(#[$doc])*
+            #[must_use]
+            pub fn $method(mut self $(, $argument: $type)*) -> Self {
+                let $of = &mut self.$field;
+                $set;
+                self
+            }
+        )* }
+    };
+}
+
 mod address;
 mod entry;
 mod expand;
@@ -132,8 +159,34 @@ pub enum InvalidValue {
     },
 }
 
-impl fmt::Debug for InvalidValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
+/// Debug output is the text itself.
+macro_rules! debug_is_text {
+    ($($name:ty),*) => {$(
+        impl fmt::Debug for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                fmt::Display::fmt(self, f)
+            }
+        }
+    )*};
 }
+
+/// Conversions from and to the text, which serde uses too.
+macro_rules! converts_as_text {
+    ($($name:ty),*) => {$(
+        impl TryFrom<String> for $name {
+            type Error = InvalidValue;
+            fn try_from(text: String) -> Result<Self, InvalidValue> {
+                text.parse()
+            }
+        }
+
+        impl From<$name> for String {
+            fn from(value: $name) -> String {
+                value.to_string()
+            }
+        }
+    )*};
+}
+
+debug_is_text!(InvalidValue, IpSpan, Protocol, PortRange, Ports, SetType);
+converts_as_text!(IpSpan, Protocol, PortRange, Ports, SetType, MacAddr);

@@ -161,18 +161,6 @@ impl FromStr for MacAddr {
     }
 }
 
-impl TryFrom<String> for MacAddr {
-    type Error = InvalidValue;
-    fn try_from(text: String) -> Result<Self, InvalidValue> {
-        text.parse()
-    }
-}
-impl From<MacAddr> for String {
-    fn from(mac: MacAddr) -> String {
-        mac.to_string()
-    }
-}
-
 /// Lifetime of an entry: 1 to 2,147,483 seconds, or permanent.
 ///
 /// A set's timeout is the default for entries without their own. An entry can only have a timeout if its set has one.

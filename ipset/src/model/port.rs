@@ -119,12 +119,6 @@ impl fmt::Display for Protocol {
     }
 }
 
-impl fmt::Debug for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl FromStr for Protocol {
     type Err = InvalidValue;
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
@@ -134,18 +128,6 @@ impl FromStr for Protocol {
         let number = text.parse::<u8>().ok().filter(|_| !text.starts_with('+'));
         let protocol = number.and_then(|number| Protocol::from_number(number).ok());
         protocol.ok_or_else(|| InvalidValue::Protocol(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for Protocol {
-    type Error = InvalidValue;
-    fn try_from(text: String) -> Result<Self, InvalidValue> {
-        text.parse()
-    }
-}
-impl From<Protocol> for String {
-    fn from(protocol: Protocol) -> String {
-        protocol.to_string()
     }
 }
 
@@ -198,12 +180,6 @@ impl fmt::Display for PortRange {
     }
 }
 
-impl fmt::Debug for PortRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl FromStr for PortRange {
     type Err = InvalidValue;
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
@@ -215,18 +191,6 @@ impl FromStr for PortRange {
             Some((first, last)) => Ok(PortRange::new(port(first)?, port(last)?)),
             None => port(text).map(PortRange::from),
         }
-    }
-}
-
-impl TryFrom<String> for PortRange {
-    type Error = InvalidValue;
-    fn try_from(text: String) -> Result<Self, InvalidValue> {
-        text.parse()
-    }
-}
-impl From<PortRange> for String {
-    fn from(range: PortRange) -> String {
-        range.to_string()
     }
 }
 
@@ -354,12 +318,6 @@ impl fmt::Display for Ports {
     }
 }
 
-impl fmt::Debug for Ports {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 impl FromStr for Ports {
     type Err = InvalidValue;
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
@@ -377,17 +335,5 @@ impl FromStr for Ports {
         let message = ports.split_once('/').and_then(|(kind, code)| Some((number(kind)?, number(code)?)));
         let (kind, code) = message.ok_or_else(|| InvalidValue::Icmp(ports.to_owned()))?;
         Ok(Ports::icmp(protocol, kind, code))
-    }
-}
-
-impl TryFrom<String> for Ports {
-    type Error = InvalidValue;
-    fn try_from(text: String) -> Result<Self, InvalidValue> {
-        text.parse()
-    }
-}
-impl From<Ports> for String {
-    fn from(ports: Ports) -> String {
-        ports.to_string()
     }
 }

@@ -82,90 +82,6 @@ impl SetOptions {
     pub fn new() -> Self {
         Self::default()
     }
-
-    /// Sets the address family.
-    #[must_use]
-    pub fn with_family(mut self, family: Family) -> Self {
-        self.family = family;
-        self
-    }
-
-    /// Sets the initial number of buckets.
-    #[must_use]
-    pub fn with_hashsize(mut self, hashsize: u32) -> Self {
-        self.hashsize = Some(hashsize);
-        self
-    }
-
-    /// Sets the greatest number of entries.
-    #[must_use]
-    pub fn with_maxelem(mut self, maxelem: u32) -> Self {
-        self.maxelem = Some(maxelem);
-        self
-    }
-
-    /// Cuts addresses to this prefix length.
-    #[must_use]
-    pub fn with_netmask(mut self, netmask: u8) -> Self {
-        self.netmask = Some(netmask);
-        self
-    }
-
-    /// Cuts addresses to this mask.
-    #[must_use]
-    pub fn with_bitmask(mut self, bitmask: IpAddr) -> Self {
-        self.bitmask = Some(bitmask);
-        self
-    }
-
-    /// Cuts marks to this mask.
-    #[must_use]
-    pub fn with_markmask(mut self, markmask: u32) -> Self {
-        self.markmask = Some(markmask);
-        self
-    }
-
-    /// Sets the default timeout.
-    #[must_use]
-    pub fn with_timeout(mut self, timeout: Timeout) -> Self {
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Adds extensions that entries can carry.
-    #[must_use]
-    pub fn with_flags(mut self, flags: SetFlags) -> Self {
-        self.flags |= flags;
-        self
-    }
-
-    /// Sets the start value of the hash.
-    #[must_use]
-    pub fn with_initval(mut self, initval: u32) -> Self {
-        self.initval = Some(initval);
-        self
-    }
-
-    /// Sets the greatest number of entries in a bucket.
-    #[must_use]
-    pub fn with_bucketsize(mut self, bucketsize: u8) -> Self {
-        self.bucketsize = Some(bucketsize);
-        self
-    }
-
-    /// Sets the range of a bitmap.
-    #[must_use]
-    pub fn with_range(mut self, range: Range) -> Self {
-        self.range = Some(range);
-        self
-    }
-
-    /// Sets the size of a list:set.
-    #[must_use]
-    pub fn with_size(mut self, size: u32) -> Self {
-        self.size = Some(size);
-        self
-    }
 }
 
 /// A set to be created.
@@ -186,90 +102,6 @@ impl SetSpec {
     /// A set with the kernel's defaults.
     pub fn new(name: SetName, set_type: SetType) -> Self {
         SetSpec { name, set_type, options: SetOptions::default() }
-    }
-
-    /// Sets the address family: [`SetOptions::family`].
-    #[must_use]
-    pub fn with_family(mut self, family: Family) -> Self {
-        self.options.family = family;
-        self
-    }
-
-    /// Sets the initial number of buckets: [`SetOptions::hashsize`].
-    #[must_use]
-    pub fn with_hashsize(mut self, hashsize: u32) -> Self {
-        self.options.hashsize = Some(hashsize);
-        self
-    }
-
-    /// Sets the greatest number of entries: [`SetOptions::maxelem`].
-    #[must_use]
-    pub fn with_maxelem(mut self, maxelem: u32) -> Self {
-        self.options.maxelem = Some(maxelem);
-        self
-    }
-
-    /// Cuts addresses to this prefix length: [`SetOptions::netmask`].
-    #[must_use]
-    pub fn with_netmask(mut self, netmask: u8) -> Self {
-        self.options.netmask = Some(netmask);
-        self
-    }
-
-    /// Cuts addresses to this mask: [`SetOptions::bitmask`].
-    #[must_use]
-    pub fn with_bitmask(mut self, bitmask: IpAddr) -> Self {
-        self.options.bitmask = Some(bitmask);
-        self
-    }
-
-    /// Cuts marks to this mask: [`SetOptions::markmask`].
-    #[must_use]
-    pub fn with_markmask(mut self, markmask: u32) -> Self {
-        self.options.markmask = Some(markmask);
-        self
-    }
-
-    /// Sets the default timeout: [`SetOptions::timeout`].
-    #[must_use]
-    pub fn with_timeout(mut self, timeout: Timeout) -> Self {
-        self.options.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the range of a bitmap: [`SetOptions::range`].
-    #[must_use]
-    pub fn with_range(mut self, range: Range) -> Self {
-        self.options.range = Some(range);
-        self
-    }
-
-    /// Adds extensions that entries can carry: [`SetOptions::flags`].
-    #[must_use]
-    pub fn with_flags(mut self, flags: SetFlags) -> Self {
-        self.options.flags |= flags;
-        self
-    }
-
-    /// Sets the start value of the hash: [`SetOptions::initval`].
-    #[must_use]
-    pub fn with_initval(mut self, initval: u32) -> Self {
-        self.options.initval = Some(initval);
-        self
-    }
-
-    /// Sets the greatest number of entries in a bucket: [`SetOptions::bucketsize`].
-    #[must_use]
-    pub fn with_bucketsize(mut self, bucketsize: u8) -> Self {
-        self.options.bucketsize = Some(bucketsize);
-        self
-    }
-
-    /// Sets the size of a list:set: [`SetOptions::size`].
-    #[must_use]
-    pub fn with_size(mut self, size: u32) -> Self {
-        self.options.size = Some(size);
-        self
     }
 
     /// Sets all options.
@@ -338,6 +170,34 @@ impl SetSpec {
         let netmask = self.options.netmask.map(|prefix| IpSpan::mask_of(self.options.family, prefix));
         netmask.or(self.options.bitmask)
     }
+}
+
+settings! {
+    SetOptions, SetSpec in options:
+    /// Sets the address family.
+    with_family(family: Family) |of| of.family = family;
+    /// Sets the initial number of buckets.
+    with_hashsize(hashsize: u32) |of| of.hashsize = Some(hashsize);
+    /// Sets the greatest number of entries.
+    with_maxelem(maxelem: u32) |of| of.maxelem = Some(maxelem);
+    /// Cuts addresses to this prefix length.
+    with_netmask(netmask: u8) |of| of.netmask = Some(netmask);
+    /// Cuts addresses to this mask.
+    with_bitmask(bitmask: IpAddr) |of| of.bitmask = Some(bitmask);
+    /// Cuts marks to this mask.
+    with_markmask(markmask: u32) |of| of.markmask = Some(markmask);
+    /// Sets the default timeout.
+    with_timeout(timeout: Timeout) |of| of.timeout = Some(timeout);
+    /// Adds extensions that entries can carry.
+    with_flags(flags: SetFlags) |of| of.flags |= flags;
+    /// Sets the start value of the hash.
+    with_initval(initval: u32) |of| of.initval = Some(initval);
+    /// Sets the greatest number of entries in a bucket.
+    with_bucketsize(bucketsize: u8) |of| of.bucketsize = Some(bucketsize);
+    /// Sets the range of a bitmap.
+    with_range(range: Range) |of| of.range = Some(range);
+    /// Sets the size of a list:set.
+    with_size(size: u32) |of| of.size = Some(size);
 }
 
 /// A set as read from the kernel.

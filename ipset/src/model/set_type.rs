@@ -303,28 +303,10 @@ impl fmt::Display for SetType {
     }
 }
 
-impl fmt::Debug for SetType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
 impl FromStr for SetType {
     type Err = InvalidValue;
     fn from_str(text: &str) -> Result<Self, InvalidValue> {
         let found = SetType::ALL.iter().find(|set_type| set_type.name() == text);
         found.copied().ok_or_else(|| InvalidValue::SetType(text.to_owned()))
-    }
-}
-
-impl TryFrom<String> for SetType {
-    type Error = InvalidValue;
-    fn try_from(text: String) -> Result<Self, InvalidValue> {
-        text.parse()
-    }
-}
-impl From<SetType> for String {
-    fn from(set_type: SetType) -> String {
-        set_type.name().to_owned()
     }
 }

@@ -156,27 +156,6 @@ impl RealServerConfig {
     pub fn new() -> Self {
         Self::default()
     }
-
-    /// Sets the weight.
-    #[must_use]
-    pub fn with_weight(mut self, weight: Weight) -> Self {
-        self.weight = weight;
-        self
-    }
-
-    /// Sets the forwarding method.
-    #[must_use]
-    pub fn with_forwarding_method(mut self, method: ForwardingMethod) -> Self {
-        self.forwarding_method = method;
-        self
-    }
-
-    /// Sets the limits.
-    #[must_use]
-    pub fn with_thresholds(mut self, thresholds: Thresholds) -> Self {
-        self.thresholds = thresholds;
-        self
-    }
 }
 
 /// A real server, which answers for a virtual server.
@@ -204,32 +183,21 @@ impl RealServer {
         self
     }
 
-    /// Sets the weight.
-    #[must_use]
-    pub fn with_weight(mut self, weight: Weight) -> Self {
-        self.config.weight = weight;
-        self
-    }
-
-    /// Sets the forwarding method.
-    #[must_use]
-    pub fn with_forwarding_method(mut self, method: ForwardingMethod) -> Self {
-        self.config.forwarding_method = method;
-        self
-    }
-
-    /// Sets the limits.
-    #[must_use]
-    pub fn with_thresholds(mut self, thresholds: Thresholds) -> Self {
-        self.config.thresholds = thresholds;
-        self
-    }
-
     /// Normalises to the form in which [`Client`](crate::Client) reports it, for values with several spellings.
     pub(crate) fn canonical(mut self) -> Self {
         self.config.forwarding_method = self.config.forwarding_method.canonical();
         self
     }
+}
+
+settings! {
+    RealServerConfig, RealServer in config:
+    /// Sets the weight.
+    with_weight(weight: Weight) |of| of.weight = weight;
+    /// Sets the forwarding method.
+    with_forwarding_method(method: ForwardingMethod) |of| of.forwarding_method = method;
+    /// Sets the limits.
+    with_thresholds(thresholds: Thresholds) |of| of.thresholds = thresholds;
 }
 
 /// Masquerading with weight 1, without limits.

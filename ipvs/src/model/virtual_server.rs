@@ -131,27 +131,6 @@ impl VirtualServerConfig {
             one_packet: false,
         }
     }
-
-    /// Sets the scheduler flags.
-    #[must_use]
-    pub fn with_scheduler_flags(mut self, flags: SchedulerFlags) -> Self {
-        self.scheduler_flags = flags;
-        self
-    }
-
-    /// Sets persistence.
-    #[must_use]
-    pub fn with_persistence(mut self, persistence: Persistence) -> Self {
-        self.persistence = Some(persistence);
-        self
-    }
-
-    /// Schedules every packet separately.
-    #[must_use]
-    pub fn with_one_packet(mut self) -> Self {
-        self.one_packet = true;
-        self
-    }
 }
 
 /// A virtual server. Clients connect to it, and the kernel forwards each connection to one of its real servers.
@@ -178,27 +157,6 @@ impl VirtualServer {
         self
     }
 
-    /// Sets the scheduler flags.
-    #[must_use]
-    pub fn with_scheduler_flags(mut self, flags: SchedulerFlags) -> Self {
-        self.config.scheduler_flags = flags;
-        self
-    }
-
-    /// Sets persistence.
-    #[must_use]
-    pub fn with_persistence(mut self, persistence: Persistence) -> Self {
-        self.config.persistence = Some(persistence);
-        self
-    }
-
-    /// Schedules every packet separately.
-    #[must_use]
-    pub fn with_one_packet(mut self) -> Self {
-        self.config.one_packet = true;
-        self
-    }
-
     /// Normalises to the form in which [`Client`](crate::Client) reports it, for values with several spellings.
     pub(crate) fn canonical(mut self) -> Self {
         let family = self.key.family();
@@ -214,6 +172,16 @@ impl VirtualServer {
     pub(crate) fn check(&self) -> Result<(), OutOfRange> {
         self.config.persistence.map_or(Ok(()), |persistence| persistence.granularity.check(self.key.family()))
     }
+}
+
+settings! {
+    VirtualServerConfig, VirtualServer in config:
+    /// Sets the scheduler flags.
+    with_scheduler_flags(flags: SchedulerFlags) |of| of.scheduler_flags = flags;
+    /// Sets persistence.
+    with_persistence(persistence: Persistence) |of| of.persistence = Some(persistence);
+    /// Schedules every packet separately.
+    with_one_packet() |of| of.one_packet = true;
 }
 
 /// A virtual server as read from the kernel, with its counters.
