@@ -30,15 +30,12 @@ attrs! {
     /// A step of a traced packet.
     "NFTA_TRACE_",
     pub enum TraceAttr<'a> {
-        /// Name of the table.
         TABLE = 1 => Table(NulStr<'a>),
-        /// Name of the chain.
         CHAIN = 2 => Chain(NulStr<'a>),
         /// The kernel's number of the rule.
         RULE_HANDLE = 3 => RuleHandle(Be64),
         /// `NFT_TRACETYPE_*`.
         TYPE = 4 => Type(Be32),
-        /// Verdict.
         VERDICT = 5 => Verdict(Attrs<'a, VerdictAttr<'a>>),
         /// Number of the packet.
         ID = 6 => Id(Be32),
@@ -48,21 +45,17 @@ attrs! {
         NETWORK_HEADER = 8 => NetworkHeader(&'a [u8]),
         /// First bytes of the transport header.
         TRANSPORT_HEADER = 9 => TransportHeader(&'a [u8]),
-        /// Index of the input device.
         IIF = 10 => Iif(Be32),
         /// Hardware type of the input device.
         IIFTYPE = 11 => Iiftype(Be16),
-        /// Index of the output device.
         OIF = 12 => Oif(Be32),
         /// Hardware type of the output device.
         OIFTYPE = 13 => Oiftype(Be16),
-        /// Packet mark.
         MARK = 14 => Mark(Be32),
         /// `NFPROTO_*`.
         NFPROTO = 15 => Nfproto(Be32),
         /// Policy of the base chain.
         POLICY = 16 => Policy(Be32),
-        /// Padding.
         PAD = 17 => Pad(&'a [u8]),
     }
 }
@@ -71,7 +64,6 @@ attrs! {
     /// A table.
     "NFTA_TABLE_",
     pub enum TableAttr<'a> {
-        /// Name.
         NAME = 1 => Name(NulStr<'a>),
         /// `NFT_TABLE_F_*`.
         FLAGS = 2 => Flags(Be32),
@@ -79,7 +71,6 @@ attrs! {
         USE = 3 => Use(Be32),
         /// The kernel's number of the table.
         HANDLE = 4 => Handle(Be64),
-        /// Padding.
         PAD = 5 => Pad(&'a [u8]),
         /// Data stored by programs. Since Linux 5.10.
         USERDATA = 6 => Userdata(&'a [u8]),
@@ -92,23 +83,17 @@ attrs! {
     /// A chain.
     "NFTA_CHAIN_",
     pub enum ChainAttr<'a> {
-        /// Name of the table.
         TABLE = 1 => Table(NulStr<'a>),
         /// The kernel's number of the chain.
         HANDLE = 2 => Handle(Be64),
-        /// Name.
         NAME = 3 => Name(NulStr<'a>),
-        /// Hook of a base chain.
         HOOK = 4 => Hook(Attrs<'a, HookAttr<'a>>),
         /// Verdict at the end of a base chain.
         POLICY = 5 => Policy(Be32),
         /// Number of references.
         USE = 6 => Use(Be32),
-        /// Type of a base chain.
         TYPE = 7 => Type(NulStr<'a>),
-        /// Counters of a base chain.
         COUNTERS = 8 => Counters(&'a [u8]),
-        /// Padding.
         PAD = 9 => Pad(&'a [u8]),
         /// `NFT_CHAIN_*`.
         FLAGS = 10 => Flags(Be32),
@@ -129,7 +114,6 @@ attrs! {
         PRIORITY = 2 => Priority(Be32),
         /// The only device.
         DEV = 3 => Dev(NulStr<'a>),
-        /// Devices.
         DEVS = 4 => Devs(&'a [u8]),
     }
 }
@@ -138,7 +122,6 @@ attrs! {
     /// A device of a hook.
     "NFTA_DEVICE_",
     pub enum DeviceAttr<'a> {
-        /// Name.
         NAME = 1 => Name(NulStr<'a>),
         /// Prefix of several names. Since Linux 6.16.
         PREFIX = 2 => Prefix(&'a [u8]),
@@ -149,13 +132,10 @@ attrs! {
     /// A rule.
     "NFTA_RULE_",
     pub enum RuleAttr<'a> {
-        /// Name of the table.
         TABLE = 1 => Table(NulStr<'a>),
-        /// Name of the chain.
         CHAIN = 2 => Chain(NulStr<'a>),
         /// The kernel's number of the rule.
         HANDLE = 3 => Handle(Be64),
-        /// Expressions.
         EXPRESSIONS = 4 => Expressions(Attrs<'a, ListAttr<'a>>),
         /// Data of iptables-nft.
         COMPAT = 5 => Compat(&'a [u8]),
@@ -163,7 +143,6 @@ attrs! {
         POSITION = 6 => Position(Be64),
         /// Data of programs.
         USERDATA = 7 => Userdata(&'a [u8]),
-        /// Padding.
         PAD = 8 => Pad(&'a [u8]),
         /// Number within the transaction.
         ID = 9 => Id(Be32),
@@ -178,7 +157,6 @@ attrs! {
     /// A list of expressions.
     "NFTA_LIST_",
     pub enum ListAttr<'a> {
-        /// One of them.
         ELEM = 1 => Elem(Attrs<'a, ExprAttr<'a>>),
     }
 }
@@ -187,9 +165,7 @@ attrs! {
     /// An expression.
     "NFTA_EXPR_",
     pub enum ExprAttr<'a> {
-        /// Name of its kind.
         NAME = 1 => Name(NulStr<'a>),
-        /// Attributes of its kind.
         DATA = 2 => Data(&'a [u8]),
     }
 }
@@ -198,9 +174,7 @@ attrs! {
     /// A set or map.
     "NFTA_SET_",
     pub enum SetAttr<'a> {
-        /// Name of the table.
         TABLE = 1 => Table(NulStr<'a>),
-        /// Name.
         NAME = 2 => Name(NulStr<'a>),
         /// `NFT_SET_*`.
         FLAGS = 3 => Flags(Be32),
@@ -224,7 +198,6 @@ attrs! {
         GC_INTERVAL = 12 => GcInterval(Be32),
         /// Data of programs.
         USERDATA = 13 => Userdata(&'a [u8]),
-        /// Padding.
         PAD = 14 => Pad(&'a [u8]),
         /// Kind of the objects that elements refer to.
         OBJ_TYPE = 15 => ObjType(Be32),
@@ -265,11 +238,9 @@ attrs! {
     /// Elements of a set.
     "NFTA_SET_ELEM_LIST_",
     pub enum ElemListAttr<'a> {
-        /// Name of the table.
         TABLE = 1 => Table(NulStr<'a>),
         /// Name of the set.
         SET = 2 => Set(NulStr<'a>),
-        /// Elements.
         ELEMENTS = 3 => Elements(&'a [u8]),
         /// The set's number within the transaction.
         SET_ID = 4 => SetId(Be32),
@@ -280,7 +251,6 @@ attrs! {
     /// An element.
     "NFTA_SET_ELEM_",
     pub enum ElemAttr<'a> {
-        /// Key.
         KEY = 1 => Key(Attrs<'a, DataAttr<'a>>),
         /// Data of a map.
         DATA = 2 => Data(Attrs<'a, DataAttr<'a>>),
@@ -292,9 +262,7 @@ attrs! {
         EXPIRATION = 5 => Expiration(Be64),
         /// Data of programs.
         USERDATA = 6 => Userdata(&'a [u8]),
-        /// Expression.
         EXPR = 7 => Expr(Attrs<'a, ExprAttr<'a>>),
-        /// Padding.
         PAD = 8 => Pad(&'a [u8]),
         /// Name of an object.
         OBJREF = 9 => Objref(NulStr<'a>),
@@ -309,9 +277,7 @@ attrs! {
     /// A value or a verdict.
     "NFTA_DATA_",
     pub enum DataAttr<'a> {
-        /// Bytes.
         VALUE = 1 => Value(&'a [u8]),
-        /// Verdict.
         VERDICT = 2 => Verdict(Attrs<'a, VerdictAttr<'a>>),
     }
 }
@@ -333,19 +299,15 @@ attrs! {
     /// A named object.
     "NFTA_OBJ_",
     pub enum ObjAttr<'a> {
-        /// Name of the table.
         TABLE = 1 => Table(NulStr<'a>),
-        /// Name.
         NAME = 2 => Name(NulStr<'a>),
         /// `NFT_OBJECT_*`.
         TYPE = 3 => Type(Be32),
-        /// Attributes of its kind.
         DATA = 4 => Data(&'a [u8]),
         /// Number of references.
         USE = 5 => Use(Be32),
         /// The kernel's number of the object.
         HANDLE = 6 => Handle(Be64),
-        /// Padding.
         PAD = 7 => Pad(&'a [u8]),
         /// Data of programs.
         USERDATA = 8 => Userdata(&'a [u8]),
@@ -356,7 +318,6 @@ attrs! {
     /// Reads bytes of a packet, or writes them.
     "NFTA_PAYLOAD_",
     pub enum PayloadAttr<'a> {
-        /// Register to read into.
         DREG = 1 => Dreg(Be32),
         /// Header, `NFT_PAYLOAD_*`.
         BASE = 2 => Base(Be32),
@@ -364,7 +325,6 @@ attrs! {
         OFFSET = 3 => Offset(Be32),
         /// Number of bytes.
         LEN = 4 => Len(Be32),
-        /// Register to write from.
         SREG = 5 => Sreg(Be32),
         /// Kind of checksum.
         CSUM_TYPE = 6 => CsumType(Be32),
@@ -379,11 +339,9 @@ attrs! {
     /// Reads or sets metadata of a packet.
     "NFTA_META_",
     pub enum MetaAttr<'a> {
-        /// Register to read into.
         DREG = 1 => Dreg(Be32),
         /// `NFT_META_*`.
         KEY = 2 => Key(Be32),
-        /// Register to set from.
         SREG = 3 => Sreg(Be32),
     }
 }
@@ -392,13 +350,11 @@ attrs! {
     /// Reads or sets a part of the connection.
     "NFTA_CT_",
     pub enum CtAttr<'a> {
-        /// Register to read into.
         DREG = 1 => Dreg(Be32),
         /// `NFT_CT_*`.
         KEY = 2 => Key(Be32),
         /// `IP_CT_DIR_*`.
         DIRECTION = 3 => Direction(u8),
-        /// Register to set from.
         SREG = 4 => Sreg(Be32),
     }
 }
@@ -407,7 +363,6 @@ attrs! {
     /// Looks up a route.
     "NFTA_FIB_",
     pub enum FibAttr<'a> {
-        /// Register for the result.
         DREG = 1 => Dreg(Be32),
         /// Result that is looked up, `NFT_FIB_RESULT_*`.
         RESULT = 2 => Result(Be32),
@@ -420,11 +375,9 @@ attrs! {
     /// Compares with a constant.
     "NFTA_CMP_",
     pub enum CmpAttr<'a> {
-        /// Register.
         SREG = 1 => Sreg(Be32),
         /// `NFT_CMP_*`.
         OP = 2 => Op(Be32),
-        /// Constant.
         DATA = 3 => Data(Attrs<'a, DataAttr<'a>>),
     }
 }
@@ -433,9 +386,7 @@ attrs! {
     /// Computes with bits.
     "NFTA_BITWISE_",
     pub enum BitwiseAttr<'a> {
-        /// Register to read.
         SREG = 1 => Sreg(Be32),
-        /// Register for the result.
         DREG = 2 => Dreg(Be32),
         /// Number of bytes.
         LEN = 3 => Len(Be32),
@@ -454,9 +405,7 @@ attrs! {
     /// Converts byte order.
     "NFTA_BYTEORDER_",
     pub enum ByteorderAttr<'a> {
-        /// Registers with the numbers.
         SREG = 1 => Sreg(Be32),
-        /// Registers for the numbers.
         DREG = 2 => Dreg(Be32),
         /// `NFT_BYTEORDER_*`.
         OP = 3 => Op(Be32),
@@ -471,7 +420,6 @@ attrs! {
     /// Compares with two constants.
     "NFTA_RANGE_",
     pub enum RangeAttr<'a> {
-        /// Register.
         SREG = 1 => Sreg(Be32),
         /// `NFT_RANGE_*`.
         OP = 2 => Op(Be32),
@@ -488,9 +436,7 @@ attrs! {
     pub enum LookupAttr<'a> {
         /// Name of the set.
         SET = 1 => Set(NulStr<'a>),
-        /// Register with the key.
         SREG = 2 => Sreg(Be32),
-        /// Register for the data.
         DREG = 3 => Dreg(Be32),
         /// The set's number within the transaction.
         SET_ID = 4 => SetId(Be32),
@@ -503,9 +449,7 @@ attrs! {
     /// Sets a register.
     "NFTA_IMMEDIATE_",
     pub enum ImmediateAttr<'a> {
-        /// Register.
         DREG = 1 => Dreg(Be32),
-        /// Constant.
         DATA = 2 => Data(Attrs<'a, DataAttr<'a>>),
     }
 }
@@ -518,13 +462,9 @@ attrs! {
         TYPE = 1 => Type(Be32),
         /// `NFPROTO_*`.
         FAMILY = 2 => Family(Be32),
-        /// Register with the first address.
         REG_ADDR_MIN = 3 => RegAddrMin(Be32),
-        /// Register with the last address.
         REG_ADDR_MAX = 4 => RegAddrMax(Be32),
-        /// Register with the first port.
         REG_PROTO_MIN = 5 => RegProtoMin(Be32),
-        /// Register with the last port.
         REG_PROTO_MAX = 6 => RegProtoMax(Be32),
         /// `NF_NAT_RANGE_*`.
         FLAGS = 7 => Flags(Be32),
@@ -537,9 +477,7 @@ attrs! {
     pub enum MasqAttr<'a> {
         /// `NF_NAT_RANGE_*`.
         FLAGS = 1 => Flags(Be32),
-        /// Register with the first port.
         REG_PROTO_MIN = 2 => RegProtoMin(Be32),
-        /// Register with the last port.
         REG_PROTO_MAX = 3 => RegProtoMax(Be32),
     }
 }
@@ -548,9 +486,7 @@ attrs! {
     /// Translates the destination to this host.
     "NFTA_REDIR_",
     pub enum RedirAttr<'a> {
-        /// Register with the first port.
         REG_PROTO_MIN = 1 => RegProtoMin(Be32),
-        /// Register with the last port.
         REG_PROTO_MAX = 2 => RegProtoMax(Be32),
         /// `NF_NAT_RANGE_*`.
         FLAGS = 3 => Flags(Be32),
@@ -572,7 +508,6 @@ attrs! {
     /// Makes numbers.
     "NFTA_NG_",
     pub enum NgAttr<'a> {
-        /// Register for the number.
         DREG = 1 => Dreg(Be32),
         /// Numbers are below this.
         MODULUS = 2 => Modulus(Be32),
@@ -587,9 +522,7 @@ attrs! {
     /// Computes a number from bytes.
     "NFTA_HASH_",
     pub enum HashAttr<'a> {
-        /// Register to read.
         SREG = 1 => Sreg(Be32),
-        /// Register for the number.
         DREG = 2 => Dreg(Be32),
         /// Number of bytes.
         LEN = 3 => Len(Be32),
@@ -614,15 +547,12 @@ attrs! {
         SET_ID = 2 => SetId(Be32),
         /// `NFT_DYNSET_OP_*`.
         OP = 3 => Op(Be32),
-        /// Register with the key.
         SREG_KEY = 4 => SregKey(Be32),
-        /// Register with the data.
         SREG_DATA = 5 => SregData(Be32),
         /// Timeout in milliseconds.
         TIMEOUT = 6 => Timeout(Be64),
         /// Expression of the element.
         EXPR = 7 => Expr(Attrs<'a, ExprAttr<'a>>),
-        /// Padding.
         PAD = 8 => Pad(&'a [u8]),
         /// `NFT_DYNSET_F_*`.
         FLAGS = 9 => Flags(Be32),
@@ -635,11 +565,8 @@ attrs! {
     /// Counts.
     "NFTA_COUNTER_",
     pub enum CounterAttr<'a> {
-        /// Bytes.
         BYTES = 1 => Bytes(Be64),
-        /// Packets.
         PACKETS = 2 => Packets(Be64),
-        /// Padding.
         PAD = 3 => Pad(&'a [u8]),
     }
 }
@@ -658,7 +585,6 @@ attrs! {
         TYPE = 4 => Type(Be32),
         /// `NFT_LIMIT_F_*`.
         FLAGS = 5 => Flags(Be32),
-        /// Padding.
         PAD = 6 => Pad(&'a [u8]),
     }
 }
@@ -667,7 +593,6 @@ attrs! {
     /// Writes into a log.
     "NFTA_LOG_",
     pub enum LogAttr<'a> {
-        /// Netlink group.
         GROUP = 1 => Group(Be16),
         /// Text before each line.
         PREFIX = 2 => Prefix(NulStr<'a>),
@@ -690,7 +615,6 @@ attrs! {
         IMM_TYPE = 1 => ImmType(Be32),
         /// Name of the object.
         IMM_NAME = 2 => ImmName(NulStr<'a>),
-        /// Register with the key of a map of objects.
         SET_SREG = 3 => SetSreg(Be32),
         /// Name of that map.
         SET_NAME = 4 => SetName(NulStr<'a>),
@@ -703,7 +627,6 @@ attrs! {
     /// Reads an option or extension header; writes or removes an option.
     "NFTA_EXTHDR_",
     pub enum ExthdrAttr<'a> {
-        /// Register to read into.
         DREG = 1 => Dreg(Be32),
         /// Type of the header, kind of the option.
         TYPE = 2 => Type(u8),
@@ -715,7 +638,6 @@ attrs! {
         FLAGS = 5 => Flags(Be32),
         /// `NFT_EXTHDR_OP_*`.
         OP = 6 => Op(Be32),
-        /// Register to write from.
         SREG = 7 => Sreg(Be32),
     }
 }
@@ -724,7 +646,6 @@ attrs! {
     /// Reads a property of the packet's route.
     "NFTA_RT_",
     pub enum RtAttr<'a> {
-        /// Register to read into.
         DREG = 1 => Dreg(Be32),
         /// `NFT_RT_*`.
         KEY = 2 => Key(Be32),
@@ -737,7 +658,6 @@ attrs! {
     pub enum SocketAttr<'a> {
         /// `NFT_SOCKET_*`.
         KEY = 1 => Key(Be32),
-        /// Register to read into.
         DREG = 2 => Dreg(Be32),
         /// Level of a control group.
         LEVEL = 3 => Level(Be32),
@@ -748,7 +668,6 @@ attrs! {
     /// Guesses the operating system.
     "NFTA_OSF_",
     pub enum OsfAttr<'a> {
-        /// Register for its name.
         DREG = 1 => Dreg(Be32),
         /// How the time to live is compared.
         TTL = 2 => Ttl(u8),
@@ -761,7 +680,6 @@ attrs! {
     /// Reads a property of an IPsec state.
     "NFTA_XFRM_",
     pub enum XfrmAttr<'a> {
-        /// Register to read into.
         DREG = 1 => Dreg(Be32),
         /// `NFT_XFRM_KEY_*`.
         KEY = 2 => Key(Be32),
@@ -778,7 +696,6 @@ attrs! {
     pub enum SynproxyAttr<'a> {
         /// Greatest segment size.
         MSS = 1 => Mss(Be16),
-        /// Window scale.
         WSCALE = 2 => Wscale(u8),
         /// `NF_SYNPROXY_OPT_*`.
         FLAGS = 3 => Flags(Be32),
@@ -793,7 +710,6 @@ attrs! {
         BYTES = 1 => Bytes(Be64),
         /// `NFT_QUOTA_F_*`.
         FLAGS = 2 => Flags(Be32),
-        /// Padding.
         PAD = 3 => Pad(&'a [u8]),
         /// Bytes so far.
         CONSUMED = 4 => Consumed(Be64),
@@ -817,11 +733,9 @@ attrs! {
     pub enum QueueAttr<'a> {
         /// First queue.
         NUM = 1 => Num(Be16),
-        /// Number of queues.
         TOTAL = 2 => Total(Be16),
         /// `NFT_QUEUE_FLAG_*`.
         FLAGS = 3 => Flags(Be16),
-        /// Register with the queue.
         SREG_QNUM = 4 => SregQnum(Be32),
     }
 }
@@ -830,9 +744,7 @@ attrs! {
     /// Sends a copy of the packet.
     "NFTA_DUP_",
     pub enum DupAttr<'a> {
-        /// Register with the address.
         SREG_ADDR = 1 => SregAddr(Be32),
-        /// Register with the device.
         SREG_DEV = 2 => SregDev(Be32),
     }
 }
@@ -841,9 +753,7 @@ attrs! {
     /// Forwards the packet through a device.
     "NFTA_FWD_",
     pub enum FwdAttr<'a> {
-        /// Register with the device.
         SREG_DEV = 1 => SregDev(Be32),
-        /// Register with the address.
         SREG_ADDR = 2 => SregAddr(Be32),
         /// Family of the address, `NFPROTO_*`.
         NFPROTO = 3 => Nfproto(Be32),
@@ -856,9 +766,7 @@ attrs! {
     pub enum TproxyAttr<'a> {
         /// Family of the address, `NFPROTO_*`.
         FAMILY = 1 => Family(Be32),
-        /// Register with the address.
         REG_ADDR = 2 => RegAddr(Be32),
-        /// Register with the port.
         REG_PORT = 3 => RegPort(Be32),
     }
 }
@@ -876,9 +784,7 @@ attrs! {
     /// A flow table.
     "NFTA_FLOWTABLE_",
     pub enum FlowtableAttr<'a> {
-        /// Name of the table.
         TABLE = 1 => Table(NulStr<'a>),
-        /// Name.
         NAME = 2 => Name(NulStr<'a>),
         /// Hook and devices.
         HOOK = 3 => Hook(Attrs<'a, FlowtableHookAttr<'a>>),
@@ -886,7 +792,6 @@ attrs! {
         USE = 4 => Use(Be32),
         /// The kernel's number of the flow table.
         HANDLE = 5 => Handle(Be64),
-        /// Padding.
         PAD = 6 => Pad(&'a [u8]),
         /// `NFT_FLOWTABLE_*`. Since Linux 5.5.
         FLAGS = 7 => Flags(Be32),
@@ -901,7 +806,6 @@ attrs! {
         NUM = 1 => Num(Be32),
         /// Order at the hook; signed.
         PRIORITY = 2 => Priority(Be32),
-        /// Devices.
         DEVS = 3 => Devs(&'a [u8]),
     }
 }
@@ -940,7 +844,6 @@ attrs! {
         L3PROTO = 1 => L3proto(Be16),
         /// `IPPROTO_*`.
         L4PROTO = 2 => L4proto(u8),
-        /// Destination port.
         DPORT = 3 => Dport(Be16),
         /// Seconds, in the machine's byte order.
         TIMEOUT = 4 => Timeout(u32),
@@ -953,7 +856,6 @@ attrs! {
     /// Object: a security label for packets.
     "NFTA_SECMARK_",
     pub enum SecmarkAttr<'a> {
-        /// Security context.
         CTX = 1 => Ctx(NulStr<'a>),
     }
 }

@@ -225,79 +225,39 @@ fn in_table<'a>(what: &str, text: &'a str) -> Result<(TableKey, &'a str), Invali
     }
 }
 
-/// Identity of a chain.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct ChainKey {
-    /// Table of the chain.
-    pub table: TableKey,
-    /// Name of the chain.
-    pub name: Name,
+macro_rules! keys {
+    ($($what:literal, $example:literal: $key:ident by $method:ident;)*) => {$(
+        #[doc = concat!("Identity of a ", $what, ".")]
+        #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        pub struct $key {
+            /// Its table.
+            pub table: TableKey,
+            /// Its name.
+            pub name: Name,
+        }
+
+        impl fmt::Display for $key {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{} {}", self.table, self.name)
+            }
+        }
+
+        #[doc = concat!("Family, table and name: `", $example, "`.")]
+        impl FromStr for $key {
+            type Err = InvalidValue;
+            fn from_str(text: &str) -> Result<Self, InvalidValue> {
+                let (table, name) = in_table($what, text)?;
+                table.$method(name)
+            }
+        }
+    )*};
 }
 
-impl fmt::Display for ChainKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.table, self.name)
-    }
-}
-
-/// Family, table and name: `inet filter input`.
-impl FromStr for ChainKey {
-    type Err = InvalidValue;
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let (table, name) = in_table("chain", text)?;
-        table.chain(name)
-    }
-}
-
-/// Identity of a set or map.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct SetKey {
-    /// Table of the set.
-    pub table: TableKey,
-    /// Name of the set.
-    pub name: Name,
-}
-
-impl fmt::Display for SetKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.table, self.name)
-    }
-}
-
-/// Family, table and name: `inet filter banned`.
-impl FromStr for SetKey {
-    type Err = InvalidValue;
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let (table, name) = in_table("set", text)?;
-        table.set(name)
-    }
-}
-
-/// Identity of a flow table.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-pub struct FlowtableKey {
-    /// Table of the flow table.
-    pub table: TableKey,
-    /// Name of the flow table.
-    pub name: Name,
-}
-
-impl fmt::Display for FlowtableKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {}", self.table, self.name)
-    }
-}
-
-/// Family, table and name: `inet router fast`.
-impl FromStr for FlowtableKey {
-    type Err = InvalidValue;
-    fn from_str(text: &str) -> Result<Self, InvalidValue> {
-        let (table, name) = in_table("flow table", text)?;
-        table.flowtable(name)
-    }
+keys! {
+    "chain", "inet filter input": ChainKey by chain;
+    "set or map", "inet filter banned": SetKey by set;
+    "flow table", "inet router fast": FlowtableKey by flowtable;
 }
 
 /// Identity of an object. Objects of different kinds may share a name.
