@@ -1,12 +1,7 @@
 //! `cargo xtask conformance`: Kubernetes' own end-to-end tests of Services, against a cluster that proxier-demo serves.
 
-use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
-use std::thread;
-use std::time::{Duration, Instant};
+use std::process::{Command, ExitCode, Stdio};
 
 use anyhow::{Context as _, Result, ensure};
 use fs_err as fs;
@@ -89,13 +84,11 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if !options.dry_run {
         tools::run(&mut ask).context("the API server does not answer")?;
     }
-    println!("{release}; what it prints is in {}", log.display());
+    println!("{release}; follow it with: tail -f {}", log.display());
     let output = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
     let mut run = Command::new(program);
-    let (url, reports) = listen()?;
-    run.args(options.arguments(&json)).arg(format!("--progress-report-url={url}"));
-    let child = run.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output).spawn();
-    let status = follow(child.context("cannot start e2e.test")?, &reports)?;
+    run.args(options.arguments(&json)).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
+    let status = run.status().context("cannot start e2e.test")?;
     let text = fs::read_to_string(&json).with_context(|| {
         format!("e2e.test ended with {status} and left no report; its last words are in {}", log.display())
     })?;
@@ -139,83 +132,6 @@ impl Options {
             format!("--ginkgo.json-report={}", json.display()),
             format!("--ginkgo.dry-run={}", self.dry_run),
         ]
-    }
-}
-
-/// A report that e2e.test posts after each test: the last message, and its counts.
-struct Progress {
-    message: String,
-    done: u64,
-    total: u64,
-    failed: u64,
-}
-
-/// Receives the reports of e2e.test at the address that it gives.
-fn listen() -> Result<(String, Receiver<Progress>)> {
-    let listener = TcpListener::bind("127.0.0.1:0").context("no port on 127.0.0.1 for the reports of e2e.test")?;
-    let url = format!("http://{}/", listener.local_addr()?);
-    let (sender, reports) = mpsc::channel();
-    thread::spawn(move || {
-        // One connection after another: a lost report only loses a line.
-        for stream in listener.incoming().flatten() {
-            if receive(stream).is_some_and(|report| sender.send(report).is_err()) {
-                return;
-            }
-        }
-    });
-    Ok((url, reports))
-}
-
-/// The report in one request.
-fn receive(mut stream: TcpStream) -> Option<Progress> {
-    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    let mut reader = BufReader::new(stream.try_clone().ok()?);
-    let mut length = 0;
-    loop {
-        let mut line = String::new();
-        reader.read_line(&mut line).ok()?;
-        match line.trim_end().to_ascii_lowercase().strip_prefix("content-length:") {
-            Some(value) => length = value.trim().parse().ok()?,
-            None if line.trim_end().is_empty() => break,
-            None => {}
-        }
-    }
-    let mut body = String::new();
-    reader.take(length).read_to_string(&mut body).ok()?;
-    stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").ok()?;
-    let report: Value = serde_json::from_str(&body).ok()?;
-    let count = |name: &str| report[name].as_u64().unwrap_or_default();
-    Some(Progress {
-        message: report["msg"].as_str()?.to_owned(),
-        done: count("completed").saturating_add(count("failed")),
-        total: count("total"),
-        failed: count("failed"),
-    })
-}
-
-/// Prints a line for each finished test, and for each minute without one.
-fn follow(mut child: Child, reports: &Receiver<Progress>) -> Result<ExitStatus> {
-    let mut heard = Instant::now();
-    let print = |report: Progress| {
-        println!("{} of {}, {} failed: {}", report.done, report.total, report.failed, report.message);
-    };
-    loop {
-        match reports.recv_timeout(Duration::from_secs(1)) {
-            Ok(report) => {
-                print(report);
-                heard = Instant::now();
-            }
-            Err(RecvTimeoutError::Disconnected) => thread::sleep(Duration::from_secs(1)),
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        if let Some(status) = child.try_wait()? {
-            reports.try_iter().for_each(print);
-            return Ok(status);
-        }
-        if heard.elapsed() > Duration::from_secs(60) {
-            println!("a test has been running for a minute or more");
-            heard = Instant::now();
-        }
     }
 }
 
@@ -380,21 +296,5 @@ mod tests {
         let error = format!("{:#}", run(&good, &["--kubectl", "/bin/false"]).0.unwrap_err());
         assert!(error.starts_with("the API server does not answer: /bin/false --kubeconfig "), "{error}");
         assert!(run(&good, &["--kubectl", "/bin/false", "--dry-run"]).0.is_ok());
-    }
-
-    #[test]
-    fn a_report_of_a_test_is_received() {
-        let (url, reports) = listen().unwrap();
-        let address = url.trim_start_matches("http://").trim_end_matches('/').to_owned();
-        for body in ["no report", r#"{"msg":"FAILED [sig-network] x","total":9,"completed":2,"skipped":7,"failed":1}"#]
-        {
-            let mut stream = TcpStream::connect(&address).unwrap();
-            write!(stream, "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: {}\r\n\r\n{body}", body.len()).unwrap();
-            let mut answer = String::new();
-            stream.read_to_string(&mut answer).unwrap();
-            assert!(answer.starts_with("HTTP/1.1 200 "), "{answer}");
-        }
-        let Progress { message, done, total, failed } = reports.recv_timeout(Duration::from_secs(9)).unwrap();
-        assert_eq!((message.as_str(), done, total, failed), ("FAILED [sig-network] x", 3, 9, 1));
     }
 }
