@@ -18,6 +18,7 @@ mod install;
 mod linear;
 mod lists;
 mod manifests;
+mod messages;
 mod monitoring;
 mod status_page;
 mod walls;

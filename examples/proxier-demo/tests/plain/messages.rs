@@ -1,0 +1,91 @@
+//! What the program says, read from the sources: `cargo test -p proxier-demo --test plain messages -- --nocapture` lists it.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(folder).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            sources(&path, found);
+        } else if path.extension().is_some_and(|extension| extension == "rs") && path.file_stem().unwrap() != "tests" {
+            found.push(path);
+        }
+    }
+}
+
+/// The text from a quotation mark on, and what is behind it. Lines that are broken for the source's sake are put together.
+fn read(rest: &str) -> (String, &str) {
+    let (mut text, mut left) = (String::new(), rest);
+    loop {
+        let end = left.find(['"', '\\']).unwrap();
+        text.push_str(&left[..end]);
+        let escaped = left[end..].strip_prefix('\\');
+        let Some(escaped) = escaped else { return (text, &left[end + 1..]) };
+        let (sign, behind) = escaped.split_at(1);
+        match sign {
+            "\n" => left = behind.trim_start(),
+            "n" => (text, left) = (text + "\n", behind),
+            _ => (text, left) = (text + sign, behind),
+        }
+    }
+}
+
+/// The texts of a source, each with the code before it; without those of comments, attributes and tests.
+fn texts(source: &str) -> Vec<(&str, String)> {
+    let (mut found, mut left, mut code) = (Vec::new(), source.split("#[cfg(test)]\nmod tests {").next().unwrap(), 0);
+    let whole = left;
+    while let Some(at) = left.find(['"', '/', '\'']) {
+        let place = whole.len() - left.len() + at;
+        let rest = &left[at + 1..];
+        left = match &left[at..=at] {
+            "/" if rest.starts_with('/') => rest.find('\n').map_or("", |end| &rest[end..]),
+            "/" => rest,
+            // A character; otherwise a lifetime.
+            "'" if rest.starts_with("\\'") || rest.starts_with("\"'") || rest.starts_with("/'") => &rest[2..],
+            "'" => rest,
+            _ if whole[..place].ends_with("r#") => rest.split_once("\"#").unwrap().1,
+            _ => {
+                let (text, behind) = read(rest);
+                found.push((&whole[code..place], text));
+                code = whole.len() - behind.len();
+                behind
+            }
+        };
+    }
+    found
+}
+
+/// One line each, and no word that only readers of some library's sources know.
+#[test]
+fn messages_are_of_one_line_and_without_words_of_libraries() {
+    let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let (mut files, mut number, mut logged, mut odd) = (Vec::new(), 0, 0, Vec::new());
+    for of in ["examples/proxier-demo", "proxier-core", "nftables", "ipvs", "ipset", "iptables", "kmod-probe"] {
+        sources(&top.join(of).join("src"), &mut files);
+    }
+    files.sort();
+    for file in files {
+        let place = file.strip_prefix(&top).unwrap().display();
+        for (code, text) in texts(&fs::read_to_string(&file).unwrap()) {
+            let is_of_attribute = code.ends_with("reason = ") || code.ends_with("doc = ");
+            // Not the names of fields, sets and programs.
+            if is_of_attribute || !text.contains(' ') || !text.contains(char::is_lowercase) {
+                continue;
+            }
+            println!("{place}: {text:?}");
+            let is_logged = code.rsplit([';', '}']).next().unwrap().contains("tracing::");
+            (number, logged) = (number + 1, logged + usize::from(is_logged));
+            let of_a_library =
+                ["ServiceError", "HyperError", "deserializ", "unwrap()", "panicked", "DuplicateKeyPolicy"];
+            // Those that are taken out of a library's text.
+            let is_taken_out = text.ends_with("Error: ") || text.starts_with(", set DuplicateKeyPolicy");
+            if is_logged && text.contains('\n') || !is_taken_out && of_a_library.iter().any(|word| text.contains(word))
+            {
+                odd.push(format!("{place}: {text:?}"));
+            }
+        }
+    }
+    assert!(logged > 50 && number > 500, "{logged} of {number}");
+    assert!(odd.is_empty(), "{odd:#?}");
+}
