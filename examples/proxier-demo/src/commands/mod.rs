@@ -2,7 +2,6 @@
 
 pub mod diff;
 pub mod explain;
-pub(crate) mod forwarding;
 mod live;
 mod mentions;
 pub(crate) mod modes;

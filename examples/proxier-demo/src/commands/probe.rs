@@ -12,7 +12,6 @@ use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::Node;
 use serde_json::{Value, json};
 
-use crate::commands::forwarding::Hints;
 use crate::commands::modes::Modes;
 use crate::engine::beside::beside;
 use crate::engine::choose::Preparing;
@@ -125,8 +124,6 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
         }
     }
     text += &neighbours::text(&reserved);
-    let hints = Hints::read(&settings.core);
-    text += &hints.text();
     let dropping = ipvs::dropping_input(&settings.core, &mut kernel.ports());
     text += &lines(&dropping);
     let mut json = json!(report);
@@ -134,7 +131,6 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     json["rules"] = json!(by.name());
     json["rules_reason"] = json!(choice.and_then(|choice| choice.reason.as_deref()));
     json["reserved"] = neighbours::json(&reserved);
-    json["forwarding"] = hints.json();
     Ok(ModeFindings { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
 }
 
