@@ -5,7 +5,8 @@ use std::process::ExitCode;
 use proxier_demo::commands::{diff, explain, once, probe, render, run, show, trace};
 use proxier_demo::engine::{memory, needs};
 use proxier_demo::output::say;
-use proxier_demo::settings::cli::{self, Command, Configured, Ending};
+use proxier_demo::problem::Stopped;
+use proxier_demo::settings::cli::{self, Command, Configured, Ending, Invocation};
 use proxier_demo::status::logging;
 
 fn main() -> ExitCode {
@@ -32,48 +33,34 @@ fn main() -> ExitCode {
             return ExitCode::FAILURE;
         }
     };
-    let code = match &invocation.command {
-        Command::WriteConfig(file) => write_config(&configured, file),
-        Command::Run { init_only: true, .. } => once::init(&warned(configured)),
-        Command::Run { once: true, .. } => runtime.block_on(once::run_once(&warned(configured))),
-        Command::Run { once: false, .. } => runtime.block_on(run::run(&configured, &invocation)),
-        Command::Plan { output, detailed } => runtime.block_on(once::plan(&warned(configured), *output, *detailed)),
-        Command::Render(output, addresses) => runtime.block_on(render::render(&warned(configured), *output, addresses)),
-        Command::Explain(output, what, addresses) => {
-            runtime.block_on(explain::explain(&warned(configured), *output, what, addresses))
-        }
-        Command::Trace(output, asked, addresses) => {
-            runtime.block_on(trace::trace_packet(&warned(configured), *output, asked, addresses))
-        }
-        Command::Diff(output, modes, addresses) => {
-            runtime.block_on(diff::diff(&warned(configured), *output, *modes, addresses))
-        }
-        Command::Show { output, by_service, watch: None } => {
-            runtime.block_on(show::show(&warned(configured), *output, *by_service))
-        }
-        Command::Show { output, by_service, watch: Some(every) } => {
-            runtime.block_on(show::watch(&warned(configured), *output, *by_service, *every))
-        }
-        Command::Probe(output) => runtime.block_on(probe::probe(&warned(configured), *output)),
-        Command::Cleanup(kept) => once::clean(&warned(configured), *kept),
-    };
+    let code = runtime.block_on(carry_out(&invocation, &configured)).unwrap_or_else(|stopped| {
+        stopped.problems.iter().for_each(say);
+        ExitCode::from(stopped.code)
+    });
     // The kernel's thread may still be busy; do not wait for it.
     runtime.shutdown_background();
     code
 }
 
-/// Prints the configuration's warnings. `run` logs them instead.
-fn warned(configured: Configured) -> Configured {
-    configured.warnings.iter().for_each(say);
-    configured
-}
-
-fn write_config(configured: &Configured, file: &std::path::Path) -> ExitCode {
-    match configured.settings.write(file) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(problem) => {
-            say(problem);
-            ExitCode::FAILURE
-        }
+async fn carry_out(invocation: &Invocation, configured: &Configured) -> Result<ExitCode, Stopped> {
+    let command = &invocation.command;
+    // `run` logs the configuration's warnings.
+    if !matches!(command, Command::Run { once: false, init_only: false } | Command::WriteConfig(_)) {
+        configured.warnings.iter().for_each(say);
+    }
+    match command {
+        Command::WriteConfig(file) => configured.settings.write(file).map(|()| ExitCode::SUCCESS).map_err(Into::into),
+        Command::Run { init_only: true, .. } => once::init(configured),
+        Command::Run { once: true, .. } => once::run_once(configured).await,
+        Command::Run { once: false, .. } => run::run(configured, invocation).await,
+        Command::Plan { output, detailed } => once::plan(configured, *output, *detailed).await,
+        Command::Render(output, addresses) => render::render(configured, *output, addresses).await,
+        Command::Explain(output, what, addresses) => explain::explain(configured, *output, what, addresses).await,
+        Command::Trace(output, asked, addresses) => trace::trace_packet(configured, *output, asked, addresses).await,
+        Command::Diff(output, modes, addresses) => diff::diff(configured, *output, *modes, addresses).await,
+        Command::Show { output, watch: None } => show::show(configured, *output).await,
+        Command::Show { output, watch: Some(every) } => show::watch(configured, *output, *every).await,
+        Command::Probe(output) => probe::probe(configured, *output).await,
+        Command::Cleanup(kept) => once::clean(configured, *kept),
     }
 }

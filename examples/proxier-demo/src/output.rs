@@ -2,7 +2,7 @@
 //! output early, that is not a failure.
 
 use std::fmt::{self, Display, Write as _};
-use std::io::{self, BufWriter, ErrorKind, IsTerminal as _, StdoutLock, Write as _};
+use std::io::{self, BufWriter, ErrorKind, StdoutLock, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use serde_json::Value;
@@ -90,7 +90,6 @@ static LOOK: extern "C" fn() = {
 #[derive(Debug)]
 pub struct Out {
     to: BufWriter<StdoutLock<'static>>,
-    is_terminal: bool,
     outcome: io::Result<()>,
 }
 
@@ -98,23 +97,11 @@ impl Out {
     /// Locks standard output.
     #[must_use]
     pub fn open() -> Self {
-        let to = io::stdout().lock();
-        Out { is_terminal: to.is_terminal(), to: BufWriter::new(to), outcome: Ok(()) }
+        Out { to: BufWriter::new(io::stdout().lock()), outcome: Ok(()) }
     }
 
-    /// Prints lines of text. Long ones are wrapped on a terminal.
+    /// Prints text.
     pub fn text(&mut self, text: &str) {
-        if !self.is_terminal {
-            return self.verbatim(text);
-        }
-        for piece in text.lines().flat_map(wrapped) {
-            self.verbatim(&piece);
-            self.verbatim("\n");
-        }
-    }
-
-    /// Prints text for programs.
-    pub fn verbatim(&mut self, text: &str) {
         if self.outcome.is_ok() {
             self.outcome = write!(self.to, "{}", Visible(text));
         }
@@ -125,7 +112,7 @@ impl Out {
         if self.outcome.is_ok() {
             self.outcome = serde_json::to_writer_pretty(&mut self.to, value).map_err(Into::into);
         }
-        self.verbatim("\n");
+        self.text("\n");
     }
 
     /// Whether everything was printed or the reader has gone; otherwise reports why not.
@@ -152,42 +139,6 @@ pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
     text
 }
 
-/// The width of all text printed to a terminal.
-const COLUMNS: usize = 100;
-const INDENT: &str = "    ";
-
-/// Splits a line into pieces of at most [`COLUMNS`] columns, between words; a longer word is split too. Every piece
-/// except the first is indented.
-fn wrapped(line: &str) -> Vec<String> {
-    if line.chars().count() <= COLUMNS {
-        return vec![line.to_owned()];
-    }
-    let mut pieces = Vec::new();
-    let start: String = line.chars().take_while(|c| *c == ' ').collect();
-    let mut piece = start;
-    // Blanks within a line are part of a table; drop them only at a break.
-    for word in line.trim_start().split_inclusive(' ') {
-        let mut word: Vec<char> = word.chars().collect();
-        if piece.chars().count() + word.iter().collect::<String>().trim_end().chars().count() > COLUMNS {
-            if !piece.trim().is_empty() {
-                pieces.push(piece.trim_end().to_owned());
-                INDENT.clone_into(&mut piece);
-            }
-            while word.len() > COLUMNS - INDENT.len() {
-                let rest = word.split_off(COLUMNS - piece.chars().count());
-                piece.extend(word);
-                pieces.push(std::mem::replace(&mut piece, INDENT.to_owned()));
-                word = rest;
-            }
-        }
-        piece.extend(word);
-    }
-    if !piece.trim().is_empty() {
-        pieces.push(piece.trim_end().to_owned());
-    }
-    pieces
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -197,27 +148,5 @@ mod tests {
         let text = "a\u{1b}[2J\n\tb\0\u{9b}c\r\n";
         assert_eq!(Visible(text).to_string(), "a\\u{1b}[2J\n\tb\\u{0}\\u{9b}c\\r\n");
         assert_eq!(Visible("äöü").to_string(), "äöü");
-    }
-
-    #[test]
-    fn short_lines_stay_unchanged() {
-        let line = "+ virtual server TCP 10.96.0.10:53 rr  (kube-system/kube-dns:dns-tcp)";
-        assert_eq!(wrapped(line), [line]);
-        assert_eq!(wrapped(""), [""]);
-    }
-
-    #[test]
-    fn long_lines_wrap_between_words_without_loss() {
-        let name = "n".repeat(63);
-        let line = format!("  + virtual server TCP [2001:db8::1]:443 rr  ({name}/{name}:a-name-of-a-port)");
-        let pieces = wrapped(&line);
-        assert!(pieces.len() > 1 && pieces.iter().all(|piece| piece.chars().count() <= COLUMNS), "{pieces:#?}");
-        assert_eq!(pieces[0], "  + virtual server TCP [2001:db8::1]:443 rr");
-        let without = |text: &str| text.replace(' ', "");
-        assert_eq!(without(&pieces.concat()), without(&line));
-        assert!(pieces[1..].iter().all(|piece| piece.starts_with(INDENT)), "{pieces:#?}");
-        let words = vec!["word"; 60].join(" ");
-        assert_eq!(wrapped(&words).join(" ").split_whitespace().count(), 60);
-        assert_eq!(without(&wrapped(&"ü".repeat(450)).concat()), "ü".repeat(450));
     }
 }

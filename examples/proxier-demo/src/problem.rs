@@ -3,6 +3,9 @@
 use std::borrow::Cow;
 use std::fmt;
 
+use proxier_core::ports::PortError;
+
+use crate::exit::{BAD_INPUT, FAILED};
 use crate::output::misleads;
 
 /// A part of the input that cannot be used. Prints on one line: `web.yaml: document 2: Service demo/web:
@@ -63,6 +66,52 @@ impl fmt::Display for Problem {
 }
 
 impl std::error::Error for Problem {}
+
+impl From<Problem> for Vec<Problem> {
+    fn from(problem: Problem) -> Self {
+        vec![problem]
+    }
+}
+
+impl From<PortError> for Problem {
+    fn from(error: PortError) -> Self {
+        Problem::new("", error.to_string())
+    }
+}
+
+/// Why a command ends early: what to report, and its exit code.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stopped {
+    /// Reported on one line each.
+    pub problems: Vec<Problem>,
+    /// Exit code: [`FAILED`] or [`BAD_INPUT`].
+    pub code: u8,
+}
+
+impl Stopped {
+    /// Bad usage or bad input.
+    pub fn bad_input(problems: Vec<Problem>) -> Self {
+        Stopped { problems, code: BAD_INPUT }
+    }
+}
+
+impl From<Problem> for Stopped {
+    fn from(problem: Problem) -> Self {
+        vec![problem].into()
+    }
+}
+
+impl From<PortError> for Stopped {
+    fn from(error: PortError) -> Self {
+        Problem::from(error).into()
+    }
+}
+
+impl From<Vec<Problem>> for Stopped {
+    fn from(problems: Vec<Problem>) -> Self {
+        Stopped { problems, code: FAILED }
+    }
+}
 
 /// The text without user names and passwords in URLs.
 fn without_users(text: &str) -> Cow<'_, str> {

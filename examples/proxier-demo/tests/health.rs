@@ -10,15 +10,14 @@ use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::config::{Config, Families, NodePortAddresses};
 use proxier_core::modes::Kind;
-use proxier_core::service::{NodeFacts, OpenOn};
+use proxier_core::service::{HealthCheck, NodeFacts, OpenOn};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey};
 use proxier_demo::settings::cli;
 use proxier_demo::sources::cluster::Options;
 use proxier_demo::sources::initial_list;
-use proxier_demo::sources::read_counts::ReadCounts;
 use proxier_demo::status::health::Health;
 use proxier_demo::status::serve::{listen, serve_health, serve_metrics};
-use proxier_demo::status::service_health::{HealthCheck, ListenAddresses, ServiceHealth};
+use proxier_demo::status::service_health::{ListenAddresses, ServiceHealth};
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Streams};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -191,7 +190,7 @@ async fn requests_to_the_api_server_are_metrics() {
     let url = server.url();
     let words = ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &url].map(Into::into);
     let configured = cli::parse(words).and_then(|invocation| invocation.configure()).unwrap();
-    initial_list::read(&configured, Options::default(), &ReadCounts::default()).await.unwrap();
+    initial_list::read(&configured, Options::default()).await.unwrap();
     // Lists, and watches that were refused.
     let answers = server.requests().iter().filter(|request| request.asks_for_all()).count();
     assert!(answers > 2);

@@ -46,7 +46,6 @@ pub use {changes::Changes, desired::FrontendObserver, indexed::Indexed};
 
 /// The port on which a node reports to load balancers whether a Service has endpoints here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct HealthCheck {
     /// The port.
     pub port: u16,

@@ -16,17 +16,16 @@ use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;
 use serde_json::{Value, json};
 
-use crate::commands::once::{feed, input};
-use crate::commands::render::{empty_kernel, warn_of_no_address};
+use crate::commands::once::{exit_code, input};
+use crate::commands::render::{Simulated, simulate, warn_of_no_address};
 use crate::commands::trace::{Owns, packet};
 use crate::engine::{Engine, kernel};
-use crate::exit::{BAD_INPUT, DIFFERS, FAILED};
+use crate::exit::DIFFERS;
 use crate::message::change::Snapshot;
-use crate::output::{Out, lines, say};
-use crate::problem::Problem;
+use crate::output::{Out, lines};
+use crate::problem::{Problem, Stopped};
 use crate::settings::cli::packet::{Sender, To, TraceRequest};
 use crate::settings::cli::{Configured, From, Output};
-use crate::status::progress::Progress;
 
 /// Stands for a Service where the kernel serves something without one.
 const NO_SERVICE: &str = "no Service:";
@@ -42,34 +41,16 @@ pub async fn diff(
     output: Output,
     (from, to): (From, Option<Kind>),
     node_addresses: &[IpAddr],
-) -> ExitCode {
-    let progress = Progress::of_command();
+) -> Result<ExitCode, Stopped> {
     let found = match from {
         From::Mode(mode) => Found { mode, endpoints: None, addresses: Vec::new() },
-        From::KubeProxy => match Found::read(configured) {
-            Ok(found) => found,
-            Err(problem) => {
-                say(problem);
-                return ExitCode::from(FAILED);
-            }
-        },
+        From::KubeProxy => Found::read(configured)?,
     };
     let to = to.unwrap_or(configured.settings.mode);
-    let (snapshot, unreadable) = match input(configured, &progress).await {
-        Ok(read) => read,
-        Err(code) => return code,
-    };
-    progress.end();
-    unreadable.iter().for_each(say);
+    let (snapshot, unreadable) = input(configured).await?;
     let node_addresses = if node_addresses.is_empty() { &found.addresses } else { node_addresses };
     let serve = |mode| Side::new(configured, mode, snapshot.clone(), node_addresses);
-    let (before, after) = match (serve(found.mode), serve(to)) {
-        (Ok(before), Ok(after)) => (before, after),
-        (Err(problems), _) | (_, Err(problems)) => {
-            problems.iter().for_each(say);
-            return ExitCode::from(BAD_INPUT);
-        }
-    };
+    let (before, after) = (serve(found.mode)?, serve(to)?);
     warn_of_no_address(configured, &before.addresses);
     let differences = Differences::new(&before, &after, &found);
     let mut out = Out::open();
@@ -77,12 +58,9 @@ pub async fn diff(
         Output::Text => out.text(&lines(differences.lines())),
         Output::Json => out.json(&differences.json()),
     }
-    ExitCode::from(match (out.end(), unreadable.is_empty(), differences.services.is_empty()) {
-        (false, ..) => FAILED,
-        (true, false, _) => BAD_INPUT,
-        (true, true, true) => 0,
-        (true, true, false) => DIFFERS,
-    })
+    let is_printed = out.end();
+    let differs = is_printed && unreadable.is_empty() && !differences.services.is_empty();
+    Ok(if differs { ExitCode::from(DIFFERS) } else { exit_code(is_printed, &unreadable) })
 }
 
 /// The mode that serves before, and its objects in the kernel if a kube-proxy has left them.
@@ -97,10 +75,9 @@ struct Found {
 impl Found {
     /// Reads what a kube-proxy in any mode has left in this kernel.
     fn read(configured: &Configured) -> Result<Self, Problem> {
-        let failed = |error: &dyn std::fmt::Display| Problem::new("", error.to_string());
         let mut kernel = kernel::open()?;
         let mut ports = kernel.ports();
-        let host = ports.links.addresses().map_err(|error| failed(&error))?;
+        let host = ports.links.addresses()?;
         let names = &configured.settings.core.names;
         let device = names.device.as_str();
         let addresses: Vec<IpAddr> = other_addresses(&host, names).filter(|address| !address.is_loopback()).collect();
@@ -123,7 +100,7 @@ impl Found {
                 served.into_iter().map(|(key, served)| (key, served.endpoints.unwrap_or_default())).collect();
             return Ok(Found { mode: Kind::Iptables, endpoints: Some(endpoints), addresses });
         }
-        if let Some(endpoints) = list_kube_proxy(ports.tables).map_err(|error| failed(&error))? {
+        if let Some(endpoints) = list_kube_proxy(ports.tables)? {
             return Ok(Found { mode: Kind::Nftables, endpoints: Some(endpoints), addresses });
         }
         Err(Problem::new(
@@ -159,13 +136,9 @@ impl Side {
         mode: Kind,
         snapshot: Snapshot,
         node_addresses: &[IpAddr],
-    ) -> Result<Self, Vec<Problem>> {
-        let configured = configured.in_mode(mode)?;
-        let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
-        let mut engine = Engine::in_memory(&configured, kernel);
-        feed(&mut engine, snapshot);
-        // What cannot be written in memory is a refusal, which is compared.
-        let _report = engine.pass();
+    ) -> Result<Self, Stopped> {
+        let configured = configured.in_mode(mode).map_err(Stopped::bad_input)?;
+        let Simulated { engine, addresses, .. } = simulate(&configured, snapshot, node_addresses)?;
         Ok(Side { engine, addresses, configured })
     }
 

@@ -4,7 +4,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::process::ExitCode;
-use std::str::FromStr;
 
 use proxier_core::engine::Reconciler;
 use proxier_core::modes::Kind;
@@ -17,50 +16,37 @@ use proxier_core::snapshot::{ObjectKey, ServicePort, Store, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::commands::mentions::{self, Mention};
-use crate::commands::once::{feed, input};
+use crate::commands::once::{exit_code, input};
 use crate::commands::policies::{Policy, policies, policy_name};
-use crate::commands::render::{empty_kernel, warn_of_no_address};
-use crate::engine::Engine;
+use crate::commands::render::{Simulated, simulate, warn_of_no_address};
 use crate::engine::view::unreadable_line;
-use crate::exit::{BAD_INPUT, FAILED};
+use crate::exit::FAILED;
 use crate::message::change::Snapshot;
 use crate::output::{Out, lines, say};
+use crate::problem::{Problem, Stopped};
 use crate::settings::cli::packet::To;
 use crate::settings::cli::{Configured, Output};
-use crate::status::progress::Progress;
 
 /// Explains a Service (`namespace/name`, with or without `:port`), or which one has an address and port. Exit code 0:
 /// explained. 1: no Service has that name or that address and port, or the input is missing. 2: bad input, or some of
 /// it could not be read.
-pub async fn explain(configured: &Configured, output: Output, asked: &str, node_addresses: &[IpAddr]) -> ExitCode {
-    let progress = Progress::of_command();
-    let asked: Subject = match asked.parse() {
-        Ok(asked) => asked,
-        Err(reason) => {
-            say(reason);
-            return ExitCode::from(BAD_INPUT);
-        }
-    };
-    let (mut snapshot, unreadable) = match input(configured, &progress).await {
-        Ok(read) => read,
-        Err(code) => return code,
-    };
-    progress.end();
-    unreadable.iter().for_each(say);
+pub async fn explain(
+    configured: &Configured,
+    output: Output,
+    asked: &str,
+    node_addresses: &[IpAddr],
+) -> Result<ExitCode, Stopped> {
+    let asked = Subject::read(asked).map_err(|problem| Stopped::bad_input(vec![problem]))?;
+    let (mut snapshot, unreadable) = input(configured).await?;
     keep_what_matters(&mut snapshot, &asked);
     let objects = snapshot.services.clone();
-    let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
+    let Simulated { mut engine, addresses, .. } = simulate(configured, snapshot, node_addresses)?;
     warn_of_no_address(configured, &addresses);
-    let mut engine = Engine::in_memory(configured, kernel);
-    feed(&mut engine, snapshot);
-    if engine.pass().is_none() {
-        return ExitCode::from(FAILED);
-    }
     let found = match find(engine.proxier(), &asked, &objects) {
         Ok(found) => found,
         Err(lines) => {
             lines.iter().for_each(say);
-            return ExitCode::from(FAILED);
+            return Ok(ExitCode::from(FAILED));
         }
     };
     let object = objects.get(&found.service).map(Box::as_ref);
@@ -71,11 +57,7 @@ pub async fn explain(configured: &Configured, output: Output, asked: &str, node_
         Output::Text => out.text(&lines(explained.lines())),
         Output::Json => out.json(&explained.json()),
     }
-    ExitCode::from(match (out.end(), unreadable.is_empty()) {
-        (false, _) => FAILED,
-        (true, false) => BAD_INPUT,
-        (true, true) => 0,
-    })
+    Ok(exit_code(out.end(), &unreadable))
 }
 
 /// Result of the search: the Service to explain, and the requested part of it.
@@ -96,10 +78,8 @@ enum Subject {
     Frontend(FrontendKey),
 }
 
-impl FromStr for Subject {
-    type Err = String;
-
-    fn from_str(asked: &str) -> Result<Self, String> {
+impl Subject {
+    fn read(asked: &str) -> Result<Self, Problem> {
         let before = asked.split('/').next().filter(|before| before.len() < asked.len());
         if before.is_some_and(|before| !before.starts_with('[') && !before.contains(':')) {
             let (name, port) = match asked.split_once(':') {
@@ -110,7 +90,8 @@ impl FromStr for Subject {
             return Ok(Subject::Service(ObjectKey::new(namespace, name), port));
         }
         let To(key) = asked.parse().map_err(|reason| {
-            format!("{asked:?} is neither NAMESPACE/NAME of a Service, nor an address and port: {reason}")
+            let what = format!("{asked:?} is neither NAMESPACE/NAME of a Service, nor an address and port");
+            Problem::new("", format!("{what}: {reason}"))
         })?;
         Ok(Subject::Frontend(key))
     }
@@ -532,8 +513,6 @@ fn kinds(frontend: &Frontend) -> Vec<&'static str> {
     names.into_iter().filter(|(role, _)| frontend.roles.contains(*role)).map(|(_, name)| name).collect()
 }
 
-/// Endpoints, or the refusal, that answer at a Frontend. `is_split`: clients outside have their own virtual server in
-/// IPVS mode.
 /// Whether all traffic to it goes to endpoints on this node. Where clients can be told apart, this node and its pods reach all
 /// endpoints by external addresses.
 fn stays_on_this_node(frontend: &Frontend, mode: Kind, is_split: bool) -> bool {
@@ -543,6 +522,8 @@ fn stays_on_this_node(frontend: &Frontend, mode: Kind, is_split: bool) -> bool {
     frontend.policy == TrafficPolicy::Local && !falls_back && (is_inside || !tells_apart)
 }
 
+/// Endpoints, or the refusal, that answer at a Frontend. `is_split`: clients outside have their own virtual server in
+/// IPVS mode.
 fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
     let count = |number: usize| match number {
         0 => "no endpoint".to_owned(),

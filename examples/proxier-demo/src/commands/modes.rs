@@ -5,13 +5,12 @@ use std::fmt::Write as _;
 use kmod_probe::Answer;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::Kind;
 use proxier_core::modes::select::{RequestedMode, candidates};
-use proxier_core::modes::{Kind, iptables, nftables};
-use proxier_core::service::NodeFacts;
-use proxier_core::snapshot::{HostAddresses, Node};
 use serde_json::{Value, json};
 
-use crate::engine::{self, choose, needs, userspace};
+use crate::engine::{self, choose, needs};
+use crate::settings::Settings;
 use crate::settings::cli::Configured;
 
 /// A requirement of a mode.
@@ -116,76 +115,59 @@ fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Mo
         }
     };
     let settings = &engine::with_rules(&configured.settings, &mut kernel.ports(), choose::Preparing::Nothing).0;
-    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
-    let families = settings.core.families.iter();
-    match mode {
-        Kind::Nftables => {
-            let ports = kernel.ports();
-            let tried = nftables::trials(families, &facts, ports.tables).into_iter().map(|(family, outcome)| {
-                let outcome = outcome.map_err(|error| error.to_string());
-                Requirement::from_outcome(format!("{family}: chains, sets and rules"), outcome)
-            });
-            any(mode, tried.collect())
-        }
-        Kind::Iptables => {
-            let ports = kernel.ports();
-            let mut requirements = Vec::new();
-            let mut serves = false;
-            for family in families {
-                let tried = iptables::trial(family, &facts, ports.rules);
-                serves |= tried.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
-                requirements.extend(tried.into_iter().map(|tried| {
-                    let what = format!("{family}: rules of {}", tried.what);
-                    Requirement::from_outcome(what, tried.outcome.map_err(|error| error.to_string()))
-                }));
-            }
-            ModeResult { mode, serves, requirements }
-        }
-        Kind::Userspace => any(
-            mode,
-            match userspace::attempt(settings, kernel) {
-                Ok(tried) => tried
-                    .into_iter()
-                    .map(|(family, outcome)| {
-                        let outcome = outcome.map_err(|error| error.to_string());
-                        Requirement::from_outcome(format!("{family}: sockets and routes"), outcome)
-                    })
-                    .collect(),
-                Err(error) => vec![Requirement::from_outcome("sockets and routes".to_owned(), Err(error.to_string()))],
-            },
-        ),
-        Kind::Ipvs => match needs::check(settings, kernel) {
-            Ok(report) => {
-                let is_met = match report.verdict.answer {
-                    Answer::Yes => Some(true),
-                    Answer::No => Some(false),
-                    Answer::Unknown => None,
-                };
-                let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
-                let what = || if by_nft { "modules, nf_tables" } else { "modules, sets, iptables programs" }.to_owned();
-                let missing = |fix: &String| Requirement { what: what(), is_met, fix: fix.clone() };
-                let mut requirements: Vec<Requirement> = report.verdict.reasons.iter().map(missing).collect();
-                if requirements.is_empty() {
-                    requirements.push(Requirement { what: what(), is_met, fix: String::new() });
-                }
-                let mut serves = is_met == Some(true);
-                if by_nft {
-                    let tried = needs::try_ipvs_table(settings, kernel);
-                    serves &= tried.iter().any(|(_, outcome)| outcome.is_ok());
-                    requirements.extend(tried.into_iter().map(|(family, outcome)| {
-                        let outcome = outcome.map_err(|error| error.to_string());
-                        Requirement::from_outcome(format!("{family}: table of IPVS mode"), outcome)
-                    }));
-                }
-                ModeResult { mode, serves, requirements }
-            }
-            Err(problem) => {
-                any(mode, vec![Requirement::from_outcome("its scheduler".to_owned(), Err(problem.to_string()))])
-            }
-        },
+    if mode != Kind::Ipvs {
+        return of_trials(mode, settings, kernel);
     }
+    let report = match needs::check(settings, kernel) {
+        Ok(report) => report,
+        Err(problem) => {
+            let scheduler = Requirement::from_outcome("its scheduler".to_owned(), Err(problem.to_string()));
+            return ModeResult { mode, serves: false, requirements: vec![scheduler] };
+        }
+    };
+    let is_met = match report.verdict.answer {
+        Answer::Yes => Some(true),
+        Answer::No => Some(false),
+        Answer::Unknown => None,
+    };
+    let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
+    let what = if by_nft { "modules, nf_tables" } else { "modules, sets, iptables programs" };
+    let mut reasons = report.verdict.reasons.clone();
+    if reasons.is_empty() {
+        reasons.push(String::new());
+    }
+    let of = |fix| Requirement { what: what.to_owned(), is_met, fix };
+    let mut requirements: Vec<Requirement> = reasons.into_iter().map(of).collect();
+    let mut serves = is_met == Some(true);
+    if by_nft {
+        let table = of_trials(mode, settings, kernel);
+        serves &= table.serves;
+        requirements.extend(table.requirements);
+    }
+    ModeResult { mode, serves, requirements }
 }
 
-fn any(mode: Kind, requirements: Vec<Requirement>) -> ModeResult {
-    ModeResult { mode, serves: requirements.iter().any(|requirement| requirement.is_met == Some(true)), requirements }
+/// What the trials of a mode show.
+fn of_trials(mode: Kind, settings: &Settings, kernel: &mut KernelPorts) -> ModeResult {
+    let what = match mode {
+        Kind::Nftables => "chains, sets and rules",
+        Kind::Iptables => "rules of ",
+        Kind::Userspace => "sockets and routes",
+        Kind::Ipvs => "table of IPVS mode",
+    };
+    let tried = match needs::try_mode(mode, settings, kernel) {
+        Ok(tried) => tried,
+        Err(error) => {
+            let failed = Requirement::from_outcome(what.to_owned(), Err(error.to_string()));
+            return ModeResult { mode, serves: false, requirements: vec![failed] };
+        }
+    };
+    let serves = tried.iter().any(|(_, trials)| needs::serves(trials));
+    let requirements = tried.into_iter().flat_map(|(family, trials)| {
+        trials.into_iter().map(move |of| {
+            let what = format!("{family}: {what}{}", of.what.unwrap_or_default());
+            Requirement::from_outcome(what, of.outcome.map_err(|error| error.to_string()))
+        })
+    });
+    ModeResult { mode, serves, requirements: requirements.collect() }
 }

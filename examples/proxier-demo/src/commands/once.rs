@@ -1,13 +1,12 @@
 //! `run --once`, `plan` and `cleanup`, which do their work once and end.
 
-use std::fmt::Display;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use proxier_core::engine::{Reconciler, Removal};
 use proxier_core::modes::cleanup::{cleanup, cleanup_beside_kube_proxy, kept_for_the_kubelet};
 use proxier_core::modes::select::RequestedMode;
-use proxier_core::modes::{Cleaned, Kind, Names, Plan, sysctl_changes};
+use proxier_core::modes::{Kind, Names, Plan, sysctl_changes};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::SysctlChange;
@@ -21,32 +20,32 @@ use crate::engine::privileges;
 use crate::engine::{Engine, Kernel, rules_in_memory};
 use crate::exit::{BAD_INPUT, CHANGES, FAILED};
 use crate::message::change::Snapshot;
-use crate::output::{self, Out};
-use crate::problem::Problem;
+use crate::output::{self, Out, say};
+use crate::problem::{Problem, Stopped};
 use crate::settings::cli::{Configured, Output};
 use crate::sources::cluster;
-use crate::sources::initial_list::{self, Unread};
-use crate::status::progress::{self, Progress};
+use crate::sources::initial_list;
 
-/// Prints something on its own line.
-fn say(what: impl Display) {
-    progress::clear();
-    output::say(what);
+/// The exit code of a command that has ended by itself.
+pub(crate) fn exit_code(is_done: bool, unreadable: &[Problem]) -> ExitCode {
+    ExitCode::from(match (is_done, unreadable.is_empty()) {
+        (false, _) => FAILED,
+        (true, false) => BAD_INPUT,
+        (true, true) => 0,
+    })
 }
 
-fn complain(problems: &[Problem], code: u8) -> ExitCode {
-    problems.iter().for_each(say);
-    ExitCode::from(code)
+/// Reads the initial list, and reports what cannot be read.
+pub(crate) async fn input(configured: &Configured) -> Result<(Snapshot, Vec<Problem>), Stopped> {
+    let (snapshot, unreadable) = read(configured).await?;
+    unreadable.iter().for_each(say);
+    Ok((snapshot, unreadable))
 }
 
-/// Reads the initial list; otherwise returns the exit code.
-pub(crate) async fn input(configured: &Configured, progress: &Progress) -> Result<(Snapshot, Vec<Problem>), ExitCode> {
+/// Reads the initial list.
+async fn read(configured: &Configured) -> Result<(Snapshot, Vec<Problem>), Stopped> {
     let options = cluster::Options::from_settings(&configured.settings);
-    let snapshot = initial_list::read(configured, options, progress.counted()).await.map_err(|unread| {
-        let code = if matches!(unread, Unread::BadInput(_)) { BAD_INPUT } else { FAILED };
-        complain(unread.problems(), code)
-    })?;
-    progress.at_kernel();
+    let snapshot = initial_list::read(configured, options).await?;
     let unreadable = snapshot.unreadable.iter().map(|of| of.problem.clone()).collect();
     Ok((snapshot, unreadable))
 }
@@ -58,13 +57,11 @@ pub(crate) fn feed<K: Kernel>(engine: &mut Engine<K>, snapshot: Snapshot) {
     }
 }
 
-/// An engine with the initial list, ready to write; otherwise the exit code.
-async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, Vec<Problem>), ExitCode> {
+/// An engine with the initial list, ready to write.
+async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), Stopped> {
     // The mode decides which objects of the cluster are read.
-    let chosen = choose(configured, Preparing::LoadModules, |mode| !mode.facts().is_process)
-        .await
-        .map_err(|problems| complain(&problems, FAILED))?;
-    let (snapshot, unreadable) = input(&chosen.configured, progress).await?;
+    let chosen = choose(configured, Preparing::LoadModules, |mode| !mode.facts().is_process).await?;
+    let (snapshot, unreadable) = read(&chosen.configured).await?;
     if let Some(reason) = chosen.reason() {
         say(reason);
     }
@@ -77,22 +74,16 @@ async fn ready(configured: &Configured, progress: &Progress) -> Result<(Engine, 
 
 /// Runs one full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: some input could not
 /// be read; the kernel is as the rest requires.
-pub async fn run_once(configured: &Configured) -> ExitCode {
+pub async fn run_once(configured: &Configured) -> Result<ExitCode, Stopped> {
     if matches!(configured.settings.asked, RequestedMode::Mode(mode) if mode.facts().is_process) {
         let reason = "userspace mode serves only while the program runs: omit --once";
-        return complain(&[Problem::new("", reason)], BAD_INPUT);
+        return Err(Stopped::bad_input(vec![Problem::new("", reason)]));
     }
-    let _lock = match privileges::require().and_then(|()| Lock::take()) {
-        Ok(lock) => lock,
-        Err(problem) => return complain(&[problem], FAILED),
-    };
-    let progress = Progress::of_command();
-    let (mut engine, unreadable) = match ready(configured, &progress).await {
-        Ok(ready) => ready,
-        Err(code) => return code,
-    };
+    privileges::require()?;
+    let _lock = Lock::take()?;
+    let (mut engine, unreadable) = ready(configured).await?;
     unreadable.iter().for_each(say);
-    let Some(mut report) = engine.pass() else { return complain(&[Problem::new("", "nothing was done")], FAILED) };
+    let mut report = engine.pass().ok_or_else(|| Problem::new("", "nothing was done"))?;
     let routes_went = report.applied.done.contains_key(&(Part::Route, Action::Delete));
     if report.is_done() && (report.draining > 0 || routes_went) {
         // There is only this check, so remove real servers without connections, and rules that guarded routes, at once.
@@ -105,7 +96,6 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
             }
         }
     }
-    progress.end();
     engine.proxier().rejections().for_each(say);
     engine.proxier().unmarked().for_each(say);
     print_report(&report);
@@ -118,11 +108,7 @@ pub async fn run_once(configured: &Configured) -> ExitCode {
     let what = if is_ipvs { "virtual servers" } else { "Frontends" };
     let made = format!("{} {what}, {} made", desired.frontends().count(), output::changes(report.writes()));
     is_done &= print([made]);
-    match (is_done, unreadable.is_empty()) {
-        (false, _) => ExitCode::from(FAILED),
-        (true, false) => ExitCode::from(BAD_INPUT),
-        (true, true) => ExitCode::SUCCESS,
-    }
+    Ok(exit_code(is_done, &unreadable))
 }
 
 /// Removes objects of other modes. Returns whether all of them, and all UDP flows that they had forwarded, are removed.
@@ -136,7 +122,7 @@ fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
             return false;
         }
     };
-    complain_of(&cleaned);
+    cleaned.leftovers().for_each(say);
     if cleaned.removed() == 0 {
         return cleaned.is_done();
     }
@@ -147,11 +133,8 @@ fn remove_others<K: Kernel>(engine: &mut Engine<K>) -> bool {
 }
 
 /// `--init-only`: only writes the settings of the host that the mode needs, which need more privilege than serving.
-pub fn init(configured: &Configured) -> ExitCode {
-    let mut kernel = match kernel::open() {
-        Ok(kernel) => kernel,
-        Err(problem) => return complain(&[problem], FAILED),
-    };
+pub fn init(configured: &Configured) -> Result<ExitCode, Stopped> {
+    let mut kernel = kernel::open()?;
     let settings = &configured.settings;
     let ports = kernel.ports();
     let (mut changes, mut unmet) = sysctl_changes(settings.mode, &settings.host, ports.sysctls);
@@ -161,24 +144,23 @@ pub fn init(configured: &Configured) -> ExitCode {
         changes.retain(is_there);
         unmet.retain(is_there);
     }
-    let (mut failed, mut done) = (0_u8, Vec::new());
+    let (mut is_done, mut done) = (true, Vec::new());
     for change in changes {
         match ports.sysctls.set(&change.path, &change.to) {
             Ok(()) => done.push(format!("{} = {}", change.path, change.to)),
             Err(error) => {
                 say(error);
-                failed = FAILED;
+                is_done = false;
             }
         }
     }
-    for unmet in unmet {
-        let now = unmet.from.as_deref().unwrap_or("unknown");
-        say(format_args!("{} stays {now}: this process cannot write it", unmet.path));
-    }
-    if !print(done) {
-        failed = FAILED;
-    }
-    ExitCode::from(failed)
+    unmet.iter().for_each(say_unmet);
+    Ok(exit_code(print(done) && is_done, &[]))
+}
+
+fn say_unmet(unmet: &SysctlChange) {
+    let now = unmet.from.as_deref().unwrap_or("unknown");
+    say(format_args!("{} stays {now}: this process cannot write it", unmet.path));
 }
 
 /// Prints these lines; returns whether that was possible, or the reader has gone.
@@ -195,10 +177,7 @@ pub(crate) fn print_report(report: &Report) {
     for lack in &report.applied.lacks {
         say(format_args!("this kernel lacks a feature: {lack}"));
     }
-    for unmet in &report.unmet {
-        let now = unmet.from.as_deref().unwrap_or("unknown");
-        say(format_args!("{} stays {now}: this process cannot write it", unmet.path));
-    }
+    report.unmet.iter().for_each(say_unmet);
     report.limited.iter().for_each(say);
     report.refused.iter().for_each(say);
     if let Some(stopped) = &report.stopped {
@@ -211,23 +190,17 @@ pub(crate) fn print_report(report: &Report) {
 
 /// Prints what would change. If this kernel does not support the mode, prints a note and what an empty kernel with this
 /// host's addresses would get. With `detailed`, the exit code tells whether anything would change.
-pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> ExitCode {
-    let progress = Progress::of_command();
+pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Result<ExitCode, Stopped> {
     // Without privilege nothing can be read from this kernel.
-    if let Err(problem) = privileges::require() {
-        return complain(&[problem], FAILED);
-    }
-    let chosen = if configured.settings.asked == RequestedMode::Auto {
-        choose(configured, Preparing::Nothing, |_mode| true).await
-    } else {
-        choose(&configured.without_fallback(), Preparing::Nothing, |_mode| true).await
-    };
+    privileges::require()?;
+    let mut asked = configured.clone();
+    asked.no_fallback |= configured.settings.asked != RequestedMode::Auto;
+    let chosen = choose(&asked, Preparing::Nothing, |_mode| true).await;
     // The mode decides which objects of the cluster are read.
     let serving = chosen.as_ref().map_or(configured, |chosen| &chosen.configured);
-    let (snapshot, unreadable) = match input(serving, &progress).await {
-        Ok(read) => read,
-        Err(code) => return if detailed { ExitCode::from(FAILED) } else { code },
-    };
+    let read = read(serving).await;
+    let (snapshot, unreadable) =
+        read.map_err(|stopped| if detailed { Stopped { code: FAILED, ..stopped } } else { stopped })?;
     let obstacles = match chosen {
         Ok(chosen) => {
             if let Some(reason) = chosen.reason() {
@@ -238,7 +211,7 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Ex
             notes.iter().for_each(say);
             feed(&mut engine, snapshot);
             engine.read_running_sockets().into_iter().for_each(say);
-            return preview(&mut engine, &unreadable, (output, detailed), &progress);
+            return Ok(preview(&mut engine, &unreadable, (output, detailed)));
         }
         Err(problems) => problems,
     };
@@ -249,27 +222,16 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Ex
     ));
     rules_in_memory(&configured.settings).iter().for_each(say);
     let mut empty = Sketch::default();
-    match kernel::open_to_look().map(|mut here| here.ports().links.addresses()) {
-        Ok(Ok(host)) => {
-            host.interfaces.iter().for_each(|(device, addresses)| empty.set_interface(device, addresses));
-        }
-        Ok(Err(error)) => return complain(&[Problem::new("", error.to_string())], FAILED),
-        Err(problem) => return complain(&[problem], FAILED),
-    }
+    let host = kernel::open_to_look()?.ports().links.addresses()?;
+    host.interfaces.iter().for_each(|(device, addresses)| empty.set_interface(device, addresses));
     let mut engine = Engine::in_memory(configured, empty);
     feed(&mut engine, snapshot);
-    preview(&mut engine, &unreadable, (output, detailed), &progress)
+    Ok(preview(&mut engine, &unreadable, (output, detailed)))
 }
 
-fn preview<K: Kernel>(
-    engine: &mut Engine<K>,
-    unreadable: &[Problem],
-    (output, detailed): (Output, bool),
-    progress: &Progress,
-) -> ExitCode {
+fn preview<K: Kernel>(engine: &mut Engine<K>, unreadable: &[Problem], (output, detailed): (Output, bool)) -> ExitCode {
     let (plan, report) = engine.preview();
     let left = engine.beside();
-    progress.end();
     let proxier = engine.proxier();
     let names = Names::new(proxier.store(), proxier.desired());
     let differs = report.stopped.is_some() || plan.steps(&names).next().is_some();
@@ -331,30 +293,21 @@ fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, (unreadable, le
     })
 }
 
-/// Reports objects that could not be removed.
-fn complain_of(cleaned: &Cleaned) {
-    cleaned.leftovers().for_each(say);
-}
-
 /// Removes all objects of this program and of a kube-proxy, except those of a kube-proxy that serves in mode `kept`.
-pub fn clean(configured: &Configured, kept: Option<Kind>) -> ExitCode {
-    let opened = privileges::require()
-        .and_then(|()| privileges::require_rules())
-        .and_then(|()| Lock::take())
-        .and_then(|lock| Ok((lock, kernel::open()?)));
-    let (_lock, mut kernel) = match opened {
-        Ok(opened) => opened,
-        Err(problem) => return complain(&[problem], FAILED),
-    };
+pub fn clean(configured: &Configured, kept: Option<Kind>) -> Result<ExitCode, Stopped> {
+    privileges::require()?;
+    privileges::require_rules()?;
+    let _lock = Lock::take()?;
+    let mut kernel = kernel::open()?;
     let (config, mut ports) = (&configured.settings.core, kernel.ports());
     let cleaned = match kept {
         None => cleanup(config, None, &mut ports),
         Some(mode) => cleanup_beside_kube_proxy(config, mode, &mut ports),
     };
-    complain_of(&cleaned);
+    cleaned.leftovers().for_each(say);
     let others =
         cleaned.foreign.iter().map(|key| format!("virtual server {key} was not created by proxier-demo and stays"));
     let kept = kept_for_the_kubelet(&mut kernel.ports());
     let is_printed = print([format!("{} things removed", cleaned.removed())].into_iter().chain(others).chain(kept));
-    ExitCode::from(if is_printed && cleaned.is_done() { 0 } else { FAILED })
+    Ok(exit_code(is_printed && cleaned.is_done(), &[]))
 }

@@ -5,19 +5,20 @@ use std::process::ExitCode;
 use kmod_probe::Answer;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::{Kind, fast_path, iptables, ipvs};
-use proxier_core::net::Family;
+use proxier_core::modes::{Kind, fast_path, ipvs};
 use proxier_core::ports::PortError;
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::Node;
 use serde_json::{Value, json};
 
 use crate::commands::modes::Modes;
+use crate::commands::once::exit_code;
 use crate::engine::beside::beside;
 use crate::engine::choose::Preparing;
+use crate::engine::needs::Trial;
 use crate::engine::{self, kernel, needs, neighbours, userspace};
-use crate::output::{Out, lines, say};
-use crate::problem::Problem;
+use crate::output::{Out, lines};
+use crate::problem::{Problem, Stopped};
 use crate::settings::Settings;
 use crate::settings::cli::{Configured, Output};
 
@@ -28,79 +29,42 @@ struct ModeFindings {
     json: Value,
 }
 
-impl ModeFindings {
-    fn new(works: bool, lines: &[String], json: Value) -> Self {
-        ModeFindings { works, text: lines.join("\n") + "\n", json }
-    }
-}
-
-/// Whether nftables mode can serve each family.
-fn probe_nftables(settings: &Settings, kernel: &mut KernelPorts) -> ModeFindings {
-    let tried = needs::try_nftables(settings, kernel);
-    let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
-    let mut lines = vec![format!("nftables mode: {}", if works { "yes" } else { "no" })];
-    for (family, outcome) in &tried {
-        lines.push(match outcome {
-            Ok(()) => format!("  {family}: the kernel takes all chains, sets and rules"),
-            Err(error) => format!("  {family}: {error}"),
-        });
-    }
-    let family = |(family, outcome): &(Family, Result<(), PortError>)| {
-        let reason = outcome.as_ref().err().map(ToString::to_string);
-        json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
-    };
-    let families: Vec<_> = tried.iter().map(family).collect();
-    ModeFindings::new(works, &lines, json!({"mode": "nftables", "works": works, "families": families}))
-}
-
-/// Whether iptables mode can serve each family, and which features it lacks here.
-fn probe_iptables(settings: &Settings, kernel: &mut KernelPorts) -> ModeFindings {
-    let tried: Vec<_> = needs::try_iptables(settings, kernel).collect();
-    let serves = |all: &[iptables::Tried]| all.iter().all(|tried| !tried.is_needed_by_all || tried.outcome.is_ok());
-    let works = tried.iter().any(|(_, all)| serves(all));
-    let mut lines = vec![format!("iptables mode: {}", if works { "yes" } else { "no" })];
-    for (family, all) in &tried {
-        for tried in all {
-            lines.push(match &tried.outcome {
-                Ok(()) => format!("  {family}: {}: program and kernel have all matches and targets", tried.what),
-                Err(error) => format!("  {family}: {}: {error}", tried.what),
-            });
+/// Whether another mode than IPVS mode can serve each family, and which features it lacks here.
+fn probe_families(mode: Kind, settings: &Settings, kernel: &mut KernelPorts) -> Result<ModeFindings, PortError> {
+    let tried = needs::try_mode(mode, settings, kernel)?;
+    let works = tried.iter().any(|(_, trials)| needs::serves(trials));
+    let mut text = format!("{mode} mode: {}\n", if works { "yes" } else { "no" });
+    let mut families = Vec::new();
+    for (family, trials) in &tried {
+        let mut rules = Vec::new();
+        for Trial { what, outcome, .. } in trials {
+            let about = what.map(|what| format!("{what}: ")).unwrap_or_default();
+            let reason = outcome.as_ref().err().map(ToString::to_string);
+            let works = match mode {
+                Kind::Iptables => "program and kernel have all matches and targets",
+                Kind::Userspace => "this process can listen",
+                _ => "the kernel takes all chains, sets and rules",
+            };
+            text += &format!("  {family}: {about}{}\n", reason.as_deref().unwrap_or(works));
+            rules.push(json!({"what": what, "works": outcome.is_ok(), "reason": reason}));
         }
+        let mut of_family = json!({"family": family.name(), "works": needs::serves(trials)});
+        if mode == Kind::Iptables {
+            of_family["rules"] = rules.into();
+        } else {
+            of_family["reason"] = rules.first().map(|rule| rule["reason"].clone()).into();
+        }
+        families.push(of_family);
     }
-    let kind = |tried: &iptables::Tried| {
-        let reason = tried.outcome.as_ref().err().map(ToString::to_string);
-        json!({"what": tried.what, "works": tried.outcome.is_ok(), "reason": reason})
-    };
-    let family = |(family, all): &(Family, Vec<iptables::Tried>)| {
-        let rules: Vec<_> = all.iter().map(kind).collect();
-        json!({"family": family.name(), "works": serves(all), "rules": rules})
-    };
-    let families: Vec<_> = tried.iter().map(family).collect();
-    ModeFindings::new(works, &lines, json!({"mode": "iptables", "works": works, "families": families}))
-}
-
-/// Whether userspace mode can serve each family.
-fn probe_userspace(settings: &Settings, kernel: &mut KernelPorts) -> Result<ModeFindings, PortError> {
-    let tried = userspace::attempt(settings, kernel)?;
-    let works = tried.iter().any(|(_, outcome)| outcome.is_ok());
-    let open_files = userspace::raise_open_files();
-    let mut lines = vec![format!("userspace mode: {}", if works { "yes" } else { "no" })];
-    for (family, outcome) in &tried {
-        lines.push(match outcome {
-            Ok(()) => format!("  {family}: this process can listen"),
-            Err(error) => format!("  {family}: {error}"),
-        });
+    let mut json = json!({"mode": mode.name(), "works": works, "families": families});
+    if mode.facts().is_process {
+        let open_files = userspace::raise_open_files();
+        text += &format!(
+            "  {open_files} files may be open: one for each listener and flow of UDP, two for each connection\n"
+        );
+        json["openFiles"] = open_files.into();
     }
-    lines.push(format!(
-        "  {open_files} files may be open: one for each listener and flow of UDP, two for each connection"
-    ));
-    let family = |(family, outcome): &(Family, Result<(), PortError>)| {
-        let reason = outcome.as_ref().err().map(ToString::to_string);
-        json!({"family": family.name(), "works": outcome.is_ok(), "reason": reason})
-    };
-    let families: Vec<_> = tried.iter().map(family).collect();
-    let json = json!({"mode": "userspace", "works": works, "families": families, "openFiles": open_files});
-    Ok(ModeFindings::new(works, &lines, json))
+    Ok(ModeFindings { works, text, json })
 }
 
 /// Whether IPVS mode can serve, with each requirement, and the features that are missing on this node.
@@ -113,24 +77,20 @@ async fn probe_ipvs(configured: &Configured, kernel: &mut KernelPorts) -> Result
     let mut text = format!("{report}{}\n", choice.map_or_else(|| format!("rules by {by}"), ToString::to_string));
     let mut takes_table = true;
     if by == RulesBy::Nftables {
-        let tried = needs::try_ipvs_table(settings, kernel);
-        takes_table = tried.iter().any(|(_, outcome)| outcome.is_ok());
-        for (family, outcome) in tried {
-            let says = match outcome {
-                Ok(()) => "the kernel takes all chains, sets and rules".to_owned(),
-                Err(error) => error.to_string(),
-            };
-            text.extend(["  ", family.name(), ": ", &says, "\n"]);
-        }
+        let ModeFindings { works, text: of_table, .. } = probe_families(Kind::Ipvs, settings, kernel)?;
+        takes_table = works;
+        // Without the line about the mode.
+        text.extend(of_table.split_inclusive('\n').skip(1));
     }
-    text += &neighbours::text(&reserved);
+    let (of_reserved, reserved) = neighbours::shown(&reserved);
+    text += &of_reserved;
     let dropping = ipvs::dropping_input(&settings.core, &mut kernel.ports());
     text += &lines(&dropping);
     let mut json = json!(report);
     json["input"] = json!(dropping);
     json["rules"] = json!(by.name());
     json["rules_reason"] = json!(choice.and_then(|choice| choice.reason.as_deref()));
-    json["reserved"] = neighbours::json(&reserved);
+    json["reserved"] = reserved;
     Ok(ModeFindings { works: report.verdict.answer == Answer::Yes && takes_table, text, json })
 }
 
@@ -146,33 +106,19 @@ fn probe_fast_path(settings: &Settings, kernel: &mut KernelPorts) -> Option<Resu
 
 /// Prints the requirements of the configured mode (for `auto`: of IPVS mode) and a table of all modes; or JSON. Exit code 0: that mode can serve
 /// here; for `auto`, one can. 1: no, or unknown.
-pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
+pub async fn probe(configured: &Configured, output: Output) -> Result<ExitCode, Stopped> {
     let settings = &configured.settings;
-    let looked = async {
-        let mut kernel = kernel::open_to_look()?;
-        let found = match settings.mode {
-            Kind::Nftables => probe_nftables(settings, &mut kernel),
-            Kind::Iptables => probe_iptables(settings, &mut kernel),
-            Kind::Userspace => {
-                probe_userspace(settings, &mut kernel).map_err(|error| Problem::new("", error.to_string()))?
-            }
-            Kind::Ipvs => probe_ipvs(configured, &mut kernel).await?,
-        };
-        let modes = Modes::try_all(configured, &mut kernel);
-        let fast_path = probe_fast_path(settings, &mut kernel);
-        let mut ports = kernel.ports();
-        let host = ports.links.addresses().unwrap_or_default();
-        let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &host);
-        let left = beside(modes.chosen(), &facts, &mut ports);
-        Ok((found, fast_path, modes, left))
+    let mut kernel = kernel::open_to_look()?;
+    let ModeFindings { works, text, mut json } = match settings.mode {
+        Kind::Ipvs => probe_ipvs(configured, &mut kernel).await?,
+        mode => probe_families(mode, settings, &mut kernel)?,
     };
-    let (ModeFindings { works, text, mut json }, fast_path, modes, leftovers) = match looked.await {
-        Ok(looked) => looked,
-        Err::<_, Problem>(problem) => {
-            say(problem);
-            return ExitCode::FAILURE;
-        }
-    };
+    let modes = Modes::try_all(configured, &mut kernel);
+    let fast_path = probe_fast_path(settings, &mut kernel);
+    let mut ports = kernel.ports();
+    let host = ports.links.addresses().unwrap_or_default();
+    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &host);
+    let leftovers = beside(modes.chosen(), &facts, &mut ports);
     let mut out = Out::open();
     match output {
         Output::Text => {
@@ -195,5 +141,5 @@ pub async fn probe(configured: &Configured, output: Output) -> ExitCode {
         }
     }
     let works = if settings.object.mode == "auto" { modes.serve() } else { works };
-    ExitCode::from(u8::from(!(out.end() && works)))
+    Ok(exit_code(out.end() && works, &[]))
 }

@@ -10,18 +10,18 @@ use std::process::ExitCode;
 use iptables::Family;
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
+use proxier_core::plan::report::Report;
 use proxier_core::ports::Listener;
 use proxier_core::sketch::{Held, Sketch};
 use serde_json::{Value, json};
 
 use crate::commands::mentions;
-use crate::commands::once::{feed, input, print_report};
+use crate::commands::once::{exit_code, feed, input, print_report};
 use crate::engine::{Engine, rules_in_memory};
-use crate::exit::{BAD_INPUT, FAILED};
 use crate::message::change::Snapshot;
 use crate::output::{Out, say};
+use crate::problem::{Problem, Stopped};
 use crate::settings::cli::{Configured, Output};
-use crate::status::progress::Progress;
 
 /// The device that has the node's addresses.
 const DEVICE: &str = "node0";
@@ -29,20 +29,9 @@ const DEVICE: &str = "node0";
 /// Renders the input for a node with these addresses or, if there are none, those of its Node object.
 ///
 /// Exit code 0: rendered. 1: no input, or a part could not be programmed. 2: some of the input could not be read.
-pub async fn render(configured: &Configured, output: Output, node_addresses: &[IpAddr]) -> ExitCode {
-    let progress = Progress::of_command();
-    let (snapshot, unreadable) = match input(configured, &progress).await {
-        Ok(read) => read,
-        Err(code) => return code,
-    };
-    progress.end();
-    let (kernel, addresses) = empty_kernel(&snapshot, node_addresses);
-    let before = kernel.state();
-    let mut engine = Engine::in_memory(configured, kernel);
-    feed(&mut engine, snapshot);
-    let Some(report) = engine.pass() else { return ExitCode::from(FAILED) };
-
-    unreadable.iter().for_each(say);
+pub async fn render(configured: &Configured, output: Output, node_addresses: &[IpAddr]) -> Result<ExitCode, Stopped> {
+    let (snapshot, unreadable) = input(configured).await?;
+    let Simulated { mut engine, addresses, before, report } = simulate(configured, snapshot, node_addresses)?;
     engine.proxier().rejections().for_each(say);
     print_report(&report);
     rules_in_memory(&configured.settings).iter().for_each(say);
@@ -56,14 +45,36 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
     });
     let mut out = Out::open();
     match output {
-        Output::Text => out.verbatim(&rendered.text()),
+        Output::Text => out.text(&rendered.text()),
         Output::Json => out.json(&rendered.json()),
     }
-    match (out.end() && report.is_done(), unreadable.is_empty()) {
-        (false, _) => ExitCode::from(FAILED),
-        (true, false) => ExitCode::from(BAD_INPUT),
-        (true, true) => ExitCode::SUCCESS,
-    }
+    Ok(exit_code(out.end() && report.is_done(), &unreadable))
+}
+
+/// A simulated node that serves the Services.
+pub(crate) struct Simulated {
+    pub(crate) engine: Engine<Sketch>,
+    /// Its addresses: the given ones or, without them, those of its Node object.
+    pub(crate) addresses: Vec<IpAddr>,
+    /// What it held before.
+    before: Held,
+    report: Report,
+}
+
+/// Programs a simulated node with these addresses or, if there are none, those of its Node object.
+pub(crate) fn simulate(
+    configured: &Configured,
+    snapshot: Snapshot,
+    node_addresses: &[IpAddr],
+) -> Result<Simulated, Stopped> {
+    let addresses = if node_addresses.is_empty() { of_the_node(&snapshot) } else { node_addresses.to_vec() };
+    let mut kernel = Sketch::default();
+    kernel.set_interface(DEVICE, &addresses);
+    let before = kernel.state();
+    let mut engine = Engine::in_memory(configured, kernel);
+    feed(&mut engine, snapshot);
+    let report = engine.pass().ok_or_else(|| Problem::new("", "nothing was done"))?;
+    Ok(Simulated { engine, addresses, before, report })
 }
 
 /// Warns that a node without addresses serves no node ports.
@@ -74,14 +85,6 @@ pub(crate) fn warn_of_no_address(configured: &Configured, addresses: &[IpAddr]) 
             configured.settings.node_name
         ));
     }
-}
-
-/// A simulated node with these addresses or, if there are none, those of its Node object.
-pub(crate) fn empty_kernel(snapshot: &Snapshot, node_addresses: &[IpAddr]) -> (Sketch, Vec<IpAddr>) {
-    let addresses = if node_addresses.is_empty() { of_the_node(snapshot) } else { node_addresses.to_vec() };
-    let mut kernel = Sketch::default();
-    kernel.set_interface(DEVICE, &addresses);
-    (kernel, addresses)
 }
 
 /// The addresses of the Node object, without names.

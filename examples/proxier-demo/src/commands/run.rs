@@ -1,11 +1,13 @@
 //! `run`: serves until a signal.
 
+use std::net::SocketAddr;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs::Choice;
+use tokio::net::TcpListener;
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -21,14 +23,15 @@ use crate::engine::signals::Signals;
 use crate::engine::tables;
 use crate::engine::userspace;
 use crate::engine::worker::{PassSummary, Worker};
+use crate::exit::{BAD_INPUT, FAILED};
 use crate::message::{Control, Message, to_kernel};
-use crate::problem::Problem;
+use crate::problem::{Problem, Stopped};
 use crate::settings::cli::{Configured, Ending, Invocation, Source};
 use crate::settings::kubeproxyconfig::KubeProxyConfiguration;
 use crate::settings::{Exposure, Settings};
-use crate::sources::cluster::{Connection, Options};
+use crate::sources::cluster::Options;
 use crate::sources::files::RewriteWatch;
-use crate::sources::source::{Api, RunningSource, StartingSource};
+use crate::sources::source::{Api, StartingSource};
 use crate::status::events::{Reason, Recorder, Regarding};
 use crate::status::health::Health;
 use crate::status::logging::Limiter;
@@ -36,28 +39,18 @@ use crate::status::page::StatusPage;
 use crate::status::serve::{listen, serve_health, serve_metrics};
 use crate::status::service_health::ServiceHealth;
 
-fn fail(problems: &[Problem]) -> ExitCode {
-    for problem in problems {
-        tracing::error!("{problem}");
-    }
-    ExitCode::FAILURE
-}
-
 /// A starting source, and both ends of the channel for its changes.
 type Begun = (StartingSource, mpsc::Sender<Message>, mpsc::Receiver<Message>);
 
-/// Starts the source; otherwise returns the exit code.
-fn begin(configured: &Configured, api: &Api) -> Result<Begun, ExitCode> {
+/// Starts the source.
+fn begin(configured: &Configured, api: &Api) -> Result<Begun, Stopped> {
     let (changes, messages, inbox) = to_kernel();
-    let source = StartingSource::begin(configured, changes, api).map_err(|problems| {
-        fail(&problems);
-        ExitCode::from(2)
-    })?;
+    let source = StartingSource::begin(configured, changes, api).map_err(Stopped::bad_input)?;
     Ok((source, messages, inbox))
 }
 
 /// Returns the source, restarted if the chosen mode needs more of the cluster than the configured one.
-fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) -> Result<Begun, ExitCode> {
+fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) -> Result<Begun, Stopped> {
     let chosen = &chosen.configured;
     let covers = || Options::from_settings(&asked_for.settings).cover(&Options::from_settings(&chosen.settings));
     if matches!(chosen.source, Source::Manifests(_)) || covers() { Ok(begun) } else { begin(chosen, api) }
@@ -65,55 +58,47 @@ fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) 
 
 /// Serves until SIGTERM or SIGINT, and leaves the kernel unchanged then. Exit code 0 after a signal, and after a change
 /// of the configuration, so that a supervisor starts it again; 1 if it could not start.
-pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
+pub async fn run(configured: &Configured, invocation: &Invocation) -> Result<ExitCode, Stopped> {
+    // Problems are logged.
+    let code = serve(configured, invocation).await.unwrap_or_else(|Stopped { problems, code }| {
+        problems.iter().for_each(|problem| tracing::error!("{problem}"));
+        ExitCode::from(code)
+    });
+    Ok(code)
+}
+
+async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitCode, Stopped> {
+    let bad_input = |problem| Stopped::bad_input(vec![problem]);
     let started = SystemTime::now();
     tracing::info!("proxier-demo {}", build::LINE);
     let config_changed = changed(invocation, configured.settings.object.clone());
     configured.warnings.iter().for_each(|warning| tracing::warn!("{warning}"));
     // First of all, so that a signal during the start gets the right exit code.
-    let mut signals = match Signals::listen() {
-        Ok(signals) => signals,
-        Err(error) => return fail(&[Problem::new("", format!("signals cannot be handled ({error})"))]),
-    };
-    let opened = privileges::require().and_then(|()| Ok((Lock::take()?, Api::start()?)));
-    let (_lock, api) = match opened {
-        Ok(opened) => opened,
-        Err(problem) => return fail(&[problem]),
-    };
+    let mut signals =
+        Signals::listen().map_err(|error| Problem::new("", format!("signals cannot be handled ({error})")))?;
+    privileges::require()?;
+    let (_lock, api) = (Lock::take()?, Api::start()?);
     // The lists arrive while the kernel is probed. Bad input is found before anything is changed.
-    let (source, messages, inbox) = match begin(configured, &api) {
-        Ok(begun) => begun,
-        Err(code) => return code,
-    };
+    let (source, messages, inbox) = begin(configured, &api)?;
     let health = Health::new(configured.settings.sync_period, configured.settings.core.families);
     // Nodes are eligible once their Node was seen; manifests need no Node.
     health.set_node_eligible(matches!(configured.source, Source::Manifests(_)));
     let mut tasks = JoinSet::new();
     let recorder = recorder(configured, &api);
-    recorder.record(Regarding::Node, Reason::Starting, "");
-    if let Err(problem) = serve_healthz(configured, &health, &recorder, &mut tasks).await {
-        fail(&[problem]);
-        return ExitCode::from(2);
-    }
+    recorder.record(Regarding::Node, Reason::STARTING, "");
+    serve_healthz(configured, &health, &recorder, &mut tasks).await.map_err(bad_input)?;
     let chosen = match choose_beside(configured).await {
         Ok(chosen) => chosen,
-        Err(problems) => {
-            let code = fail(&problems);
+        Err(mut problems) => {
             // Report bad input too, since it decides the exit code.
-            return match source.refused().await {
-                Some(problem) => {
-                    fail(&[problem]);
-                    ExitCode::from(2)
-                }
-                None => code,
-            };
+            let refused = source.refused().await;
+            let code = if refused.is_some() { BAD_INPUT } else { FAILED };
+            problems.extend(refused);
+            return Err(Stopped { problems, code });
         }
     };
     let (reason, fell_back) = (chosen.reason(), chosen.fell_back());
-    let (source, messages, inbox) = match enough(configured, &chosen, (source, messages, inbox), &api) {
-        Ok(begun) => begun,
-        Err(code) => return code,
-    };
+    let (source, messages, inbox) = enough(configured, &chosen, (source, messages, inbox), &api)?;
     let ChosenMode { configured, engine, notes, passed_over, rules } = chosen;
     let (configured, settings) = (&configured, &configured.settings);
     for note in notes {
@@ -124,29 +109,19 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     health.set_families(families);
     if fell_back {
         for passed_over in &passed_over {
-            recorder.record(Regarding::Node, Reason::ModeUnavailable, passed_over.to_string());
+            recorder.record(Regarding::Node, Reason::MODE_UNAVAILABLE, passed_over.to_string());
         }
     }
     health.metrics(|metrics| metrics.mode = Some((settings.asked, settings.mode)));
-    if let Err(problem) = serve_metricsz(configured, &health, &recorder, &messages, &mut tasks).await {
-        fail(&[problem]);
-        return ExitCode::from(2);
-    }
+    serve_metricsz(configured, &health, &recorder, &messages, &mut tasks).await.map_err(bad_input)?;
     let source = tokio::select! {
-        source = source.finish(&mut tasks) => source,
-        () = signals.end() => return ExitCode::SUCCESS,
-    };
-    let source = match source {
-        Ok(source) => source,
-        Err(problem) => {
-            fail(&[problem]);
-            return ExitCode::from(2);
-        }
+        source = source.finish(&mut tasks) => source.map_err(bad_input)?,
+        () = signals.end() => return Ok(ExitCode::SUCCESS),
     };
     // Bad input is reported alone.
     let advice = if fell_back { None } else { configured.how_to_choose() };
     log_choice((reason, advice), fell_back, rules);
-    if let RunningSource::Cluster(cluster) = &source {
+    if let Some(cluster) = &source {
         health.set_api(cluster.counters().clone());
     }
     let config = engine.proxier().facts().config();
@@ -154,11 +129,9 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> ExitCode {
     let compared = engine.proxier().table_name().map(|table| tables::watch(table, messages.clone()));
     // The API's runtime runs this, since looking up names may take a while.
     api.handle().spawn(neighbours::watch(configured.source.clone(), messages.clone()));
-    let outcomes = match Worker::start(engine, started, inbox, (health.clone(), recorder.clone()), compared) {
-        Ok(outcomes) => outcomes,
-        Err(problem) => return fail(&[problem]),
-    };
-    tracing::info!("node {}: serving in {} mode, {}", settings.node_name, settings.mode, source.describe());
+    let outcomes = Worker::start(engine, started, inbox, (health.clone(), recorder.clone()), compared)?;
+    let from = if source.is_some() { "the API server" } else { "files" };
+    tracing::info!("node {}: serving in {} mode, Services from {from}", settings.node_name, settings.mode);
     Attendant {
         messages,
         outcomes,
@@ -230,7 +203,8 @@ struct Attendant {
 
 impl Attendant {
     /// Runs until a signal, or until something ends that should not.
-    async fn attend(mut self, config_changed: impl Future<Output = ()>, signals: Signals) -> ExitCode {
+    async fn attend(mut self, config_changed: impl Future<Output = ()>, signals: Signals) -> Result<ExitCode, Stopped> {
+        let gone = || Problem::new("", "the kernel's thread has ended");
         let Signals { mut terminate, mut interrupt, mut hangup, mut confirm } = signals;
         tokio::pin!(config_changed);
         let mut limiter = Limiter::default();
@@ -242,24 +216,17 @@ impl Attendant {
                 _ = interrupt.recv() => break,
                 _ = hangup.recv() => {
                     tracing::info!("SIGHUP: everything is compared now");
-                    if self.messages.send(Message::Control(Control::Resync)).await.is_err() {
-                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
-                    }
+                    self.messages.send(Message::Control(Control::Resync)).await.map_err(|_closed| gone())?;
                 }
                 _ = confirm.recv() => {
-                    if self.messages.send(Message::Control(Control::ConfirmRemoval)).await.is_err() {
-                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
-                    }
+                    self.messages.send(Message::Control(Control::ConfirmRemoval)).await.map_err(|_closed| gone())?;
                 }
                 () = &mut config_changed => {
                     tracing::info!("the configuration has changed; ending, so that the supervisor starts this process again with the new one");
-                    return ExitCode::SUCCESS;
+                    return Ok(ExitCode::SUCCESS);
                 }
                 outcome = self.outcomes.recv() => {
-                    let Some(passed) = outcome else {
-                        return fail(&[Problem::new("", "the kernel's thread has ended")]);
-                    };
-                    again = self.serve_health_checks(passed, &mut limiter).await;
+                    again = self.serve_health_checks(outcome.ok_or_else(gone)?, &mut limiter).await;
                 }
                 () = tokio::time::sleep(LISTEN_AGAIN), if again.is_some() => {
                     if let Some(passed) = again.take() {
@@ -267,8 +234,8 @@ impl Attendant {
                     }
                 }
                 ended = self.tasks.join_next(), if !self.tasks.is_empty() => {
-                    if let Some(Ok(Err(problem))) = ended {
-                        return fail(&[problem]);
+                    if let Some(Ok(outcome)) = ended {
+                        outcome?;
                     }
                 }
             }
@@ -281,10 +248,10 @@ impl Attendant {
                 }
             };
             userspace::finish(&self.messages, self.end_timeout, second).await;
-            return ExitCode::SUCCESS;
+        } else {
+            tracing::info!("ending; everything in the kernel stays unchanged");
         }
-        tracing::info!("ending; everything in the kernel stays unchanged");
-        ExitCode::SUCCESS
+        Ok(ExitCode::SUCCESS)
     }
 
     /// Opens and closes the health-check servers of Services. Returns the pass to try again, if some could not be opened.
@@ -296,7 +263,7 @@ impl Attendant {
                 let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
                 tracing::error!("Service {}: {note}", failed.service);
                 let service = Regarding::Service(failed.service);
-                self.recorder.record(service, Reason::FailedToStartServiceHealthcheck, note);
+                self.recorder.record(service, Reason::FAILED_SERVICE_HEALTH, note);
             }
         }
         (!all_open).then_some(passed)
@@ -308,9 +275,8 @@ const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 
 /// Sends Events if there is a cluster.
 fn recorder(configured: &Configured, api: &Api) -> Recorder {
-    let Source::Cluster { kubeconfig, master } = &configured.source else { return Recorder::default() };
-    let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
-    Recorder::start(&api.handle(), connection, &configured.settings.node_name)
+    let Source::Cluster(connection) = &configured.source else { return Recorder::default() };
+    Recorder::start(&api.handle(), connection.clone(), &configured.settings.node_name)
 }
 
 /// Sets how early the kernel kills this process when memory is short.
@@ -342,34 +308,45 @@ async fn choose_beside(configured: &Configured) -> Result<ChosenMode, Vec<Proble
     chosen.unwrap_or_else(|error| Err(vec![Problem::new("", format!("no mode could be chosen ({error})"))]))
 }
 
-/// Starts the health server. An address that cannot be bound is an error with `bindAddressHardFail`; otherwise binding is retried, as with kube-proxy.
+/// Starts a server, if it has an address. One that cannot be bound is an error with `bindAddressHardFail`; otherwise
+/// binding is retried, as with kube-proxy.
+async fn start_server<F: Future<Output = ()> + Send>(
+    (what, reason): (&'static str, Reason),
+    (address, hard_fail): (Option<SocketAddr>, bool),
+    recorder: &Recorder,
+    tasks: &mut JoinSet<Result<(), Problem>>,
+    serve: impl FnOnce(TcpListener) -> F + Send + 'static,
+) -> Result<(), Problem> {
+    let Some(address) = address else { return Ok(()) };
+    let bound = if hard_fail { Some(listen(what, address, true, |_problem| {}).await?) } else { None };
+    let recorder = recorder.clone();
+    tasks.spawn(async move {
+        let failed = |problem: &Problem| recorder.record(Regarding::Node, reason, problem.to_string());
+        let listener = match bound {
+            Some(listener) => listener,
+            None => listen(what, address, false, failed).await?,
+        };
+        serve(listener).await;
+        Ok(())
+    });
+    Ok(())
+}
+
+/// Starts the health server.
 async fn serve_healthz(
     configured: &Configured,
     health: &Arc<Health>,
     recorder: &Recorder,
     tasks: &mut JoinSet<Result<(), Problem>>,
 ) -> Result<(), Problem> {
-    let settings = &configured.settings;
-    let hard = settings.bind_address_hard_fail;
-    if let Some(address) = settings.healthz {
-        let bound = if hard { Some(listen(HEALTH_SERVER, address, true, |_problem| {}).await?) } else { None };
-        let (health, recorder) = (health.clone(), recorder.clone());
-        tasks.spawn(async move {
-            let failed = |problem: &Problem| {
-                recorder.record(Regarding::Node, Reason::FailedToStartProxierHealthcheck, problem.to_string());
-            };
-            let listener = match bound {
-                Some(listener) => listener,
-                None => listen(HEALTH_SERVER, address, false, failed).await?,
-            };
-            serve_health(listener, health).await;
-            Ok(())
-        });
-    }
-    Ok(())
+    let Settings { healthz, bind_address_hard_fail, .. } = configured.settings;
+    let health = health.clone();
+    let serve = move |listener| serve_health(listener, health);
+    let what = ("healthz server", Reason::FAILED_HEALTH);
+    start_server(what, (healthz, bind_address_hard_fail), recorder, tasks, serve).await
 }
 
-/// Starts the server for metrics, as [`serve_healthz`] does.
+/// Starts the server for metrics.
 async fn serve_metricsz(
     configured: &Configured,
     health: &Arc<Health>,
@@ -378,31 +355,15 @@ async fn serve_metricsz(
     tasks: &mut JoinSet<Result<(), Problem>>,
 ) -> Result<(), Problem> {
     let settings = &configured.settings;
-    let hard = settings.bind_address_hard_fail;
-    if let Some(address) = settings.metrics {
-        let bound = if hard { Some(listen(METRICS_SERVER, address, true, |_problem| {}).await?) } else { None };
-        let (health, recorder) = (health.clone(), recorder.clone());
-        let (mode, object) = (settings.mode, serde_json::to_value(&settings.object).unwrap_or_default());
-        // In userspace mode metrics ask it for connections.
-        let is_needed = settings.status_page != Exposure::Off || mode.facts().is_process;
-        let page = is_needed.then(|| StatusPage::new(settings.status_page, mode, messages.clone()));
-        tasks.spawn(async move {
-            let failed = |problem: &Problem| {
-                recorder.record(Regarding::Node, Reason::FailedToStartMetricServer, problem.to_string());
-            };
-            let listener = match bound {
-                Some(listener) => listener,
-                None => listen(METRICS_SERVER, address, false, failed).await?,
-            };
-            serve_metrics(listener, health, mode, object, page).await;
-            Ok(())
-        });
-    }
-    Ok(())
+    let (mode, object) = (settings.mode, serde_json::to_value(&settings.object).unwrap_or_default());
+    // In userspace mode metrics ask it for connections.
+    let is_needed = settings.status_page != Exposure::Off || mode.facts().is_process;
+    let page = is_needed.then(|| StatusPage::new(settings.status_page, mode, messages.clone()));
+    let health = health.clone();
+    let serve = move |listener| serve_metrics(listener, health, mode, object, page);
+    let what = ("metrics server", Reason::FAILED_METRICS);
+    start_server(what, (settings.metrics, settings.bind_address_hard_fail), recorder, tasks, serve).await
 }
-
-const HEALTH_SERVER: &str = "healthz server";
-const METRICS_SERVER: &str = "metrics server";
 
 #[cfg(test)]
 mod tests {

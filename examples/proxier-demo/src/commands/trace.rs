@@ -10,14 +10,12 @@ use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use serde_json::{Value, json};
 
 use crate::commands::live::{Live, LiveState};
-use crate::commands::once::{feed, input};
-use crate::commands::render::{empty_kernel, warn_of_no_address};
-use crate::engine::Engine;
-use crate::exit::{BAD_INPUT, FAILED};
-use crate::output::{Out, lines, say};
+use crate::commands::once::{exit_code, input};
+use crate::commands::render::{Simulated, simulate, warn_of_no_address};
+use crate::output::{Out, lines};
+use crate::problem::{Problem, Stopped};
 use crate::settings::cli::packet::{Sender, TraceRequest};
 use crate::settings::cli::{Configured, Output};
-use crate::status::progress::Progress;
 
 /// Prints the path of the first packet of a connection; with `--live`, also the running kernel's entries for it. Exit
 /// code 0: traced, even if the packet is dropped or refused. 1: no input, or the kernel has other entries. 2: bad
@@ -27,59 +25,27 @@ pub async fn trace_packet(
     output: Output,
     asked: &TraceRequest,
     node_addresses: &[IpAddr],
-) -> ExitCode {
-    let progress = Progress::of_command();
-    let (snapshot, unreadable) = match input(configured, &progress).await {
-        Ok(read) => read,
-        Err(code) => return code,
-    };
-    progress.end();
-    let mut live = match asked.live.map(|during| Live::open(configured, during)).transpose() {
-        Ok(live) => live,
-        Err(problem) => {
-            say(problem);
-            return ExitCode::from(FAILED);
-        }
-    };
-    let serving = match live.as_mut().map(|live| live.of_serving_mode(configured)).transpose() {
-        Ok(serving) => serving,
-        Err(problems) => {
-            problems.iter().for_each(say);
-            return ExitCode::from(BAD_INPUT);
-        }
-    };
+) -> Result<ExitCode, Stopped> {
+    let (snapshot, unreadable) = input(configured).await?;
+    let mut live = asked.live.map(|during| Live::open(configured, during)).transpose()?;
+    let serving = live.as_mut().map(|live| live.of_serving_mode(configured)).transpose();
+    let serving = serving.map_err(Stopped::bad_input)?;
     let configured = serving.as_ref().unwrap_or(configured);
     // The running kernel serves node ports on this host's addresses.
     let own = live.as_ref().filter(|_| node_addresses.is_empty()).map(|live| live.addresses().to_vec());
-    let (kernel, addresses) = empty_kernel(&snapshot, own.as_deref().unwrap_or(node_addresses));
-    let mut engine = Engine::in_memory(configured, kernel);
-    feed(&mut engine, snapshot);
-    if engine.pass().is_none() {
-        return ExitCode::from(FAILED);
-    }
-    unreadable.iter().for_each(say);
+    let node_addresses = own.as_deref().unwrap_or(node_addresses);
+    let Simulated { mut engine, addresses, .. } = simulate(configured, snapshot, node_addresses)?;
     warn_of_no_address(configured, &addresses);
     let mut kernel = engine.kernel().clone();
     let proxier = engine.proxier();
     let options = configured.settings.iptables();
     let (mode, to) = (proxier.mode(), asked.to.0);
     let owns = Owns::new(proxier, &to);
-    let packet = match packet(asked, &addresses, &owns) {
-        Ok(packet) => packet,
-        Err(reason) => {
-            say(reason);
-            return ExitCode::from(BAD_INPUT);
-        }
-    };
+    let packet =
+        packet(asked, &addresses, &owns).map_err(|reason| Stopped::bad_input(vec![Problem::new("", reason)]))?;
     let traced = trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
     let found = match &mut live {
-        Some(live) => match live.inspect(mode, &packet, proxier.facts(), &mut kernel.ports()).await {
-            Ok(found) => Some(found),
-            Err(problem) => {
-                say(problem);
-                return ExitCode::from(FAILED);
-            }
-        },
+        Some(live) => Some(live.inspect(mode, &packet, proxier.facts(), &mut kernel.ports()).await?),
         None => None,
     };
     let mut out = Out::open();
@@ -95,11 +61,7 @@ pub async fn trace_packet(
         }
     }
     let agrees = found.is_none_or(|found| found.agrees());
-    ExitCode::from(match (out.end() && agrees, unreadable.is_empty()) {
-        (false, _) => FAILED,
-        (true, false) => BAD_INPUT,
-        (true, true) => 0,
-    })
+    Ok(exit_code(out.end() && agrees, &unreadable))
 }
 
 /// How a mode makes addresses this host's own.

@@ -14,7 +14,7 @@ use crate::engine::kernel;
 use crate::engine::modules;
 use crate::engine::needs;
 use crate::engine::privileges;
-use crate::engine::{self, Engine, OpenedEngine};
+use crate::engine::{self, Engine};
 use crate::problem::Problem;
 use crate::settings::cli::Configured;
 
@@ -92,18 +92,18 @@ pub(crate) async fn choose(
     preparing: Preparing,
     serves: impl Fn(Kind) -> bool,
 ) -> Result<ChosenMode, Vec<Problem>> {
-    privileges::require().map_err(|problem| vec![problem])?;
+    privileges::require()?;
     let asked = configured.settings.asked;
     let is_asked = asked == RequestedMode::Mode(Kind::Ipvs);
     let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
     // The rule back end is selected once for all modes, because it decides whether programs are needed.
-    let (configured, rules) = &with_rules(configured, preparing).map_err(|problem| vec![problem])?;
+    let (configured, rules) = &with_rules(configured, preparing)?;
     // A missing capability does not justify serving in another way.
     let by_nft = is_asked && configured.settings.core.ipvs.rules == RulesBy::Nftables;
     let needs_no_rules =
         matches!(asked, RequestedMode::Mode(mode) if !mode.needs_rule_programs(&configured.settings.core));
     if !needs_no_rules {
-        privileges::require_rules().map_err(|problem| vec![problem])?;
+        privileges::require_rules()?;
     }
     let may_fall_back = !configured.no_fallback;
     let mut passed_over: Vec<PassedOver> = Vec::new();
@@ -169,14 +169,13 @@ fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configur
 
 async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, Vec<String>), Vec<Problem>> {
     if preparing == Preparing::LoadModules || !configured.settings.mode.facts().has_virtual_servers {
-        let mut kernel = kernel::open().map_err(|problem| vec![problem])?;
+        let mut kernel = kernel::open()?;
         if preparing == Preparing::LoadModules {
             modules::preload(&configured.settings);
         }
         needs::require(&configured.settings, &mut kernel)?;
     }
-    let OpenedEngine { engine, notes, obstacles } = Engine::open(configured).await.map_err(|problem| vec![problem])?;
-    if obstacles.is_empty() { Ok((engine, notes)) } else { Err(obstacles) }
+    Engine::open(configured).await
 }
 
 /// Kind of tables that this machine's iptables programs write.

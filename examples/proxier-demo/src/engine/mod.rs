@@ -69,17 +69,6 @@ impl Kernel for KernelPorts {
     }
 }
 
-/// An engine, and what opening it revealed about the kernel.
-#[derive(Debug)]
-pub struct OpenedEngine {
-    /// Ready for its first pass.
-    pub engine: Engine,
-    /// Notes for the log.
-    pub notes: Vec<String>,
-    /// Required parts that are permanently missing, each with its fix: no pass can succeed.
-    pub obstacles: Vec<Problem>,
-}
-
 /// Connects the reconciler, the kernel and the clock.
 #[derive(Debug)]
 pub struct Engine<K = KernelPorts> {
@@ -109,26 +98,21 @@ impl Engine {
         Some(problem)
     }
 
-    /// Opens the kernel and detects which families it supports.
+    /// Opens the kernel and detects which families it supports. Returns notes for the log, too.
     ///
     /// # Errors
     ///
-    /// Neither family can be served, or a capability is missing; the problem explains what to do.
-    pub async fn open(configured: &Configured) -> Result<OpenedEngine, Problem> {
+    /// Neither family can be served, a capability is missing, or a required part is permanently missing; each problem
+    /// explains what to do.
+    pub async fn open(configured: &Configured) -> Result<(Self, Vec<String>), Vec<Problem>> {
         let mut kernel = kernel::open()?;
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
-        let needs_programs = settings.mode.needs_rule_programs(&settings.core);
-        if needs_programs {
+        if settings.mode.needs_rule_programs(&settings.core) {
             privileges::require_rules()?;
         }
         let is_ipvs = settings.mode.facts().has_virtual_servers;
         let modules = if is_ipvs { check_modules(settings) } else { None };
-        let (families, mut notes) = match settings.mode {
-            _ if needs_programs => needs::rule_families(&mut kernel, settings.core.families)?,
-            Kind::Userspace => userspace::families(settings, &mut kernel)?,
-            Kind::Ipvs => needs::ipvs_table_families(settings, &mut kernel)?,
-            Kind::Nftables | Kind::Iptables => needs::nftables_families(settings, &mut kernel)?,
-        };
+        let (families, mut notes) = needs::families(settings, &mut kernel)?;
         if is_ipvs {
             notes.extend(ipvs::dropping_input(&settings.core, &mut kernel.ports()));
         }
@@ -148,13 +132,14 @@ impl Engine {
         for (user, neighbours) in Neighbours::new(&configured.source).find().await {
             options.config.reserved.set_neighbours(user, neighbours);
         }
-        let findings = modules.and_then(|check| check.join().ok());
-        let mut obstacles = Vec::new();
-        if let Some(findings) = findings {
-            obstacles = findings.obstacles();
+        if let Some(findings) = modules.and_then(|check| check.join().ok()) {
+            let obstacles = findings.obstacles();
+            if !obstacles.is_empty() {
+                return Err(obstacles);
+            }
             notes.extend(reduce(&mut options, &findings));
         }
-        Ok(OpenedEngine { engine: Engine::new(&settings.node_name, options, kernel), notes, obstacles })
+        Ok((Engine::new(&settings.node_name, options, kernel), notes))
     }
 }
 
@@ -436,7 +421,7 @@ fn check_modules(settings: &Settings) -> Option<JoinHandle<Findings>> {
 fn reduce(options: &mut Options, findings: &Findings) -> Vec<String> {
     let lacks = |name: &str| findings.report.finding(name).is_some_and(|finding| finding.state == State::Missing);
     let mut notes = Vec::new();
-    // `rule_families` has already checked the iptables programs.
+    // `needs::families` has already checked the iptables programs.
     if findings.families != Families::Dual && options.config.families == Families::Dual {
         options.config.families = findings.families;
         let says = |caveat: &&String| caveat.contains(" is not served: ");

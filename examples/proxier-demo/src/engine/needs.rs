@@ -9,6 +9,7 @@ use proxier_core::ports::{NamedSet, PortError, PortErrorKind};
 use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node};
 
+use crate::engine::userspace;
 use crate::problem::Problem;
 use crate::settings::Settings;
 use crate::settings::cli::Configured;
@@ -149,7 +150,7 @@ pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(
     if error.kind() == PortErrorKind::Permission {
         return Err(vec![Problem::new("", format!("{error}; run as root, or with CAP_NET_ADMIN and CAP_NET_RAW"))]);
     }
-    let report = check(settings, kernel).map_err(|problem| vec![problem])?;
+    let report = check(settings, kernel)?;
     for outcome in Loader::new().load_all(&report.to_load()) {
         tracing::debug!("module {}: {:?}", outcome.module, outcome.result);
     }
@@ -162,12 +163,12 @@ pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(
 /// Checks by a trial that iptables mode can serve at least one family. Temporary failures, such as a held lock, are not
 /// obstacles.
 fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
-    rule_families(kernel, settings.core.families).map_err(|problem| vec![problem])?;
+    families(settings, kernel)?;
     let mut problems = Vec::new();
-    for (family, all) in try_iptables(settings, kernel) {
-        let needed = all.into_iter().filter(|tried| tried.is_needed_by_all);
-        let refused: Vec<PortError> = needed.filter_map(|tried| tried.outcome.err()).collect();
-        if refused.iter().all(|error| matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Unknown)) {
+    for family in settings.core.families.iter() {
+        let trials = try_iptables(family, &facts(settings), kernel).into_iter();
+        let refused: Vec<PortError> = trials.filter(|of| of.is_needed).filter_map(|of| of.outcome.err()).collect();
+        if refused.iter().all(may_pass) {
             return Ok(());
         }
         problems.extend(refused.iter().map(|error| Problem::new("", format!("{family}: {error}"))));
@@ -175,51 +176,44 @@ fn require_iptables(settings: &Settings, kernel: &mut KernelPorts) -> Result<(),
     Err(problems)
 }
 
-/// The requested families that this machine can serve: rules need iptables for each.
-pub(crate) fn rule_families(kernel: &mut KernelPorts, wanted: Served) -> Result<(Served, Vec<String>), Problem> {
-    let ports = kernel.ports();
-    let mut notes = Vec::new();
-    let (mut v4, mut v6) = (false, false);
-    for family in wanted.iter() {
-        let is_v4 = family == Family::V4;
-        match ports.rules.has_random_fully(family) {
-            // Any other failure may be temporary; the next pass reports it if not.
-            Ok(_random) => *(if is_v4 { &mut v4 } else { &mut v6 }) = true,
-            Err(error) if error.kind() != PortErrorKind::Unavailable => {
-                *(if is_v4 { &mut v4 } else { &mut v6 }) = true;
-            }
-            Err(error) => notes.push(format!("{family} is not served: {error}")),
-        }
-    }
-    let families = match (v4, v6) {
-        (true, true) => Served::Dual,
-        (true, false) => Served::V4,
-        (false, true) => Served::V6,
-        (false, false) => return Err(Problem::new("", format!("cannot write rules: {}", notes.join("; ")))),
-    };
-    Ok((families, notes))
+/// Whether a failure may be temporary. The next pass reports it if not.
+fn may_pass(error: &PortError) -> bool {
+    matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Unknown)
 }
 
-/// The configured families that nftables mode supports here, and notes on the others.
+/// The configured families that the mode supports here, and notes on the others.
 ///
 /// # Errors
 ///
-/// No family can be served; the problem shows what the kernel refuses.
-pub(crate) fn nftables_families(
-    settings: &Settings,
-    kernel: &mut KernelPorts,
-) -> Result<(Served, Vec<String>), Problem> {
-    families_of(try_nftables(settings, kernel), "nftables mode cannot be used")
-}
-
-fn families_of(tried: Vec<(Family, Result<(), PortError>)>, otherwise: &str) -> Result<(Served, Vec<String>), Problem> {
+/// No family can be served; the problem shows what is refused.
+pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Served, Vec<String>), Problem> {
+    let by_programs = settings.mode.needs_rule_programs(&settings.core);
+    let (otherwise, tried) = if by_programs {
+        let ports = kernel.ports();
+        let tried = settings.core.families.iter().map(|family| {
+            let outcome = ports.rules.has_random_fully(family).map(drop);
+            (family, vec![Trial { what: None, is_needed: true, outcome }])
+        });
+        ("cannot write rules".to_owned(), tried.collect())
+    } else {
+        let otherwise = match settings.mode {
+            Kind::Ipvs => "nf_tables cannot guard virtual servers".to_owned(),
+            mode => format!("{mode} mode cannot be used"),
+        };
+        let tried = try_mode(settings.mode, settings, kernel);
+        let tried = tried.map_err(|error| Problem::new("", format!("{otherwise}: {error}")))?;
+        (otherwise, tried)
+    };
+    let may_pass = |error: &PortError| match settings.mode {
+        _ if by_programs => error.kind() != PortErrorKind::Unavailable,
+        Kind::Userspace => false,
+        _ => may_pass(error),
+    };
     let (mut served, mut notes) = (Vec::new(), Vec::new());
-    for (family, outcome) in tried {
-        match outcome {
-            Ok(()) => served.push(family),
-            // The failure may be temporary; the next pass reports it if not.
-            Err(error) if matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Unknown) => served.push(family),
-            Err(error) => notes.push(format!("{} is not served: {error}", family.name())),
+    for (family, trials) in tried {
+        match trials.into_iter().find_map(|trial| trial.outcome.err()).filter(|error| !may_pass(error)) {
+            None => served.push(family),
+            Some(error) => notes.push(format!("{family} is not served: {error}")),
         }
     }
     let families = match served.as_slice() {
@@ -231,38 +225,44 @@ fn families_of(tried: Vec<(Family, Result<(), PortError>)>, otherwise: &str) -> 
     Ok((families, notes))
 }
 
-/// The configured families whose virtual servers nf_tables can guard here, and notes on the others.
-///
-/// # Errors
-///
-/// No family can be guarded; the problem shows what the kernel refuses.
-pub(crate) fn ipvs_table_families(
+/// The outcome of an attempt to do what a mode needs in a family.
+pub(crate) struct Trial {
+    /// The part that was tried; `None`: everything.
+    pub(crate) what: Option<&'static str>,
+    /// Whether nothing can be served without it.
+    pub(crate) is_needed: bool,
+    pub(crate) outcome: Result<(), PortError>,
+}
+
+/// Whether a family with these outcomes can be served.
+pub(crate) fn serves(trials: &[Trial]) -> bool {
+    trials.iter().all(|trial| !trial.is_needed || trial.outcome.is_ok())
+}
+
+fn facts(settings: &Settings) -> NodeFacts {
+    NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default())
+}
+
+/// Tries what a mode needs, by family: sockets, trial rules or trial tables. In IPVS mode, the table that guards virtual
+/// servers.
+pub(crate) fn try_mode(
+    mode: Kind,
     settings: &Settings,
     kernel: &mut KernelPorts,
-) -> Result<(Served, Vec<String>), Problem> {
-    let what = "nf_tables cannot guard virtual servers";
-    families_of(try_ipvs_table(settings, kernel), what)
+) -> Result<Vec<(Family, Vec<Trial>)>, PortError> {
+    let (families, facts) = (settings.core.families.iter(), facts(settings));
+    let tried = match mode {
+        Kind::Nftables => nftables::trials(families, &facts, kernel.ports().tables),
+        Kind::Ipvs => ipvs::trials(families, &facts, kernel.ports().tables),
+        Kind::Userspace => userspace::attempt(settings, kernel)?,
+        Kind::Iptables => return Ok(families.map(|family| (family, try_iptables(family, &facts, kernel))).collect()),
+    };
+    let whole = |(family, outcome)| (family, vec![Trial { what: None, is_needed: true, outcome }]);
+    Ok(tried.into_iter().map(whole).collect())
 }
 
-/// The kernel's answer to a trial table of IPVS mode, by family.
-pub(crate) fn try_ipvs_table(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
-    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
-    let ports = kernel.ports();
-    ipvs::trials(settings.core.families.iter(), &facts, ports.tables)
-}
-
-/// The kernel's answer to a trial table of nftables mode, by family.
-pub(crate) fn try_nftables(settings: &Settings, kernel: &mut KernelPorts) -> Vec<(Family, Result<(), PortError>)> {
-    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
-    let ports = kernel.ports();
-    nftables::trials(settings.core.families.iter(), &facts, ports.tables)
-}
-
-/// Answers of the programs and the kernel to trial rules of iptables mode, by family; each family is tried lazily.
-pub(crate) fn try_iptables(
-    settings: &Settings,
-    kernel: &mut KernelPorts,
-) -> impl Iterator<Item = (Family, Vec<iptables::Tried>)> {
-    let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &HostAddresses::default());
-    settings.core.families.iter().map(move |family| (family, iptables::trial(family, &facts, kernel.ports().rules)))
+/// Answers of the programs and the kernel to trial rules of iptables mode.
+fn try_iptables(family: Family, facts: &NodeFacts, kernel: &mut KernelPorts) -> Vec<Trial> {
+    let tried = iptables::trial(family, facts, kernel.ports().rules).into_iter();
+    tried.map(|of| Trial { what: Some(of.what), is_needed: of.is_needed_by_all, outcome: of.outcome }).collect()
 }

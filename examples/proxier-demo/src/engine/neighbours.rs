@@ -36,9 +36,7 @@ pub(crate) struct Neighbours {
 impl Neighbours {
     pub(crate) fn new(source: &Source) -> Self {
         let connection = match source {
-            Source::Cluster { kubeconfig, master } => {
-                Some(Connection { kubeconfig: kubeconfig.clone(), master: master.clone() })
-            }
+            Source::Cluster(connection) => Some(connection.clone()),
             Source::Manifests(_) => None,
         };
         Neighbours { connection, seen: BTreeMap::new() }
@@ -129,38 +127,25 @@ pub(crate) async fn reserved(configured: &Configured, kernel: &mut KernelPorts) 
     reserved
 }
 
-/// Text with one line for each reserved address or port.
-pub(crate) fn text(reserved: &Reserved) -> String {
+/// The reserved addresses and ports as text, one line each, and as JSON.
+pub(crate) fn shown(reserved: &Reserved) -> (String, Value) {
     let mut text =
         "\nreserved: no external IP or load balancer has these addresses, no node port these ports\n".to_owned();
+    let mut all = Vec::new();
     for (place, user) in reserved.iter() {
-        let address =
-            place.address.map_or_else(|| "every address of this node".to_owned(), |address| address.to_string());
-        text.extend([format!("  {address}, {} {}: {user}\n", place.protocol, place.port)]);
+        let address = place.address.map(|address| address.to_string());
+        let shown = address.as_deref().unwrap_or("every address of this node");
+        text += &format!("  {shown}, {} {}: {user}\n", place.protocol, place.port);
+        let (protocol, port) = (place.protocol.to_string(), place.port);
+        all.push(json!({"address": address, "protocol": protocol, "port": port, "for": user.to_string()}));
     }
     for (user, neighbour) in reserved.neighbours() {
-        text.extend([format!("  {}: {user}\n", neighbour.address)]);
+        text += &format!("  {}: {user}\n", neighbour.address);
+        let address = neighbour.address.to_string();
+        all.push(json!({"address": address, "protocol": null, "port": null, "for": user.to_string()}));
     }
     text.push_str("  the endpoints of default/kubernetes\n");
-    text
-}
-
-/// JSON of the reserved addresses and ports.
-pub(crate) fn json(reserved: &Reserved) -> Value {
-    let places = reserved.iter().map(|(place, user)| {
-        json!({
-            "address": place.address.map(|address| address.to_string()),
-            "protocol": place.protocol.to_string(),
-            "port": place.port,
-            "for": user.to_string(),
-        })
-    });
-    let neighbours = reserved.neighbours().map(|(user, neighbour)| {
-        json!({
-            "address": neighbour.address.to_string(), "protocol": null, "port": null, "for": user.to_string(),
-        })
-    });
-    places.chain(neighbours).collect()
+    (text, all.into())
 }
 
 #[cfg(test)]
@@ -192,7 +177,7 @@ mod tests {
 
     #[test]
     fn neighbours_are_kept_for_a_while_after_they_were_found() {
-        let source = Source::Cluster { kubeconfig: None, master: None };
+        let source = Source::Cluster(Connection::default());
         let mut neighbours = Neighbours::new(&source);
         let server = |text: &str| (User::ApiServer, Neighbour::tcp(ip(text), 6443));
         let start = Instant::now();

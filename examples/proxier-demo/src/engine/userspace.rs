@@ -5,7 +5,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use proxier_core::config::Families;
 use proxier_core::kernel::{KernelPorts, Options};
 use proxier_core::net::{Family, FrontendKey, Protocol};
 use proxier_core::ports::{Listener, PortError, PortErrorKind, RouteOwner};
@@ -71,29 +70,6 @@ pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<A
         }
     };
     Ok(settings.core.families.iter().map(try_family).collect())
-}
-
-/// The configured families that this mode supports here, and notes on the others.
-///
-/// # Errors
-///
-/// No family can be served.
-pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Families, Vec<String>), Problem> {
-    let cannot = |reason: String| Problem::new("", format!("userspace mode cannot be used: {reason}"));
-    let (mut served, mut notes) = (Vec::new(), Vec::new());
-    for (family, outcome) in attempt(settings, kernel).map_err(|error| cannot(error.to_string()))? {
-        match outcome {
-            Ok(()) => served.push(family),
-            Err(error) => notes.push(format!("{family} is not served: {error}")),
-        }
-    }
-    let families = match served.as_slice() {
-        [] => return Err(cannot(notes.join("; "))),
-        [Family::V4] => Families::V4,
-        [Family::V6] => Families::V6,
-        _ => Families::Dual,
-    };
-    Ok((families, notes))
 }
 
 /// Stops listening, and lets connections finish for a while, or until `hurry`.

@@ -7,12 +7,15 @@ use std::time::Duration;
 use ipvs::VirtualServerKey;
 use proxier_core::modes::Names;
 use proxier_core::modes::ipvs::Draining;
+use proxier_core::net::FrontendKey;
+use proxier_core::plan::report::Refused;
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use serde_json::json;
 
 use crate::engine::{Engine, Kernel};
 use crate::message::Begun;
-use crate::message::view::{DrainView, HeldView, ServiceView, UnreadableView, View};
+use crate::message::view::{ServiceView, View, listed};
 
 /// An unreadable object and the reason.
 pub(crate) fn unreadable_line((kind, key, reason): (ObjectKind, &ObjectKey, &str)) -> String {
@@ -42,17 +45,41 @@ impl<K: Kernel> Engine<K> {
                 compiled.frontends().iter().filter(owned).cloned().collect()
             },
         });
-        let drain = |draining: Draining| DrainView {
-            virtual_server: match (draining.virtual_server, proxier.frontend_of(&draining.virtual_server)) {
+        let drain = |draining: Draining| {
+            let virtual_server = match (draining.virtual_server, proxier.frontend_of(&draining.virtual_server)) {
                 (VirtualServerKey::Fwmark { .. }, Some(frontend)) => format!("{frontend}, clients outside"),
                 (key, _) => key.to_string(),
-            },
-            real_server: draining.real.to_string(),
-            since: now.saturating_sub(draining.since),
-            left: draining.deadline.map(|deadline| deadline.saturating_sub(now)),
-            connections: draining.connections,
+            };
+            json!({
+                "virtualServer": virtual_server,
+                "realServer": draining.real.to_string(),
+                "seconds": now.saturating_sub(draining.since).as_secs(),
+                "secondsLeft": draining.deadline.map(|deadline| deadline.saturating_sub(now).as_secs()),
+                "connections": draining.connections,
+            })
         };
-        let held = proxier.held();
+        let refused = |refused: Refused| {
+            let endpoint = refused.endpoint.map(|endpoint| endpoint.to_string());
+            let (frontend, service, reason) = (refused.key.to_string(), refused.service, refused.reason);
+            json!({"frontend": frontend, "service": service, "endpoint": endpoint, "reason": reason})
+        };
+        let unreadable = |(kind, key, reason): (ObjectKind, &ObjectKey, &str)| {
+            let since = self.unreadable_since.get(&(kind, key.clone())).copied().unwrap_or(now);
+            json!({"text": unreadable_line((kind, key, reason)), "seconds": now.saturating_sub(since).as_secs()})
+        };
+        let held = |(key, since): (FrontendKey, Duration)| {
+            // Without a time it is removed only when that is confirmed.
+            let left = proxier.held_until(&key, since).map(|until| until.saturating_sub(now).as_secs());
+            let (service, seconds) = (names.service_of(&key), now.saturating_sub(since).as_secs());
+            json!({"frontend": key.to_string(), "service": service, "seconds": seconds, "secondsLeft": left})
+        };
+        let lists = json!({
+            "draining": listed(proxier.draining(), drain),
+            "rejected": listed(proxier.rejections(), |of| of.to_string().into()),
+            "refused": listed(proxier.refused(), refused),
+            "unreadable": listed(store.unreadable(), unreadable),
+            "heldBack": listed(proxier.held(), held),
+        });
         let may_have = desired.frontends().filter(|frontend| frontend.can_split());
         let marks = may_have.filter_map(|frontend| Some((frontend.key, proxier.split(&frontend.key)?))).collect();
         View {
@@ -61,23 +88,7 @@ impl<K: Kernel> Engine<K> {
             node: proxier.node_name().to_owned(),
             mode: proxier.mode(),
             services: services.collect(),
-            drains: proxier.draining().map(drain).collect(),
-            rejected: proxier.rejections().map(ToString::to_string).collect(),
-            refused: proxier.refused().collect(),
-            unreadable: store
-                .unreadable()
-                .map(|(kind, key, reason)| {
-                    let noted = self.unreadable_since.get(&(kind, key.clone()));
-                    let since = noted.map_or(Duration::ZERO, |noted| now.saturating_sub(*noted));
-                    UnreadableView { text: unreadable_line((kind, key, reason)), since }
-                })
-                .collect(),
-            held: held
-                .map(|(key, since)| {
-                    let left = proxier.held_until(&key, since).map(|until| until.saturating_sub(now));
-                    HeldView { key, service: names.service_of(&key), since: now.saturating_sub(since), left }
-                })
-                .collect(),
+            lists,
         }
     }
 }

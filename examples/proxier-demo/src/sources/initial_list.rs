@@ -7,57 +7,38 @@ use tokio::time::timeout;
 
 use crate::message::change::{Change, Snapshot};
 use crate::message::{Event, channel};
-use crate::problem::Problem;
+use crate::problem::{Problem, Stopped};
 use crate::settings::cli::{Configured, Source};
-use crate::sources::cluster::{Cluster, Connection, Options};
+use crate::sources::cluster::{Cluster, Options};
 use crate::sources::manifests::Manifests;
-use crate::sources::read_counts::ReadCounts;
 
-/// Why the initial list is missing.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Unread {
-    /// The configured source is wrong.
-    BadInput(Vec<Problem>),
-    /// The API server did not send everything.
-    NoAnswer(Problem),
-}
-
-impl Unread {
-    /// The problems to report.
-    pub fn problems(&self) -> &[Problem] {
-        match self {
-            Unread::BadInput(problems) => problems,
-            Unread::NoAnswer(problem) => std::slice::from_ref(problem),
-        }
-    }
-}
-
-/// Reads everything once, with these options for an API server, and counts the objects so far.
+/// Reads everything once, with these options for an API server.
 ///
 /// An API server may take any time while it sends something new; see [`Configured::input_timeout`].
 ///
 /// # Errors
 ///
 /// Nothing could be read.
-pub async fn read(configured: &Configured, options: Options, counted: &ReadCounts) -> Result<Snapshot, Unread> {
+pub async fn read(configured: &Configured, options: Options) -> Result<Snapshot, Stopped> {
     let node_name = &configured.settings.node_name;
     match &configured.source {
         Source::Manifests(paths) => {
-            let changes = Manifests::once(paths.clone(), node_name, counted).map_err(Unread::BadInput)?;
+            let changes = Manifests::once(paths.clone(), node_name).map_err(Stopped::bad_input)?;
             let mut snapshot = Snapshot::default();
             for change in changes {
                 snapshot.apply(change);
             }
             Ok(snapshot)
         }
-        Source::Cluster { kubeconfig, master } => {
-            let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
+        Source::Cluster(connection) => {
             let (changes, mut receiver) = channel();
-            let cluster = Cluster::start(connection, node_name, options, changes)
+            let cluster = Cluster::start(connection.clone(), node_name, options, changes)
                 .await
-                .map_err(|problem| Unread::BadInput(vec![problem]))?;
-            let snapshot = collect(&mut receiver, configured.input_timeout, counted).await;
-            snapshot.map_err(|stopped| Unread::NoAnswer(no_answer(&stopped, &cluster.outstanding(), counted)))
+                .map_err(|problem| Stopped::bad_input(vec![problem]))?;
+            let mut snapshot = Snapshot::default();
+            let complete = collect(&mut receiver, configured.input_timeout, &mut snapshot).await;
+            complete.map_err(|ended| no_answer(&ended, &cluster.outstanding(), &snapshot))?;
+            Ok(snapshot)
         }
     }
 }
@@ -74,9 +55,8 @@ enum EndReason {
 async fn collect(
     changes: &mut mpsc::Receiver<Event>,
     patience: Option<Duration>,
-    counted: &ReadCounts,
-) -> Result<Snapshot, EndReason> {
-    let mut snapshot = Snapshot::default();
+    snapshot: &mut Snapshot,
+) -> Result<(), EndReason> {
     let mut since = Instant::now();
     loop {
         let next = match patience {
@@ -86,22 +66,21 @@ async fn collect(
             None => changes.recv().await,
         };
         match next.ok_or(EndReason::Ended)?.change {
-            Change::Synced => return Ok(snapshot),
+            Change::Synced => return Ok(()),
             // Sent at each attempt, whether the server answers or not.
             Change::Listing(_) => {}
             change => {
                 since = Instant::now();
-                counted.saw(&change);
                 snapshot.apply(change);
             }
         }
     }
 }
 
-fn no_answer(stopped: &EndReason, outstanding: &[&str], counted: &ReadCounts) -> Problem {
-    let came = counted.words();
+fn no_answer(ended: &EndReason, outstanding: &[&str], came: &Snapshot) -> Problem {
+    let came = format!("{} Services, {} EndpointSlices", came.services.len(), came.slices.len());
     let missing = outstanding.join(", ");
-    let reason = match stopped {
+    let reason = match ended {
         EndReason::Silent(patience) => format!(
             "no complete answer: {came} came, then nothing for {} s, while waiting for {missing}; the log says why; \
              --input-timeout says how long to wait",

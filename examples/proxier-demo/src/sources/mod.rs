@@ -4,6 +4,5 @@ pub mod cluster;
 pub mod files;
 pub mod initial_list;
 pub mod manifests;
-pub mod read_counts;
 pub(crate) mod source;
 pub(crate) mod triggers;

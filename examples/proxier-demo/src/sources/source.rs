@@ -9,7 +9,7 @@ use crate::message::Changes;
 use crate::message::change::Change;
 use crate::problem::Problem;
 use crate::settings::cli::{Configured, Source};
-use crate::sources::cluster::{Cluster, Connection, Options};
+use crate::sources::cluster::{Cluster, Options};
 use crate::sources::manifests::Manifests;
 
 /// The API client has its own thread, because it waits for programs that get credentials (`exec` in a kubeconfig),
@@ -44,12 +44,6 @@ pub(crate) enum StartingSource {
     Cluster(JoinHandle<Result<Cluster, Problem>>),
 }
 
-/// A running source. Dropping it ends it.
-pub(crate) enum RunningSource {
-    Files,
-    Cluster(Cluster),
-}
-
 impl StartingSource {
     /// Reads the files, or starts to request from the API server.
     pub(crate) fn begin(configured: &Configured, changes: Changes, api: &Api) -> Result<Self, Vec<Problem>> {
@@ -59,8 +53,8 @@ impl StartingSource {
                 let (manifests, first) = Manifests::open(paths.clone(), &node_name)?;
                 Ok(StartingSource::Files { manifests, first, changes })
             }
-            Source::Cluster { kubeconfig, master } => {
-                let connection = Connection { kubeconfig: kubeconfig.clone(), master: master.clone() };
+            Source::Cluster(connection) => {
+                let connection = connection.clone();
                 let options = Options::from_settings(&configured.settings);
                 let start = async move { Cluster::start(connection, &node_name, options, changes).await };
                 Ok(StartingSource::Cluster(api.handle().spawn(start)))
@@ -79,14 +73,15 @@ impl StartingSource {
 
     /// Waits until it is known whether it can run at all. The server need not answer for that, but a program that gets
     /// credentials must.
-    pub(crate) async fn finish(self, tasks: &mut JoinSet<Result<(), Problem>>) -> Result<RunningSource, Problem> {
+    /// The running source, if it is an API server. Dropping it ends it.
+    pub(crate) async fn finish(self, tasks: &mut JoinSet<Result<(), Problem>>) -> Result<Option<Cluster>, Problem> {
         let mut started = match self {
             StartingSource::Files { manifests, first, changes } => {
                 tasks.spawn(async move {
                     let closed = manifests.follow(first, &changes).await;
                     closed.map_err(|_closed| Problem::new("", "the kernel's thread has ended"))
                 });
-                return Ok(RunningSource::Files);
+                return Ok(None);
             }
             StartingSource::Cluster(started) => started,
         };
@@ -100,15 +95,6 @@ impl StartingSource {
         let ended = |error| Problem::new("", format!("the client of the API server has ended ({error})"));
         let mut cluster = started.map_err(ended)??;
         tasks.spawn(cluster.giving_up());
-        Ok(RunningSource::Cluster(cluster))
-    }
-}
-
-impl RunningSource {
-    pub(crate) fn describe(&self) -> &'static str {
-        match self {
-            RunningSource::Files => "Services from files",
-            RunningSource::Cluster(_) => "Services from the API server",
-        }
+        Ok(Some(cluster))
     }
 }

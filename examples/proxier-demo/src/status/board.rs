@@ -19,8 +19,8 @@ pub(crate) struct Board(Mutex<History>);
 
 #[derive(Debug, Default)]
 struct History {
-    /// Passes, the newest first.
-    passes: VecDeque<Pass>,
+    /// Passes as JSON, the newest first.
+    passes: VecDeque<Value>,
     failures: Vec<String>,
     all_failures: usize,
     /// Time of the first of the passes in a row that had failures.
@@ -28,16 +28,6 @@ struct History {
     /// The first failure of the last pass that had any, and when that ended.
     last_error: Option<(SystemTime, String)>,
     stopped: Option<String>,
-}
-
-#[derive(Debug)]
-struct Pass {
-    ended: SystemTime,
-    took: Duration,
-    full: bool,
-    writes: u64,
-    failures: usize,
-    failed: bool,
 }
 
 impl Board {
@@ -52,14 +42,14 @@ impl Board {
         let all_failures = report.applied.failures.len().saturating_add(report.unread.len());
         let mut kept = self.kept();
         kept.passes.truncate(PASSES.saturating_sub(1));
-        kept.passes.push_front(Pass {
-            ended: now,
-            took,
-            full: report.full,
-            writes: report.writes(),
-            failures: all_failures,
-            failed: report.has_failed(),
-        });
+        kept.passes.push_front(json!({
+            "ended": text(now),
+            "seconds": took.as_secs_f64(),
+            "full": report.full,
+            "changes": report.writes(),
+            "failures": all_failures,
+            "failed": report.has_failed(),
+        }));
         kept.failures = unread.chain(failures).take(FAILURES).collect();
         kept.all_failures = all_failures;
         kept.failing_since = kept.failing_since.or(Some(now)).filter(|_| all_failures > 0);
@@ -76,17 +66,7 @@ impl Board {
 
     /// The passes, the newest first.
     pub(super) fn passes(&self) -> Value {
-        let pass = |pass: &Pass| {
-            json!({
-                "ended": text(pass.ended),
-                "seconds": pass.took.as_secs_f64(),
-                "full": pass.full,
-                "changes": pass.writes,
-                "failures": pass.failures,
-                "failed": pass.failed,
-            })
-        };
-        self.kept().passes.iter().map(pass).collect()
+        self.kept().passes.iter().cloned().collect()
     }
 
     /// Failures of the last pass: the first of them, and the total number.

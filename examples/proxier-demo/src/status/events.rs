@@ -25,57 +25,36 @@ pub enum Regarding {
     Service(ObjectKey),
 }
 
-/// The reason of an Event; kube-proxy's own reasons first.
+/// The reason of an Event, the action, and whether it is a warning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Reason {
-    /// The proxy starts.
-    Starting,
-    /// The health server's address cannot be bound.
-    FailedToStartProxierHealthcheck,
-    /// The metrics server's address cannot be bound.
-    FailedToStartMetricServer,
-    /// A Service's health-check node port cannot be bound.
-    FailedToStartServiceHealthcheck,
-    /// `/sys` is read-only, so `nf_conntrack_max` may not take full effect.
-    ReadOnlySysFs,
-    /// A field of a Service or of its slices is impossible and ignored. Not in kube-proxy.
-    InvalidField,
-    /// An object cannot be read. Not in kube-proxy.
-    Unreadable,
-    /// Another Service already has the address and port. Not in kube-proxy.
-    AddressConflict,
-    /// A Service has an address of another Node, which serves it. Not in kube-proxy.
-    AddressOfNode,
-    /// The kernel refuses an operation that a Service needs. Not in kube-proxy.
-    FailedToProgram,
-    /// The node does not support the configured mode, and serves in another. Not in kube-proxy.
-    ModeUnavailable,
-    /// Objects left by another proxy or mode exist and may affect packets. Not in kube-proxy.
-    Leftovers,
-    /// The node does not do what is configured. Not in kube-proxy.
-    NotAsConfigured,
-}
+pub struct Reason(&'static str, &'static str, bool);
 
+/// kube-proxy's own reasons first.
 impl Reason {
-    /// Reason, action, and whether it is a warning.
-    fn words(self) -> (&'static str, &'static str, bool) {
-        match self {
-            Reason::Starting => ("Starting", "StartKubeProxy", false),
-            Reason::FailedToStartProxierHealthcheck => ("FailedToStartProxierHealthcheck", "StartKubeProxy", true),
-            Reason::FailedToStartMetricServer => ("FailedToStartMetricServer", "StartKubeProxy", true),
-            Reason::FailedToStartServiceHealthcheck => ("FailedToStartServiceHealthcheck", "Listen", true),
-            Reason::ReadOnlySysFs => ("readOnlySysFS", "StartKubeProxy", true),
-            Reason::InvalidField => ("InvalidField", "ReadService", true),
-            Reason::Unreadable => ("Unreadable", "ReadService", true),
-            Reason::AddressConflict => ("AddressConflict", "ProgramService", true),
-            Reason::AddressOfNode => ("AddressOfNode", "ProgramService", false),
-            Reason::FailedToProgram => ("FailedToProgram", "ProgramService", true),
-            Reason::Leftovers => ("Leftovers", "ProgramService", true),
-            Reason::NotAsConfigured => ("NotAsConfigured", "ProgramService", true),
-            Reason::ModeUnavailable => ("ModeUnavailable", "StartKubeProxy", true),
-        }
-    }
+    /// The proxy starts.
+    pub const STARTING: Reason = Reason("Starting", "StartKubeProxy", false);
+    /// The health server's address cannot be bound.
+    pub const FAILED_HEALTH: Reason = Reason("FailedToStartProxierHealthcheck", "StartKubeProxy", true);
+    /// The metrics server's address cannot be bound.
+    pub const FAILED_METRICS: Reason = Reason("FailedToStartMetricServer", "StartKubeProxy", true);
+    /// A Service's health-check node port cannot be bound.
+    pub const FAILED_SERVICE_HEALTH: Reason = Reason("FailedToStartServiceHealthcheck", "Listen", true);
+    /// A field of a Service or of its slices is impossible and ignored. Not in kube-proxy.
+    pub const INVALID_FIELD: Reason = Reason("InvalidField", "ReadService", true);
+    /// An object cannot be read. Not in kube-proxy.
+    pub const UNREADABLE: Reason = Reason("Unreadable", "ReadService", true);
+    /// Another Service already has the address and port. Not in kube-proxy.
+    pub const ADDRESS_CONFLICT: Reason = Reason("AddressConflict", "ProgramService", true);
+    /// A Service has an address of another Node, which serves it. Not in kube-proxy.
+    pub const ADDRESS_OF_NODE: Reason = Reason("AddressOfNode", "ProgramService", false);
+    /// The kernel refuses an operation that a Service needs. Not in kube-proxy.
+    pub const FAILED_TO_PROGRAM: Reason = Reason("FailedToProgram", "ProgramService", true);
+    /// The node does not support the configured mode, and serves in another. Not in kube-proxy.
+    pub const MODE_UNAVAILABLE: Reason = Reason("ModeUnavailable", "StartKubeProxy", true);
+    /// Objects left by another proxy or mode exist and may affect packets. Not in kube-proxy.
+    pub const LEFTOVERS: Reason = Reason("Leftovers", "ProgramService", true);
+    /// The node does not do what is configured. Not in kube-proxy.
+    pub const NOT_AS_CONFIGURED: Reason = Reason("NotAsConfigured", "ProgramService", true);
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
@@ -218,7 +197,7 @@ impl Sender {
 
 /// The object in the form of `events.k8s.io/v1`.
 fn event(report: &Report, node_name: &str, now: SystemTime) -> Value {
-    let (reason, action, warning) = report.reason.words();
+    let Reason(reason, action, warning) = report.reason;
     let now = Timestamp::try_from(now).unwrap_or(Timestamp::UNIX_EPOCH);
     let (name, namespace, regarding) = match &report.regarding {
         // kube-proxy also uses the Node's name as its UID, and `kubectl describe node` searches for that.
@@ -261,7 +240,7 @@ mod tests {
     fn notes_are_cut_to_the_limit_of_the_server() {
         assert_eq!(cut("äöü", 5), "äö");
         assert_eq!(cut("abc", 5), "abc");
-        let report = Report { regarding: Regarding::Node, reason: Reason::Starting, note: "ä".repeat(2000) };
+        let report = Report { regarding: Regarding::Node, reason: Reason::STARTING, note: "ä".repeat(2000) };
         let event = event(&report, "n1", SystemTime::UNIX_EPOCH);
         assert_eq!(event["note"].as_str().unwrap().len(), NOTE);
         assert_eq!(event["eventTime"], "1970-01-01T00:00:00.000000Z");
@@ -273,11 +252,11 @@ mod tests {
         let connection = Connection { master: Some(server.url()), ..Connection::default() };
         let recorder = Recorder::start(&Handle::current(), connection, "n1");
         let web = || Regarding::Service(ObjectKey::new("demo", "1web"));
-        recorder.record(Regarding::Node, Reason::Starting, "");
+        recorder.record(Regarding::Node, Reason::STARTING, "");
         for _ in 0..3 {
-            recorder.record(web(), Reason::FailedToStartServiceHealthcheck, "port 30000 is in use");
+            recorder.record(web(), Reason::FAILED_SERVICE_HEALTH, "port 30000 is in use");
         }
-        recorder.record(web(), Reason::InvalidField, "spec.ports[0].port 70000: not a port");
+        recorder.record(web(), Reason::INVALID_FIELD, "spec.ports[0].port 70000: not a port");
         for _ in 0..500 {
             if server.events().len() == 3 {
                 break;
@@ -302,8 +281,8 @@ mod tests {
         let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let connection = Connection { master: Some(format!("http://{address}")), ..Connection::default() };
         let recorder = Recorder::start(&Handle::current(), connection, "n1");
-        recorder.record(Regarding::Node, Reason::Starting, "");
-        recorder.record(Regarding::Node, Reason::FailedToStartMetricServer, "");
+        recorder.record(Regarding::Node, Reason::STARTING, "");
+        recorder.record(Regarding::Node, Reason::FAILED_METRICS, "");
         tokio::time::sleep(Duration::from_millis(300)).await;
         let before = Timestamp::try_from(SystemTime::now()).unwrap().to_string();
         let server = ApiServer::start_on(address);
@@ -328,15 +307,10 @@ mod tests {
         let connection = Connection { master: Some(server.url()), ..Connection::default() };
         let recorder = Recorder::start(&Handle::current(), connection, "n1");
         for number in 0..100 {
-            recorder.record(Regarding::Node, Reason::FailedToProgram, number.to_string());
+            recorder.record(Regarding::Node, Reason::FAILED_TO_PROGRAM, number.to_string());
             tokio::time::sleep(Duration::from_millis(2)).await;
         }
         tokio::time::sleep(Duration::from_millis(500)).await;
         assert_eq!(server.events().len(), A_MINUTE);
-    }
-
-    #[test]
-    fn without_a_cluster_no_event_is_sent() {
-        Recorder::default().record(Regarding::Node, Reason::Starting, "");
     }
 }

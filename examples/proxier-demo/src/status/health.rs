@@ -29,7 +29,8 @@ pub struct Health {
 
 #[derive(Debug)]
 struct State {
-    families: Vec<Family>,
+    /// The served families, and when all requests of each were last done.
+    families: Vec<(&'static str, SystemTime)>,
     /// Since when the kernel lacks a desired object.
     pending: Option<Instant>,
     /// Whether a full pass has succeeded.
@@ -38,13 +39,6 @@ struct State {
     metrics: Metrics,
     /// Counts of requests to the API server.
     api: Option<Arc<Counters>>,
-}
-
-#[derive(Debug)]
-struct Family {
-    name: &'static str,
-    /// When all requests were last done.
-    updated: SystemTime,
 }
 
 impl State {
@@ -78,7 +72,7 @@ impl Health {
     /// Sets the served families, known once the mode is.
     pub fn set_families(&self, families: Families) {
         let (mut state, updated) = (self.state(), SystemTime::now());
-        state.families = families.iter().map(|family| Family { name: family.name(), updated }).collect();
+        state.families = families.iter().map(|family| (family.name(), updated)).collect();
         state.metrics.families = families;
     }
 
@@ -106,9 +100,7 @@ impl Health {
     pub fn updated(&self, now: SystemTime) {
         let mut state = self.state();
         state.metrics.sync_last_timestamp = seconds(now);
-        for family in &mut state.families {
-            family.updated = now;
-        }
+        state.families.iter_mut().for_each(|(_, updated)| *updated = now);
     }
 
     /// Sets whether load balancers should send new connections to this node: not while its Node is being removed, nor
@@ -208,11 +200,11 @@ impl Health {
         let healthy = self.is_in_time(state.pending, now);
         let mut oldest = current;
         let mut families = Map::new();
-        for family in &state.families {
+        for (name, updated) in &state.families {
             // A healthy node is up to date now.
-            let updated = if healthy { current } else { family.updated };
+            let updated = if healthy { current } else { *updated };
             oldest = oldest.min(updated);
-            families.insert(family.name.to_owned(), json!({"lastUpdated": text(updated), "healthy": healthy}));
+            families.insert((*name).to_owned(), json!({"lastUpdated": text(updated), "healthy": healthy}));
         }
         let mut body = json!({
             "lastUpdated": text(oldest), "currentTime": text(current), "healthy": healthy, "status": families,

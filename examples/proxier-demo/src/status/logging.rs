@@ -10,7 +10,6 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::output;
-use crate::status::progress;
 
 /// Starts logging for the process. Does nothing if it has already started.
 ///
@@ -45,7 +44,6 @@ struct Stderr {
 
 impl Write for Stderr {
     fn write(&mut self, entry: &[u8]) -> io::Result<usize> {
-        progress::clear();
         let text = String::from_utf8_lossy(entry);
         let shown = if self.json { escaped_in_json(&text) } else { output::Visible(&text).to_string() };
         io::stderr().write_all(shown.as_bytes())?;

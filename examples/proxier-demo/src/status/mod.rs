@@ -7,7 +7,6 @@ pub mod logging;
 pub mod metrics;
 pub mod page;
 mod process;
-pub mod progress;
 pub mod serve;
 pub(crate) mod server;
 pub mod service_health;

@@ -3,40 +3,16 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use http::{HeaderName, HeaderValue, StatusCode};
 use proxier_core::net::Family;
-use proxier_core::service::{NodeFacts, OpenOn};
+use proxier_core::service::{HealthCheck, NodeFacts, OpenOn};
 use proxier_core::snapshot::ObjectKey;
 
 use crate::status::health::Health;
 use crate::status::server::{Answer, CONNECTIONS, Families, Server, Slots, bind, by_path};
-
-/// The answers of one Service's servers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct HealthCheck {
-    /// Health-check node port of the Service.
-    pub port: u16,
-    /// Ready IPv4 endpoints on this node, answered over IPv4; `None`: the Service has no IPv4, and so no server.
-    pub v4: Option<u64>,
-    /// Ready IPv6 endpoints on this node, answered over IPv6; `None`: the Service has no IPv6, and so no server.
-    pub v6: Option<u64>,
-}
-
-impl HealthCheck {
-    fn answered_at(&self, address: IpAddr) -> Option<u64> {
-        if address.is_ipv4() { self.v4 } else { self.v6 }
-    }
-}
-
-impl From<proxier_core::service::HealthCheck> for HealthCheck {
-    fn from(check: proxier_core::service::HealthCheck) -> Self {
-        let number = |family| check.local_endpoints(family).map(|number| u64::try_from(number).unwrap_or(u64::MAX));
-        HealthCheck { port: check.port, v4: number(Family::V4), v6: number(Family::V6) }
-    }
-}
 
 /// Addresses of the servers, by family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -90,7 +66,7 @@ pub struct ServiceHealth {
 struct Servers {
     port: u16,
     /// Servers by requested address, with the number that each reports.
-    listening: BTreeMap<IpAddr, (Server, Arc<AtomicU64>)>,
+    listening: BTreeMap<IpAddr, (Server, Arc<AtomicUsize>)>,
 }
 
 impl ServiceHealth {
@@ -116,7 +92,7 @@ impl ServiceHealth {
             let opened = || Servers { port: check.port, listening: BTreeMap::new() };
             let servers = self.services.entry(key.clone()).or_insert_with(opened);
             for address in &addresses {
-                let Some(local_endpoints) = check.answered_at(*address) else { continue };
+                let Some(local_endpoints) = check.local_endpoints(Family::of(*address)) else { continue };
                 if let Some((_, count)) = servers.listening.get(address) {
                     count.store(local_endpoints, Ordering::Relaxed);
                     continue;
@@ -124,7 +100,7 @@ impl ServiceHealth {
                 let address_and_port = SocketAddr::new(*address, check.port);
                 match bind(address_and_port, Families::Own) {
                     Ok(listener) => {
-                        let count = Arc::new(AtomicU64::new(local_endpoints));
+                        let count = Arc::new(AtomicUsize::new(local_endpoints));
                         let (key, answered, health) = (key.clone(), count.clone(), self.health.clone());
                         let answers = by_path(move |_any_path| answer(&key, &answered, &health));
                         let server = Server::start(listener, self.slots.clone(), answers);
@@ -147,7 +123,8 @@ impl ServiceHealth {
         self.services.retain(|key, servers| {
             let check = wanted.get(key).filter(|check| check.port == servers.port);
             let stays = |address: &IpAddr| {
-                addresses.contains(address) && check.is_some_and(|check| check.answered_at(*address).is_some())
+                addresses.contains(address)
+                    && check.is_some_and(|check| check.local_endpoints(Family::of(*address)).is_some())
             };
             let all = std::mem::take(&mut servers.listening);
             let (keep, close) = all.into_iter().partition(|(address, _)| stays(address));
@@ -161,7 +138,7 @@ impl ServiceHealth {
     }
 }
 
-fn answer(key: &ObjectKey, count: &AtomicU64, health: &Health) -> Answer {
+fn answer(key: &ObjectKey, count: &AtomicUsize, health: &Health) -> Answer {
     let count = count.load(Ordering::Relaxed);
     let healthy = health.is_healthy(Instant::now());
     // Object names need no JSON escapes, but a manifest can contain anything.

@@ -1,11 +1,8 @@
-//! What health pages, Events and exit codes say while the kernel refuses one object, and while rules cannot be written.
+//! What health pages, Events and exit codes say while the kernel refuses one object.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::time::{Duration, Instant};
 
-use nix::fcntl::{Flock, FlockArg};
-use serde_json::{Value, json};
 use testkit::{PROXY, kernel_test};
 
 use crate::live::{Service, World};
@@ -35,24 +32,6 @@ fn metric(name: &str) -> u64 {
 fn health(path: &str) -> (u16, String) {
     let page = testkit::get(&format!("http://127.0.0.1:10256/{path}"));
     page.map_or((0, String::new()), |page| (page.status, page.body))
-}
-
-/// Holds the lock of the legacy programs.
-fn hold_lock() -> Flock<fs::File> {
-    let file = fs::OpenOptions::new().create(true).truncate(false).write(true).open("/run/xtables.lock").unwrap();
-    Flock::lock(file, FlockArg::LockExclusive).map_err(|(_, errno)| errno).unwrap()
-}
-
-/// A load balancer of both families with source ranges, as the API server has it.
-fn guarded() -> Value {
-    let balancer = vec!["203.0.113.9".to_owned(), "2001:db8:113::9".to_owned()];
-    let service = Service { balancer, ..Service::new("guarded", "10.96.5.9", &["10.244.50.1"]) };
-    let mut object = service.object();
-    object["spec"]["clusterIPs"] = json!([service.address, "fd00:96:5::9"]);
-    object["spec"]["ipFamilies"] = json!(["IPv4", "IPv6"]);
-    object["spec"]["ipFamilyPolicy"] = "RequireDualStack".into();
-    object["spec"]["loadBalancerSourceRanges"] = json!(["198.51.100.0/24", "2001:db8:51::/48"]);
-    object
 }
 
 /// An endpoint that is the broadcast address of a local subnet: the kernel always refuses it. It is reported and counted,
@@ -98,39 +77,6 @@ fn one_endpoint_that_the_kernel_refuses_is_no_illness_of_the_node() {
         tool("ip addr del 192.0.2.1/24 dev eth9");
         running.until("it is served too", || ipvsadm().iter().any(|line| line.contains("192.0.2.255:8080")));
         running.until("and counted no more", || metric("kubeproxy_refused_objects") == 0);
-        assert!(running.end().success());
-    });
-}
-
-/// The rules can never be written, while another Service changes each second, which works: the node is unhealthy.
-#[test]
-fn changes_that_work_do_not_hide_a_pass_that_fails() {
-    kernel_test(PROXY, || {
-        set_up();
-        tool("iptables-legacy -A INPUT -s 203.0.113.99 -j DROP");
-        let mut world = World::new(services());
-        let folder = program::Folder::new("config");
-        let config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: ipvs\n\
-                      ipvs:\n  rules: iptables\n  syncPeriod: 3s\n";
-        let config = folder.put("config.yaml", config);
-        let arguments = ["--config", &config.display().to_string(), "--kubeconfig", &world.kubeconfig()];
-        let running = Running::start(&arguments);
-        running.until("the initial list", || ipvsadm() == world.lines());
-        assert_eq!(health("healthz").0, 200);
-        let lock = hold_lock();
-        world.server.put(&guarded());
-        running.until("the node is not well", || health("healthz").0 == 503);
-        for number in 1..=10_u8 {
-            let address = format!("10.244.60.{number}");
-            world.services[3].endpoints.push(address.clone());
-            world.server.put(&world.services[3].slice());
-            running.until("an endpoint", || ipvsadm().iter().any(|line| line.contains(&address)));
-            let (code, body) = health("healthz");
-            assert_eq!(code, 503, "{body}");
-            std::thread::sleep(Duration::from_millis(500));
-        }
-        drop(lock);
-        running.until("the node is well", || health("healthz").0 == 200);
         assert!(running.end().success());
     });
 }

@@ -560,28 +560,6 @@ fn what_others_left_is_an_event_of_the_node() {
     });
 }
 
-/// A list that takes long is in the log: not in the first seconds, and not the same numbers twice.
-#[test]
-fn the_log_says_how_much_was_read_while_lists_take_long() {
-    kernel_test(&[Need::Root, Need::Nftables], || {
-        tool("ip address add 192.0.2.1/32 dev lo");
-        let world = World::new(services());
-        world.server.set_latency(Duration::from_secs(8));
-        let running = Running::start(&["--kubeconfig", &world.kubeconfig(), "--proxy-mode", "nftables"]);
-        running.until_logged(" INFO 0 Services, 0 EndpointSlices read ...");
-        world.server.set_latency(Duration::ZERO);
-        running.until("it serves", || tool("nft list ruleset").contains("10.96.0.10"));
-        let log = running.log();
-        let lines: Vec<&str> = log.lines().filter_map(|line| line.split_once(" INFO ")).map(|(_, text)| text).collect();
-        assert_eq!(
-            lines.iter().filter(|line| line.starts_with("0 Services, 0 EndpointSlices read")).count(),
-            1,
-            "{log}"
-        );
-        assert!(running.end().success());
-    });
-}
-
 /// An earlier process has programmed a Service and a slice that the next one cannot read.
 #[test]
 fn what_unreadable_objects_have_in_the_kernel_survives_a_restart() {

@@ -118,60 +118,6 @@ fn client_certificates() {
     });
 }
 
-#[test]
-fn tokens_and_programs_that_get_them() {
-    kernel_test(PROXY, || {
-        set_up();
-        let (web, folder) = (web(), Folder::new("tokens"));
-        let server = server(&web);
-        server.demand_token("first");
-        let running = run(&folder, &kubeconfig(&server.url(), json!({}), &json!({"token": "wrong"})));
-        running.until_logged("HTTP 401");
-        running.until_logged("the server does not know these credentials; reading them again");
-        assert!(changed().is_empty(), "{:?}", changed());
-        // Once the file is fixed, no restart is needed.
-        folder.put("kubeconfig", &kubeconfig(&server.url(), json!({}), &json!({"token": "first"})));
-        serves(running, &server, &web, "a token in the kubeconfig");
-
-        // A program that gets the token: run again when the token has expired.
-        folder.put("token", "first");
-        let script = format!(
-            "#!/bin/sh\necho asked >>{0}/asked\n[ -s {0}/token ] || {{ echo 'not logged in' >&2; exit 7; }}\n\
-             printf '{{\"apiVersion\":\"client.authentication.k8s.io/v1\",\"kind\":\"ExecCredential\",\
-             \"status\":{{\"token\":\"%s\"}}}}' \"$(cat {0}/token)\"\n",
-            folder.0.display()
-        );
-        let program = folder.put("get-token", &script);
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
-        let exec = |program: &Path| {
-            let api = "client.authentication.k8s.io/v1";
-            let user = json!({"exec": {"apiVersion": api, "command": program, "interactiveMode": "Never"}});
-            kubeconfig(&server.url(), json!({}), &user)
-        };
-        let running = run(&folder, &exec(&program));
-        running.until("exec", || ipvsadm() == lines(&[&web]));
-        server.demand_token("second");
-        folder.put("token", "second");
-        server.end_watches();
-        serves(running, &server, &web, "a program that gets tokens");
-        assert!(fs::read_to_string(folder.0.join("asked")).unwrap().lines().count() >= 2);
-
-        // A program that fails, and a missing one: reported at once, with their own messages.
-        folder.put("token", "");
-        let (status, log) = run(&folder, &exec(&program)).wait();
-        assert_eq!(status.code(), Some(2), "{log}");
-        assert!(
-            log.contains(
-                "the program that gets credentials (exec in the kubeconfig) failed: exit status: 7: not logged in"
-            ),
-            "{log}"
-        );
-        let (status, log) = run(&folder, &exec(Path::new("/nonexistent/get-token"))).wait();
-        assert_eq!(status.code(), Some(2), "{log}");
-        assert!(log.contains("(exec in the kubeconfig) cannot be started: No such file"), "{log}");
-    });
-}
-
 /// The account of a pod: files whose token a kubelet replaces.
 #[test]
 fn the_account_of_a_pod() {
@@ -327,58 +273,6 @@ fn what_a_recent_server_sends() {
             include_str!("../fixtures/recent-node.json"),
         ];
         serves_recorded(services, slices, node, &expected, &sets);
-    });
-}
-
-/// Faults that are there from the start: one line that names each, after the program's version at most, exit code 2, and nothing
-/// is changed.
-#[test]
-fn bad_input_at_the_start() {
-    kernel_test(PROXY, || {
-        set_up();
-        let folder = Folder::new("bad");
-        let good = kubeconfig("http://127.0.0.1:9", json!({}), &json!({}));
-        let manifest = folder.put("web.yaml", "kind: Service\n").display().to_string();
-        let file = |name: &str, text: &str| folder.put(name, text).display().to_string();
-        let malformed = file("malformed", "clusters: [a");
-        let context = file("context", &good.replace("\"current-context\":\"x\"", "\"current-context\":\"y\""));
-        let configuration = |name: &str, body: &str| {
-            file(name, &format!("apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n{body}\n"))
-        };
-        let unparsable = configuration("unparsable", "mode: [ipvs");
-        let impossible = configuration("impossible", "mode: ipvs\nclusterCIDR: 10.0.0.0/99");
-        let other_kind = file("kind", "apiVersion: v1\nkind: ConfigMap\n");
-        let cases: &[(&[&str], &str)] = &[
-            (
-                &["--kubeconfig", "/nonexistent/config"],
-                "/nonexistent/config: the kubeconfig cannot be read (No such file or directory",
-            ),
-            (&["--kubeconfig", &malformed], "malformed: not a usable kubeconfig: "),
-            (&["--kubeconfig", &context], "context: current-context: there is no context \"y\"; there is x"),
-            (&["--master", "10.0.0.1"], "--master: \"10.0.0.1\" is not a URL such as https://10.0.0.1:6443"),
-            (&[], "this is not a pod of a cluster"),
-            (&["--no-such-flag"], "unexpected argument '--no-such-flag' found; see proxier-demo --help"),
-            (&["--cluster-cidr", "x", "--manifests", &manifest], "--cluster-cidr: \"x\" is not a network"),
-            (&["--config", "/nonexistent/config.conf"], "/nonexistent/config.conf: "),
-            (&["--config", &unparsable], "unparsable: "),
-            (&["--config", &impossible], "impossible: clusterCIDR: \"10.0.0.0/99\" is not a network"),
-            (&["--config", &other_kind], "kind: "),
-            (&["--manifests", "/nonexistent"], "/nonexistent: "),
-        ];
-        for (number, (arguments, expected)) in cases.iter().enumerate() {
-            // Both commands, where they read things differently.
-            let ways: &[&[&str]] = if number < 3 { &[&["run"], &["run", "--once"]] } else { &[&["run"]] };
-            for &once in ways {
-                let output = demo(&[once, *arguments].concat());
-                let said = text(&output.stderr);
-                assert_eq!(output.status.code(), Some(2), "{once:?} {arguments:?}: {said}");
-                let (versions, said): (Vec<&str>, Vec<&str>) =
-                    said.lines().partition(|line| line.contains(" INFO proxier-demo "));
-                assert!(versions.len() <= 1, "{once:?} {arguments:?}: {versions:?}");
-                assert!(said.len() == 1 && said[0].contains(expected), "{once:?} {arguments:?}: {said:?}");
-            }
-        }
-        assert!(changed().is_empty(), "{:?}", changed());
     });
 }
 

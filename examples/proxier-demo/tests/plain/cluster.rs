@@ -7,17 +7,19 @@ use proxier_core::config::MayAskFor;
 use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;
 use proxier_demo::engine::Engine;
+use proxier_demo::exit;
 use proxier_demo::message::change::{Change, Snapshot};
 use proxier_demo::message::{Event, channel};
 use proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 use proxier_demo::settings::{Origin, Settings, cli};
 use proxier_demo::sources::cluster::{Cluster, Connection, Options};
-use proxier_demo::sources::initial_list::{self, Unread};
-use proxier_demo::sources::read_counts::ReadCounts;
+use proxier_demo::sources::initial_list;
 use serde_json::{Value, json};
 use testkit::apiserver::tls::{Authority, Relay};
 use testkit::apiserver::{ApiServer, Fault, Request, ServiceCidrs, Streams, Verb, recorded};
 use tokio::sync::mpsc::Receiver;
+
+use crate::program::Folder;
 
 /// A source that watches a server, and its reports.
 struct Watching {
@@ -165,10 +167,20 @@ async fn watched_at(version: u64, streams: Streams) -> (ApiServer, Watching) {
     server.serve_streams(streams);
     server.start_from(version);
     server.put(&service("web", 80));
-    let mut watching = watch(&server, quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let watching = settled(&server, quick()).await;
     (server, watching)
+}
+
+/// A source with the initial list of a server, which it watches.
+async fn settled(server: &ApiServer, options: Options) -> Watching {
+    settled_by(Connection { master: Some(server.url()), ..Connection::default() }, server, options).await
+}
+
+async fn settled_by(connection: Connection, server: &ApiServer, options: Options) -> Watching {
+    let mut watching = connect(connection, options).await;
+    watching.snapshot().await;
+    watched(server).await;
+    watching
 }
 
 async fn watched(server: &ApiServer) {
@@ -181,40 +193,34 @@ async fn watched(server: &ApiServer) {
 #[tokio::test]
 async fn a_recorded_cluster_is_read_whole() {
     for options in in_both_encodings() {
-        read_whole(options).await;
+        let server = shop();
+        let mut watching = watch(&server, options).await;
+        let snapshot = watching.snapshot().await;
+        let list: Value = serde_json::from_str(recorded::SERVICES).unwrap();
+        let recorded: BTreeSet<String> = list["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(names(&snapshot), recorded);
+        let slices: Value = serde_json::from_str(testkit::apiserver::recorded::ENDPOINT_SLICES).unwrap();
+        assert_eq!(snapshot.slices.len(), slices["items"].as_array().unwrap().len());
+        let node = snapshot.node.unwrap();
+        assert_eq!(node.object.spec.pod_cidrs, ["10.244.1.0/24"]);
+        assert_eq!(node.object.metadata.labels.get("topology.kubernetes.io/zone"), Some("zone-a"));
+        assert!(!node.leaving);
+        assert_eq!(snapshot.unreadable, []);
+        let kept = snapshot.services.values().flat_map(|service| service.metadata.annotations.iter());
+        assert_eq!(kept.filter(|(name, _)| name.starts_with("kubectl")).count(), 0, "kubectl's notes are not kept");
+        assert_eq!(watching.failures(), 0);
     }
-}
-
-async fn read_whole(options: Options) {
-    let server = shop();
-    let mut watching = watch(&server, options).await;
-    let snapshot = watching.snapshot().await;
-    let list: Value = serde_json::from_str(recorded::SERVICES).unwrap();
-    let recorded: BTreeSet<String> = list["items"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
-        .collect();
-    assert_eq!(names(&snapshot), recorded);
-    let slices: Value = serde_json::from_str(testkit::apiserver::recorded::ENDPOINT_SLICES).unwrap();
-    assert_eq!(snapshot.slices.len(), slices["items"].as_array().unwrap().len());
-    let node = snapshot.node.unwrap();
-    assert_eq!(node.object.spec.pod_cidrs, ["10.244.1.0/24"]);
-    assert_eq!(node.object.metadata.labels.get("topology.kubernetes.io/zone"), Some("zone-a"));
-    assert!(!node.leaving);
-    assert_eq!(snapshot.unreadable, []);
-    let kept = snapshot.services.values().flat_map(|service| service.metadata.annotations.iter());
-    assert_eq!(kept.filter(|(name, _)| name.starts_with("kubectl")).count(), 0, "kubectl's notes are not kept");
-    assert_eq!(watching.failures(), 0);
 }
 
 #[tokio::test]
 async fn what_is_asked_for() {
     let server = shop();
-    let mut watching = watch(&server, quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let _watching = settled(&server, quick()).await;
     for request in server.requests() {
         let parameter = |name| request.parameter(name).unwrap_or_default();
         assert_eq!(request.accepts, "application/vnd.kubernetes.protobuf, application/json");
@@ -334,9 +340,7 @@ async fn lists_come_in_pages() {
 #[tokio::test]
 async fn changes_are_reported_as_they_come() {
     let server = shop();
-    let mut watching = watch(&server, quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let mut watching = settled(&server, quick()).await;
     server.put(&service("new", 80));
     assert_eq!(watching.line().await, "+service default/new");
     server.delete("services", "default", "new");
@@ -355,9 +359,7 @@ async fn changes_are_reported_as_they_come() {
 #[tokio::test]
 async fn a_node_on_its_way_out_is_told() {
     let server = shop();
-    let mut watching = watch(&server, quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let mut watching = settled(&server, quick()).await;
     let mut node: Value = serde_json::from_str(recorded::NODE).unwrap();
     let mut node = node["items"][0].take();
     node["kind"] = "Node".into();
@@ -403,9 +405,7 @@ async fn watches_that_end_at_once_again_and_again_are_failures_and_lists_bring_t
         let ends = |times: usize| {
             (0..times).for_each(|_| server.fail_next("services", Verb::Watch, Fault::Text(String::new())))
         };
-        let mut watching = watch(&server, options).await;
-        watching.snapshot().await;
-        watched(&server).await;
+        let mut watching = settled(&server, options).await;
         ends(1);
         server.end_watches();
         watched(&server).await;
@@ -428,9 +428,7 @@ async fn watches_that_end_at_once_again_and_again_are_failures_and_lists_bring_t
 #[tokio::test]
 async fn bookmarks_move_the_place_to_go_on_from() {
     let server = shop();
-    let mut watching = watch(&server, quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let mut watching = settled(&server, quick()).await;
     server.compact();
     server.bookmark();
     let version = server.version();
@@ -447,33 +445,27 @@ async fn bookmarks_move_the_place_to_go_on_from() {
 #[tokio::test]
 async fn a_version_too_old_is_a_new_list_and_its_difference() {
     for streams in [Streams::Served, Streams::Refused] {
-        a_version_is_too_old(streams).await;
-    }
-}
-
-async fn a_version_is_too_old(streams: Streams) {
-    let server = shop();
-    server.serve_streams(streams);
-    for name in ["a", "b", "c"] {
-        server.put(&service(name, 80));
-    }
-    let mut watching = watch(&server, quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
-    for round in 0..2 {
-        server.cut_watches();
-        server.delete_silently("services", "default", ["a", "b"][round]);
-        server.put(&service("c", 81 + i64::try_from(round).unwrap()));
-        server.compact();
-        if round == 1 {
-            server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+        let server = shop();
+        server.serve_streams(streams);
+        for name in ["a", "b", "c"] {
+            server.put(&service(name, 80));
         }
-        let mut lines = [watching.line().await, watching.line().await];
-        lines.sort();
-        assert_eq!(lines, ["+service default/c".to_owned(), format!("-service default/{}", ["a", "b"][round])]);
-        watched(&server).await;
+        let mut watching = settled(&server, quick()).await;
+        for round in 0..2 {
+            server.cut_watches();
+            server.delete_silently("services", "default", ["a", "b"][round]);
+            server.put(&service("c", 81 + i64::try_from(round).unwrap()));
+            server.compact();
+            if round == 1 {
+                server.fail_next("services", Verb::Watch, Fault::Status(410, None));
+            }
+            let mut lines = [watching.line().await, watching.line().await];
+            lines.sort();
+            assert_eq!(lines, ["+service default/c".to_owned(), format!("-service default/{}", ["a", "b"][round])]);
+            watched(&server).await;
+        }
+        watching.ends_with(&server).await;
     }
-    watching.ends_with(&server).await;
 }
 
 /// A server that calls every version too old, even that of the list just before, does not get list requests without a pause.
@@ -658,11 +650,10 @@ async fn a_busy_server_is_given_the_time_it_asks_for() {
 
 #[tokio::test]
 async fn failures_of_all_kinds_pass() {
-    for (streams, options) in [Streams::Served, Streams::Refused].into_iter().zip(in_both_encodings()) {
-        all_failures_pass(streams, options).await;
-    }
-    for (streams, options) in [Streams::Refused, Streams::Served].into_iter().zip(in_both_encodings()) {
-        all_failures_pass(streams, options).await;
+    for streams in [Streams::Served, Streams::Refused] {
+        for options in in_both_encodings() {
+            all_failures_pass(streams, options).await;
+        }
     }
 }
 
@@ -748,32 +739,26 @@ async fn huge_answers_are_asked_for_in_smaller_pages() {
 #[tokio::test]
 async fn repeated_and_late_events_change_nothing() {
     for options in in_both_encodings() {
-        late_events_change_nothing(options).await;
+        let server = ApiServer::start();
+        let version = server.put(&service("web", 80));
+        let mut watching = settled(&server, options).await;
+        let event = |what: &str, object: &Value| json!({"type": what, "object": object}).to_string();
+        let newer = with_version(service("web", 82), version + 10);
+        server.send_raw("services", &event("MODIFIED", &newer));
+        assert_eq!(watching.line().await, "+service default/web");
+        server.send_raw("services", &event("MODIFIED", &newer));
+        server.send_raw("services", &event("MODIFIED", &with_version(service("web", 81), version + 5)));
+        server.send_raw("services", &event("DELETED", &with_version(service("web", 81), version + 6)));
+        server.send_raw("services", &event("ADDED", &with_version(service("late", 80), version + 7)));
+        assert_eq!(watching.line().await, "+service default/late", "late, but of another object");
+        server.send_raw("services", &event("DELETED", &with_version(service("web", 82), version + 11)));
+        assert_eq!(watching.line().await, "-service default/web");
+        server.send_raw("services", &event("MODIFIED", &newer));
+        server.send_raw("services", &event("DELETED", &with_version(service("web", 82), version + 11)));
+        server.send_raw("services", &event("ADDED", &with_version(service("web", 83), version + 12)));
+        let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
+        assert_eq!(web.spec.ports[0].port, 83, "a deleted Service comes back only when it is made anew");
     }
-}
-
-async fn late_events_change_nothing(options: Options) {
-    let server = ApiServer::start();
-    let version = server.put(&service("web", 80));
-    let mut watching = watch(&server, options).await;
-    watching.snapshot().await;
-    watched(&server).await;
-    let event = |what: &str, object: &Value| json!({"type": what, "object": object}).to_string();
-    let newer = with_version(service("web", 82), version + 10);
-    server.send_raw("services", &event("MODIFIED", &newer));
-    assert_eq!(watching.line().await, "+service default/web");
-    server.send_raw("services", &event("MODIFIED", &newer));
-    server.send_raw("services", &event("MODIFIED", &with_version(service("web", 81), version + 5)));
-    server.send_raw("services", &event("DELETED", &with_version(service("web", 81), version + 6)));
-    server.send_raw("services", &event("ADDED", &with_version(service("late", 80), version + 7)));
-    assert_eq!(watching.line().await, "+service default/late", "late, but of another object");
-    server.send_raw("services", &event("DELETED", &with_version(service("web", 82), version + 11)));
-    assert_eq!(watching.line().await, "-service default/web");
-    server.send_raw("services", &event("MODIFIED", &newer));
-    server.send_raw("services", &event("DELETED", &with_version(service("web", 82), version + 11)));
-    server.send_raw("services", &event("ADDED", &with_version(service("web", 83), version + 12)));
-    let Change::UpsertService(web) = watching.next().await else { panic!("not a Service") };
-    assert_eq!(web.spec.ports[0].port, 83, "a deleted Service comes back only when it is made anew");
 }
 
 #[tokio::test]
@@ -836,15 +821,11 @@ async fn what_is_forbidden_is_tried_again_and_the_rest_goes_on() {
 async fn a_new_token_is_read_when_the_old_one_does_not_count_any_more() {
     let server = shop();
     server.demand_token("first");
-    let dir = std::env::temp_dir().join(format!("proxier-demo-token-{}", std::process::id()));
-    std::fs::create_dir_all(&dir).unwrap();
-    let (token, kubeconfig) = (dir.join("token"), dir.join("kubeconfig"));
+    let folder = Folder::new("token");
     // Editors write such line ends.
-    std::fs::write(&token, "first\r\n").unwrap();
-    std::fs::write(&kubeconfig, server.kubeconfig(Some(&token))).unwrap();
-    let mut watching = connect(Connection { kubeconfig: Some(kubeconfig), master: None }, quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let token = folder.put("token", "first\r\n");
+    let kubeconfig = folder.put("kubeconfig", &server.kubeconfig(Some(&token)));
+    let mut watching = settled_by(Connection { kubeconfig: Some(kubeconfig), master: None }, &server, quick()).await;
     assert_eq!(watching.failures(), 0);
 
     server.demand_token("second");
@@ -856,7 +837,6 @@ async fn a_new_token_is_read_when_the_old_one_does_not_count_any_more() {
     std::fs::write(&token, "second\n").unwrap();
     watched(&server).await;
     watching.ends_with(&server).await;
-    std::fs::remove_dir_all(&dir).unwrap();
 }
 
 fn kubeconfig(server: &str, cluster: &Value, user: &Value) -> String {
@@ -869,29 +849,6 @@ fn kubeconfig(server: &str, cluster: &Value, user: &Value) -> String {
         "contexts": [{"name": "test", "context": {"cluster": "test", "user": "test"}}],
     })
     .to_string()
-}
-
-/// A folder that is removed with the test.
-struct Folder(std::path::PathBuf);
-
-impl Folder {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("proxier-demo-cluster-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Folder(path)
-    }
-
-    fn put(&self, name: &str, text: &str) -> std::path::PathBuf {
-        let path = self.0.join(name);
-        std::fs::write(&path, text).unwrap();
-        path
-    }
-}
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        drop(std::fs::remove_dir_all(&self.0));
-    }
 }
 
 /// The authority of the server changes, then that of clients, while both run: reconnecting does not wait for a pause once the files are there.
@@ -912,9 +869,7 @@ async fn new_certificates_are_read_when_their_files_change() {
     let kubeconfig = folder.put("kubeconfig", &text);
     let mut options = quick();
     (options.first_pause, options.longest_pause) = (Duration::from_secs(60), Duration::from_secs(60));
-    let mut watching = connect(Connection { kubeconfig: Some(kubeconfig), master: None }, options).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let mut watching = settled_by(Connection { kubeconfig: Some(kubeconfig), master: None }, &server, options).await;
     assert_eq!(watching.failures(), 0);
     let rotations: [(&Authority, &Authority, &dyn Fn()); 2] = [
         (&new, &clients, &|| drop(folder.put("ca.crt", &new.certificate()))),
@@ -1000,9 +955,7 @@ async fn a_program_gets_new_credentials_when_the_old_ones_end() {
     };
     let asked = || std::fs::read_to_string(folder.0.join("asked")).unwrap().lines().count();
     let started = Instant::now();
-    let mut watching = connect(connection(), quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let watching = settled_by(connection(), &server, quick()).await;
     assert!(started.elapsed() < Duration::from_secs(10), "{:?}", started.elapsed());
     assert_eq!((asked(), watching.failures()), (1, 0));
     server.end_watches();
@@ -1012,9 +965,7 @@ async fn a_program_gets_new_credentials_when_the_old_ones_end() {
     server.end_watches();
     // The credentials have ended: each request asks for new ones, and none is refused.
     folder.put("end", "2026-01-01T00:00:00Z");
-    let mut watching = connect(connection(), quick()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let watching = settled_by(connection(), &server, quick()).await;
     folder.put("token", "second");
     server.accept_token("second");
     server.end_watches();
@@ -1112,8 +1063,9 @@ async fn a_limit_that_says_what_it_is() {
         options.patience = Duration::from_secs(30);
         options
     };
-    let unread = initial_list::read(&configured("1500ms"), options(), &ReadCounts::default()).await.unwrap_err();
-    let Unread::NoAnswer(problem) = unread else { unreachable!("{unread:?}") };
+    let unread = initial_list::read(&configured("1500ms"), options()).await.unwrap_err();
+    let [problem] = unread.problems.as_slice() else { unreachable!("{unread:?}") };
+    assert_eq!(unread.code, exit::FAILED);
     assert_eq!(
         problem.to_string(),
         "the API server: no complete answer: 1 Services, 0 EndpointSlices came, then nothing for 1.5 s, while waiting for \
@@ -1124,7 +1076,7 @@ async fn a_limit_that_says_what_it_is() {
     }
     server.fail_next("services", Verb::List, Fault::Slow(Duration::from_millis(60)));
     let start = Instant::now();
-    let snapshot = initial_list::read(&configured("3s"), options(), &ReadCounts::default()).await.unwrap();
+    let snapshot = initial_list::read(&configured("3s"), options()).await.unwrap();
     assert_eq!(snapshot.services.len(), 21);
     assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
 }
@@ -1137,8 +1089,8 @@ async fn a_limit_that_ends_where_nothing_answers() {
     let words = ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &master, "--input-timeout", "2s"];
     let configured = cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap();
     let start = Instant::now();
-    let unread = initial_list::read(&configured, Options::default(), &ReadCounts::default()).await.unwrap_err();
-    assert!(matches!(unread, Unread::NoAnswer(_)), "{unread:?}");
+    let unread = initial_list::read(&configured, Options::default()).await.unwrap_err();
+    assert_eq!(unread.code, exit::FAILED, "{unread:?}");
     assert!((2.0..3.5).contains(&start.elapsed().as_secs_f64()), "{:?}", start.elapsed());
 }
 
@@ -1419,9 +1371,7 @@ async fn a_later_list_that_breaks_in_the_middle_takes_nothing_away() {
         (Fault::Text(added("b", 1002) + TOO_OLD), true),
     ] {
         let server = three_services();
-        let mut watching = watch(&server, in_json()).await;
-        watching.snapshot().await;
-        watched(&server).await;
+        let mut watching = settled(&server, in_json()).await;
         let version = server.version();
         server.outage(true);
         server.delete("services", "default", "a");
@@ -1556,9 +1506,7 @@ async fn objects_without_names_take_nothing_away() {
     let server = ApiServer::start();
     let web = with_version(service("web", 80), server.put(&service("web", 80)));
     server.put(&service("gone", 80));
-    let mut watching = watch(&server, in_json()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let mut watching = settled(&server, in_json()).await;
     server.send_raw("services", "{\"type\":\"MODIFIED\",\"object\":{\"metadata\":");
     assert!(watching.line().await.starts_with("API server: Service: an event that cannot be read: "));
     let new = with_version(service("new", 80), server.put(&service("new", 80)));
@@ -1636,9 +1584,7 @@ async fn a_password_in_the_servers_url_is_not_repeated() {
 #[tokio::test]
 async fn a_damaged_version_does_not_blind_the_watch() {
     let server = shop();
-    let mut watching = watch(&server, in_json()).await;
-    watching.snapshot().await;
-    watched(&server).await;
+    let mut watching = settled(&server, in_json()).await;
     let mut damaged = service("damaged", 80);
     damaged["metadata"]["resourceVersion"] = "1\u{1}3".into();
     server.send_raw("services", &json!({"type": "ADDED", "object": damaged}).to_string());

@@ -4,9 +4,9 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
-use proxier_demo::settings::cli::{Configured, Ending, Source, parse};
+use proxier_demo::settings::cli::{Configured, Connection, Ending, Source, parse};
 
-use crate::program::Folder;
+use crate::program::{Folder, demo, text};
 
 /// Configuration in the ConfigMap `kube-proxy` that kubeadm makes for a new cluster.
 const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kubeadm-config.conf");
@@ -22,7 +22,7 @@ fn kubeadms_own_file_is_read_without_a_warning() {
     assert_eq!(configured.warnings, Vec::<String>::new());
     assert_eq!(
         configured.source,
-        Source::Cluster { kubeconfig: Some("/var/lib/kube-proxy/kubeconfig.conf".into()), master: None }
+        Source::Cluster(Connection { kubeconfig: Some("/var/lib/kube-proxy/kubeconfig.conf".into()), master: None })
     );
     let settings = configured.settings;
     assert_eq!(settings.node_name, "node-a");
@@ -56,7 +56,7 @@ fn beside_a_file_flags_count_as_with_kube_proxy() {
     assert_eq!(configured.settings.object.ipvs.scheduler, "rr");
     assert_eq!(configured.settings.object.cluster_cidr, "10.244.0.0/16");
     assert_eq!(configured.settings.verbosity, 5);
-    assert_eq!(configured.source, Source::Cluster { kubeconfig: Some("mine".into()), master: None });
+    assert_eq!(configured.source, Source::Cluster(Connection { kubeconfig: Some("mine".into()), master: None }));
     assert_eq!(configured.warnings, ["accepted, without effect next to --config: --cluster-cidr, --ipvs-scheduler"]);
 }
 
@@ -65,8 +65,11 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
     let dir = Folder::new("bad");
     for (name, text, expected) in [
         ("kind", "kind: Secret\napiVersion: v1\n", "kind: \"Secret\"; should be KubeProxyConfiguration"),
+        ("version", "kind: KubeProxyConfiguration\napiVersion: v1\n", "apiVersion: \"v1\"; should be kubeproxy"),
         ("map", "kind: ConfigMap\napiVersion: v1\ndata: {other: x}\n", "data: has other; a ConfigMap should have a"),
         ("yaml", "a: b: c\n", "not YAML or JSON: "),
+        ("number", "oomScoreAdj: much\n", "oomScoreAdj: "),
+        ("section", "ipvs: [1]\n", "ipvs"),
         ("field", "ipvs: {syncPeriod: soon}\n", "ipvs.syncPeriod: \"soon\" is not a duration"),
         (
             "default",
@@ -91,7 +94,7 @@ fn a_bad_file_is_bad_input_with_file_and_field() {
         ("cidr", "ipvs: {excludeCIDRs: [10.0.0.0/40]}\n", "ipvs.excludeCIDRs[0]: \"10.0.0.0/40\" is not a network"),
     ] {
         let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
-        let whole = matches!(name, "kind" | "map" | "yaml");
+        let whole = matches!(name, "kind" | "version" | "map" | "yaml");
         let path = dir.put(name, &if whole { text.to_owned() } else { format!("{head}{text}") });
         let ending = configured(&["run", "--config", path.to_str().unwrap()]).unwrap_err();
         assert_eq!(ending.code, 2);
@@ -154,18 +157,38 @@ fn the_effective_configuration_is_written_and_reads_back_the_same() {
     assert!(problem.starts_with("/nonexistent/file: cannot be written (No such file"), "{problem}");
 }
 
-/// Bad input has its own exit code, on any kernel and with any privileges.
+/// Bad input has its own exit code, on any kernel and with any privileges, and one line.
 #[test]
-fn a_wrong_kubeconfig_is_bad_input_on_any_host() {
-    let folder = Folder::new("kubeconfig");
-    let no_yaml = folder.put("no-yaml", "{");
-    for path in [folder.0.join("absent"), no_yaml, "/dev/zero".into()] {
-        let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_proxier-demo"));
-        command.args(["run", "--hostname-override", "node-a", "--kubeconfig"]).arg(&path);
-        let output = command.output().unwrap();
-        let said = String::from_utf8_lossy(&output.stderr);
-        assert_eq!(output.status.code(), Some(2), "{said}");
-        assert!(said.lines().any(|line| line.contains(path.to_str().unwrap())), "{said}");
+fn bad_input_at_the_start_is_one_line_on_any_host() {
+    let folder = Folder::new("bad-start");
+    let put = |name: &str, text: &str| folder.put(name, text).display().to_string();
+    let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+    let context = "apiVersion: v1\nkind: Config\ncurrent-context: y\ncontexts: [{name: x, context: {cluster: c}}]\n";
+    let (no_yaml, other_context) = (put("no-yaml", "{"), put("context", context));
+    let unparsable = put("unparsable", &format!("{head}mode: [ipvs"));
+    let impossible = put("impossible", &format!("{head}mode: ipvs\nclusterCIDR: 10.0.0.0/99\n"));
+    let manifest = put("web.yaml", "kind: Service\n");
+    let cases: &[(&[&str], &str)] = &[
+        (&["--kubeconfig", "/nonexistent/config"], "/nonexistent/config: the kubeconfig cannot be read (No such file"),
+        (&["--kubeconfig", "/dev/zero"], "/dev/zero: not a usable kubeconfig: this is a device"),
+        (&["--kubeconfig", &no_yaml], "no-yaml: not a usable kubeconfig: "),
+        (&["--kubeconfig", &other_context], "context: current-context: there is no context \"y\"; there is x"),
+        (&["--master", "10.0.0.1"], "--master: \"10.0.0.1\" is not a URL such as https://10.0.0.1:6443"),
+        (&[], "this is not a pod of a cluster"),
+        (&["--no-such-flag"], "unexpected argument '--no-such-flag' found; see proxier-demo --help"),
+        (&["--cluster-cidr", "x", "--manifests", &manifest], "--cluster-cidr: \"x\" is not a network"),
+        (&["--config", "/nonexistent/config.conf"], "/nonexistent/config.conf: "),
+        (&["--config", &unparsable], "unparsable: "),
+        (&["--config", &impossible], "impossible: clusterCIDR: \"10.0.0.0/99\" is not a network"),
+        (&["--manifests", "/nonexistent"], "/nonexistent: "),
+    ];
+    for (arguments, expected) in cases {
+        let output = demo(&[&["run", "--hostname-override", "node-a"], *arguments].concat());
+        let said = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}: {said}");
+        // Without privileges that is said too.
+        let said: Vec<&str> = said.lines().filter(|line| !line.contains(" INFO ")).collect();
+        assert!(said.last().is_some_and(|line| line.contains(expected)), "{arguments:?}: {said:?}");
     }
 }
 

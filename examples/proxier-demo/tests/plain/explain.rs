@@ -555,24 +555,6 @@ fn a_reader_that_goes_away_is_no_failure() {
     }
 }
 
-/// Programs get lines as they are, people get them in pieces that fit.
-#[test]
-fn lines_are_broken_for_terminals_only() {
-    let input = Input::new();
-    let printed = ok(&input.run("iptables", &["explain", "shop/web"]));
-    assert!(printed.lines().any(|line| line.chars().count() > 100), "{printed}");
-    let line = format!(
-        "{} explain shop/web --manifests {} --proxy-mode iptables --cluster-cidr 10.244.0.0/16 --hostname-override n1",
-        env!("CARGO_BIN_EXE_proxier-demo"),
-        input.path
-    );
-    let output = std::process::Command::new("script").args(["-qec", &line, "/dev/null"]).output().unwrap();
-    let shown = ok(&output);
-    assert!(shown.lines().all(|line| line.trim_end().chars().count() <= 100), "{shown}");
-    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
-    assert_eq!(words(&shown), words(&printed));
-}
-
 /// Names in files are not checked: control characters in them are made visible, since a terminal would obey them.
 #[test]
 fn control_characters_of_objects_are_seen() {

@@ -10,7 +10,6 @@ use proxier_demo::message::change::{Change, Snapshot};
 use proxier_demo::message::{Event, channel};
 use proxier_demo::sources::files::RewriteWatch;
 use proxier_demo::sources::manifests::Manifests;
-use proxier_demo::sources::read_counts::ReadCounts;
 use testkit::apiserver::recorded;
 use tokio::sync::mpsc::Receiver;
 
@@ -100,7 +99,7 @@ fn a_directory_is_read_in_the_order_of_names() {
         ]
     );
     // Callers that do not follow the files get the same.
-    let once = Manifests::once(vec![dir.0.clone()], "n1", &ReadCounts::default()).unwrap();
+    let once = Manifests::once(vec![dir.0.clone()], "n1").unwrap();
     let sorted = |mut lines: Vec<String>| {
         lines.sort();
         lines

@@ -131,10 +131,10 @@ fn module(path: &str) -> Module {
 fn names_are_seen_however_they_are_written() {
     let edges = edges();
     for (from, to) in [
-        ("status/logging", "status/progress"),
+        ("status/serve", "status/zpages"),
         ("status/page/body", "status/page/counters"),
         ("commands/show/board", "commands/show"),
-        ("commands/modes", "engine/userspace"),
+        ("commands/probe", "engine/userspace"),
         ("commands/modes", "engine/choose"),
         ("sources/cluster", "sources/cluster/watch"),
     ] {

@@ -19,8 +19,7 @@ use proxier_core::snapshot::{HostAddresses, Node};
 use serde_json::{Value, json};
 
 use super::board::{fitted, short};
-use super::rates::{PerSecond, per_second};
-use super::sums::{Counted, Sums};
+use super::rates::per_second;
 use super::terminal::Size;
 use crate::engine::userspace::read_running_sockets;
 use crate::output::lines;
@@ -277,17 +276,6 @@ impl FrontendView {
             "frontends": frontends.collect::<Vec<_>>(),
         })
     }
-
-    pub(super) fn sums(&self, service: &dyn Fn(&FrontendKey) -> Option<String>) -> Sums {
-        let counted = self.frontends.iter().map(|(key, served, rate)| Counted {
-            service: service(key),
-            connections: served.connections,
-            bytes: None,
-            active: None,
-            rates: rate.map(|connections| PerSecond { connections, ..PerSecond::default() }),
-        });
-        Sums::new(self.mode, counted)
-    }
 }
 
 #[cfg(test)]
@@ -325,12 +313,6 @@ mod tests {
         let view = history.compare(read, Duration::from_secs(3));
         assert_eq!(rates(&view), [(2, Some(3.0)), (1, Some(2.0)), (4, Some(1.0)), (3, None)]);
         assert_eq!((view.total(), view.came, view.went), (Some(6.0), 1, 0));
-        let sums = view.sums(&|key| Some(format!("shop/web:{}", key.port)));
-        assert_eq!(
-            sums.json()["services"],
-            json!([{"service": "shop/web", "frontends": 4, "connections": 17, "bytes": null, "activeConnections": null,
-                "perSecond": {"connections": 6.0, "bytes": null}}])
-        );
         let view = history.compare(reading(&[]), Duration::from_secs(4));
         assert_eq!((view.came, view.went, view.total()), (0, 4, None));
     }

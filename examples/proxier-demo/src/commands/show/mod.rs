@@ -1,10 +1,9 @@
-//! `show`: virtual servers in the kernel, or what the other modes serve, with the Services, or by Service; optionally
-//! repeated with rates.
+//! `show`: virtual servers in the kernel, or what the other modes serve, with the Services; optionally repeated with
+//! rates.
 
 mod board;
 mod frontends;
 mod rates;
-mod sums;
 mod terminal;
 mod watch;
 
@@ -24,47 +23,30 @@ use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 
 use self::frontends::Frontends;
-use self::rates::History;
-use self::sums::Sums;
 pub use self::watch::watch;
+use crate::commands::once::exit_code;
 use crate::engine::kernel;
 use crate::message::change::Snapshot;
 use crate::output::{Out, lines, say};
-use crate::problem::Problem;
-use crate::settings::cli::{Configured, Output, Source};
+use crate::problem::Stopped;
+use crate::settings::cli::{Configured, Connection, Output, Source};
 use crate::sources::cluster;
 use crate::sources::initial_list;
-use crate::status::progress::Progress;
 
 /// Prints every virtual server in the kernel, including those of other programs, with real servers and connections, and
-/// its Service if the source of Services can be read. In the other modes, Frontends with endpoints. `by_service`: one
-/// line per Service.
-pub async fn show(configured: &Configured, output: Output, by_service: bool) -> ExitCode {
-    let mut kernel = match kernel::open() {
-        Ok(kernel) => kernel,
-        Err(problem) => return failed(&problem),
-    };
-    let host = match kernel.ports().links.addresses() {
-        Ok(host) => host,
-        Err(error) => return failed(&Problem::new("", error.to_string())),
-    };
+/// its Service if the source of Services can be read. In the other modes, Frontends with endpoints.
+pub async fn show(configured: &Configured, output: Output) -> Result<ExitCode, Stopped> {
+    let mut kernel = kernel::open()?;
+    let host = kernel.ports().links.addresses()?;
     let (store, desired) = services(configured, &host, true).await;
+    let names = Names::new(&store, &desired);
     let mut out = Out::open();
-    match Frontends::read(configured, &mut kernel, (&desired, &host)) {
-        Err(problem) => return failed(&problem),
-        Ok(Some(frontends)) => {
-            let names = Names::new(&store, &desired);
-            match (output, by_service) {
-                (Output::Text, false) => out.text(&frontends.text(&names)),
-                (Output::Json, false) => out.json(&frontends.json(&names)),
-                (_, true) => {
-                    let view = frontends::History::default().compare(frontends, std::time::Duration::ZERO);
-                    print_sums(&mut out, output, &view.sums(&|key| names.service_of(key)));
-                }
-            }
-            return ExitCode::from(u8::from(!out.end()));
+    if let Some(frontends) = Frontends::read(configured, &mut kernel, (&desired, &host))? {
+        match output {
+            Output::Text => out.text(&frontends.text(&names)),
+            Output::Json => out.json(&frontends.json(&names)),
         }
-        Ok(None) => {}
+        return Ok(exit_code(out.end(), &[]));
     }
     let mut entries = match kernel.ports().ipvs.snapshot() {
         Ok(snapshot) => snapshot.entries,
@@ -76,25 +58,19 @@ pub async fn show(configured: &Configured, output: Output, by_service: bool) -> 
                 Output::Text => out.text("no mode serves anything\n"),
                 Output::Json => out.json(&json!({"mode": null, "frontends": []})),
             }
-            return ExitCode::from(u8::from(!out.end()));
+            return Ok(exit_code(out.end(), &[]));
         }
-        Err(error) => return failed(&Problem::new("", error.to_string())),
+        Err(error) => return Err(error.into()),
     };
     let marks = marks(configured, &mut kernel);
     entries.sort_by_key(|entry| entry.virtual_server.server.key);
     for entry in &mut entries {
         entry.real_servers.sort_by_key(|real| real.server);
     }
-    let names = ServiceIndex { names: Names::new(&store, &desired), marks };
+    let names = ServiceIndex { names, marks };
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
         ipvs_mode::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
-    if by_service {
-        let reading = entries.into_iter().map(|entry| (entry.virtual_server, entry.real_servers)).collect();
-        let view = History::default().compare(reading, std::time::Duration::ZERO);
-        print_sums(&mut out, output, &view.sums(&|key| service_of(&names, key)));
-        return ExitCode::from(u8::from(!out.end()));
-    }
     match output {
         Output::Text => out.text(&text(&entries, &names, &configured.settings.core, &host, bound.len())),
         Output::Json => out.json(&json!({
@@ -103,7 +79,7 @@ pub async fn show(configured: &Configured, output: Output, by_service: bool) -> 
             "addresses": bound,
         })),
     }
-    ExitCode::from(u8::from(!out.end()))
+    Ok(exit_code(out.end(), &[]))
 }
 
 /// The mode that serves where `auto` leaves it open; `None`: the configured one, or IPVS mode.
@@ -113,21 +89,9 @@ pub(super) fn serving(configured: &Configured, kernel: &mut KernelPorts) -> Opti
     (configured.settings.asked == RequestedMode::Auto).then_some(found.mode)
 }
 
-fn print_sums(out: &mut Out, output: Output, sums: &Sums) {
-    match output {
-        Output::Text => out.text(&lines(sums.lines(None))),
-        Output::Json => out.json(&sums.json()),
-    }
-}
-
-fn failed(problem: &Problem) -> ExitCode {
-    say(problem);
-    ExitCode::FAILURE
-}
-
 /// The Services, if they can be read; reports why not only if `aloud`. The kernel's state is shown in any case.
 async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) -> (Store, Desired) {
-    let nothing_named = matches!(&configured.source, Source::Cluster { kubeconfig: None, master: None });
+    let nothing_named = configured.source == Source::Cluster(Connection::default());
     let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
     let mut store = Store::new(&configured.settings.node_name);
     if nothing_named && !in_a_pod {
@@ -135,15 +99,10 @@ async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) ->
     }
     // Do not wait for the Node's networks.
     let options = cluster::Options::default();
-    let progress = aloud.then(Progress::of_command);
-    let counted = progress.as_ref().map(Progress::counted).cloned().unwrap_or_default();
-    let snapshot = match initial_list::read(configured, options, &counted).await {
+    let snapshot = match initial_list::read(configured, options).await {
         Ok(snapshot) => snapshot,
-        Err(unread) => {
-            if let Some(progress) = &progress {
-                progress.end();
-            }
-            for problem in unread.problems().iter().filter(|_| aloud) {
+        Err(stopped) => {
+            for problem in stopped.problems.iter().filter(|_| aloud) {
                 say(format_args!("{problem}; Services are not named"));
             }
             Snapshot::default()

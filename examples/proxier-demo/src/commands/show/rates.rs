@@ -150,16 +150,10 @@ fn faster(a: Option<&PerSecond>, b: Option<&PerSecond>) -> Ordering {
 /// Rates between two reads of one server's counters; zero if no time has passed.
 ///
 /// A counter that decreased was reset meanwhile (`ipvsadm -Z`, or the server was deleted and added again), so it
-/// counted at least its current value. Or it wrapped around: connections and packets have 32 bits before Linux 4.1. All
-/// counters are reset together and bytes have 64 bits. So if bytes did not decrease and the counter was in the upper
-/// half of 32 bits, it wrapped.
+/// counted at least its current value. All counters are reset together.
 pub(super) fn per_second(before: &Stats, now: &Stats, elapsed: Duration) -> PerSecond {
     let was_reset = now.bytes_in < before.bytes_in || now.bytes_out < before.bytes_out;
-    let difference = |before: u64, now: u64| match now.checked_sub(before) {
-        Some(difference) if !was_reset => difference,
-        None if !was_reset => wrapped(before, now).unwrap_or(now),
-        _ => now,
-    };
+    let difference = |before: u64, now: u64| if was_reset { now } else { now.checked_sub(before).unwrap_or(now) };
     let seconds = elapsed.as_secs_f64();
     let rate = |before, now| if seconds > 0.0 { float(difference(before, now)) / seconds } else { 0.0 };
     PerSecond {
@@ -169,13 +163,6 @@ pub(super) fn per_second(before: &Stats, now: &Stats, elapsed: Duration) -> PerS
         bytes_in: rate(before.bytes_in, now.bytes_in),
         bytes_out: rate(before.bytes_out, now.bytes_out),
     }
-}
-
-/// Difference of a 32-bit counter that wrapped around; `None` if it cannot have wrapped.
-fn wrapped(before: u64, now: u64) -> Option<u64> {
-    let before = u32::try_from(before).ok().filter(|before| *before > u32::MAX / 2)?;
-    let difference = u32::try_from(now).ok()?.wrapping_sub(before);
-    Some(u64::from(difference)).filter(|difference| *difference <= u64::from(u32::MAX / 2))
 }
 
 #[expect(clippy::cast_precision_loss, reason = "rates are for reading: 15 digits are enough")]
@@ -280,18 +267,6 @@ mod tests {
         // Deleted and added again between two readings: the same.
         let half = u64::from(u32::MAX / 2);
         assert_eq!(of(stats(half + 2, 9, 900), stats(1, 1, 60)).connections, 1.0);
-    }
-
-    #[test]
-    fn counters_of_32_bits_wrap_around() {
-        let of = |before, now| per_second(&before, &now, SECOND);
-        let top = u64::from(u32::MAX);
-        assert_eq!(of(stats(top - 4, 10, 1000), stats(5, 20, 2000)).connections, 10.0);
-        assert_eq!(of(stats(10, top, 1000), stats(20, 99, 2000)).packets_in, 100.0);
-        // A counter above 32 bits has not wrapped.
-        assert_eq!(of(stats(top + 5, 10, 1000), stats(5, 20, 2000)).connections, 5.0);
-        // No server opens 2^31 connections between two reads.
-        assert_eq!(of(stats(top / 2 + 1, 10, 1000), stats(top / 2, 20, 2000)).connections, float(top / 2));
     }
 
     #[test]

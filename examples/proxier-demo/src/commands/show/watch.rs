@@ -16,36 +16,30 @@ use tokio::time::Instant;
 use super::board;
 use super::frontends::{self, FrontendView, Frontends};
 use super::rates::{History, ServerRates, View};
-use super::sums::Sums;
 use super::terminal::{Screen, Size};
-use super::{ServiceIndex, failed, marks, service_of, services};
+use super::{ServiceIndex, marks, service_of, services};
 use crate::engine::kernel;
 use crate::engine::signals::Signals;
-use crate::problem::Problem;
+use crate::problem::{Problem, Stopped};
 use crate::settings::cli::{Configured, Output};
 
 /// Shortest time until Services are read again after virtual servers without a name have appeared.
 const NAMES_AGAIN: Duration = Duration::from_secs(30);
 
-/// Prints all virtual servers or Frontends with their rates, or the sums of each Service, busiest first, at each
-/// interval, until SIGINT or SIGTERM, or until standard output is closed. A terminal shows as many as fit. Other
-/// outputs get a block, or a JSON object, per read.
-pub async fn watch(configured: &Configured, output: Output, by_service: bool, every: Duration) -> ExitCode {
-    let (mut kernel, mut signals) = match (kernel::open(), Signals::listen()) {
-        (Ok(kernel), Ok(signals)) => (kernel, signals),
-        (Err(problem), _) => return failed(&problem),
-        (_, Err(error)) => return failed(&Problem::new("signals", error.to_string())),
-    };
-    let host = match kernel.ports().links.addresses() {
-        Ok(host) => host,
-        Err(error) => return failed(&Problem::new("", error.to_string())),
-    };
+/// Prints all virtual servers or Frontends with their rates, busiest first, at each interval, until SIGINT or SIGTERM,
+/// or until standard output is closed. A terminal shows as many as fit. Other outputs get a block, or a JSON object,
+/// per read.
+pub async fn watch(configured: &Configured, output: Output, every: Duration) -> Result<ExitCode, Stopped> {
+    let mut kernel = kernel::open()?;
+    let mut signals = Signals::listen().map_err(|error| Problem::new("signals", error.to_string()))?;
+    let host = kernel.ports().links.addresses()?;
     tokio::select! {
         biased;
-        () = signals.end() => ExitCode::SUCCESS,
-        ended = refresh(configured, (output, by_service), every, (&mut kernel, &host)) => match ended {
-            WatchEnd::Unread => ExitCode::SUCCESS,
-            WatchEnd::Failed(problem) => failed(&problem),
+        () = signals.end() => Ok(ExitCode::SUCCESS),
+        ended = refresh(configured, output, every, (&mut kernel, &host)) => match ended {
+            Ok(never) => match never {},
+            Err(WatchEnd::Unread) => Ok(ExitCode::SUCCESS),
+            Err(WatchEnd::Failed(problem)) => Err(problem.into()),
         },
     }
 }
@@ -68,19 +62,7 @@ impl From<std::io::Error> for WatchEnd {
 
 async fn refresh(
     configured: &Configured,
-    printed: (Output, bool),
-    every: Duration,
-    kernel: (&mut KernelPorts, &HostAddresses),
-) -> WatchEnd {
-    match refreshes(configured, printed, every, kernel).await {
-        Ok(never) => match never {},
-        Err(ended) => ended,
-    }
-}
-
-async fn refreshes(
-    configured: &Configured,
-    (output, by_service): (Output, bool),
+    output: Output,
     every: Duration,
     (kernel, host): (&mut KernelPorts, &HostAddresses),
 ) -> Result<std::convert::Infallible, WatchEnd> {
@@ -111,10 +93,9 @@ async fn refreshes(
         }
         let names = named.names();
         match &screen {
-            Some(screen) if by_service => screen.draw(&picture.sums(&names).lines(screen.size()))?,
             Some(screen) => screen.draw(&picture.lines(&names, screen.size()))?,
             None => {
-                let mut value = if by_service { picture.sums(&names).json() } else { picture.json(&names) };
+                let mut value = picture.json(&names);
                 value["elapsedSeconds"] = elapsed.as_secs_f64().into();
                 line(&value)?;
             }
@@ -184,13 +165,6 @@ impl Picture {
         match self {
             Picture::Ipvs(view) => board::json(view, &|key| service_of(names, key)),
             Picture::Frontends(view) => view.json(&|key| names.names.service_of(key)),
-        }
-    }
-
-    fn sums(&self, names: &ServiceIndex<'_>) -> Sums {
-        match self {
-            Picture::Ipvs(view) => view.sums(&|key| service_of(names, key)),
-            Picture::Frontends(view) => view.sums(&|key| names.names.service_of(key)),
         }
     }
 }

@@ -55,10 +55,10 @@ impl Lock {
     /// Process that holds, or last held, the lock of this thread's network namespace. `None` if there was none, or if
     /// it belongs to another container, in which case its id has no meaning here.
     pub(crate) fn holder() -> Option<u32> {
-        let name = format!("netns-{}.lock", Namespace::of_this_thread("net"));
+        let name = format!("netns-{}.lock", namespace("net"));
         let mut file = File::open(Path::new(BASE).join(FOLDER).join(name)).ok()?;
         let holder = Holder::read(&mut file)?;
-        (holder.namespace == Namespace::of_this_thread("pid")).then_some(holder.pid)
+        (holder.namespace == namespace("pid")).then_some(holder.pid)
     }
 
     /// Takes the lock like [`Lock::take`], with the directory below `base` instead of `/run`.
@@ -69,8 +69,7 @@ impl Lock {
     pub fn take_below(base: &Path) -> Result<Self, Problem> {
         let folder = open_folder(base)?;
         let place = base.join(FOLDER);
-        let namespace = Namespace::of_this_thread("net");
-        let name = format!("netns-{namespace}.lock");
+        let name = format!("netns-{}.lock", namespace("net"));
         let path = place.join(&name);
         let mut file = open_file(&folder, &name, &path)?;
         let start = Instant::now();
@@ -192,28 +191,17 @@ fn cannot_make(path: &Path, errno: Errno) -> Problem {
     Problem::new(path.display().to_string(), format!("the lock cannot be made ({}); {advice}", errno.desc()))
 }
 
-/// The inode of a namespace, which identifies it; 0 if `/proc` does not show it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Namespace(u64);
-
-impl Namespace {
-    fn of_this_thread(kind: &str) -> Self {
-        let path: PathBuf = ["/proc/thread-self/ns", kind].iter().collect();
-        Namespace(std::fs::metadata(path).map_or(0, |metadata| metadata.ino()))
-    }
-}
-
-impl fmt::Display for Namespace {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
+/// The inode of a namespace of this thread, which identifies it; 0 if `/proc` does not show it.
+fn namespace(kind: &str) -> u64 {
+    let path: PathBuf = ["/proc/thread-self/ns", kind].iter().collect();
+    std::fs::metadata(path).map_or(0, |metadata| metadata.ino())
 }
 
 /// Holder of the lock, as it registered itself: process id, process namespace, command.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Holder {
     pid: u32,
-    namespace: Namespace,
+    namespace: u64,
     command: String,
 }
 
@@ -222,11 +210,7 @@ impl Holder {
         let command = std::fs::read_to_string("/proc/self/cmdline").unwrap_or_default();
         let mut one_line = command.replace('\0', " ").replace(char::is_control, " ");
         one_line.truncate(one_line.char_indices().nth(1000).map_or(one_line.len(), |(at, _)| at));
-        Holder {
-            pid: std::process::id(),
-            namespace: Namespace::of_this_thread("pid"),
-            command: one_line.trim().to_owned(),
-        }
+        Holder { pid: std::process::id(), namespace: namespace("pid"), command: one_line.trim().to_owned() }
     }
 
     /// The content of the file; `None` while it is empty.
@@ -236,13 +220,13 @@ impl Holder {
         file.take(SAID).read_to_string(&mut text).ok()?;
         let mut lines = text.lines();
         let pid = lines.next()?.parse().ok()?;
-        let namespace = Namespace(lines.next()?.parse().ok()?);
+        let namespace = lines.next()?.parse().ok()?;
         Some(Holder { pid, namespace, command: lines.next()?.to_owned() })
     }
 
     /// Whether the process exists, as far as this process can see.
     fn is_there(&self) -> bool {
-        self.namespace != Namespace::of_this_thread("pid") || Path::new("/proc").join(self.pid.to_string()).exists()
+        self.namespace != namespace("pid") || Path::new("/proc").join(self.pid.to_string()).exists()
     }
 }
 
@@ -258,7 +242,7 @@ fn write_holder(file: &mut File) -> io::Result<()> {
 impl fmt::Display for Holder {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "process {}", self.pid)?;
-        if self.namespace != Namespace::of_this_thread("pid") {
+        if self.namespace != namespace("pid") {
             f.write_str(" of another container")?;
         }
         if self.command.is_empty() { Ok(()) } else { write!(f, " ({})", self.command) }

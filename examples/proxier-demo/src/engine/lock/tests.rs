@@ -21,7 +21,7 @@ impl Base {
     }
 
     fn file(&self) -> PathBuf {
-        self.folder().join(format!("netns-{}.lock", Namespace::of_this_thread("net")))
+        self.folder().join(format!("netns-{}.lock", namespace("net")))
     }
 
     fn take(&self) -> Result<Lock, String> {
@@ -75,7 +75,7 @@ fn a_killed_process_leaves_no_lock() {
 /// The holder is in another container.
 #[test]
 fn an_invisible_holder_is_named_as_far_as_known() {
-    let holder = Holder { pid: 1, namespace: Namespace(1), command: "proxier-demo run".to_owned() };
+    let holder = Holder { pid: 1, namespace: 1, command: "proxier-demo run".to_owned() };
     assert_eq!(holder.to_string(), "process 1 of another container (proxier-demo run)");
     assert!(holder.is_there());
 }

@@ -1,7 +1,5 @@
 //! The kernel's thread: receives changes, does what is due, and reports the results.
 
-mod passes;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -13,12 +11,12 @@ use proxier_core::engine::Removal;
 use proxier_core::modes::Cleaned;
 use proxier_core::net::{ByFamily, Family};
 use proxier_core::plan::report::{Refused, Report};
+use proxier_core::service::HealthCheck;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 
 use crate::engine::memory;
-use crate::engine::worker::passes::{Passed, Passes};
 use crate::engine::{Engine, Kernel};
 use crate::message::change::{Change, Unreadable};
 use crate::message::{Control, Event, Message};
@@ -29,8 +27,7 @@ use crate::status::events::{Reason, Recorder, Regarding};
 use crate::status::health::Health;
 use crate::status::logging::Limiter;
 use crate::status::metrics::Metrics;
-use crate::status::progress::Progress;
-use crate::status::service_health::{HealthCheck, ListenAddresses};
+use crate::status::service_health::ListenAddresses;
 
 /// What the kernel's thread reports about a pass.
 pub(crate) struct PassSummary {
@@ -46,11 +43,12 @@ pub(crate) struct Worker {
     triggers: Triggers,
     /// The addresses last given to the health check servers of Services.
     listening: Option<ListenAddresses>,
-    /// Progress on standard error, until the first pass has ended.
-    progress: Option<Progress>,
+    /// Whether a pass has ended.
+    has_passed: bool,
     /// Dropped when the first full pass has ended.
     compared: Option<Sender<()>>,
-    passes: Passes,
+    /// Whether a pass has written.
+    has_written: bool,
     /// Features that the kernel turned out to lack.
     lacks: BTreeSet<String>,
     /// When to remove objects of other modes; `None`: no full pass has succeeded yet.
@@ -66,6 +64,8 @@ pub(crate) struct Worker {
 /// How long objects of another mode still serve next to this one, so that connections started there get their first
 /// replies.
 const OVERLAP: Duration = Duration::from_secs(2);
+/// A pass that takes at least this long gets a line in the log, like the first that writes and those that fail.
+const LONG: Duration = Duration::from_secs(1);
 /// Pause before the next attempt to remove objects of other modes.
 const CLEAN_AGAIN: Duration = Duration::from_secs(30);
 /// Pause before checking again for objects that a cleanup cannot remove: a person may have removed them.
@@ -95,9 +95,9 @@ impl Worker {
                 passed,
                 triggers: Triggers::new(started),
                 listening: None,
-                progress: Some(Progress::of_run()),
+                has_passed: false,
                 compared,
-                passes: Passes::default(),
+                has_written: false,
                 lacks: BTreeSet::new(),
                 clean_at: None,
                 saw_node: false,
@@ -148,11 +148,10 @@ impl Worker {
             if engine.idle() == Some(Duration::ZERO) {
                 // A pass that nobody requested may take too long as well.
                 pending = pending.or(Some(start));
-                self.progress.as_ref().map(Progress::at_kernel);
             }
             self.health.set_pending(pending);
             if let Some(report) = engine.pass() {
-                let is_first = self.progress.take().is_some();
+                let is_first = !std::mem::replace(&mut self.has_passed, true);
                 self.report_pass(engine, &report, start);
                 let serves = report.full && !report.has_failed() && !report.waits;
                 if serves {
@@ -202,7 +201,7 @@ impl Worker {
         for leftover in cleaned.leftovers() {
             if self.limiter.once(&leftover) {
                 tracing::warn!("{leftover}");
-                self.recorder.record(Regarding::Node, Reason::Leftovers, leftover);
+                self.recorder.record(Regarding::Node, Reason::LEFTOVERS, leftover);
             }
         }
         if cleaned.removed() > 0 {
@@ -238,9 +237,6 @@ impl Worker {
                 }
             },
             Message::Event(Event { at, change }) => {
-                if let Some(progress) = &self.progress {
-                    progress.counted().saw(&change);
-                }
                 match &change {
                     Change::Unreadable(unreadable) => {
                         self.report_unreadable(unreadable, engine.proxier().node_name(), at);
@@ -307,7 +303,7 @@ impl Worker {
             Some((ObjectKind::EndpointSlice, _)) => service.clone().map_or(Regarding::Node, Regarding::Service),
             _ => Regarding::Node,
         };
-        self.recorder.record(regarding, Reason::Unreadable, problem.to_string());
+        self.recorder.record(regarding, Reason::UNREADABLE, problem.to_string());
     }
 
     /// Logs a pass, and updates health and metrics.
@@ -320,39 +316,29 @@ impl Worker {
             tracing::info!("{} served first, after {:.1} ms", names.join(", "), first.after.as_secs_f64() * 1e3);
         }
         let line = format!("{kind}: {} in {:.1} ms", changes(report.writes()), took.as_secs_f64() * 1e3);
-        let pass = Passed { writes: report.writes(), took, has_failed: report.has_failed() };
-        let (is_told, summary) = self.passes.note(pass, end);
-        match is_told {
-            true => tracing::info!("{line}"),
-            false if report.writes() > 0 => tracing::debug!("{line}"),
-            false => {}
-        }
-        if let Some(summary) = summary {
-            tracing::info!("{summary}");
+        let writes = report.writes() > 0;
+        let is_remarkable = writes && (!self.has_written || report.has_failed()) || took >= LONG;
+        self.has_written |= writes;
+        if is_remarkable {
+            tracing::info!("{line}");
+        } else if writes {
+            tracing::debug!("{line}");
         }
         self.health.board().passed(report, took, SystemTime::now());
         self.report_failures(report, end);
         for rejection in engine.proxier().rejections() {
             let object = format!("{} {} {}", rejection.kind, rejection.key, rejection.field);
-            if self.limiter.pass(&object, end).is_some() {
-                tracing::warn!("{rejection}");
-                let service = match rejection.kind {
-                    ObjectKind::Service => Some(&rejection.key),
-                    ObjectKind::EndpointSlice => engine.proxier().store().service_of_slice(&rejection.key),
-                    _ => None,
-                };
-                if let Some(service) = service {
-                    let service = Regarding::Service(service.clone());
-                    self.recorder.record(service, Reason::InvalidField, rejection.to_string());
-                }
-            }
+            let service = match rejection.kind {
+                ObjectKind::Service => Some(&rejection.key),
+                ObjectKind::EndpointSlice => engine.proxier().store().service_of_slice(&rejection.key),
+                _ => None,
+            };
+            self.warn(&object, end, service.cloned(), (Reason::INVALID_FIELD, rejection.to_string()));
         }
         for unmarked in engine.proxier().unmarked() {
-            if self.limiter.pass(&format!("unmarked {}", unmarked.service), end).is_some() {
-                tracing::warn!("{unmarked}");
-                let service = Regarding::Service(unmarked.service.clone());
-                self.recorder.record(service, Reason::NotAsConfigured, unmarked.to_string());
-            }
+            let object = format!("unmarked {}", unmarked.service);
+            let service = Some(unmarked.service.clone());
+            self.warn(&object, end, service, (Reason::NOT_AS_CONFIGURED, unmarked.to_string()));
         }
         // Requests from before the pass started are done.
         if engine.pending_since().is_none_or(|since| since >= start) {
@@ -429,15 +415,11 @@ impl Worker {
             );
             if self.limiter.once(&note) {
                 tracing::warn!("{note}");
-                self.recorder.record(Regarding::Node, Reason::NotAsConfigured, note);
+                self.recorder.record(Regarding::Node, Reason::NOT_AS_CONFIGURED, note);
             }
         }
-        let health_checks = engine
-            .proxier()
-            .desired()
-            .health_checks()
-            .map(|(key, check)| (key.clone(), HealthCheck::from(check)))
-            .collect();
+        let health_checks =
+            engine.proxier().desired().health_checks().map(|(key, check)| (key.clone(), check)).collect();
         let _main_has_ended = self.passed.send(PassSummary { health_checks, listening });
     }
 
@@ -457,7 +439,7 @@ impl Worker {
             if self.limiter.once(&format!("{service}: {note}")) {
                 tracing::info!("Service {service}: {note}");
                 if let Some(service) = service_key(service) {
-                    self.recorder.record(Regarding::Service(service), Reason::AddressOfNode, note);
+                    self.recorder.record(Regarding::Service(service), Reason::ADDRESS_OF_NODE, note);
                 }
             }
         }
@@ -473,19 +455,14 @@ impl Worker {
             if self.limiter.pass(&format!("{} {}", failure.step.name, failure.step.detail), now).is_some() {
                 tracing::error!("{failure}");
                 if let Some(service) = failure.step.service.as_deref().and_then(service_key) {
-                    self.recorder.record(Regarding::Service(service), Reason::FailedToProgram, failure.to_string());
+                    self.recorder.record(Regarding::Service(service), Reason::FAILED_TO_PROGRAM, failure.to_string());
                 }
             }
         }
         self.report_of_other_nodes(report);
         for refused in report.refused.iter().filter(|refused| other_node(refused).is_none()) {
             let note = refused.to_string();
-            if self.limiter.pass(&note, now).is_some() {
-                tracing::warn!("{note}");
-                if let Some(service) = service_key(&refused.service) {
-                    self.recorder.record(Regarding::Service(service), Reason::AddressConflict, note);
-                }
-            }
+            self.warn(&note.clone(), now, service_key(&refused.service), (Reason::ADDRESS_CONFLICT, note));
         }
         for lack in &report.applied.lacks {
             if self.lacks.insert(lack.what.clone()) {
@@ -506,13 +483,23 @@ impl Worker {
         }
         for limit in &report.limited {
             tracing::warn!("{limit}");
-            self.recorder.record(Regarding::Node, Reason::NotAsConfigured, limit.clone());
+            self.recorder.record(Regarding::Node, Reason::NOT_AS_CONFIGURED, limit.clone());
         }
         for step in &report.drift {
             tracing::warn!("changed by another program, repaired: {step}");
         }
         if let Some(stopped) = &report.stopped {
             self.report_held(stopped);
+        }
+    }
+
+    /// Warns about an object, at most once a minute, in the log and by an Event of its Service.
+    fn warn(&mut self, object: &str, now: Instant, service: Option<ObjectKey>, (reason, note): (Reason, String)) {
+        if self.limiter.pass(object, now).is_some() {
+            tracing::warn!("{note}");
+            if let Some(service) = service {
+                self.recorder.record(Regarding::Service(service), reason, note);
+            }
         }
     }
 

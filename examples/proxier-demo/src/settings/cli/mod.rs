@@ -58,7 +58,7 @@ impl Ending {
             return ExitCode::from(self.code);
         }
         let mut out = Out::open();
-        out.verbatim(&format!("{self}\n"));
+        out.text(&format!("{self}\n"));
         ExitCode::from(u8::from(!out.end()))
     }
 }
@@ -105,12 +105,10 @@ pub enum Command {
     /// Print what clients see differently after a change to a mode (`None`: the configured one), on a node with these
     /// addresses.
     Diff(Output, (From, Option<Kind>), Vec<IpAddr>),
-    /// Print the kernel's state, or its sums by Service: once, or at this interval with rates.
+    /// Print the kernel's state: once, or at this interval with rates.
     Show {
         /// Format.
         output: Output,
-        /// Print one line per Service.
-        by_service: bool,
         /// Interval between two reads; `None`: read once.
         watch: Option<Duration>,
     },
@@ -146,12 +144,16 @@ pub enum Source {
     /// Files and directories.
     Manifests(Vec<PathBuf>),
     /// An API server.
-    Cluster {
-        /// A kubeconfig. Without one, and without `master`, the pod's own account.
-        kubeconfig: Option<PathBuf>,
-        /// The server's URL instead of the kubeconfig's.
-        master: Option<String>,
-    },
+    Cluster(Connection),
+}
+
+/// Where the API server's address and the credentials come from.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Connection {
+    /// A kubeconfig. Without one, and without `master`, the pod's own account.
+    pub kubeconfig: Option<PathBuf>,
+    /// The server's URL instead of the kubeconfig's. Alone, it is used without credentials.
+    pub master: Option<String>,
 }
 
 /// A parsed command line.
@@ -187,11 +189,6 @@ impl Configured {
     /// One line that names the choice of the mode, where it may be unknown to the user ([`Settings::how_to_choose`]).
     pub(crate) fn how_to_choose(&self) -> Option<String> {
         self.settings.how_to_choose(self.given.flag_of.is_some())
-    }
-
-    /// The same configuration without fallback to other modes.
-    pub(crate) fn without_fallback(&self) -> Configured {
-        Configured { no_fallback: true, ..self.clone() }
     }
 
     /// The same configuration for this mode. Settings that several modes have come from the mode's own section.
@@ -286,7 +283,7 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
         }
         ("show", _) => {
             let watch = matches.get_one::<Duration>("watch").copied();
-            Command::Show { output, by_service: matches.get_flag("services"), watch }
+            Command::Show { output, watch }
         }
         ("probe", _) => Command::Probe(output),
         ("cleanup", _) => Command::Cleanup(matches.get_one::<String>("keep").and_then(|name| mode_of(name))),
@@ -390,7 +387,8 @@ impl Invocation {
             return Source::Manifests(manifests.cloned().collect());
         }
         let kubeconfig = self.matches.get_one::<PathBuf>("kubeconfig").or(settings.kubeconfig.as_ref());
-        Source::Cluster { kubeconfig: kubeconfig.cloned(), master: self.matches.get_one("master").cloned() }
+        let master = self.matches.get_one("master").cloned();
+        Source::Cluster(Connection { kubeconfig: kubeconfig.cloned(), master })
     }
 }
 
@@ -503,8 +501,7 @@ Exit codes: 0 nothing differs, 3 something does, 1 failed, 2 bad usage or bad in
         "show" => {
             "Examples:
   proxier-demo show --kubeconfig /etc/kubernetes/proxy.conf
-  proxier-demo show --watch 1 --proxy-mode ipvs
-  proxier-demo show --watch --services --kubeconfig /etc/kubernetes/proxy.conf"
+  proxier-demo show --watch 1 --proxy-mode ipvs"
         }
         "cleanup" => {
             "Examples:
@@ -579,7 +576,16 @@ fn add_arguments(command: Clap) -> Clap {
                 .display_order(0)
                 .help("Leave what a kube-proxy in this mode has: it serves again already"),
         ),
-        "show" => command.args(of_show()),
+        "show" => command.arg(
+            Arg::new("watch")
+                .long("watch")
+                .value_name("SECONDS")
+                .num_args(0..=1)
+                .default_missing_value("2")
+                .value_parser(interval)
+                .display_order(0)
+                .help("Print it with rates at this interval in seconds, busiest first, until SIGINT [2]"),
+        ),
         _ => command,
     };
     // Without a hint, a shell would complete file names.
@@ -611,24 +617,6 @@ fn of_diff() -> [Arg; 2] {
             .value_parser(clap::builder::PossibleValuesParser::new(modes()))
             .display_order(0)
             .help("The mode to compare with [the configured one]"),
-    ]
-}
-
-fn of_show() -> [Arg; 2] {
-    [
-        Arg::new("services")
-            .long("services")
-            .action(ArgAction::SetTrue)
-            .display_order(0)
-            .help("One line a Service: the sums of its addresses and ports"),
-        Arg::new("watch")
-            .long("watch")
-            .value_name("SECONDS")
-            .num_args(0..=1)
-            .default_missing_value("2")
-            .value_parser(interval)
-            .display_order(0)
-            .help("Print it with rates at this interval in seconds, busiest first, until SIGINT [2]"),
     ]
 }
 

@@ -1,7 +1,6 @@
 //! Requests to an API server, one at a time, each with a time limit. The kind of a failure decides what to do next.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -18,16 +17,8 @@ use super::encoding::Encoding;
 use super::objects::Status;
 use super::{credentials, kubeconfig, protobuf, requests};
 use crate::problem::{OneLine, Problem, causes};
+use crate::settings::cli::Connection;
 use crate::sources::files::NotedFiles;
-
-/// Where the server's address and the credentials come from.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Connection {
-    /// A kubeconfig. Without one, and without `master`, the pod's own account.
-    pub kubeconfig: Option<PathBuf>,
-    /// The server's URL instead of the kubeconfig's. Alone, it is used without credentials.
-    pub master: Option<String>,
-}
 
 impl Connection {
     /// Server's address as configured, without any request; `None` if no client is possible.

@@ -29,7 +29,6 @@ use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 use tokio::time::Instant;
 
-pub use self::client::Connection;
 pub(crate) use self::client::Session;
 pub(crate) use self::encoding::Object;
 use self::objects::{CidrVersion, Resource};
@@ -39,6 +38,7 @@ use crate::message::change::Change;
 use crate::message::{Changes, Closed};
 use crate::problem::Problem;
 use crate::settings::Settings;
+pub use crate::settings::cli::Connection;
 
 /// Times and sizes. The defaults suit clusters; tests shorten them.
 #[expect(clippy::struct_excessive_bools, reason = "each is one kind of object that is watched, or waited for")]

@@ -99,15 +99,7 @@ impl Resource {
 
     /// The Service of an EndpointSlice, if it can be read although the rest cannot.
     pub(super) fn service_of(&self, key: &str, object: Object<'_>) -> Option<ObjectKey> {
-        #[derive(Deserialize)]
-        struct Labelled {
-            metadata: Metadata,
-        }
-        #[derive(Deserialize)]
-        struct Metadata {
-            labels: StringMap,
-        }
-        let Labelled { metadata } =
+        let Noted { metadata } =
             object.head().read(protobuf::OBJECT).ok().filter(|_| *self == Resource::EndpointSlices)?;
         let service = metadata.labels.get(SERVICE_NAME)?;
         Some(ObjectKey::new(Self::object_key(key).namespace(), service))
@@ -171,6 +163,20 @@ impl Resource {
             Resource::ServiceCidrs(_) => Change::ServiceCidrGone(named.name().to_owned()),
         }
     }
+}
+
+/// The labels and annotations of an object.
+#[derive(Deserialize)]
+struct Noted {
+    metadata: Notes,
+}
+
+#[derive(Deserialize)]
+struct Notes {
+    #[serde(default)]
+    labels: StringMap,
+    #[serde(default)]
+    annotations: StringMap,
 }
 
 /// The label of an EndpointSlice that names its Service.
@@ -287,16 +293,7 @@ impl Identity {
 
 /// Whether this bookmark marks the end of all objects in a watch.
 pub(super) fn is_end_of_list(bookmark: Object<'_>) -> bool {
-    #[derive(Deserialize)]
-    struct Bookmark {
-        metadata: Metadata,
-    }
-    #[derive(Deserialize)]
-    struct Metadata {
-        #[serde(default)]
-        annotations: StringMap,
-    }
-    let annotations = bookmark.read(protobuf::OBJECT).map(|Bookmark { metadata }| metadata.annotations);
+    let annotations = bookmark.read(protobuf::OBJECT).map(|Noted { metadata }| metadata.annotations);
     annotations.is_ok_and(|all| all.get("k8s.io/initial-events-end").is_some_and(|value| value == "true"))
 }
 

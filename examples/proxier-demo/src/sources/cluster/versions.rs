@@ -118,82 +118,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_shows_new_and_deleted_objects() {
-        let mut known = Versions::default();
-        known.begin_list(false);
-        assert!(known.record("a/x", 5) && known.record("a/y", 6));
-        assert!(known.end_list().is_empty());
-        known.begin_list(false);
-        assert!(!known.record("a/x", 5), "the same version says the same");
-        assert!(known.record("a/z", 7));
-        assert_eq!(known.end_list(), [Box::from("a/y")]);
-    }
-
-    #[test]
-    fn an_interrupted_list_removes_nothing() {
-        let mut known = Versions::default();
-        known.begin_list(false);
-        known.record("a/x", 5);
-        known.record("a/y", 6);
-        known.end_list();
-        known.begin_list(false);
-        known.begin_list(false);
-        known.record("a/x", 5);
-        known.record("a/y", 6);
-        assert!(known.end_list().is_empty());
-    }
-
-    #[test]
-    fn a_list_with_an_unnamed_object_removes_nothing() {
-        let mut known = Versions::default();
-        known.begin_list(false);
-        assert!(known.record("a/x", 5) && known.record("a/y", 6));
-        assert!(known.end_list().is_empty());
-        for is_of_now in [false, true] {
-            known.begin_list(is_of_now);
-            known.record("a/x", 5);
-            assert!(known.record_unnamed() && !known.record_unnamed(), "told once for each list");
-            assert!(known.end_list().is_empty(), "the unnamed one may be a/y");
-        }
-        known.begin_list(false);
-        known.record("a/x", 5);
-        let mut gone = known.end_list();
-        gone.sort();
-        assert_eq!(gone, [Box::from(UNNAMED), Box::from("a/y")]);
-    }
-
-    #[test]
-    fn late_and_repeated_events_change_nothing() {
-        let mut known = Versions::default();
-        assert!(known.record("a/x", 10));
-        assert!(!known.record("a/x", 10) && !known.record("a/x", 9));
-        assert!(known.record("a/x", 12));
-        assert!(!known.delete("a/x", 11), "of the one before");
-        assert!(known.delete("a/x", 13));
-        assert!(!known.record("a/x", 12), "a late change brings nothing back");
-        assert!(known.record("a/x", 14), "made anew");
-        assert!(!known.delete("a/y", 20), "never known");
-    }
-
-    #[test]
     fn versions_that_are_not_numbers_are_accepted() {
         let mut known = Versions::default();
         assert!(known.record("a/x", number("abc")) && known.record("a/x", number("abb")));
         assert!(known.delete("a/x", number("")));
-    }
-
-    #[test]
-    fn only_a_current_list_may_go_back_in_time() {
-        let mut known = Versions::default();
-        assert!(known.record("a/x", 20) && known.record("a/y", 21) && known.delete("a/y", 22));
-        known.begin_list(false);
-        assert!(!known.record("a/x", 10) && !known.record("a/y", 21), "older than known");
-        assert_eq!((known.listed(), known.end_list()), (1, vec![]));
-        known.begin_list(true);
-        assert!(known.record("a/x", 10) && known.record("a/y", 11), "restored from a backup");
-        assert!(!known.record("a/x", 9), "late");
-        assert!(known.record("a/x", 12), "changed while the list came");
-        assert_eq!((known.listed(), known.end_list()), (2, vec![]));
-        assert!(!known.record("a/x", 11));
     }
 }

@@ -20,7 +20,6 @@ use crate::message::change::{Change, Unreadable, unannounced};
 use crate::message::{Changes, Closed};
 use crate::problem::Problem;
 use crate::sources::files::{FileWatch, Fingerprint};
-use crate::sources::read_counts::ReadCounts;
 
 /// Files and directories that contain manifests.
 #[derive(Debug)]
@@ -38,7 +37,6 @@ pub struct Manifests {
     unlisted: Vec<PathBuf>,
     /// Last log message about all files.
     summary: String,
-    counted: ReadCounts,
 }
 
 #[derive(Debug, Default)]
@@ -56,15 +54,6 @@ struct File {
     is_unread: bool,
     /// Number of objects of each kind that is ignored.
     ignored: BTreeMap<String, usize>,
-}
-
-/// The result of one check of the files.
-#[derive(Debug, Default)]
-pub struct Look {
-    /// The changes, in this order: unreadable, missing, new or changed.
-    pub changes: Vec<Change>,
-    /// Whether something may be incomplete, so that another check is due soon.
-    pub again_soon: bool,
 }
 
 /// Stands for standard input.
@@ -85,12 +74,12 @@ impl Manifests {
     ///
     /// Nothing could be read at all. If something could, the problems are among the changes, as [`Change::Unreadable`].
     pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
-        let mut manifests = Self::new(paths, node_name, &ReadCounts::default());
-        let look = manifests.poll(&[]);
+        let mut manifests = Self::new(paths, node_name);
+        let (changes, _) = manifests.poll(&[]);
         if manifests.has_nothing() && !manifests.told.is_empty() {
             return Err(manifests.told.into_iter().collect());
         }
-        Ok((manifests, look.changes))
+        Ok((manifests, changes))
     }
 
     /// Changes of [`open`](Self::open), for callers that do not follow the files: each object once.
@@ -98,8 +87,8 @@ impl Manifests {
     /// # Errors
     ///
     /// As [`open`](Self::open).
-    pub fn once(paths: Vec<PathBuf>, node_name: &str, counted: &ReadCounts) -> Result<Vec<Change>, Vec<Problem>> {
-        let mut manifests = Self::new(paths, node_name, counted);
+    pub fn once(paths: Vec<PathBuf>, node_name: &str) -> Result<Vec<Change>, Vec<Problem>> {
+        let mut manifests = Self::new(paths, node_name);
         let (mut problems, _) = manifests.read(&[]);
         if manifests.has_nothing() && !problems.is_empty() {
             return Err(problems.into_iter().collect());
@@ -121,7 +110,7 @@ impl Manifests {
         Ok(changes)
     }
 
-    fn new(paths: Vec<PathBuf>, node_name: &str, counted: &ReadCounts) -> Self {
+    fn new(paths: Vec<PathBuf>, node_name: &str) -> Self {
         Manifests {
             paths,
             node_name: node_name.to_owned(),
@@ -131,7 +120,6 @@ impl Manifests {
             unread: BTreeSet::new(),
             unlisted: Vec::new(),
             summary: String::new(),
-            counted: counted.clone(),
         }
     }
 
@@ -153,26 +141,28 @@ impl Manifests {
             }
             let completed = watch.next(wait).await;
             // A separate thread reads: a large cluster's files would block other tasks.
-            let (manifests, look) = tokio::task::spawn_blocking(move || {
-                let look = self.poll(&completed);
-                (self, look)
+            let (manifests, (changes, again_soon)) = tokio::task::spawn_blocking(move || {
+                let checked = self.poll(&completed);
+                (self, checked)
             })
             .await
             .map_err(|_panicked| Closed)?;
             self = manifests;
-            pending = look.changes;
-            wait = if look.again_soon { SOON } else { FileWatch::POLL };
+            pending = changes;
+            wait = if again_soon { SOON } else { FileWatch::POLL };
         }
     }
 
-    /// Checks all files. `completed` are known to be complete; others are read when two checks see the same.
-    pub fn poll(&mut self, completed: &[PathBuf]) -> Look {
+    /// Checks all files. `completed` are known to be complete; others are read when two checks see the same. Returns the
+    /// changes in this order: unreadable, missing, new or changed; and whether something may be incomplete, so that
+    /// another check is due soon.
+    fn poll(&mut self, completed: &[PathBuf]) -> (Vec<Change>, bool) {
         let (problems, again_soon) = self.read(completed);
         // If nothing can be read, the problems say everything.
         if problems.is_empty() || !self.has_nothing() {
             self.summarize();
         }
-        Look { changes: self.report(problems), again_soon }
+        (self.report(problems), again_soon)
     }
 
     /// Reads the files that have changed. Returns the problems, and whether another check is due soon.
@@ -194,7 +184,7 @@ impl Manifests {
         }
         for path in &present {
             let file = self.files.entry(path.clone()).or_default();
-            again_soon |= file.poll(path, completed.contains(path), &self.counted);
+            again_soon |= file.poll(path, completed.contains(path));
         }
         self.files.retain(|path, file| {
             if present.contains(path)
@@ -329,10 +319,10 @@ impl File {
     }
 
     /// Reads the file if its content changed; returns whether to check again soon.
-    fn poll(&mut self, path: &Path, complete: bool, counted: &ReadCounts) -> bool {
+    fn poll(&mut self, path: &Path, complete: bool) -> bool {
         self.missing = false;
         if path == Path::new(STDIN) {
-            self.read_stdin(counted);
+            self.read_stdin();
             return false;
         }
         let origin = path.display().to_string();
@@ -356,7 +346,7 @@ impl File {
             self.fail(Problem::new(origin, format!("larger than {FILE_BYTES} bytes")));
             return false;
         }
-        let read = fs::File::open(path).and_then(|mut file| read::read(&mut file, &origin, counted));
+        let read = fs::File::open(path).and_then(|mut file| read::read(&mut file, &origin));
         let contents = match read {
             Ok(contents) => contents,
             Err(error) => {
@@ -372,7 +362,7 @@ impl File {
         false
     }
 
-    fn read_stdin(&mut self, counted: &ReadCounts) {
+    fn read_stdin(&mut self) {
         if std::mem::replace(&mut self.is_stdin_read, true) {
             return;
         }
@@ -381,7 +371,7 @@ impl File {
         let origin = "standard input";
         let read = match read {
             Ok(_) if text.len() as u64 > FILE_BYTES => Err(io::Error::other(format!("larger than {FILE_BYTES} bytes"))),
-            Ok(_) => read::read(&mut io::Cursor::new(text), origin, counted),
+            Ok(_) => read::read(&mut io::Cursor::new(text), origin),
             Err(error) => Err(error),
         };
         match read {

@@ -16,7 +16,6 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 use crate::message::change::{Change, NodeState};
 use crate::problem::Problem;
 use crate::sources::cluster::{Object as Sent, is_leaving, without_notes_of_service, without_notes_of_slice};
-use crate::sources::read_counts::ReadCounts;
 use crate::yaml;
 
 pub(super) type Id = (ObjectKind, ObjectKey);
@@ -34,7 +33,6 @@ pub(super) struct Contents {
     pub(super) broken: bool,
     /// Whether there are only blanks.
     pub(super) blank: bool,
-    counted: ReadCounts,
 }
 
 /// A state of the contents to which to return.
@@ -75,21 +73,21 @@ impl Contents {
     }
 }
 
-/// Reads a file of several documents, YAML or JSON, as printed by `kubectl get -o yaml` and `-o json`. Counts the
-/// objects as they are read. Holds one object of a JSON file, or one document of a YAML file, at a time.
+/// Reads a file of several documents, YAML or JSON, as printed by `kubectl get -o yaml` and `-o json`. Holds one object
+/// of a JSON file, or one document of a YAML file, at a time.
 ///
 /// # Errors
 ///
 /// The file cannot be read, or is not text.
-pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str, counted: &ReadCounts) -> io::Result<Contents> {
-    let mut contents = Contents { counted: counted.clone(), ..Contents::default() };
+pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str) -> io::Result<Contents> {
+    let mut contents = Contents::default();
     let (start, looks_like_json) = sniff(file)?;
     if looks_like_json {
         file.seek(SeekFrom::Start(start))?;
         if read_json(file, origin, &mut contents) {
             return Ok(contents);
         }
-        contents = Contents { counted: counted.clone(), ..Contents::default() };
+        contents = Contents::default();
     }
     file.seek(SeekFrom::Start(start))?;
     read_yaml(BufReader::with_capacity(BUFFER, file), origin, &mut contents)?;
@@ -485,10 +483,7 @@ fn take_object(
         }
     };
     match change {
-        Ok(change) => {
-            contents.counted.saw(&change);
-            contents.objects.push((id, change));
-        }
+        Ok(change) => contents.objects.push((id, change)),
         Err((field, reason)) => {
             problem(&field, reason);
             contents.unreadable.push(id);
@@ -501,7 +496,7 @@ mod tests {
     use super::*;
 
     fn read(text: &str, origin: &str) -> Contents {
-        super::read(&mut io::Cursor::new(text), origin, &ReadCounts::default()).unwrap()
+        super::read(&mut io::Cursor::new(text), origin).unwrap()
     }
 
     fn problems(text: &str) -> Vec<String> {

@@ -7,14 +7,13 @@ use std::time::Instant;
 use ipvs::VirtualServerKey;
 use ipvs::model::Stats;
 use proxier_core::net::EndpointKey;
-use proxier_core::plan::report::Refused;
 use proxier_core::service::{Frontend, Roles};
 use proxier_core::snapshot::{ServicePort, TrafficPolicy};
 use serde_json::{Map, Value, json};
 
 use super::counters::{Counters, ServerCounters};
 use super::query::PageQuery;
-use crate::message::view::{DrainView, HeldView, Lines, ServiceView, UnreadableView, View};
+use crate::message::view::{ServiceView, View};
 use crate::status::board::Board;
 
 /// Largest number of Frontends of all Services in one answer.
@@ -63,15 +62,11 @@ pub(super) fn add_view(body: &mut Map<String, Value>, view: &View, wanted: &Page
         ("node", json!(view.node)),
         ("mode", json!(view.mode.name())),
         ("totals", json!({"services": view.services.len(), "frontends": all().count(), "endpoints": endpoints})),
-        ("draining", listed(&view.drains, drain_json)),
-        ("rejected", listed(&view.rejected, |text| json!(text))),
-        ("refused", listed(&view.refused, refused_json)),
-        ("unreadable", listed(&view.unreadable, unreadable_json)),
-        ("heldBack", listed(&view.held, held_json)),
         ("services", json!({"matching": matching.len(), "offset": wanted.offset, "list": list})),
     ] {
         body.insert(name.to_owned(), value);
     }
+    body.extend(view.lists.as_object().cloned().unwrap_or_default());
 }
 
 /// Whether a Service's name, or one of its addresses and ports, contains this text.
@@ -80,35 +75,6 @@ fn matches(service: &ServiceView, filter: &str) -> bool {
     filter.is_empty()
         || has(service.key.to_string())
         || service.frontends.iter().any(|frontend| has(frontend.key.to_string()))
-}
-
-fn listed<T>(lines: &Lines<T>, line: impl Fn(&T) -> Value) -> Value {
-    json!({"count": lines.count, "list": lines.first.iter().map(line).collect::<Vec<_>>()})
-}
-
-fn drain_json(drain: &DrainView) -> Value {
-    json!({
-        "virtualServer": drain.virtual_server,
-        "realServer": drain.real_server,
-        "seconds": drain.since.as_secs(),
-        "secondsLeft": drain.left.map(|left| left.as_secs()),
-        "connections": drain.connections,
-    })
-}
-
-fn refused_json(refused: &Refused) -> Value {
-    let endpoint = refused.endpoint.map(|endpoint| endpoint.to_string());
-    let (frontend, service, reason) = (refused.key.to_string(), &refused.service, &refused.reason);
-    json!({"frontend": frontend, "service": service, "endpoint": endpoint, "reason": reason})
-}
-
-fn unreadable_json(unreadable: &UnreadableView) -> Value {
-    json!({"text": unreadable.text, "seconds": unreadable.since.as_secs()})
-}
-
-fn held_json(held: &HeldView) -> Value {
-    let left = held.left.map(|left| left.as_secs());
-    json!({"frontend": held.key.to_string(), "service": held.service, "seconds": held.since.as_secs(), "secondsLeft": left})
 }
 
 fn service_json(view: &View, service: &ServiceView, room: &mut Room, counters: &mut Counters) -> Value {
@@ -240,16 +206,8 @@ mod tests {
     use proxier_core::service::{Desired, NodeFacts};
     use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
 
-    use super::super::counters::Reader;
     use super::*;
-
-    struct Nothing;
-
-    impl Reader for Nothing {
-        fn read(&mut self, _key: &VirtualServerKey) -> Option<ServerCounters> {
-            None
-        }
-    }
+    use crate::message::view::listed;
 
     fn compiled(service: &ObjectKey, specs: impl IntoIterator<Item = FrontendSpec>) -> Vec<Arc<Frontend>> {
         let facts = NodeFacts::new(&Config::default(), &Node::new("n1"), &HostAddresses::default());
@@ -274,11 +232,7 @@ mod tests {
             node: "n1".to_owned(),
             mode: Kind::Nftables,
             services,
-            drains: Lines::from_iter([]),
-            rejected: (0..1000).map(|number| format!("rejected {number}")).collect(),
-            refused: Lines::from_iter([]),
-            unreadable: Lines::from_iter([]),
-            held: Lines::from_iter([]),
+            lists: json!({"rejected": listed(0..1000, Value::from)}),
             begun: BTreeMap::new(),
             marks: BTreeMap::new(),
         }
@@ -286,7 +240,7 @@ mod tests {
 
     fn body(view: &View, query: &str) -> Value {
         let mut body = of_board(&Board::default());
-        add_view(&mut body, view, &PageQuery::read(query), &mut Counters::new(Nothing));
+        add_view(&mut body, view, &PageQuery::read(query), &mut Counters::new(Box::new(|_| None)));
         Value::Object(body)
     }
 
@@ -314,21 +268,17 @@ mod tests {
     }
 
     /// Counters in which one virtual server has two real servers, the other only the first of them.
-    struct Split;
-
-    impl Reader for Split {
-        fn read(&mut self, key: &VirtualServerKey) -> Option<ServerCounters> {
-            let real = |port: u16| {
-                let place = std::net::SocketAddr::from(([10, 244, 0, 7], port)).to_string();
-                let mut real = ObservedRealServer::from(RealServer::new(place.parse().unwrap()));
-                real.active_connections = 2;
-                real
-            };
-            let mut stats = Stats::default();
-            stats.connections = 10;
-            let ports = if key.addr().is_some() { 1..=2 } else { 1..=1 };
-            Some(ServerCounters { stats, real_servers: ports.map(real).collect() })
-        }
+    fn of_two_servers(key: &VirtualServerKey) -> Option<ServerCounters> {
+        let real = |port: u16| {
+            let place = std::net::SocketAddr::from(([10, 244, 0, 7], port)).to_string();
+            let mut real = ObservedRealServer::from(RealServer::new(place.parse().unwrap()));
+            real.active_connections = 2;
+            real
+        };
+        let mut stats = Stats::default();
+        stats.connections = 10;
+        let ports = if key.addr().is_some() { 1..=2 } else { 1..=1 };
+        Some(ServerCounters { stats, real_servers: ports.map(real).collect() })
     }
 
     #[test]
@@ -345,7 +295,7 @@ mod tests {
         let mark = VirtualServerKey::fwmark(ipvs::model::Family::V4, 0x1600_0001).unwrap();
         let view = View { mode: Kind::Ipvs, marks: BTreeMap::from([(key, mark)]), ..view(vec![service]) };
         let mut body = of_board(&Board::default());
-        add_view(&mut body, &view, &PageQuery::read(""), &mut Counters::new(Split));
+        add_view(&mut body, &view, &PageQuery::read(""), &mut Counters::new(Box::new(of_two_servers)));
         let frontend = &body["services"]["list"][0]["frontends"][0];
         assert_eq!(frontend["counters"]["connections"], 20);
         let endpoints = frontend["endpoints"].as_array().unwrap();

@@ -42,32 +42,27 @@ impl ServerCounters {
     }
 }
 
-/// Source of counters.
-pub(crate) trait Reader: Send {
-    /// Counters of a virtual server; `None` if it does not exist or the kernel cannot be asked.
-    fn read(&mut self, key: &VirtualServerKey) -> Option<ServerCounters>;
-}
+/// Reads the counters of a virtual server; `None` if it does not exist or the kernel cannot be asked.
+pub(crate) type Reader = Box<dyn FnMut(&VirtualServerKey) -> Option<ServerCounters> + Send>;
 
-/// The running kernel, through a separate socket, so passes do not wait for it.
-#[derive(Debug, Default)]
-pub(crate) struct Kernel(Option<Client>);
-
-impl Reader for Kernel {
-    fn read(&mut self, key: &VirtualServerKey) -> Option<ServerCounters> {
-        if self.0.is_none() {
-            self.0 = Client::open().ok();
+/// Reads from the running kernel, through a separate socket, so passes do not wait for it.
+pub(super) fn of_kernel() -> Reader {
+    let mut opened: Option<Client> = None;
+    Box::new(move |key| {
+        if opened.is_none() {
+            opened = Client::open().ok();
         }
-        let client = self.0.as_mut()?;
+        let client = opened.as_mut()?;
         let stats = client.get_virtual_server(key).ok()?.stats;
         let mut real_servers = client.list_real_servers(key).ok()?;
         real_servers.sort_by_key(|real| real.server);
         Some(ServerCounters { stats, real_servers })
-    }
+    })
 }
 
 /// Counters that were read within the last second.
 pub(crate) struct Counters {
-    reader: Box<dyn Reader>,
+    reader: Reader,
     since: Option<Instant>,
     read: HashMap<VirtualServerKey, Option<ServerCounters>>,
 }
@@ -79,8 +74,8 @@ impl std::fmt::Debug for Counters {
 }
 
 impl Counters {
-    pub(crate) fn new(reader: impl Reader + 'static) -> Self {
-        Counters { reader: Box::new(reader), since: None, read: HashMap::new() }
+    pub(crate) fn new(reader: Reader) -> Self {
+        Counters { reader, since: None, read: HashMap::new() }
     }
 
     /// Drops counters that are older than a second.
@@ -97,7 +92,7 @@ impl Counters {
             if self.read.len() >= MOST {
                 return None;
             }
-            self.read.insert(*key, self.reader.read(key));
+            self.read.insert(*key, (self.reader)(key));
         }
         self.read.get(key)?.as_ref()
     }
@@ -112,19 +107,14 @@ mod tests {
 
     use super::*;
 
-    struct Counting(Arc<AtomicUsize>);
-
-    impl Reader for Counting {
-        fn read(&mut self, _key: &VirtualServerKey) -> Option<ServerCounters> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            Some(ServerCounters::default())
-        }
-    }
-
     #[test]
     fn reads_per_second_are_bounded_for_any_request() {
         let reads = Arc::new(AtomicUsize::new(0));
-        let mut counters = Counters::new(Counting(reads.clone()));
+        let counted = reads.clone();
+        let mut counters = Counters::new(Box::new(move |_| {
+            counted.fetch_add(1, Ordering::Relaxed);
+            Some(ServerCounters::default())
+        }));
         let key = |port| VirtualServerKey::Address { protocol: Protocol::Tcp, addr: [10, 96, 0, 1].into(), port };
         let now = Instant::now();
         for _ in 0..3 {

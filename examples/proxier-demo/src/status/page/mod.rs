@@ -19,7 +19,7 @@ use proxier_core::modes::Kind;
 use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 
-use self::counters::{Counters, Kernel};
+use self::counters::{Counters, of_kernel};
 use crate::build;
 use crate::message::view::View;
 use crate::message::{Begun, Control, Message};
@@ -76,7 +76,7 @@ pub struct StatusPage {
 impl StatusPage {
     /// The status page for clients that `exposure` admits. `messages` go to the kernel's thread.
     pub(crate) fn new(exposure: Exposure, mode: Kind, messages: mpsc::Sender<Message>) -> Self {
-        let counters = Arc::new(Mutex::new(Counters::new(Kernel::default())));
+        let counters = Arc::new(Mutex::new(Counters::new(of_kernel())));
         StatusPage { exposure, mode, messages, known: Arc::default(), counters }
     }
 
