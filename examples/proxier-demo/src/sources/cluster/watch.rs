@@ -107,6 +107,8 @@ struct Place {
     refused_since: Option<Instant>,
     /// Whether the last watch ended at once, without anything new. Once is normal: the server stops.
     ended_at_once: bool,
+    /// Whether the current watch has brought something new, or lasts.
+    is_accepted: bool,
 }
 
 /// How long a starting server refuses what it allows afterwards, because it has not read the roles yet.
@@ -428,8 +430,8 @@ impl Watcher {
     }
 
     /// The server goes on with a watch from a known version, or has sent news in it.
-    async fn accept(&self, place: &mut Place, stream: &mut Stream) -> Result<(), Closed> {
-        if !std::mem::replace(&mut stream.is_accepted, true) {
+    async fn accept(&self, place: &mut Place) -> Result<(), Closed> {
+        if !std::mem::replace(&mut place.is_accepted, true) {
             place.ended_at_once = false;
             self.counters.worked(self.resource.awaited());
         }
@@ -501,6 +503,7 @@ impl Watcher {
     }
 
     async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
+        place.is_accepted = false;
         let mut answer = self.get(target).await?;
         let encoding = answer.encoding;
         Counters::count(&self.counters.watches);
@@ -513,14 +516,14 @@ impl Watcher {
             let wait = match &place.state {
                 State::Stream(_) => self.options.patience.saturating_sub(heard.elapsed()),
                 // A refusal arrives at once.
-                _ if !stream.is_accepted => ACCEPTED_AFTER.min(silence / 2),
+                _ if !place.is_accepted => ACCEPTED_AFTER.min(silence / 2),
                 _ => silence,
             };
             let piece = match (tokio::time::timeout(wait, answer.piece(silence)).await, &place.state) {
                 (Ok(piece), _) => piece?,
                 (Err(_elapsed), State::Stream(_)) => return Err(self.without_end("nothing new")),
-                (Err(_elapsed), _) if !stream.is_accepted => {
-                    self.accept(place, stream).await?;
+                (Err(_elapsed), _) if !place.is_accepted => {
+                    self.accept(place).await?;
                     continue;
                 }
                 (Err(_elapsed), _) => return Err(Failure::silent(silence).into()),
@@ -555,7 +558,7 @@ impl Watcher {
             if stream.brought && stream.brings_all {
                 self.confirm(place).await?;
             } else if stream.brought {
-                self.accept(place, stream).await?;
+                self.accept(place).await?;
             }
         }
         if !encoding.is_blank(&stream.buffer) {
@@ -571,7 +574,7 @@ impl Watcher {
         }
         self.confirm(place).await?;
         // The server, or something in front of it, does not watch: without new lists, nothing would ever change here.
-        if !stream.is_accepted && std::mem::replace(&mut place.ended_at_once, true) {
+        if !place.is_accepted && std::mem::replace(&mut place.ended_at_once, true) {
             let plural = self.resource.plural();
             return Err(Failure::other(format!("the server ends watches of {plural} at once, without an error")).into());
         }
@@ -670,8 +673,6 @@ struct Stream {
     version: String,
     /// Whether it has brought new data.
     brought: bool,
-    /// Whether it has, or lasts.
-    is_accepted: bool,
     /// Whether it begins with all objects.
     brings_all: bool,
     /// Whether an event could not be read, so that any object may be outdated.
