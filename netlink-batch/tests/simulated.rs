@@ -40,24 +40,22 @@ fn all() -> Vec<u8> {
 }
 
 #[test]
-fn dump_is_complete_over_many_datagrams() {
-    let (mut connection, _) = connection();
-    assert_eq!(entries(&mut connection).unwrap(), all());
-}
-
-#[test]
-fn stale_and_foreign_messages_are_skipped() {
-    let (mut connection, faults) = connection();
-    faults.lock().unwrap().noise = true;
-    assert_eq!(entries(&mut connection).unwrap(), all());
-    connection.request(SET, 0, &[0], |_| {}).unwrap();
-}
-
-#[test]
-fn interrupted_dump_is_read_again_and_gives_no_duplicates() {
-    let (mut connection, faults) = connection();
-    faults.lock().unwrap().interrupted_dumps = 3;
-    assert_eq!(entries(&mut connection).unwrap(), all());
+fn a_dump_is_complete_whatever_happens_on_the_way() {
+    type Fault = fn(&mut Faults);
+    let cases: [(&str, Fault); 6] = [
+        ("many datagrams", |_| {}),
+        ("stale and foreign messages", |faults| faults.noise = true),
+        ("interruptions", |faults| faults.interrupted_dumps = 3),
+        ("a truncated datagram", |faults| faults.truncated = 1),
+        ("a lost part", |faults| faults.no_buffers = 1),
+        ("signals", |faults| faults.signals = 5),
+    ];
+    for (what, fault) in cases {
+        let (mut connection, faults) = connection();
+        fault(&mut faults.lock().unwrap());
+        assert_eq!(entries(&mut connection).unwrap(), all(), "{what}");
+        connection.request(SET, 0, &[0], |_| {}).unwrap();
+    }
 }
 
 #[test]
@@ -68,27 +66,6 @@ fn dump_that_never_settles_is_an_error_and_not_a_partial_list() {
     assert_eq!(*error.kind(), ErrorKind::Interrupted);
     // Bounded: exactly as many attempts as the limits say were made.
     assert_eq!(faults.lock().unwrap().interrupted_dumps, 1000 - Limits::default().dump_attempts);
-}
-
-#[test]
-fn truncated_datagram_is_noticed_and_the_dump_read_again() {
-    let (mut connection, faults) = connection();
-    faults.lock().unwrap().truncated = 1;
-    assert_eq!(entries(&mut connection).unwrap(), all());
-}
-
-#[test]
-fn dump_with_lost_part_is_read_again() {
-    let (mut connection, faults) = connection();
-    faults.lock().unwrap().no_buffers = 1;
-    assert_eq!(entries(&mut connection).unwrap(), all());
-}
-
-#[test]
-fn signals_do_not_disturb() {
-    let (mut connection, faults) = connection();
-    faults.lock().unwrap().signals = 5;
-    assert_eq!(entries(&mut connection).unwrap(), all());
 }
 
 #[test]

@@ -2,19 +2,19 @@
 //!
 //! Each function panics when the library breaks a promise; any other outcome is fine.
 
-use std::collections::VecDeque;
-use std::io;
+#[path = "../../../netlink-batch/tests/answers/mod.rs"]
+mod answers;
+
 use std::time::Duration;
 
+use answers::{Answers, parts};
 use ipset::fake::FakeIpset;
 use ipset::{
     Client, Entry, EntryReport, Family, IfAbsent, IfPresent, SavedSet, SetName, SetSpec, SetType, parse_save, save,
 };
-use netlink_batch::header::{
-    MESSAGE_HEADER, MessageHeader, NLM_F_DUMP, NLM_F_MULTI, NLMSG_DONE, NLMSG_ERROR, NfGenHeader,
-};
+use netlink_batch::Message;
+use netlink_batch::header::NfGenHeader;
 use netlink_batch::testing::{Reply, Responder, Simulated};
-use netlink_batch::{Encoder, Message, Transport};
 
 /// Checks that sets read from text are written as text that reads the same.
 fn again(sets: &[SavedSet]) {
@@ -58,74 +58,10 @@ fn stored(set_type: SetType, family: Family, entry: &Entry) {
     }
 }
 
-const PORT: u32 = 7;
-
-/// A kernel that answers every request but the first, for the protocol version, with the fuzzer's bytes.
-///
-/// The first two bits of each part select how it is sent. It is sent unchanged, as the payload of a message that fits
-/// the request, as attributes behind ipset's message header, or as an error.
-struct Answers {
-    parts: Vec<Vec<u8>>,
-    queue: VecDeque<Vec<u8>>,
-    asked: bool,
-}
-
-fn framed(kind: u16, flags: u16, sequence: u32, payload: &[u8]) -> Vec<u8> {
-    let length = u32::try_from(MESSAGE_HEADER + payload.len()).unwrap_or(u32::MAX);
-    let mut out = Encoder::new();
-    MessageHeader { length, kind, flags, sequence, port: PORT }.put(&mut out);
-    out.bytes(payload);
-    out.as_slice().to_vec()
-}
+const HEADER: NfGenHeader = NfGenHeader { family: 2, version: 0, resource: 0 };
 
 fn with_header(attributes: &[u8]) -> Vec<u8> {
-    let mut payload = NfGenHeader { family: 2, version: 0, resource: 0 }.to_bytes().to_vec();
-    payload.extend_from_slice(attributes);
-    payload
-}
-
-impl Transport for Answers {
-    fn send(&mut self, datagram: &[u8]) -> io::Result<()> {
-        let Some(request) = MessageHeader::get(datagram) else { return Err(io::ErrorKind::InvalidInput.into()) };
-        let (kind, sequence) = (request.kind, request.sequence);
-        if !self.asked {
-            self.asked = true;
-            // Versions 6 to 7.
-            let payload = with_header(&[5, 0, 1, 0, 7, 0, 0, 0, 5, 0, 10, 0, 6, 0, 0, 0]);
-            self.queue.push_back(framed(kind, 0, sequence, &payload));
-            self.queue.push_back(framed(NLMSG_ERROR, 0x100, sequence, &[0; 20]));
-            return Ok(());
-        }
-        let multi = if request.flags & NLM_F_DUMP == NLM_F_DUMP { NLM_F_MULTI } else { 0 };
-        for part in &self.parts {
-            let Some((how, rest)) = part.split_first() else { continue };
-            self.queue.push_back(match how & 3 {
-                0 => rest.to_vec(),
-                1 => framed(kind, multi, sequence, rest),
-                2 => framed(kind, multi, sequence, &with_header(rest)),
-                _ => framed(NLMSG_ERROR, 0x200, sequence, rest),
-            });
-        }
-        let end = if multi == 0 { NLMSG_ERROR } else { NLMSG_DONE };
-        self.queue.push_back(framed(end, 0x100 | multi, sequence, &[0; 20]));
-        Ok(())
-    }
-
-    fn receive(&mut self, buffer: &mut [u8], _timeout: Duration) -> io::Result<usize> {
-        let datagram = self.queue.pop_front().ok_or(io::ErrorKind::WouldBlock)?;
-        for (place, byte) in buffer.iter_mut().zip(&datagram) {
-            *place = *byte;
-        }
-        Ok(datagram.len())
-    }
-
-    fn port(&self) -> u32 {
-        PORT
-    }
-
-    fn in_flight(&self) -> usize {
-        16
-    }
+    [&HEADER.to_bytes(), attributes].concat()
 }
 
 /// Every entry given is in one place of the report.
@@ -145,8 +81,9 @@ fn accounted(report: &EntryReport, entries: usize) {
 /// A client reads answers that no kernel would give: it returns an error or a value, and never hangs.
 pub(crate) fn replies(data: &[u8]) {
     listings(data);
-    let parts = data.split(|byte| *byte == 0xf5).take(16).map(<[u8]>::to_vec).collect();
-    let answers = Answers { parts, queue: VecDeque::new(), asked: false };
+    // Versions 6 to 7.
+    let versions = with_header(&[5, 0, 1, 0, 7, 0, 0, 0, 5, 0, 10, 0, 6, 0, 0, 0]);
+    let answers = Answers::new(data, HEADER.to_bytes(), versions);
     let Ok(mut client) = Client::with_transport(answers) else { return };
     let mut limits = client.limits();
     (limits.timeout, limits.dump_attempts) = (Duration::ZERO, 2);
@@ -198,7 +135,7 @@ impl Responder for Liar {
 
 /// Attributes of a listing: what can be read can also be written as text and compared with what is wanted.
 fn listings(data: &[u8]) {
-    let lists: Vec<Vec<u8>> = data.split(|byte| *byte == 0xf5).take(16).map(<[u8]>::to_vec).collect();
+    let lists = parts(data, 16);
     let Ok(mut client) = Client::with_transport(Simulated::new(Liar { kernel: FakeIpset::new(), lists })) else {
         return;
     };
