@@ -193,52 +193,48 @@ impl fmt::Display for Error {
 /// Reason and remedy, as in the message of an [`Error`].
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ErrorKind::SetMissing => f.write_str("there is no such set; create it first, or check the name"),
-            ErrorKind::SecondSetMissing => {
-                f.write_str("the second set does not exist; create it first, or check the name")
-            }
+        f.write_str(match self {
+            ErrorKind::SetMissing => "there is no such set; create it first, or check the name",
+            ErrorKind::SecondSetMissing => "the second set does not exist; create it first, or check the name",
             ErrorKind::SetExists => {
-                f.write_str("a set of this name exists, perhaps with other options; destroy it or choose another name")
+                "a set of this name exists, perhaps with other options; destroy it or choose another name"
             }
-            ErrorKind::TypeMismatch => {
-                f.write_str("the sets differ in family or kind of entries and cannot be swapped")
-            }
-            ErrorKind::ElementExists => f.write_str("the entry is in the set already"),
-            ErrorKind::ElementMissing => f.write_str("the entry is not in the set"),
-            ErrorKind::MemberMissing => f.write_str("the set named as member or position does not exist"),
-            ErrorKind::MemberIsList => f.write_str("a list:set cannot be member of another"),
-            ErrorKind::PositionMissing => f.write_str("the member named as position is not there"),
-            ErrorKind::SetFull => f.write_str("the set is full; create it with a greater maxelem"),
-            ErrorKind::OutOfRange => f.write_str("the entry or range is outside what the bitmap can hold"),
-            ErrorKind::InUse => {
-                f.write_str("the set is in use by rules, by a list:set or by a listing; remove what refers to it")
-            }
+            ErrorKind::TypeMismatch => "the sets differ in family or kind of entries and cannot be swapped",
+            ErrorKind::ElementExists => "the entry is in the set already",
+            ErrorKind::ElementMissing => "the entry is not in the set",
+            ErrorKind::MemberMissing => "the set named as member or position does not exist",
+            ErrorKind::MemberIsList => "a list:set cannot be member of another",
+            ErrorKind::PositionMissing => "the member named as position is not there",
+            ErrorKind::SetFull => "the set is full; create it with a greater maxelem",
+            ErrorKind::OutOfRange => "the entry or range is outside what the bitmap can hold",
+            ErrorKind::InUse => "the set is in use by rules, by a list:set or by a listing; remove what refers to it",
             ErrorKind::TypeUnsupported => {
-                f.write_str("the kernel does not have this set type or revision; load its module (ip_set_...)")
+                "the kernel does not have this set type or revision; load its module (ip_set_...)"
             }
             ErrorKind::OptionUnsupported(option) => {
-                write!(f, "the kernel is too old for option {option}; leave it out")
+                return write!(f, "the kernel is too old for option {option}; leave it out");
             }
-            ErrorKind::ExtensionMissing(option) => write!(f, "the set was created without {option}; create it with it"),
-            ErrorKind::OptionInvalid(option) => write!(f, "the kernel does not take the value of {option}"),
-            ErrorKind::EntryInvalid(why) => write!(f, "the kernel does not take the entry: {why}"),
-            ErrorKind::TooManySets => f.write_str("the kernel holds as many sets as it can; destroy some"),
+            ErrorKind::ExtensionMissing(option) => {
+                return write!(f, "the set was created without {option}; create it with it");
+            }
+            ErrorKind::OptionInvalid(option) => return write!(f, "the kernel does not take the value of {option}"),
+            ErrorKind::EntryInvalid(why) => return write!(f, "the kernel does not take the entry: {why}"),
+            ErrorKind::TooManySets => "the kernel holds as many sets as it can; destroy some",
             ErrorKind::ProtocolMismatch => {
-                f.write_str("the kernel does not understand the request; it may speak another version of the protocol")
+                "the kernel does not understand the request; it may speak another version of the protocol"
             }
-            ErrorKind::Permission => f.write_str("not permitted; CAP_NET_ADMIN in this network namespace is needed"),
-            ErrorKind::Unsupported => f.write_str("the kernel has no ipset; load module ip_set"),
-            ErrorKind::NoMemory => f.write_str("the kernel is out of memory"),
-            ErrorKind::Invalid(error) => write!(f, "{error}"),
-            ErrorKind::Line(line, error) => write!(f, "line {line}: {error}"),
-            ErrorKind::Timeout => f.write_str("no answer within the deadline; read the state again before repeating"),
-            ErrorKind::StateUnknown => f.write_str("answers were lost; read the state again before repeating"),
-            ErrorKind::Interrupted => f.write_str("the listing kept arriving incomplete; try again when it is quieter"),
-            ErrorKind::Malformed(error) => write!(f, "unreadable message: {error}"),
-            ErrorKind::Io => f.write_str("system call failed"),
-            ErrorKind::Other(errno) => write!(f, "the kernel answered {}", Errno(*errno)),
-        }
+            ErrorKind::Permission => "not permitted; CAP_NET_ADMIN in this network namespace is needed",
+            ErrorKind::Unsupported => "the kernel has no ipset; load module ip_set",
+            ErrorKind::NoMemory => "the kernel is out of memory",
+            ErrorKind::Invalid(error) => return write!(f, "{error}"),
+            ErrorKind::Line(line, error) => return write!(f, "line {line}: {error}"),
+            ErrorKind::Timeout => "no answer within the deadline; read the state again before repeating",
+            ErrorKind::StateUnknown => "answers were lost; read the state again before repeating",
+            ErrorKind::Interrupted => "the listing kept arriving incomplete; try again when it is quieter",
+            ErrorKind::Malformed(error) => return write!(f, "unreadable message: {error}"),
+            ErrorKind::Io => "system call failed",
+            ErrorKind::Other(errno) => return write!(f, "the kernel answered {}", Errno(*errno)),
+        })
     }
 }
 

@@ -257,39 +257,32 @@ impl Error {
 /// Reason and remedy, as in the message of an [`Error`].
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ErrorKind::VirtualServerNotFound => f.write_str("there is no such virtual server"),
-            ErrorKind::VirtualServerExists => f.write_str("it exists already"),
-            ErrorKind::RealServerNotFound => f.write_str("the virtual server has no such real server"),
-            ErrorKind::RealServerExists => f.write_str("the virtual server has it already"),
-            ErrorKind::ModuleMissing(module) => module.fmt(f),
-            ErrorKind::Permission => f.write_str(
-                "not permitted; it takes CAP_NET_ADMIN in the initial user namespace (run as root, not in a user namespace)",
-            ),
-            ErrorKind::OutOfRange(range) => range.fmt(f),
-            ErrorKind::Repeated => f.write_str("it is wanted twice"),
-            ErrorKind::NotOwned => f.write_str("it is wanted, but the policy says that it is someone else's"),
-            ErrorKind::Invalid => f.write_str("the kernel refuses the values"),
-            ErrorKind::FamilyUnsupported => {
-                f.write_str("this kernel's IPVS lacks the address family (CONFIG_IP_VS_IPV6)")
+        f.write_str(match self {
+            ErrorKind::VirtualServerNotFound => "there is no such virtual server",
+            ErrorKind::VirtualServerExists => "it exists already",
+            ErrorKind::RealServerNotFound => "the virtual server has no such real server",
+            ErrorKind::RealServerExists => "the virtual server has it already",
+            ErrorKind::ModuleMissing(module) => return module.fmt(f),
+            ErrorKind::Permission => {
+                "not permitted; it takes CAP_NET_ADMIN in the initial user namespace (run as root, not in a user \
+                 namespace)"
             }
-            ErrorKind::DaemonRunning => f.write_str("one runs in this state already; stop that one first"),
-            ErrorKind::DaemonNotRunning => f.write_str("none runs in this state"),
-            ErrorKind::InterfaceNotFound => f.write_str("there is no such network interface"),
-            ErrorKind::OutOfMemory => f.write_str("the kernel has no memory for it"),
-            ErrorKind::Timeout => {
-                f.write_str("no answer within the deadline; read the state again before repeating")
-            }
-            ErrorKind::StateUnknown => {
-                f.write_str("answers were lost; read the state again before repeating")
-            }
-            ErrorKind::Interrupted => {
-                f.write_str("the table kept changing while it was read; try again when it is quieter")
-            }
-            ErrorKind::Malformed => f.write_str("unreadable or unwritable message"),
-            ErrorKind::Io => f.write_str("talking to the kernel failed"),
-            ErrorKind::Other => f.write_str("the kernel refuses"),
-        }
+            ErrorKind::OutOfRange(range) => return range.fmt(f),
+            ErrorKind::Repeated => "it is wanted twice",
+            ErrorKind::NotOwned => "it is wanted, but the policy says that it is someone else's",
+            ErrorKind::Invalid => "the kernel refuses the values",
+            ErrorKind::FamilyUnsupported => "this kernel's IPVS lacks the address family (CONFIG_IP_VS_IPV6)",
+            ErrorKind::DaemonRunning => "one runs in this state already; stop that one first",
+            ErrorKind::DaemonNotRunning => "none runs in this state",
+            ErrorKind::InterfaceNotFound => "there is no such network interface",
+            ErrorKind::OutOfMemory => "the kernel has no memory for it",
+            ErrorKind::Timeout => "no answer within the deadline; read the state again before repeating",
+            ErrorKind::StateUnknown => "answers were lost; read the state again before repeating",
+            ErrorKind::Interrupted => "the table kept changing while it was read; try again when it is quieter",
+            ErrorKind::Malformed => "unreadable or unwritable message",
+            ErrorKind::Io => "talking to the kernel failed",
+            ErrorKind::Other => "the kernel refuses",
+        })
     }
 }
 

@@ -285,26 +285,23 @@ impl fmt::Display for Error {
 /// Reason and remedy, as in the message of an [`Error`].
 impl fmt::Display for ErrorKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            ErrorKind::Kernel(error) => error.fmt(f),
-            ErrorKind::FamilyMissing => {
-                f.write_str("the kernel has no such netlink family; load the module that provides it")
+        f.write_str(match self {
+            ErrorKind::Kernel(error) => return error.fmt(f),
+            ErrorKind::FamilyMissing => "the kernel has no such netlink family; load the module that provides it",
+            ErrorKind::Timeout => "no answer within the deadline; read the state again before repeating",
+            ErrorKind::StateUnknown => "answers were lost (ENOBUFS); read the state again before repeating",
+            ErrorKind::Interrupted => "the table kept changing while it was read; try again when it is quieter",
+            ErrorKind::Malformed(error) => return write!(f, "unreadable answer: {error}"),
+            ErrorKind::Unsendable(error) => return write!(f, "the request cannot be written: {error}"),
+            ErrorKind::TooLarge { bytes, limit } => {
+                return write!(
+                    f,
+                    "{bytes} bytes do not fit into one datagram of at most {limit}; send less at once, or with \
+                     CAP_NET_ADMIN"
+                );
             }
-            ErrorKind::Timeout => f.write_str("no answer within the deadline; read the state again before repeating"),
-            ErrorKind::StateUnknown => {
-                f.write_str("answers were lost (ENOBUFS); read the state again before repeating")
-            }
-            ErrorKind::Interrupted => {
-                f.write_str("the table kept changing while it was read; try again when it is quieter")
-            }
-            ErrorKind::Malformed(error) => write!(f, "unreadable answer: {error}"),
-            ErrorKind::Unsendable(error) => write!(f, "the request cannot be written: {error}"),
-            ErrorKind::TooLarge { bytes, limit } => write!(
-                f,
-                "{bytes} bytes do not fit into one datagram of at most {limit}; send less at once, or with CAP_NET_ADMIN"
-            ),
-            ErrorKind::Io => f.write_str("system call failed"),
-        }
+            ErrorKind::Io => "system call failed",
+        })
     }
 }
 
