@@ -5,7 +5,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 use netlink_batch::header::NfGenHeader;
-use netlink_batch::{Be32, Be64, Connection, Encoder, KernelError, Protocol, Socket, Transport, WireError};
+use netlink_batch::{Be64, Connection, Encoder, KernelError, Protocol, Socket, Transport, WireError};
 
 use crate::attrs::{ChainAttr, ElemListAttr, FlowtableAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
 use crate::error::{self, Error, ErrorKind, Part, Refusal, classify};
@@ -15,11 +15,12 @@ use crate::model::{
 };
 use crate::snapshot::{SetContents, TableSnapshot};
 use crate::sync::TableSpec;
-use crate::transaction::{SentMessage, Transaction, put_begin, put_flowtable_key};
+use crate::transaction::{SentMessage, Transaction, put_begin};
 use crate::uapi;
 use crate::wire::{
     ElementForm, get_chain, get_elements, get_flowtable, get_generation, get_object, get_rule, get_set, get_table,
-    is_of_table, pair_intervals, put_element, put_name,
+    is_of_table, pair_intervals, put_chain_key, put_chain_of_rule, put_element, put_flowtable_key, put_name,
+    put_object_key, put_set_key, put_set_of_elements,
 };
 
 /// A connection to the kernel's nf_tables in one network namespace. Calls block, one request at a time. It is [`Send`].
@@ -253,10 +254,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub fn get_chain(&mut self, chain: &ChainKey) -> Result<ObservedChain, Error> {
-        let put = |out: &mut Encoder| {
-            put_name(out, ChainAttr::TABLE, &chain.table.name);
-            put_name(out, ChainAttr::NAME, &chain.name);
-        };
+        let put = |out: &mut Encoder| put_chain_key(out, chain);
         self.ask(uapi::NFT_MSG_GETCHAIN, Some(chain.table.family), put, get_chain, &format!("reading chain {chain}"))
     }
 
@@ -266,10 +264,7 @@ impl Client {
     /// As [`Client::list_tables`].
     #[doc(alias = "NFT_MSG_GETRULE")]
     pub fn list_rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>, Error> {
-        let put = |out: &mut Encoder| {
-            put_name(out, RuleAttr::TABLE, &chain.table.name);
-            put_name(out, RuleAttr::CHAIN, &chain.name);
-        };
+        let put = |out: &mut Encoder| put_chain_of_rule(out, chain);
         let action = format!("listing the rules of chain {chain}");
         self.dump(uapi::NFT_MSG_GETRULE, Some(chain.table.family), put, get_rule, &action)
     }
@@ -281,8 +276,7 @@ impl Client {
     #[doc(alias = "NFT_MSG_GETRULE_RESET")]
     pub fn reset_rule(&mut self, chain: &ChainKey, handle: u64) -> Result<ObservedRule, Error> {
         let put = |out: &mut Encoder| {
-            put_name(out, RuleAttr::TABLE, &chain.table.name);
-            put_name(out, RuleAttr::CHAIN, &chain.name);
+            put_chain_of_rule(out, chain);
             out.attr(RuleAttr::HANDLE, &Be64(handle));
         };
         let action = format!("resetting rule {handle} of chain {chain}");
@@ -305,10 +299,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::NotFound`].
     pub fn get_set(&mut self, set: &SetKey) -> Result<ObservedSet, Error> {
-        let put = |out: &mut Encoder| {
-            put_name(out, SetAttr::TABLE, &set.table.name);
-            put_name(out, SetAttr::NAME, &set.name);
-        };
+        let put = |out: &mut Encoder| put_set_key(out, set);
         self.ask(uapi::NFT_MSG_GETSET, Some(set.table.family), put, get_set, &format!("reading set {set}"))
     }
 
@@ -333,7 +324,7 @@ impl Client {
         let messages = self.dump(
             uapi::NFT_MSG_GETSETELEM,
             Some(key.table.family),
-            |out| put_set_key(out, key),
+            |out| put_set_of_elements(out, key),
             read,
             &format!("listing the elements of set {key}"),
         )?;
@@ -363,7 +354,7 @@ impl Client {
         self.connection.set_limits(once);
         let action = format!("listing the elements of set {set}");
         let read = |payload: &[u8]| get_elements(payload, &mut each);
-        let put = |out: &mut Encoder| put_set_key(out, set);
+        let put = |out: &mut Encoder| put_set_of_elements(out, set);
         let outcome = self.dump(uapi::NFT_MSG_GETSETELEM, Some(set.table.family), put, read, &action);
         self.connection.set_limits(limits);
         outcome.map(drop)
@@ -400,7 +391,7 @@ impl Client {
             (form, key) => (form, key.clone()),
         };
         let put = |out: &mut Encoder| {
-            put_set_key(out, &set.key);
+            put_set_of_elements(out, &set.key);
             out.nest(ElemListAttr::ELEMENTS, |out| {
                 put_element(out, form, &Element::new(wanted.clone()));
             });
@@ -444,11 +435,7 @@ impl Client {
     }
 
     fn read_object(&mut self, command: u8, object: &ObjectKey, verb: &str) -> Result<ObservedObject, Error> {
-        let put = |out: &mut Encoder| {
-            put_name(out, ObjAttr::TABLE, &object.table.name);
-            put_name(out, ObjAttr::NAME, &object.name);
-            out.attr(ObjAttr::TYPE, &Be32(object.kind.number()));
-        };
+        let put = |out: &mut Encoder| put_object_key(out, object);
         let action = format!("{verb} object {object}");
         self.ask(command, Some(object.table.family), put, get_object, &action)
     }
@@ -590,11 +577,6 @@ impl Client {
 
 fn opening(error: netlink_batch::Error) -> Error {
     error::opening(error, "opening a netlink socket")
-}
-
-fn put_set_key(out: &mut Encoder, set: &SetKey) {
-    put_name(out, ElemListAttr::TABLE, &set.table.name);
-    put_name(out, ElemListAttr::SET, &set.name);
 }
 
 /// Length of a message's headers: nlmsghdr and nfgenmsg.

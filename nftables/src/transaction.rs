@@ -16,7 +16,8 @@ use crate::model::{
 use crate::uapi;
 use crate::userdata;
 use crate::wire::{
-    ElementForm, put_chain, put_element, put_flowtable, put_flowtable_hook, put_name, put_object, put_rule, put_set,
+    ElementForm, put_chain, put_chain_key, put_chain_of_rule, put_element, put_flowtable, put_flowtable_hook,
+    put_flowtable_key, put_name, put_object, put_object_key, put_rule, put_set, put_set_key, put_set_of_elements,
     put_table, set_userdata,
 };
 
@@ -589,10 +590,7 @@ impl Operation {
             Operation::DeleteTable(key) => put_name(out, TableAttr::NAME, &key.name),
             Operation::FlushTable(key) => put_name(out, RuleAttr::TABLE, &key.name),
             Operation::AddChain(chain, _) => put_chain(out, chain),
-            Operation::DeleteChain(key) => {
-                put_name(out, ChainAttr::TABLE, &key.table.name);
-                put_name(out, ChainAttr::NAME, &key.name);
-            }
+            Operation::DeleteChain(key) => put_chain_key(out, key),
             Operation::AddRule(key, rule, place) => {
                 put_rule(out, key, rule);
                 if let RulePlace::After(handle) | RulePlace::Before(handle) = place {
@@ -604,32 +602,18 @@ impl Operation {
                 out.attr(RuleAttr::HANDLE, &Be64(*handle));
             }
             Operation::DeleteRule(key, handle) => {
-                put_name(out, RuleAttr::TABLE, &key.table.name);
-                put_name(out, RuleAttr::CHAIN, &key.name);
+                put_chain_of_rule(out, key);
                 out.attr(RuleAttr::HANDLE, &Be64(*handle));
             }
-            Operation::FlushChain(key) => {
-                put_name(out, RuleAttr::TABLE, &key.table.name);
-                put_name(out, RuleAttr::CHAIN, &key.name);
-            }
+            Operation::FlushChain(key) => put_chain_of_rule(out, key),
             Operation::AddSet(set, id, _) => put_set(out, set, *id),
-            Operation::DeleteSet(key) => {
-                put_name(out, SetAttr::TABLE, &key.table.name);
-                put_name(out, SetAttr::NAME, &key.name);
-            }
-            Operation::FlushSet(key, _) => {
-                put_name(out, ElemListAttr::TABLE, &key.table.name);
-                put_name(out, ElemListAttr::SET, &key.name);
-            }
+            Operation::DeleteSet(key) => put_set_key(out, key),
+            Operation::FlushSet(key, _) => put_set_of_elements(out, key),
             Operation::AddElements(elements, _) | Operation::DeleteElements(elements) => {
                 return elements.put(out, from);
             }
             Operation::AddObject(object, _) => put_object(out, object),
-            Operation::DeleteObject(key) => {
-                put_name(out, ObjAttr::TABLE, &key.table.name);
-                put_name(out, ObjAttr::NAME, &key.name);
-                out.attr(ObjAttr::TYPE, &Be32(key.kind.number()));
-            }
+            Operation::DeleteObject(key) => put_object_key(out, key),
             Operation::AddFlowtable(flowtable, _) => put_flowtable(out, flowtable),
             Operation::DeleteFlowtable(key) => put_flowtable_key(out, key),
             Operation::DeleteFlowtableDevices(flowtable) => {
@@ -710,30 +694,16 @@ impl Operation {
 
     /// The names of its attributes.
     fn table(&self) -> &'static AttrTable {
-        match self {
-            Operation::AddTable(..) | Operation::DeleteTable(_) => table_of::<TableAttr<'_>>(),
-            Operation::AddChain(..) | Operation::DeleteChain(_) => table_of::<ChainAttr<'_>>(),
-            Operation::AddRule(..)
-            | Operation::ReplaceRule(..)
-            | Operation::DeleteRule(..)
-            | Operation::FlushChain(_)
-            | Operation::FlushTable(_) => table_of::<RuleAttr<'_>>(),
-            Operation::AddSet(..) | Operation::DeleteSet(_) => table_of::<SetAttr<'_>>(),
-            Operation::AddElements(..) | Operation::DeleteElements(_) | Operation::FlushSet(..) => {
-                table_of::<ElemListAttr<'_>>()
-            }
-            Operation::AddObject(..) | Operation::DeleteObject(_) => table_of::<ObjAttr<'_>>(),
-            Operation::AddFlowtable(..) | Operation::DeleteFlowtable(_) | Operation::DeleteFlowtableDevices(_) => {
-                table_of::<FlowtableAttr<'_>>()
-            }
+        match self.command().0 {
+            uapi::NFT_MSG_NEWTABLE | uapi::NFT_MSG_DELTABLE => table_of::<TableAttr<'_>>(),
+            uapi::NFT_MSG_NEWCHAIN | uapi::NFT_MSG_DELCHAIN => table_of::<ChainAttr<'_>>(),
+            uapi::NFT_MSG_NEWRULE | uapi::NFT_MSG_DELRULE => table_of::<RuleAttr<'_>>(),
+            uapi::NFT_MSG_NEWSET | uapi::NFT_MSG_DELSET => table_of::<SetAttr<'_>>(),
+            uapi::NFT_MSG_NEWSETELEM | uapi::NFT_MSG_DELSETELEM => table_of::<ElemListAttr<'_>>(),
+            uapi::NFT_MSG_NEWOBJ | uapi::NFT_MSG_DELOBJ => table_of::<ObjAttr<'_>>(),
+            _ => table_of::<FlowtableAttr<'_>>(),
         }
     }
-}
-
-/// Table and name, as in [`Operation::DeleteFlowtable`] and requests.
-pub(crate) fn put_flowtable_key(out: &mut Encoder, key: &FlowtableKey) {
-    put_name(out, FlowtableAttr::TABLE, &key.table.name);
-    put_name(out, FlowtableAttr::NAME, &key.name);
 }
 
 /// The table of attribute names. A separate function, because one of its names may be `TABLE`.
@@ -758,8 +728,7 @@ impl Elements {
     }
 
     fn put(&self, out: &mut Encoder, from: usize) -> usize {
-        put_name(out, ElemListAttr::TABLE, &self.set.key.table.name);
-        put_name(out, ElemListAttr::SET, &self.set.key.name);
+        put_set_of_elements(out, &self.set.key);
         if let Some(id) = self.id {
             out.attr(ElemListAttr::SET_ID, &Be32(id));
         }

@@ -3,7 +3,7 @@
 use netlink_batch::{Be32, Be64, Encoder, NulStr};
 
 use super::object::put_object_data;
-use super::put_name;
+use super::{put_chain_key, put_chain_of_rule, put_flowtable_key, put_name, put_object_key, put_set_key};
 use crate::attrs::{
     ChainAttr, DeviceAttr, FlowtableAttr, FlowtableHookAttr, HookAttr, ListAttr, ObjAttr, RuleAttr, SetAttr,
     SetDescAttr, SetFieldAttr, TableAttr,
@@ -32,8 +32,7 @@ pub(crate) fn put_table(out: &mut Encoder, table: &Table) {
 }
 
 pub(crate) fn put_chain(out: &mut Encoder, chain: &Chain) {
-    put_name(out, ChainAttr::TABLE, &chain.key.table.name);
-    put_name(out, ChainAttr::NAME, &chain.key.name);
+    put_chain_key(out, &chain.key);
     if let Some(base) = &chain.base {
         put_base(out, base, chain.key.table.family);
     }
@@ -72,8 +71,7 @@ fn put_devices(out: &mut Encoder, kind: u16, devices: &[String]) {
 }
 
 pub(crate) fn put_flowtable(out: &mut Encoder, flowtable: &Flowtable) {
-    put_name(out, FlowtableAttr::TABLE, &flowtable.key.table.name);
-    put_name(out, FlowtableAttr::NAME, &flowtable.key.name);
+    put_flowtable_key(out, &flowtable.key);
     put_flowtable_hook(out, flowtable.priority, &flowtable.devices);
     out.attr(FlowtableAttr::FLAGS, &Be32(flowtable.flags.bits()));
 }
@@ -88,8 +86,7 @@ pub(crate) fn put_flowtable_hook(out: &mut Encoder, priority: Priority, devices:
 }
 
 pub(crate) fn put_rule(out: &mut Encoder, chain: &ChainKey, rule: &Rule) {
-    put_name(out, RuleAttr::TABLE, &chain.table.name);
-    put_name(out, RuleAttr::CHAIN, &chain.name);
+    put_chain_of_rule(out, chain);
     put_expression_list(out, RuleAttr::EXPRESSIONS, &rule.expressions);
     put_userdata(
         out,
@@ -102,8 +99,7 @@ pub(crate) fn put_rule(out: &mut Encoder, chain: &ChainKey, rule: &Rule) {
 }
 
 pub(crate) fn put_set(out: &mut Encoder, set: &Set, id: u32) {
-    put_name(out, SetAttr::TABLE, &set.key.table.name);
-    put_name(out, SetAttr::NAME, &set.key.name);
+    put_set_key(out, &set.key);
     let number = |out: &mut Encoder, kind, value| out.attr(kind, &Be32(value));
     number(out, SetAttr::FLAGS, set.all_flags().bits());
     number(out, SetAttr::KEY_TYPE, set.key_type.number());
@@ -187,9 +183,7 @@ pub(crate) fn set_userdata(set: &Set) -> Vec<u8> {
 }
 
 pub(crate) fn put_object(out: &mut Encoder, object: &Object) {
-    put_name(out, ObjAttr::TABLE, &object.key.table.name);
-    put_name(out, ObjAttr::NAME, &object.key.name);
-    out.attr(ObjAttr::TYPE, &Be32(object.key.kind.number()));
+    put_object_key(out, &object.key);
     out.nest(ObjAttr::DATA, |out| put_object_data(out, &object.data));
     let userdata = userdata::join_comment(object.comment.as_deref(), userdata::COMMENT, &[]);
     put_userdata(out, ObjAttr::USERDATA, &userdata);
