@@ -53,7 +53,7 @@ pub(crate) fn with_chain(client: &mut Client) -> ChainKey {
     chain
 }
 
-fn refused(client: &mut Client, change: impl FnOnce(&mut Transaction)) -> nftables::Error {
+fn refused(client: &mut Client, change: impl FnOnce(&mut Transaction) -> &mut Transaction) -> nftables::Error {
     let mut transaction = Transaction::new();
     change(&mut transaction);
     let checked = client.check(&transaction).unwrap_err();
@@ -64,7 +64,7 @@ fn refused(client: &mut Client, change: impl FnOnce(&mut Transaction)) -> nftabl
     error
 }
 
-fn done(client: &mut Client, change: impl FnOnce(&mut Transaction)) {
+fn done(client: &mut Client, change: impl FnOnce(&mut Transaction) -> &mut Transaction) {
     let mut transaction = Transaction::new();
     change(&mut transaction);
     let before = client.generation().unwrap();
@@ -147,25 +147,17 @@ pub(crate) fn an_empty_namespace_has_no_tables(client: &mut Client) {
 
 pub(crate) fn a_table_is_made_listed_and_deleted(client: &mut Client) {
     let table = Table::new(table()).comment("what it is for");
-    done(client, |t| {
-        t.add_table(table.clone());
-    });
+    done(client, |t| t.add_table(table.clone()));
     assert_eq!(client.get_table(&table.key).unwrap().table, table);
     let other = TableKey::new(Family::Ip6, "t").unwrap();
-    done(client, |t| {
-        t.create_table(Table::new(other.clone()));
-    });
+    done(client, |t| t.create_table(Table::new(other.clone())));
     let keys = |found: Vec<nftables::ObservedTable>| found.into_iter().map(|found| found.table.key).collect::<Vec<_>>();
     assert_eq!(keys(client.list_tables(Some(Family::Ip6)).unwrap()), [other]);
     assert_eq!(client.list_tables(None).unwrap().len(), 2);
-    done(client, |t| {
-        t.delete_table(&table.key);
-    });
+    done(client, |t| t.delete_table(&table.key));
     assert!(client.get_table(&table.key).unwrap_err().is_not_found());
     for _ in 0..2 {
-        done(client, |t| {
-            t.remove_table(&table.key);
-        });
+        done(client, |t| t.remove_table(&table.key));
     }
 }
 
@@ -185,14 +177,13 @@ pub(crate) fn chains_come_back_as_they_were_written(client: &mut Client) {
         for chain in &chains {
             t.add_chain(chain.clone());
         }
+        t
     });
     let found: Vec<Chain> = client.list_chains(&table()).unwrap().into_iter().map(|found| found.chain).collect();
     assert_eq!(found, chains);
     assert_eq!(client.get_chain(&key("in")).unwrap().chain, chains[3]);
     // A policy is changed in place, and nothing else.
-    done(client, |t| {
-        t.add_chain(chains[3].clone().policy(Policy::Accept));
-    });
+    done(client, |t| t.add_chain(chains[3].clone().policy(Policy::Accept)));
     assert_eq!(client.get_chain(&key("in")).unwrap().chain, chains[3].clone().policy(Policy::Accept));
 }
 
@@ -205,26 +196,20 @@ pub(crate) fn rules_keep_their_order_and_places(client: &mut Client) {
     let named = |comment: &str| rule(Family::Inet).counter().comment(comment).build().unwrap();
     done(client, |t| {
         t.add_rule(&chain, named("b")).add_rule(&chain, named("d"));
-        t.add_rule_at(&chain, named("a"), RulePlace::First);
+        t.add_rule_at(&chain, named("a"), RulePlace::First)
     });
     let handle = client.list_rules(&chain).unwrap()[1].handle;
     done(client, |t| {
         t.add_rule_at(&chain, named("c"), RulePlace::After(handle));
-        t.add_rule_at(&chain, named("a2"), RulePlace::Before(handle));
+        t.add_rule_at(&chain, named("a2"), RulePlace::Before(handle))
     });
     assert_eq!(comments(client, &chain), ["a", "a2", "b", "c", "d"]);
-    done(client, |t| {
-        t.replace_rule(&chain, handle, named("B"));
-    });
+    done(client, |t| t.replace_rule(&chain, handle, named("B")));
     assert_eq!(comments(client, &chain), ["a", "a2", "B", "c", "d"]);
     let last = client.list_rules(&chain).unwrap()[4].handle;
-    done(client, |t| {
-        t.delete_rule(&chain, last);
-    });
+    done(client, |t| t.delete_rule(&chain, last));
     assert_eq!(comments(client, &chain), ["a", "a2", "B", "c"]);
-    done(client, |t| {
-        t.flush_chain(&chain);
-    });
+    done(client, |t| t.flush_chain(&chain));
     assert_eq!(client.list_rules(&chain).unwrap(), []);
 }
 
@@ -322,6 +307,7 @@ pub(crate) fn expressions_come_back_as_they_were_written(client: &mut Client) {
         for rule in &rules {
             t.add_rule(&chain, rule.clone());
         }
+        t
     });
     let found = client.list_rules(&chain).unwrap();
     assert_eq!(found.len(), rules.len());
@@ -336,6 +322,7 @@ pub(crate) fn expressions_come_back_as_they_were_written(client: &mut Client) {
         for found in &found {
             t.add_rule(&chain, found.rule.clone());
         }
+        t
     });
     let again = client.list_rules(&chain).unwrap();
     assert!(again.iter().map(|found| &found.rule).eq(found.iter().map(|found| &found.rule)));
@@ -382,6 +369,7 @@ pub(crate) fn sets_come_back_as_they_were_written(client: &mut Client) {
         for set in &sets {
             t.add_set(set.clone());
         }
+        t
     });
     let found = client.list_sets(&table()).unwrap();
     assert_eq!(found.len(), sets.len());
@@ -393,6 +381,7 @@ pub(crate) fn sets_come_back_as_they_were_written(client: &mut Client) {
         for set in &sets {
             t.delete_set(&set.key);
         }
+        t
     });
     assert_eq!(client.list_sets(&table()).unwrap(), []);
 }
@@ -412,6 +401,7 @@ pub(crate) fn elements_come_back_as_they_were_written(client: &mut Client) {
         for set in &sets {
             t.add_set(set.clone());
         }
+        t
     });
     let key = |last, slot| {
         Value::concat(&[ip(last).into(), Value::byte(17), Value::port(0x1234), Value::mark(slot)]).unwrap()
@@ -442,29 +432,21 @@ pub(crate) fn elements_come_back_as_they_were_written(client: &mut Client) {
     ];
     for (set, elements) in &elements {
         let set = sets.iter().find(|found| found.key.name.as_str() == *set).unwrap();
-        done(client, |t| {
-            t.add_elements(set, elements.clone());
-        });
+        done(client, |t| t.add_elements(set, elements.clone()));
         assert_eq!(&sorted(client, set), elements);
         let first = client.get_element(set, &elements[0].key).unwrap().unwrap();
         assert_eq!(first.key, elements[0].key);
         let mut streamed = 0;
         client.for_each_element(&set.key, |_| streamed += 1).unwrap();
         assert_eq!(streamed, elements.len());
-        done(client, |t| {
-            t.delete_elements(set, elements[..1].to_vec());
-        });
+        done(client, |t| t.delete_elements(set, elements[..1].to_vec()));
         assert_eq!(sorted(client, set), elements[1..]);
         assert_eq!(client.get_element(set, &elements[0].key).unwrap(), None);
-        done(client, |t| {
-            t.flush_set(&set.key);
-        });
+        done(client, |t| t.flush_set(&set.key));
         assert_eq!(sorted(client, set), []);
     }
     let short = sets.iter().find(|set| set.key.name.as_str() == "short").unwrap();
-    done(client, |t| {
-        t.add_elements(short, [Element::value(ip(9)).timeout(Duration::from_secs(1000))]);
-    });
+    done(client, |t| t.add_elements(short, [Element::value(ip(9)).timeout(Duration::from_secs(1000))]));
     let found = sorted(client, short).remove(0);
     assert_eq!(found.extras().timeout, Some(Duration::from_secs(1000)));
     assert!(found.extras().expiration.is_some_and(|left| left <= Duration::from_secs(1000)));
@@ -483,7 +465,7 @@ pub(crate) fn ranges_come_back_as_ranges(client: &mut Client) {
     done(client, |t| {
         t.add_table(Table::new(table()));
         t.add_set(set.clone());
-        t.add_elements(&set, elements.clone());
+        t.add_elements(&set, elements.clone())
     });
     assert_eq!(sorted(client, &set), elements);
     // A value finds the range that holds it, by its start.
@@ -492,9 +474,7 @@ pub(crate) fn ranges_come_back_as_ranges(client: &mut Client) {
     assert_eq!(find(client, ElementKey::Value(ip(20).into())), start);
     assert_eq!(find(client, elements[2].key.clone()), start);
     assert_eq!(find(client, ElementKey::Value(ip(41).into())), None);
-    done(client, |t| {
-        t.delete_elements(&set, elements[2..].to_vec());
-    });
+    done(client, |t| t.delete_elements(&set, elements[2..].to_vec()));
     assert_eq!(sorted(client, &set), elements[..2]);
 }
 
@@ -504,25 +484,15 @@ pub(crate) fn counters_are_objects(client: &mut Client) {
     counter.data = ObjectData::Counter { packets: 0x0102_0304, bytes: 0x0102_0304_0506_0708 };
     done(client, |t| {
         t.add_table(Table::new(table()));
-        t.add_object(counter.clone());
+        t.add_object(counter.clone())
     });
     assert_eq!(client.get_object(&key).unwrap().object, counter);
     assert_eq!(client.list_objects(&table()).unwrap().len(), 1);
     let chain = with_chain(client);
-    done(client, |t| {
-        t.add_rule(&chain, rule(Family::Inet).named_counter(key.name.clone()).build().unwrap());
-    });
+    done(client, |t| t.add_rule(&chain, rule(Family::Inet).named_counter(key.name.clone()).build().unwrap()));
     assert_eq!(client.get_object(&key).unwrap().references, 1);
-    assert_eq!(
-        refused(client, |t| {
-            t.delete_object(&key);
-        })
-        .kind(),
-        ErrorKind::InUse
-    );
-    done(client, |t| {
-        t.flush_chain(&chain).delete_object(&key);
-    });
+    assert_eq!(refused(client, |t| t.delete_object(&key)).kind(), ErrorKind::InUse);
+    done(client, |t| t.flush_chain(&chain).delete_object(&key));
     assert_eq!(client.list_objects(&table()).unwrap(), []);
 }
 
@@ -574,6 +544,7 @@ pub(crate) fn objects_of_every_kind_come_back(client: &mut Client) {
         for object in &objects {
             t.add_object(object.clone());
         }
+        t
     });
     for wanted in &objects {
         let found = client.get_object(&wanted.key).unwrap();
@@ -583,9 +554,7 @@ pub(crate) fn objects_of_every_kind_come_back(client: &mut Client) {
     let policy = [("established".to_owned(), Duration::from_secs(0x0102))].into();
     let data = ObjectData::CtTimeout { family: Family::Ip, protocol: L4Protocol::TCP, policy };
     let tcp = table().object(ObjectType::CtTimeout, "fast-tcp").unwrap();
-    done(client, |t| {
-        t.add_object(Object::new(tcp.clone(), data));
-    });
+    done(client, |t| t.add_object(Object::new(tcp.clone(), data)));
     let ObjectData::CtTimeout { policy, .. } = client.get_object(&tcp).unwrap().object.data else {
         panic!("no time-outs")
     };
@@ -597,12 +566,11 @@ pub(crate) fn objects_of_every_kind_come_back(client: &mut Client) {
         for object in &used {
             t.add_rule(&chain, rule(Family::Inet).object(&object.key).build().unwrap());
         }
+        t
     });
     for object in &used {
         assert_eq!(client.get_object(&object.key).unwrap().references, 1, "{}", object.key);
-        let error = refused(client, |t| {
-            t.delete_object(&object.key);
-        });
+        let error = refused(client, |t| t.delete_object(&object.key));
         assert_eq!(error.kind(), ErrorKind::InUse, "{error}");
     }
     // All come back with the table.
@@ -610,7 +578,7 @@ pub(crate) fn objects_of_every_kind_come_back(client: &mut Client) {
     assert_eq!((first.objects.len(), first.left_out), (objects.len() + 1, 0));
     done(client, |t| {
         t.delete_table(&table());
-        t.append(first.to_transaction().unwrap());
+        t.append(first.to_transaction().unwrap())
     });
     let second = client.snapshot(&table()).unwrap();
     assert_eq!(first.to_string(), second.to_string());
@@ -622,6 +590,7 @@ pub(crate) fn objects_of_every_kind_come_back(client: &mut Client) {
         for object in &objects {
             t.delete_object(&object.key);
         }
+        t
     });
     assert_eq!(client.list_objects(&table()).unwrap().len(), 1);
     // Without a security module that knows it, the kernel refuses a label.
@@ -648,7 +617,7 @@ pub(crate) fn flow_tables_come_back_as_they_were_written(client: &mut Client) {
         t.add_table(Table::new(table()));
         t.add_flowtable(fast.clone());
         t.add_chain(Chain::base(forward.clone(), base));
-        t.add_rule(&forward, add.clone());
+        t.add_rule(&forward, add.clone())
     });
     let found = client.get_flowtable(&fast.key).unwrap();
     assert_eq!((&found.flowtable, found.references), (&fast, 1));
@@ -656,33 +625,22 @@ pub(crate) fn flow_tables_come_back_as_they_were_written(client: &mut Client) {
     assert_eq!(client.list_rules(&forward).unwrap()[0].rule, add);
     assert_eq!(client.get_table(&table()).unwrap().references, 2);
     // What is there is kept, or refused.
-    done(client, |t| {
-        t.add_flowtable(fast.clone());
-    });
-    let exists = refused(client, |t| {
-        t.create_flowtable(fast.clone());
-    });
+    done(client, |t| t.add_flowtable(fast.clone()));
+    let exists = refused(client, |t| t.create_flowtable(fast.clone()));
     assert_eq!(exists.kind(), ErrorKind::AlreadyExists, "{exists}");
-    let taken = refused(client, |t| {
-        t.add_flowtable(Flowtable::new(key("other"), ["lo"]).priority(Priority(-0x0102)));
-    });
+    let taken = refused(client, |t| t.add_flowtable(Flowtable::new(key("other"), ["lo"]).priority(Priority(-0x0102))));
     assert_eq!(taken.kind(), ErrorKind::AlreadyExists, "a device has one flow table: {taken}");
     let elsewhere = TableKey::new(Family::Inet, "elsewhere").unwrap();
     done(client, |t| {
         t.add_table(Table::new(elsewhere.clone()));
-        t.add_flowtable(Flowtable::new(elsewhere.flowtable("other").unwrap(), ["lo"]));
+        t.add_flowtable(Flowtable::new(elsewhere.flowtable("other").unwrap(), ["lo"]))
     });
-    done(client, |t| {
-        t.delete_table(&elsewhere);
-    });
+    done(client, |t| t.delete_table(&elsewhere));
     // Without it the rule cannot be, nor can it go while the rule is there.
-    let used = refused(client, |t| {
-        t.delete_flowtable(&fast.key);
-    });
+    let used = refused(client, |t| t.delete_flowtable(&fast.key));
     assert_eq!(used.kind(), ErrorKind::InUse, "{used}");
-    let missing = refused(client, |t| {
-        t.add_rule(&forward, rule(Family::Inet).counter().flow_add(name("none")).build().unwrap());
-    });
+    let missing =
+        refused(client, |t| t.add_rule(&forward, rule(Family::Inet).counter().flow_add(name("none")).build().unwrap()));
     assert_eq!(missing.kind(), ErrorKind::NotFound, "{missing}");
     assert!(client.get_flowtable(&key("none")).unwrap_err().is_not_found());
     // It comes back with the table.
@@ -690,15 +648,13 @@ pub(crate) fn flow_tables_come_back_as_they_were_written(client: &mut Client) {
     assert_eq!((first.flowtables.len(), first.left_out), (1, 0));
     done(client, |t| {
         t.delete_table(&table());
-        t.append(first.to_transaction().unwrap());
+        t.append(first.to_transaction().unwrap())
     });
     let second = client.snapshot(&table()).unwrap();
     assert_eq!(first.to_string(), second.to_string());
     assert_eq!(second.flowtables[0].flowtable, fast);
     // Devices go, then the whole.
-    done(client, |t| {
-        t.delete_flowtable_devices(fast.clone());
-    });
+    done(client, |t| t.delete_flowtable_devices(fast.clone()));
     assert_eq!(client.get_flowtable(&fast.key).unwrap().flowtable.devices, [""; 0]);
     // They come back without the rule having to go.
     let spec = TableSpec::new(Table::new(table())).flowtable(fast.clone()).keep_others();
@@ -710,9 +666,7 @@ pub(crate) fn flow_tables_come_back_as_they_were_written(client: &mut Client) {
     let without = Flowtable::new(fast.key.clone(), [""; 0]).priority(fast.priority).flags(fast.flags);
     client.sync(&TableSpec::new(Table::new(table())).flowtable(without).keep_others()).unwrap();
     assert_eq!(client.get_flowtable(&fast.key).unwrap().flowtable.devices, [""; 0]);
-    done(client, |t| {
-        t.flush_chain(&forward).delete_flowtable(&fast.key);
-    });
+    done(client, |t| t.flush_chain(&forward).delete_flowtable(&fast.key));
     assert_eq!(client.list_flowtables(&table()).unwrap(), []);
 }
 
@@ -728,16 +682,14 @@ pub(crate) fn a_proxy_fits_in_one_transaction(client: &mut Client) {
     let snapshot = client.snapshot(&table()).unwrap();
     assert_eq!((snapshot.chains.len(), snapshot.rules.len(), snapshot.sets.len()), (3, 3, 2));
     // An element that no other part uses can be deleted; the chain it led to is then free.
-    done(client, |t| {
-        t.flush_set(&services.key).delete_chain(&table().chain("pick2").unwrap());
-    });
+    done(client, |t| t.flush_set(&services.key).delete_chain(&table().chain("pick2").unwrap()));
 }
 
 pub(crate) fn a_transaction_is_made_whole_or_not_at_all(client: &mut Client) {
     let error = refused(client, |t| {
         t.add_table(Table::new(table()));
         t.delete_chain(&table().chain("missing").unwrap());
-        t.delete_set(&table().set("gone").unwrap());
+        t.delete_set(&table().set("gone").unwrap())
     });
     assert_eq!(error.kind(), ErrorKind::NotFound);
     let operations: Vec<_> = error.refusals().iter().map(|refusal| refusal.operation).collect();
@@ -748,52 +700,20 @@ pub(crate) fn a_transaction_is_made_whole_or_not_at_all(client: &mut Client) {
 
 pub(crate) fn what_is_missing_is_named(client: &mut Client) {
     let chain = table().chain("c").unwrap();
-    let nothing = |t: &mut Transaction| {
-        t.add_chain(Chain::regular(chain.clone()));
-    };
-    assert_eq!(refused(client, nothing).kind(), ErrorKind::NotFound);
+    assert_eq!(refused(client, |t| t.add_chain(Chain::regular(chain.clone()))).kind(), ErrorKind::NotFound);
     let chain = with_chain(client);
     let accept = || rule(Family::Inet).accept().build().unwrap();
-    assert!(
-        refused(client, |t| {
-            t.add_rule(&table().chain("x").unwrap(), accept());
-        })
-        .is_not_found()
-    );
-    assert!(
-        refused(client, |t| {
-            t.delete_rule(&chain, 0x0102);
-        })
-        .is_not_found()
-    );
-    assert!(
-        refused(client, |t| {
-            t.add_rule_at(&chain, accept(), RulePlace::After(0x0102));
-        })
-        .is_not_found()
-    );
-    assert!(
-        refused(client, |t| {
-            t.flush_set(&table().set("x").unwrap());
-        })
-        .is_not_found()
-    );
+    assert!(refused(client, |t| t.add_rule(&table().chain("x").unwrap(), accept())).is_not_found());
+    assert!(refused(client, |t| t.delete_rule(&chain, 0x0102)).is_not_found());
+    assert!(refused(client, |t| t.add_rule_at(&chain, accept(), RulePlace::After(0x0102))).is_not_found());
+    assert!(refused(client, |t| t.flush_set(&table().set("x").unwrap())).is_not_found());
     let missing = Set::new(table().set("x").unwrap(), types(&[DataType::IPV4_ADDR]));
-    assert!(
-        refused(client, |t| {
-            t.add_elements(&missing, [Element::value(ip(1))]);
-        })
-        .is_not_found()
-    );
+    assert!(refused(client, |t| t.add_elements(&missing, [Element::value(ip(1))])).is_not_found());
     done(client, |t| {
         t.add_set(missing.clone());
+        t
     });
-    assert!(
-        refused(client, |t| {
-            t.delete_elements(&missing, [Element::value(ip(1))]);
-        })
-        .is_not_found()
-    );
+    assert!(refused(client, |t| t.delete_elements(&missing, [Element::value(ip(1))])).is_not_found());
     assert!(
         client
             .list_elements(&Set::new(table().set("y").unwrap(), types(&[DataType::MARK])))
@@ -806,40 +726,24 @@ pub(crate) fn what_exists_is_refused_or_kept(client: &mut Client) {
     let chain = with_chain(client);
     let map = Set::map(table().set("m").unwrap(), types(&[DataType::INET_SERVICE]), types(&[DataType::MARK]));
     let element = |mark| Element::value(Value::port(80)).maps_to(Value::mark(mark));
-    let again = |t: &mut Transaction| {
-        t.add_table(Table::new(table())).add_chain(Chain::regular(chain.clone()));
-        t.add_set(map.clone());
-        t.add_elements(&map, [element(1)]);
-    };
-    done(client, again);
-    done(client, again);
-    assert!(
-        refused(client, |t| {
-            t.create_table(Table::new(table()));
-        })
-        .is_already_exists()
-    );
-    assert!(
-        refused(client, |t| {
-            t.create_chain(Chain::regular(chain.clone()));
-        })
-        .is_already_exists()
-    );
+    for _ in 0..2 {
+        done(client, |t| {
+            t.add_table(Table::new(table())).add_chain(Chain::regular(chain.clone()));
+            t.add_set(map.clone());
+            t.add_elements(&map, [element(1)])
+        });
+    }
+    assert!(refused(client, |t| t.create_table(Table::new(table()))).is_already_exists());
+    assert!(refused(client, |t| t.create_chain(Chain::regular(chain.clone()))).is_already_exists());
     assert!(
         refused(client, |t| {
             t.create_set(map.clone());
+            t
         })
         .is_already_exists()
     );
-    assert!(
-        refused(client, |t| {
-            t.create_elements(&map, [element(1)]);
-        })
-        .is_already_exists()
-    );
-    let other = refused(client, |t| {
-        t.add_elements(&map, [element(2)]);
-    });
+    assert!(refused(client, |t| t.create_elements(&map, [element(1)])).is_already_exists());
+    let other = refused(client, |t| t.add_elements(&map, [element(2)]));
     assert!(matches!(other.kind(), ErrorKind::AlreadyExists | ErrorKind::InUse), "{other}");
 }
 
@@ -853,32 +757,14 @@ pub(crate) fn what_is_in_use_is_refused(client: &mut Client) {
         t.add_rule(
             &chain,
             rule(Family::Inet).in_set(&[Operand::IP_SADDR], &set.key).jump(target.name.clone()).build().unwrap(),
-        );
+        )
     });
-    assert_eq!(
-        refused(client, |t| {
-            t.delete_chain(&target);
-        })
-        .kind(),
-        ErrorKind::InUse
-    );
-    assert_eq!(
-        refused(client, |t| {
-            t.delete_set(&set.key);
-        })
-        .kind(),
-        ErrorKind::InUse
-    );
-    done(client, |t| {
-        t.flush_chain(&chain).delete_chain(&target).delete_set(&set.key);
-    });
+    assert_eq!(refused(client, |t| t.delete_chain(&target)).kind(), ErrorKind::InUse);
+    assert_eq!(refused(client, |t| t.delete_set(&set.key)).kind(), ErrorKind::InUse);
+    done(client, |t| t.flush_chain(&chain).delete_chain(&target).delete_set(&set.key));
     // Rules go with their chain, and everything with its table.
-    done(client, |t| {
-        t.add_rule(&chain, rule(Family::Inet).counter().build().unwrap());
-    });
-    done(client, |t| {
-        t.delete_chain(&chain);
-    });
+    done(client, |t| t.add_rule(&chain, rule(Family::Inet).counter().build().unwrap()));
+    done(client, |t| t.delete_chain(&chain));
 }
 
 pub(crate) fn the_refused_expression_is_named(client: &mut Client) {
@@ -886,10 +772,7 @@ pub(crate) fn the_refused_expression_is_named(client: &mut Client) {
     let error = refused(client, |t| {
         t.add_rule(&chain, rule(Family::Inet).accept().build().unwrap());
         let missing = table().set("missing").unwrap();
-        t.add_rule(
-            &chain,
-            rule(Family::Inet).counter().in_set(&[Operand::L4PROTO], &missing).accept().build().unwrap(),
-        );
+        t.add_rule(&chain, rule(Family::Inet).counter().in_set(&[Operand::L4PROTO], &missing).accept().build().unwrap())
     });
     assert_eq!(error.kind(), ErrorKind::NotFound);
     let refusal = &error.refusals()[0];
@@ -899,9 +782,7 @@ pub(crate) fn the_refused_expression_is_named(client: &mut Client) {
         error.to_string().contains("adding a rule to chain inet t c (operation 2, expression 3 (lookup))"),
         "{error}"
     );
-    let error = refused(client, |t| {
-        t.add_rule(&chain, rule(Family::Inet).jump(name("nowhere")).build().unwrap());
-    });
+    let error = refused(client, |t| t.add_rule(&chain, rule(Family::Inet).jump(name("nowhere")).build().unwrap()));
     assert_eq!(error.refusals()[0].part, Part::Expression { index: 0, name: "immediate".to_owned() });
 }
 
@@ -921,11 +802,9 @@ pub(crate) fn the_refused_element_is_named(client: &mut Client) {
     let set = Set::new(table().set("s").unwrap(), types(&[DataType::IPV4_ADDR]));
     done(client, |t| {
         t.add_set(set.clone());
-        t.add_elements(&set, [Element::value(ip(3))]);
+        t.add_elements(&set, [Element::value(ip(3))])
     });
-    let error = refused(client, |t| {
-        t.create_elements(&set, (0..10).map(|last| Element::value(ip(last))));
-    });
+    let error = refused(client, |t| t.create_elements(&set, (0..10).map(|last| Element::value(ip(last)))));
     assert_eq!(error.kind(), ErrorKind::AlreadyExists);
     assert_names_element(&error, 3);
     // `Debug` of an error, as a `main` that returns it prints.
@@ -936,10 +815,10 @@ pub(crate) fn the_refused_element_is_named(client: &mut Client) {
     let ranges = Set::new(table().set("r").unwrap(), types(&[DataType::IPV4_ADDR])).flags(SetFlags::INTERVAL);
     done(client, |t| {
         t.add_set(ranges.clone());
-        t.add_elements(&ranges, [Element::range(ip(30), ip(39))]);
+        t.add_elements(&ranges, [Element::range(ip(30), ip(39))])
     });
     let error = refused(client, |t| {
-        t.create_elements(&ranges, (0..5_u8).map(|ten| Element::range(ip(ten * 10), ip(ten * 10 + 5))));
+        t.create_elements(&ranges, (0..5_u8).map(|ten| Element::range(ip(ten * 10), ip(ten * 10 + 5))))
     });
     assert_names_element(&error, 3);
 }
@@ -949,11 +828,9 @@ pub(crate) fn a_full_set_is_told(client: &mut Client) {
     done(client, |t| {
         t.add_table(Table::new(table()));
         t.add_set(set.clone());
-        t.add_elements(&set, [1, 2].map(|last| Element::value(ip(last))));
+        t.add_elements(&set, [1, 2].map(|last| Element::value(ip(last))))
     });
-    let error = refused(client, |t| {
-        t.add_elements(&set, [Element::value(ip(3))]);
-    });
+    let error = refused(client, |t| t.add_elements(&set, [Element::value(ip(3))]));
     assert_eq!(error.kind(), ErrorKind::SetFull);
 }
 
@@ -982,12 +859,12 @@ pub(crate) fn a_snapshot_makes_an_equal_table(client: &mut Client) {
         let ports = Set::new(table().set("any").unwrap(), types(&[DataType::INET_SERVICE]));
         let ports =
             t.add_anonymous_set(ports, [80, 443].map(|port| Element::value(Value::port(port))).to_vec()).unwrap();
-        t.add_rule(&chain, rule(Family::Inet).in_set(&[Operand::DPORT], ports).accept().build().unwrap());
+        t.add_rule(&chain, rule(Family::Inet).in_set(&[Operand::DPORT], ports).accept().build().unwrap())
     });
     let first = client.snapshot(&table()).unwrap();
     done(client, |t| {
         t.delete_table(&table());
-        t.append(first.to_transaction().unwrap());
+        t.append(first.to_transaction().unwrap())
     });
     let second = client.snapshot(&table()).unwrap();
     assert_eq!(first.to_string(), second.to_string());
@@ -1002,14 +879,13 @@ pub(crate) fn anonymous_sets_go_with_their_rule(client: &mut Client) {
             let set = t.add_anonymous_set(set, ports.map(|port| Element::value(Value::port(port))).to_vec()).unwrap();
             t.add_rule(&chain, rule(Family::Inet).in_set(&[Operand::DPORT], set).accept().build().unwrap());
         }
+        t
     });
     let sets = client.list_sets(&table()).unwrap();
     assert_eq!(sets.len(), 2);
     assert!(sets.iter().all(|set| set.set.flags.contains(SetFlags::ANONYMOUS | SetFlags::CONSTANT)));
     assert_eq!(sorted(client, &sets[1].set).len(), 2);
-    done(client, |t| {
-        t.flush_chain(&chain);
-    });
+    done(client, |t| t.flush_chain(&chain));
     assert_eq!(client.list_sets(&table()).unwrap(), []);
 }
 
@@ -1027,17 +903,14 @@ pub(crate) fn fifty_thousand_elements_are_one_transaction(client: &mut Client) {
     done(client, |t| {
         t.add_table(Table::new(table()));
         t.add_set(set.clone());
-        t.add_elements(&set, (0..COUNT).map(element));
+        t.add_elements(&set, (0..COUNT).map(element))
     });
     assert_eq!(client.list_elements(&set).unwrap().len(), 50_000);
     // The last one of many is the one that exists.
-    let error = refused(client, |t| {
-        t.create_elements(&set, (1..COUNT).rev().map(|number| element(number + COUNT - 2)));
-    });
+    let error =
+        refused(client, |t| t.create_elements(&set, (1..COUNT).rev().map(|number| element(number + COUNT - 2))));
     assert_names_element(&error, 49_998);
-    done(client, |t| {
-        t.delete_elements(&set, (0..COUNT).map(element));
-    });
+    done(client, |t| t.delete_elements(&set, (0..COUNT).map(element)));
     assert_eq!(client.list_elements(&set).unwrap(), []);
 }
 
@@ -1050,7 +923,7 @@ pub(crate) fn other_tables_are_not_read(client: &mut Client) {
         t.add_chain(Chain::regular(chain.clone()));
         t.add_rule(&chain, rule(Family::Inet).accept().build().unwrap());
         t.add_set(Set::new(other.set("s").unwrap(), types(&[DataType::MARK])));
-        t.add_object(Object::counter(other.object(ObjectType::Counter, "k").unwrap()));
+        t.add_object(Object::counter(other.object(ObjectType::Counter, "k").unwrap()))
     });
     let snapshot = client.snapshot(&table()).unwrap();
     assert_eq!(
@@ -1067,10 +940,12 @@ pub(crate) fn what_cannot_be_is_not_sent(client: &mut Client) {
     done(client, |t| {
         t.add_set(set("plain"));
         t.add_set(ranges.clone());
+        t
     });
     let mut invalid = |change: &dyn Fn(&mut Transaction) -> &mut Transaction, words: &str| {
         let error = refused(client, |t| {
             change(t);
+            t
         });
         assert_eq!(error.kind(), ErrorKind::Invalid, "{error}");
         assert!(error.to_string().contains(words), "{error}");
@@ -1121,9 +996,7 @@ pub(crate) fn what_cannot_be_is_not_sent(client: &mut Client) {
         invalid(&|t| t.add_object(object.clone()), words);
     }
     // A comment of the greatest length comes back whole.
-    done(client, |t| {
-        t.add_rule(&chain, commented(253));
-    });
+    done(client, |t| t.add_rule(&chain, commented(253)));
     assert_eq!(client.list_rules(&chain).unwrap()[0].rule, commented(253));
 }
 
@@ -1161,7 +1034,7 @@ pub(crate) fn ranges_that_overlap_are_refused(client: &mut Client) {
         t.add_set(addresses.clone());
         t.add_set(places.clone());
         t.add_elements(&addresses, [of_addresses.clone()]);
-        t.add_elements(&places, [of_places.clone()]);
+        t.add_elements(&places, [of_places.clone()])
     });
     let overlapping = [
         (&addresses, range(20, 24)),
@@ -1177,9 +1050,7 @@ pub(crate) fn ranges_that_overlap_are_refused(client: &mut Client) {
         (&places, place((31, 89), (40, 100))),
     ];
     for (set, element) in overlapping {
-        let error = refused(client, |t| {
-            t.add_elements(set, [element.clone()]);
-        });
+        let error = refused(client, |t| t.add_elements(set, [element.clone()]));
         assert_eq!(error.kind(), ErrorKind::Overlap, "{} {element:?}: {error}", set.key);
     }
     // Equal ones, and neighbours.
@@ -1187,12 +1058,10 @@ pub(crate) fn ranges_that_overlap_are_refused(client: &mut Client) {
         t.add_elements(&addresses, [of_addresses.clone(), range(32, 40), range(8, 15), Element::value(ip(7))]);
         t.add_elements(&places, [of_places.clone(), place((16, 90), (31, 99)), place((8, 80), (15, 89))]);
         // The kernel compares only both ends of a range of several fields (`nft_pipapo_insert`).
-        t.add_elements(&places, [place((4, 70), (63, 100))]);
+        t.add_elements(&places, [place((4, 70), (63, 100))])
     });
     assert_eq!((sorted(client, &addresses).len(), sorted(client, &places).len()), (4, 4));
-    let created = refused(client, |t| {
-        t.create_elements(&addresses, [of_addresses.clone()]);
-    });
+    let created = refused(client, |t| t.create_elements(&addresses, [of_addresses.clone()]));
     assert_eq!(created.kind(), ErrorKind::AlreadyExists, "{created}");
 }
 
@@ -1217,7 +1086,7 @@ pub(crate) fn counters_start_again(client: &mut Client) {
     done(client, |t| {
         let data = ObjectData::Counter { packets: 5, bytes: 60 };
         t.add_object(Object::new(hits.clone(), data));
-        t.add_rule(&chain, Rule::new(vec![counted(7)])).add_rule(&chain, Rule::new(vec![counted(9)]));
+        t.add_rule(&chain, Rule::new(vec![counted(7)])).add_rule(&chain, Rule::new(vec![counted(9)]))
     });
     let before = client.get_object(&hits).unwrap();
     assert_eq!(client.reset_object(&hits).unwrap(), before);
