@@ -201,6 +201,10 @@ fn blob(layout: &Path, kind: &str, bytes: &[u8]) -> Result<Value> {
 
 /// Digest of a file, as OCI writes it.
 pub(super) fn digest(file: &Path) -> Result<String> {
+    Ok(format!("sha256:{}", sha256(file)?))
+}
+
+pub(super) fn sha256(file: &Path) -> Result<String> {
     let printed = tools::run(Command::new("sha256sum").arg(file))?;
-    Ok(format!("sha256:{}", printed.split_whitespace().next().unwrap_or_default()))
+    Ok(printed.split_whitespace().next().unwrap_or_default().to_owned())
 }

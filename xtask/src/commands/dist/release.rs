@@ -46,10 +46,10 @@ fn statement(releases: &[Release], sums: &str) -> Result<Value> {
     }
     let mut materials = vec![repository];
     let lock = tools::repository().join("Cargo.lock");
-    materials.push(json!({"name": "Cargo.lock", "digest": {"sha256": sha256(&lock)?}}));
+    materials.push(json!({"name": "Cargo.lock", "digest": {"sha256": image::sha256(&lock)?}}));
     for release in releases.iter().filter(|release| release.is_given) {
         // Nobody knows how it was built.
-        materials.push(json!({"name": "proxier-demo", "digest": {"sha256": sha256(&release.program)?}}));
+        materials.push(json!({"name": "proxier-demo", "digest": {"sha256": image::sha256(&release.program)?}}));
     }
     let archs: Vec<&str> = releases.iter().map(|release| release.arch.debian()).collect();
     Ok(json!({
@@ -70,10 +70,6 @@ fn statement(releases: &[Release], sums: &str) -> Result<Value> {
             },
         },
     }))
-}
-
-fn sha256(file: &Path) -> Result<String> {
-    Ok(image::digest(file)?.trim_start_matches("sha256:").to_owned())
 }
 
 /// Signs `SHA256SUMS` in the folder. The program asks for the key's password where it has one.

@@ -122,7 +122,7 @@ fn linked(release: &Release) -> Result<Vec<Part>> {
         let file = root.as_deref().unwrap_or(Path::new("/")).join(inside);
         let file = fs::canonicalize(&file).with_context(|| format!("{compiler} has no {archive}"))?;
         let version = owner(&file, root.as_deref()).map_or_else(|| UNKNOWN.to_owned(), |(_, version)| version);
-        parts.push(part(name, &version, licence, Some(checksum(&file)?)));
+        parts.push(part(name, &version, licence, Some(image::sha256(&file)?)));
     }
     Ok(parts)
 }
@@ -142,10 +142,6 @@ fn owner(file: &Path, root: Option<&Path>) -> Option<(String, String)> {
     Some((package.split(':').next()?.to_owned(), version))
 }
 
-fn checksum(file: &Path) -> Result<String> {
-    Ok(image::digest(file)?.trim_start_matches("sha256:").to_owned())
-}
-
 /// The packages of these files, which the image gets from this machine.
 pub(super) fn libraries(files: &[PathBuf]) -> Result<Vec<Part>> {
     let parts = files.iter().map(|file| {
@@ -153,7 +149,13 @@ pub(super) fn libraries(files: &[PathBuf]) -> Result<Vec<Part>> {
             (file.file_name().unwrap_or_default().to_string_lossy().into_owned(), UNKNOWN.to_owned())
         });
         let licence = licence(&name).unwrap_or(UNKNOWN).to_owned();
-        Ok(Part { url: format!("pkg:generic/{name}@{version}"), name, version, licence, sha256: Some(checksum(file)?) })
+        Ok(Part {
+            url: format!("pkg:generic/{name}@{version}"),
+            name,
+            version,
+            licence,
+            sha256: Some(image::sha256(file)?),
+        })
     });
     parts.collect()
 }
@@ -164,7 +166,7 @@ fn licence(package: &str) -> Option<&'static str> {
 
 /// A package by its file and its fields.
 pub(super) fn debian(file: &Path, fields: &str) -> Result<Part> {
-    let sha256 = Some(checksum(file)?);
+    let sha256 = Some(image::sha256(file)?);
     let part = of_fields(fields);
     let licence = licence(&part.name).with_context(|| format!("no licence of {} in LICENCES", part.name))?;
     Ok(Part { licence: licence.to_owned(), sha256, ..part })
