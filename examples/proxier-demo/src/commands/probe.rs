@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use kmod_probe::Answer;
 use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
+use proxier_core::modes::select::RequestedMode;
 use proxier_core::modes::{Kind, fast_path, ipvs};
 use proxier_core::ports::PortError;
 use proxier_core::service::NodeFacts;
@@ -140,6 +141,6 @@ pub async fn probe(configured: &Configured, output: Output) -> Result<ExitCode, 
             out.json(&json);
         }
     }
-    let works = if settings.object.mode == "auto" { modes.serve() } else { works };
+    let works = if settings.asked == RequestedMode::Auto { modes.serve() } else { works };
     Ok(exit_code(out.end() && works, &[]))
 }

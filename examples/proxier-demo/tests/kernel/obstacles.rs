@@ -105,6 +105,17 @@ fn auto_prefers_the_mode_whose_packets_pass_chain_forward() {
     });
 }
 
+/// Without a mode, a check before a takeover must not fail where another mode than IPVS serves.
+#[test]
+fn probe_succeeds_without_a_mode_where_any_mode_serves() {
+    kernel_test(&[Need::Root, Need::Nftables], || {
+        for mode in [&[][..], &["--proxy-mode", "auto"], &["--proxy-mode", ""]] {
+            let probed = demo(&[&["probe"], mode].concat());
+            assert!(probed.status.success(), "{mode:?}: {}", text(&probed.stdout));
+        }
+    });
+}
+
 #[test]
 fn a_bridge_that_forwards_past_all_rules_is_named() {
     const SETTING: &str = "net/bridge/bridge-nf-call-iptables";
