@@ -561,8 +561,8 @@ impl Tracer<'_> {
         }
         let admitted = ranges.iter().any(|range| range.contains(&source)) || (is_of_node && place.node_may_use);
         let list: Vec<String> = ranges.iter().map(ToString::to_string).collect();
-        let says = if admitted { "lets it in" } else { "keeps it out" };
-        self.step(format!("Source ranges ({}): {source} – {says}.", list.join(", ")));
+        let what = if admitted { "include" } else { "exclude" };
+        self.step(format!("Source ranges ({}) {what} {source}.", list.join(", ")));
         admitted
     }
 
@@ -584,7 +584,7 @@ impl Tracer<'_> {
     /// The endpoints by policy, and whether the client counts as inside if the policy is split.
     fn choose<'p>(&mut self, place: &Place<'p>) -> (&'p [EndpointKey], bool) {
         if place.policy == TrafficPolicy::Cluster {
-            self.step(format!("Traffic policy Cluster: {} on all nodes.", counted(place.cluster)));
+            self.step(format!("Traffic policy Cluster: {}.", everywhere(place.cluster)));
             return (place.cluster, false);
         }
         let is_here_only =
@@ -592,8 +592,8 @@ impl Tracer<'_> {
         if !place.is_internal && self.splits(place) && self.is_inside() && !is_here_only {
             let who = if self.is_this_node() { "this node" } else { "a pod" };
             self.step(format!(
-                "Traffic policy Local applies to clients outside; {who} gets {} on all nodes.",
-                counted(place.cluster)
+                "Traffic policy Local applies to clients outside; {who} gets {}.",
+                everywhere(place.cluster)
             ));
             return (place.cluster, true);
         }
@@ -602,8 +602,8 @@ impl Tracer<'_> {
         }
         if place.local.is_empty() && place.falls_back && !self.splits(place) {
             self.step(format!(
-                "Traffic policy Local, and none on this node: falls back to {} on all nodes.",
-                counted(place.cluster)
+                "Traffic policy Local, and none on this node: falls back to {}.",
+                everywhere(place.cluster)
             ));
             return (place.cluster, false);
         }
@@ -735,5 +735,13 @@ fn counted(endpoints: &[EndpointKey]) -> String {
         0 => "no endpoint".to_owned(),
         1 => "the only endpoint".to_owned(),
         count => format!("any of {count} endpoints"),
+    }
+}
+
+fn everywhere(endpoints: &[EndpointKey]) -> String {
+    if endpoints.is_empty() {
+        "no endpoint on any node".to_owned()
+    } else {
+        format!("{} on all nodes", counted(endpoints))
     }
 }

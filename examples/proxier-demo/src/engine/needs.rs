@@ -155,9 +155,15 @@ pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(
         tracing::debug!("module {}: {:?}", outcome.module, outcome.result);
     }
     let Err(error) = kernel.ports().ipvs.timeouts() else { return Ok(()) };
-    let mut problems = vec![Problem::new("", format!("IPVS cannot be used: {error}"))];
-    problems.extend(report.verdict.reasons.iter().map(|reason| Problem::new("", reason.clone())));
-    Err(problems)
+    let mut reasons = report.verdict.reasons;
+    // The reasons of a kernel without IPVS say more than its answer.
+    if reasons.is_empty() || error.kind() != PortErrorKind::Unavailable {
+        reasons.insert(0, error.to_string());
+    }
+    if let Some(first) = reasons.first_mut() {
+        first.insert_str(0, "IPVS cannot be used: ");
+    }
+    Err(reasons.into_iter().map(|reason| Problem::new("", reason)).collect())
 }
 
 /// Checks by a trial that iptables mode can serve at least one family. Temporary failures, such as a held lock, are not

@@ -574,7 +574,7 @@ fn add_arguments(command: Clap) -> Clap {
                 .value_name("MODE")
                 .value_parser(["ipvs", "nftables", "iptables"])
                 .display_order(0)
-                .help("Leave what a kube-proxy in this mode has: it serves again already"),
+                .help("Keep the objects of a kube-proxy that serves in this mode again"),
         ),
         "show" => command.arg(
             Arg::new("watch")
@@ -597,7 +597,8 @@ const CLEANUP: &str = "Remove what it or a kube-proxy has created, in all modes 
   tables of nf_tables: proxier, proxier-ipvs, and kube-proxy's (kube-proxy)
   chains KUBE-… and the jumps to them, in both back ends of iptables (nft and legacy)
   virtual servers of IPVS, ipsets KUBE-…, the device kube-ipvs0, routes of its own
-What other programs have created stays, and so do chains and rules of the kubelet. If a kube-proxy serves already, name its mode with --keep: \
+What other programs have created stays. So do the kubelet's chain KUBE-FIREWALL, which guards loopback addresses, and settings below /proc/sys, whose \
+earlier values are unknown. If a kube-proxy serves already, name its mode with --keep: \
 otherwise its objects are removed too, and Services fail until it writes them again.";
 
 fn of_diff() -> [Arg; 2] {
