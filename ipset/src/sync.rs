@@ -96,10 +96,9 @@ impl Client {
     /// ```
     ///
     /// # Errors
-    /// Errors that can be detected without the kernel come before any write: [`ErrorKind::Invalid`] for values that no
-    /// set of this type supports, [`ErrorKind::ExtensionMissing`] for a timeout, comment, counter or mark in a set
-    /// without them, [`ErrorKind::OutOfRange`] outside a bitmap's range, [`ErrorKind::EntryInvalid`] for the null
-    /// entry.
+    /// Errors that can be detected without the kernel come before any write. [`ErrorKind::Invalid`]: values that no set
+    /// of this type supports. [`ErrorKind::ExtensionMissing`]: a timeout, comment, counter or mark in a set without
+    /// them. [`ErrorKind::OutOfRange`]: outside a bitmap's range. [`ErrorKind::EntryInvalid`]: the null entry.
     ///
     /// [`ErrorKind::TypeMismatch`] if the set has another type, is referred to, and cannot be swapped;
     /// [`ErrorKind::MemberMissing`] and others for the first refused entry. Even after an error no existing entry that

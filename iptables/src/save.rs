@@ -24,9 +24,9 @@ impl Dump {
     /// represent it. The same holds for bytes that are not UTF-8, which are replaced by U+FFFD.
     ///
     /// # Errors
-    /// [`ErrorKind::Parse`] with the line, for anything that the programs do not print. That includes a command other
-    /// than `-A`, a rule for a chain without a `:CHAIN` line, a table without `COMMIT` (truncated text), a table or
-    /// chain given twice, and Windows line ends.
+    /// [`ErrorKind::Parse`] with the line, for anything that the programs do not print. Examples: a command other than
+    /// `-A`, a rule for a chain without a `:CHAIN` line, a table without `COMMIT` (truncated text). A table or chain
+    /// given twice, and Windows line ends, are errors too.
     pub fn parse(text: impl AsRef<[u8]>) -> Result<Self, Error> {
         let mut reader = Reader::new(text.as_ref());
         let mut dump = Self::default();

@@ -9,9 +9,10 @@
 //! * [`Transaction`]s of any size, which the kernel applies atomically or only checks ([`Client::check`]). They can
 //!   depend on the rule set being unchanged since it was read ([`Client::change_table`]). An error names the refused
 //!   operation, expression or element ([`Error::refusals`]);
-//! * complete reads of a table, chain or set; a whole table in one generation ([`Client::snapshot`]); elements as
-//!   they arrive ([`Client::for_each_element`]); changes and traced packets as they happen ([`Events`]); atomic
-//!   read-and-reset of counters and quotas ([`Client::reset_object`]);
+//! * complete reads of a table, chain or set, a whole table in one generation ([`Client::snapshot`]), or elements as
+//!   they arrive ([`Client::for_each_element`]);
+//! * changes and traced packets as they happen ([`Events`]), and atomic read-and-reset of counters and quotas
+//!   ([`Client::reset_object`]);
 //! * a sync that brings a table to a desired state with the smallest transaction ([`TableSpec`], [`Client::sync`]);
 //! * output in nft's syntax ([`Transaction`], [`TableSnapshot`] and [`Rule::to_nft`]), and sets that `nft` prints
 //!   correctly.

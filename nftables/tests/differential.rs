@@ -124,8 +124,8 @@ impl Ruleset {
     }
 }
 
-/// A rule with the matches between two statements in one order, and those of the first whole bytes of a field in one
-/// form. nft reads either those alone, or the field and a mask.
+/// A rule in one form. The matches between two statements are sorted. A match of the first whole bytes of a field has
+/// one spelling; nft reads either those bytes alone, or the field and a mask.
 fn meaning(rule: &Rule) -> Vec<String> {
     let (mut steps, mut matches, mut group) = (Vec::new(), Vec::new(), Vec::new());
     let mut rest = rule.expressions.as_slice();

@@ -69,7 +69,7 @@ mod tests {
         assert_eq!((page.status, page.head.as_str(), page.body.as_str()), (503, "HTTP/1.0 503 No\r\nX: y", "later"));
         assert_eq!(get(&url).unwrap_err().kind(), io::ErrorKind::UnexpectedEof);
         answered.join().unwrap();
-        // Not the server's port: somebody else may have it by now.
+        // Not the server's port: another program may have it by now.
         assert_eq!(get("http://[::1]:1/").unwrap_err().kind(), io::ErrorKind::ConnectionRefused);
         assert_eq!(get("http://localhost/").unwrap_err().kind(), io::ErrorKind::InvalidInput);
     }

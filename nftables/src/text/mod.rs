@@ -339,10 +339,10 @@ fn flowtable_lines(flowtable: &Flowtable) -> Option<Vec<String>> {
 }
 
 impl Rule {
-    /// The rule in nft's syntax, for a table of this family. `None` if nft cannot express it. That is so for registers
-    /// that keep a value from one statement to another, dates with fractions of a second, a TCP reset without a match
-    /// on TCP, and expressions that this crate keeps as bytes. Sets, chains and meters of a rule, and maps of objects,
-    /// can only be expressed in the text of a whole table.
+    /// The rule in nft's syntax, for a table of this family. `None` if nft cannot express it. nft cannot express
+    /// registers that keep a value from one statement to another, and dates with fractions of a second. The same holds
+    /// for a TCP reset without a match on TCP, and for expressions that this crate keeps as bytes. Sets, chains and
+    /// meters of a rule, and maps of objects, can only be expressed in the text of a whole table.
     ///
     /// Indexes of devices (except `lo`), device groups, realms, marks, hours and dates are printed as numbers, which
     /// have the same meaning on every host. [`Rule::to_nft_named`] prints their names.

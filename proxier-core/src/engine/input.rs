@@ -182,7 +182,7 @@ impl Reconciler {
         }
     }
 
-    /// Records that an object is no longer missing, even if unchanged. This may release deletions that are held back.
+    /// Records that a missing object exists again, even if unchanged. This may release deletions that are held back.
     pub(super) fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
         self.note_readable(kind, key, now);
         if self.safeguards.own.note_found(kind, key) {

@@ -26,8 +26,8 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// Whether the object is the reason: a virtual server, real server, address or entry that this kernel does not
-    /// accept (an endpoint that is a broadcast address, a family or scheduler that IPVS lacks). Other objects are not
+    /// Whether the object is the reason: this kernel does not accept the virtual server, real server, address or entry.
+    /// Examples: an endpoint that is a broadcast address, a family or scheduler that IPVS lacks. Other objects are not
     /// affected, and retrying helps only if something else changes.
     pub(crate) fn is_of_one_object(&self) -> bool {
         let of_an_object = matches!(

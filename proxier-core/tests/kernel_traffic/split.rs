@@ -1,5 +1,5 @@
-//! Packets to Services with `externalTrafficPolicy: Local` whose endpoints are split by firewall marks: clients outside reach local pods
-//! and keep their address, pods and the node reach all, and connections last while that is switched on and off.
+//! Packets to Services with `externalTrafficPolicy: Local` whose endpoints are split by firewall marks. Clients outside reach local pods
+//! and keep their address; pods and the node reach all. Connections last while that is switched on and off.
 
 use std::time::Duration;
 

@@ -215,8 +215,8 @@ fn an_incomplete_first_list_takes_nothing_away_at_once() {
     }
 }
 
-/// The kernel's setting decides, no matter who made it, and a configured value is set again: where connection tracking takes every packet as valid,
-/// no rule drops those that it would not.
+/// The kernel's setting decides, no matter who made it, and a configured value is set again. Where connection tracking takes every packet as valid, no
+/// rule drops those that it would otherwise not.
 #[test]
 fn invalid_packets_are_dropped_as_the_kernels_setting_says() {
     const LIBERAL: &str = "net/netfilter/nf_conntrack_tcp_be_liberal";

@@ -1,6 +1,6 @@
-//! Whatever happens to a node, in any mode and with whatever writes its rules: it comes to be as one that has just started with the same objects, then
-//! has nothing to do, the next process writes nothing, and a cleanup leaves what others have. Objects come from the oracle corpus, where the same names
-//! mean other things in each scenario, and several Services claim the same addresses.
+//! After any events, in any mode and with either writer of rules, a node ends like one that has just started with the same objects. Then it has nothing
+//! to do, the next process writes nothing, and a cleanup leaves what others have. Objects come from the oracle corpus, where the same names mean other
+//! things in each scenario, and several Services claim the same addresses.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -141,7 +141,7 @@ enum Event {
     Restart,
     /// A call fails, before or after it took effect.
     Fault(usize, PortErrorKind, bool),
-    /// The process dies after so many writes.
+    /// The process dies after this many writes.
     Crash(u8),
     /// The kernel lacks a match, without which Services with affinity are refused in iptables mode, or has it again.
     Match(bool),

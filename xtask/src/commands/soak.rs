@@ -24,8 +24,8 @@ use crate::{cargo, tools};
 /// The result is kept in benches/results, as soak-MODE-linux-K (soak-linux-K for ipvs) or soak-MODE-host, .md and
 /// .json. If it is not passed, .log has the faults and the end of the proxy's log.
 ///
-/// Exit codes: 0 passed, 1 not passed, 2 bad usage, 124 no end, 125 the machine could not start. 3: not passed, but
-/// this host's hypervisor kept more than 15 % of the processors' time, so the result does not count.
+/// Exit codes: 0 passed, 1 not passed, 2 bad usage, 124 no end, 125 the machine could not start. With 3 the run does not
+/// count: it was not passed, but this host's hypervisor kept more than 15 % of the processors' time.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// How long; less than 2 is too short for all kinds of faults

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 ///
 /// # Panics
 ///
-/// The page is not well formed: a family without help or type, or in two parts; an invalid name, label or value; a
-/// wrong suffix for a counter or another type; or an inconsistent histogram.
+/// The page is not well formed. A family has no help or type, or is in two parts. A name, label or value is invalid. A
+/// counter or another type has the wrong suffix. A histogram is inconsistent.
 pub(crate) fn read(page: &str) -> BTreeMap<String, f64> {
     assert!(page.ends_with('\n'), "the last line has no end");
     let mut samples = BTreeMap::new();

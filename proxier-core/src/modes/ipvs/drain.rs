@@ -153,11 +153,10 @@ struct Watch {
 
 /// The draining real servers, and when to check them.
 ///
-/// A real server that is no longer desired gets weight 0: the scheduler skips it, and its connections continue. It is
-/// then tracked here ([`Drains::begin`]). When it is due ([`Drains::due`]), the caller lists the real servers of its
-/// virtual server and passes them to [`Drains::observe`], which returns what to delete. If one is desired again, it
-/// gets its weight back in place and is no longer tracked ([`Drains::forget`]). Deleting and adding it, as kube-proxy
-/// does, cuts connections.
+/// An undesired real server gets weight 0: the scheduler skips it, and its connections continue. It is then tracked
+/// here ([`Drains::begin`]). When it is due ([`Drains::due`]), the caller lists the real servers of its virtual server
+/// and passes them to [`Drains::observe`], which returns what to delete. If one is desired again, it gets its weight
+/// back in place, and tracking ends ([`Drains::forget`]). Deleting and adding it, as kube-proxy does, cuts connections.
 ///
 /// # What counts as a connection
 ///

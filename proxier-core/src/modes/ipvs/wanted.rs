@@ -186,8 +186,8 @@ impl<'a> Wanted<'a> {
             || self.keeps_flows_of(key, real)
     }
 
-    /// Whether a TCP or UDP real server keeps its connections because its endpoint serves, selected or not. Not in a
-    /// virtual server that is no longer desired, such as that of a mark.
+    /// Whether a TCP or UDP real server keeps its connections because its endpoint serves, selected or not. Not in an
+    /// undesired virtual server, such as that of a mark.
     pub(crate) fn keeps_flows_of(self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         let is_wanted = |frontend: &&Frontend| self.index.endpoints(key, frontend).is_some();
         let frontend = self.frontend(key).filter(|frontend| frontend.key.protocol != Protocol::Sctp).filter(is_wanted);

@@ -18,7 +18,7 @@
 //! returns, and gets a new endpoint. A client never moves away from an existing endpoint.
 //!
 //! Clients are searched for in all slots, up to the next power of two above the highest in use, one after the other.
-//! That is what affinity with many endpoints costs a new connection. With more than 4,096 endpoints there is no
+//! That is what affinity with many endpoints costs a new connection. Beyond 4,096 endpoints a Service has no
 //! affinity. The lowest slot remembers 196,608 clients of all Services, the next two half as many, the rest 65,535;
 //! further clients are served without affinity. If a table is recreated, clients are forgotten.
 //!

@@ -309,8 +309,8 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
         }
     }
 
-    /// Makes these the own jumps in built-in chains. Those of a chain stay if all are there in order, even with other rules between; otherwise
-    /// those that are there are removed, and all are inserted as the chain's first rules.
+    /// Makes these the own jumps in built-in chains. Those of a chain stay if all exist in order, even with other rules between. Otherwise the
+    /// existing ones are removed, and all are inserted as the chain's first rules.
     pub(in crate::modes) fn jumps(&mut self, desired: &[OwnJump]) {
         for table in O::TABLES {
             for from in table.builtin_chains() {

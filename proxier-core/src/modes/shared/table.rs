@@ -24,7 +24,7 @@ pub enum Fate {
     Make,
     /// The table is deleted and created again, at one instant: its flags, sets or hooks differ from the layout.
     Remake,
-    /// The table is deleted, because the family is no longer served.
+    /// The table is deleted, because the family is not served any more.
     Delete,
 }
 

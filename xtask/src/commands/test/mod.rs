@@ -40,10 +40,9 @@ pub(crate) struct Options {
     also: Vec<(Series, Vec<String>)>,
     /// Every test on every kernel
     ///
-    /// Without it, only some of the tests that passed on one kernel (this machine's, for example) run again on each
-    /// further one: a quarter, another one for each seed, an eighth of those that took 2 to 4 s, and so on. Tests that
-    /// take 10 s or more (xtask/slow-tests.txt) are also skipped in most runs: one that takes 40 s runs in every
-    /// eighth.
+    /// Without it, only a quarter of the tests that passed on one kernel (this machine's, for example) run again on each
+    /// further one. Of those that took 2 to 4 s it is an eighth, and so on; the seed decides which. Tests that take 10 s
+    /// or more (xtask/slow-tests.txt) are also skipped in most runs: one that takes 40 s runs in every eighth.
     #[arg(long)]
     every: bool,
     /// The whole matrix; takes hours

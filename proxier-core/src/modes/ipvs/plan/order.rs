@@ -18,8 +18,7 @@ use crate::snapshot::ObjectKey;
 
 /// Puts changes in order.
 ///
-/// A real server that is no longer desired drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)).
-/// A UDP one also drains if its endpoint serves although other endpoints are selected. Draining means weight 0 first,
+/// An undesired real server drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)). A UDP one also drains if its endpoint serves although other endpoints are selected. Draining means weight 0 first,
 /// and deletion once its connections have ended. One that is already draining is left to [`Drains`]; one that is
 /// desired again gets its weight back and is never deleted in between.
 ///
@@ -87,7 +86,7 @@ fn by_set(entries: BTreeSet<(SetKey, Element)>) -> BTreeMap<SetKey, Vec<Element>
     all
 }
 
-/// Retires a real server that is no longer desired. `drains`: those that drain, if this one may.
+/// Retires an undesired real server. `drains`: those that drain, if this one may.
 fn retire(plan: &mut Plan, key: VirtualServerKey, real: RealServerKey, observed: &Observed, drains: Option<&Drains>) {
     let Some(drains) = drains else {
         plan.retire_from(&key).push(Operation::DeleteRealServer(key, real));
