@@ -589,7 +589,7 @@ fn a_table_of_somebody_else_is_not_touched() {
     let report = node.pass();
     assert!(report.has_failed(), "{report:#?}");
     let said = report.applied.failures.iter().map(|failure| failure.error.to_string()).collect::<String>();
-    assert!(said.contains("choose another name, or delete it with 'nft delete table ip proxier-ipvs'"), "{said}");
+    assert!(said.contains("rename it there, or delete it with 'nft delete table ip proxier-ipvs'"), "{said}");
     assert_eq!(node.table(V4), theirs);
     assert!(!node.ipvs().contains("198.51.100.1:80") && node.ipvs().contains("10.96.0.1:80"));
     assert!(!node.table(V6).is_empty());
