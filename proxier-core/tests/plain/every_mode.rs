@@ -13,7 +13,7 @@ use proxier_core::service::Packet;
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey};
 use serde_json::{Value, json};
 
-use crate::node::{Node, held, kernel, options_of, same, service, slice};
+use crate::node::{Node, held, kernel, options_of, service, slice};
 
 /// A Service and an agent's Frontend with their endpoints, and the cluster's Nodes; with policy or without.
 fn serving(mode: Kind, is_asked: bool, annotations: &Value) -> Node {
@@ -131,87 +131,6 @@ fn passes_say_whether_health_checks_change() {
         node.no_service("web");
         node.service("web2", checked(32001));
         assert!(node.settles().health_checks_changed, "{mode}");
-    }
-}
-
-#[test]
-fn an_empty_list_takes_nothing_away_at_once() {
-    for mode in Kind::ALL {
-        let mut node = Node::on(kernel(), options_of(mode));
-        node.serve_many(20, &["10.244.0.1"]);
-        node.settles();
-        let whole = held(&node.kernel);
-        for number in 1..=20 {
-            node.proxier.lose_service(&ObjectKey::new("demo", &format!("s{number}")), node.now);
-            node.proxier.lose_slice(&ObjectKey::new("demo", &format!("s{number}-1")), node.now);
-        }
-        let report = node.pass();
-        assert!(report.stopped.is_some(), "{mode}: {report:#?}");
-        assert_eq!(held(&node.kernel), whole, "{mode}");
-        assert!(whole.iter().any(|line| line.contains("10.96.0.1")), "{mode}: {whole:#?}");
-        node.proxier.confirm_removal(node.now);
-        node.settle();
-        let rest = held(&node.kernel);
-        assert!(!rest.iter().any(|line| line.contains("10.96.0.")), "{mode}: {rest:#?}");
-    }
-}
-
-/// Services of many kinds, with endpoints or without.
-fn many(node: &mut Node, has_slices: bool) {
-    let balancer = json!({"clusterIP": "10.96.0.31", "type": "LoadBalancer", "loadBalancerSourceRanges": ["198.51.100.0/24"],
-        "externalIPs": ["203.0.113.1"], "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}},
-        "ports": [{"name": "p", "port": 80, "nodePort": 30080}, {"name": "u", "port": 53, "protocol": "UDP"}]});
-    for number in 1..=20 {
-        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-    }
-    node.service("sticky", json!({"clusterIP": "10.96.0.32", "sessionAffinity": "ClientIP"}));
-    node.service("balancer", balancer);
-    if has_slices {
-        // More endpoints than those of the others, so that nothing else needs their chains.
-        let endpoints = ["10.244.0.1@node-a", "10.244.0.2", "10.244.0.3", "10.244.0.4", "10.244.0.5"];
-        let names = (1..=20).map(|number| format!("s{number}"));
-        names.for_each(|name| node.slice(&name, &endpoints[..2]));
-        node.slice("sticky", &endpoints[..3]);
-        node.slice("balancer", &endpoints);
-    }
-}
-
-/// Services of an earlier process stay, with all that they need, when the first lists are empty or have no slices; sockets end with their process.
-#[test]
-fn an_incomplete_first_list_takes_nothing_away_at_once() {
-    for (mode, has_services) in Kind::ALL.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
-        if mode == Kind::Userspace {
-            continue;
-        }
-        let mut node = Node::on(kernel(), options_of(mode));
-        many(&mut node, true);
-        node.settles();
-        let whole = held(&node.kernel);
-        let mut next = node.next(options_of(mode));
-        if has_services {
-            many(&mut next, false);
-        }
-        let report = next.pass();
-        assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{mode} {has_services}: {report:#?}");
-        same((mode, has_services), &next.kernel, &whole);
-        let report = next.full();
-        assert_eq!(report.writes(), 0, "{mode} {has_services}: {report:#?}");
-        // A new Service is served meanwhile, and one that comes back follows its slices.
-        let serves = |node: &Node, words: &str| held(&node.kernel).iter().any(|line| line.contains(words));
-        next.service("new", json!({"clusterIP": "10.96.1.1"}));
-        next.slice("new", &["10.244.0.7", "10.244.0.8"]);
-        next.service("s3", json!({"clusterIP": "10.96.0.3"}));
-        next.slice("s3", &["10.244.0.9"]);
-        let report = next.pass();
-        assert!(report.stopped.is_some() && report.applied.failures.is_empty(), "{mode} {has_services}: {report:#?}");
-        for words in ["10.96.1.1", "10.244.0.8", "10.244.0.9", "10.96.0.4", "198.18.0.1"] {
-            assert!(serves(&next, words), "{mode} {has_services}: {words}");
-        }
-        next.proxier.confirm_removal(next.now);
-        next.settle();
-        assert!(serves(&next, "10.96.0.3") && !serves(&next, "10.244.0.5"), "{mode} {has_services}");
-        assert_eq!(serves(&next, "10.96.0.4"), has_services, "{mode}");
-        assert_eq!(next.full().writes(), 0, "{mode} {has_services}");
     }
 }
 

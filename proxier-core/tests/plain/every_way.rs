@@ -117,19 +117,17 @@ impl Way {
             }
         }
     }
+}
 
-    /// What the kernel holds, for any order and any numbers that mean the same.
-    fn state(self, kernel: &FakeKernel) -> BTreeSet<String> {
-        let mut lines = held(kernel);
-        if self.kind == Kind::Nftables {
-            lines.retain(|line| !line.starts_with("ip proxier:") && !line.starts_with("ip6 proxier:"));
-            let mut tables = kernel.state().tables;
-            tables.retain(|name, _| name.ends_with(" proxier"));
-            lines.extend(meaning(&tables));
-        }
-        lines.extend(kernel.listeners().values().map(|of| format!("{of:?}")));
-        lines
-    }
+/// What the kernel holds, for any order and any numbers that mean the same.
+pub(crate) fn state(kernel: &FakeKernel) -> BTreeSet<String> {
+    let mut lines = held(kernel);
+    lines.retain(|line| !line.starts_with("ip proxier:") && !line.starts_with("ip6 proxier:"));
+    let mut tables = kernel.state().tables;
+    tables.retain(|name, _| name.ends_with(" proxier"));
+    lines.extend(meaning(&tables));
+    lines.extend(kernel.listeners().values().map(|of| format!("{of:?}")));
+    lines
 }
 
 #[derive(Clone, Debug)]
@@ -239,7 +237,7 @@ fn comes_to_rest(way: Way, mut node: Node, past: &[universe::Event], strangers: 
         "{way:?}: a plan says whether there is anything to do: {report:#?}"
     );
     fresh.settle();
-    let (found, wanted) = (way.state(&kernel), way.state(&fresh.kernel));
+    let (found, wanted) = (state(&kernel), state(&fresh.kernel));
     let missing: Vec<_> = wanted.difference(&found).collect();
     let more: Vec<_> = found.difference(&wanted).collect();
     assert!(missing.is_empty() && more.is_empty(), "{way:?}: missing {missing:#?}\nmore {more:#?}");
@@ -252,7 +250,7 @@ fn comes_to_rest(way: Way, mut node: Node, past: &[universe::Event], strangers: 
         next.settle();
         is_nothing(&mut next);
         assert_eq!(writes(&kernel), before, "{way:?}: a restart writes");
-        assert_eq!(way.state(&kernel), found, "{way:?}");
+        assert_eq!(state(&kernel), found, "{way:?}");
     }
     let cleaned = cleanup(&way.options().config, None, &mut kernel.clone().ports());
     assert!(cleaned.is_done(), "{way:?}: {cleaned:#?}");

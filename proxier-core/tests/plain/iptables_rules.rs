@@ -15,7 +15,7 @@ use proxier_core::service::{Changes, Indexed, NodeFacts};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
 use serde_json::{Value, json};
 
-use crate::iptables_model::Tables;
+use crate::host::Host;
 
 fn facts(config: &Config) -> NodeFacts {
     let mut node = Node::new("node-a");
@@ -61,11 +61,10 @@ fn store(services: &[Value], slices: &[Value]) -> Store {
 }
 
 /// Tables that are written on a host without rules.
-fn tables(wanted: &Wanted<'_>, family: Family) -> Tables {
-    let mut tables = Tables::new();
-    let text = changes(wanted, &Dump::default(), family).unwrap().to_restore_text().unwrap();
-    tables.restore(&text).unwrap();
-    tables
+fn tables(wanted: &Wanted<'_>, family: Family) -> Host {
+    let host = Host::new(family);
+    host.restore(&changes(wanted, &Dump::default(), family).unwrap().to_restore_text().unwrap());
+    host
 }
 
 fn built(store: &Store, facts: &NodeFacts, options: Options) -> Indexed<Index> {
@@ -81,11 +80,11 @@ fn recorded(store: &Store, facts: &NodeFacts) -> Indexed<(Index, Changes)> {
 
 /// `TABLE -A CHAIN RULE` of all chains that are not empty.
 fn lines(wanted: &Wanted<'_>) -> Vec<String> {
-    let tables = tables(wanted, Family::V4);
-    let of = |(table, chain, rules): (&str, &str, &[String])| -> Vec<String> {
+    let chains = tables(wanted, Family::V4).chains().into_iter();
+    let of = |((table, chain), rules): ((String, String), Vec<String>)| -> Vec<String> {
         rules.iter().map(|rule| format!("{table} -A {chain} {rule}")).collect()
     };
-    tables.chains().flat_map(of).collect()
+    chains.flat_map(of).collect()
 }
 
 /// The lines about Services.
@@ -122,7 +121,7 @@ fn names_and_comments_are_those_of_kube_proxy() {
     let all = built(&store, &facts(&with_pods()), Options::default());
     let wanted = all.wanted();
     let text = lines(&wanted).join("\n");
-    let golden = include_str!("iptables_model/golden.txt");
+    let golden = include_str!("host/golden.txt");
     assert_eq!(text.trim(), golden.trim(), "{text}");
 }
 
@@ -289,12 +288,21 @@ fn agents_frontends_are_ports_of_their_own() {
     let changed = store.upsert_frontends(&key, vec![internal, balanced, local]);
     let facts = facts(&with_pods());
     let mut all = recorded(&Store::new(""), &facts);
-    let mut kernel = tables(&all.wanted(), Family::V4);
+    let kernel = tables(&all.wanted(), Family::V4);
     all.refresh(&store, &facts, &changed);
     let changed = all.take_changes();
     let text = update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap();
-    kernel.restore(&text).unwrap();
-    assert_eq!(kernel.sorted(), tables(&all.wanted(), Family::V4).sorted());
+    kernel.restore(&text);
+    // The order in chains that all Services share has no meaning.
+    let sorted = |host: &Host| {
+        let mut chains = host.chains();
+        for rules in chains.values_mut() {
+            rules.sort();
+        }
+        chains
+    };
+    assert_eq!(sorted(&kernel), sorted(&tables(&all.wanted(), Family::V4)));
+    assert!(changes(&all.wanted(), &kernel.dump(), Family::V4).unwrap().is_empty());
     for line in [
         "--comment \"ns1/agent:172.30.0.50:80 cluster IP\" -m tcp -p tcp -d 172.30.0.50 --dport 80 -j KUBE-SVC-",
         "--comment \"ns1/agent:203.0.113.9:443 loadbalancer IP\" -m tcp -p tcp -d 203.0.113.9 --dport 443 -j KUBE-FW-",
@@ -330,7 +338,7 @@ fn many_endpoints_leave_out_comments() {
     let mut store = store(&[web("one", "172.30.0.41"), web("many", "172.30.0.42")], &[slice("many", ("", 80), &many)]);
     let mut all = recorded(&store, &facts);
     assert!(all.wanted().has_comments(Family::V4));
-    let mut kernel = tables(&all.wanted(), Family::V4);
+    let kernel = tables(&all.wanted(), Family::V4);
 
     let endpoint = slice("one", ("", 80), &[("10.181.0.1", "node-b")]);
     let services = store.upsert_slice(&serde_json::from_value(endpoint).unwrap());
@@ -342,17 +350,16 @@ fn many_endpoints_leave_out_comments() {
     assert!(text.contains(" --comment \"ns1/one cluster IP\"") && !text.contains("ns1/many"), "{text}");
     assert!(text.lines().any(|line| line.starts_with("-A KUBE-SEP-") && line.contains(" -s 10.181.0.1 ")));
     assert!(text.lines().filter(|line| line.starts_with("-A KUBE-SEP-")).all(|line| !line.contains("comment")));
-    kernel.restore(&text).unwrap();
+    kernel.restore(&text);
     assert!(changes(&all.wanted(), &kernel.dump(), Family::V4).unwrap().is_empty());
 
     let plain = tables(&all.wanted(), Family::V4);
     let services = store.delete_service(&ObjectKey::new("ns1", "one"));
     all.refresh(&store, &facts, &services);
     let changed = all.take_changes();
-    let mut after = plain.clone();
-    after.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap()).unwrap();
+    plain.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap());
     assert!(all.wanted().has_comments(Family::V4));
-    assert!(changes(&all.wanted(), &after.dump(), Family::V4).unwrap().is_empty());
+    assert!(changes(&all.wanted(), &plain.dump(), Family::V4).unwrap().is_empty());
 }
 
 /// Chains and jumps of IPVS mode and of older releases, a kubelet's rule, and a foreign rule that uses our chains.
@@ -385,39 +392,28 @@ COMMIT
 
 #[test]
 fn what_others_left_is_taken_over_and_others_rules_stay() {
-    let mut kernel = Tables::new();
-    kernel.restore(LEFT_BEHIND).unwrap();
+    let kernel = Host::new(Family::V4);
+    kernel.restore(LEFT_BEHIND);
     let all = Indexed::new(Index::new(&facts(&Config::default()), Options::default()));
     let wanted = all.wanted();
-    let apply = |kernel: &mut Tables, transaction: iptables::Transaction| {
-        kernel.restore(&transaction.to_restore_text().unwrap()).unwrap();
-    };
-    let first = changes(&wanted, &kernel.dump(), Family::V4).unwrap();
-    apply(&mut kernel, first);
+    kernel.restore(&changes(&wanted, &kernel.dump(), Family::V4).unwrap().to_restore_text().unwrap());
     assert!(changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty());
-    let of = |kernel: &Tables, name: &str| -> Vec<String> {
-        let chain = kernel.chains().find(|(table, chain, _)| format!("{table} {chain}") == name);
-        chain.map(|(_, _, rules)| rules.to_vec()).unwrap_or_default()
-    };
-    let targets = |kernel: &Tables, name: &str| -> Vec<String> {
-        of(kernel, name).iter().map(|rule| rule.rsplit(' ').next().unwrap().to_owned()).collect()
-    };
-    assert_eq!(
-        targets(&kernel, "filter FORWARD"),
-        ["KUBE-PROXY-FIREWALL", "KUBE-FORWARD", "KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"]
-    );
-    assert_eq!(of(&kernel, "filter KUBE-FIREWALL").len(), 2, "the kubelet's rule stays, ours is added");
-    assert!(of(&kernel, "filter OUTPUT").iter().any(|rule| rule == "-m comment --comment mine -j KUBE-SERVICES"));
-    assert!(!kernel.has("nat", "KUBE-XLB-AAAAAAAAAAAAAAAA") && !kernel.has("nat", "KUBE-SEP-AAAAAAAAAAAAAAAA"));
-    assert!(kernel.has("nat", "KUBE-SVC-AAAAAAAAAAAAAAAA"), "somebody's rule jumps to it");
+    let has = |table: &str, chain: &str| kernel.chains().contains_key(&(table.to_owned(), chain.to_owned()));
+    let of = |table: &str, chain: &str| kernel.chains()[&(table.to_owned(), chain.to_owned())].clone();
+    let forward = of("filter", "FORWARD");
+    let targets: Vec<&str> = forward.iter().map(|rule| rule.rsplit(' ').next().unwrap()).collect();
+    assert_eq!(targets, ["KUBE-PROXY-FIREWALL", "KUBE-FORWARD", "KUBE-SERVICES", "KUBE-EXTERNAL-SERVICES"]);
+    assert_eq!(of("filter", "KUBE-FIREWALL").len(), 2, "the kubelet's rule stays, ours is added");
+    assert!(of("filter", "OUTPUT").iter().any(|rule| rule == "-m comment --comment mine -j KUBE-SERVICES"));
+    assert!(!has("nat", "KUBE-XLB-AAAAAAAAAAAAAAAA") && !has("nat", "KUBE-SEP-AAAAAAAAAAAAAAAA"));
+    assert!(has("nat", "KUBE-SVC-AAAAAAAAAAAAAAAA"), "somebody's rule jumps to it");
 
-    let last = cleanup(&kernel.dump()).unwrap();
-    apply(&mut kernel, last);
+    kernel.restore(&cleanup(&kernel.dump()).unwrap().to_restore_text().unwrap());
     assert!(cleanup(&kernel.dump()).unwrap().is_empty());
-    let names: Vec<&str> =
-        kernel.chains().map(|(_, chain, _)| chain).filter(|chain| chain.starts_with("KUBE-")).collect();
+    let names = kernel.chains().into_keys().map(|(_, chain)| chain);
+    let names: Vec<String> = names.filter(|chain| chain.starts_with("KUBE-")).collect();
     assert_eq!(names, ["KUBE-FIREWALL", "KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-SVC-AAAAAAAAAAAAAAAA"]);
-    assert_eq!(of(&kernel, "nat KUBE-MARK-MASQ").len(), 1, "container runtimes use it");
+    assert_eq!(of("nat", "KUBE-MARK-MASQ").len(), 1, "container runtimes use it");
 }
 
 #[test]
@@ -428,8 +424,7 @@ fn somebody_elses_changes_are_mended() {
     let wanted = all.wanted();
     let good = tables(&wanted, Family::V4);
     let chain = |prefix: &str| {
-        let mut found = good.chains().map(|(_, chain, _)| chain.to_owned()).filter(|chain| chain.starts_with(prefix));
-        found.next().unwrap()
+        good.chains().into_keys().map(|(_, chain)| chain).find(|chain| chain.starts_with(prefix)).unwrap()
     };
     let spoils = [
         "*nat\n-A KUBE-MARK-MASQ -j ACCEPT\n".to_owned(),
@@ -442,20 +437,17 @@ fn somebody_elses_changes_are_mended() {
         "*filter\n-F KUBE-FIREWALL\n".to_owned(),
     ];
     for spoil in spoils {
-        let mut kernel = good.clone();
-        kernel.restore(&format!("{spoil}COMMIT\n")).unwrap();
+        let kernel = tables(&wanted, Family::V4);
+        kernel.restore(&format!("{spoil}COMMIT\n"));
         let mend = changes(&wanted, &kernel.dump(), Family::V4).unwrap();
         assert!(!mend.is_empty(), "{spoil}");
-        kernel.restore(&mend.to_restore_text().unwrap()).unwrap();
+        kernel.restore(&mend.to_restore_text().unwrap());
         assert!(changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty(), "{spoil}");
     }
     // Rules that jump to node ports come last: any other order is repaired.
-    let mut kernel = good.clone();
-    let last =
-        kernel.chains().find(|(table, chain, _)| (*table, *chain) == ("nat", "KUBE-SERVICES")).unwrap().2.to_vec();
-    let last = last.last().unwrap();
-    kernel.restore(&format!("*nat\n-D KUBE-SERVICES {last}\n-I KUBE-SERVICES 1 {last}\nCOMMIT\n")).unwrap();
-    assert!(!changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty());
+    let last = good.chains()[&("nat".to_owned(), "KUBE-SERVICES".to_owned())].last().unwrap().clone();
+    good.restore(&format!("*nat\n-D KUBE-SERVICES {last}\n-I KUBE-SERVICES 1 {last}\nCOMMIT\n"));
+    assert!(!changes(&wanted, &good.dump(), Family::V4).unwrap().is_empty());
 }
 
 /// The kernel's spelling of the rules that were written is accepted.

@@ -10,19 +10,18 @@ use proxier_core::service::Indexed;
 use serde_json::Value;
 
 use crate::corpus::{Scenario, corpus, facts, store, unpack};
-use crate::iptables_model::Tables;
+use crate::host::Host;
 
 /// Table and chain, with rules in canonical form.
 type Chains = BTreeMap<(String, String), Vec<String>>;
 
 /// The tables of a scenario after everything was written on a host without rules.
-fn written(scenario: &Scenario, family: Family) -> Tables {
+fn written(scenario: &Scenario, family: Family) -> Host {
     let facts = facts(scenario);
     let all = Indexed::build(&store(scenario), &facts, Index::new(&facts, Options::default()));
     let wanted = all.wanted();
-    let mut tables = Tables::new();
-    let transaction = changes(&wanted, &Dump::default(), family).unwrap();
-    tables.restore(&transaction.to_restore_text().unwrap()).unwrap();
+    let tables = Host::new(family);
+    tables.restore(&changes(&wanted, &Dump::default(), family).unwrap().to_restore_text().unwrap());
     let again = changes(&wanted, &tables.dump(), family).unwrap();
     assert!(again.is_empty(), "{} {family}: {again}", scenario.id);
     tables
@@ -33,17 +32,14 @@ fn canonical(rule: &str) -> String {
 }
 
 /// Chains without comments: the corpus has none, nor the rule that is nothing but a comment.
-fn rules_of(tables: &Tables) -> Chains {
+fn rules_of(tables: &Host) -> Chains {
     let plain = |text: &String| {
         let rule = Rule::parse(text).unwrap();
         let comment = rule.comment().map(|text| Rule::builder().comment(text).build().unwrap().to_string());
         canonical(&text.replace(&comment.unwrap_or_default(), ""))
     };
-    let chains = tables.chains().map(|(table, chain, rules)| {
-        let rules = rules.iter().map(plain).filter(|rule| !rule.is_empty()).collect();
-        ((table.to_owned(), chain.to_owned()), rules)
-    });
-    chains.collect()
+    let chains = tables.chains().into_iter();
+    chains.map(|(name, rules)| (name, rules.iter().map(plain).filter(|rule| !rule.is_empty()).collect())).collect()
 }
 
 fn expected_rules(line: &Value) -> Chains {

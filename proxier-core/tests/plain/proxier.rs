@@ -8,14 +8,14 @@ use ipvs::{Operation, RealServer};
 use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::net::Family;
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::objects::ServiceObject;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::Part;
 use proxier_core::ports::PortErrorKind;
-use proxier_core::snapshot::{ObjectKey, ObjectKind};
+use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
-use crate::node::{Node, kernel, service, slice};
+use crate::node::{Node, kernel, service};
 
 fn new() -> Node {
     Node::begin(&kernel(), Options::default())
@@ -72,75 +72,6 @@ fn an_endpoint_drains_comes_back_and_goes_in_the_end() {
     let reports = world.run(Duration::from_secs(2));
     assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1", "{reports:#?}");
     assert!(world.proxier.drains().unwrap().is_empty());
-}
-
-#[test]
-fn what_vanishes_from_a_list_all_at_once_is_kept_and_what_is_deleted_goes() {
-    let mut world = new();
-    let web = |number: u8| service(&format!("web-{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-    let services: Vec<ServiceObject> = (1..=20).map(web).collect();
-    world.proxier.replace_objects(&services, [], world.now);
-    world.proxier.start(world.now);
-    assert!(world.pass_now().is_done());
-    let full = servers(&world);
-    world.proxier.replace_objects([], [], world.now);
-    let report = world.pass_now();
-    assert!(report.stopped.as_deref().is_some_and(|why| why.starts_with("20 of 20 ")), "{report:#?}");
-    assert!(!report.is_done());
-    assert_eq!(servers(&world), full);
-    // The input comes back.
-    world.proxier.replace_objects(&services, [], world.now);
-    assert!(world.run(Duration::from_secs(31)).last().is_some_and(|report| report.is_done() && report.writes() == 0));
-    // Other Services in place of these are not an empty list.
-    let mut others = services.clone();
-    for other in &mut others {
-        other.spec.cluster_ip = other.spec.cluster_ip.take().map(|ip| ip.replace("10.96.0.", "10.96.7."));
-    }
-    world.proxier.replace_objects(&others, [], world.now);
-    assert!(world.pass_now().is_done());
-    assert!(!servers(&world).contains("10.96.0."));
-    // Deleted one by one, all may go.
-    for service in &others {
-        world.proxier.delete_service(&ObjectKey::of(&service.metadata), world.now);
-    }
-    let report = world.pass_now();
-    assert!(report.is_done(), "{report:#?}");
-    assert_eq!(servers(&world), "");
-}
-
-/// The rules of load balancers stay as long as the virtual servers do, also when other Services change.
-#[test]
-fn what_is_kept_keeps_its_rules() {
-    let mut world = new();
-    let services: Vec<ServiceObject> =
-        (1..=20).map(|number| balancer(number, "Cluster", Some("192.0.2.0/24"))).collect();
-    world.proxier.replace_objects(&services, [], world.now);
-    world.proxier.start(world.now);
-    assert!(world.pass_now().is_done());
-    let full = world.kernel.state();
-    world.proxier.replace_objects([], [], world.now);
-    assert!(world.pass_now().stopped.is_some());
-    assert_eq!(world.kernel.state(), full);
-    assert_eq!(world.proxier.safeguard().held().count(), 40);
-    // The virtual servers that are kept serve: the node is healthy, and nothing is retried.
-    assert_eq!((world.proxier.schedule().failures(), world.proxier.schedule().pending_since()), (0, None));
-    assert_eq!((world.proxier.totals().failed_passes, world.proxier.totals().stopped_passes), (0, 1));
-    // A new Service comes and goes.
-    world.service("web", web());
-    world.slice("web", &["10.244.0.1"]);
-    assert!(world.run(Duration::from_secs(31)).iter().all(|report| report.stopped.is_some()));
-    assert_eq!(world.kernel.state().rules, full.rules);
-    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
-    assert!(world.run(Duration::from_secs(31)).iter().all(|report| report.stopped.is_some()));
-    assert_eq!(world.kernel.state(), full);
-    // The Services come back one after the other.
-    for service in &services {
-        world.proxier.upsert_service(service, world.now);
-        world.run(Duration::from_secs(3));
-        assert_eq!(world.kernel.state(), full);
-    }
-    assert!(world.run(Duration::from_secs(31)).last().is_some_and(Report::is_done));
-    assert_eq!(world.kernel.state(), full);
 }
 
 /// A process that knows its node's address.
@@ -500,186 +431,6 @@ fn a_set_grows_beyond_what_it_was_made_for() {
     assert_eq!(size(&world), 70_000);
 }
 
-/// Twenty Services with two endpoints each, served.
-fn shop() -> (Node, Vec<ServiceObject>, Vec<EndpointSliceObject>) {
-    let mut world = new();
-    let web = |number: u8| service(&format!("web-{number}"), json!({"clusterIP": format!("10.96.2.{number}")}));
-    let services: Vec<ServiceObject> = (1..=20).map(web).collect();
-    let slices: Vec<EndpointSliceObject> = (1..=20).map(|number| shop_slice(number, "1", number)).collect();
-    world.proxier.replace_objects(&services, &slices, world.now);
-    world.proxier.start(world.now);
-    assert!(world.pass_now().is_done());
-    (world, services, slices)
-}
-
-fn shop_slice(service: u8, name: &str, network: u8) -> EndpointSliceObject {
-    let endpoints = [1, 2].map(|last| format!("10.244.{network}.{last}"));
-    let mut object = slice(&format!("web-{service}"), &endpoints.each_ref().map(String::as_str));
-    object.metadata.name = format!("web-{service}-{name}");
-    object
-}
-
-fn lose_slices(world: &mut Node, slices: &[EndpointSliceObject]) {
-    for slice in slices {
-        world.proxier.lose_slice(&ObjectKey::of(&slice.metadata), world.now);
-    }
-}
-
-fn lose_services(world: &mut Node, services: &[ServiceObject]) {
-    for service in services {
-        world.proxier.lose_service(&ObjectKey::of(&service.metadata), world.now);
-    }
-}
-
-/// Services and slices come by separate watches: either list may be handled first, and come back first.
-#[test]
-fn empty_lists_in_any_order_take_no_endpoint() {
-    for slices_go_first in [true, false] {
-        for slices_come_first in [true, false] {
-            let (mut world, services, slices) = shop();
-            let full = world.kernel.state();
-            for first in [true, false] {
-                if first == slices_go_first {
-                    lose_slices(&mut world, &slices);
-                } else {
-                    lose_services(&mut world, &services);
-                }
-                let reports = world.run(Duration::from_secs(65));
-                assert!(reports.iter().all(|report| report.stopped.is_some() && !report.has_failed()), "{reports:#?}");
-                assert_eq!(world.kernel.state(), full, "gone first: slices {slices_go_first}");
-                assert_eq!(world.proxier.safeguard().held().count(), 20);
-            }
-            for first in [true, false] {
-                if first == slices_come_first {
-                    for slice in &slices {
-                        world.proxier.upsert_slice(slice, world.now);
-                    }
-                } else {
-                    for service in &services {
-                        world.proxier.upsert_service(service, world.now);
-                    }
-                }
-                world.run(Duration::from_secs(8));
-                assert_eq!(world.kernel.state(), full, "back first: slices {slices_come_first}");
-            }
-            let last = world.run(Duration::from_secs(31)).pop().unwrap();
-            assert!(last.is_done() && last.writes() == 0, "{last:#?}");
-        }
-    }
-}
-
-/// The Services are still there: only the list of slices is empty. It comes back in parts, and one slice under another
-/// name.
-#[test]
-fn slices_alone_that_are_missing_are_waited_for() {
-    let (mut world, _, slices) = shop();
-    let full = servers(&world);
-    lose_slices(&mut world, &slices);
-    let report = world.pass_now();
-    assert!(report.stopped.as_deref().is_some_and(|why| why.starts_with("20 of 20 virtual servers would go or lose")));
-    assert_eq!(servers(&world), full);
-    for slice in &slices[..15] {
-        world.proxier.upsert_slice(slice, world.now);
-    }
-    world.run(Duration::from_secs(31));
-    assert_eq!(servers(&world), full, "five are still missing, and five are few: but they went with the rest");
-    // A new slice counts, in addition to the doubted ones.
-    world.proxier.upsert_slice(&shop_slice(20, "new", 99), world.now);
-    world.run(Duration::from_secs(1));
-    let line = "TCP 10.96.2.20:80 10.244.20.1:8080*1 10.244.20.2:8080*1 10.244.99.1:8080*1 10.244.99.2:8080*1";
-    assert!(servers(&world).contains(line), "{}", servers(&world));
-    // A slice that says it has no endpoints any more is believed at once.
-    let mut empty = slices[18].clone();
-    empty.endpoints.clear();
-    world.proxier.upsert_slice(&empty, world.now);
-    world.run(Duration::from_secs(3));
-    assert!(servers(&world).contains("TCP 10.96.2.19:80\n"), "{}", servers(&world));
-    // So is a deleted one.
-    world.proxier.delete_slice(&ObjectKey::of(&slices[17].metadata), world.now);
-    world.run(Duration::from_secs(3));
-    assert!(servers(&world).contains("TCP 10.96.2.18:80\n"), "{}", servers(&world));
-    assert!(servers(&world).contains("TCP 10.96.2.17:80 10.244.17.1:8080*1"), "{}", servers(&world));
-    // After five minutes the rest is believed.
-    world.run(Duration::from_secs(400));
-    assert!(servers(&world).contains("TCP 10.96.2.17:80\n"), "{}", servers(&world));
-    assert!(servers(&world).contains("TCP 10.96.2.20:80 10.244.99.1:8080*1 10.244.99.2:8080*1"), "{}", servers(&world));
-    assert_eq!(world.proxier.safeguard().held().count(), 0);
-    assert!(world.proxier.next_wake().is_some());
-}
-
-/// A Service that is held back follows its new slices.
-#[test]
-fn a_service_that_is_held_back_gets_new_endpoints() {
-    let (mut world, services, slices) = shop();
-    lose_services(&mut world, &services);
-    lose_slices(&mut world, &slices);
-    world.run(Duration::from_secs(2));
-    world.proxier.upsert_slice(&shop_slice(7, "new", 77), world.now);
-    world.run(Duration::from_secs(2));
-    let line = "TCP 10.96.2.7:80 10.244.7.1:8080*1 10.244.7.2:8080*1 10.244.77.1:8080*1 10.244.77.2:8080*1";
-    assert!(servers(&world).contains(line), "{}", servers(&world));
-    // A Service that is held back is deleted by an event: it goes at once, with the slices that are missing.
-    world.proxier.delete_service(&ObjectKey::new("demo", "web-3"), world.now);
-    world.run(Duration::from_secs(2));
-    assert!(!servers(&world).contains("TCP 10.96.2.3:80"), "{}", servers(&world));
-    assert_eq!(world.proxier.safeguard().held().count(), 19);
-    assert_eq!(world.proxier.confirm_removal(world.now), 19);
-    world.run(Duration::from_secs(2));
-    assert_eq!(servers(&world), "");
-    assert_eq!(world.proxier.store().slices_of(&ObjectKey::new("demo", "web-3")).count(), 0);
-}
-
-/// Fewer than ten, and fewer than half, go when a list lacks them.
-#[test]
-fn few_that_are_missing_go() {
-    let (mut world, services, slices) = shop();
-    lose_services(&mut world, &services[..4]);
-    lose_slices(&mut world, &slices[4..9]);
-    let report = world.pass_now();
-    assert_eq!(report.stopped, None);
-    world.run(Duration::from_secs(3));
-    let servers = servers(&world);
-    assert!(!servers.contains("TCP 10.96.2.4:80") && servers.contains("TCP 10.96.2.5:80\n"), "{servers}");
-    assert!(servers.contains("TCP 10.96.2.10:80 10.244.10.1:8080*1"), "{servers}");
-}
-
-/// The process restarts while the lists are empty: the kernel shows which Services were served.
-#[test]
-fn a_restart_into_empty_lists_takes_nothing() {
-    for services_are_there in [true, false] {
-        let (mut world, services, slices) = shop();
-        let full = servers(&world);
-        world.proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
-        let (services_then, new) = (services.clone(), shop_slice(7, "new", 77));
-        world.proxier.replace_objects(if services_are_there { &services_then[..] } else { &[] }, [], world.now);
-        world.proxier.start(world.now);
-        let reports = world.run(Duration::from_secs(65));
-        assert!(reports.iter().all(|report| report.stopped.is_some()), "{reports:#?}");
-        assert_eq!(servers(&world), full, "Services there: {services_are_there}");
-        assert_eq!(world.proxier.safeguard().held().count(), 20);
-        if services_are_there {
-            world.proxier.upsert_slice(&new, world.now);
-            world.run(Duration::from_secs(3));
-            let line = "TCP 10.96.2.7:80 10.244.77.1:8080*1 10.244.77.2:8080*1";
-            assert!(servers(&world).contains(line), "{}", servers(&world));
-        }
-        world.proxier.replace_objects(&services, &slices, world.now);
-        world.run(Duration::from_secs(40));
-        assert_eq!(servers(&world), full);
-        assert_eq!(world.proxier.safeguard().held().count(), 0);
-    }
-    // A Service whose slices have no endpoints is not doubted, after a restart either.
-    let (mut world, services, mut slices) = shop();
-    world.proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
-    for slice in &mut slices {
-        slice.endpoints.clear();
-    }
-    world.proxier.replace_objects(&services, &slices, world.now);
-    world.proxier.start(world.now);
-    world.run(Duration::from_secs(3));
-    assert!(!servers(&world).contains("10.244."), "{}", servers(&world));
-}
-
 /// The lock of iptables is held when the first load balancer with source ranges comes.
 #[test]
 fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
@@ -851,28 +602,4 @@ fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
     assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1");
     let bound = world.kernel.state().devices["kube-ipvs0"].clone();
     assert_eq!(bound, ["10.96.0.10".parse::<std::net::IpAddr>().unwrap()]);
-}
-
-/// A list that breaks off again and again has not said anything about its last page, however long that takes.
-#[test]
-fn what_is_missing_stays_while_the_next_list_is_incomplete() {
-    let mut world = new();
-    let serve = |world: &mut Node, number: u8| {
-        world.service(&format!("web-{number:02}"), json!({"clusterIP": format!("10.96.1.{number}")}));
-    };
-    (1..=20).for_each(|number| serve(&mut world, number));
-    world.proxier.start(world.now);
-    world.pass_now();
-    for number in 1..=20 {
-        world.proxier.lose_service(&ObjectKey::new("demo", &format!("web-{number:02}")), world.now);
-    }
-    world.proxier.list_begins(ObjectKind::Service);
-    let lines = |world: &Node| servers(world).lines().count();
-    world.run(Duration::from_secs(200));
-    (1..=8).for_each(|number| serve(&mut world, number));
-    world.run(Duration::from_secs(400));
-    assert_eq!(lines(&world), 20, "ten minutes, but no complete list");
-    world.proxier.list_ends(ObjectKind::Service);
-    world.run(Duration::from_secs(60));
-    assert_eq!(lines(&world), 8);
 }

@@ -2,16 +2,15 @@
 
 use std::sync::OnceLock;
 
-use iptables::fake::FakeHost;
-use iptables::{Backend, Dump, Iptables, Rule, TableName};
+use iptables::{Dump, Rule, TableName};
 use proptest::prelude::*;
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NamePrefix};
 use proxier_core::modes::ipvs::rules::{RuleChanges, Rules, cleanup};
-use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::net::Family;
 use proxier_core::objects::ConfigObject;
 use serde_json::{Value, json};
 
+use crate::host::Host;
 use crate::rule_cases::{CHAINS, Case, FOREIGN, JUMPS, cases, foreign_part, lines, older};
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
@@ -20,61 +19,21 @@ fn everything() -> Case {
     cases().into_iter().find(|case| case.name == "everything at once").unwrap()
 }
 
-/// The tables of a family, in memory.
-struct Host {
-    host: FakeHost,
-    family: iptables::Family,
+/// A host with these chains and rules.
+fn host(family: Family, text: &str) -> Host {
+    let host = Host::new(family);
+    host.restore(text);
+    host
 }
 
 impl Host {
-    fn new(family: Family, text: &str) -> Self {
-        let host = FakeHost::new();
-        SetKey::all(family).for_each(|set| host.add_set(&set.named(NamePrefix::KUBE).name()));
-        let family = iptables::Family::from(family);
-        let host = Host { host, family };
-        host.write(text);
-        host
-    }
-
-    /// Puts the chains and rules of a dump in.
-    fn write(&self, text: &str) {
-        let dump = Dump::parse(text).unwrap();
-        let mut change = iptables::Transaction::new();
-        for table in &dump.tables {
-            for chain in table.chains() {
-                let edits = change.table(table.name().clone());
-                match &chain.policy {
-                    Some(policy) => edits.edit(iptables::Edit::SetPolicy(chain.name.clone(), policy.clone())),
-                    None => edits.chain(chain.name.clone()),
-                };
-                for rule in &chain.rules {
-                    edits.edit(iptables::Edit::Append(chain.name.clone(), rule.clone()));
-                }
-            }
-        }
-        self.programs().restore(&change).unwrap();
-    }
-
-    fn programs(&self) -> Iptables<&FakeHost> {
-        Iptables::open(&self.host, self.family, Backend::NfTables).unwrap()
-    }
-
-    fn text(&self) -> String {
-        // Rules without their counters.
-        self.host.dump(self.family, Backend::NfTables).replace("[0:0] -A", "-A")
-    }
-
-    fn dump(&self) -> Dump {
-        Dump::parse(self.text()).unwrap()
-    }
-
-    fn restore(&self, changes: &RuleChanges) {
-        self.programs().restore(changes.transaction()).unwrap_or_else(|error| panic!("{error}: {changes}"));
+    fn change(&self, changes: &RuleChanges) {
+        self.restore(&changes.transaction().to_restore_text().unwrap());
     }
 
     fn apply(&self, rules: &Rules) -> RuleChanges {
         let changes = rules.changes(&self.dump()).unwrap();
-        self.restore(&changes);
+        self.change(&changes);
         changes
     }
 
@@ -90,7 +49,7 @@ impl Host {
 fn rules_come_and_stay_and_go() {
     for case in cases() {
         for family in FAMILIES {
-            let host = Host::new(family, FOREIGN);
+            let host = host(family, FOREIGN);
             let before = host.text();
             assert_eq!(foreign_part(&before), before);
             let rules = case.rules(family);
@@ -104,7 +63,7 @@ fn rules_come_and_stay_and_go() {
                     assert!(there.iter().any(|line| line.starts_with(&format!(":{chain} "))), "{table} {chain}");
                 }
             }
-            host.restore(&cleanup(&host.dump(), NamePrefix::KUBE).unwrap());
+            host.change(&cleanup(&host.dump(), NamePrefix::KUBE).unwrap());
             assert_eq!(host.text(), before, "{}", case.name);
             assert!(cleanup(&host.dump(), NamePrefix::KUBE).unwrap().is_empty());
         }
@@ -114,7 +73,7 @@ fn rules_come_and_stay_and_go() {
 #[test]
 fn an_untouched_host_gets_all_jumps_in_order() {
     for family in FAMILIES {
-        let host = Host::new(family, "");
+        let host = host(family, "");
         host.apply(&cases()[0].rules(family));
         let text = host.text();
         for (table, chain) in [
@@ -138,7 +97,7 @@ fn only_chains_that_differ_are_written() {
     let cases = cases();
     for family in FAMILIES {
         for from in &cases {
-            let host = Host::new(family, FOREIGN);
+            let host = host(family, FOREIGN);
             host.apply(&from.rules(family));
             for to in &cases {
                 let (old, new) = (from.rules(family), to.rules(family));
@@ -169,7 +128,7 @@ fn the_lines_say_what_changes() {
     for family in FAMILIES {
         for from in &cases {
             for to in &cases {
-                let host = Host::new(family, FOREIGN);
+                let host = host(family, FOREIGN);
                 host.apply(&from.rules(family));
                 let mut before: Vec<String> = all_lines(&host.text());
                 let changes = host.apply(&to.rules(family));
@@ -211,7 +170,7 @@ fn all_lines(dump: &str) -> Vec<String> {
 #[test]
 fn what_older_versions_left_is_taken_over() {
     for family in FAMILIES {
-        let host = Host::new(family, &older(family));
+        let host = host(family, &older(family));
         let rules = everything().rules(family);
         let changes = host.apply(&rules);
         let text = host.text();
@@ -230,24 +189,17 @@ fn what_older_versions_left_is_taken_over() {
 #[test]
 fn jumps_in_order_stay_where_they_are() {
     let rules = cases()[0].rules(Family::V4);
-    let host = Host::new(Family::V4, "");
+    let host = host(Family::V4, "");
     host.apply(&rules);
-    let line = |text: &str, at: usize| {
-        let mut change = iptables::Transaction::new();
-        let input = "INPUT".parse().unwrap();
-        change.table(TableName::FILTER).edit(iptables::Edit::Insert(input, at, Rule::parse(text).unwrap()));
-        host.programs().restore(&change).unwrap();
-    };
+    let line = |edit: &str| host.restore(&format!("*filter\n{edit}\nCOMMIT\n"));
     // Another program insists on the first position, and one does not.
-    line("-m comment --comment first -j ACCEPT", 1);
-    line("-p tcp -j ACCEPT", 3);
+    line("-I INPUT 1 -m comment --comment first -j ACCEPT");
+    line("-I INPUT 3 -p tcp -j ACCEPT");
     host.assert_settled(&rules, "others between");
 
     // One of our jumps is gone: all of them move to the front.
-    let mut change = iptables::Transaction::new();
     let jump = &rules.jumps().iter().find(|jump| jump.from == "INPUT" && jump.position == 2).unwrap().rule;
-    change.table(TableName::FILTER).edit(iptables::Edit::Delete("INPUT".parse().unwrap(), jump.clone()));
-    host.programs().restore(&change).unwrap();
+    line(&format!("-D INPUT {jump}"));
     let changes = host.apply(&rules);
     assert_eq!(changes.lines().len(), 5, "two go, three come: {changes}");
     let text = host.text();
@@ -271,11 +223,11 @@ fn a_chain_that_others_use_stays() {
 -A KUBE-MARK-MASQ -j MARK --or-mark 0x00004000
 COMMIT
 ";
-    let host = Host::new(Family::V4, foreign);
+    let host = host(Family::V4, foreign);
     let rules = cases()[0].rules(Family::V4);
     host.apply(&rules);
     let changes = cleanup(&host.dump(), NamePrefix::KUBE).unwrap();
-    host.restore(&changes);
+    host.change(&changes);
     let text = host.text();
     let mut nat: Vec<&str> = lines(&text, "nat").into_iter().filter(|line| !line.contains("ACCEPT")).collect();
     nat.sort_unstable();
@@ -307,7 +259,7 @@ fn a_table_that_cannot_be_shown_is_left_alone() {
 #[test]
 fn counters_do_not_count() {
     let rules = cases().pop().unwrap().rules(Family::V6);
-    let host = Host::new(Family::V6, "");
+    let host = host(Family::V6, "");
     host.apply(&rules);
     let counted: String = host
         .text()
@@ -324,7 +276,7 @@ fn counters_do_not_count() {
 fn capabilities_decide_on_options() {
     let text = |case: &Case| {
         let rules = case.rules(Family::V4);
-        let host = Host::new(Family::V4, "");
+        let host = host(Family::V4, "");
         host.apply(&rules);
         host.text()
     };
