@@ -60,11 +60,13 @@ fn enough(asked_for: &Configured, chosen: &ChosenMode, begun: Begun, api: &Api) 
 /// of the configuration, so that a supervisor starts it again; 1 if it could not start.
 pub async fn run(configured: &Configured, invocation: &Invocation) -> Result<ExitCode, Stopped> {
     // Problems are logged.
-    let code = serve(configured, invocation).await.unwrap_or_else(|Stopped { problems, code }| {
-        problems.iter().for_each(|problem| tracing::error!("{problem}"));
-        ExitCode::from(code)
-    });
-    Ok(code)
+    let outcome = Box::pin(serve(configured, invocation)).await;
+    outcome.or_else(|Stopped { problems, code }| {
+        for problem in problems {
+            tracing::error!("{problem}");
+        }
+        Ok(ExitCode::from(code))
+    })
 }
 
 async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitCode, Stopped> {

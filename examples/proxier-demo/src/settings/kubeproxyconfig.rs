@@ -693,7 +693,7 @@ mod tests {
         is_current("docs/reference/configuration.md", &text);
         let default = proxier_core::config::Config::default().ipvs.may_ask_for;
         let allowed = MayAskFor::NAMED.iter().filter(|(_, one)| default.contains(*one)).map(|(name, _)| *name);
-        let list = format!("`ipvs.allowedAnnotations: [{}]`", allowed.collect::<Vec<_>>().join(", "));
+        let list = format!("The default is `[{}]`", allowed.collect::<Vec<_>>().join(", "));
         let policy = std::fs::read_to_string(documents::root().join("docs/policy.md")).unwrap();
         assert!(policy.replace('\n', " ").contains(&list), "{list}");
     }

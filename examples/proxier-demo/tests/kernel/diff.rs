@@ -2,7 +2,7 @@
 
 use testkit::{Need, PROXY, kernel_test};
 
-use crate::program::world::{WEB, World};
+use crate::program::world::{World, web};
 use crate::program::{demo, ok, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
@@ -25,7 +25,7 @@ fn finds(mode: &str) {
     ok(&demo(&[&["run", "--once"][..], &arguments.iter().map(String::as_str).collect::<Vec<_>>()].concat()));
     let (code, said) = diff(&world, mode);
     assert!(code == 0 && said.contains(&format!("from {mode} to {mode}")), "{said}");
-    world.manifests.put("web.yaml", &WEB.replace("10.244.0.5", "10.244.0.6"));
+    world.manifests.put("web.yaml", &web().replace("10.244.0.5", "10.244.0.6"));
     let (code, said) = diff(&world, mode);
     let stale = "endpoints in the kernel, and as the Services say: 10.244.0.5:8080 → 10.244.0.6:8080";
     assert!(code == 3 && said.contains(stale) && said.contains("demo/web TCP 10.96.0.10:80, "), "{said}");
@@ -46,7 +46,7 @@ fn chains_and_tables_of_kube_proxy_are_found() {
         assert!(code == 3 && said.contains("0 of 1 Services differ, from nftables to iptables"), "{said}");
         let gone = "no Service: TCP 10.96.0.40:80, TCP 198.51.100.5:80\n  everybody: gets 10.244.0.5:8080 → not served";
         assert!(said.contains(gone) && said.contains("no Service: TCP 0.0.0.0:30081, TCP 10.96.0.20:80"), "{said}");
-        world.manifests.put("web.yaml", &WEB.replace("10.244.0.5", "10.244.0.6"));
+        world.manifests.put("web.yaml", &web().replace("10.244.0.5", "10.244.0.6"));
         let (_, said) = diff(&world, "iptables");
         assert!(said.contains("as the Services say: 10.244.0.5:8080 → 10.244.0.6:8080"), "{said}");
     });

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use proxier_core::kernel::PacketCounters;
 use testkit::{Need, PROXY, kernel_test};
 
-use crate::program::world::{NODE_PORT, SERVICE, WEB, World};
+use crate::program::world::{NODE_PORT, SERVICE, World};
 use crate::program::{Folder, Running, command, metrics, ok, set_up, tool, with_node_port};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
@@ -220,8 +220,10 @@ fn stops_nothing(mode: &str, is_there_first: bool) {
     if !is_there_first {
         theirs();
     }
-    let more =
-        WEB.replace("10.96.0.10", "10.96.0.11").replace("web", "more").replace("nodePort: 30080", "nodePort: 30081");
+    let more = web(&["10.244.0.5"])
+        .replace("10.96.0.10", "10.96.0.11")
+        .replace("web", "more")
+        .replace("nodePort: 30080", "nodePort: 30081");
     world.manifests.put("more.yaml", &more);
     running.until("the next Service", || world.asks("10.96.0.11:80") && world.asks("192.0.2.1:30081"));
     std::fs::remove_file(world.manifests.0.join("web.yaml")).unwrap();

@@ -15,37 +15,20 @@ use testkit::modules::{Forbidden, is_loaded, unload};
 use testkit::{Need, PROXY, Sample, kernel_test};
 
 use crate::live;
-use crate::program::{self, Folder, Running, command, demo, fetched, ipvsadm, ok, set_up, status_of, text, tool};
+use crate::program::{
+    self, Folder, Running, command, demo, fetched, ipvsadm, lone, ok, set_up, slice, status_of, text, tool,
+};
 
 /// A Service of both families with UDP, source ranges and an external IP: every rule and every call there is.
-const OBJECTS: &str = "apiVersion: v1
-kind: Service
-metadata: {name: dns, namespace: demo}
-spec:
-  type: LoadBalancer
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10, 'fd00:96::10']
-  ipFamilies: [IPv4, IPv6]
-  ipFamilyPolicy: RequireDualStack
-  externalIPs: [198.51.100.1, '2001:db8:51::1']
-  loadBalancerSourceRanges: [203.0.113.0/24, '2001:db8:113::/48']
-  ports: [{name: dns, port: 53, protocol: UDP, targetPort: 53, nodePort: 30053}]
-status: {loadBalancer: {ingress: [{ip: 198.51.100.9}, {ip: '2001:db8:51::9'}]}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: dns-1, namespace: demo, labels: {kubernetes.io/service-name: dns}}
-addressType: IPv4
-ports: [{name: dns, port: 53, protocol: UDP}]
-endpoints: [{addresses: [10.244.0.5]}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: dns-2, namespace: demo, labels: {kubernetes.io/service-name: dns}}
-addressType: IPv6
-ports: [{name: dns, port: 53, protocol: UDP}]
-endpoints: [{addresses: ['fd00:244::5']}]
-";
+fn objects() -> String {
+    let spec = "type: LoadBalancer, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10, 'fd00:96::10'], ipFamilies: [IPv4, IPv6], \
+                ipFamilyPolicy: RequireDualStack, externalIPs: [198.51.100.1, '2001:db8:51::1'], \
+                loadBalancerSourceRanges: [203.0.113.0/24, '2001:db8:113::/48'], \
+                ports: [{name: dns, port: 53, protocol: UDP, targetPort: 53, nodePort: 30053}]";
+    let [v4, v6] = [("IPv4", "{addresses: [10.244.0.5]}"), ("IPv6", "{addresses: ['fd00:244::5']}")]
+        .map(|(family, endpoints)| slice("dns", family, "{name: dns, port: 53, protocol: UDP}", endpoints));
+    lone("dns", spec, "{ip: 198.51.100.9}, {ip: '2001:db8:51::9'}") + &v4 + &v6
+}
 
 fn probe() -> (Output, Value) {
     let output = demo(&["probe", "-o", "json"]);
@@ -70,7 +53,7 @@ fn without(module: &str, case: impl FnOnce(&str)) {
         let _forbidden = Forbidden::new(&[module]);
         set_up();
         let folder = Folder::new("lacks");
-        folder.put("dns.yaml", OBJECTS);
+        folder.put("dns.yaml", &objects());
         case(&folder.0.display().to_string());
         assert!(!is_loaded(module), "{module} was loaded after all");
         // Leftovers would keep modules in use.
@@ -441,7 +424,7 @@ fn what_is_required_is_an_obstacle() {
     kernel_test(PROXY, || {
         set_up();
         let folder = Folder::new("lacks");
-        folder.put("dns.yaml", OBJECTS);
+        folder.put("dns.yaml", &objects());
         ok(&demo(&["run", "--once", "--manifests", &folder.0.display().to_string()]));
     });
 }

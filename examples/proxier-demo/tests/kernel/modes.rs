@@ -11,7 +11,7 @@ use testkit::traffic::{Connection, NameServer};
 use testkit::{Need, Netns, PROXY, Sample, kernel_test};
 
 use crate::program::world::{Client, NODE_PORT, POD, SERVICE, World, held};
-use crate::program::{self, command, demo, fetched, ok, status_of, text, tool};
+use crate::program::{self, HTTP, command, demo, fetched, lone, ok, slice, status_of, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
 
@@ -26,29 +26,13 @@ fn holds_both(mode: &str) -> bool {
     ["10.96.0.16", "fd00:96::16"].iter().all(|address| printed.contains(address))
 }
 
-const SIX: &str = "apiVersion: v1
-kind: Service
-metadata: {name: six, namespace: demo}
-spec:
-  clusterIP: 'fd00:96::16'
-  clusterIPs: ['fd00:96::16', 10.96.0.16]
-  ipFamilies: [IPv6, IPv4]
-  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: six-6, namespace: demo, labels: {kubernetes.io/service-name: six}}
-addressType: IPv6
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints: [{addresses: ['fd00:244::5']}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: six-4, namespace: demo, labels: {kubernetes.io/service-name: six}}
-addressType: IPv4
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.0.5]}]
-";
+fn six() -> String {
+    let spec = "clusterIP: 'fd00:96::16', clusterIPs: ['fd00:96::16', 10.96.0.16], ipFamilies: [IPv6, IPv4], \
+                ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]";
+    let [v6, v4] = [("IPv6", "{addresses: ['fd00:244::5']}"), ("IPv4", "{addresses: [10.244.0.5]}")]
+        .map(|(family, endpoints)| slice("six", family, HTTP, endpoints));
+    lone("six", spec, "") + &v6 + &v4
+}
 
 const SIX_V6: &str = "[fd00:96::16]:80";
 const SIX_V4: &str = "10.96.0.16:80";
@@ -70,7 +54,7 @@ fn dual_stack(world: &World) -> NameServer {
         &["ip -6 addr add 2001:db8:9::2/64 dev eth0 nodad", "ip -6 route add fd00:96::/64 via 2001:db8:9::1"],
     );
     run(&world.pod, &["ip -6 addr add fd00:244::5/64 dev eth0 nodad", "ip -6 route add default via fd00:244::1"]);
-    world.manifests.put("six.yaml", SIX);
+    world.manifests.put("six.yaml", &six());
     NameServer::tcp(&world.pod, "[fd00:244::5]:8080".parse().unwrap(), POD).unwrap()
 }
 

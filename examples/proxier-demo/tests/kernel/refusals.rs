@@ -7,42 +7,20 @@ use std::time::{Duration, Instant};
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::World;
-use crate::program::{Folder, Running};
+use crate::program::{Folder, HTTP, Running, lone, slice};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
 
 /// A Service without endpoints, with a node port and a load balancer that this client may not use; and one that has one.
-const EMPTY: &str = "apiVersion: v1
-kind: Service
-metadata: {name: empty, namespace: demo}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.50
-  clusterIPs: [10.96.0.50]
-  ipFamilies: [IPv4]
-  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30050}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: closed, namespace: demo}
-spec:
-  type: LoadBalancer
-  clusterIP: 10.96.0.51
-  clusterIPs: [10.96.0.51]
-  ipFamilies: [IPv4]
-  loadBalancerSourceRanges: [203.0.113.0/24]
-  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
-status: {loadBalancer: {ingress: [{ip: 198.51.100.51}]}}
-";
-
-/// Endpoints for `demo/empty`.
-const SLICE: &str = "apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: empty-1, namespace: demo, labels: {kubernetes.io/service-name: empty}}
-addressType: IPv4
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.0.5]}]
-";
+fn empty() -> String {
+    let of = |address: &str, port: &str, more: &str| {
+        let port = format!("{{name: http, port: 80, protocol: TCP, targetPort: 8080{port}}}");
+        format!("clusterIP: {address}, clusterIPs: [{address}], ipFamilies: [IPv4], ports: [{port}], {more}")
+    };
+    let closed = of("10.96.0.51", "", "type: LoadBalancer, loadBalancerSourceRanges: [203.0.113.0/24]");
+    lone("empty", &of("10.96.0.50", ", nodePort: 30050", "type: NodePort"), "")
+        + &lone("closed", &closed, "{ip: 198.51.100.51}")
+}
 
 const PLACES: [&str; 2] = ["10.96.0.50:80", "192.0.2.1:30050"];
 
@@ -74,7 +52,7 @@ fn refuses(world: &World, proxy: &Running, mode: &str) {
 
 fn serve_and_refuse(mode: &str) {
     let world = World::new();
-    world.manifests.put("empty.yaml", EMPTY);
+    world.manifests.put("empty.yaml", &empty());
     let settings = Folder::new("refusals-settings");
     let proxy = match mode {
         "iptables" => {
@@ -92,7 +70,7 @@ fn serve_and_refuse(mode: &str) {
     if mode.starts_with("ipvs") {
         assert!(!world.connects("198.51.100.51:80"));
     }
-    world.manifests.put("slice.yaml", SLICE);
+    world.manifests.put("slice.yaml", &slice("empty", "IPv4", HTTP, "{addresses: [10.244.0.5]}"));
     for place in PLACES {
         proxy.until("the endpoint answers", || world.asks(place));
     }

@@ -7,7 +7,7 @@ use std::process::{Command, Output, Stdio};
 use serde_json::Value;
 use testkit::{Need, PROXY, kernel_test};
 
-use crate::program::{self, Folder, Running, command, demo, ok, text, tool};
+use crate::program::{self, Folder, HTTP, Running, command, demo, ok, pair, text, tool};
 
 /// Names of Services may begin with a digit, from Kubernetes 1.37 on.
 const OBJECTS: &str = "apiVersion: v1
@@ -56,23 +56,11 @@ endpoints:
 ";
 
 /// Client affinity, which only some versions of nft can list.
-const STICKY: &str = "apiVersion: v1
-kind: Service
-metadata: {name: sticky, namespace: demo}
-spec:
-  clusterIP: 10.96.0.12
-  clusterIPs: [10.96.0.12]
-  ipFamilies: [IPv4]
-  sessionAffinity: ClientIP
-  ports: [{name: http, port: 80, protocol: TCP}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: sticky-1, namespace: demo, labels: {kubernetes.io/service-name: sticky}}
-addressType: IPv4
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.1.6]}]
-";
+fn sticky() -> String {
+    let port = "{name: http, port: 80, protocol: TCP}";
+    let spec = format!("clusterIP: 10.96.0.12, clusterIPs: [10.96.0.12], sessionAffinity: ClientIP, ports: [{port}]");
+    pair("sticky", &spec, HTTP, "{addresses: [10.244.0.5]}, {addresses: [10.244.1.6]}")
+}
 
 /// Sets up the addresses of the node.
 fn set_up() {
@@ -121,7 +109,7 @@ fn listed() -> Vec<BTreeSet<String>> {
 fn in_ipvs_mode_it_is_what_a_pass_makes() {
     let manifests = Folder::new("render");
     manifests.put("web.yaml", OBJECTS);
-    manifests.put("sticky.yaml", STICKY);
+    manifests.put("sticky.yaml", &sticky());
     let output = render(&manifests, &["-o", "json"]);
     let rendered: Value = serde_json::from_str(&ok(&output)).unwrap();
     let part = |name: &str| rendered[name].as_str().unwrap_or_else(|| panic!("no {name}: {rendered:#}")).to_owned();
@@ -282,7 +270,7 @@ fn in_iptables_mode_it_is_what_a_pass_makes() {
     const MODE: [&str; 2] = ["--proxy-mode", "iptables"];
     let manifests = Folder::new("render");
     manifests.put("web.yaml", OBJECTS);
-    manifests.put("sticky.yaml", STICKY);
+    manifests.put("sticky.yaml", &sticky());
     let rendered: Value = serde_json::from_str(&ok(&render(&manifests, &["-o", "json", MODE[0], MODE[1]]))).unwrap();
     let part = |name: &str| rendered[name].as_str().unwrap();
     assert_eq!([part("ipvsadm"), part("ipset"), part("nft")], [""; 3]);

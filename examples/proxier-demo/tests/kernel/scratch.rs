@@ -10,7 +10,7 @@ use std::process::Command;
 
 use testkit::{Need, PROXY, kernel_test, oracle};
 
-use crate::program::world::{NODE_PORT, RULES, SERVICE, WEB, World};
+use crate::program::world::{NODE_PORT, RULES, SERVICE, World, web};
 use crate::program::{self, Folder, Running, changed, ok, tool};
 
 /// A root directory with the program, manifests, and the empty directories that a container has.
@@ -40,7 +40,7 @@ impl Scratch {
         for empty in ["proc", "sys", "run", "manifests"] {
             fs::create_dir_all(root.0.join(empty)).unwrap();
         }
-        fs::write(root.0.join("manifests/web.yaml"), WEB).unwrap();
+        fs::write(root.0.join("manifests/web.yaml"), web()).unwrap();
         Scratch(root)
     }
 
@@ -99,7 +99,7 @@ fn serves(mode: &str, more: &[&str], holds: fn() -> bool) {
 
     // A change, then a kill, then a new process: none of them needs another program.
     let more =
-        WEB.replace("10.96.0.10", "10.96.0.11").replace("web", "more").replace("nodePort: 30080", "nodePort: 30081");
+        web().replace("10.96.0.10", "10.96.0.11").replace("web", "more").replace("nodePort: 30080", "nodePort: 30081");
     fs::write(scratch.0.0.join("manifests/more.yaml"), more).unwrap();
     running.until("the second Service", || world.asks("10.96.0.11:80") && world.asks("192.0.2.1:30081"));
     running.end_with("KILL");

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use testkit::traffic::{NameServer, ask_udp, connect_and_ask};
 use testkit::{Need, Netns, PROXY, kernel_test};
 
-use crate::program::world::WEB;
+use crate::program::world::web;
 use crate::program::{Folder, Running, command, demo, ipvsadm, ok, set_up, status_of, tool};
 
 /// Default number of Services in addition to the first ones; `PROXIER_START_SERVICES` changes it.
@@ -137,7 +137,7 @@ fn settings_are_written_where_a_pod_has_them_mounted() {
     ];
     kernel_test(&[Need::Root, Need::Mounts, Need::Nftables, Need::IptablesNft], || {
         let folder = Folder::new("mounted");
-        folder.put("web.yaml", WEB);
+        folder.put("web.yaml", &web());
         let here = Netns::current().unwrap();
         here.write_sysctl("net/ipv4/ip_forward", "0").unwrap();
         let inner = command(&[

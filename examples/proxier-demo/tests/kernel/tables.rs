@@ -145,10 +145,10 @@ fn keeps_its_table(mode: &str, table: &str) {
     let server = TcpListener::bind("10.244.0.5:8080").unwrap();
     std::thread::spawn(move || server.incoming().for_each(drop));
     let folder = Folder::new("tables-own");
-    let spec = "type: LoadBalancer, clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], loadBalancerSourceRanges: [198.51.100.0/24], \
-                ports: [{name: http, port: 80, protocol: TCP}]}\nstatus: {loadBalancer: {ingress: [{ip: 203.0.113.5}]}";
-    let ports = "{name: http, port: 8080, protocol: TCP}";
-    folder.put("web.yaml", &program::pair("web", spec, ports, "{addresses: [10.244.0.5]}"));
+    let spec = "type: LoadBalancer, ipFamilies: [IPv4], clusterIP: 10.96.0.10, clusterIPs: [10.96.0.10], \
+                loadBalancerSourceRanges: [198.51.100.0/24], ports: [{name: http, port: 80, protocol: TCP}]";
+    let slice = program::slice("web", "IPv4", program::HTTP, "{addresses: [10.244.0.5]}");
+    folder.put("web.yaml", &(program::lone("web", spec, "{ip: 203.0.113.5}") + &slice));
     let of_settings = Folder::new("tables-own-settings");
     let start = |own_tables: bool| {
         let settings = of_settings.put(

@@ -10,25 +10,12 @@ use std::time::{Duration, Instant};
 use serde_json::Value;
 use testkit::{Need, Netns, PROXY, kernel_test, veth_pair};
 
-use crate::program::{Folder, command, demo, ok, set_up, text, tool};
+use crate::program::{Folder, command, demo, ok, set_up, text, tool, with_node_port};
 
-const MANIFEST: &str = "apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: shop}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ipFamilies: [IPv4]
-  ports: [{name: http, port: 80, protocol: TCP, nodePort: 30080}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: shop, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.0.6]}]
-";
+fn manifest() -> String {
+    let endpoints = ["10.244.0.5", "10.244.0.6"];
+    with_node_port("web", "10.96.0.10", 30080, &endpoints).replace("namespace: demo", "namespace: shop")
+}
 
 const SERVICE: &str = "10.96.0.10:80";
 const NODE_PORT: &str = "192.0.2.1:30080";
@@ -42,7 +29,7 @@ struct World {
 
 impl World {
     fn new(mode: &'static [&'static str]) -> Self {
-        Self::with(mode, MANIFEST)
+        Self::with(mode, &manifest())
     }
 
     fn with(mode: &'static [&'static str], manifest: &str) -> Self {
@@ -214,8 +201,8 @@ fn each_sender_has_the_virtual_server_that_it_gets() {
 
 /// The manifest with policy `Local`, and one endpoint on this node.
 fn local_manifest() -> String {
-    MANIFEST
-        .replace("  type: NodePort\n", "  type: NodePort\n  externalTrafficPolicy: Local\n")
+    manifest()
+        .replace("type: NodePort", "type: NodePort, externalTrafficPolicy: Local")
         .replace("{addresses: [10.244.0.5]}", "{addresses: [10.244.0.5], nodeName: n1}")
         .replace("{addresses: [10.244.0.6]}", "{addresses: [10.244.0.6], nodeName: n2}")
 }

@@ -11,38 +11,20 @@ use testkit::traffic::Connection;
 use testkit::{Need, Netns, PROXY, Sample, kernel_test, oracle};
 
 use crate::program::world::{Client, NODE_PORT, RULES, SERVICE, World, held_by};
-use crate::program::{self, Folder, Running, command, demo, ok, text, tool};
+use crate::program::{self, Folder, HTTP, Running, command, demo, lone, ok, pair, slice, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::IptablesLegacy];
 
 /// Services in addition to `demo/web`: one without endpoints; one with two endpoints and session affinity.
-const MORE: &str = "apiVersion: v1
-kind: Service
-metadata: {name: empty, namespace: demo}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.20
-  clusterIPs: [10.96.0.20]
-  ipFamilies: [IPv4]
-  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30081}]
----
-apiVersion: v1
-kind: Service
-metadata: {name: sticky, namespace: demo}
-spec:
-  clusterIP: 10.96.0.30
-  clusterIPs: [10.96.0.30]
-  ipFamilies: [IPv4]
-  sessionAffinity: ClientIP
-  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: sticky-1, namespace: demo, labels: {kubernetes.io/service-name: sticky}}
-addressType: IPv4
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.0.5]}, {addresses: [10.244.0.6]}]
-";
+fn more() -> String {
+    let of = |address: &str, port: &str| {
+        let port = format!("{{name: http, port: 80, protocol: TCP, targetPort: 8080{port}}}");
+        format!("clusterIP: {address}, clusterIPs: [{address}], ports: [{port}]")
+    };
+    let empty = format!("type: NodePort, ipFamilies: [IPv4], {}", of("10.96.0.20", ", nodePort: 30081"));
+    let sticky = format!("sessionAffinity: ClientIP, {}", of("10.96.0.30", ""));
+    lone("empty", &empty, "") + &pair("sticky", &sticky, HTTP, "{addresses: [10.244.0.5]}, {addresses: [10.244.0.6]}")
+}
 
 /// Tables of its nftables mode, by release: 1.36 has no chain that marks packets.
 const TABLES: [(&str, &str); 2] = [
@@ -53,29 +35,16 @@ const TABLES: [(&str, &str); 2] = [
 /// A table as it was read from a node with kube-proxy 1.36.2.
 const TABLE_OF_A_NODE: &str = include_str!("../fixtures/kube-proxy/node-1.36.2.nft");
 
-/// A load balancer for this network; its ranges are lifted later.
-const RANGED: &str = "apiVersion: v1
-kind: Service
-metadata: {name: ranged, namespace: demo}
-spec:
-  type: LoadBalancer
-  clusterIP: 10.96.0.40
-  clusterIPs: [10.96.0.40]
-  ipFamilies: [IPv4]
-  allocateLoadBalancerNodePorts: false
-  loadBalancerSourceRanges: [203.0.113.0/24]
-  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080}]
-status: {loadBalancer: {ingress: [{ip: 198.51.100.5}]}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: ranged-1, namespace: demo, labels: {kubernetes.io/service-name: ranged}}
-addressType: IPv4
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.0.5]}]
-";
+/// A load balancer for these networks.
+fn ranged(ranges: &str) -> String {
+    let port = "{name: http, port: 80, protocol: TCP, targetPort: 8080}";
+    let spec = format!(
+        "type: LoadBalancer, clusterIP: 10.96.0.40, clusterIPs: [10.96.0.40], ipFamilies: [IPv4], ports: [{port}], \
+         allocateLoadBalancerNodePorts: false, loadBalancerSourceRanges: [{ranges}]"
+    );
+    lone("ranged", &spec, "{ip: 198.51.100.5}") + &slice("ranged", "IPv4", HTTP, "{addresses: [10.244.0.5]}")
+}
 
-const RANGES: &str = "  loadBalancerSourceRanges: [203.0.113.0/24]\n";
 const RANGED_SERVICE: &str = "10.96.0.40:80";
 const RANGED_BALANCER: &str = "198.51.100.5:80";
 
@@ -262,8 +231,8 @@ fn save(family: &str, back_end: &str) -> Vec<((u64, u64), String)> {
 /// A node that a kube-proxy serves, or has served until a moment ago.
 fn world(left: Left) -> World {
     let world = World::new();
-    world.manifests.put("more.yaml", MORE);
-    world.manifests.put("ranged.yaml", RANGED);
+    world.manifests.put("more.yaml", &more());
+    world.manifests.put("ranged.yaml", &ranged("203.0.113.0/24"));
     // The probe loads the modules of all modes: on a machine that has just booted, that takes longer than all the rest.
     let _some_modes_may_be_lacking = demo(&["probe", "--proxy-mode", "auto"]);
     left.put();
@@ -497,7 +466,7 @@ fn there_and_back(left: Left, mode: &str) {
     let world = world(left);
     assert!(world.asks(RANGED_SERVICE) && !world.connects(RANGED_BALANCER), "{what}: its ranges are left");
     let before = everything();
-    world.manifests.put("ranged.yaml", &RANGED.replace(RANGES, ""));
+    world.manifests.put("ranged.yaml", &ranged(""));
     std::fs::remove_file(world.manifests.0.join("web.yaml")).unwrap();
     let running = world.start(mode);
     let mode = mode.split(':').next().unwrap();
@@ -655,7 +624,7 @@ fn a_cleanup_beside_a_kube_proxy_that_serves_keeps_its_objects() {
         kernel_test(NEEDS, || {
             let what = format!("from {from} back to {left:?}");
             let world = World::new();
-            world.manifests.put("more.yaml", MORE);
+            world.manifests.put("more.yaml", &more());
             let running = world.start(from);
             running.until("it serves", || world.asks(SERVICE) && world.asks(NODE_PORT));
             assert!(running.end().success());

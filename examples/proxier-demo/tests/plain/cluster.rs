@@ -403,7 +403,7 @@ async fn watches_that_end_at_once_again_and_again_are_failures_and_lists_bring_t
     for options in in_both_encodings() {
         let server = shop();
         let ends = |times: usize| {
-            (0..times).for_each(|_| server.fail_next("services", Verb::Watch, Fault::Text(String::new())))
+            (0..times).for_each(|_| server.fail_next("services", Verb::Watch, Fault::Text(String::new())));
         };
         let mut watching = settled(&server, options).await;
         ends(1);

@@ -53,23 +53,40 @@ endpoints: [{endpoints}]
     )
 }
 
-/// A Service of namespace demo and its EndpointSlice, of IPv4, as YAML: its specification, and the slice's ports and endpoints.
-pub(crate) fn pair(name: &str, spec: &str, ports: &str, endpoints: &str) -> String {
+/// Port `http` of a slice: 8080 of TCP.
+pub(crate) const HTTP: &str = "{name: http, port: 8080, protocol: TCP}";
+
+/// A Service of the namespace `demo`, as YAML; `balancers`: content of the list of load balancers' addresses.
+pub(crate) fn lone(name: &str, spec: &str, balancers: &str) -> String {
     format!(
         "apiVersion: v1
 kind: Service
 metadata: {{name: {name}, namespace: demo}}
-spec: {{ipFamilies: [IPv4], {spec}}}
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {{name: {name}-1, namespace: demo, labels: {{kubernetes.io/service-name: {name}}}}}
-addressType: IPv4
-ports: [{ports}]
-endpoints: [{endpoints}]
+spec: {{{spec}}}
+status: {{loadBalancer: {{ingress: [{balancers}]}}}}
 ---
 "
     )
+}
+
+/// An EndpointSlice of a Service of `demo`, as YAML.
+pub(crate) fn slice(service: &str, family: &str, ports: &str, endpoints: &str) -> String {
+    format!(
+        "apiVersion: discovery.k8s.io/v1
+kind: EndpointSlice
+metadata: {{name: {service}-{}, namespace: demo, labels: {{kubernetes.io/service-name: {service}}}}}
+addressType: {family}
+ports: [{ports}]
+endpoints: [{endpoints}]
+---
+",
+        if family == "IPv4" { 1 } else { 2 }
+    )
+}
+
+/// A Service of namespace demo and its EndpointSlice, of IPv4, as YAML: its specification, and the slice's ports and endpoints.
+pub(crate) fn pair(name: &str, spec: &str, ports: &str, endpoints: &str) -> String {
+    lone(name, &format!("ipFamilies: [IPv4], {spec}"), "") + &slice(name, "IPv4", ports, endpoints)
 }
 
 /// As [`pair`]: port 80 of TCP (`http`), a node port, and these addresses of endpoints, with port 8080.
@@ -77,7 +94,7 @@ pub(crate) fn with_node_port(name: &str, cluster_ip: &str, node_port: u16, endpo
     let port = format!("{{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: {node_port}}}");
     let spec = format!("type: NodePort, clusterIP: {cluster_ip}, clusterIPs: [{cluster_ip}], ports: [{port}]");
     let endpoints: Vec<String> = endpoints.iter().map(|address| format!("{{addresses: [{address}]}}")).collect();
-    pair(name, &spec, "{name: http, port: 8080, protocol: TCP}", &endpoints.join(", "))
+    pair(name, &spec, HTTP, &endpoints.join(", "))
 }
 
 /// The lines of `ipvsadm -Sn`.

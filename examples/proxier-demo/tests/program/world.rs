@@ -9,26 +9,12 @@ use std::time::{Duration, Instant};
 use testkit::traffic::{NameServer, connect_and_ask};
 use testkit::{Netns, veth_pair};
 
-use super::{Folder, Running, tool};
+use super::{Folder, Running, tool, with_node_port};
 
 /// The Service `demo/web` with one endpoint.
-pub(crate) const WEB: &str = "apiVersion: v1
-kind: Service
-metadata: {name: web, namespace: demo}
-spec:
-  type: NodePort
-  clusterIP: 10.96.0.10
-  clusterIPs: [10.96.0.10]
-  ipFamilies: [IPv4]
-  ports: [{name: http, port: 80, protocol: TCP, targetPort: 8080, nodePort: 30080}]
----
-apiVersion: discovery.k8s.io/v1
-kind: EndpointSlice
-metadata: {name: web-1, namespace: demo, labels: {kubernetes.io/service-name: web}}
-addressType: IPv4
-ports: [{name: http, port: 8080, protocol: TCP}]
-endpoints: [{addresses: [10.244.0.5]}]
-";
+pub(crate) fn web() -> String {
+    with_node_port("web", "10.96.0.10", 30080, &["10.244.0.5"])
+}
 
 pub(crate) const SERVICE: &str = "10.96.0.10:80";
 pub(crate) const NODE_PORT: &str = "192.0.2.1:30080";
@@ -132,7 +118,7 @@ impl World {
         let lan = Lan::new();
         let server = lan.serve(8080);
         let manifests = Folder::new("modes");
-        manifests.put("web.yaml", WEB);
+        manifests.put("web.yaml", &web());
         World { client: lan.client, pod: lan.pod, _server: server, manifests }
     }
 

@@ -92,13 +92,12 @@ async fn refresh(
             named.accept(&picture);
         }
         let names = named.names();
-        match &screen {
-            Some(screen) => screen.draw(&picture.lines(&names, screen.size()))?,
-            None => {
-                let mut value = picture.json(&names);
-                value["elapsedSeconds"] = elapsed.as_secs_f64().into();
-                line(&value)?;
-            }
+        if let Some(screen) = &screen {
+            screen.draw(&picture.lines(&names, screen.size()))?;
+        } else {
+            let mut value = picture.json(&names);
+            value["elapsedSeconds"] = elapsed.as_secs_f64().into();
+            line(&value)?;
         }
     }
 }

@@ -35,6 +35,7 @@ pub(crate) struct PassSummary {
     pub(crate) listening: ListenAddresses,
 }
 
+#[expect(clippy::struct_excessive_bools, reason = "each is something that happens once")]
 pub(crate) struct Worker {
     health: Arc<Health>,
     recorder: Recorder,

@@ -521,16 +521,13 @@ Exit codes: 0 nothing differs, 3 something does, 1 failed, 2 bad usage or bad in
 fn add_arguments(command: Clap) -> Clap {
     let name = command.get_name().to_owned();
     let is_one_of = |names: &[&str]| names.contains(&name.as_str());
-    let mass_removal = Arg::new("allow-mass-removal").long("allow-mass-removal").action(ArgAction::SetTrue).help(
+    let mass_removal = switch("allow-mass-removal").help(
         "Delete at once even when more than half of the virtual servers would go, which otherwise waits for five minutes. SIGUSR1 \
          does it once in a running proxy",
     );
-    let no_fallback = Arg::new("no-fallback")
-        .long("no-fallback")
-        .action(ArgAction::SetTrue)
+    let no_fallback = switch("no-fallback")
         .help("Fail when this machine cannot do the mode that is asked for, instead of serving in the next best one");
-    let input_timeout = Arg::new("input-timeout")
-        .long("input-timeout")
+    let input_timeout = option("input-timeout")
         .value_name("DURATION")
         .value_parser(|text: &str| text.parse::<GoDuration>())
         .help("How long run --once, plan, render, explain, trace, diff and show wait while the API server sends nothing new, 0s: without limit [60s]");
@@ -543,7 +540,7 @@ fn add_arguments(command: Clap) -> Clap {
         .arg(no_fallback.hide(!is_one_of(&["run", "plan"])))
         .arg(input_timeout.hide(!is_one_of(&["run", "plan", "render", "explain", "trace", "diff", "show"])));
     let command = if is_one_of(&["plan", "render", "explain", "trace", "diff", "show", "probe"]) {
-        let output = Arg::new("output").short('o').long("output").value_parser(["text", "json"]).default_value("text");
+        let output = option("output").short('o').value_parser(["text", "json"]).default_value("text");
         command.arg(output.help("How to print").display_order(0))
     } else {
         command
@@ -551,12 +548,12 @@ fn add_arguments(command: Clap) -> Clap {
     let command = match name.as_str() {
         "run" => {
             command.arg(
-                Arg::new("once").long("once").action(ArgAction::SetTrue).display_order(0).help(
+                switch("once").display_order(0).help(
                     "One full sync, then exit: 0 when the kernel serves all Services, 1 when something failed",
                 ),
             )
         }
-        "plan" => command.arg(Arg::new(DETAILED).long(DETAILED).action(ArgAction::SetTrue).display_order(0).help(
+        "plan" => command.arg(switch(DETAILED).display_order(0).help(
             "Exit code 0: nothing to do, 2: something would change or is held back, 1: any error, bad usage and input too",
         )),
         "render" => command.arg(node_address()),
@@ -569,16 +566,14 @@ fn add_arguments(command: Clap) -> Clap {
         "trace" => command.args(of_trace()),
         "diff" => command.args(of_diff()).arg(node_address()),
         "cleanup" => command.arg(
-            Arg::new("keep")
-                .long("keep")
+            option("keep")
                 .value_name("MODE")
                 .value_parser(["ipvs", "nftables", "iptables"])
                 .display_order(0)
                 .help("Keep the objects of a kube-proxy that serves in this mode again"),
         ),
         "show" => command.arg(
-            Arg::new("watch")
-                .long("watch")
+            option("watch")
                 .value_name("SECONDS")
                 .num_args(0..=1)
                 .default_missing_value("2")
@@ -605,15 +600,13 @@ fn of_diff() -> [Arg; 2] {
     let modes = || Kind::ALL.map(Kind::name);
     let from = modes().into_iter().chain(["kube-proxy"]).collect::<Vec<_>>();
     [
-        Arg::new("from")
-            .long("from")
+        option("from")
             .value_name("MODE|kube-proxy")
             .value_parser(clap::builder::PossibleValuesParser::new(from))
             .default_value("kube-proxy")
             .display_order(0)
             .help("The mode to compare from, or kube-proxy: what it has left in this kernel"),
-        Arg::new("to")
-            .long("to")
+        option("to")
             .value_name("MODE")
             .value_parser(clap::builder::PossibleValuesParser::new(modes()))
             .display_order(0)
@@ -643,13 +636,11 @@ fn of_trace() -> [Arg; 5] {
             .required(true)
             .value_parser(|text: &str| text.parse::<To>())
             .help("Where to, tcp by default"),
-        Arg::new("device")
-            .long("device")
+        option("device")
             .value_name("NAME")
             .display_order(0)
             .help("The device by which it comes in, for detectLocalMode by devices"),
-        Arg::new("live")
-            .long("live")
+        option("live")
             .value_name("SECONDS")
             .num_args(0..=1)
             .require_equals(true)
@@ -663,9 +654,18 @@ fn of_trace() -> [Arg; 5] {
     ]
 }
 
+/// An option of this name.
+fn option(name: &'static str) -> Arg {
+    Arg::new(name).long(name)
+}
+
+/// An option of this name without a value.
+fn switch(name: &'static str) -> Arg {
+    option(name).action(ArgAction::SetTrue)
+}
+
 fn node_address() -> Arg {
-    Arg::new("node-address")
-        .long("node-address")
+    option("node-address")
         .value_name("IP")
         .value_parser(clap::value_parser!(IpAddr))
         .action(ArgAction::Append)
@@ -676,30 +676,25 @@ fn node_address() -> Arg {
 fn sources() -> [Arg; 4] {
     let path = clap::value_parser!(PathBuf);
     [
-        Arg::new("manifests")
-            .long("manifests")
+        option("manifests")
             .value_name("FILE|DIR")
             .value_parser(path.clone())
             .action(ArgAction::Append)
             .conflicts_with_all(["kubeconfig", "master"])
             .help("No cluster: read Services, EndpointSlices and Nodes from YAML or JSON files, and follow them; -: standard input"),
-        Arg::new("kubeconfig")
-            .long("kubeconfig")
+        option("kubeconfig")
             .value_name("FILE")
             .value_parser(path)
             .help("The kubeconfig of the cluster [in-cluster]"),
-        Arg::new("master").long("master").value_name("URL").help("The API server, in place of the kubeconfig's"),
-        Arg::new("hostname-override")
-            .long("hostname-override")
+        option("master").value_name("URL").help("The API server, in place of the kubeconfig's"),
+        option("hostname-override")
             .value_name("NAME")
             .help("This Node's name [the host's]"),
     ]
 }
 
 fn files() -> [Arg; 5] {
-    let path =
-        |name: &'static str| Arg::new(name).long(name).value_name("FILE").value_parser(clap::value_parser!(PathBuf));
-    let switch = |name: &'static str| Arg::new(name).long(name).action(ArgAction::SetTrue);
+    let path = |name| option(name).value_name("FILE").value_parser(clap::value_parser!(PathBuf));
     [
         path("config").help("A KubeProxyConfiguration (v1alpha1), or kubeadm's ConfigMap with one"),
         path("write-config-to").help("Write the effective configuration to a file and exit"),
