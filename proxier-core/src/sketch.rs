@@ -249,10 +249,6 @@ impl Sets for SetsOnPaper {
         Ok(())
     }
 
-    fn has_unfinished(&mut self, _set: NamedSet) -> Result<bool, PortError> {
-        Ok(false)
-    }
-
     fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
         self.0.remove(&set.name());
         Ok(())
@@ -480,13 +476,5 @@ impl Relays for Listeners {
 
     fn close(&mut self, key: &FrontendKey) {
         self.0.remove(key);
-    }
-
-    fn busy(&mut self) -> BTreeSet<IpAddr> {
-        BTreeSet::new()
-    }
-
-    fn notices(&mut self) -> Vec<String> {
-        Vec::new()
     }
 }

@@ -35,16 +35,6 @@ pub struct Listener {
     pub node_may_use: bool,
 }
 
-/// Why a client gets no endpoint.
-#[cfg(feature = "kernel")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turned {
-    /// Its address is not in the networks that may connect, or a policy excludes it.
-    Away,
-    /// The listener has no endpoint.
-    Empty,
-}
-
 impl Listener {
     /// A listener without endpoints, for all clients.
     pub fn new(key: FrontendKey, group: impl Into<Arc<str>>) -> Self {
@@ -95,20 +85,12 @@ impl Listener {
         self.has(endpoint) || self.unselected.as_ref().is_some_and(|list| list.binary_search(endpoint).is_ok())
     }
 
+    /// The endpoints for a client, sorted; `None` if there are none for it: its address is not in the networks that may
+    /// connect, or a policy excludes it.
     #[cfg(feature = "kernel")]
-    /// The endpoints for a client, sorted; not empty.
-    ///
-    /// # Errors
-    /// The reason why there are none.
-    pub(crate) fn endpoints_for(&self, client: IpAddr, settings: &Settings) -> Result<&[EndpointKey], Turned> {
+    pub(crate) fn endpoints_for(&self, client: IpAddr, settings: &Settings) -> Option<&[EndpointKey]> {
         let list = if settings.is_inside(client, self.key.address) { &self.inside } else { &self.outside };
-        if !self.has_endpoints {
-            return Err(Turned::Empty);
-        }
-        if list.is_empty() || !self.admits(client) {
-            return Err(Turned::Away);
-        }
-        Ok(list)
+        (self.has_endpoints && !list.is_empty() && self.admits(client)).then_some(&**list)
     }
 
     #[cfg(feature = "kernel")]

@@ -1,38 +1,34 @@
 //! The ports of the simulated kernel: the real ones over fake transports where the kernel uses bytes, behind injected
 //! failures.
 
-mod conntrack;
 mod gate;
-mod ipvs;
-mod links;
-mod relays;
-mod routes;
 mod rules;
-mod sets;
-mod sysctls;
-mod tables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
 
+use ipset::Element;
 use iptables::{BackendChoice, Limits};
+use ipvs::fake::FakeIpvs;
+use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
+use ipvs::{Operation, VirtualServerKey};
+use nftables::{TableKey, TableSnapshot};
 
-use super::Parts;
+use super::conntrack::{Flow, find_udp, forget};
+use super::control::Call;
+use super::links::Interfaces;
 use super::shared::Shared;
-use super::transport::RecordingSocket;
-use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort};
-use crate::ports::Ports;
-use conntrack::FakeConntrackPort;
+use super::transport::{RecordingSocket, WriteCounts};
+use super::{LastChange, Parts};
+use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort, check_sysctl};
+use crate::net::{Family, FrontendKey, Network, Protocol};
+use crate::ports::{
+    Conntrack, Ipvs, ItemFailure, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted,
+    PortError, PortErrorKind, Ports, Relays, RouteOwner, Sets, Settings, Sysctls, Tables, UdpServices,
+};
+use crate::snapshot::HostAddresses;
 use gate::Gate;
-use ipvs::FakeIpvsPort;
-use links::FakeLinksPort;
-use relays::FakeRelaysPort;
-use routes::FakeRoutesPort;
 use rules::FakeRulesPort;
-use sets::FakeSetsPort;
-use sysctls::FakeSysctlsPort;
-use tables::FakeTablesPort;
-
-pub(super) use relays::FakeRelays;
 
 pub(super) struct FakePorts {
     ipvs: FakeIpvsPort,
@@ -109,5 +105,349 @@ impl FakePorts {
             routes: &mut self.routes,
             relays: &mut self.relays,
         }
+    }
+}
+
+struct FakeIpvsPort {
+    gate: Gate,
+    port: IpvsPort,
+    kernel: FakeIpvs,
+    changed: Shared<LastChange>,
+    /// The last read, and its generation.
+    seen: Option<(u64, Snapshot)>,
+}
+
+impl Ipvs for FakeIpvsPort {
+    fn snapshot(&mut self) -> Result<Snapshot, PortError> {
+        let (port, kernel, changed, seen) = (&mut self.port, &self.kernel, &self.changed, &mut self.seen);
+        self.gate.call(Call::IpvsSnapshot, None, || {
+            let (generation, quiet_from) = {
+                let changed = changed.lock();
+                (changed.generation, changed.quiet_from)
+            };
+            let quiet = quiet_from == 0 || kernel.messages() >= quiet_from;
+            if let Some((_, snapshot)) = seen.as_ref().filter(|(at, _)| quiet && *at == generation) {
+                return Ok(snapshot.clone());
+            }
+            let snapshot = port.snapshot()?;
+            *seen = Some((generation, snapshot.clone()));
+            Ok(snapshot)
+        })
+    }
+
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
+        self.gate.call(Call::IpvsRealServers, None, || self.port.real_servers(key))
+    }
+
+    fn run(&mut self, operations: &[Operation]) -> ItemFailures {
+        let mut changed = self.changed.lock();
+        changed.generation = changed.generation.saturating_add(1);
+        drop(changed);
+        let objection = self.gate.0.lock().objection;
+        self.gate.items(Call::IpvsRun, None, operations, |operations| {
+            let is_refused = |operation: &Operation| objection.is_some_and(|(refuses, _)| refuses(operation));
+            let refused = operations.iter().enumerate().filter(|(_, operation)| is_refused(operation));
+            let (places, allowed): (Vec<usize>, Vec<Operation>) =
+                operations.iter().copied().enumerate().filter(|(_, operation)| !is_refused(operation)).unzip();
+            let mut failures: ItemFailures = refused
+                .map(|(index, operation)| {
+                    let kind = objection.map_or(PortErrorKind::Other, |(_, kind)| kind);
+                    ItemFailure { index, error: PortError::new(kind, format_args!("{operation}: refused for a test")) }
+                })
+                .collect();
+            for failure in self.port.run(&allowed) {
+                if let Some(index) = places.get(failure.index).copied() {
+                    failures.push(ItemFailure { index, ..failure });
+                }
+            }
+            failures
+        })
+    }
+
+    fn timeouts(&mut self) -> Result<Timeouts, PortError> {
+        self.gate.call(Call::IpvsTimeouts, None, || self.port.timeouts())
+    }
+
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
+        self.gate.call(Call::IpvsSetTimeouts, None, || self.port.set_timeouts(timeouts))
+    }
+}
+
+struct FakeSetsPort {
+    gate: Gate,
+    port: SetsPort,
+    /// Whether the messages of a replacement are counted individually.
+    counting: Shared<bool>,
+    written: Shared<WriteCounts>,
+    /// The last read of each set, and its generation.
+    seen: BTreeMap<NamedSet, CachedEntries>,
+}
+
+/// The generation of a set, and its entries.
+type CachedEntries = ((u64, u64), Option<BTreeSet<Element>>);
+
+impl Sets for FakeSetsPort {
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
+        let (port, written, seen) = (&mut self.port, &self.written, &mut self.seen);
+        self.gate.call(Call::SetsEntries, Some(set.key.family), || {
+            let generation = written.lock().generation(&set.name());
+            if let Some((_, entries)) = seen.get(&set).filter(|(at, _)| *at == generation) {
+                return Ok(entries.clone());
+            }
+            let entries = port.entries(set)?;
+            seen.insert(set, (generation, entries.clone()));
+            Ok(entries)
+        })
+    }
+
+    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
+        self.gate.call(Call::SetsCreate, Some(set.key.family), || self.port.create(set, room))
+    }
+
+    fn add(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
+        self.gate.items(Call::SetsAdd, Some(set.key.family), elements, |elements| self.port.add(set, elements))
+    }
+
+    fn delete(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures {
+        self.gate.items(Call::SetsDelete, Some(set.key.family), elements, |elements| self.port.delete(set, elements))
+    }
+
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
+        let counting = &self.counting;
+        self.gate.weighing(Call::SetsReplace, Some(set.key.family), elements.len().max(1), false, || {
+            *counting.lock() = self.gate.0.lock().is_armed();
+            let outcome = self.port.replace(set, elements);
+            *counting.lock() = false;
+            outcome
+        })
+    }
+
+    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
+        self.gate.call(Call::SetsEntries, Some(set.key.family), || self.port.has_unfinished(set))
+    }
+
+    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
+        self.gate.call(Call::SetsDestroy, Some(set.key.family), || self.port.destroy(set))
+    }
+}
+
+struct FakeLinksPort {
+    gate: Gate,
+    links: Shared<Interfaces>,
+}
+
+impl Links for FakeLinksPort {
+    fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
+        self.links.lock().has(name)
+    }
+
+    fn create_device(&mut self, name: &str) -> Result<(), PortError> {
+        self.gate.call(Call::LinksCreateDevice, None, || self.links.lock().create(name))
+    }
+
+    fn delete_device(&mut self, name: &str) -> Result<(), PortError> {
+        self.gate.call(Call::LinksDeleteDevice, None, || self.links.lock().delete(name))
+    }
+
+    fn addresses(&mut self) -> Result<HostAddresses, PortError> {
+        self.gate.call(Call::LinksAddresses, None, || Ok(self.links.lock().addresses()))
+    }
+
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
+        self.gate.call(Call::LinksGateways, None, || Ok(self.links.lock().gateways.clone()))
+    }
+
+    fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        self.gate.items(Call::LinksBind, None, addresses, |addresses| self.links.lock().bind(device, addresses))
+    }
+
+    fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
+        self.gate.items(Call::LinksUnbind, None, addresses, |addresses| self.links.lock().unbind(device, addresses))
+    }
+}
+
+struct FakeRoutesPort {
+    gate: Gate,
+    links: Shared<Interfaces>,
+}
+
+impl LocalNetworks for FakeRoutesPort {
+    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
+        self.gate.call(Call::RoutesNetworks, None, || Ok(self.links.lock().networks(owner)))
+    }
+
+    fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
+        self.gate.items(Call::RoutesAdd, None, routes, |routes| self.links.lock().add_routes(owner, routes))
+    }
+
+    fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
+        self.gate.items(Call::RoutesDelete, None, networks, |networks| self.links.lock().delete_routes(owner, networks))
+    }
+}
+
+struct FakeSysctlsPort {
+    gate: Gate,
+    values: Shared<BTreeMap<String, String>>,
+}
+
+fn no_sysctl(path: &str) -> PortError {
+    PortError::new(PortErrorKind::NotFound, format!("{path}: this kernel does not have it"))
+}
+
+impl Sysctls for FakeSysctlsPort {
+    fn get(&mut self, path: &str) -> Result<String, PortError> {
+        self.gate.call(Call::SysctlsGet, None, || {
+            check_sysctl(path)?;
+            self.values.lock().get(path).cloned().ok_or_else(|| no_sysctl(path))
+        })
+    }
+
+    fn can_set(&mut self, path: &str) -> bool {
+        self.values.lock().contains_key(path)
+    }
+
+    fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
+        self.gate.call(Call::SysctlsSet, None, || {
+            check_sysctl(path)?;
+            let mut values = self.values.lock();
+            let Some(place) = values.get_mut(path) else { return Err(no_sysctl(path)) };
+            let value = value.trim();
+            if value.parse::<i64>().is_err() {
+                return Err(PortError::new(PortErrorKind::Invalid, format!("{path}: {value:?} is not a number")));
+            }
+            value.clone_into(place);
+            Ok(())
+        })
+    }
+}
+
+struct FakeTablesPort {
+    gate: Gate,
+    /// Another program's client.
+    other: nftables::Client,
+    port: TablesPort,
+}
+
+impl Tables for FakeTablesPort {
+    fn generation(&mut self) -> Result<u32, PortError> {
+        self.gate.call(Call::TablesGeneration, None, || self.port.generation())
+    }
+
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
+        self.gate.call(Call::TablesRead, family_of(table), || self.port.read(table))
+    }
+
+    fn table(&mut self, table: &TableKey) -> Result<Option<nftables::Table>, PortError> {
+        self.gate.call(Call::TablesTable, family_of(table), || self.port.table(table))
+    }
+
+    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+        self.port.list()
+    }
+
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
+        self.gate.call(Call::TablesHasChain, family_of(table), || self.port.has_chain(table, chain))
+    }
+
+    fn check(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
+        let port = &mut self.port;
+        committing(&self.gate, Call::TablesCheck, || port.check(transaction))
+    }
+
+    fn commit(&mut self, transaction: &nftables::Transaction) -> Result<(), NotCommitted> {
+        let theirs = self.gate.0.lock().others.pop_front();
+        if let Some(theirs) = theirs {
+            // A refused transaction has no effect, as on a kernel.
+            drop(self.other.commit(&theirs));
+        }
+        let port = &mut self.port;
+        committing(&self.gate, Call::TablesCommit, || port.commit(transaction))
+    }
+}
+
+fn committing(gate: &Gate, call: Call, commit: impl FnOnce() -> Result<(), NotCommitted>) -> Result<(), NotCommitted> {
+    let mut refused = None;
+    let outcome = gate.call(call, None, || {
+        commit().map_err(|not| {
+            refused = not.refused;
+            not.error
+        })
+    });
+    outcome.map_err(|error| NotCommitted { error, refused })
+}
+
+fn family_of(table: &TableKey) -> Option<Family> {
+    match table.family {
+        nftables::Family::Ip => Some(Family::V4),
+        nftables::Family::Ip6 => Some(Family::V6),
+        _ => None,
+    }
+}
+
+struct FakeConntrackPort {
+    gate: Gate,
+    flows: Shared<BTreeSet<Flow>>,
+}
+
+impl Conntrack for FakeConntrackPort {
+    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+        let forget = || Ok(forget(&mut self.flows.lock(), protocol.into(), family, services));
+        self.gate.call(Call::ConntrackForgetFlows, None, forget)
+    }
+
+    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
+        self.gate.call(Call::ConntrackFindUdp, None, || Ok(find_udp(&self.flows.lock(), services)))
+    }
+}
+
+/// The listeners of a process. They end with it.
+#[derive(Debug, Default)]
+pub(super) struct FakeRelays {
+    pub(super) listeners: BTreeMap<FrontendKey, Listener>,
+    pub(super) settings: Settings,
+    /// Ports in use by other programs.
+    pub(super) taken: BTreeSet<FrontendKey>,
+    /// Addresses at which a connection continues, with or without a listener.
+    pub(super) connected: BTreeSet<IpAddr>,
+}
+
+struct FakeRelaysPort {
+    gate: Gate,
+    relays: Shared<FakeRelays>,
+}
+
+impl Relays for FakeRelaysPort {
+    fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
+        self.relays.lock().listeners.clone()
+    }
+
+    fn configure(&mut self, settings: &Settings) -> Result<(), PortError> {
+        self.gate.call(Call::RelaysConfigure, None, || {
+            self.relays.lock().settings = settings.clone();
+            Ok(())
+        })
+    }
+
+    fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
+        self.gate.call(Call::RelaysServe, None, || {
+            let mut relays = self.relays.lock();
+            if relays.taken.contains(&listener.key) {
+                relays.listeners.remove(&listener.key);
+                let message = format!("listening on {}: another program has the port", listener.key);
+                return Err(PortError::new(PortErrorKind::AlreadyExists, message));
+            }
+            relays.listeners.insert(listener.key, listener.clone());
+            Ok(())
+        })
+    }
+
+    fn close(&mut self, key: &FrontendKey) {
+        self.relays.lock().listeners.remove(key);
+    }
+
+    fn busy(&mut self) -> BTreeSet<IpAddr> {
+        let relays = self.relays.lock();
+        let is_served = |address: &IpAddr| relays.listeners.keys().any(|key| key.address == *address);
+        relays.connected.iter().copied().filter(|address| !is_served(address)).collect()
     }
 }

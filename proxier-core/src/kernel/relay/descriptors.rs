@@ -3,8 +3,6 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use super::server::{Group, Shared};
-
 /// Most descriptors for the rest of the process: servers for health and metrics, the source of changes, netlink.
 const OTHERS: usize = 256;
 
@@ -24,10 +22,10 @@ const TIMES_WHAT_IS_LEFT: usize = 3;
 pub(super) enum Use {
     /// A listening socket. They get at most half of all, so that some are left for clients.
     Listener,
-    /// The sockets of a client and its endpoint.
-    Connection(Arc<Group>),
-    /// A client's UDP socket.
-    Flow(Arc<Group>),
+    /// The sockets of a client and its endpoint, with the number of those of its Service port.
+    Connection(Arc<AtomicUsize>),
+    /// A client's UDP socket, likewise.
+    Flow(Arc<AtomicUsize>),
     /// The two ends of a pipe. Only while half of all are free, since data can be moved without pipes.
     Pipe,
 }
@@ -44,7 +42,7 @@ impl Use {
     fn counter<'a>(&'a self, in_use: &'a InUse) -> Option<&'a AtomicUsize> {
         match self {
             Use::Listener => Some(&in_use.listeners),
-            Use::Connection(group) | Use::Flow(group) => Some(&group.descriptors),
+            Use::Connection(group) | Use::Flow(group) => Some(group),
             Use::Pipe => None,
         }
     }
@@ -66,16 +64,15 @@ fn add(counter: &AtomicUsize, by: usize, most: usize) -> bool {
 /// Descriptors that may be open. They are returned on drop.
 #[derive(Debug)]
 pub(super) struct Descriptors {
-    shared: Arc<Shared>,
+    in_use: Arc<InUse>,
     of: Use,
 }
 
 impl Descriptors {
-    /// `None`: no more are available for this use.
-    pub(super) fn reserve(shared: &Arc<Shared>, of: Use) -> Option<Self> {
-        let (most, number) = (shared.most_descriptors(), of.number());
-        let half = most.wrapping_div(2);
-        let own = of.counter(&shared.in_use);
+    /// `None`: no more are available for this use, out of `most`.
+    pub(super) fn reserve(in_use: &Arc<InUse>, most: usize, of: Use) -> Option<Self> {
+        let (number, half) = (of.number(), most.wrapping_div(2));
+        let own = of.counter(in_use);
         let most_own = if matches!(of, Use::Listener) { half } else { usize::MAX };
         if own.is_some_and(|own| !add(own, number, most_own)) {
             return None;
@@ -84,24 +81,24 @@ impl Descriptors {
             Use::Listener => most,
             Use::Pipe => half,
             Use::Connection(group) | Use::Flow(group) => {
-                most.saturating_sub(group.descriptors.load(Relaxed).div_ceil(TIMES_WHAT_IS_LEFT))
+                most.saturating_sub(group.load(Relaxed).div_ceil(TIMES_WHAT_IS_LEFT))
             }
         };
-        if !add(&shared.in_use.all, number, most_in_all) {
+        if !add(&in_use.all, number, most_in_all) {
             if let Some(own) = own {
                 own.fetch_sub(number, Relaxed);
             }
             return None;
         }
-        Some(Descriptors { shared: Arc::clone(shared), of })
+        Some(Descriptors { in_use: Arc::clone(in_use), of })
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
         let number = self.of.number();
-        self.shared.in_use.all.fetch_sub(number, Relaxed);
-        if let Some(own) = self.of.counter(&self.shared.in_use) {
+        self.in_use.all.fetch_sub(number, Relaxed);
+        if let Some(own) = self.of.counter(&self.in_use) {
             own.fetch_sub(number, Relaxed);
         }
     }
@@ -110,7 +107,6 @@ impl Drop for Descriptors {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ports::Settings;
 
     #[test]
     fn the_rest_of_the_process_has_enough_and_the_relay_at_least_half() {
@@ -120,26 +116,27 @@ mod tests {
     }
 
     /// Takes as many of one use as possible, and holds them.
-    fn all(shared: &Arc<Shared>, of: impl Fn() -> Use) -> Vec<Descriptors> {
-        std::iter::from_fn(|| Descriptors::reserve(shared, of())).collect()
+    fn all(in_use: &Arc<InUse>, most: usize, of: impl Fn() -> Use) -> Vec<Descriptors> {
+        std::iter::from_fn(|| Descriptors::reserve(in_use, most, of())).collect()
     }
 
     #[test]
     fn each_use_has_its_limit_and_returned_descriptors_can_be_reused() {
-        let shared = Arc::new(Shared::new(Settings::default(), 16));
-        let group = Arc::new(Group::default());
+        let in_use = Arc::default();
+        let all = |of: &dyn Fn() -> Use| all(&in_use, 16, of);
+        let group = Arc::default();
         let connection = || Use::Connection(Arc::clone(&group));
         for _ in 0..2 {
-            let listeners = all(&shared, || Use::Listener);
-            assert_eq!((listeners.len(), all(&shared, || Use::Pipe).len()), (8, 0));
+            let listeners = all(&|| Use::Listener);
+            assert_eq!((listeners.len(), all(&|| Use::Pipe).len()), (8, 0));
             // 6 of the remaining 8: 2 stay free.
-            let mut clients = all(&shared, connection);
+            let mut clients = all(&connection);
             assert_eq!(clients.len(), 3);
             clients.pop();
-            assert_eq!(all(&shared, || Use::Flow(Arc::clone(&group))).len(), 2);
+            assert_eq!(all(&|| Use::Flow(Arc::clone(&group))).len(), 2);
             drop((listeners, clients));
-            assert_eq!(all(&shared, || Use::Pipe).len(), 4);
-            assert_eq!(all(&shared, connection).len(), 6);
+            assert_eq!(all(&|| Use::Pipe).len(), 4);
+            assert_eq!(all(&connection).len(), 6);
         }
     }
 
@@ -147,17 +144,17 @@ mod tests {
     #[test]
     fn clients_of_some_service_ports_leave_descriptors_to_others() {
         for most in [64, 768, 1 << 16] {
-            let shared = Arc::new(Shared::new(Settings::default(), most));
+            let in_use = Arc::default();
             let mut held = Vec::new();
             for earlier in 0..7 {
-                let group = Arc::new(Group::default());
-                let of_one = all(&shared, || Use::Connection(Arc::clone(&group)));
+                let group = Arc::default();
+                let of_one = all(&in_use, most, || Use::Connection(Arc::clone(&group)));
                 let left = most - 2 * (held.len() + of_one.len());
                 assert!(!of_one.is_empty() || left <= 2, "{most}: {earlier} have taken all");
                 assert!(2 * of_one.len() <= 3 * left, "{most}: {} and {left} left", of_one.len());
                 held.extend(of_one);
             }
-            let listener = Descriptors::reserve(&shared, Use::Listener);
+            let listener = Descriptors::reserve(&in_use, most, Use::Listener);
             assert!(listener.is_some(), "{most}");
         }
     }

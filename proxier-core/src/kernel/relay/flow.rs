@@ -15,52 +15,10 @@ use crate::time::Moment;
 /// A UDP listener and the flows of its clients.
 #[derive(Debug)]
 pub(super) struct UdpServer {
-    server: Arc<Server>,
-    socket: Arc<UdpSocket>,
-    flows: BTreeMap<SocketAddr, u64>,
-}
-
-impl UdpServer {
-    pub(super) fn new(server: Arc<Server>, socket: Arc<UdpSocket>) -> Self {
-        UdpServer { server, socket, flows: BTreeMap::new() }
-    }
-
-    pub(super) fn server(&self) -> &Arc<Server> {
-        &self.server
-    }
-
-    pub(super) fn socket(&self) -> &UdpSocket {
-        &self.socket
-    }
-
-    pub(super) fn flow(&self, client: SocketAddr) -> Option<u64> {
-        self.flows.get(&client).copied()
-    }
-
-    pub(super) fn flows(&self) -> impl Iterator<Item = u64> {
-        self.flows.values().copied()
-    }
-
-    pub(super) fn insert(&mut self, client: SocketAddr, flow: u64) {
-        self.flows.insert(client, flow);
-    }
-
-    pub(super) fn remove(&mut self, client: SocketAddr) {
-        self.flows.remove(&client);
-    }
-
-    /// Removes the flows that should end.
-    pub(super) fn take_flows(&mut self, ends: impl Fn(u64) -> bool) -> Vec<u64> {
-        let mut taken = Vec::new();
-        self.flows.retain(|_, flow| {
-            let stays = !ends(*flow);
-            if !stays {
-                taken.push(*flow);
-            }
-            stays
-        });
-        taken
-    }
+    pub(super) server: Arc<Server>,
+    pub(super) socket: Arc<UdpSocket>,
+    /// The flow of each client.
+    pub(super) flows: BTreeMap<SocketAddr, u64>,
 }
 
 /// The datagrams between one client and one endpoint.
@@ -69,9 +27,9 @@ pub(super) struct Flow {
     ticket: Ticket,
     /// Replies leave from the listener's address and port.
     listener: Arc<UdpSocket>,
-    socket: UdpSocket,
-    client: SocketAddr,
-    endpoint: EndpointKey,
+    pub(super) socket: UdpSocket,
+    pub(super) client: SocketAddr,
+    pub(super) endpoint: EndpointKey,
     used: Moment,
     pub(super) timer: Option<Moment>,
 }
@@ -109,18 +67,6 @@ impl Flow {
                 }
             }
         }
-    }
-
-    pub(super) fn socket(&self) -> &UdpSocket {
-        &self.socket
-    }
-
-    pub(super) fn client(&self) -> SocketAddr {
-        self.client
-    }
-
-    pub(super) fn endpoint(&self) -> EndpointKey {
-        self.endpoint
     }
 
     pub(super) fn server_id(&self) -> u64 {

@@ -207,7 +207,7 @@ impl Relay {
 
     fn descriptor(&self) -> io::Result<Descriptors> {
         let none = || io::Error::new(io::ErrorKind::QuotaExceeded, "no file descriptor is left for it");
-        Descriptors::reserve(&self.shared, Use::Listener).ok_or_else(none)
+        self.shared.reserve(Use::Listener).ok_or_else(none)
     }
 
     fn change(&mut self, mut held: BoundListener, listener: &Listener) -> io::Result<BoundListener> {

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use super::balance::Balance;
 use super::descriptors::{Descriptors, InUse, Use};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
-use crate::ports::{Counts, Listener, Settings, Turned};
+use crate::ports::{Counts, Listener, Settings};
 use crate::time::Moment;
 
 /// Shortest interval between two notices of one kind about one listener.
@@ -45,7 +45,7 @@ pub(super) struct Shared {
     settings: Mutex<Arc<Settings>>,
     /// As computed by [`share`](super::descriptors::share).
     default_descriptors: usize,
-    pub(super) in_use: InUse,
+    in_use: Arc<InUse>,
     /// Addresses and ports on which this process listens for Services.
     own: Mutex<BTreeSet<FrontendKey>>,
     notices: Mutex<BTreeMap<(FrontendKey, Kind), Tally>>,
@@ -65,7 +65,7 @@ impl Shared {
             origin: Instant::now(),
             settings: Mutex::new(Arc::new(settings)),
             default_descriptors,
-            in_use: InUse::default(),
+            in_use: Arc::default(),
             own: Mutex::default(),
             notices: Mutex::default(),
             connections: AtomicUsize::new(0),
@@ -93,6 +93,11 @@ impl Shared {
     /// Number of descriptors for the relay.
     pub(super) fn most_descriptors(&self) -> usize {
         self.settings().max_descriptors.unwrap_or(self.default_descriptors)
+    }
+
+    /// Descriptors for this use; `None` if no more are available for it.
+    pub(super) fn reserve(&self, of: Use) -> Option<Descriptors> {
+        Descriptors::reserve(&self.in_use, self.most_descriptors(), of)
     }
 
     /// A listener is added or removed.
@@ -163,7 +168,7 @@ fn text(key: FrontendKey, kind: Kind, count: u64, descriptors: usize) -> String 
 #[derive(Debug, Default)]
 pub(super) struct Group {
     balance: Mutex<Balance>,
-    pub(super) descriptors: AtomicUsize,
+    descriptors: Arc<AtomicUsize>,
 }
 
 /// A listener as seen by the threads. It lives as long as its connections.
@@ -187,7 +192,8 @@ struct Served {
 /// Why a client is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    Turned(Turned),
+    /// There is no endpoint for it.
+    TurnedAway,
     /// All endpoints were tried.
     NobodyLeft,
 }
@@ -242,8 +248,9 @@ impl Ticket {
     /// Takes a ticket, or returns why there is none.
     pub(super) fn take(shared: &Arc<Shared>, server: &Arc<Server>, is_flow: bool) -> Result<Self, Kind> {
         let group = Arc::clone(&lock(&server.state).group);
-        let of = if is_flow { Use::Flow(Arc::clone(&group)) } else { Use::Connection(Arc::clone(&group)) };
-        let descriptors = Descriptors::reserve(shared, of).ok_or(Kind::Descriptors)?;
+        let of_group = Arc::clone(&group.descriptors);
+        let of = if is_flow { Use::Flow(of_group) } else { Use::Connection(of_group) };
+        let descriptors = shared.reserve(of).ok_or(Kind::Descriptors)?;
         server.open.fetch_add(1, Relaxed);
         server.begun.fetch_add(1, Relaxed);
         let now_open = if is_flow { &shared.flows } else { &shared.connections };
@@ -263,7 +270,7 @@ impl Ticket {
     ) -> Result<EndpointKey, Refusal> {
         let listener = self.server.listener();
         let client = client.to_canonical();
-        let endpoints = listener.endpoints_for(client, settings).map_err(Refusal::Turned)?;
+        let endpoints = listener.endpoints_for(client, settings).ok_or(Refusal::TurnedAway)?;
         let mut balance = lock(&self.group.balance);
         balance.choose(client, endpoints, listener.affinity, avoid, now).ok_or(Refusal::NobodyLeft)
     }

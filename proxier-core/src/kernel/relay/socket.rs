@@ -3,7 +3,6 @@
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd as _, OwnedFd};
-use std::sync::Arc;
 
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, SpliceFFlags, splice};
@@ -128,8 +127,8 @@ const AT_ONCE: usize = 1 << 20;
 
 impl Pipe {
     /// `None`: no descriptors are available.
-    pub(super) fn new(shared: &Arc<Shared>) -> Option<Self> {
-        let descriptors = Descriptors::reserve(shared, Use::Pipe)?;
+    pub(super) fn new(shared: &Shared) -> Option<Self> {
+        let descriptors = shared.reserve(Use::Pipe)?;
         let (read, write) = pipe2(OFlag::O_CLOEXEC | OFlag::O_NONBLOCK).ok()?;
         Some(Pipe { read, write, _descriptors: descriptors })
     }

@@ -212,7 +212,7 @@ impl Worker {
                     if self.epoll.add(&*socket, event).is_err() {
                         self.shared.notice(server.key, Kind::Exhausted);
                     }
-                    self.udp.insert(server.id, UdpServer::new(server, socket));
+                    self.udp.insert(server.id, UdpServer { server, socket, flows: BTreeMap::new() });
                 }
                 Command::Leave(id, done) => {
                     self.leave(id);
@@ -231,8 +231,8 @@ impl Worker {
             let _was_added = self.epoll.delete(&*socket);
         }
         if let Some(server) = self.udp.remove(&id) {
-            let _was_added = self.epoll.delete(server.socket());
-            for flow in server.flows() {
+            let _was_added = self.epoll.delete(&*server.socket);
+            for flow in server.flows.into_values() {
                 self.remove(flow);
             }
         }
@@ -240,13 +240,15 @@ impl Worker {
 
     fn move_flows(&mut self, id: u64) {
         let Some(server) = self.udp.get_mut(&id) else { return };
-        let listener = server.server().listener();
+        let listener = server.server.listener();
         let slots = &self.slots;
-        let is_gone = |flow: u64| match slots.get(&flow) {
-            Some(Slot::Udp(flow)) => !listener.keeps_flows_of(&flow.endpoint()),
-            _ => true,
-        };
-        for flow in server.take_flows(is_gone) {
+        let mut gone = Vec::new();
+        server.flows.retain(|_, flow| {
+            let stays = matches!(slots.get(flow), Some(Slot::Udp(flow)) if listener.keeps_flows_of(&flow.endpoint));
+            gone.extend((!stays).then_some(*flow));
+            stays
+        });
+        for flow in gone {
             self.remove(flow);
         }
     }
@@ -350,7 +352,7 @@ impl Worker {
             }
             DialResult::Refused(refusal) => {
                 let (counter, key) = match refusal {
-                    Refusal::Turned(_) => (&self.shared.turned_away, None),
+                    Refusal::TurnedAway => (&self.shared.turned_away, None),
                     Refusal::NobodyLeft => (&self.shared.unanswered, Some(connection.key())),
                 };
                 counter.fetch_add(1, Relaxed);
@@ -458,7 +460,7 @@ impl Worker {
     fn receive(&mut self, id: u64, now: Moment) {
         for _ in 0..IN_A_ROW {
             let Some(server) = self.udp.get(&id) else { return };
-            let (length, client) = match server.socket().recv_from(self.tools.buffer()) {
+            let (length, client) = match server.socket.recv_from(self.tools.buffer()) {
                 Ok(received) => received,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
                 // An answer did not reach the client, which has closed its socket.
@@ -485,10 +487,10 @@ impl Worker {
     /// The flow of a client, started if necessary.
     fn flow(&mut self, id: u64, client: SocketAddr, now: Moment) -> Option<u64> {
         let udp = self.udp.get(&id)?;
-        if let Some(flow) = udp.flow(client) {
-            return Some(flow);
+        if let Some(flow) = udp.flows.get(&client) {
+            return Some(*flow);
         }
-        let server = Arc::clone(udp.server());
+        let server = Arc::clone(&udp.server);
         let ticket = match Ticket::take(&self.shared, &server, true) {
             Ok(ticket) => ticket,
             Err(limit) => {
@@ -512,14 +514,14 @@ impl Worker {
         let flow_id = self.next_id;
         self.next_id = self.next_id.wrapping_add(1);
         let event = EpollEvent::new(EpollFlags::EPOLLIN, token(flow_id, About::ClientOrFlow));
-        if self.epoll.add(flow.socket(), event).is_err() {
+        if self.epoll.add(&flow.socket, event).is_err() {
             self.shared.notice(server.key, Kind::Exhausted);
             return None;
         }
         let end = flow.end(self.shared.settings().udp_idle);
         self.slots.insert(flow_id, Slot::Udp(flow));
         self.set_timer(flow_id, Some(end));
-        self.udp.get_mut(&id)?.insert(client, flow_id);
+        self.udp.get_mut(&id)?.flows.insert(client, flow_id);
         Some(flow_id)
     }
 
@@ -542,7 +544,7 @@ impl Worker {
         if let Some(Slot::Udp(flow)) = self.remove(id)
             && let Some(server) = self.udp.get_mut(&flow.server_id())
         {
-            server.remove(flow.client());
+            server.flows.remove(&flow.client);
         }
     }
 }

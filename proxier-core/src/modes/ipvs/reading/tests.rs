@@ -8,7 +8,7 @@ use ipvs::model::{ObservedRealServer, Scheduler, Timeouts, VirtualServer, Virtua
 use ipvs::{Operation, VirtualServerKey};
 
 use super::*;
-use crate::modes::ipvs::index::Index;
+use crate::modes::ipvs::index::Recorded;
 use crate::modes::ipvs::sets::NamedSet;
 use crate::ports::{ItemFailures, PortError};
 use crate::service::Indexed;
@@ -86,10 +86,6 @@ impl Sets for Entries {
         panic!("{set}")
     }
 
-    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
-        panic!("{set}")
-    }
-
     fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
         panic!("{set}")
     }
@@ -103,7 +99,7 @@ fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize,
     let served = ipset::Entry::parse(ipset::SetType::HashIpPort, "10.0.0.1,tcp:80").unwrap().element;
     let mut sets = Entries(mark.then_some((set, served)));
     let (host, config) = (HostAddresses::default(), Config::default());
-    let nothing = Indexed::new(Index::new(&config));
+    let nothing = Indexed::new(Recorded::new(&config));
     let wanted = nothing.wanted();
     let (observed, unread) = read(Records::Sets(&mut sets), &mut kernel, (&host, &config), &wanted, is_settled);
     assert_eq!(unread, []);
