@@ -5,7 +5,7 @@ use std::net::IpAddr;
 use iptables::{Chain, ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names;
-use crate::config::{InterfaceName, MarkBit};
+use crate::config::MarkBit;
 use crate::modes::shared::localhost::FIREWALL_COMMENT;
 pub(crate) use crate::modes::shared::networks::PodTraffic;
 use crate::net::Family;
@@ -81,32 +81,6 @@ impl RandomFully {
     /// Resolves `Auto` to `Never` if the programs do not support it.
     pub(super) fn on(self, programs: bool) -> Self {
         if self == RandomFully::Auto && !programs { RandomFully::Never } else { self }
-    }
-}
-
-impl PodTraffic {
-    fn matching(&self) -> Option<[String; 2]> {
-        let (option, value) = match self {
-            PodTraffic::Unknown => return None,
-            PodTraffic::Network(network) => ("-s", network.to_string()),
-            PodTraffic::Interface(name) => ("-i", name.to_string()),
-            // A prefix of maximum length matches only the name itself.
-            PodTraffic::Prefix(name) if name.as_str().len() == InterfaceName::MAX_LEN => ("-i", name.to_string()),
-            PodTraffic::Prefix(name) => ("-i", format!("{name}+")),
-        };
-        Some([option.to_owned(), value])
-    }
-
-    /// The arguments that match pod traffic; `None` if it cannot be detected.
-    pub(super) fn inside(&self) -> Option<Vec<String>> {
-        self.matching().map(Vec::from)
-    }
-
-    /// The arguments that match all other traffic; `None` if it cannot be detected, or there is none.
-    pub(super) fn outside(&self) -> Option<Vec<String>> {
-        let is_all = matches!(self, PodTraffic::Network(network) if network.prefix_len() == 0);
-        let matching = self.matching().filter(|_| !is_all)?;
-        Some(std::iter::once("!".to_owned()).chain(matching).collect())
     }
 }
 

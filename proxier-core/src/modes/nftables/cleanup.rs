@@ -6,8 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use nftables::{Element, ElementData, ElementKey, Expression, TableKey, TableSnapshot, Verdict};
 
 use super::layout::{self, Layout};
-use super::mode::read;
-use super::observed::{endpoint, protocol_and_port, split};
+use super::observed::{endpoint, protocol_and_port, read, split};
 use crate::config::Config;
 use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
 use crate::modes::shared::nft::{COMMENT as OF_SERVICES, OWNED, is_ours, name, remove_table};

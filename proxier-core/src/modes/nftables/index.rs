@@ -64,7 +64,7 @@ impl Need {
     /// Its set, unless every table has it.
     pub(super) fn set(&self, layout: &Layout) -> Option<Set> {
         match self {
-            Need::Chain(_, chain) => chain.set(layout),
+            Need::Chain(_, chain) => layout.entering_set(chain),
             Need::Clients(_, clients) => Some(layout.clients_set(*clients)),
             Need::ClusterIp(_) | Need::Hairpin(_) => None,
         }

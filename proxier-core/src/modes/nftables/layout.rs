@@ -3,20 +3,20 @@
 
 use std::time::Duration;
 
-use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
+use nftables::expr::{CmpOp, DynSetOp, FibFlags, FibResult, NatFlags, NumgenKind};
 use nftables::{
-    BaseChain, Chain, ChainKey, ChainType, CtState, DataType, Expression, Family as NftFamily, FieldTypes, Hook,
-    L4Protocol, Name, Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table,
-    TableFlags, TableKey, Value, Verdict, rule,
+    BaseChain, Chain, ChainKey, ChainType, CtState, Expression, Family as NftFamily, Hook, L4Protocol, Name, Operand,
+    Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table, TableFlags, TableKey, Value,
+    Verdict, rule,
 };
 
 use super::lower::{SetName, number};
-use super::pick::{Clients, Pick, SharedChain};
+use super::pick::{Clients, Draw, Marks, Pick, SEED, SharedChain, Slot, Split, first, slot_number, tickets};
 use crate::config::{Config, KernelNames};
 use crate::modes::shared::networks::PodTraffic;
 use crate::modes::shared::nft::COMMENT;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
-use crate::modes::shared::nft::{RTN_LOCAL, interface, rejections};
+use crate::modes::shared::nft::{RTN_LOCAL, destination, no_fields, of_pods, rejections, source};
 use crate::modes::shared::table::{self, ChainRules};
 use crate::net::{Family, Network, Protocol};
 use crate::service::NodeFacts;
@@ -39,19 +39,6 @@ const CLIENTS: [u32; 3] = [0x30000, 0x18000, 0x18000];
 /// s.
 const COLLECTED_EVERY: Duration = Duration::from_secs(30);
 
-/// Which connections to cluster IPs are masqueraded, by source.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum MasqueradeRule {
-    /// Masquerades no connections.
-    Nobody,
-    /// Connections from sources that are not in this network.
-    Outside(Network),
-    /// Connections that do not arrive on this interface.
-    OutsideInterface(String),
-    /// Connections that do not arrive on an interface with this name prefix.
-    OutsidePrefix(String),
-}
-
 /// The layout of a family's table: everything except its elements and the chains that select endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
@@ -60,7 +47,7 @@ pub(crate) struct Layout {
     family: Family,
     mark: u32,
     /// How local traffic is detected, even if everything is masqueraded.
-    local: MasqueradeRule,
+    local: PodTraffic,
     masquerade_all: bool,
     /// Set if pods of other nodes are known ([`NodeFacts::other_pods`]).
     other_pods: Option<(Network, Network)>,
@@ -89,18 +76,12 @@ impl Layout {
     /// The layout of a family's table with this name.
     pub(crate) fn new(family: Family, table: &Name, facts: &NodeFacts, is_liberal: bool) -> Self {
         let config: &Config = facts.config();
-        let local = match PodTraffic::from_facts(facts, family) {
-            PodTraffic::Unknown => MasqueradeRule::Nobody,
-            PodTraffic::Network(network) => MasqueradeRule::Outside(network),
-            PodTraffic::Interface(name) => MasqueradeRule::OutsideInterface(name.as_str().to_owned()),
-            PodTraffic::Prefix(name) => MasqueradeRule::OutsidePrefix(name.as_str().to_owned()),
-        };
         Layout {
             table: self::table(family, table),
             flags: table::flags(config),
             family,
             mark: config.masquerade_bit.mask(),
-            local,
+            local: PodTraffic::from_facts(facts, family),
             masquerade_all: config.masquerade_all,
             other_pods: facts.other_pods(family),
             is_liberal,
@@ -122,7 +103,7 @@ impl Layout {
         &self.table
     }
 
-    pub(super) fn reference(set: SetName) -> SetReference {
+    fn reference(set: SetName) -> SetReference {
         SetReference::named(chain(&set.name()))
     }
 
@@ -138,37 +119,31 @@ impl Layout {
         ChainKey { table: self.table.clone(), name: chain(name) }
     }
 
-    pub(super) fn source(&self) -> Operand {
-        match self.family {
-            Family::V4 => Operand::IP_SADDR,
-            Family::V6 => Operand::IP6_SADDR,
-        }
+    fn source(&self) -> Operand {
+        source(self.family)
     }
 
     fn destination(&self) -> Operand {
-        match self.family {
-            Family::V4 => Operand::IP_DADDR,
-            Family::V6 => Operand::IP6_DADDR,
-        }
+        destination(self.family)
     }
 
     /// Fields that identify a Frontend.
-    pub(super) fn frontend(&self) -> Vec<Operand> {
+    fn frontend(&self) -> Vec<Operand> {
         vec![self.destination(), Operand::L4PROTO, Operand::DPORT]
     }
 
     /// Fields that identify a client of a Frontend.
-    pub(super) fn client(&self) -> Vec<Operand> {
+    fn client(&self) -> Vec<Operand> {
         [&[self.source()], self.frontend().as_slice()].concat()
     }
 
     /// Sends to the endpoint in a slot, and continues if there is none.
-    pub(super) fn to_endpoint(&self, slot: Operand) -> RuleBuilder {
+    fn to_endpoint(&self, slot: Operand) -> RuleBuilder {
         self.to_endpoint_after(self.rule(), slot)
     }
 
     /// The same at the end of a rule.
-    pub(super) fn to_endpoint_after(&self, rule: RuleBuilder, slot: Operand) -> RuleBuilder {
+    fn to_endpoint_after(&self, rule: RuleBuilder, slot: Operand) -> RuleBuilder {
         let key = [self.frontend().as_slice(), &[slot]].concat();
         rule.dnat_to_map(self.nft_family(), &key, Layout::reference(SetName::Endpoints))
     }
@@ -210,46 +185,20 @@ impl Layout {
         set
     }
 
-    pub(super) fn rule(&self) -> RuleBuilder {
+    fn rule(&self) -> RuleBuilder {
         rule(self.table.family)
     }
 
     /// Marks a connection for masquerading.
-    pub(super) fn mark(&self) -> Rule {
+    fn mark(&self) -> Rule {
         built(self.rule().set_mark_bits(self.mark, self.mark))
     }
 
     /// Marks a connection to a cluster IP if its source requires it; `None` if no source does.
-    pub(super) fn internal_mark(&self) -> Option<Rule> {
-        let rule = if self.masquerade_all {
-            Some(self.rule())
-        } else {
-            match &self.local {
-                MasqueradeRule::Nobody => None,
-                MasqueradeRule::Outside(network) => Some(self.from(network, CmpOp::Ne)),
-                MasqueradeRule::OutsideInterface(name) => Some(interface(self.rule(), name, false, CmpOp::Ne)),
-                MasqueradeRule::OutsidePrefix(name) => Some(interface(self.rule(), name, true, CmpOp::Ne)),
-            }
-        };
+    fn internal_mark(&self) -> Option<Rule> {
+        let others = || of_pods(self.rule(), &self.local, CmpOp::Ne);
+        let rule = if self.masquerade_all { Some(self.rule()) } else { others() };
         rule.map(|rule| built(rule.set_mark_bits(self.mark, self.mark)))
-    }
-
-    fn from(&self, network: &Network, op: CmpOp) -> RuleBuilder {
-        let (address, prefix) = (network.network(), network.prefix_len());
-        match op {
-            CmpOp::Eq => self.rule().saddr_in(address, prefix),
-            _ => self.rule().saddr_not_in(address, prefix),
-        }
-    }
-
-    /// Matches traffic of the node's pods; `None` if it is not detected.
-    fn of_pods(&self) -> Option<RuleBuilder> {
-        match &self.local {
-            MasqueradeRule::Nobody => None,
-            MasqueradeRule::Outside(network) => Some(self.from(network, CmpOp::Eq)),
-            MasqueradeRule::OutsideInterface(name) => Some(interface(self.rule(), name, false, CmpOp::Eq)),
-            MasqueradeRule::OutsidePrefix(name) => Some(interface(self.rule(), name, true, CmpOp::Eq)),
-        }
     }
 
     /// The way of connections from outside this node. Under policy `Local`, pods of other nodes are clients outside if
@@ -276,7 +225,7 @@ impl Layout {
 
     /// Sends this node and its pods, which may use all endpoints, to one chain; their answers return through this node
     /// anyway. Sends all other clients to the other chain, and all clients if the first one is missing.
-    pub(super) fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
+    fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
         let from_here = || {
             let register = Register::FIRST;
             self.rule()
@@ -291,7 +240,7 @@ impl Layout {
             let outside = only_here.map_or(Verdict::Return, |chain| Verdict::Goto(chain.clone()));
             rules.push(built(of_other_pods.verdict(outside)));
         }
-        rules.extend(self.of_pods().and_then(|rule| goes_to(rule, anywhere)));
+        rules.extend(of_pods(self.rule(), &self.local, CmpOp::Eq).and_then(|rule| goes_to(rule, anywhere)));
         rules.push(built(from_here().set_mark_bits(self.mark, self.mark)));
         rules.extend(goes_to(from_here(), anywhere));
         rules.extend(goes_to(self.rule(), only_here));
@@ -348,6 +297,87 @@ impl Layout {
     }
 }
 
+impl Layout {
+    /// The rules of a chain that Frontends share, in order.
+    pub(super) fn rules(&self, chain: &SharedChain) -> Vec<Rule> {
+        match chain {
+            SharedChain::Pick(pick) => self.pick_rules(pick),
+            SharedChain::Split(Split { anywhere, only_here }) => {
+                let name = |pick: &Option<Pick>| pick.map(|pick| SharedChain::Pick(pick).name());
+                self.split(name(anywhere).as_ref(), name(only_here).as_ref())
+            }
+            SharedChain::Slot(slot) => self.slot_rules(slot),
+        }
+    }
+
+    /// The set of Frontends with the name of a shared chain.
+    pub(super) fn entering_set(&self, chain: &SharedChain) -> Option<Set> {
+        chain.entered_by_set().map(|pick| self.set(SetName::Picked(pick)))
+    }
+
+    /// The rules of a chain that selects an endpoint.
+    fn pick_rules(&self, pick: &Pick) -> Vec<Rule> {
+        let mut rules: Vec<Rule> = match pick.marks {
+            Marks::Nothing => Vec::new(),
+            Marks::Internal => self.internal_mark().into_iter().collect(),
+            Marks::Everything => vec![self.mark()],
+        };
+        let offset = first(pick.is_local);
+        match pick.draw {
+            // Any of the slots, all with the same probability.
+            Draw::Random => {
+                rules.extend((pick.fewest()..=pick.most).rev().map(|modulus| {
+                    built(self.to_endpoint(Operand::Numgen { kind: NumgenKind::Random, modulus, offset }))
+                }))
+            }
+            Draw::Sticky(_) => {
+                rules.extend(pick.slots().map(|slot| {
+                    let known = self.rule().in_set(&self.client(), slot.clients.reference());
+                    built(known.jump(slot.name()))
+                }));
+                rules.extend(pick.slots().map(|slot| self.draw(pick, &slot)));
+            }
+            Draw::Client { port } => {
+                let of = [self.source()].into_iter().chain(port.then_some(Operand::SPORT)).collect();
+                let hash = Operand::Hash { of, modulus: pick.most, seed: Some(SEED), offset };
+                rules.push(built(self.to_endpoint(hash)));
+            }
+        }
+        rules
+    }
+
+    /// A new client gets this slot when its draw means it. The draw is a number of the packet, so it is the same in
+    /// each of these rules, and different for another port of the client.
+    fn draw(&self, pick: &Pick, slot: &Slot) -> Rule {
+        let draw = Operand::Hash {
+            of: vec![self.source(), Operand::SPORT],
+            modulus: pick.most,
+            seed: Some(SEED),
+            offset: tickets(slot.clients.is_local, slot.clients.number),
+        };
+        let key = [self.frontend().as_slice(), &[draw]].concat();
+        built(self.rule().in_set(&key, Layout::reference(SetName::Draws)).goto(slot.name()))
+    }
+
+    /// The rules of a slot's chain.
+    fn slot_rules(&self, slot: &Slot) -> Vec<Rule> {
+        let timeout = Duration::from_secs(slot.secs.into());
+        // A constant that nft accepts among the fields of a key: a random choice from one number.
+        let this = || Operand::Numgen {
+            kind: NumgenKind::Random,
+            modulus: 1,
+            offset: slot_number(slot.clients.is_local, slot.clients.number),
+        };
+        let clients = || slot.clients.reference();
+        let change = |op, timeout| self.rule().change_set(op, clients(), &self.client(), &[], timeout);
+        vec![
+            built(self.to_endpoint_after(change(DynSetOp::Update, Some(timeout)), this())),
+            built(self.to_endpoint(this())),
+            built(change(DynSetOp::Delete, None)),
+        ]
+    }
+}
+
 impl table::Layout for Layout {
     fn to_table(&self) -> Table {
         let mut table = Table::new(self.table.clone()).comment(COMMENT);
@@ -392,9 +422,4 @@ impl table::Layout for Layout {
         ];
         all.into_iter().chain(localhost).collect()
     }
-}
-
-fn no_fields() -> FieldTypes {
-    #[expect(clippy::unwrap_used, reason = "a constant type that a test makes")]
-    FieldTypes::of(&[DataType::INET_SERVICE]).unwrap()
 }

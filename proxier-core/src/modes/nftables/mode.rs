@@ -7,13 +7,12 @@ use nftables::Name;
 use super::index::Index;
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
-use super::observed::Observed;
+use super::observed::{Observed, read};
 use super::plan::{Plan, TablePlan, write_table};
 use super::slots::{HeldSlots, Slots};
 use crate::config::Config;
 use crate::modes::shared::flows;
 use crate::modes::shared::frontends::losing;
-use crate::modes::shared::nft::made_by_others;
 use crate::modes::shared::table::{Basis, Fate, WriteOutcome};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
 use crate::net::{Family, FrontendKey};
@@ -317,17 +316,6 @@ impl modes::Mode for Mode {
     fn kind(&self) -> Kind {
         Kind::Nftables
     }
-}
-
-/// Reads a family's table; `None` if it does not exist.
-pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>, PortError> {
-    let Some(snapshot) = tables.read(layout.table())? else { return Ok(None) };
-    let observed = Observed::read(snapshot, layout);
-    observed.map(Some).ok_or_else(|| {
-        let table = layout.table();
-        let what = format!("it has neither chain {} nor its comment: {}", super::layout::OWNED, made_by_others(table));
-        PortError::new(PortErrorKind::AlreadyExists, what)
-    })
 }
 
 /// Whether connections to a Frontend are refused or dropped.

@@ -1,7 +1,6 @@
 //! A table in the kernel in this mode's terms: what it contains, and what it serves.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use nftables::{ChainKey, ElementData, ElementKey, Expression, TableSnapshot, Verdict};
 
@@ -11,9 +10,10 @@ use super::pick::{Pick, most_of, slot_at};
 use super::slots::HeldSlots;
 use crate::config::KernelNames;
 use crate::modes::inspection::{Inspection, ServedFrontend, TrafficCounters};
+use crate::modes::shared::nft::{OWNED, address, made_by_others};
 use crate::modes::shared::table::Shape;
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
-use crate::ports::{PortError, Tables};
+use crate::ports::{PortError, PortErrorKind, Tables};
 use crate::service::NodeFacts;
 
 /// A family's table as read.
@@ -99,25 +99,23 @@ impl Observed {
     }
 }
 
+/// Reads a family's table; `None` if it does not exist.
+pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>, PortError> {
+    let Some(snapshot) = tables.read(layout.table())? else { return Ok(None) };
+    let observed = Observed::read(snapshot, layout);
+    observed.map(Some).ok_or_else(|| {
+        let table = layout.table();
+        let what = format!("it has neither chain {} nor its comment: {}", OWNED, made_by_others(table));
+        PortError::new(PortErrorKind::AlreadyExists, what)
+    })
+}
+
 /// The Frontend that an element belongs to; `None` for shared elements.
 pub(super) fn frontend_of(set: SetName, key: &ElementKey, family: Family) -> Option<FrontendKey> {
     if matches!(set, SetName::ClusterIps | SetName::Hairpins) {
         return None;
     }
     split(key, family).map(|(key, _)| key)
-}
-
-pub(super) fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
-    Some(match family {
-        Family::V4 => {
-            let (address, rest) = bytes.split_first_chunk::<4>()?;
-            (IpAddr::V4(Ipv4Addr::from(*address)), rest)
-        }
-        Family::V6 => {
-            let (address, rest) = bytes.split_first_chunk::<16>()?;
-            (IpAddr::V6(Ipv6Addr::from(*address)), rest)
-        }
-    })
 }
 
 pub(super) fn endpoint(bytes: &[u8], family: Family) -> Option<EndpointKey> {

@@ -41,13 +41,10 @@
 //! ([`slots`](super::slots)), because all its clients would follow it.
 
 use std::fmt;
-use std::time::Duration;
 
-use nftables::expr::{DynSetOp, NumgenKind};
-use nftables::{Name, Operand, Rule, Set, SetReference};
+use nftables::{Name, SetReference};
 
-use super::layout::{Layout, built, chain};
-use super::lower::SetName;
+use crate::modes::shared::nft::name as chain;
 
 /// Which connections a chain marks for masquerading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -147,7 +144,7 @@ pub(crate) enum SharedChain {
 pub(super) const FIRST_LOCAL_SLOT: u32 = 1 << 24;
 
 /// Seed of the number that selects for a new client. Constant, otherwise each start would write all rules again.
-const SEED: u32 = 0x70_72_6f_78;
+pub(super) const SEED: u32 = 0x70_72_6f_78;
 
 /// Suffixes of the names of chains that select by client.
 const BY_CLIENT: &str = "-by-client";
@@ -177,12 +174,12 @@ pub(super) fn most_of(name: &str, is_local: bool) -> Option<u32> {
     number.trim_end_matches("-local").rsplit_once('-')?.1.parse().ok()
 }
 
-fn first(is_local: bool) -> u32 {
+pub(super) fn first(is_local: bool) -> u32 {
     if is_local { FIRST_LOCAL_SLOT } else { 0 }
 }
 
 /// The key of a slot in the set of draws, without the draw: its 16 low bits.
-fn tickets(is_local: bool, slot: u32) -> u32 {
+pub(super) fn tickets(is_local: bool, slot: u32) -> u32 {
     u32::from(is_local) << 31 | (slot & 0x7fff) << 16
 }
 
@@ -248,23 +245,6 @@ impl SharedChain {
     /// Name of the chain.
     pub(super) fn name(&self) -> Name {
         chain(&self.to_string())
-    }
-
-    /// The chain's rules, in order.
-    pub(super) fn rules(&self, layout: &Layout) -> Vec<Rule> {
-        match self {
-            SharedChain::Pick(pick) => pick.rules(layout),
-            SharedChain::Split(Split { anywhere, only_here }) => {
-                let name = |pick: &Option<Pick>| pick.map(|pick| SharedChain::Pick(pick).name());
-                layout.split(name(anywhere).as_ref(), name(only_here).as_ref())
-            }
-            SharedChain::Slot(slot) => slot.rules(layout),
-        }
-    }
-
-    /// The set of Frontends with the chain's name.
-    pub(super) fn set(&self, layout: &Layout) -> Option<Set> {
-        self.entered_by_set().map(|pick| layout.set(SetName::Picked(pick)))
     }
 
     /// The set of clients that it remembers.
@@ -338,47 +318,6 @@ impl Pick {
             (0..width).map(move |number| Slot { clients: Clients { number, is_local }, secs })
         })
     }
-
-    fn rules(&self, layout: &Layout) -> Vec<Rule> {
-        let mut rules: Vec<Rule> = match self.marks {
-            Marks::Nothing => Vec::new(),
-            Marks::Internal => layout.internal_mark().into_iter().collect(),
-            Marks::Everything => vec![layout.mark()],
-        };
-        let offset = first(self.is_local);
-        match self.draw {
-            // Any of the slots, all with the same probability.
-            Draw::Random => rules.extend((self.fewest()..=self.most).rev().map(|modulus| {
-                built(layout.to_endpoint(Operand::Numgen { kind: NumgenKind::Random, modulus, offset }))
-            })),
-            Draw::Sticky(_) => {
-                rules.extend(self.slots().map(|slot| {
-                    let known = layout.rule().in_set(&layout.client(), slot.clients.reference());
-                    built(known.jump(slot.name()))
-                }));
-                rules.extend(self.slots().map(|slot| self.draw(layout, &slot)));
-            }
-            Draw::Client { port } => {
-                let of = [layout.source()].into_iter().chain(port.then_some(Operand::SPORT)).collect();
-                let hash = Operand::Hash { of, modulus: self.most, seed: Some(SEED), offset };
-                rules.push(built(layout.to_endpoint(hash)));
-            }
-        }
-        rules
-    }
-
-    /// A new client gets this slot when its draw means it. The draw is a number of the packet, so it is the same in
-    /// each of these rules, and different for another port of the client.
-    fn draw(&self, layout: &Layout, slot: &Slot) -> Rule {
-        let draw = Operand::Hash {
-            of: vec![layout.source(), Operand::SPORT],
-            modulus: self.most,
-            seed: Some(SEED),
-            offset: tickets(slot.clients.is_local, slot.clients.number),
-        };
-        let key = [layout.frontend().as_slice(), &[draw]].concat();
-        built(layout.rule().in_set(&key, Layout::reference(SetName::Draws)).goto(slot.name()))
-    }
 }
 
 impl Clients {
@@ -386,31 +325,14 @@ impl Clients {
         chain(&self.to_string())
     }
 
-    fn reference(self) -> SetReference {
+    pub(super) fn reference(self) -> SetReference {
         SetReference::named(self.name())
     }
 }
 
 impl Slot {
-    fn name(&self) -> Name {
+    pub(super) fn name(&self) -> Name {
         chain(&self.to_string())
-    }
-
-    fn rules(&self, layout: &Layout) -> Vec<Rule> {
-        let timeout = Duration::from_secs(self.secs.into());
-        // A constant that nft accepts among the fields of a key: a random choice from one number.
-        let this = || Operand::Numgen {
-            kind: NumgenKind::Random,
-            modulus: 1,
-            offset: slot_number(self.clients.is_local, self.clients.number),
-        };
-        let clients = || self.clients.reference();
-        let change = |op, timeout| layout.rule().change_set(op, clients(), &layout.client(), &[], timeout);
-        vec![
-            built(layout.to_endpoint_after(change(DynSetOp::Update, Some(timeout)), this())),
-            built(layout.to_endpoint(this())),
-            built(change(DynSetOp::Delete, None)),
-        ]
     }
 }
 

@@ -9,8 +9,7 @@ use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, T
 use super::index::{Index, frontends};
 use super::layout::{Layout, SERVICES};
 use super::lower::{Item, SetName};
-use super::mode::read;
-use super::observed::{Observed, frontend_of};
+use super::observed::{Observed, frontend_of, read};
 use super::pick::{Pick, SharedChain};
 use crate::modes::Work;
 use crate::modes::shared::frontends::FrontendChanges;
@@ -306,7 +305,7 @@ impl table::Changes for TablePlan {
 }
 
 fn shared_chain(layout: &Layout, chain: &SharedChain) -> ChainRules {
-    (Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout))
+    (Chain::regular(layout.chain_key(&chain.to_string())), layout.rules(chain))
 }
 
 impl Work for Plan {

@@ -40,8 +40,10 @@ fn add(transaction: &mut Transaction, layout: &Layout) {
         }
         let split = Split { anywhere: Some(pick), only_here: Some(pick) };
         for chain in pick.slots().map(SharedChain::Slot).chain([SharedChain::Pick(pick), SharedChain::Split(split)]) {
-            sets.extend(chain.set(layout).into_iter().chain(chain.clients().map(|of| layout.clients_set(of))));
-            chains.push((nftables::Chain::regular(layout.chain_key(&chain.to_string())), chain.rules(layout)));
+            sets.extend(
+                layout.entering_set(&chain).into_iter().chain(chain.clients().map(|of| layout.clients_set(of))),
+            );
+            chains.push((nftables::Chain::regular(layout.chain_key(&chain.to_string())), layout.rules(&chain)));
         }
     }
     write_layout(transaction, (Fate::Make, false), layout, sets, &chains);

@@ -73,6 +73,30 @@ impl PodTraffic {
         };
         network.map_or(PodTraffic::Unknown, PodTraffic::Network)
     }
+
+    fn matching(&self) -> Option<[String; 2]> {
+        let (option, value) = match self {
+            PodTraffic::Unknown => return None,
+            PodTraffic::Network(network) => ("-s", network.to_string()),
+            PodTraffic::Interface(name) => ("-i", name.to_string()),
+            // A prefix of maximum length matches only the name itself.
+            PodTraffic::Prefix(name) if name.as_str().len() == InterfaceName::MAX_LEN => ("-i", name.to_string()),
+            PodTraffic::Prefix(name) => ("-i", format!("{name}+")),
+        };
+        Some([option.to_owned(), value])
+    }
+
+    /// The arguments of iptables that match pod traffic; `None` if it cannot be detected.
+    pub(in crate::modes) fn inside(&self) -> Option<Vec<String>> {
+        self.matching().map(Vec::from)
+    }
+
+    /// The arguments of iptables that match all other traffic; `None` if it cannot be detected, or there is none.
+    pub(in crate::modes) fn outside(&self) -> Option<Vec<String>> {
+        let is_all = matches!(self, PodTraffic::Network(network) if network.prefix_len() == 0);
+        let matching = self.matching().filter(|_| !is_all)?;
+        Some(std::iter::once("!".to_owned()).chain(matching).collect())
+    }
 }
 
 /// Why a network is not made local as a whole. Prints as a sentence.

@@ -1,12 +1,16 @@
 //! Parts that modes with nf_tables tables share.
 
+use std::net::IpAddr;
+
 use nftables::expr::{CmpOp, MetaKey, Reject};
 use nftables::{
-    ChainKey, ChainType, Expression, Family as NftFamily, Hook, L4Protocol, Name, Policy, Register, Rule, RuleBuilder,
-    Table, TableKey, Transaction, Value, Verdict,
+    ChainKey, ChainType, DataType, Expression, Family as NftFamily, FieldTypes, Hook, L4Protocol, Name, Operand,
+    Policy, Register, Rule, RuleBuilder, Table, TableKey, Transaction, Value, Verdict,
 };
 
+use crate::config::InterfaceName;
 use crate::modes::shared::cleaned::Cleaned;
+use crate::modes::shared::networks::PodTraffic;
 use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
@@ -115,6 +119,57 @@ pub(crate) fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpO
         }
         _ => rule.iifname(name),
     }
+}
+
+/// Matches packets of this node's pods, with [`CmpOp::Ne`] all others; `None` if pods are not told apart, or nothing else
+/// exists.
+pub(in crate::modes) fn of_pods(rule: RuleBuilder, pods: &PodTraffic, op: CmpOp) -> Option<RuleBuilder> {
+    match (pods, op) {
+        (PodTraffic::Unknown, _) => None,
+        (PodTraffic::Network(network), CmpOp::Eq) if network.prefix_len() == 0 => Some(rule),
+        (PodTraffic::Network(network), _) if network.prefix_len() == 0 => None,
+        (PodTraffic::Network(network), CmpOp::Eq) => Some(rule.saddr_in(network.network(), network.prefix_len())),
+        (PodTraffic::Network(network), _) => Some(rule.saddr_not_in(network.network(), network.prefix_len())),
+        (PodTraffic::Interface(name), _) => Some(interface(rule, name.as_str(), false, op)),
+        (PodTraffic::Prefix(name), _) => {
+            // A prefix of maximum length matches only the name itself.
+            Some(interface(rule, name.as_str(), name.as_str().len() < InterfaceName::MAX_LEN, op))
+        }
+    }
+}
+
+pub(in crate::modes) fn source(family: Family) -> Operand {
+    match family {
+        Family::V4 => Operand::IP_SADDR,
+        Family::V6 => Operand::IP6_SADDR,
+    }
+}
+
+pub(in crate::modes) fn destination(family: Family) -> Operand {
+    match family {
+        Family::V4 => Operand::IP_DADDR,
+        Family::V6 => Operand::IP6_DADDR,
+    }
+}
+
+/// Fields of a set that cannot be made.
+pub(in crate::modes) fn no_fields() -> FieldTypes {
+    #[expect(clippy::unwrap_used, reason = "a constant type that a test makes")]
+    FieldTypes::of(&[DataType::INET_SERVICE]).unwrap()
+}
+
+/// The address at the start of a key, and the rest.
+pub(in crate::modes) fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
+    Some(match family {
+        Family::V4 => {
+            let (address, rest) = bytes.split_first_chunk::<4>()?;
+            (IpAddr::from(*address), rest)
+        }
+        Family::V6 => {
+            let (address, rest) = bytes.split_first_chunk::<16>()?;
+            (IpAddr::from(*address), rest)
+        }
+    })
 }
 
 /// A chain that no table has.
