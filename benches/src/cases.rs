@@ -12,7 +12,7 @@ use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::diff::{Scope, diff};
 use proxier_core::modes::ipvs::drain::Drains;
-use proxier_core::modes::ipvs::index::{Index, Recorded};
+use proxier_core::modes::ipvs::index::Recorded;
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::plan::{Plan, plan};
 use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};
@@ -272,8 +272,8 @@ impl World {
     }
 
     /// Everything, compiled.
-    fn compiled(&self) -> Indexed<Index> {
-        Indexed::build(&self.store, &self.facts, Index::new(self.facts.config()))
+    fn compiled(&self) -> Indexed<Recorded> {
+        Indexed::build(&self.store, &self.facts, Recorded::new(self.facts.config()))
     }
 
     /// Brings the kernel to the desired state.

@@ -12,7 +12,7 @@ use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel};
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::ipvs::drain::Policy;
-use proxier_core::modes::ipvs::index::Index;
+use proxier_core::modes::ipvs::index::Recorded;
 use proxier_core::modes::ipvs::wanted::Wanted;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::{Failure, Report};
@@ -239,7 +239,7 @@ impl Machine {
         if damage.0 % 8 == 7 {
             // A virtual server that this proxy is about to make.
             let facts = self.proxier.facts();
-            let all = Indexed::build(self.proxier.store(), facts, Index::new(facts.config()));
+            let all = Indexed::build(self.proxier.store(), facts, Recorded::new(facts.config()));
             let wanted = all.wanted();
             let missing = wanted.servers().map(|server| server.key).filter(|key| !held.servers.contains_key(key));
             let key = pick(missing, damage.1);
@@ -319,7 +319,7 @@ impl Machine {
         assert_eq!(foreign::state(&after.state), foreign::state(&before.state), "somebody else's things changed");
         let wanted = &self.proxier.wanted().unwrap();
         let facts = self.proxier.facts();
-        assert_eq!(*wanted, Indexed::build(self.proxier.store(), facts, Index::new(facts.config())).wanted());
+        assert_eq!(*wanted, Indexed::build(self.proxier.store(), facts, Recorded::new(facts.config())).wanted());
         check_writes(&log.0, wanted, &before, raced);
         if !raced {
             check_kept(&before, &after, wanted);

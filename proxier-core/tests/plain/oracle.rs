@@ -11,7 +11,7 @@ use iptables::{Rule, TableName};
 use ipvs::model::{Protocol, RealServerKey, Scheduler, SchedulerFlags};
 use ipvs::{VirtualServerKey, Weight};
 use proxier_core::config::NamePrefix;
-use proxier_core::modes::ipvs::index::Index;
+use proxier_core::modes::ipvs::index::Recorded;
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, compile};
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
 use proxier_core::modes::ipvs::wanted::Wanted;
@@ -287,7 +287,7 @@ fn hold(corpus: &[Scenario], reference: Reference, differences: &[&Difference], 
         let odd: Vec<_> = store.rejections().filter(|odd| !said.contains(&&*odd.field)).collect();
         assert!(odd.is_empty(), "{}: {odd:?}", scenario.id);
         let facts = facts(scenario);
-        let all = Indexed::build(&store, &facts, Index::new(facts.config()));
+        let all = Indexed::build(&store, &facts, Recorded::new(facts.config()));
         let wanted = all.wanted();
         let ours = State { rules: rules_of(&wanted, &facts), ..state_of(&wanted) };
         let mut theirs = expected(scenario);

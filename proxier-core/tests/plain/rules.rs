@@ -198,7 +198,7 @@ fn jumps_in_order_stay_where_they_are() {
     host.assert_settled(&rules, "others between");
 
     // One of our jumps is gone: all of them move to the front.
-    let jump = &rules.jumps().iter().find(|jump| jump.from == "INPUT" && jump.position == 2).unwrap().rule;
+    let jump = &rules.jumps().iter().filter(|jump| jump.from == "INPUT").nth(1).unwrap().rule;
     line(&format!("-D INPUT {jump}"));
     let changes = host.apply(&rules);
     assert_eq!(changes.lines().len(), 5, "two go, three come: {changes}");
@@ -251,7 +251,7 @@ fn a_table_that_cannot_be_shown_is_left_alone() {
     let dump = Dump::parse("*filter\nCOMMIT\n# Table `nat' is incompatible, use 'nft' tool.\n").unwrap();
     let rules = cases()[0].rules(Family::V4);
     for error in [rules.changes(&dump).unwrap_err(), cleanup(&dump, NamePrefix::KUBE).unwrap_err()] {
-        assert_eq!(error.table(), &TableName::NAT);
+        assert!(error.to_string().starts_with("table nat "), "{error}");
         assert!(error.to_string().contains("nft list ruleset"), "{error}");
     }
 }

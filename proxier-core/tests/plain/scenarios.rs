@@ -1,7 +1,7 @@
 //! Every scenario in `scenarios/`: the meaning of Services, in the output of the usual tools. See `scenarios/README.md`.
 
 use proxier_core::config::Config;
-use proxier_core::modes::ipvs::index::Index;
+use proxier_core::modes::ipvs::index::Recorded;
 use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
@@ -40,7 +40,7 @@ fn tens_of_thousands_of_ports() {
         store.upsert_service(&serde_json::from_value(object).unwrap());
     }
     let facts = NodeFacts::new(&Config::default(), &Node::new("node-a"), &HostAddresses::default());
-    let all = Indexed::build(&store, &facts, Index::new(facts.config()));
+    let all = Indexed::build(&store, &facts, Recorded::new(facts.config()));
     assert_eq!(all.wanted().servers().count(), 19_999 + 36 + 1);
     // Port 0, those above 65535, and the repeated ones.
     assert_eq!(store.rejections().count(), 1 + 464 + 499);

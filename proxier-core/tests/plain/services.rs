@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use proxier_core::config::{Config, NodePortAddresses, ReservedPort, Topology, User};
-use proxier_core::modes::ipvs::index::Index;
+use proxier_core::modes::ipvs::index::Recorded;
 use proxier_core::modes::ipvs::sets::SetKind;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
@@ -314,7 +314,7 @@ proptest! {
         let mut store = Store::new("node-a");
         store.upsert_service(&service);
         store.upsert_slice(&slice);
-        let all = Indexed::build(&store, &facts(), Index::new(facts().config()));
+        let all = Indexed::build(&store, &facts(), Recorded::new(facts().config()));
         for rejection in store.rejections() {
             prop_assert_eq!(rejection.to_string().lines().count(), 1, "{}", rejection);
         }

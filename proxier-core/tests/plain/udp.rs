@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use proxier_core::config::Config;
 use proxier_core::modes::ipvs::diff::{Scope, diff};
 use proxier_core::modes::ipvs::drain::{Drains, Policy};
-use proxier_core::modes::ipvs::index::Index;
+use proxier_core::modes::ipvs::index::Recorded;
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::udp;
 use proxier_core::ports::UdpServices;
@@ -114,7 +114,7 @@ proptest! {
             for event in events {
                 universe::happen(&mut store, event);
             }
-            Indexed::build(&store, &universe::facts(), Index::new(universe::facts().config()))
+            Indexed::build(&store, &universe::facts(), Recorded::new(universe::facts().config()))
         };
         let (before, after, drains) = (reach(&before), reach(&after), Drains::default());
         let (before, after) = (before.wanted(), after.wanted());

@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use iptables::Transaction;
 
 use super::count::{Outcome, Tally};
-use super::diff::Incomparable;
 use super::plan::{Basis, FamilyPlan, Plan, without};
 use super::wanted::Wanted;
 use crate::modes::shared::frontends::search;
@@ -228,8 +227,7 @@ impl Search<'_, '_> {
         let family = self.plan.family;
         let dump = self.rules.dump(family)?;
         let out = waiting.iter().chain(self.refused.keys()).chain(self.left);
-        let compared =
-            without(self.wanted, &dump, family, self.held, out, None).map_err(|error| incomparable(&error))?;
+        let compared = without(self.wanted, &dump, family, self.held, out, None)?;
         if !compared.transaction.is_empty()
             && let Err(error) = self.rules.restore(family, &compared.transaction)
         {
@@ -240,9 +238,4 @@ impl Search<'_, '_> {
         self.lines = self.lines.and(written);
         Ok(None)
     }
-}
-
-/// Turns the reason why rules could not be compared into an error of the port that read them.
-pub(super) fn incomparable(error: &Incomparable) -> PortError {
-    PortError::from_error(PortErrorKind::Invalid, error)
 }

@@ -1,7 +1,6 @@
 //! Compares the desired rules with the kernel's in a full pass, and with what was last written for changes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use iptables::{Chain, ChainName, Dump, Edit, Error, Rule, Table, TableName, Transaction};
 
@@ -12,72 +11,23 @@ use super::observed::{self, Keep};
 use super::settings::{TableChain, kubelet_firewall};
 use super::spelling;
 use super::wanted::Wanted;
-use crate::modes::shared::chains::{Comparison, OwnChains, UnreadableTable};
+use crate::modes::shared::chains::{Comparison, OwnChains};
 use crate::modes::shared::cleaned::IsKept;
 use crate::net::{Family, Protocol};
 use crate::parallel;
+use crate::ports::PortError;
 use crate::service::{Changes, Compiled, Port};
 use crate::snapshot::ObjectKey;
 
 /// Below this number of ports, a second thread does not pay.
 const WORTH_A_THREAD: usize = 256;
 
-/// Why rules could not be compared. Nothing is written then.
-#[derive(Clone)]
-#[non_exhaustive]
-pub enum Incomparable {
-    /// A table that `iptables-save` cannot show, because it contains something that only `nft` can express.
-    Unreadable(TableName),
-    /// A rule that iptables could not read. Does not occur in practice: every name and argument fits.
-    Rule(Error),
-}
-
-impl fmt::Display for Incomparable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Incomparable::Unreadable(table) => UnreadableTable { table: table.clone() }.fmt(f),
-            Incomparable::Rule(_) => f.write_str("a rule of a Service cannot be written"),
-        }
-    }
-}
-
-impl fmt::Debug for Incomparable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")?;
-        match self {
-            Incomparable::Unreadable(_) => Ok(()),
-            Incomparable::Rule(error) => write!(f, ": {error:?}"),
-        }
-    }
-}
-
-impl std::error::Error for Incomparable {
-    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
-        match self {
-            Incomparable::Unreadable(_) => None,
-            Incomparable::Rule(error) => Some(error),
-        }
-    }
-}
-
-impl From<UnreadableTable> for Incomparable {
-    fn from(unreadable: UnreadableTable) -> Self {
-        Incomparable::Unreadable(unreadable.table)
-    }
-}
-
-impl From<Error> for Incomparable {
-    fn from(error: Error) -> Self {
-        Incomparable::Rule(error)
-    }
-}
-
 /// The input of `iptables-restore --noflush` that brings a family to the desired rules. Empty if it has them already,
 /// in any spelling, and with any comments in rules about endpoints. With an empty dump it contains everything.
 ///
 /// # Errors
-/// [`Incomparable::Unreadable`] if a table could not be shown; writing would add the jumps again each time.
-pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<Transaction, Incomparable> {
+/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps again each time.
+pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<Transaction, PortError> {
     compare(wanted, observed, family, &Keep::default(), None).map(|compared| compared.transaction)
 }
 
@@ -102,7 +52,7 @@ impl NewRules {
     ///
     /// # Errors
     /// As [`changes`].
-    pub(super) fn new(wanted: &Wanted<'_>, family: Family) -> Result<Self, Incomparable> {
+    pub(super) fn new(wanted: &Wanted<'_>, family: Family) -> Result<Self, PortError> {
         let (nothing, keep) = (Dump::default(), Keep::default());
         let (shared, parts) = parallel::map(
             "lines",
@@ -132,7 +82,7 @@ pub(super) fn compare(
     family: Family,
     keep: &Keep,
     from_nothing: Option<NewRules>,
-) -> Result<RuleChanges, Incomparable> {
+) -> Result<RuleChanges, PortError> {
     let mut comparison = Comparison::new(observed, Ours { is_kept: &|_table, _chain| false });
     comparison.check_readable()?;
     let mut kept = keep.lines(observed, family);
@@ -201,14 +151,14 @@ fn compare_ports<'a>(
 /// stays.
 ///
 /// # Errors
-/// [`Incomparable::Unreadable`] if a table could not be shown.
+/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
 #[cfg(feature = "testing")]
-pub fn cleanup(observed: &Dump) -> Result<Transaction, Incomparable> {
+pub fn cleanup(observed: &Dump) -> Result<Transaction, PortError> {
     cleanup_but(observed, &|_table, _chain| false)
 }
 
 /// As [`cleanup`], except the kept chains and the jumps to them.
-pub(crate) fn cleanup_but(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incomparable> {
+pub(crate) fn cleanup_but(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, PortError> {
     let mut comparison = Comparison::new(observed, Ours { is_kept });
     comparison.check_readable()?;
     comparison.jumps(&[]);
@@ -362,19 +312,4 @@ fn line_edits(before: Vec<Line>, now: Vec<Line>) -> Result<Vec<(SharedChain, Edi
     }
     gone.append(&mut new);
     Ok(gone)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn debug_prints_what_display_prints_and_the_cause() {
-        let unreadable = Incomparable::Unreadable(TableName::NAT);
-        assert_eq!(format!("{unreadable:?}"), unreadable.to_string());
-        let cause = iptables::Rule::parse("-j \"").err().map(Incomparable::Rule);
-        let shown = cause.clone().map(|cause| format!("{cause:?}")).unwrap_or_default();
-        assert!(shown.starts_with("a rule of a Service cannot be written: ") && shown.contains("quot"), "{shown}");
-        assert_eq!(shown.lines().count(), 1);
-    }
 }

@@ -81,7 +81,7 @@ pub use trial::{Tried, trial};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use {
-    diff::{Incomparable, changes, cleanup, update},
+    diff::{changes, cleanup, update},
     remove::remove,
     settings::{COUNTERS, NodePorts},
     wanted::{Index, Wanted},

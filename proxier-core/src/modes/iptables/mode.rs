@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use iptables::Dump;
 
-use super::apply::{WriteOutcome, apply, incomparable};
+use super::apply::{WriteOutcome, apply};
 use super::count::Tally;
 use super::diff::NewRules;
 use super::lines;
@@ -321,10 +321,8 @@ impl Mode {
                 refused.tried = again.cloned().collect();
                 refused.left.retain(|service| !refused.tried.contains(service));
                 FamilyPlan::compared(family, &wanted, dump, &self.known, held, refused, from_nothing)
-                    .map_err(|error| incomparable(&error))
             }
-            None => FamilyPlan::changed(family, &wanted, pass.changes)
-                .map_err(|error| PortError::from_error(PortErrorKind::Other, &error)),
+            None => FamilyPlan::changed(family, &wanted, pass.changes),
         }
     }
 

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use iptables::{ChainName, Dump, Transaction};
 
 use super::count::{Outcome, Tally};
-use super::diff::{Incomparable, NewRules, RuleChanges, compare, watchful_update};
+use super::diff::{NewRules, RuleChanges, compare, watchful_update};
 use super::lines;
 use super::names;
 use super::observed::Keep;
@@ -15,6 +15,7 @@ use crate::modes::shared::frontends::FrontendChanges;
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::step::{Action, Part, Step};
+use crate::ports::PortError;
 use crate::service::Changes;
 use crate::snapshot::ObjectKey;
 
@@ -107,7 +108,7 @@ pub(super) fn without<'a>(
     held: &BTreeSet<FrontendKey>,
     services: impl IntoIterator<Item = &'a ObjectKey>,
     from_nothing: Option<NewRules>,
-) -> Result<RuleChanges, Incomparable> {
+) -> Result<RuleChanges, PortError> {
     let mut compared = compare(wanted, dump, family, &keep(wanted, dump, family, held, services), from_nothing)?;
     for table in names::TABLES {
         if !dump.has_chain(&table, names::CANARY) {
@@ -131,7 +132,7 @@ impl FamilyPlan {
         held: &BTreeSet<FrontendKey>,
         refused: RefusedServices,
         from_nothing: Option<NewRules>,
-    ) -> Result<Self, Incomparable> {
+    ) -> Result<Self, PortError> {
         let RuleChanges { transaction, ports } = without(wanted, dump, family, held, refused.all(), from_nothing)?;
         let mut frontends = FrontendChanges::default();
         let mut services: BTreeSet<ObjectKey> = ports.iter().map(|(service, ..)| service.clone()).collect();
@@ -165,7 +166,7 @@ impl FamilyPlan {
     ///
     /// # Errors
     /// None in practice: every name and argument fits into what iptables reads.
-    pub(super) fn changed(family: Family, wanted: &Wanted<'_>, changes: &Changes) -> Result<Self, iptables::Error> {
+    pub(super) fn changed(family: Family, wanted: &Wanted<'_>, changes: &Changes) -> Result<Self, PortError> {
         let (transaction, rules) = watchful_update(wanted, changes, family)?;
         let mut frontends = FrontendChanges::default();
         for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {

@@ -3,8 +3,7 @@
 use iptables::{Backend, Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
 use nftables::TableKey;
 
-use super::apply::incomparable;
-use super::diff::{Incomparable, cleanup_but};
+use super::diff::cleanup_but;
 use super::settings::COUNTERS;
 use super::{names, observed};
 use crate::modes::shared::chains::{Found, Removal};
@@ -14,7 +13,7 @@ use crate::modes::shared::nft::name;
 use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part};
-use crate::ports::Ports;
+use crate::ports::{PortError, Ports};
 use crate::service::NodeFacts;
 
 /// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has
@@ -83,10 +82,7 @@ fn removal(is_kept: IsKeptIn<'_>, act: &mut dyn FnMut(Removal<'_>)) {
         let is_of_a_mode = names::is_ours(table, chain) || chain == names::CANARY;
         is_of_a_mode && !is_kept(backend, table, chain) || is_portal(table, chain)
     };
-    let edits = |backend, dump: &Dump| {
-        let edits = everything(dump, &|table, chain| is_kept(backend, table, chain));
-        edits.map_err(|error| incomparable(&error))
-    };
+    let edits = |backend, dump: &Dump| everything(dump, &|table, chain| is_kept(backend, table, chain));
     act(Removal { may_go: &may_go, edits: &edits });
 }
 
@@ -94,7 +90,7 @@ fn is_portal(table: &TableName, chain: &str) -> bool {
     names::PORTALS_JUMPS.iter().any(|(of, _, to, _)| of == table && *to == chain)
 }
 
-fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, Incomparable> {
+fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, PortError> {
     let mut transaction = cleanup_but(dump, is_kept)?;
     portals(dump, &mut transaction);
     let canary = ChainName::new(names::CANARY)?;

@@ -4,7 +4,6 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use iptables::{ChainName, Dump, Rule, TableName, Transaction};
 
-use super::apply::incomparable;
 use super::diff::changes;
 use super::names;
 use super::settings::{INVALID_COUNTER, Options, RandomFully};
@@ -35,8 +34,7 @@ pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tr
         let mut store = Store::new("");
         store.upsert_frontends(&ObjectKey::new("trial", "trial"), specs);
         let all = Indexed::build(&store, facts, Index::new(facts, options));
-        let all = changes(&all.wanted(), &Dump::default(), family).map_err(|error| incomparable(&error));
-        all.and_then(|all| rules.check(family, &all))
+        rules.check(family, &changes(&all.wanted(), &Dump::default(), family)?)
     };
     let usual = vec![internal(family, Protocol::Tcp), internal(family, Protocol::Udp), external(family), empty(family)];
     let mut sticky = FrontendSpec { affinity_secs: Some(10), ..internal(family, Protocol::Tcp) };
@@ -62,11 +60,7 @@ pub(super) fn refusal_of_counters(family: Family, rules: &mut dyn Rules) -> Opti
         let mut transaction = Transaction::new();
         let options = Options { counters, ..Options::default() };
         let rule = Rule::builder().args(options.counting(INVALID_COUNTER)).target("RETURN").build();
-        let checked = rule.and_then(|rule| {
-            transaction.table(TableName::FILTER).replace_chain(&ChainName::new(names::FORWARD)?, [rule]);
-            Ok(())
-        });
-        checked.map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
+        transaction.table(TableName::FILTER).replace_chain(&ChainName::new(names::FORWARD)?, [rule?]);
         rules.check(family, &transaction)
     };
     let refused = check(true).err().filter(|error| error.kind() == PortErrorKind::Unavailable)?;

@@ -23,100 +23,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::diff::{Changes, Scope};
-use super::observed::Observed;
+use super::observed::{Observed, is_single};
 use super::wanted::Wanted;
 use crate::config::Config;
 pub use crate::modes::shared::networks::Unusable;
 use crate::modes::shared::networks::{network_of, usable};
 use crate::net::{Family, Network};
-use crate::pack::pack;
 use crate::ports::LocalRoute;
 use crate::service::NodeFacts;
 use crate::snapshot::is_usable_by_service;
-
-fn is_single(network: &Network) -> bool {
-    network.prefix_len() == network.max_prefix_len()
-}
-
-/// The local routes in the kernel, with their sources.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct BoundRoutes {
-    /// Networks of more than one address: few.
-    whole: BTreeMap<Network, Option<IpAddr>>,
-    singles: BTreeMap<Network, Option<IpAddr>>,
-}
-
-impl BoundRoutes {
-    /// Whether there are none.
-    pub fn is_empty(&self) -> bool {
-        self.whole.is_empty() && self.singles.is_empty()
-    }
-
-    /// All networks, with the source address of each.
-    pub fn iter(&self) -> impl Iterator<Item = (&Network, Option<IpAddr>)> {
-        self.whole.iter().chain(&self.singles).map(|(network, source)| (network, *source))
-    }
-
-    /// Networks of more than one address.
-    pub fn whole_networks(&self) -> impl Iterator<Item = &Network> {
-        self.whole.keys()
-    }
-
-    /// Whether there is a route for exactly this network.
-    pub fn has(&self, network: &Network) -> bool {
-        self.of_length(network).contains_key(network)
-    }
-
-    /// Whether there is a route of this family.
-    pub(crate) fn has_family(&self, family: Family) -> bool {
-        let ends = |routes: &BTreeMap<Network, Option<IpAddr>>| {
-            // Sorted by family.
-            let ends = [routes.keys().next(), routes.keys().next_back()];
-            ends.into_iter().flatten().any(|network| Family::of(network.addr()) == family)
-        };
-        ends(&self.whole) || ends(&self.singles)
-    }
-
-    /// Whether an address is local because of a route other than the one for this network.
-    pub(crate) fn cover(&self, address: IpAddr, but: Option<&Network>) -> bool {
-        let is_other = |network: &Network| Some(network) != but;
-        let single = Network::from(address);
-        (self.singles.contains_key(&single) && is_other(&single))
-            || self.whole.keys().any(|network| network.contains(&address) && is_other(network))
-    }
-
-    pub(crate) fn insert(&mut self, network: Network, source: Option<IpAddr>) {
-        let routes = if is_single(&network) { &mut self.singles } else { &mut self.whole };
-        routes.insert(network, source);
-    }
-
-    pub(crate) fn remove(&mut self, network: &Network) {
-        self.whole.remove(network);
-        self.singles.remove(network);
-    }
-
-    pub(crate) fn compact(&mut self) {
-        pack(&mut self.singles);
-    }
-
-    fn of_length(&self, network: &Network) -> &BTreeMap<Network, Option<IpAddr>> {
-        if is_single(network) { &self.singles } else { &self.whole }
-    }
-
-    fn is(&self, network: &Network, source: Option<IpAddr>) -> bool {
-        self.of_length(network).get(network) == Some(&source)
-    }
-}
-
-impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
-    fn from_iter<I: IntoIterator<Item = (Network, Option<IpAddr>)>>(routes: I) -> Self {
-        let mut bound = Self::default();
-        for (network, source) in routes {
-            bound.insert(network, source);
-        }
-        bound
-    }
-}
 
 /// Networks that must be local without any address being bound.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -226,26 +141,4 @@ fn in_scope(config: &Config, address: IpAddr) -> bool {
 
 fn may_be_bound(address: IpAddr, config: &Config) -> bool {
     in_scope(config, address) && is_usable_by_service(address)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn routes_of_a_family_are_found_among_both_kinds() {
-        for (network, has) in [
-            ("10.96.0.0/12", [true, false]),
-            ("203.0.113.7/32", [true, false]),
-            ("fd00::/112", [false, true]),
-            ("2001:db8::1/128", [false, true]),
-        ] {
-            let routes: BoundRoutes = [(network.parse::<Network>().unwrap(), None)].into_iter().collect();
-            assert_eq!(Family::ALL.map(|family| routes.has_family(family)), has, "{network}");
-        }
-        assert_eq!(Family::ALL.map(|family| BoundRoutes::default().has_family(family)), [false; 2]);
-        let both: [Network; 2] = ["203.0.113.7/32", "2001:db8::1/128"].map(|text| text.parse().unwrap());
-        let both: BoundRoutes = both.into_iter().map(|network| (network, None)).collect();
-        assert_eq!(Family::ALL.map(|family| both.has_family(family)), [true; 2]);
-    }
 }

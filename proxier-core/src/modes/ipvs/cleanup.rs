@@ -21,7 +21,7 @@ use crate::plan::names::Names;
 use crate::plan::operation::Operation;
 use crate::plan::report::Unread;
 use crate::plan::step::Action;
-use crate::ports::{PortError, PortErrorKind, Ports, RouteOwner};
+use crate::ports::{PortErrorKind, Ports, RouteOwner};
 use crate::service::Desired;
 
 /// Removes everything that this proxy, or a kube-proxy in IPVS mode, has created, and nothing else. Own virtual servers
@@ -194,8 +194,7 @@ fn removal(prefix: NamePrefix, is_kept: IsKeptIn<'_>, act: &mut dyn FnMut(Remova
     };
     let edits = |backend, dump: &Dump| {
         let changes = rules::cleanup_but(dump, prefix, &|table, chain| is_kept(backend, table, chain));
-        let changes = changes.map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-        Ok(changes.into_transaction().unwrap_or_default())
+        Ok(changes?.into_transaction().unwrap_or_default())
     };
     act(Removal { may_go: &may_go, edits: &edits });
 }

@@ -287,6 +287,56 @@ fn update(server: &WantedServer, observed: &ObservedServer) -> Option<VirtualSer
     Some(VirtualServerChange::Update { config, add, set, remove })
 }
 
+impl Observed {
+    /// Records changes as made.
+    pub fn apply(&mut self, changes: &Changes) {
+        for set in &changes.create_sets {
+            self.sets.entry(*set).or_default();
+        }
+        for (set, element) in &changes.add_entries {
+            self.sets.entry(*set).or_default().insert(element.clone());
+        }
+        for (set, element) in &changes.delete_entries {
+            if let Some(elements) = self.sets.get_mut(set) {
+                elements.remove(element);
+            }
+        }
+        self.addresses.extend(&changes.add_addresses);
+        for address in &changes.delete_addresses {
+            self.addresses.remove(address);
+        }
+        for (network, source) in &changes.add_routes {
+            self.routes.insert(*network, *source);
+        }
+        for network in &changes.delete_routes {
+            self.routes.remove(network);
+        }
+        for (key, change) in &changes.virtual_servers {
+            self.apply_virtual_server(*key, change);
+        }
+    }
+
+    fn apply_virtual_server(&mut self, key: VirtualServerKey, change: &VirtualServerChange) {
+        match change {
+            VirtualServerChange::Add { config, real_servers } => {
+                let server = ObservedServer { config: *config, real_servers: real_servers.clone() };
+                self.virtual_servers.insert(key, server);
+            }
+            VirtualServerChange::Delete => {
+                self.virtual_servers.remove(&key);
+            }
+            VirtualServerChange::Update { config, add, set, remove } => {
+                let Some(server) = self.virtual_servers.get_mut(&key) else { return };
+                server.config = config.unwrap_or(server.config);
+                let stays = |of: &RealServer| !remove.contains(&of.key) && set.iter().all(|new| new.key != of.key);
+                let mut real_servers: Vec<RealServer> = server.real_servers.iter().filter(stays).collect();
+                real_servers.extend(add.iter().chain(set));
+                server.real_servers = RealServers::new(real_servers, None);
+            }
+        }
+    }
+}
+
 /// Frontends that these changes remove. The virtual server of a mark does not count: its Frontend has another.
 pub fn losing(changes: &Changes) -> impl Iterator<Item = (FrontendKey, Loss)> {
     changes.virtual_servers.iter().filter_map(|(key, change)| {

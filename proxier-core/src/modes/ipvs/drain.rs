@@ -64,33 +64,10 @@ impl Policy {
     }
 }
 
-/// Why a real server may be deleted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum Finish {
-    /// The last connection has ended.
-    Idle,
-    /// The deadline has passed; remaining connections are cut.
-    Deadline,
-}
-
-/// A real server that may be deleted.
+/// A real server that was checked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Finished {
-    /// The real server.
-    pub real: RealServerKey,
-    /// Reason.
-    pub why: Finish,
-    /// Connections at the last check; `None` before the first.
-    pub connections: Option<u64>,
-}
-
-/// A real server that still has connections.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Waiting {
+pub struct Checked {
     /// The real server.
     pub real: RealServerKey,
     /// Connections at the last check; `None` before the first.
@@ -101,10 +78,11 @@ pub struct Waiting {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verdicts {
-    /// Real servers that may be deleted now. They are returned at later checks too, until [`Drains::forget`] is called.
-    pub finished: Vec<Finished>,
+    /// Real servers that may be deleted now: without connections, or past their deadline. They are returned at later
+    /// checks too, until [`Drains::forget`] is called.
+    pub finished: Vec<Checked>,
     /// Real servers that still have connections.
-    pub waiting: Vec<Waiting>,
+    pub waiting: Vec<Checked>,
     /// Real servers that no longer exist in the kernel, and are forgotten.
     pub vanished: Vec<RealServerKey>,
     /// Members of `waiting` with a weight above 0: another program raised it, and it must be set to 0 again.
@@ -133,13 +111,9 @@ struct Drain {
     /// The endpoint serves although it is not selected, so its connections continue.
     serves: bool,
     deadline: Option<Moment>,
+    /// Whether a check has found the deadline passed.
+    is_over: bool,
     connections: Option<u64>,
-}
-
-impl Drain {
-    fn is_over(&self, now: Moment) -> bool {
-        self.deadline.is_some_and(|deadline| deadline <= now)
-    }
 }
 
 /// The draining real servers of one virtual server. They share the pauses, because one listing returns the connections
@@ -149,6 +123,14 @@ struct Watch {
     servers: BTreeMap<RealServerKey, Drain>,
     check_at: Moment,
     pause: Duration,
+}
+
+impl Watch {
+    /// When the pause or the next deadline ends.
+    fn due_at(&self) -> Moment {
+        let deadlines = self.servers.values().filter(|drain| !drain.is_over).filter_map(|drain| drain.deadline);
+        deadlines.fold(self.check_at, Moment::min)
+    }
 }
 
 /// The draining real servers, and when to check them.
@@ -174,17 +156,12 @@ struct Watch {
 ///
 /// # Cost
 ///
-/// O(log n) for each method that takes a virtual or real server. [`observe`](Drains::observe) costs that for each real
-/// server listed or tracked there, [`due`](Drains::due) for each virtual server that is due.
-///
+/// O(draining real servers) for [`due`](Drains::due) and [`next_check`](Drains::next_check), which are asked once in a
+/// pass; otherwise O(log n), or that for each real server of the virtual server.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Drains {
     policy: Policy,
     watches: BTreeMap<VirtualServerKey, Watch>,
-    /// When to check each virtual server.
-    checks: BTreeSet<(Moment, VirtualServerKey)>,
-    /// Deadlines that have not been reported yet.
-    deadlines: BTreeSet<(Moment, VirtualServerKey, RealServerKey)>,
 }
 
 impl Drains {
@@ -209,18 +186,10 @@ impl Drains {
         let deadline = own.or(self.policy.deadline).and_then(|deadline| now.checked_add(deadline));
         let pause = self.policy.first_pause();
         let check_at = now.saturating_add(pause);
-        let watch = self.watches.entry(key).or_insert_with(|| {
-            self.checks.insert((check_at, key));
-            Watch { servers: BTreeMap::new(), check_at, pause }
-        });
-        watch.servers.insert(real, Drain { since: now, serves: false, deadline, connections: None });
+        let watch = self.watches.entry(key).or_insert_with(|| Watch { servers: BTreeMap::new(), check_at, pause });
+        watch.servers.insert(real, Drain { since: now, serves: false, deadline, is_over: false, connections: None });
         watch.pause = pause;
-        self.deadlines.extend(deadline.map(|deadline| (deadline, key, real)));
-        if check_at < watch.check_at {
-            self.checks.remove(&(watch.check_at, key));
-            self.checks.insert((check_at, key));
-            watch.check_at = check_at;
-        }
+        watch.check_at = watch.check_at.min(check_at);
         true
     }
 
@@ -240,14 +209,9 @@ impl Drains {
                 drain.since = now;
             }
             let deadline = time.filter(|_| !drain.serves).and_then(|time| drain.since.checked_add(time));
-            if deadline == drain.deadline {
-                continue;
+            if deadline != drain.deadline {
+                (drain.deadline, drain.is_over) = (deadline, false);
             }
-            let before = std::mem::replace(&mut drain.deadline, deadline);
-            if let Some(before) = before {
-                self.deadlines.remove(&(before, *key, *real));
-            }
-            self.deadlines.extend(deadline.map(|deadline| (deadline, *key, *real)));
         }
     }
 
@@ -260,26 +224,16 @@ impl Drains {
     /// was draining.
     pub fn forget(&mut self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         let Some(watch) = self.watches.get_mut(key) else { return false };
-        let Some(drain) = watch.servers.remove(real) else { return false };
-        if let Some(deadline) = drain.deadline {
-            self.deadlines.remove(&(deadline, *key, *real));
-        }
+        let was_draining = watch.servers.remove(real).is_some();
         if watch.servers.is_empty() {
-            self.checks.remove(&(watch.check_at, *key));
             self.watches.remove(key);
         }
-        true
+        was_draining
     }
 
     /// Records that a virtual server was deleted with its real servers.
     pub fn forget_virtual_server(&mut self, key: &VirtualServerKey) {
-        let Some(watch) = self.watches.remove(key) else { return };
-        self.checks.remove(&(watch.check_at, *key));
-        for (real, drain) in watch.servers {
-            if let Some(deadline) = drain.deadline {
-                self.deadlines.remove(&(deadline, *key, real));
-            }
-        }
+        self.watches.remove(key);
     }
 
     /// Whether a real server is draining.
@@ -294,17 +248,13 @@ impl Drains {
 
     /// When the next virtual server is due; `None` if nothing drains.
     pub fn next_check(&self) -> Option<Moment> {
-        let check = self.checks.first().map(|(at, _)| *at);
-        let deadline = self.deadlines.first().map(|(at, ..)| *at);
-        [check, deadline].into_iter().flatten().min()
+        self.watches.values().map(Watch::due_at).min()
     }
 
     /// The virtual servers whose real servers must be listed. Each stays due until [`Drains::observe`] or
     /// [`Drains::observe_failed`] is called for it.
     pub fn due(&self, now: Moment) -> BTreeSet<VirtualServerKey> {
-        let checks = self.checks.iter().take_while(|(at, _)| *at <= now).map(|(_, key)| *key);
-        let deadlines = self.deadlines.iter().take_while(|(at, ..)| *at <= now).map(|(_, key, _)| *key);
-        checks.chain(deadlines).collect()
+        self.watches.iter().filter(|(_, watch)| watch.due_at() <= now).map(|(key, _)| *key).collect()
     }
 
     /// Records the complete list of real servers of a virtual server.
@@ -342,25 +292,19 @@ impl Drains {
                 weight = observed.server.config.weight;
             }
             let (real, connections) = (*real, drain.connections);
-            if listed.is_some() && connections == Some(0) {
-                verdicts.finished.push(Finished { real, why: Finish::Idle, connections });
-            } else if drain.is_over(now) {
-                verdicts.finished.push(Finished { real, why: Finish::Deadline, connections });
+            // The deadline is reported. From now on every check returns it, so that a failed deletion is retried.
+            drain.is_over = drain.deadline.is_some_and(|deadline| deadline <= now);
+            if drain.is_over || listed.is_some() && connections == Some(0) {
+                verdicts.finished.push(Checked { real, connections });
             } else {
-                verdicts.waiting.push(Waiting { real, connections });
+                verdicts.waiting.push(Checked { real, connections });
                 if weight != Weight::DRAIN {
                     verdicts.takes_connections.push(real);
                 }
             }
-            // The deadline was reported. From now on every check returns it, so that a failed deletion is retried.
-            if let Some(deadline) = drain.deadline.filter(|deadline| *deadline <= now) {
-                self.deadlines.remove(&(deadline, *key, real));
-            }
         }
-        self.checks.remove(&(watch.check_at, *key));
         watch.pause = self.policy.pause_after(watch.pause);
         watch.check_at = now.saturating_add(watch.pause);
-        self.checks.insert((watch.check_at, *key));
         for real in &verdicts.vanished {
             self.forget(key, real);
         }

@@ -13,12 +13,11 @@ use super::lower::{entries_of_mark, frontend_entries, needs_entries, service_ent
 use super::observed::Observed;
 use super::sets::SetKey;
 use super::split::{self, Marks};
-use super::wanted::Wanted;
 use crate::config::{Config, RulesBy, usual_flags};
 use crate::modes::shared::frontends::{count, uncount};
 use crate::net::{EndpointKey, FrontendKey};
 use crate::pack::pack;
-use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
+use crate::service::{Compiled, Desired, Frontend, FrontendObserver};
 use crate::snapshot::Balancing;
 
 /// Objects that Frontends and Services share. An update costs O(changed Services).
@@ -79,17 +78,10 @@ impl Changed {
     }
 }
 
-/// The record of changes. `None` if it is not needed, because recording costs as much as changing.
-struct Notes<'a>(Option<&'a mut Changed>);
-
-impl Notes<'_> {
-    fn note<T: Ord>(&mut self, set: impl FnOnce(&mut Changed) -> &mut BTreeSet<T>, value: impl FnOnce() -> T) {
-        let Some(changed) = &mut self.0 else { return };
-        let (set, value) = (set(changed), value());
-        // What changes twice has not changed.
-        if !set.remove(&value) {
-            set.insert(value);
-        }
+/// Records a change. What changes twice has not changed.
+fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
+    if !set.remove(&value) {
+        set.insert(value);
     }
 }
 
@@ -111,24 +103,12 @@ impl Recorded {
 
 impl FrontendObserver for Recorded {
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
-        self.index.follow_service(&mut Notes(Some(&mut self.changed)), before, after);
+        self.index.follow_service(&mut self.changed, before, after);
     }
 
     fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
         let [before, after] = [before, after].map(|of| of.map(|frontend| &**frontend));
-        self.index.follow(&mut Notes(Some(&mut self.changed)), before, after);
-    }
-}
-
-/// Records nothing.
-impl FrontendObserver for Index {
-    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
-        self.follow_service(&mut Notes(None), before, after);
-    }
-
-    fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
-        let [before, after] = [before, after].map(|of| of.map(|frontend| &**frontend));
-        self.follow(&mut Notes(None), before, after);
+        self.index.follow(&mut self.changed, before, after);
     }
 }
 
@@ -182,11 +162,6 @@ impl Index {
         }
     }
 
-    /// The state that IPVS must have for these Frontends.
-    pub fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
-        Wanted { desired, index: self }
-    }
-
     /// Rebuilds everything to release memory. Call it after a large change.
     pub fn compact(&mut self) {
         pack(&mut self.addresses);
@@ -216,7 +191,7 @@ impl Index {
                 Some(VirtualServerKey::Fwmark { mark, .. }) => entries_of_mark(frontend, mark).to_vec(),
                 _ => Vec::new(),
             };
-            let notes = &mut Notes(None);
+            let notes = &mut Changed::default();
             for (set, element) in entries(after) {
                 self.count_entry(set, element, notes);
             }
@@ -230,20 +205,20 @@ impl Index {
     }
 
     /// Applies a change of a Service's entries that belong to no Frontend.
-    fn follow_service(&mut self, notes: &mut Notes<'_>, before: Option<&Compiled>, after: Option<&Compiled>) {
+    fn follow_service(&mut self, changed: &mut Changed, before: Option<&Compiled>, after: Option<&Compiled>) {
         let entries = |compiled: &Compiled| service_entries(compiled, self.only_needed);
         let (before, after) = (before.map(entries), after.map(entries));
         let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
         for (set, element) in after.difference(&before) {
-            self.count_entry(*set, element.clone(), notes);
+            self.count_entry(*set, element.clone(), changed);
         }
         for (set, element) in before.difference(&after) {
-            self.uncount_entry(*set, element, notes);
+            self.uncount_entry(*set, element, changed);
         }
     }
 
     /// Applies a change of a Frontend. What stays is added before it is removed, so that its count never reaches zero.
-    fn follow(&mut self, notes: &mut Notes<'_>, before: Option<&Frontend>, after: Option<&Frontend>) {
+    fn follow(&mut self, changed: &mut Changed, before: Option<&Frontend>, after: Option<&Frontend>) {
         let Some(frontend) = after.or(before).map(|frontend| frontend.key) else { return };
         let key = VirtualServerKey::from(frontend);
         let index = self;
@@ -257,9 +232,7 @@ impl Index {
         if before_it != after.map(|after| ServerInputs::from_frontend(after, mark_after)) {
             // Also one that drains.
             let mark = index.marks.server(&frontend);
-            if let Some(changed) = &mut notes.0 {
-                changed.virtual_servers.extend(mark.into_iter().chain([key]));
-            }
+            changed.virtual_servers.extend(mark.into_iter().chain([key]));
         }
         let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
         match (is_barred(before), is_barred(after)) {
@@ -274,16 +247,16 @@ impl Index {
                 if adds { count(counts, address) } else { uncount(counts, &address) }
             };
             if frontend.is_virtual() && follow(&mut index.addresses) {
-                notes.note(|changed| &mut changed.addresses, || address);
+                toggle(&mut changed.addresses, address);
             }
             if frontend.is_elsewhere() && follow(&mut index.elsewhere) {
-                notes.note(|changed| &mut changed.elsewhere, || address);
+                toggle(&mut changed.elsewhere, address);
             }
             for (set, element) in index.entries_of(frontend, mark) {
                 if adds {
-                    index.count_entry(set, element, notes);
+                    index.count_entry(set, element, changed);
                 } else {
-                    index.uncount_entry(set, &element, notes);
+                    index.uncount_entry(set, &element, changed);
                 }
             }
         }
@@ -296,20 +269,20 @@ impl Index {
         frontend_entries(frontend, self.by_table, mark)
     }
 
-    fn count_entry(&mut self, set: SetKey, element: Element, notes: &mut Notes<'_>) {
+    fn count_entry(&mut self, set: SetKey, element: Element, changed: &mut Changed) {
         match self.sets.entry(set).or_default().entry(element) {
             Entry::Occupied(mut count) => *count.get_mut() = count.get().saturating_add(1),
             Entry::Vacant(place) => {
-                notes.note(|changed| &mut changed.entries, || (set, place.key().clone()));
+                toggle(&mut changed.entries, (set, place.key().clone()));
                 place.insert(1);
             }
         }
     }
 
-    fn uncount_entry(&mut self, set: SetKey, element: &Element, notes: &mut Notes<'_>) {
+    fn uncount_entry(&mut self, set: SetKey, element: &Element, changed: &mut Changed) {
         let Some(elements) = self.sets.get_mut(&set) else { return };
         if uncount(elements, element) {
-            notes.note(|changed| &mut changed.entries, || (set, element.clone()));
+            toggle(&mut changed.entries, (set, element.clone()));
         }
         if elements.is_empty() {
             self.sets.remove(&set);
@@ -401,24 +374,5 @@ fn weighted(scheduler: Scheduler) -> Scheduler {
         Scheduler::RoundRobin => Scheduler::WeightedRoundRobin,
         Scheduler::LeastConnection => Scheduler::WeightedLeastConnection,
         other => other,
-    }
-}
-
-impl Indexed<Index> {
-    /// State that IPVS has to hold.
-    pub fn wanted(&self) -> Wanted<'_> {
-        self.index.wanted(&self.desired)
-    }
-}
-
-impl Indexed<Recorded> {
-    /// State that IPVS has to hold.
-    pub fn wanted(&self) -> Wanted<'_> {
-        self.index.index.wanted(&self.desired)
-    }
-
-    /// Takes the recorded changes.
-    pub fn take_changed(&mut self) -> Changed {
-        std::mem::take(&mut self.index.changed)
     }
 }

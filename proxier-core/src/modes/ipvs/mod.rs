@@ -29,6 +29,7 @@ mod insides {
     pub mod servers;
     pub mod sets;
     pub(super) mod split;
+    pub(super) mod state;
     pub mod udp;
     pub mod wanted;
 }
@@ -43,8 +44,8 @@ pub use insides::*;
 pub use insides::drain::{Draining, Policy};
 pub use insides::guards::{Choice, choose, dropping_input, marks, trials};
 pub(crate) use insides::inspect::inspect;
-pub use insides::mode::Options;
-pub(crate) use insides::mode::{Mode, Servers};
 pub use insides::reading::{device_addresses, has_device};
 pub use insides::rules::Capabilities;
+pub use insides::state::Options;
+pub(crate) use insides::state::{Mode, Servers};
 pub use insides::wanted::MarkUnavailable;

@@ -3,13 +3,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipset::{Element, IpSpan, Ports};
+use ipset::{Element, IpSpan, Ports, SetType};
 use ipvs::model::{Protocol, VirtualServerConfig};
 use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
-use crate::modes::ipvs::binding::BoundRoutes;
-use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
-use crate::modes::ipvs::guards::nft::Basis;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
@@ -58,19 +55,20 @@ pub struct Observed {
     pub before: BTreeMap<SetKey, BTreeSet<Element>>,
     /// Whether no earlier state is known: a process starts, or this is a cleanup. Not read from the kernel.
     pub(in crate::modes::ipvs) is_first: bool,
-    /// The tables that the next writes follow from.
-    pub(in crate::modes::ipvs) basis: Basis,
 }
 
-/// The entries that identify a virtual server as this proxy's; any one is enough. Each has its address, protocol and
-/// port.
-fn marks(key: &VirtualServerKey) -> impl Iterator<Item = (SetKey, Element)> + use<> {
-    address_and_ports(key).into_iter().flat_map(move |(addr, ports)| {
-        MARKING.map(|kind| (SetKey::new(Family::of(addr), kind), Element::IpPort(IpSpan::host(addr), ports)))
-    })
+/// The entry of a virtual server's address, protocol and port in a set of such entries, or of these with the address as
+/// source too; `None` for one of a mark.
+fn entry_of(key: &VirtualServerKey, kind: SetKind) -> Option<(SetKey, Element)> {
+    let (addr, ports) = address_and_ports(key)?;
+    let host = IpSpan::host(addr);
+    let is_of_source = kind.set_type() == SetType::HashIpPortIp;
+    let element = if is_of_source { Element::IpPortIp(host, ports, host) } else { Element::IpPort(host, ports) };
+    Some((SetKey::new(Family::of(addr), kind), element))
 }
 
-/// The sets that together contain the address, protocol and port of every virtual server of this proxy.
+/// The sets that together contain the address, protocol and port of every virtual server of this proxy. An entry in any
+/// of them identifies one.
 const MARKING: [SetKind; 6] = [
     SetKind::ClusterIp,
     SetKind::ExternalIp,
@@ -161,7 +159,8 @@ impl Observed {
         };
         let has_route = || self.routes.has(&Network::from(addr)) || self.is_in_a_network_without_records(addr);
         let is_bound = || self.addresses.contains(&addr) || has_route();
-        let marked = || marks(key).any(|(set, element)| self.has_or_had_entry(set, &element));
+        let entries = || MARKING.into_iter().filter_map(|kind| entry_of(key, kind));
+        let marked = || entries().any(|(set, element)| self.has_or_had_entry(set, &element));
         self.ours.contains(key) || marked() || self.is_left_behind(key) || (is_bound() && !self.sets_know(addr))
     }
 
@@ -201,9 +200,7 @@ impl Observed {
 
     /// The entry that records the virtual server of a node port: its address, protocol and port.
     pub(crate) fn served_entry(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
-        let (addr, ports) = address_and_ports(key)?;
-        let set = SetKey::new(Family::of(addr), SetKind::NodePortServed);
-        Some((set, Element::IpPort(IpSpan::host(addr), ports)))
+        entry_of(key, SetKind::NodePortServed)
     }
 
     /// The addresses of a family on which this proxy serves node ports, or served them, as recorded in the kernel. An
@@ -215,30 +212,9 @@ impl Observed {
         })
     }
 
-    /// The entry that makes rules check source ranges for this load balancer, if it exists.
-    pub(crate) fn firewall_entry(&self, key: &VirtualServerKey) -> Option<(SetKey, Element)> {
-        let (addr, ports) = address_and_ports(key)?;
-        let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerFirewall);
-        let element = Element::IpPort(IpSpan::host(addr), ports);
-        self.has_entry(set, &element).then_some((set, element))
-    }
-
-    /// Whether this node itself may use a load balancer with source ranges.
-    pub(crate) fn may_be_used_by_node(&self, key: &VirtualServerKey) -> bool {
-        address_and_ports(key).is_some_and(|(addr, ports)| {
-            let host = IpSpan::host(addr);
-            let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerSourceIp);
-            self.has_entry(set, &Element::IpPortIp(host, ports, host))
-        })
-    }
-
-    /// Whether the nf_tables table keeps this node from using a load balancer.
-    pub(crate) fn is_barred_from_node(&self, key: &VirtualServerKey) -> bool {
-        address_and_ports(key).is_some_and(|(addr, ports)| {
-            let host = IpSpan::host(addr);
-            let set = SetKey::new(Family::of(addr), SetKind::LoadBalancerNotNode);
-            self.has_entry(set, &Element::IpPortIp(host, ports, host))
-        })
+    /// A virtual server's entry in a set of this kind, if it exists.
+    pub(crate) fn entry(&self, key: &VirtualServerKey, kind: SetKind) -> Option<(SetKey, Element)> {
+        entry_of(key, kind).filter(|(set, element)| self.has_entry(*set, element))
     }
 
     /// Rebuilds everything to release memory. Call it after a large change.
@@ -249,52 +225,111 @@ impl Observed {
         pack(&mut self.host_addresses);
         self.sets.values_mut().for_each(pack);
     }
+}
 
-    /// Records changes as made.
-    pub fn apply(&mut self, changes: &Changes) {
-        for set in &changes.create_sets {
-            self.sets.entry(*set).or_default();
-        }
-        for (set, element) in &changes.add_entries {
-            self.sets.entry(*set).or_default().insert(element.clone());
-        }
-        for (set, element) in &changes.delete_entries {
-            if let Some(elements) = self.sets.get_mut(set) {
-                elements.remove(element);
-            }
-        }
-        self.addresses.extend(&changes.add_addresses);
-        for address in &changes.delete_addresses {
-            self.addresses.remove(address);
-        }
-        for (network, source) in &changes.add_routes {
-            self.routes.insert(*network, *source);
-        }
-        for network in &changes.delete_routes {
-            self.routes.remove(network);
-        }
-        for (key, change) in &changes.virtual_servers {
-            self.apply_virtual_server(*key, change);
-        }
+/// Whether it is one address.
+pub(super) fn is_single(network: &Network) -> bool {
+    network.prefix_len() == network.max_prefix_len()
+}
+
+/// The local routes in the kernel, with their sources.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BoundRoutes {
+    /// Networks of more than one address: few.
+    pub(super) whole: BTreeMap<Network, Option<IpAddr>>,
+    singles: BTreeMap<Network, Option<IpAddr>>,
+}
+
+impl BoundRoutes {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.whole.is_empty() && self.singles.is_empty()
     }
 
-    fn apply_virtual_server(&mut self, key: VirtualServerKey, change: &VirtualServerChange) {
-        match change {
-            VirtualServerChange::Add { config, real_servers } => {
-                let server = ObservedServer { config: *config, real_servers: real_servers.clone() };
-                self.virtual_servers.insert(key, server);
-            }
-            VirtualServerChange::Delete => {
-                self.virtual_servers.remove(&key);
-            }
-            VirtualServerChange::Update { config, add, set, remove } => {
-                let Some(server) = self.virtual_servers.get_mut(&key) else { return };
-                server.config = config.unwrap_or(server.config);
-                let stays = |of: &RealServer| !remove.contains(&of.key) && set.iter().all(|new| new.key != of.key);
-                let mut real_servers: Vec<RealServer> = server.real_servers.iter().filter(stays).collect();
-                real_servers.extend(add.iter().chain(set));
-                server.real_servers = RealServers::new(real_servers, None);
-            }
+    /// All networks, with the source address of each.
+    pub fn iter(&self) -> impl Iterator<Item = (&Network, Option<IpAddr>)> {
+        self.whole.iter().chain(&self.singles).map(|(network, source)| (network, *source))
+    }
+
+    /// Networks of more than one address.
+    pub fn whole_networks(&self) -> impl Iterator<Item = &Network> {
+        self.whole.keys()
+    }
+
+    /// Whether there is a route for exactly this network.
+    pub fn has(&self, network: &Network) -> bool {
+        self.of_length(network).contains_key(network)
+    }
+
+    /// Whether there is a route of this family.
+    pub(crate) fn has_family(&self, family: Family) -> bool {
+        let ends = |routes: &BTreeMap<Network, Option<IpAddr>>| {
+            // Sorted by family.
+            let ends = [routes.keys().next(), routes.keys().next_back()];
+            ends.into_iter().flatten().any(|network| Family::of(network.addr()) == family)
+        };
+        ends(&self.whole) || ends(&self.singles)
+    }
+
+    /// Whether an address is local because of a route other than the one for this network.
+    pub(crate) fn cover(&self, address: IpAddr, but: Option<&Network>) -> bool {
+        let is_other = |network: &Network| Some(network) != but;
+        let single = Network::from(address);
+        (self.singles.contains_key(&single) && is_other(&single))
+            || self.whole.keys().any(|network| network.contains(&address) && is_other(network))
+    }
+
+    pub(crate) fn insert(&mut self, network: Network, source: Option<IpAddr>) {
+        let routes = if is_single(&network) { &mut self.singles } else { &mut self.whole };
+        routes.insert(network, source);
+    }
+
+    pub(crate) fn remove(&mut self, network: &Network) {
+        self.whole.remove(network);
+        self.singles.remove(network);
+    }
+
+    pub(crate) fn compact(&mut self) {
+        pack(&mut self.singles);
+    }
+
+    fn of_length(&self, network: &Network) -> &BTreeMap<Network, Option<IpAddr>> {
+        if is_single(network) { &self.singles } else { &self.whole }
+    }
+
+    pub(super) fn is(&self, network: &Network, source: Option<IpAddr>) -> bool {
+        self.of_length(network).get(network) == Some(&source)
+    }
+}
+
+impl FromIterator<(Network, Option<IpAddr>)> for BoundRoutes {
+    fn from_iter<I: IntoIterator<Item = (Network, Option<IpAddr>)>>(routes: I) -> Self {
+        let mut bound = Self::default();
+        for (network, source) in routes {
+            bound.insert(network, source);
         }
+        bound
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn routes_of_a_family_are_found_among_both_kinds() {
+        for (network, has) in [
+            ("10.96.0.0/12", [true, false]),
+            ("203.0.113.7/32", [true, false]),
+            ("fd00::/112", [false, true]),
+            ("2001:db8::1/128", [false, true]),
+        ] {
+            let routes: BoundRoutes = [(network.parse::<Network>().unwrap(), None)].into_iter().collect();
+            assert_eq!(Family::ALL.map(|family| routes.has_family(family)), has, "{network}");
+        }
+        assert_eq!(Family::ALL.map(|family| BoundRoutes::default().has_family(family)), [false; 2]);
+        let both: [Network; 2] = ["203.0.113.7/32", "2001:db8::1/128"].map(|text| text.parse().unwrap());
+        let both: BoundRoutes = both.into_iter().map(|network| (network, None)).collect();
+        assert_eq!(Family::ALL.map(|family| both.has_family(family)), [true; 2]);
     }
 }

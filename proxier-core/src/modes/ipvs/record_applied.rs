@@ -2,21 +2,22 @@
 //! the nf_tables table, that recorded them (`nft flush ruleset`).
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::num::NonZeroU32;
 
-use ipset::Element;
-use ipvs::VirtualServerKey;
+use ipvs::{RealServerKey, VirtualServerKey};
 
 use super::apply::Effects;
 use super::guards::Guards;
 use super::index::Changed;
-use super::mode::Mode;
 use super::plan::Plan;
 use super::rules;
+use super::state::Mode;
 use crate::backoff::RulesRetry;
 use crate::config::Config;
-use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
+use crate::net::FrontendKey;
 use crate::ports::PortErrorKind;
 use crate::time::Moment;
 
@@ -81,31 +82,6 @@ impl Mode {
     }
 }
 
-/// The last tracked contents of the sets.
-#[derive(Debug, Default)]
-pub(super) struct RememberedSets(BTreeMap<SetKey, BTreeSet<Element>>);
-
-impl RememberedSets {
-    /// Keeps the tracked records before they are dropped or read again.
-    pub(super) fn remember(&mut self, known: Option<Observed>) {
-        let Some(Observed { sets, before, .. }) = known else { return };
-        self.0 = before;
-        for (set, elements) in sets {
-            self.0.entry(set).or_default().extend(elements);
-        }
-    }
-
-    /// Adds the deleted sets to those that were read. They identify this proxy's virtual servers, like those of the
-    /// other variant of [`guards`](super::guards).
-    pub(super) fn restore_into(&mut self, observed: &mut Observed) {
-        for (set, elements) in std::mem::take(&mut self.0) {
-            if !observed.sets.contains_key(&set) && !elements.is_empty() {
-                observed.before.entry(set).or_default().extend(elements);
-            }
-        }
-    }
-}
-
 /// Recognizes virtual servers of marks whose records were deleted with their table, for a process that has just started
 /// or a cleanup.
 pub(super) fn recall_marks(observed: &mut Observed, config: &Config) {
@@ -122,9 +98,53 @@ pub(super) fn recall_marks(observed: &mut Observed, config: &Config) {
     if lost.is_empty() {
         return;
     }
-    let marks = (config.ipvs.mark_range, config.masquerade_bit);
-    for (place, mark) in split::recall(marks, &lost, &observed.virtual_servers) {
+    for (place, mark) in recall(config, &lost, &observed.virtual_servers) {
         let (set, element) = split::record(&place, mark);
         observed.before.entry(set).or_default().insert(element);
     }
+}
+
+/// Number of a Frontend's first choices by which it is recognized.
+const RECOGNISED_BY: usize = 16;
+
+/// Frontends of virtual servers of marks whose records are lost, found by their marks alone: a mark follows from the
+/// place, and a place has at most one. Places are those of virtual servers of addresses. If several have a mark of one
+/// place, the one counts that shares an endpoint with a virtual server of an address, or none.
+fn recall(
+    config: &Config,
+    lost: &BTreeSet<VirtualServerKey>,
+    servers: &BTreeMap<VirtualServerKey, ObservedServer>,
+) -> Vec<(FrontendKey, NonZeroU32)> {
+    let mut marks = split::Marks::new(config.ipvs.mark_range, config.masquerade_bit);
+    let places = servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok());
+    // Few candidates have one of these marks.
+    let ways = places.filter_map(|place| {
+        let candidates = marks.candidates(&place).take(RECOGNISED_BY);
+        let there: Vec<NonZeroU32> =
+            candidates.filter(|mark| lost.contains(&split::key(place.family(), *mark))).collect();
+        (!there.is_empty()).then_some((place, there))
+    });
+    let ways: Vec<(FrontendKey, Vec<NonZeroU32>)> = ways.collect();
+    if ways.is_empty() {
+        return Vec::new();
+    }
+    let of_addresses = servers.iter().filter(|(key, _)| key.addr().is_some());
+    let endpoints: BTreeSet<RealServerKey> =
+        of_addresses.flat_map(|(_, server)| server.real_servers.iter()).map(|real| real.key).collect();
+    let is_likely = |server: &VirtualServerKey| {
+        let reals = servers.get(server).map(|server| &server.real_servers);
+        reals.is_none_or(|reals| reals.is_empty() || reals.iter().any(|real| endpoints.contains(&real.key)))
+    };
+    for likely in [true, false] {
+        for (place, there) in &ways {
+            let it = |mark: &&NonZeroU32| {
+                let server = split::key(place.family(), **mark);
+                is_likely(&server) == likely && marks.is_free(&server)
+            };
+            if let (false, Some(mark)) = (marks.of.contains_key(place), there.iter().find(it)) {
+                marks.insert(*place, *mark);
+            }
+        }
+    }
+    marks.of.into_iter().collect()
 }

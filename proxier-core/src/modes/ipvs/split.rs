@@ -19,24 +19,22 @@
 //!   virtual server, already has is skipped; marks recorded in the kernel take precedence ([`Marks::settle`]).
 //! * Another program may delete the table (`nft flush ruleset`). A running process has kept its records
 //!   ([`RememberedSets`](super::record_applied::RememberedSets)). A starting process, and a cleanup, recognize marks by
-//!   their numbers ([`recall`]): those of Frontends whose virtual servers of addresses exist, where this proxy's
+//!   their numbers: those of Frontends whose virtual servers of addresses exist, where this proxy's
 //!   addresses or routes are bound. Any other mark counts as another program's.
 //! * A *persistent* virtual server with a mark does not translate the port (`ip_vs_sched_persist` has no port to
 //!   compare with), so a Frontend with session affinity is not split.
 //! * When a Frontend stops being split, its mark's virtual server stays with weights of 0 until its connections end.
 //! * Version 0.1 could give a node port one virtual server for all addresses. It recorded the mark, with the bit for
-//!   masquerading, at address
-//!   0. Such a virtual server drains in the same way.
+//!   masquerading, at address 0. Such a virtual server drains in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
 use std::num::NonZeroU32;
 
 use ipset::{Element, IpSpan, Ports};
-use ipvs::{RealServerKey, VirtualServerKey};
+use ipvs::VirtualServerKey;
 
 use crate::config::{MarkBit, MarkRange};
-use crate::modes::ipvs::observed::ObservedServer;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::{Family, FrontendKey};
 use crate::ports::frontend_at;
@@ -47,24 +45,20 @@ pub(super) use crate::ports::recorded;
 pub(super) struct Marks {
     range: MarkRange,
     /// The bit for masquerading, which marks of node ports had in version 0.1.
-    masquerade: u32,
-    of: BTreeMap<FrontendKey, NonZeroU32>,
+    masquerade: MarkBit,
+    pub(super) of: BTreeMap<FrontendKey, NonZeroU32>,
     /// Frontends by virtual server of their marks.
     places: BTreeMap<VirtualServerKey, FrontendKey>,
     /// Other programs' virtual servers with marks, as last seen.
     others: BTreeSet<VirtualServerKey>,
 }
 
-fn key(family: Family, mark: NonZeroU32) -> VirtualServerKey {
+pub(super) fn key(family: Family, mark: NonZeroU32) -> VirtualServerKey {
     VirtualServerKey::Fwmark { family: family.into(), mark }
 }
 
 impl Marks {
     pub(super) fn new(range: MarkRange, masquerade: MarkBit) -> Self {
-        Marks::with(range, masquerade.mask())
-    }
-
-    fn with(range: MarkRange, masquerade: u32) -> Self {
         Marks { range, masquerade, of: BTreeMap::new(), places: BTreeMap::new(), others: BTreeSet::new() }
     }
 
@@ -93,17 +87,17 @@ impl Marks {
     }
 
     /// The marks that a Frontend can have, the first choice first.
-    fn candidates(&self, frontend: &FrontendKey) -> impl Iterator<Item = NonZeroU32> + use<> {
+    pub(super) fn candidates(&self, frontend: &FrontendKey) -> impl Iterator<Item = NonZeroU32> + use<> {
         let (range, first) = (self.range, hash(frontend));
         let count = range.len();
         (0..count).map(move |step| range.nth(first.wrapping_add(step) & count.wrapping_sub(1)))
     }
 
-    fn is_free(&self, server: &VirtualServerKey) -> bool {
+    pub(super) fn is_free(&self, server: &VirtualServerKey) -> bool {
         !self.places.contains_key(server) && !self.others.contains(server)
     }
 
-    fn insert(&mut self, frontend: FrontendKey, mark: NonZeroU32) {
+    pub(super) fn insert(&mut self, frontend: FrontendKey, mark: NonZeroU32) {
         self.of.insert(frontend, mark);
         self.places.insert(key(frontend.family(), mark), frontend);
     }
@@ -116,9 +110,10 @@ impl Marks {
         others: BTreeSet<VirtualServerKey>,
         split: &[FrontendKey],
     ) {
-        let before = std::mem::replace(self, Marks { others, ..Marks::with(self.range, self.masquerade) });
+        let before = std::mem::replace(self, Marks { others, ..Marks::new(self.range, self.masquerade) });
         for (frontend, mark) in recorded {
-            if self.range.contains(mark.get() & !self.masquerade) && self.is_free(&key(frontend.family(), mark)) {
+            if self.range.contains(mark.get() & !self.masquerade.mask()) && self.is_free(&key(frontend.family(), mark))
+            {
                 self.insert(frontend, mark);
             }
         }
@@ -133,50 +128,6 @@ impl Marks {
             self.give(*frontend);
         }
     }
-}
-
-/// Number of a Frontend's first choices by which it is recognized.
-const RECOGNISED_BY: usize = 16;
-
-/// Frontends of virtual servers of marks whose records are lost, found by their marks alone: a mark follows from the
-/// place, and a place has at most one. Places are those of virtual servers of addresses. If several have a mark of one
-/// place, the one counts that shares an endpoint with a virtual server of an address, or none.
-pub(super) fn recall(
-    (range, masquerade): (MarkRange, MarkBit),
-    lost: &BTreeSet<VirtualServerKey>,
-    servers: &BTreeMap<VirtualServerKey, ObservedServer>,
-) -> Vec<(FrontendKey, NonZeroU32)> {
-    let mut marks = Marks::new(range, masquerade);
-    let places = servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok());
-    // Few candidates have one of these marks.
-    let ways = places.filter_map(|place| {
-        let candidates = marks.candidates(&place).take(RECOGNISED_BY);
-        let there: Vec<NonZeroU32> = candidates.filter(|mark| lost.contains(&key(place.family(), *mark))).collect();
-        (!there.is_empty()).then_some((place, there))
-    });
-    let ways: Vec<(FrontendKey, Vec<NonZeroU32>)> = ways.collect();
-    if ways.is_empty() {
-        return Vec::new();
-    }
-    let of_addresses = servers.iter().filter(|(key, _)| key.addr().is_some());
-    let endpoints: BTreeSet<RealServerKey> =
-        of_addresses.flat_map(|(_, server)| server.real_servers.iter()).map(|real| real.key).collect();
-    let is_likely = |server: &VirtualServerKey| {
-        let reals = servers.get(server).map(|server| &server.real_servers);
-        reals.is_none_or(|reals| reals.is_empty() || reals.iter().any(|real| endpoints.contains(&real.key)))
-    };
-    for likely in [true, false] {
-        for (place, there) in &ways {
-            let it = |mark: &&NonZeroU32| {
-                let server = key(place.family(), **mark);
-                is_likely(&server) == likely && marks.is_free(&server)
-            };
-            if let (false, Some(mark)) = (marks.of.contains_key(place), there.iter().find(it)) {
-                marks.insert(*place, *mark);
-            }
-        }
-    }
-    marks.of.into_iter().collect()
 }
 
 /// FNV-1a: the same number for the same Frontend on every machine and in every version.

@@ -9,15 +9,14 @@ use std::time::Duration;
 
 use ipset::Element;
 use ipvs::model::{RealServerConfig, Thresholds, VirtualServerConfig};
-use ipvs::{Operation, RealServerKey, VirtualServer, VirtualServerKey};
+use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
 use super::drain::{Drains, Policy};
-use super::index::Index;
-use super::plan::{Phase, Plan};
+use super::index::{Changed, Index, Recorded};
 use super::servers::RealServers;
 use super::sets::SetKey;
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
-use crate::service::{Desired, Frontend};
+use crate::service::{Desired, Frontend, Indexed};
 use crate::snapshot::ObjectKey;
 use crate::time::Moment;
 
@@ -54,6 +53,25 @@ impl fmt::Display for MarkUnavailable {
 pub struct Wanted<'a> {
     pub(super) desired: &'a Desired,
     pub(super) index: &'a Index,
+}
+
+impl Index {
+    /// The state that IPVS must have for these Frontends.
+    pub fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
+        Wanted { desired, index: self }
+    }
+}
+
+impl Indexed<Recorded> {
+    /// State that IPVS has to hold.
+    pub fn wanted(&self) -> Wanted<'_> {
+        self.index.index.wanted(&self.desired)
+    }
+
+    /// Takes the recorded changes.
+    pub fn take_changed(&mut self) -> Changed {
+        std::mem::take(&mut self.index.changed)
+    }
 }
 
 /// A desired virtual server.
@@ -153,13 +171,6 @@ impl<'a> Wanted<'a> {
     /// Number of Frontends that are split.
     pub fn marked(self) -> usize {
         self.index.marks.iter().filter(|(key, _)| self.has_server(key)).count()
-    }
-
-    /// The Frontends of the marks in a plan.
-    pub(crate) fn split_servers(self, plan: &Plan) -> BTreeMap<VirtualServerKey, FrontendKey> {
-        let stages = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
-        let keys = stages.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
-        keys.filter_map(|key| Some((key, self.frontend_key(&key)?))).collect()
     }
 
     /// Whether a virtual server is desired.

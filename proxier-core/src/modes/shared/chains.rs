@@ -2,7 +2,6 @@
 //! which takes no program, otherwise by programs.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
 
 use iptables::{Backend, Chain, ChainName, Dump, Edit, Rule, Table, TableEdit, TableName, Transaction};
 use nftables::Transaction as NftTransaction;
@@ -195,33 +194,24 @@ pub(in crate::modes) fn unreadable(ports: &mut Ports<'_>) -> Vec<String> {
     Family::ALL.into_iter().filter(|family| ports.rules.has_unreadable_tables(*family)).map(said).collect()
 }
 
-/// A table that `iptables-save` cannot show, because it holds what only `nft` can express. Our rules in it could not be
-/// found again, so nothing is written.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnreadableTable {
-    pub(in crate::modes) table: TableName,
-}
-
-#[cfg(feature = "testing")]
-impl UnreadableTable {
-    /// The table.
-    pub fn table(&self) -> &TableName {
-        &self.table
-    }
-}
-
-impl fmt::Display for UnreadableTable {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let table = &self.table;
-        write!(
-            f,
+/// Why a table is not compared that `iptables-save` cannot show, because it holds what only `nft` can express. Our rules
+/// in it could not be found again, so nothing is written.
+fn unreadable_table(table: &TableName) -> PortError {
+    PortError::new(
+        PortErrorKind::Invalid,
+        format_args!(
             "table {table} has rules that iptables-save cannot show, so those of Services cannot be compared and are left \
              as they are; find them with `nft list ruleset` and remove what was not made by iptables"
-        )
-    }
+        ),
+    )
 }
 
-impl std::error::Error for UnreadableTable {}
+/// Does not occur in practice: every name and argument fits into what iptables reads.
+impl From<iptables::Error> for PortError {
+    fn from(error: iptables::Error) -> Self {
+        PortError::from_error(PortErrorKind::Invalid, &error)
+    }
+}
 
 /// The chains and jumps of a mode.
 pub(in crate::modes) trait OwnChains {
@@ -242,13 +232,17 @@ pub(in crate::modes) trait OwnChains {
     fn is_same_rule(&self, there: &Rule, desired: &Rule, comments: bool) -> bool;
 }
 
-/// A jump from a built-in chain.
-pub(in crate::modes) struct OwnJump {
-    pub(in crate::modes) table: TableName,
-    pub(in crate::modes) from: ChainName,
-    pub(in crate::modes) rule: Rule,
+/// A rule of a built-in chain that jumps to a chain of this proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct OwnJump {
+    /// The table.
+    pub table: TableName,
+    /// The built-in chain.
+    pub from: ChainName,
+    /// The rule.
+    pub rule: Rule,
     /// Its place among the other rules does not matter.
-    pub(in crate::modes) is_anywhere: bool,
+    pub is_anywhere: bool,
 }
 
 /// A comparison of desired chains with those that are there. What differs goes into a transaction.
@@ -272,11 +266,11 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
 
     /// # Errors
     /// A table could not be shown: writing would add the jumps again each time.
-    pub(in crate::modes) fn check_readable(&self) -> Result<(), UnreadableTable> {
+    pub(in crate::modes) fn check_readable(&self) -> Result<(), PortError> {
         let unreadable = self.observed.incompatible_tables();
         let is_hidden =
             |table: &TableName| unreadable.contains(&table.as_str()) && self.observed.table(table).is_none();
-        O::TABLES.into_iter().find(is_hidden).map_or(Ok(()), |table| Err(UnreadableTable { table }))
+        O::TABLES.into_iter().find(is_hidden).map_or(Ok(()), |table| Err(unreadable_table(&table)))
     }
 
     fn observed(&self, table: &TableName, chain: &str) -> Option<&'a Chain> {

@@ -12,13 +12,13 @@ use ipvs::VirtualServerKey;
 
 use crate::modes::ipvs::diff::Needs;
 use crate::modes::ipvs::drain::Drains;
-use crate::modes::ipvs::guards;
-use crate::modes::ipvs::mode::Mode;
+use crate::modes::ipvs::guards::nft::Basis;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Phase, Plan, RulesChange, Stage};
 use crate::modes::ipvs::rules::Capabilities;
 use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
+use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::net::{Family, Network};
 use crate::plan::execute::call;
@@ -72,7 +72,7 @@ pub(crate) fn apply(
     (names, now): (&Names<'_>, Moment),
     ports: &mut Ports<'_>,
 ) -> Option<(Applied, Effects)> {
-    let Mode { recorded, observed, drains, leaving, unmade, .. } = mode;
+    let Mode { recorded, observed, drains, leaving, unmade, guards, .. } = mode;
     let (wanted, observed) = (&recorded.index.wanted(desired), observed.as_mut()?);
     for (key, real) in &plan.adopt_drains {
         drains.begin(*key, *real, wanted.drain_time(key), now);
@@ -82,6 +82,7 @@ pub(crate) fn apply(
         plan,
         wanted,
         observed,
+        basis: guards.basis(),
         drains,
         leaving,
         unmade,
@@ -99,7 +100,6 @@ pub(crate) fn apply(
     for (phase, stage) in &plan.stages {
         run.carry_out(*phase, stage, ports);
     }
-    run.observed.basis = guards::nft::Basis::default();
     Some((run.applied, run.effects))
 }
 
@@ -107,6 +107,7 @@ struct Run<'a, 'n> {
     plan: &'a Plan,
     wanted: &'a Wanted<'a>,
     observed: &'a mut Observed,
+    basis: Basis,
     drains: &'a mut Drains,
     leaving: &'a mut BTreeSet<VirtualServerKey>,
     unmade: &'a mut BTreeSet<VirtualServerKey>,
@@ -314,7 +315,8 @@ impl<'a> Run<'a, '_> {
             // No rule refers to this proxy's own set.
             let is_referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
             let is_guarded = |key: &&VirtualServerKey| {
-                Family::from(key.family()) == change.family && self.observed.firewall_entry(key).is_some()
+                Family::from(key.family()) == change.family
+                    && self.observed.entry(key, SetKind::LoadBalancerFirewall).is_some()
             };
             let why = if let Some(set) = self.missing.iter().find(is_referred) {
                 not_without_set(set.named(self.plan.names.prefix))
@@ -391,10 +393,10 @@ impl<'a> Run<'a, '_> {
         }
         let key = &at;
         let is_barred = !self.plan.layouts.is_empty() && frontend.is_some_and(Frontend::is_barred_from_node);
-        let lacks = if self.observed.firewall_entry(key).is_none() {
+        let lacks = if self.observed.entry(key, SetKind::LoadBalancerFirewall).is_none() {
             has_ranges.then_some(SetKind::LoadBalancerFirewall)
         } else {
-            (is_barred && !self.observed.is_barred_from_node(key)).then_some(SetKind::LoadBalancerNotNode)
+            Some(SetKind::LoadBalancerNotNode).filter(|kind| is_barred && self.observed.entry(key, *kind).is_none())
         };
         let set = self.plan.set_in(SetKey::new(key.family().into(), lacks?));
         Some(skipped(format_args!(

@@ -40,7 +40,7 @@ impl Run<'_, '_> {
                 continue;
             }
             let count = entries.values().map(Vec::len).sum();
-            let written = write(layout, change, (phase.action(), entries), self.observed, tables);
+            let written = write(layout, change, (phase.action(), entries), (self.observed, &mut self.basis), tables);
             self.note_written(layout, (phase, change), count, written);
         }
     }

@@ -52,6 +52,14 @@ impl Guards {
         matches!(self, Guards::Nft(_))
     }
 
+    /// The state that the next writes of tables follow from.
+    pub(in crate::modes::ipvs) fn basis(&self) -> nft::Basis {
+        match self {
+            Guards::Programs(_) => nft::Basis::default(),
+            Guards::Nft(tables) => tables.basis(),
+        }
+    }
+
     /// The networks in which the kernel's rules refuse connections that no Service serves; `None` if unknown.
     pub(in crate::modes::ipvs) fn guarded_networks(&self, family: Family) -> Option<&BTreeSet<Network>> {
         match self {

@@ -10,17 +10,17 @@ use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::drain::Verdicts;
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::{Guards, Programs};
-use crate::modes::ipvs::mode::{Differences, Mode};
 use crate::modes::ipvs::reading::{self, PassInputs};
+use crate::modes::ipvs::state::{Differences, Mode};
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{rules, udp};
 use crate::modes::shared::flows::answering_at;
 use crate::modes::{Pass, Work};
-use crate::net::{Family, Network};
+use crate::net::{Family, FrontendKey, Network};
 use crate::plan::operation::Operation as PlanOperation;
 use crate::plan::report::Unread;
 use crate::plan::step::Step;
-use crate::ports::{PortError, PortErrorKind, UdpServices};
+use crate::ports::{PortError, UdpServices};
 use crate::snapshot::is_usable_by_service;
 
 /// The plan of a pass, with the findings of planning.
@@ -47,7 +47,7 @@ pub(crate) fn build_plan(
     let Differences { changes, kept } = differences;
     let forget = flows_to_forget(mode, pass, &changes);
     let mut plan = plan(changes, wanted, observed, &mode.drains);
-    plan.split = wanted.split_servers(&plan);
+    plan.split = split_servers(wanted, &plan);
     plan.names.clone_from(&mode.names);
     let has_device = reading::has_device(pass.host, &mode.names);
     let prepare = plan.stage(Phase::Prepare);
@@ -84,6 +84,13 @@ pub(crate) fn build_plan(
     }
     planned.plan = plan;
     Some(planned)
+}
+
+/// The Frontends of the marks in a plan.
+fn split_servers(wanted: &Wanted<'_>, plan: &Plan) -> BTreeMap<VirtualServerKey, FrontendKey> {
+    let stages = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
+    let keys = stages.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
+    keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).collect()
 }
 
 fn flows_to_forget(mode: &Mode, pass: Pass<'_>, changes: &Changes) -> UdpServices {
@@ -178,19 +185,17 @@ fn plan_rules(
     dump: &iptables::Dump,
     plan: &mut Plan,
 ) -> Result<(), Unread> {
-    let invalid = |error: &(dyn std::error::Error + 'static)| {
-        let error = PortError::from_error(PortErrorKind::Invalid, error);
-        Unread::new(format_args!("rules of {}", family.name()), error)
+    let changes = |inputs: &rules::Inputs| {
+        let changes = rules::compile(inputs).map_err(PortError::from).and_then(|rules| rules.changes(dump));
+        changes.map_err(|error| Unread::new(format_args!("rules of {}", family.name()), error))
     };
-    let rules = rules::compile(inputs).map_err(|error| invalid(&error))?;
-    let changes = rules.changes(dump).map_err(|error| invalid(&error))?;
-    if changes.is_empty() {
+    let all = changes(inputs)?;
+    if all.is_empty() {
         return Ok(());
     }
-    let mut change = RulesChange::new(family, changes);
+    let mut change = RulesChange::new(family, all);
     for capabilities in inputs.capabilities.reduced() {
-        let rules = rules::compile(&rules::Inputs { capabilities, ..inputs.clone() });
-        let changes = rules.map_err(|error| invalid(&error))?.changes(dump).map_err(|error| invalid(&error))?;
+        let changes = changes(&rules::Inputs { capabilities, ..inputs.clone() })?;
         // Skip it if the reduced rules are the same, because the kernel would refuse them again.
         if changes != change.changes {
             change.without.push((capabilities, changes));

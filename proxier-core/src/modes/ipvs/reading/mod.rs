@@ -12,11 +12,11 @@ use crate::modes::Pass;
 use crate::modes::ipvs::diff::{Scope, diff};
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::{Guards, Programs};
-use crate::modes::ipvs::mode::{Differences, Mode};
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::state::{Differences, Mode};
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::by_default;
 use crate::modes::shared::networks::other_addresses;
@@ -66,7 +66,6 @@ pub(super) fn read(
                 let entries = found.entries.iter().map(|(kind, all)| (SetKey::new(family, *kind), all.clone()));
                 observed.sets.extend(entries);
             }
-            observed.basis = known.basis();
         }
     }
     if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {

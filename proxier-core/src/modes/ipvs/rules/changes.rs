@@ -7,9 +7,9 @@ use serde::Serialize;
 
 use super::{Rules, names};
 use crate::config::NamePrefix;
-pub use crate::modes::shared::chains::UnreadableTable;
-use crate::modes::shared::chains::{Comparison, OwnChains, OwnJump};
+use crate::modes::shared::chains::{Comparison, OwnChains};
 use crate::modes::shared::cleaned::IsKept;
+use crate::ports::PortError;
 
 /// Whether a line comes or goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
@@ -164,11 +164,7 @@ impl OwnChains for Ours<'_> {
 }
 
 /// The changes that turn the dump into these rules, or remove all own ones if there are none.
-pub(super) fn compare(
-    desired: Option<&Rules>,
-    ours: Ours<'_>,
-    observed: &Dump,
-) -> Result<RuleChanges, UnreadableTable> {
+pub(super) fn compare(desired: Option<&Rules>, ours: Ours<'_>, observed: &Dump) -> Result<RuleChanges, PortError> {
     let mut comparison = Comparison::new(observed, ours);
     comparison.check_readable()?;
     for table in names::TABLES {
@@ -176,13 +172,7 @@ pub(super) fn compare(
             comparison.chain(&table, chain.clone());
         }
     }
-    let jump = |super::Jump { table, from, rule, .. }: &super::Jump| OwnJump {
-        table: table.clone(),
-        from: from.clone(),
-        rule: rule.clone(),
-        is_anywhere: false,
-    };
-    comparison.jumps(&desired.map_or(&[][..], Rules::jumps).iter().map(jump).collect::<Vec<_>>());
+    comparison.jumps(desired.map_or(&[][..], Rules::jumps));
     comparison.remove_others();
     Ok(RuleChanges::new(comparison.transaction, observed))
 }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ipvs::VirtualServerKey;
 
 use super::names;
-use crate::config::{InterfaceName, MarkBit, NamePrefix};
+use crate::config::{MarkBit, NamePrefix};
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::observed::Observed;
@@ -69,38 +69,6 @@ impl Capabilities {
     }
 }
 
-/// Sources whose traffic to cluster IPs is masqueraded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum MasqueradeSources {
-    /// All sources (`masqueradeAll`).
-    All,
-    /// Traffic from outside of this network.
-    OutsideNetwork(Network),
-    /// Traffic that arrives on other devices than this one.
-    OutsideInterface(InterfaceName),
-    /// Traffic that arrives on devices without this name prefix.
-    OutsidePrefix(InterfaceName),
-    /// Traffic whose source is a cluster IP, because local pod traffic is not detected.
-    ClusterIps,
-    /// No traffic, because every address is a pod's.
-    Nobody,
-}
-
-impl MasqueradeSources {
-    pub(in crate::modes::ipvs) fn from_facts(facts: &NodeFacts, family: Family) -> Self {
-        if facts.config().masquerade_all {
-            return MasqueradeSources::All;
-        }
-        match PodTraffic::from_facts(facts, family) {
-            PodTraffic::Unknown => MasqueradeSources::ClusterIps,
-            PodTraffic::Network(network) if network.prefix_len() == 0 => MasqueradeSources::Nobody,
-            PodTraffic::Network(network) => MasqueradeSources::OutsideNetwork(network),
-            PodTraffic::Interface(name) => MasqueradeSources::OutsideInterface(name),
-            PodTraffic::Prefix(name) => MasqueradeSources::OutsidePrefix(name),
-        }
-    }
-}
-
 /// What a family's rules depend on. Equal inputs have equal rules.
 ///
 /// Costs O(sets + load balancers that this node may not use), with any number of Services. Compare it with the last one
@@ -116,8 +84,10 @@ pub struct Inputs {
     pub filled: BTreeSet<SetKind>,
     /// Load balancers to which this node's own traffic is dropped.
     pub barred: BTreeSet<VirtualServerKey>,
-    /// Sources whose traffic to cluster IPs is masqueraded.
-    pub sources: MasqueradeSources,
+    /// Whether all traffic to cluster IPs is masqueraded, not only that from outside of this node's pods.
+    pub masquerade_all: bool,
+    /// How traffic of pods is detected.
+    pub pods: PodTraffic,
     /// The bit that marks packets for masquerading.
     pub masquerade_bit: MarkBit,
     /// Capabilities of iptables and the kernel. Without the match `ipvs`, this node's own traffic can reach load balancers that are `barred`.
@@ -144,7 +114,8 @@ impl Inputs {
             prefix: facts.config().names.prefix,
             filled: of_family.filter(|kind| decides(*kind, only_needed)).collect(),
             barred: wanted.barred_from_node().filter(|key| Family::from(key.family()) == family).collect(),
-            sources: MasqueradeSources::from_facts(facts, family),
+            masquerade_all: facts.config().masquerade_all,
+            pods: PodTraffic::from_facts(facts, family),
             masquerade_bit: facts.config().masquerade_bit,
             capabilities,
             by_routes: routes.is_on,
@@ -197,12 +168,13 @@ impl Inputs {
     /// if unknown.
     pub(crate) fn are_needed_by(&self, frontend: &Frontend, before: Option<&Inputs>) -> bool {
         let Some(before) = before else { return true };
-        let rest = |inputs: &Inputs| (inputs.masquerade_bit, inputs.capabilities, inputs.by_routes);
+        let rest =
+            |inputs: &Inputs| (inputs.masquerade_all, inputs.masquerade_bit, inputs.capabilities, inputs.by_routes);
         let is_new = |kind: SetKind| self.filled.contains(&kind) && !before.filled.contains(&kind);
         let is_barred = |inputs: &Inputs| inputs.barred.contains(&frontend.key.into());
         // The hairpin rule is about endpoints.
         is_new(SetKind::LoopBack)
-            || self.sources != before.sources
+            || self.pods != before.pods
             || rest(self) != rest(before)
             || (is_barred(self) && !is_barred(before))
             || crate::modes::ipvs::lower::frontend_entries(frontend, false, None)
@@ -243,8 +215,10 @@ impl Kept {
         let stays = |set: &SetKey, entries: usize| entries > deleted.get(set).copied().unwrap_or(0);
         let sets = observed.sets.iter().filter(|(set, entries)| stays(set, entries.len()));
         let barred = unwanted.into_iter().filter(|key| {
-            observed.firewall_entry(key).is_some_and(|entry| !changes.delete_entries.contains(&entry))
-                && !observed.may_be_used_by_node(key)
+            observed
+                .entry(key, SetKind::LoadBalancerFirewall)
+                .is_some_and(|entry| !changes.delete_entries.contains(&entry))
+                && observed.entry(key, SetKind::LoadBalancerSourceIp).is_none()
         });
         Kept {
             filled: sets.map(|(set, _)| *set).collect(),

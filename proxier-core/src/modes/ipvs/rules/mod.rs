@@ -40,24 +40,13 @@ use iptables::{Chain, ChainName, Dump, Error, Rule, TableName};
 
 use crate::config::NamePrefix;
 use crate::modes::shared::cleaned::IsKept;
+use crate::ports::PortError;
 use changes::Ours;
 
-pub use changes::{RuleChanges, UnreadableTable};
-pub use inputs::{Capabilities, Inputs, Kept, MasqueradeSources};
+pub use changes::RuleChanges;
+pub use inputs::{Capabilities, Inputs, Kept};
 
-/// A rule in a built-in chain that jumps to a chain of this proxy.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Jump {
-    /// The table.
-    pub table: TableName,
-    /// The built-in chain.
-    pub from: ChainName,
-    /// Its position among our jumps of this chain, from 1. Also its position in the chain when it is inserted.
-    pub position: usize,
-    /// The rule.
-    pub rule: Rule,
-}
+pub use crate::modes::shared::chains::OwnJump;
 
 /// The rules of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -65,7 +54,7 @@ pub struct Rules {
     prefix: NamePrefix,
     nat: Vec<Chain>,
     filter: Vec<Chain>,
-    jumps: Vec<Jump>,
+    jumps: Vec<OwnJump>,
 }
 
 /// Makes the rules.
@@ -81,16 +70,11 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
         });
         made.collect()
     };
-    let mut jumps: Vec<Jump> = Vec::with_capacity(names::JUMPS.len());
-    for (table, from, to, comment) in names::JUMPS.iter().filter(|_| inputs.has_chains()) {
-        let before = jumps.iter().filter(|jump| jump.table == *table && jump.from == *from).count();
-        jumps.push(Jump {
-            table: table.clone(),
-            from: ChainName::new(*from)?,
-            position: before.saturating_add(1),
-            rule: Rule::builder().comment(comment).target(&inputs.chain(to)).build()?,
-        });
-    }
+    let jump = |(table, from, to, comment): &(TableName, &str, &str, &str)| -> Result<OwnJump, Error> {
+        let rule = Rule::builder().comment(comment).target(&inputs.chain(to)).build()?;
+        Ok(OwnJump { table: table.clone(), from: ChainName::new(*from)?, rule, is_anywhere: false })
+    };
+    let jumps = names::JUMPS.iter().filter(|_| inputs.has_chains()).map(jump).collect::<Result<Vec<_>, _>>()?;
     Ok(Rules {
         prefix: inputs.prefix,
         nat: chains(tables::nat(inputs))?,
@@ -111,7 +95,7 @@ impl Rules {
     }
 
     /// The jumps from built-in chains, by table and chain, in the order of their rules.
-    pub fn jumps(&self) -> &[Jump] {
+    pub fn jumps(&self) -> &[OwnJump] {
         &self.jumps
     }
 
@@ -119,8 +103,8 @@ impl Rules {
     /// transaction is restored.
     ///
     /// # Errors
-    /// [`UnreadableTable`] if a table could not be shown; writing would add the jumps again each time.
-    pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, UnreadableTable> {
+    /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps again each time.
+    pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, PortError> {
         changes::compare(Some(self), Ours { prefix: self.prefix, is_kept: &|_table, _chain| false }, observed)
     }
 }
@@ -133,18 +117,14 @@ impl Rules {
 /// before.
 ///
 /// # Errors
-/// [`UnreadableTable`] if a table could not be shown.
+/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
 #[cfg(feature = "testing")]
-pub fn cleanup(observed: &Dump, prefix: NamePrefix) -> Result<RuleChanges, UnreadableTable> {
+pub fn cleanup(observed: &Dump, prefix: NamePrefix) -> Result<RuleChanges, PortError> {
     cleanup_but(observed, prefix, &|_table, _chain| false)
 }
 
 /// As [`cleanup`], except the kept chains and the jumps to them.
-pub(crate) fn cleanup_but(
-    observed: &Dump,
-    prefix: NamePrefix,
-    is_kept: IsKept<'_>,
-) -> Result<RuleChanges, UnreadableTable> {
+pub(crate) fn cleanup_but(observed: &Dump, prefix: NamePrefix, is_kept: IsKept<'_>) -> Result<RuleChanges, PortError> {
     changes::compare(None, Ours { prefix, is_kept }, observed)
 }
 

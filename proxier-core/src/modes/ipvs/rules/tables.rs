@@ -3,8 +3,9 @@
 use iptables::{Error, Rule, RuleBuilder};
 use ipvs::VirtualServerKey;
 
-use super::{Inputs, MasqueradeSources, names};
+use super::{Inputs, names};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::shared::networks::PodTraffic;
 use crate::net::Family;
 
 /// A chain, named without the prefix, and its rules.
@@ -135,22 +136,12 @@ fn services(inputs: &Inputs) -> Vec<RuleBuilder> {
 
 fn cluster_ip_masquerade(inputs: &Inputs) -> Option<RuleBuilder> {
     let to_cluster_ip = || noted(inputs, SetKind::ClusterIp, "dst,dst");
-    let outside = |option: &str, value: String| to_cluster_ip().args(["!", option, &value]);
-    let row = match &inputs.sources {
-        MasqueradeSources::Nobody => return None,
-        MasqueradeSources::All => to_cluster_ip(),
-        MasqueradeSources::OutsideNetwork(network) => outside("-s", network.to_string()),
-        MasqueradeSources::OutsideInterface(name) => outside("-i", name.to_string()),
-        // A prefix of maximum length matches only the name itself.
-        MasqueradeSources::OutsidePrefix(name) if name.as_str().len() == crate::config::InterfaceName::MAX_LEN => {
-            outside("-i", name.to_string())
-        }
-        MasqueradeSources::OutsidePrefix(name) => outside("-i", format!("{name}+")),
+    let row = match &inputs.pods {
+        _ if inputs.masquerade_all => to_cluster_ip(),
         // This node's own packets.
-        MasqueradeSources::ClusterIps if inputs.by_routes => {
-            to_cluster_ip().args(["-m", "addrtype", "--src-type", "LOCAL"])
-        }
-        MasqueradeSources::ClusterIps => noted(inputs, SetKind::ClusterIp, "src,dst"),
+        PodTraffic::Unknown if inputs.by_routes => to_cluster_ip().args(["-m", "addrtype", "--src-type", "LOCAL"]),
+        PodTraffic::Unknown => noted(inputs, SetKind::ClusterIp, "src,dst"),
+        pods => to_cluster_ip().args(pods.outside()?),
     };
     Some(row.target(&inputs.chain(names::MARK_MASQ)))
 }

@@ -33,6 +33,9 @@ pub struct TableChange {
     chains: Vec<ChainRules>,
 }
 
+/// The state that tables are written from.
+pub(in crate::modes::ipvs) type Basis = table::Basis<Arc<TableContents>>;
+
 /// Entries of a family's sets.
 pub(in crate::modes::ipvs) type Entries = BTreeMap<SetKind, Vec<Element>>;
 
@@ -200,7 +203,8 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
 }
 
 /// Writes the changes of a table, with the entries to add or to delete, and notes in `observed` the resulting state. A
-/// table that was just read is changed only in that state: nothing is written if another program has changed it since.
+/// table that was just read (`basis`) is changed only in that state: nothing is written if another program has changed it
+/// since.
 ///
 /// A table that is created, or created again, gets all entries that are known to be in the kernel, and the new ones.
 /// Costs O(entries that change) otherwise.
@@ -208,7 +212,7 @@ pub(in crate::modes::ipvs) fn write(
     layout: &Layout,
     change: Option<&TableChange>,
     (action, entries): (Action, Entries),
-    observed: &mut Observed,
+    (observed, basis): (&mut Observed, &mut Basis),
     tables: &mut dyn Tables,
 ) -> WriteOutcome<(SetKind, Element)> {
     let family = layout.family;
@@ -233,10 +237,8 @@ pub(in crate::modes::ipvs) fn write(
         delete.clear();
     }
     let changes: Cow<'_, EntryChanges<'_>> = Cow::Owned(EntryChanges { layout, change, delete, add });
-    let mut basis = std::mem::take(&mut observed.basis);
     let again = |tables: &mut dyn Tables| read(&layout.table, family, tables).ok().map(|found| found.map(Arc::new));
-    let (changes, mut written) = table::write(changes, family, (&mut basis, &again), tables);
-    observed.basis = basis;
+    let (changes, mut written) = table::write(changes, family, (basis, &again), tables);
     let EntryChanges { delete, add, .. } = changes.into_owned();
     written.refused.retain(|((kind, element), action, error)| {
         let is_gone = *action == Action::Delete && error.kind() == PortErrorKind::NotFound;

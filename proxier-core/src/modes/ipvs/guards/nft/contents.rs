@@ -1,7 +1,7 @@
 //! Converts between a table in the kernel and IPVS mode's terms: entries of sets, and elements.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 
 use ipset::{Element, IpSpan, Ports, Protocol};
 use nftables::{Element as NftElement, ElementData, ElementKey, TableKey, TableSnapshot, Value};
@@ -10,7 +10,7 @@ use super::layout::Layout;
 use crate::config::Config;
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::ipvs::split;
-use crate::modes::shared::nft::is_ours;
+use crate::modes::shared::nft::{address, is_ours};
 use crate::modes::shared::table::{Layout as _, Shape};
 use crate::net::Family;
 use crate::plan::report::Unread;
@@ -153,19 +153,6 @@ pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Optio
     // An element that we would write differently is another program's.
     let written = encode(kind, &element);
     ((written.key, written.data) == (found.key.clone(), found.data.clone())).then_some(element)
-}
-
-fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
-    Some(match family {
-        Family::V4 => {
-            let (address, rest) = bytes.split_first_chunk::<4>()?;
-            (IpAddr::V4(Ipv4Addr::from(*address)), rest)
-        }
-        Family::V6 => {
-            let (address, rest) = bytes.split_first_chunk::<16>()?;
-            (IpAddr::V6(Ipv6Addr::from(*address)), rest)
-        }
-    })
 }
 
 /// An address, a protocol and a port at the start, and the remaining bytes. Each field fills whole words.

@@ -31,11 +31,12 @@ use nftables::{
     RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict, rule,
 };
 
-use crate::config::{InterfaceName, KernelNames, MarkRange};
-use crate::modes::ipvs::rules::MasqueradeSources;
+use crate::config::{KernelNames, MarkRange};
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::networks::PodTraffic;
-use crate::modes::shared::nft::{COMMENT_OF_IPVS, OWNED, RTN_LOCAL, built, interface, name, rejections};
+use crate::modes::shared::nft::{
+    COMMENT_OF_IPVS, OWNED, RTN_LOCAL, built, destination, name, no_fields, of_pods, rejections, source,
+};
 use crate::modes::shared::table::{self, ChainRules};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
@@ -61,13 +62,14 @@ pub struct Layout {
     flags: TableFlags,
     pub(in crate::modes::ipvs) family: Family,
     mark: u32,
-    sources: MasqueradeSources,
+    /// Whether all traffic to cluster IPs is masqueraded.
+    masquerade_all: bool,
     /// Whether connections to Services keep their destinations, regardless of other tables' rules. Not while nftables
     /// mode still serves them.
     pub(super) keeps: bool,
     /// Packets of outside clients get marks of this range if they must reach local endpoints only.
     pub(super) split: Option<MarkRange>,
-    /// How pods are detected, to tell outside clients from them.
+    /// How pods are detected, to tell clients outside from them.
     pods: PodTraffic,
     /// Whether addresses are bound by routes, or may still be, so that this node's programs do not connect from the
     /// destination address.
@@ -88,7 +90,7 @@ impl Layout {
             flags: table::flags(facts.config()),
             family,
             mark: facts.config().masquerade_bit.mask(),
-            sources: MasqueradeSources::from_facts(facts, family),
+            masquerade_all: facts.config().masquerade_all,
             keeps: true,
             split: facts.config().splits_local().then_some(facts.config().ipvs.mark_range),
             pods: PodTraffic::from_facts(facts, family),
@@ -106,17 +108,11 @@ impl Layout {
     }
 
     fn source(&self) -> Operand {
-        match self.family {
-            Family::V4 => Operand::IP_SADDR,
-            Family::V6 => Operand::IP6_SADDR,
-        }
+        source(self.family)
     }
 
     fn destination(&self) -> Operand {
-        match self.family {
-            Family::V4 => Operand::IP_DADDR,
-            Family::V6 => Operand::IP6_DADDR,
-        }
+        destination(self.family)
     }
 
     /// The key of a set's entries.
@@ -189,16 +185,7 @@ impl Layout {
     /// Packets of this node, and of pods if these are detected.
     fn inside(&self) -> impl Iterator<Item = RuleBuilder> {
         let of_node = Layout::is_local(self.rule(), FibFlags::SADDR, CmpOp::Eq);
-        let of_pods = match &self.pods {
-            PodTraffic::Unknown => None,
-            PodTraffic::Network(network) if network.prefix_len() == 0 => Some(self.rule()),
-            PodTraffic::Network(network) => Some(self.rule().saddr_in(network.network(), network.prefix_len())),
-            PodTraffic::Interface(name) => Some(interface(self.rule(), name.as_str(), false, CmpOp::Eq)),
-            PodTraffic::Prefix(name) => {
-                Some(interface(self.rule(), name.as_str(), name.as_str().len() < InterfaceName::MAX_LEN, CmpOp::Eq))
-            }
-        };
-        [of_node].into_iter().chain(of_pods)
+        [of_node].into_iter().chain(of_pods(self.rule(), &self.pods, CmpOp::Eq))
     }
 
     /// To a split Frontend from inside: the endpoint may be on another node, and answers must return through this node.
@@ -257,28 +244,16 @@ impl Layout {
     }
 
     fn cluster_ip_masquerade(&self) -> Option<Rule> {
-        let outside = |name: &InterfaceName, is_prefix| {
-            let rule = interface(self.rule(), name.as_str(), is_prefix, CmpOp::Ne);
-            rule.in_set(&self.key(SetKind::ClusterIp), Layout::set_reference(SetKind::ClusterIp))
-        };
-        let rule = match &self.sources {
-            MasqueradeSources::Nobody => return None,
-            MasqueradeSources::All => self.matching(SetKind::ClusterIp),
-            MasqueradeSources::OutsideNetwork(network) => {
-                let rule = self.rule().saddr_not_in(network.network(), network.prefix_len());
-                rule.in_set(&self.key(SetKind::ClusterIp), Layout::set_reference(SetKind::ClusterIp))
-            }
-            MasqueradeSources::OutsideInterface(name) => outside(name, false),
-            // A prefix of maximum length matches only the name itself.
-            MasqueradeSources::OutsidePrefix(name) => outside(name, name.as_str().len() < InterfaceName::MAX_LEN),
+        let kind = SetKind::ClusterIp;
+        let rule = match &self.pods {
+            _ if self.masquerade_all => self.matching(kind),
             // This node's own packets.
-            MasqueradeSources::ClusterIps if self.by_routes => {
-                Layout::is_local(self.matching(SetKind::ClusterIp), FibFlags::SADDR, CmpOp::Eq)
-            }
-            MasqueradeSources::ClusterIps => {
+            PodTraffic::Unknown if self.by_routes => Layout::is_local(self.matching(kind), FibFlags::SADDR, CmpOp::Eq),
+            PodTraffic::Unknown => {
                 let from = [self.source(), Operand::L4PROTO, Operand::DPORT];
-                self.rule().in_set(&from, Layout::set_reference(SetKind::ClusterIp))
+                self.rule().in_set(&from, Layout::set_reference(kind))
             }
+            pods => of_pods(self.rule(), pods, CmpOp::Ne)?.in_set(&self.key(kind), Layout::set_reference(kind)),
         };
         Some(self.marks(rule))
     }
@@ -397,9 +372,4 @@ impl table::Layout for Layout {
             ),
         ]
     }
-}
-
-fn no_fields() -> FieldTypes {
-    #[expect(clippy::unwrap_used, reason = "a constant type that a test makes")]
-    FieldTypes::of(&[DataType::INET_SERVICE]).unwrap()
 }

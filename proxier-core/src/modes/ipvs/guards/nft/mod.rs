@@ -18,7 +18,7 @@ use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::nft::{check_trial, is_ours, remove_table};
-use crate::modes::shared::table::{self as shared_table, Fate, Layout as _, write_layout};
+use crate::modes::shared::table::{Fate, Layout as _, write_layout};
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::Whole;
 use crate::plan::report::Unread;
@@ -27,13 +27,10 @@ use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
 use crate::service::NodeFacts;
 
 pub use change::TableChange;
-pub(in crate::modes::ipvs) use change::{Entries, write};
+pub(in crate::modes::ipvs) use change::{Basis, Entries, write};
 pub(in crate::modes::ipvs) use contents::{TableContents, has_nftables_mode, read};
 pub use layout::Layout;
 pub(in crate::modes::ipvs) use layout::table;
-
-/// The state that tables are written from.
-pub(in crate::modes::ipvs) type Basis = shared_table::Basis<Arc<TableContents>>;
 
 /// The tracked state of the tables.
 #[derive(Debug, Default)]
@@ -110,8 +107,8 @@ impl Tables {
                 continue;
             }
             let change = TableChange::full(layout, if found.is_some() { Fate::Remake } else { Fate::Make });
-            observed.basis = Basis::new(generation, [(*family, found.map(Arc::new))].into());
-            let written = write(layout, Some(&change), (Action::Add, Entries::new()), observed, tables);
+            let mut basis = Basis::new(generation, [(*family, found.map(Arc::new))].into());
+            let written = write(layout, Some(&change), (Action::Add, Entries::new()), (observed, &mut basis), tables);
             if written.failed.is_none() && written.refused.is_empty() {
                 done.push(change.step());
             }

@@ -1,0 +1,151 @@
+//! What IPVS mode tracks from pass to pass.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use ipset::Element;
+use ipvs::VirtualServerKey;
+use ipvs::model::TimeoutsUpdate;
+
+use super::diff::Changes;
+use super::drain::{self, Drains};
+use super::guards::nft::Tables;
+use super::guards::{Guards, Programs};
+use super::index::{Changed, Recorded};
+use super::observed::Observed;
+use super::rules;
+use super::sets::SetKey;
+use super::wanted::Wanted;
+use crate::config::{Binding, Config, KernelNames, RulesBy};
+use crate::plan::step::Step;
+use crate::service::Desired;
+
+/// Settings of IPVS mode.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Options {
+    /// Timeouts of IPVS. Default: unchanged.
+    pub timeouts: TimeoutsUpdate,
+    /// How real servers drain.
+    pub drain: drain::Policy,
+    /// Capabilities of iptables and the kernel, restricted further by what the iptables program reports.
+    pub capabilities: rules::Capabilities,
+}
+
+/// IPVS mode of one node.
+#[derive(Debug)]
+pub(crate) struct Mode {
+    /// Names of the device, the sets and the chains.
+    pub(super) names: KernelNames,
+    /// How addresses are bound.
+    pub(super) binding: Binding,
+    /// Whether this proxy has no local routes, and will have none.
+    pub(super) knows_no_routes: bool,
+    /// The last reported list of networks that are not local as a whole.
+    pub(super) told: Vec<String>,
+    /// Timeouts of IPVS.
+    pub(super) timeouts: TimeoutsUpdate,
+    /// The tracked state of the variant that masquerades and guards.
+    pub(super) guards: Guards,
+    /// Keeps nodes from retrying together.
+    pub(super) seed: u64,
+    /// Objects that Frontends share, with changes since the last plan that was carried out.
+    pub(super) recorded: Recorded,
+    /// Own virtual servers that are no longer desired, until they are deleted: this process wanted them, or found them
+    /// recorded as this proxy's. Another program may remove the records before they are deleted.
+    pub(super) leaving: BTreeSet<VirtualServerKey>,
+    /// Desired virtual servers that no pass has created yet. Another program's may have their address and port.
+    pub(super) unmade: BTreeSet<VirtualServerKey>,
+    /// Whether the node facts differ from those of the last plan that was carried out.
+    pub(super) new_facts: bool,
+    /// The tracked state of the kernel; `None` before it was read.
+    pub(super) observed: Option<Observed>,
+    /// The sets as tracked before the kernel was read again.
+    pub(super) remembered: RememberedSets,
+    /// Tables restored without a pass, for the report of the next full one.
+    pub(super) restored: Vec<Step>,
+    /// Whether a full pass has taken over the objects of the other variant of `guards`.
+    pub(super) has_taken_over: bool,
+    /// Real servers that drain.
+    pub(super) drains: Drains,
+}
+
+/// Virtual servers with their real servers: the desired ones, those tracked in the kernel, and the draining ones.
+pub(crate) struct Servers<'a> {
+    pub(crate) wanted: Wanted<'a>,
+    pub(crate) observed: Option<&'a Observed>,
+    pub(crate) drains: &'a Drains,
+}
+
+/// Differences between the desired and the observed state.
+pub(super) struct Differences {
+    pub(super) changes: Changes,
+    /// Objects that stay although they are not desired.
+    pub(super) kept: rules::Kept,
+}
+
+impl Mode {
+    pub(crate) fn new(config: &Config, options: &Options, seed: u64) -> Self {
+        Mode {
+            names: config.names.clone(),
+            binding: if config.binds_by_routes() { Binding::Routes } else { Binding::Addresses },
+            // Other proxies' routes look the same.
+            knows_no_routes: config.names != KernelNames::default(),
+            told: Vec::new(),
+            timeouts: options.timeouts,
+            guards: match config.ipvs.rules {
+                RulesBy::Nftables => Guards::Nft(Tables::default()),
+                RulesBy::Auto | RulesBy::Iptables => Guards::Programs(Programs::new(options.capabilities)),
+            },
+            seed,
+            recorded: Recorded::new(config),
+            leaving: BTreeSet::new(),
+            unmade: BTreeSet::new(),
+            new_facts: true,
+            observed: None,
+            remembered: RememberedSets::default(),
+            restored: Vec::new(),
+            has_taken_over: false,
+            drains: Drains::new(options.drain.clone()),
+        }
+    }
+
+    /// The state that IPVS must have.
+    pub(crate) fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
+        self.recorded.index.wanted(desired)
+    }
+
+    /// Objects that changed since the last plan that was carried out.
+    pub(super) fn changed(&self) -> &Changed {
+        &self.recorded.changed
+    }
+
+    /// Whether addresses are bound by routes.
+    pub(super) fn by_routes(&self) -> bool {
+        self.binding == Binding::Routes
+    }
+}
+
+/// The last tracked contents of the sets.
+#[derive(Debug, Default)]
+pub(super) struct RememberedSets(BTreeMap<SetKey, BTreeSet<Element>>);
+
+impl RememberedSets {
+    /// Keeps the tracked records before they are dropped or read again.
+    pub(super) fn remember(&mut self, known: Option<Observed>) {
+        let Some(Observed { sets, before, .. }) = known else { return };
+        self.0 = before;
+        for (set, elements) in sets {
+            self.0.entry(set).or_default().extend(elements);
+        }
+    }
+
+    /// Adds the deleted sets to those that were read. They identify this proxy's virtual servers, like those of the
+    /// other variant of [`guards`](super::guards).
+    pub(super) fn restore_into(&mut self, observed: &mut Observed) {
+        for (set, elements) in std::mem::take(&mut self.0) {
+            if !observed.sets.contains_key(&set) && !elements.is_empty() {
+                observed.before.entry(set).or_default().extend(elements);
+            }
+        }
+    }
+}
