@@ -589,7 +589,7 @@ impl Tracer<'_> {
         }
         let is_here_only =
             self.rules.contains(PacketRules::SPLITS_LOCAL) && place.takes(place.local) && !place.takes(place.cluster);
-        if !place.is_internal && self.splits(place) && self.is_inside() && !is_here_only {
+        if !place.is_internal && self.splits(place) && self.packet.is_inside(self.facts, self.rules) && !is_here_only {
             let who = if self.is_this_node() { "this node" } else { "a pod" };
             self.step(format!(
                 "Traffic policy Local applies to clients outside; {who} gets {}.",
@@ -597,7 +597,7 @@ impl Tracer<'_> {
             ));
             return (place.cluster, true);
         }
-        if !place.is_internal && self.splits(place) && self.counts_as_outside() {
+        if !place.is_internal && self.splits(place) && self.packet.counts_as_outside(self.facts, self.rules) {
             self.step("It comes from a pod of another node, which counts as a client outside.");
         }
         if place.local.is_empty() && place.falls_back && !self.splits(place) {
@@ -641,19 +641,6 @@ impl Tracer<'_> {
         self.packet.is_this_node(self.facts, self.rules)
     }
 
-    fn is_inside(&self) -> bool {
-        self.packet.is_inside(self.facts, self.rules)
-    }
-
-    fn counts_as_outside(&self) -> bool {
-        self.packet.counts_as_outside(self.facts, self.rules)
-    }
-
-    /// Whether it comes from a pod, if that can be determined.
-    fn is_pods(&self) -> Option<bool> {
-        self.packet.is_pods(self.facts)
-    }
-
     /// Whether every endpoint sees an address of this node as the source.
     fn masquerades(&mut self, place: &Place<'_>, is_inside: bool) -> bool {
         if self.rules.contains(PacketRules::RELAYS) {
@@ -671,7 +658,7 @@ impl Tracer<'_> {
         }
         let (masquerades, why) = match (place.is_internal, place.policy) {
             (true, _) if self.facts.config().masquerade_all => (true, "masqueradeAll"),
-            (true, _) => match self.is_pods() {
+            (true, _) => match self.packet.is_pods(self.facts) {
                 Some(true) => (false, "it comes from a pod"),
                 Some(false) => (true, "it does not come from a pod"),
                 None if self.by_routes && self.packet.from_node => (true, "this node sends it"),

@@ -27,8 +27,11 @@ mod insides {
     pub(super) mod record_applied;
     pub mod rules;
     pub mod servers;
-    pub mod sets;
     pub(super) mod split;
+    /// The sets that rules refer to.
+    pub mod sets {
+        pub use crate::ports::{NamedSet, SetKey, SetKind};
+    }
     pub(super) mod state;
     pub mod udp;
     pub mod wanted;

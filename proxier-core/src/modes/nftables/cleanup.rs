@@ -1,7 +1,6 @@
 //! Removes the tables of this mode, and those that a kube-proxy in nftables mode has left. Also lists what they serve.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, Ipv6Addr};
 
 use nftables::{Element, ElementData, ElementKey, Expression, TableKey, TableSnapshot, Verdict};
 
@@ -122,18 +121,46 @@ pub fn list_kube_proxy(
 ) -> Result<Option<BTreeMap<FrontendKey, BTreeSet<EndpointKey>>>, PortError> {
     let mut all = None;
     for (family, table) in Family::ALL.into_iter().zip(tables()) {
-        match lack_of(&table, of_kernel) {
-            Ok(None) => {}
-            Ok(Some(_)) => continue,
-            Err(error) if error.kind() == PortErrorKind::NotFound => continue,
-            Err(error) => return Err(error),
-        }
-        let all = all.get_or_insert_with(BTreeMap::new);
-        if let Some(found) = of_kernel.read(&table)? {
-            note_endpoints(&found, family, all);
+        if let Some(found) = kube_proxys(&table, of_kernel)? {
+            note_endpoints(&found, family, all.get_or_insert_with(BTreeMap::new));
         }
     }
     Ok(all)
+}
+
+/// A table that a kube-proxy has left, if it is there and recognized.
+fn kube_proxys(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<TableSnapshot>, PortError> {
+    match lack_of(table, tables) {
+        Ok(None) => tables.read(table),
+        Ok(Some(_)) => Ok(None),
+        Err(error) if error.kind() == PortErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The Frontends of such a table, whether they have endpoints, and the element of each. Elements have an address, a
+/// protocol and a port; those of node ports no address, so they are at 0.0.0.0 or `::`.
+fn frontends(table: &TableSnapshot, family: Family) -> impl Iterator<Item = (FrontendKey, bool, &Element)> {
+    table.sets.iter().flat_map(move |contents| {
+        let kind = match contents.set.set.key.name.as_str() {
+            "service-ips" => Some((false, true)),
+            "no-endpoint-services" => Some((false, false)),
+            "service-nodeports" => Some((true, true)),
+            "no-endpoint-nodeports" => Some((true, false)),
+            _ => None,
+        };
+        let elements = kind.into_iter().flat_map(|kind| contents.elements.iter().map(move |element| (kind, element)));
+        elements.filter_map(move |((is_node_port, has_endpoints), element)| {
+            let ElementKey::Value(value) = &element.key else { return None };
+            let key = if is_node_port {
+                let (protocol, port, _) = protocol_and_port(value.as_bytes())?;
+                FrontendKey::new(protocol, family.unspecified(), port)
+            } else {
+                split(&element.key, family)?.0
+            };
+            Some((key, has_endpoints, element))
+        })
+    })
 }
 
 /// Adds the Frontends of a table with the endpoints at the end of their chains.
@@ -144,42 +171,26 @@ fn note_endpoints(table: &TableSnapshot, family: Family, all: &mut BTreeMap<Fron
     for rule in &table.rules {
         rules.entry(rule.chain.name.as_str()).or_default().extend(&rule.rule.expressions);
     }
-    for (name, is_node_port) in [
-        ("service-ips", false),
-        ("no-endpoint-services", false),
-        ("service-nodeports", true),
-        ("no-endpoint-nodeports", true),
-    ] {
-        for element in sets.get(name).into_iter().flat_map(|elements| elements.iter()) {
-            let ElementKey::Value(value) = &element.key else { continue };
-            let key = if is_node_port {
-                let any =
-                    if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-                protocol_and_port(value.as_bytes()).map(|(protocol, port, _)| FrontendKey::new(protocol, any, port))
-            } else {
-                split(&element.key, family).map(|(key, _)| key)
-            };
-            let Some(key) = key else { continue };
-            let endpoints = all.entry(key).or_default();
-            let mut open: Vec<&str> = element.data.as_ref().and_then(chain_of).into_iter().collect();
-            let mut seen: BTreeSet<&str> = BTreeSet::new();
-            while let Some(chain) = open.pop().filter(|chain| seen.insert(chain)) {
-                // A client with affinity goes to a chain of its endpoint, whose name contains it.
-                endpoints.extend(chain.rsplit_once("__").and_then(|(_, place)| endpoint_of(place)));
-                for expression in rules.get(chain).into_iter().flatten() {
-                    match expression {
-                        Expression::Verdict(Verdict::Goto(to) | Verdict::Jump(to)) => open.push(to.as_str()),
-                        Expression::Lookup { set, .. } => {
-                            let data = sets.get(set.name.as_str()).into_iter().flat_map(|elements| elements.iter());
-                            for data in data.filter_map(|element| element.data.as_ref()) {
-                                open.extend(chain_of(data));
-                                if let ElementData::Value(value) = data {
-                                    endpoints.extend(endpoint(value.as_bytes(), family));
-                                }
+    for (key, _, element) in frontends(table, family) {
+        let endpoints = all.entry(key).or_default();
+        let mut open: Vec<&str> = element.data.as_ref().and_then(chain_of).into_iter().collect();
+        let mut seen: BTreeSet<&str> = BTreeSet::new();
+        while let Some(chain) = open.pop().filter(|chain| seen.insert(chain)) {
+            // A client with affinity goes to a chain of its endpoint, whose name contains it.
+            endpoints.extend(chain.rsplit_once("__").and_then(|(_, place)| endpoint_of(place)));
+            for expression in rules.get(chain).into_iter().flatten() {
+                match expression {
+                    Expression::Verdict(Verdict::Goto(to) | Verdict::Jump(to)) => open.push(to.as_str()),
+                    Expression::Lookup { set, .. } => {
+                        let data = sets.get(set.name.as_str()).into_iter().flat_map(|elements| elements.iter());
+                        for data in data.filter_map(|element| element.data.as_ref()) {
+                            open.extend(chain_of(data));
+                            if let ElementData::Value(value) = data {
+                                endpoints.extend(endpoint(value.as_bytes(), family));
                             }
                         }
-                        _ => {}
                     }
+                    _ => {}
                 }
             }
         }
@@ -203,13 +214,7 @@ fn endpoint_of(place: &str) -> Option<EndpointKey> {
 pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut served = ServedFrontends::default();
     for (family, table) in Family::ALL.into_iter().zip(tables()) {
-        let found = match lack_of(&table, ports.tables) {
-            Ok(None) => ports.tables.read(&table),
-            Ok(Some(_)) => continue,
-            Err(error) if error.kind() == PortErrorKind::NotFound => continue,
-            Err(error) => Err(error),
-        };
-        match found {
+        match kube_proxys(&table, ports.tables) {
             Ok(found) => found.iter().for_each(|found| note_served(found, family, facts, &mut served)),
             Err(error) => served.miss(format_args!("table {table}"), error),
         }
@@ -217,27 +222,13 @@ pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> 
     served
 }
 
-/// Elements have an address, a protocol and a port; those of node ports no address.
 fn note_served(table: &TableSnapshot, family: Family, facts: &NodeFacts, served: &mut ServedFrontends) {
-    for contents in &table.sets {
-        let (is_node_port, has_endpoints) = match contents.set.set.key.name.as_str() {
-            "service-ips" => (false, true),
-            "no-endpoint-services" => (false, false),
-            "service-nodeports" => (true, true),
-            "no-endpoint-nodeports" => (true, false),
-            _ => continue,
-        };
-        for element in &contents.elements {
-            let ElementKey::Value(value) = &element.key else { continue };
-            if !is_node_port {
-                if let Some((key, _)) = split(&element.key, family) {
-                    served.add(key, has_endpoints);
-                }
-            } else if let Some((protocol, port, _)) = protocol_and_port(value.as_bytes()) {
-                for address in facts.node_port_addresses(family) {
-                    served.add(FrontendKey::new(protocol, address, port), has_endpoints);
-                }
-            }
+    for (key, has_endpoints, _) in frontends(table, family) {
+        if key.address.is_unspecified() {
+            let of_node = facts.node_port_addresses(family);
+            of_node.for_each(|address| served.add(FrontendKey { address, ..key }, has_endpoints));
+        } else {
+            served.add(key, has_endpoints);
         }
     }
 }

@@ -328,7 +328,7 @@ impl Layout {
             Draw::Random => {
                 rules.extend((pick.fewest()..=pick.most).rev().map(|modulus| {
                     built(self.to_endpoint(Operand::Numgen { kind: NumgenKind::Random, modulus, offset }))
-                }))
+                }));
             }
             Draw::Sticky(_) => {
                 rules.extend(pick.slots().map(|slot| {

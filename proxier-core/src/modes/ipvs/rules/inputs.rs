@@ -75,6 +75,7 @@ impl Capabilities {
 /// after each update, and compile rules only when it differs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
+#[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 pub struct Inputs {
     /// Address family.
     pub family: Family,
