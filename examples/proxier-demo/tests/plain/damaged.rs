@@ -165,7 +165,12 @@ fn served(kernel: &FakeKernel, first: &Engine<Memory>) -> BTreeMap<FrontendKey, 
     let mut all: BTreeMap<FrontendKey, BTreeSet<String>> = BTreeMap::new();
     for line in kernel.state().ipvs.lines() {
         let words: Vec<&str> = line.split_whitespace().collect();
-        let protocol = if words[1] == "-u" { "UDP" } else { "TCP" };
+        let protocol = match words[1] {
+            "-t" => "TCP",
+            "-u" => "UDP",
+            "--sctp-service" => "SCTP",
+            other => panic!("{other}: {line}"),
+        };
         let endpoints = all.entry(format!("{protocol} {}", words[2]).parse().unwrap()).or_default();
         endpoints.extend((words[0] == "-a").then(|| words[4].to_owned()));
     }

@@ -40,10 +40,9 @@ fn texts(source: &str) -> Vec<(&str, String)> {
         let rest = &left[at + 1..];
         left = match &left[at..=at] {
             "/" if rest.starts_with('/') => rest.find('\n').map_or("", |end| &rest[end..]),
-            "/" => rest,
             // A character; otherwise a lifetime.
             "'" if rest.starts_with("\\'") || rest.starts_with("\"'") || rest.starts_with("/'") => &rest[2..],
-            "'" => rest,
+            "/" | "'" => rest,
             _ if whole[..place].ends_with("r#") => rest.split_once("\"#").unwrap().1,
             _ => {
                 let (text, behind) = read(rest);

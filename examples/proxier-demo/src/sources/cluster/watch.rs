@@ -666,7 +666,6 @@ fn check_not_before(version: &str, since: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-#[expect(clippy::struct_excessive_bools, reason = "each is what one answer has shown so far")]
 #[derive(Default)]
 struct Stream {
     /// The start of an incomplete event.
