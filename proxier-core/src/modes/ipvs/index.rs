@@ -55,8 +55,7 @@ pub struct Changed {
     pub virtual_servers: BTreeSet<VirtualServerKey>,
     /// Addresses on the dummy device that are new or removed.
     pub addresses: BTreeSet<IpAddr>,
-    /// Addresses that another interface got or lost, or that Services started or stopped requesting; see
-    /// [`Wanted::is_elsewhere`].
+    /// Addresses that another interface got or lost, or that Services started or stopped requesting.
     pub elsewhere: BTreeSet<IpAddr>,
     /// Entries that were added or removed.
     pub entries: BTreeSet<(SetKey, Element)>,
