@@ -176,7 +176,7 @@ fn web() -> SocketAddr {
 }
 
 #[test]
-fn health_check_takes_out_who_refuses_and_puts_it_back() {
+fn health_check_removes_a_server_that_refuses_and_restores_it() {
     kernel_test(IPVS, || {
         let there = real_servers();
         let first = serve(&there, "10.1.0.2:8080", "a");

@@ -150,7 +150,7 @@ fn survives_word_for_word(client: &mut Client, text: Option<&str>) {
 }
 
 #[test]
-fn what_goes_with_a_rule_survives() {
+fn parts_of_a_rule_survive_a_restore() {
     kernel_test(NEEDS, || {
         load(
             "table ip t {

@@ -241,7 +241,7 @@ fn devices_are_named_by_how_they_begin() {
 
 /// A router adds connections to a flow table: connection tracking shows it, and their packets skip the chain.
 #[test]
-fn flows_take_the_short_way() {
+fn connections_take_the_flow_table() {
     const NEEDS: [Need; 5] = [Need::Root, Need::Nftables, Need::FlowTables, Need::Veth, Need::Conntrack];
     kernel_test(&NEEDS, || {
         let (router, client, server) = (Netns::current().unwrap(), Netns::new().unwrap(), Netns::new().unwrap());

@@ -237,7 +237,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "as in kube-proxy's iptables mode: an answer that is not translated resets the connection; its nftables mode forwards them",
         &[Nftables],
         "kernel_traffic/invalid.rs",
-        "nftables_mode_drops_them",
+        "nftables_mode_drops_invalid_packets",
     ),
     // Addresses that no Service has.
     tested(

@@ -412,7 +412,7 @@ fn urgent_data_ends_nothing() {
 }
 
 #[test]
-fn who_does_not_read_is_not_read_for() {
+fn an_endpoint_is_not_read_while_its_client_does_not_read() {
     test(|| {
         let server = server_at("10.244.0.1:0");
         let mut relay = relay();
@@ -697,7 +697,7 @@ fn without_endpoints_connections_are_refused() {
 }
 
 #[test]
-fn only_who_may_is_served() {
+fn only_allowed_clients_are_served() {
     test(|| {
         let server = Named::start("10.244.0.1:8080");
         let settings = |own: &[&str]| {
@@ -728,7 +728,7 @@ fn only_who_may_is_served() {
 }
 
 #[test]
-fn limits_are_kept_and_told() {
+fn limits_are_kept_and_reported() {
     test(|| {
         let server = Named::start("10.244.0.1:8080");
         let mut settings = Settings::default();
@@ -1100,7 +1100,7 @@ fn udp_clients_move_when_their_endpoint_goes_or_refuses() {
 }
 
 #[test]
-fn udp_of_who_may_not_is_dropped() {
+fn udp_packets_of_other_clients_are_dropped() {
     test(|| {
         let server = Echo::start("10.244.0.1:53");
         let mut relay = relay();

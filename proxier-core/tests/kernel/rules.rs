@@ -155,7 +155,7 @@ fn what_older_versions_left_is_taken_over(kernel: &Kernel) {
 }
 
 /// A foreign change to one table: only the difference is written again.
-fn somebody_elses_changes_are_mended(kernel: &Kernel) {
+fn changes_by_other_programs_are_repaired(kernel: &Kernel) {
     kernel.write(FOREIGN);
     let case = cases().into_iter().find(|case| case.name == "load balancer").unwrap();
     let rules = case.rules(kernel.family);
@@ -222,8 +222,8 @@ macro_rules! cells {
             }
 
             #[test]
-            fn somebody_elses_changes_are_mended() {
-                on(Family::$family, Backend::$backend, &[], super::somebody_elses_changes_are_mended);
+            fn changes_by_other_programs_are_repaired() {
+                on(Family::$family, Backend::$backend, &[], super::changes_by_other_programs_are_repaired);
             }
 
             #[test]

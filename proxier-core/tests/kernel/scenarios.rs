@@ -41,6 +41,6 @@ macro_rules! groups {
 runner::for_each_group!(groups);
 
 #[test]
-fn no_group_is_left_out() {
+fn every_group_of_scenarios_has_a_test() {
     assert_eq!(runner::groups(), GROUPS);
 }

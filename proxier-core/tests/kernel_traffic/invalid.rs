@@ -142,13 +142,13 @@ fn dropped_or_translated(needs: &[Need], mode: Kind, liberal: Liberal, open: fn(
 }
 
 #[test]
-fn nftables_mode_drops_them() {
+fn nftables_mode_drops_invalid_packets() {
     let needs = [Need::Root, Need::Nftables, Need::Veth, Need::Conntrack];
     dropped_or_translated(&needs, Kind::Nftables, Liberal::SetBySomebody, Cluster::without_programs);
 }
 
 #[test]
-fn iptables_mode_drops_them_by_the_nft_back_end() {
+fn iptables_mode_drops_invalid_packets_with_the_nft_back_end() {
     let needs = [Need::Root, Need::IptablesNft, Need::Veth, Need::Conntrack];
     dropped_or_translated(&needs, Kind::Iptables, Liberal::SetBySomebody, |options| {
         Cluster::with(options, Backend::NfTables)
@@ -163,7 +163,7 @@ fn iptables_mode_drops_them_by_the_legacy_back_end() {
 
 /// IPVS translates answers by its own connections, with any sequence numbers.
 #[test]
-fn ipvs_mode_translates_them() {
+fn ipvs_mode_translates_invalid_packets() {
     let needs = [PROXY, &[Need::Veth, Need::Conntrack, Need::Nftables]].concat();
     kernel_test(&needs, || {
         let invalid = Invalid::new(Kind::Ipvs, Liberal::No, Cluster::new);

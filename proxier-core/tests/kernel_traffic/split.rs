@@ -91,7 +91,7 @@ fn has_table() -> bool {
 }
 
 #[test]
-fn everyone_gets_their_list_also_after_a_kill() {
+fn clients_keep_their_endpoints_after_a_kill() {
     kernel_test(NEEDS, || {
         let net = Net::new();
         let _pods = net.serve();

@@ -415,7 +415,7 @@ fn what_others_left_is_taken_over_and_others_rules_stay() {
 }
 
 #[test]
-fn somebody_elses_changes_are_mended() {
+fn changes_by_other_programs_are_repaired() {
     let web = service("web", &json!([{"port": 80, "nodePort": 30080}]), &json!({"clusterIP": "172.30.0.41"}), &[]);
     let store = store(&[web], &[slice("web", ("", 80), &[("10.180.0.1", "node-a"), ("10.180.0.2", "node-b")])]);
     let all = built(&store, &facts(&Config::default()), Options::default());

@@ -162,7 +162,7 @@ impl LiveState {
         }
         lines.push(match self.differences.len() {
             0 if self.inspection.parts.is_empty() => "it has nothing for that, as expected".to_owned(),
-            0 => "it has everything as expected".to_owned(),
+            0 => "it has all of this address and port; plan compares what Services share".to_owned(),
             1 => "1 difference".to_owned(),
             count => format!("{count} differences"),
         });

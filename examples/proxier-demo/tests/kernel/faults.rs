@@ -37,7 +37,7 @@ fn health(path: &str) -> (u16, String) {
 /// An endpoint that is the broadcast address of a local subnet: the kernel always refuses it. It is reported and counted,
 /// and the node serves everything else and stays healthy.
 #[test]
-fn one_endpoint_that_the_kernel_refuses_is_no_illness_of_the_node() {
+fn one_endpoint_that_the_kernel_refuses_leaves_the_node_healthy() {
     kernel_test(PROXY, || {
         set_up();
         let mut all = services();

@@ -99,7 +99,7 @@ fn is_served(variant: &str) {
 
 /// Missing parts that are only wanted: serving works without them, they are logged once, and nothing fails.
 #[test]
-fn what_is_wanted_is_done_without() {
+fn optional_modules_are_done_without() {
     if !is_for_tests() {
         return;
     }

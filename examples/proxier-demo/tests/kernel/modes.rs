@@ -133,7 +133,7 @@ fn change(from: &str, to: &str) {
 
 /// The input is suddenly empty, or without EndpointSlices, and the node changes its mode: the old mode serves until a person has confirmed.
 #[test]
-fn an_empty_input_in_another_mode() {
+fn an_empty_input_in_another_mode_deletes_nothing() {
     let all: String = (10..22)
         .map(|number| {
             program::service(
@@ -265,7 +265,7 @@ fn an_unknown_scheduler_is_bad_input() {
 
 /// A scheduler of another module is accepted once the machine has the module; the kernel then decides.
 #[test]
-fn a_scheduler_of_another_module_is_none_that_is_unknown() {
+fn a_scheduler_of_another_module_is_accepted() {
     kernel_test(&[NEEDS, &[Need::Mounts]].concat(), || {
         let world = World::new();
         let manifests = world.manifests.0.display().to_string();

@@ -80,13 +80,13 @@ fn serve_and_refuse(mode: &str) {
 }
 
 #[test]
-fn at_once_in_modes_that_need_no_ipvs() {
+fn services_without_endpoints_refuse_at_once_in_modes_without_ipvs() {
     for mode in ["nftables", "iptables", "userspace"] {
         kernel_test(NEEDS, || serve_and_refuse(mode));
     }
 }
 
 #[test]
-fn at_once_in_ipvs_mode_with_a_table() {
+fn services_without_endpoints_refuse_at_once_in_ipvs_mode_with_a_table() {
     kernel_test(&[PROXY, NEEDS].concat(), || serve_and_refuse("ipvs:nftables"));
 }

@@ -106,7 +106,7 @@ fn listed() -> Vec<BTreeSet<String>> {
 }
 
 #[test]
-fn in_ipvs_mode_it_is_what_a_pass_makes() {
+fn render_prints_what_a_pass_makes_in_ipvs_mode() {
     let manifests = Folder::new("render");
     manifests.put("web.yaml", OBJECTS);
     manifests.put("sticky.yaml", &sticky());
@@ -347,7 +347,7 @@ fn in_userspace_mode_it_is_what_the_process_does() {
 }
 
 #[test]
-fn as_text_it_has_a_part_for_each_tool() {
+fn render_prints_a_part_for_each_tool() {
     let manifests = Folder::new("render");
     manifests.put("web.yaml", OBJECTS);
     let folder = manifests.0.display().to_string();

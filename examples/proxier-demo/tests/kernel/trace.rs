@@ -78,7 +78,10 @@ impl World {
             }
         }
         let printed = ok(&self.run(&["trace", "--live", "192.0.2.50", SERVICE]));
-        assert!(printed.contains("it has everything as expected"), "{printed}");
+        assert!(
+            printed.contains("it has all of this address and port; plan compares what Services share"),
+            "{printed}"
+        );
     }
 
     /// Checks that a missing or unexpected entry is named, and the exit code.

@@ -278,7 +278,7 @@ fn what_a_recent_server_sends() {
 
 /// Temporary problems are retried: a server that is not there yet, a port in use.
 #[test]
-fn barred_for_a_while() {
+fn temporary_problems_are_retried() {
     kernel_test(PROXY, || {
         set_up();
         let (web, folder) = (web(), Folder::new("later"));
