@@ -186,9 +186,10 @@ fn run(way: Way, events: &[Event]) {
             Event::Fault(which, kind, takes_effect) => {
                 let calls = way.calls();
                 let call = calls[which % calls.len()];
-                // Rules of IPVS mode that are refused may name a match that the kernel lacks: this process goes on without.
-                let may_lack = (way.kind, call, *kind) == (Kind::Ipvs, Call::RulesRestore, PortErrorKind::NotFound);
-                let kind = if may_lack { PortErrorKind::Busy } else { *kind };
+                // Rules of IPVS mode that are refused may name a match that the kernel lacks: this process goes on without. And no
+                // kernel says that a virtual server is not there which is: it would count as deleted, and as foreign afterwards.
+                let misleads = way.kind == Kind::Ipvs && matches!(call, Call::RulesRestore | Call::IpvsRun);
+                let kind = if misleads && *kind == PortErrorKind::NotFound { PortErrorKind::Busy } else { *kind };
                 let fault = Fault::new(call, kind);
                 let lies = *takes_effect && kind == PortErrorKind::Unknown;
                 kernel.fail(if lies { fault.takes_effect() } else { fault });
