@@ -6,6 +6,7 @@ pub(crate) mod world;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Output};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -123,7 +124,16 @@ pub(crate) fn changed() -> Vec<String> {
 /// The page at this port and path of 127.0.0.1, which has to be served.
 #[track_caller]
 pub(crate) fn fetched(place: &str) -> String {
-    let page = testkit::get(&format!("http://127.0.0.1:{place}")).unwrap();
+    let begun = Instant::now();
+    let page = loop {
+        match testkit::get(&format!("http://127.0.0.1:{place}")) {
+            // At a start /healthz answers before the mode is known, and /metrics after.
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused && begun.elapsed() < Duration::from_secs(10) => {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            answer => break answer.unwrap(),
+        }
+    };
     assert_eq!(page.status, 200, "{place}: {}", page.body);
     page.body
 }
