@@ -232,19 +232,33 @@ fn documentation(options: &Options, selection: &[String]) -> Option<Program> {
     })
 }
 
-/// Runs the programs on this machine's kernel.
+/// Runs the programs on this machine's kernel. Tests on real kernels wait for most of their time, so two programs of
+/// them run beside the others.
 fn run_here(programs: &[Program], more: Option<Program>, runs: &Runs, report: &mut Report) -> Result<()> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let place = format!("this machine ({})", release.trim());
-    let mut programs = runs.chosen(programs, HERE, &place, report);
-    programs.extend(more);
-    let results = tools::scratch()?;
-    let [shell, script] = command(&programs, results.path(), true)?;
-    let mut shell = cargo::as_typed(shell.as_ref());
-    shell.envs(runs.environment.iter().map(|(name, value)| (name, value))).stdin(std::process::Stdio::null());
-    tools::succeeds(shell.arg(script))?;
-    collect(&programs, results.path(), true, &place, report);
-    Ok(())
+    let (mut waiting, mut busy): (Vec<_>, Vec<_>) =
+        runs.chosen(programs, HERE, &place, report).into_iter().partition(|program| program.needs_kernel);
+    busy.extend(more);
+    waiting.sort_by_cached_key(|program| (Reverse(runs.slow.total(HERE, program)), Reverse(program.tests.len())));
+    let results = [tools::scratch()?, tools::scratch()?];
+    let lines = [command(&busy, results[0].path())?, command(&waiting, results[1].path())?];
+    let run = |[shell, script]: &[String; 2]| {
+        let mut shell = cargo::as_typed(shell.as_ref());
+        shell.envs(runs.environment.iter().map(|(name, value)| (name, value))).stdin(std::process::Stdio::null());
+        tools::succeeds(shell.arg(script))
+    };
+    let outcomes: Vec<Result<bool>> = thread::scope(|scope| {
+        let running = [&lines[0], &lines[1], &lines[1]].map(|line| scope.spawn(|| run(line)));
+        running.into_iter().map(joined).collect()
+    });
+    collect(&busy, results[0].path(), &place, report);
+    collect(&waiting, results[1].path(), &place, report);
+    outcomes.into_iter().collect::<Result<Vec<_>>>().map(drop)
+}
+
+fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
+    thread.join().unwrap_or_else(|_| Err(anyhow!("its thread panicked")))
 }
 
 /// Runs the programs on another kernel, in virtual machines that share them. It runs all tests that have not passed yet
@@ -272,7 +286,7 @@ fn run_in_machines(series: Series, programs: &[Program], runs: &Runs, report: &m
     // left alone with a long one at the end.
     programs.sort_by_cached_key(|program| {
         let is_small = !program.name.starts_with("proxier-demo ");
-        (Reverse(runs.slow.on_kernel(program)), is_small, Reverse(program.tests.len()), program.title.clone())
+        (Reverse(runs.slow.total(KERNEL, program)), is_small, Reverse(program.tests.len()), program.title.clone())
     });
     // The whole matrix takes long and uses more than one processor.
     let machines = if runs.all_scenarios { 1 } else { MACHINES.min(programs.len()) };
@@ -289,18 +303,13 @@ fn run_in_machines(series: Series, programs: &[Program], runs: &Runs, report: &m
         ..Vm::new(kernel)?
     };
     vm.try_out()?;
-    let line = command(&programs, results.path(), false)?;
+    let line = command(&programs, results.path())?;
     let started = Instant::now();
     let outcomes: Vec<_> = thread::scope(|scope| {
         let running: Vec<_> = (0..machines).map(|_| scope.spawn(|| vm.run(&line))).collect();
-        let join = |thread: thread::ScopedJoinHandle<'_, _>| thread.join();
-        running
-            .into_iter()
-            .map(join)
-            .map(|ended| ended.unwrap_or_else(|_| Err(anyhow!("its thread panicked"))))
-            .collect()
+        running.into_iter().map(joined).collect()
     });
-    collect(&programs, results.path(), false, &place, report);
+    collect(&programs, results.path(), &place, report);
     for outcome in outcomes {
         let trouble = match &outcome {
             Ok(outcome) => outcome.trouble().inspect(|_| eprintln!("{}", outcome.console.trim_end())),

@@ -79,7 +79,7 @@ impl Program {
     }
 }
 
-/// Runs program $1 with title $2 in directory $3, unless another machine has created the directory. Output, exit code
+/// Runs program $1 with title $2 in directory $3, unless another script has created the directory. Output, exit code
 /// and skipped tests are stored there.
 const RUN: &str = r#"
 run() {
@@ -88,24 +88,17 @@ run() {
     cd "$3"
     export CARGO_MANIFEST_DIR="$3" TESTKIT_SKIPPED="$place/skipped"
     shift 3
-    if [ -n "$loud" ]; then
-        printf '\n--- %s ---\n' "$title"
-        { "$@" 2>&1; echo "$?" >"$place/code"; } | tee "$place/output"
-        [ ! -e "$place/skipped" ] || sed 's/^/SKIPPED /' "$place/skipped"
-    else
-        code=0
-        "$@" >"$place/output" 2>&1 || code=$?
-        echo "$code" >"$place/code"
-        echo "$title: exit code $code"
-    fi
+    code=0
+    "$@" >"$place/output" 2>&1 || code=$?
+    echo "$code" >"$place/code"
+    echo "$title: exit code $code"
 }
 "#;
 
 /// The command line of a script that runs the programs in sequence, each with its results in a directory below
 /// `results`. Several scripts may run concurrently.
-pub(super) fn command(programs: &[Program], results: &Path, is_loud: bool) -> Result<[String; 2]> {
-    let mut script =
-        format!("results={} loud={}{RUN}", quote(&results.display().to_string()), if is_loud { "yes" } else { "" });
+pub(super) fn command(programs: &[Program], results: &Path) -> Result<[String; 2]> {
+    let mut script = format!("results={}{RUN}", quote(&results.display().to_string()));
     for (number, program) in programs.iter().enumerate() {
         let folder = program.folder.display().to_string();
         let words =
@@ -120,15 +113,15 @@ pub(super) fn command(programs: &[Program], results: &Path, is_loud: bool) -> Re
     Ok(["/bin/sh".to_owned(), file.display().to_string()])
 }
 
-/// Records the results of such a script; prints the output of failed programs unless it was `loud`.
-pub(super) fn collect(programs: &[Program], folder: &Path, is_loud: bool, place: &str, report: &mut Report) {
+/// Records the results of such a script; prints the output of failed programs.
+pub(super) fn collect(programs: &[Program], folder: &Path, place: &str, report: &mut Report) {
     for (number, program) in programs.iter().enumerate() {
         let read = |name| {
             let bytes = fs::read(folder.join(number.to_string()).join(name)).unwrap_or_default();
             String::from_utf8_lossy(&bytes).into_owned()
         };
         let (output, code) = (read("output"), read("code").trim().parse().ok());
-        if !is_loud && code != Some(0) {
+        if code != Some(0) {
             println!("\n--- {} (on {place}) ---\n{output}", program.title);
         }
         report.add(place, &program.name, results(&output, &read("skipped"), code));
@@ -194,16 +187,12 @@ mod tests {
         let long: Vec<String> =
             (0..20_000).map(|number| format!("a_test_that_the_program_does_not_have_{number}")).collect();
         let programs = programs.map(|program| Program { tests: [program.tests, long.clone()].concat(), ..program });
-        for is_loud in [true, false] {
-            let folder = scratch.path().join(is_loud.to_string());
-            fs::create_dir(&folder).unwrap();
-            // Two machines: the second one finds nothing left to do.
-            let [shell, script] = command(&programs, &folder, is_loud).unwrap();
-            let run = || tools::run(Command::new(&shell).arg(&script)).unwrap();
-            assert!(run().contains("good's") && run().is_empty());
-            let mut report = Report::default();
-            collect(&programs, &folder, is_loud, "here", &mut report);
-            assert_eq!(report.totals(), [2, 1, 1], "{report:?}");
-        }
+        // Two machines: the second one finds nothing left to do.
+        let [shell, script] = command(&programs, scratch.path()).unwrap();
+        let run = || tools::run(Command::new(&shell).arg(&script)).unwrap();
+        assert!(run().contains("good's") && run().is_empty());
+        let mut report = Report::default();
+        collect(&programs, scratch.path(), "here", &mut report);
+        assert_eq!(report.totals(), [2, 1, 1], "{report:?}");
     }
 }

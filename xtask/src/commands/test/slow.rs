@@ -58,9 +58,9 @@ impl Slow {
         turns.takes(test.bytes().map(u64::from).sum(), seconds.div_ceil(SHARE))
     }
 
-    /// Total time of the slow tests on a real kernel, as if they ran in sequence.
-    pub(super) fn on_kernel(&self, program: &Program) -> u64 {
-        program.tests.iter().map(|test| self.seconds(KERNEL, &program.name, test)).sum()
+    /// Total time of a program's slow tests, as if they ran in sequence.
+    pub(super) fn total(&self, place: &str, program: &Program) -> u64 {
+        program.tests.iter().map(|test| self.seconds(place, &program.name, test)).sum()
     }
 
     /// Merges the times of a run and writes the file. Tests that did not run keep theirs, unless `every` test ran: then
