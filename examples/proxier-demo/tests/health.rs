@@ -6,6 +6,7 @@
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::config::{Config, Families, NodePortAddresses};
@@ -67,8 +68,17 @@ fn has_ipv6() -> bool {
     std::net::TcpListener::bind("[::1]:0").is_ok()
 }
 
+/// A port that stays free: the kernel gives nobody one below 32768 (`ip_local_port_range`), and tests that run beside
+/// this one begin elsewhere.
 async fn free_port() -> u16 {
-    local().await.1.port()
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        let offset = std::process::id().wrapping_mul(97).wrapping_add(NEXT.fetch_add(1, Ordering::Relaxed));
+        let port = 10_000 + u16::try_from(offset % 20_000).unwrap();
+        if TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)).await.is_ok() {
+            return port;
+        }
+    }
 }
 
 #[tokio::test]
