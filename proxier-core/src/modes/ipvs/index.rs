@@ -59,9 +59,21 @@ pub struct Changed {
     pub elsewhere: BTreeSet<IpAddr>,
     /// Entries that were added or removed.
     pub entries: BTreeSet<(SetKey, Element)>,
+    /// Anything may have changed, and nothing is recorded: before the first comparison, which is of everything.
+    is_all: bool,
 }
 
 impl Changed {
+    /// Anything may have changed.
+    pub fn all() -> Self {
+        Changed { is_all: true, ..Changed::default() }
+    }
+
+    /// Whether anything may have changed.
+    pub fn is_all(&self) -> bool {
+        self.is_all
+    }
+
     /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         *self == Changed::default()
@@ -69,7 +81,8 @@ impl Changed {
 
     /// Adds what a later update changed. Something that changed back stays listed: it is checked, and may not differ.
     pub fn extend(&mut self, later: Changed) {
-        let Changed { virtual_servers, addresses, elsewhere, entries } = later;
+        let Changed { virtual_servers, addresses, elsewhere, entries, is_all } = later;
+        self.is_all |= is_all;
         self.virtual_servers.extend(virtual_servers);
         self.addresses.extend(addresses);
         self.elsewhere.extend(elsewhere);
@@ -89,14 +102,14 @@ fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
 pub struct Recorded {
     /// The index.
     pub index: Index,
-    /// Its changes.
+    /// Its changes since the last comparison.
     pub changed: Changed,
 }
 
 impl Recorded {
     /// Creates an index without Services.
     pub fn new(config: &Config) -> Self {
-        Recorded { index: Index::new(config), changed: Changed::default() }
+        Recorded { index: Index::new(config), changed: Changed::all() }
     }
 }
 
@@ -190,7 +203,8 @@ impl Index {
                 Some(VirtualServerKey::Fwmark { mark, .. }) => entries_of_mark(frontend, mark).to_vec(),
                 _ => Vec::new(),
             };
-            let notes = &mut Changed::default();
+            // Everything is compared.
+            let notes = &mut Changed::all();
             for (set, element) in entries(after) {
                 self.count_entry(set, element, notes);
             }
@@ -228,7 +242,7 @@ impl Index {
         let mark_after = after.and_then(|after| index.mark_of(after));
         index.note_unmarked(&frontend, after);
         let before_it = before.map(|before| ServerInputs::from_frontend(before, mark_before));
-        if before_it != after.map(|after| ServerInputs::from_frontend(after, mark_after)) {
+        if !changed.is_all && before_it != after.map(|after| ServerInputs::from_frontend(after, mark_after)) {
             // Also one that drains.
             let mark = index.marks.server(&frontend);
             changed.virtual_servers.extend(mark.into_iter().chain([key]));
@@ -245,10 +259,10 @@ impl Index {
             let follow = |counts: &mut BTreeMap<IpAddr, usize>| {
                 if adds { count(counts, address) } else { uncount(counts, &address) }
             };
-            if frontend.is_virtual() && follow(&mut index.addresses) {
+            if frontend.is_virtual() && follow(&mut index.addresses) && !changed.is_all {
                 toggle(&mut changed.addresses, address);
             }
-            if frontend.is_elsewhere() && follow(&mut index.elsewhere) {
+            if frontend.is_elsewhere() && follow(&mut index.elsewhere) && !changed.is_all {
                 toggle(&mut changed.elsewhere, address);
             }
             for (set, element) in index.entries_of(frontend, mark) {
@@ -272,7 +286,9 @@ impl Index {
         match self.sets.entry(set).or_default().entry(element) {
             Entry::Occupied(mut count) => *count.get_mut() = count.get().saturating_add(1),
             Entry::Vacant(place) => {
-                toggle(&mut changed.entries, (set, place.key().clone()));
+                if !changed.is_all {
+                    toggle(&mut changed.entries, (set, place.key().clone()));
+                }
                 place.insert(1);
             }
         }
@@ -280,7 +296,7 @@ impl Index {
 
     fn uncount_entry(&mut self, set: SetKey, element: &Element, changed: &mut Changed) {
         let Some(elements) = self.sets.get_mut(&set) else { return };
-        if uncount(elements, element) {
+        if uncount(elements, element) && !changed.is_all {
             toggle(&mut changed.entries, (set, element.clone()));
         }
         if elements.is_empty() {

@@ -96,7 +96,7 @@ impl Mode {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
-        let scope = |all| if all { Scope::All } else { Scope::Changed(self.changed()) };
+        let scope = |all| if all || self.changed().is_all() { Scope::All } else { Scope::Changed(self.changed()) };
         if pass.full {
             report.foreign = foreign(wanted, observed, config).map(|key| key.to_string()).collect();
         }

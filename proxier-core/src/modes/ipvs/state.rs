@@ -114,7 +114,7 @@ impl Mode {
         self.recorded.index.wanted(desired)
     }
 
-    /// Objects that changed since the last plan that was carried out.
+    /// Objects that changed since the last plan that was carried out; all before the first one.
     pub(super) fn changed(&self) -> &Changed {
         &self.recorded.changed
     }

@@ -195,7 +195,8 @@ pub(super) fn read_rest(
 /// `None`: no changed one exists.
 pub(crate) fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)> {
     let wanted = mode.wanted(pass.desired);
-    let (serves, is_masqueraded) = if pass.full {
+    let is_all = pass.full || mode.changed().is_all();
+    let (serves, is_masqueraded) = if is_all {
         let mut all = pass.desired.frontends().peekable();
         (all.peek().is_some(), all.any(|frontend| !frontend.returns_directly))
     } else {
@@ -203,7 +204,7 @@ pub(crate) fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)
         let mut changed = changed.peekable();
         (changed.peek().is_some(), changed.any(|frontend| !frontend.returns_directly))
     };
-    (pass.full || serves).then_some((serves, is_masqueraded))
+    (is_all || serves).then_some((serves, is_masqueraded))
 }
 
 /// Reads a family's rules, with the inputs of the required ones; `None` if the kernel is known to have them.
