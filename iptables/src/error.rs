@@ -4,7 +4,6 @@ use std::error::Error as StdError;
 use std::fmt;
 use std::sync::Arc;
 
-use crate::lock::LockHolder;
 use crate::name::TableName;
 
 /// Kind of an error, as a value to match on.
@@ -96,6 +95,23 @@ pub struct RestoreFailure {
     pub committed: Vec<TableName>,
     /// Message of the program, without the `Try …--help` lines.
     pub message: String,
+}
+
+/// A process that held the xtables lock when it was read.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct LockHolder {
+    /// Process id in this process's namespace.
+    pub pid: u32,
+    /// Command name (`/proc/PID/comm`); empty if it could not be read.
+    pub command: String,
+}
+
+impl fmt::Display for LockHolder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} (pid {})", if self.command.is_empty() { "unknown" } else { &self.command }, self.pid)
+    }
 }
 
 #[derive(Clone, Debug)]

@@ -1,6 +1,5 @@
 //! The xtables lock of the legacy programs: finds its holders, and takes it for programs that are too old to do so.
 
-use std::fmt;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -12,28 +11,11 @@ use std::time::{Duration, Instant};
 
 use nix::sys::stat::{major, minor};
 
-use crate::error::{Error, ErrorKind};
+use crate::error::{Error, ErrorKind, LockHolder};
 
 /// The lock file of `iptables-legacy` since 1.6.0. A container must mount the host's file to exclude the host's
 /// programs.
 pub const LOCK_PATH: &str = "/run/xtables.lock";
-
-/// A process that held the xtables lock when it was read.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[non_exhaustive]
-pub struct LockHolder {
-    /// Process id in this process's namespace.
-    pub pid: u32,
-    /// Command name (`/proc/PID/comm`); empty if it could not be read.
-    pub command: String,
-}
-
-impl fmt::Display for LockHolder {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (pid {})", if self.command.is_empty() { "unknown" } else { &self.command }, self.pid)
-    }
-}
 
 /// Finds the holders of a `flock` on this file in `/proc/locks`. Empty if there are none or they are not visible.
 ///

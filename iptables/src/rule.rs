@@ -5,7 +5,6 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use crate::canonical::CanonicalRule;
 use crate::error::{Error, ErrorKind, excerpt};
 use crate::name::ChainName;
 use crate::token::{Reading, Token, split};
@@ -223,16 +222,6 @@ impl Rule {
     pub fn with_counters(mut self, counters: Counters) -> Self {
         self.counters = Some(counters);
         self
-    }
-
-    /// The meaning of the rule, in a form that is equal for all known spellings; see [`CanonicalRule`].
-    pub fn canonical(&self) -> CanonicalRule {
-        CanonicalRule::of(self)
-    }
-
-    /// Whether both rules mean the same. Counters are not compared.
-    pub fn same_as(&self, other: &Self) -> bool {
-        self == other || self.canonical() == other.canonical()
     }
 
     /// Target of the jump (`-j`) or goto (`-g`): a chain or a target extension. `None` for a rule that only counts.

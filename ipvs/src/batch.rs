@@ -3,7 +3,6 @@
 use std::borrow::Borrow;
 use std::collections::BTreeMap;
 use std::fmt;
-use std::str::FromStr;
 
 use ipvs_sys::{Command, DelDest, DelService, Failure, NewDest, NewService, SetDest, SetService, Zero};
 use netlink_batch::{Encoder, Errno, Genl, KernelError};
@@ -278,14 +277,6 @@ impl<'a> IntoIterator for &'a Batch {
 
     fn into_iter(self) -> Self::IntoIter {
         self.iter()
-    }
-}
-
-/// Parses the text of [`parse_batch`](crate::text::parse_batch): ipvsadm's syntax, one operation per line.
-impl FromStr for Batch {
-    type Err = crate::text::Error;
-    fn from_str(text: &str) -> Result<Self, Self::Err> {
-        crate::text::parse_batch(text)
     }
 }
 

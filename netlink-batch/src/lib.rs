@@ -73,6 +73,7 @@
 //! | read a complete table | [`Connection::dump`], [`Dump`] |
 //! | explain a refusal | [`KernelError`], [`ExtendedAck`], [`Errno`] |
 //! | follow multicast events | [`Listener`] |
+//! | write settings of a request once, and numbers of a C header | [`settings!`], [`numbers!`] |
 //! | test without a kernel | [`testing`] |
 //!
 //! # Dependencies
@@ -98,6 +99,7 @@ pub mod header;
 mod listener;
 mod message;
 mod socket;
+mod tables;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 mod together;

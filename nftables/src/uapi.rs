@@ -1,24 +1,17 @@
 //! Numbers of linux/netfilter/nf_tables.h and related headers, with their C names.
 
-macro_rules! constants {
-    ($($name:ident: $type:ty = $value:expr;)*) => { $(
-        #[doc = concat!("`", stringify!($name), "`.")]
-        pub const $name: $type = $value;
-    )* };
-}
+netlink_batch::numbers! {
+    const ALL;
 
-// linux/netfilter/nfnetlink.h
-constants! {
+    // linux/netfilter/nfnetlink.h
     NFNL_SUBSYS_NFTABLES: u8 = 10;
     NFNL_MSG_BATCH_BEGIN: u16 = 16;
     NFNL_MSG_BATCH_END: u16 = 17;
     NFNL_BATCH_GENID: u16 = 1;
     NFNLGRP_NFTABLES: u32 = 7;
     NFNLGRP_NFTRACE: u32 = 9;
-}
 
-// enum nf_tables_msg_types
-constants! {
+    // enum nf_tables_msg_types
     NFT_MSG_NEWTABLE: u8 = 0;
     NFT_MSG_GETTABLE: u8 = 1;
     NFT_MSG_DELTABLE: u8 = 2;
@@ -46,9 +39,7 @@ constants! {
     NFT_MSG_DELFLOWTABLE: u8 = 24;
     NFT_MSG_GETRULE_RESET: u8 = 25;
     NFT_MSG_GETSETELEM_RESET: u8 = 33;
-}
 
-constants! {
     NFT_NAME_MAXLEN: usize = 256;
     NFT_USERDATA_MAXLEN: usize = 256;
     NFT_DATA_VALUE_MAXLEN: usize = 64;

@@ -25,28 +25,14 @@ fn known() -> BTreeMap<String, i64> {
     .unwrap()
 }
 
-macro_rules! check {
-    ($known:expr; $($name:ident),* $(,)?) => { $(
-        let value = $known.get(stringify!($name)).unwrap_or_else(|| panic!("{} is not in the header", stringify!($name)));
-        assert_eq!(i64::try_from(uapi::$name).unwrap(), *value, stringify!($name));
-    )* };
-}
-
 #[test]
 fn numbers_are_those_of_the_header() {
     let known = known();
-    check!(known;
-        NFT_MSG_NEWTABLE, NFT_MSG_GETTABLE, NFT_MSG_DELTABLE, NFT_MSG_NEWCHAIN, NFT_MSG_GETCHAIN, NFT_MSG_DELCHAIN,
-        NFT_MSG_NEWRULE, NFT_MSG_GETRULE, NFT_MSG_DELRULE, NFT_MSG_NEWSET, NFT_MSG_GETSET, NFT_MSG_DELSET,
-        NFT_MSG_NEWSETELEM, NFT_MSG_GETSETELEM, NFT_MSG_DELSETELEM, NFT_MSG_NEWGEN, NFT_MSG_GETGEN, NFT_MSG_NEWOBJ,
-        NFT_MSG_GETOBJ, NFT_MSG_DELOBJ, NFT_MSG_GETOBJ_RESET, NFT_MSG_TRACE, NFNLGRP_NFTRACE, NFT_MSG_NEWFLOWTABLE, NFT_MSG_GETFLOWTABLE, NFT_MSG_DELFLOWTABLE,
-        NFT_NAME_MAXLEN, NFT_USERDATA_MAXLEN, NFT_DATA_VALUE_MAXLEN, NFT_DATA_VERDICT,
-        NFT_SET_ELEM_INTERVAL_END, NFT_SET_ELEM_CATCHALL, NFT_DYNSET_F_INV, NFT_DYNSET_F_EXPR,
-        NFNL_SUBSYS_NFTABLES, NFNL_MSG_BATCH_BEGIN, NFNL_MSG_BATCH_END, NFNL_BATCH_GENID, NFNLGRP_NFTABLES, NFT_REG_SIZE,
-        NFT_REG32_SIZE, NFT_LOOKUP_F_INV, NFT_LIMIT_F_INV, NFT_CHAIN_BASE, NFT_EXTHDR_F_PRESENT, NFT_OSF_F_VERSION, NFT_QUOTA_F_INV,
-        NFT_QUOTA_F_DEPLETED, NFT_CONNLIMIT_F_INV,
-        NFT_RETURN, NFT_GOTO, NFT_JUMP, NFT_BREAK, NFT_CONTINUE, NFT_OBJECT_COUNTER,
-    );
+    for (name, number) in uapi::ALL {
+        // Newer than some distributions' headers.
+        let younger = name.ends_with("_RESET") && !known.contains_key(*name);
+        assert!(younger || known.get(*name) == Some(number), "{name}: {:?}", known.get(*name));
+    }
 }
 
 /// The tables of these attributes.

@@ -4,6 +4,7 @@ use netlink_batch::header::{MessageHeader, NLM_F_EXCL, NLMSG_ERROR, NfGenHeader}
 use netlink_batch::testing::Reply;
 use netlink_batch::{Attrs, Be16, Be32, Encoder, Errno, Message, NulStr, RawAttrs};
 
+use super::rules::Refusal;
 use super::rules::{features_revisions, get_entry_checked};
 use super::state::{FakeSet, State};
 use crate::attrs::{CmdAttr, CreateAttr, EntryAttr, put_net};
@@ -11,9 +12,6 @@ use crate::cmd::{HEADER, message_type};
 use crate::model::{Entry, Family, SetName, SetSpec, SetType};
 use crate::uapi;
 use crate::wire::{Writer, get_set_options, put_entry, put_set_options};
-
-/// An error number.
-pub(super) type Refusal = i32;
 
 /// The attributes of a request.
 #[derive(Default)]

@@ -3,11 +3,13 @@
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use super::reply::Refusal;
 use crate::model::{Element, Entry, IpSpan, SetFlags, SetSpec, SetType};
 use crate::precheck::in_range;
 use crate::uapi;
 use crate::wire::get_entry;
+
+/// An error number.
+pub(super) type Refusal = i32;
 
 /// The revisions of Linux 6.6.
 pub(super) fn features_revisions(set_type: SetType) -> RangeInclusive<u8> {

@@ -4,8 +4,7 @@ use std::collections::BTreeMap;
 
 use netlink_batch::Errno;
 
-use super::reply::Refusal;
-use super::rules::{get_entry_checked, matches};
+use super::rules::{Refusal, get_entry_checked, matches};
 use crate::model::{Element, Entry, EntryOptions, Position, Range, SetFlags, SetName, SetSpec, SetType, Timeout};
 use crate::uapi;
 

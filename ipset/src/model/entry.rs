@@ -258,7 +258,7 @@ impl Entry {
     }
 }
 
-settings! {
+netlink_batch::settings! {
     EntryOptions, Entry in options:
     /// Sets the time left.
     with_timeout(timeout: Timeout) |of| of.timeout = Some(timeout);

@@ -2,33 +2,6 @@
 
 use std::fmt;
 
-/// Writes a setting for the options themselves, and for what carries them in a field.
-macro_rules! settings {
-    ($options:ident, $owner:ident in $field:ident:
-        $($(#[$doc:meta])* $method:ident($($argument:ident: $type:ty),*) |$of:ident| $set:expr;)*
-    ) => {
-        impl $options { $(
-            $(#[$doc])*
-            #[must_use]
-            pub fn $method(mut self $(, $argument: $type)*) -> Self {
-                let $of = &mut self;
-                $set;
-                self
-            }
-        )* }
-
-        impl $owner { $(
-            $(#[$doc])*
-            #[must_use]
-            pub fn $method(mut self $(, $argument: $type)*) -> Self {
-                let $of = &mut self.$field;
-                $set;
-                self
-            }
-        )* }
-    };
-}
-
 mod address;
 mod entry;
 mod expand;

@@ -172,7 +172,7 @@ impl SetSpec {
     }
 }
 
-settings! {
+netlink_batch::settings! {
     SetOptions, SetSpec in options:
     /// Sets the address family.
     with_family(family: Family) |of| of.family = family;

@@ -63,14 +63,22 @@ pub struct CanonicalRule {
     goto: bool,
 }
 
-impl CanonicalRule {
-    pub(crate) fn of(rule: &Rule) -> Self {
-        Self::understood(rule).unwrap_or_else(|| {
-            let literal = rule.tokens().iter().map(|token| token.as_str().to_owned()).collect();
-            Self { literal, ..Self::default() }
+impl Rule {
+    /// The meaning of the rule, in a form that is equal for all known spellings; see [`CanonicalRule`].
+    pub fn canonical(&self) -> CanonicalRule {
+        CanonicalRule::understood(self).unwrap_or_else(|| {
+            let literal = self.tokens().iter().map(|token| token.as_str().to_owned()).collect();
+            CanonicalRule { literal, ..CanonicalRule::default() }
         })
     }
 
+    /// Whether both rules mean the same. Counters are not compared.
+    pub fn same_as(&self, other: &Self) -> bool {
+        self == other || self.canonical() == other.canonical()
+    }
+}
+
+impl CanonicalRule {
     /// Removes the defaults of this family.
     pub(crate) fn in_family(mut self, family: Family) -> Self {
         let connlimits = self.matches.iter_mut().filter(|m| family == Family::Ipv4 && m.name == "connlimit");

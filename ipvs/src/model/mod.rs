@@ -28,33 +28,6 @@
 //! With feature `serde` the types are `Serialize` and `Deserialize`. A key is serialised as its text. Fields with a
 //! default may be omitted.
 
-/// Writes a setting for the options themselves, and for what carries them in a field.
-macro_rules! settings {
-    ($options:ident, $owner:ident in $field:ident:
-        $($(#[$doc:meta])* $method:ident($($argument:ident: $type:ty),*) |$of:ident| $set:expr;)*
-    ) => {
-        impl $options { $(
-            $(#[$doc])*
-            #[must_use]
-            pub fn $method(mut self $(, $argument: $type)*) -> Self {
-                let $of = &mut self;
-                $set;
-                self
-            }
-        )* }
-
-        impl $owner { $(
-            $(#[$doc])*
-            #[must_use]
-            pub fn $method(mut self $(, $argument: $type)*) -> Self {
-                let $of = &mut self.$field;
-                $set;
-                self
-            }
-        )* }
-    };
-}
-
 mod daemon;
 mod forwarding;
 mod forwarding_text;

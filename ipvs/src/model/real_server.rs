@@ -190,7 +190,7 @@ impl RealServer {
     }
 }
 
-settings! {
+netlink_batch::settings! {
     RealServerConfig, RealServer in config:
     /// Sets the weight.
     with_weight(weight: Weight) |of| of.weight = weight;

@@ -174,7 +174,7 @@ impl VirtualServer {
     }
 }
 
-settings! {
+netlink_batch::settings! {
     VirtualServerConfig, VirtualServer in config:
     /// Sets the scheduler flags.
     with_scheduler_flags(flags: SchedulerFlags) |of| of.scheduler_flags = flags;

@@ -10,7 +10,7 @@ const SHOWN: usize = 60;
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// An option that ipvsadm does not have.
+    /// An option that ipvsadm does not have, or one of a command that changes no virtual or real server, such as `-L`.
     UnknownOption,
     /// An option without its required value, or with a value that it does not take.
     Value,
@@ -28,8 +28,6 @@ pub enum ErrorKind {
     Repeated,
     /// An option that does not fit the command or another option.
     Conflict,
-    /// An ipvsadm command that does not change single virtual or real servers, such as `-L` or `--start-daemon`.
-    Unsupported,
     /// A statement other than an addition where only additions are allowed, or `-C` or a bare `-Z` in a batch.
     NotAllowedHere,
     /// A real server of a virtual server that the text did not add before.
@@ -49,7 +47,6 @@ impl fmt::Display for ErrorKind {
             ErrorKind::Missing => "something that the command needs is missing",
             ErrorKind::Repeated => "the same thing twice",
             ErrorKind::Conflict => "options that do not go together",
-            ErrorKind::Unsupported => "command that does not change virtual or real servers one by one",
             ErrorKind::NotAllowedHere => "command that is not allowed here",
             ErrorKind::UnknownVirtualServer => "real server of a virtual server that was not added before",
         })

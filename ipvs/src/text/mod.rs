@@ -132,6 +132,15 @@ pub fn parse_batch(text: &str) -> Result<Batch, Error> {
     Ok(batch)
 }
 
+/// Parses the text of [`parse_batch`].
+impl FromStr for Batch {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        parse_batch(text)
+    }
+}
+
 fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     (1..).zip(text.split('\n'))
 }

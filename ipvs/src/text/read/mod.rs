@@ -107,11 +107,6 @@ impl<'a> Options<'a> {
 
     /// The one command of the line.
     fn command(&self) -> Result<Opt, Error> {
-        if let Some(given) = self.given.iter().find(|given| given.opt == Opt::Unsupported) {
-            let expected =
-                "-A, -E, -D, -C, -Z, -a, -e or -d with their options; other commands are not text of this kind";
-            return Err(self.line.error(ErrorKind::Unsupported, given.at, given.written, expected));
-        }
         self.given
             .iter()
             .find(|given| is_command(given.opt))
