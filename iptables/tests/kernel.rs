@@ -217,8 +217,9 @@ fn rules_in_unknown_spellings_are_compared_in_their_places() {
     let test = |world: &Real| {
         let (iptables, filter, name) = (world.iptables(), TableName::FILTER, chain("SPELLED"));
         let spelled = |texts: &[&str]| texts.iter().map(|text| rule(text)).collect::<Vec<_>>();
-        let [class, u32, limit] =
-            ["-m dscp --dscp-class EF", "-m u32 --u32 \"0x0 & 0xff = 0x1\" -j ACCEPT", "-m limit --limit 90/minute"];
+        let class = "-m dscp --dscp-class EF";
+        let u32 = "-m u32 --u32 \" 0 >> 22 & 0x3C @ 0 >> 8\t& 0xFF = 010 : 0x1F , 64 && 6&0xFF=1\" -j ACCEPT";
+        let limit = "-m limit --limit 90/minute";
         let wanted = spelled(&[class, u32, limit]);
         let ensure = |rules: &[Rule]| iptables.ensure_chain_rules(&filter, &name, rules).unwrap();
         assert_eq!([ensure(&wanted), ensure(&wanted)], [Ensured::Added, Ensured::AlreadyThere]);
