@@ -71,7 +71,7 @@ impl Proxy {
     }
 
     /// Number of the process.
-    pub(super) fn id(&self) -> u32 {
+    fn id(&self) -> u32 {
         self.child.0.id()
     }
 

@@ -15,13 +15,13 @@ use testkit::apiserver::{ApiServer, Fault as ApiFault, Verb};
 use testkit::oracle::{self, Backend};
 
 use super::ground::{iptables, node_addresses};
-use super::mode::{Mode, Moment};
+use super::held;
+use super::mode::Mode;
 use super::proxy::Supervisor;
 use super::random::Random;
 use super::truth::{SETS, Tables, option, ways};
 use super::watchers::{Fault, Log, Scope};
 use super::world::{Family, Host, PODS, Service, Way};
-use super::{first, held};
 use crate::Failure;
 use crate::network::tool;
 
@@ -58,9 +58,6 @@ const IPTABLES_CHAINS: &[(&str, &str)] = &[
     ("filter", "KUBE-FORWARD"),
     ("filter", "KUBE-PROXY-FIREWALL"),
 ];
-
-/// Name of a change of mode.
-const CHANGE: &str = "the mode changed";
 
 const KILL: &str = "proxy killed and started again";
 
@@ -167,15 +164,10 @@ pub(super) struct Faults {
     pub(super) steady: Vec<Service>,
     /// The period in which the process is not killed.
     pub(super) calm: (Duration, Duration),
-    /// The modes to which it changes in rotation, and how long it stays in each.
-    pub(super) others: Vec<Mode>,
-    pub(super) every: Duration,
     /// Whether a short soak leaves less time for each.
     pub(super) hurried: bool,
     /// The time limit for repairing what other programs break.
     pub(super) repair: Duration,
-    /// Whether a killed proxy is not restarted, to check that this is noticed.
-    pub(super) no_restart: bool,
     pub(super) random: Random,
     pub(super) stop: Arc<AtomicBool>,
 }
@@ -205,29 +197,12 @@ impl Faults {
     /// Makes one fault after another until told to stop; returns what could not be done.
     pub(super) fn start(mut self) -> JoinHandle<Vec<String>> {
         std::thread::spawn(move || {
-            let main = self.proxy.mode();
+            let mode = self.proxy.mode;
             let mut failed = Vec::new();
             let mut repairs = Vec::new();
             let mut deck: Vec<Kind> = Vec::new();
             let mut dealt = false;
-            let mut turns = std::mem::take(&mut self.others).into_iter().cycle();
-            let mut next = self.log.now() + main.stays(main, self.every);
             while !self.stop.load(Ordering::Relaxed) {
-                let mode = self.proxy.mode();
-                if self.log.now() > next {
-                    let to = if mode == main { turns.next() } else { Some(main) };
-                    if let Some(to) = to {
-                        // Let the proxy repair the old mode's tables first: the new mode ignores them.
-                        wait_for(&mut repairs);
-                        failed.extend(self.change_mode(to).err().map(|error| format!("change to {to} mode: {error}")));
-                        next = self.log.now() + to.stays(main, self.every);
-                        // The general faults stay in the deck; those of a mode are dealt again.
-                        deck.retain(|(name, _)| GENERAL.iter().any(|(known, _)| known == name));
-                        deck.extend(edits(to));
-                        self.random.shuffle(&mut deck);
-                        continue;
-                    }
-                }
                 if deck.is_empty() {
                     deck = [&GENERAL, edits(mode)].concat();
                     self.random.shuffle(&mut deck);
@@ -261,50 +236,6 @@ impl Faults {
         self.log.notes().faults.push(Fault { kind, detail, from, until });
     }
 
-    /// Ends the proxy and starts it in another mode; returns when it serves and nothing is left of the old mode.
-    fn change_mode(&mut self, to: Mode) -> Result<(), Failure> {
-        self.server.clear_faults();
-        let (mode, begin) = (self.proxy.mode(), self.log.now());
-        let breaks = mode.breaks_to(to);
-        let mut open = Vec::new();
-        let mut at = |moment: Moment, log: &Log| {
-            // One that begins when another ends overlaps with it.
-            let begun = breaks.iter().filter(|breaks| breaks.since == moment);
-            let begun: Vec<_> =
-                begun.map(|breaks| (breaks.until, log.open(CHANGE, breaks.scope.clone(), None))).collect();
-            open.retain(|(until, window)| {
-                if *until == moment {
-                    log.close(*window);
-                }
-                *until != moment
-            });
-            open.extend(begun);
-        };
-        let changes = self.log.open(CHANGE, Scope::Uses(&[]), Some(self.repair));
-        at(Moment::End, &self.log);
-        let before = self.proxy.said().served;
-        self.proxy.change_to(to)?;
-        if !self.proxy.wait_until_served(before, self.repair * 2) {
-            return Err("it never made its first pass".into());
-        }
-        at(Moment::Served, &self.log);
-        let served = self.log.now();
-        let mut left = held::leftovers(to, self.backend)?;
-        while !left.is_empty() && self.log.now().saturating_sub(served) < self.repair * 2 {
-            std::thread::sleep(LOOK / 4);
-            left = held::leftovers(to, self.backend)?;
-        }
-        if !left.is_empty() {
-            return Err(format!("left of other modes: {} things: {}", left.len(), first(&left, 5)).into());
-        }
-        at(Moment::Gone, &self.log);
-        self.log.close(changes);
-        let (served, gone) = (served.saturating_sub(begin), self.log.now().saturating_sub(begin));
-        let detail = format!("serves after {:.1} s, alone after {:.1} s", served.as_secs_f64(), gone.as_secs_f64());
-        self.note(to.changed(), format!("from {mode}: {detail}"), begin);
-        Ok(())
-    }
-
     fn pause(&mut self) {
         let (least, most) = if self.hurried { (300, 1_200) } else { (3_000, 9_000) };
         let time = Duration::from_millis(self.random.between(least, most).into());
@@ -326,7 +257,7 @@ impl Faults {
 
     /// Whether clients' traffic passes through the process.
     fn is_in_the_way(&self) -> bool {
-        self.proxy.mode() == Mode::Userspace
+        self.proxy.mode == Mode::Userspace
     }
 
     fn kill(&mut self, kind: &'static str) -> Result<String, Failure> {
@@ -335,11 +266,9 @@ impl Faults {
         self.proxy.kill();
         let time = Duration::from_millis(self.random.between(0, 3_000).into());
         self.wait(time);
-        if !self.no_restart {
-            self.proxy.start()?;
-        }
+        self.proxy.start()?;
         // A process that has just started would be killed by the next SIGTERM instead of ending properly.
-        let serves = !self.no_restart && self.proxy.wait_until_served(before, self.repair);
+        let serves = self.proxy.wait_until_served(before, self.repair);
         if let Some(window) = window.filter(|_| serves) {
             self.log.close(window);
         }
@@ -464,7 +393,7 @@ impl Faults {
 
     /// `more` holds, and all chains or elements of the steady Services exist, if the mode has them.
     fn whole(&self, more: impl Fn() -> bool + Send + 'static) -> impl Fn() -> bool + Send + 'static {
-        let (mode, backend) = (self.proxy.mode(), self.backend);
+        let (mode, backend) = (self.proxy.mode, self.backend);
         let wanted = Tables::of(mode, &self.steady, &node_addresses());
         let has_all = move || held::state(mode, backend).is_ok_and(|kernel| wanted.missing(&kernel).next().is_none());
         move || more() && (mode == Mode::Ipvs || has_all())
@@ -529,7 +458,7 @@ impl Faults {
         let program = *self.random.pick(&programs).ok_or("no program")?;
         let (scope, lines) = match kind {
             // No packet passes it. Without it, the proxy must detect that its chains may be missing.
-            "a chain deleted" => (Scope::Uses(&[]), vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
+            "a chain deleted" => (Scope::Nobody, vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
             "a rule deleted" => (Scope::Everybody, vec!["-D KUBE-SERVICES 1"]),
             _ => (Scope::Everybody, vec!["-I KUBE-SERVICES -j RETURN"]),
         };

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use testkit::oracle::{self, Backend};
 
-use super::ground::{FOREIGN, has_ipvs, node_addresses};
+use super::ground::{FOREIGN, node_addresses};
 use super::mode::Mode;
 use super::truth::{ADDRESSES, RULES, SERVERS, SETS, SOCKETS, TABLE, Tables, unspecified};
 use super::world::Family;
@@ -65,41 +65,6 @@ pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
     }
     Ok(tables)
 }
-
-/// Objects of modes that are not active.
-pub(super) fn leftovers(serving: Mode, backend: Backend) -> Result<Vec<String>, Failure> {
-    let mut left = Vec::new();
-    for mode in Mode::ALL.into_iter().filter(|mode| *mode != serving) {
-        match mode {
-            Mode::Ipvs if has_ipvs() => {
-                left.extend(virtual_servers()?);
-                let (sets, links) = (tool("ipset list -n")?, tool("ip -o link")?);
-                left.extend(sets.lines().filter(|line| line.starts_with("KUBE-")).map(str::to_owned));
-                left.extend(links.lines().filter(|line| line.contains("kube-ipvs0")).map(str::to_owned));
-            }
-            Mode::Nftables => {
-                let tables = tool("nft list tables")?;
-                left.extend(tables.lines().filter(|line| line.contains(" proxier")).map(str::to_owned));
-            }
-            // Its chains are below.
-            Mode::Ipvs | Mode::Iptables => {}
-            Mode::Userspace => left.extend(local_routes()?),
-        }
-    }
-    let unwanted = match serving {
-        Mode::Ipvs => OF_IPTABLES.to_vec(),
-        Mode::Iptables => OF_IPVS.to_vec(),
-        _ => [OF_IPTABLES, OF_IPVS, OF_BOTH].concat(),
-    };
-    left.extend(rules(backend)?.into_iter().filter(|line| unwanted.iter().any(|name| line.contains(name))));
-    Ok(left)
-}
-
-/// Names of chains that only iptables mode has, that only IPVS mode has, and that both have.
-const OF_IPTABLES: &[&str] =
-    &["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY"];
-const OF_IPVS: &[&str] = &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS"];
-const OF_BOTH: &[&str] = &["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD"];
 
 /// The proxy's rules and chains, without counters: by chain, rules in order.
 pub(super) fn rules(backend: Backend) -> Result<Vec<String>, Failure> {

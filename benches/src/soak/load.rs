@@ -55,7 +55,6 @@ pub(super) struct Load {
 
 #[derive(Clone)]
 struct Client {
-    number: usize,
     log: Arc<Log>,
     stop: Arc<AtomicBool>,
     ports: Arc<AtomicU32>,
@@ -91,7 +90,6 @@ impl Client {
     fn note(&self, what: Use, target: &Target, from: Duration, waited: bool, error: String) {
         let miss = Miss {
             what,
-            client: self.number,
             service: target.service.clone(),
             place: format!("{} {}", target.protocol.upper(), target.place),
             address: Some(target.place.ip()),
@@ -229,17 +227,11 @@ impl Load {
         (seed, stale): (u64, Duration),
     ) -> Result<Self, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
-        let client = |range: (u32, u32)| Client {
-            number: 0,
-            log: log.clone(),
-            stop: stop.clone(),
-            ports: Arc::default(),
-            range,
-            stale,
-        };
+        let client =
+            |range: (u32, u32)| Client { log: log.clone(), stop: stop.clone(), ports: Arc::default(), range, stale };
         let mut threads = Vec::new();
         let mut run = |client: &Client, work: Box<dyn FnOnce(Client) + Send>| -> Result<(), Failure> {
-            let client = Client { number: threads.len(), ..client.clone() };
+            let client = client.clone();
             threads.push(ground.client.spawn(move || work(client))?);
             Ok(())
         };
@@ -287,7 +279,7 @@ impl Load {
         let direct: Vec<Target> = pods.map(|address| target("direct", SocketAddr::new(address, POD_PORT))).collect();
         run(&short, Box::new(move |client| client.short(&direct, Some(Use::Direct), pause)))?;
         // On the node, with its own ports.
-        let on_node = Client { number: threads.len(), ..client(NODE) };
+        let on_node = client(NODE);
         let mut clusters = all;
         clusters.retain(|target| target.way == Way::ClusterIp);
         threads.push(std::thread::spawn(move || on_node.short(&clusters, Some(Use::Node), pause)));

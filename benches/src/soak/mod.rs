@@ -66,9 +66,6 @@ struct Options {
     backend: Backend,
     #[arg(long, value_enum, default_value_t = Mode::Ipvs)]
     mode: Mode,
-    /// Seconds in a mode before a change to another for a while
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
-    change_mode_every: Option<u32>,
     #[arg(long)]
     proxy: PathBuf,
     #[arg(long)]
@@ -77,8 +74,6 @@ struct Options {
     command: String,
     #[arg(long, default_value = "unknown")]
     commit: String,
-    #[arg(long, value_enum)]
-    spoil: Option<Spoil>,
 }
 
 fn backend(text: &str) -> Result<Backend, &'static str> {
@@ -87,15 +82,6 @@ fn backend(text: &str) -> Result<Backend, &'static str> {
         "nft" => Ok(Backend::Nft),
         _ => Err("legacy or nft"),
     }
-}
-
-/// Ways to make the soak fail, to check that it can.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-enum Spoil {
-    /// A killed proxy is not restarted.
-    NoRestart,
-    /// The model has an endpoint that the API server does not have.
-    WrongTruth,
 }
 
 /// Time limit for the kernel to have everything, at the start and at the end.
@@ -111,8 +97,7 @@ pub(crate) fn run() -> Result<(), Failure> {
     if !options.proxy.exists() {
         return Err(format!("{} is missing: build it with --package proxier-demo", options.proxy.display()).into());
     }
-    // A change of mode may select userspace mode, which needs two files per listener; Debian's machine starts with a
-    // limit of 4,096.
+    // Userspace mode needs two files per listener; Debian's machine starts with a limit of 4,096.
     if let Some(lack) = missing(Need::OpenFiles(65_536)) {
         return Err(format!("the proxy needs 65536 open files: {lack}").into());
     }
@@ -160,18 +145,7 @@ impl Soak {
     /// The tables that the kernel should now have.
     fn truth(&self) -> Tables {
         let services = self.script.services().chain(&self.script.canaries);
-        let mut truth = Tables::of(self.proxy.mode(), services, &node_addresses());
-        if self.options.spoil == Some(Spoil::WrongTruth) {
-            truth.add(truth::ADDRESSES, "10.96.255.254".to_owned());
-        }
-        truth
-    }
-
-    /// The modes to which it changes in rotation.
-    fn others(&self) -> Vec<Mode> {
-        let can = |mode: &Mode| *mode != self.options.mode && (*mode != Mode::Ipvs || has_ipvs());
-        let changes = self.options.change_mode_every.is_some();
-        Mode::ALL.into_iter().filter(|mode| changes && can(mode)).collect()
+        Tables::of(self.options.mode, services, &node_addresses())
     }
 
     fn run(mut self) -> Result<(), Failure> {
@@ -190,7 +164,7 @@ impl Soak {
         // Checking costs processor time that the first pass can use.
         self.proxy.wait_until_served(0, PATIENCE);
         let different = self.wait_for_truth(false)?;
-        if !different.is_empty() && self.options.spoil.is_none() {
+        if !different.is_empty() {
             self.tell_last_words();
             return Err(format!("the kernel never became as it has to be: {}", different.join("; ")).into());
         }
@@ -200,21 +174,16 @@ impl Soak {
         let log = Arc::new(Log::new());
         let length = Duration::from_secs_f64(minutes * 60.0);
         let settled_in = Duration::from_secs(600).min(length / 4);
-        self.evidence.calm = self.options.change_mode_every.is_none().then_some((settled_in, length * 85 / 100));
-        // Shorter soaks have not enough time for all of them. A change of mode waits until all earlier damage is
-        // repaired.
-        if minutes >= if self.options.change_mode_every.is_some() { 10.0 } else { 2.0 } {
+        self.evidence.calm = (settled_in, length * 85 / 100);
+        self.evidence.relays = mode == Mode::Userspace;
+        // Shorter soaks have not enough time for all of them.
+        if minutes >= 2.0 {
             self.evidence.deck = faults::kinds(mode);
-            self.evidence.deck.extend(self.others().into_iter().map(Mode::changed));
         }
         self.soak(&log, length)?;
-        if self.proxy.mode() != mode {
-            self.enter(mode)?;
-        }
 
         self.settle(&log)?;
         self.compare_rules()?;
-        self.go_round()?;
         // ipvsadm lists by position, so a virtual server that is deleted meanwhile hides another. A permanent loss
         // shows in every attempt.
         for pause in [0, 2, 5] {
@@ -251,12 +220,9 @@ impl Soak {
             log: log.clone(),
             backend: self.options.backend,
             steady: steady.map(|(_, service)| service.clone()).collect(),
-            calm: self.evidence.calm.unwrap_or_default(),
-            others: self.others(),
-            every: self.options.change_mode_every.map_or(length * 2, |secs| Duration::from_secs(secs.into())),
+            calm: self.evidence.calm,
             hurried: length < Duration::from_secs(300),
             repair,
-            no_restart: self.options.spoil == Some(Spoil::NoRestart),
             random: Random::new(self.options.seed, 2),
             stop: breaking.clone(),
         };
@@ -340,15 +306,9 @@ impl Soak {
         let truth = self.truth();
         let begin = Instant::now();
         let mut told = Duration::ZERO;
-        let patience = if self.options.spoil.is_some() { Duration::from_secs(30) } else { PATIENCE };
         loop {
-            let (mode, backend) = (self.proxy.mode(), self.options.backend);
-            let mut last = match held::state(mode, backend).and_then(|held| Ok((held, held::leftovers(mode, backend)?)))
-            {
-                Ok((kernel, left)) => {
-                    let left = left.into_iter().map(|line| format!("left of another mode: {line}"));
-                    truth.differences(&kernel).into_iter().chain(left).collect()
-                }
+            let mut last = match held::state(self.options.mode, self.options.backend) {
+                Ok(kernel) => truth.differences(&kernel),
                 // Before its first pass the device does not exist.
                 Err(error) => vec![format!("the kernel could not be looked at: {error}")],
             };
@@ -363,7 +323,7 @@ impl Soak {
                 told = begin.elapsed();
                 say(&format!("waiting: {} differences: {}", last.len(), first(&last, 5)));
             }
-            if begin.elapsed() > patience {
+            if begin.elapsed() > PATIENCE {
                 let number = last.len();
                 last.truncate(20);
                 last.push(format!("{number} differences in all"));
@@ -389,24 +349,6 @@ impl Soak {
             let (mut plans, differences): (Vec<_>, _) =
                 different.into_iter().partition(|line| line.starts_with("proxier-demo plan"));
             (self.evidence.plan, self.evidence.differences) = (plans.pop(), differences);
-        }
-        Ok(())
-    }
-
-    /// Ends the proxy, and starts it in this mode; returns when it serves.
-    fn enter(&self, mode: Mode) -> Result<(), Failure> {
-        let before = self.proxy.said().served;
-        self.proxy.change_to(mode)?;
-        self.proxy.wait_until_served(before, PATIENCE);
-        Ok(())
-    }
-
-    /// Finally, each of the other modes shows its state without disturbance.
-    fn go_round(&mut self) -> Result<(), Failure> {
-        for mode in self.others() {
-            self.enter(mode)?;
-            let different = self.wait_for_truth(true)?;
-            self.evidence.differences.extend(different.into_iter().map(|line| format!("{mode} mode: {line}")));
         }
         Ok(())
     }
@@ -455,9 +397,6 @@ impl Soak {
         let mut rules = held::rules(self.options.backend)?;
         if self.options.mode == Mode::Iptables {
             rules.sort();
-        } else if self.options.change_mode_every.is_some() {
-            // The kubelet's chain: iptables mode creates it if it is missing, and it stays.
-            rules.retain(|line| !line.contains("KUBE-FIREWALL"));
         }
         Ok(rules)
     }
@@ -482,11 +421,10 @@ impl Soak {
             "changes_per_second": self.options.rate,
             "backend": format!("iptables, {:?}", self.options.backend).to_lowercase(),
             "mode": self.options.mode,
-            "change_mode_every_secs": self.options.change_mode_every,
         });
         let said = std::mem::take(&mut *self.proxy.said());
         let words: String = said.lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
-        let kept = kept(&asked, &self.evidence, &verdict, &self.changes, (self.proxy.counters(), said.levels));
+        let kept = kept(&asked, &self.evidence, &verdict, &self.changes);
         print!("{}", result::markdown(&kept)?);
         if let Some(stem) = &self.options.out {
             let faults = self.evidence.notes.faults.iter().map(|fault| {

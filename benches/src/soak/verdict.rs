@@ -4,16 +4,16 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use super::first;
-use super::mode::Mode;
 use super::watchers::{Followed, Miss, Notes, Sample, Scope, Use, Window};
 
 /// Everything that the verdict depends on.
 #[derive(Debug, Default)]
 pub(super) struct Evidence {
     pub(super) notes: Notes,
-    /// The period in which the same process runs and must not grow. `None` if the mode changes; then this holds for
-    /// each process that lives long enough.
-    pub(super) calm: Option<(Duration, Duration)>,
+    /// Whether clients' connections are the process's own, as in userspace mode.
+    pub(super) relays: bool,
+    /// The period in which the same process runs and must not grow.
+    pub(super) calm: (Duration, Duration),
     /// The kinds of faults that must occur.
     pub(super) deck: BTreeSet<&'static str>,
     /// Time from the proxy's start until the kernel had everything.
@@ -56,8 +56,6 @@ const FILES: u64 = 4;
 const FILES_OF_CLIENTS: u64 = 210;
 /// With fewer samples, thirds say nothing.
 const FEWEST: usize = 9;
-/// The samples of the time in which a process reads everything and makes its first passes.
-const START: usize = 10;
 
 /// The verdict: what is wrong, and what was excused, by reason.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -71,8 +69,8 @@ fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// Whether a window excuses a miss. `spent` has the excused new connections of each client.
-fn excuses(number: usize, window: &Window, miss: &Miss, spent: &mut BTreeSet<(usize, usize)>) -> bool {
+/// Whether a window excuses a miss.
+fn excuses(window: &Window, miss: &Miss) -> bool {
     if window.from > miss.until || window.until.is_some_and(|until| until < miss.from) {
         return false;
     }
@@ -82,10 +80,7 @@ fn excuses(number: usize, window: &Window, miss: &Miss, spent: &mut BTreeSet<(us
         Scope::Everybody => miss.what != Use::Foreign && miss.what != Use::Direct,
         Scope::Service(name) => *name == miss.service,
         Scope::Address(address) => miss.address == Some(*address) && miss.what != Use::Flapping,
-        Scope::Uses(uses) => uses.contains(&miss.what),
-        Scope::OneEach => {
-            matches!(miss.what, Use::Short | Use::Datagram | Use::Node) && spent.insert((number, miss.client))
-        }
+        Scope::Nobody => false,
     }
 }
 
@@ -106,10 +101,7 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
         }
     }
     changes(&notes.followed, limits(evidence.start).0, wrong);
-    match evidence.calm {
-        Some(calm) => memory_and_files(&notes.samples, calm, wrong),
-        None => processes(&notes.samples, wrong),
-    }
+    memory_and_files(evidence, wrong);
     if evidence.events * 100 < evidence.planned_events * CHANGES_PERCENT {
         wrong.push(format!("only {} of {} changes were made in time", evidence.events, evidence.planned_events));
     }
@@ -143,11 +135,8 @@ pub(super) fn unexcused(notes: &Notes) -> usize {
 }
 
 fn connections(notes: &Notes, verdict: &mut Verdict) {
-    let mut spent = BTreeSet::new();
     for miss in &notes.misses {
-        let excuse =
-            notes.windows.iter().enumerate().find(|(number, window)| excuses(*number, window, miss, &mut spent));
-        match excuse.map(|(_, window)| window.reason) {
+        match notes.windows.iter().find(|window| excuses(window, miss)).map(|window| window.reason) {
             Some(reason) => *verdict.excused.entry(reason.to_owned()).or_default() += 1,
             // The pod could not be reached directly either, so the proxy is not at fault.
             None if miss.waited && direct_too(miss, &notes.misses) => {
@@ -195,40 +184,20 @@ pub(super) fn median(mut numbers: Vec<u64>) -> Option<u64> {
     numbers.get(numbers.len() / 2).copied()
 }
 
-fn memory_and_files(samples: &[Sample], calm: (Duration, Duration), wrong: &mut Vec<String>) {
-    let within = |sample: &&Sample| (calm.0.as_secs_f64()..=calm.1.as_secs_f64()).contains(&sample.at_secs);
-    let calm: Vec<&Sample> = samples.iter().filter(within).collect();
-    if calm.len() < FEWEST {
+fn memory_and_files(evidence: &Evidence, wrong: &mut Vec<String>) {
+    let calm = evidence.calm.0.as_secs_f64()..=evidence.calm.1.as_secs_f64();
+    let calm: Vec<&Sample> = evidence.notes.samples.iter().filter(|sample| calm.contains(&sample.at_secs)).collect();
+    let (Some(begin), Some(end)) = (calm.first(), calm.last().filter(|_| calm.len() >= FEWEST)) else {
         wrong.push("too few samples of the process".to_owned());
         return;
-    }
-    if calm.iter().any(|sample| calm.first().is_some_and(|first| first.process != sample.process)) {
+    };
+    if calm.iter().any(|sample| begin.process != sample.process) {
         wrong.push("the process was another one in the part in which it has to stay".to_owned());
         return;
     }
-    growth(&calm, wrong);
-}
-
-/// Each process that lived long enough, separately.
-fn processes(samples: &[Sample], wrong: &mut Vec<String>) {
-    let lives = samples.chunk_by(|one, next| one.process == next.process);
-    let lives = lives.map(|life| life.iter().skip(START).collect::<Vec<_>>());
-    let lives: Vec<_> = lives.filter(|life| life.len() >= FEWEST).collect();
-    if lives.is_empty() {
-        wrong.push("too few samples of any process".to_owned());
-    }
-    for life in lives {
-        growth(&life, wrong);
-    }
-}
-
-/// Checks for growth from the first third of these samples to the last.
-fn growth(samples: &[&Sample], wrong: &mut Vec<String>) {
-    let (Some(begin), Some(end)) = (samples.first(), samples.last()) else { return };
     let is_young = end.at_secs - begin.at_secs < YOUNG.as_secs_f64();
     let growth = if is_young { YOUNG_GROWTH_KIB } else { GROWTH_KIB };
-    let third = samples.len() / 3;
-    let (calm, mode) = (samples, begin.mode);
+    let third = calm.len() / 3;
     let (first, last) = (calm.get(..third).unwrap_or_default(), calm.get(calm.len() - third..).unwrap_or_default());
     let of = |samples: &[&Sample], value: fn(&Sample) -> u64| {
         median(samples.iter().map(|sample| value(sample)).collect()).unwrap_or(0)
@@ -236,14 +205,13 @@ fn growth(samples: &[&Sample], wrong: &mut Vec<String>) {
     let resident = |samples| of(samples, |sample| sample.resident_kib);
     let (before, after) = (resident(first), resident(last));
     if after > before + before * GROWTH_PERCENT / 100 + growth {
-        wrong.push(format!("resident memory grew from {before} to {after} KiB, in {mode} mode"));
+        wrong.push(format!("resident memory grew from {before} to {after} KiB"));
     }
     let files = |samples| of(samples, |sample| sample.files);
     let (before, after) = (files(first), files(last));
-    // In this mode listeners and connections are the process's own, so their number depends on the clients.
-    let spread = if mode == Mode::Userspace { before / 4 + FILES_OF_CLIENTS } else { FILES };
+    let spread = if evidence.relays { before / 4 + FILES_OF_CLIENTS } else { FILES };
     if after > before + spread {
-        wrong.push(format!("open files grew from {before} to {after}, in {mode} mode"));
+        wrong.push(format!("open files grew from {before} to {after}"));
     }
 }
 
@@ -258,7 +226,7 @@ mod tests {
 
     fn good() -> Evidence {
         let mut evidence = Evidence {
-            calm: Some((secs(30), secs(100))),
+            calm: (secs(30), secs(100)),
             deck: BTreeSet::from(["kill"]),
             events: 10,
             planned_events: 10,
@@ -270,13 +238,7 @@ mod tests {
             notes.made.insert(what, 5);
         }
         notes.samples = (0..60_u32)
-            .map(|number| Sample {
-                at_secs: f64::from(number) * 2.0,
-                mode: Mode::Ipvs,
-                process: 7,
-                resident_kib: 20_000,
-                files: 20,
-            })
+            .map(|number| Sample { at_secs: f64::from(number) * 2.0, process: 7, resident_kib: 20_000, files: 20 })
             .collect();
         notes.followed.push(Followed { from: secs(1), took: secs(1), arrived: true });
         notes.faults.push(Fault { kind: "kill", detail: String::new(), from: secs(1), until: secs(2) });
@@ -286,7 +248,6 @@ mod tests {
     fn miss(what: Use, from: u64, until: u64) -> Miss {
         Miss {
             what,
-            client: 1,
             service: "used-1".to_owned(),
             place: "TCP 10.96.0.2:80".to_owned(),
             address: Some([10, 96, 0, 2].into()),
@@ -326,9 +287,7 @@ mod tests {
             (Scope::Waiting, 45, Some(52), false),
             (Scope::Address([10, 96, 0, 2].into()), 45, Some(52), true),
             (Scope::Address([10, 96, 0, 3].into()), 45, Some(52), false),
-            (Scope::Uses(&[Use::Long, Use::Short]), 45, Some(52), true),
-            (Scope::Uses(&[Use::Long]), 45, Some(52), false),
-            (Scope::OneEach, 45, Some(52), true),
+            (Scope::Nobody, 45, Some(52), false),
         ] {
             evidence.notes.windows = vec![window(scope.clone(), from, until)];
             let verdict = judge(&evidence);
@@ -338,39 +297,14 @@ mod tests {
     }
 
     #[test]
-    fn each_client_may_lose_one_new_connection_at_a_change_of_mode() {
+    fn open_files_follow_the_clients_of_a_relay_alone() {
         let mut evidence = good();
-        evidence.notes.windows.push(window(Scope::OneEach, 45, Some(60)));
-        let others = Miss { client: 2, ..miss(Use::Short, 50, 51) };
-        evidence.notes.misses = vec![miss(Use::Short, 50, 51), others, miss(Use::Node, 52, 53)];
-        assert_eq!(judge(&evidence).inexcusable.len(), 1);
-        evidence.notes.windows.push(window(Scope::OneEach, 45, Some(60)));
-        assert_eq!(judge(&evidence).inexcusable.len(), 0, "another change");
-        evidence.notes.misses.push(miss(Use::Long, 52, 53));
-        assert_eq!(judge(&evidence).inexcusable.len(), 1, "an open one");
-    }
-
-    #[test]
-    fn with_mode_changes_no_process_may_grow() {
-        let mut evidence = good();
-        evidence.calm = None;
-        evidence
-            .notes
-            .samples
-            .iter_mut()
-            .skip(25)
-            .for_each(|sample| (sample.process, sample.resident_kib) = (8, 40_000));
+        evidence.notes.samples.iter_mut().skip(38).for_each(|sample| sample.files = 200);
+        assert_eq!(judge(&evidence).wrong, ["open files grew from 20 to 200"]);
+        evidence.relays = true;
         assert_eq!(judge(&evidence), Verdict::default());
-        evidence.notes.samples.iter_mut().skip(50).for_each(|sample| sample.files = 25);
-        assert_eq!(judge(&evidence).wrong, ["open files grew from 20 to 25, in ipvs mode"]);
-        for sample in &mut evidence.notes.samples {
-            sample.mode = Mode::Userspace;
-        }
-        assert_eq!(judge(&evidence), Verdict::default());
-        evidence.notes.samples.iter_mut().skip(50).for_each(|sample| sample.files = 250);
-        assert_eq!(judge(&evidence).wrong, ["open files grew from 20 to 250, in userspace mode"]);
-        evidence.notes.samples.truncate(15);
-        assert_eq!(judge(&evidence).wrong, ["too few samples of any process"]);
+        evidence.notes.samples.iter_mut().skip(38).for_each(|sample| sample.files = 250);
+        assert_eq!(judge(&evidence).wrong, ["open files grew from 20 to 250"]);
     }
 
     #[test]

@@ -9,8 +9,6 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use super::mode::Mode;
-
 /// Interval of the machine's heartbeat.
 const BEAT: Duration = Duration::from_millis(200);
 /// The machine is considered stalled without a heartbeat for this long.
@@ -25,10 +23,7 @@ pub(super) enum Scope {
     Service(String),
     /// Clients of this address of the node.
     Address(IpAddr),
-    /// Users of a Service in these ways.
-    Uses(&'static [Use]),
-    /// New connections: one of each client.
-    OneEach,
+    Nobody,
 }
 
 /// A period in which something was broken from outside, until it was repaired.
@@ -71,7 +66,6 @@ pub(super) enum Use {
 #[derive(Clone, Debug)]
 pub(super) struct Miss {
     pub(super) what: Use,
-    pub(super) client: usize,
     pub(super) service: String,
     pub(super) place: String,
     pub(super) address: Option<IpAddr>,
@@ -87,7 +81,6 @@ pub(super) struct Miss {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Sample {
     pub(super) at_secs: f64,
-    pub(super) mode: Mode,
     pub(super) process: u32,
     pub(super) resident_kib: u64,
     pub(super) files: u64,

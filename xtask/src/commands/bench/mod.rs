@@ -67,9 +67,6 @@ struct Live {
     /// A kube-proxy that takes turns with proxier-demo
     #[arg(long, value_name = "PROGRAM", requires = "kubeconfig")]
     kube_proxy: Option<String>,
-    /// Writes Services into this etcd of the server, past the server
-    #[arg(long, value_name = "URL", requires = "kubeconfig")]
-    etcd: Option<String>,
     /// nftables, iptables, ipvs or userspace (may be repeated)
     #[arg(long, requires = "kubeconfig")]
     mode: Vec<String>,
@@ -90,8 +87,8 @@ struct Live {
 impl Live {
     /// The arguments for the benches' program.
     fn words(&self) -> Vec<String> {
-        let Live { kubeconfig, kube_proxy, etcd, mode, services, endpoints, changes, argument } = self;
-        let once = [("--kubeconfig", kubeconfig), ("--kube-proxy", kube_proxy), ("--etcd", etcd)];
+        let Live { kubeconfig, kube_proxy, mode, services, endpoints, changes, argument } = self;
+        let once = [("--kubeconfig", kubeconfig), ("--kube-proxy", kube_proxy)];
         let sizes = [("--services", services), ("--endpoints", endpoints), ("--changes", changes)];
         let given = |(name, value): (_, &Option<String>)| Some((name, value.clone()?));
         let modes = mode.iter().map(|mode| ("--mode", mode.clone()));
@@ -109,7 +106,7 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 13] = [
+const BENCHES: [(&str, Place); 12] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("nftables-services", Place::Host),
@@ -118,7 +115,6 @@ const BENCHES: [(&str, Place); 13] = [
     ("modes", Place::Machine),
     ("packets", Place::Both),
     ("ipvs-program", Place::Machine),
-    ("fleet", Place::Host),
     ("drift", Place::Machine),
     ("cold-start", Place::Machine),
     ("policy", Place::Machine),
