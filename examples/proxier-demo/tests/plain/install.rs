@@ -73,6 +73,9 @@ fn a_canary_is_applied_as_everything_else_is() {
     let sets = install.iter_mut().filter(|of| of["kind"] == "DaemonSet");
     sets.for_each(|set| set["spec"]["updateStrategy"]["type"] = "OnDelete".into());
     assert_eq!(documents(&canary), install);
+    // kubectl stays a manager of what it applied: Helm's server-side apply would end a later upgrade with a conflict.
+    let taken = guide.lines().find(|line| line.starts_with("$ ") && line.contains("--take-ownership")).unwrap();
+    assert!(taken.contains("--server-side=false"), "{taken}");
     // An API server adds it, and the structure has one owner as a whole.
     let text = deploy("install.yaml");
     let refs: Vec<&str> = text.lines().filter(|line| line.contains("fieldRef:")).collect();
