@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-/// Observations by size.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Histogram {
     /// Upper bounds, ascending.
@@ -60,12 +59,10 @@ impl Histogram {
         self.sum += observed;
     }
 
-    /// Number of observations.
     pub fn count(&self) -> u64 {
         self.counts.iter().sum()
     }
 
-    /// The sum of all observations.
     pub(crate) fn sum(&self) -> f64 {
         self.sum
     }

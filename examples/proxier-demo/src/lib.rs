@@ -1,4 +1,8 @@
 //! The parts of `proxier-demo`, a Kubernetes service proxy.
+#![expect(
+    missing_docs,
+    reason = "only the program and its tests use this library: names that say everything need no sentence"
+)]
 
 pub mod build;
 pub mod commands;

@@ -30,21 +30,18 @@ impl Problem {
         Problem { origin: origin.into(), reason: reason.into(), ..Problem::default() }
     }
 
-    /// Sets the document.
     #[must_use]
     pub fn in_document(mut self, number: usize) -> Self {
         self.document = Some(number);
         self
     }
 
-    /// Sets the field.
     #[must_use]
     pub fn at(mut self, field: impl Into<String>) -> Self {
         self.field = field.into();
         self
     }
 
-    /// Sets the object.
     #[must_use]
     pub fn about(mut self, object: impl Into<String>) -> Self {
         self.object = Some(object.into());
@@ -90,8 +87,8 @@ pub struct Stopped {
 
 impl Stopped {
     /// Bad usage or bad input.
-    pub fn bad_input(problems: Vec<Problem>) -> Self {
-        Stopped { problems, code: BAD_INPUT }
+    pub fn bad_input(problems: impl Into<Vec<Problem>>) -> Self {
+        Stopped { problems: problems.into(), code: BAD_INPUT }
     }
 }
 

@@ -13,10 +13,6 @@ use serde_saphyr::options::DuplicateKeyPolicy;
 ///
 /// A line that begins with `---` or `...` ends a document anywhere (YAML 1.2.2, 9.1.2), so an unreadable document does
 /// not affect the next ones.
-///
-/// # Errors
-///
-/// The text cannot be read.
 pub fn documents(mut lines: impl BufRead, mut each: impl FnMut(String, usize)) -> io::Result<bool> {
     let (mut line, mut line_number, mut is_blank) = (String::new(), 0_usize, true);
     // The document, the number of lines before it, and whether it has more than blanks and comments.
@@ -54,10 +50,7 @@ pub fn documents(mut lines: impl BufRead, mut each: impl FnMut(String, usize)) -
 }
 
 /// Parses one YAML or JSON document.
-///
-/// # Errors
-///
-/// One line: what is wrong, with line and column within `text`.
+/// Errors: one line: what is wrong, with line and column within `text`.
 pub fn parse(text: &str, duplicates: DuplicateKeyPolicy) -> Result<Value, String> {
     // YAML includes JSON, except for tabs, but JSON's own parser is faster and has clearer errors.
     if text.trim_start().starts_with(['{', '['])
@@ -70,10 +63,6 @@ pub fn parse(text: &str, duplicates: DuplicateKeyPolicy) -> Result<Value, String
 }
 
 /// Passes one YAML document to a seed while it is parsed.
-///
-/// # Errors
-///
-/// As [`parse`].
 pub fn parse_into<'a, S: DeserializeSeed<'a>>(
     text: &'a str,
     duplicates: DuplicateKeyPolicy,
@@ -119,19 +108,12 @@ fn first_line(text: &str) -> String {
 }
 
 /// Reads a value as a typed object.
-///
-/// # Errors
-///
-/// The path of the field at fault (empty for the object itself), and what is wrong with it.
+/// Errors: the path of the field at fault (empty for the object itself), and what is wrong with it.
 pub fn read<T: DeserializeOwned>(value: &Value) -> Result<T, (String, String)> {
     serde_path_to_error::deserialize(value).map_err(|error| named(&error))
 }
 
 /// Reads a value like [`read`]; also returns the paths of fields that `T` does not have.
-///
-/// # Errors
-///
-/// As [`read`].
 pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<String>), (String, String)> {
     let mut unknown = Vec::new();
     let mut track = serde_path_to_error::Track::new();
@@ -144,11 +126,6 @@ pub fn read_strictly<T: DeserializeOwned>(value: &Value) -> Result<(T, Vec<Strin
     }
 }
 
-/// Parses a JSON text into an object.
-///
-/// # Errors
-///
-/// As [`read`].
 pub fn read_json<T: DeserializeOwned>(text: &str) -> Result<T, (String, String)> {
     // Tracking the path doubles the cost of reading, and only bad texts need it.
     if let Ok(object) = serde_json::from_str(text) {

@@ -19,14 +19,12 @@ use crate::problem::Problem;
 pub enum Change {
     /// A new or changed Service, possibly unchanged.
     UpsertService(Box<ServiceObject>),
-    /// A Service was deleted.
     DeleteService(ObjectKey),
     /// Services are missing from a new list, or from all files, without a reported deletion. They come together, so
     /// that the receiver sees their number: one by one, each would look like a small loss.
     LostServices(Vec<ObjectKey>),
     /// A new or updated EndpointSlice.
     UpsertSlice(Box<EndpointSliceObject>),
-    /// An EndpointSlice was deleted.
     DeleteSlice(ObjectKey),
     /// EndpointSlices are missing from a new list, or from all files, as for Services.
     LostSlices(Vec<ObjectKey>),
@@ -62,11 +60,9 @@ pub struct Unreadable {
     pub object: Option<(ObjectKind, ObjectKey)>,
     /// The Service of an EndpointSlice, if readable.
     pub service: Option<ObjectKey>,
-    /// What is wrong.
     pub problem: Problem,
 }
 
-/// Prints the problem.
 impl fmt::Display for Unreadable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.problem.fmt(f)
@@ -112,15 +108,11 @@ pub struct NodeState {
 /// The input at one moment, for `plan` and `--once`.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
-    /// Services by name.
     pub services: BTreeMap<ObjectKey, Box<ServiceObject>>,
-    /// EndpointSlices by name.
     pub slices: BTreeMap<ObjectKey, Box<EndpointSliceObject>>,
-    /// This node's Node object, if it exists.
     pub node: Option<NodeState>,
     /// Nodes of the cluster by name, for their weights and addresses.
     pub cluster_nodes: BTreeMap<String, NodeObject>,
-    /// ServiceCIDRs by name.
     pub service_cidrs: BTreeMap<String, Vec<Network>>,
     /// Objects and files that could not be read.
     pub unreadable: Vec<Unreadable>,

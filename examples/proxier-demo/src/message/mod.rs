@@ -18,13 +18,10 @@ use crate::message::view::View;
 /// A change, with its time of arrival.
 #[derive(Clone, Debug)]
 pub struct Event {
-    /// When it arrived in this process.
     pub at: Instant,
-    /// The change.
     pub change: Change,
 }
 
-/// All neighbours of each kind.
 pub(crate) type NeighboursByUser = BTreeMap<User, BTreeSet<Neighbour>>;
 
 /// Messages to the kernel's thread other than changes of the input.
@@ -77,7 +74,6 @@ pub struct Closed;
 /// once.
 const ROOM: usize = 256;
 
-/// Creates a channel for changes.
 pub fn channel() -> (Changes, mpsc::Receiver<Event>) {
     let (sender, receiver) = mpsc::channel(ROOM);
     (Changes(Receiver::Reader(sender)), receiver)
@@ -91,10 +87,6 @@ pub(crate) fn to_kernel() -> (Changes, mpsc::Sender<Message>, mpsc::Receiver<Mes
 
 impl Changes {
     /// Sends a change with the current time.
-    ///
-    /// # Errors
-    ///
-    /// The receiver was dropped.
     pub async fn send(&self, change: Change) -> Result<(), Closed> {
         let event = Event { at: Instant::now(), change };
         let sent = match &self.0 {

@@ -1,12 +1,11 @@
 //! Watches files: whether one is complete, and whether its content changed.
 
 use std::collections::BTreeMap;
-use std::fs;
-use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{fs, io};
 
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify, InotifyEvent, WatchDescriptor};
 use tokio::net::unix::pipe;
@@ -22,10 +21,7 @@ pub struct Fingerprint {
 
 impl Fingerprint {
     /// The fingerprint of the file at this path. Symbolic links are followed.
-    ///
-    /// # Errors
-    ///
-    /// The file does not exist, or it is a directory, a pipe or a device.
+    /// Errors: the file does not exist, or it is a directory, a pipe or a device.
     pub fn of(path: &Path) -> io::Result<Self> {
         let metadata = fs::metadata(path)?;
         if !metadata.is_file() {
@@ -39,7 +35,6 @@ impl Fingerprint {
         })
     }
 
-    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.size
     }
@@ -200,7 +195,6 @@ impl RewriteWatch {
     /// How long a file that is being rewritten must be unchanged.
     pub const STILL: Duration = Duration::from_secs(3);
 
-    /// Creates a watch. Must be called within a tokio runtime.
     pub fn new(path: &Path) -> Self {
         RewriteWatch { path: path.to_owned(), watch: FileWatch::new(&[path.to_owned()]), seen: None }
     }

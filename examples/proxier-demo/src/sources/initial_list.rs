@@ -15,10 +15,6 @@ use crate::sources::manifests::Manifests;
 /// Reads everything once, with these options for an API server.
 ///
 /// An API server may take any time while it sends something new; see [`Configured::input_timeout`].
-///
-/// # Errors
-///
-/// Nothing could be read.
 pub async fn read(configured: &Configured, options: Options) -> Result<Snapshot, Stopped> {
     let node_name = &configured.settings.node_name;
     match &configured.source {
@@ -32,9 +28,8 @@ pub async fn read(configured: &Configured, options: Options) -> Result<Snapshot,
         }
         Source::Cluster(connection) => {
             let (changes, mut receiver) = channel();
-            let cluster = Cluster::start(connection.clone(), node_name, options, changes)
-                .await
-                .map_err(|problem| Stopped::bad_input(vec![problem]))?;
+            let cluster =
+                Cluster::start(connection.clone(), node_name, options, changes).await.map_err(Stopped::bad_input)?;
             let mut snapshot = Snapshot::default();
             let complete = collect(&mut receiver, configured.input_timeout, &mut snapshot).await;
             complete.map_err(|ended| no_answer(&ended, &cluster.outstanding(), &snapshot))?;
@@ -47,7 +42,6 @@ pub async fn read(configured: &Configured, options: Options) -> Result<Snapshot,
 enum EndReason {
     /// No change arrived for this time.
     Silent(Duration),
-    /// The source has ended.
     Ended,
 }
 
@@ -91,7 +85,6 @@ fn no_answer(ended: &EndReason, outstanding: &[&str], came: &Snapshot) -> Proble
     Problem::new("the API server", reason)
 }
 
-/// The changes that make up a snapshot.
 pub fn changes(snapshot: Snapshot) -> impl Iterator<Item = Change> {
     let services = snapshot.services.into_values().map(Change::UpsertService);
     let slices = snapshot.slices.into_values().map(Change::UpsertSlice);

@@ -37,7 +37,6 @@ impl Drop for Api {
     }
 }
 
-/// A starting source. Dropping it ends it.
 #[expect(clippy::large_enum_variant, reason = "a process has one, at its start")]
 pub(crate) enum StartingSource {
     Files { manifests: Manifests, first: Vec<Change>, changes: Changes },

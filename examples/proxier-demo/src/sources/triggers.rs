@@ -46,7 +46,6 @@ impl Triggers {
         (time > self.started).then(|| Trigger { slice: ObjectKey::of(&slice.metadata), family, time })
     }
 
-    /// Records that a slice has changed.
     pub(crate) fn changed(&mut self, trigger: Trigger) {
         if self.fresh.len() + self.overdue.len() < MOST {
             self.fresh.push(trigger);

@@ -133,7 +133,7 @@ fn read(answers: Answers) -> Option<Snapshot> {
 }
 
 /// A kernel in memory.
-struct Memory(FakeKernel);
+pub(crate) struct Memory(pub(crate) FakeKernel);
 
 impl Kernel for Memory {
     fn ports(&mut self) -> Ports<'_> {

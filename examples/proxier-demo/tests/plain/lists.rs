@@ -9,13 +9,14 @@ use std::time::{Duration, Instant};
 use ipvs::model::Weight;
 use proxier_core::engine;
 use proxier_core::fake::FakeKernel;
-use proxier_core::ports::Ports;
-use proxier_demo::engine::{Engine, Kernel};
+use proxier_demo::engine::Engine;
 use proxier_demo::message::{Event, channel};
 use proxier_demo::sources::cluster::{Cluster, Connection, Options};
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Fault, Streams, Verb};
 use tokio::sync::mpsc::Receiver;
+
+use crate::damaged::Memory;
 
 /// Number of Services that never change: their names sort last, so that they come last.
 const STEADY: u32 = 40;
@@ -23,14 +24,6 @@ const STEADY: u32 = 40;
 const CROWD: u32 = 60;
 /// Duration of the faults.
 const TIME: Duration = Duration::from_secs(12);
-
-struct Memory(FakeKernel);
-
-impl Kernel for Memory {
-    fn ports(&mut self) -> Ports<'_> {
-        self.0.ports()
-    }
-}
 
 /// Numbers that look random (a linear congruential generator), from the run's seed.
 struct Random(u64);

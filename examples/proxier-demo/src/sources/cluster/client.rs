@@ -31,7 +31,6 @@ impl Connection {
         Some(url)
     }
 
-    /// The port of the server.
     pub fn server_port(&self) -> Option<u16> {
         let url = self.server()?;
         Some(url.port_u16().unwrap_or(if url.scheme_str() == Some("http") { 80 } else { 443 }))
@@ -78,7 +77,7 @@ impl Connection {
         }
         // This module, not the client, decides about retries.
         config.default_retry = false;
-        let origin = kubeconfig::shown(&config.cluster_url);
+        let origin = config.cluster_url.to_string();
         config.auth_info.token_file.iter().for_each(|path| files.note(path));
         let until = credentials::settle(&mut config.auth_info).await;
         let until = until.map_err(|reason| Problem::new(&origin, reason))?;
@@ -93,7 +92,6 @@ impl Connection {
     }
 }
 
-/// The account of a pod.
 fn in_pod(files: &mut NotedFiles) -> Result<Config, InClusterError> {
     // The first read finds out where the account's files are.
     Config::incluster()?.root_cert_file.iter().for_each(|path| files.note(path));
@@ -129,10 +127,7 @@ pub(crate) struct Current {
 
 impl Current {
     /// Sends a request, waits for the head of the answer, and counts both.
-    ///
-    /// # Errors
-    ///
-    /// `Elapsed`: no answer in time. Otherwise the connection could not be made, or broke.
+    /// Errors: `Elapsed`: no answer in time. Otherwise the connection could not be made, or broke.
     pub(crate) async fn send(
         &self,
         request: Request<Body>,
@@ -160,7 +155,6 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    /// Creates a session without a client.
     pub(crate) fn new(connection: Connection) -> Self {
         Session { connection, made: Mutex::new(None) }
     }
@@ -170,11 +164,8 @@ impl Session {
     }
 
     /// The client for a request.
-    ///
-    /// # Errors
-    ///
-    /// No client could be made yet: the kubeconfig or the credentials cannot be read, or nothing is configured outside
-    /// of a pod.
+    /// Errors: no client could be made yet: the kubeconfig or the credentials cannot be read, or nothing is configured
+    /// outside of a pod.
     pub(crate) async fn current(&self) -> Result<Current, Problem> {
         let mut made = self.made.lock().await;
         if !made.as_ref().is_some_and(Made::is_as_new) {
@@ -338,7 +329,6 @@ const LEAST_SPEED: u64 = 1024;
 /// Limit of the text of a failure.
 const FAILURE_BYTES: usize = 64 * 1024;
 
-/// Sends a GET and waits for the head of the answer.
 pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience: Duration) -> Result<Answer, Failure> {
     let request = Request::get(target)
         .header(header::ACCEPT, accepts)

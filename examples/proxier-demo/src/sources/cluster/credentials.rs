@@ -31,10 +31,7 @@ const PATIENCE_OF_PERSONS: Duration = Duration::from_secs(600);
 const AHEAD: Duration = Duration::from_secs(60);
 
 /// Replaces files and programs in `user` by their contents and output. Returns when these expire, if known.
-///
-/// # Errors
-///
-/// A file or program cannot be used, and why. Never contains the credentials themselves.
+/// Errors: a file or program cannot be used, and why. Never contains the credentials themselves.
 pub(super) async fn settle(user: &mut AuthInfo) -> Result<Option<Instant>, String> {
     // The client library's order of precedence.
     if let Some(provider) = user.auth_provider.take() {
@@ -220,7 +217,6 @@ fn more(from: &mut Option<impl Read>, into: &mut Vec<u8>) -> bool {
     }
 }
 
-/// Parses an `ExecCredential`.
 fn given(printed: &[u8], now: Timestamp) -> Result<ExecCredentials, String> {
     #[derive(Deserialize)]
     #[serde(rename_all = "camelCase")]

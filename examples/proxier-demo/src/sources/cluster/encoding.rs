@@ -23,7 +23,6 @@ const EVENT_BYTES: usize = 16 << 20;
 type Split<'a> = Option<(&'a [u8], &'a [u8])>;
 
 impl Encoding {
-    /// Media type in requests and answers.
     pub(super) fn media_type(self) -> &'static str {
         match self {
             Encoding::Json => "application/json",
@@ -39,10 +38,7 @@ impl Encoding {
 
     /// Splits off the first event of a watch: a line of JSON, or a message with a four-byte length. `None`: it is
     /// incomplete. The first `searched` bytes are known to have no line end.
-    ///
-    /// # Errors
-    ///
-    /// The event is too long, so this is not a watch in this encoding.
+    /// Errors: the event is too long, so this is not a watch in this encoding.
     pub(super) fn split_event(self, bytes: &[u8], searched: usize) -> Result<Split<'_>, String> {
         let too_long = || format!("an event of the watch is longer than {EVENT_BYTES} bytes");
         match self {
@@ -93,7 +89,6 @@ impl Encoding {
         })
     }
 
-    /// An event of a watch.
     pub(super) fn event(self, bytes: &[u8]) -> Result<Event<'_>, String> {
         #[derive(Deserialize)]
         struct Line<'a> {
@@ -142,7 +137,7 @@ impl Encoding {
 
 /// An object as the server sent it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Object<'a> {
+pub(super) enum Object<'a> {
     Json(&'a str),
     /// Without the envelope.
     Protobuf(&'a [u8]),
@@ -158,10 +153,7 @@ impl Object<'_> {
     }
 
     /// Decodes it, in protobuf with these fields.
-    ///
-    /// # Errors
-    ///
-    /// The path of the field at fault (empty for the object itself), and what is wrong with it.
+    /// Errors: the path of the field at fault (empty for the object itself), and what is wrong with it.
     pub(super) fn read<T: DeserializeOwned>(self, fields: &'static [Field]) -> Result<T, (String, String)> {
         match self {
             Object::Json(text) => yaml::read_json(text).or_else(|error| match without_lone_surrogates(text) {
@@ -173,7 +165,6 @@ impl Object<'_> {
     }
 }
 
-/// An event of a watch.
 pub(super) struct Event<'a> {
     pub(super) what: Cow<'a, str>,
     pub(super) object: Object<'a>,

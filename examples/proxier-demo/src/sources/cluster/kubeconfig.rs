@@ -11,10 +11,7 @@ use crate::problem::{Problem, causes};
 use crate::sources::files::NotedFiles;
 
 /// The current context of this file. Records the files of which it consists. Sends no request, starts no program.
-///
-/// # Errors
-///
-/// The file cannot be read, or lacks something that it refers to.
+/// Errors: the file cannot be read, or lacks something that it refers to.
 pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config, Problem> {
     let problem = |reason: String| Problem::new(path.display().to_string(), reason);
     let unusable = |error: &dyn std::error::Error| {
@@ -39,7 +36,7 @@ pub(super) async fn config(path: &Path, files: &mut NotedFiles) -> Result<Config
     let options = KubeConfigOptions::default();
     let config = Config::from_custom_kubeconfig(kubeconfig, &options).await.map_err(|error| unusable(&error))?;
     if !is_server(&config.cluster_url) {
-        let reason = format!("{:?} is not a URL such as https://10.0.0.1:6443", shown(&config.cluster_url));
+        let reason = format!("{:?} is not a URL such as https://10.0.0.1:6443", config.cluster_url.to_string());
         return Err(problem(reason).at("clusters.cluster.server"));
     }
     if config.cluster_url.scheme_str() == Some("https")
@@ -62,12 +59,6 @@ pub(super) fn is_server(url: &http::Uri) -> bool {
 fn is_device(path: &Path) -> std::io::Result<bool> {
     let kind = File::open(path)?.metadata()?.file_type();
     Ok(kind.is_char_device() || kind.is_block_device())
-}
-
-/// A URL for messages, without user and password.
-pub(super) fn shown(url: &http::Uri) -> String {
-    let authority = url.authority().map_or("", |authority| authority.as_str());
-    url.to_string().replacen(authority, without_user(authority), 1)
 }
 
 /// The host and port of a URL's authority.

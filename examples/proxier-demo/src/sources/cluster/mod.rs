@@ -30,7 +30,6 @@ use tokio::task::JoinSet;
 use tokio::time::Instant;
 
 pub(crate) use self::client::Session;
-pub(crate) use self::encoding::Object;
 use self::objects::{CidrVersion, Resource};
 pub(crate) use self::objects::{is_leaving, without_notes_of_service, without_notes_of_slice};
 use self::watch::Watcher;
@@ -104,7 +103,6 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The options that these settings require.
     pub fn from_settings(settings: &Settings) -> Self {
         let needs_pod_cidr = settings.core.local_traffic == LocalTraffic::NodeCidr;
         let may_weigh = settings.core.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS);
@@ -124,7 +122,6 @@ impl Options {
         wanted(self).iter().zip(wanted(other)).all(|(ours, theirs)| *ours || !theirs)
     }
 
-    /// Whether all Nodes are watched.
     fn all_nodes(&self) -> bool {
         self.node_weights || self.node_addresses
     }
@@ -134,13 +131,10 @@ impl Options {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    /// Completed lists, including those at the beginning of a watch.
     pub lists: AtomicU64,
-    /// Watches started.
     pub watches: AtomicU64,
     /// Requests that failed and watches that broke.
     pub failures: AtomicU64,
-    /// Objects that could not be read.
     pub unreadable: AtomicU64,
     failing: Mutex<BTreeMap<&'static str, Failing>>,
 }
@@ -150,7 +144,6 @@ pub struct Counters {
 pub(crate) struct Failing {
     /// Time of the first failure since one has worked.
     pub(crate) since: SystemTime,
-    /// The last error.
     pub(crate) error: String,
 }
 
@@ -194,10 +187,7 @@ impl Cluster {
     /// Starts to list and watch, as seen from the node with this name. Must be called within a tokio runtime.
     ///
     /// The server need not be reachable yet, but a kubeconfig must exist.
-    ///
-    /// # Errors
-    ///
-    /// The kubeconfig or its credentials cannot be read, or nothing is configured outside of a pod.
+    /// Errors: the kubeconfig or its credentials cannot be read, or nothing is configured outside of a pod.
     pub async fn start(
         connection: Connection,
         node_name: &str,
@@ -249,7 +239,6 @@ impl Cluster {
         async { gave_up.await.map_or(Ok(()), Err) }
     }
 
-    /// The counts so far.
     pub fn counters(&self) -> &Arc<Counters> {
         &self.counters
     }
@@ -257,7 +246,7 @@ impl Cluster {
     /// The kinds for which the initial list still waits; `podCIDR` stands for the Node's pod network, `all nodes` for
     /// all Nodes.
     pub fn outstanding(&self) -> Vec<&'static str> {
-        self.gate.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.gate.outstanding().clone()
     }
 
     /// Whether it still runs. It ends by itself only when the receiver of changes is dropped.
@@ -300,6 +289,10 @@ impl Gate {
         }
     }
 
+    fn outstanding(&self) -> MutexGuard<'_, Vec<&'static str>> {
+        self.outstanding.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Records that the Node has a pod network.
     async fn pod_cidr(&self) -> Result<(), Closed> {
         self.has_pod_cidr.notify_one();
@@ -326,10 +319,9 @@ impl Gate {
         }
     }
 
-    /// Records that a kind was listed.
     async fn listed(&self, plural: &str) -> Result<(), Closed> {
         let complete = {
-            let mut outstanding = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut outstanding = self.outstanding();
             let before = outstanding.len();
             outstanding.retain(|other| *other != plural);
             if outstanding.iter().all(|other| [NODES, ALL_NODES, SERVICE_CIDRS].contains(other)) {
@@ -345,19 +337,17 @@ impl Gate {
     async fn do_without_node(&self, patience: Duration) {
         self.only_node.notified().await;
         tokio::time::sleep(patience).await;
-        let waiting = !self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).is_empty();
-        if waiting {
-            let missing = self.outstanding.lock().unwrap_or_else(PoisonError::into_inner).clone();
-            let what = match missing.as_slice() {
-                [ALL_NODES] => "all Nodes",
-                [SERVICE_CIDRS] => "ServiceCIDRs",
-                _ => "the Node",
-            };
-            tracing::warn!("{what} could not be read in {} s; going on without", patience.as_secs());
-            for plural in missing {
-                if self.listed(plural).await == Err(Closed) {
-                    tracing::debug!("nobody takes changes any more");
-                }
+        let missing = self.outstanding().clone();
+        let what = match missing.as_slice() {
+            [] => return,
+            [ALL_NODES] => "all Nodes",
+            [SERVICE_CIDRS] => "ServiceCIDRs",
+            _ => "the Node",
+        };
+        tracing::warn!("{what} could not be read in {} s; going on without", patience.as_secs());
+        for plural in missing {
+            if self.listed(plural).await == Err(Closed) {
+                tracing::debug!("nobody takes changes any more");
             }
         }
     }

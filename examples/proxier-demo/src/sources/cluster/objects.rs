@@ -4,6 +4,7 @@ use proxier_core::config::parse_service_cidr;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject, StringMap};
 use proxier_core::snapshot::{Balancing, EndpointSlice, ObjectKey, ObjectKind};
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::encoding::{Encoding, Object, null_is_empty};
 use super::protobuf::{self, Field};
@@ -67,7 +68,6 @@ impl Resource {
         encodings.iter().flat_map(|encoding| forms(encoding.media_type())).collect::<Vec<_>>().join(", ")
     }
 
-    /// The fields to read from protobuf.
     fn fields(&self) -> &'static [Field] {
         match self {
             Resource::Services => protobuf::SERVICE,
@@ -144,14 +144,13 @@ impl Resource {
             Resource::Node(_) => {
                 let mut object: NodeObject = sent.read(fields)?;
                 object.metadata.annotations = StringMap::default();
-                Change::Node(Box::new(NodeState { object, leaving: is_leaving(sent) }))
+                Change::Node(Box::new(NodeState { object, leaving: is_leaving(&sent.read(fields)?) }))
             }
             Resource::AllNodes { .. } => Change::cluster_node(sent.read(fields)?),
             Resource::ServiceCidrs(_) => read_service_cidr(sent)?,
         })
     }
 
-    /// The change for a deleted object.
     pub(super) fn gone(&self, key: &str) -> Change {
         let named = Self::object_key(key);
         match self {
@@ -226,33 +225,10 @@ fn read_service_cidr(sent: Object<'_>) -> Result<Change, (String, String)> {
 }
 
 /// Whether a Node is being removed.
-pub(crate) fn is_leaving(node: Object<'_>) -> bool {
-    #[derive(Deserialize)]
-    struct Node {
-        #[serde(default)]
-        metadata: Metadata,
-        #[serde(default)]
-        spec: Spec,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(rename_all = "camelCase", default)]
-    struct Metadata {
-        deletion_timestamp: Option<String>,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Spec {
-        taints: Option<Vec<Taint>>,
-    }
-    #[derive(Default, Deserialize)]
-    #[serde(default)]
-    struct Taint {
-        key: String,
-    }
-    node.read(protobuf::NODE).is_ok_and(|node: Node| {
-        let mut taints = node.spec.taints.iter().flatten();
-        node.metadata.deletion_timestamp.is_some() || taints.any(|taint| taint.key == "ToBeDeletedByClusterAutoscaler")
-    })
+pub(crate) fn is_leaving(node: &Value) -> bool {
+    let mut taints = node["spec"]["taints"].as_array().into_iter().flatten();
+    node["metadata"]["deletionTimestamp"].is_string()
+        || taints.any(|taint| taint["key"] == "ToBeDeletedByClusterAutoscaler")
 }
 
 /// The key and version of an object.
@@ -297,7 +273,6 @@ pub(super) fn is_end_of_list(bookmark: Object<'_>) -> bool {
     annotations.is_ok_and(|all| all.get("k8s.io/initial-events-end").is_some_and(|value| value == "true"))
 }
 
-/// A failure as the server reports it.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Status {

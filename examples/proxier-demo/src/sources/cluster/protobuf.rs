@@ -14,10 +14,8 @@ use serde::forward_to_deserialize_any;
 
 use crate::yaml;
 
-/// A field of a message.
 pub(super) struct Field(u32, &'static str, Kind);
 
-/// Type of a field.
 #[derive(Clone, Copy)]
 enum Kind {
     Text,
@@ -172,10 +170,7 @@ pub(super) const SERVICE_CIDR: &[Field] =
     &[Field(1, "metadata", Message(METADATA)), Field(2, "spec", Message(&[Field(1, "cidrs", Repeated(&Text))]))];
 
 /// Reads a message as an object.
-///
-/// # Errors
-///
-/// The path of the wrong field, and what is wrong.
+/// Errors: the path of the wrong field, and what is wrong.
 pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]) -> Result<T, (String, String)> {
     let value = || Value { kind: Message(fields), wire: Wire::Bytes(message) };
     // Tracking the path is expensive, and only bad messages need it.
@@ -183,10 +178,6 @@ pub(super) fn read<T: DeserializeOwned>(message: &[u8], fields: &'static [Field]
 }
 
 /// The object within the envelope of bodies and events: four bytes, and `runtime.Unknown`.
-///
-/// # Errors
-///
-/// The envelope is invalid.
 pub(super) fn object(bytes: &[u8]) -> Result<&[u8], Error> {
     let unknown =
         bytes.strip_prefix(b"k8s\0").ok_or_else(|| Error::custom("the protobuf message has no Kubernetes prefix"))?;
@@ -205,10 +196,6 @@ pub(super) fn head(object: &[u8]) -> &[u8] {
 }
 
 /// The type of an event and its object, of `WatchEvent` (`apimachinery/pkg/apis/meta/v1`).
-///
-/// # Errors
-///
-/// It is invalid.
 pub(super) fn event(bytes: &[u8]) -> Result<(Cow<'_, str>, &[u8]), Error> {
     let what = text(bytes_of(bytes, 1)?.unwrap_or_default());
     let extension = bytes_of(bytes, 2)?.ok_or_else(|| Error::custom("no object"))?;
@@ -216,10 +203,7 @@ pub(super) fn event(bytes: &[u8]) -> Result<(Cow<'_, str>, &[u8]), Error> {
 }
 
 /// The metadata of a list.
-///
-/// # Errors
-///
-/// It is invalid: its items cannot be separated.
+/// Errors: it is invalid: its items cannot be separated.
 pub(super) fn metadata_of_list(message: &[u8]) -> Result<&[u8], Error> {
     Ok(bytes_of(message, 1)?.unwrap_or_default())
 }
@@ -242,7 +226,6 @@ enum Wire<'a> {
     Fixed,
 }
 
-/// The next field of a message.
 fn next<'a>(rest: &mut &'a [u8]) -> Result<Option<(u32, Wire<'a>)>, Error> {
     if rest.is_empty() {
         return Ok(None);
@@ -413,7 +396,6 @@ impl<'de> MapAccess<'de> for Fields<'de> {
     }
 }
 
-/// Elements of a repeated field.
 struct Elements<'a> {
     rest: &'a [u8],
     kind: Kind,
@@ -428,7 +410,6 @@ impl<'de> SeqAccess<'de> for Elements<'de> {
     }
 }
 
-/// Entries of a map of texts.
 struct Entries<'a> {
     rest: &'a [u8],
     /// The value of the previous key.

@@ -14,7 +14,6 @@ static SECONDS: [f64; 12] = [0.005, 0.025, 0.1, 0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 1
 static BYTES: [f64; 11] =
     [64.0, 256.0, 512.0, 1024.0, 4096.0, 16384.0, 65536.0, 262_144.0, 1_048_576.0, 4_194_304.0, 16_777_216.0];
 
-/// The outcomes of requests by server and method.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Outcomes {
     /// Number of requests by status; `<error>`: no answer.
@@ -29,7 +28,6 @@ pub struct Outcomes {
     pub retries: BTreeMap<String, u64>,
 }
 
-/// Counts by labels.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Requests {
     /// Outcomes by host with port, and method.
@@ -85,7 +83,6 @@ pub(super) fn program(exit_code: i32, how: &'static str) {
     *requests().programs.entry((exit_code, how)).or_default() += 1;
 }
 
-/// The counts so far.
 pub fn counted() -> Requests {
     requests().clone()
 }

@@ -10,14 +10,12 @@ use tokio::time::{Instant, sleep};
 
 use super::client::{Answer, Failure, FailureKind, Session, get};
 use super::encoding::{Encoding, Event, Object};
-use super::kubeconfig;
 use super::objects::{CidrVersion, Identity, Resource, Status, is_end_of_list};
-use super::protobuf;
 use super::versions::{Versions, number};
-use super::{Counters, Gate, Options};
+use super::{Counters, Gate, Options, protobuf};
 use crate::message::change::{Change, Unreadable, unannounced};
 use crate::message::{Changes, Closed};
-use crate::problem::Problem;
+use crate::problem::{OneLine, Problem};
 
 /// Lists and watches one kind until it is dropped.
 pub(super) struct Watcher {
@@ -75,7 +73,6 @@ impl State {
         matches!(self, State::Stream(_) | State::List(_))
     }
 
-    /// The request after a failed list.
     fn after_list(since: &str, failure: &Failure) -> Self {
         match failure.kind {
             // Smaller pages.
@@ -300,8 +297,9 @@ impl Watcher {
                 failure.message
             ),
             FailureKind::Unreachable | FailureKind::Untrusted => {
-                let server = self.session.connection().server().map(|url| kubeconfig::shown(&url)).unwrap_or_default();
+                let server = self.session.connection().server().map(|url| url.to_string()).unwrap_or_default();
                 let message = &failure.message;
+                let server = OneLine(&server);
                 tracing::warn!(resource = plural, "no answer from {server} ({message}); trying again in {again:.1} s");
             }
             _ => tracing::warn!(resource = plural, "{}; trying again in {again:.1} s", failure.message),
@@ -349,7 +347,7 @@ impl Watcher {
             }
             if let Some(token) = &next {
                 target.push_str("&continue=");
-                target.extend(token.bytes().map(encoded));
+                target.extend(form_urlencoded::byte_serialize(token.as_bytes()));
             } else if !since.is_empty() {
                 target.extend(["&resourceVersion=", since]);
             }
@@ -671,21 +669,10 @@ struct Stream {
     /// The start of an incomplete event.
     buffer: Vec<u8>,
     version: String,
-    /// Whether it has brought new data.
     brought: bool,
-    /// Whether it begins with all objects.
     brings_all: bool,
     /// Whether an event could not be read, so that any object may be outdated.
     is_damaged: bool,
-}
-
-/// Percent-encodes a byte of a query's value.
-fn encoded(byte: u8) -> String {
-    if byte.is_ascii_alphanumeric() || b"-_.~".contains(&byte) {
-        char::from(byte).to_string()
-    } else {
-        format!("%{byte:02X}")
-    }
 }
 
 /// A random time from `time` to 1.5 times that.
@@ -695,7 +682,6 @@ fn jittered(time: Duration) -> Duration {
     time + time * u32::try_from(chance).unwrap_or(0) / 2000
 }
 
-/// Pauses that double.
 struct Pauses {
     first: Duration,
     longest: Duration,

@@ -69,10 +69,8 @@ impl Manifests {
     /// input, which is read once to its end.
     ///
     /// If two files have objects of one kind and name, the first counts, in the given order and then by name.
-    ///
-    /// # Errors
-    ///
-    /// Nothing could be read at all. If something could, the problems are among the changes, as [`Change::Unreadable`].
+    /// Errors: nothing could be read at all. If something could, the problems are among the changes, as
+    /// [`Change::Unreadable`].
     pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
         let mut manifests = Self::new(paths, node_name);
         let (changes, _) = manifests.poll(&[]);
@@ -83,10 +81,6 @@ impl Manifests {
     }
 
     /// Changes of [`open`](Self::open), for callers that do not follow the files: each object once.
-    ///
-    /// # Errors
-    ///
-    /// As [`open`](Self::open).
     pub fn once(paths: Vec<PathBuf>, node_name: &str) -> Result<Vec<Change>, Vec<Problem>> {
         let mut manifests = Self::new(paths, node_name);
         let (mut problems, _) = manifests.read(&[]);
@@ -124,10 +118,7 @@ impl Manifests {
     }
 
     /// Reports the changes of [`open`](Self::open), then that the initial list is complete, and then every change.
-    ///
-    /// # Errors
-    ///
-    /// The receiver of changes was dropped.
+    /// Errors: the receiver of changes was dropped.
     pub async fn follow(mut self, first: Vec<Change>, changes: &Changes) -> Result<(), Closed> {
         // `open` read the files before this watch began, so check once more at once.
         let files: Vec<PathBuf> = self.paths.iter().filter(|path| *path != Path::new(STDIN)).cloned().collect();

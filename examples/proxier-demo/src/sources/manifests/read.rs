@@ -3,24 +3,20 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{self, BufRead, BufReader, Read, Seek, SeekFrom};
-use std::marker::PhantomData;
 
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
-use serde::Deserialize;
-use serde::de::{DeserializeOwned, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::Value;
-use serde_json::value::RawValue;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::message::change::{Change, NodeState};
 use crate::problem::Problem;
-use crate::sources::cluster::{Object as Sent, is_leaving, without_notes_of_service, without_notes_of_slice};
+use crate::sources::cluster::{is_leaving, without_notes_of_service, without_notes_of_slice};
 use crate::yaml;
 
 pub(super) type Id = (ObjectKind, ObjectKey);
 
-/// The contents of a file.
 #[derive(Debug, Default)]
 pub(super) struct Contents {
     pub(super) objects: Vec<(Id, Change)>,
@@ -75,10 +71,6 @@ impl Contents {
 
 /// Reads a file of several documents, YAML or JSON, as printed by `kubectl get -o yaml` and `-o json`. Holds one object
 /// of a JSON file, or one document of a YAML file, at a time.
-///
-/// # Errors
-///
-/// The file cannot be read, or is not text.
 pub(super) fn read<R: Read + Seek>(file: &mut R, origin: &str) -> io::Result<Contents> {
     let mut contents = Contents::default();
     let (start, looks_like_json) = sniff(file)?;
@@ -115,7 +107,7 @@ fn read_json(file: &mut impl Read, origin: &str, contents: &mut Contents) -> boo
     while json.end().is_err() {
         number = number.saturating_add(1);
         let place = Problem::new(origin, "").in_document(number);
-        if Document::<Box<RawValue>>::new(&place, contents).deserialize(&mut json).is_err() {
+        if (Document { place: &place, contents: &mut *contents }).deserialize(&mut json).is_err() {
             return false;
         }
     }
@@ -133,7 +125,8 @@ fn read_yaml(lines: impl BufRead, origin: &str, contents: &mut Contents) -> io::
 
 fn take_document(mut document: String, before: usize, place: Problem, contents: &mut Contents) {
     let mark = contents.mark();
-    let read = yaml::parse_into(&document, DuplicateKeyPolicy::Error, Document::<Value>::new(&place, contents));
+    let read =
+        yaml::parse_into(&document, DuplicateKeyPolicy::Error, Document { place: &place, contents: &mut *contents });
     if read.is_err() {
         contents.back_to(mark);
         // Parse the document again with the lines before it, so that the error has the file's line number.
@@ -141,95 +134,6 @@ fn take_document(mut document: String, before: usize, place: Problem, contents: 
         let reason = yaml::parse(&document, DuplicateKeyPolicy::Error).err().unwrap_or_default();
         contents.problems.push(Problem { reason: format!("not YAML or JSON: {reason}"), ..place });
         contents.broken = true;
-    }
-}
-
-/// An object in a document: text if available, since parsing it again costs less than a value.
-#[derive(Clone, Copy)]
-enum Object<'a> {
-    Json(&'a str),
-    Value(&'a Value),
-}
-
-/// Kind, version and name of an object, if present and text.
-#[derive(Default)]
-struct Head {
-    kind: Option<String>,
-    version: Option<String>,
-    namespace: String,
-    name: String,
-}
-
-impl Object<'_> {
-    /// Reads the head; `None`: it is not an object.
-    fn head(self) -> Option<Head> {
-        #[derive(Deserialize)]
-        struct Texts<'a> {
-            #[serde(borrow)]
-            kind: Option<&'a RawValue>,
-            #[serde(borrow, rename = "apiVersion")]
-            version: Option<&'a RawValue>,
-            #[serde(borrow)]
-            metadata: Option<&'a RawValue>,
-        }
-        #[derive(Default, Deserialize)]
-        struct Metadata<'a> {
-            #[serde(borrow)]
-            namespace: Option<&'a RawValue>,
-            #[serde(borrow)]
-            name: Option<&'a RawValue>,
-        }
-        let text = |raw: Option<&RawValue>| raw.and_then(|raw| serde_json::from_str::<String>(raw.get()).ok());
-        match self {
-            Object::Json(json) => {
-                let Texts { kind, version, metadata } = serde_json::from_str(json).ok()?;
-                let metadata = metadata.and_then(|metadata| serde_json::from_str::<Metadata<'_>>(metadata.get()).ok());
-                let Metadata { namespace, name } = metadata.unwrap_or_default();
-                let (namespace, name) = (text(namespace).unwrap_or_default(), text(name).unwrap_or_default());
-                Some(Head { kind: text(kind), version: text(version), namespace, name })
-            }
-            Object::Value(value) => {
-                let text = |value: &Value, name: &str| value.get(name).and_then(Value::as_str).map(str::to_owned);
-                let metadata = |name: &str| text(&value["metadata"], name).unwrap_or_default();
-                value.is_object().then(|| Head {
-                    kind: text(value, "kind"),
-                    version: text(value, "apiVersion"),
-                    namespace: metadata("namespace"),
-                    name: metadata("name"),
-                })
-            }
-        }
-    }
-
-    fn read<T: DeserializeOwned>(self) -> Result<T, (String, String)> {
-        match self {
-            Object::Json(text) => yaml::read_json(text),
-            Object::Value(value) => yaml::read(value),
-        }
-    }
-
-    fn is_leaving(self) -> bool {
-        match self {
-            Object::Json(text) => is_leaving(Sent::Json(text)),
-            Object::Value(value) => is_leaving(Sent::Json(&value.to_string())),
-        }
-    }
-}
-
-/// The form in which the items of a list are read.
-trait Item: DeserializeOwned {
-    fn object(&self) -> Object<'_>;
-}
-
-impl Item for Box<RawValue> {
-    fn object(&self) -> Object<'_> {
-        Object::Json(self.get())
-    }
-}
-
-impl Item for Value {
-    fn object(&self) -> Object<'_> {
-        Object::Value(self)
     }
 }
 
@@ -246,23 +150,18 @@ macro_rules! of_scalars {
 }
 
 /// Collects the objects of a document while it is read.
-struct Document<'a, I> {
+struct Document<'a> {
     place: &'a Problem,
     contents: &'a mut Contents,
-    of: PhantomData<I>,
 }
 
-impl<'a, I> Document<'a, I> {
-    fn new(place: &'a Problem, contents: &'a mut Contents) -> Self {
-        Document { place, contents, of: PhantomData }
-    }
-
+impl Document<'_> {
     fn refuse(self) {
-        take_object(Object::Value(&Value::Bool(true)), ("", ""), "", self.place, self.contents);
+        take_object(&Value::Bool(true), ("", ""), "", self.place, self.contents);
     }
 }
 
-impl<'de, I: Item> DeserializeSeed<'de> for Document<'_, I> {
+impl<'de> DeserializeSeed<'de> for Document<'_> {
     type Value = ();
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
@@ -270,7 +169,7 @@ impl<'de, I: Item> DeserializeSeed<'de> for Document<'_, I> {
     }
 }
 
-impl<'de, I: Item> Visitor<'de> for Document<'_, I> {
+impl<'de> Visitor<'de> for Document<'_> {
     type Value = ();
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -294,14 +193,13 @@ impl<'de, I: Item> Visitor<'de> for Document<'_, I> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
-        let Document { place, contents, .. } = self;
+        let Document { place, contents } = self;
         let mark = contents.mark();
         let (mut fields, mut listed) = (serde_json::Map::new(), None);
         while let Some(field) = map.next_key::<String>()? {
             if field == "items" {
                 let of_list = (text(&fields, "kind"), text(&fields, "apiVersion"));
-                let items = Items { of_list, place, contents: &mut *contents, of: PhantomData::<I> };
-                listed = Some(map.next_value_seed(items)?);
+                listed = Some(map.next_value_seed(Items { of_list, place, contents: &mut *contents })?);
             } else {
                 fields.insert(field, map.next_value()?);
             }
@@ -309,10 +207,10 @@ impl<'de, I: Item> Visitor<'de> for Document<'_, I> {
         let (kind, version) =
             (text(&fields, "kind").unwrap_or_default(), text(&fields, "apiVersion").unwrap_or_default());
         match (kind.strip_suffix("List"), listed) {
-            (Some(_), Some(Listed::NoList)) => {
+            (Some(_), Some(None)) => {
                 contents.problems.push(Problem { reason: "not a list".to_owned(), ..place.clone() }.at("items"));
             }
-            (Some(_), Some(Listed::Later(items))) => {
+            (Some(_), Some(Some(items))) => {
                 for (index, item) in items {
                     take_item(&item, index, (kind, version), place, contents);
                 }
@@ -322,9 +220,7 @@ impl<'de, I: Item> Visitor<'de> for Document<'_, I> {
                 if kind_of_items.is_none() {
                     contents.back_to(mark);
                 }
-                let kind = kind.to_owned();
-                let version = version.to_owned();
-                take_object(Object::Value(&Value::Object(fields)), (&kind, &version), "", place, contents);
+                take_object(&Value::Object(fields), ("", ""), "", place, contents);
             }
         }
         Ok(())
@@ -335,56 +231,51 @@ fn text<'a>(fields: &'a serde_json::Map<String, Value>, name: &str) -> Option<&'
     fields.get(name).and_then(Value::as_str)
 }
 
-/// The outcome of reading the items of a list.
-enum Listed<I> {
-    NoList,
-    /// All are taken except these, each with its index: they do not have a kind, and the list's was not known yet.
-    Later(Vec<(usize, I)>),
-}
+/// Items of a list that do not say their kind, each with its index: the list's was not known yet. `None`: not a list.
+type Later = Option<Vec<(usize, Value)>>;
 
 /// Collects the items of a list while it is read.
-struct Items<'a, I> {
+struct Items<'a> {
     /// Kind and version of the list, if they precede its items.
     of_list: (Option<&'a str>, Option<&'a str>),
     place: &'a Problem,
     contents: &'a mut Contents,
-    of: PhantomData<I>,
 }
 
-impl<'de, I: Item> DeserializeSeed<'de> for Items<'_, I> {
-    type Value = Listed<I>;
+impl<'de> DeserializeSeed<'de> for Items<'_> {
+    type Value = Later;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Listed<I>, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Later, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de, I: Item> Visitor<'de> for Items<'_, I> {
-    type Value = Listed<I>;
+impl<'de> Visitor<'de> for Items<'_> {
+    type Value = Later;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list")
     }
 
-    fn visit_unit<E>(self) -> Result<Listed<I>, E> {
-        Ok(Listed::Later(Vec::new()))
+    fn visit_unit<E>(self) -> Result<Later, E> {
+        Ok(Some(Vec::new()))
     }
 
-    fn visit_none<E>(self) -> Result<Listed<I>, E> {
-        Ok(Listed::Later(Vec::new()))
+    fn visit_none<E>(self) -> Result<Later, E> {
+        Ok(Some(Vec::new()))
     }
 
-    of_scalars!(self => Listed::NoList);
+    of_scalars!(self => None);
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Listed<I>, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Later, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Listed::NoList)
+        Ok(None)
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Listed<I>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Later, A::Error> {
         let (mut later, mut index) = (Vec::new(), 0_usize);
-        while let Some(item) = all.next_element::<I>()? {
-            let says = item.object().head().is_some_and(|head| head.kind.is_some() && head.version.is_some());
+        while let Some(item) = all.next_element::<Value>()? {
+            let says = item["kind"].is_string() && item["apiVersion"].is_string();
             match self.of_list {
                 (Some(kind), Some(version)) => take_item(&item, index, (kind, version), self.place, self.contents),
                 _ if says => take_item(&item, index, ("List", ""), self.place, self.contents),
@@ -392,29 +283,23 @@ impl<'de, I: Item> Visitor<'de> for Items<'_, I> {
             }
             index = index.saturating_add(1);
         }
-        Ok(Listed::Later(later))
+        Ok(Some(later))
     }
 }
 
 /// Takes an item of a list of this kind and version. The API server's own lists do not repeat them in items.
-fn take_item(item: &impl Item, index: usize, (kind, version): (&str, &str), place: &Problem, contents: &mut Contents) {
+fn take_item(item: &Value, index: usize, (kind, version): (&str, &str), place: &Problem, contents: &mut Contents) {
     let kind = kind.strip_suffix("List").unwrap_or_default();
     let version = if kind.is_empty() { "" } else { version };
-    take_object(item.object(), (kind, version), &format!("items[{index}]"), place, contents);
+    take_object(item, (kind, version), &format!("items[{index}]"), place, contents);
 }
 
 /// Takes an object; kind and version are defaults.
-fn take_object(
-    object: Object<'_>,
-    (kind, version): (&str, &str),
-    within: &str,
-    place: &Problem,
-    contents: &mut Contents,
-) {
-    let head = object.head();
-    let is_object = head.is_some();
-    let Head { kind: own_kind, version: own_version, namespace, name } = head.unwrap_or_default();
-    let (kind, version) = (own_kind.as_deref().unwrap_or(kind), own_version.as_deref().unwrap_or(version));
+fn take_object(object: &Value, (kind, version): (&str, &str), within: &str, place: &Problem, contents: &mut Contents) {
+    let kind = object["kind"].as_str().unwrap_or(kind);
+    let version = object["apiVersion"].as_str().unwrap_or(version);
+    let of_metadata = |field: &str| object["metadata"][field].as_str().unwrap_or_default();
+    let (namespace, name) = (of_metadata("namespace"), of_metadata("name"));
     let join = |field: &str| match (within, field) {
         ("", field) => field.to_owned(),
         (within, "") => within.to_owned(),
@@ -423,13 +308,13 @@ fn take_object(
     let mut problem = |field: &str, reason: String| {
         let mut problem = Problem { reason, ..place.clone() }.at(join(field));
         if !kind.is_empty() && !name.is_empty() {
-            let namespace = if kind == "Node" { "" } else { namespace.as_str() };
-            problem.object = Some(format!("{kind} {}", ObjectKey::new(namespace, &name)));
+            let namespace = if kind == "Node" { "" } else { namespace };
+            problem.object = Some(format!("{kind} {}", ObjectKey::new(namespace, name)));
         }
         contents.problems.push(problem);
     };
     // A truncated file may still be valid YAML, so a document without a name may be incomplete.
-    if !is_object {
+    if !object.is_object() {
         problem("", "not an object with apiVersion, kind and metadata".to_owned());
         contents.broken |= within.is_empty();
         return;
@@ -453,15 +338,15 @@ fn take_object(
     if name.is_empty() {
         return problem("metadata.name", "missing or empty".to_owned());
     }
-    let key = match (kind, namespace.as_str()) {
-        ("Node", _) => ObjectKey::new("", &name),
-        (_, "") => ObjectKey::new("default", &name),
-        (_, namespace) => ObjectKey::new(namespace, &name),
+    let key = match (kind, namespace) {
+        ("Node", _) => ObjectKey::new("", name),
+        (_, "") => ObjectKey::new("default", name),
+        (_, namespace) => ObjectKey::new(namespace, name),
     };
     // Vectors that were read have room for four, and all objects are stored at once.
     let (id, change) = match kind {
         "Service" => {
-            let read = object.read::<Box<ServiceObject>>().map(|mut object| {
+            let read = yaml::read::<Box<ServiceObject>>(object).map(|mut object| {
                 without_notes_of_service(&mut object);
                 object.spec.ports.shrink_to_fit();
                 Change::UpsertService(object)
@@ -469,7 +354,7 @@ fn take_object(
             ((ObjectKind::Service, key), read)
         }
         "EndpointSlice" => {
-            let read = object.read::<Box<EndpointSliceObject>>().map(|mut object| {
+            let read = yaml::read::<Box<EndpointSliceObject>>(object).map(|mut object| {
                 without_notes_of_slice(&mut object);
                 object.ports.shrink_to_fit();
                 object.endpoints.shrink_to_fit();
@@ -478,8 +363,8 @@ fn take_object(
             ((ObjectKind::EndpointSlice, key), read)
         }
         _ => {
-            let node = |node| Change::Node(Box::new(NodeState { object: node, leaving: object.is_leaving() }));
-            ((ObjectKind::Node, key), object.read::<NodeObject>().map(node))
+            let node = |node| Change::Node(Box::new(NodeState { object: node, leaving: is_leaving(object) }));
+            ((ObjectKind::Node, key), yaml::read::<NodeObject>(object).map(node))
         }
     };
     match change {

@@ -1,6 +1,5 @@
 //! A status-page client's query: which Services, and how many.
 
-/// The query of `/status.json`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct PageQuery {
     /// Lower-case text that a Service's name, or a Frontend's address and port, must contain; empty: all Services.
@@ -26,9 +25,9 @@ impl PageQuery {
     /// Parses `filter=web&offset=50&limit=50`. Impossible values and unknown names are ignored.
     pub(super) fn read(query: &str) -> Self {
         let mut wanted = PageQuery::default();
-        for (name, value) in query.split('&').filter_map(|pair| pair.split_once('=')) {
-            match name {
-                "filter" => wanted.filter = decoded(value).trim().to_lowercase().chars().take(Self::FILTER).collect(),
+        for (name, value) in form_urlencoded::parse(query.as_bytes()) {
+            match &*name {
+                "filter" => wanted.filter = value.trim().to_lowercase().chars().take(Self::FILTER).collect(),
                 "offset" => wanted.offset = value.parse().unwrap_or(0),
                 "limit" => {
                     wanted.limit = value.parse().unwrap_or(PageQuery::default().limit).clamp(1, Self::MOST);
@@ -38,28 +37,6 @@ impl PageQuery {
         }
         wanted
     }
-}
-
-/// Decodes `+` and percent signs of a form.
-fn decoded(text: &str) -> String {
-    let mut bytes = Vec::with_capacity(text.len());
-    let mut rest = text.as_bytes();
-    while let Some((byte, after)) = rest.split_first() {
-        let hex = || u8::from_str_radix(std::str::from_utf8(after.get(..2)?).ok()?, 16).ok();
-        rest = after;
-        match byte {
-            b'+' => bytes.push(b' '),
-            b'%' => match hex() {
-                Some(byte) => {
-                    bytes.push(byte);
-                    rest = after.get(2..).unwrap_or_default();
-                }
-                None => bytes.push(b'%'),
-            },
-            byte => bytes.push(*byte),
-        }
-    }
-    String::from_utf8_lossy(&bytes).into_owned()
 }
 
 #[cfg(test)]
