@@ -10,11 +10,7 @@ use proxier_core::modes::select::{RequestedMode, RulePrograms, candidates};
 use proxier_core::modes::{Kind, ipvs};
 use proxier_core::net::Family;
 
-use crate::engine::kernel;
-use crate::engine::modules;
-use crate::engine::needs;
-use crate::engine::privileges;
-use crate::engine::{self, Engine};
+use crate::engine::{self, Engine, kernel, modules, needs, privileges};
 use crate::problem::Problem;
 use crate::settings::cli::Configured;
 
@@ -36,19 +32,15 @@ impl fmt::Display for PassedOver {
     }
 }
 
-/// Whether the machine may be prepared for a mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Preparing {
-    /// Loads missing modules of the mode.
     LoadModules,
     /// Loads no modules itself; the kernel may.
     Nothing,
 }
 
-/// The mode that serves.
 #[derive(Debug)]
 pub(crate) struct ChosenMode {
-    /// The configuration for this mode.
     pub(crate) configured: Configured,
     pub(crate) engine: Engine,
     /// Features that this mode lacks here, for the log.
@@ -76,17 +68,13 @@ impl ChosenMode {
         }
     }
 
-    /// Whether another mode was requested.
     pub(crate) fn fell_back(&self) -> bool {
         matches!(self.configured.settings.asked, RequestedMode::Mode(asked) if asked != self.configured.settings.mode)
     }
 }
 
 /// Opens the engine of the first mode that this machine supports, among the modes that `serves` allows.
-///
-/// # Errors
-///
-/// No mode can serve: everything that is missing, by mode if several were tried.
+/// Errors: no mode can serve: everything that is missing, by mode if several were tried.
 pub(crate) async fn choose(
     configured: &Configured,
     preparing: Preparing,

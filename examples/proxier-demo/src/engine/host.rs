@@ -1,5 +1,6 @@
 //! Watches the host's addresses, devices, default routes and local routes.
 
+use std::fmt::Display;
 use std::os::fd::AsFd;
 use std::time::Duration;
 
@@ -16,19 +17,11 @@ use crate::message::{Control, Message};
 pub(crate) fn watch(messages: mpsc::Sender<Message>, new_devices: bool) {
     let mut monitor = match Monitor::open() {
         Ok(monitor) => monitor,
-        Err(error) => {
-            tracing::warn!("changes of addresses are noticed only at full passes: {error}");
-            return;
-        }
+        Err(error) => return late(&error),
     };
     let work = move || loop {
-        let mut ready = [PollFd::new(monitor.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut ready, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => {
-                tracing::warn!("changes of addresses are noticed only at full passes: {error}");
-                return;
-            }
+        if let Err(error) = wait_for(&monitor) {
+            return late(&error);
         }
         let mut came = Vec::new();
         let relevant = match monitor.drain() {
@@ -51,7 +44,18 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>, new_devices: bool) {
         }
     };
     if let Err(error) = std::thread::Builder::new().name("host".to_owned()).spawn(work) {
-        tracing::warn!("changes of addresses are noticed only at full passes: {error}");
+        late(&error);
+    }
+}
+
+fn late(error: &dyn Display) {
+    tracing::warn!("changes of addresses are noticed only at full passes: {error}");
+}
+
+pub(super) fn wait_for(of: &impl AsFd) -> nix::Result<()> {
+    match poll(&mut [PollFd::new(of.as_fd(), PollFlags::POLLIN)], PollTimeout::NONE) {
+        Ok(_) | Err(Errno::EINTR) => Ok(()),
+        Err(error) => Err(error),
     }
 }
 

@@ -11,20 +11,12 @@ use crate::problem::Problem;
 const MOUNTED: &str = "/host/proc/sys";
 
 /// Opens the kernel for writing.
-///
-/// # Errors
-///
-/// Netlink is missing, or this process lacks capabilities.
 pub(crate) fn open() -> Result<KernelPorts, Problem> {
     privileges::require()?;
     open_to_look()
 }
 
 /// Opens the kernel for reading. Without capabilities most of it cannot be read.
-///
-/// # Errors
-///
-/// Netlink is missing.
 pub(crate) fn open_to_look() -> Result<KernelPorts, Problem> {
     let mut options = Options::default();
     if Path::new(MOUNTED).join("net/ipv4").exists() {

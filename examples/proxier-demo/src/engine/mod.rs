@@ -19,14 +19,12 @@ pub(crate) mod view;
 pub(crate) mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use kmod_probe::{NoActiveProbe, State};
 use proxier_core::config::{Families, RulesBy};
-use proxier_core::engine::Limits;
-use proxier_core::engine::{Options, Reconciler, Removal};
+use proxier_core::engine::{Limits, Options, Reconciler, Removal};
 use proxier_core::kernel::{KernelPorts, TableChanges};
 use proxier_core::modes::iptables::RandomFully;
 use proxier_core::modes::{Cleaned, Kind, Plan, can_own_tables, fast_path, ipvs, userspace as userspace_mode};
@@ -41,15 +39,12 @@ use crate::engine::choose::Preparing;
 use crate::engine::needs::{Findings, Requirements};
 use crate::engine::neighbours::Neighbours;
 use crate::engine::timed::TimedPorts;
-use crate::message::NeighboursByUser;
 use crate::message::change::{Change, Unreadable};
 use crate::problem::Problem;
 use crate::settings::Settings;
 use crate::settings::cli::{Configured, Source};
 
-/// Access to the kernel for the reconciler.
 pub trait Kernel: Send + 'static {
-    /// Lends the ports to a pass.
     fn ports(&mut self) -> Ports<'_>;
 
     /// Stops serving in this process, and waits at most `patience` until connections end. Returns the number of
@@ -99,11 +94,8 @@ impl Engine {
     }
 
     /// Opens the kernel and detects which families it supports. Returns notes for the log, too.
-    ///
-    /// # Errors
-    ///
-    /// Neither family can be served, a capability is missing, or a required part is permanently missing; each problem
-    /// explains what to do.
+    /// Errors: neither family can be served, a capability is missing, or a required part is permanently missing; each
+    /// problem explains what to do.
     pub async fn open(configured: &Configured) -> Result<(Self, Vec<String>), Vec<Problem>> {
         let mut kernel = kernel::open()?;
         let settings = &with_rules(&configured.settings, &mut kernel.ports(), Preparing::Nothing).0;
@@ -275,11 +267,6 @@ impl<K: Kernel> Engine<K> {
         self.proxier.set_address_grace(Duration::ZERO);
     }
 
-    /// Releases memory.
-    pub fn compact(&mut self) {
-        self.proxier.compact();
-    }
-
     /// Removes the traces of an earlier process in userspace mode, which no longer serve anybody.
     pub fn clean_up_after_processes(&mut self) -> Cleaned {
         if self.proxier.mode().facts().is_process {
@@ -316,14 +303,6 @@ impl<K: Kernel> Engine<K> {
         self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
     }
 
-    /// Handles changed addresses, default routes or devices of the host. `came` are added addresses, even if they were
-    /// removed again.
-    pub fn host_changed(&mut self, came: impl IntoIterator<Item = IpAddr>) {
-        let now = self.now();
-        self.proxier.addresses_seen(came, now);
-        self.proxier.host_changed(now);
-    }
-
     /// Number of connections on the fast path; `None` without a fast path.
     pub(crate) fn fast_path_connections(&mut self) -> Option<u64> {
         let config = self.proxier.facts().config();
@@ -339,32 +318,10 @@ impl<K: Kernel> Engine<K> {
         self.proxier.tables_changed(&changes.generations, changes.lost, ports.tables, now)
     }
 
-    /// Sets the neighbours that this node must be able to reach: no Service gets their addresses.
-    pub(crate) fn set_neighbours(&mut self, found: NeighboursByUser) {
-        let now = self.now();
-        for (user, neighbours) in found {
-            self.proxier.set_neighbours(user, neighbours, now);
-        }
-    }
-
-    /// Makes the next pass compare everything.
-    pub fn request_full(&mut self) {
-        let now = self.now();
-        self.proxier.request_full(now);
-    }
-
-    /// Confirms the deletions that are held back. Returns their number.
-    pub fn confirm_removal(&mut self) -> usize {
-        let now = self.now();
-        self.proxier.confirm_removal(now)
-    }
-
-    /// The reconciler.
     pub fn proxier(&self) -> &Reconciler {
         &self.proxier
     }
 
-    /// The kernel.
     pub fn kernel(&mut self) -> &mut K {
         &mut self.kernel
     }

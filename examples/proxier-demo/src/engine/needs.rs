@@ -17,10 +17,7 @@ use crate::settings::cli::Configured;
 /// Checks all requirements of IPVS mode. Loads and writes nothing, but newer kernels load IPVS when asked about it.
 ///
 /// A missing family is not an obstacle if the kernel has the other one: `run` then serves that one.
-///
-/// # Errors
-///
-/// No kernel module can have the configured scheduler's name.
+/// Errors: no kernel module can have the configured scheduler's name.
 pub(crate) fn check(settings: &Settings, kernel: &mut KernelPorts) -> Result<Report, Problem> {
     let mut ask = |capability: &Capability| ask(kernel, capability);
     Ok(Requirements::from_settings(settings)?.check(&mut ask).report)
@@ -28,10 +25,7 @@ pub(crate) fn check(settings: &Settings, kernel: &mut KernelPorts) -> Result<Rep
 
 /// Checks that IPVS mode, if it may serve, has an existing scheduler: one of the kernel's own tree, or one whose module
 /// this machine shows a trace of. Falling back to another mode would hide a misspelt name.
-///
-/// # Errors
-///
-/// This machine does not know it; the problem lists the names.
+/// Errors: this machine does not know it; the problem lists the names.
 pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     let scheduler = configured.settings.core.ipvs.scheduler;
     if !configured.may_serve_in(Kind::Ipvs) || Profile::known_schedulers().any(|name| name == scheduler.name()) {
@@ -53,7 +47,6 @@ pub fn check_scheduler(configured: &Configured) -> Result<(), Problem> {
     Err(configured.problem("ipvs.scheduler", reason))
 }
 
-/// Requirements to check.
 pub(crate) struct Requirements {
     profile: Profile,
     families: Served,
@@ -135,10 +128,7 @@ fn ask(kernel: &mut KernelPorts, capability: &Capability) -> ActiveAnswer {
 }
 
 /// Makes the mode available, or reports what is missing. Loads modules if the kernel does not respond without them.
-///
-/// # Errors
-///
-/// The mode cannot be used: each obstacle with its fix.
+/// Errors: the mode cannot be used: each obstacle with its fix.
 pub(crate) fn require(settings: &Settings, kernel: &mut KernelPorts) -> Result<(), Vec<Problem>> {
     match settings.mode {
         // Opening the engine tries this and reports the same. A trial of a table costs the kernel a grace period.
@@ -188,10 +178,7 @@ fn may_pass(error: &PortError) -> bool {
 }
 
 /// The configured families that the mode supports here, and notes on the others.
-///
-/// # Errors
-///
-/// No family can be served; the problem shows what is refused.
+/// Errors: no family can be served; the problem shows what is refused.
 pub(crate) fn families(settings: &Settings, kernel: &mut KernelPorts) -> Result<(Served, Vec<String>), Problem> {
     let by_programs = settings.mode.needs_rule_programs(&settings.core);
     let (otherwise, tried) = if by_programs {

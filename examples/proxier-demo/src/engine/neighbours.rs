@@ -27,7 +27,6 @@ const KEPT: Duration = Duration::from_secs(600);
 /// asks.
 const RESOLVERS: [&str; 2] = ["/etc/resolv.conf", "/run/systemd/resolve/resolv.conf"];
 
-/// Searches and remembers neighbours.
 pub(crate) struct Neighbours {
     connection: Option<Connection>,
     seen: BTreeMap<(User, Neighbour), Instant>,

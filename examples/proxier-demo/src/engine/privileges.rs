@@ -63,29 +63,17 @@ impl Privileges {
 }
 
 /// Checks that this process, and the programs that it starts, have this capability, which is for `purpose`.
-///
-/// # Errors
-///
-/// The capability is missing; the problem explains how to get it.
 fn require_one(capability: Capability, purpose: &str) -> Result<(), Problem> {
     let lacks = |privileges: Privileges| privileges.lacks(capability, purpose);
     Privileges::of_this_process().and_then(lacks).map_or(Ok(()), Err)
 }
 
 /// Checks that this process has the capability that every mode needs.
-///
-/// # Errors
-///
-/// `CAP_NET_ADMIN` is missing.
 pub fn require() -> Result<(), Problem> {
     require_one(Capability::NET_ADMIN, "IPVS, sets, rules and addresses need")
 }
 
 /// Checks that this process also has the capability for listing and writing rules.
-///
-/// # Errors
-///
-/// `CAP_NET_RAW` is missing.
 pub fn require_rules() -> Result<(), Problem> {
     require_one(Capability::NET_RAW, "iptables needs for rules that ask sets")
 }

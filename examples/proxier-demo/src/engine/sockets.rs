@@ -2,10 +2,9 @@
 //! ([proc_pid_net(5)](https://man7.org/linux/man-pages/man5/proc_pid_net.5.html)).
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::path::Path;
+use std::{fs, io};
 
 use proxier_core::net::{FrontendKey, Protocol};
 
@@ -14,9 +13,6 @@ const LISTENS: &str = "0A";
 const UNCONNECTED: &str = "07";
 
 /// Addresses and ports on which a process listens, in this thread's network namespace.
-///
-/// # Errors
-/// Its files or the sockets could not be read.
 pub(crate) fn listened_on(process: u32) -> io::Result<BTreeSet<FrontendKey>> {
     let files = fs::read_dir(Path::new("/proc").join(process.to_string()).join("fd"))?;
     // A descriptor that is closed meanwhile is irrelevant.

@@ -1,15 +1,13 @@
 //! Watches this proxy's nf_tables tables.
 
 use std::fmt::Display;
-use std::os::fd::AsFd;
 use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
-use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proxier_core::kernel::{TableChanges, TableMonitor};
 use tokio::sync::mpsc;
 
+use crate::engine::host::wait_for;
 use crate::message::{Control, Message};
 
 /// Transactions that follow each other within this time are reported together. It is short, because source ranges of
@@ -50,10 +48,8 @@ fn late(table: &str, error: &dyn Display) {
 
 fn report(mut monitor: TableMonitor, table: &str, messages: &mpsc::Sender<Message>) {
     loop {
-        let mut ready = [PollFd::new(monitor.as_fd(), PollFlags::POLLIN)];
-        match poll(&mut ready, PollTimeout::NONE) {
-            Ok(_) | Err(Errno::EINTR) => {}
-            Err(error) => return late(table, &error),
+        if let Err(error) = wait_for(&monitor) {
+            return late(table, &error);
         }
         let changes = match monitor.drain() {
             Ok(changes) if changes.is_empty() => continue,

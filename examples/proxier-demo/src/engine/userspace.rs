@@ -1,7 +1,6 @@
 //! Userspace mode: what it needs from this process, and how it ends.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
@@ -26,10 +25,6 @@ pub(crate) fn raise_open_files() -> u64 {
 }
 
 /// Tells the kernel ports on which sockets the running proxy listens, if one runs.
-///
-/// # Errors
-///
-/// Its sockets cannot be read.
 pub(crate) fn read_running_sockets(kernel: &mut KernelPorts) -> Result<(), Problem> {
     let Some(process) = Lock::holder() else { return Ok(()) };
     match sockets::listened_on(process) {
@@ -56,11 +51,7 @@ pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<A
     let mut trial = KernelPorts::open(&Options::default())?;
     let relays = trial.ports().relays;
     let try_family = |family: Family| {
-        let loopback = match family {
-            Family::V4 => IpAddr::from(Ipv4Addr::LOCALHOST),
-            Family::V6 => IpAddr::from(Ipv6Addr::LOCALHOST),
-        };
-        let key = FrontendKey::new(Protocol::Tcp, loopback, LOWEST_PORT);
+        let key = FrontendKey::new(Protocol::Tcp, family.localhost(), LOWEST_PORT);
         let outcome = relays.serve(&Listener::new(key, "trial"));
         relays.close(&key);
         match outcome {

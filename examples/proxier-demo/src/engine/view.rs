@@ -17,7 +17,6 @@ use crate::engine::{Engine, Kernel};
 use crate::message::Begun;
 use crate::message::view::{ServiceView, View, listed};
 
-/// An unreadable object and the reason.
 pub(crate) fn unreadable_line((kind, key, reason): (ObjectKind, &ObjectKey, &str)) -> String {
     format!("{}: {reason}", format_args!("{kind} {key}").to_string().trim_end())
 }

@@ -1,24 +1,19 @@
 //! Results of the last passes: a few lines, for any number of Services.
 
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use k8s_openapi::jiff::Timestamp;
 use proxier_core::plan::report::Report;
 use serde_json::{Value, json};
 
-/// Number of passes kept.
 const PASSES: usize = 30;
-/// Number of failures of the last pass kept.
+/// Number of failures of the last pass that are kept.
 const FAILURES: usize = 50;
 
-/// The last passes, shared: the kernel's thread writes, the status page reads.
+/// The last passes: the kernel's thread writes, the status page reads.
 #[derive(Debug, Default)]
-pub(crate) struct Board(Mutex<History>);
-
-#[derive(Debug, Default)]
-struct History {
+pub(crate) struct Board {
     /// Passes as JSON, the newest first.
     passes: VecDeque<Value>,
     failures: Vec<String>,
@@ -31,18 +26,13 @@ struct History {
 }
 
 impl Board {
-    fn kept(&self) -> MutexGuard<'_, History> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Records a pass that has ended. Failures of earlier passes are dropped, because each pass retries them.
-    pub(crate) fn passed(&self, report: &Report, took: Duration, now: SystemTime) {
+    pub(crate) fn passed(&mut self, report: &Report, took: Duration, now: SystemTime) {
         let failures = report.applied.failures.iter().map(ToString::to_string);
         let unread = report.unread.iter().map(ToString::to_string);
         let all_failures = report.applied.failures.len().saturating_add(report.unread.len());
-        let mut kept = self.kept();
-        kept.passes.truncate(PASSES.saturating_sub(1));
-        kept.passes.push_front(json!({
+        self.passes.truncate(PASSES.saturating_sub(1));
+        self.passes.push_front(json!({
             "ended": text(now),
             "seconds": took.as_secs_f64(),
             "full": report.full,
@@ -50,34 +40,26 @@ impl Board {
             "failures": all_failures,
             "failed": report.has_failed(),
         }));
-        kept.failures = unread.chain(failures).take(FAILURES).collect();
-        kept.all_failures = all_failures;
-        kept.failing_since = kept.failing_since.or(Some(now)).filter(|_| all_failures > 0);
-        if let Some(first) = kept.failures.first().cloned() {
-            kept.last_error = Some((now, first));
+        self.failures = unread.chain(failures).take(FAILURES).collect();
+        self.all_failures = all_failures;
+        self.failing_since = self.failing_since.or(Some(now)).filter(|_| all_failures > 0);
+        if let Some(first) = self.failures.first().cloned() {
+            self.last_error = Some((now, first));
         }
-        kept.stopped = report.stopped.as_deref().map(str::to_owned);
+        self.stopped = report.stopped.as_deref().map(str::to_owned);
     }
 
     /// Why deletions are held back, according to the last pass.
     pub(super) fn stopped(&self) -> Option<String> {
-        self.kept().stopped.clone()
+        self.stopped.clone()
     }
 
-    /// The passes, the newest first.
-    pub(super) fn passes(&self) -> Value {
-        self.kept().passes.iter().cloned().collect()
-    }
-
-    /// Failures of the last pass: the first of them, and the total number.
-    pub(super) fn failures(&self) -> Value {
-        let kept = self.kept();
-        json!({"count": kept.all_failures, "list": kept.failures, "since": kept.failing_since.map(text)})
-    }
-
-    /// The last failure of a pass, even when later passes had none.
-    pub(super) fn last_error(&self) -> Value {
-        self.kept().last_error.as_ref().map(|(at, error)| json!({"time": text(*at), "error": error})).into()
+    /// The last passes, the first failures of the last one with their number, and the last failure of any.
+    pub(super) fn json(&self) -> Value {
+        let error = self.last_error.as_ref().map(|(at, error)| json!({"time": text(*at), "error": error}));
+        let failures =
+            json!({"count": self.all_failures, "list": self.failures, "since": self.failing_since.map(text)});
+        json!({"passes": self.passes, "failures": failures, "lastError": error})
     }
 }
 
@@ -94,38 +76,38 @@ mod tests {
 
     #[test]
     fn only_the_last_passes_are_kept() {
-        let board = Board::default();
+        let mut board = Board::default();
         let mut report = Report::default();
         for number in 0..100 {
             report.full = number == 99;
             board.passed(&report, Duration::from_millis(number), SystemTime::UNIX_EPOCH);
         }
-        let passes = board.passes();
+        let passes = board.json()["passes"].clone();
         assert_eq!(passes.as_array().unwrap().len(), PASSES);
         let newest = json!({
             "ended": "1970-01-01T00:00:00Z", "seconds": 0.099, "full": true, "changes": 0, "failures": 0, "failed": false,
         });
         assert_eq!((&passes[0], &passes[1]["full"]), (&newest, &json!(false)));
-        assert_eq!(board.failures(), json!({"count": 0, "list": [], "since": null}));
-        assert_eq!(board.last_error(), Value::Null);
+        assert_eq!(board.json()["failures"], json!({"count": 0, "list": [], "since": null}));
+        assert_eq!(board.json()["lastError"], Value::Null);
     }
 
     #[test]
     fn failures_have_the_time_of_the_first_and_the_last_error_stays() {
         let at = |secs| SystemTime::UNIX_EPOCH + Duration::from_secs(secs);
-        let (board, mut failing) = (Board::default(), Report::default());
+        let (mut board, mut failing) = (Board::default(), Report::default());
         let error = PortError::new(PortErrorKind::Busy, "interrupted");
         let unread = serde_json::from_value(json!({"what": "nf_tables", "error": error}));
         failing.unread = vec![unread.unwrap()];
         for secs in [1, 2] {
             board.passed(&failing, Duration::ZERO, at(secs));
         }
-        let error = board.failures()["list"][0].clone();
-        assert_eq!(board.failures(), json!({"count": 1, "list": [error], "since": "1970-01-01T00:00:01Z"}));
+        let error = board.json()["failures"]["list"][0].clone();
+        assert_eq!(board.json()["failures"], json!({"count": 1, "list": [error], "since": "1970-01-01T00:00:01Z"}));
         board.passed(&Report::default(), Duration::ZERO, at(3));
-        assert_eq!(board.failures(), json!({"count": 0, "list": [], "since": null}));
-        assert_eq!(board.last_error(), json!({"time": "1970-01-01T00:00:02Z", "error": error}));
+        assert_eq!(board.json()["failures"], json!({"count": 0, "list": [], "since": null}));
+        assert_eq!(board.json()["lastError"], json!({"time": "1970-01-01T00:00:02Z", "error": error}));
         board.passed(&failing, Duration::ZERO, at(4));
-        assert_eq!(board.failures()["since"], "1970-01-01T00:00:04Z");
+        assert_eq!(board.json()["failures"]["since"], "1970-01-01T00:00:04Z");
     }
 }

@@ -16,12 +16,9 @@ use tokio::sync::mpsc;
 
 use crate::sources::cluster::{Connection, Session};
 
-/// The object of an Event.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Regarding {
-    /// This node's Node object.
     Node,
-    /// A Service.
     Service(ObjectKey),
 }
 
@@ -29,31 +26,22 @@ pub enum Regarding {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reason(&'static str, &'static str, bool);
 
-/// kube-proxy's own reasons first.
 impl Reason {
-    /// The proxy starts.
+    // kube-proxy's own.
     pub const STARTING: Reason = Reason("Starting", "StartKubeProxy", false);
-    /// The health server's address cannot be bound.
     pub const FAILED_HEALTH: Reason = Reason("FailedToStartProxierHealthcheck", "StartKubeProxy", true);
-    /// The metrics server's address cannot be bound.
     pub const FAILED_METRICS: Reason = Reason("FailedToStartMetricServer", "StartKubeProxy", true);
-    /// A Service's health-check node port cannot be bound.
     pub const FAILED_SERVICE_HEALTH: Reason = Reason("FailedToStartServiceHealthcheck", "Listen", true);
-    /// A field of a Service or of its slices is impossible and ignored. Not in kube-proxy.
+    // Others.
+    /// A field of a Service or of its slices is impossible and ignored.
     pub const INVALID_FIELD: Reason = Reason("InvalidField", "ReadService", true);
-    /// An object cannot be read. Not in kube-proxy.
     pub const UNREADABLE: Reason = Reason("Unreadable", "ReadService", true);
-    /// Another Service already has the address and port. Not in kube-proxy.
     pub const ADDRESS_CONFLICT: Reason = Reason("AddressConflict", "ProgramService", true);
-    /// A Service has an address of another Node, which serves it. Not in kube-proxy.
+    /// A Service has an address of another Node, which serves it.
     pub const ADDRESS_OF_NODE: Reason = Reason("AddressOfNode", "ProgramService", false);
-    /// The kernel refuses an operation that a Service needs. Not in kube-proxy.
     pub const FAILED_TO_PROGRAM: Reason = Reason("FailedToProgram", "ProgramService", true);
-    /// The node does not support the configured mode, and serves in another. Not in kube-proxy.
     pub const MODE_UNAVAILABLE: Reason = Reason("ModeUnavailable", "StartKubeProxy", true);
-    /// Objects left by another proxy or mode exist and may affect packets. Not in kube-proxy.
     pub const LEFTOVERS: Reason = Reason("Leftovers", "ProgramService", true);
-    /// The node does not do what is configured. Not in kube-proxy.
     pub const NOT_AS_CONFIGURED: Reason = Reason("NotAsConfigured", "ProgramService", true);
 }
 
@@ -80,7 +68,6 @@ const NOTE: usize = 1024;
 const PATIENCE: Duration = Duration::from_secs(30);
 /// The first pause after a failure; doubles each time.
 const FIRST_PAUSE: Duration = Duration::from_millis(500);
-/// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 impl Recorder {
@@ -246,6 +233,16 @@ mod tests {
         assert_eq!(event["eventTime"], "1970-01-01T00:00:00.000000Z");
     }
 
+    /// Waits until this many Events have arrived.
+    async fn until_there(server: &ApiServer, number: usize) {
+        for _ in 0..1000 {
+            if server.events().len() == number {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+
     #[tokio::test]
     async fn each_event_arrives_once() {
         let server = ApiServer::start();
@@ -257,12 +254,7 @@ mod tests {
             recorder.record(web(), Reason::FAILED_SERVICE_HEALTH, "port 30000 is in use");
         }
         recorder.record(web(), Reason::INVALID_FIELD, "spec.ports[0].port 70000: not a port");
-        for _ in 0..500 {
-            if server.events().len() == 3 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until_there(&server, 3).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         let events = server.events();
         assert_eq!(events.len(), 3, "{events:?}");
@@ -286,12 +278,7 @@ mod tests {
         tokio::time::sleep(Duration::from_millis(300)).await;
         let before = Timestamp::try_from(SystemTime::now()).unwrap().to_string();
         let server = ApiServer::start_on(address);
-        for _ in 0..1000 {
-            if server.events().len() == 2 {
-                break;
-            }
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
+        until_there(&server, 2).await;
         let events = server.events();
         assert_eq!(events.len(), 2, "{events:?}");
         assert_eq!(

@@ -24,7 +24,7 @@ const NOTEWORTHY: Duration = Duration::from_secs(60);
 pub struct Health {
     timeout: Duration,
     state: Mutex<State>,
-    board: Board,
+    board: Mutex<Board>,
 }
 
 #[derive(Debug)]
@@ -33,7 +33,6 @@ struct State {
     families: Vec<(&'static str, SystemTime)>,
     /// Since when the kernel lacks a desired object.
     pending: Option<Instant>,
-    /// Whether a full pass has succeeded.
     ready: bool,
     node_eligible: bool,
     metrics: Metrics,
@@ -55,7 +54,7 @@ impl Health {
     pub fn new(sync_period: Duration, families: Families) -> Arc<Self> {
         let health = Arc::new(Health {
             timeout: sync_period * 2,
-            board: Board::default(),
+            board: Mutex::default(),
             state: Mutex::new(State {
                 families: Vec::new(),
                 pending: None,
@@ -109,22 +108,18 @@ impl Health {
         self.state().node_eligible = eligible;
     }
 
-    /// Changes the metrics.
     pub fn metrics<T>(&self, change: impl FnOnce(&mut Metrics) -> T) -> T {
         change(&mut self.state().metrics)
     }
 
-    /// Sets the counters from which metrics report failures of the API server.
     pub fn set_api(&self, counters: Arc<Counters>) {
         self.state().api = Some(counters);
     }
 
-    /// Results of the last passes.
-    pub(crate) fn board(&self) -> &Board {
-        &self.board
+    pub(crate) fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Summary for the status page.
     pub(crate) fn summary(&self, now: Instant) -> Value {
         let state = self.state();
         json!({
@@ -151,12 +146,12 @@ impl Health {
     pub(super) fn page(&self, packets: BTreeMap<String, u64>, begun: Vec<Begun>) -> String {
         let state = self.state();
         let (mut metrics, api) = (state.metrics.clone(), state.api.clone());
-        metrics.healthy = self.is_in_time(state.pending, Instant::now());
+        metrics.healthy = self.is_in_time(state.pending, Instant::now()).into();
         drop(state);
         if let Some(api) = api {
             metrics.api_failures = api.failures.load(Ordering::Relaxed);
             let failing = api.failing_for(NOTEWORTHY).into_iter().filter_map(|(_, of)| of.since.elapsed().ok());
-            metrics.api_failing = failing.max().unwrap_or_default();
+            metrics.api_failing_seconds = failing.max().unwrap_or_default().as_secs();
             metrics.requests = requests::counted();
         }
         metrics.iptables_packets = packets;
@@ -164,7 +159,6 @@ impl Health {
         metrics.render()
     }
 
-    /// The page of `/metrics/slis`.
     pub(super) fn slis(&self, now: Instant) -> String {
         let state = self.state();
         let live = self.is_in_time(state.pending, now);
@@ -180,7 +174,6 @@ impl Health {
         pending.is_none_or(|since| now.saturating_duration_since(since) < self.timeout)
     }
 
-    /// Whether a full pass has succeeded.
     pub fn is_ready(&self) -> bool {
         self.state().ready
     }
@@ -232,7 +225,7 @@ impl Health {
 
     /// Adds why deletions are held back, which kube-proxy does not report.
     fn with_held(&self, mut body: Value) -> Value {
-        if let Some(stopped) = self.board.stopped() {
+        if let Some(stopped) = self.board().stopped() {
             body["heldBack"] = Value::from(stopped);
         }
         body

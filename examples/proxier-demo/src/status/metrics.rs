@@ -20,7 +20,6 @@
 
 use std::collections::BTreeMap;
 use std::fs::read_to_string;
-use std::time::Duration;
 
 use proxier_core::config::Families;
 use proxier_core::modes::Kind;
@@ -52,110 +51,100 @@ const COUNTED: [(&str, &str, &str); 2] = [
 /// The userspace mode metric from which `show` reads connections, without the prefix.
 pub(crate) const USERSPACE_CONNECTIONS: &str = "userspace_connections_total";
 
-/// Values of all metrics. Each part of the program writes its own; [`render`](Metrics::render) prints them.
-///
-/// Times are seconds since 1970.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Metrics {
-    /// The served families.
-    pub families: Families,
-    /// Histograms of durations.
-    pub took: Durations,
-    /// Time when the last pass succeeded.
-    pub sync_last_timestamp: f64,
-    /// Time when a pass was last requested.
-    pub sync_last_queued_timestamp: f64,
-    /// Changes of endpoints not handled by a pass yet.
-    pub endpoint_changes_pending: u64,
-    /// Changes of endpoints.
-    pub endpoint_changes: u64,
-    /// Changes of Services not handled by a pass yet.
-    pub service_changes_pending: u64,
-    /// Changes of Services.
-    pub service_changes: u64,
-    /// Failed runs of iptables-restore.
-    pub iptables_restore_failures: ByFamily<u64>,
-    /// Failed runs of iptables-restore that wrote only changes.
-    pub iptables_partial_restore_failures: ByFamily<u64>,
-    /// Rules of iptables mode by table and family.
-    pub iptables_rules: Vec<RuleCount>,
-    /// Packets by the counters in rules of iptables mode, without those that the kernel does not have.
-    pub iptables_packets: BTreeMap<String, u64>,
-    /// Connections that took the fast path since its table was created; `None` without one.
-    pub fast_path: Option<u64>,
-    /// Failed nf_tables transactions.
-    pub nftables_sync_failures: ByFamily<u64>,
-    /// Ports of Services without the local endpoints that their policy requires: internal, external.
-    pub no_local_endpoints: [ByFamily<u64>; 2],
-    /// Whether the kernel has what Services want, or has lacked it for less than two sync periods. Not in kube-proxy.
-    pub healthy: bool,
-    /// Answers of /healthz: 200, 503.
-    pub healthz: [u64; 2],
-    /// Answers of /livez: 200, 503.
-    pub livez: [u64; 2],
-    /// Deleted connection tracking entries.
-    pub conntrack_deleted: Flows,
-    /// Failed passes. Not in kube-proxy.
-    pub sync_failures: u64,
-    /// Fields and objects of the input that are currently ignored. Not in kube-proxy.
-    pub rejected: u64,
-    /// Objects and files that could not be read so far. Not in kube-proxy.
-    pub unreadable: u64,
-    /// Objects that are currently unreadable. Not in kube-proxy.
-    pub unreadable_now: u64,
-    /// Failed requests to the API server, and watches that broke. Not in kube-proxy.
-    pub api_failures: u64,
-    /// Longest time that all requests of a kind have failed; 0 in the first minute. Not in kube-proxy.
-    pub api_failing: Duration,
-    /// All requests to the API server.
-    pub requests: Requests,
-    /// Frontends of Services on this node, in every mode, as of the last full pass. Not in kube-proxy.
-    pub frontends: ByFamily<u64>,
-    /// Their endpoints, each counted for every Frontend that forwards to it. Not in kube-proxy.
-    pub endpoints: ByFamily<u64>,
-    /// Userspace mode: connections and UDP flows that each listener has started, with its Service and port. Not in
-    /// kube-proxy.
-    pub begun: Vec<(FrontendKey, Option<String>, u64)>,
-    /// The proxy's virtual servers in the kernel. Not in kube-proxy.
-    pub virtual_servers: u64,
-    /// The proxy's real servers in the kernel. Not in kube-proxy.
-    pub real_servers: u64,
-    /// Other programs' virtual servers in the kernel. Not in kube-proxy.
-    pub foreign_virtual_servers: u64,
-    /// Virtual servers that the safeguard keeps from being removed, or from losing their last endpoint. Not in
-    /// kube-proxy.
-    pub held_back: u64,
-    /// Objects whose operations the kernel refused, as of the last full pass.
-    pub refused_objects: u64,
-    /// Node ports on loopback addresses in nftables mode, if the configuration names these. In kube-proxy from 1.37.
-    pub localhost: Option<LocalhostNodePorts>,
-    /// Draining real servers. Not in kube-proxy.
-    pub draining: u64,
-    /// The requested mode and the one that serves. Not in kube-proxy.
-    pub mode: Option<(RequestedMode, Kind)>,
-    /// Desired features that are not available here: settings that may not be written, features that the kernel lacks.
-    /// Serving works without them. Not in kube-proxy.
-    pub unmet: u64,
-    /// Virtual servers by firewall mark for clients outside. Not in kube-proxy.
-    pub split: u64,
-    /// Services that are served without the configured marks. Not in kube-proxy.
-    pub unmarked: u64,
-    /// Remaining objects of other proxies and modes, as of the last cleanup. Not in kube-proxy.
-    pub leftovers: u64,
-    /// Addresses and ports of Services that belong to other Nodes and are not served here. Not in kube-proxy.
-    pub of_other_nodes: u64,
+/// Makes [`Metrics`] of its other fields and a table. Rows are those with one value, and those with a value for each served family: kind, field, name, help.
+macro_rules! metrics {
+    (
+        { $($more:tt)* }
+        { $($kind:ident $field:ident $name:literal $help:literal;)* }
+        { $($of_family:ident $family_name:literal $family_help:literal;)* }
+    ) => {
+        /// Values of all metrics. Each part of the program writes its own; [`render`](Metrics::render) prints them.
+        ///
+        /// Times are seconds since 1970.
+        #[derive(Clone, Debug, Default, PartialEq)]
+        #[non_exhaustive]
+        pub struct Metrics {
+            $(#[doc = concat!($help, ".")] pub $field: u64,)*
+            $(#[doc = concat!($family_help, ".")] pub $of_family: ByFamily<u64>,)*
+            $($more)*
+        }
+
+        impl Metrics {
+            fn rows(&self, page: &mut Page) {
+                $(page.$kind($name, $help, self.$field);)*
+                $(page.family($family_name, "gauge", $family_help, self.each(|family| *self.$of_family.of(family)));)*
+            }
+        }
+    };
 }
 
-/// Durations, as histograms.
+metrics! {
+    {
+        pub families: Families,
+        pub took: Durations,
+        pub sync_last_timestamp: f64,
+        /// Time when a pass was last requested.
+        pub sync_last_queued_timestamp: f64,
+        pub iptables_restore_failures: ByFamily<u64>,
+        /// Failed runs of iptables-restore that wrote only changes.
+        pub iptables_partial_restore_failures: ByFamily<u64>,
+        pub iptables_rules: Vec<RuleCount>,
+        /// Packets by the counters in rules of iptables mode, without those that the kernel does not have.
+        pub iptables_packets: BTreeMap<String, u64>,
+        /// Connections that took the fast path since its table was created; `None` without one.
+        pub fast_path: Option<u64>,
+        pub nftables_sync_failures: ByFamily<u64>,
+        /// Ports of Services without the local endpoints that their policy requires: internal, external.
+        pub no_local_endpoints: [ByFamily<u64>; 2],
+        /// Answers by status: 200, 503.
+        pub healthz: [u64; 2],
+        pub livez: [u64; 2],
+        pub conntrack_deleted: Flows,
+        pub requests: Requests,
+        /// Userspace mode: connections and UDP flows that each listener has started, with its Service and port.
+        pub begun: Vec<(FrontendKey, Option<String>, u64)>,
+        /// Node ports on loopback addresses in nftables mode, if the configuration names these.
+        pub localhost: Option<LocalhostNodePorts>,
+        pub mode: Option<(RequestedMode, Kind)>,
+    }
+    {
+        gauge endpoint_changes_pending "sync_proxy_rules_endpoint_changes_pending" "Changes that no pass has taken up yet";
+        counter endpoint_changes "sync_proxy_rules_endpoint_changes_total" "Changes of endpoints";
+        gauge service_changes_pending "sync_proxy_rules_service_changes_pending" "Changes that no pass has taken up yet";
+        counter service_changes "sync_proxy_rules_service_changes_total" "Changes of Services";
+        gauge healthy "healthy" "1 if the kernel has what Services want; 0 once it has lacked it for two sync periods";
+        counter sync_failures "sync_failures_total" "Passes that failed, wholly or in part";
+        gauge rejected "rejected_fields" "Fields and objects of the input that are left out";
+        counter unreadable "unreadable_objects_total" "Objects and files that could not be read";
+        gauge unreadable_now "unreadable_objects"
+            "Objects of the API server that cannot be read now; their last readable version stays in use";
+        counter api_failures "api_request_failures_total" "Requests to the API server that failed";
+        gauge api_failing_seconds "api_failing_seconds"
+            "Time for which no request to the API server for one of the kinds has worked; 0 in the first minute";
+        gauge virtual_servers "virtual_servers" "Virtual servers of this proxy in the kernel";
+        gauge held_back "virtual_servers_held_back"
+            "Virtual servers that are kept although they, or their last endpoints, should go: too many at once";
+        gauge refused_objects "refused_objects" "Virtual servers, real servers, addresses and entries that the kernel refuses";
+        gauge foreign_virtual_servers "virtual_servers_foreign" "Virtual servers of other programs in the kernel";
+        gauge real_servers "real_servers" "Real servers of this proxy in the kernel";
+        gauge draining "real_servers_draining" "Real servers that are draining";
+        gauge split "split_frontends" "Virtual servers by firewall marks for clients outside (ipvs.markSplit)";
+        gauge unmarked "unmarked_services" "Services that are served without the firewall marks that the configuration asks for";
+        gauge of_other_nodes "other_nodes_frontends" "Addresses and ports of Services that are other Nodes' and not served here";
+        gauge unmet "unmet_wishes" "Settings and parts of the kernel that are not available here; serving works without them";
+        gauge leftovers "leftovers" "What other proxies and programs hold that decides about packets of Services: what could not be removed or recognised, chains that drop, settings";
+    }
+    {
+        frontends "frontends" "Addresses and ports of Services on this node, in every mode";
+        endpoints "frontend_endpoints" "Endpoints of these addresses and ports, each counted for every one that forwards to it";
+    }
+}
+
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Durations {
-    /// Duration of passes.
     pub sync: Histogram,
-    /// Duration of passes that compared everything.
     pub sync_full: Histogram,
-    /// Duration of passes that compared only changes.
     pub sync_partial: Histogram,
     /// Time from the cause of a change of endpoints, according to the EndpointSlice, until the kernel has it.
     pub network_programming: ByFamily<Histogram>,
@@ -185,13 +174,12 @@ fn of_family(family: Family) -> Labels {
 }
 
 impl Metrics {
-    /// All metrics as text.
     pub fn render(&self) -> String {
         let mut page = Page::new("kubeproxy_");
         self.passes(&mut page);
         self.of_mode(&mut page);
         self.flows_and_probes(&mut page);
-        self.own(&mut page);
+        self.rows(&mut page);
         self.client(&mut page);
         process::add(&mut page);
         page.into()
@@ -223,11 +211,6 @@ impl Metrics {
         p.family("sync_proxy_rules_last_timestamp_seconds", "gauge", succeeded, self.each(|_| last));
         let asked = "When a pass was last asked for";
         p.family("sync_proxy_rules_last_queued_timestamp_seconds", "gauge", asked, self.each(|_| queued));
-        let pending = "Changes that no pass has taken up yet";
-        p.gauge("sync_proxy_rules_endpoint_changes_pending", pending, self.endpoint_changes_pending);
-        p.counter("sync_proxy_rules_endpoint_changes_total", "Changes of endpoints", self.endpoint_changes);
-        p.gauge("sync_proxy_rules_service_changes_pending", pending, self.service_changes_pending);
-        p.counter("sync_proxy_rules_service_changes_total", "Changes of Services", self.service_changes);
         let policies = ["internal", "external"].into_iter().zip(self.no_local_endpoints);
         let missing = policies.flat_map(|(policy, count)| {
             self.each(move |family| *count.of(family)).map(move |(mut labels, count)| {
@@ -241,6 +224,13 @@ impl Metrics {
 
     /// Adds metrics that kube-proxy has in some modes only.
     fn of_mode(&self, p: &mut Page) {
+        if let Some((asked, mode)) = self.mode {
+            let labels = vec![("asked", asked.to_string()), ("mode", mode.to_string())];
+            p.family("mode_info", "gauge", "The mode that was asked for, and the one that serves", [(labels, 1)]);
+        }
+        if let Some(connections) = self.fast_path {
+            p.counter("fast_path_connections_total", "Connections that took the fast path (fastPath)", connections);
+        }
         let mode = self.mode.map(|(_asked, mode)| mode);
         if matches!(mode, Some(Kind::Iptables | Kind::Ipvs)) {
             let failures = self.each(|family| *self.iptables_restore_failures.of(family));
@@ -318,8 +308,6 @@ impl Metrics {
         let codes = |[ok, unavailable]: [u64; 2]| {
             [("200", ok), ("503", unavailable)].map(|(code, number)| (vec![("code", code.to_owned())], number))
         };
-        let help = "1 if the kernel has what Services want; 0 once it has lacked it for two sync periods";
-        p.gauge("healthy", help, u8::from(self.healthy));
         p.family("proxy_healthz_total", "counter", "Answers of /healthz", codes(self.healthz));
         p.family("proxy_livez_total", "counter", "Answers of /livez", codes(self.livez));
         let took = self.each(|family| self.took.conntrack_sync.of(family));
@@ -335,50 +323,6 @@ impl Metrics {
         ] {
             let read = read_to_string(format!("/proc/sys/net/netfilter/nf_conntrack_{file}")).ok();
             p.gauge(name, help, read.and_then(|number| number.trim().parse::<u64>().ok()).unwrap_or_default());
-        }
-    }
-
-    /// Adds metrics that kube-proxy does not have.
-    fn own(&self, p: &mut Page) {
-        p.counter("sync_failures_total", "Passes that failed, wholly or in part", self.sync_failures);
-        p.gauge("rejected_fields", "Fields and objects of the input that are left out", self.rejected);
-        p.counter("unreadable_objects_total", "Objects and files that could not be read", self.unreadable);
-        let now = "Objects of the API server that cannot be read now; their last readable version stays in use";
-        p.gauge("unreadable_objects", now, self.unreadable_now);
-        p.counter("api_request_failures_total", "Requests to the API server that failed", self.api_failures);
-        let failing =
-            "Time for which no request to the API server for one of the kinds has worked; 0 in the first minute";
-        p.gauge("api_failing_seconds", failing, self.api_failing.as_secs());
-        let frontends = "Addresses and ports of Services on this node, in every mode";
-        p.family("frontends", "gauge", frontends, self.each(|family| *self.frontends.of(family)));
-        let endpoints = "Endpoints of these addresses and ports, each counted for every one that forwards to it";
-        p.family("frontend_endpoints", "gauge", endpoints, self.each(|family| *self.endpoints.of(family)));
-        if let Some(connections) = self.fast_path {
-            p.counter("fast_path_connections_total", "Connections that took the fast path (fastPath)", connections);
-        }
-        p.gauge("virtual_servers", "Virtual servers of this proxy in the kernel", self.virtual_servers);
-        let held_back =
-            "Virtual servers that are kept although they, or their last endpoints, should go: too many at once";
-        p.gauge("virtual_servers_held_back", held_back, self.held_back);
-        let refused = "Virtual servers, real servers, addresses and entries that the kernel refuses";
-        p.gauge("refused_objects", refused, self.refused_objects);
-        let foreign = "Virtual servers of other programs in the kernel";
-        p.gauge("virtual_servers_foreign", foreign, self.foreign_virtual_servers);
-        p.gauge("real_servers", "Real servers of this proxy in the kernel", self.real_servers);
-        p.gauge("real_servers_draining", "Real servers that are draining", self.draining);
-        let split = "Virtual servers by firewall marks for clients outside (ipvs.markSplit)";
-        p.gauge("split_frontends", split, self.split);
-        let unmarked = "Services that are served without the firewall marks that the configuration asks for";
-        p.gauge("unmarked_services", unmarked, self.unmarked);
-        let of_others = "Addresses and ports of Services that are other Nodes' and not served here";
-        p.gauge("other_nodes_frontends", of_others, self.of_other_nodes);
-        let unmet = "Settings and parts of the kernel that are not available here; serving works without them";
-        p.gauge("unmet_wishes", unmet, self.unmet);
-        let leftovers = "What other proxies and programs hold that decides about packets of Services: what could not be removed or recognised, chains that drop, settings";
-        p.gauge("leftovers", leftovers, self.leftovers);
-        if let Some((asked, mode)) = self.mode {
-            let labels = vec![("asked", asked.to_string()), ("mode", mode.to_string())];
-            p.family("mode_info", "gauge", "The mode that was asked for, and the one that serves", [(labels, 1)]);
         }
     }
 

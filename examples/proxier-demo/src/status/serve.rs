@@ -20,10 +20,7 @@ use crate::status::zpages;
 
 /// Listens on an address. On failure reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
 /// it gives up at once. `failed` is called with each failure.
-///
-/// # Errors
-///
-/// With `hard_fail`: the address cannot be bound.
+/// Errors: with `hard_fail`: the address cannot be bound.
 pub async fn listen(
     what: &str,
     address: SocketAddr,

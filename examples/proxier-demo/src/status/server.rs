@@ -53,7 +53,6 @@ struct Slot {
 }
 
 impl Slots {
-    /// A limit of this many connections.
     pub(crate) fn new(limit: usize) -> Self {
         let free = Arc::new(Semaphore::new(limit.saturating_mul(2)));
         Slots { limit, free, needed: Arc::default(), is_short: Arc::default() }
@@ -135,9 +134,7 @@ impl HttpRequest {
     }
 }
 
-/// Answers of a server.
 pub(crate) trait Answers: Send + Sync + 'static {
-    /// Answer to a request of any method.
     fn answer(&self, asked: HttpRequest) -> impl Future<Output = Answer> + Send;
 }
 
@@ -160,7 +157,6 @@ pub(crate) fn by_path(answer: impl Fn(&str) -> Answer + Send + Sync + 'static) -
 pub(crate) enum Families {
     /// Only IPv6: IPv4 has its own listener.
     Own,
-    /// Both.
     Both,
 }
 

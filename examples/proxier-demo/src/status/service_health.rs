@@ -17,9 +17,7 @@ use crate::status::server::{Answer, CONNECTIONS, Families, Server, Slots, bind, 
 /// Addresses of the servers, by family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ListenAddresses {
-    /// IPv4 addresses.
     pub v4: OpenOn,
-    /// IPv6 addresses.
     pub v6: OpenOn,
 }
 
@@ -43,14 +41,10 @@ impl ListenAddresses {
     }
 }
 
-/// A server that could not be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FailedServer {
-    /// The Service.
     pub service: ObjectKey,
-    /// The address it should have had.
     pub address: SocketAddr,
-    /// Reason of the failure.
     pub reason: String,
 }
 
@@ -70,7 +64,6 @@ struct Servers {
 }
 
 impl ServiceHealth {
-    /// An empty set of servers.
     pub fn new(health: Arc<Health>) -> Self {
         ServiceHealth { health, slots: Slots::new(CONNECTIONS), services: BTreeMap::new() }
     }

@@ -4,10 +4,8 @@ use std::fmt::{Arguments, Display, Write};
 
 use crate::histogram::Histogram;
 
-/// Names and values of labels.
 pub(super) type Labels = Vec<(&'static str, String)>;
 
-/// A page of metrics.
 pub(super) struct Page {
     /// Prefix of the names of added metrics.
     pub(super) prefix: &'static str,

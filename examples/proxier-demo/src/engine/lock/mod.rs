@@ -43,11 +43,8 @@ impl Lock {
     /// Takes the lock of this thread's network namespace.
     ///
     /// Waits at most a second, and only for a holder that has just taken it.
-    ///
-    /// # Errors
-    ///
-    /// Another process has it, which the problem names. Or the directory or file cannot be created, or a user other
-    /// than root could hold it; the problem says what to do.
+    /// Errors: another process has it, which the problem names. Or the directory or file cannot be created, or a user
+    /// other than root could hold it; the problem says what to do.
     pub fn take() -> Result<Self, Problem> {
         Self::take_below(Path::new(BASE))
     }
@@ -62,10 +59,6 @@ impl Lock {
     }
 
     /// Takes the lock like [`Lock::take`], with the directory below `base` instead of `/run`.
-    ///
-    /// # Errors
-    ///
-    /// As [`Lock::take`].
     pub fn take_below(base: &Path) -> Result<Self, Problem> {
         let folder = open_folder(base)?;
         let place = base.join(FOLDER);

@@ -16,8 +16,7 @@ use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use tokio::runtime::{Builder, Runtime};
 use tokio::sync::mpsc;
 
-use crate::engine::memory;
-use crate::engine::{Engine, Kernel};
+use crate::engine::{Engine, Kernel, memory};
 use crate::message::change::{Change, Unreadable};
 use crate::message::{Control, Event, Message};
 use crate::output::changes;
@@ -44,11 +43,9 @@ pub(crate) struct Worker {
     triggers: Triggers,
     /// The addresses last given to the health check servers of Services.
     listening: Option<ListenAddresses>,
-    /// Whether a pass has ended.
     has_passed: bool,
     /// Dropped when the first full pass has ended.
     compared: Option<Sender<()>>,
-    /// Whether a pass has written.
     has_written: bool,
     /// Features that the kernel turned out to lack.
     lacks: BTreeSet<String>,
@@ -58,7 +55,6 @@ pub(crate) struct Worker {
     saw_node: bool,
     /// Whether objects of other modes were removed.
     is_alone: bool,
-    /// Whether serving has ended.
     is_finished: bool,
 }
 
@@ -167,7 +163,7 @@ impl Worker {
                     self.compared = None;
                 }
                 if is_first {
-                    engine.compact();
+                    engine.proxier.compact();
                 }
                 let needed_much = is_first || report.full || report.writes() >= MANY;
                 drop(report);
@@ -192,7 +188,7 @@ impl Worker {
         cleaned.left.extend(engine.obstacles());
         self.report_cleaned(&cleaned);
         let leftovers = cleaned.leftovers().count();
-        self.health.metrics(|metrics| metrics.leftovers = u64::try_from(leftovers).unwrap_or(u64::MAX));
+        self.health.metrics(|metrics| metrics.leftovers = number(leftovers));
         self.is_alone = is_made && leftovers == 0;
         let pause = if is_made && cleaned.is_done() { LOOK_AGAIN } else { CLEAN_AGAIN };
         self.clean_at = Some(Instant::now() + pause);
@@ -212,14 +208,23 @@ impl Worker {
 
     fn handle_message(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
         match message {
-            Message::Control(Control::Resync) => engine.request_full(),
-            Message::Control(Control::HostChanged(came)) => engine.host_changed(came),
+            Message::Control(Control::Resync) => engine.proxier.request_full(engine.now()),
+            Message::Control(Control::HostChanged(came)) => {
+                let now = engine.now();
+                engine.proxier.addresses_seen(came, now);
+                engine.proxier.host_changed(now);
+            }
             Message::Control(Control::TablesChanged(changes)) => {
                 if engine.tables_changed(&changes) {
                     tracing::debug!("another program changed nf_tables: everything is compared");
                 }
             }
-            Message::Control(Control::Neighbours(found)) => engine.set_neighbours(found),
+            Message::Control(Control::Neighbours(found)) => {
+                let now = engine.now();
+                for (user, neighbours) in found {
+                    engine.proxier.set_neighbours(user, neighbours, now);
+                }
+            }
             Message::Control(Control::Finish(patience, done)) => {
                 let _main_has_ended = done.send(engine.kernel().finish(patience));
                 self.is_finished = true;
@@ -230,7 +235,7 @@ impl Worker {
             Message::Control(Control::Begun(asked)) => {
                 let _nobody_waits_any_more = asked.send(engine.begun());
             }
-            Message::Control(Control::ConfirmRemoval) => match engine.confirm_removal() {
+            Message::Control(Control::ConfirmRemoval) => match engine.proxier.confirm_removal(engine.now()) {
                 0 => tracing::info!("SIGUSR1: nothing is held back"),
                 count => {
                     tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now");
@@ -240,7 +245,7 @@ impl Worker {
             Message::Event(Event { at, change }) => {
                 match &change {
                     Change::Unreadable(unreadable) => {
-                        self.report_unreadable(unreadable, engine.proxier().node_name(), at);
+                        self.report_unreadable(unreadable, engine.proxier.node_name(), at);
                     }
                     Change::Node(node) => {
                         self.saw_node = true;
@@ -327,16 +332,16 @@ impl Worker {
         }
         self.health.board().passed(report, took, SystemTime::now());
         self.report_failures(report, end);
-        for rejection in engine.proxier().rejections() {
+        for rejection in engine.proxier.rejections() {
             let object = format!("{} {} {}", rejection.kind, rejection.key, rejection.field);
             let service = match rejection.kind {
                 ObjectKind::Service => Some(&rejection.key),
-                ObjectKind::EndpointSlice => engine.proxier().store().service_of_slice(&rejection.key),
+                ObjectKind::EndpointSlice => engine.proxier.store().service_of_slice(&rejection.key),
                 _ => None,
             };
             self.warn(&object, end, service.cloned(), (Reason::INVALID_FIELD, rejection.to_string()));
         }
-        for unmarked in engine.proxier().unmarked() {
+        for unmarked in engine.proxier.unmarked() {
             let object = format!("unmarked {}", unmarked.service);
             let service = Some(unmarked.service.clone());
             self.warn(&object, end, service, (Reason::NOT_AS_CONFIGURED, unmarked.to_string()));
@@ -349,11 +354,8 @@ impl Worker {
         let programmed = self.triggers.passed(report.full, report.has_failed(), SystemTime::now());
         let took_for_flows = engine.took_for_flows();
         let fast_path = if report.full { engine.fast_path_connections() } else { None };
-        let totals = engine.proxier().totals();
-        let rejected = engine.proxier().rejections().count();
-        let unreadable = engine.proxier().store().unreadable().count();
-        let unmarked = engine.proxier().unmarked().count();
-        let lacks = self.lacks.len();
+        let (proxier, lacks) = (&engine.proxier, self.lacks.len());
+        let totals = proxier.totals();
         self.health.metrics(|metrics: &mut Metrics| {
             metrics.took.sync.observe(took);
             if report.full { &mut metrics.took.sync_full } else { &mut metrics.took.sync_partial }.observe(took);
@@ -375,21 +377,21 @@ impl Worker {
                 metrics.iptables_rules.clone_from(&report.rule_counts);
             }
             metrics.conntrack_deleted = totals.flows;
-            metrics.localhost = engine.proxier().localhost_node_ports().cloned();
+            metrics.localhost = proxier.localhost_node_ports().cloned();
             metrics.sync_failures = totals.failed_passes;
-            metrics.unreadable_now = u64::try_from(unreadable).unwrap_or(u64::MAX);
-            metrics.rejected = u64::try_from(rejected).unwrap_or(u64::MAX);
-            metrics.unmarked = u64::try_from(unmarked).unwrap_or(u64::MAX);
-            metrics.held_back = u64::try_from(engine.proxier().held().count()).unwrap_or(u64::MAX);
-            metrics.draining = u64::try_from(engine.proxier().draining().count()).unwrap_or(u64::MAX);
+            metrics.unreadable_now = number(proxier.store().unreadable().count());
+            metrics.rejected = number(proxier.rejections().count());
+            metrics.unmarked = number(proxier.unmarked().count());
+            metrics.held_back = number(proxier.held().count());
+            metrics.draining = number(proxier.draining().count());
             // Not after each change, since counting walks everything.
             if report.full {
                 let of_nodes = report.refused.iter().filter(|refused| other_node(refused).is_some()).count();
-                metrics.of_other_nodes = u64::try_from(of_nodes).unwrap_or(u64::MAX);
+                metrics.of_other_nodes = number(of_nodes);
                 // A pass that could not read everything does not have these numbers.
                 if report.unread.is_empty() {
-                    metrics.refused_objects = u64::try_from(report.refused_by_kernel().count()).unwrap_or(u64::MAX);
-                    metrics.unmet = u64::try_from(report.unmet.len().saturating_add(lacks)).unwrap_or(u64::MAX);
+                    metrics.refused_objects = number(report.refused_by_kernel().count());
+                    metrics.unmet = number(report.unmet.len().saturating_add(lacks));
                 }
                 metrics.no_local_endpoints = no_local_endpoints(engine);
                 (metrics.frontends, metrics.endpoints) = count_frontends(engine);
@@ -402,7 +404,7 @@ impl Worker {
 
     /// Updates the health check servers of Services, if their answers or addresses may have changed.
     fn report_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
-        let facts = engine.proxier().facts();
+        let facts = engine.proxier.facts();
         let listening = ListenAddresses::from_facts(facts);
         if !report.full && !report.health_checks_changed && self.listening.as_ref() == Some(&listening) {
             return;
@@ -419,8 +421,7 @@ impl Worker {
                 self.recorder.record(Regarding::Node, Reason::NOT_AS_CONFIGURED, note);
             }
         }
-        let health_checks =
-            engine.proxier().desired().health_checks().map(|(key, check)| (key.clone(), check)).collect();
+        let health_checks = engine.proxier.desired().health_checks().map(|(key, check)| (key.clone(), check)).collect();
         let _main_has_ended = self.passed.send(PassSummary { health_checks, listening });
     }
 
@@ -520,6 +521,10 @@ fn other_node(refused: &Refused) -> Option<&str> {
     }
 }
 
+fn number(count: usize) -> u64 {
+    u64::try_from(count).unwrap_or(u64::MAX)
+}
+
 /// `namespace/name`, with or without `:port`.
 fn service_key(text: &str) -> Option<ObjectKey> {
     let (namespace, rest) = text.split_once('/')?;
@@ -529,7 +534,7 @@ fn service_key(text: &str) -> Option<ObjectKey> {
 /// Services without the local endpoints that a policy requires: internal, external.
 fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
     let mut counts = [ByFamily::default(); 2];
-    for (_, missing) in engine.proxier().desired().no_local_endpoints() {
+    for (_, missing) in engine.proxier.desired().no_local_endpoints() {
         for (count, ports) in counts.iter_mut().zip([missing.internal, missing.external]) {
             count.v4 += u64::from(ports.v4);
             count.v6 += u64::from(ports.v6);
@@ -541,18 +546,17 @@ fn no_local_endpoints(engine: &Engine<impl Kernel>) -> [ByFamily<u64>; 2] {
 /// Frontends by family, and their endpoints, each counted for every Frontend that forwards to it.
 fn count_frontends(engine: &Engine<impl Kernel>) -> (ByFamily<u64>, ByFamily<u64>) {
     let (mut frontends, mut endpoints) = (ByFamily::<u64>::default(), ByFamily::<u64>::default());
-    for frontend in engine.proxier().desired().frontends() {
+    for frontend in engine.proxier.desired().frontends() {
         let family = frontend.key.family();
         *frontends.of_mut(family) += 1;
-        *endpoints.of_mut(family) += u64::try_from(frontend.endpoints().len()).unwrap_or(u64::MAX);
+        *endpoints.of_mut(family) += number(frontend.endpoints().len());
     }
     (frontends, endpoints)
 }
 
 /// Counts the proxy's and other programs' virtual servers in the kernel. Numbers that could not be read are kept.
 fn count_servers(engine: &Engine<impl Kernel>, metrics: &mut Metrics) {
-    let Some(servers) = engine.proxier().servers() else { return };
-    let number = |count: usize| u64::try_from(count).unwrap_or(u64::MAX);
+    let Some(servers) = engine.proxier.servers() else { return };
     (metrics.virtual_servers, metrics.real_servers) = (number(servers.virtual_servers), number(servers.real_servers));
     metrics.foreign_virtual_servers = number(servers.foreign);
     metrics.split = number(servers.split);

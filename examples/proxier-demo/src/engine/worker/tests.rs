@@ -14,6 +14,14 @@ use testkit::apiserver::ApiServer;
 use super::*;
 use crate::sources::cluster::Connection;
 
+/// A server that gets Events.
+fn recording() -> (ApiServer, Runtime, Recorder) {
+    let (server, runtime) = (ApiServer::start(), Runtime::new().unwrap());
+    let connection = Connection { master: Some(server.url()), ..Connection::default() };
+    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    (server, runtime, recorder)
+}
+
 /// A worker on a simulated kernel.
 struct Play {
     kernel: FakeKernel,
@@ -128,10 +136,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
 /// Annotations and configuration that are not applied to a Service become Events of the Service.
 #[test]
 fn refused_policies_are_reported_with_the_reason() {
-    let server = ApiServer::start();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let connection = Connection { master: Some(server.url()), ..Connection::default() };
-    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    let (server, _runtime, recorder) = recording();
     let play = Play::telling(FakeKernel::new(), Duration::from_secs(30), recorder, |options| {
         (options.config.ipvs.rules, options.config.ipvs.mark_split) = (RulesBy::Nftables, true);
     });
@@ -165,10 +170,7 @@ fn refused_policies_are_reported_with_the_reason() {
 /// node.
 #[test]
 fn ports_open_in_the_other_family_are_reported() {
-    let server = ApiServer::start();
-    let runtime = tokio::runtime::Runtime::new().unwrap();
-    let connection = Connection { master: Some(server.url()), ..Connection::default() };
-    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    let (server, _runtime, recorder) = recording();
     let kernel = FakeKernel::new();
     kernel.set_interface("eth0", &["192.0.2.10", "2001:db8::10"].map(|text| text.parse::<std::net::IpAddr>().unwrap()));
     let mut play = Play::telling(kernel, Duration::from_millis(100), recorder, |options| {
@@ -355,10 +357,7 @@ fn unreadable_objects_are_reported_and_remove_nothing() {
     let before = kernel.state().ipvs;
     drop(first);
 
-    let runtime = Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let server = ApiServer::start();
-    let connection = Connection { master: Some(server.url()), ..Connection::default() };
-    let recorder = Recorder::start(runtime.handle(), connection, "n1");
+    let (server, _runtime, recorder) = recording();
     let play = Play::telling(kernel, Duration::from_millis(200), recorder, |_| {});
     play.health.set_node_eligible(false);
     let (web, other) = (ObjectKey::new("demo", "web"), ObjectKey::new("demo", "other"));

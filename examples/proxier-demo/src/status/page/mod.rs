@@ -52,7 +52,6 @@ const PATIENCE: Duration = Duration::from_secs(2);
 /// How long an unrequested state is kept.
 const FORGOTTEN: Duration = Duration::from_secs(10);
 
-/// The last known state.
 #[derive(Debug, Default)]
 struct LastView {
     view: Option<(Instant, Arc<View>)>,
@@ -62,7 +61,6 @@ struct LastView {
     in_vain: Option<Instant>,
 }
 
-/// Answers requests for the status page.
 #[derive(Debug)]
 pub struct StatusPage {
     exposure: Exposure,
@@ -103,16 +101,16 @@ impl StatusPage {
     }
 
     async fn json(&self, query: &str, health: &Health) -> Answer {
-        let mut body = body::of_board(health.board());
-        body.insert("mode".to_owned(), json!(self.mode.name()));
-        body.insert("version".to_owned(), json!(build::LINE));
-        body.insert("process".to_owned(), json!(std::process::id()));
-        body.insert("time".to_owned(), json!(Timestamp::try_from(SystemTime::now()).unwrap_or_default().to_string()));
-        body.insert("health".to_owned(), health.summary(Instant::now()));
-        body.insert("apiServer".to_owned(), json!(health.api_server()));
-        body.insert("heldBackBecause".to_owned(), json!(health.board().stopped()));
+        let mut body = health.board().json();
+        body["mode"] = json!(self.mode.name());
+        body["version"] = json!(build::LINE);
+        body["process"] = json!(std::process::id());
+        body["time"] = json!(Timestamp::try_from(SystemTime::now()).unwrap_or_default().to_string());
+        body["health"] = health.summary(Instant::now());
+        body["apiServer"] = json!(health.api_server());
+        body["heldBackBecause"] = json!(health.board().stopped());
         let view = self.view().await;
-        body.insert("age".to_owned(), json!(view.as_ref().map(|(at, _)| at.elapsed().as_secs_f64())));
+        body["age"] = json!(view.as_ref().map(|(at, _)| at.elapsed().as_secs_f64()));
         if let Some((_, view)) = view {
             let (wanted, counters) = (query::PageQuery::read(query), self.counters.clone());
             let added = tokio::task::spawn_blocking(move || {
@@ -125,7 +123,7 @@ impl StatusPage {
                 Err(_ended) => return Answer { status: StatusCode::SERVICE_UNAVAILABLE, ..Answer::text("ending\n") },
             };
         }
-        let mut answer = Answer::json(StatusCode::OK, serde_json::Value::Object(body).to_string());
+        let mut answer = Answer::json(StatusCode::OK, body.to_string());
         answer.headers.push((header::CACHE_CONTROL, HeaderValue::from_static("no-store")));
         answer
     }
