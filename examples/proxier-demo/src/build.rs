@@ -1,6 +1,5 @@
 //! The version of this program, and the commit that `build.rs` found.
 
-/// The version in `Cargo.toml`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// The first 12 digits of the commit; `unknown` outside git, and in debug builds unless `PROXIER_REVISION` names it.
 pub const REVISION: &str = env!("PROXIER_REVISION");

@@ -1,6 +1,5 @@
 //! Exit codes of the program.
 
-/// Exit code after a failure.
 pub const FAILED: u8 = 1;
 /// Bad usage or bad input.
 pub const BAD_INPUT: u8 = 2;

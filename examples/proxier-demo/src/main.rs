@@ -19,10 +19,10 @@ fn main() -> ExitCode {
         Ok(configured) => configured,
         Err(ending) => return ending.report(),
     };
-    if matches!(invocation.command, Command::Run { .. } | Command::Plan { .. } | Command::Probe(_))
+    if matches!(invocation.command, Command::Run { .. } | Command::Plan { .. } | Command::Probe)
         && let Err(problem) = needs::check_scheduler(&configured)
     {
-        return invocation.ending(Ending::bad_input(&[problem])).report();
+        return invocation.ending(Ending::bad_input(problem)).report();
     }
     let settings = &configured.settings;
     logging::start(settings.verbosity, settings.log_json);
@@ -43,7 +43,7 @@ fn main() -> ExitCode {
 }
 
 async fn carry_out(invocation: &Invocation, configured: &Configured) -> Result<ExitCode, Stopped> {
-    let command = &invocation.command;
+    let (command, output, addresses) = (&invocation.command, invocation.output, &*invocation.node_addresses);
     // `run` logs the configuration's warnings.
     if !matches!(command, Command::Run { once: false, init_only: false } | Command::WriteConfig(_)) {
         configured.warnings.iter().for_each(say);
@@ -53,14 +53,14 @@ async fn carry_out(invocation: &Invocation, configured: &Configured) -> Result<E
         Command::Run { init_only: true, .. } => once::init(configured),
         Command::Run { once: true, .. } => once::run_once(configured).await,
         Command::Run { once: false, .. } => Box::pin(run::run(configured, invocation)).await,
-        Command::Plan { output, detailed } => Box::pin(once::plan(configured, *output, *detailed)).await,
-        Command::Render(output, addresses) => render::render(configured, *output, addresses).await,
-        Command::Explain(output, what, addresses) => explain::explain(configured, *output, what, addresses).await,
-        Command::Trace(output, asked, addresses) => trace::trace_packet(configured, *output, asked, addresses).await,
-        Command::Diff(output, modes, addresses) => diff::diff(configured, *output, *modes, addresses).await,
-        Command::Show { output, watch: None } => show::show(configured, *output).await,
-        Command::Show { output, watch: Some(every) } => show::watch(configured, *output, *every).await,
-        Command::Probe(output) => probe::probe(configured, *output).await,
+        Command::Plan { detailed } => Box::pin(once::plan(configured, output, *detailed)).await,
+        Command::Render => render::render(configured, output, addresses).await,
+        Command::Explain(what) => explain::explain(configured, output, what, addresses).await,
+        Command::Trace(asked) => trace::trace_packet(configured, output, asked, addresses).await,
+        Command::Diff { from, to } => diff::diff(configured, output, (*from, *to), addresses).await,
+        Command::Show(None) => show::show(configured, output).await,
+        Command::Show(Some(every)) => show::watch(configured, output, *every).await,
+        Command::Probe => probe::probe(configured, output).await,
         Command::Cleanup(kept) => once::clean(configured, *kept),
     }
 }

@@ -86,47 +86,45 @@ static LOOK: extern "C" fn() = {
     look
 };
 
-/// Standard output.
-#[derive(Debug)]
-pub struct Out {
-    to: BufWriter<StdoutLock<'static>>,
-    outcome: io::Result<()>,
+/// Format of printed results.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Output {
+    #[default]
+    Text,
+    Json,
 }
 
-impl Out {
-    /// Locks standard output.
+impl Output {
+    /// Prints a result in this format on standard output. Returns whether everything was printed or the reader has
+    /// gone; otherwise reports why not.
     #[must_use]
-    pub fn open() -> Self {
-        Out { to: BufWriter::new(io::stdout().lock()), outcome: Ok(()) }
-    }
-
-    /// Prints text.
-    pub fn text(&mut self, text: &str) {
-        if self.outcome.is_ok() {
-            self.outcome = write!(self.to, "{}", Visible(text));
+    pub fn print(self, text: impl FnOnce() -> String, json: impl FnOnce() -> Value) -> bool {
+        match self {
+            Output::Text => print(&text()),
+            Output::Json => printed(|to| {
+                serde_json::to_writer_pretty(&mut *to, &json())?;
+                to.write_all(b"\n")
+            }),
         }
     }
+}
 
-    /// Prints a value, followed by a newline.
-    pub fn json(&mut self, value: &Value) {
-        if self.outcome.is_ok() {
-            self.outcome = serde_json::to_writer_pretty(&mut self.to, value).map_err(Into::into);
-        }
-        self.text("\n");
-    }
+/// Prints text, as [`Output::print`] does.
+#[must_use]
+pub fn print(text: &str) -> bool {
+    printed(|to| write!(to, "{}", Visible(text)))
+}
 
-    /// Whether everything was printed or the reader has gone; otherwise reports why not.
-    #[must_use]
-    pub fn end(mut self) -> bool {
-        let outcome = std::mem::replace(&mut self.outcome, Ok(())).and_then(|()| self.to.flush());
-        let closed = || io::Error::from(nix::Error::EBADF);
-        match outcome.and_then(|()| if WAS_CLOSED.load(Ordering::Relaxed) { Err(closed()) } else { Ok(()) }) {
-            Err(error) if error.kind() != ErrorKind::BrokenPipe => {
-                say(format_args!("standard output cannot be written ({error})"));
-                false
-            }
-            _ => true,
+fn printed(write: impl FnOnce(&mut BufWriter<StdoutLock<'_>>) -> io::Result<()>) -> bool {
+    let mut to = BufWriter::new(io::stdout().lock());
+    let outcome = write(&mut to).and_then(|()| to.flush());
+    let is_closed = WAS_CLOSED.load(Ordering::Relaxed);
+    match outcome.and_then(|()| if is_closed { Err(nix::Error::EBADF.into()) } else { Ok(()) }) {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => {
+            say(format_args!("standard output cannot be written ({error})"));
+            false
         }
+        _ => true,
     }
 }
 

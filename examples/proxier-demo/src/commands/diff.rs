@@ -22,10 +22,10 @@ use crate::commands::trace::{Owns, packet};
 use crate::engine::{Engine, kernel};
 use crate::exit::DIFFERS;
 use crate::message::change::Snapshot;
-use crate::output::{Out, lines};
+use crate::output::{Output, lines};
 use crate::problem::{Problem, Stopped};
+use crate::settings::cli::Configured;
 use crate::settings::cli::packet::{Sender, To, TraceRequest};
-use crate::settings::cli::{Configured, From, Output};
 
 /// Stands for a Service where the kernel serves something without one.
 const NO_SERVICE: &str = "no Service:";
@@ -39,12 +39,12 @@ const FEW: usize = 3;
 pub async fn diff(
     configured: &Configured,
     output: Output,
-    (from, to): (From, Option<Kind>),
+    (from, to): (Option<Kind>, Option<Kind>),
     node_addresses: &[IpAddr],
 ) -> Result<ExitCode, Stopped> {
     let found = match from {
-        From::Mode(mode) => Found { mode, endpoints: None, addresses: Vec::new() },
-        From::KubeProxy => Found::read(configured)?,
+        Some(mode) => Found { mode, endpoints: None, addresses: Vec::new() },
+        None => Found::read(configured)?,
     };
     let to = to.unwrap_or(configured.settings.mode);
     let (snapshot, unreadable) = input(configured).await?;
@@ -53,12 +53,7 @@ pub async fn diff(
     let (before, after) = (serve(found.mode)?, serve(to)?);
     warn_of_no_address(configured, &before.addresses);
     let differences = Differences::new(&before, &after, &found);
-    let mut out = Out::open();
-    match output {
-        Output::Text => out.text(&lines(differences.lines())),
-        Output::Json => out.json(&differences.json()),
-    }
-    let is_printed = out.end();
+    let is_printed = output.print(|| lines(differences.lines()), || differences.json());
     let differs = is_printed && unreadable.is_empty() && !differences.services.is_empty();
     Ok(if differs { ExitCode::from(DIFFERS) } else { exit_code(is_printed, &unreadable) })
 }
@@ -258,7 +253,6 @@ fn few(all: impl ExactSizeIterator<Item = String>, between: &str) -> String {
     all.take(FEW).collect::<Vec<_>>().join(between) + &more
 }
 
-/// One thing that differs for a Service.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Difference {
     /// Client, or another subject.
@@ -267,7 +261,6 @@ struct Difference {
     after: String,
 }
 
-/// Everything that differs.
 struct Differences {
     from: Kind,
     to: Kind,
@@ -389,33 +382,28 @@ fn list(endpoints: &BTreeSet<EndpointKey>) -> String {
     }
 }
 
-/// Differences for all Services.
 fn of_all(from: Kind, to: Kind) -> Vec<String> {
-    let mut said = Vec::new();
     if from == to {
-        return said;
+        return Vec::new();
     }
     let (from, to) = (from.facts(), to.facts());
-    match (from.makes_addresses_local, to.makes_addresses_local) {
-        (true, false) => said.push(
-            "addresses of Services answer no ping any more, and no device or route of this node has them".to_owned(),
-        ),
-        (false, true) => said.push("addresses of Services are this node's own, and answer pings".to_owned()),
-        _ => {}
-    }
-    match (from.closes_cluster_ips, to.closes_cluster_ips) {
-        (true, false) => said.push(
-            "ports of a cluster IP that no Service has are not refused any more: packets to them leave the node"
-                .to_owned(),
-        ),
-        (false, true) => {
-            said.push(
-                "ports of a cluster IP that no Service has are refused; until now packets to them left the node"
-                    .to_owned(),
-            );
-        }
-        _ => {}
-    }
+    let turned = |before: bool, after: bool, [off, on]: [&str; 2]| match (before, after) {
+        (true, false) => Some(off.to_owned()),
+        (false, true) => Some(on.to_owned()),
+        _ => None,
+    };
+    let addresses = [
+        "addresses of Services answer no ping any more, and no device or route of this node has them",
+        "addresses of Services are this node's own, and answer pings",
+    ];
+    let ports = [
+        "ports of a cluster IP that no Service has are not refused any more: packets to them leave the node",
+        "ports of a cluster IP that no Service has are refused; until now packets to them left the node",
+    ];
+    let mut said: Vec<String> = turned(from.makes_addresses_local, to.makes_addresses_local, addresses)
+        .into_iter()
+        .chain(turned(from.closes_cluster_ips, to.closes_cluster_ips, ports))
+        .collect();
     if !from.translates_packets || to.is_process {
         said.push("open connections end when the mode changes".to_owned());
     } else {

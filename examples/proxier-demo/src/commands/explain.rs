@@ -22,10 +22,10 @@ use crate::commands::render::{Simulated, simulate, warn_of_no_address};
 use crate::engine::view::unreadable_line;
 use crate::exit::FAILED;
 use crate::message::change::Snapshot;
-use crate::output::{Out, lines, say};
+use crate::output::{Output, lines, say};
 use crate::problem::{Problem, Stopped};
+use crate::settings::cli::Configured;
 use crate::settings::cli::packet::To;
-use crate::settings::cli::{Configured, Output};
 
 /// Explains a Service (`namespace/name`, with or without `:port`), or which one has an address and port. Exit code 0:
 /// explained. 1: no Service has that name or that address and port, or the input is missing. 2: bad input, or some of
@@ -36,7 +36,7 @@ pub async fn explain(
     asked: &str,
     node_addresses: &[IpAddr],
 ) -> Result<ExitCode, Stopped> {
-    let asked = Subject::read(asked).map_err(|problem| Stopped::bad_input(vec![problem]))?;
+    let asked = Subject::read(asked).map_err(Stopped::bad_input)?;
     let (mut snapshot, unreadable) = input(configured).await?;
     keep_what_matters(&mut snapshot, &asked);
     let objects = snapshot.services.clone();
@@ -52,12 +52,7 @@ pub async fn explain(
     let object = objects.get(&found.service).map(Box::as_ref);
     let held = engine.kernel().state();
     let explained = Explanation::new(engine.proxier(), &held, &found, object);
-    let mut out = Out::open();
-    match output {
-        Output::Text => out.text(&lines(explained.lines())),
-        Output::Json => out.json(&explained.json()),
-    }
-    Ok(exit_code(out.end(), &unreadable))
+    Ok(exit_code(output.print(|| lines(explained.lines()), || explained.json()), &unreadable))
 }
 
 /// Result of the search: the Service to explain, and the requested part of it.
@@ -70,7 +65,6 @@ struct SearchResult {
     frontend: Option<FrontendKey>,
 }
 
-/// Subject of the question.
 #[derive(Debug)]
 enum Subject {
     /// A Service, and perhaps only the port of this name.
@@ -135,7 +129,6 @@ fn sharing(snapshot: &Snapshot, addresses: &BTreeSet<IpAddr>, ports: &BTreeSet<i
     snapshot.services.iter().filter(|(_, service)| shares(service)).map(|(key, _)| key.clone()).collect()
 }
 
-/// Whether a slice belongs to one of these Services.
 fn is_of(key: &ObjectKey, slice: &EndpointSliceObject, services: &BTreeSet<ObjectKey>) -> bool {
     let service = slice.metadata.labels.get("kubernetes.io/service-name");
     service.is_some_and(|service| services.contains(&ObjectKey::new(key.namespace(), service)))
@@ -247,34 +240,13 @@ fn near(proxier: &Reconciler, asked: &str) -> String {
         .map(|service| service.key.to_string())
         .map(|known| {
             let contains = !name.is_empty() && known.contains(name);
-            (if contains { 0 } else { distance(&known, asked) }, known)
+            (if contains { 0 } else { strsim::levenshtein(&known, asked) }, known)
         })
         .filter(|(distance, _)| *distance <= 3)
         .collect();
     names.sort();
     let names: Vec<String> = names.into_iter().take(5).map(|(_, name)| name).collect();
     if names.is_empty() { String::new() } else { format!("; near: {}", names.join(", ")) }
-}
-
-/// Number of characters to add, remove or replace to turn one text into the other.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, of_a) in a.chars().enumerate() {
-        let mut last = i;
-        let mut next = vec![i.saturating_add(1)];
-        for (of_b, above) in b.iter().zip(row.iter().skip(1)) {
-            let left = next.last().copied().unwrap_or_default();
-            next.push(
-                (last.saturating_add(usize::from(of_a != *of_b)))
-                    .min(above.saturating_add(1))
-                    .min(left.saturating_add(1)),
-            );
-            last = *above;
-        }
-        row = next;
-    }
-    row.last().copied().unwrap_or_default()
 }
 
 /// An endpoint and why it gets traffic or not.
@@ -285,7 +257,6 @@ struct Endpoint {
     weight: u16,
 }
 
-/// A port of the Service.
 #[derive(Debug)]
 struct PortPart {
     port: ServicePort,
@@ -482,17 +453,16 @@ impl Explanation {
                 })).collect::<Vec<_>>(),
             })
         });
-        let policy = |policy: &Policy| json!({"what": policy.what, "value": policy.value, "from": policy.from});
         json!({
             "service": self.service.to_string(),
             "node": self.node,
             "mode": self.mode.name(),
-            "policies": self.policies.iter().map(policy).collect::<Vec<_>>(),
+            "policies": self.policies,
             "ports": ports.collect::<Vec<_>>(),
             "refused": self.not_served,
             "rejected": self.left_out,
             "unreadable": self.unreadable,
-            "kernel": self.kernel.iter().map(|one| json!({"tool": one.tool, "line": one.line})).collect::<Vec<_>>(),
+            "kernel": self.kernel,
         })
     }
 }
@@ -551,24 +521,5 @@ fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
             format!("{says}; only from {}", ranges.join(", "))
         }
         None => says,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_distance_of_names_counts_edits() {
-        for (a, b, expected) in [
-            ("", "", 0),
-            ("web", "web", 0),
-            ("web", "wab", 1),
-            ("web", "we", 1),
-            ("", "abc", 3),
-            ("kitten", "sitting", 3),
-        ] {
-            assert_eq!(distance(a, b), expected, "{a} {b}");
-        }
     }
 }

@@ -19,7 +19,6 @@ use crate::output;
 use crate::problem::Problem;
 use crate::settings::cli::Configured;
 
-/// The running kernel.
 pub(super) struct Live {
     kernel: KernelPorts,
     addresses: Vec<IpAddr>,
@@ -28,9 +27,6 @@ pub(super) struct Live {
 }
 
 impl Live {
-    /// # Errors
-    ///
-    /// The kernel cannot be read, or a capability is missing.
     pub(super) fn open(configured: &Configured, during: Duration) -> Result<Self, Problem> {
         let mut kernel = kernel::open()?;
         let host = kernel.ports().links.addresses().map_err(|error| unread(&error))?;
@@ -40,10 +36,6 @@ impl Live {
     }
 
     /// The same configuration, in the mode that serves where it leaves that open.
-    ///
-    /// # Errors
-    ///
-    /// All problems of the settings of that mode.
     pub(super) fn of_serving_mode(&mut self, configured: &Configured) -> Result<Configured, Vec<Problem>> {
         serving(configured, &mut self.kernel).map_or_else(|| Ok(configured.clone()), |mode| configured.in_mode(mode))
     }
@@ -54,10 +46,7 @@ impl Live {
     }
 
     /// Reads once, and again after the time to count. `complete`: a kernel that has everything.
-    ///
-    /// # Errors
-    ///
-    /// A part of the kernel could not be read; or the mode has no entries in the kernel.
+    /// Errors: a part of the kernel could not be read; or the mode has no entries in the kernel.
     pub(super) async fn inspect(
         &mut self,
         mode: Kind,
@@ -130,7 +119,6 @@ impl LiveState {
         self.differences.is_empty()
     }
 
-    /// The parts that are right, or may stay.
     fn right(&self) -> impl Iterator<Item = (&String, &String)> {
         let is_wrong = |what: &String| {
             self.differences.iter().any(|difference| match difference {
@@ -141,7 +129,6 @@ impl LiveState {
         self.inspection.parts.iter().filter(move |(what, _)| !is_wrong(what))
     }
 
-    /// Text for people.
     pub(super) fn text(&self) -> String {
         let mut lines = vec!["in this kernel:".to_owned()];
         lines.extend(self.right().map(|(what, value)| {
@@ -170,7 +157,6 @@ impl LiveState {
         output::lines(lines)
     }
 
-    /// JSON for programs.
     pub(super) fn json(&self) -> Value {
         let part = |(what, value): (&String, &String)| json!({"what": what, "value": value});
         let difference = |of: &Difference| match of {

@@ -7,9 +7,10 @@ use ipvs::VirtualServerKey;
 use proxier_core::net::{FrontendKey, Protocol};
 use proxier_core::ports::{LocalRoute, RouteOwner};
 use proxier_core::sketch::Held;
+use serde::Serialize;
 
 /// A line, and the tool that would print it.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Serialize)]
 pub(super) struct Mention {
     pub(super) tool: &'static str,
     pub(super) line: String,

@@ -7,40 +7,32 @@ use proxier_core::config::RulesBy;
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::Kind;
 use proxier_core::modes::select::{RequestedMode, candidates};
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::engine::{self, choose, needs};
 use crate::settings::Settings;
 use crate::settings::cli::Configured;
 
-/// A requirement of a mode.
+#[derive(Serialize)]
 struct Requirement {
-    /// The requirement, in words.
     what: String,
-    /// Whether it is met; `None`: unknown.
-    is_met: Option<bool>,
+    /// Whether it is met: `yes`, `no` or `unknown`.
+    verdict: &'static str,
     /// Reason why it is not met, and what to do.
     fix: String,
 }
 
 impl Requirement {
     fn from_outcome(what: String, outcome: Result<(), String>) -> Self {
-        let fix = outcome.err();
-        Requirement { what, is_met: Some(fix.is_none()), fix: fix.unwrap_or_default() }
-    }
-
-    fn verdict(&self) -> &'static str {
-        match self.is_met {
-            Some(true) => "yes",
-            Some(false) => "no",
-            None => "unknown",
-        }
+        let verdict = if outcome.is_ok() { "yes" } else { "no" };
+        Requirement { what, verdict, fix: outcome.err().unwrap_or_default() }
     }
 }
 
-/// A mode, and whether it serves here.
+#[derive(Serialize)]
 struct ModeResult {
-    mode: Kind,
+    mode: &'static str,
     /// Whether it can serve at least one address family here.
     serves: bool,
     requirements: Vec<Requirement>,
@@ -50,7 +42,7 @@ struct ModeResult {
 pub(crate) struct Modes {
     all: Vec<ModeResult>,
     /// The mode in which `run` would serve.
-    chosen: Option<Kind>,
+    pub(crate) chosen: Option<Kind>,
     asked: RequestedMode,
 }
 
@@ -63,22 +55,16 @@ impl Modes {
         if asked == RequestedMode::Auto {
             choose::prefer_iptables(&mut candidates, configured);
         }
-        let serves = |mode: &Kind| all.iter().any(|result| result.mode == *mode && result.serves);
+        let serves = |mode: &Kind| all.iter().any(|result| result.mode == mode.name() && result.serves);
         Modes { chosen: candidates.into_iter().find(serves), asked, all }
     }
 
-    /// Whether `run` would serve.
-    pub(crate) fn serve(&self) -> bool {
-        self.chosen.is_some()
-    }
-
-    /// Table of the modes as text.
     pub(crate) fn text(&self) -> String {
         let mut text = format!("\n{:<10} {:<36} {:<8} {}\n", "MODE", "REQUIREMENT", "VERDICT", "FIX");
         for result in &self.all {
             for requirement in &result.requirements {
-                let Requirement { what, fix, .. } = requirement;
-                let line = format!("{:<10} {what:<36} {:<8} {fix}", result.mode, requirement.verdict());
+                let Requirement { what, verdict, fix } = requirement;
+                let line = format!("{:<10} {what:<36} {verdict:<8} {fix}", result.mode);
                 text.extend([line.trim_end(), "\n"]);
             }
         }
@@ -90,19 +76,8 @@ impl Modes {
         text
     }
 
-    /// Table of the modes as JSON.
     pub(crate) fn json(&self) -> Value {
-        let requirement = |of: &Requirement| json!({"what": of.what, "verdict": of.verdict(), "fix": of.fix});
-        let mode = |result: &ModeResult| {
-            let requirements: Vec<_> = result.requirements.iter().map(requirement).collect();
-            json!({"mode": result.mode.name(), "serves": result.serves, "requirements": requirements})
-        };
-        json!(self.all.iter().map(mode).collect::<Vec<_>>())
-    }
-
-    /// The mode in which `run` would serve.
-    pub(crate) fn chosen(&self) -> Option<Kind> {
-        self.chosen
+        json!(self.all)
     }
 }
 
@@ -111,7 +86,11 @@ fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Mo
         Ok(configured) => configured,
         Err(problems) => {
             let of = |problem| Requirement::from_outcome("its configuration".to_owned(), Err(format!("{problem}")));
-            return ModeResult { mode, serves: false, requirements: problems.into_iter().map(of).collect() };
+            return ModeResult {
+                mode: mode.name(),
+                serves: false,
+                requirements: problems.into_iter().map(of).collect(),
+            };
         }
     };
     let settings = &engine::with_rules(&configured.settings, &mut kernel.ports(), choose::Preparing::Nothing).0;
@@ -122,13 +101,13 @@ fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Mo
         Ok(report) => report,
         Err(problem) => {
             let scheduler = Requirement::from_outcome("its scheduler".to_owned(), Err(problem.to_string()));
-            return ModeResult { mode, serves: false, requirements: vec![scheduler] };
+            return ModeResult { mode: mode.name(), serves: false, requirements: vec![scheduler] };
         }
     };
-    let is_met = match report.verdict.answer {
-        Answer::Yes => Some(true),
-        Answer::No => Some(false),
-        Answer::Unknown => None,
+    let verdict = match report.verdict.answer {
+        Answer::Yes => "yes",
+        Answer::No => "no",
+        Answer::Unknown => "unknown",
     };
     let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
     let what = if by_nft { "modules, nf_tables" } else { "modules, sets, iptables programs" };
@@ -136,18 +115,17 @@ fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Mo
     if reasons.is_empty() {
         reasons.push(String::new());
     }
-    let of = |fix| Requirement { what: what.to_owned(), is_met, fix };
+    let of = |fix| Requirement { what: what.to_owned(), verdict, fix };
     let mut requirements: Vec<Requirement> = reasons.into_iter().map(of).collect();
-    let mut serves = is_met == Some(true);
+    let mut serves = verdict == "yes";
     if by_nft {
         let table = of_trials(mode, settings, kernel);
         serves &= table.serves;
         requirements.extend(table.requirements);
     }
-    ModeResult { mode, serves, requirements }
+    ModeResult { mode: mode.name(), serves, requirements }
 }
 
-/// What the trials of a mode show.
 fn of_trials(mode: Kind, settings: &Settings, kernel: &mut KernelPorts) -> ModeResult {
     let what = match mode {
         Kind::Nftables => "chains, sets and rules",
@@ -159,7 +137,7 @@ fn of_trials(mode: Kind, settings: &Settings, kernel: &mut KernelPorts) -> ModeR
         Ok(tried) => tried,
         Err(error) => {
             let failed = Requirement::from_outcome(what.to_owned(), Err(error.to_string()));
-            return ModeResult { mode, serves: false, requirements: vec![failed] };
+            return ModeResult { mode: mode.name(), serves: false, requirements: vec![failed] };
         }
     };
     let serves = tried.iter().any(|(_, trials)| needs::serves(trials));
@@ -169,5 +147,5 @@ fn of_trials(mode: Kind, settings: &Settings, kernel: &mut KernelPorts) -> ModeR
             Requirement::from_outcome(what, of.outcome.map_err(|error| error.to_string()))
         })
     });
-    ModeResult { mode, serves, requirements: requirements.collect() }
+    ModeResult { mode: mode.name(), serves, requirements: requirements.collect() }
 }

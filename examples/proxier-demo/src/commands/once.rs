@@ -14,17 +14,14 @@ use proxier_core::sketch::Sketch;
 use serde_json::{Value, json};
 
 use crate::engine::choose::{ChosenMode, Preparing, choose};
-use crate::engine::kernel;
 use crate::engine::lock::Lock;
-use crate::engine::privileges;
-use crate::engine::{Engine, Kernel, rules_in_memory};
+use crate::engine::{Engine, Kernel, kernel, privileges, rules_in_memory};
 use crate::exit::{BAD_INPUT, CHANGES, FAILED};
 use crate::message::change::Snapshot;
-use crate::output::{self, Out, say};
+use crate::output::{self, Output, say};
 use crate::problem::{Problem, Stopped};
-use crate::settings::cli::{Configured, Output};
-use crate::sources::cluster;
-use crate::sources::initial_list;
+use crate::settings::cli::Configured;
+use crate::sources::{cluster, initial_list};
 
 /// The exit code of a command that has ended by itself.
 pub(crate) fn exit_code(is_done: bool, unreadable: &[Problem]) -> ExitCode {
@@ -42,7 +39,6 @@ pub(crate) async fn input(configured: &Configured) -> Result<(Snapshot, Vec<Prob
     Ok((snapshot, unreadable))
 }
 
-/// Reads the initial list.
 async fn read(configured: &Configured) -> Result<(Snapshot, Vec<Problem>), Stopped> {
     let options = cluster::Options::from_settings(&configured.settings);
     let snapshot = initial_list::read(configured, options).await?;
@@ -77,7 +73,7 @@ async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), Stoppe
 pub async fn run_once(configured: &Configured) -> Result<ExitCode, Stopped> {
     if matches!(configured.settings.asked, RequestedMode::Mode(mode) if mode.facts().is_process) {
         let reason = "userspace mode serves only while the program runs: omit --once";
-        return Err(Stopped::bad_input(vec![Problem::new("", reason)]));
+        return Err(Stopped::bad_input(Problem::new("", reason)));
     }
     privileges::require()?;
     let _lock = Lock::take()?;
@@ -165,9 +161,7 @@ fn say_unmet(unmet: &SysctlChange) {
 
 /// Prints these lines; returns whether that was possible, or the reader has gone.
 fn print(lines: impl IntoIterator<Item = String>) -> bool {
-    let mut out = Out::open();
-    out.text(&output::lines(lines));
-    out.end()
+    output::print(&output::lines(lines))
 }
 
 /// Prints the results of a pass that a user must know.
@@ -235,12 +229,8 @@ fn preview<K: Kernel>(engine: &mut Engine<K>, unreadable: &[Problem], (output, d
     let proxier = engine.proxier();
     let names = Names::new(proxier.store(), proxier.desired());
     let differs = report.stopped.is_some() || plan.steps(&names).next().is_some();
-    let mut out = Out::open();
-    match output {
-        Output::Text => print_plan(&mut out, &plan, &report, proxier),
-        Output::Json => out.json(&plan_json(&plan, &report, proxier, (unreadable, &left))),
-    }
-    let is_printed = out.end();
+    let json = || plan_json((&plan, &names), &report, proxier, (unreadable, &left));
+    let is_printed = output.print(|| plan_text(&plan, &report, &names), json);
     unreadable.iter().for_each(say);
     proxier.rejections().for_each(say);
     proxier.unmarked().for_each(say);
@@ -255,27 +245,26 @@ fn preview<K: Kernel>(engine: &mut Engine<K>, unreadable: &[Problem], (output, d
     }
 }
 
-fn print_plan(out: &mut Out, plan: &Plan, report: &Report, proxier: &Reconciler) {
-    let names = Names::new(proxier.store(), proxier.desired());
-    let mut steps = 0_u64;
-    for step in plan.steps(&names) {
-        out.text(&output::lines([step]));
-        steps += 1;
-    }
+fn plan_text(plan: &Plan, report: &Report, names: &Names<'_>) -> String {
+    let mut steps = 0;
+    let mut text = output::lines(plan.steps(names).inspect(|_| steps += 1));
     if report.unread.is_empty() {
-        out.text(&match steps {
+        text += &match steps {
             0 => "nothing to do: the kernel has the desired state\n".to_owned(),
             _ => format!("{}\n", output::changes(steps)),
-        });
+        };
     }
-    out.text(&output::lines(
-        report.foreign.iter().map(|key| format!("  virtual server {key} was not created by proxier-demo and stays")),
-    ));
+    let stays = |key| format!("  virtual server {key} was not created by proxier-demo and stays");
+    text + &output::lines(report.foreign.iter().map(stays))
 }
 
-fn plan_json(plan: &Plan, report: &Report, proxier: &Reconciler, (unreadable, left): (&[Problem], &[String])) -> Value {
-    let names = Names::new(proxier.store(), proxier.desired());
-    let steps: Vec<_> = plan.steps(&names).collect();
+fn plan_json(
+    (plan, names): (&Plan, &Names<'_>),
+    report: &Report,
+    proxier: &Reconciler,
+    (unreadable, left): (&[Problem], &[String]),
+) -> Value {
+    let steps: Vec<_> = plan.steps(names).collect();
     let lines = |list: Vec<String>| Value::from(list);
     json!({
         "steps": steps,

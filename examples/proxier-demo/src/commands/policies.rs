@@ -9,9 +9,10 @@ use proxier_core::modes::ipvs as ipvs_mode;
 use proxier_core::objects::ServiceObject;
 use proxier_core::service::{Frontend, Roles};
 use proxier_core::snapshot::{Annotation, Balancing, Service, TrafficPolicy};
+use serde::Serialize;
 
 /// A setting, its value, and where it comes from.
-#[derive(Debug)]
+#[derive(Debug, Serialize)]
 pub(super) struct Policy {
     pub(super) what: &'static str,
     pub(super) value: String,
@@ -255,7 +256,6 @@ fn binding(proxier: &Reconciler) -> Policy {
     Policy::new("binding", value, from)
 }
 
-/// Setting of firewall marks.
 fn mark_split(asked: &PolicyQuestion<'_>) -> Policy {
     let PolicyQuestion { service, owned, proxier, .. } = asked;
     let config = proxier.facts().config();

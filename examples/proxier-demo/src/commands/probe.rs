@@ -18,10 +18,10 @@ use crate::engine::beside::beside;
 use crate::engine::choose::Preparing;
 use crate::engine::needs::Trial;
 use crate::engine::{self, kernel, needs, neighbours, userspace};
-use crate::output::{Out, lines};
+use crate::output::{Output, lines};
 use crate::problem::{Problem, Stopped};
 use crate::settings::Settings;
-use crate::settings::cli::{Configured, Output};
+use crate::settings::cli::Configured;
 
 /// Whether a mode can serve here, as text and as JSON.
 struct ModeFindings {
@@ -119,28 +119,22 @@ pub async fn probe(configured: &Configured, output: Output) -> Result<ExitCode, 
     let mut ports = kernel.ports();
     let host = ports.links.addresses().unwrap_or_default();
     let facts = NodeFacts::new(&settings.core, &Node::new(&settings.node_name), &host);
-    let leftovers = beside(modes.chosen(), &facts, &mut ports);
-    let mut out = Out::open();
-    match output {
-        Output::Text => {
-            out.text(&text);
-            out.text(&lines(fast_path.iter().map(|tried| match tried {
-                Ok(()) => "fastPath: the kernel takes the flow table".to_owned(),
-                Err(error) => format!("fastPath: all packets to Services take the usual way: {error}"),
-            })));
-            out.text(&modes.text());
-            out.text(&lines(&leftovers));
+    let leftovers = beside(modes.chosen, &facts, &mut ports);
+    let of_fast_path = |tried: &Result<(), PortError>| match tried {
+        Ok(()) => "fastPath: the kernel takes the flow table".to_owned(),
+        Err(error) => format!("fastPath: all packets to Services take the usual way: {error}"),
+    };
+    let text = || [text, lines(fast_path.iter().map(of_fast_path)), modes.text(), lines(&leftovers)].concat();
+    let json = || {
+        (json["modes"], json["serves"]) = (modes.json(), modes.chosen.map(Kind::name).into());
+        json["leftovers"] = json!(leftovers);
+        if let Some(tried) = &fast_path {
+            let reason = tried.as_ref().err().map(ToString::to_string);
+            json["fastPath"] = json!({"works": tried.is_ok(), "reason": reason});
         }
-        Output::Json => {
-            (json["modes"], json["serves"]) = (modes.json(), modes.chosen().map(Kind::name).into());
-            json["leftovers"] = json!(leftovers);
-            if let Some(tried) = fast_path {
-                json["fastPath"] =
-                    json!({"works": tried.is_ok(), "reason": tried.err().map(|error| error.to_string())});
-            }
-            out.json(&json);
-        }
-    }
-    let works = if settings.asked == RequestedMode::Auto { modes.serve() } else { works };
-    Ok(exit_code(out.end() && works, &[]))
+        json
+    };
+    let is_printed = output.print(text, json);
+    let works = if settings.asked == RequestedMode::Auto { modes.chosen.is_some() } else { works };
+    Ok(exit_code(is_printed && works, &[]))
 }

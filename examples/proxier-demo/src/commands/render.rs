@@ -19,9 +19,9 @@ use crate::commands::mentions;
 use crate::commands::once::{exit_code, feed, input, print_report};
 use crate::engine::{Engine, rules_in_memory};
 use crate::message::change::Snapshot;
-use crate::output::{Out, say};
+use crate::output::{Output, say};
 use crate::problem::{Problem, Stopped};
-use crate::settings::cli::{Configured, Output};
+use crate::settings::cli::Configured;
 
 /// The device that has the node's addresses.
 const DEVICE: &str = "node0";
@@ -43,12 +43,8 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
         Protocol::Udp => listener.has_endpoints,
         _ => listener.serves_anybody(),
     });
-    let mut out = Out::open();
-    match output {
-        Output::Text => out.text(&rendered.text()),
-        Output::Json => out.json(&rendered.json()),
-    }
-    Ok(exit_code(out.end() && report.is_done(), &unreadable))
+    let is_printed = output.print(|| rendered.text(), || rendered.json());
+    Ok(exit_code(is_printed && report.is_done(), &unreadable))
 }
 
 /// A simulated node that serves the Services.

@@ -14,15 +14,10 @@ use tokio::task::JoinSet;
 
 use crate::build;
 use crate::engine::choose::{ChosenMode, Preparing, choose};
-use crate::engine::host;
 use crate::engine::lock::Lock;
-use crate::engine::needs;
-use crate::engine::neighbours;
-use crate::engine::privileges;
 use crate::engine::signals::Signals;
-use crate::engine::tables;
-use crate::engine::userspace;
 use crate::engine::worker::{PassSummary, Worker};
+use crate::engine::{host, needs, neighbours, privileges, tables, userspace};
 use crate::exit::{BAD_INPUT, FAILED};
 use crate::message::{Control, Message, to_kernel};
 use crate::problem::{Problem, Stopped};
@@ -42,7 +37,6 @@ use crate::status::service_health::ServiceHealth;
 /// A starting source, and both ends of the channel for its changes.
 type Begun = (StartingSource, mpsc::Sender<Message>, mpsc::Receiver<Message>);
 
-/// Starts the source.
 fn begin(configured: &Configured, api: &Api) -> Result<Begun, Stopped> {
     let (changes, messages, inbox) = to_kernel();
     let source = StartingSource::begin(configured, changes, api).map_err(Stopped::bad_input)?;
@@ -70,7 +64,6 @@ pub async fn run(configured: &Configured, invocation: &Invocation) -> Result<Exi
 }
 
 async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitCode, Stopped> {
-    let bad_input = |problem| Stopped::bad_input(vec![problem]);
     let started = SystemTime::now();
     tracing::info!("proxier-demo {}", build::LINE);
     let config_changed = changed(invocation, configured.settings.object.clone());
@@ -88,7 +81,7 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     let mut tasks = JoinSet::new();
     let recorder = recorder(configured, &api);
     recorder.record(Regarding::Node, Reason::STARTING, "");
-    serve_healthz(configured, &health, &recorder, &mut tasks).await.map_err(bad_input)?;
+    serve_healthz(configured, &health, &recorder, &mut tasks).await.map_err(Stopped::bad_input)?;
     let chosen = match choose_beside(configured).await {
         Ok(chosen) => chosen,
         Err(mut problems) => {
@@ -115,9 +108,9 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
         }
     }
     health.metrics(|metrics| metrics.mode = Some((settings.asked, settings.mode)));
-    serve_metricsz(configured, &health, &recorder, &messages, &mut tasks).await.map_err(bad_input)?;
+    serve_metricsz(configured, &health, &recorder, &messages, &mut tasks).await.map_err(Stopped::bad_input)?;
     let source = tokio::select! {
-        source = source.finish(&mut tasks) => source.map_err(bad_input)?,
+        source = source.finish(&mut tasks) => source.map_err(Stopped::bad_input)?,
         () = signals.end() => return Ok(ExitCode::SUCCESS),
     };
     // Bad input is reported alone.
@@ -156,7 +149,7 @@ async fn changed(invocation: &Invocation, before: KubeProxyConfiguration) {
         rewritten.next().await;
         let now = invocation.configure().and_then(|now| match needs::check_scheduler(&now) {
             Ok(()) => Ok(now),
-            Err(problem) => Err(Ending::bad_input(&[problem])),
+            Err(problem) => Err(Ending::bad_input(problem)),
         });
         match now {
             Ok(now) if now.settings.object == before => {}
@@ -275,7 +268,6 @@ impl Attendant {
 /// Pause before retrying a Service's server that could not be opened: its address may still be in use, or tentative.
 const LISTEN_AGAIN: Duration = Duration::from_secs(5);
 
-/// Sends Events if there is a cluster.
 fn recorder(configured: &Configured, api: &Api) -> Recorder {
     let Source::Cluster(connection) = &configured.source else { return Recorder::default() };
     Recorder::start(&api.handle(), connection.clone(), &configured.settings.node_name)
@@ -334,21 +326,18 @@ async fn start_server<F: Future<Output = ()> + Send>(
     Ok(())
 }
 
-/// Starts the health server.
 async fn serve_healthz(
     configured: &Configured,
     health: &Arc<Health>,
     recorder: &Recorder,
     tasks: &mut JoinSet<Result<(), Problem>>,
 ) -> Result<(), Problem> {
-    let Settings { healthz, bind_address_hard_fail, .. } = configured.settings;
-    let health = health.clone();
+    let (settings, health) = (&configured.settings, health.clone());
     let serve = move |listener| serve_health(listener, health);
     let what = ("healthz server", Reason::FAILED_HEALTH);
-    start_server(what, (healthz, bind_address_hard_fail), recorder, tasks, serve).await
+    start_server(what, (settings.healthz, settings.object.bind_address_hard_fail), recorder, tasks, serve).await
 }
 
-/// Starts the server for metrics.
 async fn serve_metricsz(
     configured: &Configured,
     health: &Arc<Health>,
@@ -364,7 +353,7 @@ async fn serve_metricsz(
     let health = health.clone();
     let serve = move |listener| serve_metrics(listener, health, mode, object, page);
     let what = ("metrics server", Reason::FAILED_METRICS);
-    start_server(what, (settings.metrics, settings.bind_address_hard_fail), recorder, tasks, serve).await
+    start_server(what, (settings.metrics, settings.object.bind_address_hard_fail), recorder, tasks, serve).await
 }
 
 #[cfg(test)]

@@ -12,10 +12,10 @@ use serde_json::{Value, json};
 use crate::commands::live::{Live, LiveState};
 use crate::commands::once::{exit_code, input};
 use crate::commands::render::{Simulated, simulate, warn_of_no_address};
-use crate::output::{Out, lines};
+use crate::output::{Output, lines};
 use crate::problem::{Problem, Stopped};
+use crate::settings::cli::Configured;
 use crate::settings::cli::packet::{Sender, TraceRequest};
-use crate::settings::cli::{Configured, Output};
 
 /// Prints the path of the first packet of a connection; with `--live`, also the running kernel's entries for it. Exit
 /// code 0: traced, even if the packet is dropped or refused. 1: no input, or the kernel has other entries. 2: bad
@@ -41,27 +41,20 @@ pub async fn trace_packet(
     let options = configured.settings.iptables();
     let (mode, to) = (proxier.mode(), asked.to.0);
     let owns = Owns::new(proxier, &to);
-    let packet =
-        packet(asked, &addresses, &owns).map_err(|reason| Stopped::bad_input(vec![Problem::new("", reason)]))?;
+    let packet = packet(asked, &addresses, &owns).map_err(|reason| Stopped::bad_input(Problem::new("", reason)))?;
     let traced = trace(mode, proxier.store(), (proxier.desired(), proxier.facts()), &packet, options);
     let found = match &mut live {
         Some(live) => Some(live.inspect(mode, &packet, proxier.facts(), &mut kernel.ports()).await?),
         None => None,
     };
-    let mut out = Out::open();
-    match output {
-        Output::Text => {
-            out.text(&text(&packet, &traced, mode.name()));
-            out.text(&found.as_ref().map(LiveState::text).unwrap_or_default());
-        }
-        Output::Json => {
-            let mut value = value(&packet, &traced, mode.name());
-            value["live"] = found.as_ref().map(LiveState::json).into();
-            out.json(&value);
-        }
-    }
-    let agrees = found.is_none_or(|found| found.agrees());
-    Ok(exit_code(out.end() && agrees, &unreadable))
+    let text = || text(&packet, &traced, mode.name()) + &found.as_ref().map(LiveState::text).unwrap_or_default();
+    let json = || {
+        let mut value = value(&packet, &traced, mode.name());
+        value["live"] = found.as_ref().map(LiveState::json).into();
+        value
+    };
+    let is_printed = output.print(text, json);
+    Ok(exit_code(is_printed && found.is_none_or(|found| found.agrees()), &unreadable))
 }
 
 /// How a mode makes addresses this host's own.
@@ -70,7 +63,6 @@ pub(super) struct Owns {
     addresses: bool,
     /// Whether by routes, which set the source.
     by_routes: bool,
-    /// Whether a Service has the address.
     is_served: bool,
 }
 
@@ -85,7 +77,6 @@ impl Owns {
     }
 }
 
-/// The packet with its source.
 pub(super) fn packet(asked: &TraceRequest, node: &[IpAddr], owns: &Owns) -> Result<Packet, String> {
     let to = asked.to.0;
     let of_family = |address: &&IpAddr| Family::of(**address) == to.family();

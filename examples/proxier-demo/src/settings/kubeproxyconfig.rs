@@ -342,10 +342,7 @@ objects! {
 
 impl KubeProxyConfiguration {
     /// Reads a file.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be read, is not YAML or JSON, is of another kind, or has a field of the wrong type.
+    /// Errors: the file cannot be read, is not YAML or JSON, is of another kind, or has a field of the wrong type.
     pub fn read(path: &Path) -> Result<(Self, Vec<Problem>), Problem> {
         let origin = path.display().to_string();
         let mut text = String::new();
@@ -362,10 +359,6 @@ impl KubeProxyConfiguration {
 
     /// Reads a text: a configuration, or a ConfigMap that holds one. The second value: warnings about ignored fields.
     /// Other documents in the same text, such as those of a file for kubeadm, are ignored.
-    ///
-    /// # Errors
-    ///
-    /// As [`read`](Self::read).
     pub fn parse(text: &str, origin: &str) -> Result<(Self, Vec<Problem>), Problem> {
         let mut warnings = Vec::new();
         let mut value = only_document(text, origin, &mut warnings)?;
@@ -415,10 +408,6 @@ impl KubeProxyConfiguration {
     }
 
     /// The configuration as YAML, as `--write-config-to` writes it.
-    ///
-    /// # Errors
-    ///
-    /// The values are nested too deeply, which values of this format never are.
     pub fn to_yaml(&self) -> Result<String, Problem> {
         // JSON values have sorted keys, as in kube-proxy's own files.
         let value = serde_json::to_value(self).map_err(|error| Problem::new("configuration", error.to_string()))?;

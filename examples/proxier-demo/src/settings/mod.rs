@@ -5,7 +5,6 @@ pub mod duration;
 pub mod kubeproxyconfig;
 
 use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
 use std::time::Duration;
 
 use ipvs::model::TimeoutsUpdate;
@@ -27,14 +26,9 @@ use crate::settings::kubeproxyconfig::{END_TIMEOUT, KubeProxyConfiguration};
 pub struct Settings {
     /// Settings for compiling Services.
     pub core: Config,
-    /// The requested mode.
     pub asked: RequestedMode,
     /// The mode that serves: the configured one, or the one that was chosen.
     pub mode: Kind,
-    /// The node's primary address; its family is the primary one.
-    pub bind_address: IpAddr,
-    /// Whether the process ends if an address cannot be bound.
-    pub bind_address_hard_fail: bool,
     /// Address of `/healthz`, `/livez` and `/readyz`; `None`: no server.
     pub healthz: Option<SocketAddr>,
     /// Address of `/metrics`; `None`: no server.
@@ -43,29 +37,23 @@ pub struct Settings {
     pub status_page: Exposure,
     /// The node's name: trimmed, in lower case. Checked where needed ([`Origin::nameless`]).
     pub node_name: String,
-    /// The kubeconfig named in the file.
-    pub kubeconfig: Option<PathBuf>,
     /// Whether protobuf is requested from the API server, which may answer in JSON.
     pub protobuf: bool,
     /// Interval between full comparisons with the kernel; greater than 0.
     pub sync_period: Duration,
     /// Shortest time between two passes; at most `sync_period`.
     pub min_sync_period: Duration,
-    /// Settings of userspace mode.
     pub userspace: userspace::Options,
     /// How long connections of userspace mode may continue when the process ends.
     pub end_timeout: Duration,
     /// Whether masqueraded connections get random ports. For iptables mode; IPVS mode only uses `Never`.
     pub random_fully: RandomFully,
-    /// Timeouts of IPVS.
     pub timeouts: TimeoutsUpdate,
-    /// Settings that the proxy makes on this host.
     pub host: HostSettings,
     /// Value for this process's `oom_score_adj`: −1000 to 1000.
     pub oom_score_adj: i16,
     /// Verbosity of logs: 0 to 10.
     pub verbosity: u8,
-    /// Whether logs are JSON.
     pub log_json: bool,
     /// The configuration as an object, defaults filled in: `--write-config-to`, `/configz`.
     pub object: KubeProxyConfiguration,
@@ -84,26 +72,12 @@ pub enum Exposure {
     On,
 }
 
-impl Exposure {
-    /// The value with this name in configuration files.
-    pub fn by_name(name: &str) -> Option<Self> {
-        match name {
-            "off" => Some(Exposure::Off),
-            "localhost" => Some(Exposure::Localhost),
-            "on" => Some(Exposure::On),
-            _ => None,
-        }
-    }
-}
-
 /// Where a configuration comes from, with the parts that only flags can set.
 #[derive(Clone, Debug, Default)]
 pub struct Origin {
     /// The file's name, or empty for flags.
     pub origin: String,
-    /// Whether the health server is disabled.
     pub no_healthz: bool,
-    /// Whether the metrics server is disabled.
     pub no_metrics: bool,
     /// The chosen mode, which overrides the configured one.
     pub mode: Option<Kind>,
@@ -135,7 +109,6 @@ impl Settings {
         reserved
     }
 
-    /// Options that only iptables mode has.
     pub(crate) fn iptables(&self) -> iptables::Options {
         let mut options = iptables::Options::default();
         options.localhost_node_ports = self.object.iptables.localhost_node_ports.unwrap_or(true);
@@ -162,11 +135,6 @@ impl Settings {
         }
     }
 
-    /// Fills in defaults and checks.
-    ///
-    /// # Errors
-    ///
-    /// All problems at once.
     pub fn check(mut object: KubeProxyConfiguration, given: &Origin) -> Result<Self, Vec<Problem>> {
         object.set_defaults();
         let mut check = Check { given, errors: Vec::new() };
@@ -175,10 +143,6 @@ impl Settings {
     }
 
     /// Writes the effective configuration to a file, as YAML.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be written.
     pub fn write(&self, path: &std::path::Path) -> Result<(), Problem> {
         std::fs::write(path, self.object.to_yaml()?)
             .map_err(|error| Problem::new(path.display().to_string(), format!("cannot be written ({error})")))
@@ -190,8 +154,6 @@ struct Check<'a> {
     errors: Vec<Problem>,
 }
 
-const UNSPECIFIED: IpAddr = IpAddr::V4(std::net::Ipv4Addr::UNSPECIFIED);
-
 impl Check<'_> {
     fn error(&mut self, field: &str, reason: impl Into<String>) {
         let problem = self.given.problem(field, reason);
@@ -199,10 +161,9 @@ impl Check<'_> {
     }
 
     fn all(&mut self, object: KubeProxyConfiguration) -> Settings {
-        let bind_address = object.bind_address.parse().unwrap_or_else(|_not_an_address| {
+        if object.bind_address.parse::<IpAddr>().is_err() {
             self.error("bindAddress", format!("{:?} is not an IP address", object.bind_address));
-            UNSPECIFIED
-        });
+        }
         let asked = self.asked(&object.mode);
         let mode = match (self.given.mode, asked) {
             (Some(chosen), _) => chosen,
@@ -226,13 +187,10 @@ impl Check<'_> {
             asked,
             mode,
             core: self.core(&object, mode),
-            bind_address,
-            bind_address_hard_fail: object.bind_address_hard_fail,
             healthz: self.listen("healthzBindAddress", &object.healthz_bind_address, self.given.no_healthz),
             metrics: self.listen("metricsBindAddress", &object.metrics_bind_address, self.given.no_metrics),
             status_page: self.status_page(&object),
             node_name: self.node_name(&object.hostname_override),
-            kubeconfig: Some(&connection.kubeconfig).filter(|path| !path.is_empty()).map(PathBuf::from),
             protobuf,
             sync_period,
             min_sync_period,
@@ -329,7 +287,6 @@ impl Check<'_> {
         options
     }
 
-    /// The networks of userspace mode.
     fn service_cidrs(&mut self, object: &KubeProxyConfiguration) -> Vec<Network> {
         let texts = object.userspace.iter().flat_map(|section| &section.service_cidrs);
         let mut networks = Vec::new();
@@ -360,7 +317,12 @@ impl Check<'_> {
             None | Some(Value::Bool(false)) => Some(Exposure::Off),
             // YAML may read `on` and `off` as these.
             Some(Value::Bool(true)) => Some(Exposure::On),
-            Some(Value::String(name)) => Exposure::by_name(name),
+            Some(Value::String(name)) => match name.as_str() {
+                "off" => Some(Exposure::Off),
+                "localhost" => Some(Exposure::Localhost),
+                "on" => Some(Exposure::On),
+                _ => None,
+            },
             Some(_) => None,
         };
         let exposure = asked.unwrap_or_default();
@@ -506,6 +468,15 @@ mod tests {
         let timeouts = settings.timeouts;
         assert_eq!((timeouts.tcp_secs, timeouts.tcp_fin_secs, timeouts.udp_secs), (Some(900), None, None));
         assert_eq!((settings.host.conntrack_max, settings.host.tcp_established_secs), (None, Some(86_400)));
+        let settings = check("conntrack: {maxPerCore: 1, min: 2000000000}\nlogging: {verbosity: 11}").unwrap();
+        assert_eq!((settings.host.conntrack_max, settings.verbosity), (Some(2_000_000_000), 10));
+    }
+
+    #[test]
+    fn no_service_gets_the_ports_of_the_servers() {
+        let reserved = check("metricsBindAddress: 127.0.0.1:9000").unwrap().reserved();
+        let ports: Vec<u16> = reserved.iter().map(|(place, _)| place.port).collect();
+        assert!(ports.contains(&9000) && ports.contains(&10256), "{ports:?}");
     }
 
     #[test]

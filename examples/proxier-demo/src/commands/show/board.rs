@@ -56,7 +56,6 @@ pub(super) fn lines(
     lines
 }
 
-/// Counts of servers that do not fit.
 #[derive(Default)]
 struct HiddenCounts {
     servers: usize,
@@ -147,8 +146,9 @@ fn of_server(layout: &Layout, server: &ServerRates, service: Option<String>) -> 
     layout.line(&first_of_server(server), &others, &service.unwrap_or_else(|| "-".to_owned()))
 }
 
-fn first_of_real(real: &ObservedRealServer) -> String {
+pub(super) fn first_of_real(real: &ObservedRealServer) -> String {
     let method = match real.server.config.forwarding_method {
+        // The usual method is omitted.
         ForwardingMethod::Masquerade => String::new(),
         other => format!(" ({other})"),
     };
@@ -246,7 +246,6 @@ fn cut(line: &mut String, columns: usize) {
     }
 }
 
-/// One refresh as JSON.
 pub(super) fn json(view: &View, service: &dyn Fn(&VirtualServerKey) -> Option<String>) -> Value {
     let servers = view.servers.iter().map(|server| {
         let (active, inactive) = server.connections();

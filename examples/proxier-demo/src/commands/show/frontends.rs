@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::io::{Read as _, Write as _};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use iptables::{BackendChoice, Iptables, System};
@@ -27,7 +27,6 @@ use crate::problem::Problem;
 use crate::settings::cli::Configured;
 use crate::status::metrics::USERSPACE_CONNECTIONS;
 
-/// All Frontends that a mode serves.
 pub(super) struct Frontends {
     pub(super) mode: Kind,
     all: BTreeMap<FrontendKey, ServedFrontend>,
@@ -40,10 +39,6 @@ fn failed(error: impl fmt::Display) -> Problem {
 impl Frontends {
     /// Reads those of the requested mode; with `auto`, of the first mode that serves any. `None`: IPVS mode is
     /// requested, or no other mode serves anything.
-    ///
-    /// # Errors
-    ///
-    /// The kernel could not be read.
     pub(super) fn read(
         configured: &Configured,
         kernel: &mut KernelPorts,
@@ -61,10 +56,6 @@ impl Frontends {
     }
 
     /// Reads those of a mode other than IPVS mode.
-    ///
-    /// # Errors
-    ///
-    /// The kernel could not be read.
     pub(super) fn of_mode(
         mode: Kind,
         configured: &Configured,
@@ -141,7 +132,6 @@ fn frontend_json(key: &FrontendKey, served: &ServedFrontend, service: Option<&st
     })
 }
 
-/// The rules of both families, with their counters.
 fn counted() -> Result<BTreeMap<FrontendKey, ServedFrontend>, Problem> {
     let mut all = BTreeMap::new();
     for family in Family::ALL {
@@ -156,11 +146,8 @@ fn counted() -> Result<BTreeMap<FrontendKey, ServedFrontend>, Problem> {
 fn begun(metrics: SocketAddr) -> Vec<(FrontendKey, u64)> {
     const PATIENCE: Duration = Duration::from_secs(1);
     const MOST: u64 = 64 << 20;
-    let address = match metrics.ip() {
-        IpAddr::V4(ip) if ip.is_unspecified() => Ipv4Addr::LOCALHOST.into(),
-        IpAddr::V6(ip) if ip.is_unspecified() => Ipv6Addr::LOCALHOST.into(),
-        ip => ip,
-    };
+    let (ip, localhost) = (metrics.ip(), Family::of(metrics.ip()).localhost());
+    let address = if ip.is_unspecified() { localhost } else { ip };
     let ask = || {
         let mut stream = TcpStream::connect_timeout(&SocketAddr::new(address, metrics.port()), PATIENCE)?;
         stream.set_read_timeout(Some(PATIENCE))?;
@@ -173,14 +160,12 @@ fn begun(metrics: SocketAddr) -> Vec<(FrontendKey, u64)> {
     text.lines().filter_map(begun_of).collect()
 }
 
-/// A sample of the metric.
 fn begun_of(line: &str) -> Option<(FrontendKey, u64)> {
     let labels = line.strip_prefix("kubeproxy_")?.strip_prefix(USERSPACE_CONNECTIONS)?;
     let (key, _) = labels.strip_prefix("{frontend=\"")?.split_once('"')?;
     Some((key.parse().ok()?, line.rsplit_once(' ')?.1.parse().ok()?))
 }
 
-/// The connections of the last read.
 #[derive(Debug, Default)]
 pub(super) struct History(Option<(Duration, BTreeMap<FrontendKey, Option<u64>>)>);
 
@@ -234,7 +219,6 @@ impl FrontendView {
         self.frontends.iter().filter_map(|(.., rate)| *rate).reduce(|sum, rate| sum + rate)
     }
 
-    /// Lines of text: as many as fit.
     pub(super) fn lines(&self, service: &dyn Fn(&FrontendKey) -> Option<String>, size: Option<Size>) -> Vec<String> {
         let none = || "-".to_owned();
         let rows = self.frontends.iter().map(|(key, served, rate)| {
@@ -281,6 +265,8 @@ impl FrontendView {
 #[cfg(test)]
 #[allow(clippy::float_cmp, reason = "all numbers here are exact")]
 mod tests {
+    use std::net::IpAddr;
+
     use super::*;
 
     /// Frontends at these last octets, with their connections.

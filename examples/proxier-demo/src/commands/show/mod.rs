@@ -27,11 +27,10 @@ pub use self::watch::watch;
 use crate::commands::once::exit_code;
 use crate::engine::kernel;
 use crate::message::change::Snapshot;
-use crate::output::{Out, lines, say};
+use crate::output::{Output, lines, say};
 use crate::problem::Stopped;
-use crate::settings::cli::{Configured, Connection, Output, Source};
-use crate::sources::cluster;
-use crate::sources::initial_list;
+use crate::settings::cli::{Configured, Connection, Source};
+use crate::sources::{cluster, initial_list};
 
 /// Prints every virtual server in the kernel, including those of other programs, with real servers and connections, and
 /// its Service if the source of Services can be read. In the other modes, Frontends with endpoints.
@@ -40,13 +39,8 @@ pub async fn show(configured: &Configured, output: Output) -> Result<ExitCode, S
     let host = kernel.ports().links.addresses()?;
     let (store, desired) = services(configured, &host, true).await;
     let names = Names::new(&store, &desired);
-    let mut out = Out::open();
     if let Some(frontends) = Frontends::read(configured, &mut kernel, (&desired, &host))? {
-        match output {
-            Output::Text => out.text(&frontends.text(&names)),
-            Output::Json => out.json(&frontends.json(&names)),
-        }
-        return Ok(exit_code(out.end(), &[]));
+        return Ok(exit_code(output.print(|| frontends.text(&names), || frontends.json(&names)), &[]));
     }
     let mut entries = match kernel.ports().ipvs.snapshot() {
         Ok(snapshot) => snapshot.entries,
@@ -54,11 +48,8 @@ pub async fn show(configured: &Configured, output: Output) -> Result<ExitCode, S
         Err(error)
             if error.kind() == PortErrorKind::Unavailable && configured.settings.asked == RequestedMode::Auto =>
         {
-            match output {
-                Output::Text => out.text("no mode serves anything\n"),
-                Output::Json => out.json(&json!({"mode": null, "frontends": []})),
-            }
-            return Ok(exit_code(out.end(), &[]));
+            let nothing = || "no mode serves anything\n".to_owned();
+            return Ok(exit_code(output.print(nothing, || json!({"mode": null, "frontends": []})), &[]));
         }
         Err(error) => return Err(error.into()),
     };
@@ -71,15 +62,15 @@ pub async fn show(configured: &Configured, output: Output) -> Result<ExitCode, S
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
         ipvs_mode::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
-    match output {
-        Output::Text => out.text(&text(&entries, &names, &configured.settings.core, &host, bound.len())),
-        Output::Json => out.json(&json!({
+    let text = || text(&entries, &names, &configured.settings.core, &host, bound.len());
+    let json = || {
+        json!({
             "mode": Kind::Ipvs.name(),
             "virtualServers": entries.iter().map(|entry| entry_json(entry, &names)).collect::<Vec<_>>(),
             "addresses": bound,
-        })),
-    }
-    Ok(exit_code(out.end(), &[]))
+        })
+    };
+    Ok(exit_code(output.print(text, json), &[]))
 }
 
 /// The mode that serves where `auto` leaves it open; `None`: the configured one, or IPVS mode.
@@ -175,13 +166,8 @@ fn table(entries: &[SnapshotEntry], names: &ServiceIndex<'_>) -> Vec<String> {
     const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
     let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
         let cells = |real: &ipvs::model::ObservedRealServer| {
-            let method = match real.server.config.forwarding_method {
-                ForwardingMethod::Masquerade => String::new(),
-                // The usual method is omitted.
-                other => format!(" ({other})"),
-            };
             [
-                format!("  -> {}{method}", real.server.key),
+                board::first_of_real(real),
                 real.server.config.weight.to_string(),
                 real.active_connections.to_string(),
                 real.inactive_connections.to_string(),

@@ -10,7 +10,6 @@ use std::time::Duration;
 use ipvs::VirtualServerKey;
 use ipvs::model::{ObservedRealServer, ObservedVirtualServer, RealServerKey, Stats};
 
-/// Amounts per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct PerSecond {
     pub(super) connections: f64,
@@ -62,7 +61,6 @@ impl ServerRates {
     }
 }
 
-/// A virtual server with its real servers, as read.
 pub(super) type Reading = (ObservedVirtualServer, Vec<ObservedRealServer>);
 
 /// A read compared with the previous one.

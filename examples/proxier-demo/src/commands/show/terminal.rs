@@ -4,7 +4,6 @@ use std::io::{IsTerminal as _, Write as _};
 
 use crate::output::Visible;
 
-/// Rows and columns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Size {
     pub(super) rows: usize,
@@ -27,9 +26,6 @@ const ENTER: &[u8] = b"\x1b[?1049h\x1b[?25l";
 const LEAVE: &[u8] = b"\x1b[?25h\x1b[?1049l";
 
 impl Screen {
-    /// # Errors
-    ///
-    /// Nobody reads any more.
     pub(super) fn enter() -> std::io::Result<Self> {
         let mut out = std::io::stdout().lock();
         let is_terminal = out.is_terminal();
@@ -39,16 +35,11 @@ impl Screen {
         Ok(Screen { is_terminal })
     }
 
-    /// Current size of the terminal. `None`: standard output is not a terminal.
     pub(super) fn size(&self) -> Option<Size> {
         self.is_terminal.then(|| asked().unwrap_or(Size::USUAL))
     }
 
     /// Replaces the previous lines; a stream gets them with an empty line after them.
-    ///
-    /// # Errors
-    ///
-    /// Nobody reads any more.
     pub(super) fn draw(&self, lines: &[String]) -> std::io::Result<()> {
         let mut out = std::io::stdout().lock();
         let lines: Vec<String> = lines.iter().map(|line| Visible(line).to_string()).collect();

@@ -13,15 +13,15 @@ use proxier_core::service::Desired;
 use proxier_core::snapshot::{HostAddresses, Store};
 use tokio::time::Instant;
 
-use super::board;
 use super::frontends::{self, FrontendView, Frontends};
 use super::rates::{History, ServerRates, View};
 use super::terminal::{Screen, Size};
-use super::{ServiceIndex, marks, service_of, services};
+use super::{ServiceIndex, board, marks, service_of, services};
 use crate::engine::kernel;
 use crate::engine::signals::Signals;
+use crate::output::Output;
 use crate::problem::{Problem, Stopped};
-use crate::settings::cli::{Configured, Output};
+use crate::settings::cli::Configured;
 
 /// Shortest time until Services are read again after virtual servers without a name have appeared.
 const NAMES_AGAIN: Duration = Duration::from_secs(30);
@@ -44,7 +44,6 @@ pub async fn watch(configured: &Configured, output: Output, every: Duration) -> 
     }
 }
 
-/// Why the watch ends by itself.
 enum WatchEnd {
     /// Standard output has no reader any more.
     Unread,
@@ -102,7 +101,6 @@ async fn refresh(
     }
 }
 
-/// Counters of the last read.
 enum Histories {
     Ipvs(History),
     Frontends(Kind, frontends::History),
@@ -168,7 +166,6 @@ impl Picture {
     }
 }
 
-/// Prints one JSON object as one line.
 fn line(value: &serde_json::Value) -> std::io::Result<()> {
     use std::io::Write as _;
     let mut out = std::io::stdout().lock();
@@ -176,7 +173,6 @@ fn line(value: &serde_json::Value) -> std::io::Result<()> {
     out.flush()
 }
 
-/// The Services as last read.
 struct ServiceNames {
     store: Store,
     desired: Desired,
@@ -200,7 +196,6 @@ impl ServiceNames {
         self.since.elapsed() >= NAMES_AGAIN && self.unnamed(picture).any(|key| !self.nameless.contains(&key))
     }
 
-    /// Accepts that virtual servers without a name have none.
     fn accept(&mut self, picture: &Picture) {
         self.nameless = self.unnamed(picture).collect();
     }

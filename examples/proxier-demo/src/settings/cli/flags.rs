@@ -14,13 +14,10 @@ use crate::yaml;
 /// Type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// The text itself.
     Text,
     /// `true` or `false`; the flag alone is `true`.
     Bool,
-    /// A whole number.
     Int,
-    /// Any number.
     Float,
     /// `30s`.
     Duration,
@@ -46,7 +43,6 @@ enum Effect {
 use Effect::{Always, InIptablesMode, Never};
 use Kind::{Bool, Duration, Float, Gates, Int, List, Text};
 
-/// Makes rows of flags.
 macro_rules! flags {
     ($($name:literal $kind:ident $field:literal $($effect:ident)? $help:literal;)*) => {
         &[$(Flag($name, $kind, $field, [$($effect,)? Always][0], $help)),*]
@@ -238,7 +234,6 @@ fn given(matches: &ArgMatches, name: &str) -> bool {
     matches.value_source(name) == Some(clap::parser::ValueSource::CommandLine)
 }
 
-/// The names of given flags without effect: with `--config`, also most of the configuration's.
 pub(super) fn without_effect(matches: &ArgMatches, with_config: bool) -> Vec<&'static str> {
     let mode = matches.get_one::<Value>("proxy-mode").and_then(Value::as_str).unwrap_or_default();
     let unused = |flag: &&Flag| with_config || flag.3 == Never || flag.3 == InIptablesMode && mode != "iptables";
@@ -249,7 +244,6 @@ pub(super) fn without_effect(matches: &ArgMatches, with_config: bool) -> Vec<&'s
     of_configuration.chain(ports).chain(ignored).filter(|name| given(matches, name)).collect()
 }
 
-/// The configuration that the flags describe.
 pub(super) fn configuration(matches: &ArgMatches) -> Result<KubeProxyConfiguration, Problem> {
     let mut value = json!({"apiVersion": API_VERSION, "kind": KIND});
     for flag in FLAGS.iter().chain(LOGGING).filter(|flag| given(matches, flag.0)) {
@@ -291,22 +285,13 @@ fn set(value: &mut Value, Flag(name, kind, field, ..): &Flag, matches: &ArgMatch
     };
 }
 
-/// Server address from the old `--healthz-port` and `--metrics-port`, and from empty addresses, which mean no server.
-pub(super) fn server(matches: &ArgMatches, name: &str, host: &str) -> Server {
+/// Server address by the old `--healthz-port` and `--metrics-port`; empty: no server, as an empty address means too.
+/// `None`: as configured.
+pub(super) fn server(matches: &ArgMatches, name: &str, host: &str) -> Option<String> {
     let address = format!("{name}-bind-address");
     if let Some(text) = matches.get_one::<Value>(&address).and_then(Value::as_str) {
-        return if text.is_empty() { Server::Nowhere } else { Server::AsConfigured };
+        return text.is_empty().then(String::new);
     }
-    match matches.get_one::<Value>(&format!("{name}-port")).and_then(Value::as_i64) {
-        None => Server::AsConfigured,
-        Some(0) => Server::Nowhere,
-        Some(port) => Server::At(format!("{host}:{port}")),
-    }
-}
-
-/// Address of a server.
-pub(super) enum Server {
-    AsConfigured,
-    At(String),
-    Nowhere,
+    let port = matches.get_one::<Value>(&format!("{name}-port")).and_then(Value::as_i64)?;
+    Some(if port == 0 { String::new() } else { format!("{host}:{port}") })
 }

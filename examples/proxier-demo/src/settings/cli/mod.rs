@@ -21,14 +21,13 @@ use proxier_core::net::Family;
 #[cfg(test)]
 pub(crate) use self::flags::flag_of;
 pub(crate) use self::flags::flags_of;
-use crate::build;
-use crate::exit;
-use crate::output::{self, Out};
+use crate::output::{self, Output};
 use crate::problem::{OneLine, Problem};
 use crate::settings::cli::packet::{Sender, To, TraceRequest};
 use crate::settings::duration::GoDuration;
 use crate::settings::kubeproxyconfig::{KubeProxyConfiguration, removed};
 use crate::settings::{Origin, Settings};
+use crate::{build, exit};
 
 /// Ends the program before it starts: a text and an exit code.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -40,9 +39,8 @@ pub struct Ending {
 }
 
 impl Ending {
-    /// Creates an ending for bad usage or bad input.
-    pub fn bad_input(problems: &[Problem]) -> Self {
-        let lines: Vec<String> = problems.iter().map(|problem| format!("proxier-demo: {problem}")).collect();
+    pub fn bad_input(problems: impl Into<Vec<Problem>>) -> Self {
+        let lines: Vec<String> = problems.into().iter().map(|problem| format!("proxier-demo: {problem}")).collect();
         Ending { code: exit::BAD_INPUT, text: lines.join("\n") }
     }
 
@@ -57,9 +55,7 @@ impl Ending {
             output::complain(&self.to_string());
             return ExitCode::from(self.code);
         }
-        let mut out = Out::open();
-        out.text(&format!("{self}\n"));
-        ExitCode::from(u8::from(!out.end()))
+        ExitCode::from(u8::from(!output::print(&format!("{self}\n"))))
     }
 }
 
@@ -69,17 +65,6 @@ impl fmt::Display for Ending {
     }
 }
 
-/// Format of printed results.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Output {
-    /// Text for people. Default.
-    #[default]
-    Text,
-    /// JSON for programs.
-    Json,
-}
-
-/// The command to carry out.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Keep the kernel in the state that the Services require.
@@ -91,29 +76,26 @@ pub enum Command {
     },
     /// Print the changes that a pass would make.
     Plan {
-        /// Format.
-        output: Output,
         /// Whether the exit code reports if there are changes.
         detailed: bool,
     },
-    /// Print the objects that a node with these addresses would have; without addresses, with those of its Node object.
-    Render(Output, Vec<IpAddr>),
-    /// Print how a Service, or an address and port, is served and why, on a node with these addresses.
-    Explain(Output, String, Vec<IpAddr>),
-    /// Print the path of a packet, on a node with these addresses.
-    Trace(Output, TraceRequest, Vec<IpAddr>),
-    /// Print what clients see differently after a change to a mode (`None`: the configured one), on a node with these
-    /// addresses.
-    Diff(Output, (From, Option<Kind>), Vec<IpAddr>),
-    /// Print the kernel's state: once, or at this interval with rates.
-    Show {
-        /// Format.
-        output: Output,
-        /// Interval between two reads; `None`: read once.
-        watch: Option<Duration>,
+    /// Print the objects that a node would have.
+    Render,
+    /// Print how a Service, or an address and port, is served and why.
+    Explain(String),
+    /// Print the path of a packet.
+    Trace(TraceRequest),
+    /// Print what clients see differently after a change of mode.
+    Diff {
+        /// The mode before; `None`: that of a kube-proxy, whose objects the kernel has.
+        from: Option<Kind>,
+        /// The mode afterwards; `None`: the configured one.
+        to: Option<Kind>,
     },
+    /// Print the kernel's state: once, or at this interval with rates.
+    Show(Option<Duration>),
     /// Print the requirements that this machine lacks.
-    Probe(Output),
+    Probe,
     /// Remove everything that the proxy or a kube-proxy created, except what a kube-proxy in this mode has.
     Cleanup(Option<Kind>),
     /// Write the effective configuration to a file.
@@ -124,26 +106,20 @@ impl Command {
     /// Whether the command depends on this node's own endpoints and addresses, so that the Node's name must be right.
     /// `show` names Services without it.
     fn needs_node(&self) -> bool {
-        matches!(self, Command::Run { init_only: false, .. } | Command::Plan { .. })
-            || matches!(self, Command::Render(..) | Command::Explain(..) | Command::Trace(..) | Command::Diff(..))
+        !matches!(
+            self,
+            Command::Run { init_only: true, .. }
+                | Command::Show(_)
+                | Command::Probe
+                | Command::Cleanup(_)
+                | Command::WriteConfig(_)
+        )
     }
 }
 
-/// The proxy that serves before a change of mode.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum From {
-    /// A kube-proxy, in the mode whose objects the kernel has.
-    KubeProxy,
-    /// This program, in a mode.
-    Mode(Kind),
-}
-
-/// Where Services come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// Files and directories.
     Manifests(Vec<PathBuf>),
-    /// An API server.
     Cluster(Connection),
 }
 
@@ -156,11 +132,12 @@ pub struct Connection {
     pub master: Option<String>,
 }
 
-/// A parsed command line.
 #[derive(Clone, Debug)]
 pub struct Invocation {
-    /// Command to carry out.
     pub command: Command,
+    pub output: Output,
+    /// Addresses of the node that is simulated; empty: those of its Node object.
+    pub node_addresses: Vec<IpAddr>,
     /// `--config`. If the file changes, `run` ends, so that its supervisor restarts it with the new file.
     pub config: Option<PathBuf>,
     matches: ArgMatches,
@@ -169,9 +146,7 @@ pub struct Invocation {
 /// A command line with its configuration.
 #[derive(Clone, Debug)]
 pub struct Configured {
-    /// Source of Services.
     pub source: Source,
-    /// Everything else.
     pub settings: Settings,
     /// `--allow-mass-removal`: most of the Services may be removed at once.
     pub allow_mass_removal: bool,
@@ -192,10 +167,6 @@ impl Configured {
     }
 
     /// The same configuration for this mode. Settings that several modes have come from the mode's own section.
-    ///
-    /// # Errors
-    ///
-    /// All problems of this mode's section.
     pub(crate) fn in_mode(&self, mode: Kind) -> Result<Configured, Vec<Problem>> {
         if mode == self.settings.mode {
             return Ok(self.clone());
@@ -223,10 +194,7 @@ const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// kube-proxy has no commands: a line that starts with a flag means `run`, or `cleanup` with `--cleanup`. As in
 /// kube-proxy, names may have `_` for `-`.
-///
-/// # Errors
-///
-/// Help or version were requested (code 0); bad usage (code 2).
+/// Errors: help or version were requested (code 0); bad usage (code 2).
 pub fn parse(args: impl IntoIterator<Item = OsString>) -> Result<Invocation, Ending> {
     let args: Vec<OsString> = args.into_iter().map(with_dashes).collect();
     let is_detailed = args.iter().any(|arg| arg.to_str() == Some("--detailed-exitcode"));
@@ -240,10 +208,8 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
     }
     let mut matches = clap().try_get_matches_from(args).map_err(|error| ending(&error))?;
     let Some((name, matches)) = matches.remove_subcommand() else {
-        return Err(Ending::bad_input(&[Problem::new(
-            "",
-            "say what to do: run, plan, render, explain, trace, diff, show, probe or cleanup",
-        )]));
+        let reason = "say what to do: run, plan, render, explain, trace, diff, show, probe or cleanup";
+        return Err(Ending::bad_input(Problem::new("", reason)));
     };
     if name == "completion" {
         return Err(completion(matches.get_one("shell").copied()));
@@ -251,53 +217,39 @@ fn parse_dashed(mut args: Vec<OsString>) -> Result<Invocation, Ending> {
     if matches.get_flag("version") {
         return Err(Ending { code: 0, text: version() });
     }
-    // Only the commands that print have this option.
+    // Only some commands have these options.
     let output = match matches.try_get_one::<String>("output").ok().flatten().map(String::as_str) {
         Some("json") => Output::Json,
         _ => Output::Text,
     };
+    let node_addresses = matches.try_get_many::<IpAddr>("node-address").ok().flatten();
+    let node_addresses = node_addresses.unwrap_or_default().copied().collect();
+    let mode = |name: &str| matches.get_one::<String>(name).and_then(|name| mode_of(name));
     let command = match (name.as_str(), matches.get_one::<PathBuf>("write-config-to")) {
         (_, Some(file)) => Command::WriteConfig(file.clone()),
         _ if matches.get_flag("cleanup") => Command::Cleanup(None),
-        ("plan", _) => Command::Plan { output, detailed: matches.get_flag(DETAILED) },
-        ("render", _) => Command::Render(output, node_addresses(&matches)),
-        ("explain", _) => {
-            let asked = matches.get_one::<String>("what").cloned().unwrap_or_default();
-            Command::Explain(output, asked, node_addresses(&matches))
-        }
+        ("plan", _) => Command::Plan { detailed: matches.get_flag(DETAILED) },
+        ("render", _) => Command::Render,
+        ("explain", _) => Command::Explain(matches.get_one::<String>("what").cloned().unwrap_or_default()),
         ("trace", _) => match (matches.get_one("from"), matches.get_one("to")) {
             (Some(from), Some(to)) => {
                 let device = matches.get_one::<String>("device").cloned();
                 let live = matches.get_one::<Duration>("live").copied();
-                Command::Trace(output, TraceRequest { from: *from, to: *to, device, live }, node_addresses(&matches))
+                Command::Trace(TraceRequest { from: *from, to: *to, device, live })
             }
-            _ => return Err(Ending::bad_input(&[Problem::new("", "trace takes FROM and TO")])),
+            _ => return Err(Ending::bad_input(Problem::new("", "trace takes FROM and TO"))),
         },
-        ("diff", _) => {
-            let mode = |name: &str| matches.get_one::<String>(name).and_then(|name| mode_of(name));
-            Command::Diff(
-                output,
-                (mode("from").map_or(From::KubeProxy, From::Mode), mode("to")),
-                node_addresses(&matches),
-            )
-        }
-        ("show", _) => {
-            let watch = matches.get_one::<Duration>("watch").copied();
-            Command::Show { output, watch }
-        }
-        ("probe", _) => Command::Probe(output),
-        ("cleanup", _) => Command::Cleanup(matches.get_one::<String>("keep").and_then(|name| mode_of(name))),
+        ("diff", _) => Command::Diff { from: mode("from"), to: mode("to") },
+        ("show", _) => Command::Show(matches.get_one::<Duration>("watch").copied()),
+        ("probe", _) => Command::Probe,
+        ("cleanup", _) => Command::Cleanup(mode("keep")),
         _ => Command::Run { once: matches.get_flag("once"), init_only: matches.get_flag("init-only") },
     };
-    Ok(Invocation { command, config: matches.get_one("config").cloned(), matches })
+    Ok(Invocation { command, output, node_addresses, config: matches.get_one("config").cloned(), matches })
 }
 
 fn mode_of(name: &str) -> Option<Kind> {
     Kind::ALL.into_iter().find(|mode| mode.name() == name)
-}
-
-fn node_addresses(matches: &ArgMatches) -> Vec<IpAddr> {
-    matches.get_many::<IpAddr>("node-address").unwrap_or_default().copied().collect()
 }
 
 impl Invocation {
@@ -305,10 +257,7 @@ impl Invocation {
     ///
     /// With a file, configuration flags are ignored, as in kube-proxy, except `--hostname-override` and those of
     /// logging; a warning names the ignored ones. The flags that name the source always apply.
-    ///
-    /// # Errors
-    ///
-    /// All problems of the configuration at once (code 2, or 1 with `--detailed-exitcode`).
+    /// Errors: all problems of the configuration at once (code 2, or 1 with `--detailed-exitcode`).
     pub fn configure(&self) -> Result<Configured, Ending> {
         self.read().map_err(|ending| self.ending(ending))
     }
@@ -323,13 +272,12 @@ impl Invocation {
         let mut warnings = Vec::new();
         let (mut object, mut given) = match &self.config {
             Some(path) => {
-                let (mut object, unknown) =
-                    KubeProxyConfiguration::read(path).map_err(|problem| Ending::bad_input(&[problem]))?;
+                let (mut object, unknown) = KubeProxyConfiguration::read(path).map_err(Ending::bad_input)?;
                 warnings.extend(unknown.iter().map(ToString::to_string));
                 flags::set_logging(matches, &mut object);
                 (object, Origin { origin: path.display().to_string(), ..Origin::default() })
             }
-            None => self.by_flags().map_err(|problem| Ending::bad_input(&[problem]))?,
+            None => self.by_flags().map_err(Ending::bad_input)?,
         };
         let unused = flags::without_effect(matches, self.config.is_some());
         if !unused.is_empty() {
@@ -347,7 +295,7 @@ impl Invocation {
             warnings.push(format!("feature gates without effect here: {}", gates.join(", ")));
         }
         given.nameless = !self.command.needs_node();
-        let settings = Settings::check(object, &given).map_err(|problems| Ending::bad_input(&problems))?;
+        let settings = Settings::check(object, &given).map_err(Ending::bad_input)?;
         warnings.extend(localhost_not_served(&settings));
         let source = self.source(&settings);
         let input_timeout = matches.get_one::<GoDuration>("input-timeout").map_or(INPUT_TIMEOUT, |given| given.0);
@@ -358,7 +306,7 @@ impl Invocation {
             Configured { source, settings, allow_mass_removal, no_fallback, given, input_timeout, warnings };
         // A bad value in the section of a fallback mode does not justify skipping that mode.
         for mode in Kind::ALL.into_iter().filter(|mode| configured.may_serve_in(*mode)) {
-            configured.in_mode(mode).map_err(|problems| Ending::bad_input(&problems))?;
+            configured.in_mode(mode).map_err(Ending::bad_input)?;
         }
         Ok(configured)
     }
@@ -370,10 +318,8 @@ impl Invocation {
             ("healthz", "0.0.0.0", &mut object.healthz_bind_address, &mut given.no_healthz),
             ("metrics", "127.0.0.1", &mut object.metrics_bind_address, &mut given.no_metrics),
         ] {
-            match flags::server(&self.matches, name, host) {
-                flags::Server::AsConfigured => {}
-                flags::Server::At(address) => *field = address,
-                flags::Server::Nowhere => *off = true,
+            if let Some(address) = flags::server(&self.matches, name, host) {
+                (*off, *field) = (address.is_empty(), address);
             }
         }
         if let Some(kubeconfig) = self.matches.get_one::<PathBuf>("kubeconfig") {
@@ -386,13 +332,13 @@ impl Invocation {
         if let Some(manifests) = self.matches.get_many::<PathBuf>("manifests") {
             return Source::Manifests(manifests.cloned().collect());
         }
-        let kubeconfig = self.matches.get_one::<PathBuf>("kubeconfig").or(settings.kubeconfig.as_ref());
+        let named = Some(&settings.object.client_connection.kubeconfig).filter(|path| !path.is_empty());
+        let kubeconfig = self.matches.get_one("kubeconfig").cloned().or_else(|| named.map(PathBuf::from));
         let master = self.matches.get_one("master").cloned();
-        Source::Cluster(Connection { kubeconfig: kubeconfig.cloned(), master })
+        Source::Cluster(Connection { kubeconfig, master })
     }
 }
 
-/// The program's name.
 const NAME: &str = "proxier-demo";
 
 fn version() -> String {
@@ -448,13 +394,11 @@ fn clap() -> Clap {
         )
 }
 
-/// The list of exit codes, for the help.
 fn exit_codes() -> String {
     let rows = exit::MEANINGS.iter().map(|(code, meaning)| format!("\n  {code}  {meaning}"));
     format!("Exit codes:{}", rows.collect::<String>())
 }
 
-/// The completions of a shell.
 fn completion(shell: Option<Shell>) -> Ending {
     let mut script = Vec::new();
     if let Some(shell) = shell {
@@ -463,7 +407,6 @@ fn completion(shell: Option<Shell>) -> Ending {
     Ending { code: 0, text: String::from_utf8_lossy(&script).into_owned() }
 }
 
-/// Examples after the options of a command.
 fn examples(command: &str) -> &'static str {
     match command {
         "run" => {
@@ -517,7 +460,6 @@ Exit codes: 0 nothing differs, 3 something does, 1 failed, 2 bad usage or bad in
     }
 }
 
-/// A command with its options.
 fn add_arguments(command: Clap) -> Clap {
     let name = command.get_name().to_owned();
     let is_one_of = |names: &[&str]| names.contains(&name.as_str());
@@ -617,7 +559,6 @@ fn of_diff() -> [Arg; 2] {
 /// The option of `plan` that changes the meaning of exit code 2.
 const DETAILED: &str = "detailed-exitcode";
 
-/// Parses the seconds between two refreshes.
 fn interval(text: &str) -> Result<Duration, String> {
     let seconds = text.parse::<f64>().ok().filter(|seconds| (0.1..=3600.0).contains(seconds));
     seconds.map(Duration::from_secs_f64).ok_or_else(|| "not from 0.1 to 3600 seconds".to_owned())
@@ -654,7 +595,6 @@ fn of_trace() -> [Arg; 5] {
     ]
 }
 
-/// An option of this name.
 fn option(name: &'static str) -> Arg {
     Arg::new(name).long(name)
 }

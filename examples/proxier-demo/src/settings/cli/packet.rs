@@ -6,7 +6,6 @@ use std::time::Duration;
 
 use proxier_core::net::{FrontendKey, Protocol};
 
-/// The sender of the packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sender {
     /// This node, from the address that the kernel chooses.
@@ -54,14 +53,10 @@ impl FromStr for To {
     }
 }
 
-/// The packet to trace.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TraceRequest {
-    /// Sender.
     pub from: Sender,
-    /// Destination.
     pub to: To,
-    /// The input device.
     pub device: Option<String>,
     /// How long to watch the counters of the running kernel; zero: read once. `None`: the kernel is not read.
     pub live: Option<Duration>,

@@ -26,16 +26,24 @@ fn every_command_is_parsed() {
     let command = |line| read(line).unwrap().command;
     assert_eq!(command("run --manifests x"), Command::Run { once: false, init_only: false });
     assert_eq!(command("run --once --manifests x"), Command::Run { once: true, init_only: false });
-    assert_eq!(command("plan"), Command::Plan { output: Output::Text, detailed: false });
-    assert_eq!(command("plan --detailed-exitcode"), Command::Plan { output: Output::Text, detailed: true });
-    let show = |output, millis: Option<u64>| Command::Show { output, watch: millis.map(Duration::from_millis) };
-    assert_eq!(command("show -o json"), show(Output::Json, None));
-    assert_eq!(command("show --watch"), show(Output::Text, Some(2000)));
-    assert_eq!(command("show --watch 0.5 -o json"), show(Output::Json, Some(500)));
+    assert_eq!(command("plan"), Command::Plan { detailed: false });
+    assert_eq!(command("plan --detailed-exitcode"), Command::Plan { detailed: true });
+    assert_eq!(command("diff --from ipvs"), Command::Diff { from: Some(Kind::Ipvs), to: None });
+    assert_eq!(command("diff --to nftables"), Command::Diff { from: None, to: Some(Kind::Nftables) });
+    let rendered = read("render --node-address 192.0.2.1 --node-address fd00::1").unwrap();
+    assert_eq!(rendered.node_addresses, ["192.0.2.1", "fd00::1"].map(|ip| ip.parse::<IpAddr>().unwrap()));
+    for (line, output, millis) in [
+        ("show -o json", Output::Json, None),
+        ("show --watch", Output::Text, Some(2000)),
+        ("show --watch 0.5 -o json", Output::Json, Some(500)),
+    ] {
+        let Invocation { command, output: given, .. } = read(line).unwrap();
+        assert_eq!((command, given), (Command::Show(millis.map(Duration::from_millis)), output));
+    }
     for wrong in ["0", "-1", "x", "1e9", "NaN"] {
         assert!(refused(&format!("show --watch={wrong}")).contains("--watch"), "{wrong}");
     }
-    assert_eq!(command("probe --output=json"), Command::Probe(Output::Json));
+    assert_eq!((command("probe"), read("probe --output=json").unwrap().output), (Command::Probe, Output::Json));
     assert_eq!(command("cleanup"), Command::Cleanup(None));
     assert_eq!(command("cleanup --keep iptables"), Command::Cleanup(Some(Kind::Iptables)));
     assert_eq!(command("cleanup --keep nftables"), Command::Cleanup(Some(Kind::Nftables)));
@@ -113,6 +121,15 @@ fn bad_usage_is_one_line_that_says_what_to_do() {
         assert!(text.starts_with(&format!("proxier-demo: {expected}")), "{line}: {text}");
         assert!(text.ends_with("see proxier-demo --help"), "{line}: {text}");
         assert_eq!(text.lines().count(), 1, "{line}: {text}");
+    }
+}
+
+#[test]
+fn every_error_is_1_with_a_detailed_exit_code() {
+    let code = |line: &str| read(line).and_then(|invocation| invocation.configure()).unwrap_err().code;
+    for (line, expected) in [("plan --detailed-exitcode", 1), ("plan", 2)] {
+        assert_eq!(code(&format!("{line} --stray")), expected);
+        assert_eq!(code(&format!("{line} --hostname-override n --cluster-cidr x")), expected);
     }
 }
 
