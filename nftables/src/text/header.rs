@@ -29,20 +29,7 @@ pub(super) enum Protocol {
 impl Protocol {
     /// The protocol above IP with this number.
     pub(super) fn transport(number: u8) -> Option<Self> {
-        Some(match number {
-            1 => Protocol::Icmp,
-            2 => Protocol::Igmp,
-            6 => Protocol::Tcp,
-            17 => Protocol::Udp,
-            33 => Protocol::Dccp,
-            50 => Protocol::Esp,
-            51 => Protocol::Ah,
-            58 => Protocol::Icmp6,
-            108 => Protocol::Comp,
-            132 => Protocol::Sctp,
-            136 => Protocol::UdpLite,
-            _ => return None,
-        })
+        PROTOCOLS.iter().find(|row| row.2 == Some(number)).map(|row| row.0)
     }
 
     /// The protocol above Ethernet with this number.
@@ -57,49 +44,12 @@ impl Protocol {
     }
 
     fn fields(self) -> (&'static str, &'static [Row]) {
-        match self {
-            Protocol::Ether => ("ether", ETHER),
-            Protocol::Vlan => ("vlan", VLAN),
-            Protocol::Arp => ("arp", ARP),
-            Protocol::Ip => ("ip", IP),
-            Protocol::Ip6 => ("ip6", IP6),
-            Protocol::Th => ("th", TH),
-            Protocol::Icmp => ("icmp", ICMP),
-            Protocol::Icmp6 => ("icmpv6", ICMP6),
-            Protocol::Igmp => ("igmp", IGMP),
-            Protocol::Tcp => ("tcp", TCP),
-            Protocol::Udp => ("udp", UDP),
-            Protocol::UdpLite => ("udplite", UDPLITE),
-            Protocol::Dccp => ("dccp", DCCP),
-            Protocol::Sctp => ("sctp", SCTP),
-            Protocol::Esp => ("esp", ESP),
-            Protocol::Ah => ("ah", AH),
-            Protocol::Comp => ("comp", COMP),
-        }
+        PROTOCOLS.iter().find(|row| row.0 == self).map_or(("", &[]), |row| (row.1, row.4))
     }
 
-    /// The protocol with this number in nft's notes about sets (`proto_desc_id` in nft's include/proto.h). Without
-    /// IGMP, whose fields are not numbered as they lie.
+    /// The protocol with this number in nft's notes about sets.
     pub(super) fn noted(number: u32) -> Option<Self> {
-        Some(match number {
-            1 => Protocol::Ah,
-            2 => Protocol::Esp,
-            3 => Protocol::Comp,
-            4 => Protocol::Icmp,
-            6 => Protocol::Udp,
-            7 => Protocol::UdpLite,
-            8 => Protocol::Tcp,
-            9 => Protocol::Dccp,
-            10 => Protocol::Sctp,
-            11 => Protocol::Th,
-            12 => Protocol::Ip,
-            13 => Protocol::Ip6,
-            14 => Protocol::Icmp6,
-            15 => Protocol::Arp,
-            16 => Protocol::Vlan,
-            17 => Protocol::Ether,
-            _ => return None,
-        })
+        PROTOCOLS.iter().find(|row| row.3 == Some(number)).map(|row| row.0)
     }
 
     /// Name of the field with this number in nft's notes about sets, and its number of bits.
@@ -118,6 +68,31 @@ impl Protocol {
         Some((*data_type, format!("{protocol} {name}")))
     }
 }
+
+/// A protocol, its name, its number above IP, its number in nft's notes about sets (`proto_desc_id` in nft's
+/// include/proto.h), and its fields.
+type Known = (Protocol, &'static str, Option<u8>, Option<u32>, &'static [Row]);
+
+const PROTOCOLS: [Known; 17] = [
+    (Protocol::Ether, "ether", None, Some(17), ETHER),
+    (Protocol::Vlan, "vlan", None, Some(16), VLAN),
+    (Protocol::Arp, "arp", None, Some(15), ARP),
+    (Protocol::Ip, "ip", None, Some(12), IP),
+    (Protocol::Ip6, "ip6", None, Some(13), IP6),
+    (Protocol::Th, "th", None, Some(11), TH),
+    (Protocol::Icmp, "icmp", Some(1), Some(4), ICMP),
+    // nft does not number its fields as they lie.
+    (Protocol::Igmp, "igmp", Some(2), None, IGMP),
+    (Protocol::Tcp, "tcp", Some(6), Some(8), TCP),
+    (Protocol::Udp, "udp", Some(17), Some(6), UDP),
+    (Protocol::Dccp, "dccp", Some(33), Some(9), DCCP),
+    (Protocol::Esp, "esp", Some(50), Some(2), ESP),
+    (Protocol::Ah, "ah", Some(51), Some(1), AH),
+    (Protocol::Icmp6, "icmpv6", Some(58), Some(14), ICMP6),
+    (Protocol::Comp, "comp", Some(108), Some(3), COMP),
+    (Protocol::Sctp, "sctp", Some(132), Some(10), SCTP),
+    (Protocol::UdpLite, "udplite", Some(136), Some(7), UDPLITE),
+];
 
 /// First bit and number of bits of a field, its type, its name.
 type Row = (u32, u32, DataType, &'static str);
