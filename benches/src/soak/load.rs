@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use testkit::witness::{Conversation, Transport};
 
-use super::ground::{self, FOREIGN, FOREIGN_PORT, Ground, has_ipvs};
+use super::ground::{self, Ground};
 use super::random::Random;
 use super::script::Script;
 use super::truth::{is_guarded, ways};
@@ -270,11 +270,7 @@ impl Load {
             place,
             way: Way::ClusterIp,
         };
-        let foreign_ports = has_ipvs().then_some(80).into_iter().chain([FOREIGN_PORT]);
-        let of_others = |port| Ok(target("foreign", SocketAddr::new(FOREIGN.parse::<IpAddr>()?, port)));
-        let foreign = foreign_ports.map(of_others).collect::<Result<Vec<_>, Failure>>()?;
         let pause = Duration::from_millis(500);
-        run(&short, Box::new(move |client| client.short(&foreign, Some(Use::Foreign), pause)))?;
         let pods = (0..PODS).flat_map(|pod| Family::ALL.map(|family| Host::Pod(pod).address(family)));
         let direct: Vec<Target> = pods.map(|address| target("direct", SocketAddr::new(address, POD_PORT))).collect();
         run(&short, Box::new(move |client| client.short(&direct, Some(Use::Direct), pause)))?;

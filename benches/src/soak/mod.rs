@@ -19,7 +19,7 @@ mod verdict;
 mod watchers;
 mod world;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ use clap::Parser as _;
 use nix::sys::signal::Signal;
 use testkit::apiserver::ApiServer;
 use testkit::oracle::Backend;
-use testkit::{Need, Netns, missing};
+use testkit::{Need, missing};
 
 use self::faults::Faults;
-use self::ground::{Ground, foreign_state, has_ipvs, node_addresses};
+use self::ground::{Ground, has_ipvs, node_addresses};
 use self::load::Load;
 use self::mode::Mode;
 use self::proxy::Supervisor;
@@ -43,10 +43,9 @@ use self::script::{Script, apply};
 use self::truth::Tables;
 use self::verdict::{Evidence, judge};
 use self::watchers::Log;
-use self::world::{Family, Host, Service, Way};
+use self::world::{Host, Way};
 use crate::Failure;
 use crate::machine::Machine;
-use crate::network::tool;
 
 /// Run proxier-demo for long under load, changes and faults, and give a verdict
 #[derive(Clone, Debug, clap::Parser)]
@@ -98,7 +97,7 @@ pub(crate) fn run() -> Result<(), Failure> {
         return Err(format!("{} is missing: build it with --package proxier-demo", options.proxy.display()).into());
     }
     // Userspace mode needs two files per listener; Debian's machine starts with a limit of 4,096.
-    if let Some(lack) = missing(Need::OpenFiles(65_536)) {
+    if let Some(lack) = missing(Need::OpenFiles(65_536)).filter(|_| options.mode == Mode::Userspace) {
         return Err(format!("the proxy needs 65536 open files: {lack}").into());
     }
     Soak::new(options)?.run()
@@ -107,7 +106,7 @@ pub(crate) fn run() -> Result<(), Failure> {
 /// A running soak.
 struct Soak {
     options: Options,
-    folder: tempfile::TempDir,
+    _folder: tempfile::TempDir,
     server: Arc<ApiServer>,
     proxy: Arc<Supervisor>,
     script: Script,
@@ -139,7 +138,7 @@ impl Soak {
         let proxy = Arc::new(Supervisor::new(&options.proxy, &kubeconfig, options.mode));
         let script = Script::new(options.seed, options.services);
         let evidence = Evidence::default();
-        Ok(Soak { options, folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
+        Ok(Soak { options, _folder: folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
     }
 
     /// The tables that the kernel should now have.
@@ -158,7 +157,6 @@ impl Soak {
             }
         }
         self.server.compact();
-        let foreign = foreign_state(self.options.backend)?;
         let begin = Instant::now();
         self.proxy.start()?;
         // Checking costs processor time that the first pass can use.
@@ -178,21 +176,11 @@ impl Soak {
         self.evidence.relays = mode == Mode::Userspace;
         // Shorter soaks have not enough time for all of them.
         if minutes >= 2.0 {
-            self.evidence.deck = faults::kinds(mode);
+            self.evidence.deck = faults::kinds();
         }
         self.soak(&log, length)?;
 
         self.settle(&log)?;
-        self.compare_rules()?;
-        // ipvsadm lists by position, so a virtual server that is deleted meanwhile hides another. A permanent loss
-        // shows in every attempt.
-        for pause in [0, 2, 5] {
-            std::thread::sleep(Duration::from_secs(pause));
-            self.evidence.foreign = differences(&foreign, &foreign_state(self.options.backend)?);
-            if self.evidence.foreign.is_empty() {
-                break;
-            }
-        }
         if let Err(error) = self.proxy.stop() {
             self.evidence.troubles.push(error.to_string());
         }
@@ -212,14 +200,11 @@ impl Soak {
         let canaries = std::mem::take(&mut self.script.canaries);
         let (server, clients) = (self.server.clone(), &self.ground.client);
         let canary = canary::follow(clients, canaries, limit, server, log.clone(), stop.clone())?;
-        let steady = self.script.used.iter().enumerate().filter(|(number, _)| Script::is_steady(*number));
         let breaking = Arc::new(AtomicBool::new(false));
         let faults = Faults {
             server: self.server.clone(),
             proxy: self.proxy.clone(),
             log: log.clone(),
-            backend: self.options.backend,
-            steady: steady.map(|(_, service)| service.clone()).collect(),
             calm: self.evidence.calm,
             hurried: length < Duration::from_secs(300),
             repair,
@@ -353,54 +338,6 @@ impl Soak {
         Ok(())
     }
 
-    /// Compares rules with those of an undisturbed pass.
-    fn compare_rules(&mut self) -> Result<(), Failure> {
-        if !matches!(self.options.mode, Mode::Ipvs | Mode::Iptables) {
-            return Ok(());
-        }
-        let objects = self.script.services().chain(&self.script.canaries).flat_map(Service::objects);
-        let items: Vec<serde_json::Value> = objects.chain([world::node()]).collect();
-        let manifests = self.folder.path().join("manifests.json");
-        std::fs::write(
-            &manifests,
-            serde_json::json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string(),
-        )?;
-        let backend = self.options.backend;
-        let elsewhere = Netns::new()?;
-        let undisturbed = elsewhere.run_in(|| -> Result<Vec<String>, Failure> {
-            tool("ip link set lo up")?;
-            tool("ip link add eth0 type bridge")?;
-            tool("ip link set eth0 up")?;
-            for address in node_addresses() {
-                let bits = if Family::of(address) == Family::V4 { "24" } else { "64" };
-                let nodad = if bits == "64" { " nodad" } else { "" };
-                tool(&format!("ip addr add {address}/{bits} dev eth0{nodad}"))?;
-            }
-            for program in ground::iptables(backend) {
-                tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
-            }
-            self.proxy.once(&manifests)?;
-            self.rules()
-        })??;
-        let there = self.rules()?;
-        let mut lines = differences(&undisturbed.iter().cloned().collect(), &there.iter().cloned().collect());
-        if lines.is_empty() {
-            let pairs = undisturbed.iter().zip(&there).find(|(wanted, there)| wanted != there);
-            lines.extend(pairs.map(|(wanted, there)| format!("another order: {wanted} where there is {there}")));
-        }
-        self.evidence.rules = lines;
-        Ok(())
-    }
-
-    /// The proxy's rules and chains. The order within shared chains of iptables mode has no meaning.
-    fn rules(&self) -> Result<Vec<String>, Failure> {
-        let mut rules = held::rules(self.options.backend)?;
-        if self.options.mode == Mode::Iptables {
-            rules.sort();
-        }
-        Ok(rules)
-    }
-
     fn tell_last_words(&self) {
         for line in self.proxy.said().lines.iter().rev().take(30).rev() {
             eprintln!("proxier-demo: {line}");
@@ -441,11 +378,6 @@ impl Soak {
             Err(format!("the soak is not passed:\n* {}", lines.join("\n* ")).into())
         }
     }
-}
-
-fn differences(wanted: &BTreeSet<String>, there: &BTreeSet<String>) -> Vec<String> {
-    let missing = wanted.difference(there).map(|line| format!("missing: {line}"));
-    missing.chain(there.difference(wanted).map(|line| format!("not wanted: {line}"))).collect()
 }
 
 fn tell_progress(log: &Log, changes: u64, unexcused: usize) {

@@ -182,15 +182,6 @@ impl Supervisor {
         Ok((nothing, lines.collect::<Vec<_>>().join("\n")))
     }
 
-    /// One whole pass from these manifests, in this thread's network namespace.
-    pub(super) fn once(&self, manifests: &Path) -> Result<(), Failure> {
-        let output = self.command("run").arg("--once").arg("--manifests").arg(manifests).output()?;
-        if output.status.success() {
-            return Ok(());
-        }
-        Err(format!("proxier-demo run --once: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
-    }
-
     /// The present value of a gauge.
     pub(super) fn gauge(name: &str) -> Option<f64> {
         number(&get(METRICS, "/metrics").ok()?.1, &format!("{name} ")).ok()

@@ -26,17 +26,13 @@ pub(super) struct Evidence {
     pub(super) plan: Option<String>,
     /// Differences between the kernel and the model.
     pub(super) differences: Vec<String>,
-    /// Differences between the rules and those of an undisturbed run.
-    pub(super) rules: Vec<String>,
-    /// Other programs' objects that changed.
-    pub(super) foreign: Vec<String>,
     /// Failures of the soak itself.
     pub(super) troubles: Vec<String>,
 }
 
-/// The longest times that a change, and a repair, may take. The proxy is stopped for up to 20 s. The lock of iptables
-/// is held, and the API server is down, for up to 10 s. Repairs also wait for the next full pass, every 15 s. For a
-/// slow machine, twice the time of the initial programming is added.
+/// The longest times that a change, and a start, may take. The proxy is stopped for up to 20 s. The lock of iptables is
+/// held, and the API server is down, for up to 10 s. For a slow machine, twice the time of the initial programming is
+/// added.
 pub(super) fn limits(start: Duration) -> (Duration, Duration) {
     (Duration::from_secs(60) + start * 2, Duration::from_secs(90) + start * 2)
 }
@@ -75,12 +71,10 @@ fn excuses(window: &Window, miss: &Miss) -> bool {
         return false;
     }
     match &window.scope {
-        // A mere delay does not explain a refusal, and other programs' virtual servers are not the proxy's.
+        // A mere delay does not explain a refusal.
         Scope::Waiting => miss.waited,
-        Scope::Everybody => miss.what != Use::Foreign && miss.what != Use::Direct,
-        Scope::Service(name) => *name == miss.service,
+        Scope::Everybody => miss.what != Use::Direct,
         Scope::Address(address) => miss.address == Some(*address) && miss.what != Use::Flapping,
-        Scope::Nobody => false,
     }
 }
 
@@ -115,14 +109,9 @@ pub(super) fn judge(evidence: &Evidence) -> Verdict {
         wrong.push("the kernel did not become as it has to be".to_owned());
     }
     wrong.extend(evidence.plan.iter().map(|plan| format!("proxier-demo plan: {}", plan.replace('\n', " / "))));
-    for (what, lines) in [
-        ("not as the model has it", &evidence.differences),
-        ("rules", &evidence.rules),
-        ("of others", &evidence.foreign),
-    ] {
-        if !lines.is_empty() {
-            wrong.push(format!("{what}: {} differences: {}", lines.len(), first(lines, 12)));
-        }
+    let lines = &evidence.differences;
+    if !lines.is_empty() {
+        wrong.push(format!("not as the model has it: {} differences: {}", lines.len(), first(lines, 12)));
     }
     verdict
 }
@@ -153,7 +142,7 @@ fn connections(notes: &Notes, verdict: &mut Verdict) {
     if number > 0 {
         verdict.wrong.push(format!("{number} connections failed, or succeeded, without an excuse"));
     }
-    for what in [Use::Short, Use::Long, Use::Datagram, Use::Node, Use::Foreign, Use::Direct] {
+    for what in [Use::Short, Use::Long, Use::Datagram, Use::Node, Use::Direct] {
         if notes.made.get(&what).is_none_or(|number| *number == 0) {
             verdict.wrong.push(format!("nobody was served: {what:?}"));
         }
@@ -234,7 +223,7 @@ mod tests {
             ..Evidence::default()
         };
         let notes = &mut evidence.notes;
-        for what in [Use::Short, Use::Long, Use::Datagram, Use::Node, Use::Foreign, Use::Direct] {
+        for what in [Use::Short, Use::Long, Use::Datagram, Use::Node, Use::Direct] {
             notes.made.insert(what, 5);
         }
         notes.samples = (0..60_u32)
@@ -259,13 +248,7 @@ mod tests {
     }
 
     fn window(scope: Scope, from: u64, until: Option<u64>) -> Window {
-        Window {
-            reason: "a virtual server was deleted",
-            scope,
-            from: secs(from),
-            until: until.map(secs),
-            limit: Some(secs(60)),
-        }
+        Window { reason: "proxy killed", scope, from: secs(from), until: until.map(secs), limit: Some(secs(60)) }
     }
 
     #[test]
@@ -274,20 +257,17 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_connection_needs_an_excuse_for_its_time_and_service() {
+    fn a_failed_connection_needs_an_excuse_for_its_time_and_address() {
         let mut evidence = good();
         evidence.notes.misses.push(miss(Use::Short, 50, 51));
         assert_eq!(judge(&evidence).wrong, ["1 connections failed, or succeeded, without an excuse"]);
         for (scope, from, until, excused) in [
-            (Scope::Service("used-1".to_owned()), 45, Some(52), true),
-            (Scope::Service("used-2".to_owned()), 45, Some(52), false),
-            (Scope::Service("used-1".to_owned()), 45, Some(49), false),
-            (Scope::Service("used-1".to_owned()), 52, Some(53), false),
             (Scope::Everybody, 45, Some(52), true),
+            (Scope::Everybody, 45, Some(49), false),
+            (Scope::Everybody, 52, Some(53), false),
             (Scope::Waiting, 45, Some(52), false),
             (Scope::Address([10, 96, 0, 2].into()), 45, Some(52), true),
             (Scope::Address([10, 96, 0, 3].into()), 45, Some(52), false),
-            (Scope::Nobody, 45, Some(52), false),
         ] {
             evidence.notes.windows = vec![window(scope.clone(), from, until)];
             let verdict = judge(&evidence);
@@ -308,10 +288,10 @@ mod tests {
     }
 
     #[test]
-    fn changes_to_foreign_objects_are_never_excused() {
+    fn direct_connections_have_no_excuse_by_the_proxy() {
         let mut evidence = good();
         evidence.notes.windows.push(window(Scope::Everybody, 1, Some(60)));
-        evidence.notes.misses.push(miss(Use::Foreign, 50, 51));
+        evidence.notes.misses.push(miss(Use::Direct, 50, 51));
         assert_eq!(judge(&evidence).inexcusable.len(), 1);
     }
 
@@ -329,7 +309,7 @@ mod tests {
     #[test]
     fn each_fault_is_found() {
         type Spoil = fn(&mut Evidence);
-        let cases: [(&str, Spoil); 15] = [
+        let cases: [(&str, Spoil); 14] = [
             ("1 of 2 kinds of faults were not made: stop", |e| _ = e.deck.insert("stop")),
             ("never repaired", |e| e.notes.windows.push(window(Scope::Everybody, 50, None))),
             ("repaired only after", |e| e.notes.windows.push(window(Scope::Everybody, 10, Some(80)))),
@@ -344,7 +324,6 @@ mod tests {
             ("only 7 of 10 changes", |e| e.events = 7),
             ("did not become", |e| e.settled = None),
             ("not as the model has it: 1", |e| e.differences.push("ipvsadm -Sn: missing: x".to_owned())),
-            ("of others: 1", |e| e.foreign.push("missing: x".to_owned())),
         ];
         for (words, spoil) in cases {
             let mut evidence = good();

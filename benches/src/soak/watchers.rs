@@ -20,10 +20,8 @@ pub(super) enum Scope {
     Everybody,
     /// All users, but only for timeouts, not for refusals.
     Waiting,
-    Service(String),
     /// Clients of this address of the node.
     Address(IpAddr),
-    Nobody,
 }
 
 /// A period in which something was broken from outside, until it was repaired.
@@ -52,8 +50,6 @@ pub(super) enum Use {
     Node,
     /// A connection to the node's address that is removed and added.
     Flapping,
-    /// A connection to another program's virtual server on this node.
-    Foreign,
     /// A connection to a pod, without any Service.
     Direct,
     /// A connection from outside the source ranges, which must fail.

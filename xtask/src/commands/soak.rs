@@ -14,9 +14,8 @@ use crate::{cargo, tools};
 /// Load, changes and faults for a long time, on a real kernel
 ///
 /// Boots a Debian kernel in QEMU. There proxier-demo serves 2,000 Services that change 50 times a second, while clients
-/// connect all the time. Faults of every kind happen: of the API server, the process, the host, and other programs that
-/// edit the kernel's tables. With --here, the same runs on this machine's own kernel, in new network namespaces, which
-/// needs root.
+/// connect all the time. Faults of every kind happen: of the API server, the process and the host. With --here, the same
+/// runs on this machine's own kernel, in new network namespaces, which needs root.
 /// Passed if every failed connection is explained by a fault, and if memory and open files did not grow. At the end the
 /// kernel must hold what a model expects and what belongs to other programs.
 ///
