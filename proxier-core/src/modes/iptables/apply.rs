@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use iptables::Transaction;
 
 use super::count::{Outcome, Tally};
-use super::plan::{Basis, FamilyPlan, Plan, without};
+use super::plan::{Basis, FamilyPlan, IptablesPlan, without};
 use super::wanted::Wanted;
 use crate::modes::shared::frontends::search;
 use crate::net::{Family, FrontendKey};
@@ -42,7 +42,7 @@ pub(super) struct WriteOutcome {
 
 /// Carries out a plan, with an outcome for everything in it.
 pub(super) fn apply(
-    plan: &Plan,
+    plan: &IptablesPlan,
     wanted: &Wanted<'_>,
     names: &Names<'_>,
     rules: &mut dyn Rules,

@@ -9,7 +9,7 @@ use super::count::Tally;
 use super::diff::NewRules;
 use super::lines;
 use super::observed::served;
-use super::plan::{Basis, FamilyPlan, Plan, RefusedServices};
+use super::plan::{Basis, FamilyPlan, IptablesPlan, RefusedServices};
 use super::settings::{COUNTERS, Options};
 use super::trial;
 use super::wanted::{Index, Wanted};
@@ -327,7 +327,7 @@ impl Mode {
     }
 
     /// Other programs' changes: differences not caused by the input.
-    fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
+    fn drift(&self, pass: &Pass<'_>, plan: &IptablesPlan) -> Vec<Step> {
         let mut drift = Vec::new();
         for plan in &plan.families {
             let Some(state) = self.state(plan.family).filter(|state| state.is_known) else { continue };
@@ -448,7 +448,7 @@ impl modes::Mode for Mode {
         if std::mem::take(&mut self.new_facts) {
             self.set_settings(pass.facts);
         }
-        let mut plan = Plan::default();
+        let mut plan = IptablesPlan::default();
         let (mut due, mut dumps) = (Vec::new(), BTreeMap::new());
         let read: Vec<Family> = pass.families().filter(|family| self.has_to_be_read(*family, &pass)).collect();
         let mut list = read.clone();
@@ -504,12 +504,12 @@ impl modes::Mode for Mode {
         if pass.tells_drift() {
             report.drift = self.drift(&pass, &plan);
         }
-        Some(Prepared { routes_localhost, ..Prepared::new(Plan { held, ..plan }, forget) })
+        Some(Prepared { routes_localhost, ..Prepared::new(IptablesPlan { held, ..plan }, forget) })
     }
 
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
         let CarryOut { names, desired, changes, report, clock } = arguments;
-        let mut plan: Plan = work.into_plan();
+        let mut plan: IptablesPlan = work.into_plan();
         let (mut applied, written) = apply(&plan, &self.index.wanted(desired), &names, ports.rules);
         self.held = std::mem::take(&mut plan.held);
         let mut surprised = false;

@@ -22,7 +22,7 @@ use crate::snapshot::ObjectKey;
 /// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub(crate) struct Plan {
+pub(crate) struct IptablesPlan {
     /// Missing packet counters that the rules use.
     pub(super) counters: Vec<&'static str>,
     /// Changes of each family's rules.
@@ -201,7 +201,7 @@ impl Whole for FamilyPlan {
     }
 }
 
-impl Work for Plan {
+impl Work for IptablesPlan {
     fn is_empty(&self) -> bool {
         self.families.iter().all(FamilyPlan::is_empty)
     }

@@ -8,7 +8,7 @@ use super::index::Index;
 use super::layout::{Layout, table_name};
 use super::lower::Treatment;
 use super::observed::{Observed, read};
-use super::plan::{Plan, TablePlan, write_table};
+use super::plan::{NftablesPlan, TablePlan, write_table};
 use super::slots::{HeldSlots, Slots};
 use crate::config::Config;
 use crate::modes::shared::flows;
@@ -110,7 +110,7 @@ impl Mode {
     }
 
     /// Other programs' changes: differences not caused by the input.
-    fn drift(&self, pass: &Pass<'_>, plan: &Plan) -> Vec<Step> {
+    fn drift(&self, pass: &Pass<'_>, plan: &NftablesPlan) -> Vec<Step> {
         let mut drift = Vec::new();
         for table in &plan.tables {
             let family = table.layout.family();
@@ -133,7 +133,7 @@ impl Mode {
     }
 
     /// Records the present state of the kernel.
-    fn note_written(&mut self, desired: &Desired, plan: &Plan, written: usize, tables: &mut dyn Tables) {
+    fn note_written(&mut self, desired: &Desired, plan: &NftablesPlan, written: usize, tables: &mut dyn Tables) {
         if !self.unfinished.is_empty() || !self.refused.is_empty() {
             // Reading shows what was written and what was not.
             self.known = None;
@@ -240,7 +240,7 @@ impl modes::Mode for Mode {
         report: &mut Report,
         ports: &mut Ports<'_>,
     ) -> Option<Prepared> {
-        let mut plan = Plan::default();
+        let mut plan = NftablesPlan::default();
         let generation = match ports.tables.generation() {
             Ok(generation) => Some(generation),
             Err(error) => {
@@ -284,12 +284,12 @@ impl modes::Mode for Mode {
             report.drift = self.drift(&pass, &plan);
         }
         let basis = Basis::new(known.generation.filter(|_| !read.is_empty()), read);
-        Some(Prepared::new(Plan { generation, basis, held, left, ..plan }, forget))
+        Some(Prepared::new(NftablesPlan { generation, basis, held, left, ..plan }, forget))
     }
 
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
         let CarryOut { names, desired, changes, .. } = arguments;
-        let mut plan: Plan = work.into_plan();
+        let mut plan: NftablesPlan = work.into_plan();
         let mut applied = Applied::default();
         let tables = plan.tables.iter().filter(|table| !table.is_empty());
         let write = |table| write_table(table, &mut plan.basis, &names, ports.tables, &mut applied);

@@ -26,7 +26,7 @@ use crate::service::{Changes, Desired};
 
 /// Plan of a pass.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct NftablesPlan {
     /// Changes to each family's table.
     pub(super) tables: Vec<TablePlan>,
     /// The generation before it.
@@ -308,7 +308,7 @@ fn shared_chain(layout: &Layout, chain: &SharedChain) -> ChainRules {
     (Chain::regular(layout.chain_key(&chain.to_string())), layout.rules(chain))
 }
 
-impl Work for Plan {
+impl Work for NftablesPlan {
     fn is_empty(&self) -> bool {
         self.tables.iter().all(TablePlan::is_empty)
     }

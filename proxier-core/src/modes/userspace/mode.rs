@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::NO_SCTP;
-use super::plan::{Index, Plan, listener, listeners, loops, route};
+use super::plan::{Index, UserspacePlan, listener, listeners, loops, route};
 use crate::modes::shared::flows::answering_at;
 use crate::modes::shared::networks::{PodTraffic, Unusable, network_of, other_addresses, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
@@ -99,7 +99,13 @@ impl Mode {
 
     /// Compares the routes: all in a full pass, or if the networks that are local as a whole change; otherwise those of
     /// changed addresses.
-    fn compare_routes(&self, pass: &Pass<'_>, plan: &mut Plan, known: &KernelState, whole: &BTreeSet<Network>) {
+    fn compare_routes(
+        &self,
+        pass: &Pass<'_>,
+        plan: &mut UserspacePlan,
+        known: &KernelState,
+        whole: &BTreeSet<Network>,
+    ) {
         let networks: BTreeSet<Network> = if pass.full || *whole != self.whole {
             known.routes.iter().copied().chain(self.index.networks(whole)).collect()
         } else {
@@ -116,7 +122,7 @@ impl Mode {
     }
 
     /// Other programs' changes.
-    fn drift(&self, pass: &Pass<'_>, plan: &Plan, whole: &BTreeSet<Network>) -> Vec<Step> {
+    fn drift(&self, pass: &Pass<'_>, plan: &UserspacePlan, whole: &BTreeSet<Network>) -> Vec<Step> {
         let changed: BTreeSet<IpAddr> = pass.changes.frontends().map(|(key, _)| key.address).collect();
         let is_input = |network: &Network| {
             let address = network.addr();
@@ -146,7 +152,7 @@ fn refused_of(desired: &Desired, frontend: &Frontend) -> Vec<Refused> {
 }
 
 /// Compares the listeners: all in a full pass, otherwise those that changed. `there`: those that were read.
-fn compare(pass: &Pass<'_>, plan: &mut Plan, known: &KernelState, there: &BTreeMap<FrontendKey, Listener>) {
+fn compare(pass: &Pass<'_>, plan: &mut UserspacePlan, known: &KernelState, there: &BTreeMap<FrontendKey, Listener>) {
     let all = pass.desired.frontends().map(|frontend| &frontend.key).chain(there.keys());
     let changed = pass.changes.frontends().map(|(key, _)| key);
     let keys: BTreeSet<&FrontendKey> = if pass.full { all.collect() } else { changed.collect() };
@@ -229,7 +235,7 @@ impl modes::Mode for Mode {
             report.limited = unusable.iter().map(ToString::to_string).collect();
         }
         let configure = Some(self.settings(&pass)).filter(|settings| self.settings.as_ref() != Some(settings));
-        let mut plan = Plan { configure, now: pass.now, ..Plan::default() };
+        let mut plan = UserspacePlan { configure, now: pass.now, ..UserspacePlan::default() };
         if !pass.full {
             // A full pass checks all Frontends; between two of them only what changed or was refused.
             let changed = pass.changes.frontends().map(|(key, _)| *key);
@@ -256,13 +262,13 @@ impl modes::Mode for Mode {
         let of_udp = pass.desired.frontends().filter_map(|frontend| frontend.key.udp());
         let sweep = pass.sweep.map(|left| of_udp.chain(left.iter().copied())).into_iter().flatten();
         let forget = sweep.chain(pass.unforgotten.iter().copied()).map(|place| (place, answering_at(place, None)));
-        Some(Prepared::new(Plan { whole, unusable, held, ..plan }, forget.collect()))
+        Some(Prepared::new(UserspacePlan { whole, unusable, held, ..plan }, forget.collect()))
     }
 
     /// Does nothing if this process cannot relay at all.
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {
         let CarryOut { names, changes, report, .. } = arguments;
-        let mut plan: Plan = work.into_plan();
+        let mut plan: UserspacePlan = work.into_plan();
         if let Some(settings) = plan.configure.take() {
             if let Err(error) = ports.relays.configure(&settings) {
                 report.unread.push(Unread::new("the relay of this process", error));

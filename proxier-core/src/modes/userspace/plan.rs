@@ -17,7 +17,7 @@ use crate::time::Moment;
 
 /// Plan of a pass.
 #[derive(Debug, Default)]
-pub(crate) struct Plan {
+pub(crate) struct UserspacePlan {
     /// Settings of all listeners, if they differ from the present ones.
     pub(super) configure: Option<Settings>,
     /// Listeners that are opened or changed.
@@ -37,7 +37,7 @@ pub(crate) struct Plan {
     pub(super) now: Moment,
 }
 
-impl Plan {
+impl UserspacePlan {
     /// Listeners that are opened or changed, then routes, so that a port has its listener before packets for its
     /// address arrive here. Then listeners that are closed.
     pub(super) fn first_operations(&self) -> impl Iterator<Item = Operation<'_>> {
@@ -48,7 +48,7 @@ impl Plan {
     }
 }
 
-impl Work for Plan {
+impl Work for UserspacePlan {
     fn is_empty(&self) -> bool {
         self.configure.is_none() && self.operations().next().is_none()
     }
