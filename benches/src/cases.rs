@@ -14,7 +14,7 @@ use proxier_core::modes::ipvs::diff::{Scope, diff};
 use proxier_core::modes::ipvs::drain::Drains;
 use proxier_core::modes::ipvs::index::Recorded;
 use proxier_core::modes::ipvs::observed::Observed;
-use proxier_core::modes::ipvs::plan::{Plan, plan};
+use proxier_core::modes::ipvs::plan::Plan;
 use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};
 use proxier_core::net::Family;
 use proxier_core::objects::EndpointSliceObject;
@@ -111,14 +111,13 @@ fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<(), Failu
         "full" => counted(all_servers, || {
             let all = world.compiled();
             let wanted = all.wanted();
-            let changes = diff(&wanted, &empty, Scope::All, world.facts.config());
-            server_operations(&black_box(plan(changes, &wanted, &empty, &drains)))
+            server_operations(&black_box(diff(&wanted, &empty, &drains, Scope::All, world.facts.config())))
         }),
         "unchanged" => {
             world.converge();
             counted(0, || {
-                let changes = diff(&world.all.wanted(), &world.observed, Scope::All, world.facts.config());
-                let plan = plan(changes, &world.all.wanted(), &world.observed, &world.drains);
+                let (wanted, config) = (world.all.wanted(), world.facts.config());
+                let plan = diff(&wanted, &world.observed, &world.drains, Scope::All, config);
                 usize::from(!plan.is_empty())
             })
         }
@@ -281,8 +280,9 @@ impl World {
         let index = Recorded::new(self.facts.config());
         self.all = Indexed::build(&self.store, &self.facts, index);
         self.all.take_changed();
-        let changes = diff(&self.all.wanted(), &self.observed, Scope::All, self.facts.config());
-        self.observed.apply(&changes);
+        let wanted = self.all.wanted();
+        let plan = diff(&wanted, &self.observed, &self.drains, Scope::All, self.facts.config());
+        self.observed.apply(&plan, &wanted);
     }
 
     /// A whole pass for a change, without the kernel. Returns the number of operations on real and virtual servers.
@@ -290,8 +290,8 @@ impl World {
         let changed = self.store.upsert_slice(slice);
         self.all.refresh(&self.store, &self.facts, &changed);
         let changed = self.all.take_changed();
-        let changes = diff(&self.all.wanted(), &self.observed, Scope::Changed(&changed), self.facts.config());
-        let plan = plan(changes, &self.all.wanted(), &self.observed, &self.drains);
+        let (wanted, scope) = (self.all.wanted(), Scope::Changed(&changed));
+        let plan = diff(&wanted, &self.observed, &self.drains, scope, self.facts.config());
         for family in self.facts.config().families.iter() {
             black_box(Inputs::new(family, &self.all.wanted(), &self.facts, Capabilities::default()));
         }

@@ -39,11 +39,16 @@ pub enum Families {
 impl Families {
     /// The families that it includes.
     pub fn iter(self) -> impl Iterator<Item = Family> {
-        [Family::V4, Family::V6].into_iter().filter(move |family| match self {
-            Families::V4 => *family == Family::V4,
-            Families::V6 => *family == Family::V6,
+        Family::ALL.into_iter().filter(move |family| self.has(*family))
+    }
+
+    /// Whether it includes a family.
+    pub(crate) fn has(self, family: Family) -> bool {
+        match self {
+            Families::V4 => family == Family::V4,
+            Families::V6 => family == Family::V6,
             Families::Dual => true,
-        })
+        }
     }
 }
 

@@ -147,7 +147,7 @@ impl NodeFacts {
     /// Addresses on which health-check ports of a family are open, which are those of node ports. None in a family that
     /// is not served, or in which no address of this host serves node ports.
     pub fn health_checks_open_on(&self, family: Family) -> OpenOn {
-        let served = self.config.families.iter().any(|served| served == family);
+        let served = self.config.families.has(family);
         let addresses: Vec<IpAddr> = self.node_port_addresses(family).filter(|_| served).collect();
         match &self.config.node_port_addresses {
             NodePortAddresses::All if !addresses.is_empty() => OpenOn::All,

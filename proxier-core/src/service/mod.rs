@@ -285,7 +285,7 @@ pub(crate) fn compile_frontends(
     let mut compiled = Compiled::empty(key.clone(), CreationTime::UNKNOWN);
     let mut extras = Extras::NONE;
     let reserved = &facts.config.reserved;
-    for spec in specs.iter().filter(|spec| facts.config.families.iter().any(|family| family == spec.key.family())) {
+    for spec in specs.iter().filter(|spec| facts.config.families.has(spec.key.family())) {
         let refusal = reserved
             .refuses(&spec.key, facts)
             .or_else(|| reserved.refuses_address(&spec.key, spec.roles, &spec.cluster, facts));

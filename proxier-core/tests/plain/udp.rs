@@ -43,9 +43,9 @@ fn endpoints(world: &mut World, numbers: &[u8]) {
 
 /// Flows to forget on the way from the kernel's state to the wanted one; updates `observed`.
 fn step(world: &World, observed: &mut Observed, drains: &Drains) -> UdpServices {
-    let changes = diff(&world.wanted(), observed, Scope::All, &world.config);
-    observed.apply(&changes);
-    udp::stale(&changes, &world.wanted(), drains)
+    let plan = diff(&world.wanted(), observed, drains, Scope::All, &world.config);
+    observed.apply(&plan, &world.wanted());
+    udp::stale(&plan, &world.wanted(), drains)
 }
 
 fn place(address: &str, endpoints: &[u8]) -> UdpServices {
@@ -62,7 +62,7 @@ fn another_scheduler() {
     step(&world, &mut observed, &drains);
     world.config.ipvs.scheduler = ipvs::Scheduler::LeastConnection;
     world.restart();
-    assert!(!diff(&world.wanted(), &observed, Scope::All, &world.config).is_empty());
+    assert!(!diff(&world.wanted(), &observed, &drains, Scope::All, &world.config).is_empty());
     assert_eq!(step(&world, &mut observed, &drains), UdpServices::new());
 }
 
@@ -78,9 +78,9 @@ fn draining_endpoints_answer() {
     step(&world, &mut observed, &drains);
 
     endpoints(&mut world, &[2]);
-    let changes = diff(&world.wanted(), &observed, Scope::All, &world.config);
-    assert!(!changes.is_empty());
-    assert_eq!(udp::stale(&changes, &world.wanted(), &drains), UdpServices::new(), "it is going to drain");
+    let plan = diff(&world.wanted(), &observed, &drains, Scope::All, &world.config);
+    assert!(!plan.is_empty());
+    assert_eq!(udp::stale(&plan, &world.wanted(), &drains), UdpServices::new(), "it is going to drain");
     let key: VirtualServerKey = "UDP 10.96.0.10:53".parse().unwrap();
     let one: SocketAddr = "10.244.0.1:5353".parse().unwrap();
     drains.begin(key, one.into(), None, std::time::Duration::ZERO);
@@ -91,8 +91,8 @@ fn draining_endpoints_answer() {
     let draining = RealServer::new(one).with_weight(Weight::DRAIN);
     let server = ipvs::VirtualServer { key, config: observed.virtual_servers[&key].config };
     observed.insert(&server, [draining]);
-    let changes = diff(&world.wanted(), &observed, Scope::All, &world.config);
-    assert_eq!(udp::stale(&changes, &world.wanted(), &drains), place("10.96.0.10:53", &[1, 3]));
+    let plan = diff(&world.wanted(), &observed, &drains, Scope::All, &world.config);
+    assert_eq!(udp::stale(&plan, &world.wanted(), &drains), place("10.96.0.10:53", &[1, 3]));
 
     drains.forget(&key, &one.into());
     let answering = udp::answering(&key, &world.wanted(), &drains);
@@ -120,9 +120,9 @@ proptest! {
         let (before, after) = (before.wanted(), after.wanted());
         let config = Config::default();
         let mut observed = Observed::new();
-        observed.apply(&diff(&before, &observed, Scope::All, &config));
-        let changes = diff(&after, &observed, Scope::All, &config);
-        let stale = udp::stale(&changes, &after, &drains);
+        observed.apply(&diff(&before, &observed, &drains, Scope::All, &config), &before);
+        let plan = diff(&after, &observed, &drains, Scope::All, &config);
+        let stale = udp::stale(&plan, &after, &drains);
         let (old, new) = (udp::all(&before, &drains), udp::all(&after, &drains));
         let nobody = BTreeSet::new();
         // Endpoints that serve and were not selected have no flows.

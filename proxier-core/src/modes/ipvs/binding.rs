@@ -22,7 +22,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::diff::{Changes, Scope};
+use super::index::Scope;
 use super::observed::{Observed, is_single};
 use super::wanted::Wanted;
 use crate::config::Config;
@@ -91,23 +91,26 @@ impl Routes {
         !self.whole.iter().map(|network| (*network, self.source(network))).eq(there)
     }
 
-    /// Compares the routes of a scope. Routes of families that are not configured are not changed.
+    /// The routes of a scope to add and to delete. Those of families that are not configured are not changed.
     pub(crate) fn diff(
         &self,
         wanted: &Wanted<'_>,
         observed: &Observed,
-        (scope, config): (Scope<'_>, &Config),
-        changes: &mut Changes,
-    ) {
+        scope: Scope<'_>,
+        config: &Config,
+    ) -> [Vec<LocalRoute>; 2] {
+        let (mut add, mut delete) = (BTreeMap::new(), BTreeSet::new());
         let mut compare = |network: Network| {
             let source = self.source(&network);
             if self.wants(&network, wanted, config) {
                 if !observed.routes.is(&network, source) {
-                    changes.add_routes.insert(network, source);
+                    add.insert(network, source);
                 }
-            } else if observed.routes.has(&network) && in_scope(config, network.addr()) && !self.stays(&network, wanted)
+            } else if observed.routes.has(&network)
+                && config.families.has(Family::of(network.addr()))
+                && !self.stays(&network, wanted)
             {
-                changes.delete_routes.insert(network);
+                delete.insert(network);
             }
         };
         match scope {
@@ -119,6 +122,7 @@ impl Routes {
                 changed.addresses.union(&changed.elsewhere).copied().map(Network::from).for_each(compare);
             }
         }
+        [in_order(add), delete.into_iter().map(LocalRoute::new).collect()]
     }
 
     /// Whether an existing route stays because another interface got the address later: see [`Wanted::is_elsewhere`].
@@ -128,17 +132,13 @@ impl Routes {
 }
 
 /// Routes as a list, whole networks first.
-pub(super) fn in_order(routes: BTreeMap<Network, Option<IpAddr>>) -> Vec<LocalRoute> {
+fn in_order(routes: BTreeMap<Network, Option<IpAddr>>) -> Vec<LocalRoute> {
     let list = routes.into_iter().map(|(network, source)| LocalRoute { network, source });
     let (singles, mut whole): (Vec<LocalRoute>, Vec<LocalRoute>) = list.partition(|route| is_single(&route.network));
     whole.extend(singles);
     whole
 }
 
-fn in_scope(config: &Config, address: IpAddr) -> bool {
-    config.families.iter().any(|family| family == Family::of(address))
-}
-
 fn may_be_bound(address: IpAddr, config: &Config) -> bool {
-    in_scope(config, address) && is_usable_by_service(address)
+    config.families.has(Family::of(address)) && is_usable_by_service(address)
 }

@@ -4,12 +4,11 @@ use std::collections::BTreeSet;
 
 use iptables::{Dump, TableName};
 
-use crate::config::{Config, KernelNames, NamePrefix, RulesBy};
+use crate::config::{Config, Families, KernelNames, NamePrefix, RulesBy};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::index::Index;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::reading::{self, Records};
-use crate::modes::ipvs::record_applied::recall_marks;
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{guards, rules};
@@ -42,9 +41,7 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
 
 /// As [`cleanup`], except the kept chains.
 pub(crate) fn cleanup_but(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
-    let mut config = config.clone();
-    config.families = crate::config::Families::Dual;
-    let mut cleaned = Cleaned::default();
+    let (config, mut cleaned) = (of_both_families(config), Cleaned::default());
     let served = clean_virtual_servers(&config, ports, &mut cleaned);
     // Routes of proxies with other names look the same.
     if served && config.names == KernelNames::default() {
@@ -73,13 +70,15 @@ pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKeptIn<'_>, ports
     let mut cleaned = Cleaned::default();
     clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
     if config.ipvs.rules == RulesBy::Nftables {
-        let mut config = config.clone();
-        config.families = crate::config::Families::Dual;
-        clean_sets(&config, ports, &mut cleaned);
+        clean_sets(&of_both_families(config), ports, &mut cleaned);
     } else {
         guards::nft::cleanup(config, ports.tables, &mut cleaned);
     }
     cleaned
+}
+
+fn of_both_families(config: &Config) -> Config {
+    Config { families: Families::Dual, ..config.clone() }
 }
 
 fn clean_sets(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
@@ -99,9 +98,7 @@ fn clean_sets(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
 
 /// Frontends that this proxy's virtual servers serve: none without the device or routes for them.
 pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> ServedFrontends {
-    let mut config = config.clone();
-    config.families = crate::config::Families::Dual;
-    let mut served = ServedFrontends::default();
+    let (config, mut served) = (of_both_families(config), ServedFrontends::default());
     let may_have = match (read_host(ports.links), ports.routes.networks(RouteOwner::Ipvs)) {
         (Ok(host), Ok(routes)) => reading::has_device(&host, &config.names) || !routes.is_empty(),
         // Reading the existing objects decides.
@@ -153,7 +150,7 @@ fn read_all(config: &Config, wanted: &Wanted<'_>, ports: &mut Ports<'_>) -> Resu
             Err(error) => return Err(vec![Unread::new("local routes", error)]),
         }
     }
-    recall_marks(&mut observed, config);
+    observed.recall_marks(config);
     Ok(observed)
 }
 

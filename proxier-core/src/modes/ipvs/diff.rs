@@ -1,98 +1,43 @@
-//! Compares the desired state with the observed one. Pure. The result has no order; a plan decides when and how each
-//! change is made.
+//! Compares the desired state with the observed one: the one function for full passes and for changes, which differ in
+//! their scope. Pure. The result is a plan, in which each operation has its phase.
 
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use ipset::Element;
-use ipvs::model::{Protocol, VirtualServerConfig};
-use ipvs::{RealServer, RealServerKey, VirtualServerKey};
+use ipvs::model::{Protocol, VirtualServer, Weight};
+use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
 use crate::config::{Config, RulesBy};
-use crate::modes::ipvs::index::Changed;
+use crate::modes::ipvs::drain::Drains;
+pub use crate::modes::ipvs::index::Scope;
+use crate::modes::ipvs::lower::WantedServer;
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
-use crate::modes::ipvs::servers::RealServers;
+use crate::modes::ipvs::plan::{Phase, Plan, Stage};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
-use crate::modes::ipvs::wanted::{Wanted, WantedServer};
+use crate::modes::ipvs::wanted::Wanted;
 use crate::net::{Family, FrontendKey, Network};
+use crate::plan::step::Action;
 use crate::safeguard::{Kernel, Loss};
-use crate::snapshot::is_usable_by_service;
+use crate::snapshot::{ObjectKey, is_usable_by_service};
 
-/// Change to a virtual server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum VirtualServerChange {
-    /// Create the virtual server.
-    Add {
-        /// Its configuration.
-        config: VirtualServerConfig,
-        /// Its real servers; the list is shared with the desired one.
-        real_servers: RealServers,
-    },
-    /// Change the existing virtual server in place.
-    Update {
-        /// Its configuration, if that differs.
-        config: Option<VirtualServerConfig>,
-        /// Missing real servers.
-        add: Vec<RealServer>,
-        /// Existing real servers with another weight, method or limits, including draining ones that are desired again.
-        set: Vec<RealServer>,
-        /// Real servers that are no longer desired. A plan may let them drain first.
-        remove: Vec<RealServerKey>,
-    },
-    /// Delete the virtual server.
-    Delete,
-}
-
-/// Changes that the kernel needs.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Changes {
-    /// Missing sets.
-    pub create_sets: BTreeSet<SetKey>,
-    /// Missing entries.
-    pub add_entries: BTreeSet<(SetKey, Element)>,
-    /// Entries that are no longer desired.
-    pub delete_entries: BTreeSet<(SetKey, Element)>,
-    /// Addresses that the dummy device lacks.
-    pub add_addresses: BTreeSet<IpAddr>,
-    /// Addresses of the dummy device that are no longer desired.
-    pub delete_addresses: BTreeSet<IpAddr>,
-    /// Local routes that are missing or have another source. [`diff`] does not find them, because they depend on the
-    /// node ([`Routes`](super::binding::Routes)).
-    pub add_routes: BTreeMap<Network, Option<IpAddr>>,
-    /// Local routes that are no longer desired.
-    pub delete_routes: BTreeSet<Network>,
-    /// Virtual servers.
-    pub virtual_servers: BTreeMap<VirtualServerKey, VirtualServerChange>,
-}
-
-impl Changes {
-    /// Whether there are no changes.
-    pub fn is_empty(&self) -> bool {
-        *self == Changes::default()
-    }
-}
-
-/// Objects to compare.
-#[derive(Clone, Copy, Debug)]
-pub enum Scope<'a> {
-    /// Everything.
-    All,
-    /// Only what changed: costs O(changed). A missing set is created if it gets an entry.
-    Changed(&'a Changed),
-}
-
-/// Compares the objects of a scope.
+/// The operations that bring the objects of a scope to the desired state, without device, timeouts, routes, tables,
+/// rules and names.
 ///
 /// Families that are not configured are not changed. An undesired virtual server is deleted only if it is this proxy's
 /// ([`Observed::owns`]) and outside of [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs); [`foreign`] lists
 /// the others. Everything on the dummy device is this proxy's, except addresses that no Service can have, such as its
 /// link-local one. If addresses are bound by routes ([`Config::binds_by_routes`]), the device has none.
-pub fn diff(wanted: &Wanted<'_>, observed: &Observed, scope: Scope<'_>, config: &Config) -> Changes {
-    let mut diff = Diff { wanted, observed, config, changes: Changes::default() };
+///
+/// An undesired real server drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)), or if its TCP
+/// or UDP endpoint serves although others are selected. Draining means weight 0 first, and deletion once its
+/// connections have ended. One that is already draining is left to [`Drains`]; one that is desired again gets its
+/// weight back and is never deleted in between.
+pub fn diff(wanted: &Wanted<'_>, observed: &Observed, drains: &Drains, scope: Scope<'_>, config: &Config) -> Plan {
+    let (plan, serve, first) = (Plan::default(), BTreeMap::new(), BTreeSet::new());
+    let mut diff = Diff { wanted, observed, drains, config, plan, serve, first };
     match scope {
         Scope::All => diff.all(),
         Scope::Changed(changed) => {
@@ -100,14 +45,13 @@ pub fn diff(wanted: &Wanted<'_>, observed: &Observed, scope: Scope<'_>, config: 
             changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
             for key in &changed.virtual_servers {
                 match wanted.server(key) {
-                    Some(server) => diff.server(server),
+                    Some(server) => diff.server(&server),
                     None => diff.unwanted(*key),
                 }
             }
         }
     }
-    diff.keep_records();
-    diff.changes
+    diff.into_plan()
 }
 
 /// Virtual servers that are neither desired nor this proxy's to delete. Sorted.
@@ -123,18 +67,19 @@ pub fn foreign<'a>(
 fn may_delete(key: &VirtualServerKey, observed: &Observed, config: &Config) -> bool {
     let addr = key.addr().or_else(|| observed.frontend_of_mark(key).map(|frontend| frontend.address));
     let excluded = addr.is_some_and(|addr| config.ipvs.exclude_cidrs.iter().any(|network| network.contains(&addr)));
-    in_scope(config, key.family().into()) && !excluded && observed.owns(key)
-}
-
-fn in_scope(config: &Config, family: Family) -> bool {
-    config.families.iter().any(|configured| configured == family)
+    config.families.has(key.family().into()) && !excluded && observed.owns(key)
 }
 
 struct Diff<'a> {
     wanted: &'a Wanted<'a>,
     observed: &'a Observed,
+    drains: &'a Drains,
     config: &'a Config,
-    changes: Changes,
+    plan: Plan,
+    /// Operations on virtual servers that are served, by [`Rank`].
+    serve: BTreeMap<Rank, Vec<Operation>>,
+    /// Addresses of the Services that a node needs first.
+    first: BTreeSet<IpAddr>,
 }
 
 impl Diff<'_> {
@@ -150,23 +95,24 @@ impl Diff<'_> {
                 Some(there) => there.iter().chain(wanted.entries(set)).for_each(|element| self.entry(set, element)),
                 None => {
                     if !config.makes_only_needed_rules() || wanted.entries(set).next().is_some() {
-                        self.changes.create_sets.insert(set);
+                        self.plan.stage(Phase::Prepare).sets.insert(set);
                     }
-                    self.changes.add_entries.extend(wanted.entries(set).map(|element| (set, element.clone())));
+                    wanted.entries(set).for_each(|element| self.plan.entry(Action::Add, set, element.clone()));
                 }
             }
         }
         let as_wanted = !config.binds_by_routes() && wanted.addresses().eq(observed.addresses.iter().copied());
         if !as_wanted {
-            wanted.addresses().chain(observed.addresses.iter().copied()).for_each(|address| self.address(address));
+            let unwanted = observed.addresses.iter().copied().filter(|address| !wanted.has_address(*address));
+            wanted.addresses().chain(unwanted).for_each(|address| self.address(address));
         }
-        wanted.servers().for_each(|server| self.server(server));
+        wanted.servers().for_each(|server| self.server(&server));
         let unwanted = observed.virtual_servers.keys().filter(|key| !wanted.has_server(key));
         unwanted.for_each(|key| self.unwanted(*key));
     }
 
     fn entry(&mut self, set: SetKey, element: &Element) {
-        if !in_scope(self.config, set.family) {
+        if !self.config.families.has(set.family) {
             return;
         }
         let wanted = self.wanted.has_entry(set, element);
@@ -174,38 +120,71 @@ impl Diff<'_> {
         let there = entries.is_some_and(|entries| entries.contains(element));
         if wanted && !there {
             if entries.is_none() {
-                self.changes.create_sets.insert(set);
+                self.plan.stage(Phase::Prepare).sets.insert(set);
             }
-            self.changes.add_entries.insert((set, element.clone()));
+            self.plan.entry(Action::Add, set, element.clone());
         } else if there && !wanted {
-            self.changes.delete_entries.insert((set, element.clone()));
+            self.plan.entry(Action::Delete, set, element.clone());
         }
     }
 
     fn address(&mut self, address: IpAddr) {
-        if !in_scope(self.config, Family::of(address)) || !is_usable_by_service(address) {
+        if !self.config.families.has(Family::of(address)) || !is_usable_by_service(address) {
             return;
         }
         let by_routes = self.config.binds_by_routes();
         let wanted = self.wanted.has_address(address) && !by_routes;
         let there = self.observed.addresses.contains(&address);
         if wanted && !there {
-            self.changes.add_addresses.insert(address);
+            self.plan.stage(Phase::Serve).addresses.push(address);
         } else if there && !wanted && (by_routes || !self.wanted.is_elsewhere(address)) {
-            self.changes.delete_addresses.insert(address);
+            self.plan.stage(Phase::Clean).addresses.push(address);
         }
     }
 
-    fn server(&mut self, wanted: WantedServer) {
-        if !in_scope(self.config, wanted.key.family().into()) {
+    fn server(&mut self, wanted: &WantedServer) {
+        let key = wanted.key;
+        if !self.config.families.has(key.family().into()) {
             return;
         }
-        let key = wanted.key;
-        let change = match self.observed.virtual_servers.get(&key) {
-            Some(there) => update(&wanted, there),
-            None => Some(VirtualServerChange::Add { config: wanted.config, real_servers: wanted.real_servers }),
+        let there = self.observed.virtual_servers.get(&key);
+        let is_config_same = there.is_some_and(|there| there.config == wanted.config);
+        if is_config_same && there.is_some_and(|there| wanted.real_servers.is_same(&there.real_servers)) {
+            return;
+        }
+        let serve = match (rank(self.wanted.owner(&key), &key), key) {
+            (_, VirtualServerKey::Fwmark { .. }) => &mut self.plan.stage(Phase::Prepare).servers,
+            (rank, VirtualServerKey::Address { addr, .. }) => {
+                if rank != Rank::Other {
+                    self.first.insert(addr);
+                }
+                self.serve.entry(rank).or_default()
+            }
         };
-        self.changes.virtual_servers.extend(change.map(|change| (key, change)));
+        let server = VirtualServer { key, config: wanted.config };
+        let Some(there) = there else {
+            serve.push(Operation::AddVirtualServer(server));
+            serve.extend(wanted.real_servers.iter().map(|real| Operation::AddRealServer(key, real)));
+            return;
+        };
+        serve.extend((!is_config_same).then_some(Operation::UpdateVirtualServer(server)));
+        for real in real_servers(key, (wanted, there), serve) {
+            self.retire(key, real, there);
+        }
+    }
+
+    /// Lets an undesired real server drain, or deletes it.
+    fn retire(&mut self, key: VirtualServerKey, real: RealServerKey, there: &ObservedServer) {
+        let drained =
+            there.real_servers.get(&real).filter(|_| self.wanted.lets_drain(&key, &real, self.drains.policy()));
+        match drained {
+            Some(server) if server.config.weight != Weight::DRAIN => {
+                self.plan.retire_from(&key).push(Operation::UpdateRealServer(key, server.with_weight(Weight::DRAIN)));
+            }
+            Some(_) if self.drains.is_draining(&key, &real) => {}
+            Some(_) => self.plan.adopt_drains.push((key, real)),
+            None => self.plan.retire_from(&key).push(Operation::DeleteRealServer(key, real)),
+        }
     }
 
     fn unwanted(&mut self, key: VirtualServerKey) {
@@ -213,20 +192,18 @@ impl Diff<'_> {
         if !may_delete(&key, self.observed, self.config) {
             return;
         }
-        let change = if self.is_split_no_more(&key) && !there.real_servers.is_empty() {
-            let remove = there.real_servers.iter().map(|real| real.key).collect();
-            VirtualServerChange::Update { config: None, add: Vec::new(), set: Vec::new(), remove }
+        if self.is_split_no_more(&key) && !there.real_servers.is_empty() {
+            there.real_servers.iter().for_each(|real| self.retire(key, real.key, there));
         } else {
-            VirtualServerChange::Delete
-        };
-        self.changes.virtual_servers.insert(key, change);
+            self.plan.retire_from(&key).push(Operation::DeleteVirtualServer(key));
+        }
         // While a left-over node port exists, it is recorded as this proxy's: the set may have its port with other
         // addresses from now on.
         if self.observed.is_left_behind(&key)
-            && let Some(entry) = Observed::served_entry(&key)
+            && let Some((set, element)) = Observed::served_entry(&key)
         {
-            self.changes.add_entries.insert(entry.clone());
-            self.changes.delete_entries.insert(entry);
+            self.plan.entry(Action::Add, set, element.clone());
+            self.plan.entry(Action::Delete, set, element);
         }
     }
 
@@ -238,36 +215,49 @@ impl Diff<'_> {
         is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.is_drained(key)
     }
 
-    /// A record stays as long as its virtual server, since it shows that this is the proxy's own.
-    fn keep_records(&mut self) {
-        let (wanted, observed) = (self.wanted, self.observed);
-        let Changes { delete_entries, virtual_servers, .. } = &mut self.changes;
-        delete_entries.retain(|(set, element)| {
-            let is_record = set.kind == SetKind::SplitMark;
-            !is_record
-                || split::server_of(element).is_none_or(|server| {
-                    let goes = virtual_servers.get(&server) == Some(&VirtualServerChange::Delete);
-                    // One without a Frontend was replaced by another mark: a map has one for each.
-                    goes || !observed.virtual_servers.contains_key(&server) || wanted.frontend_key(&server).is_none()
-                })
-        });
+    fn into_plan(self) -> Plan {
+        let Diff { wanted, observed, mut plan, serve, first, .. } = self;
+        // A record stays as long as its virtual server, since it shows that this is the proxy's own.
+        let deleted = plan.deleted_servers();
+        let clean = plan.stage(Phase::Clean);
+        for (_, records) in clean.entries.iter_mut().filter(|(set, _)| set.kind == SetKind::SplitMark) {
+            records.retain(|record| {
+                // One without a Frontend was replaced by another mark: a map has one for each.
+                let may_go = |server: VirtualServerKey| {
+                    deleted.contains(&server)
+                        || !observed.virtual_servers.contains_key(&server)
+                        || wanted.frontend_key(&server).is_none()
+                };
+                split::server_of(record).is_none_or(may_go)
+            });
+        }
+        for phase in [Phase::Retire, Phase::RetireMarks] {
+            plan.stage(phase).servers.sort_by_key(Operation::virtual_server);
+        }
+        let stage = plan.stage(Phase::Serve);
+        stage.servers = serve.into_values().flatten().collect();
+        stage.addresses.sort_by_key(|address| !first.contains(address));
+        plan.stages.retain(|_, stage| *stage != Stage::default());
+        plan
     }
 }
 
-fn update(server: &WantedServer, observed: &ObservedServer) -> Option<VirtualServerChange> {
-    let config = (server.config != observed.config).then_some(server.config);
-    if config.is_none() && server.real_servers.is_same(&observed.real_servers) {
-        return None;
-    }
-    let (mut add, mut set, mut remove) = (Vec::new(), Vec::new(), Vec::new());
-    let (ours, theirs) = (&server.real_servers, &observed.real_servers);
+/// Adds the operations for real servers that are missing or differ, and returns those that are no longer desired.
+fn real_servers(
+    key: VirtualServerKey,
+    (wanted, observed): (&WantedServer, &ObservedServer),
+    serve: &mut Vec<Operation>,
+) -> Vec<RealServerKey> {
+    let (mut update, mut remove) = (Vec::new(), Vec::new());
+    let (ours, theirs) = (&wanted.real_servers, &observed.real_servers);
     let all_usual = ours.are_usual() && theirs.are_usual();
     // Both are sorted, so one pass with one comparison per step is enough.
     let (mut wanted, mut found) = (&**ours.keys(), &**theirs.keys());
-    while let ([key, later @ ..], [there, others @ ..]) = (wanted, found) {
-        match key.cmp(there) {
+    let add = |key_of| Operation::AddRealServer(key, ours.real_server(key_of));
+    while let ([real, later @ ..], [there, others @ ..]) = (wanted, found) {
+        match real.cmp(there) {
             Ordering::Less => {
-                add.push(ours.real_server(*key));
+                serve.push(add(*real));
                 wanted = later;
             }
             Ordering::Greater => {
@@ -275,78 +265,48 @@ fn update(server: &WantedServer, observed: &ObservedServer) -> Option<VirtualSer
                 found = others;
             }
             Ordering::Equal => {
-                if !all_usual && ours.real_server(*key) != theirs.real_server(*key) {
-                    set.push(ours.real_server(*key));
+                if !all_usual && ours.real_server(*real) != theirs.real_server(*real) {
+                    update.push(Operation::UpdateRealServer(key, ours.real_server(*real)));
                 }
                 (wanted, found) = (later, others);
             }
         }
     }
-    add.extend(wanted.iter().map(|key| ours.real_server(*key)));
+    serve.extend(wanted.iter().map(|real| add(*real)));
+    serve.append(&mut update);
     remove.extend(found.iter().map(|there| RealServerKey::from(*there)));
-    Some(VirtualServerChange::Update { config, add, set, remove })
+    remove
 }
 
-impl Observed {
-    /// Records changes as made.
-    pub fn apply(&mut self, changes: &Changes) {
-        for set in &changes.create_sets {
-            self.sets.entry(*set).or_default();
-        }
-        for (set, element) in &changes.add_entries {
-            self.sets.entry(*set).or_default().insert(element.clone());
-        }
-        for (set, element) in &changes.delete_entries {
-            if let Some(elements) = self.sets.get_mut(set) {
-                elements.remove(element);
-            }
-        }
-        self.addresses.extend(&changes.add_addresses);
-        for address in &changes.delete_addresses {
-            self.addresses.remove(address);
-        }
-        for (network, source) in &changes.add_routes {
-            self.routes.insert(*network, *source);
-        }
-        for network in &changes.delete_routes {
-            self.routes.remove(network);
-        }
-        for (key, change) in &changes.virtual_servers {
-            self.apply_virtual_server(*key, change);
-        }
-    }
+/// What a node needs first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    Kubernetes,
+    Dns,
+    Other,
+}
 
-    fn apply_virtual_server(&mut self, key: VirtualServerKey, change: &VirtualServerChange) {
-        match change {
-            VirtualServerChange::Add { config, real_servers } => {
-                let server = ObservedServer { config: *config, real_servers: real_servers.clone() };
-                self.virtual_servers.insert(key, server);
-            }
-            VirtualServerChange::Delete => {
-                self.virtual_servers.remove(&key);
-            }
-            VirtualServerChange::Update { config, add, set, remove } => {
-                let Some(server) = self.virtual_servers.get_mut(&key) else { return };
-                server.config = config.unwrap_or(server.config);
-                let stays = |of: &RealServer| !remove.contains(&of.key) && set.iter().all(|new| new.key != of.key);
-                let mut real_servers: Vec<RealServer> = server.real_servers.iter().filter(stays).collect();
-                real_servers.extend(add.iter().chain(set));
-                server.real_servers = RealServers::new(real_servers, None);
-            }
+fn rank(owner: Option<&ObjectKey>, key: &VirtualServerKey) -> Rank {
+    let Some(owner) = owner else { return Rank::Other };
+    match (owner.namespace(), key) {
+        ("default", _) if owner.name() == "kubernetes" => Rank::Kubernetes,
+        ("kube-system", VirtualServerKey::Address { port: 53, protocol: Protocol::Tcp | Protocol::Udp, .. }) => {
+            Rank::Dns
         }
+        _ => Rank::Other,
     }
 }
 
-/// Frontends that these changes remove. The virtual server of a mark does not count: its Frontend has another.
-pub fn losing(changes: &Changes) -> impl Iterator<Item = (FrontendKey, Loss)> {
-    changes.virtual_servers.iter().filter_map(|(key, change)| {
-        let loss = match change {
-            VirtualServerChange::Delete => Some(Loss::Everything),
-            VirtualServerChange::Update { remove, .. } if !remove.is_empty() => Some(Loss::Endpoints),
-            _ => None,
-        };
-        Some((FrontendKey::try_from(*key).ok()?, loss?))
-    })
+/// Frontends that a plan removes, or whose endpoints it does. The virtual server of a mark does not count: its Frontend
+/// has another.
+pub fn losing(plan: &Plan) -> impl Iterator<Item = (FrontendKey, Loss)> {
+    let retired = plan.stages.get(&Phase::Retire).into_iter().flat_map(|stage| &stage.servers);
+    let losses = retired.map(|operation| match operation {
+        Operation::DeleteVirtualServer(key) => (*key, Loss::Everything),
+        other => (other.virtual_server(), Loss::Endpoints),
+    });
+    let drained = plan.adopt_drains.iter().map(|(key, _)| (*key, Loss::Endpoints));
+    losses.chain(drained).filter_map(|(key, loss)| Some((FrontendKey::try_from(key).ok()?, loss)))
 }
 
 impl Kernel for Observed {
@@ -355,35 +315,32 @@ impl Kernel for Observed {
     }
 }
 
-/// Removes held-back deletions from the changes: those of virtual servers, their real servers, and the addresses and
-/// entries that they need. Desired virtual servers still follow their endpoints.
+/// Removes held-back deletions from a plan: those of virtual servers, their real servers, and the addresses and entries
+/// that they need. Desired virtual servers still follow their endpoints.
 ///
-/// These changes do not include iptables rules. Rules that guard what is held back must stay too:
+/// The plan has no iptables rules yet. Rules that guard what is held back must stay too:
 /// [`Kept`](crate::modes::ipvs::rules::Kept) lists them.
-pub fn hold(held: &BTreeSet<FrontendKey>, changes: &mut Changes, observed: &Observed) {
+pub fn hold(held: &BTreeSet<FrontendKey>, plan: &mut Plan, observed: &Observed) {
     let mut needs = Needs::default();
-    let marks: BTreeMap<FrontendKey, VirtualServerKey> =
-        observed.records().filter_map(|record| Some((split::recorded(record)?.0, split::server_of(record)?))).collect();
-    let of_mark = |frontend: &FrontendKey| marks.get(frontend).copied();
-    let all = |frontend: FrontendKey| [Some(frontend.into()), of_mark(&frontend)].into_iter().flatten();
-    for key in held.iter().copied().flat_map(all) {
-        needs.add(&key, observed);
-        match changes.virtual_servers.get_mut(&key) {
-            Some(VirtualServerChange::Delete) => drop(changes.virtual_servers.remove(&key)),
-            Some(VirtualServerChange::Update { config, add, set, remove }) => {
-                remove.clear();
-                if config.is_none() && add.is_empty() && set.is_empty() {
-                    changes.virtual_servers.remove(&key);
-                }
-            }
-            _ => {}
-        }
+    let records = observed.records().filter_map(|record| Some((split::recorded(record)?.0, split::server_of(record)?)));
+    let marks: BTreeMap<FrontendKey, VirtualServerKey> = records.collect();
+    let all = held.iter().flat_map(|key| [Some((*key).into()), marks.get(key).copied()]);
+    let all: BTreeSet<VirtualServerKey> = all.flatten().collect();
+    for key in &all {
+        needs.add(key, observed);
     }
-    changes.delete_addresses.retain(|address| !needs.address(address));
-    changes.delete_routes.retain(|network| !needs.any_in(network));
-    changes.delete_entries.retain(|(set, element)| !needs.entry(*set, element));
-    // Connections to it would be rejected although it keeps its real servers.
-    changes.add_entries.retain(|(set, element)| set.kind != SetKind::NoEndpoint || !needs.entry(*set, element));
+    for (phase, stage) in &mut plan.stages {
+        if phase.adds() {
+            // Connections to it would be rejected although it keeps its real servers.
+            stage.retain_entries(|set, element| set.kind != SetKind::NoEndpoint || !needs.entry(set, element));
+            continue;
+        }
+        stage.servers.retain(|operation| !all.contains(&operation.virtual_server()));
+        stage.addresses.retain(|address| !needs.address(address));
+        stage.routes.retain(|route| !needs.any_in(&route.network));
+        stage.retain_entries(|set, element| !needs.entry(set, element));
+    }
+    plan.adopt_drains.retain(|(key, _)| !all.contains(key));
 }
 
 /// Addresses and entries that must stay as long as some virtual servers do. They identify these as this proxy's, guard
@@ -444,5 +401,27 @@ impl Needs {
             Element::Port(ports) => self.node_ports.contains(&(set.family, ports.first())),
             _ => false,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Everything else on a node waits for the API server's address, and then for DNS.
+    #[test]
+    fn the_api_server_is_first_and_cluster_dns_second() {
+        let of = |namespace: &str, name: &str, key: &str| {
+            rank(Some(&ObjectKey::new(namespace, name)), &key.parse().unwrap())
+        };
+        assert_eq!(of("default", "kubernetes", "TCP 10.96.0.1:443"), Rank::Kubernetes);
+        assert_eq!(of("default", "web", "TCP 10.96.0.2:443"), Rank::Other);
+        assert_eq!(of("demo", "kubernetes", "TCP 10.96.0.3:443"), Rank::Other);
+        for key in ["UDP 10.96.0.10:53", "TCP 10.96.0.10:53"] {
+            assert_eq!(of("kube-system", "kube-dns", key), Rank::Dns, "{key}");
+            assert_eq!(of("demo", "dns", key), Rank::Other, "{key}");
+        }
+        assert_eq!(of("kube-system", "kube-dns", "TCP 10.96.0.10:9153"), Rank::Other, "metrics");
+        assert_eq!(rank(None, &"UDP 10.96.0.10:53".parse().unwrap()), Rank::Other);
     }
 }

@@ -64,25 +64,15 @@ impl Policy {
     }
 }
 
-/// A real server that was checked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct Checked {
-    /// The real server.
-    pub real: RealServerKey,
-    /// Connections at the last check; `None` before the first.
-    pub connections: Option<u64>,
-}
-
 /// The result of checking the draining real servers of a virtual server. Each list is sorted.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Verdicts {
     /// Real servers that may be deleted now: without connections, or past their deadline. They are returned at later
     /// checks too, until [`Drains::forget`] is called.
-    pub finished: Vec<Checked>,
+    pub finished: Vec<RealServerKey>,
     /// Real servers that still have connections.
-    pub waiting: Vec<Checked>,
+    pub waiting: Vec<RealServerKey>,
     /// Real servers that no longer exist in the kernel, and are forgotten.
     pub vanished: Vec<RealServerKey>,
     /// Members of `waiting` with a weight above 0: another program raised it, and it must be set to 0 again.
@@ -291,16 +281,13 @@ impl Drains {
                 drain.connections = Some(active.saturating_add(observed.inactive_connections.into()));
                 weight = observed.server.config.weight;
             }
-            let (real, connections) = (*real, drain.connections);
             // The deadline is reported. From now on every check returns it, so that a failed deletion is retried.
             drain.is_over = drain.deadline.is_some_and(|deadline| deadline <= now);
-            if drain.is_over || listed.is_some() && connections == Some(0) {
-                verdicts.finished.push(Checked { real, connections });
+            if drain.is_over || listed.is_some() && drain.connections == Some(0) {
+                verdicts.finished.push(*real);
             } else {
-                verdicts.waiting.push(Checked { real, connections });
-                if weight != Weight::DRAIN {
-                    verdicts.takes_connections.push(real);
-                }
+                verdicts.waiting.push(*real);
+                verdicts.takes_connections.extend((weight != Weight::DRAIN).then_some(*real));
             }
         }
         watch.pause = self.policy.pause_after(watch.pause);

@@ -1,6 +1,5 @@
 //! Counts objects that Frontends and Services share, and tracks changes since the last write.
 
-use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -9,7 +8,7 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 
-use super::lower::{entries_of_mark, frontend_entries, needs_entries, service_entries};
+use super::lower::{WantedServer, entries_of_mark, frontend_entries, needs_entries, real_servers, service_entries};
 use super::observed::Observed;
 use super::sets::SetKey;
 use super::split::{self, Marks};
@@ -18,7 +17,6 @@ use crate::modes::shared::frontends::{count, uncount};
 use crate::net::{EndpointKey, FrontendKey};
 use crate::pack::pack;
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver};
-use crate::snapshot::Balancing;
 
 /// Objects that Frontends and Services share. An update costs O(changed Services).
 ///
@@ -64,30 +62,19 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Anything may have changed.
-    pub fn all() -> Self {
-        Changed { is_all: true, ..Changed::default() }
-    }
-
     /// Whether anything may have changed.
     pub fn is_all(&self) -> bool {
         self.is_all
     }
+}
 
-    /// Whether there are no changes.
-    pub fn is_empty(&self) -> bool {
-        *self == Changed::default()
-    }
-
-    /// Adds what a later update changed. Something that changed back stays listed: it is checked, and may not differ.
-    pub fn extend(&mut self, later: Changed) {
-        let Changed { virtual_servers, addresses, elsewhere, entries, is_all } = later;
-        self.is_all |= is_all;
-        self.virtual_servers.extend(virtual_servers);
-        self.addresses.extend(addresses);
-        self.elsewhere.extend(elsewhere);
-        self.entries.extend(entries);
-    }
+/// Objects to compare.
+#[derive(Clone, Copy, Debug)]
+pub enum Scope<'a> {
+    /// Everything.
+    All,
+    /// Only what changed: costs O(changed). A missing set is created if it gets an entry.
+    Changed(&'a Changed),
 }
 
 /// Records a change. What changes twice has not changed.
@@ -109,49 +96,74 @@ pub struct Recorded {
 impl Recorded {
     /// Creates an index without Services.
     pub fn new(config: &Config) -> Self {
-        Recorded { index: Index::new(config), changed: Changed::all() }
+        Recorded { index: Index::new(config), changed: Changed { is_all: true, ..Changed::default() } }
     }
 }
 
 impl FrontendObserver for Recorded {
+    /// Applies a change of a Service's entries that belong to no Frontend.
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
-        self.index.follow_service(&mut self.changed, before, after);
+        let Recorded { index, changed } = self;
+        let entries = |compiled: &Compiled| service_entries(compiled, index.only_needed);
+        let (before, after) = (before.map(entries), after.map(entries));
+        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
+        for (entries, adds) in [(after.difference(&before), true), (before.difference(&after), false)] {
+            for (set, element) in entries {
+                if index.count_entry(*set, element, adds) && !changed.is_all {
+                    toggle(&mut changed.entries, (*set, element.clone()));
+                }
+            }
+        }
     }
 
+    /// Applies a change of a Frontend. What stays is added before it is removed, so that its count never reaches zero.
     fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>) {
+        let Recorded { index, changed } = self;
         let [before, after] = [before, after].map(|of| of.map(|frontend| &**frontend));
-        self.index.follow(&mut self.changed, before, after);
-    }
-}
-
-/// What a virtual server and its real servers depend on.
-#[derive(PartialEq, Eq)]
-struct ServerInputs<'a> {
-    affinity_secs: Option<u32>,
-    balancing: Option<&'a Balancing>,
-    returns_directly: bool,
-    endpoints: &'a [EndpointKey],
-    /// Endpoints for outside clients, if these have their own list.
-    outside: Option<&'a [EndpointKey]>,
-    /// The virtual server of its mark.
-    mark: Option<VirtualServerKey>,
-    weights: Option<&'a [(EndpointKey, u16)]>,
-    /// Endpoints that may be among the real servers until their flows end.
-    unselected: Option<&'a [EndpointKey]>,
-}
-
-impl<'a> ServerInputs<'a> {
-    fn from_frontend(frontend: &'a Frontend, mark: Option<VirtualServerKey>) -> Self {
-        let is_split = mark.is_some() && frontend.can_split();
-        ServerInputs {
-            mark,
-            affinity_secs: frontend.affinity_secs,
-            balancing: frontend.balancing.as_deref(),
-            returns_directly: frontend.returns_directly,
-            endpoints: if is_split { &frontend.cluster } else { frontend.endpoints() },
-            outside: is_split.then_some(&*frontend.local),
-            weights: frontend.weights.as_deref(),
-            unselected: frontend.unselected.as_deref(),
+        let Some(frontend) = after.or(before).map(|frontend| frontend.key) else { return };
+        let key = VirtualServerKey::from(frontend);
+        let is_all = changed.is_all;
+        let servers = |index: &Index, of: Option<&Frontend>| {
+            let (mark, of) = (index.marks.server(&frontend), of.filter(|_| !is_all));
+            let servers = [Some(key), mark].map(|key| index.lower(key?, of?));
+            // Endpoints that are not selected may be among the real servers until their flows end.
+            (servers, of.and_then(|of| of.unselected.clone()))
+        };
+        let mark_before = before.and_then(|before| index.mark_of(before));
+        let servers_before = servers(index, before);
+        if after.is_some_and(|after| index.splits(after)) {
+            index.marks.give(frontend);
+        }
+        let mark_after = after.and_then(|after| index.mark_of(after));
+        index.note_unmarked(&frontend, after);
+        if servers_before != servers(index, after) {
+            // Also one that drains.
+            let mark = index.marks.server(&frontend);
+            changed.virtual_servers.extend(mark.into_iter().chain([key]));
+        }
+        let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
+        match (is_barred(before), is_barred(after)) {
+            (false, true) => drop(index.barred.insert(key)),
+            (true, false) => drop(index.barred.remove(&key)),
+            _ => {}
+        }
+        for (frontend, mark, adds) in [(after, mark_after, true), (before, mark_before, false)] {
+            let Some(frontend) = frontend else { continue };
+            let address = frontend.key.address;
+            let follow = |counts: &mut BTreeMap<IpAddr, usize>| {
+                if adds { count(counts, address) } else { uncount(counts, &address) }
+            };
+            if frontend.is_virtual() && follow(&mut index.addresses) && !is_all {
+                toggle(&mut changed.addresses, address);
+            }
+            if frontend.is_elsewhere() && follow(&mut index.elsewhere) && !is_all {
+                toggle(&mut changed.elsewhere, address);
+            }
+            for (set, element) in index.entries_of(frontend, mark) {
+                if index.count_entry(set, &element, adds) && !is_all {
+                    toggle(&mut changed.entries, (set, element));
+                }
+            }
         }
     }
 }
@@ -199,79 +211,15 @@ impl Index {
             if before == after {
                 continue;
             }
-            let entries = |server| match server {
-                Some(VirtualServerKey::Fwmark { mark, .. }) => entries_of_mark(frontend, mark).to_vec(),
-                _ => Vec::new(),
-            };
-            // Everything is compared.
-            let notes = &mut Changed::all();
-            for (set, element) in entries(after) {
-                self.count_entry(set, element, notes);
-            }
-            for (set, element) in entries(before) {
-                self.uncount_entry(set, &element, notes);
+            for (server, adds) in [(after, true), (before, false)] {
+                let Some(VirtualServerKey::Fwmark { mark, .. }) = server else { continue };
+                for (set, element) in entries_of_mark(frontend, mark) {
+                    self.count_entry(set, &element, adds);
+                }
             }
         }
         for frontend in &marked {
             self.note_unmarked(&frontend.key, Some(frontend));
-        }
-    }
-
-    /// Applies a change of a Service's entries that belong to no Frontend.
-    fn follow_service(&mut self, changed: &mut Changed, before: Option<&Compiled>, after: Option<&Compiled>) {
-        let entries = |compiled: &Compiled| service_entries(compiled, self.only_needed);
-        let (before, after) = (before.map(entries), after.map(entries));
-        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
-        for (set, element) in after.difference(&before) {
-            self.count_entry(*set, element.clone(), changed);
-        }
-        for (set, element) in before.difference(&after) {
-            self.uncount_entry(*set, element, changed);
-        }
-    }
-
-    /// Applies a change of a Frontend. What stays is added before it is removed, so that its count never reaches zero.
-    fn follow(&mut self, changed: &mut Changed, before: Option<&Frontend>, after: Option<&Frontend>) {
-        let Some(frontend) = after.or(before).map(|frontend| frontend.key) else { return };
-        let key = VirtualServerKey::from(frontend);
-        let index = self;
-        let mark_before = before.and_then(|before| index.mark_of(before));
-        if after.is_some_and(|after| index.splits(after)) {
-            index.marks.give(frontend);
-        }
-        let mark_after = after.and_then(|after| index.mark_of(after));
-        index.note_unmarked(&frontend, after);
-        let before_it = before.map(|before| ServerInputs::from_frontend(before, mark_before));
-        if !changed.is_all && before_it != after.map(|after| ServerInputs::from_frontend(after, mark_after)) {
-            // Also one that drains.
-            let mark = index.marks.server(&frontend);
-            changed.virtual_servers.extend(mark.into_iter().chain([key]));
-        }
-        let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
-        match (is_barred(before), is_barred(after)) {
-            (false, true) => drop(index.barred.insert(key)),
-            (true, false) => drop(index.barred.remove(&key)),
-            _ => {}
-        }
-        for (frontend, mark, adds) in [(after, mark_after, true), (before, mark_before, false)] {
-            let Some(frontend) = frontend else { continue };
-            let address = frontend.key.address;
-            let follow = |counts: &mut BTreeMap<IpAddr, usize>| {
-                if adds { count(counts, address) } else { uncount(counts, &address) }
-            };
-            if frontend.is_virtual() && follow(&mut index.addresses) && !changed.is_all {
-                toggle(&mut changed.addresses, address);
-            }
-            if frontend.is_elsewhere() && follow(&mut index.elsewhere) && !changed.is_all {
-                toggle(&mut changed.elsewhere, address);
-            }
-            for (set, element) in index.entries_of(frontend, mark) {
-                if adds {
-                    index.count_entry(set, element, changed);
-                } else {
-                    index.uncount_entry(set, &element, changed);
-                }
-            }
         }
     }
 
@@ -282,29 +230,26 @@ impl Index {
         frontend_entries(frontend, self.by_table, mark)
     }
 
-    fn count_entry(&mut self, set: SetKey, element: Element, changed: &mut Changed) {
-        match self.sets.entry(set).or_default().entry(element) {
-            Entry::Occupied(mut count) => *count.get_mut() = count.get().saturating_add(1),
-            Entry::Vacant(place) => {
-                if !changed.is_all {
-                    toggle(&mut changed.entries, (set, place.key().clone()));
-                }
-                place.insert(1);
-            }
+    /// Counts or uncounts an entry. Returns whether it is the first, or was the last.
+    fn count_entry(&mut self, set: SetKey, element: &Element, adds: bool) -> bool {
+        if adds {
+            return count(self.sets.entry(set).or_default(), element.clone());
         }
-    }
-
-    fn uncount_entry(&mut self, set: SetKey, element: &Element, changed: &mut Changed) {
-        let Some(elements) = self.sets.get_mut(&set) else { return };
-        if uncount(elements, element) && !changed.is_all {
-            toggle(&mut changed.entries, (set, element.clone()));
-        }
+        let Some(elements) = self.sets.get_mut(&set) else { return false };
+        let was_last = uncount(elements, element);
         if elements.is_empty() {
             self.sets.remove(&set);
         }
+        was_last
     }
 
-    pub(super) fn config(&self, frontend: &Frontend) -> VirtualServerConfig {
+    /// One of a Frontend's virtual servers, if it has that one.
+    pub(super) fn lower(&self, key: VirtualServerKey, frontend: &Frontend) -> Option<WantedServer> {
+        let real_servers = real_servers(frontend, self.endpoints(&key, frontend)?.clone());
+        Some(WantedServer { key, config: self.config(frontend), real_servers })
+    }
+
+    fn config(&self, frontend: &Frontend) -> VirtualServerConfig {
         let mut config = self.server;
         config.persistence = frontend.affinity_secs.map(Persistence::new);
         if let Some(weights) = &frontend.weights {

@@ -2,10 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU32;
+use std::sync::Arc;
 
 use ipset::{Element, IpSpan, Ports};
-use ipvs::{RealServerKey, VirtualServerKey};
+use ipvs::model::{RealServerConfig, Thresholds, VirtualServerConfig};
+use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
 
+use super::servers::RealServers;
 use super::sets::{SetKey, SetKind};
 use super::split;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
@@ -66,6 +69,37 @@ impl From<RealServerKey> for EndpointKey {
     fn from(key: RealServerKey) -> Self {
         EndpointKey { address: key.addr, port: key.port }
     }
+}
+
+/// A desired virtual server.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WantedServer {
+    /// Key of the virtual server.
+    pub key: VirtualServerKey,
+    /// Its configuration.
+    pub config: VirtualServerConfig,
+    /// Its real servers.
+    pub real_servers: RealServers,
+}
+
+impl WantedServer {
+    /// The virtual server.
+    pub fn virtual_server(&self) -> VirtualServer {
+        VirtualServer { key: self.key, config: self.config }
+    }
+}
+
+/// The real servers of a Frontend at these endpoints.
+pub(super) fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
+    let mut config = RealServerConfig::default();
+    if let Some(asked) = &frontend.balancing {
+        config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
+        // The kernel uses three quarters of it as the lower limit if that is 0.
+        let most = asked.max_connections.map_or(0, NonZeroU32::get);
+        config.thresholds = Thresholds::new(most, 0).unwrap_or_default();
+    }
+    RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
 }
 
 /// A network in the form of entries.

@@ -22,9 +22,9 @@ mod insides {
     pub(super) mod lower;
     pub(super) mod mode;
     pub mod observed;
+    pub(super) mod pass_plan;
     pub mod plan;
     pub mod reading;
-    pub(super) mod record_applied;
     pub mod rules;
     pub mod servers;
     pub(super) mod split;

@@ -4,19 +4,21 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use ipvs::VirtualServerKey;
+use ipvs::model::Weight;
+use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
-use super::apply::apply;
+use super::apply::{Effects, apply};
 use super::binding::Routes;
 use super::diff::{Scope, diff, foreign, hold, losing};
-use super::drain::Verdicts;
 use super::guards::{Guards, migrate_backend};
+use super::index::Changed;
 use super::observed::{BoundRoutes, Observed};
-use super::plan::{PassPlan, Phase, Plan, build_plan};
-use super::reading::{self, PassInputs, Records};
-use super::record_applied::recall_marks;
+use super::pass_plan::{complete, flows_to_forget};
+use super::plan::{Phase, Plan};
+use super::reading::{self, Listed, Records};
 use super::rules;
-use super::state::{Differences, Mode, Servers};
+use super::state::{Mode, Servers};
+use crate::backoff::RulesRetry;
 use crate::config::{Binding, Families};
 use crate::modes::shared::sysctls;
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
@@ -70,29 +72,33 @@ impl Mode {
         self.note_leaving(&pass);
         self.time_drains(&pass);
         let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
-        let differences = self.compare(pass, &routes, hold, report)?;
+        let (mut plan, kept) = self.compare(pass, &routes, hold, report)?;
         report.limited = self.limited(&routes, pass);
-        let readings = reading::read_rest(self, pass, &differences, report, ports);
+        let readings = reading::read_rest(self, pass, &kept, report, ports);
         if let Guards::Programs(programs) = &mut self.guards {
             programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
         }
-        let verdicts = self.judge_drains(pass.desired, &readings, pass.now);
-        let PassPlan { plan, forget, unread, drift } = build_plan(self, pass, differences, &readings, &verdicts)?;
-        report.unread.extend(unread);
-        report.drift = drift;
+        let drained = self.judge_drains(&pass, &readings.draining);
+        let forget = flows_to_forget(self, pass, &plan);
+        for operation in drained {
+            plan.retire_from(&operation.virtual_server()).push(operation);
+        }
+        complete(self, pass, (&mut plan, &kept), &readings, report);
         if pass.full {
             report.drift.append(&mut self.restored);
         }
         Some(Prepared::new(plan, forget))
     }
 
+    /// The differences from the desired state, without what is held back, and the objects that stay although they are
+    /// not desired.
     fn compare(
         &self,
         pass: Pass<'_>,
         routes: &Routes,
         hold_back: Hold<'_>,
         report: &mut Report,
-    ) -> Option<Differences> {
+    ) -> Option<(Plan, rules::Kept)> {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
@@ -100,19 +106,21 @@ impl Mode {
         if pass.full {
             report.foreign = foreign(wanted, observed, config).map(|key| key.to_string()).collect();
         }
-        let mut changes = diff(wanted, observed, scope(pass.full), config);
+        let mut plan = diff(wanted, observed, &self.drains, scope(pass.full), config);
         let all_routes = pass.full || self.new_facts || routes.differ_in_whole(observed);
-        routes.diff(wanted, observed, (scope(all_routes), config), &mut changes);
-        let held = hold_back(losing(&changes).collect(), observed);
+        let [add, delete] = routes.diff(wanted, observed, scope(all_routes), config);
+        plan.stage(Phase::Serve).routes = add;
+        plan.stage(Phase::Clean).routes = delete;
+        let held = hold_back(losing(&plan).collect(), observed);
         if !held.is_empty() {
-            hold(&held, &mut changes, observed);
+            hold(&held, &mut plan, observed);
         }
-        migrate_backend::carry_over(self.guards.by_table(), wanted, observed, &mut changes);
+        migrate_backend::carry_over(self.guards.by_table(), wanted, observed, &mut plan);
         let kept = match &self.guards {
-            Guards::Programs(_) => rules::Kept::new(&self.leaving, &changes, observed),
+            Guards::Programs(_) => rules::Kept::new(&self.leaving, plan.deleted_entries(), observed),
             Guards::Nft(_) => rules::Kept::default(),
         };
-        Some(Differences { changes, kept })
+        Some((plan, kept))
     }
 
     /// Updates drain times, and which endpoints serve.
@@ -128,33 +136,38 @@ impl Mode {
         }
     }
 
-    /// Evaluates the draining real servers that were listed.
-    fn judge_drains(
-        &mut self,
-        desired: &Desired,
-        readings: &PassInputs,
-        now: Moment,
-    ) -> Vec<(VirtualServerKey, Verdicts)> {
-        let mut all = Vec::new();
-        for (key, listed) in &readings.draining {
+    /// Evaluates the draining real servers that were listed, and returns the operations for them. Those of a mark that
+    /// is not used any more drain, too.
+    fn judge_drains(&mut self, pass: &Pass<'_>, listed: &[Listed]) -> Vec<Operation> {
+        let wanted = self.recorded.index.wanted(pass.desired);
+        let mut operations = Vec::new();
+        for (key, listed) in listed {
             let verdicts = match listed {
-                Ok(listed) => self.drains.observe(key, listed, now),
+                Ok(listed) => self.drains.observe(key, listed, pass.now),
                 Err(error) if error.kind() == PortErrorKind::NotFound => {
                     // Another program deleted the virtual server with all its real servers.
                     self.drains.forget_virtual_server(key);
                     continue;
                 }
-                Err(_) => self.drains.observe_failed(key, now),
+                Err(_) => self.drains.observe_failed(key, pass.now),
             };
-            let watched = verdicts.finished.iter().map(|finished| finished.real);
-            for real in watched.chain(verdicts.waiting.iter().map(|waiting| waiting.real)) {
-                if self.recorded.index.wanted(desired).has_real_server(key, &real) {
-                    self.drains.forget(key, &real);
-                }
+            let is_wanted = |real: &RealServerKey| wanted.has_real_server(key, real);
+            for real in verdicts.finished.iter().chain(&verdicts.waiting).filter(|real| is_wanted(real)) {
+                self.drains.forget(key, real);
             }
-            all.push((*key, verdicts));
+            if !wanted.is_drained(key) {
+                continue;
+            }
+            let finished = verdicts.finished.iter().filter(|real| !is_wanted(real));
+            operations.extend(finished.map(|real| Operation::DeleteRealServer(*key, *real)));
+            // A full pass has already compared the weights.
+            let listed = listed.iter().flatten().filter(|_| !pass.full).map(|listed| listed.server);
+            let takes = |real: &RealServerKey| verdicts.takes_connections.contains(real) && !is_wanted(real);
+            let raised = listed.filter(|server| takes(&server.key));
+            operations
+                .extend(raised.map(|server| Operation::UpdateRealServer(*key, server.with_weight(Weight::DRAIN))));
         }
-        all
+        operations
     }
 
     /// Whether routes were removed that rules still allow for, since a guard is removed after the routes that it
@@ -167,6 +180,64 @@ impl Mode {
             let guarded = self.guards.guarded_networks(Family::of(network.addr()));
             guarded.is_some_and(|guarded| !self.by_routes() || guarded.contains(network))
         })
+    }
+
+    /// Records which virtual servers are this proxy's now, and which must still be served.
+    pub(super) fn note_virtual_servers(&mut self, plan: &Plan) {
+        self.recorded.changed = Changed::default();
+        let Some(observed) = &self.observed else { return };
+        self.unmade.retain(|key| !observed.virtual_servers.contains_key(key));
+        // Virtual servers that wait for rules or entries are served by the pass that writes those.
+        for key in plan.guarded.iter().filter(|key| !observed.virtual_servers.contains_key(key)) {
+            self.recorded.changed.virtual_servers.insert(*key);
+            if let VirtualServerKey::Address { addr, .. } = key {
+                self.recorded.changed.addresses.insert(*addr);
+            }
+        }
+    }
+
+    /// Records which rules or layouts the kernel has, what it turned out to lack, and when to retry. `skipped`:
+    /// families that are not in the plan may have changed.
+    pub(super) fn note_guards(
+        &mut self,
+        plan: &mut Plan,
+        effects: &Effects,
+        skipped: bool,
+        clock: &dyn Fn() -> Moment,
+    ) {
+        let programs = match &mut self.guards {
+            Guards::Programs(programs) => programs,
+            Guards::Nft(tables) => {
+                tables.forget_found();
+                tables.written = std::mem::take(&mut plan.layouts);
+                tables.written.retain(|family, _| !effects.unwritten.contains_key(family));
+                return;
+            }
+        };
+        programs.rules.retain(|family, _| !skipped || plan.inputs.contains_key(family));
+        // Do not retry what this kernel turned out to lack.
+        for (family, capabilities) in &effects.reduced {
+            programs.capabilities.physdev &= capabilities.physdev;
+            programs.capabilities.ipvs &= capabilities.ipvs;
+            if let Some(taken) = plan.inputs.get_mut(family) {
+                taken.capabilities = *capabilities;
+            }
+        }
+        for (family, inputs) in std::mem::take(&mut plan.inputs) {
+            let Some(kind) = effects.unwritten.get(&family) else {
+                programs.rules.insert(family, inputs);
+                programs.retry.remove(&family);
+                continue;
+            };
+            // If the lock was not available, or it was skipped, nothing changed. After another failure one table may be
+            // as desired and another not.
+            if !matches!(kind, PortErrorKind::Busy | PortErrorKind::Skipped) {
+                programs.rules.remove(&family);
+            }
+            let seed = self.seed;
+            let retry = programs.retry.entry(family).or_insert_with(|| RulesRetry::new(seed));
+            retry.failed(clock());
+        }
     }
 }
 
@@ -246,7 +317,7 @@ impl modes::Mode for Mode {
         self.remembered.restore_into(&mut observed);
         observed.is_first = !self.has_taken_over;
         if observed.is_first {
-            recall_marks(&mut observed, config);
+            observed.recall_marks(config);
         }
         self.recorded.index.settle_marks(desired, &observed);
         self.observed = Some(observed);

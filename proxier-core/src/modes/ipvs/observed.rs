@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::num::NonZeroU32;
 
 use ipset::{Element, IpSpan, Ports, SetType};
 use ipvs::model::{Protocol, VirtualServerConfig};
 use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
+use crate::config::Config;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
@@ -21,13 +23,6 @@ pub struct ObservedServer {
     pub config: VirtualServerConfig,
     /// Its real servers. Shares their list with the desired one if both are equal.
     pub real_servers: RealServers,
-}
-
-impl ObservedServer {
-    /// Its real server with this key.
-    pub fn real_server(&self, key: &RealServerKey) -> Option<RealServer> {
-        self.real_servers.get(key)
-    }
 }
 
 /// The kernel's state: all virtual servers of any program, but only own addresses and sets.
@@ -217,6 +212,28 @@ impl Observed {
         entry_of(key, kind).filter(|(set, element)| self.has_entry(*set, element))
     }
 
+    /// Recognizes virtual servers of marks whose records were deleted with their table, for a process that has just
+    /// started or a cleanup.
+    pub(super) fn recall_marks(&mut self, config: &Config) {
+        if self.addresses.is_empty() && self.routes.is_empty() {
+            return;
+        }
+        let recorded: BTreeSet<VirtualServerKey> = self.records().filter_map(split::server_of).collect();
+        let has_table = |key: &VirtualServerKey| {
+            let set = SetKey::new(key.family().into(), SetKind::SplitMark);
+            self.sets.contains_key(&set) || self.before.contains_key(&set)
+        };
+        let of_marks = self.virtual_servers.keys().filter(|key| key.addr().is_none());
+        let lost = of_marks.filter(|key| !recorded.contains(key) && !has_table(key)).copied().collect::<BTreeSet<_>>();
+        if lost.is_empty() {
+            return;
+        }
+        for (place, mark) in recall(config, &lost, &self.virtual_servers) {
+            let (set, element) = split::record(&place, mark);
+            self.before.entry(set).or_default().insert(element);
+        }
+    }
+
     /// Rebuilds everything to release memory. Call it after a large change.
     pub fn compact(&mut self) {
         pack(&mut self.virtual_servers);
@@ -225,6 +242,51 @@ impl Observed {
         pack(&mut self.host_addresses);
         self.sets.values_mut().for_each(pack);
     }
+}
+
+/// Number of a Frontend's first choices by which it is recognized.
+const RECOGNISED_BY: usize = 16;
+
+/// Frontends of virtual servers of marks whose records are lost, found by their marks alone: a mark follows from the
+/// place, and a place has at most one. Places are those of virtual servers of addresses. If several have a mark of one
+/// place, the one counts that shares an endpoint with a virtual server of an address, or none.
+fn recall(
+    config: &Config,
+    lost: &BTreeSet<VirtualServerKey>,
+    servers: &BTreeMap<VirtualServerKey, ObservedServer>,
+) -> Vec<(FrontendKey, NonZeroU32)> {
+    let mut marks = split::Marks::new(config.ipvs.mark_range, config.masquerade_bit);
+    let places = servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok());
+    // Few candidates have one of these marks.
+    let ways = places.filter_map(|place| {
+        let candidates = marks.candidates(&place).take(RECOGNISED_BY);
+        let there: Vec<NonZeroU32> =
+            candidates.filter(|mark| lost.contains(&split::key(place.family(), *mark))).collect();
+        (!there.is_empty()).then_some((place, there))
+    });
+    let ways: Vec<(FrontendKey, Vec<NonZeroU32>)> = ways.collect();
+    if ways.is_empty() {
+        return Vec::new();
+    }
+    let of_addresses = servers.iter().filter(|(key, _)| key.addr().is_some());
+    let endpoints: BTreeSet<RealServerKey> =
+        of_addresses.flat_map(|(_, server)| server.real_servers.iter()).map(|real| real.key).collect();
+    let is_likely = |server: &VirtualServerKey| {
+        let reals = servers.get(server).map(|server| &server.real_servers);
+        reals.is_none_or(|reals| reals.is_empty() || reals.iter().any(|real| endpoints.contains(&real.key)))
+    };
+    for likely in [true, false] {
+        for (place, there) in &ways {
+            let it = |mark: &&NonZeroU32| {
+                let server = split::key(place.family(), **mark);
+                is_likely(&server) == likely && marks.is_free(&server)
+            };
+            if let (false, Some(mark)) = (marks.of.contains_key(place), there.iter().find(it)) {
+                marks.insert(*place, *mark);
+            }
+        }
+    }
+    marks.of.into_iter().collect()
 }
 
 /// Whether it is one address.

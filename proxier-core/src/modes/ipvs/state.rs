@@ -6,7 +6,6 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 use ipvs::model::TimeoutsUpdate;
 
-use super::diff::Changes;
 use super::drain::{self, Drains};
 use super::guards::nft::Tables;
 use super::guards::{Guards, Programs};
@@ -74,13 +73,6 @@ pub(crate) struct Servers<'a> {
     pub(crate) wanted: Wanted<'a>,
     pub(crate) observed: Option<&'a Observed>,
     pub(crate) drains: &'a Drains,
-}
-
-/// Differences between the desired and the observed state.
-pub(super) struct Differences {
-    pub(super) changes: Changes,
-    /// Objects that stay although they are not desired.
-    pub(super) kept: rules::Kept,
 }
 
 impl Mode {

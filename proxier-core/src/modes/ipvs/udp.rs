@@ -31,19 +31,19 @@
 //! Only flows to one address and port are forgotten, and only if none of its endpoints answers them. kube-proxy up to
 //! 1.31 ends all UDP flows of an address.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
 use ipvs::model::Protocol;
-use ipvs::{RealServerKey, VirtualServerKey};
+use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
-use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::drain::Drains;
+use crate::modes::ipvs::plan::Plan;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::ports::UdpServices;
 use crate::service::Frontend;
 
-/// The flows to forget after these changes, by address and port, with the endpoints that may answer there from now on.
+/// The flows to forget after a plan, by address and port, with the endpoints that may answer there from now on.
 ///
 /// Included addresses and ports:
 /// * a new virtual server, since nothing tracked before has its real servers;
@@ -54,39 +54,59 @@ use crate::service::Frontend;
 /// answer; call [`answering`] for their virtual server once they are deleted. TCP and SCTP are never included, because
 /// their clients notice.
 ///
-/// `wanted` and `drains` are those that the changes were computed from. Costs O(changes).
-pub fn stale(changes: &Changes, wanted: &Wanted<'_>, drains: &Drains) -> UdpServices {
-    let mut services = UdpServices::new();
-    for (key, change) in &changes.virtual_servers {
-        let Some(frontend) = wanted.frontend_key(key).filter(|frontend| frontend.udp().is_some()) else { continue };
-        let mut answering = answering(key, wanted, drains);
-        match change {
-            VirtualServerChange::Delete if wanted.frontend(key).is_none() => answering.clear(),
-            // That of a mark is deleted, and that of the address stays.
-            VirtualServerChange::Add { .. } | VirtualServerChange::Delete => {}
-            VirtualServerChange::Update { add, set, remove, .. } => {
-                let stays = |real: &RealServerKey| wanted.lets_drain(key, real, drains.policy());
-                let all = wanted.endpoints(key).map_or(0, |endpoints| endpoints.len());
-                let new = add.len().saturating_add(set.len());
-                let first = new > 0 && new == all;
-                if remove.iter().all(stays) && !first {
-                    continue;
-                }
-                for real in remove {
-                    // One that is deleted may have drained until now.
-                    let _changed = if stays(real) {
-                        answering.insert(socket_address(real))
-                    } else {
-                        answering.remove(&socket_address(real))
-                    };
-                }
+/// `wanted` and `drains` are those that the plan was made from. Costs O(plan).
+pub fn stale(plan: &Plan, wanted: &Wanted<'_>, drains: &Drains) -> UdpServices {
+    let mut all: BTreeMap<VirtualServerKey, Flows> = BTreeMap::new();
+    let flows = |key: VirtualServerKey| {
+        let missing = wanted.endpoints(&key).map_or(0, |endpoints| endpoints.len());
+        Flows { end: false, missing, answering: answering(&key, wanted, drains) }
+    };
+    let is_udp = |key: &VirtualServerKey| wanted.frontend_key(key).is_some_and(|frontend| frontend.udp().is_some());
+    let operations = plan.stages.iter().flat_map(|(phase, stage)| stage.servers.iter().map(|of| (phase.adds(), of)));
+    for (adds, operation) in operations.filter(|(_, operation)| is_udp(&operation.virtual_server())) {
+        let key = operation.virtual_server();
+        let flows = all.entry(key).or_insert_with(|| flows(key));
+        flows.end |= match operation {
+            Operation::AddRealServer(..) | Operation::UpdateRealServer(..) if adds => {
+                flows.missing = flows.missing.saturating_sub(1);
+                flows.missing == 0
             }
+            Operation::UpdateRealServer(_, real) => {
+                flows.answering.insert(socket_address(&real.key));
+                false
+            }
+            Operation::DeleteRealServer(_, real) => {
+                flows.answering.remove(&socket_address(real));
+                true
+            }
+            Operation::DeleteVirtualServer(_) if wanted.frontend(&key).is_none() => {
+                flows.answering.clear();
+                true
+            }
+            other => !matches!(other, Operation::UpdateVirtualServer(_)),
+        };
+    }
+    for (key, real) in &plan.adopt_drains {
+        if let Some(flows) = all.get_mut(key) {
+            flows.answering.insert(socket_address(real));
         }
-        if let Some(place) = frontend.udp() {
-            services.entry(place).or_default().extend(answering);
+    }
+    let mut services = UdpServices::new();
+    for (key, flows) in all.into_iter().filter(|(_, flows)| flows.end) {
+        if let Some(place) = wanted.frontend_key(&key).and_then(|frontend| frontend.udp()) {
+            services.entry(place).or_default().extend(flows.answering);
         }
     }
     services
+}
+
+/// What a plan does to the flows to a virtual server.
+struct Flows {
+    /// Whether flows may have to end.
+    end: bool,
+    /// Number of desired real servers that the plan neither adds nor changes.
+    missing: usize,
+    answering: BTreeSet<SocketAddr>,
 }
 
 /// Every UDP address and port, with the endpoints that may answer there. Used at the start, when earlier changes are

@@ -3,17 +3,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::net::IpAddr;
-use std::num::NonZeroU32;
 use std::sync::Arc;
 use std::time::Duration;
 
 use ipset::Element;
-use ipvs::model::{RealServerConfig, Thresholds, VirtualServerConfig};
-use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
+use ipvs::{RealServerKey, VirtualServerKey};
 
 use super::drain::{Drains, Policy};
 use super::index::{Changed, Index, Recorded};
-use super::servers::RealServers;
+use super::lower::WantedServer;
 use super::sets::SetKey;
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 use crate::service::{Desired, Frontend, Indexed};
@@ -74,36 +72,6 @@ impl Indexed<Recorded> {
     }
 }
 
-/// A desired virtual server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct WantedServer {
-    /// Key of the virtual server.
-    pub key: VirtualServerKey,
-    /// Its configuration.
-    pub config: VirtualServerConfig,
-    /// Its real servers.
-    pub real_servers: RealServers,
-}
-
-impl WantedServer {
-    /// The virtual server.
-    pub fn virtual_server(&self) -> VirtualServer {
-        VirtualServer { key: self.key, config: self.config }
-    }
-}
-
-fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
-    let mut config = RealServerConfig::default();
-    if let Some(asked) = &frontend.balancing {
-        config.forwarding_method = asked.forwarding.filter(|_| frontend.returns_directly).unwrap_or_default();
-        // The kernel uses three quarters of it as the lower limit if that is 0.
-        let most = asked.max_connections.map_or(0, NonZeroU32::get);
-        config.thresholds = Thresholds::new(most, 0).unwrap_or_default();
-    }
-    RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
-}
-
 impl<'a> Wanted<'a> {
     /// The Frontends of all Services, independent of IPVS.
     pub fn desired(self) -> &'a Desired {
@@ -113,19 +81,13 @@ impl<'a> Wanted<'a> {
     /// All virtual servers, sorted.
     pub fn servers(self) -> impl Iterator<Item = WantedServer> {
         let of_addresses =
-            self.desired.frontends().filter_map(move |frontend| self.lower(frontend.key.into(), frontend));
+            self.desired.frontends().filter_map(move |frontend| self.index.lower(frontend.key.into(), frontend));
         of_addresses.chain(self.index.marks.iter().filter_map(move |(key, _)| self.server(key)))
     }
 
     /// A virtual server.
     pub fn server(self, key: &VirtualServerKey) -> Option<WantedServer> {
-        self.lower(*key, self.frontend(key)?)
-    }
-
-    fn lower(self, key: VirtualServerKey, frontend: &Frontend) -> Option<WantedServer> {
-        let endpoints = self.index.endpoints(&key, frontend)?.clone();
-        let real_servers = real_servers(frontend, endpoints);
-        Some(WantedServer { key, config: self.index.config(frontend), real_servers })
+        self.index.lower(*key, self.frontend(key)?)
     }
 
     /// The Frontend that a virtual server serves, or served with its mark before it was no longer split.

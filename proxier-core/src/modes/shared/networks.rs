@@ -131,7 +131,7 @@ pub(crate) fn usable(
 ) -> (BTreeSet<Network>, Vec<Unusable>) {
     let (mut usable, mut unusable) = (BTreeSet::new(), Vec::new());
     let families = facts.config().families;
-    let is_served = |network: &&Network| families.iter().any(|family| family == Family::of(network.addr()));
+    let is_served = |network: &&Network| families.has(Family::of(network.addr()));
     for network in networks.iter().filter(is_served) {
         match obstacle(network, is_wanted, facts) {
             Some(holds) => unusable.push(Unusable { network: *network, holds }),

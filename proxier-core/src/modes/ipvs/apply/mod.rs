@@ -1,7 +1,7 @@
 //! Carries out a plan.
 
-mod operations;
-mod tables;
+mod guards;
+mod servers;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -14,7 +14,7 @@ use crate::modes::ipvs::diff::Needs;
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::guards::nft::Basis;
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::plan::{Phase, Plan, RulesChange, Stage};
+use crate::modes::ipvs::plan::{Phase, Plan, Stage};
 use crate::modes::ipvs::rules::Capabilities;
 use crate::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
@@ -23,11 +23,11 @@ use crate::modes::ipvs::wanted::Wanted;
 use crate::net::{Family, Network};
 use crate::plan::execute::call;
 use crate::plan::names::Names;
-use crate::plan::operation::{Operation, SetIn, Whole, items};
-use crate::plan::report::{Applied, Lack};
+use crate::plan::operation::{Operation, SetIn, items};
+use crate::plan::report::Applied;
 use crate::plan::step::{Action, Part};
-use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, PortErrorKind, Ports, Rules, Sets};
-use crate::service::{Desired, Frontend};
+use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, PortErrorKind, Ports, Sets};
+use crate::service::Desired;
 use crate::snapshot::is_usable_by_service;
 use crate::time::Moment;
 
@@ -103,6 +103,40 @@ pub(crate) fn apply(
     Some((run.applied, run.effects))
 }
 
+impl Observed {
+    /// Records the operations of a plan as carried out.
+    #[cfg(feature = "testing")]
+    pub fn apply(&mut self, plan: &Plan, wanted: &Wanted<'_>) {
+        for stage in plan.stages.values() {
+            let by_server = stage.servers.chunk_by(|one, other| one.virtual_server() == other.virtual_server());
+            by_server.for_each(|of| servers::ServerEdit::record(of, self, wanted));
+        }
+        crate::modes::Work::operations(plan).for_each(|operation| self.note(&operation));
+    }
+
+    /// Records an operation, except those of transactions and servers, as carried out.
+    fn note(&mut self, operation: &Operation<'_>) {
+        let Observed { addresses, routes, sets, .. } = self;
+        match *operation {
+            Operation::Device(Action::Delete, _) => addresses.clear(),
+            Operation::Set(_, set) => drop(sets.entry(set.key).or_default()),
+            Operation::Entry(Action::Add, set, element) => {
+                sets.entry(set.0.key).or_default().insert(element.clone());
+            }
+            Operation::Entry(_, set, element) => {
+                if let Some(entries) = sets.get_mut(&set.0.key) {
+                    entries.remove(element);
+                }
+            }
+            Operation::Address(Action::Add, address, _) => drop(addresses.insert(address)),
+            Operation::Address(_, address, _) => drop(addresses.remove(&address)),
+            Operation::Route(Action::Add, _, route) => routes.insert(route.network, route.source),
+            Operation::Route(_, _, route) => routes.remove(&route.network),
+            _ => {}
+        }
+    }
+}
+
 struct Run<'a, 'n> {
     plan: &'a Plan,
     wanted: &'a Wanted<'a>,
@@ -174,29 +208,39 @@ impl<'a> Run<'a, '_> {
     fn try_all(&mut self, operations: impl Iterator<Item = Operation<'a>>, ports: &mut Ports<'_>) {
         let operations: Vec<_> = operations.collect();
         for run in operations.chunk_by(Operation::is_one_call) {
-            let mut possible = Vec::with_capacity(run.len());
-            for operation in run {
-                match self.why_not(operation) {
-                    _ if !self.is_needed(operation) => {}
-                    Some(why) => self.applied.fail(operation.step(self.names), why),
-                    None => possible.push(*operation),
-                }
-            }
+            let possible: Vec<_> = run.iter().copied().filter(|operation| self.is_possible(operation)).collect();
             if possible.is_empty() {
                 continue;
             }
             let failures = self.call(&possible, ports);
             for (operation, is_done) in self.applied.record(&possible, failures, self.names) {
-                if is_done { self.note_done(operation) } else { self.note_refused(operation, ports) }
+                if is_done { self.observed.note(&operation) } else { self.note_refused(operation, ports) }
             }
         }
     }
 
-    /// Whether an operation must be carried out by itself. It need not if the set is created with its entries, or if
-    /// the device is in use.
+    /// Whether an operation is tried. Otherwise it is not needed, or records what prevents it.
+    fn is_possible(&mut self, operation: &Operation<'_>) -> bool {
+        if !self.is_needed(operation) {
+            return false;
+        }
+        let why_not = self.why_not(operation);
+        let is_possible = why_not.is_none();
+        if let Some(why) = why_not {
+            self.applied.fail(operation.step(self.names), why);
+        }
+        is_possible
+    }
+
+    /// Whether an operation must be carried out by itself. It need not if the set is created with its entries, if the
+    /// entry stood in the way of another and was deleted with that one, or if the device is in use.
     fn is_needed(&self, operation: &Operation<'_>) -> bool {
         match operation {
+            Operation::Entry(Action::Add, set, element) if set.0.key.kind.gives_marks() => {
+                marks::frontend_of(element).is_some_and(|frontend| self.wanted.split(&frontend).is_some())
+            }
             Operation::Entry(Action::Add, set, _) => self.entries_of_new(set.0.key).is_none(),
+            Operation::Entry(Action::Delete, set, element) => self.observed.has_entry(set.0.key, element),
             Operation::Device(Action::Delete, _) => {
                 !self.observed.addresses.iter().any(|address| is_usable_by_service(*address))
             }
@@ -206,7 +250,7 @@ impl<'a> Run<'a, '_> {
 
     /// The entries with which a set is created, in one step. A set that lacked some for a moment would make those
     /// virtual servers look like another program's ([`Observed::owns`]).
-    fn entries_of_new(&self, set: SetKey) -> Option<&'a Vec<Element>> {
+    fn entries_of_new(&self, set: SetKey) -> Option<&'a BTreeSet<Element>> {
         let stage = self.plan.stages.get(&Phase::Prepare).filter(|_| set.kind == SetKind::NodePortServed)?;
         stage.entries.get(&set).filter(|_| stage.sets.contains(&set))
     }
@@ -215,6 +259,10 @@ impl<'a> Run<'a, '_> {
     fn why_not(&self, operation: &Operation<'_>) -> Option<PortError> {
         let (observed, wanted) = (&*self.observed, self.wanted);
         match *operation {
+            Operation::Entry(Action::Add, SetIn(set, _), element) if set.key.kind.gives_marks() => {
+                let server = marks::frontend_of(element).and_then(|frontend| wanted.split(&frontend))?;
+                (!observed.virtual_servers.contains_key(&server)).then(|| not_without_virtual_server(&server))
+            }
             Operation::Entry(Action::Add, SetIn(set, _), _) => {
                 self.missing.contains(&set.key).then(|| not_without_set(set))
             }
@@ -271,27 +319,6 @@ impl<'a> Run<'a, '_> {
         failures
     }
 
-    fn note_done(&mut self, operation: Operation<'a>) {
-        let Observed { addresses, routes, sets, .. } = self.observed;
-        match operation {
-            Operation::Device(Action::Delete, _) => addresses.clear(),
-            Operation::Set(_, set) => drop(sets.entry(set.key).or_default()),
-            Operation::Entry(Action::Add, set, element) => {
-                sets.entry(set.0.key).or_default().insert(element.clone());
-            }
-            Operation::Entry(_, set, element) => {
-                if let Some(entries) = sets.get_mut(&set.0.key) {
-                    entries.remove(element);
-                }
-            }
-            Operation::Address(Action::Add, address, _) => drop(addresses.insert(address)),
-            Operation::Address(_, address, _) => drop(addresses.remove(&address)),
-            Operation::Route(Action::Add, _, route) => routes.insert(route.network, route.source),
-            Operation::Route(_, _, route) => routes.remove(&route.network),
-            _ => {}
-        }
-    }
-
     /// Drops a source that the kernel refuses, because another source is better than no Service.
     fn note_refused(&mut self, operation: Operation<'a>, ports: &mut Ports<'_>) {
         match operation {
@@ -300,108 +327,11 @@ impl<'a> Run<'a, '_> {
             Operation::Route(Action::Add, owner, LocalRoute { network, source: Some(_) }) => {
                 let without = Operation::Route(Action::Add, owner, LocalRoute::new(network));
                 if call(&[without], ports).is_empty() {
-                    self.note_done(without);
+                    self.observed.note(&without);
                 }
             }
             _ => {}
         }
-    }
-
-    /// Restores rules, except those that still guard a virtual server that could not be deleted.
-    fn restore(&mut self, changes: &'a [RulesChange], rules: &mut dyn Rules) {
-        self.unguarded.extend(changes.iter().map(|change| change.family));
-        let mut possible = Vec::new();
-        for change in changes {
-            // No rule refers to this proxy's own set.
-            let is_referred = |set: &&SetKey| set.family == change.family && set.kind.is_of_kube_proxy();
-            let is_guarded = |key: &&VirtualServerKey| {
-                Family::from(key.family()) == change.family
-                    && self.observed.entry(key, SetKind::LoadBalancerFirewall).is_some()
-            };
-            let why = if let Some(set) = self.missing.iter().find(is_referred) {
-                not_without_set(set.named(self.plan.names.prefix))
-            } else if let Some(key) = self.left.iter().find(is_guarded) {
-                skipped(format_args!("stay, because they guard virtual server {key}, which could not be deleted"))
-            } else {
-                possible.push(change);
-                continue;
-            };
-            self.effects.unwritten.insert(change.family, why.kind());
-            self.applied.fail(change.step(), why);
-        }
-        if possible.is_empty() {
-            return;
-        }
-        let transactions: Vec<_> =
-            possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
-        for (change, outcome) in possible.into_iter().zip(rules.restore_families(&transactions)) {
-            let outcome = outcome.or_else(|error| self.restore_without(change, error, rules));
-            match &outcome {
-                Ok(()) => {
-                    self.applied.restored.push(change.family);
-                    self.unguarded.remove(&change.family);
-                }
-                Err(error) => drop(self.effects.unwritten.insert(change.family, error.kind())),
-            }
-            self.applied.note(|| change.step(), outcome);
-        }
-    }
-
-    /// Retries refused rules without optional matches that the kernel may lack.
-    fn restore_without(
-        &mut self,
-        change: &RulesChange,
-        refused: PortError,
-        rules: &mut dyn Rules,
-    ) -> Result<(), PortError> {
-        // Errors of other kinds do not mean that the kernel would refuse the same again.
-        let lacks =
-            matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid);
-        // What somebody else was changing just then, such as a chain, is no lack: the same once more.
-        if refused.kind() == PortErrorKind::NotFound
-            && rules.restore(change.family, change.changes.transaction()).is_ok()
-        {
-            return Ok(());
-        }
-        let mut others = change.without.iter().filter(|_| lacks);
-        let taken = others.find(|(_, changes)| rules.restore(change.family, changes.transaction()).is_ok());
-        let Some((capabilities, _)) = taken else { return Err(refused) };
-        self.effects.reduced.push((change.family, *capabilities));
-        self.applied.lacks.push(Lack::new(capabilities.lost(), refused));
-        Ok(())
-    }
-
-    /// Why a virtual server must not be created, if its source ranges would not be enforced.
-    fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
-        let frontend = self.wanted.frontend(key);
-        let has_ranges = frontend.is_some_and(|frontend| frontend.source_ranges.is_some());
-        if self.plan.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
-            return Some(skipped(format_args!(
-                "{key} is not served, because the rules for its loadBalancerSourceRanges are not in place"
-            )));
-        }
-        // Guards know addresses, not marks.
-        let mut at = *key;
-        if let VirtualServerKey::Fwmark { mark, .. } = *key {
-            let (set, record) = marks::record(&self.wanted.frontend_key(key)?, mark);
-            if !self.observed.has_entry(set, &record) {
-                return Some(skipped(format_args!(
-                    "{key} is not made, because its mark could not be recorded: nothing would show that this proxy made it"
-                )));
-            }
-            at = frontend?.key.into();
-        }
-        let key = &at;
-        let is_barred = !self.plan.layouts.is_empty() && frontend.is_some_and(Frontend::is_barred_from_node);
-        let lacks = if self.observed.entry(key, SetKind::LoadBalancerFirewall).is_none() {
-            has_ranges.then_some(SetKind::LoadBalancerFirewall)
-        } else {
-            Some(SetKind::LoadBalancerNotNode).filter(|kind| is_barred && self.observed.entry(key, *kind).is_none())
-        };
-        let set = self.plan.set_in(SetKey::new(key.family().into(), lacks?));
-        Some(skipped(format_args!(
-            "{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"
-        )))
     }
 
     /// Creates a set, with entries that must exist from the start.

@@ -54,7 +54,7 @@ pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) ->
     let facts = NodeFacts::new(config, &Node::new(""), &HostAddresses::default());
     let mut refused = Vec::new();
     for family in config.families.iter() {
-        match trial(family, &facts, ports.tables) {
+        match nft::trial(&[family], &facts, ports.tables) {
             Ok(()) if is_there => return of(RulesBy::Nftables, "the table of an earlier process exists".to_owned()),
             Ok(()) => {
                 let reason = "iptables has no table filter that drops by default, and no chains of IPVS mode";
@@ -109,10 +109,6 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
 fn dropping(dump: &Dump) -> Option<&'static str> {
     let filter = dump.table(&TableName::FILTER)?;
     ["FORWARD", "INPUT"].into_iter().find(|chain| by_default::drops(filter, chain))
-}
-
-fn trial(family: Family, facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
-    nft::trial(&[family], facts, tables)
 }
 
 /// Lets the kernel check each family's table with every set, chain and rule that IPVS mode writes there, without

@@ -7,13 +7,14 @@ use ipset::{Element, IpSpan, Ports};
 use super::nft;
 use crate::config::Config;
 use crate::modes::ipvs::diff::Needs;
-use crate::modes::ipvs::diff::{Changes, VirtualServerChange};
 use crate::modes::ipvs::lower;
 use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::plan::Plan;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
 use crate::net::Network;
 use crate::plan::report::Unread;
+use crate::plan::step::Action;
 use crate::ports::{PortErrorKind, Sets, Tables};
 
 /// Sets with their entries.
@@ -55,21 +56,16 @@ pub(in crate::modes::ipvs) fn read(
     if unread.is_empty() { Ok(contents) } else { Err(unread) }
 }
 
-/// Adds to the changes what our virtual servers need that no Service wants. Those that stay keep it, and the others
-/// keep it until they are deleted.
-pub(in crate::modes::ipvs) fn carry_over(
-    by_table: bool,
-    wanted: &Wanted<'_>,
-    observed: &Observed,
-    changes: &mut Changes,
-) {
+/// Adds to the plan what our virtual servers need that no Service wants. Those that stay keep it, and the others keep
+/// it until they are deleted.
+pub(in crate::modes::ipvs) fn carry_over(by_table: bool, wanted: &Wanted<'_>, observed: &Observed, plan: &mut Plan) {
     if observed.before.is_empty() {
         return;
     }
+    let deleted = plan.deleted_servers();
     let (mut staying, mut going) = (Needs::default(), Needs::default());
     for key in observed.virtual_servers.keys().filter(|key| !wanted.has_server(key) && observed.owns(key)) {
-        let goes = changes.virtual_servers.get(key) == Some(&VirtualServerChange::Delete);
-        let needs = if goes { &mut going } else { &mut staying };
+        let needs = if deleted.contains(key) { &mut going } else { &mut staying };
         needs.add(key, observed);
     }
     for (set, element) in lowered(by_table, &observed.before) {
@@ -81,9 +77,9 @@ pub(in crate::modes::ipvs) fn carry_over(
             continue;
         }
         if !stays {
-            changes.delete_entries.insert((set, element.clone()));
+            plan.entry(Action::Delete, set, element.clone());
         }
-        changes.add_entries.insert((set, element));
+        plan.entry(Action::Add, set, element);
     }
 }
 

@@ -10,13 +10,14 @@ use ipvs::{RealServer, VirtualServerKey};
 use crate::config::{Config, KernelNames};
 use crate::modes::Pass;
 use crate::modes::ipvs::diff::{Scope, diff};
+use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::{Guards, Programs};
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::servers::RealServers;
 use crate::modes::ipvs::sets::SetKey;
-use crate::modes::ipvs::state::{Differences, Mode};
+use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::by_default;
 use crate::modes::shared::networks::other_addresses;
@@ -86,7 +87,10 @@ fn read_virtual_servers(
 ) -> Result<(), PortError> {
     let snapshot = ipvs.snapshot_once()?;
     observed.virtual_servers = observed_servers(&snapshot, wanted);
-    let is_as_wanted = is_settled && diff(wanted, observed, Scope::All, config).is_empty();
+    let is_as_wanted = is_settled && {
+        let plan = diff(wanted, observed, &Drains::default(), Scope::All, config);
+        plan.is_empty() && plan.adopt_drains.is_empty()
+    };
     if !is_as_wanted && !ipvs.is_still(&snapshot)? {
         observed.virtual_servers = observed_servers(&ipvs.snapshot()?, wanted);
     }
@@ -138,12 +142,15 @@ pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<O
 #[cfg(all(test, feature = "testing"))]
 mod tests;
 
+/// The real servers of a virtual server, or why they could not be listed.
+pub(super) type Listed = (VirtualServerKey, Result<Vec<ObservedRealServer>, PortError>);
+
 /// What was read besides the tables, once the differences were known.
 #[derive(Default)]
 pub(crate) struct PassInputs {
     pub(crate) timeouts: Option<TimeoutsUpdate>,
     /// Draining real servers that were due.
-    pub(crate) draining: Vec<(VirtualServerKey, Result<Vec<ObservedRealServer>, PortError>)>,
+    pub(super) draining: Vec<Listed>,
     /// Families whose rules may have to change, with the kernel's rules.
     pub(crate) rules: Vec<(Family, rules::Inputs, iptables::Dump)>,
     /// Families whose rules need not change.
@@ -156,7 +163,7 @@ pub(crate) struct PassInputs {
 pub(super) fn read_rest(
     mode: &Mode,
     pass: Pass<'_>,
-    differences: &Differences,
+    kept: &rules::Kept,
     report: &mut Report,
     ports: &mut Ports<'_>,
 ) -> PassInputs {
@@ -179,7 +186,7 @@ pub(super) fn read_rest(
             report.rules_put_off.insert(family);
             continue;
         }
-        match read_rules(mode, programs, pass, family, &differences.kept, ports.rules) {
+        match read_rules(mode, programs, pass, family, kept, ports.rules) {
             Ok(None) => readings.rules_stay.push(family),
             Ok(Some((inputs, dump))) => readings.rules.push((family, inputs, dump)),
             Err(error) => {

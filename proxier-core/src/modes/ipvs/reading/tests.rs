@@ -1,15 +1,11 @@
 //! When one read of the virtual servers is enough.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests stop at the first surprise")]
 
-use std::collections::BTreeSet;
-
-use ipset::Element;
 use ipvs::model::{ObservedRealServer, Scheduler, Timeouts, VirtualServer, VirtualServerConfig};
 use ipvs::{Operation, VirtualServerKey};
 
 use super::*;
 use crate::modes::ipvs::index::Recorded;
-use crate::modes::ipvs::sets::NamedSet;
 use crate::ports::{ItemFailures, PortError};
 use crate::service::Indexed;
 
@@ -62,46 +58,22 @@ impl Ipvs for Kernel {
     }
 }
 
-/// All sets exist; one may have an entry.
-struct Entries(Option<(SetKey, Element)>);
-
-impl Sets for Entries {
-    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
-        Ok(Some(self.0.iter().filter(|(of, _)| *of == set.key).map(|(_, element)| element.clone()).collect()))
-    }
-
-    fn create(&mut self, set: NamedSet, _: usize) -> Result<(), PortError> {
-        panic!("{set}")
-    }
-
-    fn add(&mut self, set: NamedSet, _: &[&Element]) -> ItemFailures {
-        panic!("{set}")
-    }
-
-    fn delete(&mut self, set: NamedSet, _: &[&Element]) -> ItemFailures {
-        panic!("{set}")
-    }
-
-    fn replace(&mut self, set: NamedSet, _: &[&Element]) -> Result<(), PortError> {
-        panic!("{set}")
-    }
-
-    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
-        panic!("{set}")
-    }
-}
-
 /// Number of virtual servers read with nothing desired, and the calls that read them.
 fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize, Vec<&'static str>) {
     let keys = |of: &[&str]| of.iter().map(|place| VirtualServerKey::tcp(place.parse().unwrap())).collect::<Vec<_>>();
     let mut kernel = Kernel { shown: keys(shown), there: keys(there), looks: Vec::new() };
     let set = SetKey::new(crate::net::Family::V4, crate::modes::ipvs::sets::SetKind::NodePortServed);
     let served = ipset::Entry::parse(ipset::SetType::HashIpPort, "10.0.0.1,tcp:80").unwrap().element;
-    let mut sets = Entries(mark.then_some((set, served)));
     let (host, config) = (HostAddresses::default(), Config::default());
+    let mut fake = crate::fake::FakeKernel::new();
+    let sets = fake.ports().sets;
+    for set in config.families.iter().flat_map(SetKey::all) {
+        sets.create(set.named(config.names.prefix), 0).unwrap();
+    }
+    assert!(!mark || sets.add(set.named(config.names.prefix), &[&served]).is_empty());
     let nothing = Indexed::new(Recorded::new(&config));
     let wanted = nothing.wanted();
-    let (observed, unread) = read(Records::Sets(&mut sets), &mut kernel, (&host, &config), &wanted, is_settled);
+    let (observed, unread) = read(Records::Sets(sets), &mut kernel, (&host, &config), &wanted, is_settled);
     assert_eq!(unread, []);
     (observed.virtual_servers.len(), kernel.looks)
 }

@@ -3,7 +3,6 @@
 use std::fmt;
 
 use iptables::{Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
-use serde::Serialize;
 
 use super::{Rules, names};
 use crate::config::NamePrefix;
@@ -11,40 +10,14 @@ use crate::modes::shared::chains::{Comparison, OwnChains};
 use crate::modes::shared::cleaned::IsKept;
 use crate::ports::PortError;
 
-/// Whether a line comes or goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "camelCase")]
-pub enum LineChange {
-    /// The line is added.
-    Added,
-    /// The line is removed.
-    Removed,
-}
-
-/// A line of `iptables-save` that is added or removed. Prints as `+ nat -A KUBE-SERVICES …`.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[non_exhaustive]
-pub struct RuleLine {
-    /// Whether it is added or removed.
-    pub change: LineChange,
-    /// The table.
-    pub table: String,
-    /// `:CHAIN` for a chain, `-A CHAIN …` for a rule.
-    pub line: String,
-}
-
-impl fmt::Display for RuleLine {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let sign = if self.change == LineChange::Added { '+' } else { '-' };
-        write!(f, "{sign} {} {}", self.table, self.line)
-    }
-}
+const ADDED: char = '+';
+const REMOVED: char = '-';
 
 /// Changes to the tables of a family. Prints as lines that are added and removed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleChanges {
     transaction: Transaction,
-    lines: Vec<RuleLine>,
+    lines: Vec<String>,
 }
 
 impl RuleChanges {
@@ -66,13 +39,11 @@ impl RuleChanges {
     /// Whether rules of iptables mode are replaced. Until then they send connections to endpoints, and guard load
     /// balancers.
     pub(crate) fn replace_iptables_mode(&self) -> bool {
-        let leads_on = |line: &str| line.ends_with(" -j KUBE-NODEPORTS");
-        let of_nat = |line: &&RuleLine| line.change == LineChange::Removed && line.table == "nat";
-        self.lines.iter().filter(of_nat).any(|line| leads_on(&line.line))
+        self.lines.iter().any(|line| line.starts_with("- nat ") && line.ends_with(" -j KUBE-NODEPORTS"))
     }
 
-    /// The added and removed lines.
-    pub fn lines(&self) -> &[RuleLine] {
+    /// The added and removed lines of `iptables-save`: `+ nat -A KUBE-SERVICES …`.
+    pub fn lines(&self) -> &[String] {
         &self.lines
     }
 
@@ -85,7 +56,7 @@ impl RuleChanges {
                 match edit {
                     Edit::Replace(chain, rules) => {
                         if there(chain).is_none() {
-                            changes.line(LineChange::Added, table.name(), format!(":{chain}"));
+                            changes.line(ADDED, table.name(), format_args!(":{chain}"));
                         }
                         let old = there(chain).map_or(&[][..], |there| &there.rules);
                         changes.rules(table.name(), chain, old, rules);
@@ -96,7 +67,7 @@ impl RuleChanges {
                         let old = there(chain).map_or(&[][..], |there| &there.rules);
                         changes.rules(table.name(), chain, old, &[]);
                     }
-                    Edit::DeleteChain(chain) => changes.line(LineChange::Removed, table.name(), format!(":{chain}")),
+                    Edit::DeleteChain(chain) => changes.line(REMOVED, table.name(), format_args!(":{chain}")),
                     _ => {}
                 }
             }
@@ -104,8 +75,8 @@ impl RuleChanges {
         RuleChanges { transaction, ..changes }
     }
 
-    fn line(&mut self, change: LineChange, table: &TableName, line: String) {
-        self.lines.push(RuleLine { change, table: table.to_string(), line });
+    fn line(&mut self, sign: char, table: &TableName, line: impl fmt::Display) {
+        self.lines.push(format!("{sign} {table} {line}"));
     }
 
     /// Records how one list of rules becomes another; the common start and end stay.
@@ -115,9 +86,9 @@ impl RuleChanges {
         let (old, new) = (old.get(head..).unwrap_or_default(), new.get(head..).unwrap_or_default());
         let tail = old.iter().rev().zip(new.iter().rev()).take_while(same).count();
         let but_tail = |list: &'_ [Rule]| list.len().saturating_sub(tail);
-        for (change, rules) in [(LineChange::Removed, old), (LineChange::Added, new)] {
+        for (sign, rules) in [(REMOVED, old), (ADDED, new)] {
             for rule in rules.iter().take(but_tail(rules)) {
-                self.line(change, table, format!("-A {chain} {}", rule.arguments()));
+                self.line(sign, table, format_args!("-A {chain} {}", rule.arguments()));
             }
         }
     }
@@ -193,7 +164,7 @@ mod tests {
             let jump = format!("-A {from} -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES");
             let chains = ":PREROUTING ACCEPT [0:0]\n:MINE - [0:0]\n:KUBE-SERVICES - [0:0]";
             let changes = removed(&format!("*nat\n{chains}\n{jump}\nCOMMIT\n"));
-            changes.lines().iter().map(ToString::to_string).collect()
+            changes.lines().to_vec()
         };
         assert_eq!(of("MINE"), [""; 0]);
         assert!(of("PREROUTING").iter().any(|line| line.starts_with("- nat -A PREROUTING")), "{:?}", of("PREROUTING"));
@@ -209,7 +180,7 @@ mod tests {
         assert!(!removed(&nat("-m addrtype --dst-type LOCAL -j KUBE-NODE-PORT")).replace_iptables_mode());
         assert!(!removed(&filter(node_ports)).replace_iptables_mode(), "health checks");
         let mut added = RuleChanges::default();
-        added.line(LineChange::Added, &TableName::NAT, format!("-A KUBE-SERVICES {node_ports}"));
+        added.line(ADDED, &TableName::NAT, format_args!("-A KUBE-SERVICES {node_ports}"));
         assert!(!added.replace_iptables_mode());
     }
 }

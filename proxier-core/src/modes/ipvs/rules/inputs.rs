@@ -1,13 +1,13 @@
 //! What rules depend on: few values that are cheap to compare.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
+use ipset::Element;
 use ipvs::VirtualServerKey;
 
 use super::names;
 use crate::config::{MarkBit, NamePrefix};
 use crate::modes::ipvs::binding::Routes;
-use crate::modes::ipvs::diff::Changes;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
@@ -44,14 +44,6 @@ impl Capabilities {
         ways.into_iter()
             .map(move |(physdev, ipvs)| Capabilities { physdev, ipvs, ..self })
             .filter(move |reduced| *reduced != self)
-    }
-
-    pub(crate) fn both(self, other: Capabilities) -> Self {
-        Capabilities {
-            random_fully: self.random_fully && other.random_fully,
-            physdev: self.physdev && other.physdev,
-            ipvs: self.ipvs && other.ipvs,
-        }
     }
 
     /// What missing optional matches mean, in words.
@@ -91,7 +83,8 @@ pub struct Inputs {
     pub pods: PodTraffic,
     /// The bit that marks packets for masquerading.
     pub masquerade_bit: MarkBit,
-    /// Capabilities of iptables and the kernel. Without the match `ipvs`, this node's own traffic can reach load balancers that are `barred`.
+    /// Capabilities of iptables and the kernel. Without the match `ipvs`, this node's own traffic can reach load
+    /// balancers that are `barred`.
     pub capabilities: Capabilities,
     /// Whether addresses are bound by routes, or still are. This node's own packets then have its address as source.
     pub by_routes: bool,
@@ -199,26 +192,22 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The objects that these changes leave in the kernel. `unwanted` are own virtual servers that are not desired.
+    /// The objects that stay in the kernel if these entries are deleted. `unwanted` are own virtual servers that are not
+    /// desired.
     ///
     /// A load balancer is barred from this node if its entries show source ranges, and its own address is not among
     /// those that may use it.
     pub fn new<'a>(
         unwanted: impl IntoIterator<Item = &'a VirtualServerKey>,
-        changes: &Changes,
+        deleted: impl Iterator<Item = (SetKey, &'a Element)>,
         observed: &Observed,
     ) -> Self {
-        let mut deleted: BTreeMap<SetKey, usize> = BTreeMap::new();
-        for (set, element) in &changes.delete_entries {
-            let count = deleted.entry(*set).or_default();
-            *count = count.saturating_add(observed.has_entry(*set, element).into());
-        }
-        let stays = |set: &SetKey, entries: usize| entries > deleted.get(set).copied().unwrap_or(0);
-        let sets = observed.sets.iter().filter(|(set, entries)| stays(set, entries.len()));
+        let deleted: BTreeSet<_> = deleted.filter(|(set, element)| observed.has_entry(*set, element)).collect();
+        let stays = |set: SetKey, count: usize| count > deleted.iter().filter(|(of, _)| *of == set).count();
+        let sets = observed.sets.iter().filter(|(set, entries)| stays(**set, entries.len()));
         let barred = unwanted.into_iter().filter(|key| {
-            observed
-                .entry(key, SetKind::LoadBalancerFirewall)
-                .is_some_and(|entry| !changes.delete_entries.contains(&entry))
+            let entry = observed.entry(key, SetKind::LoadBalancerFirewall);
+            entry.is_some_and(|(set, element)| !deleted.contains(&(set, &element)))
                 && observed.entry(key, SetKind::LoadBalancerSourceIp).is_none()
         });
         Kept {
@@ -242,23 +231,6 @@ fn decides(kind: SetKind, only_needed: bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn common_capabilities_are_those_of_both() {
-        let all = Capabilities::default();
-        let without = [
-            Capabilities { random_fully: false, ..all },
-            Capabilities { physdev: false, ..all },
-            Capabilities { ipvs: false, ..all },
-        ];
-        assert_eq!(all.both(all), all);
-        for one in without {
-            assert_eq!((one.both(all), all.both(one), one.both(one)), (one, one, one));
-        }
-        let [first, second, third] = without;
-        let none = Capabilities { random_fully: false, physdev: false, ipvs: false };
-        assert_eq!(first.both(second).both(third), none);
-    }
 
     /// If the kernel refuses rules with a match that it lacks, rules that differ are tried.
     #[test]

@@ -52,8 +52,7 @@ pub use crate::modes::shared::chains::OwnJump;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     prefix: NamePrefix,
-    nat: Vec<Chain>,
-    filter: Vec<Chain>,
+    chains: [(TableName, Vec<Chain>); 2],
     jumps: Vec<OwnJump>,
 }
 
@@ -77,8 +76,7 @@ pub fn compile(inputs: &Inputs) -> Result<Rules, Error> {
     let jumps = names::JUMPS.iter().filter(|_| inputs.has_chains()).map(jump).collect::<Result<Vec<_>, _>>()?;
     Ok(Rules {
         prefix: inputs.prefix,
-        nat: chains(tables::nat(inputs))?,
-        filter: chains(tables::filter(inputs))?,
+        chains: [(TableName::NAT, chains(tables::nat(inputs))?), (TableName::FILTER, chains(tables::filter(inputs))?)],
         jumps,
     })
 }
@@ -87,11 +85,7 @@ impl Rules {
     /// The chains of a table with their rules, in the order in which they are written; empty for tables other than nat
     /// and filter.
     pub fn chains(&self, table: &TableName) -> &[Chain] {
-        match table {
-            table if *table == TableName::NAT => &self.nat,
-            table if *table == TableName::FILTER => &self.filter,
-            _ => &[],
-        }
+        self.chains.iter().find(|(of, _)| of == table).map_or(&[], |(_, chains)| chains)
     }
 
     /// The jumps from built-in chains, by table and chain, in the order of their rules.
@@ -103,7 +97,8 @@ impl Rules {
     /// transaction is restored.
     ///
     /// # Errors
-    /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps again each time.
+    /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps again
+    /// each time.
     pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, PortError> {
         changes::compare(Some(self), Ours { prefix: self.prefix, is_kept: &|_table, _chain| false }, observed)
     }

@@ -8,13 +8,16 @@ use std::net::IpAddr;
 use ipvs::model::Weight;
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
-use super::{Run, not_without_virtual_server};
+use super::{Run, not_without_virtual_server, skipped};
 use crate::modes::ipvs::observed::{Observed, ObservedServer};
 use crate::modes::ipvs::servers::RealServers;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::plan::operation::Operation as PlanOperation;
 use crate::plan::step::{Action, Step};
 use crate::ports::{Ipvs, ItemFailure, PortError, PortErrorKind};
+use crate::service::Frontend;
 
 /// Retries after the first attempt. Changing a real server may need three: add it; add its virtual server first; find
 /// that one present by then.
@@ -52,27 +55,26 @@ impl Trial {
         let mut remade = BTreeSet::new();
         for (place, operation, error) in refused {
             let key = operation.virtual_server();
-            let surprises = self.surprises;
-            self.surprises = surprises.saturating_add(1);
-            match (operation, error.kind()) {
+            let instead = match (operation, error.kind()) {
                 (Operation::AddVirtualServer(server), PortErrorKind::AlreadyExists) => {
-                    then.push((place, Operation::UpdateVirtualServer(server)));
+                    Some(Operation::UpdateVirtualServer(server))
                 }
                 (Operation::AddRealServer(key, server), PortErrorKind::AlreadyExists) => {
-                    then.push((place, Operation::UpdateRealServer(key, server)));
+                    Some(Operation::UpdateRealServer(key, server))
                 }
-                (Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..), PortErrorKind::NotFound) => {}
+                (Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..), PortErrorKind::NotFound) => None,
                 (Operation::UpdateRealServer(_, server), PortErrorKind::NotFound)
                     if is_drained(&key, &server, wanted) =>
                 {
                     self.gone.insert(place);
+                    None
                 }
                 (_, PortErrorKind::NotFound) if self.dead.contains(&key) => {
-                    self.surprises = surprises;
                     self.failed.insert(place, not_without_virtual_server(&key));
+                    continue;
                 }
                 (Operation::UpdateRealServer(key, server), PortErrorKind::NotFound) => {
-                    then.push((place, Operation::AddRealServer(key, server)));
+                    Some(Operation::AddRealServer(key, server))
                 }
                 (Operation::UpdateVirtualServer(_) | Operation::AddRealServer(..), PortErrorKind::NotFound)
                     if wanted.has_server(&key) =>
@@ -85,16 +87,18 @@ impl Trial {
                         let others = server.real_servers.iter().filter(|real| !own.contains(&(key, real.key)));
                         first.extend(others.map(|real| (place, Operation::AddRealServer(key, real))));
                     }
-                    then.extend(real_server(&operation).map(|_| (place, operation)));
+                    real_server(&operation).map(|_| operation)
                 }
-                (operation, _) => {
-                    self.surprises = surprises;
+                _ => {
                     if matches!(operation, Operation::AddVirtualServer(_)) {
                         self.dead.insert(key);
                     }
                     self.failed.entry(place).or_insert(error);
+                    continue;
                 }
-            }
+            };
+            self.surprises = self.surprises.saturating_add(1);
+            then.extend(instead.map(|operation| (place, operation)));
         }
         self.remade.append(&mut remade);
         first.append(&mut then);
@@ -158,6 +162,39 @@ impl Run<'_, '_> {
         }
     }
 
+    /// Why a virtual server must not be created, if its source ranges would not be enforced.
+    fn not_guarded(&self, key: &VirtualServerKey) -> Option<PortError> {
+        let frontend = self.wanted.frontend(key);
+        let has_ranges = frontend.is_some_and(|frontend| frontend.source_ranges.is_some());
+        if self.plan.guarded.contains(key) && self.unguarded.contains(&key.family().into()) {
+            return Some(skipped(format_args!(
+                "{key} is not served, because the rules for its loadBalancerSourceRanges are not in place"
+            )));
+        }
+        // Guards know addresses, not marks.
+        let mut at = *key;
+        if let VirtualServerKey::Fwmark { mark, .. } = *key {
+            let (set, record) = marks::record(&self.wanted.frontend_key(key)?, mark);
+            if !self.observed.has_entry(set, &record) {
+                return Some(skipped(format_args!(
+                    "{key} is not made, because its mark could not be recorded: nothing would show that this proxy made it"
+                )));
+            }
+            at = frontend?.key.into();
+        }
+        let key = &at;
+        let is_barred = !self.plan.layouts.is_empty() && frontend.is_some_and(Frontend::is_barred_from_node);
+        let lacks = if self.observed.entry(key, SetKind::LoadBalancerFirewall).is_none() {
+            has_ranges.then_some(SetKind::LoadBalancerFirewall)
+        } else {
+            Some(SetKind::LoadBalancerNotNode).filter(|kind| is_barred && self.observed.entry(key, *kind).is_none())
+        };
+        let set = self.plan.set_in(SetKey::new(key.family().into(), lacks?));
+        Some(skipped(format_args!(
+            "{key} is not served, because its loadBalancerSourceRanges could not be put into set {set}"
+        )))
+    }
+
     /// Leaves out virtual servers that may not be created yet, and those that may not be deleted yet, with their real
     /// servers.
     fn allowed<'o>(&mut self, operations: &'o [Operation]) -> Cow<'o, [Operation]> {
@@ -186,35 +223,27 @@ impl Run<'_, '_> {
 
     /// Counts outcomes and records what the kernel has now, one virtual server at a time.
     fn note_operations(&mut self, operations: &[Operation], mut trial: Trial) {
-        let mut current: Option<ServerEdit> = None;
-        for (place, operation) in operations.iter().enumerate() {
-            let key = operation.virtual_server();
-            if current.as_ref().is_none_or(|edited| edited.key != key) {
-                if let Some(edited) = current.take() {
-                    edited.close(self.observed, self.wanted);
+        let mut place = 0..;
+        for of_server in operations.chunk_by(|one, other| one.virtual_server() == other.virtual_server()) {
+            let Some(key) = of_server.first().map(Operation::virtual_server) else { continue };
+            let remade = trial.remade.contains(&key) && !trial.dead.contains(&key);
+            let mut edit = ServerEdit::open(key, self.observed, remade.then_some(self.wanted));
+            for (operation, place) in of_server.iter().zip(&mut place) {
+                if let Some(error) = trial.failed.remove(&place) {
+                    match operation {
+                        Operation::AddVirtualServer(_) => self.unserved.extend(key.addr()),
+                        Operation::DeleteVirtualServer(_) => self.left.push(key),
+                        _ => {}
+                    }
+                    let step = self.step(operation);
+                    self.applied.fail(step, error);
+                    continue;
                 }
-                let remade = trial.remade.contains(&key) && !trial.dead.contains(&key);
-                current = Some(ServerEdit::open(key, self.observed, remade.then_some(self.wanted)));
+                let gone = trial.gone.contains(&place);
+                edit.apply(operation, gone);
+                self.done(operation, gone);
             }
-            let error = trial.failed.remove(&place);
-            if let Some(error) = error {
-                match operation {
-                    Operation::AddVirtualServer(_) => self.unserved.extend(key.addr()),
-                    Operation::DeleteVirtualServer(_) => self.left.push(key),
-                    _ => {}
-                }
-                let step = self.step(operation);
-                self.applied.fail(step, error);
-                continue;
-            }
-            let gone = trial.gone.contains(&place);
-            if let Some(edited) = &mut current {
-                edited.apply(operation, gone);
-            }
-            self.done(operation, gone);
-        }
-        if let Some(edited) = current.take() {
-            edited.close(self.observed, self.wanted);
+            edit.close(self.observed, self.wanted);
         }
     }
 
@@ -248,13 +277,24 @@ impl Run<'_, '_> {
 }
 
 /// A virtual server while operations on it are recorded.
-struct ServerEdit {
+pub(super) struct ServerEdit {
     key: VirtualServerKey,
     server: Option<ObservedServer>,
     real_servers: Vec<RealServer>,
 }
 
 impl ServerEdit {
+    /// Records operations on one virtual server as carried out.
+    #[cfg(feature = "testing")]
+    pub(super) fn record(operations: &[Operation], observed: &mut Observed, wanted: &Wanted<'_>) {
+        let Some(key) = operations.first().map(Operation::virtual_server) else { return };
+        let mut edit = ServerEdit::open(key, observed, None);
+        for operation in operations {
+            edit.apply(operation, false);
+        }
+        edit.close(observed, wanted);
+    }
+
     /// `remade`: everything desired, if the virtual server was recreated completely.
     fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted<'_>>) -> Self {
         let there = observed.virtual_servers.remove(&key);

@@ -1,53 +1,37 @@
-//! The plan of a pass: all operations, with the findings of planning. Functions on values.
+//! Completes the plan of a pass. Functions on values.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ipvs::model::Weight;
 use ipvs::{Operation, VirtualServerKey};
 
-use super::{Phase, Plan, RulesChange, plan};
-use crate::modes::ipvs::diff::Changes;
-use crate::modes::ipvs::drain::Verdicts;
+use super::plan::{Phase, Plan, RulesChange};
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::{Guards, Programs};
 use crate::modes::ipvs::reading::{self, PassInputs};
-use crate::modes::ipvs::state::{Differences, Mode};
+use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{rules, udp};
 use crate::modes::shared::flows::answering_at;
 use crate::modes::{Pass, Work};
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::operation::Operation as PlanOperation;
-use crate::plan::report::Unread;
+use crate::plan::report::{Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{PortError, UdpServices};
 use crate::snapshot::is_usable_by_service;
 
-/// The plan of a pass, with the findings of planning.
-#[derive(Debug, Default)]
-pub(crate) struct PassPlan {
-    pub(crate) plan: Plan,
-    pub(crate) forget: UdpServices,
-    /// Rules that could not be compared.
-    pub(crate) unread: Vec<Unread>,
-    /// Other programs' changes; known only if the last pass succeeded.
-    pub(crate) drift: Vec<Step>,
-}
-
-/// Builds the plan of a pass from tracked values; reads and changes nothing. `None` if the kernel's state is unknown.
-pub(crate) fn build_plan(
+/// Completes a plan by device, timeouts and rules, from tracked values; reads and changes nothing. Reports
+/// rules that could not be compared, and other programs' changes.
+pub(super) fn complete(
     mode: &Mode,
     pass: Pass<'_>,
-    differences: Differences,
+    (plan, kept): (&mut Plan, &rules::Kept),
     readings: &PassInputs,
-    verdicts: &[(VirtualServerKey, Verdicts)],
-) -> Option<PassPlan> {
-    let observed = mode.observed.as_ref()?;
+    report: &mut Report,
+) {
+    let Some(observed) = &mode.observed else { return };
     let wanted = &mode.wanted(pass.desired);
-    let Differences { changes, kept } = differences;
-    let forget = flows_to_forget(mode, pass, &changes);
-    let mut plan = plan(changes, wanted, observed, &mode.drains);
-    plan.split = split_servers(wanted, &plan);
+    plan.split = split_servers(wanted, plan);
     plan.names.clone_from(&mode.names);
     let has_device = reading::has_device(pass.host, &mode.names);
     let prepare = plan.stage(Phase::Prepare);
@@ -59,31 +43,25 @@ pub(crate) fn build_plan(
         observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
     };
     plan.rules_put_off.clone_from(&readings.rules_put_off);
-    plan_drains(wanted, pass.full, &mut plan, readings, verdicts);
-    let mut planned = PassPlan { forget, ..PassPlan::default() };
     match &mode.guards {
         Guards::Programs(programs) => {
             for (family, new, dump) in &readings.rules {
-                match plan_rules(programs, *family, new, dump, &mut plan) {
+                match plan_rules(programs, *family, new, dump, plan) {
                     Ok(()) => drop(plan.inputs.insert(*family, new.clone())),
                     Err(error) => {
                         plan.rules_put_off.insert(*family);
-                        planned.unread.push(error);
+                        report.unread.push(error);
                     }
                 }
             }
-            order_by_rules(mode, programs, pass, &mut plan, &kept);
+            order_by_rules(mode, programs, pass, plan, kept);
         }
         Guards::Nft(tables) => {
             plan.layouts = tables.layouts(&pass, wanted, observed);
-            plan_tables(wanted, tables, pass.full, &mut plan);
+            plan_tables(wanted, tables, pass.full, plan);
         }
     }
-    if pass.tells_drift() {
-        planned.drift = drift(mode, pass, &plan);
-    }
-    planned.plan = plan;
-    Some(planned)
+    report.drift = if pass.tells_drift() { drift(mode, pass, plan) } else { Vec::new() };
 }
 
 /// The Frontends of the marks in a plan.
@@ -93,9 +71,10 @@ fn split_servers(wanted: &Wanted<'_>, plan: &Plan) -> BTreeMap<VirtualServerKey,
     keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).collect()
 }
 
-fn flows_to_forget(mode: &Mode, pass: Pass<'_>, changes: &Changes) -> UdpServices {
+/// The UDP flows to forget after a plan that is not complete yet.
+pub(super) fn flows_to_forget(mode: &Mode, pass: Pass<'_>, plan: &Plan) -> UdpServices {
     let wanted = &mode.wanted(pass.desired);
-    let mut flows = udp::stale(changes, wanted, &mode.drains);
+    let mut flows = udp::stale(plan, wanted, &mode.drains);
     if let Some(left) = pass.sweep {
         let left = left.iter().map(|place| (*place, answering_at(*place, None)));
         for (place, answering) in udp::all(wanted, &mode.drains).into_iter().chain(left) {
@@ -109,32 +88,6 @@ fn flows_to_forget(mode: &Mode, pass: Pass<'_>, changes: &Changes) -> UdpService
     flows
 }
 
-/// Adds the operations for draining real servers.
-fn plan_drains(
-    wanted: &Wanted<'_>,
-    full: bool,
-    plan: &mut Plan,
-    readings: &PassInputs,
-    verdicts: &[(VirtualServerKey, Verdicts)],
-) {
-    let listed: BTreeMap<_, _> = readings.draining.iter().map(|(key, listed)| (*key, listed)).collect();
-    // Real servers of a mark that is not used any more drain, too.
-    for (key, verdicts) in verdicts.iter().filter(|(key, _)| wanted.is_drained(key)) {
-        let key = *key;
-        let finished = verdicts.finished.iter().filter(|finished| !wanted.has_real_server(&key, &finished.real));
-        let finished: Vec<_> = finished.map(|finished| Operation::DeleteRealServer(key, finished.real)).collect();
-        plan.retire_from(&key).extend(finished);
-        // A full pass has already compared the weights.
-        let listed = listed.get(&key).into_iter().flat_map(|listed| listed.iter().flatten());
-        for server in listed.filter(|_| !full).map(|listed| listed.server) {
-            if verdicts.takes_connections.contains(&server.key) && !wanted.has_real_server(&key, &server.key) {
-                let drained = server.with_weight(Weight::DRAIN);
-                plan.retire_from(&key).push(Operation::UpdateRealServer(key, drained));
-            }
-        }
-    }
-}
-
 /// Adds the changes of tables, which are written with their entries; sets have no separate operations.
 fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, full: bool, plan: &mut Plan) {
     let [first, last] = tables.changes(&plan.layouts, full);
@@ -143,38 +96,35 @@ fn plan_tables(wanted: &Wanted<'_>, tables: &Tables, full: bool, plan: &mut Plan
     prepare.sets.clear();
     prepare.tables = first;
     plan.stage(Phase::Retire).tables = last;
-    plan.guarded = added_with_ranges(wanted, plan, |family| changing.contains(family));
-    let new = |family: Family| plan.layouts.get(&family).map(|layout| &layout.guarded_networks);
-    let before = |family: Family| tables.written.get(&family).map(|layout| &layout.guarded_networks);
-    plan.guarded_networks = without_guard(plan, new, before);
+    let layouts = plan.layouts.iter().filter(|(family, _)| changing.contains(family));
+    let networks = layouts.map(|(family, layout)| {
+        let before = tables.written.get(family).map(|layout| &layout.guarded_networks);
+        (*family, (layout.guarded_networks.clone(), before))
+    });
+    note_guarded(wanted, &networks.collect(), plan);
 }
 
-/// Networks that become local and that `new` guards, but not `before`.
-fn without_guard<'a>(
-    plan: &Plan,
-    new: impl Fn(Family) -> Option<&'a BTreeSet<Network>>,
-    before: impl Fn(Family) -> Option<&'a BTreeSet<Network>>,
-) -> BTreeSet<Network> {
-    let routes = plan.stages.get(&Phase::Serve).into_iter().flat_map(|serve| &serve.routes);
-    let networks = routes.map(|route| route.network);
-    let has = |guarded: Option<&BTreeSet<Network>>, of: &Network| guarded.is_some_and(|networks| networks.contains(of));
+/// The networks that the new rules of families guard, and those that the present ones do, if known.
+type GuardedNetworks<'a> = BTreeMap<Family, (BTreeSet<Network>, Option<&'a BTreeSet<Network>>)>;
+
+/// Records what must not be served before the rules of these families: new virtual servers with source ranges, and new
+/// networks that the present rules do not guard.
+fn note_guarded(wanted: &Wanted<'_>, changing: &GuardedNetworks<'_>, plan: &mut Plan) {
     let lacks_guard = |network: &Network| {
-        let family = Family::of(network.addr());
-        has(new(family), network) && !has(before(family), network)
+        let of_family = changing.get(&Family::of(network.addr()));
+        of_family
+            .is_some_and(|(new, before)| new.contains(network) && before.is_none_or(|before| !before.contains(network)))
     };
-    networks.filter(lacks_guard).collect()
-}
-
-/// Virtual servers with source ranges to add, of these families.
-fn added_with_ranges(wanted: &Wanted<'_>, plan: &Plan, of: impl Fn(&Family) -> bool) -> BTreeSet<VirtualServerKey> {
-    let operations = [Phase::Prepare, Phase::Serve].iter().filter_map(|phase| plan.stages.get(phase));
-    let added = operations.flat_map(|stage| &stage.servers).filter_map(|operation| match operation {
+    let routes = plan.stages.get(&Phase::Serve).into_iter().flat_map(|serve| &serve.routes);
+    plan.guarded_networks = routes.map(|route| route.network).filter(lacks_guard).collect();
+    let stages = [Phase::Prepare, Phase::Serve].iter().filter_map(|phase| plan.stages.get(phase));
+    let added = stages.flat_map(|stage| &stage.servers).filter_map(|operation| match operation {
         Operation::AddVirtualServer(server) => Some(server.key),
         _ => None,
     });
     let has_ranges =
         |key: &VirtualServerKey| wanted.frontend(key).is_some_and(|frontend| frontend.source_ranges.is_some());
-    added.filter(|key| of(&key.family().into()) && has_ranges(key)).collect()
+    plan.guarded = added.filter(|key| changing.contains_key(&key.family().into()) && has_ranges(key)).collect();
 }
 
 /// Adds the change of a family's rules, if any.
@@ -193,7 +143,7 @@ fn plan_rules(
     if all.is_empty() {
         return Ok(());
     }
-    let mut change = RulesChange::new(family, all);
+    let mut change = RulesChange { family, changes: all, without: Vec::new() };
     for capabilities in inputs.capabilities.reduced() {
         let changes = changes(&rules::Inputs { capabilities, ..inputs.clone() })?;
         // Skip it if the reduced rules are the same, because the kernel would refuse them again.
@@ -243,17 +193,14 @@ fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut P
         mode.observed.as_ref().is_some_and(|observed| observed.virtual_servers.contains_key(key))
     };
     plan.move_unguarded_operations_first(needs, is_there);
-    if compared.is_empty() {
-        return;
-    }
-    let new = |family: Family| compared.get(&family).map(|(new, _)| &new.guarded_networks);
-    let before = |family: Family| compared.get(&family).and_then(|(_, before)| Some(&(*before)?.guarded_networks));
-    plan.guarded_networks = without_guard(plan, new, before);
-    plan.guarded = added_with_ranges(wanted, plan, |family| compared.contains_key(family));
+    let networks = compared.iter().map(|(family, (new, before))| {
+        (*family, (new.guarded_networks.clone(), before.map(|before| &before.guarded_networks)))
+    });
+    note_guarded(wanted, &networks.collect(), plan);
 }
 
 /// Other programs' changes: operations on objects that the input did not change.
-pub(super) fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan) -> Vec<Step> {
+fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan) -> Vec<Step> {
     let foreign = plan.operations().filter(|operation| is_foreign(operation, mode, plan));
     foreign.map(|operation| operation.step(&pass.names)).collect()
 }

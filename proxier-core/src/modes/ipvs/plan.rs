@@ -1,8 +1,5 @@
-//! The plan of a pass, as a value. Functions on values make it: `order` puts the differences in order, `pass_plan` adds
-//! operations for rules, draining and flows, and `drift` finds those that repair other programs' changes.
-
-mod order;
-mod pass_plan;
+//! The plan of a pass, as a value. Functions on values make it: [`diff`](super::diff::diff) finds the operations, and
+//! `pass_plan` adds those for rules, and finds those that repair other programs' changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -20,9 +17,6 @@ use crate::net::{Family, FrontendKey, Network};
 use crate::plan::operation::{Operation, SetIn, Whole};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::{LocalRoute, RouteOwner};
-
-pub use order::plan;
-pub(super) use pass_plan::{PassPlan, build_plan};
 
 /// The plan of a pass: operations, stage by stage. A value; nothing happens before it is carried out.
 ///
@@ -106,11 +100,11 @@ pub struct Stage {
     /// Timeouts to set.
     pub timeouts: Option<TimeoutsUpdate>,
     /// Sets to create.
-    pub sets: Vec<SetKey>,
+    pub sets: BTreeSet<SetKey>,
     /// nf_tables tables to create or repair, at most one change for each family.
     pub tables: Vec<TableChange>,
     /// Entries; those of the last set are deleted first.
-    pub entries: BTreeMap<SetKey, Vec<Element>>,
+    pub entries: BTreeMap<SetKey, BTreeSet<Element>>,
     /// Rules to restore, at most one change for each family.
     pub rules: Vec<RulesChange>,
     /// Virtual and real servers.
@@ -127,17 +121,21 @@ impl Stage {
     pub(super) fn first_operations<'a>(&'a self, phase: Phase, plan: &'a Plan) -> impl Iterator<Item = Operation<'a>> {
         let KernelNames { device, prefix, .. } = &plan.names;
         let action = phase.action();
-        let entries = move |(set, elements): (&'a SetKey, &'a Vec<Element>)| {
+        let entries = move |(set, elements): (&'a SetKey, &'a BTreeSet<Element>)| {
             let set = plan.set_in(*set);
             elements.iter().map(move |element| Operation::Entry(action, set, element))
         };
+        let mut sets: Vec<_> = self.entries.iter().collect();
+        if !phase.adds() {
+            sets.reverse();
+        }
         let device = (self.device && phase.adds()).then_some(Operation::Device(action, device));
         device
             .into_iter()
             .chain(self.timeouts.iter().map(Operation::Timeouts))
             .chain(self.sets.iter().map(|set| Operation::Set(Action::Add, set.named(*prefix))))
             .chain(self.tables.iter().map(|change| Operation::Whole(change)))
-            .chain(self.ordered_entries(phase).flat_map(entries))
+            .chain(sets.into_iter().flat_map(entries))
             .chain(self.rules.iter().map(|change| Operation::Whole(change)))
     }
 
@@ -150,11 +148,9 @@ impl Stage {
         addresses.chain(routes).chain(device)
     }
 
-    /// The entries of each set; in reverse order when deleting.
-    fn ordered_entries(&self, phase: Phase) -> impl Iterator<Item = (&SetKey, &Vec<Element>)> {
-        let (forwards, backwards) =
-            if phase.adds() { (Some(&self.entries), None) } else { (None, Some(&self.entries)) };
-        forwards.into_iter().flatten().chain(backwards.into_iter().flat_map(|of| of.iter().rev()))
+    /// Removes entries that do not satisfy a condition.
+    pub(super) fn retain_entries(&mut self, stays: impl Fn(SetKey, &Element) -> bool) {
+        self.entries.iter_mut().for_each(|(set, elements)| elements.retain(|element| stays(*set, element)));
     }
 }
 
@@ -169,13 +165,6 @@ pub struct RulesChange {
     /// The same without optional matches, tried in this order if the kernel refuses the first. Only then is it certain
     /// whether the kernel supports them.
     pub without: Vec<(Capabilities, RuleChanges)>,
-}
-
-impl RulesChange {
-    /// Change of a family's rules.
-    pub fn new(family: Family, changes: RuleChanges) -> Self {
-        RulesChange { family, changes, without: Vec::new() }
-    }
 }
 
 impl Plan {
@@ -199,8 +188,46 @@ impl Plan {
         self.stages.entry(phase).or_default()
     }
 
+    /// Adds the addition or deletion of an entry.
+    pub(super) fn entry(&mut self, action: Action, set: SetKey, element: Element) {
+        let phase = match (action, set.kind.gives_marks()) {
+            (Action::Delete, gives_marks) => {
+                if gives_marks {
+                    Phase::RetireMarks
+                } else {
+                    Phase::Clean
+                }
+            }
+            (_, gives_marks) => {
+                if gives_marks {
+                    Phase::ServeUnguarded
+                } else {
+                    Phase::Prepare
+                }
+            }
+        };
+        self.stage(phase).entries.entry(set).or_default().insert(element);
+    }
+
+    /// The entries that it deletes.
+    pub(super) fn deleted_entries(&self) -> impl Iterator<Item = (SetKey, &Element)> {
+        let stages = self.stages.iter().filter(|(phase, _)| !phase.adds());
+        let sets = stages.flat_map(|(_, stage)| &stage.entries);
+        sets.flat_map(|(set, elements)| elements.iter().map(|element| (*set, element)))
+    }
+
+    /// The virtual servers that it deletes.
+    pub(super) fn deleted_servers(&self) -> BTreeSet<VirtualServerKey> {
+        let operations = self.stages.values().flat_map(|stage| &stage.servers);
+        let deleted = operations.filter_map(|operation| match operation {
+            ServerOperation::DeleteVirtualServer(key) => Some(*key),
+            _ => None,
+        });
+        deleted.collect()
+    }
+
     /// The stage for operations that remove something from a virtual server.
-    fn retire_from(&mut self, key: &VirtualServerKey) -> &mut Vec<ServerOperation> {
+    pub(super) fn retire_from(&mut self, key: &VirtualServerKey) -> &mut Vec<ServerOperation> {
         let phase = if key.addr().is_some() { Phase::Retire } else { Phase::RetireMarks };
         &mut self.stage(phase).servers
     }
@@ -265,7 +292,7 @@ impl Whole for RulesChange {
         let lines = self.changes.lines();
         let step = Step::new(Action::Change, Part::Rules, self.family.name());
         let mut step = step.with(format_args!("{} lines differ", lines.len()));
-        step.lines = lines.iter().map(ToString::to_string).collect();
+        step.lines = lines.to_vec();
         step
     }
 }
@@ -283,7 +310,7 @@ mod tests {
     fn deletions_go_in_reverse() {
         let sets = [SetKind::LoopBack, SetKind::IpvsIps].map(|kind| SetKey::new(Family::V4, kind));
         let element = Element::Ip(IpSpan::host([192, 0, 2, 1].into()));
-        let entries = sets.map(|set| (set, vec![element.clone()]));
+        let entries = sets.map(|set| (set, BTreeSet::from([element.clone()])));
         let mut plan = Plan::default();
         for phase in [Phase::Prepare, Phase::Clean] {
             *plan.stage(phase) = Stage { device: true, entries: entries.clone().into(), ..Stage::default() };
