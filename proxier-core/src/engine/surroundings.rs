@@ -32,8 +32,8 @@ impl Reconciler {
         self.take_other_proxies(run.report.full, run.ports.tables);
     }
 
-    /// Takes what other proxies on this node serve: it is left alone and reported. Services that ask for what changed are compiled again.
-    /// What is known stays where tables cannot be read.
+    /// Takes what other proxies on this node serve: it is left alone and reported. Services that ask for what changed
+    /// are compiled again. What is known stays where tables cannot be read.
     fn take_other_proxies(&mut self, is_full: bool, tables: &mut dyn Tables) {
         let (names, known) = (&self.options.config.names, self.options.config.reserved.other_proxies.clone());
         let mut frontends = known.frontends.clone();

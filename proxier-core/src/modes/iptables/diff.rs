@@ -26,7 +26,8 @@ const WORTH_A_THREAD: usize = 256;
 /// in any spelling, and with any comments in rules about endpoints. With an empty dump it contains everything.
 ///
 /// # Errors
-/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps again each time.
+/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps again
+/// each time.
 pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<Transaction, PortError> {
     compare(wanted, observed, family, &Keep::default(), None).map(|compared| compared.transaction)
 }
@@ -192,7 +193,8 @@ impl OwnChains for Ours<'_> {
         if SharedChain::by_name(table, name).is_some() || names::is_firewall(table, name) {
             return same_lines(&there.rules, &desired.rules);
         }
-        // Comments of rules about endpoints depend on the number of endpoints. Chains that differ only in them are not written.
+        // Comments of rules about endpoints depend on the number of endpoints. Chains that differ only in them are not
+        // written.
         spelling::same_rules(&there.rules, &desired.rules, !names::is_of_service(table, name))
     }
 

@@ -1,5 +1,5 @@
-//! Own chains of iptables: compares them with the kernel's, and removes those of other modes: over nf_tables where iptables-nft keeps them,
-//! which takes no program, otherwise by programs.
+//! Own chains of iptables: compares them with the kernel's, and removes those of other modes: over nf_tables where
+//! iptables-nft keeps them, which takes no program, otherwise by programs.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -194,8 +194,8 @@ pub(in crate::modes) fn unreadable(ports: &mut Ports<'_>) -> Vec<String> {
     Family::ALL.into_iter().filter(|family| ports.rules.has_unreadable_tables(*family)).map(said).collect()
 }
 
-/// Why a table is not compared that `iptables-save` cannot show, because it holds what only `nft` can express. Our rules
-/// in it could not be found again, so nothing is written.
+/// Why a table is not compared that `iptables-save` cannot show, because it holds what only `nft` can express. Our
+/// rules in it could not be found again, so nothing is written.
 fn unreadable_table(table: &TableName) -> PortError {
     PortError::new(
         PortErrorKind::Invalid,
@@ -303,8 +303,8 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
         }
     }
 
-    /// Makes these the own jumps in built-in chains. Those of a chain stay if all exist in order, even with other rules between. Otherwise the
-    /// existing ones are removed, and all are inserted as the chain's first rules.
+    /// Makes these the own jumps in built-in chains. Those of a chain stay if all exist in order, even with other rules
+    /// between. Otherwise the existing ones are removed, and all are inserted as the chain's first rules.
     pub(in crate::modes) fn jumps(&mut self, desired: &[OwnJump]) {
         for table in O::TABLES {
             for from in table.builtin_chains() {
@@ -335,8 +335,8 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
         }
     }
 
-    /// Empties and deletes own chains that are not desired, after all rules that lead to them. A chain to which a foreign rule jumps cannot be
-    /// deleted: it is emptied and stays.
+    /// Empties and deletes own chains that are not desired, after all rules that lead to them. A chain to which a
+    /// foreign rule jumps cannot be deleted: it is emptied and stays.
     pub(in crate::modes) fn remove_others(&mut self) {
         for table in O::TABLES {
             let Some(observed) = self.observed.table(&table) else { continue };

@@ -24,8 +24,8 @@ pub(crate) fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> 
     links.addresses().map_err(|error| Unread::new("addresses", error))
 }
 
-/// The addresses on the devices of other proxies, each with the proxy in words. An address that this proxy's device has too is the other's if
-/// that has the smaller name.
+/// The addresses on the devices of other proxies, each with the proxy in words. An address that this proxy's device has
+/// too is the other's if that has the smaller name.
 pub(crate) fn of_other_proxies(host: &HostAddresses, names: &KernelNames) -> BTreeMap<IpAddr, Arc<str>> {
     let own = names.device.as_str();
     let mut others =

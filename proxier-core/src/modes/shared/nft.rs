@@ -121,8 +121,8 @@ pub(crate) fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpO
     }
 }
 
-/// Matches packets of this node's pods, with [`CmpOp::Ne`] all others; `None` if pods are not told apart, or nothing else
-/// exists.
+/// Matches packets of this node's pods, with [`CmpOp::Ne`] all others; `None` if pods are not told apart, or nothing
+/// else exists.
 pub(in crate::modes) fn of_pods(rule: RuleBuilder, pods: &PodTraffic, op: CmpOp) -> Option<RuleBuilder> {
     match (pods, op) {
         (PodTraffic::Unknown, _) => None,

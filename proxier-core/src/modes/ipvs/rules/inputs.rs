@@ -192,8 +192,8 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The objects that stay in the kernel if these entries are deleted. `unwanted` are own virtual servers that are not
-    /// desired.
+    /// The objects that stay in the kernel if these entries are deleted. `unwanted` are own virtual servers that are
+    /// not desired.
     ///
     /// A load balancer is barred from this node if its entries show source ranges, and its own address is not among
     /// those that may use it.

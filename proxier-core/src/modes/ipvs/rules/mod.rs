@@ -97,8 +97,8 @@ impl Rules {
     /// transaction is restored.
     ///
     /// # Errors
-    /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps again
-    /// each time.
+    /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps
+    /// again each time.
     pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, PortError> {
         changes::compare(Some(self), Ours { prefix: self.prefix, is_kept: &|_table, _chain| false }, observed)
     }

@@ -203,8 +203,8 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
 }
 
 /// Writes the changes of a table, with the entries to add or to delete, and notes in `observed` the resulting state. A
-/// table that was just read (`basis`) is changed only in that state: nothing is written if another program has changed it
-/// since.
+/// table that was just read (`basis`) is changed only in that state: nothing is written if another program has changed
+/// it since.
 ///
 /// A table that is created, or created again, gets all entries that are known to be in the kernel, and the new ones.
 /// Costs O(entries that change) otherwise.
