@@ -118,6 +118,26 @@ fn an_endpoint_elsewhere_gets_nothing_of_a_service_that_stays_on_the_node() {
             }
         }
     }
+    // Without an endpoint here, external addresses have those of all nodes.
+    let text = WEB.replacen("spec:\n  type", local, 1).replacen("- {addresses: [10.244.1.5], nodeName: n1}\n", "", 1);
+    let input = Input { path: folder.put("all.yaml", &text).display().to_string(), _folder: Folder::new("explain") };
+    let explained = ok(&input.run("ipvs", &["explain", "shop/web"]));
+    assert!(explained.contains("    10.244.2.7:8080 ready: gets traffic, it is ready\n"), "{explained}");
+}
+
+/// What can be read is answered, and the exit code says that not everything could.
+#[test]
+fn objects_that_cannot_be_read_are_in_the_exit_code() {
+    let folder = Folder::new("explain-unreadable");
+    let odd = "---\napiVersion: v1\nkind: Service\nmetadata: {name: odd, namespace: shop}\nspec: {ports: 7}\n";
+    let path = folder.put("all.yaml", &format!("{WEB}{odd}")).display().to_string();
+    let input = Input { path, _folder: folder };
+    for arguments in [&["explain", "shop/web"][..], &["trace", "10.244.9.9", "10.96.0.10:80"], &["render"]] {
+        let output = input.run("nftables", arguments);
+        assert_eq!(output.status.code(), Some(2), "{arguments:?}");
+        let said = text(&output.stderr);
+        assert!(said.contains("Service shop/odd: spec.ports: invalid type") && !output.stdout.is_empty(), "{said}");
+    }
 }
 
 #[test]
@@ -512,6 +532,10 @@ fn packets_are_traced_in_every_mode() {
         "  10.244.2.7:8080  which sees the source",
     ] {
         assert!(printed.lines().any(|printed| printed == line), "{line}\n{printed}");
+    }
+    for (from, is_own) in [("192.0.2.1", true), ("192.0.2.99", false)] {
+        let traced = input.data("nftables", &["trace", from, "10.96.0.10:80", "--hostname-override", "n1"]);
+        assert_eq!(traced["fromNode"], is_own, "{from}: {traced:#}");
     }
     let node = input.data("iptables", &["trace", "node", "127.0.0.1:30080"]);
     assert_eq!((&node["fromNode"], verdict(&node)), (&json!(true), masked.to_owned()));
