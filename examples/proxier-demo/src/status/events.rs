@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 
-use crate::sources::cluster::{Connection, Session};
+use crate::sources::cluster::{Connection, Session, uid_of};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Regarding {
@@ -162,13 +162,18 @@ impl Sender {
         told: SystemTime,
         before: Option<&Result<StatusCode, String>>,
     ) -> Result<StatusCode, String> {
-        let event = event(report, &self.node_name, told);
+        let current = self.session.current().await.map_err(|problem| problem.to_string())?;
+        let mut event = event(report, &self.node_name, told);
+        if let Regarding::Service(key) = &report.regarding
+            && let Some(uid) = uid_of(key, &current, PATIENCE).await
+        {
+            event["regarding"]["uid"] = uid.into();
+        }
         let namespace = event["metadata"]["namespace"].as_str().unwrap_or("default");
         let request = Request::post(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
             .header(header::CONTENT_TYPE, "application/json")
             .body(Body::from(event.to_string().into_bytes()))
             .map_err(|error| error.to_string())?;
-        let current = self.session.current().await.map_err(|problem| problem.to_string())?;
         if let Some(before) = before {
             current.sends_again(request.method(), before.as_ref().ok().copied());
         }
@@ -248,6 +253,9 @@ mod tests {
         let server = ApiServer::start();
         let connection = Connection { master: Some(server.url()), ..Connection::default() };
         let recorder = Recorder::start(&Handle::current(), connection, "n1");
+        server.put(&json!({
+            "kind": "Service", "apiVersion": "v1", "metadata": {"namespace": "demo", "name": "1web", "uid": "7ab3-9c"},
+        }));
         let web = || Regarding::Service(ObjectKey::new("demo", "1web"));
         recorder.record(Regarding::Node, Reason::STARTING, "");
         for _ in 0..3 {
@@ -262,6 +270,8 @@ mod tests {
         assert_eq!((&events[0]["type"], &events[0]["action"]), (&json!("Normal"), &json!("StartKubeProxy")));
         assert_eq!((&events[1]["type"], &events[1]["action"]), (&json!("Warning"), &json!("Listen")));
         assert_eq!(events[1]["metadata"]["namespace"], "demo");
+        // `kubectl describe service` searches for it.
+        assert_eq!(events[1]["regarding"]["uid"], "7ab3-9c");
         assert_eq!(events[2]["reason"], "InvalidField");
         let posted = server.requests().into_iter().find(|request| request.path.contains("demo")).unwrap();
         assert_eq!(posted.path, "/apis/events.k8s.io/v1/namespaces/demo/events");

@@ -46,7 +46,7 @@ fn a_server_that_is_not_there_from_the_start() {
         stays_well("no server", 503);
         // The server comes, without one list.
         let world = away.server_returns_without("endpointslices");
-        running.until_logged("allow get, list and watch of endpointslices");
+        running.until_logged("allow list and watch of endpointslices");
         running.until("the Node has been seen", || status_of(HEALTHZ) == 200);
         stays_well("no EndpointSlices", 200);
         world.server.forbid("endpointslices", false);

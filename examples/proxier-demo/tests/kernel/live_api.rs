@@ -324,7 +324,7 @@ fn no_fault_of_the_api_takes_anything_away() {
         // One kind is forbidden: the other one continues.
         play.world.server.forbid("endpointslices", true);
         play.world.server.end_watches();
-        play.running.until_logged("allow get, list and watch of endpointslices");
+        play.running.until_logged("allow list and watch of endpointslices");
         play.endpoint(4, "10.244.1.31");
         let extra = Service::new("bare", "10.96.2.9", &[]);
         play.change(|services| services.push(extra.clone()));

@@ -361,7 +361,7 @@ fn metrics() {
         running.until("the flow is forgotten", || !tool("conntrack -L -p udp").contains("10.96.0.53"));
         server.forbid("services", true);
         server.end_watches();
-        running.until_logged("allow get, list and watch of services");
+        running.until_logged("allow list and watch of services");
         let text = scrape();
         let samples = page::read(&text);
         let of = |name: &str| *samples.get(name).unwrap_or_else(|| panic!("{name} is missing: {text}"));

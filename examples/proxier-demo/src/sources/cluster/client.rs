@@ -10,6 +10,8 @@ use hyper::body::Body as _;
 use kube::client::Body;
 use kube::config::InClusterError;
 use kube::{Client, Config};
+use proxier_core::snapshot::ObjectKey;
+use serde_json::Value;
 use tokio::sync::Mutex;
 use tokio::time::error::Elapsed;
 
@@ -259,7 +261,10 @@ fn plain(error: &dyn std::error::Error) -> String {
         text = text.replace(words, "");
     }
     match text.to_lowercase() {
-        of_chunks if of_chunks.contains("unexpected eof during chunk") => "it ends too early".to_owned(),
+        // An API server that is stopped says goodbye neither in HTTP nor in TLS.
+        cut if cut.contains("unexpected eof during chunk") || cut.contains("close_notify") => {
+            "the server closed the connection".to_owned()
+        }
         of_chunks if of_chunks.contains("invalid chunk") => "it is not HTTP".to_owned(),
         _ => text,
     }
@@ -329,6 +334,9 @@ const LEAST_SPEED: u64 = 1024;
 /// Limit of the text of a failure.
 const FAILURE_BYTES: usize = 64 * 1024;
 
+/// Limit of a list of one Service; etcd takes no object of more than 1.5 MiB.
+const SERVICE_BYTES: usize = 4 << 20;
+
 pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience: Duration) -> Result<Answer, Failure> {
     let request = Request::get(target)
         .header(header::ACCEPT, accepts)
@@ -358,6 +366,17 @@ pub(super) async fn get(current: &Current, target: &str, accepts: &str, patience
     let mut failure = Failure::of_status(code.as_u16(), &status);
     failure.retry_after = retry_after.map(Duration::from_secs).or(failure.retry_after);
     Err(failure)
+}
+
+/// The UID of a Service, by which `kubectl describe` finds its Events. `None` if it is gone, or if the server does not say.
+pub(crate) async fn uid_of(service: &ObjectKey, current: &Current, patience: Duration) -> Option<String> {
+    let (namespace, name) = (service.namespace(), service.name());
+    // A list, since the proxy need not be allowed to get single Services; version 0: from the server's cache.
+    let one = format!("fieldSelector=metadata.name%3D{name}&resourceVersion=0");
+    let target = format!("/api/v1/namespaces/{namespace}/services?{one}");
+    let mut answer = get(current, &target, "application/json", patience).await.ok()?;
+    let list: Value = serde_json::from_slice(&answer.read_body(SERVICE_BYTES).await.ok()?).ok()?;
+    Some(list["items"][0]["metadata"]["uid"].as_str()?.to_owned())
 }
 
 impl Answer {
@@ -407,5 +426,34 @@ impl Answer {
         }
         requests::received(&self.host, &Method::GET, whole.len().try_into().unwrap_or(u64::MAX));
         Ok(whole)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use testkit::apiserver::ApiServer;
+    use testkit::apiserver::tls::{Authority, Relay};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_server_that_stops_within_an_answer_is_reported_without_a_librarys_words() {
+        let (server, authority) = (ApiServer::start(), Authority::new("cluster"));
+        let relay = Relay::start(&authority, server.address(), None);
+        let mut config = Config::new(relay.url().parse().unwrap());
+        config.accept_invalid_certs = true;
+        let current = Current { client: Client::try_from(config).unwrap(), number: 0, host: "host".into() };
+        let patience = Duration::from_secs(20);
+        let watch = "/api/v1/services?watch=1&resourceVersion=0&allowWatchBookmarks=true";
+        let mut answer =
+            get(&current, watch, "application/json", patience).await.map_err(|failure| failure.message).unwrap();
+        drop(relay);
+        let message = loop {
+            match answer.piece(patience).await {
+                Ok(piece) => assert!(piece.is_some(), "an end that is no failure"),
+                Err(failure) => break failure.message,
+            }
+        };
+        assert_eq!(message, "the answer broke off: the server closed the connection");
     }
 }

@@ -287,7 +287,7 @@ impl Watcher {
             }
             FailureKind::Forbidden => tracing::warn!(
                 resource = plural,
-                "{}; allow get, list and watch of {plural} (ClusterRole system:node-proxier does); \
+                "{}; allow list and watch of {plural} (ClusterRole system:node-proxier does); \
                  trying again in {again:.1} s",
                 failure.message
             ),

@@ -143,7 +143,7 @@
     // It serves, but not all that is asked for.
     const failing = data.apiServer ? data.apiServer.failing : [];
     const moment = (text) => new Date(text).toLocaleString("en-GB");
-    const lacks = (failing.length ? ["the API server does not answer"] : []).concat(!known ? [] : [
+    const lacks = (failing.length ? ["requests to the API server fail"] : []).concat(!known ? [] : [
       data.unreadable.count ? "some objects cannot be read" : null,
       data.heldBack.count || data.heldBackBecause ? "deletions are held back" : null,
       data.refused.count ? "some Services are refused" : null,
@@ -169,7 +169,7 @@
     $("tiles").replaceChildren(...tiles.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
     const cards = [card(`The last pass could not${data.failures.since ? `, since ${moment(data.failures.since)}` : ""}`, data.failures.list, data.failures.count),
       data.lastError && !data.failures.count ? card(`Last error of a pass, ${moment(data.lastError.time)}`, [data.lastError.error], 1) : null,
-      card("The API server does not answer", failing.map((one) => `${one.kind}, since ${moment(one.since)}: ${one.error}; what is served stays as it was known then`), failing.length)];
+      card("Requests to the API server fail", failing.map((one) => `${one.kind}, since ${moment(one.since)}: ${one.error}; what is served stays as it was known then`), failing.length)];
     if (known) {
       const until = (one) => one.secondsLeft === null ? "until its object can be read, or it is confirmed" : `goes in ${duration(one.secondsLeft)}`;
       const held = data.heldBack.list.map((one) =>
