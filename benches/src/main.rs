@@ -40,7 +40,7 @@ type Failure = Box<dyn std::error::Error>;
 /// A bench by its name; docs/figures.md says what each measures.
 type Bench = (&'static str, fn(&Options) -> Result<(), Failure>);
 
-const BENCHES: [Bench; 12] = [
+const BENCHES: [Bench; 13] = [
     ("ipvs-program", ipvs_program::run),
     ("nftables-services", nftables_services::run),
     ("iptables-services", iptables_services::run),
@@ -49,6 +49,7 @@ const BENCHES: [Bench; 12] = [
     ("cold-start", end_to_end::run_start),
     ("drift", drift::run),
     ("end-to-end", end_to_end::run),
+    ("fleet", end_to_end::run_fleet),
     ("policy", end_to_end::run_policy),
     ("reconcile", reconcile::run),
     ("memory", memory::run),
@@ -82,28 +83,12 @@ struct Options {
     live: end_to_end::Live,
 }
 
-/// Runs one side in a fresh network namespace, and prints its figures.
-fn side(arguments: &[&str]) -> Result<(), Failure> {
-    namespace::enter_fresh()?;
-    match arguments {
-        ["ipvs-program", rest @ ..] => ipvs_program::side(rest),
-        ["userspace", rest @ ..] => userspace::side(rest),
-        ["drift", rest @ ..] => drift::side(rest),
-        ["end-to-end", rest @ ..] => end_to_end::side(rest),
-        ["modes", rest @ ..] => modes::side(rest),
-        ["iptables-services", rest @ ..] => iptables_services::side(rest),
-        ["nftables-services", rest @ ..] => nftables_services::side(rest),
-        ["packets", rest @ ..] => packets::side(rest),
-        other => Err(format!("no such side: {other:?}").into()),
-    }
-}
-
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = words.iter().map(String::as_str).collect();
     let done = match words.as_slice() {
         // One side of a comparison, or one case of a count, in its own process.
-        ["side", rest @ ..] => side(rest),
+        ["side", rest @ ..] => namespace::side(rest),
         ["case", rest @ ..] => cases::case(rest),
         ["soak", ..] => soak::run(),
         ["api-server", rest @ ..] => end_to_end::serve(rest),

@@ -10,7 +10,10 @@ use nix::sched::{CloneFlags, unshare};
 
 use crate::network::tool;
 use crate::report::Report;
-use crate::{Failure, Options, machine};
+use crate::{
+    Failure, Options, drift, end_to_end, iptables_services, ipvs_program, machine, modes, nftables_services, packets,
+    userspace,
+};
 
 /// Pause in which the kernel destroys the previous side's namespace, and between checks whether it has done so.
 const REST: Duration = Duration::from_millis(200);
@@ -87,4 +90,20 @@ pub(crate) fn enter_fresh() -> Result<(), Failure> {
     unshare(CloneFlags::CLONE_NEWNET)
         .map_err(|error| format!("a network namespace of its own (run as root): {error}"))?;
     tool("ip link set lo up").map(drop)
+}
+
+/// Runs one side in a fresh network namespace, and prints its figures.
+pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
+    enter_fresh()?;
+    match arguments {
+        ["ipvs-program", rest @ ..] => ipvs_program::side(rest),
+        ["userspace", rest @ ..] => userspace::side(rest),
+        ["drift", rest @ ..] => drift::side(rest),
+        ["end-to-end", rest @ ..] => end_to_end::side(rest),
+        ["modes", rest @ ..] => modes::side(rest),
+        ["iptables-services", rest @ ..] => iptables_services::side(rest),
+        ["nftables-services", rest @ ..] => nftables_services::side(rest),
+        ["packets", rest @ ..] => packets::side(rest),
+        other => Err(format!("no such side: {other:?}").into()),
+    }
 }

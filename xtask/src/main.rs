@@ -16,7 +16,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::commands::{api, bench, demo, differential, dist, emulate, package, setup, soak, test};
+use crate::commands::{api, bench, conformance, demo, differential, dist, emulate, package, setup, soak, test};
 
 /// The project's commands
 #[derive(Debug, Parser)]
@@ -27,6 +27,7 @@ use crate::commands::{api, bench, demo, differential, dist, emulate, package, se
 enum Command {
     Api(api::Options),
     Bench(bench::Options),
+    Conformance(conformance::Options),
     /// Pack a Debian package of proxier-demo
     ///
     /// With the unit, the manual page, the configuration and, for this machine's architecture, completions.
@@ -59,6 +60,7 @@ fn main() -> ExitCode {
     let done = match Command::parse() {
         Command::Api(options) => api::main(&options),
         Command::Bench(options) => bench::main(&options),
+        Command::Conformance(options) => conformance::main(&options),
         Command::Deb(options) => dist::deb(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Differential(options) => differential::main(&options),

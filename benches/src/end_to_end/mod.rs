@@ -1,14 +1,17 @@
 //! P4, P5 and P6: `proxier-demo` in its usual deployment, with an API server, on a kernel: time until it serves, time
 //! of a change, memory.
 
+mod fleet;
 mod live;
 mod objects;
 mod policy;
 mod proxy;
+mod relay;
 mod server;
 mod side;
 mod start;
 
+pub(crate) use self::fleet::run as run_fleet;
 pub(crate) use self::live::Live;
 pub(crate) use self::policy::run as run_policy;
 pub(crate) use self::server::serve;

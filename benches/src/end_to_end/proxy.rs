@@ -71,7 +71,7 @@ impl Proxy {
     }
 
     /// Number of the process.
-    fn id(&self) -> u32 {
+    pub(super) fn id(&self) -> u32 {
         self.child.0.id()
     }
 

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use nix::time::{ClockId, clock_gettime};
+use serde_json::Value;
 use testkit::apiserver::ApiServer;
 
 use super::objects::{node, service, slice, with_annotation};
@@ -13,20 +14,24 @@ use crate::Failure;
 use crate::program::Killed;
 
 /// Interval in which a real server sends bookmarks to its watches.
-const BOOKMARKS: Duration = Duration::from_secs(60);
+pub(super) const BOOKMARKS: Duration = Duration::from_secs(60);
 
 /// The clock that all processes of the machine share.
 pub(super) fn monotonic() -> Result<Duration, Failure> {
     Ok(clock_gettime(ClockId::CLOCK_MONOTONIC)?.into())
 }
 
-/// A server with this many Services. It sends bookmarks and has no history, like one that has run for a while.
-fn filled(services: u32, endpoints: u32) -> Arc<ApiServer> {
+/// A server with this many Services and these additional objects. It sends bookmarks and has no history, like one that
+/// has run for a while.
+pub(super) fn filled(services: u32, endpoints: u32, more: &[Value]) -> Arc<ApiServer> {
     let server = Arc::new(ApiServer::start());
     server.put(&node());
     for number in 0..services {
         server.put(&service(number));
         server.put(&slice(number, endpoints, false));
+    }
+    for object in more {
+        server.put(object);
     }
     server.compact();
     let bookmarks = Arc::downgrade(&server);
@@ -45,7 +50,7 @@ fn filled(services: u32, endpoints: u32) -> Arc<ApiServer> {
 pub(crate) fn serve(arguments: &[&str]) -> Result<(), Failure> {
     let [services, endpoints] = arguments else { return Err("SERVICES ENDPOINTS".into()) };
     let (services, endpoints): (u32, u32) = (services.parse()?, endpoints.parse()?);
-    let server = filled(services, endpoints);
+    let server = filled(services, endpoints, &[]);
     println!("{}", server.kubeconfig(None));
     for line in std::io::stdin().lines() {
         let line = line?;

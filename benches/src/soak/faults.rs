@@ -1,9 +1,9 @@
-//! Faults of the API server, the process and the host. Tests of the program and of proxier-core have other programs
-//! change the kernel's tables.
+//! Faults of the API server, the process and the host, and other programs' changes to the kernel's tables.
 //!
 //! Faults are dealt from a deck, so that each kind occurs before one is repeated; the seed decides order and details.
 
 use std::collections::BTreeSet;
+use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,25 +12,62 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use testkit::apiserver::{ApiServer, Fault as ApiFault, Verb};
-use testkit::oracle;
+use testkit::oracle::{self, Backend};
 
-use super::mode::Mode;
+use super::ground::{iptables, node_addresses};
+use super::mode::{Mode, Moment};
 use super::proxy::Supervisor;
 use super::random::Random;
+use super::truth::{SETS, Tables, option, ways};
 use super::watchers::{Fault, Log, Scope};
-use super::world::Family;
+use super::world::{Family, Host, PODS, Service, Way};
+use super::{first, held};
 use crate::Failure;
 use crate::network::tool;
 
+/// How long the other entries may take once the first one is restored.
+const SLACK: Duration = Duration::from_secs(2);
+/// Pause between two checks. Each may start a process, which is slow in QEMU without KVM.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Threads that wait for a repair.
+type Repairs = Vec<JoinHandle<()>>;
+
 /// A kind of fault: its name, and the function that makes it and returns details.
-type Kind = (&'static str, fn(&mut Faults, &'static str) -> Result<String, Failure>);
+type Kind = (&'static str, fn(&mut Faults, &'static str, &mut Repairs) -> Result<String, Failure>);
+
+/// Tables and chains of IPVS mode.
+const IPVS_CHAINS: &[(&str, &str)] = &[
+    ("nat", "KUBE-SERVICES"),
+    ("nat", "KUBE-POSTROUTING"),
+    ("nat", "KUBE-MARK-MASQ"),
+    ("nat", "KUBE-LOAD-BALANCER"),
+    ("nat", "KUBE-NODE-PORT"),
+    ("filter", "KUBE-FORWARD"),
+    ("filter", "KUBE-IPVS-FILTER"),
+    ("filter", "KUBE-PROXY-FIREWALL"),
+    ("filter", "KUBE-SOURCE-RANGES-FIREWALL"),
+];
+
+/// Tables and chains of iptables mode.
+const IPTABLES_CHAINS: &[(&str, &str)] = &[
+    ("nat", "KUBE-SERVICES"),
+    ("nat", "KUBE-NODEPORTS"),
+    ("nat", "KUBE-POSTROUTING"),
+    ("nat", "KUBE-MARK-MASQ"),
+    ("filter", "KUBE-FORWARD"),
+    ("filter", "KUBE-PROXY-FIREWALL"),
+];
+
+/// Name of a change of mode.
+const CHANGE: &str = "the mode changed";
 
 const KILL: &str = "proxy killed and started again";
 
-/// All kinds.
-const KINDS: [Kind; 12] = [
-    (KILL, |faults, kind| faults.kill(kind)),
-    ("proxy stopped for a while (SIGSTOP)", |faults, kind| {
+/// Faults of every mode.
+const GENERAL: [Kind; 12] = [
+    (KILL, |faults, kind, _| faults.kill(kind)),
+    ("proxy stopped for a while (SIGSTOP)", |faults, kind, _| {
         let time = faults.seconds(8, 20);
         let window = faults.is_in_the_way().then(|| faults.log.open(kind, Scope::Waiting, None));
         faults.proxy.signal(Signal::SIGSTOP);
@@ -41,44 +78,83 @@ const KINDS: [Kind; 12] = [
         }
         Ok(format!("{} s", time.as_secs()))
     }),
-    ("lock of iptables held", |faults, _| faults.hold_lock()),
-    ("address monitor overrun", |faults, _| faults.overrun()),
-    ("watches cut", |faults, _| {
+    ("lock of iptables held", |faults, _, _| faults.hold_lock()),
+    ("address monitor overrun", |faults, _, _| faults.overrun()),
+    ("watches cut", |faults, _, _| {
         faults.server.cut_watches();
         Ok(String::new())
     }),
-    ("API server away", |faults, _| {
+    ("API server away", |faults, _, _| {
         let time = faults.seconds(2, 10);
         faults.server.outage(true);
         faults.wait(time);
         faults.server.outage(false);
         Ok(format!("{} s", time.as_secs()))
     }),
-    ("versions too old (410)", |faults, _| Ok(faults.list_again(&[]))),
-    ("API server answers 500 and 503", |faults, _| {
+    ("versions too old (410)", |faults, _, _| Ok(faults.list_again(&[]))),
+    ("API server answers 500 and 503", |faults, _, _| {
         for resource in ["services", "endpointslices"] {
             faults.server.fail_next(resource, Verb::Watch, ApiFault::Status(500, None));
         }
         Ok(faults.list_again(&[ApiFault::Status(500, None), ApiFault::Status(503, Some(1))]))
     }),
-    ("API server answers late", |faults, _| {
+    ("API server answers late", |faults, _, _| {
         let late = faults.seconds(2, 6);
         Ok(faults.list_again(&[ApiFault::Late(late)]))
     }),
-    ("lists cut in the middle", |faults, _| {
+    ("lists cut in the middle", |faults, _, _| {
         Ok(faults.list_again(&[ApiFault::Cut(20_000), ApiFault::Text("<html>".to_owned())]))
     }),
-    ("empty lists", |faults, _| {
+    ("empty lists", |faults, _, _| {
         faults.server.compact();
         // The next list after the empty one is delayed. The versions are forgotten at once.
         Ok(faults.list_again(&[ApiFault::Empty, ApiFault::Late(Duration::from_secs(1))]))
     }),
-    ("a node address flaps", |faults, kind| faults.flap(kind)),
+    ("a node address flaps", |faults, kind, _| faults.flap(kind)),
 ];
 
-/// The names of all kinds.
-pub(super) fn kinds() -> BTreeSet<&'static str> {
-    KINDS.iter().map(|(name, _)| *name).collect()
+const SERVERS: fn(&mut Faults, &'static str, &mut Repairs) -> Result<String, Failure> = Faults::edit_servers;
+
+/// Changes to a mode's tables by other programs.
+fn edits(mode: Mode) -> &'static [Kind] {
+    match mode {
+        Mode::Ipvs => &[
+            ("a real server deleted", SERVERS),
+            ("a real server added", SERVERS),
+            ("a weight changed", SERVERS),
+            ("a virtual server deleted", SERVERS),
+            ("a set flushed", Faults::flush_set),
+            ("a chain flushed", |faults, kind, repairs| faults.flush_chain(kind, IPVS_CHAINS, repairs)),
+            ("a Service's address deleted", Faults::delete_address),
+        ],
+        Mode::Nftables => &[
+            ("an element deleted", Faults::edit_table),
+            ("a map flushed", Faults::edit_table),
+            ("a table deleted", Faults::edit_table),
+            ("a chain flushed", Faults::edit_table),
+            ("a rule deleted", Faults::edit_table),
+            ("a rule added", Faults::edit_table),
+        ],
+        Mode::Iptables => &[
+            ("a chain flushed", |faults, kind, repairs| faults.flush_chain(kind, IPTABLES_CHAINS, repairs)),
+            ("a chain deleted", Faults::edit_rules),
+            ("a rule deleted", Faults::edit_rules),
+            ("a rule added", Faults::edit_rules),
+        ],
+        Mode::Userspace => &[("a Service's address deleted", Faults::delete_address)],
+    }
+}
+
+/// The names of all kinds of faults in a mode.
+pub(super) fn kinds(mode: Mode) -> BTreeSet<&'static str> {
+    GENERAL.iter().chain(edits(mode)).map(|(name, _)| *name).collect()
+}
+
+/// Waits until all of these have seen their repair or given up.
+fn wait_for(repairs: &mut Repairs) {
+    for repair in repairs.drain(..) {
+        repair.join().unwrap_or_default();
+    }
 }
 
 /// Makes the faults.
@@ -86,26 +162,74 @@ pub(super) struct Faults {
     pub(super) server: Arc<ApiServer>,
     pub(super) proxy: Arc<Supervisor>,
     pub(super) log: Arc<Log>,
+    pub(super) backend: Backend,
+    /// Services that only these faults change.
+    pub(super) steady: Vec<Service>,
     /// The period in which the process is not killed.
     pub(super) calm: (Duration, Duration),
+    /// The modes to which it changes in rotation, and how long it stays in each.
+    pub(super) others: Vec<Mode>,
+    pub(super) every: Duration,
     /// Whether a short soak leaves less time for each.
     pub(super) hurried: bool,
-    /// The time limit for a start that serves again.
+    /// The time limit for repairing what other programs break.
     pub(super) repair: Duration,
+    /// Whether a killed proxy is not restarted, to check that this is noticed.
+    pub(super) no_restart: bool,
     pub(super) random: Random,
     pub(super) stop: Arc<AtomicBool>,
+}
+
+/// One address of a steady Service.
+#[derive(Clone, Debug)]
+struct Place {
+    service: Service,
+    way: Way,
+    family: Family,
+    at: SocketAddr,
+}
+
+impl Place {
+    fn reals(&self) -> Vec<SocketAddr> {
+        let hosts = self.service.hosts(self.way);
+        hosts.into_iter().map(|host| SocketAddr::new(host.address(self.family), self.service.target)).collect()
+    }
+
+    /// nft's and ip's word for its family.
+    fn ip(&self) -> &'static str {
+        if self.family == Family::V4 { "ip" } else { "ip6" }
+    }
 }
 
 impl Faults {
     /// Makes one fault after another until told to stop; returns what could not be done.
     pub(super) fn start(mut self) -> JoinHandle<Vec<String>> {
         std::thread::spawn(move || {
+            let main = self.proxy.mode();
             let mut failed = Vec::new();
+            let mut repairs = Vec::new();
             let mut deck: Vec<Kind> = Vec::new();
             let mut dealt = false;
+            let mut turns = std::mem::take(&mut self.others).into_iter().cycle();
+            let mut next = self.log.now() + main.stays(main, self.every);
             while !self.stop.load(Ordering::Relaxed) {
+                let mode = self.proxy.mode();
+                if self.log.now() > next {
+                    let to = if mode == main { turns.next() } else { Some(main) };
+                    if let Some(to) = to {
+                        // Let the proxy repair the old mode's tables first: the new mode ignores them.
+                        wait_for(&mut repairs);
+                        failed.extend(self.change_mode(to).err().map(|error| format!("change to {to} mode: {error}")));
+                        next = self.log.now() + to.stays(main, self.every);
+                        // The general faults stay in the deck; those of a mode are dealt again.
+                        deck.retain(|(name, _)| GENERAL.iter().any(|(known, _)| known == name));
+                        deck.extend(edits(to));
+                        self.random.shuffle(&mut deck);
+                        continue;
+                    }
+                }
                 if deck.is_empty() {
-                    deck = KINDS.to_vec();
+                    deck = [&GENERAL, edits(mode)].concat();
                     self.random.shuffle(&mut deck);
                     if !dealt {
                         // Kills come first, while they are allowed.
@@ -122,11 +246,12 @@ impl Faults {
                 // Discard pending failures: the proxy waits longer after each failure, so several in a row would look
                 // like a server that is down for minutes.
                 self.server.clear_faults();
-                match make(&mut self, kind) {
+                match make(&mut self, kind, &mut repairs) {
                     Ok(detail) => self.note(kind, detail, now),
                     Err(error) => failed.push(format!("{kind}: {error}")),
                 }
             }
+            wait_for(&mut repairs);
             failed
         })
     }
@@ -134,6 +259,50 @@ impl Faults {
     fn note(&self, kind: &'static str, detail: String, from: Duration) {
         let until = self.log.now();
         self.log.notes().faults.push(Fault { kind, detail, from, until });
+    }
+
+    /// Ends the proxy and starts it in another mode; returns when it serves and nothing is left of the old mode.
+    fn change_mode(&mut self, to: Mode) -> Result<(), Failure> {
+        self.server.clear_faults();
+        let (mode, begin) = (self.proxy.mode(), self.log.now());
+        let breaks = mode.breaks_to(to);
+        let mut open = Vec::new();
+        let mut at = |moment: Moment, log: &Log| {
+            // One that begins when another ends overlaps with it.
+            let begun = breaks.iter().filter(|breaks| breaks.since == moment);
+            let begun: Vec<_> =
+                begun.map(|breaks| (breaks.until, log.open(CHANGE, breaks.scope.clone(), None))).collect();
+            open.retain(|(until, window)| {
+                if *until == moment {
+                    log.close(*window);
+                }
+                *until != moment
+            });
+            open.extend(begun);
+        };
+        let changes = self.log.open(CHANGE, Scope::Uses(&[]), Some(self.repair));
+        at(Moment::End, &self.log);
+        let before = self.proxy.said().served;
+        self.proxy.change_to(to)?;
+        if !self.proxy.wait_until_served(before, self.repair * 2) {
+            return Err("it never made its first pass".into());
+        }
+        at(Moment::Served, &self.log);
+        let served = self.log.now();
+        let mut left = held::leftovers(to, self.backend)?;
+        while !left.is_empty() && self.log.now().saturating_sub(served) < self.repair * 2 {
+            std::thread::sleep(LOOK / 4);
+            left = held::leftovers(to, self.backend)?;
+        }
+        if !left.is_empty() {
+            return Err(format!("left of other modes: {} things: {}", left.len(), first(&left, 5)).into());
+        }
+        at(Moment::Gone, &self.log);
+        self.log.close(changes);
+        let (served, gone) = (served.saturating_sub(begin), self.log.now().saturating_sub(begin));
+        let detail = format!("serves after {:.1} s, alone after {:.1} s", served.as_secs_f64(), gone.as_secs_f64());
+        self.note(to.changed(), format!("from {mode}: {detail}"), begin);
+        Ok(())
     }
 
     fn pause(&mut self) {
@@ -157,7 +326,7 @@ impl Faults {
 
     /// Whether clients' traffic passes through the process.
     fn is_in_the_way(&self) -> bool {
-        self.proxy.mode == Mode::Userspace
+        self.proxy.mode() == Mode::Userspace
     }
 
     fn kill(&mut self, kind: &'static str) -> Result<String, Failure> {
@@ -166,9 +335,11 @@ impl Faults {
         self.proxy.kill();
         let time = Duration::from_millis(self.random.between(0, 3_000).into());
         self.wait(time);
-        self.proxy.start()?;
+        if !self.no_restart {
+            self.proxy.start()?;
+        }
         // A process that has just started would be killed by the next SIGTERM instead of ending properly.
-        let serves = self.proxy.wait_until_served(before, self.repair);
+        let serves = !self.no_restart && self.proxy.wait_until_served(before, self.repair);
         if let Some(window) = window.filter(|_| serves) {
             self.log.close(window);
         }
@@ -213,6 +384,214 @@ impl Faults {
         }
         self.server.cut_watches();
         which.join(" and ")
+    }
+
+    fn place(&mut self) -> Result<Place, Failure> {
+        let places: Vec<Place> = self
+            .steady
+            .iter()
+            .flat_map(|service| {
+                ways(service).map(|(way, family, at)| Place { service: service.clone(), way, family, at })
+            })
+            .collect();
+        Ok(self.random.pick(&places).ok_or("no Service to do it to")?.clone())
+    }
+
+    /// Another program changes something with these command lines; a thread checks until it is repaired.
+    fn damage(
+        &self,
+        (kind, scope): (&'static str, Scope),
+        lines: &[String],
+        repairs: &mut Repairs,
+        whole: impl Fn() -> bool + Send + 'static,
+    ) -> Result<(), Failure> {
+        let window = self.log.open(kind, scope, Some(self.repair));
+        if let Some(error) = lines.iter().find_map(|line| tool(line).err()) {
+            self.log.close(window);
+            return Err(error);
+        }
+        let (log, patience) = (self.log.clone(), self.repair * 2);
+        repairs.push(std::thread::spawn(move || {
+            let begin = log.now();
+            while log.now().saturating_sub(begin) < patience {
+                if whole() {
+                    std::thread::sleep(SLACK);
+                    log.close(window);
+                    return;
+                }
+                // Several may be pending: check less often over time.
+                let waited = log.now().saturating_sub(begin);
+                std::thread::sleep((waited / 10).clamp(LOOK, LOOK * 5));
+            }
+        }));
+        Ok(())
+    }
+
+    fn edit_servers(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
+        let place = self.place()?;
+        let (option, at) = (option(place.service.protocol), place.at);
+        let reals = place.reals();
+        let real = *self.random.pick(&reals).ok_or("a steady Service without endpoints")?;
+        let scope = Scope::Service(place.service.name.clone());
+        let other = (0..PODS).map(|pod| SocketAddr::new(Host::Pod(pod).address(place.family), place.service.target));
+        let others: Vec<SocketAddr> = other.filter(|other| !reals.contains(other)).collect();
+        let line = match kind {
+            "a real server deleted" => format!("ipvsadm -d {option} {at} -r {real}"),
+            "a real server added" => {
+                let other = self.random.pick(&others).ok_or("no other pod")?;
+                format!("ipvsadm -a {option} {at} -r {other} -m -w 5")
+            }
+            "a weight changed" => format!("ipvsadm -e {option} {at} -r {real} -m -w 0"),
+            _ => format!("ipvsadm -D {option} {at}"),
+        };
+        let lines = [line];
+        let done = self.damage((kind, scope), &lines, repairs, move || {
+            let Ok(text) = tool(&format!("ipvsadm -Ln {option} {at}")) else { return false };
+            let serves = |real: &SocketAddr| {
+                let real = real.to_string();
+                text.lines().any(|line| {
+                    // "-> 10.244.1.12:8080 Masq 1 0 0", with the weight last but two.
+                    let mut words = line.split_whitespace().skip(1);
+                    words.next() == Some(&real) && words.nth(1).is_some_and(|weight| weight != "0")
+                })
+            };
+            reals.iter().all(serves) && !others.iter().any(serves)
+        });
+        let [line] = lines;
+        // An earlier fault may have deleted it.
+        Ok(done.err().map_or_else(|| line.clone(), |error| format!("{line}: {error}")))
+    }
+
+    /// `more` holds, and all chains or elements of the steady Services exist, if the mode has them.
+    fn whole(&self, more: impl Fn() -> bool + Send + 'static) -> impl Fn() -> bool + Send + 'static {
+        let (mode, backend) = (self.proxy.mode(), self.backend);
+        let wanted = Tables::of(mode, &self.steady, &node_addresses());
+        let has_all = move || held::state(mode, backend).is_ok_and(|kernel| wanted.missing(&kernel).next().is_none());
+        move || more() && (mode == Mode::Ipvs || has_all())
+    }
+
+    /// Another program edits the table of nftables mode.
+    fn edit_table(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
+        // Missing objects cannot be edited.
+        wait_for(repairs);
+        let place = self.place()?;
+        let ip = place.ip();
+        let chains =
+            ["services-by-port", "prerouting", "output", "postrouting", "forward-filter", "new-connections", "guard"];
+        let chain = *self.random.pick(&chains).ok_or("no chain")?;
+        let map = *self.random.pick(&["internal-4", "services", "endpoints", "allowed"]).ok_or("no map")?;
+        let line = format!("timeout 20 nft -s list chain {ip} proxier {chain}");
+        let list = move || {
+            let _alone = held::nobody_writes();
+            tool(&line)
+        };
+        let before = list()?;
+        let (scope, line) = match kind {
+            "an element deleted" => {
+                let (at, protocol) = (place.at, place.service.protocol.lower());
+                let key = format!("{} . {protocol} . {}", at.ip(), at.port());
+                let sets =
+                    ["internal-4", "internal-8", "internal-12", "external-4", "external-8", "external-12", "services"];
+                let has = |set: &&&str| tool(&format!("nft get element {ip} proxier {set} {{ {key} }}")).is_ok();
+                let set = sets.iter().find(has).ok_or("no element")?;
+                (Scope::Service(place.service.name), format!("nft delete element {ip} proxier {set} {{ {key} }}"))
+            }
+            "a map flushed" => {
+                // nft finds a map only as a map, and a set only as a set.
+                let kind = if ["services", "endpoints"].contains(&map) { "map" } else { "set" };
+                (Scope::Everybody, format!("nft flush {kind} {ip} proxier {map}"))
+            }
+            "a table deleted" => (Scope::Everybody, format!("nft delete table {ip} proxier")),
+            "a chain flushed" => (Scope::Everybody, format!("nft flush chain {ip} proxier {chain}")),
+            "a rule deleted" => {
+                let alone = held::nobody_writes();
+                let text = tool(&format!("nft -a list chain {ip} proxier {chain}"))?;
+                drop(alone);
+                let handle = text.lines().filter_map(|line| line.split_once(" # handle ")).next_back();
+                let handle = handle.ok_or("a chain without rules")?.1;
+                (Scope::Everybody, format!("nft delete rule {ip} proxier {chain} handle {handle}"))
+            }
+            // All packets pass its chains, including those to pods: the rule concerns the Service.
+            _ => {
+                let rule = format!("{ip} daddr {} counter drop", place.at.ip());
+                (Scope::Everybody, format!("nft insert rule {ip} proxier {chain} {rule}"))
+            }
+        };
+        let whole = self.whole(move || list().is_ok_and(|now| now == before));
+        self.damage((kind, scope), std::slice::from_ref(&line), repairs, whole)?;
+        Ok(line)
+    }
+
+    /// Another program edits the rules of iptables mode.
+    fn edit_rules(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
+        wait_for(repairs);
+        let programs = iptables(self.backend);
+        let program = *self.random.pick(&programs).ok_or("no program")?;
+        let (scope, lines) = match kind {
+            // No packet passes it. Without it, the proxy must detect that its chains may be missing.
+            "a chain deleted" => (Scope::Uses(&[]), vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
+            "a rule deleted" => (Scope::Everybody, vec!["-D KUBE-SERVICES 1"]),
+            _ => (Scope::Everybody, vec!["-I KUBE-SERVICES -j RETURN"]),
+        };
+        let lines: Vec<String> = lines.iter().map(|line| format!("{program} -w 20 -t nat {line}")).collect();
+        let whole = self.whole(move || {
+            let has = |line: &str| tool(&format!("{program} -w 20 -t nat {line}")).is_ok();
+            has("-S KUBE-PROXY-CANARY") && !has("-C KUBE-SERVICES -j RETURN")
+        });
+        self.damage((kind, scope), &lines, repairs, whole)?;
+        Ok(lines.join(", "))
+    }
+
+    fn flush_set(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
+        let wanted = Tables::of(Mode::Ipvs, &self.steady, &[]);
+        let entries: Vec<String> = wanted.of_tool(SETS).cloned().collect();
+        let entry = self.random.pick(&entries).ok_or("no entry")?.clone();
+        let mut words = entry.split(' ').skip(1).map(str::to_owned);
+        let (Some(set), Some(element)) = (words.next(), words.next()) else { return Err("no entry".into()) };
+        let (flush, test) = (format!("ipset flush {set}"), format!("ipset test {set} {element}"));
+        self.damage((kind, Scope::Everybody), &[flush], repairs, move || tool(&test).is_ok())?;
+        Ok(set)
+    }
+
+    fn flush_chain(
+        &mut self,
+        kind: &'static str,
+        chains: &[(&str, &str)],
+        repairs: &mut Repairs,
+    ) -> Result<String, Failure> {
+        let (table, chain) = *self.random.pick(chains).ok_or("no chain")?;
+        let programs = iptables(self.backend);
+        let program = *self.random.pick(&programs).ok_or("no program")?;
+        let list = format!("{program} -w 20 -t {table} -S {chain}");
+        let rules = move || Some(tool(&list).ok()?.lines().count());
+        // A missing chain cannot be flushed.
+        let Some(before) = rules() else { return Ok(format!("{program} has no chain {chain}")) };
+        // In iptables mode each Service has rules there, and some are deleted meanwhile; those that stay are checked
+        // one by one.
+        let whole = self.whole(move || rules().is_some_and(|now| now * 4 >= before * 3));
+        let flush = format!("{program} -w 20 -t {table} -F {chain}");
+        self.damage((kind, Scope::Everybody), &[flush], repairs, whole)?;
+        Ok(format!("{program} {chain}"))
+    }
+
+    fn delete_address(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
+        let mut place = self.place()?;
+        while place.way == Way::NodePort {
+            place = self.place()?;
+        }
+        let address: IpAddr = place.at.ip();
+        let bits = if address.is_ipv4() { 32 } else { 128 };
+        let (line, show) = if self.is_in_the_way() {
+            let route = if address.is_ipv4() { "ip route" } else { "ip -6 route" };
+            let show = format!("{route} show table local exact {address}/{bits}");
+            (format!("{route} del table local local {address}/{bits}"), show)
+        } else {
+            let device = "dev kube-ipvs0";
+            (format!("ip addr del {address}/{bits} {device}"), format!("ip -o addr show {device} to {address}"))
+        };
+        let whole = move || tool(&show).is_ok_and(|text| !text.trim().is_empty());
+        self.damage((kind, Scope::Service(place.service.name)), &[line], repairs, whole)?;
+        Ok(address.to_string())
     }
 
     /// Removes and adds the node's second addresses a few times.

@@ -1,5 +1,6 @@
-//! Network namespaces of a node, its clients and its pods.
+//! Network namespaces of a node, its clients and its pods, and other programs' objects on the node.
 
+use std::collections::BTreeSet;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 
@@ -15,6 +16,12 @@ use crate::network::tool;
 pub(super) const NODE_PORT_NETWORKS: &str = "192.0.2.0/24,2001:db8:1::/64";
 /// The networks of pods.
 pub(super) const CLUSTER_CIDR: &str = "10.244.0.0/15,fd00:244::/32";
+/// Another program's address on the node, outside the networks of node ports.
+pub(super) const FOREIGN: &str = "172.31.0.9";
+
+/// Port that another program's rules forward to a pod.
+pub(super) const FOREIGN_PORT: u16 = 8_000;
+
 /// Whether this kernel has IPVS.
 pub(super) fn has_ipvs() -> bool {
     Path::new("/proc/net/ip_vs").exists()
@@ -60,7 +67,11 @@ impl Ground {
         let mut lines = [addresses(Family::node, "eth0"), addresses(Family::flapping, "eth0")].concat();
         lines.push("address add 10.244.1.1/24 dev pods".to_owned());
         lines.push("address add fd00:244:1::1/64 dev pods nodad".to_owned());
-        lines.extend(["link add flood0 type bridge", "link set flood0 up"].map(str::to_owned));
+        for device in ["foreign0", "flood0"] {
+            lines.push(format!("link add {device} type bridge"));
+            lines.push(format!("link set {device} up"));
+        }
+        lines.push(format!("address add {FOREIGN}/32 dev foreign0"));
         // Rules only translate what has a route.
         lines.extend(Family::ALL.map(|family| format!("route add default via {}", client(family, false))));
         // While the address is missing, its packets must not be forwarded. Linux forgets how it masquerades a
@@ -95,10 +106,7 @@ impl Ground {
             here.write_sysctl("net/ipv4/vs/conntrack", "1")?;
         }
         let servers = (0..PODS).map(|pod| serve(&pods, pod)).collect::<Result<_, _>>()?;
-        for program in iptables(backend) {
-            // The kubelet's chain, by which programs detect which implementation this host uses.
-            tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
-        }
+        foreign(backend)?;
         Ok(Ground { client: client_side, _pods: pods, _servers: servers, _node: node })
     }
 }
@@ -113,12 +121,67 @@ fn serve(namespace: &Netns, pod: u16) -> Result<Witness, Failure> {
     Ok(Witness::start(namespace, &pod.to_string(), &places)?)
 }
 
+/// Creates other programs' objects on this node, which the proxy must not change. The port is one of its node ports.
+fn foreign(backend: Backend) -> Result<(), Failure> {
+    let mut lines = vec!["ipset create FOREIGN hash:ip".to_owned(), "ipset add FOREIGN 198.51.100.7".to_owned()];
+    if has_ipvs() {
+        lines.extend([
+            format!("ipvsadm -A -t {FOREIGN}:80 -s wlc"),
+            format!("ipvsadm -a -t {FOREIGN}:80 -r 10.244.1.10:8080 -m"),
+            format!("ipvsadm -A -t {FOREIGN}:30002 -s rr"),
+            format!("ipvsadm -a -t {FOREIGN}:30002 -r 10.244.1.11:8080 -m -w 3"),
+            format!("ipvsadm -A -u {FOREIGN}:53 -s rr -p 60"),
+            "ipvsadm -A -f 77 -s rr".to_owned(),
+        ]);
+    }
+    // Another program's rule translates too, so that Linux does so in every mode.
+    let v4 = iptables(backend)[0];
+    lines.push(format!("{v4} -t nat -N FOREIGN-NAT"));
+    let to = "-j DNAT --to-destination 10.244.1.10:8080";
+    lines.push(format!("{v4} -t nat -A FOREIGN-NAT -p tcp -d {FOREIGN} --dport {FOREIGN_PORT} {to}"));
+    lines.push(format!("{v4} -t nat -A PREROUTING -j FOREIGN-NAT"));
+    for line in lines {
+        tool(&line)?;
+    }
+    for program in iptables(backend) {
+        tool(&format!("{program} -N FOREIGN"))?;
+        tool(&format!("{program} -A FOREIGN -p tcp --dport 7 -j DROP"))?;
+        tool(&format!("{program} -A FORWARD -j FOREIGN"))?;
+        // The kubelet's chain, by which programs detect which implementation this host uses.
+        tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
+    }
+    Ok(())
+}
+
 /// Both programs of an implementation.
 pub(super) fn iptables(backend: Backend) -> [&'static str; 2] {
     match backend {
         Backend::Legacy => ["iptables-legacy", "ip6tables-legacy"],
         Backend::Nft => ["iptables-nft", "ip6tables-nft"],
     }
+}
+
+/// The objects of other programs in the kernel.
+pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failure> {
+    let mut lines = BTreeSet::new();
+    let ours = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
+    if has_ipvs() {
+        lines.extend(tool("ipvsadm -Sn")?.lines().filter(|line| ours(line)).map(|line| line.trim().to_owned()));
+    }
+    lines.extend(oracle::ipset_save()?.lines().filter(|line| line.contains("FOREIGN")).map(str::to_owned));
+    for family in [oracle::Family::V4, oracle::Family::V6] {
+        let text = oracle::iptables_save(backend, family)?;
+        let theirs = text.lines().filter(|line| line.contains("FOREIGN") || line.contains("KUBE-IPTABLES-HINT"));
+        lines.extend(theirs.map(|line| format!("{family:?} {}", line.split(" [").next().unwrap_or(line))));
+    }
+    let address = tool("ip -o addr show dev foreign0")?;
+    lines.extend(
+        address
+            .lines()
+            .filter(|line| line.contains(" inet "))
+            .map(|line| line.split_whitespace().skip(1).take(3).collect::<Vec<_>>().join(" ")),
+    );
+    Ok(lines)
 }
 
 /// The node's addresses in the networks of node ports.

@@ -7,7 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use serde_json::Value;
 use testkit::oracle::{self, Backend};
 
-use super::ground::node_addresses;
+use super::ground::{FOREIGN, has_ipvs, node_addresses};
 use super::mode::Mode;
 use super::truth::{ADDRESSES, RULES, SERVERS, SETS, SOCKETS, TABLE, Tables, unspecified};
 use super::world::Family;
@@ -28,7 +28,7 @@ pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
     let mut tables = Tables::default();
     match mode {
         Mode::Ipvs => {
-            tables.extend(SERVERS, tool("ipvsadm -Sn")?.lines().map(|line| line.trim().to_owned()));
+            tables.extend(SERVERS, virtual_servers()?);
             let entries = oracle::ipset_save()?;
             tables.extend(SETS, entries.lines().filter(|line| line.starts_with("add KUBE-")).map(str::to_owned));
             for line in tool("ip -o addr show dev kube-ipvs0")?.lines() {
@@ -64,6 +64,72 @@ pub(super) fn state(mode: Mode, backend: Backend) -> Result<Tables, Failure> {
         }
     }
     Ok(tables)
+}
+
+/// Objects of modes that are not active.
+pub(super) fn leftovers(serving: Mode, backend: Backend) -> Result<Vec<String>, Failure> {
+    let mut left = Vec::new();
+    for mode in Mode::ALL.into_iter().filter(|mode| *mode != serving) {
+        match mode {
+            Mode::Ipvs if has_ipvs() => {
+                left.extend(virtual_servers()?);
+                let (sets, links) = (tool("ipset list -n")?, tool("ip -o link")?);
+                left.extend(sets.lines().filter(|line| line.starts_with("KUBE-")).map(str::to_owned));
+                left.extend(links.lines().filter(|line| line.contains("kube-ipvs0")).map(str::to_owned));
+            }
+            Mode::Nftables => {
+                let tables = tool("nft list tables")?;
+                left.extend(tables.lines().filter(|line| line.contains(" proxier")).map(str::to_owned));
+            }
+            // Its chains are below.
+            Mode::Ipvs | Mode::Iptables => {}
+            Mode::Userspace => left.extend(local_routes()?),
+        }
+    }
+    let unwanted = match serving {
+        Mode::Ipvs => OF_IPTABLES.to_vec(),
+        Mode::Iptables => OF_IPVS.to_vec(),
+        _ => [OF_IPTABLES, OF_IPVS, OF_BOTH].concat(),
+    };
+    left.extend(rules(backend)?.into_iter().filter(|line| unwanted.iter().any(|name| line.contains(name))));
+    Ok(left)
+}
+
+/// Names of chains that only iptables mode has, that only IPVS mode has, and that both have.
+const OF_IPTABLES: &[&str] =
+    &["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-NODEPORTS", "KUBE-EXTERNAL-SERVICES", "KUBE-PROXY-CANARY"];
+const OF_IPVS: &[&str] = &["KUBE-NODE-PORT", "KUBE-LOAD-BALANCER", "KUBE-IPVS"];
+const OF_BOTH: &[&str] = &["KUBE-SERVICES", "KUBE-POSTROUTING", "KUBE-MARK-MASQ", "KUBE-FORWARD"];
+
+/// The proxy's rules and chains, without counters: by chain, rules in order.
+pub(super) fn rules(backend: Backend) -> Result<Vec<String>, Failure> {
+    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
+    for (family, _) in FAMILIES {
+        let text = oracle::iptables_save(backend, family)?;
+        let mut table = String::new();
+        for line in text.lines() {
+            let line = line.split(" [").next().unwrap_or(line);
+            if let Some(name) = line.strip_prefix('*') {
+                name.clone_into(&mut table);
+            } else if line.contains("KUBE-") && !line.contains("KUBE-IPTABLES-HINT") && !line.contains("-OUT-FILTER -s")
+            {
+                let chain =
+                    line.trim_start_matches(':').trim_start_matches("-A ").split(' ').next().unwrap_or_default();
+                chains
+                    .entry(format!("{family:?} {table} {chain}"))
+                    .or_default()
+                    .push(format!("{family:?} {table} {line}"));
+            }
+        }
+    }
+    Ok(chains.into_values().flatten().collect())
+}
+
+/// The lines of `ipvsadm -Sn` without other programs' servers.
+fn virtual_servers() -> Result<Vec<String>, Failure> {
+    let text = tool("ipvsadm -Sn")?;
+    let foreign = |line: &str| line.contains(FOREIGN) || line.contains(" -f ");
+    Ok(text.lines().map(str::trim).filter(|line| !foreign(line)).map(str::to_owned).collect())
 }
 
 /// Addresses that the proxy's routes make local.

@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use testkit::witness::{Conversation, Transport};
 
-use super::ground::{self, Ground};
+use super::ground::{self, FOREIGN, FOREIGN_PORT, Ground, has_ipvs};
 use super::random::Random;
 use super::script::Script;
 use super::truth::{is_guarded, ways};
@@ -55,6 +55,7 @@ pub(super) struct Load {
 
 #[derive(Clone)]
 struct Client {
+    number: usize,
     log: Arc<Log>,
     stop: Arc<AtomicBool>,
     ports: Arc<AtomicU32>,
@@ -90,6 +91,7 @@ impl Client {
     fn note(&self, what: Use, target: &Target, from: Duration, waited: bool, error: String) {
         let miss = Miss {
             what,
+            client: self.number,
             service: target.service.clone(),
             place: format!("{} {}", target.protocol.upper(), target.place),
             address: Some(target.place.ip()),
@@ -227,11 +229,17 @@ impl Load {
         (seed, stale): (u64, Duration),
     ) -> Result<Self, Failure> {
         let stop = Arc::new(AtomicBool::new(false));
-        let client =
-            |range: (u32, u32)| Client { log: log.clone(), stop: stop.clone(), ports: Arc::default(), range, stale };
+        let client = |range: (u32, u32)| Client {
+            number: 0,
+            log: log.clone(),
+            stop: stop.clone(),
+            ports: Arc::default(),
+            range,
+            stale,
+        };
         let mut threads = Vec::new();
         let mut run = |client: &Client, work: Box<dyn FnOnce(Client) + Send>| -> Result<(), Failure> {
-            let client = client.clone();
+            let client = Client { number: threads.len(), ..client.clone() };
             threads.push(ground.client.spawn(move || work(client))?);
             Ok(())
         };
@@ -270,12 +278,16 @@ impl Load {
             place,
             way: Way::ClusterIp,
         };
+        let foreign_ports = has_ipvs().then_some(80).into_iter().chain([FOREIGN_PORT]);
+        let of_others = |port| Ok(target("foreign", SocketAddr::new(FOREIGN.parse::<IpAddr>()?, port)));
+        let foreign = foreign_ports.map(of_others).collect::<Result<Vec<_>, Failure>>()?;
         let pause = Duration::from_millis(500);
+        run(&short, Box::new(move |client| client.short(&foreign, Some(Use::Foreign), pause)))?;
         let pods = (0..PODS).flat_map(|pod| Family::ALL.map(|family| Host::Pod(pod).address(family)));
         let direct: Vec<Target> = pods.map(|address| target("direct", SocketAddr::new(address, POD_PORT))).collect();
         run(&short, Box::new(move |client| client.short(&direct, Some(Use::Direct), pause)))?;
         // On the node, with its own ports.
-        let on_node = client(NODE);
+        let on_node = Client { number: threads.len(), ..client(NODE) };
         let mut clusters = all;
         clusters.retain(|target| target.way == Way::ClusterIp);
         threads.push(std::thread::spawn(move || on_node.short(&clusters, Some(Use::Node), pause)));

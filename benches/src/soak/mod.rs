@@ -19,7 +19,7 @@ mod verdict;
 mod watchers;
 mod world;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -30,10 +30,10 @@ use clap::Parser as _;
 use nix::sys::signal::Signal;
 use testkit::apiserver::ApiServer;
 use testkit::oracle::Backend;
-use testkit::{Need, missing};
+use testkit::{Need, Netns, missing};
 
 use self::faults::Faults;
-use self::ground::{Ground, has_ipvs, node_addresses};
+use self::ground::{Ground, foreign_state, has_ipvs, node_addresses};
 use self::load::Load;
 use self::mode::Mode;
 use self::proxy::Supervisor;
@@ -43,9 +43,10 @@ use self::script::{Script, apply};
 use self::truth::Tables;
 use self::verdict::{Evidence, judge};
 use self::watchers::Log;
-use self::world::{Host, Way};
+use self::world::{Family, Host, Service, Way};
 use crate::Failure;
 use crate::machine::Machine;
+use crate::network::tool;
 
 /// Run proxier-demo for long under load, changes and faults, and give a verdict
 #[derive(Clone, Debug, clap::Parser)]
@@ -65,6 +66,9 @@ struct Options {
     backend: Backend,
     #[arg(long, value_enum, default_value_t = Mode::Ipvs)]
     mode: Mode,
+    /// Seconds in a mode before a change to another for a while
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
+    change_mode_every: Option<u32>,
     #[arg(long)]
     proxy: PathBuf,
     #[arg(long)]
@@ -73,6 +77,8 @@ struct Options {
     command: String,
     #[arg(long, default_value = "unknown")]
     commit: String,
+    #[arg(long, value_enum)]
+    spoil: Option<Spoil>,
 }
 
 fn backend(text: &str) -> Result<Backend, &'static str> {
@@ -81,6 +87,15 @@ fn backend(text: &str) -> Result<Backend, &'static str> {
         "nft" => Ok(Backend::Nft),
         _ => Err("legacy or nft"),
     }
+}
+
+/// Ways to make the soak fail, to check that it can.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Spoil {
+    /// A killed proxy is not restarted.
+    NoRestart,
+    /// The model has an endpoint that the API server does not have.
+    WrongTruth,
 }
 
 /// Time limit for the kernel to have everything, at the start and at the end.
@@ -96,8 +111,9 @@ pub(crate) fn run() -> Result<(), Failure> {
     if !options.proxy.exists() {
         return Err(format!("{} is missing: build it with --package proxier-demo", options.proxy.display()).into());
     }
-    // Userspace mode needs two files per listener; Debian's machine starts with a limit of 4,096.
-    if let Some(lack) = missing(Need::OpenFiles(65_536)).filter(|_| options.mode == Mode::Userspace) {
+    // A change of mode may select userspace mode, which needs two files per listener; Debian's machine starts with a
+    // limit of 4,096.
+    if let Some(lack) = missing(Need::OpenFiles(65_536)) {
         return Err(format!("the proxy needs 65536 open files: {lack}").into());
     }
     Soak::new(options)?.run()
@@ -106,7 +122,7 @@ pub(crate) fn run() -> Result<(), Failure> {
 /// A running soak.
 struct Soak {
     options: Options,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
     server: Arc<ApiServer>,
     proxy: Arc<Supervisor>,
     script: Script,
@@ -138,13 +154,24 @@ impl Soak {
         let proxy = Arc::new(Supervisor::new(&options.proxy, &kubeconfig, options.mode));
         let script = Script::new(options.seed, options.services);
         let evidence = Evidence::default();
-        Ok(Soak { options, _folder: folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
+        Ok(Soak { options, folder, server, proxy, script, changes: BTreeMap::new(), evidence, ground })
     }
 
     /// The tables that the kernel should now have.
     fn truth(&self) -> Tables {
         let services = self.script.services().chain(&self.script.canaries);
-        Tables::of(self.options.mode, services, &node_addresses())
+        let mut truth = Tables::of(self.proxy.mode(), services, &node_addresses());
+        if self.options.spoil == Some(Spoil::WrongTruth) {
+            truth.add(truth::ADDRESSES, "10.96.255.254".to_owned());
+        }
+        truth
+    }
+
+    /// The modes to which it changes in rotation.
+    fn others(&self) -> Vec<Mode> {
+        let can = |mode: &Mode| *mode != self.options.mode && (*mode != Mode::Ipvs || has_ipvs());
+        let changes = self.options.change_mode_every.is_some();
+        Mode::ALL.into_iter().filter(|mode| changes && can(mode)).collect()
     }
 
     fn run(mut self) -> Result<(), Failure> {
@@ -157,12 +184,13 @@ impl Soak {
             }
         }
         self.server.compact();
+        let foreign = foreign_state(self.options.backend)?;
         let begin = Instant::now();
         self.proxy.start()?;
         // Checking costs processor time that the first pass can use.
         self.proxy.wait_until_served(0, PATIENCE);
         let different = self.wait_for_truth(false)?;
-        if !different.is_empty() {
+        if !different.is_empty() && self.options.spoil.is_none() {
             self.tell_last_words();
             return Err(format!("the kernel never became as it has to be: {}", different.join("; ")).into());
         }
@@ -172,15 +200,30 @@ impl Soak {
         let log = Arc::new(Log::new());
         let length = Duration::from_secs_f64(minutes * 60.0);
         let settled_in = Duration::from_secs(600).min(length / 4);
-        self.evidence.calm = (settled_in, length * 85 / 100);
-        self.evidence.relays = mode == Mode::Userspace;
-        // Shorter soaks have not enough time for all of them.
-        if minutes >= 2.0 {
-            self.evidence.deck = faults::kinds();
+        self.evidence.calm = self.options.change_mode_every.is_none().then_some((settled_in, length * 85 / 100));
+        // Shorter soaks have not enough time for all of them. A change of mode waits until all earlier damage is
+        // repaired.
+        if minutes >= if self.options.change_mode_every.is_some() { 10.0 } else { 2.0 } {
+            self.evidence.deck = faults::kinds(mode);
+            self.evidence.deck.extend(self.others().into_iter().map(Mode::changed));
         }
         self.soak(&log, length)?;
+        if self.proxy.mode() != mode {
+            self.enter(mode)?;
+        }
 
         self.settle(&log)?;
+        self.compare_rules()?;
+        self.go_round()?;
+        // ipvsadm lists by position, so a virtual server that is deleted meanwhile hides another. A permanent loss
+        // shows in every attempt.
+        for pause in [0, 2, 5] {
+            std::thread::sleep(Duration::from_secs(pause));
+            self.evidence.foreign = differences(&foreign, &foreign_state(self.options.backend)?);
+            if self.evidence.foreign.is_empty() {
+                break;
+            }
+        }
         if let Err(error) = self.proxy.stop() {
             self.evidence.troubles.push(error.to_string());
         }
@@ -200,14 +243,20 @@ impl Soak {
         let canaries = std::mem::take(&mut self.script.canaries);
         let (server, clients) = (self.server.clone(), &self.ground.client);
         let canary = canary::follow(clients, canaries, limit, server, log.clone(), stop.clone())?;
+        let steady = self.script.used.iter().enumerate().filter(|(number, _)| Script::is_steady(*number));
         let breaking = Arc::new(AtomicBool::new(false));
         let faults = Faults {
             server: self.server.clone(),
             proxy: self.proxy.clone(),
             log: log.clone(),
-            calm: self.evidence.calm,
+            backend: self.options.backend,
+            steady: steady.map(|(_, service)| service.clone()).collect(),
+            calm: self.evidence.calm.unwrap_or_default(),
+            others: self.others(),
+            every: self.options.change_mode_every.map_or(length * 2, |secs| Duration::from_secs(secs.into())),
             hurried: length < Duration::from_secs(300),
             repair,
+            no_restart: self.options.spoil == Some(Spoil::NoRestart),
             random: Random::new(self.options.seed, 2),
             stop: breaking.clone(),
         };
@@ -291,9 +340,15 @@ impl Soak {
         let truth = self.truth();
         let begin = Instant::now();
         let mut told = Duration::ZERO;
+        let patience = if self.options.spoil.is_some() { Duration::from_secs(30) } else { PATIENCE };
         loop {
-            let mut last = match held::state(self.options.mode, self.options.backend) {
-                Ok(kernel) => truth.differences(&kernel),
+            let (mode, backend) = (self.proxy.mode(), self.options.backend);
+            let mut last = match held::state(mode, backend).and_then(|held| Ok((held, held::leftovers(mode, backend)?)))
+            {
+                Ok((kernel, left)) => {
+                    let left = left.into_iter().map(|line| format!("left of another mode: {line}"));
+                    truth.differences(&kernel).into_iter().chain(left).collect()
+                }
                 // Before its first pass the device does not exist.
                 Err(error) => vec![format!("the kernel could not be looked at: {error}")],
             };
@@ -308,7 +363,7 @@ impl Soak {
                 told = begin.elapsed();
                 say(&format!("waiting: {} differences: {}", last.len(), first(&last, 5)));
             }
-            if begin.elapsed() > PATIENCE {
+            if begin.elapsed() > patience {
                 let number = last.len();
                 last.truncate(20);
                 last.push(format!("{number} differences in all"));
@@ -338,6 +393,75 @@ impl Soak {
         Ok(())
     }
 
+    /// Ends the proxy, and starts it in this mode; returns when it serves.
+    fn enter(&self, mode: Mode) -> Result<(), Failure> {
+        let before = self.proxy.said().served;
+        self.proxy.change_to(mode)?;
+        self.proxy.wait_until_served(before, PATIENCE);
+        Ok(())
+    }
+
+    /// Finally, each of the other modes shows its state without disturbance.
+    fn go_round(&mut self) -> Result<(), Failure> {
+        for mode in self.others() {
+            self.enter(mode)?;
+            let different = self.wait_for_truth(true)?;
+            self.evidence.differences.extend(different.into_iter().map(|line| format!("{mode} mode: {line}")));
+        }
+        Ok(())
+    }
+
+    /// Compares rules with those of an undisturbed pass.
+    fn compare_rules(&mut self) -> Result<(), Failure> {
+        if !matches!(self.options.mode, Mode::Ipvs | Mode::Iptables) {
+            return Ok(());
+        }
+        let objects = self.script.services().chain(&self.script.canaries).flat_map(Service::objects);
+        let items: Vec<serde_json::Value> = objects.chain([world::node()]).collect();
+        let manifests = self.folder.path().join("manifests.json");
+        std::fs::write(
+            &manifests,
+            serde_json::json!({"kind": "List", "apiVersion": "v1", "items": items}).to_string(),
+        )?;
+        let backend = self.options.backend;
+        let elsewhere = Netns::new()?;
+        let undisturbed = elsewhere.run_in(|| -> Result<Vec<String>, Failure> {
+            tool("ip link set lo up")?;
+            tool("ip link add eth0 type bridge")?;
+            tool("ip link set eth0 up")?;
+            for address in node_addresses() {
+                let bits = if Family::of(address) == Family::V4 { "24" } else { "64" };
+                let nodad = if bits == "64" { " nodad" } else { "" };
+                tool(&format!("ip addr add {address}/{bits} dev eth0{nodad}"))?;
+            }
+            for program in ground::iptables(backend) {
+                tool(&format!("{program} -t mangle -N KUBE-IPTABLES-HINT"))?;
+            }
+            self.proxy.once(&manifests)?;
+            self.rules()
+        })??;
+        let there = self.rules()?;
+        let mut lines = differences(&undisturbed.iter().cloned().collect(), &there.iter().cloned().collect());
+        if lines.is_empty() {
+            let pairs = undisturbed.iter().zip(&there).find(|(wanted, there)| wanted != there);
+            lines.extend(pairs.map(|(wanted, there)| format!("another order: {wanted} where there is {there}")));
+        }
+        self.evidence.rules = lines;
+        Ok(())
+    }
+
+    /// The proxy's rules and chains. The order within shared chains of iptables mode has no meaning.
+    fn rules(&self) -> Result<Vec<String>, Failure> {
+        let mut rules = held::rules(self.options.backend)?;
+        if self.options.mode == Mode::Iptables {
+            rules.sort();
+        } else if self.options.change_mode_every.is_some() {
+            // The kubelet's chain: iptables mode creates it if it is missing, and it stays.
+            rules.retain(|line| !line.contains("KUBE-FIREWALL"));
+        }
+        Ok(rules)
+    }
+
     fn tell_last_words(&self) {
         for line in self.proxy.said().lines.iter().rev().take(30).rev() {
             eprintln!("proxier-demo: {line}");
@@ -358,10 +482,11 @@ impl Soak {
             "changes_per_second": self.options.rate,
             "backend": format!("iptables, {:?}", self.options.backend).to_lowercase(),
             "mode": self.options.mode,
+            "change_mode_every_secs": self.options.change_mode_every,
         });
         let said = std::mem::take(&mut *self.proxy.said());
         let words: String = said.lines.iter().flat_map(|line| [line.as_str(), "\n"]).collect();
-        let kept = kept(&asked, &self.evidence, &verdict, &self.changes);
+        let kept = kept(&asked, &self.evidence, &verdict, &self.changes, (self.proxy.counters(), said.levels));
         print!("{}", result::markdown(&kept)?);
         if let Some(stem) = &self.options.out {
             let faults = self.evidence.notes.faults.iter().map(|fault| {
@@ -378,6 +503,11 @@ impl Soak {
             Err(format!("the soak is not passed:\n* {}", lines.join("\n* ")).into())
         }
     }
+}
+
+fn differences(wanted: &BTreeSet<String>, there: &BTreeSet<String>) -> Vec<String> {
+    let missing = wanted.difference(there).map(|line| format!("missing: {line}"));
+    missing.chain(there.difference(wanted).map(|line| format!("not wanted: {line}"))).collect()
 }
 
 fn tell_progress(log: &Log, changes: u64, unexcused: usize) {

@@ -1,6 +1,6 @@
 //! `proxier-demo` under a supervisor: started, stopped, killed, restarted, and continuously sampled.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::io::{self, BufRead as _, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -50,15 +50,18 @@ fn flags(mode: Mode) -> Vec<&'static str> {
 pub(super) struct Supervisor {
     program: PathBuf,
     kubeconfig: PathBuf,
-    pub(super) mode: Mode,
+    mode: Mutex<Mode>,
     child: Mutex<Option<Child>>,
     said: Arc<Mutex<Said>>,
+    /// Counters of the process at the last sample, and of processes that have ended.
+    counters: Mutex<(BTreeMap<String, f64>, BTreeMap<String, f64>)>,
 }
 
 /// The proxy's log.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     pub(super) lines: VecDeque<String>,
+    pub(super) levels: BTreeMap<String, u64>,
     /// Number of processes that have made their first pass.
     pub(super) served: u64,
 }
@@ -72,15 +75,21 @@ impl Supervisor {
         Supervisor {
             program: program.to_owned(),
             kubeconfig: kubeconfig.to_owned(),
-            mode,
+            mode: Mutex::new(mode),
             child: Mutex::default(),
             said: Arc::default(),
+            counters: Mutex::default(),
         }
+    }
+
+    /// The mode in which it runs, or will be started.
+    pub(super) fn mode(&self) -> Mode {
+        *lock(&self.mode)
     }
 
     fn command(&self, verb: &str) -> Command {
         let mut command = Command::new(&self.program);
-        command.arg(verb).args(flags(self.mode));
+        command.arg(verb).args(flags(self.mode()));
         command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG").stdin(Stdio::null());
         // `cargo xtask soak` tunes this program's allocator; the proxy must use its default.
         for (name, _) in std::env::vars_os().filter(|(name, _)| name.as_encoded_bytes().starts_with(b"MALLOC_")) {
@@ -102,6 +111,11 @@ impl Supervisor {
                     if first && line.contains("full pass: ") {
                         first = false;
                         said.served += 1;
+                    }
+                    for level in [" ERROR ", " WARN "] {
+                        if line.contains(level) {
+                            *said.levels.entry(level.trim().to_lowercase()).or_default() += 1;
+                        }
                     }
                     if line.contains(" ERROR ") {
                         eprintln!("proxier-demo: {line}");
@@ -136,6 +150,11 @@ impl Supervisor {
             child.kill().unwrap_or_default();
             child.wait().map_or_else(drop, drop);
         }
+        let mut counters = lock(&self.counters);
+        let ended = std::mem::take(&mut counters.0);
+        for (name, value) in ended {
+            *counters.1.entry(name).or_default() += value;
+        }
     }
 
     /// Waits until more than `before` processes have made their first pass; returns whether that was in time.
@@ -150,8 +169,17 @@ impl Supervisor {
         false
     }
 
+    /// Ends it, and starts it in another mode.
+    pub(super) fn change_to(&self, mode: Mode) -> Result<(), Failure> {
+        let ended = self.stop();
+        *lock(&self.mode) = mode;
+        self.start()?;
+        ended
+    }
+
     /// Ends it with SIGTERM; fails if it does not end properly.
     pub(super) fn stop(&self) -> Result<(), Failure> {
+        self.look_at_metrics();
         // Taken first, so that the sampler does not see that it has ended.
         let Some(mut child) = lock(&self.child).take() else { return Err("proxier-demo was not running".into()) };
         kill(Pid::from_raw(child.id().try_into()?), Signal::SIGTERM)?;
@@ -160,7 +188,7 @@ impl Supervisor {
         if status.success() { Ok(()) } else { Err(format!("proxier-demo ended with {status} after SIGTERM").into()) }
     }
 
-    /// Its last log lines.
+    /// Its last log lines, and the number of lines of each level.
     pub(super) fn said(&self) -> MutexGuard<'_, Said> {
         lock(&self.said)
     }
@@ -182,9 +210,39 @@ impl Supervisor {
         Ok((nothing, lines.collect::<Vec<_>>().join("\n")))
     }
 
+    /// One whole pass from these manifests, in this thread's network namespace.
+    pub(super) fn once(&self, manifests: &Path) -> Result<(), Failure> {
+        let output = self.command("run").arg("--once").arg("--manifests").arg(manifests).output()?;
+        if output.status.success() {
+            return Ok(());
+        }
+        Err(format!("proxier-demo run --once: {}: {}", output.status, String::from_utf8_lossy(&output.stderr)).into())
+    }
+
+    /// All counters, including those of processes that have ended.
+    pub(super) fn counters(&self) -> BTreeMap<String, f64> {
+        let counters = lock(&self.counters);
+        let mut sum = counters.1.clone();
+        for (name, value) in &counters.0 {
+            *sum.entry(name.clone()).or_default() += value;
+        }
+        sum
+    }
+
     /// The present value of a gauge.
     pub(super) fn gauge(name: &str) -> Option<f64> {
         number(&get(METRICS, "/metrics").ok()?.1, &format!("{name} ")).ok()
+    }
+
+    fn look_at_metrics(&self) {
+        let Ok((200, text)) = get(METRICS, "/metrics") else { return };
+        let mut counters = lock(&self.counters);
+        let is_counter = |line: &&str| {
+            let name = line.split(['{', ' ']).next().unwrap_or_default();
+            name.ends_with("_count") || name.ends_with("_total")
+        };
+        let values = text.lines().filter(is_counter).filter_map(|line| line.rsplit_once(' '));
+        counters.0.extend(values.filter_map(|(name, value)| Some((name.to_owned(), value.parse().ok()?))));
     }
 
     fn sample(&self, log: &Log) {
@@ -193,8 +251,8 @@ impl Supervisor {
         let files = std::fs::read_dir(format!("/proc/{process}/fd")).map(Iterator::count);
         let (Ok(resident_kib), Ok(files)) = (number(&status, "VmRSS:"), files) else { return };
         let files = u64::try_from(files).unwrap_or(u64::MAX);
-        let at_secs = log.now().as_secs_f64();
-        log.notes().samples.push(Sample { at_secs, process, resident_kib, files });
+        let (at_secs, mode) = (log.now().as_secs_f64(), self.mode());
+        log.notes().samples.push(Sample { at_secs, mode, process, resident_kib, files });
     }
 
     /// If it ended by itself, records that and restarts it, like a supervisor.
@@ -219,6 +277,7 @@ impl Supervisor {
             while !stop.load(Ordering::Relaxed) {
                 proxy.attend(&log);
                 proxy.sample(&log);
+                proxy.look_at_metrics();
                 let health = match get(HEALTH, "/healthz") {
                     Ok((code, _)) => code.to_string(),
                     Err(error) => format!("none ({:?})", error.kind()),

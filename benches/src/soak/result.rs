@@ -28,8 +28,14 @@ fn counted<T: Ord>(all: impl Iterator<Item = T>) -> BTreeMap<T, u64> {
     counts
 }
 
-/// Everything in the files.
-pub(super) fn kept(asked: &Value, evidence: &Evidence, verdict: &Verdict, changes: &BTreeMap<String, u64>) -> Value {
+/// Everything in the files: the requested soak, and the results of the changes, the proxy's counters and its log.
+pub(super) fn kept(
+    asked: &Value,
+    evidence: &Evidence,
+    verdict: &Verdict,
+    changes: &BTreeMap<String, u64>,
+    (counters, said): (BTreeMap<String, f64>, BTreeMap<String, u64>),
+) -> Value {
     let notes = &evidence.notes;
     // Longest time to repair other programs' damage, by kind.
     let mut repairs: BTreeMap<&str, f64> = BTreeMap::new();
@@ -71,7 +77,9 @@ pub(super) fn kept(asked: &Value, evidence: &Evidence, verdict: &Verdict, change
         "settled_secs": evidence.settled.map(|time| time.as_secs_f64()),
         "starts": processes.len(),
         "resident_and_files": notes.samples.iter().step_by(every).collect::<Vec<_>>(),
+        "counters": counters.into_iter().filter(|(_, value)| *value > 0.0).collect::<BTreeMap<_, _>>(),
         "healthz": notes.healthz,
+        "said": said,
     })
 }
 
@@ -100,6 +108,8 @@ fn whole(value: &Value, unit: &str) -> String {
 pub(super) fn markdown(kept: &Value) -> Result<String, std::fmt::Error> {
     let mut out = String::new();
     let asked = |name: &str| text(&kept["asked"][name]);
+    let every = kept["asked"]["change_mode_every_secs"].as_u64();
+    let changing = every.map_or_else(String::new, |every| format!(", which changes every {every} s for half as long"));
     writeln!(out, "# soak\n\n`{}`\n\nCommit {}. {}\n", asked("command"), asked("commit"), asked("machine"))?;
     writeln!(out, "**{}**\n", if kept["passed"] == true { "Passed." } else { "Not passed." })?;
     let lines = |name: &str| kept[name].as_array().cloned().unwrap_or_default();
@@ -111,7 +121,7 @@ pub(super) fn markdown(kept: &Value) -> Result<String, std::fmt::Error> {
     }
     writeln!(
         out,
-        "\n{} minutes, {} mode; seed {}, {} Services, {} changes a second, {}.\n",
+        "\n{} minutes, {} mode{changing}; seed {}, {} Services, {} changes a second, {}.\n",
         kept["asked"]["minutes"],
         asked("mode"),
         asked("seed"),
@@ -119,6 +129,10 @@ pub(super) fn markdown(kept: &Value) -> Result<String, std::fmt::Error> {
         asked("changes_per_second"),
         asked("backend")
     )?;
+    let passes = |kind: &str| {
+        let name = format!("kubeproxy_sync_{kind}proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}");
+        kept["counters"][name].as_f64().unwrap_or(0.0)
+    };
     writeln!(out, "| | |\n|---|---:|")?;
     let mut row = |name: &str, value: String| writeln!(out, "| {name} | {value} |");
     row("changes", text(&kept["changes"]))?;
@@ -127,6 +141,7 @@ pub(super) fn markdown(kept: &Value) -> Result<String, std::fmt::Error> {
     row("others, excused", sum(&kept["excused"]).to_string())?;
     row("others, not excused", lines("inexcusable").len().to_string())?;
     row("UDP questions asked again", text(&kept["asked_again"]))?;
+    row("passes, full ones among them", format!("{}, {}", passes(""), passes("full_")))?;
     for (name, times) in [("between faults", &kept["quiet_ms"]), ("all", &kept["all_ms"])] {
         let what = format!("from a change to the clients, {name}: {} followed: median, 99th, longest", times["number"]);
         let [median, p99, longest] = ["median", "p99", "longest"].map(|at| whole(&times[at], ""));
@@ -148,10 +163,14 @@ pub(super) fn markdown(kept: &Value) -> Result<String, std::fmt::Error> {
             writeln!(out, "| {name} | {value} |")?;
         }
     }
-    writeln!(out, "\n## The process\n\n| at, s | process | resident, KiB | open files |\n|---:|---:|---:|---:|")?;
+    writeln!(
+        out,
+        "\n## The process\n\n| at, s | mode | process | resident, KiB | open files |\n|---:|---|---:|---:|---:|"
+    )?;
     for sample in lines("resident_and_files") {
-        let [process, resident, files] = ["process", "resident_kib", "files"].map(|name| text(&sample[name]));
-        writeln!(out, "| {} | {process} | {resident} | {files} |", whole(&sample["at_secs"], ""))?;
+        let [mode, process, resident, files] =
+            ["mode", "process", "resident_kib", "files"].map(|name| text(&sample[name]));
+        writeln!(out, "| {} | {mode} | {process} | {resident} | {files} |", whole(&sample["at_secs"], ""))?;
     }
     Ok(out)
 }

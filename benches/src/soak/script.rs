@@ -10,7 +10,9 @@ use super::world::{
 };
 
 /// Services that clients use. Their endpoints change, but never all at once.
-const STABLE: u16 = 26;
+const STABLE: u16 = 20;
+/// Services that clients use and that never change, so that damage by other programs and its repair can be seen.
+const STEADY: u16 = 6;
 /// Services that measure the time from a change to the kernel.
 pub(super) const CANARIES: u16 = 4;
 /// Unreadable objects at a time.
@@ -38,7 +40,7 @@ pub(super) struct Event {
 #[derive(Clone, Debug)]
 pub(super) struct Script {
     random: Random,
-    /// Services that clients use.
+    /// Services that clients use: stable ones first, then steady ones.
     pub(super) used: Vec<Service>,
     pub(super) canaries: Vec<Service>,
     crowd: Vec<Service>,
@@ -76,19 +78,20 @@ impl Script {
     /// The initial cluster, with this many Services in total.
     pub(super) fn new(seed: u64, services: usize) -> Self {
         let random = Random::new(seed, 1);
+        let fixed = STABLE + STEADY;
         let canaries = (0..CANARIES).map(|number| {
-            let mut service = Service::new(format!("canary-{number}"), 1 + STABLE + number);
+            let mut service = Service::new(format!("canary-{number}"), 1 + fixed + number);
             service.families = if number.is_multiple_of(2) { V4 } else { V6 };
             service.endpoints = vec![ready(Host::Pod(PODS - 1))];
             service
         });
         let mut script = Script {
             random,
-            used: (0..STABLE).map(used).collect(),
+            used: (0..fixed).map(used).collect(),
             canaries: canaries.collect(),
             crowd: Vec::new(),
-            target: services.saturating_sub((STABLE + CANARIES).into()).clamp(10, usize::from(SLOTS) * 9 / 10),
-            free: (1 + STABLE + CANARIES..SLOTS).collect(),
+            target: services.saturating_sub((fixed + CANARIES).into()).clamp(10, usize::from(SLOTS) * 9 / 10),
+            free: (1 + fixed + CANARIES..SLOTS).collect(),
             made: 0,
             bad: Vec::new(),
         };
@@ -102,6 +105,11 @@ impl Script {
     /// Every Service in its current state, except canaries.
     pub(super) fn services(&self) -> impl Iterator<Item = &Service> {
         self.used.iter().chain(&self.crowd)
+    }
+
+    /// Whether a Service that clients use never changes.
+    pub(super) fn is_steady(number: usize) -> bool {
+        number >= usize::from(STABLE)
     }
 
     fn random_service(&mut self) -> Service {
@@ -475,6 +483,7 @@ mod tests {
                 };
                 let ready = ready(&script.used);
                 assert!(ready.iter().any(|host| host.is_local() || !script.used[number].local));
+                assert!(!Script::is_steady(number));
                 assert!(
                     before[number].endpoints.iter().any(|endpoint| {
                         script.used[number].endpoints.iter().any(|other| other.host == endpoint.host)

@@ -187,7 +187,7 @@ impl Tables {
     }
 
     /// The lines that another does not have, each with its tool.
-    fn missing(&self, other: &Tables) -> impl Iterator<Item = (&'static str, &String)> {
+    pub(super) fn missing(&self, other: &Tables) -> impl Iterator<Item = (&'static str, &String)> {
         let all = self.0.iter().flat_map(|(tool, lines)| lines.iter().map(|line| (*tool, line)));
         all.filter(|(tool, line)| !other.0.get(tool).is_some_and(|there| there.contains(*line)))
     }

@@ -9,6 +9,8 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
+use super::mode::Mode;
+
 /// Interval of the machine's heartbeat.
 const BEAT: Duration = Duration::from_millis(200);
 /// The machine is considered stalled without a heartbeat for this long.
@@ -20,8 +22,13 @@ pub(super) enum Scope {
     Everybody,
     /// All users, but only for timeouts, not for refusals.
     Waiting,
+    Service(String),
     /// Clients of this address of the node.
     Address(IpAddr),
+    /// Users of a Service in these ways.
+    Uses(&'static [Use]),
+    /// New connections: one of each client.
+    OneEach,
 }
 
 /// A period in which something was broken from outside, until it was repaired.
@@ -50,6 +57,8 @@ pub(super) enum Use {
     Node,
     /// A connection to the node's address that is removed and added.
     Flapping,
+    /// A connection to another program's virtual server on this node.
+    Foreign,
     /// A connection to a pod, without any Service.
     Direct,
     /// A connection from outside the source ranges, which must fail.
@@ -62,6 +71,7 @@ pub(super) enum Use {
 #[derive(Clone, Debug)]
 pub(super) struct Miss {
     pub(super) what: Use,
+    pub(super) client: usize,
     pub(super) service: String,
     pub(super) place: String,
     pub(super) address: Option<IpAddr>,
@@ -77,6 +87,7 @@ pub(super) struct Miss {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Sample {
     pub(super) at_secs: f64,
+    pub(super) mode: Mode,
     pub(super) process: u32,
     pub(super) resident_kib: u64,
     pub(super) files: u64,

@@ -2,6 +2,7 @@
 
 pub(crate) mod api;
 pub(crate) mod bench;
+pub(crate) mod conformance;
 pub(crate) mod demo;
 pub(crate) mod differential;
 pub(crate) mod dist;

@@ -14,10 +14,12 @@ use crate::{cargo, tools};
 /// Load, changes and faults for a long time, on a real kernel
 ///
 /// Boots a Debian kernel in QEMU. There proxier-demo serves 2,000 Services that change 50 times a second, while clients
-/// connect all the time. Faults of every kind happen: of the API server, the process and the host. With --here, the same
-/// runs on this machine's own kernel, in new network namespaces, which needs root.
-/// Passed if every failed connection is explained by a fault, and if memory and open files did not grow. At the end the
-/// kernel must hold what a model expects and what belongs to other programs.
+/// connect all the time. Faults of every kind happen: of the API server, the process, the host, and other programs that
+/// edit the kernel's tables. With --here, the same runs on this machine's own kernel, in new network namespaces, which
+/// needs root.
+/// Passed if every failed connection is explained by a fault or a change of mode, and if memory and open files did not
+/// grow. At the end the kernel must hold what a model expects and what belongs to other programs, and nothing of other
+/// modes.
 ///
 /// The result is kept in benches/results, as soak-MODE-linux-K (soak-linux-K for ipvs) or soak-MODE-host, .md and
 /// .json. If it is not passed, .log has the faults and the end of the proxy's log.
@@ -34,6 +36,9 @@ pub(crate) struct Options {
     seed: Option<u64>,
     #[arg(long, default_value = "ipvs", value_parser = ["ipvs", "nftables", "iptables", "userspace"])]
     mode: String,
+    /// Seconds before the proxy is started again in another mode, for half as long; the other modes take turns
+    #[arg(long, value_parser = value_parser!(u32).range(1..))]
+    change_mode_every: Option<u32>,
     /// On this machine's kernel instead of one in QEMU
     #[arg(long, conflicts_with = "kernel")]
     here: bool,
@@ -52,6 +57,9 @@ pub(crate) struct Options {
     /// Programs that are optimised; without it, those of the tests
     #[arg(long)]
     release: bool,
+    /// A killed proxy stays dead, or the model is wrong: shows that it can fail
+    #[arg(long, value_parser = ["no-restart", "wrong-truth"])]
+    spoil: Option<String>,
     /// Keeps no result
     #[arg(long)]
     no_result: bool,
@@ -135,18 +143,19 @@ impl Options {
     /// Options of the benches' program that this command shares, and the command line that repeats this run.
     fn arguments(&self) -> Vec<String> {
         let clock = || SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| u64::from(time.subsec_nanos()));
-        let numbers = [("services", self.services), ("rate", self.rate)];
+        let numbers = [("change-mode-every", self.change_mode_every), ("services", self.services), ("rate", self.rate)];
+        let words = [("backend", &self.backend), ("spoil", &self.spoil)];
         let mut all = vec![("minutes", self.minutes.to_string())];
         all.extend([("seed", self.seed.unwrap_or_else(clock).to_string()), ("mode", self.mode.clone())]);
         all.extend(numbers.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?.to_string()))));
-        all.extend(self.backend.iter().map(|backend| ("backend", backend.clone())));
+        all.extend(words.iter().filter_map(|(name, value)| Some((*name, value.as_ref()?.clone()))));
         let mut line: Vec<String> = all.into_iter().flat_map(|(name, value)| [format!("--{name}"), value]).collect();
         let kernel = format!("--kernel {}", self.kernel);
         let place = if self.here { "--here" } else { &kernel };
         let release = if self.release { " --release" } else { "" };
         let typed = format!("cargo xtask soak {} {place}{release}", line.join(" "));
         line.extend(["--command".to_owned(), typed]);
-        if !self.no_result {
+        if !self.no_result && self.spoil.is_none() {
             let mode = if self.mode == "ipvs" { String::new() } else { format!("-{}", self.mode) };
             let place = if self.here { "host".to_owned() } else { format!("linux-{}", self.kernel) };
             let stem = tools::repository().join(format!("benches/results/soak{mode}-{place}"));

@@ -14,8 +14,9 @@ use tokio::runtime::Runtime;
 use tokio::task::JoinSet;
 
 use super::super::objects::{self, BIG, FULL, OTHER, STEP, address, big_address, big_slice};
+use super::super::relay::Relay;
 use super::Live;
-use super::relay::Relay;
+use super::etcd::Etcd;
 use crate::Failure;
 
 /// Concurrent requests that create objects.
@@ -37,6 +38,8 @@ pub(super) fn not_interrupted() -> Result<(), Failure> {
 pub(super) struct Cluster {
     runtime: Runtime,
     client: Client,
+    /// The server's store, if the Services are written there.
+    etcd: Option<Etcd>,
     kubeconfig: Kubeconfig,
     /// Host and port of the API server.
     server: (String, u16),
@@ -53,7 +56,12 @@ pub(super) struct Cluster {
 }
 
 /// Sends a request. Fails with the server's message.
-async fn request(client: Client, method: &'static str, path: String, body: Option<Value>) -> Result<String, String> {
+pub(super) async fn request(
+    client: Client,
+    method: &'static str,
+    path: String,
+    body: Option<Value>,
+) -> Result<String, String> {
     let what = format!("{method} {path}");
     let body = body.map_or_else(Vec::new, |body| body.to_string().into_bytes());
     let request = Request::builder().method(method).uri(path).header("content-type", "application/json").body(body);
@@ -65,7 +73,7 @@ async fn request(client: Client, method: &'static str, path: String, body: Optio
 }
 
 /// The fields of a simulated object that a client may set, in this namespace.
-fn asked(mut object: Value, namespace: &str) -> Value {
+pub(super) fn asked(mut object: Value, namespace: &str) -> Value {
     let is_slice = object["kind"] == "EndpointSlice";
     object["apiVersion"] = if is_slice { "discovery.k8s.io/v1" } else { "v1" }.into();
     object["metadata"]["namespace"] = namespace.into();
@@ -85,7 +93,7 @@ fn asked(mut object: Value, namespace: &str) -> Value {
     object
 }
 
-fn name_of(object: &Value) -> &str {
+pub(super) fn name_of(object: &Value) -> &str {
     object["metadata"]["name"].as_str().unwrap_or_default()
 }
 
@@ -118,6 +126,7 @@ impl Cluster {
             let _in_runtime = runtime.enter();
             Client::try_from(config)?
         };
+        let etcd = live.etcd.as_deref().map(|url| runtime.block_on(Etcd::new(url))).transpose()?;
         runtime.spawn(async {
             let terminate = tokio::signal::unix::SignalKind::terminate();
             if let Ok(mut terminate) = tokio::signal::unix::signal(terminate) {
@@ -132,6 +141,7 @@ impl Cluster {
         let mut cluster = Cluster {
             runtime,
             client,
+            etcd,
             kubeconfig,
             server,
             node: namespace.clone(),
@@ -143,9 +153,14 @@ impl Cluster {
         };
         cluster.choose_node()?;
         let namespace = cluster.namespace.clone();
-        let made = cluster.each(services, move |client, number| make(client, namespace.clone(), number, endpoints))?;
-        let addresses = made.iter().map(|service| Ok((cluster_ip(service)?, false)));
-        cluster.services = addresses.collect::<Result<_, Failure>>()?;
+        let addresses = if let Some(etcd) = &cluster.etcd {
+            cluster.runtime.block_on(etcd.fill(services, endpoints, &namespace))?
+        } else {
+            let made =
+                cluster.each(services, move |client, number| make(client, namespace.clone(), number, endpoints))?;
+            made.iter().map(|service| cluster_ip(service)).collect::<Result<_, _>>()?
+        };
+        cluster.services = addresses.into_iter().map(|address| (address, false)).collect();
         let rolled = asked(objects::service(ROLLED), &cluster.namespace);
         cluster.call("POST", cluster.services_path(), Some(rolled))?;
         for part in 0..BIG / FULL {
@@ -313,6 +328,9 @@ impl Cluster {
 
     /// Deletes what the bench created.
     fn clear(&self) -> Result<(), Failure> {
+        if let Some(etcd) = &self.etcd {
+            self.runtime.block_on(etcd.objects.revoke())?;
+        }
         for list in [self.services_path(), self.slices()] {
             // A server ends a request after a minute, even if work is left.
             loop {
@@ -326,6 +344,9 @@ impl Cluster {
                     std::thread::sleep(Duration::from_secs(1));
                 }
             }
+        }
+        if let Some(etcd) = &self.etcd {
+            self.runtime.block_on(etcd.allocations.revoke())?;
         }
         self.call("DELETE", format!("/api/v1/namespaces/{}", self.namespace), None)?;
         if self.made_node {

@@ -1,8 +1,8 @@
 //! End-to-end on a real cluster: `proxier-demo` and kube-proxy in rotation, each in its own network namespace.
 
 mod cluster;
+mod etcd;
 mod kernel;
-mod relay;
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -52,6 +52,9 @@ pub(crate) struct Live {
     /// The program that takes turns with proxier-demo
     #[arg(long, value_name = "PROGRAM")]
     kube_proxy: Option<PathBuf>,
+    /// The server's etcd (http://…), into which the Services are written: tens of thousands take the server hours
+    #[arg(long, value_name = "URL", value_parser = http)]
+    etcd: Option<String>,
     /// nftables, iptables or ipvs, once for each
     #[arg(long, default_value = "nftables")]
     mode: Vec<String>,
@@ -65,6 +68,12 @@ pub(crate) struct Live {
     /// Of proxier-demo, besides those of both programs: --argument=--ipvs-binding=routes (may be repeated)
     #[arg(long, value_name = "ARGUMENT", allow_hyphen_values = true)]
     argument: Vec<String>,
+}
+
+/// An address of etcd, which the bench speaks to without TLS.
+fn http(text: &str) -> Result<String, String> {
+    let is_url = text.strip_prefix("http://").is_some_and(|rest| !rest.is_empty());
+    is_url.then(|| text.to_owned()).ok_or_else(|| "not a URL of http, such as http://127.0.0.1:2379".to_owned())
 }
 
 /// The first line that a program prints of its version.

@@ -22,8 +22,8 @@ use crate::{cargo, tools};
 /// Builds the benches and runs them, each comparison interleaved; docs/figures.md says what each measures. Results are kept in
 /// benches/results, as JSON, Markdown and SVG; those of --quick in benches/results/quick.
 ///
-/// With `-- --kubeconfig FILE`, `end-to-end` runs on a real cluster (docs/figures.md): on this machine, or with --kernel in a virtual one, where
-/// this one is 10.0.2.2.
+/// With --kubeconfig, `end-to-end` runs on a real cluster (docs/figures.md): on this machine, or with --kernel in a virtual one, where this
+/// one is 10.0.2.2.
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
@@ -53,9 +53,52 @@ pub(crate) struct Options {
     /// Writes that file anew
     #[arg(long)]
     update: bool,
-    /// For a real cluster: --kubeconfig FILE, and what `benches --help` names
-    #[arg(last = true, value_name = "OPTION")]
-    live: Vec<String>,
+    #[command(flatten)]
+    live: Live,
+}
+
+/// Options of the benches' program for a real cluster.
+#[derive(Debug, clap::Args)]
+#[command(next_help_heading = "A real cluster (end-to-end)")]
+struct Live {
+    /// The API server and credentials
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<String>,
+    /// A kube-proxy that takes turns with proxier-demo
+    #[arg(long, value_name = "PROGRAM", requires = "kubeconfig")]
+    kube_proxy: Option<String>,
+    /// Writes Services into this etcd of the server, past the server
+    #[arg(long, value_name = "URL", requires = "kubeconfig")]
+    etcd: Option<String>,
+    /// nftables, iptables, ipvs or userspace (may be repeated)
+    #[arg(long, requires = "kubeconfig")]
+    mode: Vec<String>,
+    /// Number of Services
+    #[arg(long, value_name = "N", requires = "kubeconfig")]
+    services: Option<String>,
+    /// Endpoints of each
+    #[arg(long, value_name = "N", requires = "kubeconfig")]
+    endpoints: Option<String>,
+    /// Single changes that are timed
+    #[arg(long, value_name = "N", requires = "kubeconfig")]
+    changes: Option<String>,
+    /// Of proxier-demo alone: --argument=--ipvs-binding=routes (may be repeated)
+    #[arg(long, requires = "kubeconfig", allow_hyphen_values = true)]
+    argument: Vec<String>,
+}
+
+impl Live {
+    /// The arguments for the benches' program.
+    fn words(&self) -> Vec<String> {
+        let Live { kubeconfig, kube_proxy, etcd, mode, services, endpoints, changes, argument } = self;
+        let once = [("--kubeconfig", kubeconfig), ("--kube-proxy", kube_proxy), ("--etcd", etcd)];
+        let sizes = [("--services", services), ("--endpoints", endpoints), ("--changes", changes)];
+        let given = |(name, value): (_, &Option<String>)| Some((name, value.clone()?));
+        let modes = mode.iter().map(|mode| ("--mode", mode.clone()));
+        let words = once.into_iter().filter_map(given).chain(modes).chain(sizes.into_iter().filter_map(given));
+        let arguments = argument.iter().map(|argument| format!("--argument={argument}"));
+        words.flat_map(|(name, value)| [name.to_owned(), value]).chain(arguments).collect()
+    }
 }
 
 /// Kernel that a bench runs on.
@@ -66,7 +109,7 @@ enum Place {
     Both,
 }
 
-const BENCHES: [(&str, Place); 12] = [
+const BENCHES: [(&str, Place); 13] = [
     ("reconcile", Place::Host),
     ("memory", Place::Host),
     ("nftables-services", Place::Host),
@@ -75,6 +118,7 @@ const BENCHES: [(&str, Place); 12] = [
     ("modes", Place::Machine),
     ("packets", Place::Both),
     ("ipvs-program", Place::Machine),
+    ("fleet", Place::Host),
     ("drift", Place::Machine),
     ("cold-start", Place::Machine),
     ("policy", Place::Machine),
@@ -106,11 +150,12 @@ impl Options {
         };
         let (kernel, rounds) = (self.kernel()?, self.rounds.unwrap_or(default).to_string());
         // Paths of files are irrelevant to a result.
-        let live: Vec<_> = self.live.iter().map(|word| word.rsplit('/').next().unwrap_or(word)).collect();
+        let words = self.live.words();
+        let live: Vec<_> = words.iter().map(|word| word.rsplit('/').next().unwrap_or(word)).collect();
         let place_typed = if place == Place::Machine { format!(" --kernel {kernel}") } else { String::new() };
         let quick = if self.quick { " --quick" } else { "" };
-        let live_typed = if live.is_empty() { String::new() } else { format!(" -- {}", live.join(" ")) };
-        let typed = format!("cargo xtask bench {name}{place_typed}{quick} --rounds {rounds}{live_typed}");
+        let live_typed = if live.is_empty() { String::new() } else { format!(" {}", live.join(" ")) };
+        let typed = format!("cargo xtask bench {name}{place_typed}{quick}{live_typed} --rounds {rounds}");
         let mut line = vec![program.display().to_string(), name.to_owned()];
         line.extend(["--rounds".to_owned(), rounds, "--command".to_owned(), typed]);
         line.extend(
@@ -135,7 +180,7 @@ impl Options {
             let folder = if self.quick { results().join("quick") } else { results() };
             line.extend(["--out".to_owned(), folder.join(stem).display().to_string()]);
         }
-        line.extend(self.live.iter().cloned());
+        line.extend(self.live.words());
         Ok(line)
     }
 
@@ -173,7 +218,7 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
         counts.args(options.update.then_some("--update"));
         return Ok(ExitCode::from(u8::from(!tools::succeeds(&mut counts)?)));
     }
-    let is_live = !options.live.is_empty();
+    let is_live = options.live.kubeconfig.is_some();
     ensure!(!is_live || options.names == ["end-to-end"], "only end-to-end runs on a real cluster");
     for tools in [tools::ORACLES, tools::MACHINE, tools::COUNTERS] {
         tools::ensure(tools)?;
@@ -224,7 +269,7 @@ fn run_in_machine(options: &Options, name: &str, line: &[String]) -> Result<bool
     vm.timeout = Duration::from_secs(3600);
     // The API server of `end-to-end` holds 50,000 Services.
     vm.memory = if name == "end-to-end" { 6144 } else { 3072 };
-    vm.network = !options.live.is_empty();
+    vm.network = options.live.kubeconfig.is_some();
     vm.shares.push(results());
     let _load = HostLoad::tell(&mut vm)?;
     let outcome = vm.run(line)?;
@@ -261,8 +306,8 @@ mod tests {
         let start =
             "p drift --rounds 3 --command cargo xtask bench drift --kernel 6.12 --quick --rounds 3 --quick --out /";
         assert!(quick.starts_with(start) && quick.ends_with("/benches/results/quick/drift-linux-6.12"), "{quick}");
-        let live = line("end-to-end -- --kubeconfig /k/c --mode ipvs --services 5", Place::Host);
-        let start = "p drift --rounds 7 --command cargo xtask bench drift --rounds 7 -- --kubeconfig c --mode ipvs --services 5 --out /";
+        let live = line("end-to-end --kubeconfig /k/c --mode ipvs --services 5", Place::Host);
+        let start = "p drift --rounds 7 --command cargo xtask bench drift --kubeconfig c --mode ipvs --services 5 --rounds 7 --out /";
         assert!(live.starts_with(start), "{live}");
         assert!(live.ends_with("/drift-live-ipvs-5 --kubeconfig /k/c --mode ipvs --services 5"), "{live}");
         assert!(!line("--smoke", Place::Host).contains("--out"), "small numbers are not kept");
