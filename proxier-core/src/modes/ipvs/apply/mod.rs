@@ -37,8 +37,7 @@ use crate::time::Moment;
 pub struct Effects {
     /// Families whose rules or tables could not be written or were not tried, with the kind of error.
     pub unwritten: BTreeMap<Family, PortErrorKind>,
-    /// Families whose rules the kernel accepted only without some matches ([`RulesChange::without`]), with what it
-    /// accepted.
+    /// Families whose rules the kernel accepted only without some matches, with what it accepted.
     pub reduced: Vec<(Family, Capabilities)>,
     /// Number of times that the kernel contradicted the tracked state: an object to add existed, or one to change or
     /// delete did not. All of these were brought to the desired state, but there may be more.
