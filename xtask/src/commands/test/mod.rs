@@ -175,8 +175,6 @@ pub(crate) fn main(options: Options) -> Result<ExitCode> {
     if let Some(filter) = &options.filter {
         programs = programs.iter().filter_map(|program| program.with_tests(|test| test.contains(filter))).collect();
     }
-    // Tests on real kernels come last, since they can take long.
-    programs.sort_by_key(|program| program.needs_kernel);
     let runs = Runs::new(&options);
     run_here(&programs, documentation(&options, &selection), &runs, &mut report)?;
     programs.retain(|program| program.needs_kernel);
@@ -232,28 +230,25 @@ fn documentation(options: &Options, selection: &[String]) -> Option<Program> {
     })
 }
 
-/// Runs the programs on this machine's kernel. Tests on real kernels wait for most of their time, so two programs of
-/// them run beside the others.
+/// Runs the programs on this machine's kernel, three at a time: tests on real kernels wait for most of their time.
 fn run_here(programs: &[Program], more: Option<Program>, runs: &Runs, report: &mut Report) -> Result<()> {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let place = format!("this machine ({})", release.trim());
-    let (mut waiting, mut busy): (Vec<_>, Vec<_>) =
-        runs.chosen(programs, HERE, &place, report).into_iter().partition(|program| program.needs_kernel);
-    busy.extend(more);
-    waiting.sort_by_cached_key(|program| (Reverse(runs.slow.total(HERE, program)), Reverse(program.tests.len())));
-    let results = [tools::scratch()?, tools::scratch()?];
-    let lines = [command(&busy, results[0].path())?, command(&waiting, results[1].path())?];
-    let run = |[shell, script]: &[String; 2]| {
+    let mut programs = runs.chosen(programs, HERE, &place, report);
+    programs.sort_by_cached_key(|program| (Reverse(runs.slow.total(HERE, program)), Reverse(program.tests.len())));
+    programs.splice(0..0, more);
+    let results = tools::scratch()?;
+    let [shell, script] = command(&programs, results.path())?;
+    let run = || {
         let mut shell = cargo::as_typed(shell.as_ref());
         shell.envs(runs.environment.iter().map(|(name, value)| (name, value))).stdin(std::process::Stdio::null());
-        tools::succeeds(shell.arg(script))
+        tools::succeeds(shell.arg(&script))
     };
     let outcomes: Vec<Result<bool>> = thread::scope(|scope| {
-        let running = [&lines[0], &lines[1], &lines[1]].map(|line| scope.spawn(|| run(line)));
+        let running: Vec<_> = (0..3).map(|_| scope.spawn(run)).collect();
         running.into_iter().map(joined).collect()
     });
-    collect(&busy, results[0].path(), &place, report);
-    collect(&waiting, results[1].path(), &place, report);
+    collect(&programs, results.path(), &place, report);
     outcomes.into_iter().collect::<Result<Vec<_>>>().map(drop)
 }
 
