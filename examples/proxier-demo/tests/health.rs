@@ -68,8 +68,8 @@ fn has_ipv6() -> bool {
     std::net::TcpListener::bind("[::1]:0").is_ok()
 }
 
-/// A port that stays free: the kernel gives nobody one below 32768 (`ip_local_port_range`), and tests that run beside
-/// this one begin elsewhere.
+/// A port that stays free. The kernel gives nobody a port below 32768 (`ip_local_port_range`), and other test programs
+/// begin at another one.
 async fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {

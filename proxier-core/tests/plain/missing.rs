@@ -163,7 +163,7 @@ fn lists_that_are_suddenly_empty_take_nothing_away() {
     }
 }
 
-/// A person confirms what is held back then, and no more; or the input stays as it is for five minutes.
+/// A person confirms what is held back at that time, or the input does not change for five minutes.
 #[test]
 fn doubts_end_when_somebody_confirms_or_with_time() {
     for (mode, patience) in Kind::ALL.into_iter().flat_map(|mode| [(mode, Some(secs(300))), (mode, None)]) {
@@ -230,7 +230,7 @@ fn what_is_believed_goes_at_once() {
         node.settle();
         let mut few = (all.0[4..].to_vec(), all.1[9..].to_vec());
         node.serves_like(&few, "few are missing");
-        // All endpoints go, but their slices say so.
+        // All endpoints go, and their slices show it.
         few.1.iter_mut().for_each(|slice| slice.endpoints.clear());
         node.gets((&[], &few.1));
         assert_eq!(node.settles().stopped, None, "{mode}");

@@ -192,7 +192,7 @@ struct Served {
 /// Why a client is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Refusal {
-    /// There is no endpoint for it.
+    /// The Service has no endpoint.
     TurnedAway,
     /// All endpoints were tried.
     NobodyLeft,

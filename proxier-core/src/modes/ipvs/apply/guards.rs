@@ -121,7 +121,7 @@ impl<'a> Run<'a, '_> {
         // Errors of other kinds do not mean that the kernel would refuse the same again.
         let lacks =
             matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid);
-        // What somebody else was changing just then, such as a chain, is no lack: the same once more.
+        // Another program may have removed a chain meanwhile, so the same is written again first.
         if refused.kind() == PortErrorKind::NotFound
             && rules.restore(change.family, change.changes.transaction()).is_ok()
         {
