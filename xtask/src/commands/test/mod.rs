@@ -244,16 +244,18 @@ fn run_here(programs: &[Program], more: Option<Program>, runs: &Runs, report: &m
         shell.envs(runs.environment.iter().map(|(name, value)| (name, value))).stdin(std::process::Stdio::null());
         tools::succeeds(shell.arg(&script))
     };
-    let outcomes: Vec<Result<bool>> = thread::scope(|scope| {
-        let running: Vec<_> = (0..3).map(|_| scope.spawn(run)).collect();
-        running.into_iter().map(joined).collect()
-    });
+    let outcomes = together(3, run);
     collect(&programs, results.path(), &place, report);
     outcomes.into_iter().collect::<Result<Vec<_>>>().map(drop)
 }
 
-fn joined<T>(thread: thread::ScopedJoinHandle<'_, Result<T>>) -> Result<T> {
-    thread.join().unwrap_or_else(|_| Err(anyhow!("its thread panicked")))
+/// Runs the same in several threads, and waits for all of them.
+fn together<T: Send>(threads: usize, run: impl Fn() -> Result<T> + Sync) -> Vec<Result<T>> {
+    thread::scope(|scope| {
+        let running: Vec<_> = (0..threads).map(|_| scope.spawn(&run)).collect();
+        let panicked = |_| Err(anyhow!("its thread panicked"));
+        running.into_iter().map(|thread| thread.join().unwrap_or_else(panicked)).collect()
+    })
 }
 
 /// Runs the programs on another kernel, in virtual machines that share them. It runs all tests that have not passed yet
@@ -300,10 +302,7 @@ fn run_in_machines(series: Series, programs: &[Program], runs: &Runs, report: &m
     vm.try_out()?;
     let line = command(&programs, results.path())?;
     let started = Instant::now();
-    let outcomes: Vec<_> = thread::scope(|scope| {
-        let running: Vec<_> = (0..machines).map(|_| scope.spawn(|| vm.run(&line))).collect();
-        running.into_iter().map(joined).collect()
-    });
+    let outcomes = together(machines, || vm.run(&line));
     collect(&programs, results.path(), &place, report);
     for outcome in outcomes {
         let trouble = match &outcome {
