@@ -191,20 +191,10 @@ impl Plan {
     /// Adds the addition or deletion of an entry.
     pub(super) fn entry(&mut self, action: Action, set: SetKey, element: Element) {
         let phase = match (action, set.kind.gives_marks()) {
-            (Action::Delete, gives_marks) => {
-                if gives_marks {
-                    Phase::RetireMarks
-                } else {
-                    Phase::Clean
-                }
-            }
-            (_, gives_marks) => {
-                if gives_marks {
-                    Phase::ServeUnguarded
-                } else {
-                    Phase::Prepare
-                }
-            }
+            (Action::Delete, true) => Phase::RetireMarks,
+            (Action::Delete, false) => Phase::Clean,
+            (_, true) => Phase::ServeUnguarded,
+            (_, false) => Phase::Prepare,
         };
         self.stage(phase).entries.entry(set).or_default().insert(element);
     }
