@@ -410,7 +410,7 @@ fn options(settings: &Settings, source: &Source, families: Families) -> Options 
     options.ipvs.capabilities.random_fully = settings.random_fully != RandomFully::Never;
     options.userspace = settings.userspace.clone();
     options.ipvs.timeouts = settings.timeouts;
-    // Deletions in files are trusted, unless no Service is left.
+    // Deletions in files are trusted, unless no Service, or no EndpointSlice, is left.
     if matches!(source, Source::Manifests(_)) {
         options.mass_removal = MassRemoval { remains: 0.0, ..MassRemoval::default() };
     }

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use proxier_core::objects::Metadata;
+use proxier_core::snapshot::ObjectKey;
 use proxier_demo::message::change::{Change, Snapshot};
 use proxier_demo::message::{Event, channel};
 use proxier_demo::sources::files::RewriteWatch;
@@ -31,13 +32,17 @@ fn node(name: &str) -> String {
     format!("apiVersion: v1\nkind: Node\nmetadata: {{name: {name}}}\n")
 }
 
+fn joined(keys: &[ObjectKey]) -> String {
+    keys.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")
+}
+
 fn line(change: &Change) -> String {
     match change {
         Change::UpsertService(object) => format!("+{} {}", object.metadata.name, object.spec.ports[0].port),
         Change::UpsertSlice(object) => format!("+slice {}", object.metadata.name),
         Change::DeleteService(key) => format!("-{key}"),
-        Change::LostServices(keys) => keys.iter().map(|key| format!("-{key}")).collect::<Vec<_>>().join(" "),
-        Change::LostSlices(keys) => keys.iter().map(|key| format!("-slice {key}")).collect::<Vec<_>>().join(" "),
+        Change::LostServices(keys) => format!("lost Services {}", joined(keys)),
+        Change::LostSlices(keys) => format!("lost slices {}", joined(keys)),
         Change::DeleteSlice(key) => format!("-slice {key}"),
         Change::Node(node) => format!("+node {}", node.object.metadata.name),
         Change::NodeGone => "-node".to_owned(),
@@ -177,7 +182,35 @@ async fn changes_are_followed() {
     fs::rename(dir.path("a.yaml"), dir.path("c.yaml")).unwrap();
     nothing(&mut changes).await;
     fs::remove_file(dir.path("c.yaml")).unwrap();
-    assert_eq!(next(&mut changes).await, "-demo/web");
+    assert_eq!(next(&mut changes).await, "lost Services demo/web");
+}
+
+/// A file that is removed deletes its objects. Where no Service or no EndpointSlice is left, the directory may be
+/// unmounted: the objects are missing, all in one change, and the reconciler decides.
+#[tokio::test]
+async fn when_all_files_vanish_at_once_their_objects_are_missing_rather_than_deleted() {
+    let slice =
+        |name: &str| format!("apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\nmetadata: {{name: {name}}}\n");
+    let files =
+        [("a", service("a", 1)), ("b", service("b", 1)), ("c", service("c", 1)), ("s", slice("s")), ("t", slice("t"))];
+    let cases: [(&[&str], &[&str]); 5] = [
+        (&["c"], &["-demo/c"]),
+        (&["s"], &["-slice default/s"]),
+        (&["a", "b", "c"], &["lost Services demo/a demo/b demo/c"]),
+        (&["s", "t"], &["lost slices default/s default/t"]),
+        (&["a", "b", "c", "s"], &["lost Services demo/a demo/b demo/c", "lost slices default/s"]),
+    ];
+    for (removed, expected) in cases {
+        let dir = Folder::new("manifests-vanish");
+        files.iter().for_each(|(name, text)| write(&dir, &format!("{name}.yaml"), text));
+        let mut changes = follow(&dir.0);
+        while next(&mut changes).await != "synced" {}
+        removed.iter().for_each(|name| fs::remove_file(dir.path(&format!("{name}.yaml"))).unwrap());
+        for expected in expected {
+            assert_eq!(next(&mut changes).await, *expected, "{removed:?}");
+        }
+        nothing(&mut changes).await;
+    }
 }
 
 #[tokio::test]

@@ -274,10 +274,11 @@ impl Manifests {
             self.unread.difference(&unread).map(|origin| Change::Readable(ObjectKind::File, file_key(origin)));
         let new = problems.difference(&self.told).cloned().map(|problem| unreadable(problem, &unread));
         let mut changes: Vec<Change> = new.chain(readable).collect();
-        // If no Service is left, a directory may not be mounted: do not report deletions.
-        let all = !wanted.keys().any(|(kind, _)| *kind == ObjectKind::Service);
+        // If no Service or no EndpointSlice is left, a directory may not be mounted: do not report deletions.
+        let is_emptied =
+            |kind| self.reported.keys().any(|(of, _)| *of == kind) && !wanted.keys().any(|(of, _)| *of == kind);
         let gone = gone.flat_map(|id| gone_changes(id, &self.node_name));
-        if all {
+        if is_emptied(ObjectKind::Service) || is_emptied(ObjectKind::EndpointSlice) {
             changes.extend(unannounced(gone));
         } else {
             changes.extend(gone);
