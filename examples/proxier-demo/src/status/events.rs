@@ -181,7 +181,7 @@ impl Sender {
         let answer = answer.map_err(|_elapsed| "no answer".to_owned())?;
         let status = answer.map(|answer| answer.status()).map_err(|error| error.to_string())?;
         if status == StatusCode::UNAUTHORIZED {
-            self.session.doubt(&current).await;
+            self.session.judge(&current, false).await;
         }
         Ok(status)
     }

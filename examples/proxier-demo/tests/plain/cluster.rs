@@ -839,6 +839,35 @@ async fn a_new_token_is_read_when_the_old_one_does_not_count_any_more() {
     watching.ends_with(&server).await;
 }
 
+/// A server that rejects all credentials gets only the requests that each watch's growing pauses allow, whether the
+/// credentials come from a file or from a program that prints others each time.
+#[tokio::test]
+async fn rejected_watches_do_not_wake_each_other() {
+    let folder = Folder::new("rejected");
+    let exec = json!({
+        "apiVersion": "client.authentication.k8s.io/v1", "command": "sh", "interactiveMode": "Never",
+        "args": ["-c", "printf '{\"status\":{\"token\":\"wrong-%s\"}}' $$"],
+    });
+    let users = [json!({"tokenFile": folder.put("token", "wrong")}), json!({"exec": exec})];
+    let mut options = quick();
+    (options.first_pause, options.longest_pause) = (Duration::from_secs(2), Duration::from_secs(60));
+    let begun = Instant::now();
+    let mut all = Vec::new();
+    for user in users {
+        let server = shop();
+        server.demand_token("right");
+        let text = kubeconfig(&server.url(), &json!({}), &user);
+        let kubeconfig = Some(folder.put(&format!("kubeconfig-{}", all.len()), &text));
+        all.push((connect(Connection { kubeconfig, master: None }, options.clone()).await, server));
+    }
+    tokio::time::sleep(Duration::from_secs(10).saturating_sub(begun.elapsed())).await;
+    // Each of the three at 0 s, after 2 to 3 s, and after 6 to 9 s.
+    for (watching, server) in &all {
+        assert_eq!(server.requests().len(), 9, "in {:?}", begun.elapsed());
+        assert_eq!(watching.failures(), 9);
+    }
+}
+
 fn kubeconfig(server: &str, cluster: &Value, user: &Value) -> String {
     let mut cluster = cluster.clone();
     cluster["server"] = server.into();

@@ -90,7 +90,7 @@ impl Connection {
             .to_owned();
         let client = Client::try_from(config).map_err(|error| Problem::new(origin, causes(&error)))?;
         let current = Current { client, number: 0, host: host.into() };
-        Ok(Made { current, files: std::mem::take(files), until, is_doubted: false })
+        Ok(Made { current, files: std::mem::take(files), until, is_accepted: None })
     }
 }
 
@@ -108,13 +108,15 @@ struct Made {
     files: NotedFiles,
     /// When its credentials expire.
     until: Option<Instant>,
-    /// Whether the server rejects this client, or this client the server.
-    is_doubted: bool,
+    /// Whether the server and this client accept each other; `None`: not known yet.
+    is_accepted: Option<bool>,
 }
 
 impl Made {
     fn is_as_new(&self) -> bool {
-        !self.is_doubted && self.until.is_none_or(|until| Instant::now() < until) && self.files.are_as_noted()
+        self.is_accepted != Some(false)
+            && self.until.is_none_or(|until| Instant::now() < until)
+            && self.files.are_as_noted()
     }
 }
 
@@ -149,8 +151,8 @@ impl Current {
     }
 }
 
-/// The client of a connection. It is replaced when one of its files has changed, when its credentials expire, and when
-/// it is in doubt. It is kept if it cannot be replaced.
+/// The client of a connection. It is replaced when one of its files has changed, when its credentials expire, and after
+/// a rejection. It is kept if it cannot be replaced.
 pub(crate) struct Session {
     connection: Connection,
     made: Mutex<Option<Made>>,
@@ -190,15 +192,16 @@ impl Session {
         }
     }
 
-    /// Marks this client as unusable, so that the next request builds another.
-    pub(crate) async fn doubt(&self, current: &Current) {
+    /// Records whether the server and this client accept each other. After a rejection the next request builds another.
+    pub(crate) async fn judge(&self, current: &Current, is_accepted: bool) {
         let mut made = self.made.lock().await;
         if let Some(made) = made.as_mut().filter(|made| made.current.number == current.number) {
-            made.is_doubted = true;
+            made.is_accepted = Some(is_accepted);
         }
     }
 
-    /// Sleeps, but returns early when there is a client with another number, or when a changed file allows a new one.
+    /// Sleeps, but returns early when a client with another number was accepted, or when a changed file allows a new
+    /// one. A client that is merely new ends no pause: each watch would wake the others with another rejected client.
     pub(crate) async fn pause(&self, pause: Duration, number: u64) {
         const LOOK: Duration = Duration::from_secs(1);
         let end = Instant::now().checked_add(pause);
@@ -206,9 +209,10 @@ impl Session {
             let left = end.map_or(LOOK, |end| end.saturating_duration_since(Instant::now()));
             tokio::time::sleep(left.min(LOOK)).await;
             let made = self.made.lock().await;
-            if left <= LOOK
-                || made.as_ref().is_some_and(|made| made.current.number != number || !made.files.are_as_noted())
-            {
+            let is_news = |made: &Made| {
+                (made.current.number != number && made.is_accepted == Some(true)) || !made.files.are_as_noted()
+            };
+            if left <= LOOK || made.as_ref().is_some_and(is_news) {
                 return;
             }
         }
@@ -455,5 +459,21 @@ mod tests {
             }
         };
         assert_eq!(message, "the answer broke off: the server closed the connection");
+    }
+    #[tokio::test]
+    async fn a_pause_ends_early_for_an_accepted_client_not_for_a_new_one() {
+        let session = Session::new(Connection { master: Some("http://127.0.0.1:1".to_owned()), kubeconfig: None });
+        let first = session.current().await.unwrap();
+        session.judge(&first, false).await;
+        let second = session.current().await.unwrap();
+        assert_ne!(first.number, second.number);
+        let pause = session.pause(Duration::from_secs(60), first.number);
+        tokio::pin!(pause);
+        let short = Duration::from_millis(1500);
+        assert!(tokio::time::timeout(short, &mut pause).await.is_err(), "nothing is known of the new client");
+        session.judge(&first, true).await;
+        assert!(tokio::time::timeout(short, &mut pause).await.is_err(), "that answer was for an earlier client");
+        session.judge(&second, true).await;
+        assert!(tokio::time::timeout(short, &mut pause).await.is_ok());
     }
 }

@@ -316,8 +316,10 @@ impl Watcher {
         self.used.store(current.number, Ordering::Relaxed);
         let accepts = self.resource.accepts(self.options.protobuf);
         let answer = get(&current, target, &accepts, self.options.patience).await;
-        if let Err(Failure { kind: FailureKind::Unauthorized | FailureKind::Untrusted, .. }) = &answer {
-            self.session.doubt(&current).await;
+        match answer.as_ref().map_err(|failure| failure.kind) {
+            Ok(_) | Err(FailureKind::Forbidden) => self.session.judge(&current, true).await,
+            Err(FailureKind::Unauthorized | FailureKind::Untrusted) => self.session.judge(&current, false).await,
+            Err(_) => {}
         }
         answer
     }
