@@ -202,10 +202,14 @@ async fn when_all_files_vanish_at_once_their_objects_are_missing_rather_than_del
     ];
     for (removed, expected) in cases {
         let dir = Folder::new("manifests-vanish");
-        files.iter().for_each(|(name, text)| write(&dir, &format!("{name}.yaml"), text));
+        for (name, text) in &files {
+            write(&dir, &format!("{name}.yaml"), text);
+        }
         let mut changes = follow(&dir.0);
         while next(&mut changes).await != "synced" {}
-        removed.iter().for_each(|name| fs::remove_file(dir.path(&format!("{name}.yaml"))).unwrap());
+        for name in removed {
+            fs::remove_file(dir.path(&format!("{name}.yaml"))).unwrap();
+        }
         for expected in expected {
             assert_eq!(next(&mut changes).await, *expected, "{removed:?}");
         }
