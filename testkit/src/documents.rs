@@ -60,19 +60,54 @@ pub fn lines(text: &str) -> impl Iterator<Item = (&str, bool)> {
     })
 }
 
-/// Commands that a page shows, each as words: at a prompt in blocks of code, and in backticks. Left out are those with a gap (`…`).
-pub fn commands(text: &str) -> Vec<Vec<String>> {
-    let mut shown = Vec::new();
-    let joined = text.replace("\\\n", " ");
-    for (line, code) in lines(&joined) {
-        let line = line.trim_start();
-        if !code {
-            shown.extend(line.split('`').skip(1).step_by(2));
-        } else if let Some(command) = line.strip_prefix("$ ").or_else(|| line.strip_prefix("# ")) {
-            shown.push(command.split(" #").next().unwrap_or(command));
+/// A command at a prompt of a page, and the lines that the page shows below it.
+#[derive(Debug)]
+pub struct Shown {
+    /// Without the prompt; with its continued lines and here-document.
+    pub command: String,
+    /// What it prints, according to the page.
+    pub output: Vec<String>,
+}
+
+impl Shown {
+    /// The command without the comment at its end.
+    pub fn without_comment(&self) -> &str {
+        self.command.split(" #").next().unwrap_or_default().trim_end()
+    }
+
+    fn goes_on(&self) -> bool {
+        self.command.ends_with('\\') || self.command.contains("<<EOF") && !self.command.ends_with("\nEOF")
+    }
+}
+
+/// The commands in a page's blocks of code whose language is `console`.
+pub fn shown(text: &str) -> Vec<Shown> {
+    let mut all: Vec<Shown> = Vec::new();
+    let mut indented = None;
+    for line in text.lines() {
+        let begins = line.trim_start();
+        if let Some(language) = begins.strip_prefix("```") {
+            indented = (language == "console").then_some(line.len() - begins.len());
+        } else if let Some(line) = indented.map(|indent| line.get(indent..).unwrap_or_default()) {
+            let prompt = line.strip_prefix("$ ").or_else(|| line.strip_prefix("# "));
+            match (all.last_mut(), prompt) {
+                (Some(last), _) if last.goes_on() => last.command += &format!("\n{line}"),
+                (_, Some(command)) => all.push(Shown { command: command.to_owned(), output: Vec::new() }),
+                (Some(last), None) => last.output.push(line.to_owned()),
+                (None, None) => {}
+            }
         }
     }
-    shown.into_iter().filter(|line| !line.contains('…')).flat_map(simple_commands).collect()
+    all
+}
+
+/// Commands that a page shows, each as words: in backticks, and those of [`shown`]. Left out are those with a gap (`…`).
+pub fn commands(text: &str) -> Vec<Vec<String>> {
+    let prose = lines(text).filter(|(_, code)| !code).flat_map(|(line, _)| line.split('`').skip(1).step_by(2));
+    let shown = shown(text).into_iter().map(|shown| shown.without_comment().replace("\\\n", " "));
+    let all =
+        prose.map(str::to_owned).chain(shown.map(|command| command.lines().next().unwrap_or_default().to_owned()));
+    all.filter(|line| !line.contains('…')).flat_map(|line| simple_commands(&line)).collect()
 }
 
 /// The commands of a shell's line, without redirections.
@@ -99,8 +134,15 @@ mod tests {
 
     #[test]
     fn commands_are_those_at_a_prompt_and_in_backticks() {
-        let text = "Run `a b`.\n```console\n$ c 'd e' \\\n    f | g      # why\n# h > i &\nprinted\n```\n`j …`\n";
+        let text = "Run `a b`.\n```console\n$ c 'd e' \\\n    f | g      # why\n# h > i <<EOF\n$ j\nEOF\n```\n`k …`\n";
         let words = commands(text).into_iter().map(|words| words.join("+"));
         assert_eq!(words.collect::<Vec<_>>(), ["a+b", "c+d e+f", "g", "h"]);
+    }
+
+    #[test]
+    fn a_command_is_shown_with_its_here_document_and_what_it_prints() {
+        let text = "# a\n```yaml\n# b\n```\n 1. c\n    ```console\n    $ d <<EOF\n      e\n    EOF\n    f\n      g\n    # h\n    ```\ni\n";
+        let shown: Vec<_> = shown(text).into_iter().map(|shown| (shown.command, shown.output.join("\n"))).collect();
+        assert_eq!(shown, [("d <<EOF\n  e\nEOF".to_owned(), "f\n  g".to_owned()), ("h".to_owned(), String::new())]);
     }
 }

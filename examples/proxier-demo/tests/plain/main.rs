@@ -13,6 +13,7 @@ mod configuration;
 mod damaged;
 mod diff;
 mod docs;
+mod docs_run;
 mod explain;
 mod install;
 mod linear;
