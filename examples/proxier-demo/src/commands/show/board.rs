@@ -1,7 +1,5 @@
-//! Output of `show --watch`: lines of text, or an object as JSON. Pure. For a [`View`] of IPVS; tables of the other
-//! modes are [`fitted`].
-
-use std::fmt::Write as _;
+//! Output of `show --watch`: lines of text, or an object as JSON. Pure. For a [`View`] of IPVS; Also the
+//! [`table`] of all modes.
 
 use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, ObservedRealServer};
@@ -11,9 +9,11 @@ use super::rates::{PerSecond, ServerRates, View};
 use super::terminal::Size;
 use super::{details, forwarding};
 
-/// The columns after the first.
-const HEADS: [&str; 6] = ["WEIGHT", "CONN/S", "PKT/S", "BYTE/S", "ACTIVE", "INACTIVE"];
-const WIDTHS: [usize; 6] = [6, 7, 7, 7, 7, 8];
+/// Columns of virtual servers and real servers.
+const HEADS: [&str; 8] = ["VIRTUAL SERVER", "WEIGHT", "CONN/S", "PKT/S", "BYTE/S", "ACTIVE", "INACTIVE", "SERVICE"];
+/// Columns that terminals with fewer columns than [`NARROW`] omit, to have room for the names of Services.
+const LEFT_OUT: [&str; 2] = ["PKT/S", "BYTE/S"];
+const NARROW: usize = 100;
 
 /// Whether a real server accepts no new connections and still has some.
 fn drains(real: &ObservedRealServer) -> bool {
@@ -26,34 +26,32 @@ pub(super) fn lines(
     service: &dyn Fn(&VirtualServerKey) -> Option<String>,
     size: Option<Size>,
 ) -> Vec<String> {
-    let layout = Layout::of(view, size);
-    let heads = layout.line("VIRTUAL SERVER", &HEADS.map(str::to_owned), "SERVICE");
-    let mut lines = vec![summary(view), heads];
-    // The last line counts those that do not fit.
-    let rows = size.map(|size| size.rows.saturating_sub(lines.len() + 1));
-    let (mut left, mut hidden) = (rows.unwrap_or(usize::MAX), HiddenCounts::default());
+    // Two lines precede the rows, and the last one counts those that do not fit.
+    let room = size.map_or(usize::MAX, |size| size.rows.saturating_sub(3));
+    let (mut rows, mut hidden) = (Vec::new(), HiddenCounts::default());
     for server in &view.servers {
+        let left = room.saturating_sub(rows.len());
         if left == 0 {
             hidden.servers += 1;
             hidden.add(server.real_servers.iter());
             continue;
         }
-        lines.push(of_server(&layout, server, service(&server.key())));
-        left -= 1;
+        rows.push(of_server(server, service(&server.key())));
         // One virtual server takes a third of the rows at most, so that others are shown too.
-        let most = rows.map_or(usize::MAX, |rows| (rows / 3).max(1)).min(left);
-        lines.extend(server.real_servers.iter().take(most).map(|(real, rates)| of_real(&layout, real, rates.as_ref())));
-        left -= most.min(server.real_servers.len());
+        let most = (room / 3).max(1).min(left - 1);
+        rows.extend(server.real_servers.iter().take(most).map(|(real, rates)| of_real(real, rates.as_ref())));
         hidden.add(server.real_servers.iter().skip(most));
     }
+    let is_narrow = size.is_some_and(|size| size.columns < NARROW);
+    let is_shown = |head: &str| !is_narrow || !LEFT_OUT.contains(&head);
+    let heads: Vec<&str> = HEADS.into_iter().filter(|head| is_shown(head)).collect();
+    let shown = |row: [String; 8]| {
+        row.into_iter().zip(HEADS).filter(|(_, head)| is_shown(head)).map(|(cell, _)| cell).collect()
+    };
+    let mut lines = vec![summary(view)];
+    lines.extend(table(&heads, rows.into_iter().map(shown).collect(), size));
     lines.extend(hidden.line());
-    if let Some(size) = size {
-        lines.truncate(size.rows);
-        for line in &mut lines {
-            cut(line, size.columns);
-        }
-    }
-    lines
+    fit(lines, size)
 }
 
 #[derive(Default)]
@@ -96,54 +94,18 @@ fn summary(view: &View) -> String {
     format!("{} virtual servers{changed}, {real} real servers, {draining} drain; {rates}", view.servers.len())
 }
 
-/// Which columns there are, and how wide the first is.
-struct Layout {
-    first: usize,
-    is_narrow: bool,
-}
-
-impl Layout {
-    /// Terminals with fewer columns than this omit packets and bytes, to have room for the names of Services.
-    const NARROW: usize = 100;
-    const LEFT_OUT: [usize; 2] = [2, 3];
-    /// An IPv6 address and port, most of the time.
-    const FIRST: usize = 42;
-
-    fn of(view: &View, size: Option<Size>) -> Self {
-        let is_narrow = size.is_some_and(|size| size.columns < Self::NARROW);
-        let all = view.servers.iter().flat_map(|server| {
-            let real_servers = server.real_servers.iter().map(|(real, _)| first_of_real(real));
-            real_servers.chain([first_of_server(server)])
-        });
-        let longest = all.map(|first| first.chars().count()).max().unwrap_or_default().max("VIRTUAL SERVER".len());
-        Layout { first: if is_narrow { longest.min(Self::FIRST) } else { Self::FIRST }, is_narrow }
-    }
-
-    fn line(&self, first: &str, others: &[String; 6], last: &str) -> String {
-        let mut line = format!("{first:<width$}", width = self.first);
-        for (at, (cell, width)) in others.iter().zip(WIDTHS).enumerate() {
-            if !self.is_narrow || !Self::LEFT_OUT.contains(&at) {
-                let _cannot_fail = write!(line, " {cell:>width$}");
-            }
-        }
-        line.push_str("  ");
-        line.push_str(last);
-        line.truncate(line.trim_end().len());
-        line
-    }
-}
-
 fn first_of_server(server: &ServerRates) -> String {
     let own = &server.server.server;
     format!("{} {}", own.key, details(own))
 }
 
-fn of_server(layout: &Layout, server: &ServerRates, service: Option<String>) -> String {
+fn of_server(server: &ServerRates, service: Option<String>) -> [String; 8] {
     let (active, inactive) = server.connections();
     let [connections, packets, bytes] = of_rates(server.rates.as_ref());
     let weight = if server.real_servers.is_empty() { "none".to_owned() } else { String::new() };
-    let others = [weight, connections, packets, bytes, active.to_string(), inactive.to_string()];
-    layout.line(&first_of_server(server), &others, &service.unwrap_or_else(|| "-".to_owned()))
+    let service = service.unwrap_or_else(|| "-".to_owned());
+    let first = first_of_server(server);
+    [first, weight, connections, packets, bytes, active.to_string(), inactive.to_string(), service]
 }
 
 pub(super) fn first_of_real(real: &ObservedRealServer) -> String {
@@ -155,11 +117,11 @@ pub(super) fn first_of_real(real: &ObservedRealServer) -> String {
     format!("  -> {}{method}", real.server.key)
 }
 
-fn of_real(layout: &Layout, real: &ObservedRealServer, rates: Option<&PerSecond>) -> String {
+fn of_real(real: &ObservedRealServer, rates: Option<&PerSecond>) -> [String; 8] {
     let [connections, packets, bytes] = of_rates(rates);
     let (active, inactive) = (real.active_connections.to_string(), real.inactive_connections.to_string());
-    let others = [real.server.config.weight.to_string(), connections, packets, bytes, active, inactive];
-    layout.line(&first_of_real(real), &others, if drains(real) { "drains" } else { "" })
+    let (weight, drains) = (real.server.config.weight.to_string(), if drains(real) { "drains" } else { "" });
+    [first_of_real(real), weight, connections, packets, bytes, active, inactive, drains.to_owned()]
 }
 
 fn of_rates(rates: Option<&PerSecond>) -> [String; 3] {
@@ -191,46 +153,36 @@ pub(super) fn short(number: f64) -> String {
     format!("{number:.1}{unit}")
 }
 
-/// A summary and a table, text left-aligned and numbers right-aligned: as many rows as fit, none wider than the
-/// terminal; the last line then counts the rest, `left_out`. The widest columns share the remaining width. Without a
-/// size: all rows.
-pub(super) fn fitted<const N: usize>(
-    summary: &str,
-    heads: &[&str; N],
-    rows: Vec<[String; N]>,
-    size: Option<Size>,
-    left_out: &str,
-) -> Vec<String> {
-    let mut all: Vec<[String; N]> = std::iter::once(heads.map(str::to_owned)).chain(rows).collect();
-    let rows = all.len().saturating_sub(1);
-    let fits = size.map_or(rows, |size| size.rows.saturating_sub(2));
-    let shown = if rows > fits { fits.saturating_sub(1) } else { rows };
-    all.truncate(shown.saturating_add(1));
-    let mut widths = [0; N];
+/// A table with heads. The first and the last column are text, and the others numbers. The widest columns share a
+/// terminal's width.
+pub(super) fn table(heads: &[&str], rows: Vec<Vec<String>>, size: Option<Size>) -> Vec<String> {
+    let heads: Vec<String> = heads.iter().map(|head| (*head).to_owned()).collect();
+    let (mut widths, last) = (vec![0; heads.len()], heads.len().saturating_sub(1));
+    let all: Vec<Vec<String>> = std::iter::once(heads).chain(rows).collect();
     for row in &all {
         for (width, cell) in widths.iter_mut().zip(row) {
             *width = (*width).max(cell.chars().count());
         }
     }
-    let room = size.map_or(usize::MAX, |size| size.columns.saturating_sub(2 * N.saturating_sub(1)));
+    let room = size.map_or(usize::MAX, |size| size.columns.saturating_sub(2 * last));
     while widths.iter().sum::<usize>() > room {
         match widths.iter_mut().max() {
             Some(widest) if *widest > 1 => *widest -= 1,
             _ => break,
         }
     }
-    let line = |row: [String; N]| {
-        let cells = row.into_iter().zip(widths).zip(heads).enumerate().map(|(at, ((mut cell, width), head))| {
+    let line = |row: Vec<String>| {
+        let cells = row.into_iter().zip(&widths).enumerate().map(|(at, (mut cell, &width))| {
             cut(&mut cell, width);
-            if at == 0 || *head == "SERVICE" { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
+            if at == 0 || at == last { format!("{cell:<width$}") } else { format!("{cell:>width$}") }
         });
         cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
     };
-    let mut lines = vec![summary.to_owned()];
-    lines.extend(all.into_iter().map(line));
-    if shown < rows {
-        lines.push(format!("not shown: {} {left_out}", rows - shown));
-    }
+    all.into_iter().map(line).collect()
+}
+
+/// Lines that fit into a terminal.
+pub(super) fn fit(mut lines: Vec<String>, size: Option<Size>) -> Vec<String> {
     if let Some(size) = size {
         lines.truncate(size.rows);
         for line in &mut lines {
@@ -335,13 +287,13 @@ mod tests {
         let lines = lines(&view(2), &service, None);
         let expected = [
             "2 virtual servers, 4 real servers, 2 drain; 15.0 connections/s, 0 packets/s, 0 bytes/s",
-            "VIRTUAL SERVER                             WEIGHT  CONN/S   PKT/S  BYTE/S  ACTIVE INACTIVE  SERVICE",
-            "TCP 10.96.0.2:80 rr                                  10.0       0       0       6        0  shop/web:http",
-            "  -> 10.244.2.1:8080                            1       0       0       0       3        0",
-            "  -> 10.244.2.2:8080                            0       0       0       0       3        0  drains",
-            "TCP 10.96.0.1:80 rr                                   5.0       0       0       6        0  -",
-            "  -> 10.244.1.1:8080                            1       0       0       0       3        0",
-            "  -> 10.244.1.2:8080                            0       0       0       0       3        0  drains",
+            "VIRTUAL SERVER        WEIGHT  CONN/S  PKT/S  BYTE/S  ACTIVE  INACTIVE  SERVICE",
+            "TCP 10.96.0.2:80 rr             10.0      0       0       6         0  shop/web:http",
+            "  -> 10.244.2.1:8080       1       0      0       0       3         0",
+            "  -> 10.244.2.2:8080       0       0      0       0       3         0  drains",
+            "TCP 10.96.0.1:80 rr              5.0      0       0       6         0  -",
+            "  -> 10.244.1.1:8080       1       0      0       0       3         0",
+            "  -> 10.244.1.2:8080       0       0      0       0       3         0  drains",
         ];
         assert_eq!(lines, expected);
     }
@@ -377,12 +329,12 @@ mod tests {
             Some(if key.to_string().contains("10.96.0.1:") { long } else { "demo/web:http" }.to_owned())
         };
         let of_ipvs = lines(&view(2), &name, size);
-        assert_eq!(of_ipvs[1], "VIRTUAL SERVER       WEIGHT  CONN/S  ACTIVE INACTIVE  SERVICE");
+        assert_eq!(of_ipvs[1], "VIRTUAL SERVER        WEIGHT  CONN/S  ACTIVE  INACTIVE  SERVICE");
         let heads = ["FRONTEND", "ENDPOINTS", "CONN/S", "CONNECTIONS", "SERVICE"];
-        let row = |of: &str, name: &str| [of, "3", "2.5", "100", name].map(str::to_owned);
+        let row = |of: &str, name: &str| [of, "3", "2.5", "100", name].map(str::to_owned).to_vec();
         for address in ["TCP 10.96.0.1:80", "TCP [2001:db8:aaaa:bbbb:cccc:dddd:eeee:ffff]:65535"] {
             let rows = vec![row(address, "demo/web:http"), row("TCP 10.96.0.3:80", long)];
-            let of_others = fitted("", &heads, rows, size, "");
+            let of_others = table(&heads, rows, size);
             for (lines, shown) in [(&of_ipvs, "demo/web:http"), (&of_others, "demo/web:")] {
                 assert!(lines.iter().any(|line| line.contains(shown)), "{lines:#?}");
                 assert!(lines.iter().any(|line| line.contains("demo/payments")), "{lines:#?}");

@@ -8,6 +8,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use iptables::{BackendChoice, Iptables, System};
+use ipvs::VirtualServerKey;
 use ipvs::model::Stats;
 use proxier_core::inspect::{ServedFrontend, list_frontends};
 use proxier_core::kernel::KernelPorts;
@@ -18,8 +19,8 @@ use proxier_core::service::{Desired, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node};
 use serde_json::{Value, json};
 
-use super::board::{fitted, short};
-use super::rates::per_second;
+use super::board::{fit, short, table};
+use super::rates::{Comparison, History};
 use super::terminal::Size;
 use crate::engine::userspace::read_running_sockets;
 use crate::output::lines;
@@ -81,28 +82,19 @@ impl Frontends {
 
     pub(super) fn text(&self, names: &Names<'_>) -> String {
         let counts = self.all.values().any(|served| served.connections.is_some());
-        let connections =
-            |served: &ServedFrontend| served.connections.map_or_else(String::new, |count| count.to_string());
-        let rows = self.all.iter().map(|(key, served)| (key.to_string(), connections(served)));
-        let heads = ("FRONTEND".to_owned(), if counts { "CONNECTIONS".to_owned() } else { String::new() });
-        let (mut place, mut count) = (0, 0);
-        for (key, connections) in std::iter::once(heads.clone()).chain(rows) {
-            (place, count) = (place.max(key.chars().count()), count.max(connections.chars().count()));
-        }
-        let line = |(key, connections): (String, String), service: &str| {
-            let connections = if counts { format!("  {connections:>count$}") } else { connections };
-            format!("{key:<place$}{connections}  {service}")
+        let row = |first: String, connections: Option<u64>, service: String| {
+            let connections = connections.map_or_else(String::new, |count| count.to_string());
+            if counts { vec![first, connections, service] } else { vec![first, service] }
         };
-        let mut out = vec![line(heads, "SERVICE")];
-        let mut endpoints = 0_usize;
+        let (mut rows, mut endpoints) = (Vec::new(), 0_usize);
         for (key, served) in &self.all {
             let service = names.service_of(key).unwrap_or_else(|| "-".to_owned());
-            out.push(line((key.to_string(), connections(served)), &service));
+            rows.push(row(key.to_string(), served.connections, service));
             let Some(of) = &served.endpoints else { continue };
             endpoints = endpoints.saturating_add(of.len());
-            out.extend(of.iter().map(|endpoint| format!("  -> {endpoint}")));
+            rows.extend(of.iter().map(|endpoint| row(format!("  -> {endpoint}"), None, String::new())));
             if of.is_empty() {
-                out.push("  no endpoint".to_owned());
+                rows.push(row("  no endpoint".to_owned(), None, String::new()));
             }
         }
         let is_unknown = self.all.values().any(|served| served.endpoints.is_none());
@@ -111,7 +103,9 @@ impl Frontends {
         } else {
             format!("{endpoints} endpoints")
         };
-        lines(out.into_iter().chain([format!("{} mode: {} Frontends, {endpoints}", self.mode, self.all.len())]))
+        let heads: &[&str] = if counts { &["FRONTEND", "CONNECTIONS", "SERVICE"] } else { &["FRONTEND", "SERVICE"] };
+        let sum = format!("{} mode: {} Frontends, {endpoints}", self.mode, self.all.len());
+        lines(table(heads, rows, None).into_iter().chain([sum]))
     }
 
     pub(super) fn json(&self, names: &Names<'_>) -> Value {
@@ -166,50 +160,33 @@ fn begun_of(line: &str) -> Option<(FrontendKey, u64)> {
     Some((key.parse().ok()?, line.rsplit_once(' ')?.1.parse().ok()?))
 }
 
-#[derive(Debug, Default)]
-pub(super) struct History(Option<(Duration, BTreeMap<FrontendKey, Option<u64>>)>);
-
 /// A read compared with the previous one.
 pub(super) struct FrontendView {
     mode: Kind,
     /// Busiest first. No rate: this read is the first with it, or connections are not counted.
     frontends: Vec<(FrontendKey, ServedFrontend, Option<f64>)>,
-    is_first: bool,
-    came: usize,
-    went: usize,
-}
-
-impl History {
-    /// Compares a read with the previous one, and stores its counters. `at`: time of the read, by a monotonic clock.
-    pub(super) fn compare(&mut self, read: Frontends, at: Duration) -> FrontendView {
-        let counters = read.all.iter().map(|(key, served)| (*key, served.connections)).collect();
-        let before = self.0.replace((at, counters));
-        let is_known = |key: &FrontendKey| before.as_ref().is_some_and(|(_, known)| known.contains_key(key));
-        let stats = |connections| {
-            let mut stats = Stats::default();
-            stats.connections = connections;
-            stats
-        };
-        let rate = |key: &FrontendKey, now: Option<u64>| {
-            let (then, known) = before.as_ref()?;
-            // One that was not in the last read has counted since then.
-            let before = known.get(key).copied().unwrap_or(Some(0))?;
-            Some(per_second(&stats(before), &stats(now?), at.saturating_sub(*then)).connections)
-        };
-        let rated = |(key, served): (FrontendKey, ServedFrontend)| {
-            let rate = rate(&key, served.connections);
-            (key, served, rate)
-        };
-        let came = read.all.keys().filter(|key| !is_known(key)).count();
-        let went = before.iter().flat_map(|(_, known)| known.keys()).filter(|key| !read.all.contains_key(key)).count();
-        let mut frontends: Vec<_> = read.all.into_iter().map(rated).collect();
-        frontends.sort_by(|(_, _, a), (_, _, b)| b.unwrap_or_default().total_cmp(&a.unwrap_or_default()));
-        let is_first = before.is_none();
-        FrontendView { mode: read.mode, frontends, is_first, came: if is_first { 0 } else { came }, went }
-    }
+    compared: Comparison,
 }
 
 impl FrontendView {
+    /// Compares a read with the previous one, and stores its counters. `at`: time of the read, by a monotonic clock.
+    pub(super) fn new(read: Frontends, history: &mut History, at: Duration) -> Self {
+        let stats = |served: &ServedFrontend| {
+            let mut stats = Stats::default();
+            stats.connections = served.connections?;
+            Some(stats)
+        };
+        let of = |key: &FrontendKey| (VirtualServerKey::from(*key), None);
+        let compared = history.next(read.all.iter().map(|(key, served)| (of(key), stats(served))).collect(), at);
+        let rated = |(key, served): (FrontendKey, ServedFrontend)| {
+            let rate = compared.rates(of(&key), stats(&served).as_ref()).map(|rates| rates.connections);
+            (key, served, rate)
+        };
+        let mut frontends: Vec<_> = read.all.into_iter().map(rated).collect();
+        frontends.sort_by(|(_, _, a), (_, _, b)| b.unwrap_or_default().total_cmp(&a.unwrap_or_default()));
+        FrontendView { mode: read.mode, frontends, compared }
+    }
+
     pub(super) fn keys(&self) -> impl Iterator<Item = FrontendKey> {
         self.frontends.iter().map(|(key, ..)| *key)
     }
@@ -221,27 +198,33 @@ impl FrontendView {
 
     pub(super) fn lines(&self, service: &dyn Fn(&FrontendKey) -> Option<String>, size: Option<Size>) -> Vec<String> {
         let none = || "-".to_owned();
-        let rows = self.frontends.iter().map(|(key, served, rate)| {
-            [
+        let row = |(key, served, rate): &(FrontendKey, ServedFrontend, Option<f64>)| {
+            vec![
                 key.to_string(),
                 served.endpoints.as_ref().map_or_else(none, |of| of.len().to_string()),
                 rate.map_or_else(none, short),
                 served.connections.map_or_else(none, |count| count.to_string()),
                 service(key).unwrap_or_else(none),
             ]
-        });
-        let (came, went) = (self.came, self.went);
+        };
+        // Two lines precede the rows, and the last one counts those that do not fit.
+        let (all, room) = (self.frontends.len(), size.map_or(usize::MAX, |size| size.rows.saturating_sub(2)));
+        let shown = if all > room { room.saturating_sub(1) } else { all };
+        let Comparison { came, went, .. } = self.compared;
         let changed = if came + went > 0 { format!(" (+{came} -{went})") } else { String::new() };
         let counts = self.frontends.iter().any(|(_, served, _)| served.connections.is_some());
         let rates = match self.total() {
             Some(total) => format!("{} connections/s", short(total)),
             None if self.frontends.is_empty() => "nothing is served".to_owned(),
-            None if self.is_first && counts => "rates follow".to_owned(),
+            None if self.compared.is_first() && counts => "rates follow".to_owned(),
             None => format!("connections are not counted{}", self.mode.facts().how_to_count),
         };
-        let summary = format!("{} mode: {} Frontends{changed}; {rates}", self.mode, self.frontends.len());
+        let summary = format!("{} mode: {all} Frontends{changed}; {rates}", self.mode);
         let heads = ["FRONTEND", "ENDPOINTS", "CONN/S", "CONNECTIONS", "SERVICE"];
-        fitted(&summary, &heads, rows.collect(), size, "Frontends with less traffic")
+        let mut lines = vec![summary];
+        lines.extend(table(&heads, self.frontends.iter().take(shown).map(row).collect(), size));
+        lines.extend((shown < all).then(|| format!("not shown: {} Frontends with less traffic", all - shown)));
+        fit(lines, size)
     }
 
     /// One refresh as JSON, in the form of `show -o json`.
@@ -255,8 +238,8 @@ impl FrontendView {
         json!({
             "mode": self.mode.name(),
             "perSecond": per_second(self.total()),
-            "added": self.came,
-            "deleted": self.went,
+            "added": self.compared.came,
+            "deleted": self.compared.went,
             "frontends": frontends.collect::<Vec<_>>(),
         })
     }
@@ -290,23 +273,24 @@ mod tests {
     #[test]
     fn rates_are_differences_and_the_busiest_is_first() {
         let mut history = History::default();
-        let view = history.compare(reading(&[(1, Some(5)), (2, Some(7)), (3, None)]), Duration::from_secs(1));
+        let view =
+            FrontendView::new(reading(&[(1, Some(5)), (2, Some(7)), (3, None)]), &mut history, Duration::from_secs(1));
         assert_eq!((rates(&view), view.total()), (vec![(1, None), (2, None), (3, None)], None));
         let text = view.lines(&|_| None, None).join("\n");
         assert!(text.starts_with("nftables mode: 3 Frontends; rates follow\n"), "{text}");
         // The second was created again and counts from zero, the fourth is new, the third is not counted.
         let read = reading(&[(1, Some(9)), (2, Some(6)), (3, None), (4, Some(2))]);
-        let view = history.compare(read, Duration::from_secs(3));
+        let view = FrontendView::new(read, &mut history, Duration::from_secs(3));
         assert_eq!(rates(&view), [(2, Some(3.0)), (1, Some(2.0)), (4, Some(1.0)), (3, None)]);
-        assert_eq!((view.total(), view.came, view.went), (Some(6.0), 1, 0));
-        let view = history.compare(reading(&[]), Duration::from_secs(4));
-        assert_eq!((view.came, view.went, view.total()), (0, 4, None));
+        assert_eq!((view.total(), view.compared.came, view.compared.went), (Some(6.0), 1, 0));
+        let view = FrontendView::new(reading(&[]), &mut history, Duration::from_secs(4));
+        assert_eq!((view.compared.came, view.compared.went, view.total()), (0, 4, None));
     }
 
     #[test]
     fn a_terminal_shows_what_fits() {
         let all: Vec<_> = (1..=9).map(|last| (last, Some(1))).collect();
-        let view = History::default().compare(reading(&all), Duration::ZERO);
+        let view = FrontendView::new(reading(&all), &mut History::default(), Duration::ZERO);
         let lines = view.lines(&|_| None, Some(Size { rows: 6, columns: 24 }));
         assert_eq!(lines.len(), 6);
         assert!(lines.iter().all(|line| line.chars().count() <= 24), "{lines:?}");

@@ -161,50 +161,28 @@ fn text(
     lines(table(entries, names).into_iter().chain([sum]))
 }
 
-/// Real servers have columns; a virtual server's details span them, followed by the Service, or below if both are long.
 fn table(entries: &[SnapshotEntry], names: &ServiceIndex<'_>) -> Vec<String> {
-    const HEADS: [&str; 4] = ["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE"];
-    let cells = |entry: &SnapshotEntry| -> Vec<[String; 4]> {
-        let cells = |real: &ipvs::model::ObservedRealServer| {
-            [
-                board::first_of_real(real),
+    let mut rows = Vec::new();
+    let row = |first: String, [weight, active, inactive]: [String; 3], service| {
+        vec![first, weight, active, inactive, service]
+    };
+    for entry in entries {
+        let server = &entry.virtual_server.server;
+        let service = service_of(names, &server.key).unwrap_or_else(|| "-".to_owned());
+        rows.push(row(format!("{} {}", server.key, details_of_mark(server, names)), Default::default(), service));
+        rows.extend(entry.real_servers.iter().map(|real| {
+            let numbers = [
                 real.server.config.weight.to_string(),
                 real.active_connections.to_string(),
                 real.inactive_connections.to_string(),
-            ]
-        };
-        entry.real_servers.iter().map(cells).collect()
-    };
-    let mut widths = HEADS.map(|head| head.chars().count());
-    for row in entries.iter().flat_map(cells) {
-        for (width, cell) in widths.iter_mut().zip(&row) {
-            *width = (*width).max(cell.chars().count());
-        }
-    }
-    // Wide enough for most virtual servers, so that their Services are aligned.
-    let own: Vec<String> = entries
-        .iter()
-        .map(|entry| &entry.virtual_server.server)
-        .map(|server| format!("{} {}", server.key, details_of_mark(server, names)))
-        .collect();
-    let longest = own.iter().map(|text| text.chars().count()).max().unwrap_or(0);
-    let [place, weight, active, inactive] = widths;
-    let behind = 2 + weight + 2 + active + 2 + inactive;
-    let place = place.max(longest.saturating_sub(behind));
-    let line = |row: &[String; 4]| {
-        let [a, b, c, d] = row;
-        format!("{a:<place$}  {b:>weight$}  {c:>active$}  {d:>inactive$}")
-    };
-    let mut lines = vec![format!("{}  SERVICE", line(&HEADS.map(str::to_owned)))];
-    for (entry, own) in entries.iter().zip(&own) {
-        let service = service_of(names, &entry.virtual_server.server.key).unwrap_or_else(|| "-".to_owned());
-        lines.push(format!("{own:<across$}  {service}", across = place + behind));
-        lines.extend(cells(entry).iter().map(line));
+            ];
+            row(board::first_of_real(real), numbers, String::new())
+        }));
         if entry.real_servers.is_empty() {
-            lines.push("  no real server: refused".to_owned());
+            rows.push(row("  no real server: refused".to_owned(), Default::default(), String::new()));
         }
     }
-    lines
+    board::table(&["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE", "SERVICE"], rows, None)
 }
 
 fn service_of(names: &ServiceIndex<'_>, key: &VirtualServerKey) -> Option<String> {

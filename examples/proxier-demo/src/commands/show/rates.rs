@@ -75,57 +75,84 @@ pub(super) struct View {
     pub(super) went: usize,
 }
 
-#[derive(Clone, Debug, Default)]
-pub(super) struct History(Option<LastReading>);
+/// What has counters: a virtual server or Frontend, or a real server of one.
+pub(super) type Counted = (VirtualServerKey, Option<RealServerKey>);
 
-#[derive(Clone, Debug)]
-struct LastReading {
-    at: Duration,
-    servers: HashMap<VirtualServerKey, Stats>,
-    real_servers: HashMap<(VirtualServerKey, RealServerKey), Stats>,
+/// Counters of a complete read; `None`: something is there that is not counted.
+pub(super) type Counters = HashMap<Counted, Option<Stats>>;
+
+/// The previous read, and its time.
+#[derive(Debug, Default)]
+pub(super) struct History(Option<(Duration, Counters)>);
+
+/// The counters of a read next to the previous ones.
+pub(super) struct Comparison {
+    /// `None`: this is the first read.
+    before: Option<Counters>,
+    elapsed: Duration,
+    /// Number of virtual servers or Frontends added since the previous read; `went`: number of those deleted.
+    pub(super) came: usize,
+    pub(super) went: usize,
 }
 
-impl History {
-    /// Compares a complete read with the previous one, and stores its counters for the next. `at`: time of the read, by
-    /// a monotonic clock.
-    pub(super) fn compare(&mut self, reading: Vec<Reading>, at: Duration) -> View {
-        let mut read = LastReading { at, servers: HashMap::new(), real_servers: HashMap::new() };
-        for (server, real_servers) in &reading {
-            let key = server.server.key;
-            read.servers.insert(key, server.stats);
-            read.real_servers.extend(real_servers.iter().map(|real| ((key, real.server.key), real.stats)));
-        }
-        let before = self.0.as_ref();
-        let mut view = View::default();
-        if let Some(before) = before {
-            view.came = read.servers.keys().filter(|key| !before.servers.contains_key(*key)).count();
-            view.went = before.servers.keys().filter(|key| !read.servers.contains_key(*key)).count();
-        }
-        view.servers = reading.into_iter().map(|one| rated(one, before, at)).collect();
-        view.servers.sort_by(busiest_first);
-        view.total = before.map(|_| {
-            let mut total = PerSecond::default();
-            view.servers.iter().filter_map(|server| server.rates.as_ref()).for_each(|rates| total.add(rates));
-            total
-        });
-        self.0 = Some(read);
-        view
+impl Comparison {
+    pub(super) fn is_first(&self) -> bool {
+        self.before.is_none()
+    }
+
+    /// Rates since the previous read. `None`: this read is the first with it, or it is not counted.
+    pub(super) fn rates(&self, of: Counted, now: Option<&Stats>) -> Option<PerSecond> {
+        let before = self.before.as_ref()?;
+        let earlier = match before.get(&of) {
+            Some(counters) => (*counters)?,
+            // Reads are complete: what was not in the last one has counted since then. But a real server that returns to
+            // its virtual server within two minutes may have its old counters (`ip_vs_trash_get_dest`,
+            // net/netfilter/ipvs/ip_vs_ctl.c).
+            None if of.1.is_some() && before.contains_key(&(of.0, None)) => return None,
+            None => Stats::default(),
+        };
+        Some(per_second(&earlier, now?, self.elapsed))
     }
 }
 
-fn rated((server, real_servers): Reading, before: Option<&LastReading>, at: Duration) -> ServerRates {
+impl History {
+    /// Compares the counters of a read with the previous ones, and stores them. `at`: time of the read, by a monotonic
+    /// clock.
+    pub(super) fn next(&mut self, read: Counters, at: Duration) -> Comparison {
+        let (elapsed, before) = match self.0.take() {
+            Some((then, before)) => (at.saturating_sub(then), Some(before)),
+            None => (Duration::ZERO, None),
+        };
+        let more = |these: &Counters, than: &Counters| {
+            these.keys().filter(|of| of.1.is_none() && !than.contains_key(*of)).count()
+        };
+        let (came, went) = before.as_ref().map_or((0, 0), |before| (more(&read, before), more(before, &read)));
+        self.0 = Some((at, read));
+        Comparison { before, elapsed, came, went }
+    }
+
+    /// Compares all virtual servers with those of the previous read.
+    pub(super) fn compare(&mut self, reading: Vec<Reading>, at: Duration) -> View {
+        let mut counters = Counters::new();
+        for (server, real_servers) in &reading {
+            let key = server.server.key;
+            counters.insert((key, None), Some(server.stats));
+            counters.extend(real_servers.iter().map(|real| ((key, Some(real.server.key)), Some(real.stats))));
+        }
+        let compared = self.next(counters, at);
+        let mut servers: Vec<ServerRates> = reading.into_iter().map(|one| rated(one, &compared)).collect();
+        servers.sort_by(busiest_first);
+        let mut total = PerSecond::default();
+        servers.iter().filter_map(|server| server.rates.as_ref()).for_each(|rates| total.add(rates));
+        let total = (!compared.is_first()).then_some(total);
+        View { servers, total, came: compared.came, went: compared.went }
+    }
+}
+
+fn rated((server, real_servers): Reading, compared: &Comparison) -> ServerRates {
     let key = server.server.key;
-    let elapsed = before.map(|before| at.saturating_sub(before.at)).unwrap_or_default();
-    let known = before.and_then(|before| before.servers.get(&key));
-    // Reads are complete: a virtual server that was not in the last one has counted since then.
-    let rates = before.map(|_| per_second(&known.copied().unwrap_or_default(), &server.stats, elapsed));
-    let of_real = |real: &ObservedRealServer| {
-        let earlier = before?.real_servers.get(&(key, real.server.key));
-        // A real server that returns to its virtual server within two minutes may have its old counters
-        // (`ip_vs_trash_get_dest`, net/netfilter/ipvs/ip_vs_ctl.c). In a new virtual server it starts at zero.
-        let earlier = if known.is_some() { *earlier? } else { Stats::default() };
-        Some(per_second(&earlier, &real.stats, elapsed))
-    };
+    let rates = compared.rates((key, None), Some(&server.stats));
+    let of_real = |real: &ObservedRealServer| compared.rates((key, Some(real.server.key)), Some(&real.stats));
     let mut real_servers: Vec<_> = real_servers.into_iter().map(|real| (real, of_real(&real))).collect();
     real_servers.sort_by(|(a, of_a), (b, of_b)| {
         let active = b.active_connections.cmp(&a.active_connections);
@@ -149,7 +176,7 @@ fn faster(a: Option<&PerSecond>, b: Option<&PerSecond>) -> Ordering {
 ///
 /// A counter that decreased was reset meanwhile (`ipvsadm -Z`, or the server was deleted and added again), so it
 /// counted at least its current value. All counters are reset together.
-pub(super) fn per_second(before: &Stats, now: &Stats, elapsed: Duration) -> PerSecond {
+fn per_second(before: &Stats, now: &Stats, elapsed: Duration) -> PerSecond {
     let was_reset = now.bytes_in < before.bytes_in || now.bytes_out < before.bytes_out;
     let difference = |before: u64, now: u64| if was_reset { now } else { now.checked_sub(before).unwrap_or(now) };
     let seconds = elapsed.as_secs_f64();

@@ -13,7 +13,7 @@ use proxier_core::service::Desired;
 use proxier_core::snapshot::{HostAddresses, Store};
 use tokio::time::Instant;
 
-use super::frontends::{self, FrontendView, Frontends};
+use super::frontends::{FrontendView, Frontends};
 use super::rates::{History, ServerRates, View};
 use super::terminal::{Screen, Size};
 use super::{ServiceIndex, board, marks, service_of, services};
@@ -72,19 +72,16 @@ async fn refresh(
     let begun = Instant::now();
     // The mode that serves now. If it changes, `run` is restarted, and so must this be.
     let other = Frontends::read(configured, kernel, (&named.desired, host)).map_err(WatchEnd::Failed)?;
-    let mut history = match other {
-        Some(Frontends { mode, .. }) => Histories::Frontends(mode, frontends::History::default()),
-        None => Histories::Ipvs(History::default()),
-    };
+    let (mode, mut history) = (other.map(|other| other.mode), History::default());
     let screen = match output {
         Output::Text => Some(Screen::enter()?),
         Output::Json => None,
     };
     loop {
         ticks.tick().await;
-        let Some((picture, elapsed)) = history.read(configured, kernel, (&named.desired, host), begun)? else {
-            continue;
-        };
+        let at = begun.elapsed();
+        let read = read(mode, (configured, kernel), (&named.desired, host), (&mut history, at));
+        let Some(picture) = read? else { continue };
         if named.lack(&picture) {
             // The screen shows something else by now, so an unreadable source is not reported again.
             named = ServiceNames::new(services(configured, host, false).await, marks(configured, kernel));
@@ -95,15 +92,10 @@ async fn refresh(
             screen.draw(&picture.lines(&names, screen.size()))?;
         } else {
             let mut value = picture.json(&names);
-            value["elapsedSeconds"] = elapsed.as_secs_f64().into();
+            value["elapsedSeconds"] = at.as_secs_f64().into();
             line(&value)?;
         }
     }
-}
-
-enum Histories {
-    Ipvs(History),
-    Frontends(Kind, frontends::History),
 }
 
 /// A read compared with the previous one.
@@ -112,34 +104,26 @@ enum Picture {
     Frontends(FrontendView),
 }
 
-impl Histories {
-    /// Reads everything and compares, with the time of the read. `None`: other programs kept changing the table; the
-    /// next read shows it.
-    fn read(
-        &mut self,
-        configured: &Configured,
-        kernel: &mut KernelPorts,
-        input: (&Desired, &HostAddresses),
-        begun: Instant,
-    ) -> Result<Option<(Picture, Duration)>, WatchEnd> {
-        let picture = match self {
-            Histories::Ipvs(history) => match kernel.ports().ipvs.snapshot() {
-                Ok(snapshot) => {
-                    let at = begun.elapsed();
-                    let entries = snapshot.entries.into_iter();
-                    let reading = entries.map(|entry| (entry.virtual_server, entry.real_servers)).collect();
-                    (Picture::Ipvs(history.compare(reading, at)), at)
-                }
-                Err(error) if error.kind() == PortErrorKind::Busy => return Ok(None),
-                Err(error) => return Err(WatchEnd::Failed(Problem::new("show --watch", error.to_string()))),
-            },
-            Histories::Frontends(mode, history) => {
-                let read = Frontends::of_mode(*mode, configured, kernel, input).map_err(WatchEnd::Failed)?;
-                let at = begun.elapsed();
-                (Picture::Frontends(history.compare(read, at)), at)
-            }
-        };
-        Ok(Some(picture))
+/// Reads everything and compares. `mode`: the mode whose Frontends to read; `None`: virtual servers. Returns `None` if other
+/// programs kept changing the table; the next read shows it.
+fn read(
+    mode: Option<Kind>,
+    (configured, kernel): (&Configured, &mut KernelPorts),
+    input: (&Desired, &HostAddresses),
+    (history, at): (&mut History, Duration),
+) -> Result<Option<Picture>, WatchEnd> {
+    if let Some(mode) = mode {
+        let read = Frontends::of_mode(mode, configured, kernel, input).map_err(WatchEnd::Failed)?;
+        return Ok(Some(Picture::Frontends(FrontendView::new(read, history, at))));
+    }
+    match kernel.ports().ipvs.snapshot() {
+        Ok(snapshot) => {
+            let entries = snapshot.entries.into_iter();
+            let reading = entries.map(|entry| (entry.virtual_server, entry.real_servers)).collect();
+            Ok(Some(Picture::Ipvs(history.compare(reading, at))))
+        }
+        Err(error) if error.kind() == PortErrorKind::Busy => Ok(None),
+        Err(error) => Err(WatchEnd::Failed(Problem::new("show --watch", error.to_string()))),
     }
 }
 
