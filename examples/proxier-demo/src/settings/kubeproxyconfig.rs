@@ -497,19 +497,6 @@ mod tests {
             .map_err(|problem| problem.to_string())
     }
 
-    #[test]
-    fn unknown_fields_cause_warnings() {
-        let (object, warnings) = parse("ipvs:\n  sheduler: wrr\n  scheduler: wlc\nnewField: {a: 1}\n").unwrap();
-        assert_eq!(object.ipvs.scheduler, "wlc");
-        assert_eq!(
-            warnings,
-            [
-                "config.conf: ipvs.sheduler: no such field in this format; it is ignored",
-                "config.conf: newField: no such field in this format; it is ignored"
-            ]
-        );
-    }
-
     /// The program starts with a file for an older version, and reports once what to use instead.
     #[test]
     fn removed_fields_are_named_with_what_to_use_instead() {
@@ -524,106 +511,6 @@ mod tests {
         assert_eq!((warnings.len(), &**warnings.last().unwrap()), (REMOVED.len() + 1, last));
         assert_eq!(object.ipvs.allowed_annotations, Some(vec!["scheduler".to_owned()]));
         assert_eq!(object.ipvs.defaults.unwrap().drain_seconds, Some(5));
-    }
-
-    #[test]
-    fn of_two_values_the_last_counts() {
-        let (object, warnings) = parse("mode: iptables\nmode: ipvs\n").unwrap();
-        assert_eq!(object.mode, "ipvs");
-        assert_eq!(warnings.len(), 1, "{warnings:?}");
-        assert!(warnings[0].contains("duplicate") && warnings[0].contains("mode"), "{warnings:?}");
-    }
-
-    #[test]
-    fn the_configuration_is_found_among_several_documents() {
-        let own = format!("apiVersion: {API_VERSION}\nkind: {KIND}\nmode: nftables\n");
-        let init = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nbootstrapTokens: [&a {}, *a]\n";
-        let map = |text: &str| {
-            serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.conf": text}}).to_string()
-        };
-        for text in [
-            format!("{own}---\n"),
-            format!("# kubeadm's\n---\n{own}...\n---\n# nothing\n"),
-            format!("{init}---\n{own}---\nkind: ClusterConfiguration\n"),
-            format!("%YAML 1.2\n---\n{own}---\n{init}"),
-            map(&format!("{own}---\n")),
-            map(&format!("---\n{init}---\n{own}")),
-        ] {
-            let (object, warnings) = KubeProxyConfiguration::parse(&text, "c").unwrap();
-            assert_eq!((object.mode.as_str(), warnings), ("nftables", vec![]), "{text}");
-        }
-        for (text, expected) in [
-            (format!("{own}---\n{own}"), "c: has more than one KubeProxyConfiguration or ConfigMap"),
-            (format!("{own}---\n{}", map(&own)), "c: has more than one KubeProxyConfiguration or ConfigMap"),
-            (format!("{init}---\nkind: X\n"), "c: kind: \"InitConfiguration\"; should be KubeProxyConfiguration"),
-            (format!("{own}---\na: [\n"), "c: not YAML or JSON: unclosed bracket '[' at line 5"),
-            ("---\n---\n".to_owned(), "c: holds no object"),
-        ] {
-            let problem = KubeProxyConfiguration::parse(&text, "c").unwrap_err().to_string();
-            assert!(problem.starts_with(expected), "{text:?}: {problem}");
-        }
-    }
-
-    #[test]
-    fn reading_a_device_ends() {
-        let problem = KubeProxyConfiguration::read(Path::new("/dev/zero")).unwrap_err().to_string();
-        assert_eq!(problem, "/dev/zero: 16 MiB or more, which no configuration has; see --config");
-    }
-
-    #[test]
-    fn a_config_map_is_read_as_its_content() {
-        let config = |body: &str| format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}");
-        let map = |data: Value| {
-            let metadata = serde_json::json!({"name": "kube-proxy", "namespace": "kube-system"});
-            let map = serde_json::json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
-            let yaml = serde_saphyr::to_string(&map).unwrap();
-            let read = KubeProxyConfiguration::parse(&yaml, "c").map_err(|problem| problem.to_string());
-            assert_eq!(
-                read,
-                KubeProxyConfiguration::parse(&map.to_string(), "c").map_err(|problem| problem.to_string())
-            );
-            read.map(|(object, warnings)| (object.mode, warnings.iter().map(ToString::to_string).collect::<Vec<_>>()))
-        };
-        let of_mode = |mode: &str| config(&format!("mode: {mode}\n"));
-        for (data, mode) in [
-            (
-                serde_json::json!({"config.conf": of_mode("ipvs"), "kubeconfig.conf": "apiVersion: v1\nkind: Config"}),
-                "ipvs",
-            ),
-            (serde_json::json!({"config": of_mode("nftables")}), "nftables"),
-            (serde_json::json!({"config": of_mode("nftables"), "config.conf": of_mode("ipvs")}), "ipvs"),
-        ] {
-            assert_eq!(map(data), Ok((mode.to_owned(), vec![])));
-        }
-        let (_, warnings) = map(serde_json::json!({"config": config("mode: ipvs\nmood: good\n")})).unwrap();
-        assert_eq!(warnings, ["c, data[config]: mood: no such field in this format; it is ignored"]);
-        let place = "a ConfigMap should have a KubeProxyConfiguration at config.conf or config";
-        for (data, expected) in [
-            (serde_json::json!({"a": "", "kubeconfig.conf": "x"}), format!("c: data: has a, kubeconfig.conf; {place}")),
-            (serde_json::json!({}), format!("c: data: has nothing; {place}")),
-            (Value::Null, format!("c: data: has nothing; {place}")),
-            (serde_json::json!({"config": config("mode: [1]")}), "c, data[config]: mode: ".to_owned()),
-            (
-                serde_json::json!({"config.conf": "kind: ConfigMap\napiVersion: v1"}),
-                "c, data[config.conf]: kind: \"ConfigMap\"; should be KubeProxyConfiguration".to_owned(),
-            ),
-            (serde_json::json!({"config.conf": ""}), "c, data[config.conf]: holds no object".to_owned()),
-        ] {
-            let problem = map(data.clone()).unwrap_err();
-            assert!(problem.starts_with(&expected), "{data}: {problem}");
-        }
-    }
-
-    #[test]
-    fn bare_addresses_get_the_default_port() {
-        let mut object = KubeProxyConfiguration { bind_address: "::".into(), ..Default::default() };
-        object.metrics_bind_address = "fd00::1".into();
-        object.set_defaults();
-        assert_eq!(object.healthz_bind_address, "[::]:10256");
-        assert_eq!(object.metrics_bind_address, "[fd00::1]:10249");
-        let once = object.clone();
-        object.set_defaults();
-        assert_eq!(object, once);
     }
 
     /// A field's name in the format.

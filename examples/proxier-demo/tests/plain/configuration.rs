@@ -4,7 +4,14 @@ use std::ffi::OsString;
 use std::path::Path;
 use std::time::Duration;
 
+use proxier_core::modes::Kind;
+use proxier_core::modes::iptables::RandomFully;
+use proxier_core::modes::select::RequestedMode;
 use proxier_demo::settings::cli::{Configured, Connection, Ending, Source, parse};
+use proxier_demo::settings::duration::GoDuration;
+use proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration};
+use proxier_demo::settings::{Exposure, Origin, Settings};
+use serde_json::{Value, json};
 
 use crate::program::{Folder, demo, text};
 
@@ -14,6 +21,11 @@ const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kubea
 fn configured(args: &[&str]) -> Result<Configured, Ending> {
     let args = std::iter::once(&"proxier-demo").chain(args).map(OsString::from);
     parse(args).and_then(|invocation| invocation.configure())
+}
+
+/// The text of a configuration with these fields.
+pub(crate) fn in_file(body: &str) -> String {
+    format!("apiVersion: {API_VERSION}\nkind: {KIND}\n{body}")
 }
 
 #[test]
@@ -62,57 +74,64 @@ fn beside_a_file_flags_count_as_with_kube_proxy() {
 
 #[test]
 fn a_bad_file_is_bad_input_with_file_and_field() {
+    let whole = [
+        ("kind: Secret\napiVersion: v1\n", "kind: \"Secret\"; should be KubeProxyConfiguration"),
+        ("kind: KubeProxyConfiguration\napiVersion: v1\n", "apiVersion: \"v1\"; should be kubeproxy"),
+        ("kind: ConfigMap\napiVersion: v1\ndata: {other: x}\n", "data: has other; a ConfigMap should have a"),
+        ("a: b: c\n", "not YAML or JSON: "),
+    ];
+    let fields = [
+        ("oomScoreAdj: much\n", "oomScoreAdj: "),
+        ("ipvs: [1]\n", "ipvs"),
+        ("ipvs: {syncPeriod: soon}\n", "ipvs.syncPeriod: \"soon\" is not a duration"),
+        ("ipvs: {defaults: {forwarding: nat}}\n", "ipvs.defaults.forwarding: \"nat\" is not masquerade, direct-route"),
+        ("ipvs: {defaults: {zoneWeights: 'a=1, b'}}\n", "ipvs.defaults.zoneWeights: \"b\" is not a zone (or *)"),
+        ("ipvs: {defaults: {maxConnections: 0}}\n", "ipvs.defaults.maxConnections: \"0\" is not a number from 1"),
+        ("ipvs: {defaults: {forwarding: gue}}\n", "ipvs.defaults.forwarding: \"gue\" is not complete: gue needs"),
+        ("ipvs: {excludeCIDRs: [10.0.0.0/40]}\n", "ipvs.excludeCIDRs[0]: \"10.0.0.0/40\" is not a network"),
+        ("mode: ipvss", "mode: \"ipvss\" is not a mode; write auto, ipvs, nftables, iptables or userspace"),
+        ("mode: kernelspace", "mode: \"kernelspace\" is for Windows only; write auto, "),
+        ("bindAddress: localhost", "bindAddress: \"localhost\" is not an IP address"),
+        ("healthzBindAddress: '10256'", "healthzBindAddress: \"10256\" is not ADDRESS:PORT"),
+        ("metricsBindAddress: 127.0.0.1:70000", "metricsBindAddress: "),
+        ("oomScoreAdj: -1001", "oomScoreAdj: -1001 is not from -1000 to 1000"),
+        ("ipvs: {minSyncPeriod: 31s}", "ipvs.minSyncPeriod: longer than ipvs.syncPeriod (30s)"),
+        ("ipvs: {tcpTimeout: 300ms}", "ipvs.tcpTimeout: 300ms is less than a second"),
+        ("ipvs: {udpTimeout: 1000000h}", "ipvs.udpTimeout: 1000000h0m0s is more than the kernel takes"),
+        ("ipvs: {scheduler: 'no such thing'}", "ipvs.scheduler: \"no such thing\" is not a scheduler's name"),
+        ("ipvs: {excludeCIDRs: [10.0.0.0/8, 10.0.0.0/33]}", "ipvs.excludeCIDRs[1]: \"10.0.0.0/33\" is not a network"),
+        ("nodePortAddresses: [everywhere]", "nodePortAddresses[0]: \"everywhere\" is not a network"),
+        ("conntrack: {maxPerCore: -1}", "conntrack.maxPerCore: -1 is not from 0 to 2147483647"),
+        ("statusPage: everybody", "statusPage: \"everybody\" is not off, localhost or on"),
+        ("statusPage: 7", "statusPage: 7 is not off, localhost or on"),
+        ("hostnameOverride: 'a b'", "hostnameOverride: \"a b\" cannot be a Node's name"),
+        ("logging: {format: xml}", "logging.format: \"xml\" is neither text nor json"),
+        ("logging: {verbosity: -1}", "logging.verbosity: -1 is not from 0 to 10"),
+        ("iptables: {masqueradeBit: 32}", "iptables.masqueradeBit: \"32\" is not a bit of the mark"),
+        ("clusterCIDR: 10.0.0.0", "clusterCIDR: \"10.0.0.0\" is not a network"),
+        ("clusterCIDR: '10.0.0.0/8,10.1.0.0/16'", "clusterCIDR: \"10.1.0.0/16\" is a second network"),
+        ("detectLocalMode: Guess", "detectLocalMode: \"Guess\" is not ClusterCIDR"),
+        ("detectLocalMode: BridgeInterface", "detectLocal.bridgeInterface: "),
+    ];
     let dir = Folder::new("bad");
-    for (name, text, expected) in [
-        ("kind", "kind: Secret\napiVersion: v1\n", "kind: \"Secret\"; should be KubeProxyConfiguration"),
-        ("version", "kind: KubeProxyConfiguration\napiVersion: v1\n", "apiVersion: \"v1\"; should be kubeproxy"),
-        ("map", "kind: ConfigMap\napiVersion: v1\ndata: {other: x}\n", "data: has other; a ConfigMap should have a"),
-        ("yaml", "a: b: c\n", "not YAML or JSON: "),
-        ("number", "oomScoreAdj: much\n", "oomScoreAdj: "),
-        ("section", "ipvs: [1]\n", "ipvs"),
-        ("field", "ipvs: {syncPeriod: soon}\n", "ipvs.syncPeriod: \"soon\" is not a duration"),
-        (
-            "default",
-            "ipvs: {defaults: {forwarding: nat}}\n",
-            "ipvs.defaults.forwarding: \"nat\" is not masquerade, direct-route",
-        ),
-        (
-            "zones",
-            "ipvs: {defaults: {zoneWeights: 'a=1, b'}}\n",
-            "ipvs.defaults.zoneWeights: \"b\" is not a zone (or *)",
-        ),
-        (
-            "limit",
-            "ipvs: {defaults: {maxConnections: 0}}\n",
-            "ipvs.defaults.maxConnections: \"0\" is not a number from 1",
-        ),
-        (
-            "gue",
-            "ipvs: {defaults: {forwarding: gue}}\n",
-            "ipvs.defaults.forwarding: \"gue\" is not complete: gue needs",
-        ),
-        ("cidr", "ipvs: {excludeCIDRs: [10.0.0.0/40]}\n", "ipvs.excludeCIDRs[0]: \"10.0.0.0/40\" is not a network"),
-    ] {
-        let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
-        let whole = matches!(name, "kind" | "version" | "map" | "yaml");
-        let path = dir.put(name, &if whole { text.to_owned() } else { format!("{head}{text}") });
+    let fields = fields.map(|(body, expected)| (in_file(body), expected));
+    for (text, expected) in whole.map(|(text, expected)| (text.to_owned(), expected)).into_iter().chain(fields) {
+        let path = dir.put("config", &text);
         let ending = configured(&["run", "--config", path.to_str().unwrap()]).unwrap_err();
         assert_eq!(ending.code, 2);
         let expected = format!("proxier-demo: {}: {expected}", path.display());
         assert!(ending.text.starts_with(&expected), "{}\n{expected}", ending.text);
-        assert_eq!(ending.text.lines().count(), 1);
+        assert_eq!(ending.text.lines().count(), 1, "{}", ending.text);
     }
 }
 
 #[test]
 fn defaults_of_policy_are_read_and_written() {
     let dir = Folder::new("defaults");
-    let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1
-kind: KubeProxyConfiguration
-ipvs:
+    let text = "ipvs:
   defaults: {schedulerFlags: 'sh-port', persistenceSeconds: 60, zoneWeights: 'a=3', forwarding: 'gue:6080', maxConnections: 9, drainSeconds: 5}
 ";
-    let path = dir.put("config", text);
+    let path = dir.put("config", &in_file(text));
     let first = configured(&["run", "--config", path.to_str().unwrap(), "--hostname-override=node-a"]).unwrap();
     assert_eq!(first.warnings, Vec::<String>::new());
     let defaults = first.settings.core.ipvs.defaults.clone().unwrap();
@@ -125,10 +144,7 @@ ipvs:
     assert_eq!(second.settings.object, first.settings.object);
     assert_eq!(second.settings.core, first.settings.core);
     // A field that the format does not have is not a default.
-    let path = dir.put(
-        "typo",
-        "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nipvs: {defaults: {drain: 5}}\n",
-    );
+    let path = dir.put("typo", &in_file("ipvs: {defaults: {drain: 5}}\n"));
     let warned = configured(&["run", "--config", path.to_str().unwrap(), "--hostname-override=node-a"]).unwrap();
     assert!(warned.warnings[0].contains("ipvs.defaults.drain: no such field"), "{:?}", warned.warnings);
 }
@@ -162,11 +178,10 @@ fn the_effective_configuration_is_written_and_reads_back_the_same() {
 fn bad_input_at_the_start_is_one_line_on_any_host() {
     let folder = Folder::new("bad-start");
     let put = |name: &str, text: &str| folder.put(name, text).display().to_string();
-    let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
     let context = "apiVersion: v1\nkind: Config\ncurrent-context: y\ncontexts: [{name: x, context: {cluster: c}}]\n";
     let (no_yaml, other_context) = (put("no-yaml", "{"), put("context", context));
-    let unparsable = put("unparsable", &format!("{head}mode: [ipvs"));
-    let impossible = put("impossible", &format!("{head}mode: ipvs\nclusterCIDR: 10.0.0.0/99\n"));
+    let unparsable = put("unparsable", &in_file("mode: [ipvs"));
+    let impossible = put("impossible", &in_file("mode: ipvs\nclusterCIDR: 10.0.0.0/99\n"));
     let manifest = put("web.yaml", "kind: Service\n");
     let cases: &[(&[&str], &str)] = &[
         (&["--kubeconfig", "/nonexistent/config"], "/nonexistent/config: the kubeconfig cannot be read (No such file"),
@@ -278,9 +293,8 @@ fn a_value_that_no_kernel_makes_right_is_bad_input_in_each_mode() {
 #[test]
 fn sections_of_modes_that_may_follow_are_checked() {
     let dir = Folder::new("sections");
-    let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
     let check = |text: &str, more: &[&str]| {
-        let path = dir.put("config", &format!("{head}{text}"));
+        let path = dir.put("config", &in_file(text));
         let line = [&["run", "--hostname-override=node-a", "--config", path.to_str().unwrap()], more].concat();
         configured(&line).map_err(|ending| (ending.code, ending.text))
     };
@@ -298,4 +312,280 @@ fn sections_of_modes_that_may_follow_are_checked() {
     }
     // Firewall marks of IPVS mode are no matter of another mode's bit.
     check("mode: ipvs\niptables: {masqueradeBit: 3}\nipvs: {masqueradeBit: 14, markSplit: true}", &[]).unwrap();
+}
+
+/// A configuration with these fields, and the warnings about it.
+fn parsed(body: &str) -> Result<(KubeProxyConfiguration, Vec<String>), String> {
+    KubeProxyConfiguration::parse(&in_file(body), "config.conf")
+        .map(|(object, warnings)| (object, warnings.iter().map(ToString::to_string).collect()))
+        .map_err(|problem| problem.to_string())
+}
+
+fn check(body: &str) -> Result<Settings, Vec<String>> {
+    let (object, _) = parsed(body).map_err(|problem| vec![problem])?;
+    Settings::check(object, &Origin { origin: "c".into(), ..Origin::default() })
+        .map_err(|problems| problems.iter().map(ToString::to_string).collect())
+}
+
+#[test]
+fn unknown_fields_cause_warnings() {
+    let (object, warnings) = parsed("ipvs:\n  sheduler: wrr\n  scheduler: wlc\nnewField: {a: 1}\n").unwrap();
+    assert_eq!(object.ipvs.scheduler, "wlc");
+    assert_eq!(
+        warnings,
+        [
+            "config.conf: ipvs.sheduler: no such field in this format; it is ignored",
+            "config.conf: newField: no such field in this format; it is ignored"
+        ]
+    );
+}
+
+#[test]
+fn of_two_values_the_last_counts() {
+    let (object, warnings) = parsed("mode: iptables\nmode: ipvs\n").unwrap();
+    assert_eq!(object.mode, "ipvs");
+    assert_eq!(warnings.len(), 1, "{warnings:?}");
+    assert!(warnings[0].contains("duplicate") && warnings[0].contains("mode"), "{warnings:?}");
+}
+
+#[test]
+fn the_configuration_is_found_among_several_documents() {
+    let own = in_file("mode: nftables\n");
+    let init = "apiVersion: kubeadm.k8s.io/v1beta4\nkind: InitConfiguration\nbootstrapTokens: [&a {}, *a]\n";
+    let map = |text: &str| json!({"apiVersion": "v1", "kind": "ConfigMap", "data": {"config.conf": text}}).to_string();
+    for text in [
+        format!("{own}---\n"),
+        format!("# kubeadm's\n---\n{own}...\n---\n# nothing\n"),
+        format!("{init}---\n{own}---\nkind: ClusterConfiguration\n"),
+        format!("%YAML 1.2\n---\n{own}---\n{init}"),
+        map(&format!("{own}---\n")),
+        map(&format!("---\n{init}---\n{own}")),
+    ] {
+        let (object, warnings) = KubeProxyConfiguration::parse(&text, "c").unwrap();
+        assert_eq!((object.mode.as_str(), warnings), ("nftables", vec![]), "{text}");
+    }
+    for (text, expected) in [
+        (format!("{own}---\n{own}"), "c: has more than one KubeProxyConfiguration or ConfigMap"),
+        (format!("{own}---\n{}", map(&own)), "c: has more than one KubeProxyConfiguration or ConfigMap"),
+        (format!("{init}---\nkind: X\n"), "c: kind: \"InitConfiguration\"; should be KubeProxyConfiguration"),
+        (format!("{own}---\na: [\n"), "c: not YAML or JSON: unclosed bracket '[' at line 5"),
+        ("---\n---\n".to_owned(), "c: holds no object"),
+    ] {
+        let problem = KubeProxyConfiguration::parse(&text, "c").unwrap_err().to_string();
+        assert!(problem.starts_with(expected), "{text:?}: {problem}");
+    }
+}
+
+#[test]
+fn reading_a_device_ends() {
+    let problem = KubeProxyConfiguration::read(Path::new("/dev/zero")).unwrap_err().to_string();
+    assert_eq!(problem, "/dev/zero: 16 MiB or more, which no configuration has; see --config");
+}
+
+#[test]
+fn a_config_map_is_read_as_its_content() {
+    let map = |data: Value| {
+        let metadata = json!({"name": "kube-proxy", "namespace": "kube-system"});
+        let map = json!({"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data});
+        let yaml = serde_saphyr::to_string(&map).unwrap();
+        let read = KubeProxyConfiguration::parse(&yaml, "c").map_err(|problem| problem.to_string());
+        assert_eq!(read, KubeProxyConfiguration::parse(&map.to_string(), "c").map_err(|problem| problem.to_string()));
+        read.map(|(object, warnings)| (object.mode, warnings.iter().map(ToString::to_string).collect::<Vec<_>>()))
+    };
+    let of_mode = |mode: &str| in_file(&format!("mode: {mode}\n"));
+    for (data, mode) in [
+        (json!({"config.conf": of_mode("ipvs"), "kubeconfig.conf": "apiVersion: v1\nkind: Config"}), "ipvs"),
+        (json!({"config": of_mode("nftables")}), "nftables"),
+        (json!({"config": of_mode("nftables"), "config.conf": of_mode("ipvs")}), "ipvs"),
+    ] {
+        assert_eq!(map(data), Ok((mode.to_owned(), vec![])));
+    }
+    let (_, warnings) = map(json!({"config": in_file("mode: ipvs\nmood: good\n")})).unwrap();
+    assert_eq!(warnings, ["c, data[config]: mood: no such field in this format; it is ignored"]);
+    let place = "a ConfigMap should have a KubeProxyConfiguration at config.conf or config";
+    for (data, expected) in [
+        (json!({"a": "", "kubeconfig.conf": "x"}), format!("c: data: has a, kubeconfig.conf; {place}")),
+        (json!({}), format!("c: data: has nothing; {place}")),
+        (Value::Null, format!("c: data: has nothing; {place}")),
+        (json!({"config": in_file("mode: [1]")}), "c, data[config]: mode: ".to_owned()),
+        (
+            json!({"config.conf": "kind: ConfigMap\napiVersion: v1"}),
+            "c, data[config.conf]: kind: \"ConfigMap\"; should be KubeProxyConfiguration".to_owned(),
+        ),
+        (json!({"config.conf": ""}), "c, data[config.conf]: holds no object".to_owned()),
+    ] {
+        let problem = map(data.clone()).unwrap_err();
+        assert!(problem.starts_with(&expected), "{data}: {problem}");
+    }
+}
+
+#[test]
+fn bare_addresses_get_the_default_port() {
+    let mut object = KubeProxyConfiguration { bind_address: "::".into(), ..Default::default() };
+    object.metrics_bind_address = "fd00::1".into();
+    object.set_defaults();
+    assert_eq!(object.healthz_bind_address, "[::]:10256");
+    assert_eq!(object.metrics_bind_address, "[fd00::1]:10249");
+    let once = object.clone();
+    object.set_defaults();
+    assert_eq!(object, once);
+}
+
+#[test]
+fn all_errors_are_reported_together() {
+    assert_eq!(check("oomScoreAdj: 5000\nmode: x\nipvs: {excludeCIDRs: [a, b]}").unwrap_err().len(), 4);
+}
+
+#[test]
+fn zero_keeps_the_kernels_timeouts() {
+    let settings = check("ipvs: {tcpTimeout: 900.9s}\nconntrack: {maxPerCore: 0}\nmode: ipvs").unwrap();
+    let timeouts = settings.timeouts;
+    assert_eq!((timeouts.tcp_secs, timeouts.tcp_fin_secs, timeouts.udp_secs), (Some(900), None, None));
+    assert_eq!((settings.host.conntrack_max, settings.host.tcp_established_secs), (None, Some(86_400)));
+    let settings = check("conntrack: {maxPerCore: 1, min: 2000000000}\nlogging: {verbosity: 11}").unwrap();
+    assert_eq!((settings.host.conntrack_max, settings.verbosity), (Some(2_000_000_000), 10));
+}
+
+#[test]
+fn timeouts_of_userspace_mode_are_checked() {
+    let of = |body: &str| {
+        let settings = check(body).unwrap();
+        let userspace = settings.userspace;
+        (userspace.udp_idle, settings.end_timeout)
+    };
+    let (secs, idle) = (Duration::from_secs, Duration::from_millis(250));
+    for body in ["", "userspace: {}"] {
+        assert_eq!(of(body), (idle, secs(20)), "{body}");
+    }
+    assert_eq!(of("userspace: {udpIdleTimeout: 5s, endTimeout: 50s}"), (secs(5), secs(50)));
+    assert_eq!(of("userspace: {endTimeout: 0s}"), (idle, Duration::ZERO), "nobody waits");
+}
+
+/// `on` and `off` are names here, although YAML may read them as booleans.
+#[test]
+fn the_status_page_is_off_by_default() {
+    for (body, expected) in [
+        ("", Exposure::Off),
+        ("statusPage: off", Exposure::Off),
+        ("statusPage: false", Exposure::Off),
+        ("statusPage: localhost", Exposure::Localhost),
+        ("statusPage: on", Exposure::On),
+        ("statusPage: \"on\"", Exposure::On),
+    ] {
+        assert_eq!(check(body).unwrap().status_page, expected, "{body}");
+    }
+    let object = KubeProxyConfiguration { status_page: Some("on".into()), ..Default::default() };
+    let given = Origin { no_metrics: true, ..Origin::default() };
+    let problems = Settings::check(object, &given).unwrap_err();
+    assert!(problems[0].to_string().contains("needs the metrics server"), "{problems:?}");
+}
+
+#[test]
+fn names_of_nodes_are_in_lower_case() {
+    assert_eq!(check("hostnameOverride: ' Node-A.example '").unwrap().node_name, "node-a.example");
+    assert!(!check("").unwrap().node_name.is_empty());
+}
+
+/// Hosts may have names that are invalid for a Node.
+#[test]
+fn any_node_name_is_accepted_if_none_is_needed() {
+    for name in ["My_Host", "a b", &"x".repeat(300)] {
+        let object = KubeProxyConfiguration { hostname_override: name.to_owned(), ..Default::default() };
+        Settings::check(object.clone(), &Origin::default()).unwrap_err();
+        Settings::check(object, &Origin { nameless: true, ..Origin::default() }).unwrap();
+    }
+}
+
+#[test]
+fn auto_is_requested_if_no_mode_is_named() {
+    for body in ["", "mode: ''", "mode: auto"] {
+        let settings = check(body).unwrap();
+        assert_eq!((settings.asked, settings.mode), (RequestedMode::Auto, Kind::Ipvs), "{body}");
+    }
+    let settings = check("mode: iptables").unwrap();
+    assert_eq!((settings.asked, settings.mode), (RequestedMode::Mode(Kind::Iptables), Kind::Iptables));
+}
+
+/// Settings in the sections of several modes are read from the section of the mode that serves.
+#[test]
+fn settings_come_from_the_section_of_the_chosen_mode() {
+    let text =
+        "hostnameOverride: n\nmode: ipvs\nipvs: {syncPeriod: 9s}\niptables: {masqueradeAll: true, syncPeriod: 1m}";
+    let (object, _) = parsed(text).unwrap();
+    let given = Origin { mode: Some(Kind::Iptables), ..Origin::default() };
+    let settings = Settings::check(object, &given).unwrap();
+    assert_eq!((settings.asked, settings.mode), (RequestedMode::Mode(Kind::Ipvs), Kind::Iptables));
+    assert_eq!((settings.sync_period, settings.core.masquerade_all), (Duration::from_secs(60), true));
+    assert_eq!(settings.object.mode, "ipvs");
+}
+
+#[test]
+fn iptables_mode_has_its_own_section() {
+    let text = "mode: iptables\niptables: {masqueradeAll: true, masqueradeBit: 5, localhostNodePorts: false, \
+                minSyncPeriod: 3s, syncPeriod: 1m}\nipvs: {masqueradeAll: false, masqueradeBit: 6, syncPeriod: 9s}";
+    let settings = check(text).unwrap();
+    assert_eq!(settings.mode, Kind::Iptables);
+    assert_eq!(
+        (settings.core.masquerade_all, settings.core.masquerade_bit.to_string()),
+        (true, "0x00000020".to_owned())
+    );
+    assert_eq!(settings.object.iptables.localhost_node_ports, Some(false));
+    for (text, expected) in [
+        ("auto", RandomFully::Auto),
+        ("null", RandomFully::Auto),
+        ("true", RandomFully::Always),
+        ("false", RandomFully::Never),
+    ] {
+        let settings = check(&format!("mode: iptables\niptables: {{randomFully: {text}}}")).unwrap();
+        assert_eq!(settings.random_fully, expected, "{text}");
+    }
+    let problems = check("iptables: {randomFully: sometimes}").unwrap_err();
+    assert_eq!(problems, ["c: iptables.randomFully: \"sometimes\" is neither auto, true nor false"]);
+    let periods = (settings.min_sync_period, settings.sync_period);
+    assert_eq!(periods, (Duration::from_secs(3), Duration::from_secs(60)));
+    let settings = check("mode: iptables").unwrap();
+    assert_eq!(settings.object.iptables.localhost_node_ports, Some(true));
+    assert!(!settings.object.iptables.reject_with_reset);
+    assert!(check("iptables: {rejectWithReset: true}").unwrap().object.iptables.reject_with_reset);
+    let periods = (settings.min_sync_period, settings.sync_period);
+    assert_eq!(periods, (Duration::from_secs(1), Duration::from_secs(30)));
+    let problems = check("mode: iptables\niptables: {minSyncPeriod: 31s}").unwrap_err();
+    assert_eq!(problems, ["c: iptables.minSyncPeriod: longer than iptables.syncPeriod (30s)"]);
+}
+
+#[test]
+fn reads_and_prints_as_go_does() {
+    // The middle column is the output of Go's time.Duration for the left one.
+    for (text, printed, nanos) in [
+        ("0", "0s", 0),
+        ("0s", "0s", 0),
+        ("30s", "30s", 30_000_000_000),
+        ("1h5m", "1h5m0s", 3_900_000_000_000),
+        ("15m0s", "15m0s", 900_000_000_000),
+        ("24h", "24h0m0s", 86_400_000_000_000),
+        ("1.5s", "1.5s", 1_500_000_000),
+        (".5s", "500ms", 500_000_000),
+        ("1.s", "1s", 1_000_000_000),
+        ("250ms", "250ms", 250_000_000),
+        ("1h0.5s", "1h0m0.5s", 3_600_500_000_000),
+        ("1500us", "1.5ms", 1_500_000),
+        ("7ns", "7ns", 7),
+        ("1µs2ns", "1.002µs", 1_002),
+    ] {
+        let read: GoDuration = text.parse().unwrap();
+        assert_eq!(read.0, Duration::from_nanos(nanos), "{text}");
+        assert_eq!(read.to_string(), printed);
+        assert_eq!(printed.parse(), Ok(read));
+    }
+}
+
+#[test]
+fn durations_that_go_refuses_are_refused() {
+    // One with a blank, and an empty one.
+    for text in "30 s .s 1..5s 1.2.3s -1s 1d 1S 0x1s 1e3s ∞ 9999999999h 99999999999999999999999s 30s, + --0"
+        .split(' ')
+        .chain(["", " ", "30 s"])
+    {
+        assert!(text.parse::<GoDuration>().is_err(), "{text:?}");
+    }
 }
