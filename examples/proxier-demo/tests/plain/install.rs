@@ -101,6 +101,12 @@ fn pods_have_what_the_monitor_and_admission_ask_for() {
         assert_eq!(port(&container[probe]["httpGet"]["port"]), Some(10256.into()), "{probe}");
     }
     for daemonset in install.iter().filter(|of| of["kind"] == "DaemonSet") {
+        // An image that cannot be pulled takes no node's check away. Two proxies cannot run on a node.
+        let rolling = match daemonset["metadata"]["name"].as_str() {
+            Some("proxier-demo-check") => serde_json::json!({"maxSurge": "100%", "maxUnavailable": 0}),
+            _ => serde_json::json!({"maxUnavailable": 1}),
+        };
+        assert_eq!(daemonset["spec"]["updateStrategy"]["rollingUpdate"], rolling);
         let spec = &daemonset["spec"]["template"]["spec"];
         assert_eq!(spec["securityContext"]["seccompProfile"]["type"], "RuntimeDefault");
         assert_eq!(spec["priorityClassName"], "system-node-critical");
