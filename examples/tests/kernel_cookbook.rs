@@ -176,6 +176,25 @@ fn web() -> SocketAddr {
 }
 
 #[test]
+fn first_nftables_prints_what_nft_lists_and_runs_again() {
+    kernel_test(NFTABLES, || {
+        for _ in 0..2 {
+            assert_eq!(succeeds("first_nftables", &[]).trim(), tool("nft -sy list table inet example").trim());
+        }
+    });
+}
+
+#[test]
+fn first_ipvs_adds_what_ipvsadm_lists_and_says_that_it_exists() {
+    kernel_test(IPVS, || {
+        assert_eq!(succeeds("first_ipvs", &[]), "TCP 10.0.0.1:80: 1 real servers\n");
+        assert_eq!(ipvsadm(), set(&["-A -t 10.0.0.1:80 -s rr", "-a -t 10.0.0.1:80 -r 10.1.0.1:8080 -m -w 1"]));
+        let again = output("first_ipvs", &[]);
+        assert!(!again.status.success() && text(&again.stderr).contains("it exists already"), "{again:?}");
+    });
+}
+
+#[test]
 fn health_check_removes_a_server_that_refuses_and_restores_it() {
     kernel_test(IPVS, || {
         let there = real_servers();

@@ -139,6 +139,21 @@ fn cargo_finds_what_pages_tell_it_to_build() {
     assert!(found > 2, "{found}");
 }
 
+/// Those of a crate's README are its doctests; those of the cookbook are run by its own tests.
+#[test]
+fn programs_that_guides_show_are_those_of_the_cookbook() {
+    let cookbook = std::fs::read_dir(root().join("examples/cookbook")).unwrap();
+    let cookbook: Vec<String> = cookbook.map(|file| std::fs::read_to_string(file.unwrap().path()).unwrap()).collect();
+    let mut found = 0;
+    for (page, text) in pages().iter().filter(|(page, _)| page == Path::new("README.md") || page.starts_with("docs")) {
+        for program in text.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()) {
+            assert!(cookbook.iter().any(|file| file.ends_with(program)), "{}: {program}", page.display());
+            found += 1;
+        }
+    }
+    assert!(found > 2, "{found}");
+}
+
 /// What `--help` prints.
 fn help(words: &[&str]) -> String {
     let line = ["proxier-demo"].iter().chain(words).chain(&["--help"]).map(OsString::from);
