@@ -10,7 +10,7 @@ use netlink_batch::{Encoder, Errno, Genl, KernelError};
 use crate::error::{Error, ErrorKind, MissingModule, Subject};
 use crate::model::{OutOfRange, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
-/// One change.
+/// A change to a virtual or real server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

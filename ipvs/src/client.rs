@@ -348,8 +348,8 @@ impl Client {
         snapshot::snapshot(self)
     }
 
-    /// Reads all virtual servers with all their real servers once. If another program changes the table meanwhile,
-    /// virtual servers may be missing or repeated. Each one listed has a complete list of its real servers.
+    /// Reads all virtual servers with all their real servers in one attempt. If another program changes the table
+    /// meanwhile, virtual servers may be missing or repeated. Each one listed has a complete list of its real servers.
     ///
     /// [`Client::snapshot`] is this and then [`Client::is_still`]. A caller that finds everything it knows of, and
     /// deletes nothing because it is missing here, can do without that check and saves the second of two long lists.

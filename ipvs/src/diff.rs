@@ -8,12 +8,12 @@ use crate::error::{Error, ErrorKind, Subject};
 use crate::model::{RealServer, RealServerKey, Snapshot, SnapshotEntry, VirtualServerKey, Weight};
 use crate::text::{Entry, Ruleset};
 
-/// The authority for the weights of real servers that exist already.
+/// Who decides the weights of real servers that exist already.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub enum Weights {
-    /// The desired state. Default.
+    /// The desired state decides. Default.
     #[default]
     Set,
     /// Another program, such as a health check or a feedback agent. Desired weights apply only to real servers that are
@@ -34,7 +34,7 @@ impl Weights {
     }
 }
 
-/// Ownership and weight rules of a difference or a sync.
+/// Which virtual servers a diff or sync may change, and who decides the weights.
 ///
 /// It has no default: IPVS does not record who added a virtual server, so the caller must decide.
 pub struct SyncPolicy<'a> {

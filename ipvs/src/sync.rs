@@ -62,8 +62,7 @@ impl SyncReport {
 }
 
 impl Client {
-    /// Brings the virtual servers that the caller owns, with their real servers, to exactly the desired state with the
-    /// fewest writes. It combines [`Client::snapshot`], [`Ruleset::diff`] and [`Client::run`]. Other programs' virtual
+    /// Brings the caller's virtual servers and their real servers to the desired state with the fewest writes. It combines [`Client::snapshot`], [`Ruleset::diff`] and [`Client::run`]. Other programs' virtual
     /// servers and connections through unchanged servers are not affected. A second sync writes nothing.
     ///
     /// A refused operation does not stop the others. If another program changes the same virtual servers meanwhile, the

@@ -166,7 +166,7 @@ pub struct RuleBuilder {
 }
 
 impl RuleBuilder {
-    /// The rule.
+    /// Finishes the rule.
     ///
     /// # Errors
     /// The first invalid value.

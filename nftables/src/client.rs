@@ -227,7 +227,7 @@ impl Client {
         self.dump(uapi::NFT_MSG_GETTABLE, family, |_| {}, get_table, "listing tables")
     }
 
-    /// One table.
+    /// Reads one table.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -249,7 +249,7 @@ impl Client {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// One chain.
+    /// Reads one chain.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].
@@ -451,7 +451,7 @@ impl Client {
         self.dump(uapi::NFT_MSG_GETFLOWTABLE, Some(table.family), put, get_flowtable, &action)
     }
 
-    /// One flow table.
+    /// Reads one flow table.
     ///
     /// # Errors
     /// [`ErrorKind::NotFound`].

@@ -76,7 +76,7 @@ pub enum Operand {
     HasExthdr(ExthdrOp, u8),
     /// A constant, for statements that set a value.
     Constant(Value),
-    /// A number.
+    /// A number that the kernel generates.
     Numgen {
         /// Random, or one after another.
         kind: NumgenKind,
@@ -103,9 +103,9 @@ pub enum Operand {
         /// Added to the number.
         offset: u32,
     },
-    /// Some bits of an operand.
+    /// The bits of an operand that a mask selects.
     Masked(Box<Operand>, Value),
-    /// A map's data for other operands as the key.
+    /// What a map has for a key that other operands form.
     Map {
         /// The map.
         map: SetReference,
@@ -177,13 +177,13 @@ impl Operand {
         Operand::Hash { of: of.into(), modulus, seed: None, offset: 0 }
     }
 
-    /// Some bits of this.
+    /// Keeps the bits that are set in the mask.
     #[must_use]
     pub fn masked(self, mask: Value) -> Self {
         Operand::Masked(Box::new(self), mask)
     }
 
-    /// A map's data for a key.
+    /// What a map has for a key.
     pub fn map(key: impl Into<Vec<Operand>>, map: impl Into<SetReference>, data: FieldTypes) -> Self {
         Operand::Map { map: map.into(), key: key.into(), data }
     }

@@ -1,4 +1,4 @@
-//! Steps of packets that are traced.
+//! The steps of traced packets through the rules.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -11,7 +11,7 @@ use crate::expr::get_verdict;
 use crate::model::{ChainKey, Family, Name, TableKey, Verdict};
 use crate::wire::split;
 
-/// End of a step.
+/// How a step of a traced packet ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
@@ -45,7 +45,7 @@ pub struct Trace {
     pub id: u32,
     /// Chain in which the packet is.
     pub chain: ChainKey,
-    /// End of the step.
+    /// How the step ended.
     pub step: TraceStep,
     /// Family of the packet, in tables that see several.
     pub family: Option<Family>,

@@ -186,7 +186,7 @@ pub struct Transaction {
 }
 
 impl Transaction {
-    /// Without changes.
+    /// An empty transaction.
     pub fn new() -> Self {
         Self::default()
     }

@@ -188,8 +188,8 @@ impl FakeIpvs {
         Table(&mut self.lock().namespace).apply(operation)
     }
 
-    /// Removes IPVS as if its module were unloaded: the table is lost and looking up the family fails. Or loads it
-    /// again, empty and under another number.
+    /// Unloads IPVS, or loads it again. Unloaded, its table is lost and looking up the family fails. Loaded, it is empty
+    /// and has another number.
     pub fn set_present(&self, present: bool) {
         let mut state = self.lock();
         if present && !state.present {
@@ -206,17 +206,17 @@ impl FakeIpvs {
         state.present = present;
     }
 
-    /// Whether callers have `CAP_NET_ADMIN`. Without it every command fails with `EPERM`, including reads.
+    /// Sets whether callers have `CAP_NET_ADMIN`. Without it every command fails with `EPERM`, including reads.
     pub fn set_permitted(&self, permitted: bool) {
         self.lock().permitted = permitted;
     }
 
-    /// Whether IPVS supports IPv6. If not, it answers `EAFNOSUPPORT`.
+    /// Sets whether IPVS supports IPv6. If not, it answers `EAFNOSUPPORT`.
     pub fn set_ipv6(&self, ipv6: bool) {
         self.lock().namespace.ipv6 = ipv6;
     }
 
-    /// Whether `lo` is up. If not, there are no local routes and every new IPv4 real server is refused with `EINVAL`.
+    /// Sets whether `lo` is up. If not, there are no local routes and every new IPv4 real server is refused with `EINVAL`.
     pub fn set_loopback(&self, up: bool) {
         self.lock().namespace.loopback = up;
     }

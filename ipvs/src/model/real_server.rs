@@ -14,7 +14,7 @@ use crate::model::{ForwardingMethod, OutOfRange, RealServerKey, Stats};
 pub struct Weight(u32);
 
 impl Weight {
-    /// No new connections from the scheduler. Existing connections continue, so the real server drains.
+    /// Gets no new connections from the scheduler. Existing connections continue, so the real server drains.
     ///
     /// Persistence ([`Persistence`](crate::model::Persistence)) bypasses the scheduler: a remembered client returns to
     /// this real server with each new connection, and each renews the memory. The real server may then never drain. The
@@ -113,12 +113,12 @@ impl Thresholds {
         Ok(Thresholds { upper, lower })
     }
 
-    /// No new connections above this number; 0 for no limit.
+    /// Connections above which the server gets no new ones; 0 for no limit.
     pub fn upper(self) -> u32 {
         self.upper
     }
 
-    /// New connections again below this number.
+    /// Connections below which it gets new ones again.
     pub fn lower(self) -> u32 {
         self.lower
     }

@@ -69,7 +69,7 @@ impl Granularity {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
 pub struct Persistence {
-    /// Seconds after the client's last connection. The default is 360 in ipvsadm and 10800 in Kubernetes.
+    /// Seconds that it lasts after the client's last connection. The default is 360 in ipvsadm and 10800 in Kubernetes.
     pub timeout_secs: u32,
     /// Size of the client networks that are treated as one client.
     #[cfg_attr(feature = "serde", serde(default))]

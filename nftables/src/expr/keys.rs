@@ -317,7 +317,7 @@ numbered! {
         Add = 0 NFT_DYNSET_OP_ADD, "add";
         /// Add, or renew the timeout. Data of an existing element are kept.
         Update = 1 NFT_DYNSET_OP_UPDATE, "update";
-        /// Deleted. Since Linux 5.4.
+        /// Delete it. Since Linux 5.4.
         Delete = 2 NFT_DYNSET_OP_DELETE, "delete";
     }
 }

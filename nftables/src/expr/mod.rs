@@ -394,7 +394,7 @@ pub enum Expression {
         /// Bytes so far.
         bytes: u64,
     },
-    /// Continues up to a rate.
+    /// Continues while packets stay within a rate.
     Limit {
         /// Number per unit of time.
         rate: u64,
@@ -409,7 +409,7 @@ pub enum Expression {
         #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
     },
-    /// Continues up to a number of bytes.
+    /// Continues until this many bytes have passed.
     Quota {
         /// Number of bytes.
         bytes: u64,
@@ -420,7 +420,7 @@ pub enum Expression {
         #[cfg_attr(feature = "serde", serde(default))]
         inverted: bool,
     },
-    /// Continues up to a number of connections.
+    /// Continues while there are at most this many connections.
     ConnectionLimit {
         /// Number of connections.
         count: u32,
@@ -479,7 +479,7 @@ pub enum Expression {
         #[cfg_attr(feature = "serde", serde(default))]
         flags: SynproxyFlags,
     },
-    /// Writes into a log.
+    /// Logs the packet.
     Log {
         /// Text before each line, at most 127 bytes.
         prefix: Option<String>,

@@ -123,7 +123,7 @@ impl Priority {
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 #[non_exhaustive]
 pub enum ChainType {
-    /// Decides on packets.
+    /// Accepts or drops packets.
     Filter,
     /// Translates addresses. Sees only the first packet of a connection.
     Nat,

@@ -111,7 +111,7 @@ types! {
     ECN = 37, "ecn", 1, Network;
     /// Type of an address in the routing tables.
     FIB_ADDR_TYPE = 38, "fib_addrtype", 4, Host;
-    /// Presence.
+    /// Whether something is present.
     BOOLEAN = 39, "boolean", 1, Host;
     /// Events of a connection.
     CT_EVENT = 40, "ct_event", 4, Host;

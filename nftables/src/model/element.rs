@@ -14,9 +14,9 @@ use crate::expr::Expression;
 pub enum Verdict {
     /// Accept the packet in this base chain.
     Accept,
-    /// The packet is dropped.
+    /// Drop the packet.
     Drop,
-    /// The next rule.
+    /// Evaluate the next rule.
     Continue,
     /// Return to the calling chain.
     Return,

@@ -5,7 +5,7 @@ use bitflags::bitflags;
 use super::{FlowtableKey, InvalidValue, Priority};
 
 bitflags! {
-    /// `NFT_FLOWTABLE_*`.
+    /// Properties of a flow table (`NFT_FLOWTABLE_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct FlowtableFlags: u32 {

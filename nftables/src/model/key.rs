@@ -96,7 +96,7 @@ impl Family {
         (Family::Ip6, 10, "ip6"),
     ];
 
-    /// `NFPROTO_*`.
+    /// The kernel's number (`NFPROTO_*`).
     pub fn number(self) -> u8 {
         match self {
             Family::Other(number) => number,

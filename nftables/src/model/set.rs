@@ -10,7 +10,7 @@ use crate::operand::Operand;
 use crate::typing::{self, About};
 
 bitflags! {
-    /// `NFT_SET_*`.
+    /// Properties of a set (`NFT_SET_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct SetFlags: u32 {
@@ -40,10 +40,10 @@ bitflags! {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
 pub enum SetPolicy {
-    /// Time.
+    /// Fast lookups.
     #[default]
     Performance,
-    /// Memory.
+    /// Little memory.
     Memory,
 }
 

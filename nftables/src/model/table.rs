@@ -5,7 +5,7 @@ use bitflags::bitflags;
 use super::TableKey;
 
 bitflags! {
-    /// `NFT_TABLE_F_*`.
+    /// Properties of a table (`NFT_TABLE_F_*`).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct TableFlags: u32 {
