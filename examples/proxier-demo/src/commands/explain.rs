@@ -474,13 +474,7 @@ fn weight(frontends: &[(Frontend, String)], endpoint: &EndpointKey) -> u16 {
 }
 
 fn kinds(frontend: &Frontend) -> Vec<&'static str> {
-    let names = [
-        (Roles::CLUSTER_IP, "cluster IP"),
-        (Roles::EXTERNAL_IP, "external IP"),
-        (Roles::LOAD_BALANCER, "load balancer"),
-        (Roles::NODE_PORT, "node port"),
-    ];
-    names.into_iter().filter(|(role, _)| frontend.roles.contains(*role)).map(|(_, name)| name).collect()
+    crate::status::page::kinds(frontend.roles).map(|(words, _)| words).collect()
 }
 
 /// Whether all traffic to it goes to endpoints on this node. Where clients can be told apart, this node and its pods reach all

@@ -354,39 +354,78 @@ fn with_dashes(arg: OsString) -> OsString {
     }
 }
 
+/// Commands: name, what it does, and examples.
+const COMMANDS: [(&str, &str, &str); 9] = [
+    (
+        "run",
+        "Run the proxy until SIGTERM or SIGINT",
+        "proxier-demo run --kubeconfig /etc/kubernetes/proxy.conf --proxy-mode nftables
+  proxier-demo run --config /var/lib/kube-proxy/config.conf
+  proxier-demo run --once --manifests services.yaml      one pass, then exit",
+    ),
+    (
+        "plan",
+        "Print what would change; write nothing",
+        "proxier-demo plan --config /var/lib/kube-proxy/config.conf
+  kubectl get svc,endpointslices -A -o yaml | proxier-demo plan --manifests - --proxy-mode nftables --detailed-exitcode",
+    ),
+    (
+        "render",
+        "Print what a node would hold, as ipvsadm, ipset, iptables-save and nft print it; needs no kernel",
+        "proxier-demo render --manifests services.yaml --proxy-mode nftables --node-address 192.0.2.1",
+    ),
+    (
+        "explain",
+        "Print why a Service, or an address and port, is served as it is; needs no kernel",
+        "proxier-demo explain shop/web --kubeconfig /etc/kubernetes/proxy.conf
+  proxier-demo explain 192.0.2.1:30080 --manifests services.yaml",
+    ),
+    (
+        "trace",
+        "Print what becomes of the first packet of a connection; needs no kernel without --live",
+        "proxier-demo trace outside 203.0.113.5:443 --kubeconfig /etc/kubernetes/proxy.conf
+  proxier-demo trace 10.244.1.7 10.96.0.10:53/udp --live=5      counts for five seconds in this kernel",
+    ),
+    (
+        "diff",
+        "Print what clients will see differently in another mode; needs no kernel, but for --from kube-proxy",
+        "proxier-demo diff --config /var/lib/kube-proxy/config.conf --to nftables      from what kube-proxy has left here
+  proxier-demo diff --from ipvs --to nftables --manifests services.yaml --node-address 192.0.2.1
+
+Exit codes: 0 nothing differs, 3 something does, 1 failed, 2 bad usage or bad input.",
+    ),
+    (
+        "show",
+        "Print what the kernel holds, with the Services it serves",
+        "proxier-demo show --kubeconfig /etc/kubernetes/proxy.conf
+  proxier-demo show --watch 1 --proxy-mode ipvs",
+    ),
+    (
+        "probe",
+        "Print what the mode needs and whether this machine has it",
+        "proxier-demo probe --proxy-mode nftables
+  proxier-demo probe -o json",
+    ),
+    (
+        "cleanup",
+        "Remove what it or a kube-proxy has created, in all modes and both families",
+        "proxier-demo cleanup
+  proxier-demo cleanup --keep nftables      back to a kube-proxy in nftables mode that serves again",
+    ),
+];
+
 fn clap() -> Clap {
-    // Options are only added to the requested command: a start needs no help texts of the other seven.
-    let command = |name: &'static str, about: &'static str| Clap::new(name).about(about).defer(add_arguments);
+    // Options are only added to the requested command: a start needs no help texts of the other eight.
+    let commands = COMMANDS.map(|(name, about, examples)| {
+        Clap::new(name).about(about).after_help(format!("Examples:\n  {examples}")).defer(add_arguments)
+    });
     Clap::new(NAME)
         .about("A Kubernetes service proxy, in place of kube-proxy")
         .version(build::LINE)
         .subcommand_required(true)
         .arg_required_else_help(false)
         .after_help(exit_codes())
-        .subcommand(command("run", "Run the proxy until SIGTERM or SIGINT"))
-        .subcommand(command("plan", "Print what would change; write nothing"))
-        .subcommand(command(
-            "render",
-            "Print what a node would hold, as ipvsadm, ipset, iptables-save and nft print it; needs no kernel",
-        ))
-        .subcommand(command(
-            "explain",
-            "Print why a Service, or an address and port, is served as it is; needs no kernel",
-        ))
-        .subcommand(command(
-            "trace",
-            "Print what becomes of the first packet of a connection; needs no kernel without --live",
-        ))
-        .subcommand(command(
-            "diff",
-            "Print what clients will see differently in another mode; needs no kernel, but for --from kube-proxy",
-        ))
-        .subcommand(command("show", "Print what the kernel holds, with the Services it serves"))
-        .subcommand(command("probe", "Print what the mode needs and whether this machine has it"))
-        .subcommand(
-            command("cleanup", "Remove what it or a kube-proxy has created, in all modes and both families")
-                .long_about(CLEANUP),
-        )
+        .subcommands(commands)
         .subcommand(
             Clap::new("completion")
                 .about("Print a script that completes commands and options in a shell")
@@ -407,59 +446,6 @@ fn completion(shell: Option<Shell>) -> Ending {
     Ending { code: 0, text: String::from_utf8_lossy(&script).into_owned() }
 }
 
-fn examples(command: &str) -> &'static str {
-    match command {
-        "run" => {
-            "Examples:
-  proxier-demo run --kubeconfig /etc/kubernetes/proxy.conf --proxy-mode nftables
-  proxier-demo run --config /var/lib/kube-proxy/config.conf
-  proxier-demo run --once --manifests services.yaml      one pass, then exit"
-        }
-        "plan" => {
-            "Examples:
-  proxier-demo plan --config /var/lib/kube-proxy/config.conf
-  kubectl get svc,endpointslices -A -o yaml | proxier-demo plan --manifests - --proxy-mode nftables --detailed-exitcode"
-        }
-        "render" => {
-            "Examples:
-  proxier-demo render --manifests services.yaml --proxy-mode nftables --node-address 192.0.2.1"
-        }
-        "explain" => {
-            "Examples:
-  proxier-demo explain shop/web --kubeconfig /etc/kubernetes/proxy.conf
-  proxier-demo explain 192.0.2.1:30080 --manifests services.yaml"
-        }
-        "trace" => {
-            "Examples:
-  proxier-demo trace outside 203.0.113.5:443 --kubeconfig /etc/kubernetes/proxy.conf
-  proxier-demo trace 10.244.1.7 10.96.0.10:53/udp --live=5      counts for five seconds in this kernel"
-        }
-        "diff" => {
-            "Examples:
-  proxier-demo diff --config /var/lib/kube-proxy/config.conf --to nftables      from what kube-proxy has left here
-  proxier-demo diff --from ipvs --to nftables --manifests services.yaml --node-address 192.0.2.1
-
-Exit codes: 0 nothing differs, 3 something does, 1 failed, 2 bad usage or bad input."
-        }
-        "show" => {
-            "Examples:
-  proxier-demo show --kubeconfig /etc/kubernetes/proxy.conf
-  proxier-demo show --watch 1 --proxy-mode ipvs"
-        }
-        "cleanup" => {
-            "Examples:
-  proxier-demo cleanup
-  proxier-demo cleanup --keep nftables      back to a kube-proxy in nftables mode that serves again"
-        }
-        "probe" => {
-            "Examples:
-  proxier-demo probe --proxy-mode nftables
-  proxier-demo probe -o json"
-        }
-        _ => "",
-    }
-}
-
 fn add_arguments(command: Clap) -> Clap {
     let name = command.get_name().to_owned();
     let is_one_of = |names: &[&str]| names.contains(&name.as_str());
@@ -476,7 +462,6 @@ fn add_arguments(command: Clap) -> Clap {
     let command = command
         .args(sources().into_iter().chain(files()).chain(flags::args()))
         .args_override_self(true)
-        .after_help(examples(&name))
         .disable_version_flag(true)
         .arg(mass_removal.hide(!is_one_of(&["run", "plan"])))
         .arg(no_fallback.hide(!is_one_of(&["run", "plan"])))
@@ -507,7 +492,7 @@ fn add_arguments(command: Clap) -> Clap {
         ),
         "trace" => command.args(of_trace()),
         "diff" => command.args(of_diff()).arg(node_address()),
-        "cleanup" => command.arg(
+        "cleanup" => command.long_about(CLEANUP).arg(
             option("keep")
                 .value_name("MODE")
                 .value_parser(["ipvs", "nftables", "iptables"])

@@ -102,7 +102,7 @@ fn frontend_json(
     let mut value = json!({
         "key": frontend.key.to_string(),
         "port": port_name(frontend, ports),
-        "kinds": kinds(frontend.roles),
+        "kinds": kinds(frontend.roles).map(|(_, name)| name).collect::<Vec<_>>(),
         "policy": if frontend.policy == TrafficPolicy::Local { "Local" } else { "Cluster" },
         "affinitySeconds": frontend.affinity_secs,
         "sourceRanges": frontend.source_ranges.as_deref().map(<[_]>::len),
@@ -168,14 +168,15 @@ fn endpoints(
     (shown.iter().map(value).collect(), all.len().saturating_sub(shown.len()))
 }
 
-fn kinds(roles: Roles) -> Vec<&'static str> {
+/// Names of roles in words, and in JSON.
+pub(crate) fn kinds(roles: Roles) -> impl Iterator<Item = (&'static str, &'static str)> {
     let names = [
-        (Roles::CLUSTER_IP, "clusterIP"),
-        (Roles::EXTERNAL_IP, "externalIP"),
-        (Roles::LOAD_BALANCER, "loadBalancer"),
-        (Roles::NODE_PORT, "nodePort"),
+        (Roles::CLUSTER_IP, "cluster IP", "clusterIP"),
+        (Roles::EXTERNAL_IP, "external IP", "externalIP"),
+        (Roles::LOAD_BALANCER, "load balancer", "loadBalancer"),
+        (Roles::NODE_PORT, "node port", "nodePort"),
     ];
-    names.into_iter().filter(|(role, _)| roles.contains(*role)).map(|(_, name)| name).collect()
+    names.into_iter().filter(move |(role, ..)| roles.contains(*role)).map(|(_, words, name)| (words, name))
 }
 
 /// The name of a Frontend's port; empty if it has none.

@@ -19,6 +19,7 @@ use proxier_core::modes::Kind;
 use serde_json::json;
 use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
 
+pub(crate) use self::body::kinds;
 use self::counters::{Counters, of_kernel};
 use crate::build;
 use crate::message::view::View;
