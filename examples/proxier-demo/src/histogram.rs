@@ -36,7 +36,7 @@ pub(crate) static PROGRAMMING_SECONDS: [f64; 80] = {
 };
 
 impl Histogram {
-    pub(crate) fn new(bounds: &'static [f64]) -> Self {
+    pub fn new(bounds: &'static [f64]) -> Self {
         Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 

@@ -136,15 +136,3 @@ pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
     }
     text
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn control_characters_are_visible() {
-        let text = "a\u{1b}[2J\n\tb\0\u{9b}c\r\n";
-        assert_eq!(Visible(text).to_string(), "a\\u{1b}[2J\n\tb\\u{0}\\u{9b}c\\r\n");
-        assert_eq!(Visible("äöü").to_string(), "äöü");
-    }
-}

@@ -160,21 +160,3 @@ pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     }
     text
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn any_text_becomes_one_line() {
-        let problem =
-            Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").in_document(2).about("Service demo/web").at("spec");
-        assert_eq!(problem.to_string(), "a b.yaml: document 2: Service demo/web: spec: x\\u{1b}[2J y");
-        assert_eq!(Problem::new("", "a\u{202e}b\u{2028}c\u{feff}").to_string(), "a\\u{202e}b\\u{2028}c\\u{feff}");
-        let of_url = |url: &str| Problem::new("", format!("no answer from {url} (\"{url}\")")).to_string();
-        for url in ["https://u:p@h:1/x@y", "https://u:p@q@h:1/x@y", "https://h:1/x@y"] {
-            assert_eq!(of_url(url), "no answer from https://h:1/x@y (\"https://h:1/x@y\")");
-        }
-        assert!(Problem::new("", "é".repeat(10_000)).to_string().chars().count() <= 401);
-    }
-}

@@ -144,24 +144,3 @@ fn path(path: &serde_path_to_error::Path) -> String {
     let text = path.to_string();
     if text == "." { String::new() } else { text }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn limits_are_said_in_words() {
-        let mut aliases = "a: &a [0,0,0,0,0,0,0,0,0,0]\n".to_owned();
-        for (name, of) in "bcdefgh".chars().zip("abcdefg".chars()) {
-            aliases += &format!("{name}: &{name} [*{of},*{of},*{of},*{of},*{of},*{of},*{of},*{of},*{of},*{of}]\n");
-        }
-        for (text, expected) in [
-            ("[".repeat(80) + &"]".repeat(80), "nested deeper than 64 levels at line 1, column 65"),
-            (aliases, "its aliases stand for too much at line 1,"),
-            ("a: 1\n---\nb: 2\n".to_owned(), "more than one document at line 2, column 1"),
-        ] {
-            let said = parse(&text, DuplicateKeyPolicy::Error).unwrap_err();
-            assert!(said.starts_with(expected), "{said}");
-        }
-    }
-}

@@ -106,6 +106,7 @@ async fn healthz_and_livez_say_what_kube_proxy_says() {
     let Some(earlier) = now.checked_sub(Duration::from_secs(61)) else { return };
     health.set_pending(Some(now));
     assert_eq!(get(address, "/healthz").await.status, 200);
+    assert_eq!([59, 61].map(|secs| health.is_healthy(now + Duration::from_secs(secs))), [true, false]);
     health.updated(SystemTime::now() - Duration::from_secs(90));
     health.set_pending(Some(earlier));
     let got = get(address, "/healthz").await;

@@ -240,18 +240,6 @@ fn seconds(time: SystemTime) -> f64 {
 mod tests {
     use super::*;
 
-    #[test]
-    fn what_is_pending_for_two_periods_is_unhealthy() {
-        let (period, now) = (Duration::from_secs(30), Instant::now());
-        let health = Health::new(period, Families::Dual);
-        let after = |waited: Duration| {
-            health.set_pending(Some(now));
-            health.answer("/healthz", now + waited).status
-        };
-        assert_eq!(after((period * 2).saturating_sub(Duration::from_secs(1))), StatusCode::OK);
-        assert_eq!(after(period * 2 + Duration::from_secs(1)), StatusCode::SERVICE_UNAVAILABLE);
-    }
-
     /// The node continues to serve, so it stays healthy.
     #[test]
     fn an_api_server_that_fails_for_long_is_mentioned() {

@@ -120,18 +120,6 @@ impl Limiter {
 mod tests {
     use super::*;
 
-    #[test]
-    fn each_object_has_one_message_a_minute() {
-        let mut limiter = Limiter::default();
-        let start = Instant::now();
-        let at = |secs| start + Duration::from_secs(secs);
-        assert_eq!(limiter.pass("a", at(0)), Some(0));
-        assert_eq!(limiter.pass("b", at(1)), Some(0));
-        assert_eq!((limiter.pass("a", at(1)), limiter.pass("a", at(59))), (None, None));
-        assert_eq!(limiter.pass("a", at(60)), Some(2));
-        assert_eq!(limiter.pass("a", at(61)), None);
-    }
-
     /// Names and values come from users.
     #[test]
     fn characters_that_mislead_a_reader_are_escaped() {

@@ -1,6 +1,7 @@
 //! The source `cluster` against a simulated API server, with every failure between the two.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use proxier_core::config::MayAskFor;
@@ -949,18 +950,91 @@ async fn credentials_that_cannot_be_used_are_named() {
             json!({"auth-provider": {"name": "gcp", "config": {"cmd-path": "yes"}}}),
             "auth-provider gcp is not supported",
         ),
-        (credential("{\"token\":\"a\\nb\"}"), "the token in status.token cannot be sent: byte 2 of 3"),
-        (credential("{\"token\":\"a\",\"expirationTimestamp\":\"soon\"}"), "\"soon\" is not a time"),
+        (program("printf 'kind: [ExecCredential'"), "prints no ExecCredential: "),
+        (program("printf '\\377'"), "prints no ExecCredential: "),
+        (credential("null"), "prints no ExecCredential: status is missing"),
+        (credential("{}"), "it has neither a token nor a certificate"),
+        (credential(r#"{"token":""}"#), "it has neither a token nor a certificate"),
+        (credential(r#"{"token":5}"#), "status.token: invalid type"),
+        (
+            credential(r#"{"token":"a\nb"}"#),
+            "the token in status.token cannot be sent: byte 2 of 3 is a control character",
+        ),
+        (credential(r#"{"token":"\u0000"}"#), "the token in status.token cannot be sent: byte 1 of 1"),
+        (credential(r#"{"token":"ä"}"#), "the token in status.token cannot be sent: byte 1 of 2"),
+        (credential(r#"{"clientKeyData":"x"}"#), "only one of clientCertificateData and clientKeyData is set"),
+        (
+            credential(r#"{"token":"a","expirationTimestamp":"soon"}"#),
+            "status.expirationTimestamp: \"soon\" is not a time",
+        ),
+        (
+            credential(r#"{"token":"a","expirationTimestamp":"10000-01-01T00:00:00Z"}"#),
+            "status.expirationTimestamp: \"10000-01-01T00:00:00Z\" is not a time",
+        ),
         (program("exec yes"), "(exec in the kubeconfig) failed: it prints more than 1048576 bytes"),
         (program("echo 'not logged in' >&2; exit 7"), "failed: exit status: 7: not logged in"),
         (json!({"as": "a\nb", "token": "a"}), "failed to parse header value"),
     ] {
         let kubeconfig = folder.put("kubeconfig", &kubeconfig("http://127.0.0.1:1", &json!({}), &user));
-        let connection = Connection { kubeconfig: Some(kubeconfig), master: None };
-        let (sender, _changes) = channel();
-        let problem = Cluster::start(connection, "n1", quick(), sender).await.unwrap_err().to_string();
+        let problem = refusal(&kubeconfig).await.unwrap();
         assert!(problem.starts_with("http://127.0.0.1:1/: ") && problem.contains(expected), "{user}: {problem}");
     }
+    // YAML, which client-go accepts.
+    let yaml = program("printf 'kind: ExecCredential\nstatus:\n  token: a\n'");
+    let kubeconfig = folder.put("kubeconfig", &kubeconfig("http://127.0.0.1:1", &json!({}), &yaml));
+    assert_eq!(refusal(&kubeconfig).await, None);
+}
+
+/// Why a source with this kubeconfig does not start.
+async fn refusal(kubeconfig: &Path) -> Option<String> {
+    let (sender, _changes) = channel();
+    let connection = Connection { kubeconfig: Some(kubeconfig.to_owned()), master: None };
+    let started = Cluster::start(connection, "n1", quick(), sender).await;
+    started.err().map(|problem| problem.to_string())
+}
+
+#[tokio::test]
+async fn errors_of_a_kubeconfig_are_named() {
+    const GOOD: &str = "
+apiVersion: v1
+kind: Config
+current-context: x
+clusters: [{name: a, cluster: {server: 'http://127.0.0.1:1'}}]
+contexts: [{name: x, context: {cluster: a, user: u}}]
+users: [{name: u, user: {}}]
+";
+    let folder = Folder::new("kubeconfig");
+    let replaced = |from: &str, to: &str| {
+        assert!(GOOD.contains(from), "{from}");
+        GOOD.replacen(from, to, 1)
+    };
+    assert_eq!(refusal(&folder.put("kubeconfig", GOOD)).await, None);
+    for (text, expected) in [
+        (replaced("current-context: x", ""), "current-context: is missing; kubectl config use-context sets it"),
+        (replaced("t: x\n", "t: y\n"), "current-context: there is no context \"y\"; there is x"),
+        (replaced("cluster: a", "cluster: b"), "contexts.context.cluster: there is no cluster \"b\"; there is a"),
+        (replaced("user: u", "user: v"), "contexts.context.user: there is no user \"v\"; there is u"),
+        (
+            replaced("http://127.0.0.1:1", "127.0.0.1:1"),
+            "clusters.cluster.server: \"127.0.0.1:1\" is not a URL such as https://10.0.0.1:6443",
+        ),
+        (
+            replaced("http://127.0.0.1:1", "::"),
+            "not a usable kubeconfig: failed to parse cluster url: invalid authority",
+        ),
+        (
+            replaced("'http://127.0.0.1:1'", "'https://127.0.0.1:1', certificate-authority-data: bm9uc2Vuc2UK"),
+            "certificate-authority: there is no certificate in it",
+        ),
+        (String::new(), "not a kubeconfig: it has no contexts"),
+    ] {
+        let path = folder.put("kubeconfig", &text);
+        assert_eq!(refusal(&path).await.unwrap(), format!("{}: {expected}", path.display()));
+    }
+    let malformed = refusal(&folder.put("kubeconfig", "a: [b")).await.unwrap();
+    assert!(malformed.contains(": not a usable kubeconfig: ") && malformed.contains("line 1"), "{malformed}");
+    let missing = refusal(Path::new("/nonexistent/config")).await.unwrap();
+    assert!(missing.starts_with("/nonexistent/config: the kubeconfig cannot be read (No such file"), "{missing}");
 }
 
 /// A program whose child keeps its standard output; credentials that say "never" for their end, and ones that end soon.

@@ -2,6 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use proxier_demo::output::Visible;
+use proxier_demo::problem::Problem;
+use proxier_demo::status::logging::Limiter;
+use proxier_demo::yaml::parse;
+use serde_saphyr::options::DuplicateKeyPolicy;
 
 fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
@@ -87,4 +94,51 @@ fn messages_are_of_one_line_and_without_words_of_libraries() {
     }
     assert!(logged > 50 && number > 500, "{logged} of {number}");
     assert!(odd.is_empty(), "{odd:#?}");
+}
+
+#[test]
+fn control_characters_are_visible() {
+    let text = "a\u{1b}[2J\n\tb\0\u{9b}c\r\n";
+    assert_eq!(Visible(text).to_string(), "a\\u{1b}[2J\n\tb\\u{0}\\u{9b}c\\r\n");
+    assert_eq!(Visible("äöü").to_string(), "äöü");
+}
+
+#[test]
+fn any_text_becomes_one_line() {
+    let problem = Problem::new("a\nb.yaml", "x\u{1b}[2J\n\n  y").in_document(2).about("Service demo/web").at("spec");
+    assert_eq!(problem.to_string(), "a b.yaml: document 2: Service demo/web: spec: x\\u{1b}[2J y");
+    assert_eq!(Problem::new("", "a\u{202e}b\u{2028}c\u{feff}").to_string(), "a\\u{202e}b\\u{2028}c\\u{feff}");
+    let of_url = |url: &str| Problem::new("", format!("no answer from {url} (\"{url}\")")).to_string();
+    for url in ["https://u:p@h:1/x@y", "https://u:p@q@h:1/x@y", "https://h:1/x@y"] {
+        assert_eq!(of_url(url), "no answer from https://h:1/x@y (\"https://h:1/x@y\")");
+    }
+    assert!(Problem::new("", "é".repeat(10_000)).to_string().chars().count() <= 401);
+}
+
+#[test]
+fn limits_are_said_in_words() {
+    let mut aliases = "a: &a [0,0,0,0,0,0,0,0,0,0]\n".to_owned();
+    for (name, of) in "bcdefgh".chars().zip("abcdefg".chars()) {
+        aliases += &format!("{name}: &{name} [*{of},*{of},*{of},*{of},*{of},*{of},*{of},*{of},*{of},*{of}]\n");
+    }
+    for (text, expected) in [
+        ("[".repeat(80) + &"]".repeat(80), "nested deeper than 64 levels at line 1, column 65"),
+        (aliases, "its aliases stand for too much at line 1,"),
+        ("a: 1\n---\nb: 2\n".to_owned(), "more than one document at line 2, column 1"),
+    ] {
+        let said = parse(&text, DuplicateKeyPolicy::Error).unwrap_err();
+        assert!(said.starts_with(expected), "{said}");
+    }
+}
+
+#[test]
+fn each_object_has_one_message_a_minute() {
+    let mut limiter = Limiter::default();
+    let start = Instant::now();
+    let at = |secs| start + Duration::from_secs(secs);
+    assert_eq!(limiter.pass("a", at(0)), Some(0));
+    assert_eq!(limiter.pass("b", at(1)), Some(0));
+    assert_eq!((limiter.pass("a", at(1)), limiter.pass("a", at(59))), (None, None));
+    assert_eq!(limiter.pass("a", at(60)), Some(2));
+    assert_eq!(limiter.pass("a", at(61)), None);
 }

@@ -99,7 +99,6 @@ fn base64(bytes: String) -> Option<String> {
 }
 
 /// Credentials that a program printed.
-#[derive(Debug, PartialEq, Eq)]
 struct ExecCredentials {
     token: Option<String>,
     /// Certificate and key of a client.
@@ -292,41 +291,6 @@ mod tests {
         assert_eq!(output(sh("exec sleep 30"), brief).unwrap_err(), "failed: it has not ended after 0 s");
         let missing = Command::new("/nonexistent/program");
         assert!(output(missing, brief).unwrap_err().starts_with("cannot be started: No such file"));
-    }
-
-    #[test]
-    fn credentials_are_read_whole_or_not_at_all() {
-        let now = Timestamp::now();
-        let of = |status: &str| given(format!("{{\"kind\":\"ExecCredential\",\"status\":{status}}}").as_bytes(), now);
-        assert_eq!(
-            of("{\"token\":\"a\"}").unwrap(),
-            ExecCredentials { token: Some("a".to_owned()), identity: None, until: None }
-        );
-        for (status, expected) in [
-            ("null", "status is missing"),
-            ("{}", "it has neither a token nor a certificate"),
-            ("{\"token\":\"\"}", "it has neither a token nor a certificate"),
-            ("{\"token\":5}", "status.token: invalid type"),
-            ("{\"token\":\"a\\nb\"}", "the token in status.token cannot be sent: byte 2 of 3 is a control character"),
-            ("{\"token\":\"\\u0000\"}", "the token in status.token cannot be sent: byte 1 of 1"),
-            ("{\"token\":\"ä\"}", "the token in status.token cannot be sent: byte 1 of 2"),
-            ("{\"clientKeyData\":\"x\"}", "only one of clientCertificateData and clientKeyData is set"),
-            (
-                "{\"token\":\"a\",\"expirationTimestamp\":\"soon\"}",
-                "status.expirationTimestamp: \"soon\" is not a time",
-            ),
-            (
-                "{\"token\":\"a\",\"expirationTimestamp\":\"10000-01-01T00:00:00Z\"}",
-                "status.expirationTimestamp: \"10000-01-01T00:00:00Z\" is not a time",
-            ),
-        ] {
-            let reason = of(status).unwrap_err();
-            assert!(reason.starts_with(&format!("prints no ExecCredential: {expected}")), "{status}: {reason}");
-        }
-        assert!(given(b"\xff", now).is_err());
-        // YAML, which client-go accepts.
-        let yaml = given(b"kind: ExecCredential\nstatus:\n  token: a\n", now).unwrap();
-        assert_eq!(yaml.token.as_deref(), Some("a"));
     }
 
     #[test]

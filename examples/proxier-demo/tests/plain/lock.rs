@@ -1,48 +1,48 @@
-use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+//! The lock that allows one proxy per node, held by other processes and on files that others planted.
+
+use std::fs::{self, File};
+use std::io::Read as _;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
-use super::*;
+use proxier_demo::engine::lock::Lock;
 
-/// A directory instead of `/run`, removed with the test.
-struct Base(PathBuf);
+use crate::program::Folder;
+
+/// A directory instead of `/run`.
+struct Base(Folder);
 
 impl Base {
     fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("proxier-demo-lock-{name}-{}", std::process::id()));
-        let _not_there = fs::remove_dir_all(&path);
-        fs::create_dir(&path).unwrap();
-        fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-        Base(path)
+        let folder = Folder::new(&format!("lock-{name}"));
+        fs::set_permissions(&folder.0, PermissionsExt::from_mode(0o755)).unwrap();
+        Base(folder)
     }
 
     fn folder(&self) -> PathBuf {
-        self.0.join(FOLDER)
+        self.0.path("proxier-demo")
     }
 
     fn file(&self) -> PathBuf {
-        self.folder().join(format!("netns-{}.lock", namespace("net")))
+        self.folder().join(format!("netns-{}.lock", fs::metadata("/proc/thread-self/ns/net").unwrap().ino()))
     }
 
     fn take(&self) -> Result<Lock, String> {
-        Lock::take_below(&self.0).map_err(|problem| problem.to_string())
+        Lock::take_below(&self.0.0).map_err(|problem| problem.to_string())
     }
 }
 
-impl Drop for Base {
-    fn drop(&mut self) {
-        let _gone_already = fs::remove_dir_all(&self.0);
-    }
-}
-
-/// Another process that holds the lock, with the usual tool.
-fn hold(path: &Path) -> Option<Child> {
-    let script = "flock -n 3 || exit 1; printf '%s\\n%s\\n%s\\n' $$ $(stat -Lc %i /proc/self/ns/pid) 'a proxy' >&3; \
-                  echo ok; exec sleep 1000";
-    let script = format!("exec 3<>{}; {script}", path.display());
+/// Another process that holds the lock, with the usual tool. `namespace`: its namespace of processes.
+fn hold(path: &Path, namespace: &str) -> Option<Child> {
+    let script = format!(
+        "exec 3<>{}; flock -n 3 || exit 1; printf '%s\\n%s\\n%s\\n' $$ {namespace} 'a proxy' >&3; echo ok; exec sleep 1000",
+        path.display()
+    );
     let mut child = Command::new("sh").args(["-c", &script]).stdout(Stdio::piped()).spawn().ok()?;
     let mut line = [0; 3];
-    io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut line).unwrap();
+    child.stdout.as_mut().unwrap().read_exact(&mut line).unwrap();
     Some(child)
 }
 
@@ -59,25 +59,20 @@ fn the_second_process_learns_who_holds_the_lock() {
     assert_eq!((mode(&base.folder()), mode(&base.file())), (0o700, 0o600));
 }
 
-/// The holder is another process and is killed.
+/// The holder is another process, perhaps of another container, and is killed.
 #[test]
 fn a_killed_process_leaves_no_lock() {
     let base = Base::new("killed");
     drop(base.take().unwrap());
-    let mut holder = hold(&base.file()).unwrap();
-    let problem = base.take().unwrap_err();
-    assert_eq!(problem, format!("another one runs on this node: process {} (a proxy); stop it first", holder.id()));
-    holder.kill().unwrap();
-    holder.wait().unwrap();
-    base.take().unwrap();
-}
-
-/// The holder is in another container.
-#[test]
-fn an_invisible_holder_is_named_as_far_as_known() {
-    let holder = Holder { pid: 1, namespace: 1, command: "proxier-demo run".to_owned() };
-    assert_eq!(holder.to_string(), "process 1 of another container (proxier-demo run)");
-    assert!(holder.is_there());
+    for (namespace, container) in [("$(stat -Lc %i /proc/self/ns/pid)", ""), ("1", " of another container")] {
+        let mut holder = hold(&base.file(), namespace).unwrap();
+        let problem = base.take().unwrap_err();
+        let named = format!("process {}{container} (a proxy)", holder.id());
+        assert_eq!(problem, format!("another one runs on this node: {named}; stop it first"));
+        holder.kill().unwrap();
+        holder.wait().unwrap();
+        drop(base.take().unwrap());
+    }
 }
 
 /// An earlier holder's name is not reported as the current one, and the wait ends.
@@ -91,7 +86,7 @@ fn a_holder_may_leave_no_information() {
     let start = Instant::now();
     let problem = base.take().unwrap_err();
     assert!(problem.starts_with("another process, which cannot be identified, holds the lock "), "{problem}");
-    assert!(start.elapsed() >= PATIENCE);
+    assert!(start.elapsed() >= Duration::from_secs(1));
     drop(file);
     base.take().unwrap();
 }
@@ -100,22 +95,22 @@ fn a_holder_may_leave_no_information() {
 fn planted_files_are_refused() {
     let base = Base::new("planted");
     let elsewhere = Base::new("elsewhere");
-    fs::create_dir(elsewhere.0.join("theirs")).unwrap();
-    symlink(elsewhere.0.join("theirs"), base.folder()).unwrap();
+    fs::create_dir(elsewhere.0.path("theirs")).unwrap();
+    symlink(elsewhere.0.path("theirs"), base.folder()).unwrap();
     let problem = base.take().unwrap_err();
     assert!(problem.contains("it is a link or a file, not a folder") && problem.ends_with("remove it"), "{problem}");
     fs::remove_file(base.folder()).unwrap();
 
     fs::create_dir(base.folder()).unwrap();
-    symlink(elsewhere.0.join("victim"), base.file()).unwrap();
+    symlink(elsewhere.0.path("victim"), base.file()).unwrap();
     let problem = base.take().unwrap_err();
     assert!(problem.contains("it is a link"), "{problem}");
-    assert!(!elsewhere.0.join("victim").exists() && fs::read_dir(elsewhere.0.join("theirs")).unwrap().count() == 0);
+    assert!(!elsewhere.0.path("victim").exists() && fs::read_dir(elsewhere.0.path("theirs")).unwrap().count() == 0);
     fs::remove_file(base.file()).unwrap();
 
     // Another process may have a file with a second name open.
-    fs::write(elsewhere.0.join("file"), "").unwrap();
-    fs::hard_link(elsewhere.0.join("file"), base.file()).unwrap();
+    fs::write(elsewhere.0.path("file"), "").unwrap();
+    fs::hard_link(elsewhere.0.path("file"), base.file()).unwrap();
     let problem = base.take().unwrap_err();
     assert!(problem.contains("it is not a regular file with one name"), "{problem}");
     fs::remove_file(base.file()).unwrap();
@@ -128,7 +123,7 @@ fn files_that_others_can_write_are_refused() {
     drop(base.take().unwrap());
     let chmod = |path: &Path, mode| fs::set_permissions(path, PermissionsExt::from_mode(mode)).unwrap();
     for (path, mode, good) in
-        [(base.0.clone(), 0o1777, 0o755), (base.folder(), 0o770, 0o700), (base.file(), 0o644, 0o600)]
+        [(base.0.0.clone(), 0o1777, 0o755), (base.folder(), 0o770, 0o700), (base.file(), 0o644, 0o600)]
     {
         chmod(&path, mode);
         let problem = base.take().unwrap_err();
@@ -149,19 +144,7 @@ fn files_that_others_can_write_are_refused() {
 }
 
 #[test]
-fn the_error_says_what_to_do_without_a_writable_directory() {
-    let path = Path::new("/run/proxier-demo");
-    for (errno, advice) in [
-        (Errno::EROFS, "hostPath /run/proxier-demo"),
-        (Errno::EACCES, "RuntimeDirectory=proxier-demo"),
-        (Errno::ENOSPC, "make room"),
-    ] {
-        let problem = cannot_make(path, errno).to_string();
-        assert!(
-            problem.starts_with("/run/proxier-demo: the lock cannot be made (") && problem.contains(advice),
-            "{problem}"
-        );
-    }
+fn a_missing_directory_is_named() {
     let problem = Lock::take_below(Path::new("/nonexistent")).unwrap_err().to_string();
     assert!(problem.starts_with("/nonexistent: the lock cannot be looked for here ("), "{problem}");
 }

@@ -243,4 +243,22 @@ impl fmt::Display for Holder {
 }
 
 #[cfg(test)]
-mod tests;
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_error_says_what_to_do_without_a_writable_directory() {
+        let path = Path::new("/run/proxier-demo");
+        for (errno, advice) in [
+            (Errno::EROFS, "hostPath /run/proxier-demo"),
+            (Errno::EACCES, "RuntimeDirectory=proxier-demo"),
+            (Errno::ENOSPC, "make room"),
+        ] {
+            let problem = cannot_make(path, errno).to_string();
+            assert!(
+                problem.starts_with("/run/proxier-demo: the lock cannot be made (") && problem.contains(advice),
+                "{problem}"
+            );
+        }
+    }
+}
