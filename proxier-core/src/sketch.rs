@@ -16,7 +16,7 @@ use nftables::{Draft, TableKey, TableSnapshot};
 use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::ports::{
     Conntrack, Ipvs, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted, PortError,
-    PortErrorKind, Ports, Relays, RouteOwner, Rules, Sets, Settings, Sysctls, Tables, UdpServices,
+    PortErrorKind, Ports, Relays, RouteOwner, Rules, Sets, Settings, Sysctls, Tables, UdpServices, lend,
 };
 use crate::snapshot::HostAddresses;
 
@@ -62,7 +62,7 @@ pub(crate) const SYSCTLS: [(&str, &str); 14] = [
 /// what was written.
 #[derive(Clone, Debug)]
 pub struct Sketch {
-    servers: Servers,
+    ipvs: Servers,
     sets: SetsOnPaper,
     rules: RulesOnPaper,
     links: LinksOnPaper,
@@ -70,7 +70,7 @@ pub struct Sketch {
     tables: Draft,
     routes: RoutesOnPaper,
     relays: Listeners,
-    flows: NoFlows,
+    conntrack: NoFlows,
 }
 
 #[derive(Clone, Debug, Default)]
@@ -97,7 +97,7 @@ impl Default for Sketch {
     fn default() -> Self {
         let lo = vec![IpAddr::from(Ipv4Addr::LOCALHOST), IpAddr::from(Ipv6Addr::LOCALHOST)];
         Sketch {
-            servers: Servers::default(),
+            ipvs: Servers::default(),
             sets: SetsOnPaper::default(),
             rules: RulesOnPaper::default(),
             links: LinksOnPaper([("lo".to_owned(), lo)].into()),
@@ -105,7 +105,7 @@ impl Default for Sketch {
             tables: Draft::default(),
             routes: RoutesOnPaper::default(),
             relays: Listeners::default(),
-            flows: NoFlows,
+            conntrack: NoFlows,
         }
     }
 }
@@ -113,17 +113,7 @@ impl Default for Sketch {
 impl Sketch {
     /// Lends the ports to a pass.
     pub fn ports(&mut self) -> Ports<'_> {
-        Ports {
-            ipvs: &mut self.servers,
-            sets: &mut self.sets,
-            rules: &mut self.rules,
-            links: &mut self.links,
-            sysctls: &mut self.sysctls,
-            tables: &mut self.tables,
-            conntrack: &mut self.flows,
-            routes: &mut self.routes,
-            relays: &mut self.relays,
-        }
+        lend!(self)
     }
 
     /// Gives an interface exactly these addresses; creates it if necessary.
@@ -146,7 +136,7 @@ impl Sketch {
             self.tables.tables().filter_map(|key| Some((key.to_string(), self.tables.snapshot(key)?.to_string())));
         let routes = self.routes.0.iter();
         Held {
-            ipvs: self.servers.ruleset().to_string(),
+            ipvs: self.ipvs.ruleset().to_string(),
             sets: sets.collect(),
             rules: rules.collect(),
             tables: tables.collect(),

@@ -1,6 +1,5 @@
 //! The reconciler: receives objects, and brings the kernel to serve them.
 
-mod cluster;
 mod cold_start;
 mod drains;
 mod input;
@@ -12,12 +11,10 @@ mod schedule;
 mod state;
 mod steps;
 mod surroundings;
-mod totals;
 mod view;
 
 pub use options::Options;
 pub use others::Removal;
 pub use schedule::Limits;
 pub use state::Reconciler;
-pub use totals::Totals;
-pub use view::ServerCounts;
+pub use view::{ServerCounts, Totals};

@@ -1,13 +1,13 @@
 //! Objects of other modes on this node: they count as served, and are removed once this mode serves.
 
 use super::state::Reconciler;
-use crate::modes::cleanup::cleanup;
-use crate::modes::others;
+use crate::modes::cleanup::{cleanup, served};
 use crate::modes::shared::cleaned::Cleaned;
+use crate::modes::shared::frontends::losing;
 use crate::net::FrontendKey;
 use crate::plan::report::Unread;
 use crate::ports::Ports;
-use crate::safeguard::{Loss, Stopped};
+use crate::safeguard::Stopped;
 use crate::time::Moment;
 
 /// The result of an attempt to remove the objects of other modes.
@@ -57,15 +57,11 @@ impl Reconciler {
 
     /// Reads the Frontends that other modes serve, and lets the safeguard evaluate their removal.
     pub(super) fn judge_others(&mut self, now: Moment, ports: &mut Ports<'_>) -> Judgement {
-        let served = others::served(&self.facts, self.mode.kind(), ports);
+        let served = served(&self.facts, self.mode.kind(), ports);
         self.flows.left.extend(served.frontends.keys().filter_map(FrontendKey::udp));
-        let desired = &self.desired;
-        let losing = served.frontends.iter().filter_map(|(key, has_endpoints)| match desired.frontend(key) {
-            None => Some((*key, Loss::Everything)),
-            Some(now) if *has_endpoints && now.endpoints().is_empty() => Some((*key, Loss::Endpoints)),
-            Some(_) => None,
-        });
-        let stopped = self.safeguards.others.check_anew(losing, &served, &self.store, desired, now);
+        let (desired, frontends) = (&self.desired, &served.frontends);
+        let losing = losing(frontends.keys(), frontends, desired);
+        let stopped = self.safeguards.others.check_anew(losing, frontends, &self.store, desired, now);
         let is_replaced = |stopped: &Stopped| stopped.held().any(|key| served.replaced.contains(&key));
         Judgement { would_replace: stopped.as_ref().is_some_and(is_replaced), stopped, unread: served.unread }
     }

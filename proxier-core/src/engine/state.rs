@@ -4,12 +4,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
-use super::cluster::Cluster;
 use super::drains::Drains;
 use super::options::Options;
 use super::own_transactions::OwnTables;
 use super::schedule::Schedule;
-use super::totals::Totals;
+use super::surroundings::Cluster;
+use super::view::Totals;
 use crate::config::{Config, KernelNames, MayAskFor};
 use crate::modes::shared::networks;
 use crate::modes::{Kind, Mode, fast_path, localhost_relay};

@@ -8,10 +8,9 @@ use super::state::{Reconciler, Trust};
 use crate::modes::shared::{flows, localhost, sysctls};
 use crate::modes::{CarryOut, Mode, Pass, Plan};
 use crate::net::{Family, FrontendKey, Protocol};
-use crate::plan::names::Names;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Report};
-use crate::plan::step::{Action, Part};
+use crate::plan::step::{Action, Names, Part};
 use crate::ports::{PortError, PortErrorKind, Ports, SysctlChange, UdpServices};
 use crate::safeguard::{Kernel, Stopped};
 use crate::service::{Changes, Compiled, Frontend, FrontendObserver};
@@ -151,7 +150,9 @@ impl Reconciler {
         };
         let mut plan = Plan::default();
         let wanted = self.mode.sysctls(&pass, self.host.release.as_deref().unwrap_or_default());
-        (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
+        if !wanted.is_empty() {
+            (plan.sysctls, report.unmet) = sysctls::changes(ports.sysctls, wanted);
+        }
         let mut stopped = None;
         let mut hold = |losing: Vec<_>, kernel: &dyn Kernel| {
             stopped = self.safeguards.own.check(losing, kernel, &self.store, &self.desired, now);
@@ -192,7 +193,9 @@ impl Reconciler {
     pub(super) fn execute(&mut self, plan: Plan, run: &mut Run<'_, '_>) -> bool {
         let Run { clock, ref mut report, ref mut ports, .. } = *run;
         let mut applied = Applied { lacks: std::mem::take(&mut report.applied.lacks), ..Applied::default() };
-        applied.carry_out(plan.sysctls.iter().map(Operation::Sysctl), &Names::NONE, ports);
+        if !plan.sysctls.is_empty() {
+            applied.carry_out(plan.sysctls.iter().map(Operation::Sysctl), &Names::NONE, ports);
+        }
         let (now, facts) = (clock(), self.mode.kind().facts());
         if facts.translates_packets && self.store.has_drains() {
             let is_first = !self.is_settled();
@@ -203,7 +206,9 @@ impl Reconciler {
         let arguments = CarryOut { names, desired, changes: &mut self.backlog.changes, report, clock };
         let outcome = plan.work.map(|work| self.mode.carry_out(work, arguments, ports)).unwrap_or_default();
         applied.add(outcome.applied);
-        write_guarded(&plan.guarded, &outcome.unwritten, &mut applied, ports);
+        if !plan.guarded.is_empty() {
+            write_guarded(&plan.guarded, &outcome.unwritten, &mut applied, ports);
+        }
         if let Some(localhost) = &mut self.add_ons.localhost {
             localhost.apply(&plan.listeners, &names, &mut applied, ports);
         }
@@ -214,7 +219,7 @@ impl Reconciler {
         let (wait, forget): (UdpServices, UdpServices) =
             plan.forget.into_iter().partition(|(place, _)| outcome.unwritten.contains(&Family::of(place.ip())));
         let lack = (!facts.is_process).then_some(flows::STAY);
-        let is_done = flows::forget(Protocol::Udp, &forget, lack, ports.conntrack, &mut applied);
+        let is_done = forget.is_empty() || flows::forget(Protocol::Udp, &forget, lack, ports.conntrack, &mut applied);
         self.flows.unforgotten = wait.into_keys().chain(forget.into_keys().filter(|_| !is_done)).collect();
         if let Some(drains) = &mut self.add_ons.drains {
             drains.cut(desired, &outcome.unwritten, now, ports.conntrack, &mut applied);

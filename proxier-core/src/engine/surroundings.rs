@@ -1,18 +1,135 @@
-//! Reads the host's own addresses and gateways, finds API servers and Nodes, and computes the node facts from them.
+//! What surrounds the Services: this host's addresses and gateways, other proxies on it, API servers, and the cluster's
+//! Nodes and networks of cluster IPs. The node facts follow from them.
 
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::pass::Run;
 use super::state::Reconciler;
 use crate::config::{Neighbour, OtherProxies, User};
-use crate::modes::others;
+use crate::modes::served_by_others;
 use crate::modes::shared::networks;
-use crate::net::{FrontendKey, is_reachable};
+use crate::net::{FrontendKey, Network, is_reachable};
+use crate::objects::NodeObject;
 use crate::plan::report::Unread;
 use crate::ports::{Links, Tables};
-use crate::snapshot::{EndpointSlice, HostAddresses, ObjectKey};
+use crate::snapshot::{EndpointSlice, HostAddresses, Node, ObjectKey, Rejection};
 use crate::time::Moment;
+
+/// What the cluster's objects contain about this node and the others.
+#[derive(Debug)]
+pub(super) struct Cluster {
+    pub(super) node: Node,
+    /// Unusable values of this node's own object.
+    pub(super) rejections: Vec<Rejection>,
+    pub(super) nodes: ClusterNodes,
+    /// Networks of cluster IPs that the cluster declares.
+    pub(super) service_cidrs: Arc<[Network]>,
+}
+
+impl Cluster {
+    pub(super) fn new(node_name: &str) -> Self {
+        Cluster {
+            node: Node::new(node_name),
+            rejections: Vec::new(),
+            nodes: ClusterNodes::default(),
+            service_cidrs: Arc::default(),
+        }
+    }
+
+    /// Unusable values of all Nodes.
+    pub(super) fn rejections(&self) -> impl Iterator<Item = &Rejection> {
+        self.rejections.iter().chain(self.nodes.rejections.values().flatten())
+    }
+}
+
+/// Weights and addresses of Nodes by name, updated one Node at a time.
+#[derive(Debug, Default)]
+pub(super) struct ClusterNodes {
+    /// Weights other than 1.
+    weights: Arc<BTreeMap<Box<str>, u16>>,
+    rejections: BTreeMap<Box<str>, Vec<Rejection>>,
+    addresses: BTreeMap<Arc<str>, Box<[IpAddr]>>,
+    /// Differences since [`ClusterNodes::take_changed`].
+    changed: NodeChanges,
+}
+
+/// Differences between two states of the cluster's Nodes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct NodeChanges {
+    pub(super) weights: bool,
+    pub(super) addresses: bool,
+}
+
+impl ClusterNodes {
+    /// Updates the weight of a new or changed Node. Returns whether it changed.
+    pub(super) fn upsert_weight(&mut self, object: &NodeObject) -> bool {
+        let name = &*object.metadata.name;
+        let mut rejections = Vec::new();
+        let weight = Node::weight(object, &mut rejections).filter(|weight| *weight != 1);
+        if rejections.is_empty() {
+            self.rejections.remove(name);
+        } else {
+            self.rejections.insert(name.into(), rejections);
+        }
+        self.set_weight(name, weight)
+    }
+
+    /// Updates the addresses of a new or changed Node. Returns whether they changed.
+    pub(super) fn upsert_addresses(&mut self, object: &NodeObject) -> bool {
+        let name = &*object.metadata.name;
+        let addresses = Node::all_addresses(object);
+        if self.addresses.get(name).map(|known| &**known).unwrap_or_default() == addresses {
+            return false;
+        }
+        self.addresses.insert(name.into(), addresses.into());
+        self.changed.addresses = true;
+        true
+    }
+
+    /// Removes a Node. Returns whether it had a weight or addresses.
+    pub(super) fn delete(&mut self, name: &str) -> bool {
+        self.rejections.remove(name);
+        let had_addresses = self.addresses.remove(name).is_some();
+        self.changed.addresses |= had_addresses;
+        self.set_weight(name, None) || had_addresses
+    }
+
+    fn set_weight(&mut self, name: &str, weight: Option<u16>) -> bool {
+        if self.weights.get(name).copied() == weight {
+            return false;
+        }
+        let weights = Arc::make_mut(&mut self.weights);
+        match weight {
+            Some(weight) => weights.insert(name.into(), weight),
+            None => weights.remove(name),
+        };
+        self.changed.weights = true;
+        true
+    }
+
+    /// All weights other than 1.
+    pub(super) fn weights(&self) -> &Arc<BTreeMap<Box<str>, u16>> {
+        &self.weights
+    }
+
+    /// The addresses of all Nodes except this one. If two Nodes have the same address, the first by name.
+    pub(super) fn by_address(&self, own: &str) -> BTreeMap<IpAddr, Arc<str>> {
+        let mut nodes = BTreeMap::new();
+        for (name, addresses) in self.addresses.iter().filter(|(name, _)| ***name != *own) {
+            for address in addresses {
+                nodes.entry(*address).or_insert_with(|| name.clone());
+            }
+        }
+        nodes
+    }
+
+    /// Differences since the last call.
+    pub(super) fn take_changed(&mut self) -> NodeChanges {
+        std::mem::take(&mut self.changed)
+    }
+}
 
 impl Reconciler {
     /// Reads the host's addresses and gateways, in a full pass or after they changed. The pass becomes full if the
@@ -37,7 +154,7 @@ impl Reconciler {
     fn take_other_proxies(&mut self, is_full: bool, tables: &mut dyn Tables) {
         let (names, known) = (&self.options.config.names, self.options.config.reserved.other_proxies.clone());
         let mut frontends = known.frontends.clone();
-        if is_full && let Ok(served) = others::served_by_other_proxies(&self.facts, tables) {
+        if is_full && let Ok(served) = served_by_others(&self.facts, tables) {
             let serves = |key: &FrontendKey| self.mode.kernel().is_some_and(|kernel| kernel.serves(key).is_some());
             let theirs = served.into_iter().filter(|(key, table)| !serves(key) || **table < *names.table.as_str());
             let by = |table: String| format!("another proxy (table {table})").into();

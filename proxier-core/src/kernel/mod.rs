@@ -87,7 +87,7 @@ use std::time::Duration;
 use iptables::{Backend, BackendChoice, Limits, System};
 
 use crate::net::FrontendKey;
-use crate::ports::{PortError, Ports};
+use crate::ports::{PortError, Ports, lend};
 
 pub use counters::PacketCounters;
 pub(crate) use error::errno_kind;
@@ -183,17 +183,7 @@ impl KernelPorts {
 
     /// Lends the ports to a pass.
     pub fn ports(&mut self) -> Ports<'_> {
-        Ports {
-            ipvs: &mut self.ipvs,
-            sets: &mut self.sets,
-            rules: &mut self.rules,
-            links: &mut self.links,
-            sysctls: &mut self.sysctls,
-            tables: &mut self.tables,
-            conntrack: &mut self.conntrack,
-            routes: &mut self.routes,
-            relays: &mut self.relays,
-        }
+        lend!(self)
     }
 
     /// Stops listening in this process, and waits at most `patience` for all connections to end. Returns the number of

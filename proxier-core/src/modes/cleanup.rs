@@ -1,13 +1,14 @@
-//! Removes the objects that modes have created: those of all modes, or of modes that no longer serve.
+//! What modes have left: the Frontends that it serves, and its removal.
 
 use ::iptables::{Backend, TableName};
 
 use super::{Kind, fast_path, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::chains::{Found, unreadable};
-use crate::modes::shared::cleaned::Cleaned;
+use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
 use crate::modes::shared::localhost;
 use crate::ports::Ports;
+use crate::service::NodeFacts;
 
 /// Removes everything that this proxy, or a kube-proxy in any of its modes, has created, and nothing else. It cleans
 /// both families, with any configuration. With `kept`, objects of that mode stay, so that a node can change its mode:
@@ -146,4 +147,30 @@ pub fn leftovers(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> 
     left.extend(nftables::unrecognised_tables(ports));
     left.extend(unreadable(ports));
     left
+}
+
+/// Reads the Frontends that other modes serve, of this proxy or a kube-proxy. Costs little if these have no objects.
+/// Userspace mode leaves none once its process has ended. iptables mode and IPVS mode with iptables rules have chains
+/// with the same names. Virtual servers of either variant count, regardless of which one guarded them.
+pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> ServedFrontends {
+    let mut served = ServedFrontends::default();
+    // As in a cleanup: the remaining modes have no configurable names.
+    let is_alone = facts.config().names == KernelNames::default();
+    if mode != Kind::Ipvs {
+        served.extend(ipvs::cleanup::served(facts.config(), ports).replaced_if(mode == Kind::Iptables));
+    }
+    if mode != Kind::Nftables {
+        served.extend(nftables::served(facts, ports));
+    }
+    if is_alone {
+        served.extend(nftables::served_by_kube_proxy(facts, ports));
+    }
+    if is_alone {
+        let serving = Serving::new(facts.config(), Some(mode), ports);
+        // The mode itself has the rules in the back end that it uses.
+        for backend in Backend::ALL.into_iter().filter(|backend| mode != Kind::Iptables || !serving.uses(*backend)) {
+            served.extend(iptables::served(facts, backend, ports).replaced_if(serving.uses(backend)));
+        }
+    }
+    served
 }

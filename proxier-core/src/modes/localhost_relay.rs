@@ -13,10 +13,9 @@ use crate::config::Config;
 use crate::modes::shared::listeners::lower;
 use crate::modes::{Kind, Pass, nftables};
 use crate::net::{Family, FrontendKey, Protocol};
-use crate::plan::names::Names;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Lack, Report};
-use crate::plan::step::{Action, Part};
+use crate::plan::step::{Action, Names, Part};
 use crate::ports::{Listener, PortError, PortErrorKind, Ports, Settings};
 use crate::service::{Desired, Frontend};
 

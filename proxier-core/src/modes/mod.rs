@@ -11,12 +11,12 @@ pub mod iptables;
 pub mod ipvs;
 pub mod localhost_relay;
 pub mod nftables;
-pub(crate) mod others;
 pub mod select;
 pub(crate) mod shared;
 pub mod userspace;
 
-pub use crate::plan::names::Names;
+pub use crate::plan::step::Names;
+pub(crate) use nftables::served_by_others;
 pub use shared::cleaned::Cleaned;
 pub use shared::networks::other_addresses;
 pub use shared::sysctls::HostSettings;

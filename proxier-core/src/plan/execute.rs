@@ -1,10 +1,9 @@
 //! Carries out operations: one call of the port for consecutive ones of one kind, and an outcome for each.
 
 use crate::net::Network;
-use crate::plan::names::Names;
 use crate::plan::operation::{Operation, items};
 use crate::plan::report::Applied;
-use crate::plan::step::Action;
+use crate::plan::step::{Action, Names};
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports};
 
 impl Applied {

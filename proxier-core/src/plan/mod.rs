@@ -1,8 +1,6 @@
 //! Operations of a plan: the steps that show them, the calls that carry them out, and their outcomes.
 
 pub(crate) mod execute;
-pub(crate) mod names;
 pub(crate) mod operation;
 pub mod report;
-pub(crate) mod shown;
 pub mod step;

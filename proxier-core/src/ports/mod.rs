@@ -93,6 +93,24 @@ pub struct Ports<'a> {
     pub relays: &'a mut dyn Relays,
 }
 
+/// Lends the ports of a value that has each in a field of the same name.
+macro_rules! lend {
+    ($owner:expr) => {
+        $crate::ports::Ports {
+            ipvs: &mut $owner.ipvs,
+            sets: &mut $owner.sets,
+            rules: &mut $owner.rules,
+            links: &mut $owner.links,
+            sysctls: &mut $owner.sysctls,
+            tables: &mut $owner.tables,
+            conntrack: &mut $owner.conntrack,
+            routes: &mut $owner.routes,
+            relays: &mut $owner.relays,
+        }
+    };
+}
+pub(crate) use lend;
+
 impl fmt::Debug for Ports<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Ports")

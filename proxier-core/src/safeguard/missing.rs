@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::limits::MassRemoval;
+use super::mass::MassRemoval;
 use crate::net::FrontendKey;
 use crate::service::Desired;
 use crate::service::{Frontend, NodeFacts, Roles, compile};

@@ -1,11 +1,9 @@
 //! Safeguards against the input: losing much at once, and serving an address or port that the node itself needs.
 
-mod limits;
 mod mass;
 mod missing;
 
-pub use limits::MassRemoval;
-pub use mass::Stopped;
+pub use mass::{MassRemoval, Stopped};
 
 /// Internals, for this crate and its tests.
 #[doc(hidden)]

@@ -11,7 +11,6 @@ mod port;
 mod reserved;
 mod sharing;
 mod trace;
-mod weights;
 
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -26,8 +25,7 @@ use crate::snapshot::{
     Annotation, Balancing, CreationTime, EndpointSlice, FrontendSpec, MethodName, OTHER_PORT, ObjectKey, ObjectKind,
     Rejection, Reporter, Service, ServicePort, Store, TrafficPolicy,
 };
-use endpoints::{Choice, choose, count_ready_local, gather};
-use weights::{Resting, weigh};
+use endpoints::{Choice, Resting, choose, count_ready_local, gather, weigh};
 
 pub use crate::snapshot::Roles;
 pub(crate) use changes::ServiceBefore;

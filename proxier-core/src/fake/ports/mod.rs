@@ -24,7 +24,7 @@ use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort, check_sysctl};
 use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::ports::{
     Conntrack, Ipvs, ItemFailure, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted,
-    PortError, PortErrorKind, Ports, Relays, RouteOwner, Sets, Settings, Sysctls, Tables, UdpServices,
+    PortError, PortErrorKind, Ports, Relays, RouteOwner, Sets, Settings, Sysctls, Tables, UdpServices, lend,
 };
 use crate::snapshot::HostAddresses;
 use gate::Gate;
@@ -94,17 +94,7 @@ impl FakePorts {
     }
 
     pub(super) fn lend(&mut self) -> Ports<'_> {
-        Ports {
-            ipvs: &mut self.ipvs,
-            sets: &mut self.sets,
-            rules: &mut self.rules,
-            links: &mut self.links,
-            sysctls: &mut self.sysctls,
-            tables: &mut self.tables,
-            conntrack: &mut self.conntrack,
-            routes: &mut self.routes,
-            relays: &mut self.relays,
-        }
+        lend!(self)
     }
 }
 

@@ -9,10 +9,9 @@ use super::plan::{Basis, FamilyPlan, IptablesPlan, without};
 use super::wanted::Wanted;
 use crate::modes::shared::frontends::search;
 use crate::net::{Family, FrontendKey};
-use crate::plan::names::Names;
 use crate::plan::operation::Whole;
 use crate::plan::report::Applied;
-use crate::plan::step::{Action, Part, Step};
+use crate::plan::step::{Action, Names, Part, Step};
 use crate::ports::{PortError, PortErrorKind, Rules};
 use crate::snapshot::ObjectKey;
 

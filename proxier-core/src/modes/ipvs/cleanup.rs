@@ -16,10 +16,9 @@ use crate::modes::shared::chains::{Found, Removal};
 use crate::modes::shared::cleaned::{Cleaned, IsKeptIn, ServedFrontends};
 use crate::modes::shared::networks::{delete_routes, read_host};
 use crate::net::FrontendKey;
-use crate::plan::names::Names;
 use crate::plan::operation::Operation;
 use crate::plan::report::Unread;
-use crate::plan::step::Action;
+use crate::plan::step::{Action, Names};
 use crate::ports::{PortErrorKind, Ports, RouteOwner};
 use crate::service::Desired;
 

@@ -7,7 +7,7 @@ use super::reading::device_addresses;
 use crate::config::Config;
 use crate::modes::inspection::{Inspection, TrafficCounters};
 use crate::net::FrontendKey;
-use crate::plan::shown::{ShownReal, ShownVirtual};
+use crate::plan::operation::{ShownReal, ShownVirtual};
 use crate::ports::{PortError, Ports, RouteOwner};
 
 /// The virtual server with its real servers; that of outside clients, if separate; and how the address is bound to this

@@ -17,10 +17,9 @@ use crate::modes::shared::table::{
     self, Basis, ChainRules, Fate, LabelledTransaction, WriteOutcome, is_kind_of, write,
 };
 use crate::net::{Family, FrontendKey};
-use crate::plan::names::Names;
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::report::Applied;
-use crate::plan::step::{Action, Part, Step};
+use crate::plan::step::{Action, Names, Part, Step};
 use crate::ports::Tables;
 use crate::service::{Changes, Desired};
 

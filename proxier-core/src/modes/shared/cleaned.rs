@@ -9,7 +9,6 @@ use ipvs::VirtualServerKey;
 use crate::net::FrontendKey;
 use crate::plan::report::{Applied, Unread};
 use crate::ports::{PortError, PortErrorKind};
-use crate::safeguard::Kernel;
 
 /// Result of a cleanup.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -102,11 +101,5 @@ impl ServedFrontends {
         if error.kind() != PortErrorKind::Unavailable {
             self.unread.push(Unread::new(what, error));
         }
-    }
-}
-
-impl Kernel for ServedFrontends {
-    fn serves(&self, key: &FrontendKey) -> Option<bool> {
-        self.frontends.get(key).copied()
     }
 }

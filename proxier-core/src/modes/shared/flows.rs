@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 
 use crate::modes::Pass;
 use crate::net::{Family, FrontendKey, Protocol};
-use crate::plan::names::Names;
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Lack};
+use crate::plan::step::Names;
 use crate::ports::{Conntrack, PortErrorKind, UdpServices};
 use crate::service::Frontend;
 

@@ -12,8 +12,8 @@ use crate::compat;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::sysctls::{WantedValue, changes};
 use crate::net::Family;
-use crate::plan::names::Names;
 use crate::plan::operation::Operation;
+use crate::plan::step::Names;
 use crate::ports::{PortError, Ports, SysctlChange, Sysctls};
 
 const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
