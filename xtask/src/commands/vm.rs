@@ -33,6 +33,9 @@ pub(crate) struct Options {
     /// Network card; this machine is 10.0.2.2 in there
     #[arg(long)]
     net: bool,
+    /// Network card without an address, on this tap device of this machine
+    #[arg(long, value_name = "DEVICE", conflicts_with = "net", value_parser = device)]
+    tap: Option<String>,
     /// Environment of COMMAND (may be repeated)
     #[arg(long, value_name = "NAME=VALUE", value_parser = assignment)]
     env: Vec<(String, String)>,
@@ -52,7 +55,7 @@ pub(crate) fn main(options: Options) -> Result<ExitCode> {
     let vm = Vm {
         memory: options.memory,
         timeout: Duration::from_secs(options.timeout),
-        network: options.net,
+        network: options.tap.or_else(|| options.net.then(|| "user".to_owned())),
         stdin: options.stdin,
         env: options.env,
         shares,
@@ -64,6 +67,13 @@ pub(crate) fn main(options: Options) -> Result<ExitCode> {
     let outcome = vm.run(&options.command)?;
     let code = || ExitCode::from(outcome.exit.and_then(|code| u8::try_from(code).ok()).unwrap_or(125));
     Ok(outcome.failed().unwrap_or_else(code))
+}
+
+/// QEMU's backend for a tap device.
+fn device(name: &str) -> Result<String, &'static str> {
+    let is_plain = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
+    let backend = format!("tap,ifname={name},script=no,downscript=no");
+    if is_plain && (1..16).contains(&name.len()) { Ok(backend) } else { Err("not the name of a device") }
 }
 
 fn assignment(text: &str) -> Result<(String, String), &'static str> {

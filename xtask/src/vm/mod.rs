@@ -33,8 +33,8 @@ pub(crate) struct Vm {
     pub(crate) processors: u32,
     /// From power-on to power-off.
     pub(crate) timeout: Duration,
-    /// Whether there is a network card with the host at 10.0.2.2 (user-mode networking).
-    pub(crate) network: bool,
+    /// QEMU's backend of the network card: `user` (the host is 10.0.2.2), or `tap` with its options.
+    pub(crate) network: Option<String>,
     /// Whether the command reads this process's standard input; otherwise it reads nothing.
     pub(crate) stdin: bool,
     /// Directories of the host that the command may write, at the same path.
@@ -113,7 +113,7 @@ impl Vm {
             memory: 1024,
             processors: 2,
             timeout: Duration::from_secs(600),
-            network: false,
+            network: None,
             stdin: false,
             shares: Vec::new(),
             env: Vec::new(),
@@ -193,7 +193,9 @@ impl Vm {
     fn qemu(&self, accelerator: &str, run: &Path, command: &[String], interactive: bool) -> Result<Command> {
         let mut stage2 = format!(
             "modules_release={}\nnetwork={}\nstdin={}\ninteractive={interactive}\n",
-            self.kernel.release, self.network, self.stdin
+            self.kernel.release,
+            quote(self.network.as_deref().unwrap_or_default()),
+            self.stdin
         );
         for (number, path) in self.shares.iter().enumerate() {
             stage2.extend([&format!("share_{number}="), &quote(&path.to_string_lossy()), "\n"]);
@@ -227,8 +229,9 @@ impl Vm {
         for (number, path) in self.shares.iter().enumerate() {
             share(&format!("share{number}"), path, "");
         }
-        if self.network {
-            qemu.args(["-netdev", "user,id=network", "-device", "virtio-net-pci,netdev=network,romfile="]);
+        if let Some(backend) = &self.network {
+            qemu.args(["-netdev", &format!("{backend},id=network")]);
+            qemu.args(["-device", "virtio-net-pci,netdev=network,romfile="]);
         }
         Ok(qemu)
     }

@@ -28,10 +28,12 @@ while eval "folder=\$share_$number" && [ -n "$folder" ]; do
 done
 $busybox hostname testbed
 $busybox ip link set lo up
-if [ "$network" = true ]; then
+if [ -n "$network" ]; then
     $busybox modprobe virtio_net 2>/dev/null || modprobe virtio_net
     device=$($busybox ls /sys/class/net | $busybox grep -v -e '^lo$' -e '^bonding_masters$' | $busybox head -n 1)
     $busybox ip link set "$device" up
+fi
+if [ "$network" = user ]; then
     $busybox ip addr add 10.0.2.15/24 dev "$device"
     $busybox ip route add default via 10.0.2.2
 fi

@@ -269,7 +269,7 @@ fn run_in_machine(options: &Options, name: &str, line: &[String]) -> Result<bool
     vm.timeout = Duration::from_secs(3600);
     // The API server of `end-to-end` holds 50,000 Services.
     vm.memory = if name == "end-to-end" { 6144 } else { 3072 };
-    vm.network = options.live.kubeconfig.is_some();
+    vm.network = options.live.kubeconfig.is_some().then(|| "user".to_owned());
     vm.shares.push(results());
     let _load = HostLoad::tell(&mut vm)?;
     let outcome = vm.run(line)?;
