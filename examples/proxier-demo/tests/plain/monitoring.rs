@@ -252,8 +252,9 @@ const KIND: &str = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProx
 /// A node may lack modules that its mode does not need; missing ones that it needs are an error.
 #[test]
 fn prepare_node_needs_what_the_mode_needs() {
-    const MODPROBE: &str =
-        "echo $1 >>$here/asked\ngrep -qx \"$1\" $here/has || { echo Module $1 not found >&2; exit 1; }\n";
+    const MODPROBE: &str = "[ $1 != --all ] || shift\n\
+        for module; do echo $module >>$here/asked; grep -qx $module $here/has || missing=$module; done\n\
+        [ -z \"$missing\" ] || { echo Module $missing not found >&2; exit 1; }\n";
     let all = "ip_vs nf_conntrack nf_tables";
     kernel_test(&[Need::Root], || {
         let setting = |name: &str| fs::read_to_string(format!("/proc/sys/net/ipv4/{name}")).unwrap().trim().to_owned();
@@ -329,7 +330,7 @@ fn prepare_node_writes_the_settings_that_the_configuration_asks_for() {
     for mode in ["nftables", "iptables", "ipvs", ""] {
         kernel_test(&[Need::Root, Need::Nftables], || {
             let program = format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_proxier-demo"));
-            let programs = Programs::new(&[("modprobe", ""), ("proxier-demo", &program)]);
+            let programs = Programs::new(&[("modprobe", "echo $1 >>$here/calls"), ("proxier-demo", &program)]);
             programs.0.put("config", &format!("{KIND}mode: \"{mode}\"\nipvs:\n  strictARP: true\n{conntrack}"));
             let output = programs.run(&format!("CONFIG=$HERE/config {} --warn", deploy("prepare-node").display()));
             assert!(output.status.success(), "{mode}: {output:?}");
@@ -338,6 +339,7 @@ fn prepare_node_writes_the_settings_that_the_configuration_asks_for() {
                 (name, value.trim().to_owned())
             });
             assert_eq!(written.each_ref().map(|(name, value)| (*name, value.as_str())), settings, "{mode}: {output:?}");
+            assert_eq!(programs.read("calls"), "--all\n", "{mode}: one start of modprobe loads all");
         });
     }
 }
