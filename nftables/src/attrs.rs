@@ -17,11 +17,8 @@ attrs! {
     /// The state of the whole rule set.
     "NFTA_GEN_",
     pub enum GenAttr<'a> {
-        /// Number of the generation.
         ID = 1 => Id(Be32),
-        /// Process that committed it.
         PROC_PID = 2 => ProcPid(Be32),
-        /// Name of that process.
         PROC_NAME = 3 => ProcName(NulStr<'a>),
     }
 }
@@ -32,12 +29,10 @@ attrs! {
     pub enum TraceAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         CHAIN = 2 => Chain(NulStr<'a>),
-        /// The kernel's number of the rule.
         RULE_HANDLE = 3 => RuleHandle(Be64),
         /// `NFT_TRACETYPE_*`.
         TYPE = 4 => Type(Be32),
         VERDICT = 5 => Verdict(Attrs<'a, VerdictAttr<'a>>),
-        /// Number of the packet.
         ID = 6 => Id(Be32),
         /// First bytes of the link header.
         LL_HEADER = 7 => LlHeader(&'a [u8]),
@@ -46,15 +41,12 @@ attrs! {
         /// First bytes of the transport header.
         TRANSPORT_HEADER = 9 => TransportHeader(&'a [u8]),
         IIF = 10 => Iif(Be32),
-        /// Hardware type of the input device.
         IIFTYPE = 11 => Iiftype(Be16),
         OIF = 12 => Oif(Be32),
-        /// Hardware type of the output device.
         OIFTYPE = 13 => Oiftype(Be16),
         MARK = 14 => Mark(Be32),
         /// `NFPROTO_*`.
         NFPROTO = 15 => Nfproto(Be32),
-        /// Policy of the base chain.
         POLICY = 16 => Policy(Be32),
         PAD = 17 => Pad(&'a [u8]),
     }
@@ -67,9 +59,7 @@ attrs! {
         NAME = 1 => Name(NulStr<'a>),
         /// `NFT_TABLE_F_*`.
         FLAGS = 2 => Flags(Be32),
-        /// Number of chains.
         USE = 3 => Use(Be32),
-        /// The kernel's number of the table.
         HANDLE = 4 => Handle(Be64),
         PAD = 5 => Pad(&'a [u8]),
         /// Data stored by programs. Since Linux 5.10.
@@ -84,22 +74,17 @@ attrs! {
     "NFTA_CHAIN_",
     pub enum ChainAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
-        /// The kernel's number of the chain.
         HANDLE = 2 => Handle(Be64),
         NAME = 3 => Name(NulStr<'a>),
         HOOK = 4 => Hook(Attrs<'a, HookAttr<'a>>),
-        /// Verdict at the end of a base chain.
         POLICY = 5 => Policy(Be32),
-        /// Number of references.
         USE = 6 => Use(Be32),
         TYPE = 7 => Type(NulStr<'a>),
         COUNTERS = 8 => Counters(&'a [u8]),
         PAD = 9 => Pad(&'a [u8]),
         /// `NFT_CHAIN_*`.
         FLAGS = 10 => Flags(Be32),
-        /// Number within the transaction.
         ID = 11 => Id(Be32),
-        /// Data of programs.
         USERDATA = 12 => Userdata(&'a [u8]),
     }
 }
@@ -112,7 +97,6 @@ attrs! {
         HOOKNUM = 1 => Hooknum(Be32),
         /// Order among the chains of a hook; signed.
         PRIORITY = 2 => Priority(Be32),
-        /// The only device.
         DEV = 3 => Dev(NulStr<'a>),
         DEVS = 4 => Devs(&'a [u8]),
     }
@@ -134,21 +118,17 @@ attrs! {
     pub enum RuleAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         CHAIN = 2 => Chain(NulStr<'a>),
-        /// The kernel's number of the rule.
         HANDLE = 3 => Handle(Be64),
         EXPRESSIONS = 4 => Expressions(Attrs<'a, ListAttr<'a>>),
         /// Data of iptables-nft.
         COMPAT = 5 => Compat(&'a [u8]),
         /// Handle of the preceding rule; in a request, of the neighbour.
         POSITION = 6 => Position(Be64),
-        /// Data of programs.
         USERDATA = 7 => Userdata(&'a [u8]),
         PAD = 8 => Pad(&'a [u8]),
-        /// Number within the transaction.
         ID = 9 => Id(Be32),
         /// The neighbour's number within the transaction.
         POSITION_ID = 10 => PositionId(Be32),
-        /// The chain's number within the transaction.
         CHAIN_ID = 11 => ChainId(Be32),
     }
 }
@@ -188,24 +168,17 @@ attrs! {
         DATA_LEN = 7 => DataLen(Be32),
         /// `NFT_SET_POL_*`.
         POLICY = 8 => Policy(Be32),
-        /// Expected size and fields of the key.
         DESC = 9 => Desc(Attrs<'a, SetDescAttr<'a>>),
-        /// Number within the transaction.
         ID = 10 => Id(Be32),
         /// Default timeout in milliseconds.
         TIMEOUT = 11 => Timeout(Be64),
         /// Interval of the garbage collection in milliseconds.
         GC_INTERVAL = 12 => GcInterval(Be32),
-        /// Data of programs.
         USERDATA = 13 => Userdata(&'a [u8]),
         PAD = 14 => Pad(&'a [u8]),
-        /// Kind of the objects that elements refer to.
         OBJ_TYPE = 15 => ObjType(Be32),
-        /// The kernel's number of the set.
         HANDLE = 16 => Handle(Be64),
-        /// Expression of each element.
         EXPR = 17 => Expr(Attrs<'a, ExprAttr<'a>>),
-        /// Expressions of each element.
         EXPRESSIONS = 18 => Expressions(Attrs<'a, ListAttr<'a>>),
         /// Name of the implementation. Since Linux 6.16.
         TYPE = 19 => Type(NulStr<'a>),
@@ -218,7 +191,6 @@ attrs! {
     /// Expected size and fields.
     "NFTA_SET_DESC_",
     pub enum SetDescAttr<'a> {
-        /// Greatest number of elements.
         SIZE = 1 => Size(Be32),
         /// Lengths of a concatenation's fields. Since Linux 5.6.
         CONCAT = 2 => Concat(&'a [u8]),
@@ -239,10 +211,8 @@ attrs! {
     "NFTA_SET_ELEM_LIST_",
     pub enum ElemListAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
-        /// Name of the set.
         SET = 2 => Set(NulStr<'a>),
         ELEMENTS = 3 => Elements(&'a [u8]),
-        /// The set's number within the transaction.
         SET_ID = 4 => SetId(Be32),
     }
 }
@@ -252,7 +222,6 @@ attrs! {
     "NFTA_SET_ELEM_",
     pub enum ElemAttr<'a> {
         KEY = 1 => Key(Attrs<'a, DataAttr<'a>>),
-        /// Data of a map.
         DATA = 2 => Data(Attrs<'a, DataAttr<'a>>),
         /// `NFT_SET_ELEM_*`.
         FLAGS = 3 => Flags(Be32),
@@ -260,11 +229,9 @@ attrs! {
         TIMEOUT = 4 => Timeout(Be64),
         /// Milliseconds left.
         EXPIRATION = 5 => Expiration(Be64),
-        /// Data of programs.
         USERDATA = 6 => Userdata(&'a [u8]),
         EXPR = 7 => Expr(Attrs<'a, ExprAttr<'a>>),
         PAD = 8 => Pad(&'a [u8]),
-        /// Name of an object.
         OBJREF = 9 => Objref(NulStr<'a>),
         /// End of a concatenation's interval. Since Linux 5.6.
         KEY_END = 10 => KeyEnd(Attrs<'a, DataAttr<'a>>),
@@ -288,9 +255,7 @@ attrs! {
     pub enum VerdictAttr<'a> {
         /// `NF_*` or `NFT_*`; signed.
         CODE = 1 => Code(Be32),
-        /// Chain to jump or go to.
         CHAIN = 2 => Chain(NulStr<'a>),
-        /// The chain's number within the transaction.
         CHAIN_ID = 3 => ChainId(Be32),
     }
 }
@@ -304,12 +269,9 @@ attrs! {
         /// `NFT_OBJECT_*`.
         TYPE = 3 => Type(Be32),
         DATA = 4 => Data(&'a [u8]),
-        /// Number of references.
         USE = 5 => Use(Be32),
-        /// The kernel's number of the object.
         HANDLE = 6 => Handle(Be64),
         PAD = 7 => Pad(&'a [u8]),
-        /// Data of programs.
         USERDATA = 8 => Userdata(&'a [u8]),
     }
 }
@@ -321,14 +283,11 @@ attrs! {
         DREG = 1 => Dreg(Be32),
         /// Header, `NFT_PAYLOAD_*`.
         BASE = 2 => Base(Be32),
-        /// First byte.
         OFFSET = 3 => Offset(Be32),
         /// Number of bytes.
         LEN = 4 => Len(Be32),
         SREG = 5 => Sreg(Be32),
-        /// Kind of checksum.
         CSUM_TYPE = 6 => CsumType(Be32),
-        /// Offset of the checksum.
         CSUM_OFFSET = 7 => CsumOffset(Be32),
         /// `NFT_PAYLOAD_L4CSUM_*`.
         CSUM_FLAGS = 8 => CsumFlags(Be32),
@@ -390,9 +349,7 @@ attrs! {
         DREG = 2 => Dreg(Be32),
         /// Number of bytes.
         LEN = 3 => Len(Be32),
-        /// Bits to keep.
         MASK = 4 => Mask(Attrs<'a, DataAttr<'a>>),
-        /// Bits to flip.
         XOR = 5 => Xor(Attrs<'a, DataAttr<'a>>),
         /// `NFT_BITWISE_*`. Since Linux 5.6.
         OP = 6 => Op(Be32),
@@ -423,9 +380,7 @@ attrs! {
         SREG = 1 => Sreg(Be32),
         /// `NFT_RANGE_*`.
         OP = 2 => Op(Be32),
-        /// First value.
         FROM_DATA = 3 => FromData(Attrs<'a, DataAttr<'a>>),
-        /// Last value.
         TO_DATA = 4 => ToData(Attrs<'a, DataAttr<'a>>),
     }
 }
@@ -434,11 +389,9 @@ attrs! {
     /// Looks up a key in a set or map.
     "NFTA_LOOKUP_",
     pub enum LookupAttr<'a> {
-        /// Name of the set.
         SET = 1 => Set(NulStr<'a>),
         SREG = 2 => Sreg(Be32),
         DREG = 3 => Dreg(Be32),
-        /// The set's number within the transaction.
         SET_ID = 4 => SetId(Be32),
         /// `NFT_LOOKUP_F_*`.
         FLAGS = 5 => Flags(Be32),
@@ -499,7 +452,6 @@ attrs! {
     pub enum RejectAttr<'a> {
         /// `NFT_REJECT_*`.
         TYPE = 1 => Type(Be32),
-        /// Code of the ICMP message.
         ICMP_CODE = 2 => IcmpCode(u8),
     }
 }
@@ -509,11 +461,9 @@ attrs! {
     "NFTA_NG_",
     pub enum NgAttr<'a> {
         DREG = 1 => Dreg(Be32),
-        /// Numbers are below this.
         MODULUS = 2 => Modulus(Be32),
         /// `NFT_NG_*`.
         TYPE = 3 => Type(Be32),
-        /// Added to the number.
         OFFSET = 4 => Offset(Be32),
     }
 }
@@ -526,11 +476,8 @@ attrs! {
         DREG = 2 => Dreg(Be32),
         /// Number of bytes.
         LEN = 3 => Len(Be32),
-        /// Numbers are below this.
         MODULUS = 4 => Modulus(Be32),
-        /// Start value.
         SEED = 5 => Seed(Be32),
-        /// Added to the number.
         OFFSET = 6 => Offset(Be32),
         /// `NFT_HASH_*`.
         TYPE = 7 => Type(Be32),
@@ -541,9 +488,7 @@ attrs! {
     /// Changes a set at runtime.
     "NFTA_DYNSET_",
     pub enum DynsetAttr<'a> {
-        /// Name of the set.
         SET_NAME = 1 => SetName(NulStr<'a>),
-        /// The set's number within the transaction.
         SET_ID = 2 => SetId(Be32),
         /// `NFT_DYNSET_OP_*`.
         OP = 3 => Op(Be32),
@@ -551,7 +496,6 @@ attrs! {
         SREG_DATA = 5 => SregData(Be32),
         /// Timeout in milliseconds.
         TIMEOUT = 6 => Timeout(Be64),
-        /// Expression of the element.
         EXPR = 7 => Expr(Attrs<'a, ExprAttr<'a>>),
         PAD = 8 => Pad(&'a [u8]),
         /// `NFT_DYNSET_F_*`.
@@ -575,11 +519,9 @@ attrs! {
     /// Matches up to a rate.
     "NFTA_LIMIT_",
     pub enum LimitAttr<'a> {
-        /// Number per unit of time.
         RATE = 1 => Rate(Be64),
         /// Unit of time in seconds.
         UNIT = 2 => Unit(Be64),
-        /// Number at once.
         BURST = 3 => Burst(Be32),
         /// `NFT_LIMIT_*`.
         TYPE = 4 => Type(Be32),
@@ -594,13 +536,10 @@ attrs! {
     "NFTA_LOG_",
     pub enum LogAttr<'a> {
         GROUP = 1 => Group(Be16),
-        /// Text before each line.
         PREFIX = 2 => Prefix(NulStr<'a>),
         /// Bytes of a packet to copy.
         SNAPLEN = 3 => Snaplen(Be32),
-        /// Packets to collect.
         QTHRESHOLD = 4 => Qthreshold(Be16),
-        /// Level of the kernel's log.
         LEVEL = 5 => Level(Be32),
         /// `NF_LOG_*`.
         FLAGS = 6 => Flags(Be32),
@@ -613,12 +552,9 @@ attrs! {
     pub enum ObjrefAttr<'a> {
         /// `NFT_OBJECT_*`.
         IMM_TYPE = 1 => ImmType(Be32),
-        /// Name of the object.
         IMM_NAME = 2 => ImmName(NulStr<'a>),
         SET_SREG = 3 => SetSreg(Be32),
-        /// Name of that map.
         SET_NAME = 4 => SetName(NulStr<'a>),
-        /// The map's number within the transaction.
         SET_ID = 5 => SetId(Be32),
     }
 }
@@ -628,9 +564,7 @@ attrs! {
     "NFTA_EXTHDR_",
     pub enum ExthdrAttr<'a> {
         DREG = 1 => Dreg(Be32),
-        /// Type of the header, kind of the option.
         TYPE = 2 => Type(u8),
-        /// First byte.
         OFFSET = 3 => Offset(Be32),
         /// Number of bytes.
         LEN = 4 => Len(Be32),
@@ -659,7 +593,6 @@ attrs! {
         /// `NFT_SOCKET_*`.
         KEY = 1 => Key(Be32),
         DREG = 2 => Dreg(Be32),
-        /// Level of a control group.
         LEVEL = 3 => Level(Be32),
     }
 }
@@ -669,7 +602,6 @@ attrs! {
     "NFTA_OSF_",
     pub enum OsfAttr<'a> {
         DREG = 1 => Dreg(Be32),
-        /// How the time to live is compared.
         TTL = 2 => Ttl(u8),
         /// `NFT_OSF_F_*`.
         FLAGS = 3 => Flags(Be32),
@@ -685,7 +617,6 @@ attrs! {
         KEY = 2 => Key(Be32),
         /// Incoming or outgoing, `XFRM_POLICY_*`.
         DIR = 3 => Dir(u8),
-        /// Index of the state among those of the packet.
         SPNUM = 4 => Spnum(Be32),
     }
 }
@@ -694,7 +625,6 @@ attrs! {
     /// Completes TCP handshakes on behalf of a server.
     "NFTA_SYNPROXY_",
     pub enum SynproxyAttr<'a> {
-        /// Greatest segment size.
         MSS = 1 => Mss(Be16),
         WSCALE = 2 => Wscale(u8),
         /// `NF_SYNPROXY_OPT_*`.
@@ -720,7 +650,6 @@ attrs! {
     /// Matches up to a number of connections.
     "NFTA_CONNLIMIT_",
     pub enum ConnlimitAttr<'a> {
-        /// Number of connections.
         COUNT = 1 => Count(Be32),
         /// `NFT_CONNLIMIT_F_*`.
         FLAGS = 2 => Flags(Be32),
@@ -731,7 +660,6 @@ attrs! {
     /// Passes packets to a program.
     "NFTA_QUEUE_",
     pub enum QueueAttr<'a> {
-        /// First queue.
         NUM = 1 => Num(Be16),
         TOTAL = 2 => Total(Be16),
         /// `NFT_QUEUE_FLAG_*`.
@@ -775,7 +703,6 @@ attrs! {
     /// Adds the connection to a flow table.
     "NFTA_FLOW_",
     pub enum FlowAttr<'a> {
-        /// Name of the flow table.
         TABLE_NAME = 1 => TableName(NulStr<'a>),
     }
 }
@@ -786,11 +713,8 @@ attrs! {
     pub enum FlowtableAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         NAME = 2 => Name(NulStr<'a>),
-        /// Hook and devices.
         HOOK = 3 => Hook(Attrs<'a, FlowtableHookAttr<'a>>),
-        /// Number of references.
         USE = 4 => Use(Be32),
-        /// The kernel's number of the flow table.
         HANDLE = 5 => Handle(Be64),
         PAD = 6 => Pad(&'a [u8]),
         /// `NFT_FLOWTABLE_*`. Since Linux 5.5.
@@ -814,7 +738,6 @@ attrs! {
     /// Object: a connection-tracking helper.
     "NFTA_CT_HELPER_",
     pub enum CtHelperAttr<'a> {
-        /// Name of the helper.
         NAME = 1 => Name(NulStr<'a>),
         /// `NFPROTO_*`.
         L3PROTO = 2 => L3proto(Be16),
@@ -847,7 +770,6 @@ attrs! {
         DPORT = 3 => Dport(Be16),
         /// Seconds, in the machine's byte order.
         TIMEOUT = 4 => Timeout(u32),
-        /// Most expected connections at once.
         SIZE = 5 => Size(u8),
     }
 }

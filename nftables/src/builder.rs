@@ -87,75 +87,7 @@ pub fn rule(family: Family) -> RuleBuilder {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// # Translations
-///
-/// ```
-/// use nftables::expr::NatFlags;
-/// use nftables::{Family, L4Protocol, Operand, RuleBuilder, rule};
-///
-/// let inet = || rule(Family::Inet);
-/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
-///
-/// let web = inet().meta_l4proto(L4Protocol::TCP).daddr("2001:db8::80".parse()?).dport(80);
-/// let web = web.dnat_to("[2001:db8:1::7]:8080".parse()?);
-/// assert_eq!(
-///     nft(web)?,
-///     "ip6 daddr 2001:db8::80 tcp dport 80 dnat ip6 to [2001:db8:1::7]:8080"
-/// );
-///
-/// let floating = inet().daddr("192.0.2.10".parse()?).dnat_to_address("10.244.1.7".parse()?);
-/// assert_eq!(nft(floating)?, "ip daddr 192.0.2.10 dnat ip to 10.244.1.7");
-///
-/// let egress = inet().saddr("10.244.1.7".parse()?).snat_to("192.0.2.10".parse()?, NatFlags::empty());
-/// assert_eq!(nft(egress)?, "ip saddr 10.244.1.7 snat ip to 192.0.2.10");
-///
-/// let others = inet().oifname("eth0").saddr_not_in("192.0.2.0".parse()?, 24).masquerade(NatFlags::FULLY_RANDOM);
-/// assert_eq!(
-///     nft(others)?,
-///     "oifname \"eth0\" ip saddr != 192.0.2.0/24 masquerade fully-random"
-/// );
-///
-/// let proxied = inet().daddr_is_local().meta_l4proto(L4Protocol::TCP).dport(80).redirect_to(3128);
-/// assert_eq!(nft(proxied)?, "fib daddr type local tcp dport 80 redirect to :3128");
-///
-/// // The destination stays what it is, and later chains do not translate it.
-/// let direct = inet().mark(0x200, 0xf00).dnat_to_operand(Family::Ip, &Operand::IP_DADDR);
-/// assert_eq!(nft(direct)?, "meta mark & 0x00000f00 == 0x00000200 dnat ip to ip daddr");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Sets and maps
-///
 /// Rules refer to a set by its key. The operands are in the order of the fields of the set's key.
-///
-/// ```
-/// use nftables::expr::NatFlags;
-/// use nftables::{DataType, Family, FieldTypes, Name, Operand, RuleBuilder, TableKey, rule};
-///
-/// let inet = || rule(Family::Inet);
-/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
-/// let table = TableKey::new(Family::Inet, "proxy")?;
-///
-/// let outsiders = inet().not_in_set(&[Operand::IP_SADDR], &table.set("allowed")?).drop_packet();
-/// assert_eq!(nft(outsiders)?, "ip saddr != @allowed drop");
-///
-/// let hairpins = inet().in_set(&[Operand::IP_SADDR, Operand::IP_DADDR], &table.set("hairpins")?);
-/// assert_eq!(nft(hairpins.masquerade(NatFlags::empty()))?, "ip saddr . ip daddr @hairpins masquerade");
-///
-/// let services = inet().verdict_map(&[Operand::IP6_DADDR, Operand::DPORT], &table.set("services6")?);
-/// assert_eq!(nft(services)?, "ip6 daddr . th dport vmap @services6");
-///
-/// // The destination of a connection to a floating address, and the source of its owner's connections.
-/// let floating = inet().dnat_to_address_map(Family::Ip, &[Operand::IP_DADDR], &table.set("owners")?);
-/// assert_eq!(nft(floating)?, "dnat ip to ip daddr map @owners");
-/// let egress = inet().snat_to_address_map(Family::Ip, &[Operand::IP_SADDR], &table.set("floating")?);
-/// assert_eq!(nft(egress)?, "snat ip to ip saddr map @floating");
-///
-/// let class = Operand::map([Operand::IP_SADDR], &table.set("classes")?, FieldTypes::of(&[DataType::MARK])?);
-/// let shaped = inet().set_mark_to(&class).named_counter(Name::new("shaped")?);
-/// assert_eq!(nft(shaped)?, "meta mark set ip saddr map @classes counter name \"shaped\"");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug)]
 #[must_use = "a rule is made by build()"]
 pub struct RuleBuilder {

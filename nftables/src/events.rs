@@ -128,23 +128,6 @@ impl Events {
 
     /// Listens only for steps of packets for which a rule has set `meta nftrace`, like `nft monitor trace`.
     ///
-    /// ```no_run
-    /// use nftables::{Event, Events};
-    /// use std::time::Duration;
-    ///
-    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-    /// let mut traces = Events::open_traces()?;
-    /// while let Some(events) = traces.wait(Duration::from_secs(60))? {
-    ///     for event in events {
-    ///         if let Event::Trace(step) = event {
-    ///             println!("{step} {:?} {:?}", step.addresses(), step.ports());
-    ///         }
-    ///     }
-    /// }
-    /// # Ok(())
-    /// # }
-    /// ```
-    ///
     /// # Errors
     /// As [`Client::open`](crate::Client::open).
     pub fn open_traces() -> Result<Self, Error> {

@@ -143,40 +143,8 @@ pub(crate) struct Elements {
 ///
 /// # Deleting
 ///
-/// Within a transaction, referring objects must be deleted before the object that they refer to:
-///
-/// ```
-/// # use nftables::fake::FakeNftables;
-/// use nftables::{Chain, Client, ErrorKind, Family, Operand, Set, Table, TableKey, Transaction, rule};
-///
-/// let table = TableKey::new(Family::Ip, "proxy")?;
-/// let (services, old) = (table.chain("services")?, table.chain("old")?);
-/// let clients = Set::typeof_set(table.set("clients")?, &[Operand::IP_SADDR])?;
-/// let mut transaction = Transaction::new();
-/// transaction.create_table(Table::new(table.clone()));
-/// transaction.add_chain(Chain::regular(services.clone())).add_chain(Chain::regular(old.clone()));
-/// transaction.create_set(clients.clone());
-/// let jump = rule(Family::Ip).in_set(&[Operand::IP_SADDR], &clients.key).goto(old.name.clone()).build()?;
-/// transaction.add_rule(&services, jump);
-/// # let mut client = Client::with_transport(FakeNftables::new().transport());
-/// client.commit(&transaction)?;
-///
-/// let mut transaction = Transaction::new();
-/// transaction.delete_chain(&old);
-/// assert_eq!(client.commit(&transaction).unwrap_err().kind(), ErrorKind::InUse);
-///
-/// let mut transaction = Transaction::new();
-/// transaction.flush_chain(&services).delete_chain(&old).delete_set(&clients.key);
-/// client.commit(&transaction)?;
-/// assert_eq!(client.list_chains(&table)?.len(), 1);
-///
-/// // `delete_table` takes all of it, and refuses a table that does not exist; `remove_table` does not.
-/// let mut transaction = Transaction::new();
-/// transaction.delete_table(&table).remove_table(&table);
-/// client.commit(&transaction)?;
-/// assert_eq!(client.list_tables(None)?, []);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// Within a transaction, referring objects must be deleted before the object that they refer to. `delete_table` deletes
+/// all of a table, and fails if there is none; `remove_table` does not.
 #[derive(Clone, Debug, Default)]
 pub struct Transaction {
     pub(crate) operations: Vec<Operation>,

@@ -146,6 +146,7 @@ fn survives_word_for_word(client: &mut Client, text: Option<&str>) {
         flush();
         load(&ours);
         assert_eq!(nft(&["list", "ruleset"], None).unwrap(), before, "{ours}");
+        assert_eq!(snapshots(client), ours);
     }
 }
 
@@ -201,6 +202,59 @@ fn what_sets_are_made_of_survives() {
             }\n",
         );
         survives_word_for_word(&mut Client::open().unwrap(), Some("typeof vlan id . ip saddr . meta mark"));
+    });
+}
+
+#[test]
+fn translations_to_ranges_survive() {
+    kernel_test(NEEDS, || {
+        load(
+            "table ip t {
+                map net { type ipv4_addr : interval ipv4_addr; flags interval;
+                    elements = { 10.141.11.0/24 : 192.168.2.0/24, 10.141.12.3 : 192.168.4.5-192.168.4.9 } }
+                map ports { type ipv4_addr : interval ipv4_addr . inet_service; flags interval;
+                    elements = { 10.141.10.0/24 : 192.168.2.2-192.168.2.4 . 80-90, 192.168.7.1 : 192.168.3.1 . 100-200 } }
+                map pair { type ipv4_addr . inet_service : interval ipv4_addr . inet_service; flags interval;
+                    elements = { 10.0.0.0/8 . 80-90 : 192.168.2.1-192.168.2.9 . 10-20 } }
+                chain c { type nat hook postrouting priority srcnat;
+                    snat ip prefix to ip saddr map @net
+                    snat ip to ip saddr map @net persistent
+                    meta l4proto tcp snat ip to ip saddr map @ports
+                    meta l4proto { tcp, udp } snat ip to ip saddr . th dport map @pair
+                    meta l4proto tcp snat ip to ip saddr map { 1.1.1.0/24 : 2.2.2.2-2.2.2.4 . 80-90 }
+                    snat ip prefix to ip saddr map { 10.141.11.0/24 : 192.168.2.0/24 }
+                    snat to 10.0.0.0/24
+                    ip protocol tcp snat to 10.0.0.1-10.0.0.5:100-200
+                }
+            }
+            table ip6 t {
+                map ports { type ipv6_addr : interval ipv6_addr . inet_service; flags interval;
+                    elements = { 2001:db8::/64 : dead::1-dead::9 . 80-90 } }
+                chain c { type nat hook prerouting priority dstnat;
+                    meta l4proto tcp dnat to [dead::1]-[dead::9]:80-90
+                    meta l4proto tcp dnat to [dead::1]-[dead::9]:80
+                    meta l4proto tcp dnat to [dead::1]:80-90 random
+                    dnat to dead::1-dead::9
+                    dnat ip6 prefix to ip6 daddr map { 2001:db8::/64 : dead::/64 }
+                    dnat to dead::/64
+                }
+            }
+            table inet t {
+                map net { type ipv6_addr : interval ipv6_addr; flags interval; elements = { 2001:db8::/64 : dead::1-dead::9 } }
+                chain segments {
+                    srh sid[1] 2001:db8::1
+                    srh sid[2] { 2001:db8::1, 2001:db8::2 }
+                    srh sid[1] . srh tag { 2001:db8::1 . 5 }
+                }
+                chain c { type nat hook prerouting priority dstnat;
+                    meta l4proto tcp dnat ip6 to [dead::1]-[dead::9]:80-90
+                    dnat ip6 to ip6 saddr map @net
+                    dnat ip to 10.0.0.1-10.0.0.9
+                    meta l4proto tcp dnat ip to ip saddr map { 1.1.1.0/24 : 2.2.2.2-2.2.2.4 . 80-90 }
+                }
+            }\n",
+        );
+        survives_word_for_word(&mut Client::open().unwrap(), Some("dnat to [dead::1]-[dead::9]:80-90"));
     });
 }
 
@@ -839,7 +893,7 @@ fn statements() -> Vec<Written> {
     let inet = || rule(Family::Inet);
     let tcp = || inet().meta_l4proto(L4Protocol::TCP);
     let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
-    let clients = suite::table().set("clients").unwrap();
+    let [clients, owners] = ["clients", "owners"].map(|name| suite::table().set(name).unwrap());
     let count = Expression::ConnectionLimit { count: 20, inverted: true };
     let syn = || inet().tcp_flags(TcpFlags::SYN, TcpFlags::SYN | TcpFlags::RST);
     let base = |kind: ChainType, hook: Hook| Some((kind, hook));
@@ -873,6 +927,8 @@ fn statements() -> Vec<Written> {
             "meta mark 0x00010000/16 meta mark set meta mark & 0xfffffffd | 0x00000001",
         ),
         (inet().set_ct_zone(0x0102), None, "ct zone set 258"),
+        (inet().ct_label(5).set_ct_label(6), None, "ct label 5 ct label set 6"),
+        (inet().set_ct(CtKey::Mark, &Operand::random(4)), None, "ct mark set numgen random mod 4"),
         (inet().set_meta(MetaKey::Priority, Value::mark(0x1_0002)), None, "meta priority set 1:2"),
         (inet().trace(), None, "meta nftrace set 1"),
         (inet().ct_count(20).negated().drop_packet(), None, "ct count over 20 drop"),
@@ -920,6 +976,27 @@ fn statements() -> Vec<Written> {
             pre(),
             "meta nfproto ipv6 dnat ip6 to 2001:db8::1",
         ),
+        (inet().daddr(ip("10.0.0.1")).dnat_to_address(ip("10.0.0.2")), pre(), "ip daddr 10.0.0.1 dnat ip to 10.0.0.2"),
+        (
+            inet().saddr(ip("10.0.0.1")).snat_to(ip("10.0.0.2"), NatFlags::empty()),
+            post(),
+            "ip saddr 10.0.0.1 snat ip to 10.0.0.2",
+        ),
+        (
+            inet().dnat_to_address_map(Family::Ip, &[Operand::IP_DADDR], &owners),
+            pre(),
+            "dnat ip to ip daddr map @owners",
+        ),
+        (
+            inet().snat_to_address_map(Family::Ip, &[Operand::IP_SADDR], &owners),
+            post(),
+            "snat ip to ip saddr map @owners",
+        ),
+        (
+            inet().mark(0x200, 0xf00).dnat_to_operand(Family::Ip, &Operand::IP_DADDR),
+            pre(),
+            "meta mark & 0x00000f00 == 0x00000200 dnat ip to ip daddr",
+        ),
         (tcp().dport(80).reject(nftables::expr::Reject::TcpReset), None, "tcp dport 80 reject with tcp reset"),
         (inet().goto(Name::new("other").unwrap()), None, "goto other"),
     ]
@@ -957,6 +1034,8 @@ fn rules_have_the_words_of_nft() {
             transaction.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("other").unwrap()));
             let clients = Set::new(table.set("clients").unwrap(), suite::types(&[DataType::IPV4_ADDR]));
             transaction.add_set(clients.flags(SetFlags::DYNAMIC).size(100));
+            let address = || suite::types(&[DataType::IPV4_ADDR]);
+            transaction.add_set(Set::map(table.set("owners").unwrap(), address(), address()));
             client.commit(&transaction).unwrap();
         }
         let (mut missing, mut rewritten) = (Vec::new(), Vec::new());

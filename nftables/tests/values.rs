@@ -57,6 +57,8 @@ fn what_cannot_be_is_said_when_it_is_made() {
     let long = inet().iifname("more-than-15-bytes").saddr_in("10.0.0.0".parse().unwrap(), 33);
     let words = "interface \"more-than-15-bytes\": names have at most 15 bytes";
     assert_eq!(long.build().unwrap_err().to_string(), words);
+    let empty = inet().dport_in(std::ops::RangeInclusive::new(2, 1)).build().unwrap_err().to_string();
+    assert_eq!(empty, "a range from 0x0002 to 0x0001: its first value is the greater one");
     let hashes = Set::typeof_set("inet t s".parse().unwrap(), &[Operand::hash([Operand::IP_SADDR], 3)]);
     assert!(hashes.is_err(), "nft keeps no notes of hashes");
     assert!(Name::new("KUBE-SVC.web").unwrap().is_plain() && !Name::new("10.96.0.10:80").unwrap().is_plain());

@@ -49,43 +49,6 @@ fn version(address: IpAddr) -> (IpVersion, Family) {
 }
 
 /// # Ranges, negation and options
-///
-/// ```
-/// use nftables::expr::{CmpOp, RtKey, SocketKey};
-/// use nftables::{CtState, Family, L4Protocol, Operand, RuleBuilder, TcpFlags, Value, rule};
-///
-/// let inet = || rule(Family::Inet);
-/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
-///
-/// let node_ports = inet().meta_l4proto(L4Protocol::TCP).dport_in(30_000..=32_767).accept();
-/// assert_eq!(nft(node_ports)?, "tcp dport 30000-32767 accept");
-///
-/// let clients = inet().meta_l4proto(L4Protocol::TCP).sport_in(0..=1023).negated().accept();
-/// assert_eq!(nft(clients)?, "tcp sport != 0-1023 accept");
-///
-/// // The ends of a range are in network byte order, those of marks too.
-/// let marked = inet().in_range(&Operand::MARK, Value::be32(5), Value::be32(9)).counter();
-/// assert_eq!(nft(marked)?, "meta mark 0x00000005-0x00000009 counter");
-///
-/// let outside = inet().iifname("veth*").negated().ct_state(CtState::NEW).drop_packet();
-/// assert_eq!(nft(outside)?, "iifname != \"veth*\" ct state new drop");
-///
-/// // Connections of a tunnel whose packets are shorter: the option says what the route's MTU has room for.
-/// let syn = || inet().oifname("wg0").tcp_flags(TcpFlags::SYN, TcpFlags::SYN | TcpFlags::RST);
-/// assert_eq!(nft(syn().clamp_mss())?, "oifname \"wg0\" tcp flags syn / syn,rst tcp option maxseg size set rt mtu");
-/// assert_eq!(nft(syn().set_mss(1360))?, "oifname \"wg0\" tcp flags syn / syn,rst tcp option maxseg size set 1360");
-///
-/// let ipsec = inet().matches(&Operand::Rt(RtKey::Xfrm), CmpOp::Eq, Value::byte(0)).drop_packet();
-/// assert_eq!(nft(ipsec)?, "rt ipsec missing drop");
-/// let taken = inet().matches(&Operand::Socket(SocketKey::Transparent), CmpOp::Eq, Value::byte(1)).set_mark(1).accept();
-/// assert_eq!(nft(taken)?, "socket transparent 1 meta mark set 0x00000001 accept");
-/// assert_eq!(nft(inet().osf_name("Linux").counter())?, "osf name \"Linux\" counter");
-///
-/// let empty = inet().dport_in(RangeOf::new(2, 1)).build();
-/// assert_eq!(empty.unwrap_err().to_string(), "a range from 0x0002 to 0x0001: its first value is the greater one");
-/// # use std::ops::RangeInclusive as RangeOf;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 impl RuleBuilder {
     /// Negates the last match: `!=` instead of `==`, outside a range, not in a set, above a rate, a quota or a number
     /// of connections (`over`).
@@ -194,35 +157,6 @@ impl RuleBuilder {
 }
 
 /// # Connections
-///
-/// ```
-/// use nftables::expr::{CtKey, DynSetOp, LimitUnit, MetaKey};
-/// use nftables::{Expression, Family, L4Protocol, Operand, RuleBuilder, TableKey, Value, rule};
-///
-/// let inet = || rule(Family::Inet);
-/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
-///
-/// // The mark of the first packet goes with all later ones.
-/// assert_eq!(nft(inet().save_mark())?, "ct mark set meta mark");
-/// assert_eq!(nft(inet().ct_mark(0, u32::MAX).negated().restore_mark())?, "ct mark != 0x00000000 meta mark set ct mark");
-/// assert_eq!(nft(inet().ct_mark(0x100, 0x100).accept())?, "ct mark & 0x00000100 == 0x00000100 accept");
-/// assert_eq!(nft(inet().iifname("red*").set_ct_zone(7))?, "iifname \"red*\" ct zone set 7");
-/// assert_eq!(nft(inet().ct_label(5).set_ct_label(6))?, "ct label 5 ct label set 6");
-/// assert_eq!(nft(inet().set_meta(MetaKey::Priority, Value::mark(0x1_0002)))?, "meta priority set 1:2");
-/// assert_eq!(nft(inet().set_ct(CtKey::Mark, &Operand::random(4)))?, "ct mark set numgen random mod 4");
-///
-/// // At most 20 connections of each client; new ones beyond are dropped. The set is `dynamic`.
-/// let clients = TableKey::new(Family::Inet, "filter")?.set("clients")?;
-/// let over = Expression::ConnectionLimit { count: 20, inverted: true };
-/// let each = inet().meter(DynSetOp::Add, &clients, &[Operand::IP_SADDR], None, [over]).drop_packet();
-/// assert_eq!(nft(each)?, "add @clients { ip saddr ct count over 20 } drop");
-/// let all = inet().meta_l4proto(L4Protocol::TCP).dport(22).ct_count(100).negated().drop_packet();
-/// assert_eq!(nft(all)?, "tcp dport 22 ct count over 100 drop");
-///
-/// assert_eq!(nft(inet().limit_bytes(10 << 20, LimitUnit::Second, 0).negated().drop_packet())?, "limit rate over 10 mbytes/second drop");
-/// assert_eq!(nft(inet().quota(25 << 20).negated().drop_packet())?, "quota over 25 mbytes drop");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 impl RuleBuilder {
     /// Sets packet metadata to a constant or to a value read from the packet.
     pub fn set_meta(mut self, key: MetaKey, value: impl Into<Operand>) -> Self {
@@ -325,37 +259,6 @@ impl RuleBuilder {
 /// # Where packets are sent
 ///
 /// Devices are given by index: the crate does not look up names.
-///
-/// ```
-/// use nftables::expr::{NatFlags, NatKind, QueueFlags};
-/// use nftables::{Family, L4Protocol, RuleBuilder, rule};
-///
-/// let inet = || rule(Family::Inet);
-/// let tcp = || inet().meta_l4proto(L4Protocol::TCP);
-/// let nft = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Inet).unwrap_or_default());
-///
-/// assert_eq!(nft(tcp().dport(80).tproxy_to_port(50_080))?, "tcp dport 80 tproxy to :50080");
-/// let proxied = tcp().tproxy_to("[::1]:50080".parse()?);
-/// assert_eq!(nft(proxied)?, "meta l4proto tcp meta nfproto ipv6 tproxy ip6 to [::1]:50080");
-/// assert_eq!(nft(inet().queue(1..=4, QueueFlags::BYPASS))?, "queue flags bypass to 1-4");
-///
-/// let pool = inet().nat_to(NatKind::Source, "192.0.2.1".parse()?..="192.0.2.9".parse()?, None, NatFlags::PERSISTENT);
-/// assert_eq!(nft(pool)?, "meta nfproto ipv4 snat ip to 192.0.2.1-192.0.2.9 persistent");
-/// let ports = "192.0.2.1".parse()?..="192.0.2.1".parse()?;
-/// let ports = tcp().nat_to(NatKind::Source, ports, Some(1024..=2047), NatFlags::RANDOM);
-/// assert_eq!(nft(ports)?, "meta l4proto tcp meta nfproto ipv4 snat ip to 192.0.2.1:1024-2047 random");
-/// // Address by address: 10.0.0.7 becomes 192.0.2.7.
-/// let network = inet().saddr_in("10.0.0.0".parse()?, 24).nat_to_network(NatKind::Source, "192.0.2.0".parse()?, 24);
-/// assert_eq!(nft(network)?, "ip saddr 10.0.0.0/24 snat ip prefix to 192.0.2.0/24");
-///
-/// let netdev = |rule: RuleBuilder| rule.build().map(|rule| rule.to_nft(Family::Netdev).unwrap_or_default());
-/// assert_eq!(netdev(rule(Family::Netdev).fwd_to(7))?, "fwd to 7");
-/// assert_eq!(netdev(rule(Family::Netdev).fwd_to_neighbour("192.0.2.1".parse()?, 7))?, "meta protocol ip fwd ip to 192.0.2.1 device 7");
-/// assert_eq!(netdev(rule(Family::Netdev).dup_to_device(7))?, "dup to 7");
-/// let ip = rule(Family::Ip).dup_to("192.0.2.1".parse()?, Some(7)).build()?;
-/// assert_eq!(ip.to_nft(Family::Ip).as_deref(), Some("dup to 192.0.2.1 device 7"));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 impl RuleBuilder {
     fn immediate(self, register: Register, value: Value) -> Self {
         self.expression(Expression::Immediate { register, value })

@@ -52,25 +52,6 @@ impl From<&crate::model::SetKey> for SetReference {
 }
 
 /// One step of a rule.
-///
-/// The effect of a rule, and its counters:
-///
-/// ```
-/// use nftables::{Expression, Family, L4Protocol, Rule, rule};
-///
-/// fn packets(rule: &Rule) -> Option<u64> {
-///     rule.expressions.iter().find_map(|expression| match expression {
-///         Expression::Counter { packets, .. } => Some(*packets),
-///         _ => None,
-///     })
-/// }
-///
-/// let rule = rule(Family::Inet).meta_l4proto(L4Protocol::TCP).dport(80).counter().accept().build()?;
-/// let names: Vec<&str> = rule.expressions.iter().map(Expression::name).collect();
-/// assert_eq!(names, ["meta", "cmp", "payload", "cmp", "counter", "immediate"]);
-/// assert_eq!(packets(&rule), Some(0));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -543,19 +524,6 @@ impl OtherExpression {
     }
 
     /// Name and bytes of an iptables match (`nft_compat`), with which iptables-nft writes most of its comparisons.
-    ///
-    /// ```
-    /// use nftables::expr::OtherExpression;
-    ///
-    /// // NFTA_MATCH_NAME, and NFTA_MATCH_INFO: a `struct xt_comment_info` cut short.
-    /// let mut attributes = vec![12, 0, 1, 0];
-    /// attributes.extend(b"comment\0");
-    /// attributes.extend([8, 0, 3, 0]);
-    /// attributes.extend(b"web\0");
-    /// let comment = OtherExpression::new("match", Some(attributes));
-    /// assert_eq!(comment.iptables_match(), Some(("comment", &b"web\0"[..])));
-    /// assert_eq!(OtherExpression::new("exthdr", None).iptables_match(), None);
-    /// ```
     pub fn iptables_match(&self) -> Option<(&str, &[u8])> {
         let data = self.data.as_deref().filter(|_| self.name == "match")?;
         let of = |kind: u16| RawAttrs::new(data).flatten().find(|attribute| attribute.kind() == kind);
