@@ -1,6 +1,5 @@
 //! The error type: which operation failed, on what, why, and what to do.
 
-use std::error::Error as _;
 use std::fmt;
 
 use ipvs_sys::Failure;
@@ -328,10 +327,4 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message and its cause, so a `main` that returns this error is readable.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")?;
-        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
-    }
-}
+netlink_batch::debug_is_message!(Error);

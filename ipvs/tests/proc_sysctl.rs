@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use ipvs::sysctl::{ErrorKind, KernelVersion, Knob, Requirement, Sysctl, Value, ValueType};
+use ipvs::sysctl::{ErrorKind, Knob, Sysctl, Value, ValueType};
 use proptest::prelude::*;
 
 /// A folder of its own that is removed again.
@@ -27,10 +27,6 @@ impl Drop for Folder {
     fn drop(&mut self) {
         fs::remove_dir_all(&self.0).unwrap_or_default();
     }
-}
-
-const fn version(major: u16, minor: u16) -> KernelVersion {
-    KernelVersion { major, minor }
 }
 
 #[test]
@@ -139,19 +135,6 @@ fn defaults_are_values_of_their_type_and_allowed() {
     }
 }
 
-/// Kernel: `ip_vs_conn_default_load_factor` and `ip_vs_svc_default_load_factor` take smaller tables in a namespace that was made later.
-#[test]
-fn defaults_in_a_new_namespace_are_the_same_but_for_load_factors() {
-    let others: Vec<&str> = Knob::ALL
-        .iter()
-        .filter(|knob| knob.default_in_new_namespace() != knob.describe().default)
-        .map(|knob| knob.name())
-        .collect();
-    assert_eq!(others, ["conn_lfactor", "svc_lfactor"]);
-    assert_eq!(Knob::ConnLfactor.default_in_new_namespace(), Some("-2"));
-    assert_eq!(Knob::SvcLfactor.default_in_new_namespace(), Some("-2"));
-}
-
 #[test]
 fn clients_that_are_remembered_are_drained_by_a_switch() {
     let folder = Folder::new("drain");
@@ -175,15 +158,6 @@ fn what_is_no_setting_cannot_be_read_or_written() {
     assert_eq!(*sysctl.write(Knob::Conntrack, &Value::ON).unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(*sysctl.read_all().unwrap_err().kind(), ErrorKind::Io);
     assert_eq!(*Sysctl::at(folder.0.join("file")).unknown().unwrap_err().kind(), ErrorKind::Io);
-}
-
-#[test]
-fn versions_decide() {
-    assert!(!Knob::EstNice.exists_in(version(6, 1)) && Knob::EstNice.exists_in(version(6, 2)));
-    assert!(!Knob::RunEstimation.exists_in(version(5, 15)) && Knob::RunEstimation.exists_in(version(5, 16)));
-    assert!(!Knob::ConnMax.exists_in(version(7, 1)) && Knob::ConnMax.exists_in(version(7, 2)));
-    assert!(Knob::Conntrack.exists_in(version(5, 10)));
-    assert_eq!(Knob::Conntrack.describe().requires, Some(Requirement::Config("CONFIG_IP_VS_NFCT")));
 }
 
 fn write_back(root: &Path, knob: Knob, value: &Value) {

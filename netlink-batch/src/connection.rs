@@ -67,27 +67,14 @@ impl Default for Limits {
     }
 }
 
-impl Limits {
+crate::settings! {
+    Limits:
     /// Sets the time to wait for an answer.
-    #[must_use]
-    pub fn with_timeout(mut self, timeout: Duration) -> Self {
-        self.timeout = timeout;
-        self
-    }
-
+    with_timeout(timeout: Duration) |of| of.timeout = timeout;
     /// Sets the number of attempts at a dump.
-    #[must_use]
-    pub fn with_dump_attempts(mut self, attempts: u32) -> Self {
-        self.dump_attempts = attempts;
-        self
-    }
-
+    with_dump_attempts(attempts: u32) |of| of.dump_attempts = attempts;
     /// Sets the most messages and bytes in one send.
-    #[must_use]
-    pub fn with_chunk(mut self, messages: usize, bytes: usize) -> Self {
-        (self.chunk_messages, self.chunk_bytes) = (messages, bytes);
-        self
-    }
+    with_chunk(messages: usize, bytes: usize) |of| (of.chunk_messages, of.chunk_bytes) = (messages, bytes);
 }
 
 /// The result of a complete dump.
@@ -101,47 +88,6 @@ pub struct Dump<T> {
 }
 
 /// A conversation with one netlink protocol, one request at a time. It is `Send`.
-///
-/// This lists the devices of the network namespace over rtnetlink:
-///
-/// ```
-/// use netlink_batch::{Attrs, Connection, Errno, NulStr, Protocol, WireError, attrs};
-///
-/// attrs! {
-///     "IFLA_",
-///     pub enum LinkAttr<'a> {
-///         IFNAME = 3 => Name(NulStr<'a>),
-///         MTU = 4 => Mtu(u32),
-///     }
-/// }
-/// const RTM_GETLINK: u16 = 18;
-/// const HEADER: [u8; 16] = [0; 16]; // struct ifinfomsg, in requests and answers
-///
-/// fn read(payload: &[u8]) -> Result<(String, u32), WireError> {
-///     let (mut name, mut mtu) = (String::new(), 0);
-///     for attribute in Attrs::<LinkAttr<'_>>::new(payload.get(HEADER.len()..).unwrap_or_default()).iter() {
-///         match attribute? {
-///             LinkAttr::Name(text) => name = text.to_str().unwrap_or("?").to_owned(),
-///             LinkAttr::Mtu(bytes) => mtu = bytes,
-///             LinkAttr::Unknown(_) => {}
-///         }
-///     }
-///     Ok((name, mtu))
-/// }
-///
-/// let mut connection = Connection::open(Protocol::Route)?;
-/// // All of them: complete, or an error.
-/// let links = connection.dump(RTM_GETLINK, 0, &HEADER, |_| {}, read)?.items;
-/// assert!(links.iter().any(|(name, _mtu)| name == "lo"));
-///
-/// // One by name.
-/// let lo = connection.query(RTM_GETLINK, 0, &HEADER, |out| out.attr(LinkAttr::IFNAME, &NulStr::from("lo")), read)?;
-/// assert_eq!(lo[0].0, "lo");
-/// let absent = |out: &mut netlink_batch::Encoder| out.attr(LinkAttr::IFNAME, &NulStr::from("no-such-device"));
-/// let error = connection.request(RTM_GETLINK, 0, &HEADER, absent).unwrap_err();
-/// assert_eq!(error.kernel().map(|refusal| refusal.errno), Some(Errno::ENODEV));
-/// # Ok::<(), netlink_batch::Error>(())
-/// ```
 pub struct Connection {
     transport: Box<dyn Transport>,
     limits: Limits,

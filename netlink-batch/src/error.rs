@@ -1,6 +1,5 @@
 //! Errors, grouped by what the caller can do about them.
 
-use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::sync::Arc;
@@ -62,11 +61,7 @@ pub enum WireError {
     },
 }
 
-impl fmt::Debug for WireError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+crate::debug_is_message!(WireError);
 
 /// A Linux error number.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -311,13 +306,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message and its cause, so a `main` that returns this error is readable.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")?;
-        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
-    }
-}
+crate::debug_is_message!(Error);
 
 #[cfg(test)]
 mod tests {

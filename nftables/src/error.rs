@@ -1,6 +1,5 @@
 //! Errors, grouped by what the caller can do about them.
 
-use std::error::Error as _;
 use std::fmt;
 use std::sync::Arc;
 
@@ -347,13 +346,7 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message and its cause, so a `main` that returns this error is readable.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")?;
-        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
-    }
-}
+netlink_batch::debug_is_message!(Error);
 
 impl From<InvalidValue> for Error {
     fn from(error: InvalidValue) -> Self {

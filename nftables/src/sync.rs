@@ -101,27 +101,6 @@ impl TableSpec {
         self
     }
 
-    /// Adds an object.
-    #[must_use]
-    pub fn object(mut self, object: Object) -> Self {
-        self.objects.push(object);
-        self
-    }
-
-    /// Adds a flow table.
-    #[must_use]
-    pub fn flowtable(mut self, flowtable: Flowtable) -> Self {
-        self.flowtables.push(flowtable);
-        self
-    }
-
-    /// Keeps chains, sets, objects and flow tables of other programs in the table.
-    #[must_use]
-    pub fn keep_others(mut self) -> Self {
-        self.keep_others = true;
-        self
-    }
-
     /// Computes the changes that bring the table to this state; `observed` is `None` if the table does not exist. Empty
     /// if nothing differs. [`Client::sync`](crate::Client::sync) reads, compares and commits.
     ///
@@ -180,6 +159,16 @@ impl TableSpec {
         }
         Ok(())
     }
+}
+
+netlink_batch::settings! {
+    TableSpec:
+    /// Adds an object.
+    object(object: Object) |of| of.objects.push(object);
+    /// Adds a flow table.
+    flowtable(flowtable: Flowtable) |of| of.flowtables.push(flowtable);
+    /// Keeps chains, sets, objects and flow tables of other programs in the table.
+    keep_others() |of| of.keep_others = true;
 }
 
 /// Names of what is deleted or created again, by kind.

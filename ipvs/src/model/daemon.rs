@@ -38,7 +38,7 @@ impl FromStr for DaemonState {
 }
 
 #[cfg(feature = "serde")]
-crate::model::serde_as_text!(DaemonState, "master or backup");
+netlink_batch::serde_as_text!(DaemonState, "master or backup");
 
 /// A synchronisation daemon of this network namespace. At most one can run in each state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -86,32 +86,16 @@ impl SyncDaemon {
             && ttl(self) == ttl(running)
             && max_length.is_none_or(|length| running.max_length == Some(length))
     }
+}
 
+netlink_batch::settings! {
+    SyncDaemon:
     /// Sets the largest payload.
-    #[must_use]
-    pub fn with_max_length(mut self, bytes: u16) -> Self {
-        self.max_length = Some(bytes);
-        self
-    }
-
+    with_max_length(bytes: u16) |of| of.max_length = Some(bytes);
     /// Sets the multicast group.
-    #[must_use]
-    pub fn with_group(mut self, group: IpAddr) -> Self {
-        self.group = Some(group);
-        self
-    }
-
+    with_group(group: IpAddr) |of| of.group = Some(group);
     /// Sets the UDP port.
-    #[must_use]
-    pub fn with_port(mut self, port: u16) -> Self {
-        self.port = Some(port);
-        self
-    }
-
+    with_port(port: u16) |of| of.port = Some(port);
     /// Sets the time to live.
-    #[must_use]
-    pub fn with_ttl(mut self, ttl: u8) -> Self {
-        self.ttl = Some(ttl);
-        self
-    }
+    with_ttl(ttl: u8) |of| of.ttl = Some(ttl);
 }

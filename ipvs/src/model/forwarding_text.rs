@@ -78,10 +78,10 @@ impl FromStr for Tunnel {
 }
 
 #[cfg(feature = "serde")]
-crate::model::serde_as_text!(ForwardingMethod, "a forwarding method");
+netlink_batch::serde_as_text!(ForwardingMethod, "a forwarding method");
 
 #[cfg(feature = "serde")]
-crate::model::serde_as_text!(Tunnel, "a tunnel");
+netlink_batch::serde_as_text!(Tunnel, "a tunnel");
 
 /// Parses the text behind the word `tunnel`.
 fn tunnel(text: &str) -> Option<Tunnel> {

@@ -63,7 +63,7 @@ impl FromStr for Family {
 }
 
 #[cfg(feature = "serde")]
-crate::model::serde_as_text!(Family, "IPv4 or IPv6");
+netlink_batch::serde_as_text!(Family, "IPv4 or IPv6");
 
 /// IP protocol of a virtual server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -319,9 +319,7 @@ impl FromStr for RealServerKey {
 #[cfg(feature = "serde")]
 mod text {
     use super::{Protocol, RealServerKey, VirtualServerKey};
-    use crate::model::serde_as_text;
-
-    serde_as_text!(Protocol, "TCP, UDP, SCTP or a protocol number");
-    serde_as_text!(VirtualServerKey, "a virtual server such as \"TCP 10.0.0.1:80\" or \"FWM 7\"");
-    serde_as_text!(RealServerKey, "a real server such as \"10.1.0.1:8080\"");
+    netlink_batch::serde_as_text!(Protocol, "TCP, UDP, SCTP or a protocol number");
+    netlink_batch::serde_as_text!(VirtualServerKey, "a virtual server such as \"TCP 10.0.0.1:80\" or \"FWM 7\"");
+    netlink_batch::serde_as_text!(RealServerKey, "a real server such as \"10.1.0.1:8080\"");
 }

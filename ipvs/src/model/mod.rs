@@ -75,41 +75,6 @@ impl fmt::Display for OutOfRange {
     }
 }
 
-/// The message, so a `main` that returns this error is readable.
-impl fmt::Debug for OutOfRange {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+netlink_batch::debug_is_message!(OutOfRange);
 
 impl std::error::Error for OutOfRange {}
-
-/// Serialises a type as the text it prints and parses.
-#[cfg(feature = "serde")]
-macro_rules! serde_as_text {
-    ($type:ty, $expecting:literal) => {
-        impl serde::Serialize for $type {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(self)
-            }
-        }
-
-        impl<'de> serde::Deserialize<'de> for $type {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct Visitor;
-                impl serde::de::Visitor<'_> for Visitor {
-                    type Value = $type;
-                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                        f.write_str($expecting)
-                    }
-                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$type, E> {
-                        text.parse().map_err(E::custom)
-                    }
-                }
-                deserializer.deserialize_str(Visitor)
-            }
-        }
-    };
-}
-#[cfg(feature = "serde")]
-pub(crate) use serde_as_text;

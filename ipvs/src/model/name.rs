@@ -60,4 +60,4 @@ impl std::str::FromStr for Name {
 }
 
 #[cfg(feature = "serde")]
-crate::model::serde_as_text!(Name, "a name of at most 15 characters");
+netlink_batch::serde_as_text!(Name, "a name of at most 15 characters");

@@ -120,7 +120,7 @@ impl FromStr for Scheduler {
 }
 
 #[cfg(feature = "serde")]
-crate::model::serde_as_text!(Scheduler, "a scheduler's name");
+netlink_batch::serde_as_text!(Scheduler, "a scheduler's name");
 
 bitflags! {
     /// Flags whose meaning depends on the scheduler (`-b` of ipvsadm).

@@ -46,27 +46,16 @@ impl TimeoutsUpdate {
     pub fn new() -> Self {
         Self::default()
     }
+}
 
+netlink_batch::settings! {
+    TimeoutsUpdate:
     /// Sets the timeout of an idle TCP connection.
-    #[must_use]
-    pub fn with_tcp_secs(mut self, secs: u32) -> Self {
-        self.tcp_secs = Some(secs);
-        self
-    }
-
+    with_tcp_secs(secs: u32) |of| of.tcp_secs = Some(secs);
     /// Sets the timeout of a TCP connection after a FIN.
-    #[must_use]
-    pub fn with_tcp_fin_secs(mut self, secs: u32) -> Self {
-        self.tcp_fin_secs = Some(secs);
-        self
-    }
-
+    with_tcp_fin_secs(secs: u32) |of| of.tcp_fin_secs = Some(secs);
     /// Sets the timeout of an idle UDP flow.
-    #[must_use]
-    pub fn with_udp_secs(mut self, secs: u32) -> Self {
-        self.udp_secs = Some(secs);
-        self
-    }
+    with_udp_secs(secs: u32) |of| of.udp_secs = Some(secs);
 }
 
 /// Version and table size of IPVS, as the kernel reports them.

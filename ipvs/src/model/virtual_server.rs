@@ -85,20 +85,14 @@ impl Persistence {
     pub fn new(timeout_secs: u32) -> Self {
         Persistence { timeout_secs, granularity: Granularity::Client, engine: None }
     }
+}
 
+netlink_batch::settings! {
+    Persistence:
     /// Sets which clients are treated as one.
-    #[must_use]
-    pub fn with_granularity(mut self, granularity: Granularity) -> Self {
-        self.granularity = granularity;
-        self
-    }
-
+    with_granularity(granularity: Granularity) |of| of.granularity = granularity;
     /// Sets the persistence engine.
-    #[must_use]
-    pub fn with_engine(mut self, engine: Name) -> Self {
-        self.engine = Some(engine);
-        self
-    }
+    with_engine(engine: Name) |of| of.engine = Some(engine);
 }
 
 /// The settings of a virtual server that can be changed.

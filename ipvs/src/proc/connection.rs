@@ -106,7 +106,7 @@ impl FromStr for State {
 }
 
 #[cfg(feature = "serde")]
-crate::model::serde_as_text!(State, "a connection's state such as \"ESTABLISHED\"");
+netlink_batch::serde_as_text!(State, "a connection's state such as \"ESTABLISHED\"");
 
 states! {
     /// No state: a fresh connection, or a template that no connection has confirmed.

@@ -1,6 +1,5 @@
 //! Errors of reading a file below `/proc`.
 
-use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -22,18 +21,6 @@ pub enum ErrorKind {
     Io,
     /// A line is not in the kernel's format.
     Malformed,
-}
-
-/// Reason and remedy; the error adds the file and the line.
-impl fmt::Display for ErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            ErrorKind::Absent => "the file is not there; load the module with `modprobe ip_vs`",
-            ErrorKind::Permission => "the file may only be read by root",
-            ErrorKind::Io => "reading the file failed",
-            ErrorKind::Malformed => "a line is not as the kernel writes it",
-        })
-    }
 }
 
 /// A file below `/proc` or one of its lines could not be read.
@@ -107,10 +94,4 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message and its cause, so a `main` that returns this error is readable.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")?;
-        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
-    }
-}
+netlink_batch::debug_is_message!(Error);

@@ -1,6 +1,5 @@
 //! Errors of reading or writing a setting.
 
-use std::error::Error as _;
 use std::fmt;
 use std::io;
 use std::path::PathBuf;
@@ -104,8 +103,8 @@ impl fmt::Display for Error {
             ErrorKind::Absent => {
                 f.write_str("this kernel does not have it")?;
                 let Some(knob) = knob else { return Ok(()) };
-                if let Some(since) = knob.describe().since {
-                    write!(f, "; it exists since Linux {since}")?;
+                if let Some((major, minor)) = knob.describe().since {
+                    write!(f, "; it exists since Linux {major}.{minor}")?;
                 }
                 match knob.describe().requires {
                     Some(requirement) => write!(f, "; it takes {requirement}"),
@@ -124,10 +123,4 @@ impl std::error::Error for Error {
     }
 }
 
-/// The message and its cause, so a `main` that returns this error is readable.
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{self}")?;
-        std::iter::successors(self.source(), |&cause| cause.source()).try_for_each(|cause| write!(f, ": {cause}"))
-    }
-}
+netlink_batch::debug_is_message!(Error);

@@ -6,33 +6,6 @@ use std::str::FromStr;
 use super::Value;
 use crate::model::OutOfRange;
 
-/// A kernel's version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct KernelVersion {
-    /// 6 in 6.12.
-    pub major: u16,
-    /// 12 in 6.12.
-    pub minor: u16,
-}
-
-impl FromStr for KernelVersion {
-    type Err = OutOfRange;
-
-    fn from_str(text: &str) -> Result<Self, OutOfRange> {
-        let version = text
-            .split_once('.')
-            .and_then(|(major, minor)| Some(KernelVersion { major: major.parse().ok()?, minor: minor.parse().ok()? }));
-        version.ok_or_else(|| OutOfRange::new("kernel version", text, "MAJOR.MINOR"))
-    }
-}
-
-/// `6.12`.
-impl fmt::Display for KernelVersion {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}.{}", self.major, self.minor)
-    }
-}
-
 /// Type of a knob's values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -86,10 +59,11 @@ pub struct Description {
     /// Unit of the value, if any.
     pub unit: Option<&'static str>,
     /// Value in the initial network namespace after boot, as the kernel prints it; `None` if it depends on the machine.
-    /// [`Knob::default_in_new_namespace`] has the value for other namespaces.
+    /// In namespaces made later, both load factors are -2.
     pub default: Option<&'static str>,
-    /// First kernel with this knob; `None` if older than 5.10.
-    pub since: Option<KernelVersion>,
+    /// Major and minor version of the first kernel with this knob; `None` if older than 5.10. Kernels of distributions
+    /// may have it earlier.
+    pub since: Option<(u16, u16)>,
     /// Further requirement of the kernel.
     pub requires: Option<Requirement>,
     /// Effect of the knob, as text.
@@ -124,7 +98,7 @@ macro_rules! knobs {
                             value_type: $value_type,
                             unit: $unit,
                             default: $default,
-                            since: since($since),
+                            since: $since,
                             requires: $requires,
                             meaning: $meaning,
                         };
@@ -134,13 +108,6 @@ macro_rules! knobs {
             }
         }
     };
-}
-
-const fn since(version: Option<(u16, u16)>) -> Option<KernelVersion> {
-    match version {
-        Some((major, minor)) => Some(KernelVersion { major, minor }),
-        None => None,
-    }
 }
 
 use Requirement::{Config, Module};
@@ -225,22 +192,6 @@ impl Knob {
         self.describe().name
     }
 
-    /// Value in network namespaces created later; `None` if it depends on the machine.
-    ///
-    /// Kernel: `ip_vs_conn_default_load_factor`, `ip_vs_svc_default_load_factor`, which choose smaller tables there.
-    pub fn default_in_new_namespace(self) -> Option<&'static str> {
-        match self {
-            Knob::ConnLfactor | Knob::SvcLfactor => Some("-2"),
-            _ => self.describe().default,
-        }
-    }
-
-    /// Whether a kernel of this version has the knob, if [`Description::requires`] is met. Distribution kernels may
-    /// have it earlier.
-    pub fn exists_in(self, kernel: KernelVersion) -> bool {
-        self.describe().since.is_none_or(|since| kernel >= since)
-    }
-
     /// Reads a value as the kernel prints it.
     pub(super) fn parse(self, text: &str) -> Option<Value> {
         let text = text.trim();
@@ -319,9 +270,6 @@ impl FromStr for Knob {
 
 #[cfg(feature = "serde")]
 mod text {
-    use super::{KernelVersion, Knob};
-    use crate::model::serde_as_text;
-
-    serde_as_text!(Knob, "a setting such as \"net.ipv4.vs.conntrack\"");
-    serde_as_text!(KernelVersion, "a kernel's version such as \"6.12\"");
+    use super::Knob;
+    netlink_batch::serde_as_text!(Knob, "a setting such as \"net.ipv4.vs.conntrack\"");
 }

@@ -54,7 +54,7 @@ use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 pub use error::{Error, ErrorKind};
-pub use knob::{Description, KernelVersion, Knob, Requirement, ValueType};
+pub use knob::{Description, Knob, Requirement, ValueType};
 
 /// Value of a setting.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

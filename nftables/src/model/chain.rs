@@ -211,24 +211,6 @@ impl BaseChain {
 }
 
 /// A chain.
-///
-/// ```
-/// use nftables::{BaseChain, Chain, ChainType, Family, Hook, Policy, Priority, TableKey, Transaction};
-///
-/// let table = TableKey::new(Family::Inet, "filter")?;
-/// let input = BaseChain::new(ChainType::Filter, Hook::Input, Priority::FILTER);
-/// let mut transaction = Transaction::new();
-/// transaction.add_chain(Chain::base(table.chain("input")?, input).policy(Policy::Drop).comment("to this host"));
-/// transaction.add_chain(Chain::regular(table.chain("web")?));
-/// assert_eq!(
-///     transaction.to_string(),
-///     "\
-/// add chain inet filter input { type filter hook input priority 0; policy drop; comment \"to this host\"; }
-/// add chain inet filter web
-/// "
-/// );
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -262,13 +244,6 @@ impl Chain {
         if let Some(base) = &mut self.base {
             base.policy = policy;
         }
-        self
-    }
-
-    /// Sets the comment.
-    #[must_use]
-    pub fn comment(mut self, comment: impl Into<String>) -> Self {
-        self.comment = Some(comment.into());
         self
     }
 }

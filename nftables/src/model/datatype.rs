@@ -176,24 +176,6 @@ impl From<DataType> for Field {
 }
 
 /// The type of a key or of data: one field, or a concatenation of several.
-///
-/// ```
-/// use nftables::{DataType, Field, FieldTypes};
-///
-/// let service = FieldTypes::of(&[DataType::IPV4_ADDR, DataType::INET_PROTO, DataType::INET_SERVICE])?;
-/// assert_eq!(service.to_string(), "ipv4_addr . inet_proto . inet_service");
-/// assert!(service.is_concatenation());
-/// // 4, 1 and 2 bytes, in whole registers.
-/// assert_eq!(service.length(), 12);
-///
-/// // A number that an expression makes has the length that it is given.
-/// let number = Field { data_type: DataType::INTEGER, length: 4 };
-/// let slot = FieldTypes::new([DataType::IPV4_ADDR.into(), number])?;
-/// assert_eq!(slot.fields()[1], number);
-/// let error = FieldTypes::of(&[DataType::INTEGER]).unwrap_err();
-/// assert_eq!(error.to_string(), "type integer: each field needs a length");
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 #[cfg_attr(
     feature = "serde",

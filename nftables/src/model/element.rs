@@ -237,31 +237,20 @@ impl Element {
         self
     }
 
-    /// Sets the verdict, for a map to verdicts.
-    #[must_use]
-    pub fn verdict(mut self, verdict: Verdict) -> Self {
-        self.data = Some(ElementData::Verdict(verdict));
-        self
-    }
-
-    /// Sets the object, for a map to objects.
-    #[must_use]
-    pub fn object(mut self, name: Name) -> Self {
-        self.data = Some(ElementData::Object(name));
-        self
-    }
-
-    /// Sets the timeout.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.extras_mut().timeout = Some(timeout);
-        self
-    }
-
     /// Sets the comment.
     #[must_use]
     pub fn comment(mut self, comment: impl Into<Box<str>>) -> Self {
         self.extras_mut().comment = Some(comment.into());
         self
     }
+}
+
+netlink_batch::settings! {
+    Element:
+    /// Sets the verdict, for a map to verdicts.
+    verdict(verdict: Verdict) |of| of.data = Some(ElementData::Verdict(verdict));
+    /// Sets the object, for a map to objects.
+    object(name: Name) |of| of.data = Some(ElementData::Object(name));
+    /// Sets the timeout.
+    timeout(timeout: Duration) |of| of.extras_mut().timeout = Some(timeout);
 }

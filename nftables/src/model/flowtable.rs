@@ -82,20 +82,6 @@ impl Flowtable {
         Flowtable { key, priority: Priority::FILTER, devices, flags: FlowtableFlags::empty() }
     }
 
-    /// Sets the priority.
-    #[must_use]
-    pub fn priority(mut self, priority: Priority) -> Self {
-        self.priority = priority;
-        self
-    }
-
-    /// Adds flags.
-    #[must_use]
-    pub fn flags(mut self, flags: FlowtableFlags) -> Self {
-        self.flags |= flags;
-        self
-    }
-
     /// Refuses invalid device names (`dev_valid_name`, net/core/dev.c).
     pub(crate) fn check_devices(devices: &[String]) -> Result<(), InvalidValue> {
         let odd = |name: &&String| {
@@ -110,6 +96,14 @@ impl Flowtable {
             None => Ok(()),
         }
     }
+}
+
+netlink_batch::settings! {
+    Flowtable:
+    /// Sets the priority.
+    priority(priority: Priority) |of| of.priority = priority;
+    /// Adds flags.
+    flags(flags: FlowtableFlags) |of| of.flags |= flags;
 }
 
 /// A flow table as read from the kernel.

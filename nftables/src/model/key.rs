@@ -64,7 +64,7 @@ impl FromStr for Name {
 }
 
 #[cfg(feature = "serde")]
-super::serde_as_text!(Name, "a name of 1 to 255 bytes without control characters", Name::as_str, Name::new);
+netlink_batch::serde_as_text!(Name, "a name of 1 to 255 bytes without control characters", Name::as_str, Name::new);
 
 /// Family of packets that a table sees (`NFPROTO_*`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -134,7 +134,12 @@ impl FromStr for Family {
 }
 
 #[cfg(feature = "serde")]
-super::serde_as_text!(Family, "inet, ip, ip6, arp, bridge, netdev or a number", Family::clone, str::parse::<Family>);
+netlink_batch::serde_as_text!(
+    Family,
+    "inet, ip, ip6, arp, bridge, netdev or a number",
+    Family::clone,
+    str::parse::<Family>
+);
 
 /// `ip` or `ip6`: the family of a table that only sees such packets.
 impl From<IpAddr> for Family {

@@ -1,7 +1,5 @@
 //! The parts of a rule set as values, without I/O.
 
-use std::fmt;
-
 mod chain;
 mod datatype;
 mod element;
@@ -42,38 +40,18 @@ impl InvalidValue {
     }
 }
 
-impl fmt::Debug for InvalidValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+netlink_batch::debug_is_message!(InvalidValue);
 
-/// Serialises a type as text, with its `Display` and `FromStr`.
-#[cfg(feature = "serde")]
-macro_rules! serde_as_text {
-    ($type:ty, $expecting:literal, $write:expr, $read:expr) => {
-        impl serde::Serialize for $type {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_str(&$write(self))
+macro_rules! commented {
+    ($($name:ty),*) => { $(
+        impl $name {
+            /// Sets the comment.
+            #[must_use]
+            pub fn comment(mut self, comment: impl Into<String>) -> Self {
+                self.comment = Some(comment.into());
+                self
             }
         }
-
-        impl<'de> serde::Deserialize<'de> for $type {
-            fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-                struct Visitor;
-                impl serde::de::Visitor<'_> for Visitor {
-                    type Value = $type;
-                    fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                        f.write_str($expecting)
-                    }
-                    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<$type, E> {
-                        $read(text).map_err(E::custom)
-                    }
-                }
-                deserializer.deserialize_str(Visitor)
-            }
-        }
-    };
+    )* };
 }
-#[cfg(feature = "serde")]
-pub(crate) use serde_as_text;
+commented!(Chain, Object, Rule, Set, Table);

@@ -312,31 +312,6 @@ impl ObjectData {
 /// assert_eq!(client.commit(&transaction).unwrap_err().kind(), ErrorKind::InUse);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// An FTP helper for the connections that a rule assigns, and shorter timeouts for name servers:
-///
-/// ```
-/// # use nftables::fake::FakeNftables;
-/// use nftables::{Chain, Client, Family, L4Protocol, Object, ObjectData, ObjectType, Table, TableKey, Transaction, rule};
-/// use std::time::Duration;
-///
-/// let table = TableKey::new(Family::Ip, "helpers")?;
-/// let chain = table.chain("pre")?;
-/// let (ftp, dns) = (table.object(ObjectType::CtHelper, "ftp-standard")?, table.object(ObjectType::CtTimeout, "dns")?);
-/// let helper = ObjectData::CtHelper { helper: "ftp".to_owned(), family: Family::Ip, protocol: L4Protocol::TCP };
-/// let policy = [("unreplied".to_owned(), Duration::from_secs(5))].into();
-/// let timeout = ObjectData::CtTimeout { family: Family::Ip, protocol: L4Protocol::UDP, policy };
-/// let mut transaction = Transaction::new();
-/// transaction.add_table(Table::new(table.clone())).add_chain(Chain::regular(chain.clone()));
-/// transaction.add_object(Object::new(ftp.clone(), helper)).add_object(Object::new(dns.clone(), timeout));
-/// for (protocol, port, object) in [(L4Protocol::TCP, 21, ftp), (L4Protocol::UDP, 53, dns)] {
-///     transaction.add_rule(&chain, rule(Family::Ip).meta_l4proto(protocol).dport(port).object(&object).build()?);
-/// }
-/// assert!(transaction.to_string().ends_with("pre udp dport 53 ct timeout set \"dns\"\n"));
-/// # let mut client = Client::with_transport(FakeNftables::new().transport());
-/// client.commit(&transaction)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -358,13 +333,6 @@ impl Object {
     /// A counter at zero. The key's kind should be [`ObjectType::Counter`].
     pub fn counter(key: ObjectKey) -> Self {
         Object::new(key, ObjectData::Counter { packets: 0, bytes: 0 })
-    }
-
-    /// Sets the comment.
-    #[must_use]
-    pub fn comment(mut self, comment: impl Into<String>) -> Self {
-        self.comment = Some(comment.into());
-        self
     }
 }
 

@@ -24,13 +24,6 @@ impl Rule {
     pub fn new(expressions: Vec<Expression>) -> Self {
         Rule { expressions, ..Rule::default() }
     }
-
-    /// Sets the comment.
-    #[must_use]
-    pub fn comment(mut self, comment: impl Into<String>) -> Self {
-        self.comment = Some(comment.into());
-        self
-    }
 }
 
 /// A rule as read from the kernel.

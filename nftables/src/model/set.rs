@@ -93,25 +93,6 @@ pub enum MapData {
 /// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
-///
-/// A set declared by the operands that rules look up in it, for which no named type is needed:
-///
-/// ```
-/// use nftables::{Family, Operand, Set, TableKey, Transaction};
-///
-/// let table = TableKey::new(Family::Inet, "proxy")?;
-/// let slots = [Operand::IP_DADDR, Operand::DPORT, Operand::random(3)];
-/// let endpoints = Set::typeof_map(table.set("endpoints3")?, &slots, &[Operand::IP_DADDR, Operand::DPORT])?;
-/// let mut transaction = Transaction::new();
-/// transaction.add_set(endpoints);
-/// assert_eq!(
-///     transaction.to_string(),
-///     "add map inet proxy endpoints3 { typeof ip daddr . th dport . numgen random mod 3 : ip daddr . tcp dport; }\n"
-/// );
-/// // nft keeps no notes of hashes.
-/// assert!(Set::typeof_set(table.set("hashes")?, &[Operand::hash([Operand::IP_SADDR], 3)]).is_err());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]
@@ -220,43 +201,6 @@ impl Set {
         Set { data: Some(MapData::Object(objects)), ..Set::new(key, key_type) }
     }
 
-    /// Adds flags.
-    #[must_use]
-    pub fn flags(mut self, flags: SetFlags) -> Self {
-        self.flags |= flags;
-        self
-    }
-
-    /// Lets elements time out.
-    #[must_use]
-    pub fn timeout(mut self, timeout: Duration) -> Self {
-        self.flags |= SetFlags::TIMEOUT;
-        self.timeout = Some(timeout);
-        self
-    }
-
-    /// Sets the greatest number of elements.
-    #[must_use]
-    pub fn size(mut self, size: u32) -> Self {
-        self.size = Some(size);
-        self
-    }
-
-    /// Sets the comment.
-    #[must_use]
-    pub fn comment(mut self, comment: impl Into<String>) -> Self {
-        self.comment = Some(comment.into());
-        self
-    }
-
-    /// Lets nft merge ranges (`auto-merge`).
-    #[must_use]
-    pub fn auto_merge(mut self) -> Self {
-        self.flags |= SetFlags::INTERVAL;
-        self.auto_merge = true;
-        self
-    }
-
     /// Merges ranges: returns the fewest elements that match the same keys, in order. Values and ranges that overlap or
     /// are adjacent are merged if they are otherwise equal. The kernel refuses overlapping ranges. Elements of sets
     /// other than single-field sets of intervals are returned unchanged.
@@ -295,6 +239,18 @@ impl Set {
     pub fn is_concatenated_interval(&self) -> bool {
         self.flags.contains(SetFlags::INTERVAL) && self.key_type.is_concatenation()
     }
+}
+
+netlink_batch::settings! {
+    Set:
+    /// Adds flags.
+    flags(flags: SetFlags) |of| of.flags |= flags;
+    /// Lets elements time out.
+    timeout(timeout: Duration) |of| { of.flags |= SetFlags::TIMEOUT; of.timeout = Some(timeout) };
+    /// Sets the greatest number of elements.
+    size(size: u32) |of| of.size = Some(size);
+    /// Lets nft merge ranges (`auto-merge`).
+    auto_merge() |of| { of.flags |= SetFlags::INTERVAL; of.auto_merge = true };
 }
 
 /// The types of operands for which nft has notes.

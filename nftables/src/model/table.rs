@@ -39,13 +39,6 @@ impl Table {
     pub fn new(key: TableKey) -> Self {
         Table { key, flags: TableFlags::empty(), comment: None }
     }
-
-    /// Sets the comment.
-    #[must_use]
-    pub fn comment(mut self, comment: impl Into<String>) -> Self {
-        self.comment = Some(comment.into());
-        self
-    }
 }
 
 /// A table as read from the kernel.

@@ -256,7 +256,7 @@ fn from_hex(text: &str) -> Result<Value, InvalidValue> {
 }
 
 #[cfg(feature = "serde")]
-super::serde_as_text!(Value, "bytes such as \"0x0a600001\"", |value: &Value| format!("{value:?}"), from_hex);
+netlink_batch::serde_as_text!(Value, "bytes such as \"0x0a600001\"", |value: &Value| format!("{value:?}"), from_hex);
 
 impl fmt::Debug for Value {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
