@@ -5,8 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipvs::fake::FakeIpvs;
 use ipvs::model::{DaemonState, Family, SyncDaemon};
-use ipvs::sysctl::KernelVersion;
-use ipvs::text::{ErrorKind, Ruleset, Statement, parse, parse_batch};
+use ipvs::text::{Ruleset, Statement, parse, parse_batch};
 use ipvs::{Batch, ForwardingMethod, RealServer, VirtualServerKey, Weight};
 
 /// The parsed text, one statement per line.
@@ -65,7 +64,6 @@ fn direct_routing_and_tunnels_keep_the_port_as_ipvsadm_does() {
     assert_eq!(told("-a -f 7 -r 10.1.0.1:8080 -g"), "-a -f 7 -r 10.1.0.1:8080 -g -w 1");
     let other_port = "-a -t 10.0.0.1:80 -r 10.1.0.1:8080 --forward route -w 1";
     assert_eq!(told(other_port), other_port);
-    assert!(!other_port.parse::<Statement>().unwrap().is_readable_by_ipvsadm());
 }
 
 #[test]
@@ -75,81 +73,69 @@ fn people_bundle_comment_indent_and_name_the_program() {
 }
 
 #[test]
-fn mistakes_are_named_with_their_place() {
-    for (text, kind, column, expected) in [
-        ("-A -t www.example.org:80", ErrorKind::HostName, 7, "host names"),
-        ("-A -t 10.0.0.1:http", ErrorKind::ServiceName, 16, "service names"),
-        ("-a -t 10.0.0.1:80 -r web1:80 -m", ErrorKind::HostName, 22, "host names"),
-        ("-A -t 10.0.0.1:99999", ErrorKind::BadValue, 16, "0 to 65535"),
-        ("-A -t 10.0.0.1:", ErrorKind::BadValue, 16, "0 to 65535"),
-        ("-A -t 10.0.0:80", ErrorKind::BadValue, 7, "an address"),
-        ("-A -t [fd00::1:80", ErrorKind::BadValue, 7, "an address"),
-        ("-A -t [10.0.0.1]:80", ErrorKind::BadValue, 7, "IPv6"),
-        ("-A -t 80", ErrorKind::BadValue, 7, "an address"),
-        ("-A -t 10.0.0.1", ErrorKind::Missing, 15, "-p"),
-        ("-A -s rr", ErrorKind::Missing, 9, "a virtual server"),
-        ("-a -t 10.0.0.1:80 -m", ErrorKind::Missing, 21, "-r"),
-        ("-t 10.0.0.1:80", ErrorKind::Missing, 15, "a command"),
-        ("-D -6", ErrorKind::Missing, 6, "a virtual server"),
-        ("-A -f 0", ErrorKind::BadValue, 7, "1 to 4294967295"),
-        ("-A -f -1", ErrorKind::BadValue, 7, "1 to 4294967295"),
-        ("-A -t 10.0.0.1:80 -6", ErrorKind::Conflict, 19, "only with -f"),
-        ("-A -t 10.0.0.1:80 -s a-name-that-is-too-long", ErrorKind::BadValue, 22, "15"),
-        ("-A -t 10.0.0.1:80 -p soon", ErrorKind::BadValue, 22, "seconds"),
-        ("-A -t 10.0.0.1:80 -p -M 24", ErrorKind::BadValue, 25, "mask"),
-        ("-A -t [fd00::1]:80 -p -M 0", ErrorKind::BadValue, 26, "1 to 128"),
-        ("-A -t [fd00::1]:80 -p -M 129", ErrorKind::BadValue, 26, "1 to 128"),
-        ("-A -t 10.0.0.1:80 -M 255.0.0.0", ErrorKind::Conflict, 19, "-p"),
-        ("-A -t 10.0.0.1:80 --pe sip", ErrorKind::Conflict, 19, "-p"),
-        ("-A -t 10.0.0.1:80 -b sh-port", ErrorKind::Conflict, 22, "wlc"),
-        ("-A -t 10.0.0.1:80 -s mh -b mh-port,nope", ErrorKind::BadValue, 28, "mh-fallback"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -w -1", ErrorKind::BadValue, 34, "2147483647"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -w 2147483648", ErrorKind::BadValue, 34, "2147483647"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -x 5 -y 6", ErrorKind::BadValue, 39, "upper"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -y 6", ErrorKind::BadValue, 34, "upper"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -m --tun-type gre", ErrorKind::Conflict, 34, "-i"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue", ErrorKind::Missing, 48, "--tun-port"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue --tun-port 0", ErrorKind::BadValue, 60, "1 to 65535"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-port 9", ErrorKind::Conflict, 34, "gue"),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type vxlan", ErrorKind::BadValue, 45, "gre"),
-        (
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gre --tun-csum --tun-nocsum",
-            ErrorKind::Conflict,
-            60,
-            "tun-nocsum",
-        ),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -g -m", ErrorKind::Repeated, 34, "gatewaying"),
-        ("-A -t 10.0.0.1:80 -u 10.0.0.1:80", ErrorKind::Repeated, 19, "tcp-service"),
-        ("-A -t 10.0.0.1:80 -s rr -s wrr", ErrorKind::Repeated, 25, "scheduler"),
-        ("-A -D -t 10.0.0.1:80", ErrorKind::Repeated, 4, "add-service"),
-        ("-A -t 10.0.0.1:80 -w 1", ErrorKind::Conflict, 19, "add-service"),
-        ("-D -t 10.0.0.1:80 -s rr", ErrorKind::Conflict, 19, "delete-service"),
-        ("-C -t 10.0.0.1:80", ErrorKind::Conflict, 4, "clear"),
-        ("-L -n", ErrorKind::UnknownOption, 1, "-A"),
-        ("--start-daemon master", ErrorKind::UnknownOption, 1, "-A"),
-        ("-A -t 10.0.0.1:80 --schedular rr", ErrorKind::UnknownOption, 19, "an option"),
-        ("-A -t", ErrorKind::Value, 6, "a value"),
-        ("-A é", ErrorKind::UnexpectedWord, 4, "an option"),
-        ("é -A", ErrorKind::UnexpectedWord, 1, "an option"),
+fn mistakes_are_named_with_their_line() {
+    for (text, found, expected) in [
+        ("-A -t www.example.org:80", "www.example.org:80", "host names"),
+        ("-A -t 10.0.0.1:http", "10.0.0.1:http", "service names"),
+        ("-a -t 10.0.0.1:80 -r web1:80 -m", "web1:80", "host names"),
+        ("-A -t 10.0.0.1:99999", "10.0.0.1:99999", "0 to 65535"),
+        ("-A -t 10.0.0.1:", "10.0.0.1:", "0 to 65535"),
+        ("-A -t 10.0.0:80", "10.0.0:80", "an address"),
+        ("-A -t [fd00::1:80", "[fd00::1:80", "an address"),
+        ("-A -t [10.0.0.1]:80", "[10.0.0.1]:80", "an address"),
+        ("-A -t 80", "80", "an address"),
+        ("-A -t 10.0.0.1", "", "-p"),
+        ("-A -s rr", "", "a virtual server"),
+        ("-a -t 10.0.0.1:80 -m", "", "-r"),
+        ("-t 10.0.0.1:80", "", "a command"),
+        ("-D -6", "", "a virtual server"),
+        ("-A -f 0", "0", "1 to 4294967295"),
+        ("-A -f -1", "-1", "1 to 4294967295"),
+        ("-A -t 10.0.0.1:80 -6", "-6", "only with -f"),
+        ("-A -t 10.0.0.1:80 -s a-name-that-is-too-long", "a-name-that-is-too-long", "15"),
+        ("-A -t 10.0.0.1:80 -p soon", "soon", "seconds"),
+        ("-A -t 10.0.0.1:80 -p -M 24", "24", "mask"),
+        ("-A -t [fd00::1]:80 -p -M 0", "0", "1 to 128"),
+        ("-A -t [fd00::1]:80 -p -M 129", "129", "1 to 128"),
+        ("-A -t 10.0.0.1:80 -M 255.0.0.0", "-M", "-p"),
+        ("-A -t 10.0.0.1:80 --pe sip", "--pe", "-p"),
+        ("-A -t 10.0.0.1:80 -b sh-port", "sh-port", "wlc"),
+        ("-A -t 10.0.0.1:80 -s mh -b mh-port,nope", "nope", "mh-fallback"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -w -1", "-1", "2147483647"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -w 2147483648", "2147483648", "2147483647"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -x 5 -y 6", "6", "upper"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -y 6", "6", "upper"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -m --tun-type gre", "--tun-type", "-i"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue", "", "--tun-port"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue --tun-port 0", "0", "1 to 65535"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-port 9", "--tun-port", "gue"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type vxlan", "vxlan", "gre"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gre --tun-csum --tun-nocsum", "--tun-nocsum", "tun-nocsum"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1 -g -m", "-m", "gatewaying"),
+        ("-A -t 10.0.0.1:80 -u 10.0.0.1:80", "-u", "tcp-service"),
+        ("-A -t 10.0.0.1:80 -s rr -s wrr", "-s", "scheduler"),
+        ("-A -D -t 10.0.0.1:80", "-D", "add-service"),
+        ("-A -t 10.0.0.1:80 -w 1", "-w", "add-service"),
+        ("-D -t 10.0.0.1:80 -s rr", "-s", "delete-service"),
+        ("-C -t 10.0.0.1:80", "-t", "clear"),
+        ("-L -n", "-L", "-A"),
+        ("--start-daemon master", "--start-daemon", "-A"),
+        ("-A -t 10.0.0.1:80 --schedular rr", "--schedular", "an option"),
+        ("-A -t", "", "a value"),
+        ("-A é", "é", "an option"),
+        ("é -A", "é", "an option"),
     ] {
-        let error = parse(&format!("-C\n{text}\n")).expect_err(text);
-        assert_eq!((error.kind(), error.line(), error.column()), (kind, 2, column), "{text}: {error}");
-        assert!(error.expected().contains(expected), "{text}: {error}");
-        assert!(error.to_string().starts_with(&format!("line 2, column {column}: found ")), "{error}");
+        let error = parse(&format!("-C\n{text}\n")).expect_err(text).to_string();
+        let found = if found.is_empty() { "nothing more".to_owned() } else { format!("{found:?}") };
+        assert!(error.starts_with(&format!("line 2: found {found}, expected ")), "{text}: {error}");
+        assert!(error.contains(expected), "{text}: {error}");
     }
 }
 
 #[test]
-fn columns_count_characters() {
-    let error = parse("-A --pe ééé -t nowhere:1").unwrap_err();
-    assert_eq!((error.kind(), error.column(), error.found()), (ErrorKind::HostName, 16, "nowhere"));
-}
-
-#[test]
 fn what_was_found_is_shown_in_short() {
-    let long = "x".repeat(100_000);
-    let error = parse(&format!("-A {long}")).unwrap_err();
-    assert!(error.to_string().len() < 300, "{}", error.to_string().len());
+    let error = parse(&format!("-A {}", "x".repeat(100_000))).unwrap_err();
+    assert!(error.to_string().len() < 300, "{error}");
 }
 
 #[test]
@@ -157,20 +143,19 @@ fn a_table_holds_additions_only() {
     let rules: Ruleset = "-C\n-A -t 10.0.0.1:80\n-A -t 10.0.0.2:80\n-a -t 10.0.0.1:80 -r 10.1.0.1\n".parse().unwrap();
     assert_eq!(rules.entries.len(), 2);
     assert_eq!(rules.entries[0].real_servers.len(), 1);
-    for (text, kind, line, column) in [
-        ("-A -t 10.0.0.1:80\n-A -t 10.0.0.1:80 -s rr", ErrorKind::Repeated, 2, 7),
-        ("-a -t 10.0.0.1:80 -r 10.1.0.1", ErrorKind::UnknownVirtualServer, 1, 7),
-        ("-A -t 10.0.0.1:80\n-D -t 10.0.0.1:80", ErrorKind::NotAllowedHere, 2, 7),
-        ("-A -t 10.0.0.1:80\n-C", ErrorKind::NotAllowedHere, 2, 1),
+    for (text, line, expected) in [
+        ("-A -t 10.0.0.1:80\n-A -t 10.0.0.1:80 -s rr", 2, "each virtual server once"),
+        ("-a -t 10.0.0.1:80 -r 10.1.0.1", 1, "added by a line before"),
+        ("-A -t 10.0.0.1:80\n-D -t 10.0.0.1:80", 2, "additions only"),
+        ("-A -t 10.0.0.1:80\n-C", 2, "additions only"),
         (
             "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -g",
-            ErrorKind::Repeated,
             3,
-            7,
+            "each real server once",
         ),
     ] {
         let error = text.parse::<Ruleset>().expect_err(text);
-        assert_eq!((error.kind(), error.line(), error.column()), (kind, line, column), "{text}: {error}");
+        assert!(error.line() == line && error.to_string().contains(expected), "{text}: {error}");
     }
 }
 
@@ -178,10 +163,20 @@ fn a_table_holds_additions_only() {
 fn a_batch_has_no_commands_about_everything() {
     assert_eq!(parse_batch("-D -t 10.0.0.1:80\n-Z -f 7\n").unwrap().len(), 2);
     for text in ["-C", "-Z"] {
-        assert_eq!(parse_batch(text).unwrap_err().kind(), ErrorKind::NotAllowedHere);
+        assert!(parse_batch(text).unwrap_err().to_string().contains("about all of them"));
     }
-    assert_eq!("".parse::<Statement>().unwrap_err().kind(), ErrorKind::Missing);
-    assert_eq!("-C\n-C".parse::<Statement>().unwrap_err().kind(), ErrorKind::NotAllowedHere);
+    for text in ["", "-C\n-C"] {
+        assert!(text.parse::<Statement>().unwrap_err().to_string().contains("one command"));
+    }
+}
+
+/// As Python's `socket.inet_ntop` prints them.
+#[test]
+fn ipv6_addresses_are_written_as_the_c_library_does() {
+    for addr in ["::", "::1", "::ffff", "::0.1.0.0", "::1.2.3.4", "::ffff:1.2.3.4", "1::", "::1:0:0", "fd00:0:1::2:0"] {
+        let text = format!("-D -t [{addr}]:80");
+        assert_eq!(told(&text), text);
+    }
 }
 
 /// The output of `ipvsadm -S -n` on real kernels.
@@ -234,7 +229,6 @@ fn words_of_the_model_come_back() {
     }
     assert_eq!("master".parse::<DaemonState>().unwrap().to_string(), "master");
     assert_eq!("IPv6".parse::<Family>().unwrap(), Family::from("::1".parse::<IpAddr>().unwrap()));
-    assert_eq!("6.12".parse::<KernelVersion>().unwrap(), KernelVersion { major: 6, minor: 12 });
     let at: SocketAddr = "10.1.0.1:80".parse().unwrap();
     assert_eq!(SocketAddr::from(RealServer::from(at).key), at);
     assert_eq!(VirtualServerKey::tcp(at).socket_addr(), Some(at));

@@ -3,9 +3,9 @@
 mod text_tables;
 
 use ipvs::text::{Ruleset, Statement, parse_batch};
-use ipvs::{Batch, ForwardingMethod, Scheduler, Weight};
+use ipvs::{Batch, ForwardingMethod, Weight};
 use proptest::prelude::*;
-use text_tables::{ipv6, real_server, ruleset, ruleset_of_ipvsadm, statement};
+use text_tables::{real_server, ruleset, statement};
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(1024))]
@@ -56,49 +56,4 @@ proptest! {
             prop_assert_eq!(turned.parse::<Statement>().unwrap(), statement, "{}", turned);
         }
     }
-
-    #[test]
-    fn what_ipvsadm_reads_is_known(rules in ruleset_of_ipvsadm(Scheduler::KNOWN.to_vec())) {
-        for operation in rules.operations() {
-            let statement = Statement::from(operation);
-            prop_assert!(statement.is_readable_by_ipvsadm(), "{}", statement);
-        }
-    }
-
-    #[test]
-    fn ipv6_addresses_are_written_as_the_c_library_does(addr in ipv6()) {
-        let text = format!("-D -t [{}]:80", c_library(addr));
-        prop_assert_eq!(text.parse::<Statement>().unwrap().to_string(), text);
-    }
-}
-
-/// The rules of the C library's `inet_ntop`, written a second time; the live tests compare with what ipvsadm prints by it.
-fn c_library(addr: std::net::Ipv6Addr) -> String {
-    let groups = addr.segments();
-    // The longest run of at least two zero groups, the first of equals.
-    let mut best = 0..0;
-    let mut start = 0;
-    while start < 8 {
-        let end = (start..8).find(|index| groups[*index] != 0).unwrap_or(8);
-        if end - start > best.len() && end - start >= 2 {
-            best = start..end;
-        }
-        start = end + 1;
-    }
-    let mapped = best == (0..5) && groups[5] == 0xffff;
-    let with_ipv4 = best == (0..6) || mapped;
-    let [.., a, b, c, d] = addr.octets();
-    let last = if with_ipv4 { 6 } else { 8 };
-    let hex = |range: std::ops::Range<usize>| {
-        let mut parts: Vec<String> = groups[range].iter().map(|group| format!("{group:x}")).collect();
-        if with_ipv4 {
-            parts.push(format!("{a}.{b}.{c}.{d}"));
-        }
-        parts.join(":")
-    };
-    if best.is_empty() {
-        return hex(0..8);
-    }
-    let before: Vec<String> = groups[..best.start].iter().map(|group| format!("{group:x}")).collect();
-    format!("{}::{}", before.join(":"), hex(best.end..last))
 }

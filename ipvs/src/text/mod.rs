@@ -40,8 +40,8 @@
 //! | unknown tunnels, tunnel flags | left out, or outside its own table | `--tun-type 7 --tun-port 1`, `--tun-flags 4`, both checksums |
 //!
 //! `--forward`, `--other-service` and `--tun-flags` are this crate's own options, so that it can read everything that
-//! it writes. ipvsadm refuses them with an error. [`Statement::is_readable_by_ipvsadm`] tells whether a statement needs
-//! them.
+//! it writes. ipvsadm refuses them with an error. It also refuses `-p 0` or more than 31 days, port 0 without `-p`, `-o`
+//! except for UDP and firewall marks, thresholds above 2147483647, and another address family without a tunnel.
 //!
 //! # What is read
 //!
@@ -53,18 +53,15 @@
 //! The parser is stricter than ipvsadm where ipvsadm drops a value (`-M` or `--pe` without `-p`). It is more lenient
 //! where the kernel is: thresholds and timeouts of any size, `-o` for TCP, an explicit port 0 without `-p`.
 //!
-//! Host and service names are not looked up; see [`ErrorKind::HostName`] and [`ErrorKind::ServiceName`].
+//! Host and service names are not looked up.
 
-mod error;
-mod ipvsadm;
-mod options;
 mod read;
 mod write;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::str::FromStr;
 
-pub use error::{Error, ErrorKind};
+pub use read::Error;
 
 use crate::batch::{Batch, Operation};
 use crate::model::{RealServer, Snapshot, SnapshotEntry, VirtualServer};
@@ -93,11 +90,11 @@ impl FromStr for Statement {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self, Error> {
-        let mut statements = parse(text)?.into_iter();
-        match (statements.next(), statements.next()) {
-            (Some(statement), None) => Ok(statement),
-            (None, _) => Err(Error::new(ErrorKind::Missing, 1, 1, "", "a command: -A, -E, -D, -C, -Z, -a, -e or -d")),
-            (Some(_), Some(_)) => Err(Error::new(ErrorKind::NotAllowedHere, 1, 1, text, "one command")),
+        match parse(text)?.as_slice() {
+            [statement] => Ok(*statement),
+            other => {
+                Err(Error::new(1, other.get(1).map_or("", |_| text), "one command: -A, -E, -D, -C, -Z, -a, -e or -d"))
+            }
         }
     }
 }
@@ -105,27 +102,24 @@ impl FromStr for Statement {
 /// Parses a text with one statement per line.
 ///
 /// # Errors
-/// The first mistake, with line and column. Partial results are never returned.
+/// The first mistake, with its line. Partial results are never returned.
 pub fn parse(text: &str) -> Result<Vec<Statement>, Error> {
-    lines(text)
-        .filter_map(|(number, line)| Some(read::statement(number, line).transpose()?.map(|(said, _)| said)))
-        .collect()
+    lines(text).filter_map(|(number, line)| read::statement(number, line).transpose()).collect()
 }
 
 /// Parses changes to virtual and real servers, to be carried out together with [`Client::run`](crate::Client::run).
 ///
 /// # Errors
-/// The first mistake, with line and column; [`ErrorKind::NotAllowedHere`] for `-C` and for `-Z` alone, which are not an
-/// [`Operation`].
+/// The first mistake, with its line. `-C` and `-Z` alone, which are not an [`Operation`], are mistakes too.
 pub fn parse_batch(text: &str) -> Result<Batch, Error> {
     let mut batch = Batch::new();
     for (number, line) in lines(text) {
         match read::statement(number, line)? {
             None => {}
-            Some((Statement::Operation(operation), _)) => batch.push(operation),
-            Some((Statement::Clear | Statement::ZeroAll, place)) => {
+            Some(Statement::Operation(operation)) => batch.push(operation),
+            Some(all @ (Statement::Clear | Statement::ZeroAll)) => {
                 let expected = "a change of one virtual or real server: this is about all of them";
-                return Err(place.error(number, line, ErrorKind::NotAllowedHere, expected));
+                return Err(Error::new(number, all, expected));
             }
         }
     }
@@ -254,27 +248,25 @@ impl FromStr for Ruleset {
         let mut places = BTreeMap::new();
         let mut real_servers = BTreeSet::new();
         for (number, line) in lines(text) {
-            let Some((statement, place)) = read::statement(number, line)? else { continue };
-            let error = |kind, expected| place.error(number, line, kind, expected);
+            let Some(statement) = read::statement(number, line)? else { continue };
+            let error = |expected| Err(Error::new(number, statement, expected));
             match statement {
                 Statement::Operation(Operation::AddVirtualServer(virtual_server)) => {
                     if places.insert(virtual_server.key, rules.entries.len()).is_some() {
-                        return Err(error(ErrorKind::Repeated, "each virtual server once"));
+                        return error("each virtual server once");
                     }
                     rules.entries.push(Entry { virtual_server, real_servers: Vec::new() });
                 }
                 Statement::Operation(Operation::AddRealServer(key, real)) => {
                     let entry = places.get(&key).and_then(|place: &usize| rules.entries.get_mut(*place));
-                    let Some(entry) = entry else {
-                        return Err(error(ErrorKind::UnknownVirtualServer, "a virtual server added by a line before"));
-                    };
+                    let Some(entry) = entry else { return error("a virtual server added by a line before") };
                     if !real_servers.insert((key, real.key)) {
-                        return Err(error(ErrorKind::Repeated, "each real server once for a virtual server"));
+                        return error("each real server once for a virtual server");
                     }
                     entry.real_servers.push(real);
                 }
                 Statement::Clear if rules.entries.is_empty() => {}
-                _ => return Err(error(ErrorKind::NotAllowedHere, "-A or -a: a table is additions only")),
+                _ => return error("-A or -a: a table is additions only"),
             }
         }
         Ok(rules)

@@ -3,7 +3,6 @@
 use std::fmt::{self, Display, Formatter, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use super::ipvsadm::changes_port;
 use super::{Ruleset, Statement};
 use crate::batch::{Batch, Operation};
 use crate::model::{
@@ -124,7 +123,8 @@ struct Forward<'a>(&'a VirtualServerKey, &'a RealServerKey, ForwardingMethod);
 
 impl Display for Forward<'_> {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let exact = changes_port(self.0, self.1);
+        // ipvsadm reads `-g` and `-i` with the virtual server's port.
+        let exact = self.0.port().is_some_and(|port| port != self.1.port);
         match self.2 {
             ForwardingMethod::Masquerade => f.write_str("-m"),
             ForwardingMethod::Tunnel(_) if exact => f.write_str("--forward tunnel"),

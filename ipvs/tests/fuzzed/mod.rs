@@ -130,9 +130,6 @@ pub(crate) fn text(data: &[u8]) {
                 assert!(batch.is_empty(), "{batch}");
             }
         }
-        Err(error) => {
-            let line = text.split('\n').nth(error.line() - 1).unwrap_or_default();
-            assert!(error.column() <= line.chars().count() + 1 && !error.expected().is_empty(), "{error}");
-        }
+        Err(error) => assert!((1..=text.split('\n').count()).contains(&error.line()), "{error}"),
     }
 }
