@@ -19,17 +19,14 @@ attrs! {
     pub enum CmdAttr<'a> {
         /// Protocol version of the request, or the newest version that the kernel supports.
         PROTOCOL = 1 => Protocol(u8),
-        /// Name of the set.
         SETNAME = 2 => SetName(NulStr<'a>),
         /// Name of the type. For RENAME and SWAP the name of the second set (`IPSET_ATTR_SETNAME2`).
         TYPENAME = 3 => TypeName(NulStr<'a>),
-        /// The type's revision. In the answer to TYPE the highest one.
         REVISION = 4 => Revision(u8),
         /// `NFPROTO_*`.
         FAMILY = 5 => Family(u8),
         /// `IPSET_FLAG_LIST_*`, in network byte order.
         FLAGS = 6 => Flags(Be32),
-        /// Create options or one entry.
         DATA = 7 => Data(&'a [u8]),
         /// Many entries, each an `IPSET_ATTR_DATA`.
         ADT = 8 => Adt(&'a [u8]),
@@ -58,15 +55,11 @@ attrs! {
     /// Create options, inside `IPSET_ATTR_DATA` of CREATE and of a listing.
     "IPSET_ATTR_",
     pub enum CreateAttr<'a> {
-        /// First address of a bitmap.
         IP = 1 => Ip(Attrs<'a, AddressAttr<'a>>),
-        /// Last address of a bitmap.
         IP_TO = 2 => IpTo(Attrs<'a, AddressAttr<'a>>),
         /// Prefix length, instead of the last address.
         CIDR = 3 => Cidr(u8),
-        /// First port of a bitmap.
         PORT = 4 => Port(Be16),
-        /// Last port of a bitmap.
         PORT_TO = 5 => PortTo(Be16),
         /// Default timeout in seconds.
         TIMEOUT = 6 => Timeout(Be32),
@@ -77,21 +70,14 @@ attrs! {
         MARKMASK = 11 => MarkMask([u8; 4]),
         /// Mask of addresses. Since Linux 6.2.
         BITMASK = 12 => BitMask(Attrs<'a, AddressAttr<'a>>),
-        /// Start value of the hash.
         INITVAL = 17 => InitVal(Be32),
-        /// Buckets of the hash.
         HASHSIZE = 18 => HashSize(Be32),
-        /// Greatest number of entries.
         MAXELEM = 19 => MaxElem(Be32),
         /// Prefix length to which addresses are cut.
         NETMASK = 20 => NetMask(u8),
-        /// Entries in a bucket.
         BUCKETSIZE = 21 => BucketSize(u8),
-        /// Initial size of a list:set.
         SIZE = 23 => Size(Be32),
-        /// Number of entries.
         ELEMENTS = 24 => Elements(Be32),
-        /// Rules and lists that refer to the set.
         REFERENCES = 25 => References(Be32),
         /// Bytes of memory.
         MEMSIZE = 26 => MemSize(Be32),
@@ -102,51 +88,33 @@ attrs! {
     /// One entry, inside `IPSET_ATTR_DATA`.
     "IPSET_ATTR_",
     pub enum EntryAttr<'a> {
-        /// First or only address.
         IP = 1 => Ip(Attrs<'a, AddressAttr<'a>>),
-        /// Last address of a range.
         IP_TO = 2 => IpTo(Attrs<'a, AddressAttr<'a>>),
-        /// Prefix length.
         CIDR = 3 => Cidr(u8),
-        /// First or only port, or ICMP type and code.
         PORT = 4 => Port(Be16),
-        /// Last port of a range.
         PORT_TO = 5 => PortTo(Be16),
         /// Seconds left.
         TIMEOUT = 6 => Timeout(Be32),
-        /// IP protocol.
         PROTO = 7 => Proto(u8),
         /// `IPSET_FLAG_*`.
         CADT_FLAGS = 8 => CadtFlags(Be32),
         /// The entry's number, in host byte order.
         LINENO = 9 => Lineno(u32),
-        /// Packet mark.
         MARK = 10 => Mark(Be32),
-        /// MAC address.
         ETHER = 17 => Ether([u8; 6]),
-        /// Name of a member set.
         NAME = 18 => Name(NulStr<'a>),
-        /// Name of the member set before or after which to add.
         NAMEREF = 19 => NameRef(NulStr<'a>),
-        /// Second address.
         IP2 = 20 => Ip2(Attrs<'a, AddressAttr<'a>>),
-        /// Second prefix length.
         CIDR2 = 21 => Cidr2(u8),
-        /// Last address of the second range.
         IP2_TO = 22 => Ip2To(Attrs<'a, AddressAttr<'a>>),
-        /// Interface name.
         IFACE = 23 => Iface(NulStr<'a>),
-        /// Byte counter.
         BYTES = 24 => Bytes(Be64),
-        /// Packet counter.
         PACKETS = 25 => Packets(Be64),
-        /// Free text.
         COMMENT = 26 => Comment(NulStr<'a>),
         /// Mark in the upper half, mask in the lower.
         SKBMARK = 27 => SkbMark(Be64),
         /// Traffic-control class: major in the upper half, minor in the lower.
         SKBPRIO = 28 => SkbPrio(Be32),
-        /// Hardware queue.
         SKBQUEUE = 29 => SkbQueue(Be16),
         /// Padding.
         PAD = 30 => Pad(&'a [u8]),

@@ -3,17 +3,15 @@
 use std::ops::RangeInclusive;
 use std::os::fd::BorrowedFd;
 
-use netlink_batch::header::NfGenHeader;
-use netlink_batch::{Connection, Limits, Protocol, Socket, Transport, WireError};
+use netlink_batch::header::{NLM_F_CREATE, NLM_F_EXCL, NfGenHeader};
+use netlink_batch::{Be16, Be32, Connection, Encoder, Errno, Limits, NulStr, Protocol, Socket, Transport, WireError};
 
-use crate::cmd::entries::Test;
-use crate::cmd::list::{Detail, List};
-use crate::cmd::sets::{Create, Destroy, Flush, Rename, Swap};
-use crate::cmd::{Command, HEADER, message_type, put_protocol, query};
+use crate::attrs::{CmdAttr, put_net};
+use crate::cmd::{HEADER, Request, answers, message_type, not_created, not_renamed, not_swapped};
 use crate::error::{Error, ErrorKind};
 use crate::model::{Entry, Family, ObservedSet, SetName, SetSpec, SetType};
-use crate::uapi::{IPSET_PROTOCOL, IPSET_PROTOCOL_MIN};
-use crate::wire::get_listed;
+use crate::uapi::{self, IPSET_PROTOCOL, IPSET_PROTOCOL_MIN};
+use crate::wire::{get_listed, put_entry, put_set_options};
 
 /// A connection to the kernel's ipset in one network namespace. Calls block, one request at a time. It is [`Send`].
 #[derive(Debug)]
@@ -76,7 +74,10 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Unsupported`], [`ErrorKind::Permission`].
     pub fn protocols(&mut self) -> Result<RangeInclusive<u8>, Error> {
-        self.ask(&query::Protocol, query::protocols)
+        // nfnetlink has no ipset, and loading the module nfnetlink-subsys-6 failed (nfnetlink_rcv_msg).
+        let meaning = |errno| (Errno(errno) == Errno::EINVAL).then_some(ErrorKind::Unsupported);
+        let request = Request::new(uapi::IPSET_CMD_PROTOCOL, "asking for ipset's protocol version", &[]);
+        self.ask(&Request { meaning: &meaning, ..request }, answers::protocols)
     }
 
     /// The revisions of a type that the kernel supports. The kernel loads the type's module if possible.
@@ -84,7 +85,12 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::TypeUnsupported`].
     pub fn type_revisions(&mut self, set_type: SetType, family: Family) -> Result<RangeInclusive<u8>, Error> {
-        self.ask(&query::Type(set_type, family), query::revisions)
+        let request = Request::new(uapi::IPSET_CMD_TYPE, format!("asking for set type {set_type}"), &[]);
+        let put = |out: &mut Encoder| {
+            out.attr(CmdAttr::TYPENAME, &NulStr::from(set_type.name()));
+            out.attr(CmdAttr::FAMILY, &set_type.family_number(family));
+        };
+        self.ask(&Request { put: &put, ..request }, answers::revisions)
     }
 
     /// Creates a set with the lowest revision of its type that supports all requested options and all entry options.
@@ -95,7 +101,7 @@ impl Client {
     #[doc(alias = "IPSET_CMD_CREATE")]
     pub fn create_set(&mut self, set: &SetSpec) -> Result<(), Error> {
         let revision = self.revision(set)?;
-        self.tell(&Create::<false> { set, revision })
+        self.create(set, revision, NLM_F_CREATE | NLM_F_EXCL)
     }
 
     /// Creates a set unless an equal one exists (`ipset -exist create`). The kernel compares type, maxelem, timeout and
@@ -110,16 +116,29 @@ impl Client {
             _ => self.revision(set)?,
         };
         set.check()?;
-        self.tell(&Create::<true> { set, revision })
+        self.create(set, revision, NLM_F_CREATE)
+    }
+
+    /// Without `NLM_F_EXCL`, an equal existing set is not an error.
+    fn create(&mut self, set: &SetSpec, revision: u8, flags: u16) -> Result<(), Error> {
+        let SetSpec { name, set_type, options } = set;
+        let put = |out: &mut Encoder| {
+            out.attr(CmdAttr::TYPENAME, &NulStr::from(set_type.name()));
+            out.attr(CmdAttr::REVISION, &revision);
+            out.attr(CmdAttr::FAMILY, &set_type.family_number(options.family));
+            out.nest(CmdAttr::DATA, |out| put_set_options(out, options));
+        };
+        let meaning = |errno| not_created(set, errno);
+        let request = Request::new(uapi::IPSET_CMD_CREATE, creating(set), &[]);
+        self.tell(&Request { flags, sets: &[name], put: &put, meaning: &meaning, ..request })
     }
 
     fn revision(&mut self, set: &SetSpec) -> Result<u8, Error> {
-        let action = || format!("creating set {} of type {}", set.name, set.set_type);
-        set.check().map_err(|error| Error::new(ErrorKind::Invalid(error), action()))?;
+        set.check().map_err(|error| Error::new(ErrorKind::Invalid(error), creating(set)))?;
         let offered = self.type_revisions(set.set_type, set.options.family)?;
         set.set_type
             .revision(&set.options, &offered)
-            .map_err(|option| Error::new(ErrorKind::OptionUnsupported(option), action()))
+            .map_err(|option| Error::new(ErrorKind::OptionUnsupported(option), creating(set)))
     }
 
     /// Destroys a set with its entries.
@@ -128,7 +147,7 @@ impl Client {
     /// [`ErrorKind::SetMissing`]; [`ErrorKind::InUse`] while rules, lists or a listing refer to it.
     #[doc(alias = "IPSET_CMD_DESTROY")]
     pub fn destroy_set(&mut self, name: &SetName) -> Result<(), Error> {
-        self.tell(&Destroy(Some(name)))
+        self.destroy(format!("destroying set {name}"), &[name])
     }
 
     /// Destroys all sets of the namespace, or none.
@@ -136,7 +155,14 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::InUse`] while any of them is referred to.
     pub fn destroy_all_sets(&mut self) -> Result<(), Error> {
-        self.tell(&Destroy(None))
+        self.destroy("destroying all sets".to_owned(), &[])
+    }
+
+    fn destroy(&mut self, action: String, sets: &[&SetName]) -> Result<(), Error> {
+        let meaning = |errno| (errno == uapi::IPSET_ERR_BUSY).then_some(ErrorKind::InUse);
+        let request = Request::new(uapi::IPSET_CMD_DESTROY, action, sets);
+        // Without the flag, newer kernels report success for a missing set.
+        self.tell(&Request { flags: NLM_F_EXCL, meaning: &meaning, ..request })
     }
 
     /// Removes all entries of a set.
@@ -145,7 +171,7 @@ impl Client {
     /// [`ErrorKind::SetMissing`].
     #[doc(alias = "IPSET_CMD_FLUSH")]
     pub fn flush_set(&mut self, name: &SetName) -> Result<(), Error> {
-        self.tell(&Flush(Some(name)))
+        self.tell(&Request::new(uapi::IPSET_CMD_FLUSH, format!("flushing set {name}"), &[name]))
     }
 
     /// Removes all entries of all sets of the namespace.
@@ -153,7 +179,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::Permission`] and socket errors.
     pub fn flush_all_sets(&mut self) -> Result<(), Error> {
-        self.tell(&Flush(None))
+        self.tell(&Request::new(uapi::IPSET_CMD_FLUSH, "flushing all sets", &[]))
     }
 
     /// Renames a set.
@@ -163,7 +189,9 @@ impl Client {
     /// is referred to.
     #[doc(alias = "IPSET_CMD_RENAME")]
     pub fn rename_set(&mut self, from: &SetName, to: &SetName) -> Result<(), Error> {
-        self.tell(&Rename(from, to))
+        let sets = [from, to];
+        let request = Request::new(uapi::IPSET_CMD_RENAME, format!("renaming set {from} to {to}"), &sets);
+        self.tell(&Request { meaning: &not_renamed, ..request })
     }
 
     /// Swaps the contents of two sets atomically. References by name then see the other set's entries.
@@ -175,7 +203,9 @@ impl Client {
     /// while a program lists one of them.
     #[doc(alias = "IPSET_CMD_SWAP")]
     pub fn swap_sets(&mut self, one: &SetName, other: &SetName) -> Result<(), Error> {
-        self.tell(&Swap(one, other))
+        let sets = [one, other];
+        let request = Request::new(uapi::IPSET_CMD_SWAP, format!("swapping sets {one} and {other}"), &sets);
+        self.tell(&Request { meaning: &not_swapped, ..request })
     }
 
     /// Lists all sets with their entries; list:set sets come last.
@@ -187,7 +217,7 @@ impl Client {
     #[doc(alias = "IPSET_CMD_LIST")]
     #[doc(alias = "IPSET_CMD_SAVE")]
     pub fn list_sets(&mut self) -> Result<Vec<ObservedSet>, Error> {
-        self.list(&List { set: None, detail: Detail::Entries })
+        self.list(&[], None)
     }
 
     /// Lists all sets without their entries.
@@ -195,7 +225,7 @@ impl Client {
     /// # Errors
     /// As [`Client::list_sets`].
     pub fn list_headers(&mut self) -> Result<Vec<ObservedSet>, Error> {
-        self.list(&List { set: None, detail: Detail::Headers })
+        self.list(&[], Some(uapi::IPSET_FLAG_LIST_HEADER))
     }
 
     /// Lists the names of all sets.
@@ -203,7 +233,7 @@ impl Client {
     /// # Errors
     /// As [`Client::list_sets`].
     pub fn list_names(&mut self) -> Result<Vec<SetName>, Error> {
-        self.dump(&List { set: None, detail: Detail::Names }, |attributes| {
+        self.dump(&[], Some(uapi::IPSET_FLAG_LIST_SETNAME), |attributes| {
             let mut unknown = SetType::Unknown;
             get_listed(attributes, &mut unknown).map(|listed| listed.name)
         })
@@ -214,7 +244,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::SetMissing`]; otherwise as [`Client::list_sets`].
     pub fn get_set(&mut self, name: &SetName) -> Result<ObservedSet, Error> {
-        self.list_one(name, Detail::Entries)
+        self.list_one(name, None)
     }
 
     /// Reads one set without its entries.
@@ -222,7 +252,7 @@ impl Client {
     /// # Errors
     /// [`ErrorKind::SetMissing`]; otherwise as [`Client::list_sets`].
     pub fn get_header(&mut self, name: &SetName) -> Result<ObservedSet, Error> {
-        self.list_one(name, Detail::Headers)
+        self.list_one(name, Some(uapi::IPSET_FLAG_LIST_HEADER))
     }
 
     /// Reads a set's type, family and revision. The request is not a listing, so it does not disturb other listings.
@@ -231,7 +261,8 @@ impl Client {
     /// [`ErrorKind::SetMissing`].
     #[doc(alias = "IPSET_CMD_HEADER")]
     pub fn set_header(&mut self, name: &SetName) -> Result<(SetType, Family, u8), Error> {
-        self.ask(&query::Header(name), query::header)
+        let action = format!("asking for the type of set {name}");
+        self.ask(&Request::new(uapi::IPSET_CMD_HEADER, action, &[name]), answers::header)
     }
 
     /// The index by which rules refer to a set. It stays with the name when sets are swapped.
@@ -240,7 +271,8 @@ impl Client {
     /// [`ErrorKind::SetMissing`]; [`ErrorKind::ProtocolMismatch`] on kernels that only support protocol 6.
     #[doc(alias = "IPSET_CMD_GET_BYNAME")]
     pub fn set_index(&mut self, name: &SetName) -> Result<u16, Error> {
-        self.ask(&query::GetByName(name), query::index)
+        let action = format!("asking for the index of set {name}");
+        self.ask(&Request::new(uapi::IPSET_CMD_GET_BYNAME, action, &[name]), answers::index)
     }
 
     /// The name of the set with this index.
@@ -249,7 +281,9 @@ impl Client {
     /// As [`Client::set_index`].
     #[doc(alias = "IPSET_CMD_GET_BYINDEX")]
     pub fn set_name(&mut self, index: u16) -> Result<SetName, Error> {
-        self.ask(&query::GetByIndex(index), query::name)
+        let request = Request::new(uapi::IPSET_CMD_GET_BYINDEX, format!("asking for the set with index {index}"), &[]);
+        let put = |out: &mut Encoder| put_net(out, CmdAttr::INDEX, &Be16(index));
+        self.ask(&Request { put: &put, ..request }, answers::name)
     }
 
     /// Whether a packet with these values would match. An address matches if a network in the set contains it, unless a
@@ -260,9 +294,11 @@ impl Client {
     #[doc(alias = "IPSET_CMD_TEST")]
     pub fn test_entry(&mut self, set: &SetName, entry: &Entry) -> Result<bool, Error> {
         let form = self.form(set)?;
-        let test = Test { set, entry };
-        entry.check(&form).map_err(|error| Error::new(ErrorKind::Invalid(error), test.action()))?;
-        match self.tell(&test) {
+        let request = Request::new(uapi::IPSET_CMD_TEST, format!("testing {} in set {set}", entry.element), &[]);
+        entry.check(&form).map_err(|error| Error::new(ErrorKind::Invalid(error), request.action.as_str()))?;
+        let put = |out: &mut Encoder| out.nest(CmdAttr::DATA, |out| put_entry(out, entry));
+        let meaning = |errno| (errno == uapi::IPSET_ERR_EXIST).then_some(ErrorKind::ElementMissing);
+        match self.tell(&Request { sets: &[set], put: &put, meaning: &meaning, ..request }) {
             Ok(()) => Ok(true),
             Err(error) if *error.kind() == ErrorKind::ElementMissing => Ok(false),
             Err(error) => Err(error),
@@ -277,62 +313,43 @@ impl Client {
         Ok(form)
     }
 
-    fn tell<C: Command>(&mut self, command: &C) -> Result<(), Error> {
-        let protocol = self.protocol;
-        self.connection
-            .request(message_type(C::CMD), C::FLAGS, &HEADER.to_bytes(), |out| {
-                put_protocol(out, protocol);
-                command.encode(out);
-            })
-            .map_err(|error| Error::netlink(error, command.action(), |errno| command.classify(errno)))
+    fn tell(&mut self, request: &Request<'_>) -> Result<(), Error> {
+        let (kind, protocol) = (message_type(request.command), self.protocol);
+        let told =
+            self.connection.request(kind, request.flags, &HEADER.to_bytes(), |out| request.encode(out, protocol));
+        told.map_err(|error| failed(error, request))
     }
 
-    fn ask<C: Command, T>(&mut self, command: &C, read: impl Fn(&[u8]) -> Result<T, WireError>) -> Result<T, Error> {
-        let protocol = self.protocol;
-        let fail = |error| Error::netlink(error, command.action(), |errno| command.classify(errno));
-        let answers = self
-            .connection
-            .query(
-                message_type(C::CMD),
-                C::FLAGS,
-                &HEADER.to_bytes(),
-                |out| {
-                    put_protocol(out, protocol);
-                    command.encode(out);
-                },
-                |payload| read(attributes(payload)?),
-            )
-            .map_err(fail)?;
-        answers.into_iter().next().ok_or_else(|| {
+    fn ask<T>(&mut self, request: &Request<'_>, read: impl Fn(&[u8]) -> Result<T, WireError>) -> Result<T, Error> {
+        let (kind, protocol) = (message_type(request.command), self.protocol);
+        let put = |out: &mut Encoder| request.encode(out, protocol);
+        let read = |payload: &[u8]| read(attributes(payload)?);
+        let answers = self.connection.query(kind, request.flags, &HEADER.to_bytes(), put, read);
+        answers.map_err(|error| failed(error, request))?.into_iter().next().ok_or_else(|| {
             let error = WireError::Missing { attribute: "the answer".to_owned() };
-            Error::new(ErrorKind::Malformed(error.to_string()), command.action())
+            Error::new(ErrorKind::Malformed(error.to_string()), request.action.as_str())
         })
     }
 
+    /// Lists these sets, or all; list:set sets come after their members. `flags` reduce what is listed of each.
     fn dump<T>(
         &mut self,
-        list: &List<'_>,
+        sets: &[&SetName],
+        flags: Option<u32>,
         mut read: impl FnMut(&[u8]) -> Result<T, WireError>,
     ) -> Result<Vec<T>, Error> {
-        let protocol = self.protocol;
-        self.connection
-            .dump(
-                message_type(List::CMD),
-                List::FLAGS,
-                &HEADER.to_bytes(),
-                |out| {
-                    put_protocol(out, protocol);
-                    list.encode(out);
-                },
-                |payload| read(attributes(payload)?),
-            )
-            .map(|dump| dump.items)
-            .map_err(|error| Error::netlink(error, list.action(), |errno| list.classify(errno)))
+        let put_flags =
+            |out: &mut Encoder| flags.into_iter().for_each(|flags| put_net(out, CmdAttr::FLAGS, &Be32(flags)));
+        let request = Request { put: &put_flags, ..Request::new(uapi::IPSET_CMD_LIST, listing(sets), sets) };
+        let (kind, protocol) = (message_type(request.command), self.protocol);
+        let put = |out: &mut Encoder| request.encode(out, protocol);
+        let dump = self.connection.dump(kind, 0, &HEADER.to_bytes(), put, |payload| read(attributes(payload)?));
+        dump.map(|dump| dump.items).map_err(|error| failed(error, &request))
     }
 
-    fn list(&mut self, list: &List<'_>) -> Result<Vec<ObservedSet>, Error> {
+    fn list(&mut self, names: &[&SetName], flags: Option<u32>) -> Result<Vec<ObservedSet>, Error> {
         let mut last = SetType::Unknown;
-        let messages = self.dump(list, |attributes| get_listed(attributes, &mut last))?;
+        let messages = self.dump(names, flags, |attributes| get_listed(attributes, &mut last))?;
         let mut sets: Vec<ObservedSet> = Vec::new();
         for mut message in messages {
             match (message.header.take(), sets.last_mut()) {
@@ -342,17 +359,28 @@ impl Client {
                 }
                 (None, Some(set)) if set.spec.name == message.name => set.entries.append(&mut message.entries),
                 // The set was renamed or swapped meanwhile: the parts belong to different sets.
-                (None, _) => return Err(Error::new(ErrorKind::Interrupted, list.action())),
+                (None, _) => return Err(Error::new(ErrorKind::Interrupted, listing(names))),
             }
         }
         Ok(sets)
     }
 
-    fn list_one(&mut self, name: &SetName, detail: Detail) -> Result<ObservedSet, Error> {
-        let list = List { set: Some(name), detail };
-        let sets = self.list(&list)?;
-        sets.into_iter().next().ok_or_else(|| Error::new(ErrorKind::SetMissing, list.action()))
+    fn list_one(&mut self, name: &SetName, flags: Option<u32>) -> Result<ObservedSet, Error> {
+        let sets = self.list(&[name], flags)?;
+        sets.into_iter().next().ok_or_else(|| Error::new(ErrorKind::SetMissing, listing(&[name])))
     }
+}
+
+fn creating(set: &SetSpec) -> String {
+    format!("creating set {} of type {}", set.name, set.set_type)
+}
+
+fn listing(sets: &[&SetName]) -> String {
+    sets.first().map_or_else(|| "listing sets".to_owned(), |name| format!("listing set {name}"))
+}
+
+fn failed(error: netlink_batch::Error, request: &Request<'_>) -> Error {
+    Error::netlink(error, request.action.as_str(), |errno| request.classify(errno))
 }
 
 fn opening(error: netlink_batch::Error) -> Error {

@@ -5,7 +5,7 @@ use std::borrow::Borrow;
 use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Attrs, Encoder, Errno, KernelError};
 
-use super::{Command, common, put_name};
+use super::{common, put_name};
 use crate::attrs::{CmdAttr, EntryAttr};
 use crate::error::ErrorKind;
 use crate::model::{Entry, SetName, SetType};
@@ -147,27 +147,4 @@ pub(crate) fn concerns_set(kind: &ErrorKind) -> bool {
             | ErrorKind::ProtocolMismatch
             | ErrorKind::NoMemory
     )
-}
-
-/// `ip_set_utest`.
-pub(crate) struct Test<'a> {
-    pub(crate) set: &'a SetName,
-    pub(crate) entry: &'a Entry,
-}
-
-impl Command for Test<'_> {
-    const CMD: u8 = uapi::IPSET_CMD_TEST;
-
-    fn action(&self) -> String {
-        format!("testing {} in set {}", self.entry.element, self.set)
-    }
-
-    fn encode(&self, out: &mut Encoder) {
-        put_name(out, CmdAttr::SETNAME, self.set);
-        out.nest(CmdAttr::DATA, |out| put_entry(out, self.entry));
-    }
-
-    fn classify(&self, errno: i32) -> ErrorKind {
-        if errno == uapi::IPSET_ERR_EXIST { ErrorKind::ElementMissing } else { common(errno) }
-    }
 }

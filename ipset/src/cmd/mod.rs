@@ -1,16 +1,14 @@
-//! The commands: attributes, flags, answer, and the meanings of error numbers.
+//! Requests to the kernel, their answers, and the meanings of error numbers. Kernel: net/netfilter/ipset/ip_set_core.c.
 
+pub(crate) mod answers;
 pub(crate) mod entries;
-pub(crate) mod list;
-pub(crate) mod query;
-pub(crate) mod sets;
 
 use netlink_batch::header::NfGenHeader;
 use netlink_batch::{Encoder, Errno, NulStr};
 
 use crate::attrs::CmdAttr;
 use crate::error::ErrorKind;
-use crate::model::SetName;
+use crate::model::{SetName, SetSpec, SetType};
 use crate::uapi;
 
 /// `NFPROTO_IPV4`, as `ipset` writes it into every header. The kernel ignores it.
@@ -22,20 +20,37 @@ pub(crate) fn message_type(command: u8) -> u16 {
 }
 
 /// A request.
-pub(crate) trait Command {
+pub(crate) struct Request<'a> {
     /// `IPSET_CMD_*`.
-    const CMD: u8;
+    pub(crate) command: u8,
     /// `NLM_F_*` besides REQUEST and ACK.
-    const FLAGS: u16 = 0;
+    pub(crate) flags: u16,
+    /// What it does, for errors: `"creating set allowed"`.
+    pub(crate) action: String,
+    /// The set, and the second one of two.
+    pub(crate) sets: &'a [&'a SetName],
+    /// Appends the attributes behind the sets' names.
+    pub(crate) put: &'a dyn Fn(&mut Encoder),
+    /// Error numbers with a meaning of their own for this command.
+    pub(crate) meaning: &'a dyn Fn(i32) -> Option<ErrorKind>,
+}
 
-    /// What the command does, for errors: `"creating set allowed"`.
-    fn action(&self) -> String;
+impl<'a> Request<'a> {
+    /// A request of nothing but the names of its sets.
+    pub(crate) fn new(command: u8, action: impl Into<String>, sets: &'a [&'a SetName]) -> Self {
+        Request { command, flags: 0, action: action.into(), sets, put: &|_| {}, meaning: &|_| None }
+    }
 
-    /// Appends the attributes behind the protocol version.
-    fn encode(&self, out: &mut Encoder);
+    pub(crate) fn encode(&self, out: &mut Encoder, protocol: u8) {
+        put_protocol(out, protocol);
+        for (kind, name) in [CmdAttr::SETNAME, CmdAttr::TYPENAME].into_iter().zip(self.sets) {
+            put_name(out, kind, name);
+        }
+        (self.put)(out);
+    }
 
-    fn classify(&self, errno: i32) -> ErrorKind {
-        common(errno)
+    pub(crate) fn classify(&self, errno: i32) -> ErrorKind {
+        (self.meaning)(errno).unwrap_or_else(|| common(errno))
     }
 }
 
@@ -48,6 +63,43 @@ pub(crate) fn common(errno: i32) -> ErrorKind {
         (_, uapi::IPSET_ERR_PROTOCOL) => ErrorKind::ProtocolMismatch,
         (_, uapi::IPSET_ERR_FIND_TYPE) => ErrorKind::TypeUnsupported,
         (other, _) => ErrorKind::Other(other.0),
+    }
+}
+
+/// `ip_set_create`.
+pub(crate) fn not_created(set: &SetSpec, errno: i32) -> Option<ErrorKind> {
+    Some(match errno {
+        _ if Errno(errno) == Errno::EEXIST => ErrorKind::SetExists,
+        uapi::IPSET_ERR_MAX_SETS => ErrorKind::TooManySets,
+        uapi::IPSET_ERR_INVALID_FAMILY => ErrorKind::OptionInvalid("family"),
+        uapi::IPSET_ERR_INVALID_NETMASK | uapi::IPSET_ERR_BITMASK_NETMASK_EXCL => {
+            ErrorKind::OptionInvalid("netmask or bitmask")
+        }
+        uapi::IPSET_ERR_INVALID_MARKMASK => ErrorKind::OptionInvalid("markmask"),
+        uapi::IPSET_ERR_INVALID_CIDR => ErrorKind::OptionInvalid("range"),
+        uapi::IPSET_ERR_BITMAP_RANGE | uapi::IPSET_ERR_BITMAP_RANGE_SIZE if set.set_type.is_bitmap() => {
+            ErrorKind::OptionInvalid("range")
+        }
+        _ if Errno(errno) == Errno::EINVAL && set.set_type == SetType::BitmapPort => ErrorKind::OptionInvalid("range"),
+        _ => return None,
+    })
+}
+
+/// `ip_set_rename`.
+pub(crate) fn not_renamed(errno: i32) -> Option<ErrorKind> {
+    match errno {
+        uapi::IPSET_ERR_REFERENCED => Some(ErrorKind::InUse),
+        uapi::IPSET_ERR_EXIST_SETNAME2 => Some(ErrorKind::SetExists),
+        _ => None,
+    }
+}
+
+/// `ip_set_swap`.
+pub(crate) fn not_swapped(errno: i32) -> Option<ErrorKind> {
+    match errno {
+        uapi::IPSET_ERR_EXIST_SETNAME2 => Some(ErrorKind::SecondSetMissing),
+        uapi::IPSET_ERR_TYPE_MISMATCH => Some(ErrorKind::TypeMismatch),
+        _ => (Errno(errno) == Errno::EBUSY).then_some(ErrorKind::InUse),
     }
 }
 
