@@ -97,9 +97,8 @@ pub(crate) fn main() -> Result<ExitCode> {
     check(&scheme, target)?;
     compare_with_last_release()?;
     if scheme.repository.is_none() {
-        println!(
-            "the packages name no repository: set workspace.metadata.publish.repository in Cargo.toml before the first release"
-        );
+        println!("not ready to be published: set workspace.metadata.publish.repository in Cargo.toml");
+        return Ok(ExitCode::SUCCESS);
     }
     println!("to publish, in this order:");
     for name in CRATES {
