@@ -10,7 +10,12 @@
 //! Limits: objects and parameters are not validated, paths have no namespaces (except for Events), and clients can only
 //! write Events.
 
-#![expect(clippy::panic, clippy::expect_used, reason = "a test's own mistake ends the test")]
+#![expect(
+    clippy::panic,
+    clippy::expect_used,
+    clippy::missing_panics_doc,
+    reason = "a test's own mistake ends the test"
+)]
 
 mod http;
 mod protobuf;
@@ -222,19 +227,11 @@ fn key_of(namespace: &str, name: &str) -> String {
 
 impl ApiServer {
     /// Starts a server on a free port of 127.0.0.1.
-    ///
-    /// # Panics
-    ///
-    /// Without a loopback address.
     pub fn start() -> Self {
         Self::start_on(SocketAddr::from(([127, 0, 0, 1], 0)))
     }
 
     /// Starts a server on this address. Waits for the address to become free for up to ten seconds.
-    ///
-    /// # Panics
-    ///
-    /// The address is not free, or not an address of this machine.
     pub fn start_on(address: SocketAddr) -> Self {
         let server = Self::start_away_on(address);
         server.outage(false);
@@ -243,10 +240,6 @@ impl ApiServer {
 
     /// Starts a server that is unavailable until [`ApiServer::outage`] ends, so that no client sees it before it has
     /// all objects.
-    ///
-    /// # Panics
-    ///
-    /// As [`ApiServer::start_on`].
     pub fn start_away_on(address: SocketAddr) -> Self {
         let listener = bind(address);
         let address = listener.local_addr().expect("an address");
@@ -294,10 +287,6 @@ impl ApiServer {
     }
 
     /// Creates or replaces an object and notifies the watches. Returns its new version.
-    ///
-    /// # Panics
-    ///
-    /// For kinds other than Service, EndpointSlice, Node and ServiceCIDR.
     pub fn put(&self, object: &Value) -> u64 {
         let kind = kind_of(object);
         let mut object = object.clone();
@@ -311,10 +300,6 @@ impl ApiServer {
     }
 
     /// Puts all items of a list in the server's format, such as `ServiceList`.
-    ///
-    /// # Panics
-    ///
-    /// If the text is not a list of a known kind.
     pub fn put_list(&self, text: &str) {
         let list: Value = serde_json::from_str(text).expect("JSON");
         let kind = list["kind"].as_str().unwrap_or_default().trim_end_matches("List").to_owned();
@@ -326,19 +311,11 @@ impl ApiServer {
     }
 
     /// Deletes an object and notifies the watches. `namespace` is empty for Nodes.
-    ///
-    /// # Panics
-    ///
-    /// For an unknown resource.
     pub fn delete(&self, resource: &str, namespace: &str, name: &str) {
         lock(&self.state).change(plural(resource), key_of(namespace, name), None);
     }
 
     /// Deletes an object without notifying the watches, as if a broken watch had missed it.
-    ///
-    /// # Panics
-    ///
-    /// For an unknown resource.
     pub fn delete_silently(&self, resource: &str, namespace: &str, name: &str) {
         let mut state = lock(&self.state);
         state.version += 1;
@@ -400,10 +377,6 @@ impl ApiServer {
     }
 
     /// Lets the next request of this kind fail. Several faults apply in order.
-    ///
-    /// # Panics
-    ///
-    /// For an unknown resource.
     pub fn fail_next(&self, resource: &str, verb: Verb, fault: Fault) {
         lock(&self.state).faults.push((plural(resource).plural, verb == Verb::Watch, fault));
     }
@@ -423,10 +396,6 @@ impl ApiServer {
     }
 
     /// Forbids a resource, or allows it again.
-    ///
-    /// # Panics
-    ///
-    /// For an unknown resource.
     pub fn forbid(&self, resource: &str, forbidden: bool) {
         let resource = plural(resource).plural;
         let mut state = lock(&self.state);

@@ -37,10 +37,6 @@ fn params(name: &str) -> CertificateParams {
 
 impl Authority {
     /// A new one.
-    ///
-    /// # Panics
-    ///
-    /// Without a source of random numbers.
     pub fn new(name: &str) -> Self {
         let mut params = params(name);
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
@@ -55,10 +51,6 @@ impl Authority {
     }
 
     /// A certificate for a client with this name.
-    ///
-    /// # Panics
-    ///
-    /// Without a source of random numbers.
     pub fn client(&self, name: &str) -> Identity {
         let mut params = params(name);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ClientAuth];
@@ -89,19 +81,11 @@ pub struct Relay {
 impl Relay {
     /// Starts a relay whose certificate this authority has signed. With `clients` it also requires client certificates
     /// signed by that authority.
-    ///
-    /// # Panics
-    ///
-    /// Without a loopback address.
     pub fn start(authority: &Authority, to: SocketAddr, clients: Option<&Authority>) -> Self {
         Self::start_on(SocketAddr::from(([127, 0, 0, 1], 0)), authority, to, clients)
     }
 
     /// Starts a relay on this address, which must be free.
-    ///
-    /// # Panics
-    ///
-    /// The address is not available.
     pub fn start_on(address: SocketAddr, authority: &Authority, to: SocketAddr, clients: Option<&Authority>) -> Self {
         let provider = Arc::new(ring::default_provider());
         let builder = ServerConfig::builder_with_provider(provider.clone())
