@@ -388,9 +388,8 @@ impl<'a> Line<'a> {
 
     fn forwarding_method(&self) -> Result<ForwardingMethod, Error> {
         let method = match self.one_of(METHODS) {
-            None => "route",
+            None | Some(Given { name: "gatewaying", .. }) => "route",
             Some(Given { name: "masquerading", .. }) => "masquerade",
-            Some(Given { name: "gatewaying", .. }) => "route",
             Some(Given { name: "ipip", .. }) => "tunnel",
             Some(given) => given.value.unwrap_or_default(),
         };
