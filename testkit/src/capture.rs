@@ -15,9 +15,6 @@ pub struct Capture {
 
 impl Capture {
     /// Reads a file.
-    ///
-    /// # Errors
-    /// Names the file that cannot be read, or the line that is invalid.
     pub fn read(path: impl AsRef<Path>) -> io::Result<Self> {
         let path = path.as_ref();
         let text = fs::read_to_string(path)

@@ -10,9 +10,6 @@ use flate2::read::GzDecoder;
 const BLOCK: usize = 512;
 
 /// All inputs of a target: those in the directory `fuzz/corpus/TARGET`, then those in `fuzz/corpus/TARGET.tar.gz`.
-///
-/// # Errors
-/// Names the directory or archive that cannot be read or is truncated.
 pub fn corpus(target: &str) -> io::Result<Vec<Vec<u8>>> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus").join(target);
     let archive = folder.with_extension("tar.gz");
@@ -28,9 +25,6 @@ pub fn corpus(target: &str) -> io::Result<Vec<Vec<u8>>> {
 
 /// Passes every input of a target's corpus to `run`, and the first `prefixes` prefixes of each. Returns the number of
 /// inputs, so that an empty corpus is noticed.
-///
-/// # Errors
-/// As [`corpus`].
 pub fn replay(target: &str, prefixes: usize, run: impl Fn(&[u8])) -> io::Result<usize> {
     let inputs = corpus(target)?;
     for input in &inputs {

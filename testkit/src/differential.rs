@@ -5,9 +5,6 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 /// The files with this extension in a folder and the folders in it, sorted.
-///
-/// # Errors
-/// Names the folder that cannot be read.
 pub fn files(folder: &Path, extension: &str) -> io::Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     let named = |error: io::Error| io::Error::new(error.kind(), format!("{}: {error}", folder.display()));

@@ -19,17 +19,11 @@ pub struct Executable {
 
 impl Executable {
     /// The program of the calling test, to be started again.
-    ///
-    /// # Errors
-    /// If it cannot be read, or there is not enough memory.
     pub fn this() -> io::Result<Self> {
         Self::of(&std::env::current_exe()?)
     }
 
     /// A copy of this program.
-    ///
-    /// # Errors
-    /// As [`Executable::this`].
     pub fn of(program: &Path) -> io::Result<Self> {
         let mut file = File::from(memfd_create("testkit", MFdFlags::MFD_CLOEXEC)?);
         io::copy(&mut File::open(program)?, &mut file)?;

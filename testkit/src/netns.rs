@@ -27,9 +27,6 @@ pub struct NetnsGuard {
 
 impl NetnsGuard {
     /// Moves the current thread into a new, empty network namespace with `lo` up.
-    ///
-    /// # Errors
-    /// Without `CAP_SYS_ADMIN`, or if the program `ip` cannot bring `lo` up.
     pub fn new() -> io::Result<Self> {
         let guard = Self::untouched()?;
         oracle::run("ip", &["link", "set", "lo", "up"], None).map_err(io::Error::other)?;
@@ -67,77 +64,50 @@ pub struct Netns {
 
 impl Netns {
     /// A new, empty namespace with `lo` up. The current thread is not moved.
-    ///
-    /// # Errors
-    /// As [`NetnsGuard::new`].
     pub fn new() -> io::Result<Self> {
         let _guard = NetnsGuard::new()?;
         Self::current()
     }
 
     /// A new namespace with `lo` down, for tests that create many and configure all with one program.
-    ///
-    /// # Errors
-    /// Without `CAP_SYS_ADMIN`.
     pub fn untouched() -> io::Result<Self> {
         let _guard = NetnsGuard::untouched()?;
         Self::current()
     }
 
     /// The namespace of the current thread.
-    ///
-    /// # Errors
-    /// Without `/proc`.
     pub fn current() -> io::Result<Self> {
         Ok(Self { file: File::open(OWN_NAMESPACE)? })
     }
 
     /// Moves the current thread into it until the guard is dropped.
-    ///
-    /// # Errors
-    /// Without `CAP_SYS_ADMIN`.
     pub fn enter(&self) -> io::Result<NetnsGuard> {
         NetnsGuard::enter(&self.file)
     }
 
     /// Runs `body` in it on the current thread. The thread returns afterwards, even after a panic.
-    ///
-    /// # Errors
-    /// As [`Self::enter`]; `body` did not run.
     pub fn run_in<T>(&self, body: impl FnOnce() -> T) -> io::Result<T> {
         let _guard = self.enter()?;
         Ok(body())
     }
 
     /// Starts a thread inside.
-    ///
-    /// # Errors
-    /// As [`Self::enter`]; `body` does not run.
     pub fn spawn<T: Send + 'static>(&self, body: impl FnOnce() -> T + Send + 'static) -> io::Result<JoinHandle<T>> {
         // A new thread begins in its parent's namespace.
         self.run_in(|| thread::Builder::new().spawn(body))?
     }
 
     /// Runs the program `ip` inside and returns what it printed.
-    ///
-    /// # Errors
-    /// If `ip` fails, with its output.
     pub fn ip(&self, arguments: &[&str]) -> io::Result<String> {
         self.run_in(|| oracle::run("ip", arguments, None).map_err(io::Error::other))?.map(|output| output.stdout)
     }
 
     /// `ip link set DEVICE up`.
-    ///
-    /// # Errors
-    /// As [`Self::ip`].
     pub fn link_up(&self, device: &str) -> io::Result<()> {
         self.ip(&["link", "set", device, "up"]).map(drop)
     }
 
     /// `ip address add ADDRESS/PREFIX dev DEVICE`; IPv6 addresses skip duplicate address detection.
-    ///
-    /// # Errors
-    /// As [`Self::ip`]; also if the address exists.
     pub fn add_address(&self, address: &str, device: &str) -> io::Result<()> {
         let mut arguments = vec!["address", "add", address, "dev", device];
         if address.contains(':') {
@@ -147,18 +117,12 @@ impl Netns {
     }
 
     /// `ip route add DESTINATION via GATEWAY`; `default` is a destination.
-    ///
-    /// # Errors
-    /// As [`Self::ip`]; also if the route exists.
     pub fn add_route(&self, destination: &str, gateway: &str) -> io::Result<()> {
         let family = if gateway.contains(':') { "-6" } else { "-4" };
         self.ip(&[family, "route", "add", destination, "via", gateway]).map(drop)
     }
 
     /// Writes a value below `/proc/sys`, such as `net/ipv4/ip_forward`.
-    ///
-    /// # Errors
-    /// If the setting does not exist in this namespace, or the kernel refuses the value.
     pub fn write_sysctl(&self, name: &str, value: &str) -> io::Result<()> {
         self.run_in(|| std::fs::write(format!("/proc/sys/{name}"), value))?
     }
@@ -170,9 +134,6 @@ impl Netns {
 }
 
 /// Joins two namespaces by a pair of virtual Ethernet devices, both up.
-///
-/// # Errors
-/// As [`Netns::ip`]: a name is taken, or the kernel has no `veth`.
 pub fn veth_pair(one: (&Netns, &str), other: (&Netns, &str)) -> io::Result<()> {
     let path = other.0.path();
     one.0.ip(&["link", "add", one.1, "type", "veth", "peer", "name", other.1, "netns", &path])?;

@@ -190,17 +190,11 @@ fn iptables_program(backend: Backend, family: Family, suffix: &str) -> String {
 }
 
 /// `ipvsadm -Sn`: all virtual and real servers as commands.
-///
-/// # Errors
-/// As [`run`].
 pub fn ipvsadm_save() -> Result<String, Error> {
     run("ipvsadm", &["-S", "-n"], None).map(|output| output.stdout)
 }
 
 /// `ipvsadm -R`: runs the commands in `text`, one per line, in the format of `ipvsadm -S`.
-///
-/// # Errors
-/// As [`run`]. ipvsadm stops at the first command that fails; earlier ones stay in effect.
 pub fn ipvsadm_restore(text: &str) -> Result<(), Error> {
     run("ipvsadm", &["-R"], Some(text)).map(drop)
 }
@@ -208,9 +202,6 @@ pub fn ipvsadm_restore(text: &str) -> Result<(), Error> {
 /// `ipset save`: all sets and entries as commands, with the entries of each set sorted.
 ///
 /// Not `ipset save -sorted`, which compares each entry with all others and takes minutes for ten thousand.
-///
-/// # Errors
-/// As [`run`].
 pub fn ipset_save() -> Result<String, Error> {
     let saved = run("ipset", &["save"], None)?.stdout;
     let mut lines: Vec<&str> = saved.lines().collect();
@@ -222,33 +213,21 @@ pub fn ipset_save() -> Result<String, Error> {
 }
 
 /// `ipset restore`.
-///
-/// # Errors
-/// As [`run`].
 pub fn ipset_restore(text: &str) -> Result<(), Error> {
     run("ipset", &["restore"], Some(text)).map(drop)
 }
 
 /// `iptables-save` or `ip6tables-save` of this implementation, without counters.
-///
-/// # Errors
-/// As [`run`].
 pub fn iptables_save(backend: Backend, family: Family) -> Result<String, Error> {
     run(&iptables_program(backend, family, "-save"), &[], None).map(|output| output.stdout)
 }
 
 /// `iptables-restore` or `ip6tables-restore` of this implementation. Tables in `text` replace those in the kernel.
-///
-/// # Errors
-/// As [`run`].
 pub fn iptables_restore(backend: Backend, family: Family, text: &str) -> Result<(), Error> {
     run(&iptables_program(backend, family, "-restore"), &[], Some(text)).map(drop)
 }
 
 /// `ip -json ARGUMENTS`: JSON text.
-///
-/// # Errors
-/// As [`run`].
 pub fn ip_json(arguments: &[&str]) -> Result<String, Error> {
     run("ip", &[&["-json"], arguments].concat(), None).map(|output| output.stdout)
 }

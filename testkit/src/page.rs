@@ -25,9 +25,6 @@ pub struct Page {
 /// Gets `url` (`http://ADDRESS:PORT/PATH`, without host names) in the current thread's network namespace.
 ///
 /// Uses HTTP/1.0 without compression and keep-alive, so that the body is never chunked.
-///
-/// # Errors
-/// If the URL has another form, if nothing answers within 5 s, if the answer stalls for 30 s, or if it is not HTTP.
 pub fn get(url: &str) -> io::Result<Page> {
     let unlike = |what: &str| io::Error::new(io::ErrorKind::InvalidInput, format!("{what}: {url}"));
     let rest = url.strip_prefix("http://").ok_or_else(|| unlike("not an http:// address"))?;

@@ -40,9 +40,6 @@ pub struct NetlinkTap {
 
 impl NetlinkTap {
     /// Starts to capture in the current thread's namespace. Misses the writes that create its own device.
-    ///
-    /// # Errors
-    /// Without `CAP_NET_RAW`, or if the kernel has no `nlmon`.
     pub fn start() -> io::Result<Self> {
         let ip = |arguments: &[&str]| oracle::run("ip", arguments, None).map_err(io::Error::other);
         ip(&["link", "add", "tap0", "type", "nlmon"])?;

@@ -19,17 +19,11 @@ pub struct NameServer {
 
 impl NameServer {
     /// Listens on a TCP address; port 0 takes a free one.
-    ///
-    /// # Errors
-    /// If the address does not exist or the port is taken.
     pub fn tcp(namespace: &Netns, address: SocketAddr, name: &str) -> io::Result<Self> {
         Self::start(namespace, (Transport::Tcp, address), name)
     }
 
     /// Listens on a UDP address; port 0 takes a free one.
-    ///
-    /// # Errors
-    /// As [`Self::tcp`].
     pub fn udp(namespace: &Netns, address: SocketAddr, name: &str) -> io::Result<Self> {
         Self::start(namespace, (Transport::Udp, address), name)
     }
@@ -47,17 +41,11 @@ impl NameServer {
 
 /// Connects by TCP from the current thread's namespace, asks once and disconnects. Returns the name of the server that
 /// answered.
-///
-/// # Errors
-/// No answer within [`TIME_LIMIT`].
 pub fn connect_and_ask(address: SocketAddr) -> io::Result<String> {
     Ok(ask(Transport::Tcp, None, address, TIME_LIMIT)?.name)
 }
 
 /// Asks by UDP from a new port in the current thread's namespace. Returns the name of the server that answered.
-///
-/// # Errors
-/// No answer within [`TIME_LIMIT`].
 pub fn ask_udp(address: SocketAddr) -> io::Result<String> {
     Ok(ask(Transport::Udp, None, address, TIME_LIMIT)?.name)
 }
@@ -68,17 +56,11 @@ pub struct Connection(Conversation);
 
 impl Connection {
     /// Connects from the current thread's namespace, in which the connection stays.
-    ///
-    /// # Errors
-    /// If no connection is established within [`TIME_LIMIT`].
     pub fn open(address: SocketAddr) -> io::Result<Self> {
         Conversation::open(Transport::Tcp, None, address, TIME_LIMIT).map(Self)
     }
 
     /// The name of the server at the other end.
-    ///
-    /// # Errors
-    /// If the connection is broken, or no answer comes within [`TIME_LIMIT`].
     pub fn ask(&mut self) -> io::Result<String> {
         Ok(self.0.ask()?.name)
     }

@@ -114,17 +114,11 @@ impl FakeIpvs {
     }
 
     /// A client of this kernel.
-    ///
-    /// # Errors
-    /// As [`Client::open`], if [`set_present`](Self::set_present) has removed IPVS.
     pub fn client(&self) -> Result<Client, Error> {
         self.client_with_faults().map(|(client, _)| client)
     }
 
     /// A client whose socket fails according to the [`Faults`], which can be changed while it is in use.
-    ///
-    /// # Errors
-    /// As [`FakeIpvs::client`].
     pub fn client_with_faults(&self) -> Result<(Client, Arc<Mutex<Faults>>), Error> {
         self.connect(true)
     }
@@ -150,17 +144,11 @@ impl FakeIpvs {
     }
 
     /// Content of the table. Injected refusals and changes do not apply.
-    ///
-    /// # Errors
-    /// As [`Client::snapshot`], if IPVS is not present.
     pub fn snapshot(&self) -> Result<Snapshot, Error> {
         self.connect(false)?.0.snapshot()
     }
 
     /// Content of the table in the syntax of `ipvsadm --save --numeric`, sorted by key.
-    ///
-    /// # Errors
-    /// As [`FakeIpvs::snapshot`].
     pub fn dump(&self) -> Result<String, Error> {
         let mut rules = Ruleset::from(&self.snapshot()?);
         rules.sort();
