@@ -887,72 +887,76 @@ fn events_of_another_namespace_by_its_file() {
 /// A rule, the hook of its chain, and its text by nft's manual.
 type Written = (nftables::RuleBuilder, Option<(ChainType, Hook)>, &'static str);
 
-fn statements() -> Vec<Written> {
-    use nftables::expr::{CmpOp, DynSetOp, LimitUnit, MetaKey, NatFlags, NatKind, QueueFlags, RtKey, SocketKey};
+fn statements() -> Vec<(nftables::RuleBuilder, &'static str)> {
+    use nftables::expr::{DynSetOp, LimitUnit, MetaKey, QueueFlags};
     use nftables::{CtState, Expression, L4Protocol, Name, TcpFlags};
     let inet = || rule(Family::Inet);
     let tcp = || inet().meta_l4proto(L4Protocol::TCP);
     let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
-    let [clients, owners] = ["clients", "owners"].map(|name| suite::table().set(name).unwrap());
+    let clients = suite::table().set("clients").unwrap();
     let count = Expression::ConnectionLimit { count: 20, inverted: true };
     let syn = || inet().tcp_flags(TcpFlags::SYN, TcpFlags::SYN | TcpFlags::RST);
+    vec![
+        (tcp().dport_in(30_000..=32_767).accept(), "tcp dport 30000-32767 accept"),
+        (tcp().sport_in(1..=1023).negated(), "tcp sport != 1-1023"),
+        (tcp().dport(22).negated().drop_packet(), "tcp dport != 22 drop"),
+        (inet().in_range(&Operand::MARK, Value::be32(5), Value::be32(0x0102)), "meta mark 0x00000005-0x00000102"),
+        (inet().in_range(&Operand::IP_SADDR, ip("10.0.0.1"), ip("10.0.0.9")), "ip saddr 10.0.0.1-10.0.0.9"),
+        (inet().iifname("veth*").negated().accept(), "iifname != \"veth*\" accept"),
+        (inet().oifname("wg\\*"), "oifname \"wg\\*\""),
+        (inet().daddr_not_in(ip("10.96.0.0"), 12).accept(), "ip daddr != 10.96.0.0/12 accept"),
+        (inet().saddr_in(ip("2001:db8::"), 33).accept(), "ip6 saddr 2001:db8::/33 accept"),
+        (inet().ct_state(CtState::NEW).negated().accept(), "ct state ! new accept"),
+        (syn().clamp_mss(), "tcp flags syn / syn,rst tcp option maxseg size set rt mtu"),
+        (syn().set_mss(1360), "tcp flags syn / syn,rst tcp option maxseg size set 1360"),
+        (inet().tcp_flags(TcpFlags::SYN | TcpFlags::ACK, TcpFlags::all()), "tcp flags == 0x12"),
+        (inet().save_mark(), "ct mark set meta mark"),
+        (inet().ct_mark(0, u32::MAX).negated().restore_mark(), "ct mark != 0x00000000 meta mark set ct mark"),
+        (inet().ct_mark(0x100, 0x100).set_ct_mark(7), "ct mark & 0x00000100 == 0x00000100 ct mark set 0x00000007"),
+        (
+            inet().mark(0x1_0000, 0xffff_0000).set_mark_bits(1, 3),
+            "meta mark 0x00010000/16 meta mark set meta mark & 0xfffffffd | 0x00000001",
+        ),
+        (inet().set_ct_zone(0x0102), "ct zone set 258"),
+        (inet().ct_label(5).set_ct_label(6), "ct label 5 ct label set 6"),
+        (inet().set_ct(CtKey::Mark, Operand::random(4)), "ct mark set numgen random mod 4"),
+        (inet().set_meta(MetaKey::Priority, Value::mark(0x1_0002)), "meta priority set 1:2"),
+        (inet().trace(), "meta nftrace set 1"),
+        (inet().ct_count(20).negated().drop_packet(), "ct count over 20 drop"),
+        (inet().quota(25 << 20).negated().drop_packet(), "quota over 25 mbytes drop"),
+        (inet().limit_bytes(10 << 20, LimitUnit::Second, 0), "limit rate 10 mbytes/second"),
+        (inet().limit_bytes(3 << 10, LimitUnit::Hour, 100).negated(), "limit rate over 3 kbytes/hour burst 100 bytes"),
+        (inet().limit(7, LimitUnit::Day, 5).accept(), "limit rate 7/day accept"),
+        (
+            inet().meter(DynSetOp::Add, &clients, &[Operand::IP_SADDR], None, [count]).drop_packet(),
+            "add @clients { ip saddr ct count over 20 } drop",
+        ),
+        (inet().queue(0x0102..=0x0103, QueueFlags::BYPASS), "queue flags bypass to 258-259"),
+        (inet().queue(5..=5, QueueFlags::empty()), "queue to 5"),
+        (tcp().dport(80).reject(nftables::expr::Reject::TcpReset), "tcp dport 80 reject with tcp reset"),
+        (inet().goto(Name::new("other").unwrap()), "goto other"),
+    ]
+}
+
+/// Rules of base chains.
+fn hooked() -> Vec<Written> {
+    use nftables::L4Protocol;
+    use nftables::expr::{CmpOp, NatFlags, NatKind, RtKey, SocketKey};
+    let inet = || rule(Family::Inet);
+    let web = || inet().meta_l4proto(L4Protocol::TCP).dport(80);
+    let ip = |text: &str| text.parse::<std::net::IpAddr>().unwrap();
+    let owners = suite::table().set("owners").unwrap();
     let base = |kind: ChainType, hook: Hook| Some((kind, hook));
     let (pre, post) = (|| base(ChainType::Nat, Hook::Prerouting), || base(ChainType::Nat, Hook::Postrouting));
     let mangle = || base(ChainType::Filter, Hook::Prerouting);
     let some_value = |operand, value| inet().matches(&operand, CmpOp::Eq, value);
     vec![
-        (tcp().dport_in(30_000..=32_767).accept(), None, "tcp dport 30000-32767 accept"),
-        (tcp().sport_in(1..=1023).negated(), None, "tcp sport != 1-1023"),
-        (tcp().dport(22).negated().drop_packet(), None, "tcp dport != 22 drop"),
-        (inet().in_range(&Operand::MARK, Value::be32(5), Value::be32(0x0102)), None, "meta mark 0x00000005-0x00000102"),
-        (inet().in_range(&Operand::IP_SADDR, ip("10.0.0.1"), ip("10.0.0.9")), None, "ip saddr 10.0.0.1-10.0.0.9"),
-        (inet().iifname("veth*").negated().accept(), None, "iifname != \"veth*\" accept"),
-        (inet().oifname("wg\\*"), None, "oifname \"wg\\*\""),
-        (inet().daddr_not_in(ip("10.96.0.0"), 12).accept(), None, "ip daddr != 10.96.0.0/12 accept"),
-        (inet().saddr_in(ip("2001:db8::"), 33).accept(), None, "ip6 saddr 2001:db8::/33 accept"),
-        (inet().ct_state(CtState::NEW).negated().accept(), None, "ct state ! new accept"),
-        (syn().clamp_mss(), None, "tcp flags syn / syn,rst tcp option maxseg size set rt mtu"),
-        (syn().set_mss(1360), None, "tcp flags syn / syn,rst tcp option maxseg size set 1360"),
-        (inet().tcp_flags(TcpFlags::SYN | TcpFlags::ACK, TcpFlags::all()), None, "tcp flags == 0x12"),
-        (inet().save_mark(), None, "ct mark set meta mark"),
-        (inet().ct_mark(0, u32::MAX).negated().restore_mark(), None, "ct mark != 0x00000000 meta mark set ct mark"),
-        (
-            inet().ct_mark(0x100, 0x100).set_ct_mark(7),
-            None,
-            "ct mark & 0x00000100 == 0x00000100 ct mark set 0x00000007",
-        ),
-        (
-            inet().mark(0x1_0000, 0xffff_0000).set_mark_bits(1, 3),
-            None,
-            "meta mark 0x00010000/16 meta mark set meta mark & 0xfffffffd | 0x00000001",
-        ),
-        (inet().set_ct_zone(0x0102), None, "ct zone set 258"),
-        (inet().ct_label(5).set_ct_label(6), None, "ct label 5 ct label set 6"),
-        (inet().set_ct(CtKey::Mark, &Operand::random(4)), None, "ct mark set numgen random mod 4"),
-        (inet().set_meta(MetaKey::Priority, Value::mark(0x1_0002)), None, "meta priority set 1:2"),
-        (inet().trace(), None, "meta nftrace set 1"),
-        (inet().ct_count(20).negated().drop_packet(), None, "ct count over 20 drop"),
-        (inet().quota(25 << 20).negated().drop_packet(), None, "quota over 25 mbytes drop"),
-        (inet().limit_bytes(10 << 20, LimitUnit::Second, 0), None, "limit rate 10 mbytes/second"),
-        (
-            inet().limit_bytes(3 << 10, LimitUnit::Hour, 100).negated(),
-            None,
-            "limit rate over 3 kbytes/hour burst 100 bytes",
-        ),
-        (inet().limit(7, LimitUnit::Day, 5).accept(), None, "limit rate 7/day accept"),
-        (
-            inet().meter(DynSetOp::Add, &clients, &[Operand::IP_SADDR], None, [count]).drop_packet(),
-            None,
-            "add @clients { ip saddr ct count over 20 } drop",
-        ),
-        (inet().queue(0x0102..=0x0103, QueueFlags::BYPASS), None, "queue flags bypass to 258-259"),
-        (inet().queue(5..=5, QueueFlags::empty()), None, "queue to 5"),
         (some_value(Operand::Socket(SocketKey::Transparent), Value::byte(1)), mangle(), "socket transparent 1"),
         (some_value(Operand::Rt(RtKey::Xfrm), Value::byte(0)), mangle(), "rt ipsec missing"),
         (inet().osf_name("Linux").accept(), mangle(), "osf name \"Linux\" accept"),
-        (tcp().dport(80).tproxy_to_port(50_080), mangle(), "tcp dport 80 tproxy to :50080"),
+        (web().tproxy_to_port(50_080), mangle(), "tcp dport 80 tproxy to :50080"),
         (
-            tcp().dport(80).tproxy_to("[::1]:50080".parse().unwrap()),
+            web().tproxy_to("[::1]:50080".parse().unwrap()),
             mangle(),
             "tcp dport 80 meta nfproto ipv6 tproxy ip6 to [::1]:50080",
         ),
@@ -962,12 +966,7 @@ fn statements() -> Vec<Written> {
             "ip saddr 10.0.0.0/24 snat ip prefix to 192.0.2.0/24",
         ),
         (
-            tcp().dport(80).nat_to(
-                NatKind::Source,
-                ip("192.0.2.1")..=ip("192.0.2.9"),
-                Some(1024..=2047),
-                NatFlags::RANDOM,
-            ),
+            web().nat_to(NatKind::Source, ip("192.0.2.1")..=ip("192.0.2.9"), Some(1024..=2047), NatFlags::RANDOM),
             post(),
             "tcp dport 80 meta nfproto ipv4 snat ip to 192.0.2.1-192.0.2.9:1024-2047 random",
         ),
@@ -997,8 +996,6 @@ fn statements() -> Vec<Written> {
             pre(),
             "meta mark & 0x00000f00 == 0x00000200 dnat ip to ip daddr",
         ),
-        (tcp().dport(80).reject(nftables::expr::Reject::TcpReset), None, "tcp dport 80 reject with tcp reset"),
-        (inet().goto(Name::new("other").unwrap()), None, "goto other"),
     ]
 }
 
@@ -1039,9 +1036,11 @@ fn rules_have_the_words_of_nft() {
             client.commit(&transaction).unwrap();
         }
         let (mut missing, mut rewritten) = (Vec::new(), Vec::new());
-        let of_inet = statements().into_iter().map(|(builder, hook, words)| (Family::Inet, builder, hook, words));
-        let others = elsewhere().into_iter().map(|(family, builder, words)| (family, builder, None, words));
-        for (number, (family, builder, hook, words)) in of_inet.chain(others).enumerate() {
+        let regular =
+            statements().into_iter().map(|(builder, words)| (Family::Inet, builder, words)).chain(elsewhere());
+        let regular = regular.map(|(family, builder, words)| (family, builder, None, words));
+        let hooked = hooked().into_iter().map(|(builder, hook, words)| (Family::Inet, builder, hook, words));
+        for (number, (family, builder, hook, words)) in regular.chain(hooked).enumerate() {
             let table = TableKey::new(family, "t").unwrap();
             let chain = table.chain(&format!("c{number}")).unwrap();
             let rule = builder.build().unwrap_or_else(|error| panic!("{words}: {error}"));
