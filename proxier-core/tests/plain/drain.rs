@@ -52,7 +52,7 @@ fn connections_decide() {
     for ((active, inactive, persistent), connections, finished) in cases {
         let mut drains = Drains::new(Policy::default());
         drains.begin(key(1), real(1), None, secs(0));
-        let verdicts = drains.observe(&key(1), &[listed(real(1), 0, active, inactive, persistent)], secs(1));
+        let verdicts = drains.observe(&key(1), Some(&[listed(real(1), 0, active, inactive, persistent)]), secs(1));
         let seen = [verdicts.finished, verdicts.waiting].map(|of| of.len());
         assert_eq!(seen, [usize::from(finished), usize::from(!finished)], "{active} {inactive} {persistent}");
         assert_eq!(drains.iter().next().unwrap().connections, connections);
@@ -71,7 +71,7 @@ fn it_is_looked_at_soon_then_less_often() {
         at.push(now.as_secs());
         assert_eq!(drains.due(now.saturating_sub(Duration::from_nanos(1))), BTreeSet::new());
         assert_eq!(drains.due(now), BTreeSet::from([key(1)]));
-        let verdicts = drains.observe(&key(1), &[listed(real(1), 0, 1, 0, 0)], now);
+        let verdicts = drains.observe(&key(1), Some(&[listed(real(1), 0, 1, 0, 0)]), now);
         assert_eq!(reals(&verdicts), [vec![], vec![real(1)], vec![]]);
         assert_eq!(drains.due(now), BTreeSet::new());
     }
@@ -87,7 +87,7 @@ fn pauses_of_no_length_are_no_loop() {
     for millis in [5_010, 5_020, 5_030] {
         let now = Duration::from_millis(millis);
         assert_eq!(drains.next_check(), Some(now));
-        drains.observe_failed(&key(1), now);
+        drains.observe(&key(1), None, now);
     }
 }
 
@@ -97,7 +97,7 @@ fn a_weight_that_came_back_is_reported() {
     drains.begin(key(1), real(1), None, secs(0));
     drains.begin(key(1), real(2), None, secs(0));
     let there = [listed(real(1), 1, 1, 0, 0), listed(real(2), 0, 1, 0, 0)];
-    assert_eq!(drains.observe(&key(1), &there, secs(1)).takes_connections, [real(1)]);
+    assert_eq!(drains.observe(&key(1), Some(&there), secs(1)).takes_connections, [real(1)]);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn a_second_one_brings_the_next_look_forward_and_none_pushes_it_back() {
     drains.begin(key(1), real(1), None, secs(0));
     for _ in 0..5 {
         let now = drains.next_check().unwrap();
-        drains.observe(&key(1), &[listed(real(1), 0, 1, 0, 0)], now);
+        drains.observe(&key(1), Some(&[listed(real(1), 0, 1, 0, 0)]), now);
     }
     assert_eq!(drains.next_check(), Some(secs(63)));
     drains.begin(key(1), real(2), None, secs(40));
@@ -219,12 +219,12 @@ proptest! {
                         prop_assert!(!due.is_empty());
                         for virtual_server in due {
                             let verdicts = if listing_fails {
-                                drains.observe_failed(&virtual_server, now)
+                                drains.observe(&virtual_server, None, now)
                             } else {
                                 let there = kernel.iter().filter(|((of, _), _)| *of == virtual_server);
                                 let there: Vec<_> =
                                     there.map(|((_, real), count)| listed(*real, 0, *count, 0, 5)).collect();
-                                drains.observe(&virtual_server, &there, now)
+                                drains.observe(&virtual_server, Some(&there), now)
                             };
                             for finished in verdicts.finished {
                                 let place = (virtual_server, finished);

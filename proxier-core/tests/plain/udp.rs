@@ -1,150 +1,130 @@
-//! UDP flows to forget after each kind of change.
+//! UDP flows are forgotten exactly if no endpoint may answer them, in every mode that translates packets.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use ipvs::model::{Protocol, Weight};
-use ipvs::{RealServer, VirtualServerKey};
+use ipvs::VirtualServerKey;
+use ipvs::model::Protocol;
 use proptest::prelude::*;
-use proxier_core::config::Config;
-use proxier_core::modes::ipvs::diff::{Scope, diff};
-use proxier_core::modes::ipvs::drain::{Drains, Policy};
-use proxier_core::modes::ipvs::index::Recorded;
-use proxier_core::modes::ipvs::observed::Observed;
-use proxier_core::modes::ipvs::udp;
-use proxier_core::ports::UdpServices;
-use proxier_core::service::Indexed;
-use proxier_core::snapshot::Store;
-use serde_json::{Value, json};
+use proptest::sample::select;
+use proxier_core::config::RulesBy;
+use proxier_core::fake::Flow;
+use proxier_core::modes::Kind;
+use proxier_core::net::{EndpointKey, FrontendKey};
+use proxier_core::service::Frontend;
+use serde_json::json;
 
+use crate::node::{Node, kernel, options_of};
 use crate::universe;
-use crate::world::World;
 
-fn dns(world: &mut World, address: &str) {
-    world.service(
-        "dns",
-        json!({"clusterIP": address, "ports": [
-            {"name": "dns", "port": 53, "protocol": "UDP"},
-            {"name": "dns-tcp", "port": 53, "protocol": "TCP"},
-        ]}),
-    );
+const CLIENT: &str = "192.0.2.77:4000";
+const WAYS: [(Kind, RulesBy); 4] = [
+    (Kind::Ipvs, RulesBy::Iptables),
+    (Kind::Ipvs, RulesBy::Nftables),
+    (Kind::Nftables, RulesBy::Auto),
+    (Kind::Iptables, RulesBy::Auto),
+];
+
+fn flow(to: SocketAddr, answers: SocketAddr) -> Flow {
+    Flow::udp(CLIENT.parse().unwrap(), to, answers)
 }
 
-fn endpoints(world: &mut World, numbers: &[u8]) {
-    let endpoints: Vec<Value> =
-        numbers.iter().map(|number| json!({"addresses": [format!("10.244.0.{number}")]})).collect();
-    world.slice_object(json!({
-        "metadata": {"namespace": "demo", "name": "dns-1", "labels": {"kubernetes.io/service-name": "dns"}},
-        "addressType": "IPv4",
-        "ports": [{"name": "dns", "port": 5353, "protocol": "UDP"}, {"name": "dns-tcp", "port": 5353}],
-        "endpoints": endpoints,
-    }));
+fn node((mode, by): (Kind, RulesBy)) -> Node {
+    let mut options = options_of(mode);
+    options.config.ipvs.rules = by;
+    Node::begin(&kernel(), options)
 }
 
-/// Flows to forget on the way from the kernel's state to the wanted one; updates `observed`.
-fn step(world: &World, observed: &mut Observed, drains: &Drains) -> UdpServices {
-    let plan = diff(&world.wanted(), observed, drains, Scope::All, &world.config);
-    observed.apply(&plan, &world.wanted());
-    udp::stale(&plan, &world.wanted(), drains)
+/// The flows that the endpoints of all UDP Frontends get.
+fn served(node: &Node) -> BTreeSet<Flow> {
+    let frontends = node.proxier.desired().frontends().filter(|of| of.key.to_string().starts_with("UDP"));
+    let of = |frontend: &Frontend| {
+        let to = SocketAddr::new(frontend.key.address, frontend.key.port);
+        frontend.endpoints().iter().map(|endpoint| flow(to, SocketAddr::from(*endpoint))).collect::<Vec<_>>()
+    };
+    frontends.flat_map(of).collect()
 }
 
-fn place(address: &str, endpoints: &[u8]) -> UdpServices {
-    let endpoints = endpoints.iter().map(|number| SocketAddr::from(([10, 244, 0, *number], 5353)));
-    UdpServices::from([(address.parse().unwrap(), endpoints.collect())])
-}
-
-/// A change of configuration alone makes no flow stale.
-#[test]
-fn another_scheduler() {
-    let (mut world, mut observed, drains) = (World::new(), Observed::new(), Drains::default());
-    dns(&mut world, "10.96.0.10");
-    endpoints(&mut world, &[1]);
-    step(&world, &mut observed, &drains);
-    world.config.ipvs.scheduler = ipvs::Scheduler::LeastConnection;
-    world.restart();
-    assert!(!diff(&world.wanted(), &observed, &drains, Scope::All, &world.config).is_empty());
-    assert_eq!(step(&world, &mut observed, &drains), UdpServices::new());
-}
-
-/// Draining endpoints go on answering if UDP drains too: before and after they are known to drain.
-#[test]
-fn draining_endpoints_answer() {
-    let (mut world, mut observed) = (World::new(), Observed::new());
-    let mut policy = Policy::default();
-    policy.protocols.insert(Protocol::Udp);
-    let mut drains = Drains::new(policy);
-    dns(&mut world, "10.96.0.10");
-    endpoints(&mut world, &[1, 2]);
-    step(&world, &mut observed, &drains);
-
-    endpoints(&mut world, &[2]);
-    let plan = diff(&world.wanted(), &observed, &drains, Scope::All, &world.config);
-    assert!(!plan.is_empty());
-    assert_eq!(udp::stale(&plan, &world.wanted(), &drains), UdpServices::new(), "it is going to drain");
-    let key: VirtualServerKey = "UDP 10.96.0.10:53".parse().unwrap();
-    let one: SocketAddr = "10.244.0.1:5353".parse().unwrap();
-    drains.begin(key, one.into(), None, std::time::Duration::ZERO);
-    assert_eq!(udp::all(&world.wanted(), &drains), place("10.96.0.10:53", &[1, 2]));
-
-    endpoints(&mut world, &[3]);
-    // Endpoint 1 drains in the kernel as well; endpoint 2 was deleted by another program; so 3 is the first one.
-    let draining = RealServer::new(one).with_weight(Weight::DRAIN);
-    let server = ipvs::VirtualServer { key, config: observed.virtual_servers[&key].config };
-    observed.insert(&server, [draining]);
-    let plan = diff(&world.wanted(), &observed, &drains, Scope::All, &world.config);
-    assert_eq!(udp::stale(&plan, &world.wanted(), &drains), place("10.96.0.10:53", &[1, 3]));
-
-    drains.forget(&key, &one.into());
-    let answering = udp::answering(&key, &world.wanted(), &drains);
-    assert_eq!(udp::udp_address(&key).map(|at| (at, answering)), place("10.96.0.10:53", &[3]).into_iter().next());
-    world.delete_service("dns");
-    drains.begin(key, one.into(), None, std::time::Duration::ZERO);
-    assert_eq!(step(&world, &mut observed, &drains), place("10.96.0.10:53", &[]), "nobody answers for what is deleted");
+/// Whether an endpoint may still answer, selected or not.
+fn stays(node: &Node, flow: &Flow) -> bool {
+    let key: FrontendKey = format!("UDP {}", flow.destination).parse().unwrap();
+    let endpoint = EndpointKey::new(flow.endpoint.ip(), flow.endpoint.port());
+    node.proxier.desired().frontend(&key).is_some_and(|frontend| frontend.keeps_flows_of(&endpoint))
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Exactly the flows that no endpoint may answer are forgotten, from any state to any other, and only addresses and ports with such flows are
-    /// named.
+    /// From any state to any other, by a change or by the first pass of the next process, and also if another program has meanwhile removed what
+    /// IPVS has.
     #[test]
-    fn no_stale_flow_is_missed(before in universe::events(), after in universe::events()) {
-        let reach = |events: &[universe::Event]| {
-            let mut store = Store::new("node-a");
-            for event in events {
-                universe::happen(&mut store, event);
+    fn no_stale_flow_is_missed_and_no_other_forgotten(
+        way in select(&WAYS[..]),
+        before in universe::events(),
+        after in universe::events(),
+        is_next in any::<bool>(),
+    ) {
+        let mut node = node(way);
+        for event in &before {
+            node.happens(event);
+        }
+        node = node.started();
+        node.pass();
+        let early = served(&node);
+        for flow in &early {
+            node.kernel.add_flow(*flow);
+        }
+        if is_next {
+            let kernel = node.kernel.clone();
+            node = self::node(way);
+            node.kernel = kernel;
+            for event in &before {
+                node.happens(event);
             }
-            Indexed::build(&store, &universe::facts(), Recorded::new(universe::facts().config()))
-        };
-        let (before, after, drains) = (reach(&before), reach(&after), Drains::default());
-        let (before, after) = (before.wanted(), after.wanted());
-        let config = Config::default();
-        let mut observed = Observed::new();
-        observed.apply(&diff(&before, &observed, &drains, Scope::All, &config), &before);
-        let plan = diff(&after, &observed, &drains, Scope::All, &config);
-        let stale = udp::stale(&plan, &after, &drains);
-        let (old, new) = (udp::all(&before, &drains), udp::all(&after, &drains));
-        let nobody = BTreeSet::new();
-        // Endpoints that serve and were not selected have no flows.
-        let held = |place: &SocketAddr| -> BTreeSet<SocketAddr> {
-            let servers = observed.virtual_servers.iter().filter(|(key, _)| udp::udp_address(key) == Some(*place));
-            let real = servers.flat_map(|(_, server)| server.real_servers.iter());
-            real.map(|real| SocketAddr::new(real.key.addr, real.key.port)).collect()
-        };
-        for place in old.keys() {
-            let left = new.get(place).unwrap_or(&nobody);
-            let lost = !held(place).is_subset(left) || !new.contains_key(place);
-            prop_assert!(!lost || stale.get(place) == Some(left), "{}", place);
         }
-        for (place, endpoints) in &new {
-            let first = old.get(place).is_none_or(|old| old.is_empty() && !endpoints.is_empty());
-            prop_assert!(!first || stale.get(place) == Some(endpoints), "{}", place);
+        for event in &after {
+            node.happens(event);
         }
-        for (place, endpoints) in &stale {
-            prop_assert_eq!(endpoints, new.get(place).unwrap_or(&nobody));
-            prop_assert!(old.get(place) != new.get(place));
+        node = node.started();
+        node.pass();
+        let expected: BTreeSet<Flow> = early.into_iter().filter(|flow| stays(&node, flow)).collect();
+        prop_assert_eq!(node.kernel.state().flows, expected);
+        // What another program removes comes back, and flows that began meanwhile are not translated.
+        if way.0 == Kind::Ipvs {
+            let late: BTreeSet<Flow> = served(&node).iter().map(|of| flow(of.destination, of.destination)).collect();
+            for flow in &late {
+                node.kernel.add_flow(*flow);
+            }
+            node.kernel.ipvs().client().unwrap().flush_and_cut_everything().unwrap();
+            node.full();
+            prop_assert!(node.kernel.state().flows.is_disjoint(&late));
         }
-        let keys = after.servers().map(|server| server.key);
-        prop_assert_eq!(new.len(), keys.filter(|key| udp::udp_address(key).is_some()).count());
     }
+}
+
+/// Draining endpoints answer if UDP drains too, until they are removed.
+#[test]
+fn draining_endpoints_answer() {
+    let mut options = options_of(Kind::Ipvs);
+    options.ipvs.drain.protocols.insert(Protocol::Udp);
+    let mut node = Node::on(kernel(), options);
+    node.service("dns", json!({"clusterIP": "10.96.0.10", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]}));
+    node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
+    node.settles();
+    let to: SocketAddr = "10.96.0.10:53".parse().unwrap();
+    let [one, two] = [1, 2].map(|number| flow(to, SocketAddr::from(([10, 244, 0, number], 5353))));
+    let key: VirtualServerKey = "UDP 10.96.0.10:53".parse().unwrap();
+    for flow in [one, two] {
+        node.kernel.add_flow(flow);
+        assert!(node.kernel.set_connections(&key, &flow.endpoint.into(), 0, 1));
+    }
+    node.slice("dns", &["10.244.0.2"]);
+    node.settles();
+    assert_eq!(node.kernel.state().flows, [one, two].into(), "it drains");
+    node.slice("dns", &["10.244.0.3"]);
+    node.settles();
+    assert_eq!(node.kernel.state().flows, [one, two].into(), "both drain");
+    node.no_service("dns");
+    node.settles();
+    assert!(node.kernel.state().flows.is_empty(), "nobody answers for what is deleted");
 }

@@ -86,13 +86,6 @@ impl World {
         self.refresh(&changed)
     }
 
-    /// The process starts again, with another configuration.
-    pub(crate) fn restart(&mut self) {
-        let facts = self.facts();
-        self.all = Indexed::build(&self.store, &facts, Recorded::new(&self.config));
-        self.all.take_changed();
-    }
-
     pub(crate) fn refresh_all(&mut self) -> Changed {
         let facts = self.facts();
         self.all.refresh_all(&self.store, &facts);
@@ -107,7 +100,7 @@ impl World {
     }
 
     pub(crate) fn frontends(&self) -> Vec<String> {
-        self.wanted().servers().map(|frontend| frontend.key.to_string()).collect()
+        self.wanted().servers().map(|(key, _)| key.to_string()).collect()
     }
 
     pub(crate) fn addresses(&self) -> Vec<String> {

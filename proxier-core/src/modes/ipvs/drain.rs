@@ -241,38 +241,22 @@ impl Drains {
         self.watches.values().map(Watch::due_at).min()
     }
 
-    /// The virtual servers whose real servers must be listed. Each stays due until [`Drains::observe`] or
-    /// [`Drains::observe_failed`] is called for it.
+    /// The virtual servers whose real servers must be listed. Each stays due until [`Drains::observe`] is called for it.
     pub fn due(&self, now: Moment) -> BTreeSet<VirtualServerKey> {
         self.watches.iter().filter(|(_, watch)| watch.due_at() <= now).map(|(key, _)| *key).collect()
     }
 
-    /// Records the complete list of real servers of a virtual server.
+    /// Records the complete list of real servers of a virtual server; `None` if they could not be listed. Those past
+    /// their deadline are finished in any case.
     ///
-    /// An empty list means that the kernel has none; if listing failed, call [`Drains::observe_failed`]. The kernel
-    /// does not report whether a virtual server without real servers exists, which does not matter here.
-    pub fn observe(&mut self, key: &VirtualServerKey, listed: &[ObservedRealServer], now: Moment) -> Verdicts {
-        let listed = listed.iter().map(|observed| (observed.server.key, observed)).collect();
-        self.judge(key, Some(&listed), now)
-    }
-
-    /// Records that the real servers of a virtual server could not be listed. Those past their deadline are still
-    /// finished.
-    pub fn observe_failed(&mut self, key: &VirtualServerKey, now: Moment) -> Verdicts {
-        self.judge(key, None, now)
-    }
-
-    fn judge(
-        &mut self,
-        key: &VirtualServerKey,
-        listed: Option<&BTreeMap<RealServerKey, &ObservedRealServer>>,
-        now: Moment,
-    ) -> Verdicts {
+    /// The kernel does not report whether a virtual server without real servers exists, which does not matter here.
+    pub fn observe(&mut self, key: &VirtualServerKey, listed: Option<&[ObservedRealServer]>, now: Moment) -> Verdicts {
+        let listed: Option<BTreeMap<_, _>> = listed.map(|all| all.iter().map(|of| (of.server.key, of)).collect());
         let mut verdicts = Verdicts::default();
         let Some(watch) = self.watches.get_mut(key) else { return verdicts };
         for (real, drain) in &mut watch.servers {
             let mut weight = Weight::DRAIN;
-            if let Some(listed) = listed {
+            if let Some(listed) = &listed {
                 let Some(observed) = listed.get(real) else {
                     verdicts.vanished.push(*real);
                     continue;

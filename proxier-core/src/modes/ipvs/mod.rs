@@ -33,7 +33,6 @@ mod insides {
         pub use crate::ports::{NamedSet, SetKey, SetKind};
     }
     pub(super) mod state;
-    pub mod udp;
     pub mod wanted;
 }
 

@@ -79,7 +79,7 @@ impl Mode {
             programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
         }
         let drained = self.judge_drains(&pass, &readings.draining);
-        let forget = flows_to_forget(self, pass, &plan);
+        let forget = flows_to_forget(self, &pass, &plan);
         for operation in drained {
             plan.retire_from(&operation.virtual_server()).push(operation);
         }
@@ -115,7 +115,9 @@ impl Mode {
         if !held.is_empty() {
             hold(&held, &mut plan, observed);
         }
-        migrate_backend::carry_over(self.guards.by_table(), wanted, observed, &mut plan);
+        if !observed.before.is_empty() {
+            migrate_backend::carry_over(self.guards.by_table(), wanted, observed, &mut plan);
+        }
         let kept = match &self.guards {
             Guards::Programs(_) => rules::Kept::new(&self.leaving, plan.deleted_entries(), observed),
             Guards::Nft(_) => rules::Kept::default(),
@@ -142,15 +144,12 @@ impl Mode {
         let wanted = self.recorded.index.wanted(pass.desired);
         let mut operations = Vec::new();
         for (key, listed) in listed {
-            let verdicts = match listed {
-                Ok(listed) => self.drains.observe(key, listed, pass.now),
-                Err(error) if error.kind() == PortErrorKind::NotFound => {
-                    // Another program deleted the virtual server with all its real servers.
-                    self.drains.forget_virtual_server(key);
-                    continue;
-                }
-                Err(_) => self.drains.observe_failed(key, pass.now),
-            };
+            if listed.as_ref().is_err_and(|error| error.kind() == PortErrorKind::NotFound) {
+                // Another program deleted the virtual server with all its real servers.
+                self.drains.forget_virtual_server(key);
+                continue;
+            }
+            let verdicts = self.drains.observe(key, listed.as_deref().ok(), pass.now);
             let is_wanted = |real: &RealServerKey| wanted.has_real_server(key, real);
             for real in verdicts.finished.iter().chain(&verdicts.waiting).filter(|real| is_wanted(real)) {
                 self.drains.forget(key, real);

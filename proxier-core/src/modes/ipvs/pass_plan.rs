@@ -1,6 +1,7 @@
 //! Completes the plan of a pass. Functions on values.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 
 use ipvs::{Operation, VirtualServerKey};
 
@@ -8,10 +9,10 @@ use super::plan::{Phase, Plan, RulesChange};
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::{Guards, Programs};
 use crate::modes::ipvs::reading::{self, PassInputs};
+use crate::modes::ipvs::rules;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::ipvs::{rules, udp};
-use crate::modes::shared::flows::answering_at;
+use crate::modes::shared::flows::to_forget_but;
 use crate::modes::{Pass, Work};
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::operation::Operation as PlanOperation;
@@ -71,21 +72,43 @@ fn split_servers(wanted: &Wanted<'_>, plan: &Plan) -> BTreeMap<VirtualServerKey,
     keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).collect()
 }
 
-/// The UDP flows to forget after a plan that is not complete yet.
-pub(super) fn flows_to_forget(mode: &Mode, pass: Pass<'_>, plan: &Plan) -> UdpServices {
-    let wanted = &mode.wanted(pass.desired);
-    let mut flows = udp::stale(plan, wanted, &mode.drains);
-    if let Some(left) = pass.sweep {
-        let left = left.iter().map(|place| (*place, answering_at(*place, None)));
-        for (place, answering) in udp::all(wanted, &mode.drains).into_iter().chain(left) {
-            flows.entry(place).or_insert(answering);
+/// The UDP flows to forget after a plan that is not complete yet. Real servers that drain answer, and those that will,
+/// unless the plan deletes them.
+pub(super) fn flows_to_forget(mode: &Mode, pass: &Pass<'_>, plan: &Plan) -> UdpServices {
+    let wanted = mode.wanted(pass.desired);
+    let (mut drained, mut gone, mut differing) = (BTreeMap::<_, Vec<_>>::new(), BTreeSet::new(), BTreeSet::new());
+    for (phase, stage) in &plan.stages {
+        for operation in &stage.servers {
+            match operation {
+                Operation::UpdateVirtualServer(_) => continue,
+                Operation::UpdateRealServer(..) if phase.adds() => continue,
+                Operation::UpdateRealServer(key, real) => {
+                    drained.entry(*key).or_default().push(real.key);
+                    continue;
+                }
+                Operation::DeleteVirtualServer(key) => drop(gone.insert((*key, None))),
+                Operation::DeleteRealServer(key, real) => drop(gone.insert((*key, Some(*real)))),
+                _ => {}
+            }
+            if pass.full {
+                differing.extend(wanted.frontend_key(&operation.virtual_server()));
+            }
         }
     }
-    for place in pass.unforgotten {
-        let key = udp::virtual_server(*place);
-        flows.entry(*place).or_insert_with(|| udp::answering(&key, wanted, &mode.drains));
+    for (key, real) in &plan.adopt_drains {
+        drained.entry(*key).or_default().push(*real);
     }
-    flows
+    let draining = |frontend: &FrontendKey| {
+        let servers = wanted.index.marks.server(frontend).into_iter().chain([VirtualServerKey::from(*frontend)]);
+        let mut all = BTreeSet::new();
+        for key in servers.filter(|key| !gone.contains(&(*key, None))) {
+            let reals = mode.drains.draining(&key).chain(drained.get(&key).into_iter().flatten().copied());
+            let reals = reals.filter(|real| !gone.contains(&(key, Some(*real))));
+            all.extend(reals.map(|real| SocketAddr::new(real.addr, real.port)));
+        }
+        all
+    };
+    to_forget_but(draining, pass, |_| true, differing.iter(), &BTreeSet::new())
 }
 
 /// Adds the changes of tables, which are written with their entries; sets have no separate operations.

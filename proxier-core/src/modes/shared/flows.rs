@@ -1,4 +1,17 @@
 //! Forgets flows to endpoints that no longer answer: UDP flows, and TCP ones after their drain time.
+//!
+//! A UDP client that keeps sending from one port is one flow, as long as its packets come. Connection tracking records
+//! for each flow what its answers look like, and whether and how it is translated, and this does not change. Answers of
+//! another endpoint do not match it, and rules of table nat see only its first packet. A DNS client on a fixed port then
+//! waits in vain until it has been silent for `nf_conntrack_udp_timeout`, by default 30 s. Deleting the entry makes the
+//! next packet a first one.
+//!
+//! IPVS remembers flows too (`/proc/net/ip_vs_conn`), and ends the tracked one with its own, as `net.ipv4.vs.conntrack`
+//! and `net.ipv4.vs.expire_nodest_conn` ask for, which this proxy sets. What remains is a flow whose first packet came
+//! before its virtual server existed, or that was tracked while one of these settings was off.
+//!
+//! Only flows to one address and port are forgotten, and only if none of its endpoints answers them. kube-proxy up to
+//! 1.31 ends all UDP flows of an address. TCP and SCTP clients notice by themselves.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -27,11 +40,27 @@ pub(crate) fn to_forget<'a>(
     differing: impl Iterator<Item = &'a FrontendKey>,
     held: &BTreeSet<FrontendKey>,
 ) -> UdpServices {
+    to_forget_but(|_| BTreeSet::new(), pass, is_served, differing, held)
+}
+
+/// As [`to_forget`], in a mode with endpoints that answer while they are `draining`.
+pub(crate) fn to_forget_but<'a>(
+    draining: impl Fn(&FrontendKey) -> BTreeSet<SocketAddr>,
+    pass: &Pass<'_>,
+    is_served: impl Fn(Family) -> bool,
+    differing: impl Iterator<Item = &'a FrontendKey>,
+    held: &BTreeSet<FrontendKey>,
+) -> UdpServices {
     let Pass { desired, changes, sweep, unforgotten, .. } = *pass;
     let mut flows = UdpServices::new();
+    let answering = |key: &FrontendKey| {
+        let mut all = desired.frontend(key).map(Frontend::answering).unwrap_or_default();
+        all.extend(draining(key));
+        all
+    };
     for (key, before) in changes.frontends().filter(|(key, _)| is_served(key.family())) {
-        let (Some(place), after) = (key.udp(), desired.frontend(key)) else { continue };
-        let new = after.map(Frontend::answering).unwrap_or_default();
+        let Some(place) = key.udp() else { continue };
+        let new = answering(key);
         // A flow that started while there was no endpoint is not translated.
         let begins = before.is_none_or(|before| !before.has_endpoints()) && !new.is_empty();
         let ends = before.is_some_and(|before| !before.answering().is_subset(&new));
@@ -42,12 +71,11 @@ pub(crate) fn to_forget<'a>(
     // Not searched for a change.
     let all =
         sweep.map(|left| desired.frontends().filter_map(|frontend| frontend.key.udp()).chain(left.iter().copied()));
-    let all =
-        all.into_iter().flatten().chain(unforgotten.iter().copied()).chain(differing.filter_map(FrontendKey::udp));
+    let all = all.into_iter().flatten().chain(unforgotten.iter().copied()).chain(differing.filter_map(|key| key.udp()));
     for place in all {
         let key = FrontendKey::new(Protocol::Udp, place.ip(), place.port());
         if !held.contains(&key) {
-            flows.entry(place).or_insert_with(|| answering_at(place, desired.frontend(&key).map(Frontend::answering)));
+            flows.entry(place).or_insert_with(|| answering_at(place, Some(answering(&key))));
         }
     }
     flows

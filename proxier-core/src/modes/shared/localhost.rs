@@ -2,9 +2,9 @@
 //! may leave this node, and neighbours could reach programs that listen only there (CVE-2020-8558).
 //!
 //! Only iptables mode sets it, once its rule in the kubelet's chain guards those programs. It is unknown who has set it
-//! before: this proxy, version 0.1 in nftables mode, `prepare-node`, a kube-proxy or the administrator. So each full
-//! pass that does not need it, and each cleanup, sets it back to the kernel's default unless that rule exists. Programs
-//! that need it for one device set it for that device, which is not changed.
+//! before: this proxy, `prepare-node`, a kube-proxy or the administrator. So each full pass that does not need it, and
+//! each cleanup, sets it back to the kernel's default unless that rule exists. Programs that need it for one device set
+//! it for that device, which is not changed.
 
 use iptables::{Rule, Table, TableName};
 

@@ -8,7 +8,7 @@ use proptest::sample::Index;
 use proxier_core::config::Config;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::service::NodeFacts;
-use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, Store};
+use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey};
 use serde_json::Value;
 
 use crate::corpus::unpack;
@@ -80,15 +80,5 @@ impl Node {
             }
             Event::DeleteSlice(index) => self.proxier.delete_slice(&ObjectKey::of(&index.get(slices).metadata), now),
         }
-    }
-}
-
-pub(crate) fn happen(store: &mut Store, event: &Event) -> Vec<ObjectKey> {
-    let Universe { services, slices } = universe();
-    match event {
-        Event::Service(index) => store.upsert_service(index.get(services)),
-        Event::Slice(index) => store.upsert_slice(index.get(slices)),
-        Event::DeleteService(index) => store.delete_service(&ObjectKey::of(&index.get(services).metadata)),
-        Event::DeleteSlice(index) => store.delete_slice(&ObjectKey::of(&index.get(slices).metadata)),
     }
 }

@@ -59,9 +59,6 @@ pub(in crate::modes::ipvs) fn read(
 /// Adds to the plan what our virtual servers need that no Service wants. Those that stay keep it, and the others keep
 /// it until they are deleted.
 pub(in crate::modes::ipvs) fn carry_over(by_table: bool, wanted: &Wanted<'_>, observed: &Observed, plan: &mut Plan) {
-    if observed.before.is_empty() {
-        return;
-    }
     let deleted = plan.deleted_servers();
     let (mut staying, mut going) = (Needs::default(), Needs::default());
     for key in observed.virtual_servers.keys().filter(|key| !wanted.has_server(key) && observed.owns(key)) {
