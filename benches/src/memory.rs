@@ -89,12 +89,7 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
 
 /// Fills Observed as a read of the kernel does: equal lists of real servers are shared.
 fn share(world: &mut World) {
-    for frontend in world.all.wanted().servers() {
-        world.observed.insert(&frontend.virtual_server(), []);
-        if let Some(server) = world.observed.virtual_servers.get_mut(&frontend.key) {
-            server.real_servers = frontend.real_servers.clone();
-        }
-    }
+    world.observed.virtual_servers.extend(world.all.wanted().servers());
     for set in world.all.wanted().sets() {
         world.observed.sets.insert(set, world.all.wanted().entries(set).cloned().collect());
     }

@@ -57,8 +57,7 @@ impl Held {
     /// Differences from the wanted state; a draining real server is none.
     pub(crate) fn differences(&self, wanted: &Wanted<'_>, orphans: &BTreeSet<VirtualServerKey>) -> Vec<String> {
         let mut differences = Vec::new();
-        for server in wanted.servers() {
-            let key = server.key;
+        for (key, server) in wanted.servers() {
             let Some((config, reals)) = self.servers.get(&key) else {
                 differences.push(format!("{key} is not there"));
                 continue;

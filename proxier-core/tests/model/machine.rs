@@ -241,7 +241,7 @@ impl Machine {
             let facts = self.proxier.facts();
             let all = Indexed::build(self.proxier.store(), facts, Recorded::new(facts.config()));
             let wanted = all.wanted();
-            let missing = wanted.servers().map(|server| server.key).filter(|key| !held.servers.contains_key(key));
+            let missing = wanted.servers().map(|(key, _)| key).filter(|key| !held.servers.contains_key(key));
             let key = pick(missing, damage.1);
             self.orphans.extend(key);
             operation = key.map(|key| Operation::AddVirtualServer(VirtualServer::new(key, Scheduler::RoundRobin)));

@@ -2,14 +2,8 @@
 //! mark, pods and the node those of all nodes. Other programs write between two writes, and use marks.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::time::Duration;
 
-use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
-use nftables::{
-    BaseChain, Chain, ChainKey, ChainType, Element, ElementKey, Hook, Operand, Priority, Set, SetKey, TableKey,
-    Transaction,
-};
 use proxier_core::config::{Config, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::inspect::{differences, inspect, inspect_packet};
@@ -660,72 +654,4 @@ fn a_new_process_recognises_marks_without_their_table() {
             .into_iter()
             .collect::<Vec<_>>()
     );
-}
-
-/// What version 0.1 left for the node port with `ipvs.markNodePorts`. This is a virtual server by mark, recorded at
-/// address 0, in place of that of the address, and a map and a chain that give packets the mark.
-fn make_node_port_of_0_1(kernel: &FakeKernel) -> VirtualServerKey {
-    let mut client = kernel.ipvs().client().unwrap();
-    client.delete_virtual_server(&VirtualServerKey::tcp(NODE_PORT.parse().unwrap())).unwrap();
-    let (number, address) = (0x1600_4007_u32, std::net::Ipv4Addr::new(192, 0, 2, 10));
-    let mark = foreign(number);
-    client.add_virtual_server(&VirtualServer::new(mark, Scheduler::RoundRobin)).unwrap();
-    client.add_real_server(&mark, &RealServer::new(HERE.parse().unwrap())).unwrap();
-    let table = TableKey { family: nftables::Family::Ip, name: "proxier-ipvs".parse().unwrap() };
-    let key = [Operand::IP_DADDR, Operand::L4PROTO, Operand::DPORT];
-    let map = |name: &str| {
-        let key_of_set = SetKey { table: table.clone(), name: name.parse().unwrap() };
-        Set::typeof_map(key_of_set, &key, &[Operand::MARK]).unwrap()
-    };
-    let element = |address: std::net::Ipv4Addr| {
-        let place = [IpAddr::from(address).into(), nftables::Value::byte(6), nftables::Value::port(30_001)];
-        Element::new(ElementKey::Value(nftables::Value::concat(&place).unwrap())).maps_to(nftables::Value::mark(number))
-    };
-    let chain = ChainKey { table: table.clone(), name: "output-mark".parse().unwrap() };
-    let mut transaction = Transaction::new();
-    transaction.add_set(map("node-port-mark"));
-    transaction.add_elements(&map("node-port-mark"), [element(address)]);
-    transaction.add_elements(&map("split-mark"), [element(std::net::Ipv4Addr::UNSPECIFIED)]);
-    transaction.add_chain(Chain::base(chain, BaseChain::new(ChainType::Filter, Hook::Output, Priority::DSTNAT)));
-    kernel.nftables().commit(&transaction).unwrap();
-    mark
-}
-
-/// Nothing stays of it, connections through it end by themselves, and the node port is served by its address; another program's mark is left alone.
-#[test]
-fn node_ports_by_mark_of_version_0_1_are_removed() {
-    let cluster = json!({"externalTrafficPolicy": "Cluster"});
-    for (splits, has_connection, cleans) in [(false, false, false), (true, true, false), (false, true, true)] {
-        let kernel = kernel();
-        make_foreign(&kernel, 7);
-        let mut node = process(&kernel, splits);
-        node.publish(1, &cluster, &["node-a"]);
-        assert!(node.started().pass().is_done());
-        let mark = make_node_port_of_0_1(&kernel);
-        kernel.set_connections(&mark, &HERE.parse().unwrap(), has_connection.into(), 0);
-        let old = mark.to_string().replace("FWM", "-f");
-        if cleans {
-            assert!(cleanup(&config(splits, RulesBy::Nftables), None, &mut kernel.clone().ports()).is_done());
-            assert_eq!(servers(&kernel).into_keys().collect::<Vec<_>>(), ["-f 7"]);
-            assert!(!kernel.state().tables.contains_key(V4));
-            continue;
-        }
-        let mut node = process(&kernel, splits).started();
-        node.publish(1, &cluster, &["node-a"]);
-        let report = node.pass();
-        assert!(report.is_done() && report.foreign == ["FWM 7"], "{report:#?}");
-        assert_eq!(servers(&kernel)[&format!("-t {NODE_PORT}")], reals(&[(HERE, 1)]));
-        if has_connection {
-            assert_eq!(servers(&kernel)[&old], reals(&[(HERE, 0)]), "it drains");
-            kernel.set_connections(&mark, &HERE.parse().unwrap(), 0, 0);
-        }
-        for _ in 0..8 {
-            let report = node.full();
-            assert!(report.is_done() && report.foreign == ["FWM 7"], "{report:#?}");
-            node.now += Duration::from_secs(10);
-        }
-        assert!(!servers(&kernel).contains_key(&old) && marks(&kernel).is_empty(), "{:#?}", servers(&kernel));
-        let table = &kernel.state().tables[V4];
-        assert!(!table.contains("node-port-mark") && !table.contains("output-mark"), "{table}");
-    }
 }

@@ -45,9 +45,8 @@ struct VirtualServerState {
 
 fn state_of(wanted: &Wanted<'_>) -> State {
     let mut state = State { addresses: wanted.addresses().collect(), ..State::default() };
-    for frontend in wanted.servers() {
-        let server = frontend.virtual_server();
-        let weights = frontend.real_servers.iter().map(|server| {
+    for (key, server) in wanted.servers() {
+        let weights = server.real_servers.iter().map(|server| {
             assert_eq!(server.config.forwarding_method, ipvs::ForwardingMethod::Masquerade);
             (server.key, server.config.weight.get())
         });
@@ -57,7 +56,7 @@ fn state_of(wanted: &Wanted<'_>) -> State {
             persistence_secs: server.config.persistence.map(|persistence| persistence.timeout_secs.into()),
             real_servers: weights.collect(),
         };
-        assert!(state.virtual_servers.insert(server.key, new).is_none());
+        assert!(state.virtual_servers.insert(key, new).is_none());
     }
     // The set that only this proxy has is left out: kube-proxy does not have it.
     for set in wanted.sets().filter(|set| set.kind.is_of_kube_proxy()) {

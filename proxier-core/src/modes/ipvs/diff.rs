@@ -12,9 +12,9 @@ use ipvs::{Operation, RealServerKey, VirtualServerKey};
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::drain::Drains;
 pub use crate::modes::ipvs::index::Scope;
-use crate::modes::ipvs::lower::WantedServer;
-use crate::modes::ipvs::observed::{Observed, ObservedServer};
+use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Phase, Plan, Stage};
+use crate::modes::ipvs::servers::Server;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::Wanted;
@@ -45,7 +45,7 @@ pub fn diff(wanted: &Wanted<'_>, observed: &Observed, drains: &Drains, scope: Sc
             changed.addresses.union(&changed.elsewhere).for_each(|address| diff.address(*address));
             for key in &changed.virtual_servers {
                 match wanted.server(key) {
-                    Some(server) => diff.server(&server),
+                    Some(server) => diff.server(*key, &server),
                     None => diff.unwanted(*key),
                 }
             }
@@ -106,7 +106,7 @@ impl Diff<'_> {
             let unwanted = observed.addresses.iter().copied().filter(|address| !wanted.has_address(*address));
             wanted.addresses().chain(unwanted).for_each(|address| self.address(address));
         }
-        wanted.servers().for_each(|server| self.server(&server));
+        wanted.servers().for_each(|(key, server)| self.server(key, &server));
         let unwanted = observed.virtual_servers.keys().filter(|key| !wanted.has_server(key));
         unwanted.for_each(|key| self.unwanted(*key));
     }
@@ -142,8 +142,7 @@ impl Diff<'_> {
         }
     }
 
-    fn server(&mut self, wanted: &WantedServer) {
-        let key = wanted.key;
+    fn server(&mut self, key: VirtualServerKey, wanted: &Server) {
         if !self.config.families.has(key.family().into()) {
             return;
         }
@@ -174,7 +173,7 @@ impl Diff<'_> {
     }
 
     /// Lets an undesired real server drain, or deletes it.
-    fn retire(&mut self, key: VirtualServerKey, real: RealServerKey, there: &ObservedServer) {
+    fn retire(&mut self, key: VirtualServerKey, real: RealServerKey, there: &Server) {
         let drained =
             there.real_servers.get(&real).filter(|_| self.wanted.lets_drain(&key, &real, self.drains.policy()));
         match drained {
@@ -207,9 +206,8 @@ impl Diff<'_> {
         }
     }
 
-    /// Whether this virtual server belongs to the mark of a Frontend that is still served but no longer split, or of a
-    /// node port at any address. Connections through it continue. iptables rules do not know the mark, so it would
-    /// never be removed with those.
+    /// Whether this virtual server belongs to the mark of a Frontend that is still served but no longer split.
+    /// Connections through it continue. iptables rules do not know the mark, so it would never be removed with those.
     fn is_split_no_more(&self, key: &VirtualServerKey) -> bool {
         let is_mark = matches!(key, VirtualServerKey::Fwmark { .. });
         is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.is_drained(key)
@@ -245,7 +243,7 @@ impl Diff<'_> {
 /// Adds the operations for real servers that are missing or differ, and returns those that are no longer desired.
 fn real_servers(
     key: VirtualServerKey,
-    (wanted, observed): (&WantedServer, &ObservedServer),
+    (wanted, observed): (&Server, &Server),
     serve: &mut Vec<Operation>,
 ) -> Vec<RealServerKey> {
     let (mut update, mut remove) = (Vec::new(), Vec::new());

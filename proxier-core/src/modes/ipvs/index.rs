@@ -8,8 +8,9 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 
-use super::lower::{WantedServer, entries_of_mark, frontend_entries, needs_entries, real_servers, service_entries};
+use super::lower::{entries_of_mark, frontend_entries, needs_entries, real_servers, service_entries};
 use super::observed::Observed;
+use super::servers::Server;
 use super::sets::SetKey;
 use super::split::{self, Marks};
 use crate::config::{Config, RulesBy, usual_flags};
@@ -181,7 +182,7 @@ impl Index {
             by_table: config.ipvs.rules == RulesBy::Nftables,
             only_needed: config.makes_only_needed_rules(),
             splits: config.splits_local(),
-            marks: Marks::new(config.ipvs.mark_range, config.masquerade_bit),
+            marks: Marks::new(config.ipvs.mark_range),
             unmarked: BTreeSet::new(),
         }
     }
@@ -244,9 +245,9 @@ impl Index {
     }
 
     /// One of a Frontend's virtual servers, if it has that one.
-    pub(super) fn lower(&self, key: VirtualServerKey, frontend: &Frontend) -> Option<WantedServer> {
+    pub(super) fn lower(&self, key: VirtualServerKey, frontend: &Frontend) -> Option<Server> {
         let real_servers = real_servers(frontend, self.endpoints(&key, frontend)?.clone());
-        Some(WantedServer { key, config: self.config(frontend), real_servers })
+        Some(Server { config: self.config(frontend), real_servers })
     }
 
     fn config(&self, frontend: &Frontend) -> VirtualServerConfig {

@@ -5,8 +5,8 @@ use std::num::NonZeroU32;
 use std::sync::Arc;
 
 use ipset::{Element, IpSpan, Ports};
-use ipvs::model::{RealServerConfig, Thresholds, VirtualServerConfig};
-use ipvs::{RealServerKey, VirtualServer, VirtualServerKey};
+use ipvs::model::{RealServerConfig, Thresholds};
+use ipvs::{RealServerKey, VirtualServerKey};
 
 use super::servers::RealServers;
 use super::sets::{SetKey, SetKind};
@@ -68,25 +68,6 @@ impl From<EndpointKey> for RealServerKey {
 impl From<RealServerKey> for EndpointKey {
     fn from(key: RealServerKey) -> Self {
         EndpointKey { address: key.addr, port: key.port }
-    }
-}
-
-/// A desired virtual server.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct WantedServer {
-    /// Key of the virtual server.
-    pub key: VirtualServerKey,
-    /// Its configuration.
-    pub config: VirtualServerConfig,
-    /// Its real servers.
-    pub real_servers: RealServers,
-}
-
-impl WantedServer {
-    /// The virtual server.
-    pub fn virtual_server(&self) -> VirtualServer {
-        VirtualServer { key: self.key, config: self.config }
     }
 }
 

@@ -5,25 +5,15 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 
 use ipset::{Element, IpSpan, Ports, SetType};
-use ipvs::model::{Protocol, VirtualServerConfig};
+use ipvs::model::Protocol;
 use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use crate::config::Config;
-use crate::modes::ipvs::servers::RealServers;
+use crate::modes::ipvs::servers::{RealServers, Server};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
 use crate::pack::pack;
-
-/// A virtual server as the kernel has it.
-#[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct ObservedServer {
-    /// Its configuration.
-    pub config: VirtualServerConfig,
-    /// Its real servers. Shares their list with the desired one if both are equal.
-    pub real_servers: RealServers,
-}
 
 /// The kernel's state: all virtual servers of any program, but only own addresses and sets.
 ///
@@ -33,7 +23,7 @@ pub struct ObservedServer {
 #[non_exhaustive]
 pub struct Observed {
     /// All virtual servers.
-    pub virtual_servers: BTreeMap<VirtualServerKey, ObservedServer>,
+    pub virtual_servers: BTreeMap<VirtualServerKey, Server>,
     /// Addresses of the dummy device.
     pub addresses: BTreeSet<IpAddr>,
     /// Local routes with which this proxy binds addresses, with their sources.
@@ -100,7 +90,7 @@ impl Observed {
     /// Adds a virtual server with its real servers, in any order.
     pub fn insert(&mut self, server: &VirtualServer, real_servers: impl IntoIterator<Item = RealServer>) {
         let real_servers = RealServers::new(real_servers.into_iter().collect(), None);
-        self.virtual_servers.insert(server.key, ObservedServer { config: server.config, real_servers });
+        self.virtual_servers.insert(server.key, Server { config: server.config, real_servers });
     }
 
     /// Whether a set exists and has an entry.
@@ -253,9 +243,9 @@ const RECOGNISED_BY: usize = 16;
 fn recall(
     config: &Config,
     lost: &BTreeSet<VirtualServerKey>,
-    servers: &BTreeMap<VirtualServerKey, ObservedServer>,
+    servers: &BTreeMap<VirtualServerKey, Server>,
 ) -> Vec<(FrontendKey, NonZeroU32)> {
-    let mut marks = split::Marks::new(config.ipvs.mark_range, config.masquerade_bit);
+    let mut marks = split::Marks::new(config.ipvs.mark_range);
     let places = servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok());
     // Few candidates have one of these marks.
     let ways = places.filter_map(|place| {

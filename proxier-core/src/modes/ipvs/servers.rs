@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ipvs::model::{RealServerConfig, Weight};
+use ipvs::model::{RealServerConfig, VirtualServerConfig, Weight};
 use ipvs::{RealServer, RealServerKey};
 
 use crate::net::EndpointKey;
@@ -16,6 +16,16 @@ pub struct RealServers {
     keys: Arc<[EndpointKey]>,
     /// Endpoints with another configuration, sorted.
     unusual: Box<[(EndpointKey, RealServerConfig)]>,
+}
+
+/// A virtual server without its key: as it is desired, or as the kernel has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Server {
+    /// Its configuration.
+    pub config: VirtualServerConfig,
+    /// Its real servers. In the kernel they share their list with the desired ones if both are equal.
+    pub real_servers: RealServers,
 }
 
 impl RealServers {

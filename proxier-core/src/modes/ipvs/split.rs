@@ -24,8 +24,6 @@
 //! * A *persistent* virtual server with a mark does not translate the port (`ip_vs_sched_persist` has no port to
 //!   compare with), so a Frontend with session affinity is not split.
 //! * When a Frontend stops being split, its mark's virtual server stays with weights of 0 until its connections end.
-//! * Version 0.1 could give a node port one virtual server for all addresses. It recorded the mark, with the bit for
-//!   masquerading, at address 0. Such a virtual server drains in the same way.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr};
@@ -34,7 +32,7 @@ use std::num::NonZeroU32;
 use ipset::{Element, IpSpan, Ports};
 use ipvs::VirtualServerKey;
 
-use crate::config::{MarkBit, MarkRange};
+use crate::config::MarkRange;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::{Family, FrontendKey};
 use crate::ports::frontend_at;
@@ -44,8 +42,6 @@ pub(super) use crate::ports::recorded;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Marks {
     range: MarkRange,
-    /// The bit for masquerading, which marks of node ports had in version 0.1.
-    masquerade: MarkBit,
     pub(super) of: BTreeMap<FrontendKey, NonZeroU32>,
     /// Frontends by virtual server of their marks.
     places: BTreeMap<VirtualServerKey, FrontendKey>,
@@ -58,8 +54,8 @@ pub(super) fn key(family: Family, mark: NonZeroU32) -> VirtualServerKey {
 }
 
 impl Marks {
-    pub(super) fn new(range: MarkRange, masquerade: MarkBit) -> Self {
-        Marks { range, masquerade, of: BTreeMap::new(), places: BTreeMap::new(), others: BTreeSet::new() }
+    pub(super) fn new(range: MarkRange) -> Self {
+        Marks { range, of: BTreeMap::new(), places: BTreeMap::new(), others: BTreeSet::new() }
     }
 
     pub(super) fn server(&self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
@@ -110,10 +106,9 @@ impl Marks {
         others: BTreeSet<VirtualServerKey>,
         split: &[FrontendKey],
     ) {
-        let before = std::mem::replace(self, Marks { others, ..Marks::new(self.range, self.masquerade) });
+        let before = std::mem::replace(self, Marks { others, ..Marks::new(self.range) });
         for (frontend, mark) in recorded {
-            if self.range.contains(mark.get() & !self.masquerade.mask()) && self.is_free(&key(frontend.family(), mark))
-            {
+            if self.range.contains(mark.get()) && self.is_free(&key(frontend.family(), mark)) {
                 self.insert(frontend, mark);
             }
         }
@@ -182,7 +177,7 @@ mod tests {
     }
 
     fn small() -> Marks {
-        Marks::new(MarkRange::new(0x100, 0xffff_ff00).unwrap(), MarkBit::default())
+        Marks::new(MarkRange::new(0x100, 0xffff_ff00).unwrap())
     }
 
     #[test]

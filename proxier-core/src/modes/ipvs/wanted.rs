@@ -11,7 +11,7 @@ use ipvs::{RealServerKey, VirtualServerKey};
 
 use super::drain::{Drains, Policy};
 use super::index::{Changed, Index, Recorded};
-use super::lower::WantedServer;
+use super::servers::Server;
 use super::sets::SetKey;
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 use crate::service::{Desired, Frontend, Indexed};
@@ -79,14 +79,17 @@ impl<'a> Wanted<'a> {
     }
 
     /// All virtual servers, sorted.
-    pub fn servers(self) -> impl Iterator<Item = WantedServer> {
-        let of_addresses =
-            self.desired.frontends().filter_map(move |frontend| self.index.lower(frontend.key.into(), frontend));
-        of_addresses.chain(self.index.marks.iter().filter_map(move |(key, _)| self.server(key)))
+    pub fn servers(self) -> impl Iterator<Item = (VirtualServerKey, Server)> {
+        let of_address = move |frontend: &Frontend| {
+            let key = frontend.key.into();
+            Some((key, self.index.lower(key, frontend)?))
+        };
+        let of_mark = move |(key, _): (&VirtualServerKey, _)| Some((*key, self.server(key)?));
+        self.desired.frontends().filter_map(of_address).chain(self.index.marks.iter().filter_map(of_mark))
     }
 
     /// A virtual server.
-    pub fn server(self, key: &VirtualServerKey) -> Option<WantedServer> {
+    pub fn server(self, key: &VirtualServerKey) -> Option<Server> {
         self.index.lower(*key, self.frontend(key)?)
     }
 
@@ -95,11 +98,9 @@ impl<'a> Wanted<'a> {
         self.desired.frontend(&self.frontend_key(key)?)
     }
 
-    /// Whether connections through a virtual server continue although it is not desired: its Frontend is served, or
-    /// version 0.1 created it for a node port at any address.
+    /// Whether connections through a virtual server continue although it is not desired: its Frontend is served.
     pub(crate) fn is_drained(self, key: &VirtualServerKey) -> bool {
-        let place = self.frontend_key(key);
-        place.is_some_and(|place| place.address.is_unspecified() || self.desired.frontend(&place).is_some())
+        self.frontend(key).is_some()
     }
 
     /// The Frontend of a virtual server, desired or not.

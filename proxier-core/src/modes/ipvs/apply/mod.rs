@@ -197,7 +197,9 @@ impl<'a> Run<'a, '_> {
         if by_table {
             self.write_tables(phase, stage, ports.tables);
         }
-        self.restore(&stage.rules, ports.rules);
+        if !stage.rules.is_empty() {
+            self.restore(&stage.rules, ports.rules);
+        }
         self.operations(&stage.servers, ports.ipvs);
         self.try_all(stage.last_operations(phase, self.plan), ports);
     }

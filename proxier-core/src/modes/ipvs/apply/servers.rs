@@ -9,8 +9,8 @@ use ipvs::model::Weight;
 use ipvs::{Operation, RealServer, RealServerKey, VirtualServer, VirtualServerKey};
 
 use super::{Run, not_without_virtual_server, skipped};
-use crate::modes::ipvs::observed::{Observed, ObservedServer};
-use crate::modes::ipvs::servers::RealServers;
+use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::servers::{RealServers, Server};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
@@ -83,7 +83,7 @@ impl Trial {
                     if remade.insert(key)
                         && let Some(server) = wanted.server(&key)
                     {
-                        first.push((place, Operation::AddVirtualServer(server.virtual_server())));
+                        first.push((place, Operation::AddVirtualServer(VirtualServer { key, config: server.config })));
                         let others = server.real_servers.iter().filter(|real| !own.contains(&(key, real.key)));
                         first.extend(others.map(|real| (place, Operation::AddRealServer(key, real))));
                     }
@@ -279,7 +279,7 @@ impl Run<'_, '_> {
 /// A virtual server while operations on it are recorded.
 pub(super) struct ServerEdit {
     key: VirtualServerKey,
-    server: Option<ObservedServer>,
+    server: Option<Server>,
     real_servers: Vec<RealServer>,
 }
 
@@ -298,10 +298,7 @@ impl ServerEdit {
     /// `remade`: everything desired, if the virtual server was recreated completely.
     fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted<'_>>) -> Self {
         let there = observed.virtual_servers.remove(&key);
-        let new = remade
-            .and_then(|wanted| wanted.server(&key))
-            .map(|server| ObservedServer { config: server.config, real_servers: server.real_servers });
-        let server = new.or(there);
+        let server = remade.and_then(|wanted| wanted.server(&key)).or(there);
         let real_servers = server.as_ref().map_or_else(Vec::new, |server| server.real_servers.to_vec());
         ServerEdit { key, server, real_servers }
     }
@@ -312,7 +309,7 @@ impl ServerEdit {
         match operation {
             Operation::AddVirtualServer(new) | Operation::UpdateVirtualServer(new) => match &mut self.server {
                 Some(server) => server.config = new.config,
-                None => self.server = Some(ObservedServer { config: new.config, real_servers: RealServers::default() }),
+                None => self.server = Some(Server { config: new.config, real_servers: RealServers::default() }),
             },
             Operation::DeleteVirtualServer(_) => {
                 self.server = None;

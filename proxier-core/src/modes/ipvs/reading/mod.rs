@@ -13,9 +13,9 @@ use crate::modes::ipvs::diff::{Scope, diff};
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::{Guards, Programs};
-use crate::modes::ipvs::observed::{Observed, ObservedServer};
+use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::rules;
-use crate::modes::ipvs::servers::RealServers;
+use crate::modes::ipvs::servers::{RealServers, Server};
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
@@ -97,7 +97,7 @@ fn read_virtual_servers(
     Ok(())
 }
 
-fn observed_servers(snapshot: &Snapshot, wanted: &Wanted<'_>) -> BTreeMap<VirtualServerKey, ObservedServer> {
+fn observed_servers(snapshot: &Snapshot, wanted: &Wanted<'_>) -> BTreeMap<VirtualServerKey, Server> {
     let mut servers = Vec::with_capacity(snapshot.entries.len());
     let mut scratch: Vec<RealServer> = Vec::new();
     for entry in &snapshot.entries {
@@ -107,7 +107,7 @@ fn observed_servers(snapshot: &Snapshot, wanted: &Wanted<'_>) -> BTreeMap<Virtua
         scratch.sort_unstable();
         let keys = wanted.endpoints(&server.key);
         let real_servers = RealServers::sorted(&scratch, keys);
-        servers.push((server.key, ObservedServer { config: server.config, real_servers }));
+        servers.push((server.key, Server { config: server.config, real_servers }));
     }
     servers.into_iter().collect()
 }
