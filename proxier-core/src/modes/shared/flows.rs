@@ -71,7 +71,8 @@ pub(crate) fn to_forget_but<'a>(
     // Not searched for a change.
     let all =
         sweep.map(|left| desired.frontends().filter_map(|frontend| frontend.key.udp()).chain(left.iter().copied()));
-    let all = all.into_iter().flatten().chain(unforgotten.iter().copied()).chain(differing.filter_map(|key| key.udp()));
+    let all =
+        all.into_iter().flatten().chain(unforgotten.iter().copied()).chain(differing.filter_map(FrontendKey::udp));
     for place in all {
         let key = FrontendKey::new(Protocol::Udp, place.ip(), place.port());
         if !held.contains(&key) {
