@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind, Subject};
 use crate::model::{RealServer, RealServerKey, Snapshot, SnapshotEntry, VirtualServerKey, Weight};
 use crate::text::{Entry, Ruleset};
 
-/// Who decides the weights of real servers that exist already.
+/// Whether the desired state or another program decides the weights of existing real servers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use proxier_demo::exit;
 use proxier_demo::settings::cli;
-use testkit::documents::{commands, is_current, lines, pages, root};
+use proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration};
+use testkit::documents::{commands, is_current, lines, pages, root, shown};
 
 /// Its links are those of the pages that it fills.
 const TABLES: &str = "benches/tables.md";
@@ -148,6 +149,27 @@ fn programs_that_guides_show_are_those_of_the_cookbook() {
     for (page, text) in pages().iter().filter(|(page, _)| page == Path::new("README.md") || page.starts_with("docs")) {
         for program in text.split("```rust\n").skip(1).filter_map(|rest| rest.split("```").next()) {
             assert!(cookbook.iter().any(|file| file.ends_with(program)), "{}: {program}", page.display());
+            found += 1;
+        }
+    }
+    assert!(found > 2, "{found}");
+}
+
+/// Whole ones in here-documents, parts in blocks of YAML.
+#[test]
+fn configurations_that_guides_show_are_ones_that_the_program_takes() {
+    let head = format!("apiVersion: {API_VERSION}\nkind: {KIND}\n");
+    let mut found = 0;
+    for (page, text) in pages().iter().filter(|(page, _)| page.starts_with("docs")) {
+        let files = shown(text).into_iter().filter(|shown| shown.command.contains(&head));
+        let files = files.map(|shown| {
+            shown.command.lines().skip(1).take_while(|line| *line != "EOF").collect::<Vec<_>>().join("\n")
+        });
+        let parts = text.split("```yaml\n").skip(1).filter_map(|rest| rest.split("```").next());
+        for configuration in files.chain(parts.map(|part| head.clone() + part)) {
+            let read = KubeProxyConfiguration::parse(&configuration, "config.conf");
+            let ignored = read.map(|(_, ignored)| ignored);
+            assert!(ignored.as_ref().is_ok_and(Vec::is_empty), "{}: {configuration}: {ignored:?}", page.display());
             found += 1;
         }
     }
