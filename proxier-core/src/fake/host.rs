@@ -77,7 +77,7 @@ impl Host {
     pub(super) fn with<T>(&self, change: impl FnOnce(&FakeHost) -> T) -> T {
         let mut inner = self.inner.lock();
         let answer = change(&inner.host);
-        inner.note_references();
+        inner.note_references(1);
         answer
     }
 }
@@ -124,9 +124,9 @@ impl Inner {
         Ok(())
     }
 
-    /// Reports to the sets how many rules refer to each.
-    fn note_references(&mut self) {
-        self.generation = self.generation.saturating_add(1);
+    /// Counts writes, and reports to the sets how many rules refer to each.
+    fn note_references(&mut self, writes: u64) {
+        self.generation = self.generation.saturating_add(writes);
         let mut counts: BTreeMap<String, u32> = BTreeMap::new();
         for (family, backend) in everything() {
             let text = self.host.dump(family, backend);
@@ -179,7 +179,7 @@ impl Runner for Host {
             allowed.stdin.push_str(table);
         }
         let output = if allowed.stdin.is_empty() { Ok(Output::default()) } else { inner.host.run(&allowed) };
-        inner.note_references();
+        inner.note_references(allowed.stdin.matches("COMMIT\n").count() as u64);
         if died { Err(lost("the process has crashed")) } else { output }
     }
 

@@ -258,6 +258,13 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         Iptables::open(&self.runner, family.into(), backend).and_then(write).map_err(|error| port_error(&error))
     }
 
+    fn generation(&mut self) -> Option<u32> {
+        self.forget_listed();
+        let is_nf_tables = self.backend() == Some(Backend::NfTables);
+        // `nf_tables_commit` adds 1, and the programs commit each table by itself.
+        is_nf_tables.then(|| self.tables.generation().ok()).flatten()
+    }
+
     fn has_tables(&mut self, family: Family) -> Option<bool> {
         self.runner.has_legacy_tables(family.into())
     }

@@ -53,6 +53,14 @@ pub trait Rules {
         Err(PortError::new(super::PortErrorKind::Unavailable, format!("no rules of the {backend} back end")))
     }
 
+    /// A number that differs after every write to the rules of either family, by any program; each table that one run of
+    /// iptables-restore changes adds 1. `None`: unknown, as for the legacy tables. Default `None`.
+    ///
+    /// The next [`Rules::dump`] returns the rules at this number or a later one.
+    fn generation(&mut self) -> Option<u32> {
+        None
+    }
+
     /// Whether iptables has tables of this family, without starting a program; `None` if unknown. Tables of the
     /// nf_tables back end may be omitted, since they can be read as nf_tables tables too
     /// ([`Tables::table`](super::Tables::table)).

@@ -190,6 +190,52 @@ fn rules_that_iptables_cannot_show_stop_nothing_in_ipvs_mode() {
     kernel_test(&[PROXY, NEEDS, &[Need::Nftables]].concat(), || stops_nothing("ipvs", true));
 }
 
+/// Rules of nf_tables are listed after somebody wrote some, not every time: listing many takes the program seconds.
+#[test]
+fn rules_are_listed_again_only_after_another_program_wrote() {
+    kernel_test(&[NEEDS, &[Need::Nftables]].concat(), || {
+        set_up();
+        // So that the programs of nf_tables are used.
+        tool("iptables-nft -t mangle -N KUBE-KUBELET-CANARY");
+        let (folder, arguments) = manifests("iptables-listed", &["10.244.0.5"]);
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let period = ["--iptables-sync-period", "1s", "--iptables-min-sync-period", "100ms"];
+        let running = Running::start(&[&arguments[..], &period].concat());
+        running.until_logged("full pass:");
+        let passes = |of: &str| {
+            let key = format!("kubeproxy_sync_{of}_proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}");
+            metrics().get(&key).copied().unwrap_or_default()
+        };
+        let full = || passes("full");
+        // Page faults of ended children; without a child there are none.
+        let of_children = || {
+            let stat = std::fs::read_to_string(format!("/proc/{}/stat", running.pid())).unwrap();
+            stat.rsplit(") ").next().unwrap().split(' ').nth(8).unwrap().parse::<u64>().unwrap()
+        };
+        let is_quiet = || {
+            let (before, passes) = (of_children(), full());
+            running.until("more full passes", || full() > passes + 1.5);
+            of_children() == before
+        };
+        let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
+        until(&running, "no program runs", is_quiet);
+        tool("iptables-nft -t nat -F KUBE-SERVICES");
+        until(&running, "the rules are back", || nat().contains("-A KUBE-SERVICES "));
+        until(&running, "no program runs after a repair", is_quiet);
+        let changes = passes("partial");
+        folder.put("web.yaml", &web(&["10.244.0.7"]));
+        let is_done = || has("10.244.0.7") && !has("10.244.0.5") && passes("partial") > changes;
+        until(&running, "the other endpoint", is_done);
+        assert!(is_quiet(), "its own change is no reason: {}", running.log());
+        tool("nft add table ip somebody");
+        until(&running, "no program runs after another table came", is_quiet);
+        tool("ip6tables-nft -t nat -F KUBE-SERVICES");
+        until(&running, "the rules of IPv6 are back", || tool("ip6tables-save -t nat").contains("-A KUBE-SERVICES "));
+        assert!(metrics()["kubeproxy_sync_failures_total"] < 1.0, "{}", running.log());
+        assert!(running.end().success());
+    });
+}
+
 fn stops_nothing(mode: &str, is_there_first: bool) {
     let world = World::new();
     let theirs = || {

@@ -58,6 +58,10 @@ impl Rules for FakeRulesPort {
         self.restore_with(family, transaction, |port| port.restore_to(backend, family, transaction))
     }
 
+    fn generation(&mut self) -> Option<u32> {
+        self.host.generation().try_into().ok()
+    }
+
     fn has_tables(&mut self, family: Family) -> Option<bool> {
         // Those of both back ends: the fake's are not tables of its nf_tables.
         Some(self.host.dump().into_keys().any(|(of, _)| of == family.into()))

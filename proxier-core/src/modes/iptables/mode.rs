@@ -53,6 +53,10 @@ pub(crate) struct Mode {
     new_facts: bool,
     /// The whole kernel state has been compared.
     compared: bool,
+    /// What the pass at hand starts from ([`Rules::generation`]) if all rules that it does not read are as they were
+    /// left; and what the last one left.
+    base: Option<u32>,
+    left: Option<u32>,
     /// Frontends that the kernel serves, and whether they have endpoints.
     known: BTreeMap<FrontendKey, bool>,
     families: BTreeMap<Family, State>,
@@ -108,6 +112,8 @@ impl Mode {
             index: Index::new(facts, probable),
             new_facts: true,
             compared: false,
+            base: None,
+            left: None,
             known: BTreeMap::new(),
             families: BTreeMap::new(),
             held: BTreeSet::new(),
@@ -257,10 +263,15 @@ impl Mode {
         retry.is_some_and(|retry| retry.at > now)
     }
 
-    /// Whether the family must be read, because these changes cannot start from the last write.
+    /// The families that must be read, because these changes cannot start from the last write. A full pass reads what
+    /// anybody may have written since, and what was refused.
+    fn to_read(&self, pass: &Pass<'_>) -> Vec<Family> {
+        pass.families().filter(|family| self.has_to_be_read(*family, pass)).collect()
+    }
+
     fn has_to_be_read(&self, family: Family, pass: &Pass<'_>) -> bool {
         let Some(state) = self.state(family) else { return true };
-        pass.full
+        pass.full && (self.base.is_none() || self.base != self.left || !state.refused.is_empty())
             || !state.is_known
             || !self.held.is_empty()
             || state.everything
@@ -345,6 +356,28 @@ impl Mode {
             }
         }
         drift
+    }
+
+    /// The generation that these writes led to, unless another program wrote meanwhile or the kernel has something else
+    /// than what is desired.
+    fn generation_after(
+        &mut self,
+        plan: &IptablesPlan,
+        written: &[WriteOutcome],
+        rules: &mut dyn Rules,
+    ) -> Option<u32> {
+        let base = self.base.take()?;
+        if !written.iter().all(|of| of.is_done && !of.is_surprise) {
+            return None;
+        }
+        let tables = plan
+            .families
+            .iter()
+            .flat_map(|family| family.transaction.tables())
+            .filter(|table| !table.edits().is_empty())
+            .count();
+        let after = base.wrapping_add(tables.try_into().ok()?);
+        (tables == 0 || rules.generation() == Some(after)).then_some(after)
     }
 
     /// Numbers of existing rules and of written rules.
@@ -450,7 +483,9 @@ impl modes::Mode for Mode {
         }
         let mut plan = IptablesPlan::default();
         let (mut due, mut dumps) = (Vec::new(), BTreeMap::new());
-        let read: Vec<Family> = pass.families().filter(|family| self.has_to_be_read(*family, &pass)).collect();
+        // Before the first pass, the program may have listed the rules already.
+        self.base = self.compared.then(|| ports.rules.generation()).flatten();
+        let mut read = self.to_read(&pass);
         let mut list = read.clone();
         list.retain(|family| !self.is_put_off(*family, pass.now));
         if pass.full || !list.is_empty() {
@@ -460,6 +495,7 @@ impl modes::Mode for Mode {
         if pass.full {
             if self.ask_programs(&pass, ports.rules) {
                 made.clear();
+                read = self.to_read(&pass);
             }
             plan.counters.retain(|_| self.counters != Counters::Refused);
         }
@@ -474,8 +510,11 @@ impl modes::Mode for Mode {
             }
         }
         self.compared |= pass.full && !dumps.is_empty();
-        if pass.full && dumps.is_empty() {
+        if pass.full && !read.is_empty() && dumps.is_empty() {
             return None;
+        }
+        if self.base != self.left && !pass.families().all(|family| dumps.contains_key(&family)) {
+            self.base = None;
         }
         let changed = pass.changes.frontends().map(|(key, _)| key).filter(|key| !dumps.contains_key(&key.family()));
         let read = self.known.keys().filter(|key| dumps.contains_key(&key.family()));
@@ -521,6 +560,7 @@ impl modes::Mode for Mode {
             changes.confirm(family);
         }
         surprised |= self.note_counters(desired, &written, &applied, ports.rules);
+        self.left = self.generation_after(&plan, &written, ports.rules);
         applied.lacks.extend(self.lack.take());
         report.rule_counts = self.rule_counts(&written);
         if plan.families.iter().any(|family| family.transaction.line_count() > LARGE) {
