@@ -192,8 +192,8 @@ fn check(back_end: Backend, services: u32) -> Result<(), Failure> {
     Ok(())
 }
 
-fn programs_of(back_end: Backend) -> kernel::Options {
-    let mut kernel = kernel::Options::default();
+fn programs_of(back_end: Backend) -> kernel::KernelOptions {
+    let mut kernel = kernel::KernelOptions::default();
     kernel.backend = BackendChoice::Force(back_end);
     kernel
 }

@@ -30,10 +30,10 @@ impl Node {
     }
 
     pub(crate) fn with(options: Options) -> Result<Self, Failure> {
-        Node::on(&kernel::Options::default(), options)
+        Node::on(&kernel::KernelOptions::default(), options)
     }
 
-    pub(crate) fn on(kernel: &kernel::Options, mut options: Options) -> Result<Self, Failure> {
+    pub(crate) fn on(kernel: &kernel::KernelOptions, mut options: Options) -> Result<Self, Failure> {
         // A pass per second; a full one only when a bench requests it.
         options.limits.max_interval = Duration::from_secs(3600);
         let proxier = Reconciler::new("node-a", options, Duration::ZERO);

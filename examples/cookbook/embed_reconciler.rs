@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use examples::Failure;
 use proxier_core::engine::{Options, Reconciler};
-use proxier_core::kernel::{KernelPorts, Monitor, Options as KernelOptions};
+use proxier_core::kernel::{KernelOptions, KernelPorts, Monitor};
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey};
 use proxier_core::plan::report::Report;

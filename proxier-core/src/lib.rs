@@ -19,7 +19,7 @@
 //! # #[cfg(feature = "kernel")]
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::{Duration, Instant};
-//! use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+//! use proxier_core::kernel::{KernelOptions, KernelPorts};
 //! use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 //! use proxier_core::engine::{Options, Reconciler};
 //!

@@ -258,8 +258,8 @@ impl Reconciler {
 
     /// Sets the networks of cluster IPs that the cluster itself declares (ServiceCIDR objects), replacing earlier ones.
     /// They override the configured ones ([`IpvsConfig::service_cidrs`](crate::config::IpvsConfig::service_cidrs),
-    /// [`userspace::Options::service_cidrs`](crate::modes::userspace::Options::service_cidrs)), which apply if there
-    /// are none. Ignored if routes do not make addresses local.
+    /// [`UserspaceOptions::service_cidrs`](crate::modes::userspace::UserspaceOptions::service_cidrs)), which apply if
+    /// there are none. Ignored if routes do not make addresses local.
     ///
     /// The next pass makes new networks local as a whole. Addresses in a removed network get their own routes before
     /// its route is deleted, so connections continue.

@@ -20,11 +20,11 @@ pub struct Options {
     /// The part of the kernel that serves Services.
     pub mode: modes::Kind,
     /// Settings of IPVS mode.
-    pub ipvs: ipvs::Options,
+    pub ipvs: ipvs::IpvsOptions,
     /// Settings of iptables mode, restricted further by what the iptables programs report.
     pub iptables: iptables::Options,
     /// Settings of userspace mode.
-    pub userspace: userspace::Options,
+    pub userspace: userspace::UserspaceOptions,
     /// Intervals between passes.
     pub limits: Limits,
     /// Limits above which deletions are held back.
@@ -44,9 +44,9 @@ impl Default for Options {
             config: Config::default(),
             host: HostSettings::default(),
             mode: modes::Kind::default(),
-            ipvs: ipvs::Options::default(),
+            ipvs: ipvs::IpvsOptions::default(),
             iptables: iptables::Options::default(),
-            userspace: userspace::Options::default(),
+            userspace: userspace::UserspaceOptions::default(),
             limits: Limits::default(),
             mass_removal: MassRemoval::default(),
             address_grace: Duration::from_secs(10),

@@ -26,7 +26,7 @@
 //! use std::os::fd::AsFd;
 //! use std::time::{Duration, Instant};
 //! use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-//! use proxier_core::kernel::{KernelPorts, Monitor, Options as KernelOptions, TableMonitor};
+//! use proxier_core::kernel::{KernelOptions, KernelPorts, Monitor, TableMonitor};
 //! use proxier_core::modes::Kind;
 //! use proxier_core::engine::{Options, Reconciler};
 //!
@@ -113,7 +113,7 @@ pub use {
 /// How the kernel is accessed.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
-pub struct Options {
+pub struct KernelOptions {
     /// Paths of the iptables programs and their lock. By default the usual places.
     pub system: System,
     /// Back end of iptables. By default the one that the host uses.
@@ -125,9 +125,9 @@ pub struct Options {
     pub sysctl_root: PathBuf,
 }
 
-impl Default for Options {
+impl Default for KernelOptions {
     fn default() -> Self {
-        Options {
+        KernelOptions {
             system: System::new(),
             backend: BackendChoice::Detect,
             limits: Limits::default(),
@@ -165,7 +165,7 @@ impl KernelPorts {
     ///
     /// # Errors
     /// If no socket can be opened: too many open files, or a sandbox without netlink.
-    pub fn open(options: &Options) -> Result<Self, PortError> {
+    pub fn open(options: &KernelOptions) -> Result<Self, PortError> {
         let mut links = LinksPort::new();
         links.open()?;
         Ok(KernelPorts {

@@ -189,7 +189,7 @@ impl Machine {
         run("ip link set eth0 up");
         set_host(host);
         let mut machine = Machine {
-            ports: KernelPorts::open(&kernel::Options::default()).unwrap(),
+            ports: KernelPorts::open(&kernel::KernelOptions::default()).unwrap(),
             proxier: Reconciler::new("node-a", options(0), Duration::ZERO),
             now: Duration::ZERO,
             settings: 0,

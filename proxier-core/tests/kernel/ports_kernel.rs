@@ -6,7 +6,7 @@ mod only_kernel;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 
-use proxier_core::kernel::{KernelPorts, Options};
+use proxier_core::kernel::{KernelOptions, KernelPorts};
 use proxier_core::net::Family;
 use proxier_core::ports::Ports;
 use testkit::{Need, oracle};
@@ -20,7 +20,7 @@ pub(crate) struct Kernel {
 
 impl Kernel {
     pub(crate) fn new() -> Self {
-        Kernel { ports: KernelPorts::open(&Options::default()).unwrap() }
+        Kernel { ports: KernelPorts::open(&KernelOptions::default()).unwrap() }
     }
 }
 

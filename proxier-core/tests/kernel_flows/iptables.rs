@@ -4,7 +4,7 @@ use std::error::Error;
 
 use iptables::{Backend, BackendChoice};
 use proxier_core::engine::Options;
-use proxier_core::kernel::{Options as KernelOptions, PacketCounters};
+use proxier_core::kernel::{KernelOptions, PacketCounters};
 use proxier_core::modes;
 use proxier_core::modes::iptables::COUNTERS;
 use testkit::{Need, Netns, kernel_test};

@@ -6,7 +6,7 @@ use std::net::SocketAddr;
 
 use proxier_core::config::RulesBy;
 use proxier_core::engine::Options;
-use proxier_core::kernel::Options as KernelOptions;
+use proxier_core::kernel::KernelOptions;
 use proxier_core::modes;
 use testkit::{Need, Netns, PROXY, kernel_test};
 

@@ -4,7 +4,7 @@ use std::error::Error;
 use std::net::SocketAddr;
 
 use proxier_core::engine::Options;
-use proxier_core::kernel::Options as KernelOptions;
+use proxier_core::kernel::KernelOptions;
 use proxier_core::modes;
 use testkit::{Need, Netns, kernel_test};
 

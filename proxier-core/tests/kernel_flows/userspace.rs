@@ -4,7 +4,7 @@ use std::error::Error;
 use std::time::Duration;
 
 use proxier_core::engine::{Options, Reconciler};
-use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+use proxier_core::kernel::{KernelOptions, KernelPorts};
 use proxier_core::modes;
 use testkit::witness::Transport;
 use testkit::{Need, Netns, kernel_test};

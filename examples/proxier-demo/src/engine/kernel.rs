@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use proxier_core::kernel::{KernelPorts, Options};
+use proxier_core::kernel::{KernelOptions, KernelPorts};
 
 use crate::engine::privileges;
 use crate::problem::Problem;
@@ -18,7 +18,7 @@ pub(crate) fn open() -> Result<KernelPorts, Problem> {
 
 /// Opens the kernel for reading. Without capabilities most of it cannot be read.
 pub(crate) fn open_to_look() -> Result<KernelPorts, Problem> {
-    let mut options = Options::default();
+    let mut options = KernelOptions::default();
     if Path::new(MOUNTED).join("net/ipv4").exists() {
         options.sysctl_root = MOUNTED.into();
     }

@@ -4,7 +4,7 @@ use std::io;
 use std::time::Duration;
 
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use proxier_core::kernel::{KernelPorts, Options};
+use proxier_core::kernel::{KernelOptions, KernelPorts};
 use proxier_core::net::{Family, FrontendKey, Protocol};
 use proxier_core::ports::{Listener, PortError, PortErrorKind, RouteOwner};
 use tokio::sync::{mpsc, oneshot};
@@ -48,7 +48,7 @@ const LOWEST_PORT: u16 = 1;
 /// Whether this process can listen, including on ports below 1024, and make addresses local, by family.
 pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<Attempts, PortError> {
     kernel.ports().routes.networks(RouteOwner::Userspace)?;
-    let mut trial = KernelPorts::open(&Options::default())?;
+    let mut trial = KernelPorts::open(&KernelOptions::default())?;
     let relays = trial.ports().relays;
     let try_family = |family: Family| {
         let key = FrontendKey::new(Protocol::Tcp, family.localhost(), LOWEST_PORT);

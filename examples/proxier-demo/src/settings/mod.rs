@@ -43,7 +43,7 @@ pub struct Settings {
     pub sync_period: Duration,
     /// Shortest time between two passes; at most `sync_period`.
     pub min_sync_period: Duration,
-    pub userspace: userspace::Options,
+    pub userspace: userspace::UserspaceOptions,
     /// How long connections of userspace mode may continue when the process ends.
     pub end_timeout: Duration,
     /// Whether masqueraded connections get random ports. For iptables mode; IPVS mode only uses `Never`.
@@ -278,8 +278,8 @@ impl Check<'_> {
         }
     }
 
-    fn userspace(&mut self, object: &KubeProxyConfiguration) -> userspace::Options {
-        let mut options = userspace::Options::default();
+    fn userspace(&mut self, object: &KubeProxyConfiguration) -> userspace::UserspaceOptions {
+        let mut options = userspace::UserspaceOptions::default();
         options.service_cidrs = self.service_cidrs(object);
         if let Some(section) = &object.userspace {
             options.udp_idle = section.udp_idle_timeout.0;

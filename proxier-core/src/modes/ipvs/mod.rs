@@ -48,6 +48,6 @@ pub use insides::guards::{Choice, choose, dropping_input, marks, trials};
 pub(crate) use insides::inspect::inspect;
 pub use insides::reading::{device_addresses, has_device};
 pub use insides::rules::Capabilities;
-pub use insides::state::Options;
+pub use insides::state::IpvsOptions;
 pub(crate) use insides::state::{Mode, Servers};
 pub use insides::wanted::MarkUnavailable;

@@ -21,7 +21,7 @@ use crate::service::Desired;
 /// Settings of IPVS mode.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Options {
+pub struct IpvsOptions {
     /// Timeouts of IPVS. Default: unchanged.
     pub timeouts: TimeoutsUpdate,
     /// How real servers drain.
@@ -41,7 +41,6 @@ pub(crate) struct Mode {
     pub(super) knows_no_routes: bool,
     /// The last reported list of networks that are not local as a whole.
     pub(super) told: Vec<String>,
-    /// Timeouts of IPVS.
     pub(super) timeouts: TimeoutsUpdate,
     /// The tracked state of the variant that masquerades and guards.
     pub(super) guards: Guards,
@@ -76,7 +75,7 @@ pub(crate) struct Servers<'a> {
 }
 
 impl Mode {
-    pub(crate) fn new(config: &Config, options: &Options, seed: u64) -> Self {
+    pub(crate) fn new(config: &Config, options: &IpvsOptions, seed: u64) -> Self {
         Mode {
             names: config.names.clone(),
             binding: if config.binds_by_routes() { Binding::Routes } else { Binding::Addresses },

@@ -2,8 +2,8 @@
 //! without IPVS and netfilter.
 //!
 //! Routes make the addresses of Services local ("AnyIP": `ip route add local 10.96.0.0/12 dev lo`), one for each
-//! network of [`Options::service_cidrs`] and one for each address outside of them. Node ports have listeners at the
-//! node's addresses.
+//! network of [`UserspaceOptions::service_cidrs`] and one for each address outside of them. Node ports have listeners
+//! at the node's addresses.
 //!
 //! ```text
 //!  Desired ──▶ Index (addresses) ─────────┐
@@ -23,8 +23,8 @@
 //! * Connections to a removed endpoint, and those of a removed Service, continue until either side closes them. UDP
 //!   clients move to another endpoint at once, unless their own still serves (hints or policies exclude it, or it is
 //!   terminating).
-//! * A UDP flow is a client's address and port at a listener. It ends after [`Options::udp_idle`] without a datagram,
-//!   or when the endpoint refuses.
+//! * A UDP flow is a client's address and port at a listener. It ends after [`UserspaceOptions::udp_idle`] without a
+//!   datagram, or when the endpoint refuses.
 //!
 //! The differences from kube-proxy for packets are in one list that tests use, `tests/differences` of this crate. Other
 //! differences from the modes of the kernel:
@@ -47,7 +47,7 @@
 mod mode;
 mod plan;
 
-pub use mode::Options;
+pub use mode::UserspaceOptions;
 pub(crate) use mode::{Mode, wanted_sysctls};
 
 use crate::modes::shared::cleaned::Cleaned;

@@ -24,7 +24,7 @@ use crate::time::Moment;
 /// Settings of userspace mode.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Options {
+pub struct UserspaceOptions {
     /// The networks of cluster IPs. Each is made local as a whole, by one route, unless it has an address of the node,
     /// of a host that the node needs, or a network of pods. Those are reported. Addresses outside of them get a route
     /// each. Default none.
@@ -33,9 +33,9 @@ pub struct Options {
     pub udp_idle: Duration,
 }
 
-impl Default for Options {
+impl Default for UserspaceOptions {
     fn default() -> Self {
-        Options { service_cidrs: Vec::new(), udp_idle: Settings::default().udp_idle }
+        UserspaceOptions { service_cidrs: Vec::new(), udp_idle: Settings::default().udp_idle }
     }
 }
 
@@ -45,7 +45,7 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 /// Userspace mode of one node.
 #[derive(Debug, Default)]
 pub(crate) struct Mode {
-    options: Options,
+    options: UserspaceOptions,
     index: Index,
     /// Addresses whose routes could not be added or deleted.
     unrouted: BTreeSet<IpAddr>,
@@ -76,7 +76,7 @@ struct KernelState {
 }
 
 impl Mode {
-    pub(crate) fn new(options: &Options) -> Self {
+    pub(crate) fn new(options: &UserspaceOptions) -> Self {
         Mode { options: options.clone(), ..Mode::default() }
     }
 

@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use proxier_core::engine::{Options, Reconciler};
-use proxier_core::kernel::{KernelPorts, Options as KernelOptions};
+use proxier_core::kernel::{KernelOptions, KernelPorts};
 use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};

@@ -273,7 +273,7 @@ fn lost_routes_are_heard() {
 #[test]
 fn one_missing_part_stops_no_other() {
     kernel_test(&[Need::Root, Need::Ipset("hash:ip,port")], || {
-        let options = proxier_core::kernel::Options::default();
+        let options = proxier_core::kernel::KernelOptions::default();
         let mut kernel = proxier_core::kernel::KernelPorts::open(&options).unwrap();
         let ports = kernel.ports();
         if testkit::missing(Need::IpVs).is_some() {

@@ -55,19 +55,19 @@ impl Cluster {
     }
 
     pub(crate) fn with(options: Options, backend: Backend) -> Self {
-        let mut how = kernel::Options::default();
+        let mut how = kernel::KernelOptions::default();
         how.backend = BackendChoice::Force(backend);
         Self::over(options, &how)
     }
 
     /// A proxy on a machine without the programs of iptables.
     pub(crate) fn without_programs(options: Options) -> Self {
-        let mut how = kernel::Options::default();
+        let mut how = kernel::KernelOptions::default();
         how.system = iptables::System::new().with_only_directory("/nonexistent");
         Self::over(options, &how)
     }
 
-    fn over(options: Options, how: &kernel::Options) -> Self {
+    fn over(options: Options, how: &kernel::KernelOptions) -> Self {
         let kernel = KernelPorts::open(how).unwrap();
         let mut proxier = Reconciler::new(HERE, options, Duration::ZERO);
         proxier.set_node(&objects::node(), Duration::ZERO);

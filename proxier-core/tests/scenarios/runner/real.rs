@@ -5,7 +5,8 @@ use std::net::IpAddr;
 
 use iptables::{Backend, BackendChoice, System};
 use proxier_core::kernel::{
-    ConntrackPort, IpvsPort, LinksPort, Options, RelaysPort, RoutesPort, RulesPort, SetsPort, SysctlsPort, TablesPort,
+    ConntrackPort, IpvsPort, KernelOptions, LinksPort, RelaysPort, RoutesPort, RulesPort, SetsPort, SysctlsPort,
+    TablesPort,
 };
 use proxier_core::ports::{Links as _, Ports};
 use proxier_core::snapshot::HostAddresses;
@@ -38,7 +39,7 @@ thread_local! {
 
 impl Real {
     pub(crate) fn new() -> Self {
-        let options = Options::default();
+        let options = KernelOptions::default();
         let found = PROGRAMS.take();
         let choice = BackendChoice::Force(Backend::NfTables);
         Real {
