@@ -35,7 +35,6 @@ impl MarkRange {
         self.mask
     }
 
-    /// Whether a mark is in the range.
     pub(crate) fn contains(self, mark: u32) -> bool {
         mark & self.mask == self.value
     }

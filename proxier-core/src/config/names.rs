@@ -114,7 +114,6 @@ impl NamePrefix {
         Ok(NamePrefix { bytes })
     }
 
-    /// The prefix.
     pub(crate) fn as_str(&self) -> &str {
         let text = self.bytes.split(|byte| *byte == 0).next().unwrap_or_default();
         std::str::from_utf8(text).unwrap_or_default()
@@ -169,7 +168,6 @@ impl TableName {
         }
     }
 
-    /// The name.
     pub(crate) fn as_str(&self) -> &str {
         &self.0
     }

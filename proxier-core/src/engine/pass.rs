@@ -8,7 +8,6 @@ use crate::plan::report::{Report, Unread};
 use crate::ports::Ports;
 use crate::time::Moment;
 
-/// A pass that runs.
 pub(super) struct Run<'a, 'p> {
     /// When it started.
     pub(super) now: Moment,

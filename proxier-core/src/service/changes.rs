@@ -82,12 +82,10 @@ impl Changes {
         of_family.map(|((_, service), before)| (service, before))
     }
 
-    /// Whether any change is of this family.
     pub(crate) fn is_of(&self, family: Family) -> bool {
         self.frontends.keys().any(|key| key.family() == family) || self.services(family).next().is_some()
     }
 
-    /// Whether a Frontend has changed.
     pub(crate) fn has(&self, key: &FrontendKey) -> bool {
         self.frontends.contains_key(key)
     }

@@ -26,7 +26,6 @@ bitflags! {
     }
 }
 
-/// A port that all endpoints of a slice have.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct EndpointPort {
     /// Name of the Service's port, possibly empty.

@@ -349,7 +349,6 @@ pub(crate) struct Needs {
     /// Protocol, address and port of virtual servers and their real servers.
     endpoints: BTreeSet<(u8, IpAddr, u16)>,
     node_ports: BTreeSet<(Family, u16)>,
-    /// Virtual servers of marks.
     marks: BTreeSet<VirtualServerKey>,
 }
 
@@ -375,7 +374,6 @@ impl Needs {
         }
     }
 
-    /// Whether one of them needs this address.
     pub(crate) fn address(&self, address: &IpAddr) -> bool {
         self.addresses.contains(address)
     }
@@ -385,7 +383,6 @@ impl Needs {
         self.addresses.range(network.network()..=network.broadcast()).next().is_some()
     }
 
-    /// Whether one of them needs this entry.
     pub(crate) fn entry(&self, set: SetKey, element: &Element) -> bool {
         if set.kind.has_marks() && split::server_of(element).is_some_and(|key| self.marks.contains(&key)) {
             return true;

@@ -199,14 +199,12 @@ impl Plan {
         self.stage(phase).entries.entry(set).or_default().insert(element);
     }
 
-    /// The entries that it deletes.
     pub(super) fn deleted_entries(&self) -> impl Iterator<Item = (SetKey, &Element)> {
         let stages = self.stages.iter().filter(|(phase, _)| !phase.adds());
         let sets = stages.flat_map(|(_, stage)| &stage.entries);
         sets.flat_map(|(set, elements)| elements.iter().map(|element| (*set, element)))
     }
 
-    /// The virtual servers that it deletes.
     pub(super) fn deleted_servers(&self) -> BTreeSet<VirtualServerKey> {
         let operations = self.stages.values().flat_map(|stage| &stage.servers);
         let deleted = operations.filter_map(|operation| match operation {

@@ -43,7 +43,6 @@ pub(super) use crate::ports::recorded;
 pub(super) struct Marks {
     range: MarkRange,
     pub(super) of: BTreeMap<FrontendKey, NonZeroU32>,
-    /// Frontends by virtual server of their marks.
     places: BTreeMap<VirtualServerKey, FrontendKey>,
     /// Other programs' virtual servers with marks, as last seen.
     others: BTreeSet<VirtualServerKey>,

@@ -73,7 +73,6 @@ pub(super) fn table(family: Family, name: &Name) -> TableKey {
 }
 
 impl Layout {
-    /// The layout of a family's table with this name.
     pub(crate) fn new(family: Family, table: &Name, facts: &NodeFacts, is_liberal: bool) -> Self {
         let config: &Config = facts.config();
         Layout {

@@ -73,7 +73,6 @@ impl SetName {
         })
     }
 
-    /// The set with this name.
     pub(crate) fn by_name(name: &str) -> Option<Self> {
         let is_it = |set: &SetName| set.name() == name;
         SetName::FIXED

@@ -242,7 +242,6 @@ impl fmt::Display for SharedChain {
 }
 
 impl SharedChain {
-    /// Name of the chain.
     pub(super) fn name(&self) -> Name {
         chain(&self.to_string())
     }

@@ -234,7 +234,6 @@ impl Numbers {
         ((!are_places).then_some(numbers), next)
     }
 
-    /// The slot of a share.
     fn at(&self, share: usize) -> u32 {
         let number = self.slots.as_ref().and_then(|numbers| numbers.get(share)).copied();
         number.unwrap_or_else(|| u32::try_from(share).unwrap_or(u32::MAX))

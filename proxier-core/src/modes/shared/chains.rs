@@ -15,7 +15,6 @@ use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 
 /// Largest number of chains named in a sentence.
 const NAMED: usize = 4;
-/// The tables in which modes have chains.
 const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
 /// The removal of a mode's chains.

@@ -34,7 +34,6 @@ impl FrontendChanges {
         self.0.iter().map(|(key, (action, endpoints))| Operation::Frontend(*action, *key, *endpoints))
     }
 
-    /// Counts those that were written.
     pub(crate) fn count(&self, is_written: impl Fn(&FrontendKey) -> bool, applied: &mut Applied) {
         for action in [Action::Add, Action::Change, Action::Delete] {
             let of_action = self.0.iter().filter(|(key, (of, _))| *of == action && is_written(key));

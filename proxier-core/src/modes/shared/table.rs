@@ -136,7 +136,6 @@ impl Shape {
 /// The kernel's default limit for sets that rules write (`nft_dynset_init`).
 const SIZE_BY_DEFAULT: u32 = 0xffff;
 
-/// Whether a set is of this kind.
 pub(crate) fn is_kind_of(found: &Set, wanted: &Set) -> bool {
     found.key_type == wanted.key_type
         && found.data == wanted.data
@@ -317,7 +316,6 @@ pub(crate) trait Changes: Clone {
     /// The part of an element, by its index in the operation; `None` if it belongs to none.
     fn part(&self, operation: (Self::Set, Action), element: usize) -> Option<Self::Part>;
 
-    /// The parts of an operation.
     fn parts(&self, operation: (Self::Set, Action)) -> Vec<Self::Part>;
 
     /// Removes parts everywhere, in this set or wherever they have elements.

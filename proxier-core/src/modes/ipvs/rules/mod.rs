@@ -123,7 +123,6 @@ pub(crate) fn cleanup_but(observed: &Dump, prefix: NamePrefix, is_kept: IsKept<'
     changes::compare(None, Ours { prefix, is_kept }, observed)
 }
 
-/// Whether IPVS mode has a chain with this name.
 pub(crate) fn has_chain(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
     names::is_ours(prefix, table, chain)
 }
