@@ -11,6 +11,7 @@ use proxier_demo::engine::Engine;
 use proxier_demo::exit;
 use proxier_demo::message::change::{Change, Snapshot};
 use proxier_demo::message::{Event, channel};
+use proxier_demo::settings::cli::Configured;
 use proxier_demo::settings::kubeproxyconfig::KubeProxyConfiguration;
 use proxier_demo::settings::{Origin, Settings, cli};
 use proxier_demo::sources::cluster::{Cluster, Connection, Options};
@@ -20,7 +21,7 @@ use testkit::apiserver::tls::{Authority, Relay};
 use testkit::apiserver::{ApiServer, Fault, Request, ServiceCidrs, Streams, Verb, recorded};
 use tokio::sync::mpsc::Receiver;
 
-use crate::program::Folder;
+use crate::program::{Folder, demo, text};
 
 /// A source that watches a server, and its reports.
 struct Watching {
@@ -38,11 +39,43 @@ fn quick() -> Options {
     options
 }
 
+/// [`quick`] with a change.
+fn with(change: impl FnOnce(&mut Options)) -> Options {
+    let mut options = quick();
+    change(&mut options);
+    options
+}
+
 /// Options for answers in JSON, whose sizes tests know.
 fn in_json() -> Options {
-    let mut options = quick();
-    options.protobuf = false;
-    options
+    with(|options| options.protobuf = false)
+}
+
+/// The configuration of a command line, without the program's name.
+fn configured(line: &str) -> Configured {
+    let words = ["proxier-demo"].into_iter().chain(line.split_whitespace());
+    cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap()
+}
+
+/// A server with this number of Services.
+fn crowd(services: usize) -> ApiServer {
+    let server = ApiServer::start();
+    for number in 0..services {
+        server.put(&service(&format!("svc-{number:02}"), 80));
+    }
+    server
+}
+
+/// Lets the next requests of this kind fail, this often.
+fn fail(server: &ApiServer, resource: &str, verb: Verb, fault: &Fault, times: usize) {
+    for _ in 0..times {
+        server.fail_next(resource, verb, fault.clone());
+    }
+}
+
+/// The questions about Services so far.
+fn questions(server: &ApiServer) -> Vec<String> {
+    asked(server, "/services").iter().map(question).collect()
 }
 
 /// Options for each encoding of answers: protobuf, which is the default, and JSON.
@@ -270,9 +303,8 @@ async fn the_encoding_is_that_of_the_configuration() {
             configuration.client_connection.content_type = content_type.to_owned();
             configuration.client_connection.accept_content_types = accepted.to_owned();
             let settings = Settings::check(configuration, &Origin::default()).unwrap();
-            let mut options = quick();
-            options.protobuf = Options::from_settings(&settings).protobuf;
-            let mut watching = watch(&server, options).await;
+            let protobuf = Options::from_settings(&settings).protobuf;
+            let mut watching = watch(&server, with(|options| options.protobuf = protobuf)).await;
             assert_eq!(watching.snapshot().await.services.len(), 6, "{content_type:?} {accepted:?}");
             assert_eq!(watching.failures(), 0);
             let is_as_expected = |request: &Request| request.accepts == expected;
@@ -303,15 +335,14 @@ async fn what_an_older_server_is_asked_for() {
         let version = server.version();
         let list = if streams == Streams::Refused { "list resourceVersion=0" } else { "list" };
         let expected = ["watch sendInitialEvents=true", list, &format!("watch resourceVersion={version}")];
-        let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
-        assert_eq!(questions, expected, "{streams:?}");
+        assert_eq!(questions(&server), expected, "{streams:?}");
         assert_eq!(watching.failures(), 0, "{streams:?}");
         // Too old a version: not older than that one.
         server.delete_silently("services", "shop", "dns");
         server.compact();
         server.cut_watches();
         assert_eq!(watching.line().await, "-service shop/dns");
-        let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
+        let questions = questions(&server);
         let since = format!("resourceVersion={version}");
         let expected = [format!("watch {since}"), format!("watch sendInitialEvents=true {since}")];
         assert_eq!(questions[3..5], expected, "{streams:?}");
@@ -321,21 +352,21 @@ async fn what_an_older_server_is_asked_for() {
     }
 }
 
+/// Options for JSON in pages, each and a whole list limited to this many bytes.
+fn in_pages(page: usize, page_bytes: usize) -> Options {
+    with(|options| (options.protobuf, options.page, options.page_bytes) = (false, page, page_bytes))
+}
+
 /// Pages are for answers that are too large.
 #[tokio::test]
 async fn lists_come_in_pages() {
-    let server = ApiServer::start();
+    let server = crowd(7);
     server.serve_streams(Streams::Refused);
-    for number in 0..7 {
-        server.put(&service(&format!("svc-{number}"), 80));
-    }
-    let mut options = in_json();
-    (options.page, options.page_bytes) = (3, 800);
-    let mut watching = watch(&server, options).await;
+    let mut watching = watch(&server, in_pages(3, 800)).await;
     assert_eq!(watching.snapshot().await.services.len(), 7);
-    let questions: Vec<String> = asked(&server, "/services").iter().map(question).take(5).collect();
+    let questions = questions(&server);
     assert_eq!(questions[..3], ["watch sendInitialEvents=true", "list resourceVersion=0", "list limit=3"]);
-    assert!(questions[3..].iter().all(|question| question.starts_with("list limit=3 continue=")), "{questions:?}");
+    assert!(questions[3..5].iter().all(|question| question.starts_with("list limit=3 continue=")), "{questions:?}");
 }
 
 #[tokio::test]
@@ -403,9 +434,7 @@ async fn after_a_break_nothing_is_lost_and_nothing_repeated() {
 async fn watches_that_end_at_once_again_and_again_are_failures_and_lists_bring_the_changes() {
     for options in in_both_encodings() {
         let server = shop();
-        let ends = |times: usize| {
-            (0..times).for_each(|_| server.fail_next("services", Verb::Watch, Fault::Text(String::new())));
-        };
+        let ends = |times| fail(&server, "services", Verb::Watch, &Fault::Text(String::new()), times);
         let mut watching = settled(&server, options).await;
         ends(1);
         server.end_watches();
@@ -481,9 +510,7 @@ async fn a_server_that_takes_every_version_for_too_old_is_given_time() {
     ] {
         let server = shop();
         server.serve_streams(served);
-        for _ in 0..200 {
-            server.fail_next("services", verb, fault.clone());
-        }
+        fail(&server, "services", verb, &fault, 200);
         let mut watching = watch(&server, quick()).await;
         watching.snapshot().await;
         tokio::time::sleep(Duration::from_secs(2)).await;
@@ -563,47 +590,23 @@ async fn a_server_that_is_behind_is_asked_for_what_it_has() {
     }
 }
 
+/// A list begins anew if it expires between two pages, or if a later page is of another version: an empty answer in place of one would take away
+/// everything that the first pages do not have.
 #[tokio::test]
-async fn a_list_that_expires_between_two_pages_begins_anew() {
-    let server = ApiServer::start();
-    for number in 0..5 {
-        server.put(&service(&format!("svc-{number}"), 80));
-    }
-    server.serve_streams(Streams::Refused);
-    let mut options = in_json();
-    (options.page, options.page_bytes) = (2, 600);
-    // The second page fails once, after an answer that is too large.
-    server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
-    server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
-    server.fail_next("services", Verb::List, Fault::Status(410, None));
-    let mut watching = watch(&server, options).await;
-    let snapshot = watching.snapshot().await;
-    assert_eq!(snapshot.services.len(), 5);
-    let lists = asked(&server, "/services").iter().filter(|request| !request.is_watch()).count();
-    assert_eq!(lists, 1 + 2 + 3);
-}
-
-/// An empty answer in place of a later page would take away everything that the first pages do not have.
-#[tokio::test]
-async fn a_page_of_another_version_is_not_believed() {
-    let server = ApiServer::start();
-    for number in 0..5 {
-        server.put(&service(&format!("svc-{number}"), 80));
-    }
-    server.serve_streams(Streams::Refused);
-    let mut options = in_json();
-    (options.page, options.page_bytes) = (2, 600);
+async fn a_list_that_changes_between_two_pages_begins_anew() {
     let other = r#"{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}"#;
-    for _ in 0..2 {
-        server.fail_next("services", Verb::List, Fault::Late(Duration::from_millis(1)));
+    for fault in [Fault::Status(410, None), Fault::Text(other.to_owned())] {
+        let server = crowd(5);
+        server.serve_streams(Streams::Refused);
+        // The second page fails once, after an answer that is too large.
+        fail(&server, "services", Verb::List, &Fault::Late(Duration::from_millis(1)), 2);
+        server.fail_next("services", Verb::List, fault.clone());
+        let mut watching = watch(&server, in_pages(2, 600)).await;
+        assert_eq!(watching.snapshot().await.services.len(), 5);
+        assert_eq!(watching.failures(), 2, "the size, and {fault:?}");
+        let lists = asked(&server, "/services").iter().filter(|request| !request.is_watch()).count();
+        assert_eq!(lists, 1 + 2 + 3, "{fault:?}");
     }
-    server.fail_next("services", Verb::List, Fault::Text(other.to_owned()));
-    let mut watching = watch(&server, options).await;
-    let snapshot = watching.snapshot().await;
-    assert_eq!(snapshot.services.len(), 5);
-    assert_eq!(watching.failures(), 2, "the size, and the version");
-    let lists = asked(&server, "/services").iter().filter(|request| !request.is_watch()).count();
-    assert_eq!(lists, 1 + 2 + 3);
 }
 
 /// A process that starts while the first answer is empty by mistake would compare the kernel with nothing, or with the part of the next list that has
@@ -704,9 +707,7 @@ async fn a_slow_server_is_waited_for() {
 #[tokio::test]
 async fn a_silent_watch_is_taken_for_broken() {
     let server = shop();
-    let mut options = quick();
-    options.silence = Duration::from_millis(200);
-    let mut watching = watch(&server, options).await;
+    let mut watching = watch(&server, with(|options| options.silence = Duration::from_millis(200))).await;
     watching.snapshot().await;
     wait_for("three watches one after the other", || requests(&server, "/services", true) >= 3).await;
     watching.ends_with(&server).await;
@@ -716,12 +717,8 @@ async fn a_silent_watch_is_taken_for_broken() {
 
 #[tokio::test]
 async fn huge_answers_are_asked_for_in_smaller_pages() {
-    let server = ApiServer::start();
-    for number in 0..20 {
-        server.put(&service(&format!("svc-{number:02}"), 80));
-    }
-    let mut options = in_json();
-    options.page_bytes = 1000;
+    let server = crowd(20);
+    let options = in_pages(500, 1000);
     let mut watching = watch(&server, options.clone()).await;
     assert_eq!(watching.snapshot().await.services.len(), 20);
     assert_eq!(requests(&server, "/services", false), 1, "a watch has no size");
@@ -850,8 +847,9 @@ async fn rejected_watches_do_not_wake_each_other() {
         "args": ["-c", "printf '{\"status\":{\"token\":\"wrong-%s\"}}' $$"],
     });
     let users = [json!({"tokenFile": folder.put("token", "wrong")}), json!({"exec": exec})];
-    let mut options = quick();
-    (options.first_pause, options.longest_pause) = (Duration::from_secs(2), Duration::from_secs(60));
+    let options = with(|options| {
+        (options.first_pause, options.longest_pause) = (Duration::from_secs(2), Duration::from_secs(60));
+    });
     let begun = Instant::now();
     let mut all = Vec::new();
     for user in users {
@@ -897,8 +895,9 @@ async fn new_certificates_are_read_when_their_files_change() {
     let user = json!({"client-certificate": certificate, "client-key": key});
     let text = kubeconfig(&relay.url(), &json!({"certificate-authority": authority}), &user);
     let kubeconfig = folder.put("kubeconfig", &text);
-    let mut options = quick();
-    (options.first_pause, options.longest_pause) = (Duration::from_secs(60), Duration::from_secs(60));
+    let options = with(|options| {
+        (options.first_pause, options.longest_pause) = (Duration::from_secs(60), Duration::from_secs(60));
+    });
     let mut watching = settled_by(Connection { kubeconfig: Some(kubeconfig), master: None }, &server, options).await;
     assert_eq!(watching.failures(), 0);
     let rotations: [(&Authority, &Authority, &dyn Fn()); 2] = [
@@ -1093,10 +1092,6 @@ async fn a_server_that_is_not_there_yet_is_waited_for() {
 async fn what_cannot_work_is_said_at_once() {
     let (sender, _changes) = channel();
     for (connection, expected) in [
-        (
-            Connection { kubeconfig: Some("/nonexistent".into()), master: None },
-            "/nonexistent: the kubeconfig cannot be read (No such file or directory",
-        ),
         (Connection { kubeconfig: None, master: Some("nowhere".into()) }, "--master: \"nowhere\" is not a URL such as"),
         (
             Connection::default(),
@@ -1155,18 +1150,12 @@ async fn the_node_s_network_of_pods_is_waited_for() {
 async fn a_limit_that_says_what_it_is() {
     let server = ApiServer::start();
     server.put(&service("web", 1));
-    let configured = |limit: &str| {
-        let words =
-            ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &server.url(), "--input-timeout", limit];
-        cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap()
+    let limited = |limit: &str| {
+        configured(&format!("plan --hostname-override n1 --master {} --input-timeout {limit}", server.url()))
     };
     server.fail_next("endpointslices", Verb::List, Fault::Silence);
-    let options = || {
-        let mut options = in_json();
-        options.patience = Duration::from_secs(30);
-        options
-    };
-    let unread = initial_list::read(&configured("1500ms"), options()).await.unwrap_err();
+    let options = || with(|options| (options.protobuf, options.patience) = (false, Duration::from_secs(30)));
+    let unread = initial_list::read(&limited("1500ms"), options()).await.unwrap_err();
     let [problem] = unread.problems.as_slice() else { unreachable!("{unread:?}") };
     assert_eq!(unread.code, exit::FAILED);
     assert_eq!(
@@ -1179,7 +1168,7 @@ async fn a_limit_that_says_what_it_is() {
     }
     server.fail_next("services", Verb::List, Fault::Slow(Duration::from_millis(60)));
     let start = Instant::now();
-    let snapshot = initial_list::read(&configured("3s"), options()).await.unwrap();
+    let snapshot = initial_list::read(&limited("3s"), options()).await.unwrap();
     assert_eq!(snapshot.services.len(), 21);
     assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
 }
@@ -1190,10 +1179,9 @@ async fn a_limit_that_ends_where_nothing_answers() {
     let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let server = ApiServer::start();
     server.serve_streams(Streams::Refused);
-    (0..1000).for_each(|_| server.fail_next("services", Verb::List, Fault::Status(500, None)));
+    fail(&server, "services", Verb::List, &Fault::Status(500, None), 1000);
     for (master, options) in [(format!("http://{address}"), Options::default()), (server.url(), quick())] {
-        let words = ["proxier-demo", "plan", "--hostname-override", "n1", "--master", &master, "--input-timeout", "2s"];
-        let configured = cli::parse(words.map(Into::into)).and_then(|invocation| invocation.configure()).unwrap();
+        let configured = configured(&format!("plan --hostname-override n1 --master {master} --input-timeout 2s"));
         let start = Instant::now();
         let unread = initial_list::read(&configured, options).await.unwrap_err();
         assert_eq!(unread.code, exit::FAILED, "{unread:?}");
@@ -1235,9 +1223,7 @@ async fn what_annotations_may_decide_arrives_and_all_nodes_are_watched_only_for_
     let slice = snapshot.slices.values().find(|of| of.metadata.name == "web-1").unwrap();
     assert_eq!(slice.metadata.annotations, kept(&weights));
 
-    let mut options = quick();
-    options.node_weights = true;
-    let mut watching = watch(&server, options).await;
+    let mut watching = watch(&server, with(|options| options.node_weights = true)).await;
     let snapshot = watching.snapshot().await;
     assert!(snapshot.cluster_nodes.len() > 1 && snapshot.node.is_some());
     assert_eq!(snapshot.cluster_nodes["n7"].metadata.labels, kept(&json!({"proxier/weight": "3"})));
@@ -1253,9 +1239,7 @@ async fn what_annotations_may_decide_arrives_and_all_nodes_are_watched_only_for_
 
     // Addresses of Nodes are watched also without weights.
     server.put(&node("4"));
-    let mut options = quick();
-    options.node_addresses = true;
-    let snapshot = watch(&server, options).await.snapshot().await;
+    let snapshot = watch(&server, with(|options| options.node_addresses = true)).await.snapshot().await;
     let of = |name: &str| {
         snapshot.cluster_nodes[name].status.addresses.iter().map(|of| of.address.as_str()).collect::<Vec<_>>()
     };
@@ -1268,8 +1252,7 @@ fn all_nodes_are_watched_where_addresses_are_made_local() {
     for (mode, watched) in
         [("ipvs", true), ("auto", true), ("userspace", true), ("nftables", false), ("iptables", false)]
     {
-        let line = ["proxier-demo", "run", "--hostname-override=n1", "--proxy-mode", mode].map(Into::into);
-        let configured = cli::parse(line).unwrap().configure().unwrap();
+        let configured = configured(&format!("run --hostname-override=n1 --proxy-mode {mode}"));
         let options = Options::from_settings(&configured.settings);
         assert_eq!((options.node_addresses, options.node_weights), (watched, false), "{mode}");
         let mut settings = configured.settings;
@@ -1283,8 +1266,7 @@ fn all_nodes_are_watched_where_addresses_are_made_local() {
 async fn without_rights_to_nodes_services_are_served_without_weights() {
     let server = shop();
     server.forbid("nodes", true);
-    let mut options = quick();
-    (options.node_weights, options.node_addresses) = (true, true);
+    let options = with(|options| (options.node_weights, options.node_addresses) = (true, true));
     let mut watching = watch(&server, options).await;
     let snapshot = watching.snapshot().await;
     assert!(snapshot.node.is_none() && snapshot.cluster_nodes.is_empty() && !snapshot.services.is_empty());
@@ -1313,10 +1295,9 @@ struct Serving {
 impl Serving {
     /// Starts a source and an engine, and runs the first pass.
     async fn start(server: &ApiServer, options: Options) -> Self {
-        let line = "proxier-demo run --hostname-override n1 --proxy-mode ipvs --ipvs-binding routes \
-                    --ipvs-service-cidrs 10.111.0.0/16";
-        let invocation = cli::parse(line.split_whitespace().map(Into::into)).unwrap();
-        let configured = invocation.configure().unwrap();
+        let line =
+            "run --hostname-override n1 --proxy-mode ipvs --ipvs-binding routes --ipvs-service-cidrs 10.111.0.0/16";
+        let configured = configured(line);
         assert!(Options::from_settings(&configured.settings).service_cidrs);
         let engine = Engine::in_memory(&configured, Sketch::default());
         let mut serving = Serving { watching: watch(server, options).await, engine, ahead: Duration::ZERO };
@@ -1351,9 +1332,7 @@ async fn networks_of_services_are_those_of_the_cluster() {
         server.serve_service_cidrs(version);
         server.put(&cidr("kubernetes", &["10.96.0.0/16", "fd00:10::/112"]));
         server.put(&service("web", 80));
-        let mut options = quick();
-        options.service_cidrs = true;
-        let mut serving = Serving::start(&server, options).await;
+        let mut serving = Serving::start(&server, with(|options| options.service_cidrs = true)).await;
         assert_eq!(routes(serving.engine.kernel()), ["10.96.0.0/16", "fd00:10::/112"], "{version:?}");
         server.put(&cidr("more", &["10.97.0.0/16"]));
         serving.until(|change| matches!(change, Change::ServiceCidr(name, _) if name == "more")).await;
@@ -1409,8 +1388,7 @@ async fn networks_of_services_are_not_asked_for_without_need() {
     watching.snapshot().await;
     assert!(server.requests().iter().all(|request| !request.path.contains("servicecidrs")));
     for line in ["--proxy-mode ipvs", "--proxy-mode nftables --ipvs-binding routes"] {
-        let line = format!("proxier-demo run --hostname-override n1 {line}");
-        let configured = cli::parse(line.split_whitespace().map(Into::into)).unwrap().configure().unwrap();
+        let configured = configured(&format!("run --hostname-override n1 {line}"));
         assert!(!Options::from_settings(&configured.settings).service_cidrs, "{line}");
     }
 }
@@ -1464,7 +1442,7 @@ async fn a_start_that_breaks_in_the_middle_goes_on() {
         }
         let mut watching = watch(&server, in_json()).await;
         assert_eq!(until_listed(&mut watching).await, reported, "{faults:?}");
-        let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
+        let questions = questions(&server);
         assert_eq!(questions[faults.len()], next, "{faults:?}");
         assert!(questions[..faults.len()].iter().all(|question| question == all), "{questions:?}");
     }
@@ -1487,7 +1465,7 @@ async fn a_later_list_that_breaks_in_the_middle_takes_nothing_away() {
         server.fail_next("services", Verb::List, fault.clone());
         server.outage(false);
         assert_eq!(until_listed(&mut watching).await, "list: list: +d -a", "{fault:?}");
-        let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
+        let questions = questions(&server);
         let since = if of_now { String::new() } else { format!(" resourceVersion={version}") };
         let last = format!("watch sendInitialEvents=true{since}");
         assert_eq!(questions.last(), Some(&last), "{fault:?}: it goes on as a watch: {questions:#?}");
@@ -1529,7 +1507,7 @@ async fn time_does_not_go_backwards() {
         server.fail_next("services", Verb::List, Fault::Text(lists(&[], now - 1)));
         server.cut_watches();
         wait_for("the list of now", || {
-            let questions: Vec<String> = asked(&server, "/services").iter().map(question).collect();
+            let questions = questions(&server);
             let all = if streams == Streams::Served { "watch sendInitialEvents=true" } else { "list" };
             questions.iter().skip(1).any(|question| question == all)
         })
@@ -1545,15 +1523,10 @@ async fn time_does_not_go_backwards() {
 #[tokio::test]
 async fn a_start_is_one_request_for_each_kind() {
     const SERVICES: usize = 1000;
-    let server = ApiServer::start();
-    for number in 0..SERVICES {
-        server.put(&service(&format!("svc-{number}"), 80));
-    }
+    let server = crowd(SERVICES);
     server.put(&json!({"kind": "Node", "metadata": {"name": "n1"}}));
     server.serve_service_cidrs(ServiceCidrs::V1);
-    let mut options = quick();
-    options.service_cidrs = true;
-    options.patience = Duration::from_secs(10);
+    let options = with(|options| (options.service_cidrs, options.patience) = (true, Duration::from_secs(10)));
     let latency = Duration::from_millis(50);
     server.set_latency(latency);
     for (streams, requests, in_turn) in [(Streams::Served, 4, 1), (Streams::Refused, 12, 2)] {
@@ -1577,10 +1550,7 @@ async fn a_list_that_makes_no_progress_is_given_up_and_asked_for_with_pauses() {
     let item = with_version(service("web", 80), 3);
     let page =
         json!({"kind": "ServiceList", "metadata": {"resourceVersion": "5", "continue": "same"}, "items": [item]});
-    let tries = 200;
-    for _ in 0..tries {
-        server.fail_next("services", Verb::List, Fault::Text(page.to_string()));
-    }
+    fail(&server, "services", Verb::List, &Fault::Text(page.to_string()), 200);
     let mut watching = watch(&server, in_json()).await;
     tokio::time::sleep(Duration::from_secs(2)).await;
     let asked = requests(&server, "/services", false);
@@ -1647,22 +1617,8 @@ async fn a_service_that_cannot_be_read_is_explained() {
     let mut bad = service("bad", 80);
     bad["spec"]["ports"] = 5.into();
     server.put(&bad);
-    let explain = move || {
-        let program = std::process::Command::new(env!("CARGO_BIN_EXE_proxier-demo"))
-            .args([
-                "explain",
-                "default/bad",
-                "--master",
-                &server.url(),
-                "--proxy-mode",
-                "nftables",
-                "--hostname-override",
-                "n1",
-            ])
-            .output()
-            .unwrap();
-        String::from_utf8_lossy(&program.stderr).into_owned()
-    };
+    let explain =
+        move || text(&demo(&["explain", "default/bad", "--master", &server.url(), "--proxy-mode", "nftables"]).stderr);
     let said = tokio::task::spawn_blocking(explain).await.unwrap();
     assert!(said.contains("\nproxier-demo: Service default/bad: spec.ports"), "{said}");
     assert!(said.contains("a running proxy goes on serving it as it was when it could be read"), "{said}");
