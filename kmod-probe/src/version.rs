@@ -1,19 +1,28 @@
 //! The kernel's release string and its version.
 
 use std::fmt;
+use std::sync::LazyLock;
+
+use regex::Regex;
+use semver::Version;
 
 use crate::error::{Error, ErrorKind, shown};
 
 /// Longest release that the kernel reports (`__NEW_UTS_LEN`, `include/uapi/linux/utsname.h`).
 const LONGEST_RELEASE: usize = 64;
 
+/// A pattern that does not compile would mean "no match"; the tests below would fail.
+static RELEASE: LazyLock<Option<Regex>> =
+    LazyLock::new(|| Regex::new(r"^([0-9]{1,9})\.([0-9]{1,9})(?:\.([0-9]{1,9}))?(?:[^0-9].*)?$").ok());
+
 /// A kernel release as in `/proc/sys/kernel/osrelease` and `uname -r`.
 ///
 /// Distributions append arbitrary text, so only the leading dotted numbers count: at least two of them; a missing third
 /// is 0.
 ///
-/// A release candidate has its version's features, and a package revision is none, so `4.19.0-rc1` and
-/// `4.19.0-14-generic` are both version 4.19.0.
+/// The [`Version`] has no pre-release or build part. In semantic versioning `4.19.0-rc1` and even `4.19.0-14-generic`
+/// would sort *below* 4.19.0. But a kernel's suffix is a package revision, and a release candidate already has its
+/// version's features, so both count as that version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[cfg_attr(
     feature = "serde",
@@ -22,7 +31,7 @@ const LONGEST_RELEASE: usize = 64;
 )]
 pub struct KernelRelease {
     raw: String,
-    version: (u64, u64, u64),
+    version: Version,
 }
 
 impl KernelRelease {
@@ -49,8 +58,10 @@ impl KernelRelease {
         if let Some(odd) = raw.chars().find(|c| !c.is_ascii_alphanumeric() && !".-+_~".contains(*c)) {
             return Err(invalid(&format!("has the character {odd:?}")));
         }
-        let version = leading(raw).ok_or_else(|| invalid("does not begin with two numbers and a dot between them"))?;
-        Ok(Self { raw: raw.to_owned(), version })
+        let captures = RELEASE.as_ref().and_then(|pattern| pattern.captures(raw));
+        let captures = captures.ok_or_else(|| invalid("does not begin with two numbers and a dot between them"))?;
+        let number = |group| captures.get(group).and_then(|part| part.as_str().parse::<u64>().ok()).unwrap_or(0);
+        Ok(Self { raw: raw.to_owned(), version: Version::new(number(1), number(2), number(3)) })
     }
 
     /// The release exactly as the kernel reported it: the name of its directory below `/lib/modules`.
@@ -59,30 +70,17 @@ impl KernelRelease {
         &self.raw
     }
 
-    /// The leading numbers: major, minor and patch.
+    /// The leading numbers, without pre-release and build part.
     #[must_use]
-    pub fn version(&self) -> (u64, u64, u64) {
-        self.version
+    pub fn version(&self) -> &Version {
+        &self.version
     }
 
     /// Whether this is kernel `major.minor` or later. A release candidate of `major.minor` counts as `major.minor`.
     #[must_use]
     pub fn at_least(&self, major: u64, minor: u64) -> bool {
-        (self.version.0, self.version.1) >= (major, minor)
+        (self.version.major, self.version.minor) >= (major, minor)
     }
-}
-
-/// Two or three numbers of at most nine digits with dots between them; a missing third is 0.
-fn leading(text: &str) -> Option<(u64, u64, u64)> {
-    fn number(text: &str) -> Option<(u64, &str)> {
-        let rest = text.trim_start_matches(|c: char| c.is_ascii_digit());
-        let digits = text.strip_suffix(rest).filter(|digits| digits.len() < 10)?;
-        Some((digits.parse().ok()?, rest))
-    }
-    let (major, rest) = number(text)?;
-    let (minor, rest) = number(rest.strip_prefix('.')?)?;
-    let patch = rest.strip_prefix('.').and_then(number).map_or(0, |(patch, _)| patch);
-    Some((major, minor, patch))
 }
 
 impl fmt::Display for KernelRelease {
@@ -118,6 +116,11 @@ mod tests {
     use super::*;
 
     #[test]
+    fn patterns_compile() {
+        assert!(RELEASE.is_some());
+    }
+
+    #[test]
     fn releases_of_many_distributions_are_read() {
         for (raw, numbers) in [
             ("6.1.0-56-amd64", (6, 1, 0)),
@@ -133,7 +136,7 @@ mod tests {
             ("4.14.336~pre1_custom", (4, 14, 336)),
         ] {
             let release: KernelRelease = raw.parse().unwrap();
-            assert_eq!(release.version(), numbers, "{raw}");
+            assert_eq!(release.version(), &Version::new(numbers.0, numbers.1, numbers.2), "{raw}");
             assert_eq!(release.as_str(), raw);
         }
     }
@@ -153,5 +156,6 @@ mod tests {
     fn a_release_candidate_has_what_its_version_has() {
         let candidate: KernelRelease = "4.19.0-rc1-next".parse().unwrap();
         assert!(candidate.at_least(4, 19) && !candidate.at_least(4, 20));
+        assert!(semver::VersionReq::parse(">=4.19").unwrap().matches(candidate.version()));
     }
 }

@@ -58,7 +58,7 @@ proptest! {
     fn releases_are_read_back(major in 0..1000_u64, minor in 0..1000_u64, patch in 0..100_000_u64, suffix in "([-+.~][a-zA-Z0-9._~+-]{0,20})?") {
         let raw = format!("{major}.{minor}.{patch}{suffix}");
         let release: KernelRelease = raw.parse().unwrap();
-        prop_assert_eq!(release.version(), (major, minor, patch));
+        prop_assert_eq!(release.version(), &semver::Version::new(major, minor, patch));
         prop_assert_eq!(release.to_string(), raw);
         prop_assert!(release.at_least(major, minor));
         prop_assert!(!release.at_least(major, minor + 1) && !release.at_least(major + 1, 0));

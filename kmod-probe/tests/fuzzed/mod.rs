@@ -83,7 +83,7 @@ fn versions(data: &[u8]) {
         assert!(text.len() <= 64);
         // The release becomes a part of file names.
         assert!(!text.contains('/') && !text.starts_with('.') && text.is_ascii());
-        assert!(release.at_least(release.version().0, release.version().1));
+        assert!(release.at_least(release.version().major, release.version().minor));
     }
     let text = String::from_utf8_lossy(data);
     for name in [ModuleName::new(&text).ok(), ModuleName::of_file(&text)].into_iter().flatten() {
