@@ -22,8 +22,7 @@ const GONE: u16 = 0x0102;
 
 attrs! {
     /// Attributes inside `CTA_TUPLE_IP`.
-    "CTA_IP_",
-    pub enum IpAttr<'a> {
+    "CTA_IP_", pub enum IpAttr<'a> {
         /// Source, IPv4.
         V4_SRC = 1 => V4Source([u8; 4]),
         /// Destination, IPv4.
@@ -33,12 +32,9 @@ attrs! {
         /// Destination, IPv6.
         V6_DST = 4 => V6Destination([u8; 16]),
     }
-}
 
-attrs! {
     /// Attributes inside `CTA_TUPLE_PROTO`.
-    "CTA_PROTO_",
-    pub enum ProtoAttr<'a> {
+    "CTA_PROTO_", pub enum ProtoAttr<'a> {
         /// IP protocol.
         NUM = 1 => Number(u8),
         /// Source port, in network byte order.
@@ -46,23 +42,17 @@ attrs! {
         /// Destination port.
         DST_PORT = 3 => DestinationPort(Be16),
     }
-}
 
-attrs! {
     /// One direction of a connection.
-    "CTA_TUPLE_",
-    pub enum TupleAttr<'a> {
+    "CTA_TUPLE_", pub enum TupleAttr<'a> {
         /// Addresses.
         IP = 1 => Ip(Attrs<'a, IpAttr<'a>>),
         /// Protocol and ports.
         PROTO = 2 => Proto(Attrs<'a, ProtoAttr<'a>>),
     }
-}
 
-attrs! {
     /// A tracked connection.
-    "CTA_",
-    pub enum FlowAttr<'a> {
+    "CTA_", pub enum FlowAttr<'a> {
         /// Direction from the client, before NAT.
         TUPLE_ORIG = 1 => Original(Attrs<'a, TupleAttr<'a>>),
     }

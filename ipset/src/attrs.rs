@@ -15,8 +15,7 @@ pub(crate) fn put_net<'a, W: Wire<'a>>(out: &mut Encoder, kind: u16, value: &W) 
 
 attrs! {
     /// Attributes of a command.
-    "IPSET_ATTR_",
-    pub enum CmdAttr<'a> {
+    "IPSET_ATTR_", pub enum CmdAttr<'a> {
         /// Protocol version of the request, or the newest version that the kernel supports.
         PROTOCOL = 1 => Protocol(u8),
         SETNAME = 2 => SetName(NulStr<'a>),
@@ -38,23 +37,17 @@ attrs! {
         /// The kernel's index of the set, in network byte order.
         INDEX = 11 => Index(Be16),
     }
-}
 
-attrs! {
     /// One address.
-    "IPSET_ATTR_",
-    pub enum AddressAttr<'a> {
+    "IPSET_ATTR_", pub enum AddressAttr<'a> {
         /// Four bytes.
         IPADDR_IPV4 = 1 => V4([u8; 4]),
         /// Sixteen bytes.
         IPADDR_IPV6 = 2 => V6([u8; 16]),
     }
-}
 
-attrs! {
     /// Create options, inside `IPSET_ATTR_DATA` of CREATE and of a listing.
-    "IPSET_ATTR_",
-    pub enum CreateAttr<'a> {
+    "IPSET_ATTR_", pub enum CreateAttr<'a> {
         IP = 1 => Ip(Attrs<'a, AddressAttr<'a>>),
         IP_TO = 2 => IpTo(Attrs<'a, AddressAttr<'a>>),
         /// Prefix length, instead of the last address.
@@ -82,12 +75,9 @@ attrs! {
         /// Bytes of memory.
         MEMSIZE = 26 => MemSize(Be32),
     }
-}
 
-attrs! {
     /// One entry, inside `IPSET_ATTR_DATA`.
-    "IPSET_ATTR_",
-    pub enum EntryAttr<'a> {
+    "IPSET_ATTR_", pub enum EntryAttr<'a> {
         IP = 1 => Ip(Attrs<'a, AddressAttr<'a>>),
         IP_TO = 2 => IpTo(Attrs<'a, AddressAttr<'a>>),
         CIDR = 3 => Cidr(u8),

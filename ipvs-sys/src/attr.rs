@@ -8,8 +8,7 @@ use crate::service::SvcAttr;
 
 attrs! {
     /// Attributes of a command.
-    "IPVS_CMD_ATTR_",
-    pub enum CmdAttr<'a> {
+    "IPVS_CMD_ATTR_", pub enum CmdAttr<'a> {
         /// The virtual server the command is about.
         SERVICE = 1 => Service(Attrs<'a, SvcAttr<'a>>),
         /// The real server the command is about.
@@ -23,12 +22,9 @@ attrs! {
         /// Timeout of an idle UDP flow, in seconds.
         TIMEOUT_UDP = 6 => TimeoutUdp(u32),
     }
-}
 
-attrs! {
     /// Attributes of the answer to `IPVS_CMD_GET_INFO`.
-    "IPVS_INFO_ATTR_",
-    pub enum InfoAttr<'a> {
+    "IPVS_INFO_ATTR_", pub enum InfoAttr<'a> {
         /// Version of IPVS: major, minor and patch in one byte each.
         VERSION = 1 => Version(u32),
         /// Size of the connection table.

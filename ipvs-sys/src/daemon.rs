@@ -4,8 +4,7 @@ use netlink_batch::{NulStr, attrs};
 
 attrs! {
     /// A synchronisation daemon, nested in `IPVS_CMD_ATTR_DAEMON`.
-    "IPVS_DAEMON_ATTR_",
-    pub enum DaemonAttr<'a> {
+    "IPVS_DAEMON_ATTR_", pub enum DaemonAttr<'a> {
         /// `STATE_MASTER` or `STATE_BACKUP`.
         STATE = 1 => State(u32),
         /// Interface over which connections are multicast.

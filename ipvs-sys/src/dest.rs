@@ -6,8 +6,7 @@ use crate::stats::StatsAttr;
 
 attrs! {
     /// A real server, nested in `IPVS_CMD_ATTR_DEST`.
-    "IPVS_DEST_ATTR_",
-    pub enum DestAttr<'a> {
+    "IPVS_DEST_ATTR_", pub enum DestAttr<'a> {
         /// Address: `union nf_inet_addr`, IPv4 in the first four bytes.
         ADDR = 1 => Addr([u8; 16]),
         /// Port.

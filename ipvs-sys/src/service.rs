@@ -32,8 +32,7 @@ impl Wire<'_> for FlagsMask {
 
 attrs! {
     /// A virtual server, nested in `IPVS_CMD_ATTR_SERVICE`.
-    "IPVS_SVC_ATTR_",
-    pub enum SvcAttr<'a> {
+    "IPVS_SVC_ATTR_", pub enum SvcAttr<'a> {
         /// Address family: `AF_INET` or `AF_INET6`, host order.
         AF = 1 => Af(u16),
         /// IP protocol, host order. With a firewall mark the kernel ignores it and reports TCP.

@@ -41,8 +41,7 @@ impl Wire<'_> for Counter {
 
 attrs! {
     /// Statistics of a virtual or real server.
-    "IPVS_STATS_ATTR_",
-    pub enum StatsAttr<'a> {
+    "IPVS_STATS_ATTR_", pub enum StatsAttr<'a> {
         /// Connections scheduled.
         CONNS = 1 => Conns(Counter),
         /// Packets from clients.

@@ -261,7 +261,7 @@ fn unfit(table: &'static AttrTable, raw: RawAttr<'_>, expected: &'static str) ->
     WireError::Payload { attribute: table.name(raw.kind()), offset: raw.offset, expected, got: raw.payload.len() }
 }
 
-/// Declares a table of attributes. Each row gives a number, a name, a type and the byte order. The macro makes the
+/// Declares tables of attributes. Each row gives a number, a name, a type and the byte order. The macro makes the
 /// constants, the names, the decoder and the encoder from it.
 ///
 /// ```
@@ -269,8 +269,7 @@ fn unfit(table: &'static AttrTable, raw: RawAttr<'_>, expected: &'static str) ->
 ///
 /// attrs! {
 ///     /// A socket's name.
-///     "EXAMPLE_ATTR_",
-///     pub enum ExampleAttr<'a> {
+///     "EXAMPLE_ATTR_", pub enum ExampleAttr<'a> {
 ///         /// Port, in network byte order.
 ///         PORT = 1 => Port(Be16),
 ///         /// Weight, in host byte order.
@@ -287,13 +286,12 @@ fn unfit(table: &'static AttrTable, raw: RawAttr<'_>, expected: &'static str) ->
 /// ```
 #[macro_export]
 macro_rules! attrs {
-    (
+    ($(
         $(#[$meta:meta])*
-        $prefix:literal,
-        pub enum $name:ident<$life:lifetime> {
+        $prefix:literal, pub enum $name:ident<$life:lifetime> {
             $( $(#[$row_meta:meta])* $constant:ident = $kind:literal => $variant:ident($type:ty), )*
         }
-    ) => {
+    )*) => {$(
         $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         #[non_exhaustive]
@@ -333,5 +331,5 @@ macro_rules! attrs {
                 }
             }
         }
-    };
+    )*};
 }

@@ -5,8 +5,7 @@ use crate::wire::NulStr;
 
 crate::attrs! {
     /// The attributes of an extended error. Kernel: net/netlink/af_netlink.c, `netlink_ack`.
-    "NLMSGERR_ATTR_",
-    pub enum ExtAckAttr<'a> {
+    "NLMSGERR_ATTR_", pub enum ExtAckAttr<'a> {
         /// Description of the error.
         MSG = 1 => Text(NulStr<'a>),
         /// Offset of the refused attribute, from the start of the request.

@@ -16,8 +16,7 @@ const GET_FAMILY: u8 = 3;
 
 crate::attrs! {
     /// Attributes of a family, in the controller's answer.
-    "CTRL_ATTR_",
-    pub enum ControllerAttr<'a> {
+    "CTRL_ATTR_", pub enum ControllerAttr<'a> {
         /// The message type of the family in this kernel.
         FAMILY_ID = 1 => FamilyId(u16),
         /// Name of the family.
@@ -31,8 +30,7 @@ crate::attrs! {
 
 crate::attrs! {
     /// Attributes of a multicast group, in the controller's answer.
-    "CTRL_ATTR_MCAST_GRP_",
-    pub enum GroupAttr<'a> {
+    "CTRL_ATTR_MCAST_GRP_", pub enum GroupAttr<'a> {
         /// Name of the group.
         NAME = 1 => Name(NulStr<'a>),
         /// Number of the group in this kernel.

@@ -6,27 +6,20 @@ use netlink_batch::{Attrs, Be16, Be32, Be64, NulStr, attrs};
 
 attrs! {
     /// `enum nft_batch_attributes` of nfnetlink.
-    "NFNL_BATCH_",
-    pub enum BatchAttr<'a> {
+    "NFNL_BATCH_", pub enum BatchAttr<'a> {
         /// The generation for which the transaction was made.
         GENID = 1 => Genid(Be32),
     }
-}
 
-attrs! {
     /// The state of the whole rule set.
-    "NFTA_GEN_",
-    pub enum GenAttr<'a> {
+    "NFTA_GEN_", pub enum GenAttr<'a> {
         ID = 1 => Id(Be32),
         PROC_PID = 2 => ProcPid(Be32),
         PROC_NAME = 3 => ProcName(NulStr<'a>),
     }
-}
 
-attrs! {
     /// A step of a traced packet.
-    "NFTA_TRACE_",
-    pub enum TraceAttr<'a> {
+    "NFTA_TRACE_", pub enum TraceAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         CHAIN = 2 => Chain(NulStr<'a>),
         RULE_HANDLE = 3 => RuleHandle(Be64),
@@ -50,12 +43,9 @@ attrs! {
         POLICY = 16 => Policy(Be32),
         PAD = 17 => Pad(&'a [u8]),
     }
-}
 
-attrs! {
     /// A table.
-    "NFTA_TABLE_",
-    pub enum TableAttr<'a> {
+    "NFTA_TABLE_", pub enum TableAttr<'a> {
         NAME = 1 => Name(NulStr<'a>),
         /// `NFT_TABLE_F_*`.
         FLAGS = 2 => Flags(Be32),
@@ -67,12 +57,9 @@ attrs! {
         /// Netlink port of the owner. Since Linux 5.12.
         OWNER = 7 => Owner(Be32),
     }
-}
 
-attrs! {
     /// A chain.
-    "NFTA_CHAIN_",
-    pub enum ChainAttr<'a> {
+    "NFTA_CHAIN_", pub enum ChainAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         HANDLE = 2 => Handle(Be64),
         NAME = 3 => Name(NulStr<'a>),
@@ -87,12 +74,9 @@ attrs! {
         ID = 11 => Id(Be32),
         USERDATA = 12 => Userdata(&'a [u8]),
     }
-}
 
-attrs! {
     /// Hook of a base chain.
-    "NFTA_HOOK_",
-    pub enum HookAttr<'a> {
+    "NFTA_HOOK_", pub enum HookAttr<'a> {
         /// `NF_INET_*` or `NF_NETDEV_*`.
         HOOKNUM = 1 => Hooknum(Be32),
         /// Order among the chains of a hook; signed.
@@ -100,22 +84,16 @@ attrs! {
         DEV = 3 => Dev(NulStr<'a>),
         DEVS = 4 => Devs(&'a [u8]),
     }
-}
 
-attrs! {
     /// A device of a hook.
-    "NFTA_DEVICE_",
-    pub enum DeviceAttr<'a> {
+    "NFTA_DEVICE_", pub enum DeviceAttr<'a> {
         NAME = 1 => Name(NulStr<'a>),
         /// Prefix of several names. Since Linux 6.16.
         PREFIX = 2 => Prefix(&'a [u8]),
     }
-}
 
-attrs! {
     /// A rule.
-    "NFTA_RULE_",
-    pub enum RuleAttr<'a> {
+    "NFTA_RULE_", pub enum RuleAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         CHAIN = 2 => Chain(NulStr<'a>),
         HANDLE = 3 => Handle(Be64),
@@ -131,29 +109,20 @@ attrs! {
         POSITION_ID = 10 => PositionId(Be32),
         CHAIN_ID = 11 => ChainId(Be32),
     }
-}
 
-attrs! {
     /// A list of expressions.
-    "NFTA_LIST_",
-    pub enum ListAttr<'a> {
+    "NFTA_LIST_", pub enum ListAttr<'a> {
         ELEM = 1 => Elem(Attrs<'a, ExprAttr<'a>>),
     }
-}
 
-attrs! {
     /// An expression.
-    "NFTA_EXPR_",
-    pub enum ExprAttr<'a> {
+    "NFTA_EXPR_", pub enum ExprAttr<'a> {
         NAME = 1 => Name(NulStr<'a>),
         DATA = 2 => Data(&'a [u8]),
     }
-}
 
-attrs! {
     /// A set or map.
-    "NFTA_SET_",
-    pub enum SetAttr<'a> {
+    "NFTA_SET_", pub enum SetAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         NAME = 2 => Name(NulStr<'a>),
         /// `NFT_SET_*`.
@@ -185,42 +154,30 @@ attrs! {
         /// Number of elements. Since Linux 6.16.
         COUNT = 20 => Count(Be32),
     }
-}
 
-attrs! {
     /// Expected size and fields.
-    "NFTA_SET_DESC_",
-    pub enum SetDescAttr<'a> {
+    "NFTA_SET_DESC_", pub enum SetDescAttr<'a> {
         SIZE = 1 => Size(Be32),
         /// Lengths of a concatenation's fields. Since Linux 5.6.
         CONCAT = 2 => Concat(&'a [u8]),
     }
-}
 
-attrs! {
     /// A field of a concatenation.
-    "NFTA_SET_FIELD_",
-    pub enum SetFieldAttr<'a> {
+    "NFTA_SET_FIELD_", pub enum SetFieldAttr<'a> {
         /// Length in bytes.
         LEN = 1 => Len(Be32),
     }
-}
 
-attrs! {
     /// Elements of a set.
-    "NFTA_SET_ELEM_LIST_",
-    pub enum ElemListAttr<'a> {
+    "NFTA_SET_ELEM_LIST_", pub enum ElemListAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         SET = 2 => Set(NulStr<'a>),
         ELEMENTS = 3 => Elements(&'a [u8]),
         SET_ID = 4 => SetId(Be32),
     }
-}
 
-attrs! {
     /// An element.
-    "NFTA_SET_ELEM_",
-    pub enum ElemAttr<'a> {
+    "NFTA_SET_ELEM_", pub enum ElemAttr<'a> {
         KEY = 1 => Key(Attrs<'a, DataAttr<'a>>),
         DATA = 2 => Data(Attrs<'a, DataAttr<'a>>),
         /// `NFT_SET_ELEM_*`.
@@ -238,32 +195,23 @@ attrs! {
         /// Expressions. Since Linux 5.11.
         EXPRESSIONS = 11 => Expressions(Attrs<'a, ListAttr<'a>>),
     }
-}
 
-attrs! {
     /// A value or a verdict.
-    "NFTA_DATA_",
-    pub enum DataAttr<'a> {
+    "NFTA_DATA_", pub enum DataAttr<'a> {
         VALUE = 1 => Value(&'a [u8]),
         VERDICT = 2 => Verdict(Attrs<'a, VerdictAttr<'a>>),
     }
-}
 
-attrs! {
     /// A verdict.
-    "NFTA_VERDICT_",
-    pub enum VerdictAttr<'a> {
+    "NFTA_VERDICT_", pub enum VerdictAttr<'a> {
         /// `NF_*` or `NFT_*`; signed.
         CODE = 1 => Code(Be32),
         CHAIN = 2 => Chain(NulStr<'a>),
         CHAIN_ID = 3 => ChainId(Be32),
     }
-}
 
-attrs! {
     /// A named object.
-    "NFTA_OBJ_",
-    pub enum ObjAttr<'a> {
+    "NFTA_OBJ_", pub enum ObjAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         NAME = 2 => Name(NulStr<'a>),
         /// `NFT_OBJECT_*`.
@@ -274,12 +222,9 @@ attrs! {
         PAD = 7 => Pad(&'a [u8]),
         USERDATA = 8 => Userdata(&'a [u8]),
     }
-}
 
-attrs! {
     /// Reads bytes of a packet, or writes them.
-    "NFTA_PAYLOAD_",
-    pub enum PayloadAttr<'a> {
+    "NFTA_PAYLOAD_", pub enum PayloadAttr<'a> {
         DREG = 1 => Dreg(Be32),
         /// Header, `NFT_PAYLOAD_*`.
         BASE = 2 => Base(Be32),
@@ -292,23 +237,17 @@ attrs! {
         /// `NFT_PAYLOAD_L4CSUM_*`.
         CSUM_FLAGS = 8 => CsumFlags(Be32),
     }
-}
 
-attrs! {
     /// Reads or sets metadata of a packet.
-    "NFTA_META_",
-    pub enum MetaAttr<'a> {
+    "NFTA_META_", pub enum MetaAttr<'a> {
         DREG = 1 => Dreg(Be32),
         /// `NFT_META_*`.
         KEY = 2 => Key(Be32),
         SREG = 3 => Sreg(Be32),
     }
-}
 
-attrs! {
     /// Reads or sets a part of the connection.
-    "NFTA_CT_",
-    pub enum CtAttr<'a> {
+    "NFTA_CT_", pub enum CtAttr<'a> {
         DREG = 1 => Dreg(Be32),
         /// `NFT_CT_*`.
         KEY = 2 => Key(Be32),
@@ -316,35 +255,26 @@ attrs! {
         DIRECTION = 3 => Direction(u8),
         SREG = 4 => Sreg(Be32),
     }
-}
 
-attrs! {
     /// Looks up a route.
-    "NFTA_FIB_",
-    pub enum FibAttr<'a> {
+    "NFTA_FIB_", pub enum FibAttr<'a> {
         DREG = 1 => Dreg(Be32),
         /// Result that is looked up, `NFT_FIB_RESULT_*`.
         RESULT = 2 => Result(Be32),
         /// `NFTA_FIB_F_*`.
         FLAGS = 3 => Flags(Be32),
     }
-}
 
-attrs! {
     /// Compares with a constant.
-    "NFTA_CMP_",
-    pub enum CmpAttr<'a> {
+    "NFTA_CMP_", pub enum CmpAttr<'a> {
         SREG = 1 => Sreg(Be32),
         /// `NFT_CMP_*`.
         OP = 2 => Op(Be32),
         DATA = 3 => Data(Attrs<'a, DataAttr<'a>>),
     }
-}
 
-attrs! {
     /// Computes with bits.
-    "NFTA_BITWISE_",
-    pub enum BitwiseAttr<'a> {
+    "NFTA_BITWISE_", pub enum BitwiseAttr<'a> {
         SREG = 1 => Sreg(Be32),
         DREG = 2 => Dreg(Be32),
         /// Number of bytes.
@@ -356,12 +286,9 @@ attrs! {
         /// Number of bits to shift by.
         DATA = 7 => Data(Attrs<'a, DataAttr<'a>>),
     }
-}
 
-attrs! {
     /// Converts byte order.
-    "NFTA_BYTEORDER_",
-    pub enum ByteorderAttr<'a> {
+    "NFTA_BYTEORDER_", pub enum ByteorderAttr<'a> {
         SREG = 1 => Sreg(Be32),
         DREG = 2 => Dreg(Be32),
         /// `NFT_BYTEORDER_*`.
@@ -371,24 +298,18 @@ attrs! {
         /// Bytes of one number.
         SIZE = 5 => Size(Be32),
     }
-}
 
-attrs! {
     /// Compares with two constants.
-    "NFTA_RANGE_",
-    pub enum RangeAttr<'a> {
+    "NFTA_RANGE_", pub enum RangeAttr<'a> {
         SREG = 1 => Sreg(Be32),
         /// `NFT_RANGE_*`.
         OP = 2 => Op(Be32),
         FROM_DATA = 3 => FromData(Attrs<'a, DataAttr<'a>>),
         TO_DATA = 4 => ToData(Attrs<'a, DataAttr<'a>>),
     }
-}
 
-attrs! {
     /// Looks up a key in a set or map.
-    "NFTA_LOOKUP_",
-    pub enum LookupAttr<'a> {
+    "NFTA_LOOKUP_", pub enum LookupAttr<'a> {
         SET = 1 => Set(NulStr<'a>),
         SREG = 2 => Sreg(Be32),
         DREG = 3 => Dreg(Be32),
@@ -396,21 +317,15 @@ attrs! {
         /// `NFT_LOOKUP_F_*`.
         FLAGS = 5 => Flags(Be32),
     }
-}
 
-attrs! {
     /// Sets a register.
-    "NFTA_IMMEDIATE_",
-    pub enum ImmediateAttr<'a> {
+    "NFTA_IMMEDIATE_", pub enum ImmediateAttr<'a> {
         DREG = 1 => Dreg(Be32),
         DATA = 2 => Data(Attrs<'a, DataAttr<'a>>),
     }
-}
 
-attrs! {
     /// Translates addresses.
-    "NFTA_NAT_",
-    pub enum NatAttr<'a> {
+    "NFTA_NAT_", pub enum NatAttr<'a> {
         /// `NFT_NAT_*`.
         TYPE = 1 => Type(Be32),
         /// `NFPROTO_*`.
@@ -422,56 +337,41 @@ attrs! {
         /// `NF_NAT_RANGE_*`.
         FLAGS = 7 => Flags(Be32),
     }
-}
 
-attrs! {
     /// Translates the source to the address of the output device.
-    "NFTA_MASQ_",
-    pub enum MasqAttr<'a> {
+    "NFTA_MASQ_", pub enum MasqAttr<'a> {
         /// `NF_NAT_RANGE_*`.
         FLAGS = 1 => Flags(Be32),
         REG_PROTO_MIN = 2 => RegProtoMin(Be32),
         REG_PROTO_MAX = 3 => RegProtoMax(Be32),
     }
-}
 
-attrs! {
     /// Translates the destination to this host.
-    "NFTA_REDIR_",
-    pub enum RedirAttr<'a> {
+    "NFTA_REDIR_", pub enum RedirAttr<'a> {
         REG_PROTO_MIN = 1 => RegProtoMin(Be32),
         REG_PROTO_MAX = 2 => RegProtoMax(Be32),
         /// `NF_NAT_RANGE_*`.
         FLAGS = 3 => Flags(Be32),
     }
-}
 
-attrs! {
     /// Answers with a refusal.
-    "NFTA_REJECT_",
-    pub enum RejectAttr<'a> {
+    "NFTA_REJECT_", pub enum RejectAttr<'a> {
         /// `NFT_REJECT_*`.
         TYPE = 1 => Type(Be32),
         ICMP_CODE = 2 => IcmpCode(u8),
     }
-}
 
-attrs! {
     /// Makes numbers.
-    "NFTA_NG_",
-    pub enum NgAttr<'a> {
+    "NFTA_NG_", pub enum NgAttr<'a> {
         DREG = 1 => Dreg(Be32),
         MODULUS = 2 => Modulus(Be32),
         /// `NFT_NG_*`.
         TYPE = 3 => Type(Be32),
         OFFSET = 4 => Offset(Be32),
     }
-}
 
-attrs! {
     /// Computes a number from bytes.
-    "NFTA_HASH_",
-    pub enum HashAttr<'a> {
+    "NFTA_HASH_", pub enum HashAttr<'a> {
         SREG = 1 => Sreg(Be32),
         DREG = 2 => Dreg(Be32),
         /// Number of bytes.
@@ -482,12 +382,9 @@ attrs! {
         /// `NFT_HASH_*`.
         TYPE = 7 => Type(Be32),
     }
-}
 
-attrs! {
     /// Changes a set at runtime.
-    "NFTA_DYNSET_",
-    pub enum DynsetAttr<'a> {
+    "NFTA_DYNSET_", pub enum DynsetAttr<'a> {
         SET_NAME = 1 => SetName(NulStr<'a>),
         SET_ID = 2 => SetId(Be32),
         /// `NFT_DYNSET_OP_*`.
@@ -503,22 +400,16 @@ attrs! {
         /// Expressions of the element. Since Linux 5.11.
         EXPRESSIONS = 10 => Expressions(Attrs<'a, ListAttr<'a>>),
     }
-}
 
-attrs! {
     /// Counts.
-    "NFTA_COUNTER_",
-    pub enum CounterAttr<'a> {
+    "NFTA_COUNTER_", pub enum CounterAttr<'a> {
         BYTES = 1 => Bytes(Be64),
         PACKETS = 2 => Packets(Be64),
         PAD = 3 => Pad(&'a [u8]),
     }
-}
 
-attrs! {
     /// Matches up to a rate.
-    "NFTA_LIMIT_",
-    pub enum LimitAttr<'a> {
+    "NFTA_LIMIT_", pub enum LimitAttr<'a> {
         RATE = 1 => Rate(Be64),
         /// Unit of time in seconds.
         UNIT = 2 => Unit(Be64),
@@ -529,12 +420,9 @@ attrs! {
         FLAGS = 5 => Flags(Be32),
         PAD = 6 => Pad(&'a [u8]),
     }
-}
 
-attrs! {
     /// Writes into a log.
-    "NFTA_LOG_",
-    pub enum LogAttr<'a> {
+    "NFTA_LOG_", pub enum LogAttr<'a> {
         GROUP = 1 => Group(Be16),
         PREFIX = 2 => Prefix(NulStr<'a>),
         /// Bytes of a packet to copy.
@@ -544,12 +432,9 @@ attrs! {
         /// `NF_LOG_*`.
         FLAGS = 6 => Flags(Be32),
     }
-}
 
-attrs! {
     /// Refers to an object.
-    "NFTA_OBJREF_",
-    pub enum ObjrefAttr<'a> {
+    "NFTA_OBJREF_", pub enum ObjrefAttr<'a> {
         /// `NFT_OBJECT_*`.
         IMM_TYPE = 1 => ImmType(Be32),
         IMM_NAME = 2 => ImmName(NulStr<'a>),
@@ -557,12 +442,9 @@ attrs! {
         SET_NAME = 4 => SetName(NulStr<'a>),
         SET_ID = 5 => SetId(Be32),
     }
-}
 
-attrs! {
     /// Reads an option or extension header; writes or removes an option.
-    "NFTA_EXTHDR_",
-    pub enum ExthdrAttr<'a> {
+    "NFTA_EXTHDR_", pub enum ExthdrAttr<'a> {
         DREG = 1 => Dreg(Be32),
         TYPE = 2 => Type(u8),
         OFFSET = 3 => Offset(Be32),
@@ -574,44 +456,32 @@ attrs! {
         OP = 6 => Op(Be32),
         SREG = 7 => Sreg(Be32),
     }
-}
 
-attrs! {
     /// Reads a property of the packet's route.
-    "NFTA_RT_",
-    pub enum RtAttr<'a> {
+    "NFTA_RT_", pub enum RtAttr<'a> {
         DREG = 1 => Dreg(Be32),
         /// `NFT_RT_*`.
         KEY = 2 => Key(Be32),
     }
-}
 
-attrs! {
     /// Reads a property of the socket.
-    "NFTA_SOCKET_",
-    pub enum SocketAttr<'a> {
+    "NFTA_SOCKET_", pub enum SocketAttr<'a> {
         /// `NFT_SOCKET_*`.
         KEY = 1 => Key(Be32),
         DREG = 2 => Dreg(Be32),
         LEVEL = 3 => Level(Be32),
     }
-}
 
-attrs! {
     /// Guesses the operating system.
-    "NFTA_OSF_",
-    pub enum OsfAttr<'a> {
+    "NFTA_OSF_", pub enum OsfAttr<'a> {
         DREG = 1 => Dreg(Be32),
         TTL = 2 => Ttl(u8),
         /// `NFT_OSF_F_*`.
         FLAGS = 3 => Flags(Be32),
     }
-}
 
-attrs! {
     /// Reads a property of an IPsec state.
-    "NFTA_XFRM_",
-    pub enum XfrmAttr<'a> {
+    "NFTA_XFRM_", pub enum XfrmAttr<'a> {
         DREG = 1 => Dreg(Be32),
         /// `NFT_XFRM_KEY_*`.
         KEY = 2 => Key(Be32),
@@ -619,23 +489,17 @@ attrs! {
         DIR = 3 => Dir(u8),
         SPNUM = 4 => Spnum(Be32),
     }
-}
 
-attrs! {
     /// Completes TCP handshakes on behalf of a server.
-    "NFTA_SYNPROXY_",
-    pub enum SynproxyAttr<'a> {
+    "NFTA_SYNPROXY_", pub enum SynproxyAttr<'a> {
         MSS = 1 => Mss(Be16),
         WSCALE = 2 => Wscale(u8),
         /// `NF_SYNPROXY_OPT_*`.
         FLAGS = 3 => Flags(Be32),
     }
-}
 
-attrs! {
     /// Matches up to a number of bytes.
-    "NFTA_QUOTA_",
-    pub enum QuotaAttr<'a> {
+    "NFTA_QUOTA_", pub enum QuotaAttr<'a> {
         /// Number of bytes.
         BYTES = 1 => Bytes(Be64),
         /// `NFT_QUOTA_F_*`.
@@ -644,73 +508,52 @@ attrs! {
         /// Bytes so far.
         CONSUMED = 4 => Consumed(Be64),
     }
-}
 
-attrs! {
     /// Matches up to a number of connections.
-    "NFTA_CONNLIMIT_",
-    pub enum ConnlimitAttr<'a> {
+    "NFTA_CONNLIMIT_", pub enum ConnlimitAttr<'a> {
         COUNT = 1 => Count(Be32),
         /// `NFT_CONNLIMIT_F_*`.
         FLAGS = 2 => Flags(Be32),
     }
-}
 
-attrs! {
     /// Passes packets to a program.
-    "NFTA_QUEUE_",
-    pub enum QueueAttr<'a> {
+    "NFTA_QUEUE_", pub enum QueueAttr<'a> {
         NUM = 1 => Num(Be16),
         TOTAL = 2 => Total(Be16),
         /// `NFT_QUEUE_FLAG_*`.
         FLAGS = 3 => Flags(Be16),
         SREG_QNUM = 4 => SregQnum(Be32),
     }
-}
 
-attrs! {
     /// Sends a copy of the packet.
-    "NFTA_DUP_",
-    pub enum DupAttr<'a> {
+    "NFTA_DUP_", pub enum DupAttr<'a> {
         SREG_ADDR = 1 => SregAddr(Be32),
         SREG_DEV = 2 => SregDev(Be32),
     }
-}
 
-attrs! {
     /// Forwards the packet through a device.
-    "NFTA_FWD_",
-    pub enum FwdAttr<'a> {
+    "NFTA_FWD_", pub enum FwdAttr<'a> {
         SREG_DEV = 1 => SregDev(Be32),
         SREG_ADDR = 2 => SregAddr(Be32),
         /// Family of the address, `NFPROTO_*`.
         NFPROTO = 3 => Nfproto(Be32),
     }
-}
 
-attrs! {
     /// Passes packets to a socket of this host.
-    "NFTA_TPROXY_",
-    pub enum TproxyAttr<'a> {
+    "NFTA_TPROXY_", pub enum TproxyAttr<'a> {
         /// Family of the address, `NFPROTO_*`.
         FAMILY = 1 => Family(Be32),
         REG_ADDR = 2 => RegAddr(Be32),
         REG_PORT = 3 => RegPort(Be32),
     }
-}
 
-attrs! {
     /// Adds the connection to a flow table.
-    "NFTA_FLOW_",
-    pub enum FlowAttr<'a> {
+    "NFTA_FLOW_", pub enum FlowAttr<'a> {
         TABLE_NAME = 1 => TableName(NulStr<'a>),
     }
-}
 
-attrs! {
     /// A flow table.
-    "NFTA_FLOWTABLE_",
-    pub enum FlowtableAttr<'a> {
+    "NFTA_FLOWTABLE_", pub enum FlowtableAttr<'a> {
         TABLE = 1 => Table(NulStr<'a>),
         NAME = 2 => Name(NulStr<'a>),
         HOOK = 3 => Hook(Attrs<'a, FlowtableHookAttr<'a>>),
@@ -720,36 +563,27 @@ attrs! {
         /// `NFT_FLOWTABLE_*`. Since Linux 5.5.
         FLAGS = 7 => Flags(Be32),
     }
-}
 
-attrs! {
     /// Hook of a flow table.
-    "NFTA_FLOWTABLE_HOOK_",
-    pub enum FlowtableHookAttr<'a> {
+    "NFTA_FLOWTABLE_HOOK_", pub enum FlowtableHookAttr<'a> {
         /// `NF_NETDEV_INGRESS`.
         NUM = 1 => Num(Be32),
         /// Order at the hook; signed.
         PRIORITY = 2 => Priority(Be32),
         DEVS = 3 => Devs(&'a [u8]),
     }
-}
 
-attrs! {
     /// Object: a connection-tracking helper.
-    "NFTA_CT_HELPER_",
-    pub enum CtHelperAttr<'a> {
+    "NFTA_CT_HELPER_", pub enum CtHelperAttr<'a> {
         NAME = 1 => Name(NulStr<'a>),
         /// `NFPROTO_*`.
         L3PROTO = 2 => L3proto(Be16),
         /// `IPPROTO_*`.
         L4PROTO = 3 => L4proto(u8),
     }
-}
 
-attrs! {
     /// Object: timeouts of connections.
-    "NFTA_CT_TIMEOUT_",
-    pub enum CtTimeoutAttr<'a> {
+    "NFTA_CT_TIMEOUT_", pub enum CtTimeoutAttr<'a> {
         /// `NFPROTO_*`.
         L3PROTO = 1 => L3proto(Be16),
         /// `IPPROTO_*`.
@@ -757,12 +591,9 @@ attrs! {
         /// Seconds by state, `CTA_TIMEOUT_*`.
         DATA = 3 => Data(&'a [u8]),
     }
-}
 
-attrs! {
     /// Object: an expected connection.
-    "NFTA_CT_EXPECT_",
-    pub enum CtExpectAttr<'a> {
+    "NFTA_CT_EXPECT_", pub enum CtExpectAttr<'a> {
         /// `NFPROTO_*`.
         L3PROTO = 1 => L3proto(Be16),
         /// `IPPROTO_*`.
@@ -772,12 +603,9 @@ attrs! {
         TIMEOUT = 4 => Timeout(u32),
         SIZE = 5 => Size(u8),
     }
-}
 
-attrs! {
     /// Object: a security label for packets.
-    "NFTA_SECMARK_",
-    pub enum SecmarkAttr<'a> {
+    "NFTA_SECMARK_", pub enum SecmarkAttr<'a> {
         CTX = 1 => Ctx(NulStr<'a>),
     }
 }
