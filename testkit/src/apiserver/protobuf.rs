@@ -21,167 +21,84 @@ enum Type {
 
 use Type::{List, Map, Message, Number, NumberOrText, Text, Time};
 
-const METADATA: &[Field] = &[
-    Field("name", 1, Text),
-    Field("generateName", 2, Text),
-    Field("namespace", 3, Text),
-    Field("uid", 5, Text),
-    Field("resourceVersion", 6, Text),
-    Field("generation", 7, Number),
-    Field("creationTimestamp", 8, Time),
-    Field("deletionTimestamp", 9, Time),
-    Field("labels", 11, Map),
-    Field("annotations", 12, Map),
-    Field("finalizers", 14, List(&Text)),
-];
+macro_rules! fields {
+    ($($name:ident = $number:literal $kind:expr,)*) => { &[$(Field(stringify!($name), $number, $kind)),*] };
+}
 
-const SERVICE: &[Field] = &[
-    Field("metadata", 1, Message(METADATA)),
-    Field(
-        "spec",
-        2,
-        Message(&[
-            Field(
-                "ports",
-                1,
-                List(&Message(&[
-                    Field("name", 1, Text),
-                    Field("protocol", 2, Text),
-                    Field("port", 3, Number),
-                    Field("targetPort", 4, NumberOrText),
-                    Field("nodePort", 5, Number),
-                    Field("appProtocol", 6, Text),
-                ])),
-            ),
-            Field("selector", 2, Map),
-            Field("clusterIP", 3, Text),
-            Field("type", 4, Text),
-            Field("externalIPs", 5, List(&Text)),
-            Field("sessionAffinity", 7, Text),
-            Field("loadBalancerIP", 8, Text),
-            Field("loadBalancerSourceRanges", 9, List(&Text)),
-            Field("externalName", 10, Text),
-            Field("externalTrafficPolicy", 11, Text),
-            Field("healthCheckNodePort", 12, Number),
-            Field("publishNotReadyAddresses", 13, Number),
-            Field(
-                "sessionAffinityConfig",
-                14,
-                Message(&[Field("clientIP", 1, Message(&[Field("timeoutSeconds", 1, Number)]))]),
-            ),
-            Field("ipFamilyPolicy", 17, Text),
-            Field("clusterIPs", 18, List(&Text)),
-            Field("ipFamilies", 19, List(&Text)),
-            Field("allocateLoadBalancerNodePorts", 20, Number),
-            Field("loadBalancerClass", 21, Text),
-            Field("internalTrafficPolicy", 22, Text),
-            Field("trafficDistribution", 23, Text),
-        ]),
-    ),
-    Field(
-        "status",
-        3,
-        Message(&[Field(
-            "loadBalancer",
-            1,
-            Message(&[Field(
-                "ingress",
-                1,
-                List(&Message(&[Field("ip", 1, Text), Field("hostname", 2, Text), Field("ipMode", 3, Text)])),
-            )]),
-        )]),
-    ),
-];
+const METADATA: &[Field] = fields! {
+    name = 1 Text, generateName = 2 Text, namespace = 3 Text, uid = 5 Text, resourceVersion = 6 Text,
+    generation = 7 Number, creationTimestamp = 8 Time, deletionTimestamp = 9 Time, labels = 11 Map,
+    annotations = 12 Map, finalizers = 14 List(&Text),
+};
 
-const HINT: Type = List(&Message(&[Field("name", 1, Text)]));
+const SERVICE: &[Field] = fields! {
+    metadata = 1 Message(METADATA),
+    spec = 2 Message(fields! {
+        ports = 1 List(&Message(fields! {
+            name = 1 Text, protocol = 2 Text, port = 3 Number, targetPort = 4 NumberOrText, nodePort = 5 Number,
+            appProtocol = 6 Text,
+        })),
+        selector = 2 Map, clusterIP = 3 Text, type = 4 Text, externalIPs = 5 List(&Text), sessionAffinity = 7 Text,
+        loadBalancerIP = 8 Text, loadBalancerSourceRanges = 9 List(&Text), externalName = 10 Text,
+        externalTrafficPolicy = 11 Text, healthCheckNodePort = 12 Number, publishNotReadyAddresses = 13 Number,
+        sessionAffinityConfig = 14 Message(fields! { clientIP = 1 Message(fields! { timeoutSeconds = 1 Number, }), }),
+        ipFamilyPolicy = 17 Text, clusterIPs = 18 List(&Text), ipFamilies = 19 List(&Text),
+        allocateLoadBalancerNodePorts = 20 Number, loadBalancerClass = 21 Text, internalTrafficPolicy = 22 Text,
+        trafficDistribution = 23 Text,
+    }),
+    status = 3 Message(fields! {
+        loadBalancer = 1 Message(fields! {
+            ingress = 1 List(&Message(fields! { ip = 1 Text, hostname = 2 Text, ipMode = 3 Text, })),
+        }),
+    }),
+};
 
-const ENDPOINT_SLICE: &[Field] = &[
-    Field("metadata", 1, Message(METADATA)),
-    Field(
-        "endpoints",
-        2,
-        List(&Message(&[
-            Field("addresses", 1, List(&Text)),
-            Field(
-                "conditions",
-                2,
-                Message(&[Field("ready", 1, Number), Field("serving", 2, Number), Field("terminating", 3, Number)]),
-            ),
-            Field("hostname", 3, Text),
-            Field(
-                "targetRef",
-                4,
-                Message(&[Field("kind", 1, Text), Field("namespace", 2, Text), Field("name", 3, Text)]),
-            ),
-            Field("nodeName", 6, Text),
-            Field("zone", 7, Text),
-            Field("hints", 8, Message(&[Field("forZones", 1, HINT), Field("forNodes", 2, HINT)])),
-        ])),
-    ),
-    Field(
-        "ports",
-        3,
-        List(&Message(&[
-            Field("name", 1, Text),
-            Field("protocol", 2, Text),
-            Field("port", 3, Number),
-            Field("appProtocol", 4, Text),
-        ])),
-    ),
-    Field("addressType", 4, Text),
-];
+const HINT: Type = List(&Message(fields! { name = 1 Text, }));
 
-const NODE: &[Field] = &[
-    Field("metadata", 1, Message(METADATA)),
-    Field(
-        "spec",
-        2,
-        Message(&[
-            Field("podCIDR", 1, Text),
-            Field("providerID", 3, Text),
-            Field("unschedulable", 4, Number),
-            Field(
-                "taints",
-                5,
-                List(&Message(&[Field("key", 1, Text), Field("value", 2, Text), Field("effect", 3, Text)])),
-            ),
-            Field("podCIDRs", 7, List(&Text)),
-        ]),
-    ),
-    Field(
-        "status",
-        3,
-        Message(&[Field("addresses", 5, List(&Message(&[Field("type", 1, Text), Field("address", 2, Text)])))]),
-    ),
-];
+const ENDPOINT_SLICE: &[Field] = fields! {
+    metadata = 1 Message(METADATA),
+    endpoints = 2 List(&Message(fields! {
+        addresses = 1 List(&Text),
+        conditions = 2 Message(fields! { ready = 1 Number, serving = 2 Number, terminating = 3 Number, }),
+        hostname = 3 Text,
+        targetRef = 4 Message(fields! { kind = 1 Text, namespace = 2 Text, name = 3 Text, }),
+        nodeName = 6 Text, zone = 7 Text,
+        hints = 8 Message(fields! { forZones = 1 HINT, forNodes = 2 HINT, }),
+    })),
+    ports = 3 List(&Message(fields! { name = 1 Text, protocol = 2 Text, port = 3 Number, appProtocol = 4 Text, })),
+    addressType = 4 Text,
+};
 
-const SERVICE_CIDR: &[Field] =
-    &[Field("metadata", 1, Message(METADATA)), Field("spec", 2, Message(&[Field("cidrs", 1, List(&Text))]))];
+const NODE: &[Field] = fields! {
+    metadata = 1 Message(METADATA),
+    spec = 2 Message(fields! {
+        podCIDR = 1 Text, providerID = 3 Text, unschedulable = 4 Number,
+        taints = 5 List(&Message(fields! { key = 1 Text, value = 2 Text, effect = 3 Text, })),
+        podCIDRs = 7 List(&Text),
+    }),
+    status = 3 Message(fields! {
+        addresses = 5 List(&Message(fields! { type = 1 Text, address = 2 Text, })),
+    }),
+};
 
-const LIST_METADATA: &[Field] =
-    &[Field("resourceVersion", 2, Text), Field("continue", 3, Text), Field("remainingItemCount", 4, Number)];
+const SERVICE_CIDR: &[Field] = fields! {
+    metadata = 1 Message(METADATA),
+    spec = 2 Message(fields! { cidrs = 1 List(&Text), }),
+};
 
-const STATUS: &[Field] = &[
-    Field("status", 2, Text),
-    Field("message", 3, Text),
-    Field("reason", 4, Text),
-    Field(
-        "details",
-        5,
-        Message(&[
-            Field("name", 1, Text),
-            Field("group", 2, Text),
-            Field("kind", 3, Text),
-            Field(
-                "causes",
-                4,
-                List(&Message(&[Field("reason", 1, Text), Field("message", 2, Text), Field("field", 3, Text)])),
-            ),
-            Field("retryAfterSeconds", 5, Number),
-        ]),
-    ),
-    Field("code", 6, Number),
-];
+const LIST_METADATA: &[Field] = fields! {
+    resourceVersion = 2 Text, continue = 3 Text, remainingItemCount = 4 Number,
+};
+
+const STATUS: &[Field] = fields! {
+    status = 2 Text, message = 3 Text, reason = 4 Text,
+    details = 5 Message(fields! {
+        name = 1 Text, group = 2 Text, kind = 3 Text,
+        causes = 4 List(&Message(fields! { reason = 1 Text, message = 2 Text, field = 3 Text, })),
+        retryAfterSeconds = 5 Number,
+    }),
+    code = 6 Number,
+};
 
 /// An object of this kind, without an envelope.
 pub(super) fn object(kind: Kind, object: &Value) -> Vec<u8> {
