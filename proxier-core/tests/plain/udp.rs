@@ -132,3 +132,21 @@ fn draining_endpoints_answer() {
     node.settles();
     assert!(node.kernel.state().flows.is_empty(), "nobody answers for what is deleted");
 }
+
+/// A flow that began before its Service had an endpoint is not translated, and the next packet begins another.
+#[test]
+fn a_flow_from_before_the_first_endpoint_is_forgotten() {
+    for way in WAYS {
+        let mut node = node(way).started();
+        node.service(
+            "dns",
+            json!({"clusterIP": "10.96.0.10", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]}),
+        );
+        node.settles();
+        let to: SocketAddr = "10.96.0.10:53".parse().unwrap();
+        node.kernel.add_flow(flow(to, to));
+        node.slice("dns", &["10.244.0.1"]);
+        node.settles();
+        assert!(node.kernel.state().flows.is_empty(), "{way:?}");
+    }
+}
