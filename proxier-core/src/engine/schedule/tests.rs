@@ -19,30 +19,6 @@ fn run(schedule: &mut Schedule, now: Moment, success: bool) -> Pass {
     pass
 }
 
-#[test]
-fn a_lone_change_runs_at_once_and_alone() {
-    let mut schedule = schedule(1, 30);
-    assert_eq!(run(&mut schedule, secs(0), true), Pass::Full);
-    assert_eq!(schedule.start(secs(10)), None);
-    schedule.request(secs(10));
-    assert_eq!(run(&mut schedule, secs(10), true), Pass::Changes);
-    assert_eq!(schedule.next(), Some(Wake { at: secs(30), pass: Pass::Full }));
-    assert_eq!(run(&mut schedule, secs(31), true), Pass::Full);
-    assert_eq!(schedule.next(), Some(Wake { at: secs(61), pass: Pass::Full }));
-}
-
-/// kube-proxy up to 1.33 runs twice in a row before it keeps the interval.
-#[test]
-fn passes_do_not_come_in_bursts() {
-    let mut schedule = schedule(5, 30);
-    run(&mut schedule, secs(0), true);
-    schedule.request(secs(20));
-    run(&mut schedule, secs(20), true);
-    schedule.request(secs(20));
-    assert_eq!(schedule.start(secs(24)), None);
-    assert_eq!(run(&mut schedule, secs(25), true), Pass::Changes);
-}
-
 /// A Service and its EndpointSlices arrive one after the other, and one pass serves them.
 #[test]
 fn a_service_without_slices_waits_for_them() {
@@ -67,25 +43,6 @@ fn a_service_without_slices_waits_for_them() {
     run(&mut schedule, secs(0), true);
     schedule.request_incomplete(secs(10));
     assert_eq!(run(&mut schedule, secs(10), true), Pass::Changes);
-}
-
-#[test]
-fn the_interval_is_measured_from_the_end() {
-    let mut schedule = schedule(5, 30);
-    assert_eq!(schedule.start(secs(0)), Some(Pass::Full));
-    schedule.request(secs(1));
-    assert_eq!((schedule.next(), schedule.start(secs(2))), (None, None));
-    schedule.done(secs(8), true);
-    assert_eq!(schedule.next(), Some(Wake { at: secs(13), pass: Pass::Changes }));
-}
-
-#[test]
-fn a_full_pass_that_is_asked_for_while_one_runs_follows_it() {
-    let mut schedule = schedule(1, 30);
-    assert_eq!(schedule.start(secs(0)), Some(Pass::Full));
-    schedule.request_full(secs(1));
-    schedule.done(secs(2), true);
-    assert_eq!(schedule.next(), Some(Wake { at: secs(3), pass: Pass::Full }));
 }
 
 #[test]
