@@ -179,7 +179,8 @@ impl Runner for Host {
             allowed.stdin.push_str(table);
         }
         let output = if allowed.stdin.is_empty() { Ok(Output::default()) } else { inner.host.run(&allowed) };
-        inner.note_references(allowed.stdin.matches("COMMIT\n").count() as u64);
+        let writes = allowed.stdin.matches("COMMIT\n").count();
+        inner.note_references(writes.try_into().unwrap_or(u64::MAX));
         if died { Err(lost("the process has crashed")) } else { output }
     }
 
