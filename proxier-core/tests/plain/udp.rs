@@ -12,6 +12,7 @@ use proxier_core::fake::Flow;
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey};
 use proxier_core::service::Frontend;
+use proxier_core::snapshot::ObjectKey;
 use serde_json::json;
 
 use crate::node::{Node, kernel, options_of};
@@ -148,5 +149,40 @@ fn a_flow_from_before_the_first_endpoint_is_forgotten() {
         node.slice("dns", &["10.244.0.1"]);
         node.settles();
         assert!(node.kernel.state().flows.is_empty(), "{way:?}");
+    }
+}
+
+/// While the safeguard holds all Services that a list lacks, their clients keep their endpoints.
+#[test]
+fn flows_of_what_the_safeguard_holds_go_on() {
+    for (way, is_next) in WAYS.into_iter().flat_map(|way| [(way, false), (way, true)]) {
+        let mut node = node(way).started();
+        let all: Vec<String> = (1..=20).map(|number| format!("dns-{number}")).collect();
+        for (number, name) in (1..).zip(&all) {
+            let spec = json!({"clusterIP": format!("10.96.0.{number}"), "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
+            node.service(name, spec);
+            node.slice(name, &[&format!("10.244.0.{number}")]);
+        }
+        node.settles();
+        let flows = served(&node);
+        assert_eq!(flows.len(), 20);
+        for flow in &flows {
+            node.kernel.add_flow(*flow);
+        }
+        if is_next {
+            let kernel = node.kernel.clone();
+            node = self::node(way);
+            node.kernel = kernel;
+            node = node.started();
+        }
+        for name in all.iter().filter(|_| !is_next) {
+            node.proxier.lose_service(&ObjectKey::new("demo", name), node.now);
+        }
+        assert!(node.pass().stopped.is_some(), "{way:?} {is_next}");
+        node.full();
+        assert_eq!(node.kernel.state().flows, flows, "{way:?} {is_next}");
+        node.proxier.confirm_removal(node.now);
+        node.settles();
+        assert!(node.kernel.state().flows.is_empty(), "{way:?} {is_next}");
     }
 }

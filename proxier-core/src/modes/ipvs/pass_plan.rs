@@ -12,7 +12,7 @@ use crate::modes::ipvs::reading::{self, PassInputs};
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::shared::flows::to_forget_but;
+use crate::modes::shared::flows::to_forget;
 use crate::modes::{Pass, Work};
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::operation::Operation as PlanOperation;
@@ -108,7 +108,7 @@ pub(super) fn flows_to_forget(mode: &Mode, pass: &Pass<'_>, plan: &Plan) -> UdpS
         }
         all
     };
-    to_forget_but(draining, pass, |_| true, differing.iter(), &BTreeSet::new())
+    to_forget(pass, |_| true, draining, differing.iter(), &BTreeSet::new())
 }
 
 /// Adds the changes of tables, which are written with their entries; sets have no separate operations.

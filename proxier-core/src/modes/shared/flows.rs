@@ -31,23 +31,13 @@ pub(crate) const STAY: &str = "UDP flows to endpoints that are gone are not ende
 /// endpoints that may answer there from now on. These are all serving endpoints, selected or not, because TCP
 /// connections continue too.
 ///
-/// Only families that the mode serves count (`is_served`). `differing`: Frontends that a reading found to differ, whose
-/// flows earlier processes and other programs may have sent elsewhere. `held`: Frontends that stay unchanged in the
-/// kernel.
+/// Only families that the mode serves count (`is_served`). `draining`: endpoints that have left and answer until they
+/// are removed. `differing`: Frontends that a reading found to differ, whose flows earlier processes and other programs
+/// may have sent elsewhere. `held`: Frontends that stay unchanged in the kernel, with their flows.
 pub(crate) fn to_forget<'a>(
     pass: &Pass<'_>,
     is_served: impl Fn(Family) -> bool,
-    differing: impl Iterator<Item = &'a FrontendKey>,
-    held: &BTreeSet<FrontendKey>,
-) -> UdpServices {
-    to_forget_but(|_| BTreeSet::new(), pass, is_served, differing, held)
-}
-
-/// As [`to_forget`], in a mode with endpoints that answer while they are `draining`.
-pub(crate) fn to_forget_but<'a>(
     draining: impl Fn(&FrontendKey) -> BTreeSet<SocketAddr>,
-    pass: &Pass<'_>,
-    is_served: impl Fn(Family) -> bool,
     differing: impl Iterator<Item = &'a FrontendKey>,
     held: &BTreeSet<FrontendKey>,
 ) -> UdpServices {
