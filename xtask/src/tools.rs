@@ -39,6 +39,7 @@ pub(crate) const ORACLES: &[Tool] = &[
     ("modprobe", "kmod"),
     ("/usr/bin/python3", "python3-minimal"),
     ("git", "git"),
+    ("curl", "curl"),
 ];
 
 /// Browser that shows the status page to one test, which is skipped without it.
