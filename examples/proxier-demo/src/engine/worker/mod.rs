@@ -114,6 +114,7 @@ impl Worker {
                 self.clean_at.filter(|_| !self.is_alone).map(|at| at.saturating_duration_since(Instant::now()));
             if clean_in == Some(Duration::ZERO) {
                 self.clean_up_after_others(engine);
+                memory::give_back();
             }
             let idle = [engine.idle(), clean_in].into_iter().flatten().min();
             let message = match idle {
