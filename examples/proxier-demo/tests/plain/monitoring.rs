@@ -300,9 +300,7 @@ fn prepare_node_needs_what_the_mode_needs() {
             }
             // In userspace mode nothing is forwarded.
             assert_eq!(setting("ip_forward"), if mode == "userspace" { "0" } else { "1" }, "{what}");
-            // Packets to 127.0.0.1 may be routed only where rules lead node ports from there.
-            let is_local = mode == "iptables" && config.is_empty();
-            assert_eq!(setting("conf/all/route_localnet"), if is_local { "1" } else { "0" }, "{what}");
+            assert_eq!(setting("conf/all/route_localnet"), "0", "{what}: nothing guards loopback addresses yet");
             let asked = programs.read("asked");
             // The configuration may name another mode later.
             let needs_ipvs = mode.contains("ipvs") || mode.is_empty() || mode == "auto";
@@ -310,6 +308,40 @@ fn prepare_node_needs_what_the_mode_needs() {
             assert_eq!(asked.is_empty(), mode == "userspace", "{what}: {asked}");
         }
     });
+}
+
+/// Other hosts must not reach what listens on 127.0.0.1 only. Behind the kubelet's rule, in either back end, a kube-proxy
+/// may serve node ports there. Looking for that rule creates no tables.
+#[test]
+fn prepare_node_leaves_route_localnet_only_where_the_kubelets_rule_guards() {
+    const JUMP: &str = "-A INPUT -j KUBE-FIREWALL\n";
+    const RULE: &str =
+        "-A KUBE-FIREWALL -d 127.0.0.0/8 -m comment --comment \"block incoming localnet connections\" -j DROP\n";
+    let localnet = "/proc/sys/net/ipv4/conf/all/route_localnet";
+    let ways = ["nft", "legacy"].map(|default| ["nft", "legacy"].map(|of_rules| (default, of_rules)));
+    for (default, of_rules) in ways.into_iter().flatten() {
+        kernel_test(&[Need::Root, Need::IptablesNft, Need::IptablesLegacy], || {
+            let program = format!("exec {} \"$@\"", env!("CARGO_BIN_EXE_proxier-demo"));
+            let save = format!("exec iptables-{default}-save \"$@\"");
+            let programs = Programs::new(&[("modprobe", ""), ("proxier-demo", &program), ("iptables-save", &save)]);
+            for rules in ["", JUMP, RULE, &[JUMP, RULE].concat()] {
+                if !rules.is_empty() {
+                    let rules = format!("*filter\n:KUBE-FIREWALL - [0:0]\n{rules}COMMIT\n");
+                    testkit::oracle::run(&format!("iptables-{of_rules}-restore"), &[], Some(&rules)).unwrap();
+                }
+                for mode in ["iptables", "nftables"] {
+                    fs::write(localnet, "1").unwrap();
+                    let output = programs.run(&format!("CONFIG=/none {} {mode}", deploy("prepare-node").display()));
+                    let what = format!("{mode}, {default} by default, in {of_rules}: {rules}");
+                    assert!(output.status.success(), "{what}: {}", text(&output.stderr));
+                    let is_guarded = rules.contains(JUMP) && rules.contains(RULE);
+                    assert_eq!(fs::read_to_string(localnet).unwrap() == "1\n", is_guarded, "{what}");
+                }
+            }
+            let tables = fs::read_to_string("/proc/thread-self/net/ip_tables_names").unwrap_or_default();
+            assert_eq!(tables.is_empty(), of_rules == "nft", "{tables}");
+        });
+    }
 }
 
 /// A container that is not privileged may not write them, and Kubernetes' test of `CLOSE_WAIT` reads one on nodes where no kube-proxy ever ran.
