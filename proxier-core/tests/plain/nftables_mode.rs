@@ -1221,8 +1221,8 @@ fn firewall(kernel: &FakeKernel, backend: Backend, guard: &[&str], entered: &[&s
 }
 
 /// Neighbours must not reach what listens on 127.0.0.1 only. A pass that does not need `route_localnet`, and a cleanup,
-/// set it back, whoever set it. The exception: packets come to the kubelet's rule that keeps neighbours off. A rule
-/// that cannot be read keeps nobody off.
+/// set it back, whoever set it. The exception: packets come to the kubelet's rule that keeps neighbours off, in either
+/// back end, and a cleanup names what stays. A rule that cannot be read keeps nobody off.
 #[test]
 fn loopback_addresses_are_routed_only_while_the_kubelets_chain_guards_them() {
     const ENTERED: [&str; 1] = ["-j KUBE-FIREWALL"];
@@ -1234,10 +1234,11 @@ fn loopback_addresses_are_routed_only_while_the_kubelets_chain_guards_them() {
         (&[GUARD], &ENTERED, false, "0"),
     ];
     let modes = modes::Kind::ALL.map(Some).into_iter().chain([None]);
-    let ways = modes.flat_map(|mode| [Backend::NfTables, Backend::Legacy].map(|backend| (mode, backend)));
-    for (mode, backend) in ways {
+    let backends = || Backend::ALL.into_iter().flat_map(|default| Backend::ALL.map(|backend| (default, backend)));
+    let ways = modes.flat_map(|mode| backends().map(move |(default, backend)| (mode, default, backend)));
+    for (mode, default, backend) in ways {
         for (guard, entered, is_readable, expected) in cases {
-            let kernel = prepared(FakeKernel::with_iptables(move || FakeHost::new().with_default(backend)));
+            let kernel = prepared(FakeKernel::with_iptables(move || FakeHost::new().with_default(default)));
             kernel.set_sysctl(ROUTE_LOCALNET, Some("1"));
             firewall(&kernel, backend, guard, entered);
             let mut options = options_of(mode.unwrap_or_default());
@@ -1247,7 +1248,7 @@ fn loopback_addresses_are_routed_only_while_the_kubelets_chain_guards_them() {
                     kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
                 }
             }
-            let what = format!("{mode:?} {backend:?} {guard:?} {entered:?} {is_readable}");
+            let what = format!("{mode:?} {default:?} {backend:?} {guard:?} {entered:?} {is_readable}");
             if mode.is_some() {
                 let mut node = Node::on(kernel.clone(), options);
                 node.full();
@@ -1257,6 +1258,15 @@ fn loopback_addresses_are_routed_only_while_the_kubelets_chain_guards_them() {
             let reads_first = mode.is_some_and(|mode| mode != modes::Kind::Userspace) && !is_readable;
             if !reads_first {
                 assert_eq!(kernel.state().sysctls[ROUTE_LOCALNET], expected, "{what}");
+            }
+            // iptables mode adds the jump itself.
+            let is_entered = !entered.is_empty() || mode == Some(modes::Kind::Iptables);
+            for (value, setting) in [("0", ""), ("1", ", and route_localnet with it")] {
+                kernel.set_sysctl(ROUTE_LOCALNET, Some(value));
+                let kept = modes::cleanup::kept_for_the_kubelet(&mut kernel.clone().ports());
+                assert_eq!(kept.is_some(), !guard.is_empty() && is_entered && is_readable, "{what}: {kept:?}");
+                let stays = format!("chain KUBE-FIREWALL of table filter stays{setting}: ");
+                assert!(kept.is_none_or(|kept| kept.starts_with(&stays)), "{what}, {value}");
             }
         }
     }

@@ -2,11 +2,11 @@
 //! may leave this node, and neighbours could reach programs that listen only there (CVE-2020-8558).
 //!
 //! Only iptables mode sets it, once its rule in the kubelet's chain guards those programs. It is unknown who has set it
-//! before: this proxy, `prepare-node`, a kube-proxy or the administrator. So each full pass that does not need it, and
-//! each cleanup, sets it back to the kernel's default unless that rule exists. Programs that need it for one device set
-//! it for that device, which is not changed.
+//! before: this proxy, a kube-proxy or the administrator. So each full pass that does not need it, and each cleanup,
+//! sets it back to the kernel's default unless that rule exists, in either back end of iptables. Programs that need it
+//! for one device set it for that device, which is not changed.
 
-use iptables::{Rule, Table, TableName};
+use iptables::{Backend, Rule, Table, TableName};
 
 use crate::compat;
 use crate::modes::shared::cleaned::Cleaned;
@@ -66,7 +66,7 @@ fn is_open(ports: &mut Ports<'_>) -> bool {
 }
 
 fn is_guarded(ports: &mut Ports<'_>) -> bool {
-    in_nf_tables(ports).unwrap_or(false) || by_programs(ports).unwrap_or(false)
+    in_nf_tables(ports).unwrap_or(false) || by_programs(ports)
 }
 
 /// Whether table filter has the rule, and packets to this node reach it.
@@ -85,9 +85,11 @@ fn in_nf_tables(ports: &mut Ports<'_>) -> Result<bool, PortError> {
     Ok(read.is_some_and(|table| guards(&table)))
 }
 
-fn by_programs(ports: &mut Ports<'_>) -> Result<bool, PortError> {
-    if ports.rules.has_tables(Family::V4) == Some(false) {
-        return Ok(false);
-    }
-    Ok(ports.rules.dump(Family::V4)?.table(&TableName::FILTER).is_some_and(guards))
+fn by_programs(ports: &mut Ports<'_>) -> bool {
+    // nf_tables last, because a kernel's was already read without its program.
+    ports.rules.has_tables(Family::V4) != Some(false)
+        && [Backend::Legacy, Backend::NfTables].into_iter().any(|backend| {
+            let dump = ports.rules.dump_of(backend, Family::V4);
+            dump.is_ok_and(|dump| dump.table(&TableName::FILTER).is_some_and(guards))
+        })
 }
