@@ -72,7 +72,8 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         assert!(second.contains(", 0 changes made"), "{second}");
 
         let cleaned = ok(&command(&["cleanup"]).output().unwrap());
-        assert!(cleaned.contains("\nchain KUBE-FIREWALL of table filter stays"), "{cleaned}");
+        let stays = "\nchain KUBE-FIREWALL of table filter stays";
+        assert!(cleaned.contains(&format!("{stays}, and route_localnet with it: ")), "{cleaned}");
         let left = tool("iptables-save") + &tool("ip6tables-save");
         // The kubelet's chain stays.
         let ours = left.lines().filter(|line| line.contains("KUBE-") && !line.contains("KUBE-FIREWALL"));
@@ -80,7 +81,10 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         assert_eq!(tool("iptables-save").matches("203.0.113.0/24").count(), before);
         assert!(nat().contains(":MINE "));
         assert!(counters().is_none_or(|names| !names.iter().any(|name| COUNTED.contains(&name.as_str()))));
-        assert!(ok(&command(&["cleanup"]).output().unwrap()).contains("0 things removed"));
+        assert_eq!(localnet(), "1");
+        tool("sysctl -w net.ipv4.conf.all.route_localnet=0");
+        let cleaned = ok(&command(&["cleanup"]).output().unwrap());
+        assert!(cleaned.contains(&format!("0 things removed{stays}: ")), "{cleaned}");
     });
 }
 
