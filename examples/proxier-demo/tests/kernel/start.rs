@@ -1,5 +1,5 @@
 //! A cold start with thousands of Services on a real kernel: cluster DNS answers long before the rest. `PROXIER_START_SERVICES=10000` takes more
-//! Services, and then a tenth of the time has to be enough.
+//! Services, and then a tenth of the time has to be enough. And what the log says of passes.
 
 use std::fmt::Write as _;
 use std::net::SocketAddr;
@@ -57,8 +57,40 @@ fn first_answer(ask: impl Fn() -> std::io::Result<String> + Send + 'static) -> t
 
 /// The milliseconds in the line of the log that has these words.
 fn milliseconds(log: &str, words: &str) -> f64 {
-    let line = log.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {log}"));
+    took(log.lines().find(|line| line.contains(words)).unwrap_or_else(|| panic!("{words}: {log}")))
+}
+
+/// The milliseconds at the end of a line.
+fn took(line: &str) -> f64 {
     line.trim_end().strip_suffix(" ms").unwrap().rsplit(' ').next().unwrap().parse().unwrap()
+}
+
+/// By default only the first pass gets a line: a busy cluster has many changes a second.
+#[test]
+fn changes_get_no_line_in_the_log() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        set_up();
+        let folder = Folder::new("quiet");
+        let put = |number: u16| {
+            let (name, address) = (format!("web-{number}"), address(number));
+            folder.put(&format!("{name}.yaml"), &service("demo", &name, &address, (80, "TCP", 8080)));
+            address
+        };
+        put(0);
+        let running = Running::start(&["--proxy-mode", "nftables", "--manifests", &folder.0.display().to_string()]);
+        running.until_logged("full pass: ");
+        for number in 1..=20 {
+            let address = put(number);
+            running.until("the change", || tool("nft list table ip proxier").contains(&address));
+        }
+        let log = running.log();
+        assert_eq!(log.matches("full pass: ").count(), 1, "{log}");
+        // A pass that took a second gets a line too, on a machine that is busy.
+        let of_changes = log.lines().filter(|line| line.contains(" pass: ") && !line.contains("full pass: "));
+        assert_eq!(of_changes.filter(|line| took(line) < 1000.0).count(), 0, "{log}");
+        assert!(log.lines().count() < 20, "fewer lines than changes: {log}");
+        assert!(running.end().success());
+    });
 }
 
 #[test]
