@@ -213,6 +213,11 @@ fn left_tables_that_no_program_reads_are_reported() {
         assert!(running.end().success());
         let probed = scratch.command(&["probe", "--proxy-mode", "nftables", "-o", "json"]).output().unwrap();
         let json: serde_json::Value = serde_json::from_slice(&probed.stdout).unwrap();
+        let planned =
+            ["plan", "--manifests", "/manifests", "--proxy-mode", "nftables", "--cluster-cidr", "10.244.0.0/16"];
+        let planned = scratch.command(&planned).output().unwrap();
+        assert!(ok(&planned).starts_with("nothing to do"), "{planned:?}");
+        assert!(program::text(&planned.stderr).contains(says), "{planned:?}");
         assert!(json["leftovers"][0].as_str().unwrap().contains(says), "{json:#}");
         let cleaned = scratch.command(&["cleanup"]).output().unwrap();
         ok(&cleaned);

@@ -240,9 +240,15 @@ fn world(left: Left) -> World {
     world
 }
 
-fn plan(world: &World, mode: &str) -> String {
+/// The plan of a mode, and the notes of what others have there.
+fn plan_and_notes(world: &World, mode: &str) -> (String, String) {
     let arguments = world.arguments(mode);
-    ok(&demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>()))
+    let output = demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
+    (ok(&output), text(&output.stderr))
+}
+
+fn plan(world: &World, mode: &str) -> String {
+    plan_and_notes(world, mode).0
 }
 
 fn clients(world: &World) -> [Client; 3] {
@@ -451,6 +457,45 @@ fn other_modes_take_over_from_kube_proxys_iptables_mode() {
     }
 }
 
+/// The kubelet uses one back end of iptables, and an earlier kube-proxy used the other. Packets meet the rules of both.
+#[test]
+fn iptables_mode_takes_over_from_rules_in_the_other_back_end() {
+    for (used, stale) in [("nft", "legacy"), ("legacy", "nft")] {
+        kernel_test(NEEDS, || {
+            let what = format!("the kubelet's in {used}, a kube-proxy's in {stale}");
+            let world = World::new();
+            world.manifests.put("more.yaml", &more());
+            world.manifests.put("ranged.yaml", &ranged("203.0.113.0/24"));
+            for (family, rules) in RULES {
+                tool(&format!("{family}-{used} -t mangle -N KUBE-IPTABLES-HINT"));
+                // Of two hooks with the same priority, the kernel calls the newer one first: the stale rules win.
+                tool(&format!("{family}-{used} -t nat -A POSTROUTING -p udp --dport 9 -j ACCEPT"));
+                let of_proxy = rules.lines().filter(|line| !line.contains("KUBE-KUBELET-CANARY"));
+                let of_proxy: String = of_proxy.flat_map(|line| [line, "\n"]).collect();
+                restore(&format!("{family}-{stale}"), &of_proxy.replace("10.244.0.5", "10.244.0.9"), "1.28");
+            }
+            let left = Left::Rules("1.28", stale);
+            assert!(left.lines().len() > 20 && !world.connects(SERVICE) && !world.connects(NODE_PORT), "{what}");
+            let (_, notes) = plan_and_notes(&world, "iptables");
+            let back_end = if stale == "nft" { "nf_tables" } else { stale };
+            for family in ["IPv4", "IPv6"] {
+                let names = format!("rules of {family} of the {back_end} back end of iptables are a kube-proxy's");
+                assert!(notes.contains(&names), "{what}: {notes}");
+            }
+            let running = world.start("iptables");
+            running.until("it serves", || world.connects(SERVICE) && world.connects(NODE_PORT));
+            running.until("nothing is left of kube-proxy's", || left.lines().is_empty());
+            assert!(world.asks(SERVICE) && world.asks(NODE_PORT), "{what}: {}", running.log());
+            assert_ne!(held_by("iptables", used), [""; 0], "{what}");
+            let (planned, notes) = plan_and_notes(&world, "iptables");
+            assert!(planned.starts_with("nothing to do") && !notes.contains("back end"), "{what}: {planned} {notes}");
+            assert!(running.end().success());
+            ok(&command(&["cleanup"]).output().unwrap());
+            assert_eq!(held_by("iptables", used), [""; 0], "{what}");
+        });
+    }
+}
+
 #[test]
 fn every_mode_takes_over_from_kube_proxys_nftables_mode() {
     for (release, _) in TABLES {
@@ -567,6 +612,7 @@ fn tables_that_are_not_kube_proxys_stay() {
             let probed = demo(&["probe", "--proxy-mode", "nftables", "-o", "json"]);
             let json: serde_json::Value = serde_json::from_slice(&probed.stdout).unwrap();
             says(json["leftovers"][0].as_str().unwrap(), "probe -o json");
+            says(&plan_and_notes(&world, "userspace").1, "plan");
             let running = world.start("userspace");
             running.until_logged("table ip kube-proxy stays");
             says(&running.log(), "the log");

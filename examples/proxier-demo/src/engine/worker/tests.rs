@@ -166,6 +166,27 @@ fn refused_policies_are_reported_with_the_reason() {
     assert!(play.metric(Metrics::render).contains("unmarked_services 1\n"));
 }
 
+/// Objects that look like a kube-proxy's and stay become an Event of the node.
+#[test]
+fn what_cannot_be_removed_is_reported() {
+    let (server, _runtime, recorder) = recording();
+    let kernel = FakeKernel::new();
+    let theirs = nftables::TableKey::new(nftables::Family::Ip, "kube-proxy").unwrap();
+    let mut transaction = nftables::Transaction::new();
+    transaction.add_table(nftables::Table::new(theirs));
+    kernel.nftables().commit(&transaction).unwrap();
+    let play = Play::telling(kernel, Duration::from_secs(30), recorder, |_| {});
+    play.service("web", "10.96.0.10");
+    play.send(Change::Synced);
+    play.until("an Event", |_| !server.events().is_empty());
+    let events = server.events();
+    let [event] = &events[..] else { panic!("{events:?}") };
+    assert_eq!((&event["reason"], &event["type"]), (&json!("Leftovers"), &json!("Warning")));
+    assert_eq!((&event["regarding"]["kind"], &event["regarding"]["name"]), (&json!("Node"), &json!("n1")));
+    assert!(event["note"].as_str().unwrap().starts_with("table ip kube-proxy stays: it lacks "), "{event}");
+    play.until("it is counted", |play| play.metric(|metrics| metrics.leftovers) == 1);
+}
+
 /// A Service that is open to everyone, although the other family is restricted, is an Event of the Service and of the
 /// node.
 #[test]
