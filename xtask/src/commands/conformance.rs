@@ -1,5 +1,6 @@
 //! `cargo xtask conformance`: Kubernetes' own end-to-end tests of Services, against a cluster that proxier-demo serves.
 
+use std::io::{self, BufRead as _, BufReader, Read, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode, Stdio};
 
@@ -13,7 +14,7 @@ use crate::tools;
 ///
 /// Runs the tests of Services among Kubernetes' end-to-end tests against a running cluster, and writes a table of the results. Which
 /// proxy serves the cluster is up to you: docs/conformance.md says how proxier-demo comes to serve one on kind, k3s
-/// and kubeadm. One test runs at a time; all take one to three hours.
+/// and kubeadm. One test runs at a time, and each that ends is a line; all take one to three hours.
 ///
 /// Exit codes: 0 all tests that ran passed, 1 some failed, 2 bad usage, 125 the tests could not run.
 #[derive(Debug, clap::Args)]
@@ -84,11 +85,20 @@ pub(crate) fn main(options: &Options) -> Result<ExitCode> {
     if !options.dry_run {
         tools::run(&mut ask).context("the API server does not answer")?;
     }
-    println!("{release}; follow it with: tail -f {}", log.display());
-    let output = std::fs::File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+    println!("{release}; all output is in {}", log.display());
+    let mut file = fs::File::create(&log)?;
+    let (output, end) = io::pipe()?;
     let mut run = Command::new(program);
-    run.args(options.arguments(&json)).stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output);
-    let status = run.status().context("cannot start e2e.test")?;
+    run.args(options.arguments(&json)).stdin(Stdio::null()).stdout(end.try_clone()?).stderr(end);
+    let mut child = run.spawn().context("cannot start e2e.test")?;
+    // Its copies of the pipe's end would keep the pipe open.
+    drop(run);
+    follow(output, &mut file, |line| {
+        if !options.dry_run {
+            println!("{line}");
+        }
+    })?;
+    let status = child.wait()?;
     let text = fs::read_to_string(&json).with_context(|| {
         format!("e2e.test ended with {status} and left no report; its last words are in {}", log.display())
     })?;
@@ -126,6 +136,8 @@ impl Options {
             format!("--kubeconfig={}", self.kubeconfig.display()),
             "--provider=skeleton".to_owned(),
             "--ginkgo.no-color".to_owned(),
+            // Names of tests that pass.
+            "--ginkgo.v".to_owned(),
             "--ginkgo.timeout=8h".to_owned(),
             format!("--ginkgo.focus={}", self.focus),
             format!("--ginkgo.skip={}", skip.join("|")),
@@ -133,6 +145,32 @@ impl Options {
             format!("--ginkgo.dry-run={}", self.dry_run),
         ]
     }
+}
+
+/// Copies what Ginkgo prints with `-v`, and reports each test that ended.
+fn follow(output: impl Read, log: &mut impl Write, mut report: impl FnMut(&str)) -> Result<()> {
+    let (mut total, mut name, mut is_name) = ("?".to_owned(), String::new(), false);
+    let (mut ended, mut failed) = (0, 0);
+    for line in BufReader::new(output).split(b'\n') {
+        let line = [line?, b"\n".to_vec()].concat();
+        log.write_all(&line).context("cannot write the log")?;
+        let line = String::from_utf8_lossy(&line);
+        let line = line.trim_end();
+        if is_name {
+            line.clone_into(&mut name);
+        }
+        is_name = line.starts_with("------------------------------");
+        if let Some((number, _)) = line.strip_prefix("Will run ").and_then(|rest| rest.split_once(' ')) {
+            number.clone_into(&mut total);
+        }
+        // "• [4.321 seconds]", "• [FAILED] [4.321 seconds]", "S [SKIPPED] [0.012 seconds]".
+        let Some(result) = line.strip_prefix("• [").or_else(|| line.strip_prefix("S [")) else { continue };
+        let is_failed = !result.starts_with(|first: char| first.is_ascii_digit()) && !result.starts_with("SKIPPED");
+        ended += 1;
+        failed += i32::from(is_failed);
+        report(&format!("{ended} of {total}, {failed} failed: [{result} {name}"));
+    }
+    Ok(())
 }
 
 /// Results of a test. `FAILED` includes every other end: panicked, interrupted, timed out.
@@ -217,6 +255,42 @@ mod tests {
         options: Options,
     }
 
+    /// As Ginkgo of Kubernetes 1.36 prints it, shortened.
+    const GINKGO: &str = "\
+Running Suite: Kubernetes e2e suite - /
+=======================================
+Will run 3 of 7000 specs
+------------------------------
+[SynchronizedBeforeSuite]\x20
+test/e2e/e2e.go:69
+[SynchronizedBeforeSuite] PASSED [5.027 seconds]
+------------------------------
+SSSS
+------------------------------
+[sig-network] Services should serve
+test/e2e/network/service.go:1
+  STEP: Creating a kubernetes client @ 11/29/26 11:00:00.1
+• [4.321 seconds]
+------------------------------
+[sig-network] Services should reject
+test/e2e/network/service.go:2
+• [FAILED] [62.101 seconds]
+[sig-network] Services [It] should reject
+test/e2e/network/service.go:2
+------------------------------
+SS
+------------------------------
+[sig-network] Services should work on two nodes
+test/e2e/network/service.go:3
+S [SKIPPED] [0.012 seconds]
+[sig-network] Services [It] should work on two nodes
+------------------------------
+
+Summarizing 1 Failure:
+  [FAIL] [sig-network] Services [It] should reject
+Ran 2 of 7000 Specs in 70.000 seconds
+";
+
     fn spec(text: &str, state: &str, message: &str) -> String {
         format!(
             r#"{{"ContainerHierarchyTexts": ["[sig-network] Services"], "LeafNodeType": "It", "LeafNodeText": "{text}",
@@ -271,6 +345,19 @@ mod tests {
         assert!(!table.contains("not chosen") && !table.contains("no body"), "{table}");
         assert!(log.contains("|Networking should check kube-proxy urls|"), "{log}");
         assert!(log.contains("--ginkgo.skip=SCTP") && log.contains("|eviction\n"), "{log}");
+    }
+
+    #[test]
+    fn each_test_that_ends_is_reported_and_all_output_kept() {
+        let (mut log, mut reports) = (Vec::new(), Vec::new());
+        follow(GINKGO.as_bytes(), &mut log, |line| reports.push(line.to_owned())).unwrap();
+        assert_eq!(String::from_utf8(log).unwrap(), GINKGO);
+        let expected = [
+            "1 of 3, 0 failed: [4.321 seconds] [sig-network] Services should serve",
+            "2 of 3, 1 failed: [FAILED] [62.101 seconds] [sig-network] Services should reject",
+            "3 of 3, 1 failed: [SKIPPED] [0.012 seconds] [sig-network] Services should work on two nodes",
+        ];
+        assert_eq!(reports, expected);
     }
 
     #[test]
