@@ -47,7 +47,7 @@ impl Scheme {
         for line in text.lines() {
             let is_of_tests = line.starts_with("testkit") || line.starts_with(&format!("{of} = {{ path = \".\""));
             if line == format!("name = \"{of}\"") {
-                writeln!(out, "name = \"{name}\"")?;
+                writeln!(out, "name = \"{name}\"\ndocumentation = \"https://docs.rs/{name}\"")?;
                 if let Some(url) = &self.repository {
                     writeln!(out, "repository = \"{url}\"\nhomepage = \"{url}\"")?;
                 }
@@ -253,7 +253,8 @@ mod tests {
             [dev-dependencies]\nipvs-sys = { path = \".\", features = [\"x\"] }\nproptest.workspace = true\ntestkit.workspace = true\n";
         assert_eq!(
             scheme.manifest("ipvs-sys", text).unwrap(),
-            "[package]\nname = \"proxier-ipvs-sys\"\nrepository = \"https://example.org/x\"\nhomepage = \"https://example.org/x\"\n\n\
+            "[package]\nname = \"proxier-ipvs-sys\"\ndocumentation = \"https://docs.rs/proxier-ipvs-sys\"\n\
+             repository = \"https://example.org/x\"\nhomepage = \"https://example.org/x\"\n\n\
              [lib]\nname = \"ipvs_sys\"\n\n[package.metadata.docs.rs]\nall-features = true\n\n[dev-dependencies]\nproptest.workspace = true\n"
         );
         assert!(scheme.manifest("ipvs", text).is_err());
