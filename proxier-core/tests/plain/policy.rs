@@ -416,33 +416,47 @@ fn on(kernel: FakeKernel) -> Node {
     Node::on(kernel, options)
 }
 
-/// Drain times are for endpoints that have left. One that hints do not select any more, or that is being stopped, serves.
+/// Drain times are for endpoints that have left. One that hints or the traffic policy do not select any more, or that is being stopped, serves.
 #[test]
 fn connections_to_an_endpoint_that_serves_are_not_cut() {
     let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
-    let hinted = |input: &mut Input| {
-        for (endpoint, name) in input.endpoints.iter_mut().zip(["node-b", "node-a", "node-c"]) {
-            endpoint["hints"] = json!({"forNodes": [{"name": name}]});
+    let hint = |input: &mut Input, kind: &str, names: [&str; 3]| {
+        for (endpoint, name) in input.endpoints.iter_mut().zip(names) {
+            endpoint["hints"] = json!({kind: [{"name": name}]});
         }
+    };
+    let hinted = |input: &mut Input| hint(input, "forNodes", ["node-b", "node-a", "node-c"]);
+    let of_zones = |input: &mut Input| hint(input, "forZones", ["a", "z", "c"]);
+    let local = |input: &mut Input| {
+        input.spec = json!({"internalTrafficPolicy": "Local", "externalTrafficPolicy": "Local"});
     };
     let stopping = |input: &mut Input| {
         input.endpoints[0]["conditions"] = json!({"ready": false, "serving": true, "terminating": true});
     };
-    let changes: [&dyn Fn(&mut Input); 2] = [&hinted, &stopping];
+    let begin = |kernel: FakeKernel| {
+        let mut node = on(kernel);
+        let object = json!({"metadata": {"name": "node-a", "labels": {"topology.kubernetes.io/zone": "z"}}});
+        node.proxier.set_node(&serde_json::from_value(object).unwrap(), node.now);
+        node
+    };
+    let changes: [&dyn Fn(&mut Input); 4] = [&hinted, &of_zones, &local, &stopping];
     for (change, (annotations, secs)) in changes.into_iter().flat_map(|change| {
         let drain = |secs: u64| (json!({"proxier/drain-seconds": secs.to_string()}), secs);
         [(json!({}), 900), drain(20), drain(0)].map(|of| (change, of))
     }) {
-        let mut node = on(kernel());
+        let mut node = begin(kernel());
         let mut input = Input::annotated(annotations);
+        input.endpoints[0]["nodeName"] = json!("node-b");
+        input.endpoints[1]["nodeName"] = json!("node-a");
         node.serve_input(&input);
+        weigh(&node, CLUSTER_IP, [1, 1, 1]);
         assert!(node.kernel.set_connections(&key, &real, 1, 0));
         change(&mut input);
         node.serve_input(&input);
         node.settle_for(Duration::from_secs(3600));
         assert_eq!(node.real_servers(CLUSTER_IP)[0], "10.244.0.1:80 -m -w 0", "{secs}");
         // A new process does not know more than the old one.
-        let mut node = on(node.kernel.clone());
+        let mut node = begin(node.kernel.clone());
         node.serve_input(&input);
         node.settle_for(Duration::from_secs(3600));
         assert_eq!(node.real_servers(CLUSTER_IP)[0], "10.244.0.1:80 -m -w 0", "{secs}");
