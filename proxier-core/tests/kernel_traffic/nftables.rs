@@ -352,26 +352,34 @@ fn clients_stay_when_a_weight_changes() {
         let mut lines = net::Lines::default();
         for number in 100..160 {
             lines.0.push(format!("addr add 192.0.2.{number}/24 dev eth0"));
+            lines.0.push(format!("addr add 2001:db8:1::{number:x}/64 dev eth0 nodad"));
         }
         net::batch(&net.client, &lines.0);
-        let to = Vip::ClusterIp.of(10, Family::V4);
-        let names = |cluster: &mut Cluster, weight: u16| -> Vec<String> {
+        let from = |family, number: u8| match family {
+            Family::V4 => IpAddr::from([192, 0, 2, number]),
+            Family::V6 => format!("2001:db8:1::{number:x}").parse().unwrap(),
+        };
+        let names = |cluster: &mut Cluster, weight: u16| -> [Vec<String>; 2] {
             for slice in weighted(&[(A, weight), (R, 1)]) {
                 cluster.slice(&slice);
             }
             cluster.settle();
-            let from = |number: u8| IpAddr::from([192, 0, 2, number]);
-            let name = |number| ask(Transport::Tcp, Some(from(number)), to, LIMIT).unwrap().name;
-            net.client.run_in(|| (100..160).map(name).collect()).unwrap()
+            FAMILIES.map(|family| {
+                let to = Vip::ClusterIp.of(10, family);
+                let name = |number| ask(Transport::Tcp, Some(from(family, number)), to, LIMIT).unwrap().name;
+                net.client.run_in(|| (100..160).map(name).collect()).unwrap()
+            })
         };
         let first = names(cluster, 3);
-        let at_a = first.iter().filter(|name| *name == "a").count();
-        // Three of four, but for five standard deviations.
-        assert!((28..60).contains(&at_a), "{at_a} of 60");
+        for names in &first {
+            let at_a = names.iter().filter(|name| *name == "a").count();
+            // Three of four, but for five standard deviations.
+            assert!((28..60).contains(&at_a), "{at_a} of 60");
+        }
         for weight in [1, 200, 2, 65_535] {
             assert_eq!(names(cluster, weight), first, "{weight}");
         }
-        assert_eq!(names(cluster, 0), vec!["r"; 60]);
+        assert_eq!(names(cluster, 0), [["r"; 60]; 2]);
     });
 }
 
