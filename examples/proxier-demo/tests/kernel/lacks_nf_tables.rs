@@ -5,9 +5,10 @@
 
 use serde_json::Value;
 use testkit::modules::{Forbidden, unload};
-use testkit::{Need, kernel_test};
+use testkit::{Need, kernel_test, missing};
 
-use crate::program::{demo, text, tool};
+use crate::program::world::web;
+use crate::program::{Folder, demo, ok, set_up, text, tool};
 
 /// Exit code, the report, and the words of `probe --proxy-mode nftables`.
 fn probe() -> (Option<i32>, Value, String) {
@@ -46,4 +47,34 @@ fn probe_names_the_part_that_is_missing() {
     } else {
         eprintln!("SKIPPED: modules are taken away only where TESTKIT_REQUIRE=all");
     }
+}
+
+/// `nft` knows whether this kernel has flow tables. Without them everything else is served, and a plan has nothing to do about it.
+#[test]
+fn probe_says_whether_the_kernel_takes_the_fast_path() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::Veth], || {
+        set_up();
+        let (folder, manifests) = (Folder::new("fast-path"), Folder::new("manifests"));
+        manifests.put("web.yaml", &web());
+        let config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nfastPath: {interfaces: all}\n";
+        let (config, manifests) =
+            (folder.put("config.yaml", config).display().to_string(), manifests.0.display().to_string());
+        let run = |command: &[&str]| ok(&demo(&[command, &["--config", &config]].concat()));
+        let has_them = missing(Need::FlowTables).is_none();
+        let says =
+            if has_them { "the kernel takes the flow table\n" } else { "all packets to Services take the usual way: " };
+        let words = run(&["probe"]);
+        assert!(words.contains(&format!("\nfastPath: {says}")), "{words}");
+        let report: Value = serde_json::from_str(&run(&["probe", "-o", "json"])).unwrap();
+        let fast_path = &report["fastPath"];
+        assert_eq!(
+            (fast_path["works"].as_bool(), fast_path["reason"].is_null()),
+            (Some(has_them), has_them),
+            "{report:#}"
+        );
+        run(&["run", "--once", "--manifests", &manifests]);
+        assert_eq!(tool("nft list flowtables").contains("services"), has_them);
+        let plan = run(&["plan", "--manifests", &manifests]);
+        assert!(plan.starts_with("nothing to do"), "{plan}");
+    });
 }
