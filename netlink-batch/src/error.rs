@@ -44,7 +44,7 @@ pub enum WireError {
         attribute: String,
     },
     /// A value that this type cannot represent.
-    #[error("{attribute}: {value} is not a value this library can represent")]
+    #[error("{attribute}: {value} is not supported")]
     Value {
         /// C name of the attribute.
         attribute: String,

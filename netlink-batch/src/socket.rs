@@ -134,7 +134,10 @@ impl Socket {
                 Self::open_groups(protocol, groups)
             });
             opened.join().unwrap_or_else(|_| {
-                Err(Error::io("opening a netlink socket", io::Error::other("the opening thread panicked")))
+                Err(Error::io(
+                    "opening a netlink socket",
+                    io::Error::other("the thread in that network namespace ended early"),
+                ))
             })
         })
     }
@@ -183,7 +186,7 @@ impl Transport for Socket {
         loop {
             return match self.inner.send(datagram, Msg::empty()) {
                 Ok(sent) if sent == datagram.len() => Ok(()),
-                Ok(sent) => Err(io::Error::other(format!("the kernel took {sent} of {} bytes", datagram.len()))),
+                Ok(sent) => Err(io::Error::other(format!("only {sent} of {} bytes were sent", datagram.len()))),
                 // After an interruption the kernel has not processed the datagram yet.
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => Err(error),

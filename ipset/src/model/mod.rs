@@ -88,7 +88,7 @@ pub enum InvalidValue {
         max: u64,
     },
     /// Not one of the kernel's set types.
-    #[error("{0:?} is not a set type this library knows")]
+    #[error("{0:?} is not a known set type")]
     SetType(String),
     /// Neither `inet` nor `inet6`.
     #[error("{0:?} is neither inet nor inet6")]

@@ -226,7 +226,7 @@ impl EntryParts<'_> {
             Shape::Unknown => {
                 return Err(WireError::Value {
                     attribute: "IPSET_ATTR_TYPENAME".to_owned(),
-                    value: "a type this library does not know".to_owned(),
+                    value: "the type of the set".to_owned(),
                 });
             }
         })

@@ -36,8 +36,8 @@ pub(super) fn add(page: &mut Page) {
         page.gauge("open_fds", "Open files", files.count());
     }
     for (name, help, resource) in [
-        ("max_fds", "Most open files", Resource::RLIMIT_NOFILE),
-        ("virtual_memory_max_bytes", "Most virtual memory", Resource::RLIMIT_AS),
+        ("max_fds", "Maximum number of open files", Resource::RLIMIT_NOFILE),
+        ("virtual_memory_max_bytes", "Maximum virtual memory", Resource::RLIMIT_AS),
     ] {
         if let Ok((soft, _hard)) = getrlimit(resource) {
             page.gauge(name, help, soft);

@@ -67,7 +67,8 @@ fn texts(source: &str) -> Vec<(&str, String)> {
 fn messages_are_of_one_line_and_without_words_of_libraries() {
     let top = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let (mut files, mut number, mut logged, mut odd) = (Vec::new(), 0, 0, Vec::new());
-    for of in ["examples/proxier-demo", "proxier-core", "nftables", "ipvs", "ipset", "iptables", "kmod-probe"] {
+    let libraries = "proxier-core nftables ipvs ipvs-sys ipset iptables kmod-probe netlink-batch".split(' ');
+    for of in libraries.chain(["examples/proxier-demo"]) {
         sources(&top.join(of).join("src"), &mut files);
     }
     files.sort();
@@ -82,8 +83,16 @@ fn messages_are_of_one_line_and_without_words_of_libraries() {
             println!("{place}: {text:?}");
             let is_logged = code.rsplit([';', '}']).next().unwrap().contains("tracing::");
             (number, logged) = (number + 1, logged + usize::from(is_logged));
-            let of_a_library =
-                ["ServiceError", "HyperError", "deserializ", "unwrap()", "panicked", "DuplicateKeyPolicy"];
+            let of_a_library = [
+                "ServiceError",
+                "HyperError",
+                "deserializ",
+                "unwrap()",
+                "panicked",
+                "DuplicateKeyPolicy",
+                "this library",
+                " neli",
+            ];
             // Those that are taken out of a library's text.
             let is_taken_out = text.ends_with("Error: ") || text.starts_with(", set DuplicateKeyPolicy");
             if is_logged && text.contains('\n') || !is_taken_out && of_a_library.iter().any(|word| text.contains(word))

@@ -169,7 +169,7 @@
     $("tiles").replaceChildren(...tiles.map(([name, value]) => make("div", {}, make("dt", {}, name), make("dd", {}, value))));
     const cards = [card(`The last pass could not${data.failures.since ? `, since ${moment(data.failures.since)}` : ""}`, data.failures.list, data.failures.count),
       data.lastError && !data.failures.count ? card(`Last error of a pass, ${moment(data.lastError.time)}`, [data.lastError.error], 1) : null,
-      card("Requests to the API server fail", failing.map((one) => `${one.kind}, since ${moment(one.since)}: ${one.error}; what is served stays as it was known then`), failing.length)];
+      card("Requests to the API server fail", failing.map((one) => `${one.kind}, since ${moment(one.since)}: ${one.error}; the node keeps serving the last known state`), failing.length)];
     if (known) {
       const until = (one) => one.secondsLeft === null ? "until its object can be read, or it is confirmed" : `goes in ${duration(one.secondsLeft)}`;
       const held = data.heldBack.list.map((one) =>
