@@ -44,10 +44,7 @@ pub fn is_current(page: &str, text: &str) {
     }
     let current = read(Path::new(page));
     let differs = current.lines().zip(text.lines()).find(|(old, new)| old != new);
-    assert!(
-        current == text,
-        "{page} is stale; this test writes it with PROXIER_BLESS=1. First difference: {differs:?}"
-    );
+    assert!(current == text, "{page} is stale; cargo xtask docs writes it. First difference: {differs:?}");
 }
 
 /// A line of a page, and whether it is in a block of code.

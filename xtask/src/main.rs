@@ -38,6 +38,10 @@ enum Command {
     ///
     /// Times and the commit are git's, or SOURCE_DATE_EPOCH and PROXIER_REVISION. Exit codes: 0 done, 1 a check failed, 2 bad usage, 125 else.
     Dist(dist::DistOptions),
+    /// Write the pages that are made from the code
+    ///
+    /// These are docs/reference, except json.md, and the table of docs/differences.md. The tests that check them write them. Exit code 1: one failed.
+    Docs,
     Emulate(emulate::Options),
     /// Pack container images of proxier-demo
     ///
@@ -65,6 +69,7 @@ fn main() -> ExitCode {
         Command::Demo(options) => demo::main(&options),
         Command::Differential(options) => differential::main(&options),
         Command::Dist(options) => dist::main(options),
+        Command::Docs => docs(),
         Command::Emulate(options) => emulate::main(&options),
         Command::Image(options) => dist::image(&options),
         Command::InstallYaml(options) => dist::manifests::main(&options),
@@ -78,6 +83,12 @@ fn main() -> ExitCode {
         eprintln!("xtask: {error:#}");
         ExitCode::from(125)
     })
+}
+
+fn docs() -> anyhow::Result<ExitCode> {
+    let words = ["test", "--quiet", "--workspace", "--all-features", "documentation"];
+    let has_passed = tools::succeeds(cargo::command().args(words).env("PROXIER_BLESS", "1"))?;
+    Ok(ExitCode::from(u8::from(!has_passed)))
 }
 
 #[cfg(test)]

@@ -92,6 +92,29 @@ fn without_time_only_the_essential_steps_run_and_the_others_are_named() {
     }
 }
 
+/// Some run only on machines that no test has, such as those for kubelets.
+#[test]
+fn shells_can_read_every_script() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let listed = Command::new("git").arg("ls-files").current_dir(&root).output().unwrap();
+    let mut found = 0;
+    for path in String::from_utf8(listed.stdout).unwrap().lines() {
+        let extension = Path::new(path).extension();
+        if extension.is_some_and(|extension| extension != "sh") {
+            continue;
+        }
+        let Ok(text) = fs::read_to_string(root.join(path)) else { continue };
+        let first = text.lines().next().unwrap_or_default();
+        if extension.is_some() || first.starts_with("#!") && first.ends_with("sh") {
+            let shell = if first.ends_with("bash") { "bash" } else { "sh" };
+            let output = Command::new(shell).arg("-n").arg(root.join(path)).output().unwrap();
+            assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+            found += 1;
+        }
+    }
+    assert!(found > 12, "{found}");
+}
+
 #[test]
 fn some_steps_run_by_turns() {
     let by_turns = ["package", "counts", "benches", "each-crate-alone"];
@@ -109,6 +132,10 @@ fn some_steps_run_by_turns() {
         }
     }
     assert_eq!(runs, BTreeMap::from([("package", 3), ("counts", 2), ("benches", 3), ("each-crate-alone", 2)]));
+    let page = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join("README.md")).unwrap();
+    for (step, runs) in runs {
+        assert!(page.contains(&format!("| step `{step}` of `.ci/run` | {}", 6 / runs)), "its table lacks {step}");
+    }
 }
 
 #[test]

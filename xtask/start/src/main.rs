@@ -1,17 +1,22 @@
 //! What `cargo xtask` starts: says what a long command will do before cargo downloads or builds anything, then builds and runs xtask.
 
 use std::env;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitCode};
 
 /// What a command does and how long it takes on two idle processors, the first time and then.
-const LONG: [(&str, &str); 2] = [
+const LONG: [(&str, &str); 3] = [
     (
         "demo",
         "builds proxier-demo (2 to 4 minutes the first time, seconds then) while it downloads Debian's kernel 6.1 (110 MB, once),\n\
          boots that kernel in QEMU, and sends traffic through a Service (a minute and a half)",
+    ),
+    (
+        "demo --mode",
+        "builds proxier-demo (2 to 4 minutes the first time, seconds then), and sends traffic through a Service in network namespaces here\n\
+         (less than a minute)",
     ),
     (
         "test",
@@ -22,12 +27,11 @@ const LONG: [(&str, &str); 2] = [
 
 fn main() -> ExitCode {
     let words: Vec<OsString> = env::args_os().skip(1).collect();
-    let asks_for_help = words.iter().any(|word| word == "--help" || word == "-h");
-    let has_options = words.len() > 1;
-    if let Some((name, text)) = LONG.iter().find(|(name, _)| words.first().is_some_and(|word| word == name))
-        && !asks_for_help
-        && !has_options
-    {
+    let typed = words.join(OsStr::new(" ")).to_string_lossy().into_owned();
+    // Other options change what the text says.
+    let mode = typed.strip_prefix("demo --mode ").filter(|mode| *mode != "ipvs" && !mode.contains(' '));
+    let asked = if mode.is_some() { "demo --mode" } else { &typed };
+    if let Some((name, text)) = LONG.iter().find(|(name, _)| *name == asked) {
         eprintln!("{name}: {text}");
     }
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap_or(Path::new("."));
