@@ -113,6 +113,9 @@ fn pods_have_what_the_monitor_and_admission_ask_for() {
         for list in ["initContainers", "containers"] {
             for container in spec[list].as_array().unwrap() {
                 assert!(container["resources"]["requests"]["memory"].is_string(), "{container}");
+                let context = &container["securityContext"];
+                let is_confined = context["readOnlyRootFilesystem"] == true && context["privileged"].is_null();
+                assert_eq!(is_confined, container["name"] != "prepare-node", "{container}");
             }
         }
     }

@@ -123,7 +123,46 @@ fn assert_firing(expected: &[&str], [before, after]: [&Page; 2], seconds: f64) {
     ok(&Command::new("promtool").args(["test", "rules"]).arg(file).output().unwrap());
 }
 
-/// The program in each state that an alert is about, by the metrics that it then serves.
+const LAST_PASS: &str = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}";
+
+/// The metrics just after a pass.
+fn page(running: &Running) -> Page {
+    let before = metrics()[LAST_PASS];
+    running.until("a pass", || metrics()[LAST_PASS] > before);
+    metrics()
+}
+
+/// A configuration with a full pass each second, for this API server, which gets the Node `n1`.
+fn configured(place: &Folder, server: &ApiServer, mode: &str) -> PathBuf {
+    server.put(&json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"}}));
+    let kubeconfig = place.put("kubeconfig", &server.kubeconfig(None));
+    let settings = format!(
+        "mode: {mode}\n{mode}: {{syncPeriod: 1s}}\nclientConnection: {{kubeconfig: {}}}\n",
+        kubeconfig.display()
+    );
+    place.put("config", &format!("{KIND}{settings}"))
+}
+
+/// The metric is 0 in the first minute.
+#[test]
+fn the_alert_about_an_api_server_that_is_away_fires() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::Tool("promtool")], || {
+        set_up();
+        let (server, place) = (ApiServer::start(), Folder::new("away"));
+        let config = configured(&place, &server, "nftables").display().to_string();
+        let running = Running::start(&["--config", &config]);
+        running.until("everything is served", || status_of("10256/readyz") == 200);
+        server.outage(true);
+        running.until("it is away", || metrics()["kubeproxy_api_failing_seconds"] > 0.0);
+        let before = page(&running);
+        std::thread::sleep(Duration::from_secs(2));
+        let after = page(&running);
+        let seconds = after[LAST_PASS] - before[LAST_PASS];
+        assert_firing(&["ProxierDemoApiServerAway"], [&before, &after], seconds);
+    });
+}
+
+/// The program in each state that another alert is about, by the metrics that it then serves.
 #[test]
 fn alerts_fire_for_the_program_in_their_states() {
     let needs = [Need::Root, Need::Mounts, Need::Veth, Need::IptablesLegacy, Need::Conntrack, Need::Tool("promtool")];
@@ -140,19 +179,11 @@ fn alerts_fire_for_the_program_in_their_states() {
                 json!({"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv4"], "ports": [{"port": 80}]});
             service
         };
-        server.put(&json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"}}));
         let names: Vec<String> = (1..=30).map(|number| format!("s{number}")).collect();
         for (name, number) in names.iter().zip(1..) {
             server.put(&service(name, &format!("10.96.1.{number}")));
         }
-        let kubeconfig = place.put("kubeconfig", &server.kubeconfig(None));
-        let config = place.put(
-            "config",
-            &format!(
-                "{KIND}mode: iptables\niptables: {{syncPeriod: 1s}}\nclientConnection: {{kubeconfig: {}}}\n",
-                kubeconfig.display()
-            ),
-        );
+        let config = configured(&place, &server, "iptables");
         // Its own lock of iptables, which somebody holds once the file `hold` exists.
         let line = format!(
             "mount -t tmpfs -o mode=755 tmpfs /run; {{ until [ -e {0}/hold ]; do sleep 0.1; done; exec flock /run/xtables.lock sleep 120; }} & \
@@ -168,18 +199,11 @@ fn alerts_fire_for_the_program_in_their_states() {
             running.until("everything is served", || status_of("10256/readyz") == 200);
             running
         };
-        let last = "kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}";
-        // Just after a pass.
-        let page = |running: &Running| {
-            let before = metrics()[last];
-            running.until("a pass", || metrics()[last] > before);
-            metrics()
-        };
         let running = start();
         let mut pages = [page(&running), Page::new()];
         std::thread::sleep(Duration::from_secs(3));
         pages[1] = page(&running);
-        let seconds = pages[1][last] - pages[0][last];
+        let seconds = pages[1][LAST_PASS] - pages[0][LAST_PASS];
         assert_firing(&[], [&pages[0], &pages[1]], seconds);
         // The kernel has one limit for all namespaces, so it is lowered here.
         for page in &mut pages {

@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use testkit::apiserver::ApiServer;
 use testkit::{Need, kernel_test};
 
 use crate::program::{self, Folder, Running, text, tool};
@@ -117,6 +118,33 @@ fn the_data_says_what_is_served_and_what_is_not() {
         // A change shows.
         folder.put("more.yaml", &service("late", 99, &["10.244.0.7"]));
         running.until("the new Service shows", || data("?filter=late")["services"]["matching"] == 1);
+        assert!(running.end().success());
+    });
+}
+
+#[test]
+fn the_data_lists_objects_that_cannot_be_read() {
+    kernel_test(&[Need::Root, Need::Nftables], || {
+        set_up();
+        let (server, folder) = (ApiServer::start(), Folder::new("unreadable"));
+        server.serve_only_json();
+        let put = |ports: Value| {
+            let (metadata, spec) =
+                (json!({"name": "odd", "namespace": "shop"}), json!({"clusterIP": "10.96.2.1", "ports": ports}));
+            server.put(&json!({"kind": "Service", "apiVersion": "v1", "metadata": metadata, "spec": spec}));
+        };
+        server.put(&json!({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n1"}}));
+        put(json!("none"));
+        let kubeconfig = folder.put("kubeconfig", &server.kubeconfig(None)).display().to_string();
+        let running = Running::start(&["--kubeconfig", &kubeconfig, "--status-page", "on", "--proxy-mode", "nftables"]);
+        running.until("it answers", || get(HERE, "/healthz", HERE).0 == 200);
+        running.until("it is listed", || data("")["unreadable"]["count"] == 1);
+        let listed = data("")["unreadable"]["list"].clone();
+        let text = listed[0]["text"].as_str().unwrap();
+        assert!(text.starts_with("Service shop/odd: spec.ports: "), "{listed}");
+        assert!(listed[0]["seconds"].as_u64() < Some(120), "{listed}");
+        put(json!([{"port": 80}]));
+        running.until("it can be read", || data("")["unreadable"] == json!({"count": 0, "list": []}));
         assert!(running.end().success());
     });
 }
