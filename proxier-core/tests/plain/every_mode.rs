@@ -4,10 +4,13 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
+use ::iptables::{Backend, ChainName, Edit, Iptables, Rule, TableName};
+use nftables::{BaseChain, Chain, ChainType, CtState, Hook, Policy, Priority, TableKey};
 use proxier_core::config::{MayAskFor, RulesBy};
 use proxier_core::inspect::trace;
+use proxier_core::modes::forward::{DroppingForward, dropping_forward};
 use proxier_core::modes::{Kind, iptables};
-use proxier_core::net::EndpointKey;
+use proxier_core::net::{EndpointKey, Family};
 use proxier_core::objects::NodeObject;
 use proxier_core::service::Packet;
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey};
@@ -159,6 +162,71 @@ fn invalid_packets_are_dropped_as_the_kernels_setting_says() {
         node.kernel.set_sysctl(LIBERAL, None);
         node.full();
         assert!(drops(&node), "{mode}: a kernel without it");
+    }
+}
+
+/// Modes that translate packets have the first one of each connection forwarded, IPVS mode only answers, userspace mode none. The same for a legacy
+/// chain of iptables and another program's chain of nf_tables, in each family that the host has addresses of.
+#[test]
+fn chains_that_drop_what_a_mode_forwards_are_named() {
+    let established = CtState::ESTABLISHED | CtState::RELATED;
+    let [answers, device] = ["-m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT", "-o eth0 -j ACCEPT"];
+    for (family, is_legacy) in Family::ALL.into_iter().flat_map(|family| [(family, true), (family, false)]) {
+        let rule = || nftables::rule(family.into());
+        for (in_iptables, in_nftables, [drops_first, drops_answers]) in [
+            (None, None, [true, true]),
+            (Some(answers), Some(rule().ct_state(established).accept()), [true, false]),
+            // It may accept what goes to pods.
+            (Some(device), Some(rule().oifname("eth0").accept()), [false, false]),
+        ] {
+            let mut kernel = kernel();
+            let chain = if is_legacy {
+                let forward = ChainName::new("FORWARD").unwrap();
+                let mut change = ::iptables::Transaction::new();
+                let table = change.table(TableName::FILTER);
+                for rule in in_iptables.into_iter().chain(["-j DROP"]) {
+                    table.edit(Edit::Append(forward.clone(), Rule::parse(rule).unwrap()));
+                }
+                let restore =
+                    |host: &_| Iptables::open(host, family.into(), Backend::Legacy).unwrap().restore(&change).map(drop);
+                kernel.with_host(restore).unwrap();
+                format!("chain FORWARD of the legacy table filter of {family} ")
+            } else {
+                let table = TableKey::new(family.into(), "firewall").unwrap();
+                let chain = table.chain("forward").unwrap();
+                let base = BaseChain::new(ChainType::Filter, Hook::Forward, Priority(0));
+                let mut change = nftables::Transaction::new();
+                change
+                    .add_table(nftables::Table::new(table))
+                    .add_chain(Chain::base(chain.clone(), base).policy(Policy::Drop));
+                if let Some(rule) = in_nftables {
+                    change.add_rule(&chain, rule.build().unwrap());
+                }
+                kernel.nftables().commit(&change).unwrap();
+                format!("chain {chain} ")
+            };
+            let mut named = |mode: Kind, address: &str| {
+                kernel.set_interface("eth0", &[address.parse().unwrap(), "fe80::1".parse().unwrap()]);
+                let host = kernel.ports().links.addresses().unwrap();
+                dropping_forward(mode, &options_of(mode).config, &host, &mut kernel.ports())
+            };
+            let [own, others] =
+                if family == Family::V4 { ["192.0.2.10", "2001:db8::10"] } else { ["2001:db8::10", "192.0.2.10"] };
+            for mode in Kind::ALL {
+                let (what, drops) = match mode {
+                    Kind::Ipvs => ("answers of endpoints among it", drops_answers),
+                    Kind::Userspace => ("", false),
+                    _ => ("connections to endpoints among it", drops_first),
+                };
+                let found = named(mode, own);
+                assert_eq!(found.len(), usize::from(drops), "{chain}{mode}, {in_iptables:?}: {found:?}");
+                let is_right = |of: &DroppingForward| {
+                    of.note.starts_with(&chain) && of.note.contains(what) && of.of_iptables.is_some() == is_legacy
+                };
+                assert!(found.iter().all(is_right), "{chain}{mode}: {found:?}");
+                assert_eq!(named(mode, others), [], "{chain}{mode}: no address of the family");
+            }
+        }
     }
 }
 

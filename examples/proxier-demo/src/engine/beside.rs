@@ -35,8 +35,11 @@ pub(crate) fn obstacles(mode: Kind, facts: &NodeFacts, ports: &mut Ports<'_>) ->
 fn bridged(facts: &NodeFacts, host: &HostAddresses, ports: &mut Ports<'_>) -> Vec<String> {
     let mut all = Vec::new();
     for (family, setting) in [(Family::V4, "bridge-nf-call-iptables"), (Family::V6, "bridge-nf-call-ip6tables")] {
-        let is_theirs =
-            |name: &str, address: &IpAddr| Family::of(*address) == family && is_of_pods(facts, *address, name);
+        let is_theirs = |name: &str, address: &IpAddr| {
+            // Each bridge has one.
+            let is_link_local = matches!(address, IpAddr::V6(address) if address.is_unicast_link_local());
+            Family::of(*address) == family && !is_link_local && is_of_pods(facts, *address, name)
+        };
         let mut has_pods = |(name, addresses): &(&String, &Vec<IpAddr>)| {
             addresses.iter().any(|address| is_theirs(name, address)) && ports.links.is_bridge(name)
         };

@@ -49,14 +49,23 @@ fn a_chain_that_drops_what_is_forwarded_is_named() {
              {program} -A FORWARD -i docker0 ! -o docker0 -j ACCEPT"
         )
     };
+    // A family without addresses does not count.
+    let ip6tables = |program: &str| format!("ip addr add 2001:db8::1/64 dev eth9 nodad; {}", iptables(program));
     let (nft, legacy) = (iptables("iptables-nft"), iptables("iptables-legacy"));
+    let (nft_6, legacy_6) = (ip6tables("ip6tables-nft"), ip6tables("ip6tables-legacy"));
     for (drop, chain, accept) in [
         (NFT, "chain inet firewall forward drops", "nft add rule inet firewall forward ip daddr 10.244.0.0/16 accept"),
         (nft.as_str(), "chain ip filter FORWARD drops", "iptables-nft -A FORWARD -d 10.244.0.0/16 -j ACCEPT"),
         (
             legacy.as_str(),
-            "chain FORWARD of the legacy table filter",
+            "chain FORWARD of the legacy table filter of IPv4",
             "iptables-legacy -A FORWARD -d 10.244.0.0/16 -j ACCEPT",
+        ),
+        (nft_6.as_str(), "chain ip6 filter FORWARD drops", "ip6tables-nft -A FORWARD -d fd00:244::/48 -j ACCEPT"),
+        (
+            legacy_6.as_str(),
+            "chain FORWARD of the legacy table filter of IPv6",
+            "ip6tables-legacy -A FORWARD -d fd00:244::/48 -j ACCEPT",
         ),
     ] {
         for mode in ["nftables", "iptables", "userspace"] {
@@ -118,27 +127,39 @@ fn probe_succeeds_without_a_mode_where_any_mode_serves() {
 
 #[test]
 fn a_bridge_that_forwards_past_all_rules_is_named() {
-    const SETTING: &str = "net/bridge/bridge-nf-call-iptables";
-    for mode in ["nftables", "iptables", "userspace"] {
+    const SETTINGS: [&str; 2] = ["bridge-nf-call-iptables", "bridge-nf-call-ip6tables"];
+    let set = |value: &str| {
+        for setting in SETTINGS.map(|setting| Path::new("/proc/sys/net/bridge").join(setting)) {
+            if setting.exists() {
+                std::fs::write(setting, value).unwrap();
+            }
+        }
+    };
+    let cases = [("10.244.9.1/24", SETTINGS[0]), ("fd00:244:9::1/64 nodad", SETTINGS[1])];
+    for (mode, (address, setting)) in
+        ["nftables", "iptables", "userspace"].into_iter().flat_map(|mode| cases.map(|case| (mode, case)))
+    {
         kernel_test(NEEDS, || {
             let world = World::new();
             shell(
-                "ip link add cni9 type bridge; ip addr add 10.244.9.1/24 dev cni9; ip link set cni9 up; \
-                 ip link add of9 type veth peer name pod8; ip link set of9 master cni9",
+                "ip link add cni9 type bridge; ip link add of9 type veth peer name pod8; ip link set of9 master cni9; \
+                 for link in cni9 of9 pod8; do ip link set $link up; done",
             );
-            let file = Path::new("/proc/sys").join(SETTING);
-            if file.exists() {
-                std::fs::write(&file, "0").unwrap();
-            }
-            is_named(&world, mode, "net.bridge.bridge-nf-call-iptables ", mode != "userspace");
-            if file.exists() {
-                std::fs::write(&file, "1").unwrap();
-                is_named(&world, mode, "net.bridge.bridge-nf-call-iptables ", false);
+            // The link-local address of a bridge is not one of pods.
+            shell("until ip -6 addr show dev cni9 scope link | grep -q fe80; do sleep 0.1; done");
+            tool(&format!("ip addr add {address} dev cni9"));
+            let what = format!("net.bridge.{setting} ");
+            set("0");
+            is_named(&world, mode, &what, mode != "userspace");
+            if Path::new("/proc/sys/net/bridge").exists() {
+                set("1");
+                is_named(&world, mode, &what, false);
             }
             // A bridge of others has no pods.
+            set("0");
             tool("ip addr flush dev cni9");
             tool("ip addr add 172.17.0.1/16 dev cni9");
-            is_named(&world, mode, "net.bridge.bridge-nf-call-iptables ", false);
+            is_named(&world, mode, &what, false);
         });
     }
 }
