@@ -8,6 +8,7 @@ use ipvs::model::Protocol;
 use proptest::prelude::*;
 use proptest::sample::select;
 use proxier_core::config::RulesBy;
+use proxier_core::engine::Options;
 use proxier_core::fake::Flow;
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey};
@@ -30,10 +31,10 @@ fn flow(to: SocketAddr, answers: SocketAddr) -> Flow {
     Flow::udp(CLIENT.parse().unwrap(), to, answers)
 }
 
-fn node((mode, by): (Kind, RulesBy)) -> Node {
+fn options((mode, by): (Kind, RulesBy)) -> Options {
     let mut options = options_of(mode);
     options.config.ipvs.rules = by;
-    Node::begin(&kernel(), options)
+    options
 }
 
 /// The flows that the endpoints of all UDP Frontends get.
@@ -65,7 +66,7 @@ proptest! {
         after in universe::events(),
         is_next in any::<bool>(),
     ) {
-        let mut node = node(way);
+        let mut node = Node::begin(&kernel(), options(way));
         for event in &before {
             node.happens(event);
         }
@@ -76,9 +77,7 @@ proptest! {
             node.kernel.add_flow(*flow);
         }
         if is_next {
-            let kernel = node.kernel.clone();
-            node = self::node(way);
-            node.kernel = kernel;
+            node = Node::begin(&node.kernel, options(way));
             for event in &before {
                 node.happens(event);
             }
@@ -138,7 +137,7 @@ fn draining_endpoints_answer() {
 #[test]
 fn a_flow_from_before_the_first_endpoint_is_forgotten() {
     for way in WAYS {
-        let mut node = node(way).started();
+        let mut node = Node::on(kernel(), options(way));
         node.service(
             "dns",
             json!({"clusterIP": "10.96.0.10", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]}),
@@ -156,7 +155,7 @@ fn a_flow_from_before_the_first_endpoint_is_forgotten() {
 #[test]
 fn flows_of_what_the_safeguard_holds_go_on() {
     for (way, is_next) in WAYS.into_iter().flat_map(|way| [(way, false), (way, true)]) {
-        let mut node = node(way).started();
+        let mut node = Node::on(kernel(), options(way));
         let all: Vec<String> = (1..=20).map(|number| format!("dns-{number}")).collect();
         for (number, name) in (1..).zip(&all) {
             let spec = json!({"clusterIP": format!("10.96.0.{number}"), "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
@@ -170,13 +169,11 @@ fn flows_of_what_the_safeguard_holds_go_on() {
             node.kernel.add_flow(*flow);
         }
         if is_next {
-            let kernel = node.kernel.clone();
-            node = self::node(way);
-            node.kernel = kernel;
-            node = node.started();
-        }
-        for name in all.iter().filter(|_| !is_next) {
-            node.proxier.lose_service(&ObjectKey::new("demo", name), node.now);
+            node = node.next(options(way));
+        } else {
+            for name in &all {
+                node.proxier.lose_service(&ObjectKey::new("demo", name), node.now);
+            }
         }
         assert!(node.pass().stopped.is_some(), "{way:?} {is_next}");
         node.full();
