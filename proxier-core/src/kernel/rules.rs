@@ -259,10 +259,12 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 
     fn generation(&mut self) -> Option<u32> {
+        if self.backend() != Some(Backend::NfTables) {
+            return None;
+        }
         self.forget_listed();
-        let is_nf_tables = self.backend() == Some(Backend::NfTables);
         // `nf_tables_commit` adds 1, and the programs commit each table by itself.
-        is_nf_tables.then(|| self.tables.generation().ok()).flatten()
+        self.tables.generation().ok()
     }
 
     fn has_tables(&mut self, family: Family) -> Option<bool> {

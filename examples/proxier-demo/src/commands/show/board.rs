@@ -1,5 +1,4 @@
-//! Output of `show --watch`: lines of text, or an object as JSON. Pure. For a [`View`] of IPVS; Also the
-//! [`table`] of all modes.
+//! Output of `show --watch`, as text or as JSON: a [`View`] of IPVS, and the [`table`] of all modes. Pure.
 
 use ipvs::VirtualServerKey;
 use ipvs::model::{ForwardingMethod, ObservedRealServer};
