@@ -21,8 +21,8 @@ use crate::Failure;
 
 /// Concurrent requests that create objects.
 const AT_A_TIME: u32 = 16;
-/// Number of the Service that is rolled.
-const ROLLED: u32 = 99_999;
+/// Number of the Service that is rolled; those of its endpoints follow.
+const ROLLED: u32 = 119_999;
 /// Between two steps of a rolling update.
 const PACE: Duration = Duration::from_millis(50);
 
