@@ -192,7 +192,9 @@ impl Transaction {
         self.push(Operation::AddTable(table, Present::Refuse))
     }
 
-    /// Deletes a table with all its contents.
+    /// Deletes a table with all its contents. Its chains keep their rules until the kernel has taken their hooks away, one
+    /// after the other and after the commit (`nf_tables_commit_chain_prepare` in nf_tables_api.c): for a moment a packet may
+    /// meet some of them only. To let all rules end at once, commit [`flush_table`](Self::flush_table) before.
     #[doc(alias = "NFT_MSG_DELTABLE")]
     pub fn delete_table(&mut self, table: &TableKey) -> &mut Self {
         self.push(Operation::DeleteTable(table.clone()))
