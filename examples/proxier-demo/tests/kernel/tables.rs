@@ -1,11 +1,12 @@
 //! `proxier-demo` with an nf_tables table on real kernels, as a user starts it: other programs' changes to the table
 //! are repaired at once.
 
+use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
-use std::process::Command;
-use std::time::Duration;
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
 
-use testkit::{Need, PROXY, kernel_test};
+use testkit::{Need, PROXY, kernel_test, oracle};
 
 use crate::program::{self, Folder, Running, command, demo, ok, tool};
 
@@ -303,6 +304,54 @@ fn a_full_run_is_no_obstacle() {
         let cleaned = in_full_run(&["cleanup"]).output().unwrap();
         tool(&format!("umount {}", run.0.display()));
         ok(&cleaned);
+    });
+}
+
+/// A table goes in two generations: first all its rules, then its hooks. A connection that begins in between would meet some of the chains only, and
+/// be refused. Tables of a kube-proxy go the same way.
+#[test]
+fn tables_lose_all_rules_before_their_first_hook() {
+    kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
+        program::set_up();
+        let folder = Folder::new("tables-hooks");
+        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let manifests = folder.0.display().to_string();
+        ok(&demo(&["run", "--once", "--proxy-mode", "nftables", "--manifests", &manifests]));
+        let of_kube_proxy = include_str!("../fixtures/kube-proxy/tables-1.36.nft");
+        oracle::run("nft", &["-f", "-"], Some(of_kube_proxy)).unwrap();
+        let mut monitor =
+            Command::new("stdbuf").args(["-oL", "nft", "monitor"]).stdout(Stdio::piped()).spawn().unwrap();
+        let lines = BufReader::new(monitor.stdout.take().unwrap()).lines();
+        // Changes go to group 7 of netlink (NFNLGRP_NFTABLES).
+        let listens = || {
+            let sockets = std::fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
+            let groups =
+                sockets.lines().filter_map(|line| u32::from_str_radix(line.split_whitespace().nth(3)?, 16).ok());
+            groups.filter(|groups| groups & 1 << 6 != 0).count() > 0
+        };
+        let deadline = Instant::now() + Duration::from_secs(30);
+        while !listens() {
+            assert!(Instant::now() < deadline, "nft monitor does not listen");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        ok(&command(&["cleanup"]).output().unwrap());
+        tool("nft add table ip the-end");
+        let lines: Vec<String> =
+            lines.map_while(Result::ok).take_while(|line| line != "add table ip the-end").collect();
+        monitor.kill().unwrap();
+        monitor.wait().unwrap();
+        for table in ["ip proxier", "ip6 proxier", "ip kube-proxy"] {
+            let at = |what: &str| {
+                let what = format!("delete {what} {table}");
+                let is_one = |line: &String| {
+                    line.strip_prefix(&what).is_some_and(|rest| rest.is_empty() || rest.starts_with(' '))
+                };
+                (lines.iter().position(is_one).unwrap(), lines.iter().rposition(is_one).unwrap())
+            };
+            let between = &lines[at("rule").1..at("chain").0];
+            assert!(between.iter().any(|line| line.starts_with("# new generation")), "{table}: {lines:#?}");
+            assert!(at("table").0 > at("chain").1, "{table}: {lines:#?}");
+        }
     });
 }
 

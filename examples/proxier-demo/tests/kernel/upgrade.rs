@@ -667,9 +667,11 @@ fn a_cleanup_beside_a_kube_proxy_that_serves_keeps_its_objects() {
         (Left::Tables("1.33"), "iptables", "nftables"),
         (Left::Rules("1.36", "nft"), "nftables", "iptables"),
         (Left::Rules("1.36", "legacy"), "nftables", "iptables"),
+        (Left::Ipvs("1.36"), "nftables", "ipvs"),
     ];
     for (left, from, to) in cases {
-        kernel_test(NEEDS, || {
+        let of_kernel = if to == "ipvs" { PROXY } else { &[] };
+        kernel_test(&[of_kernel, NEEDS].concat(), || {
             let what = format!("from {from} back to {left:?}");
             let world = World::new();
             world.manifests.put("more.yaml", &more());
@@ -681,7 +683,8 @@ fn a_cleanup_beside_a_kube_proxy_that_serves_keeps_its_objects() {
             let clients = clients(&world);
             let since = Instant::now();
             std::thread::sleep(Duration::from_millis(300));
-            let cleaned = command(&["cleanup", "--keep", to]).output().unwrap();
+            // Whatever rules IPVS mode has here: a kube-proxy's are iptables'.
+            let cleaned = command(&["cleanup", "--keep", to, "--ipvs-rules", "nftables"]).output().unwrap();
             ok(&cleaned);
             std::thread::sleep(Duration::from_secs(1));
             for client in clients {

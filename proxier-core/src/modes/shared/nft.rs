@@ -232,6 +232,11 @@ pub(crate) fn made_by_others(table: &TableKey) -> String {
 
 /// Removes a table if it is this program's, and records the outcome. A missing table, or a kernel without nf_tables,
 /// counts as done.
+///
+/// All rules go in one transaction, the table in a second one. In a transaction that deletes a chain, the kernel leaves
+/// the chain's rules as they are and takes its hook away after the new generation has begun, one hook after the other
+/// (`nf_tables_commit_chain_prepare` and `nf_tables_commit` in nf_tables_api.c). Meanwhile a new connection would no
+/// longer be translated, but still be refused by the chain for addresses of Services.
 pub(in crate::modes) fn remove_table(
     table: &TableKey,
     is_ours: impl FnOnce(&TableKey, &mut dyn Tables) -> Result<bool, PortError>,
@@ -240,9 +245,10 @@ pub(in crate::modes) fn remove_table(
 ) {
     match is_ours(table, tables) {
         Ok(true) => {
-            let mut transaction = Transaction::new();
-            transaction.delete_table(table);
-            let outcome = match tables.commit(&transaction) {
+            let (mut emptied, mut deleted) = (Transaction::new(), Transaction::new());
+            emptied.flush_table(table);
+            deleted.delete_table(table);
+            let outcome = match tables.commit(&emptied).and_then(|_| tables.commit(&deleted)) {
                 Err(NotCommitted { error, .. }) if error.kind() != PortErrorKind::NotFound => Err(error),
                 _ => Ok(()),
             };
