@@ -90,7 +90,8 @@ pub(crate) fn a_set_is_created_listed_and_destroyed(client: &mut Client) {
     assert_eq!(sets[0].entries, [entry(&set, "10.96.0.1,443")]);
     assert_eq!(sets[1].spec.options.family, Family::Inet6);
     assert_eq!(sets[1].entries, [entry(&six, "fd00::1,udp:53")]);
-    assert_eq!(client.set_header(&six.name).unwrap().1, Family::Inet6);
+    assert_eq!(client.set_header(&six.name).unwrap(), (SetType::HashIpPort, Family::Inet6, sets[1].revision));
+    assert_ne!(sets[1].revision, 0);
     client.destroy_set(&set.name).unwrap();
     assert_eq!(client.list_names().unwrap(), [six.name]);
 }
