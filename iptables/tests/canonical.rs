@@ -51,6 +51,7 @@ const SPELLINGS: &[(&str, &str)] = &[
     ("-p tcp --dport :80", "-p tcp -m tcp --dport 0:80"),
     ("-p tcp --dport 80:", "-p tcp -m tcp --dport 80:65535"),
     ("-p udp -i + -s 0.0.0.0/0", "-p udp"),
+    ("-o eth1 -d 10.0.0.1 -i eth0 -s 10.0.0.2", "-s 10.0.0.2/32 -d 10.0.0.1/32 -i eth0 -o eth1"),
     ("-p all -j RETURN", "-j RETURN"),
 ];
 

@@ -115,6 +115,16 @@ fn each_program_gets_its_time() {
         assert_eq!(runs[0].stdin, "*filter\n-N NEW\nCOMMIT\n");
         assert!(host.locked.lock().unwrap().is_empty());
     }
+    // `iptables-nft-restore` takes minutes for 100,000 rules, and must not be killed meanwhile.
+    let host = Noted::new(FakeHost::new());
+    let iptables = Iptables::open(&host, Family::Ipv4, Backend::NfTables).unwrap();
+    for (rules, seconds) in [(1, 60..=70), (100_000, 500..=1_000)] {
+        host.runs();
+        let mut change = Transaction::new();
+        change.table(TableName::FILTER).replace_chain(&chain("MANY"), vec![rule("-j RETURN"); rules]);
+        iptables.restore(&change).unwrap();
+        assert!(seconds.contains(&host.runs()[0].time_limit.as_secs()), "{rules} rules");
+    }
 }
 
 #[test]

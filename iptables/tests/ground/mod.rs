@@ -69,11 +69,6 @@ impl Real {
         let wait = ["-w"].into_iter().filter(|_| self.backend() == Backend::Legacy);
         run(&self.program(""), &wait.chain(args.iter().copied()).collect::<Vec<_>>(), "")
     }
-
-    /// Gives a text to the restore program, which flushes first.
-    pub(crate) fn raw_restore(&self, text: &str) {
-        run(&self.program("-restore"), &["--counters"], text);
-    }
 }
 
 impl World for Real {
