@@ -379,6 +379,8 @@ fn answers_say_what_was_written_before() {
             if command == <NewService<&[SvcAttr<'_>]> as Command>::NUMBER {
                 let found = GetService::<&[SvcAttr<'_>]>::decode(attributes).unwrap().to_vec().unwrap();
                 services.push(found);
+                let lacking = GetDest::<&[SvcAttr<'_>]>::decode(attributes).unwrap_err().to_string();
+                assert!(lacking.contains("IPVS_CMD_ATTR_DEST"), "{lacking}");
             } else if command == <NewDest<&[SvcAttr<'_>], &[DestAttr<'_>]> as Command>::NUMBER {
                 dests.push(GetDest::<&[SvcAttr<'_>]>::decode(attributes).unwrap().to_vec().unwrap());
             }
@@ -449,6 +451,27 @@ fn refusals_carry_the_number_and_the_request() {
                 }
                 other => panic!("{file}: {line}: {other:?}"),
             }
+        }
+    }
+}
+
+#[test]
+fn a_known_attribute_of_wrong_length_is_an_error_with_its_name() {
+    for (kind, length) in (1..=12).flat_map(|kind| (0..40).map(move |length| (kind, length))) {
+        let mut out = Encoder::new();
+        out.attr(kind, &vec![0_u8; length].as_slice());
+        let read = Attrs::<SvcAttr<'_>>::new(out.as_slice()).to_vec();
+        let fits = match kind {
+            SvcAttr::AF | SvcAttr::PROTOCOL | SvcAttr::PORT => length == 2,
+            SvcAttr::FWMARK | SvcAttr::TIMEOUT | SvcAttr::NETMASK => length == 4,
+            SvcAttr::ADDR => length == 16,
+            SvcAttr::FLAGS => length == 8,
+            // Names and nests take any length.
+            _ => true,
+        };
+        match read {
+            Ok(_) => assert!(fits, "{kind} {length}"),
+            Err(error) => assert!(!fits && error.to_string().contains("IPVS_SVC_ATTR_"), "{kind} {length}: {error}"),
         }
     }
 }

@@ -216,7 +216,7 @@ fn words_of_the_model_come_back() {
         "tunnel",
         "tunnel gre csum",
         "tunnel gue:6080 csum remcsum",
-        "tunnel 7:80 flags:4",
+        "tunnel 7:80 flags:21",
     ] {
         assert_eq!(text.parse::<ForwardingMethod>().unwrap().to_string(), text);
     }
@@ -227,12 +227,17 @@ fn words_of_the_model_come_back() {
     for text in ["-1", "2147483648", "one", ""] {
         assert!(text.parse::<Weight>().is_err(), "{text}");
     }
-    assert_eq!("master".parse::<DaemonState>().unwrap().to_string(), "master");
-    assert_eq!("IPv6".parse::<Family>().unwrap(), Family::from("::1".parse::<IpAddr>().unwrap()));
+    for state in ["master", "backup"] {
+        assert_eq!(state.parse::<DaemonState>().unwrap().to_string(), state);
+    }
+    for (family, addr) in [("IPv4", "10.0.0.1"), ("IPv6", "::1")] {
+        assert_eq!(family.parse::<Family>().unwrap(), Family::from(addr.parse::<IpAddr>().unwrap()));
+    }
     let at: SocketAddr = "10.1.0.1:80".parse().unwrap();
     assert_eq!(SocketAddr::from(RealServer::from(at).key), at);
     assert_eq!(VirtualServerKey::tcp(at).socket_addr(), Some(at));
-    assert_eq!(VirtualServerKey::fwmark(Family::V4, 7).unwrap().socket_addr(), None);
+    let mark = VirtualServerKey::fwmark(Family::V4, 7).unwrap();
+    assert_eq!((mark.protocol(), mark.port(), mark.socket_addr()), (None, None, None));
     assert_eq!(ipvs::ErrorKind::VirtualServerExists.to_string(), "it exists already");
 }
 

@@ -9,10 +9,9 @@ use ipvs::model::{
     Family, Granularity, Name, Persistence, Protocol, RealServerConfig, Thresholds, Tunnel, TunnelFlags, TunnelKind,
     VirtualServerConfig,
 };
-use ipvs::text::{Entry, Ruleset, Statement};
+use ipvs::text::{Entry, Ruleset};
 use ipvs::{
-    ForwardingMethod, Operation, RealServer, RealServerKey, Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey,
-    Weight,
+    ForwardingMethod, RealServer, RealServerKey, Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey, Weight,
 };
 use proptest::collection::{btree_map, vec};
 use proptest::option;
@@ -122,31 +121,8 @@ fn real_config(weight: u32, method: ForwardingMethod, thresholds: Thresholds) ->
     RealServerConfig::new().with_weight(weight).with_forwarding_method(method).with_thresholds(thresholds)
 }
 
-pub(crate) fn virtual_server() -> impl Strategy<Value = VirtualServer> {
-    key().prop_flat_map(|key| config(key.family()).prop_map(move |config| VirtualServer { key, config }))
-}
-
 fn real_server_key() -> impl Strategy<Value = RealServerKey> {
     (address(), any::<u16>()).prop_map(|(addr, port)| RealServerKey { addr, port })
-}
-
-pub(crate) fn real_server() -> impl Strategy<Value = RealServer> {
-    (real_server_key(), real_server_config()).prop_map(|(key, config)| RealServer { key, config })
-}
-
-/// Any statement there is.
-pub(crate) fn statement() -> impl Strategy<Value = Statement> {
-    prop_oneof![
-        Just(Statement::Clear),
-        Just(Statement::ZeroAll),
-        virtual_server().prop_map(|server| Operation::AddVirtualServer(server).into()),
-        virtual_server().prop_map(|server| Operation::UpdateVirtualServer(server).into()),
-        key().prop_map(|key| Operation::DeleteVirtualServer(key).into()),
-        key().prop_map(|key| Operation::ZeroVirtualServer(key).into()),
-        (key(), real_server()).prop_map(|(key, real)| Operation::AddRealServer(key, real).into()),
-        (key(), real_server()).prop_map(|(key, real)| Operation::UpdateRealServer(key, real).into()),
-        (key(), real_server_key()).prop_map(|(key, real)| Operation::DeleteRealServer(key, real).into()),
-    ]
 }
 
 /// Any table there is.
