@@ -22,7 +22,6 @@
 
 #[cfg(feature = "apiserver")]
 pub mod apiserver;
-mod capture;
 #[cfg(feature = "corpus")]
 mod corpus;
 pub mod differential;
@@ -38,7 +37,6 @@ pub mod tap;
 pub mod traffic;
 pub mod witness;
 
-pub use capture::Capture;
 #[cfg(feature = "corpus")]
 pub use corpus::{corpus, replay};
 pub use executable::Executable;

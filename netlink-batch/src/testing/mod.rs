@@ -23,14 +23,12 @@
 mod headers;
 
 use std::collections::VecDeque;
-use std::fmt::Write as _;
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use crate::attr::{NLA_TYPE_MASK, RawAttr, RawAttrs};
 use crate::connection::Transport;
-use crate::encode::{Encoder, NLA_F_NESTED};
+use crate::encode::Encoder;
 use crate::error::Errno;
 use crate::extack::ExtAckAttr;
 use crate::header::{
@@ -40,29 +38,6 @@ use crate::header::{
 use crate::message::{Message, Messages};
 
 pub use headers::header_numbers;
-
-/// Prints attributes as lines, nested ones indented, to compare what two programs send. Attributes are sorted by
-/// number, since their order on the wire has no meaning. Those with a number in `but` are left out at every depth.
-/// Stops at bytes that are not an attribute.
-pub fn attribute_tree(bytes: &[u8], but: &[u16]) -> String {
-    let mut text = String::new();
-    put_tree(bytes, but, 0, &mut text);
-    text
-}
-
-fn put_tree(bytes: &[u8], but: &[u16], depth: usize, text: &mut String) {
-    let mut attrs: Vec<RawAttr<'_>> = RawAttrs::new(bytes).map_while(Result::ok).collect();
-    attrs.sort_by_key(RawAttr::kind);
-    for attr in attrs.iter().filter(|attr| !but.contains(&attr.kind())) {
-        let flags = attr.type_field & !NLA_TYPE_MASK;
-        let _infallible = write!(text, "\n{}{} {flags:#x}", "  ".repeat(depth), attr.kind());
-        if flags & NLA_F_NESTED == 0 {
-            let _infallible = write!(text, " {:02x?}", attr.payload);
-        } else {
-            put_tree(attr.payload, but, depth.saturating_add(1), text);
-        }
-    }
-}
 
 /// Answer of a simulated kernel to one message.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -196,6 +196,17 @@ pub(crate) fn pair_intervals(elements: Vec<Element>) -> Vec<Element> {
 mod tests {
     use super::*;
 
+    /// As nft writes them; the kernel's strict validation wants it of nests.
+    #[test]
+    fn values_are_marked_as_nests() {
+        let mut out = Encoder::new();
+        put_element(&mut out, ElementForm::Single, &Element::value(Value::byte(1)));
+        let element = RawAttrs::new(out.as_slice()).next().unwrap().unwrap();
+        let key = RawAttrs::new(element.payload).next().unwrap().unwrap();
+        let nest = netlink_batch::NLA_F_NESTED;
+        assert_eq!((element.type_field, key.type_field), (ListAttr::ELEM | nest, ElemAttr::KEY | nest));
+    }
+
     #[test]
     fn a_range_ends_where_the_next_one_starts() {
         let start = |byte| Element::value(Value::byte(byte));

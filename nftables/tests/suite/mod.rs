@@ -148,7 +148,8 @@ pub(crate) fn an_empty_namespace_has_no_tables(client: &mut Client) {
 pub(crate) fn a_table_is_made_listed_and_deleted(client: &mut Client) {
     let table = Table::new(table()).comment("what it is for");
     done(client, |t| t.add_table(table.clone()));
-    assert_eq!(client.get_table(&table.key).unwrap().table, table);
+    let found = client.get_table(&table.key).unwrap();
+    assert!(found.table == table && found.handle != 0, "{found:?}");
     let other = TableKey::new(Family::Ip6, "t").unwrap();
     done(client, |t| t.create_table(Table::new(other.clone())));
     let keys = |found: Vec<nftables::ObservedTable>| found.into_iter().map(|found| found.table.key).collect::<Vec<_>>();
