@@ -3,8 +3,7 @@
 
 use ipvs::fake::FakeIpvs;
 use ipvs::model::{
-    DaemonState, Family, Protocol, RealServerConfig, SyncDaemon, Thresholds, Tunnel, TunnelFlags, TunnelKind,
-    VirtualServerConfig,
+    DaemonState, Family, RealServerConfig, SyncDaemon, Thresholds, Tunnel, TunnelFlags, TunnelKind, VirtualServerConfig,
 };
 use ipvs::text::Statement;
 use ipvs::{
@@ -140,21 +139,6 @@ fn a_configuration_is_taken_over_as_a_whole() {
 }
 
 #[test]
-fn words_are_read_as_they_are_printed() {
-    for state in [DaemonState::Master, DaemonState::Backup] {
-        assert_eq!(state.to_string().parse::<DaemonState>().unwrap(), state);
-    }
-    for (family, word) in [(Family::V4, "IPv4"), (Family::V6, "IPv6")] {
-        assert_eq!((family.to_string().as_str(), word.parse::<Family>().unwrap()), (word, family));
-    }
-    let key = VirtualServerKey::tcp("10.0.0.1:80".parse().unwrap());
-    assert_eq!((key.protocol(), key.port()), (Some(Protocol::Tcp), Some(80)));
-    let mark: Statement = "-D -f 7".parse().unwrap();
-    let Statement::Operation(Operation::DeleteVirtualServer(mark)) = mark else { panic!("{mark}") };
-    assert_eq!((mark.protocol(), mark.port(), mark.socket_addr()), (None, None, None));
-}
-
-#[test]
 fn batches_are_extended_and_zeroing_reaches_the_kernel() {
     let kernel = FakeIpvs::new();
     let mut client = kernel.client().unwrap();
@@ -194,14 +178,6 @@ fn debug_of_errors_prints_what_display_prints() {
     assert_eq!(format!("{sysctl:?}"), format!("{sysctl}: No such file or directory (os error 2)"));
     // The kind alone, for metrics and reports.
     assert_eq!(sysctl.kind().to_string(), "there are no settings of IPVS; load the module with `modprobe ip_vs`");
-}
-
-#[test]
-fn batches_are_read_in_the_words_they_print() {
-    let text = "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:80 -m -w 1\n-D -t 10.0.0.1:80\n";
-    let batch: Batch = text.parse().unwrap();
-    assert_eq!((batch.len(), batch.to_string().as_str()), (3, text));
-    assert!("-C".parse::<Batch>().is_err());
 }
 
 /// Words are those that people read elsewhere.

@@ -87,43 +87,6 @@ fn an_unreadable_entry_fails_the_dump_and_leaves_the_connection_usable() {
 }
 
 #[test]
-fn refused_request_carries_the_errno() {
-    let (mut connection, _) = connection();
-    let error = connection.request(SET, 0, &[17], |_| {}).unwrap_err();
-    assert_eq!(error.kernel().unwrap().errno, Errno::EEXIST);
-    assert_eq!(error.to_string(), "netlink request: the kernel answered EEXIST (File exists)");
-}
-
-#[test]
-fn batch_maps_every_failure_to_its_request() {
-    let (mut connection, _) = connection();
-    let mut batch = connection.batch();
-    for index in 0..1000_u32 {
-        let errno = if index % 7 == 3 { 17 } else { 0 };
-        assert_eq!(batch.push(SET, 0, &[errno, 0, 0, 0], |_| {}), usize::try_from(index).unwrap());
-    }
-    let report = batch.finish();
-    assert!(report.stopped.is_none());
-    for index in 0..report.len {
-        match report.outcome(index) {
-            Outcome::Refused(error) => assert!(index % 7 == 3 && error.errno == Errno::EEXIST, "{index}: {error}"),
-            Outcome::Done => assert_ne!(index % 7, 3),
-            other => panic!("{index}: {other:?}"),
-        }
-    }
-}
-
-#[test]
-fn batch_whose_last_request_fails_ends_too() {
-    let (mut connection, _) = connection();
-    let mut batch = connection.batch();
-    batch.push(SET, 0, &[0], |_| {});
-    batch.push(SET, 0, &[2], |_| {});
-    let report = batch.finish();
-    assert_eq!(report.failures.iter().map(|(index, _)| *index).collect::<Vec<_>>(), [1]);
-}
-
-#[test]
 fn lost_answers_make_the_chunk_unknown_and_stop_the_batch() {
     let (mut connection, faults) = connection();
     let mut batch = connection.batch();

@@ -126,20 +126,3 @@ pub trait Query: Command {
     /// [`WireError`] if a required attribute is missing or cannot be decoded.
     fn decode(attributes: &[u8]) -> Result<Self::Reply<'_>, WireError>;
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::{DestAttr, SvcAttr};
-
-    #[test]
-    fn one_error_number_means_different_things_by_command() {
-        type Service<'a> = &'a [SvcAttr<'a>];
-        type Dest<'a> = &'a [DestAttr<'a>];
-        assert_eq!(NewService::<Service<'_>>::classify(Errno::ENOENT), Some(Failure::ModuleMissing));
-        assert_eq!(SetDest::<Service<'_>, Dest<'_>>::classify(Errno::ENOENT), Some(Failure::RealServerMissing));
-        assert_eq!(GetService::<Service<'_>>::classify(Errno::ESRCH), Some(Failure::VirtualServerMissing));
-        assert_eq!(NewService::<Service<'_>>::classify(Errno::EPERM), Some(Failure::Permission));
-        assert_eq!(NewService::<Service<'_>>::classify(Errno::EBUSY), None);
-    }
-}

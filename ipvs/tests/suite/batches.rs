@@ -1,10 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, SocketAddr};
 
-use ipvs::model::{Family, Granularity, Persistence};
+use ipvs::model::{Granularity, Persistence};
 use ipvs::{Batch, ErrorKind, Operation, Outcome, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
 
-use super::{World, real, round_robin, tcp, with_server};
+use super::{World, real, round_robin, tcp};
 
 pub(crate) fn failures_in_the_middle(world: &dyn World) {
     let mut client = world.client();
@@ -164,13 +164,6 @@ pub(crate) fn a_later_addition_ends_the_blame(world: &dyn World) {
     assert_eq!(causes, [(0, None), (1, Some(0)), (5, None), (7, None), (8, None), (9, Some(8))]);
 }
 
-pub(crate) fn an_empty_batch(world: &dyn World) {
-    let mut client = world.client();
-    let report = client.run(&Batch::new());
-    assert!(report.is_done());
-    assert_eq!(report.outcomes.len(), 0);
-}
-
 /// Virtual servers with their real servers, in the kernel's order.
 fn contents(world: &dyn World) -> BTreeMap<VirtualServerKey, Vec<SocketAddr>> {
     let snapshot = world.client().snapshot().unwrap();
@@ -221,34 +214,4 @@ pub(crate) fn a_big_table(world: &dyn World) {
     let keys: Batch = expected.keys().map(|key| Operation::DeleteVirtualServer(*key)).collect();
     assert!(client.run(&keys).is_done());
     assert_eq!(client.list_virtual_servers().unwrap(), []);
-}
-
-pub(crate) fn a_virtual_server_with_a_thousand_real_servers(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
-    let servers: Vec<SocketAddr> =
-        (1..=1000).map(|number| SocketAddr::from((Ipv4Addr::from(0x0a80_0000 + number), 8080))).collect();
-    let batch: Batch = servers.iter().map(|at| Operation::AddRealServer(key, RealServer::new(*at))).collect();
-    assert!(client.run(&batch).is_done());
-    assert_eq!(contents(world), [(key, servers.into_iter().rev().collect())].into());
-    let last: SocketAddr = "10.128.3.232:8080".parse().unwrap();
-    assert_eq!(client.get_real_server(&key, &last.into()).unwrap().server, RealServer::new(last));
-    if let Some(saved) = world.saved() {
-        assert_eq!(saved.len(), 1001);
-    }
-}
-
-pub(crate) fn many_marks_and_addresses(world: &dyn World) {
-    let mut client = world.client();
-    let mut keys = BTreeSet::new();
-    for number in 1..=300_u16 {
-        keys.insert(VirtualServerKey::fwmark(Family::V4, number.into()).unwrap());
-        keys.insert(VirtualServerKey::fwmark(Family::V6, number.into()).unwrap());
-        keys.insert(VirtualServerKey::udp((Ipv6Addr::new(0xfd00, 0, 0, 0, 0, 0, 0, number), number).into()));
-    }
-    let batch: Batch = keys.iter().map(|key| Operation::AddVirtualServer(round_robin(*key))).collect();
-    assert!(client.run(&batch).is_done());
-    let listed = client.list_virtual_servers().unwrap();
-    assert_eq!(listed.len(), 900);
-    assert_eq!(listed.iter().map(|observed| observed.server.key).collect::<BTreeSet<_>>(), keys);
 }

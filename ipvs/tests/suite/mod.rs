@@ -65,7 +65,6 @@ macro_rules! for_each_case {
                 persistence_and_its_granularity,
                 persistence_engine,
                 long_persistence_wraps_in_the_kernel,
-                one_packet,
                 an_update_changes_everything_and_keeps_real_servers,
                 an_update_takes_flags_away,
                 adding_twice_is_refused,
@@ -95,12 +94,9 @@ macro_rules! for_each_case {
                 failures_in_the_middle,
                 impossible_operations_keep_their_place,
                 a_batch_in_which_everything_fails,
-                an_empty_batch,
                 refusals_know_what_they_follow_from,
                 a_later_addition_ends_the_blame,
                 a_big_table,
-                a_virtual_server_with_a_thousand_real_servers,
-                many_marks_and_addresses,
             }
             sync {
                 one_table_becomes_another,
@@ -108,7 +104,6 @@ macro_rules! for_each_case {
                 a_refusal_and_what_follows_from_it,
                 mistakes_in_the_wanted_state_write_nothing,
                 other_spellings_are_no_difference,
-                a_big_difference,
             }
             restless {
                 lists_are_never_partial,

@@ -197,29 +197,3 @@ pub(crate) fn other_spellings_are_no_difference(world: &dyn World) {
     assert_eq!(client.sync(&wanted, &policy).unwrap().into_result().unwrap().len(), 12);
     assert_eq!(client.sync(&wanted, &policy).unwrap().into_result().unwrap().to_string(), "");
 }
-
-pub(crate) fn a_big_difference(world: &dyn World) {
-    let mut client = world.client();
-    let table = |weight: u32, from: u32, to: u32| {
-        let mut rules = Ruleset::new();
-        for number in from..to {
-            let at = format!("10.0.{}.{}:80", number / 250, number % 250 + 1);
-            let reals = (1..=4).map(|last| {
-                real(&format!("10.1.{}.{last}:80", number / 250)).with_weight(Weight::new(weight).unwrap())
-            });
-            rules.push(round_robin(tcp(&at)), reals);
-        }
-        rules
-    };
-    let policy = SyncPolicy::owning_all();
-    assert_eq!(client.sync(&table(1, 0, 500), &policy).unwrap().into_result().unwrap().len(), 2500);
-    // 100 go, 400 have other weights, 100 come.
-    let wanted = table(2, 100, 600);
-    let done = client.sync(&wanted, &policy).unwrap().into_result().unwrap();
-    assert_eq!(done.len(), 100 + 400 * 4 + 100 * 5);
-    let mut have = Ruleset::from(&client.snapshot().unwrap());
-    let mut wanted = wanted;
-    have.sort();
-    wanted.sort();
-    assert_eq!(have, wanted);
-}

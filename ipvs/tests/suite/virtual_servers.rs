@@ -154,14 +154,6 @@ pub(crate) fn long_persistence_wraps_in_the_kernel(world: &dyn World) {
     assert!(kept < u32::MAX / 100, "kept {kept}");
 }
 
-pub(crate) fn one_packet(world: &dyn World) {
-    let mut client = world.client();
-    let server = round_robin(udp("10.0.0.1:53")).with_one_packet();
-    client.add_virtual_server(&server).unwrap();
-    assert_eq!(client.get_virtual_server(&server.key).unwrap().server, server);
-    world.expect(&["-A -u 10.0.0.1:53 -s rr -o"]);
-}
-
 pub(crate) fn an_update_changes_everything_and_keeps_real_servers(world: &dyn World) {
     let mut client = world.client();
     let key = with_server(&mut client);
@@ -186,7 +178,10 @@ pub(crate) fn an_update_takes_flags_away(world: &dyn World) {
     let key = udp("10.0.0.1:53");
     let flags = SchedulerFlags::all();
     let server = round_robin(key).with_scheduler_flags(flags).with_persistence(Persistence::new(300));
-    client.add_virtual_server(&server.with_one_packet()).unwrap();
+    let server = server.with_one_packet();
+    client.add_virtual_server(&server).unwrap();
+    assert_eq!(client.get_virtual_server(&key).unwrap().server, server);
+    world.expect(&["-A -u 10.0.0.1:53 -s rr -p 300 -o -b flag-1,flag-2,flag-3"]);
     client.update_virtual_server(&round_robin(key)).unwrap();
     assert_eq!(client.get_virtual_server(&key).unwrap().server, round_robin(key));
     world.expect(&["-A -u 10.0.0.1:53 -s rr"]);
