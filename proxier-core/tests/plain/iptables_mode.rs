@@ -8,7 +8,7 @@ use iptables::{Backend, ChainName, Edit, Family as Side, Iptables, Rule, TableNa
 use proxier_core::config::{Families, NodePortAddresses};
 use proxier_core::engine::Limits;
 use proxier_core::engine::Options;
-use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
+use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, iptables as mode};
 use proxier_core::net::Family;
 use proxier_core::plan::report::{Report, RuleCount};
@@ -99,27 +99,6 @@ fn rule(text: &str) -> Rule {
 
 fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
     report.applied.done.iter().filter(|((part, _), _)| *part != Part::Sysctl).map(|(of, count)| (*of, *count)).collect()
-}
-
-#[test]
-fn a_service_is_chains_and_lines() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    node.service("none", json!({"clusterIP": "10.96.0.3"}));
-    let report = node.settles();
-    for line in [
-        "--comment \"demo/web:p cluster IP\" -m tcp -p tcp -d 10.96.0.1 --dport 80 -j KUBE-SVC-",
-        "--probability 0.5000000000 -j KUBE-SEP-",
-        "-j DNAT --to-destination 10.244.0.2:8080",
-        "--comment \"demo/none:p has no endpoints\" -m tcp -p tcp -d 10.96.0.3 --dport 80 -j REJECT",
-    ] {
-        node.has(line);
-    }
-    // Both families, each filter and nat.
-    assert_eq!(node.writes(), 4);
-    assert_eq!(report.applied.restored, [Family::V4, Family::V6]);
-    assert_eq!(steps(&report)[&(Part::Frontend, Action::Add)], 2);
 }
 
 /// Several threads make and compare this many Services: from nothing, over complete rules, and over incomplete ones.
@@ -240,28 +219,6 @@ fn what_others_change_is_repaired_and_told() {
     assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
     assert_eq!(sorted(&node), whole);
     assert_eq!(node.full().drift, []);
-}
-
-/// Exactly the Services whose lines differ are named.
-#[test]
-fn what_others_change_of_one_service_is_told_of_that_one() {
-    let mut node = new();
-    node.services(3);
-    node.service("none", json!({"clusterIP": "10.96.0.9"}));
-    node.settles();
-    let whole = sorted(&node);
-    let text = node.v4_rules();
-    let is_jump = |line: &&str| line.contains("-A KUBE-SERVICES ") && line.contains("-d 10.96.0.2 ");
-    let line = text.lines().find(is_jump).unwrap();
-    let mut change = Transaction::new();
-    change.table(TableName::NAT).chain(chain(line.rsplit(' ').next().unwrap()));
-    node.others(Side::Ipv4, &change);
-    let report = node.full();
-    assert!(report.is_done(), "{report:#?}");
-    let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
-    let frontends: Vec<&String> = drift.iter().filter(|line| line.contains("frontend")).collect();
-    assert_eq!(frontends, ["~ frontend TCP 10.96.0.2:80 2 endpoints  (demo/s2:p)"], "{drift:?}");
-    assert_eq!(sorted(&node), whole);
 }
 
 /// A change after a flush would write chains that no rule leads to: without the canary it is not written, and everything is written at once.
@@ -490,44 +447,6 @@ fn a_node_is_well_again_as_soon_as_rules_that_waited_are_written() {
     }
 }
 
-#[test]
-fn chains_and_jumps_of_others_stay() {
-    let node = new();
-    let mut theirs = Transaction::new();
-    let filter = theirs.table(TableName::FILTER);
-    filter.replace_chain(&chain("cali-FORWARD"), [rule("-s 192.0.2.99 -j DROP")]);
-    filter.edit(Edit::Append(chain("FORWARD"), rule("-m comment --comment \"cali:x\" -j cali-FORWARD")));
-    filter.replace_chain(&chain("KUBE-FIREWALL"), [rule("-m mark --mark 0x8000/0x8000 -j DROP")]);
-    let nat = theirs.table(TableName::NAT);
-    nat.replace_chain(&chain("CNI-HOSTPORT-DNAT"), [rule("-p tcp --dport 8000 -j RETURN")]);
-    nat.edit(Edit::Append(chain("PREROUTING"), rule("-m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT")));
-    node.others(Side::Ipv4, &theirs);
-    let rules = |node: &Node| -> Vec<String> {
-        let text = node.v4_rules();
-        let theirs = ["cali", "CNI-HOSTPORT-DNAT", "0x8000/0x8000"];
-        text.lines().filter(|line| theirs.iter().any(|of| line.contains(of))).map(str::to_owned).collect()
-    };
-    let before = rules(&node);
-    let mut node = node.next(options());
-    node.services(2);
-    node.settles();
-    assert_eq!(rules(&node), before);
-    // A foreign rule between own ones does not matter: their order stays.
-    let mut change = Transaction::new();
-    change.table(TableName::NAT).edit(Edit::Insert(chain("PREROUTING"), 1, rule("-p udp --dport 1 -j ACCEPT")));
-    node.others(Side::Ipv4, &change);
-    assert_eq!(node.full().writes(), 0);
-    for expected in [2, 0] {
-        let cleaned = mode::remove(&mut node.kernel.ports());
-        assert_eq!(cleaned.removed(), expected);
-        assert!(cleaned.is_done(), "{cleaned:?}");
-    }
-    assert_eq!(rules(&node), before);
-    for ours in ["KUBE-SERVICES", "KUBE-SVC-", "KUBE-SEP-", "KUBE-PROXY-CANARY", "KUBE-MARK-MASQ"] {
-        node.has_not(ours);
-    }
-}
-
 /// kube-proxy had a userspace mode up to 1.25; the lines are those of its `iptables-save`.
 #[test]
 fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
@@ -593,27 +512,6 @@ fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
     node.has("--dport 9 -j KUBE-PORTALS-HOST");
 }
 
-/// A chain to which a foreign rule jumps cannot be deleted.
-#[test]
-fn a_chain_that_others_use_is_emptied_and_stays() {
-    let mut node = new();
-    node.services(2);
-    node.settles();
-    let text = node.v4_rules();
-    let name = text.lines().find_map(|line| line.strip_prefix(":KUBE-SVC-")).unwrap().split(' ').next().unwrap();
-    let mut theirs = Transaction::new();
-    let jump = rule(&format!("-p tcp --dport 9 -j KUBE-SVC-{name}"));
-    theirs.table(TableName::NAT).edit(Edit::Append(chain("PREROUTING"), jump));
-    node.others(Side::Ipv4, &theirs);
-    node.no_service("s1");
-    node.no_service("s2");
-    node.pass();
-    node.until_done();
-    node.has(&format!(":KUBE-SVC-{name}"));
-    node.has_not(&format!("-A KUBE-SVC-{name}"));
-    node.has_not("KUBE-SEP-");
-}
-
 /// The API server gives a cluster IP or node port to one Service: a Service that has another's shows that the other is gone.
 #[test]
 fn who_gets_what_a_missing_service_had_is_served_at_once() {
@@ -675,26 +573,6 @@ fn an_empty_first_list_takes_nothing_away_where_one_family_cannot_be_read() {
     }
 }
 
-#[test]
-fn flows_of_removed_udp_endpoints_are_forgotten() {
-    let mut node = new();
-    let spec = json!({"clusterIP": "10.96.0.1", "ports": [{"name": "u", "port": 53, "protocol": "UDP"}]});
-    node.service("dns", spec);
-    node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
-    node.settles();
-    let place = |text: &str| text.parse().unwrap();
-    let flow = |endpoint: &str| Flow::udp(place("10.244.5.5:999"), place("10.96.0.1:53"), place(endpoint));
-    node.kernel.add_flow(flow("10.244.0.1:5353"));
-    node.kernel.add_flow(flow("10.244.0.2:5353"));
-    // Flows stay until the rules lead elsewhere.
-    node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Permission));
-    node.slice("dns", &["10.244.0.2", "10.244.0.3"]);
-    node.pass();
-    assert_eq!(node.kernel.state().flows.len(), 2);
-    node.until_done();
-    assert_eq!(node.kernel.state().flows.into_iter().collect::<Vec<_>>(), [flow("10.244.0.2:5353")]);
-}
-
 fn localnet(node: &Node) -> String {
     node.kernel.state().sysctls["net/ipv4/conf/all/route_localnet"].clone()
 }
@@ -724,60 +602,6 @@ fn loopback_addresses_are_routed_once_the_rules_guard_them() {
         assert_eq!(localnet(&node), "0");
         node.has_not("block incoming localnet connections");
     }
-}
-
-/// A reset needs a setting: otherwise rules that a kube-proxy left would be written again.
-#[test]
-fn tcp_is_reset_where_that_is_configured() {
-    let ports = json!([{"name": "t", "port": 80, "nodePort": 30_080}, {"name": "u", "port": 53, "protocol": "UDP"}]);
-    let spec = json!({"type": "NodePort", "clusterIP": "10.96.0.3", "ports": ports});
-    let mut node = new();
-    node.service("none", spec.clone());
-    node.settles();
-    node.has("-d 10.96.0.3 --dport 80 -j REJECT\n");
-    let mut options = options();
-    options.iptables.reject_with_reset = true;
-    let mut next = Node::on(node.kernel.clone(), options);
-    next.service("none", spec);
-    next.settles();
-    for line in ["-d 10.96.0.3 --dport 80", "-m tcp -p tcp --dport 30080"] {
-        next.has(&format!("{line} -j REJECT --reject-with tcp-reset\n"));
-    }
-    next.has("-d 10.96.0.3 --dport 53 -j REJECT\n");
-    assert_eq!(next.full().writes(), 0);
-}
-
-#[test]
-fn rules_fit_the_programs_and_the_host() {
-    let old = || FakeHost::new().with_version(Backend::NfTables, "v1.6.1 (nf_tables)");
-    let mut node = Node::on(prepared(FakeKernel::with_iptables(old)), options());
-    node.settles();
-    node.has("-j MASQUERADE");
-    node.has_not("--random-fully");
-    node.has("--ctstate INVALID -j DROP");
-    assert_eq!(node.full().writes(), 0);
-    // Simulates programs that do not support it.
-    let mut always = options();
-    always.iptables.random_fully = mode::RandomFully::Always;
-    node = node.next(always);
-    let report = node.pass();
-    assert!(report.has_failed() || node.v4_rules().contains("--random-fully"), "{report:#?}");
-    for (asked, has) in [(mode::RandomFully::Always, true), (mode::RandomFully::Never, false)] {
-        let mut options = options();
-        options.iptables.random_fully = asked;
-        let mut node = new();
-        node.settles();
-        node = node.next(options);
-        node.settles();
-        assert_eq!(node.v4_rules().contains("--random-fully"), has, "{asked:?}");
-        assert_eq!(node.full().writes(), 0);
-    }
-    let mut liberal = options();
-    liberal.host.tcp_be_liberal = true;
-    let mut node = Node::on(kernel(), liberal);
-    node.settles();
-    node.has("--random-fully");
-    node.has_not("INVALID");
 }
 
 #[test]
@@ -937,33 +761,6 @@ fn sorted(node: &Node) -> Vec<String> {
     }
     all.sort();
     all
-}
-
-/// Tables are written one after the other: lines that table filter has of a Service that table nat refuses are counted.
-#[test]
-fn rules_of_a_refused_service_are_counted() {
-    let mut node = new();
-    node.services(3);
-    node.settles();
-    node.kernel.with_host(|host| host.set_match("recent", false));
-    node.service("web", json!({"type": "LoadBalancer", "clusterIP": "10.96.0.9", "sessionAffinity": "ClientIP"}));
-    node.slice("web", &["10.244.0.5"]);
-    assert!(!node.full().is_done());
-    // It is tried again by itself, after the rest.
-    let balancer = json!({"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}});
-    node.service(
-        "web",
-        json!({
-            "type": "LoadBalancer", "clusterIP": "10.96.0.9", "sessionAffinity": "ClientIP", "status": balancer,
-            "loadBalancerSourceRanges": ["198.51.100.0/24"],
-        }),
-    );
-    let report = node.pass();
-    assert!(!report.is_done(), "{report:#?}");
-    node.counts_are_true(&report);
-    node.slice("s1", &["10.244.0.1"]);
-    let report = node.settles();
-    node.counts_are_true(&report);
 }
 
 const INVALID: &str = "-m conntrack --ctstate INVALID -m nfacct --nfacct-name ct_state_invalid_dropped_pkts -j DROP";

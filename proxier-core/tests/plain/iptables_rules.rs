@@ -3,12 +3,10 @@
 use std::collections::BTreeMap;
 
 use iptables::Dump;
-use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NodePortAddresses};
+use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit};
 use proxier_core::config::{Reserved, ReservedPort, User};
-use proxier_core::modes::Kind;
-use proxier_core::modes::iptables::{Index, NodePorts, Options, RandomFully, Wanted, changes, cleanup, update};
+use proxier_core::modes::iptables::{Index, Options, RandomFully, Wanted, changes, cleanup, update};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
-use proxier_core::objects::ConfigObject;
 use proxier_core::service::{Changes, Indexed, NodeFacts};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
 use serde_json::{Value, json};
@@ -161,57 +159,6 @@ fn what_settings_change() {
     for absent in ["--random-fully", "INVALID", "block incoming localnet connections"] {
         assert!(!text.contains(absent), "{absent}: {text}");
     }
-}
-
-#[test]
-fn where_node_ports_are_served() {
-    let served = |addresses: NodePortAddresses, family| {
-        let mut config = Config::default();
-        config.node_port_addresses = addresses;
-        let mut facts = facts(&config);
-        facts.serve_localhost(Kind::Iptables.localhost(&Options::default()));
-        let all = Indexed::new(Index::new(&facts, Options::default()));
-        let wanted = all.wanted();
-        let settings = wanted.settings(family).unwrap();
-        (settings.node_ports.clone(), settings.options.localhost_node_ports)
-    };
-    let within = |networks: &[&str]| NodePortAddresses::Within(networks.iter().map(|of| of.parse().unwrap()).collect());
-    let on = |addresses: &[&str]| NodePorts::On(addresses.iter().map(|of| of.parse().unwrap()).collect());
-    assert_eq!(served(NodePortAddresses::All, Family::V4), (NodePorts::Everywhere, true));
-    assert_eq!(served(NodePortAddresses::All, Family::V6), (NodePorts::Everywhere, false));
-    assert_eq!(served(NodePortAddresses::Primary, Family::V4), (on(&["192.168.0.10"]), false));
-    assert_eq!(served(within(&["192.168.0.0/24"]), Family::V4), (on(&["192.168.0.10"]), false));
-    assert_eq!(
-        served(within(&["192.168.0.0/24"]), Family::V6),
-        (NodePorts::Everywhere, false),
-        "all of the other family"
-    );
-    assert_eq!(served(within(&["127.0.0.0/8"]), Family::V4), (on(&["127.0.0.1"]), true));
-    assert_eq!(served(within(&["0.0.0.0/0"]), Family::V4), (NodePorts::Everywhere, true));
-    // 127.0.0.1 itself, or a network that it is in.
-    for network in ["127.0.0.1/32", "126.0.0.0/7", "0.0.0.0/1"] {
-        assert_eq!(served(within(&[network]), Family::V4), (on(&["127.0.0.1"]), true), "{network}");
-    }
-    assert_eq!(served(within(&["127.0.0.2/32"]), Family::V4), (on(&[]), false), "not the address itself");
-    assert_eq!(served(within(&["128.0.0.0/1"]), Family::V4), (on(&["192.168.0.10"]), false));
-    assert_eq!(served(within(&[]), Family::V4), (on(&[]), false), "nothing could be read");
-    let asked = |texts: &[&str]| {
-        let object = ConfigObject {
-            node_port_addresses: texts.iter().map(ToString::to_string).collect(),
-            ..ConfigObject::default()
-        };
-        Config::check(&object, &mut Vec::new()).node_port_addresses
-    };
-    let primary = "192.168.0.10";
-    for (texts, expected) in [
-        (&["primary", "localhost"][..], (on(&["127.0.0.1", primary]), true)),
-        (&["localhost"], (on(&["127.0.0.1"]), true)),
-        (&["primary", "all"], (NodePorts::Everywhere, true)),
-        (&["primary", "10.0.0.0/8"], (on(&[primary]), false)),
-    ] {
-        assert_eq!(served(asked(texts), Family::V4), expected, "{texts:?}");
-    }
-    assert_eq!(served(asked(&["primary", "10.0.0.0/8"]), Family::V6), served(NodePortAddresses::Primary, Family::V6));
 }
 
 #[test]
@@ -414,40 +361,6 @@ fn what_others_left_is_taken_over_and_others_rules_stay() {
     assert_eq!(of("nat", "KUBE-MARK-MASQ").len(), 1, "container runtimes use it");
 }
 
-#[test]
-fn changes_by_other_programs_are_repaired() {
-    let web = service("web", &json!([{"port": 80, "nodePort": 30080}]), &json!({"clusterIP": "172.30.0.41"}), &[]);
-    let store = store(&[web], &[slice("web", ("", 80), &[("10.180.0.1", "node-a"), ("10.180.0.2", "node-b")])]);
-    let all = built(&store, &facts(&Config::default()), Options::default());
-    let wanted = all.wanted();
-    let good = tables(&wanted, Family::V4);
-    let chain = |prefix: &str| {
-        good.chains().into_keys().map(|(_, chain)| chain).find(|chain| chain.starts_with(prefix)).unwrap()
-    };
-    let spoils = [
-        "*nat\n-A KUBE-MARK-MASQ -j ACCEPT\n".to_owned(),
-        "*nat\n-A KUBE-SERVICES -j RETURN\n".to_owned(),
-        "*nat\n-F KUBE-SERVICES\n".to_owned(),
-        "*filter\n-F FORWARD\n".to_owned(),
-        format!("*nat\n-A {} -j RETURN\n", chain("KUBE-SVC-")),
-        format!("*nat\n-F {}\n", chain("KUBE-SEP-")),
-        "*filter\n-F INPUT\n-A INPUT -j KUBE-FIREWALL\n".to_owned(),
-        "*filter\n-F KUBE-FIREWALL\n".to_owned(),
-    ];
-    for spoil in spoils {
-        let kernel = tables(&wanted, Family::V4);
-        kernel.restore(&format!("{spoil}COMMIT\n"));
-        let mend = changes(&wanted, &kernel.dump(), Family::V4).unwrap();
-        assert!(!mend.is_empty(), "{spoil}");
-        kernel.restore(&mend.to_restore_text().unwrap());
-        assert!(changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty(), "{spoil}");
-    }
-    // Rules that jump to node ports come last: any other order is repaired.
-    let last = good.chains()[&("nat".to_owned(), "KUBE-SERVICES".to_owned())].last().unwrap().clone();
-    good.restore(&format!("*nat\n-D KUBE-SERVICES {last}\n-I KUBE-SERVICES 1 {last}\nCOMMIT\n"));
-    assert!(!changes(&wanted, &good.dump(), Family::V4).unwrap().is_empty());
-}
-
 /// The kernel's spelling of the rules that were written is accepted.
 #[test]
 fn the_kernels_spelling_is_no_difference() {
@@ -493,15 +406,4 @@ fn a_table_that_cannot_be_shown_is_left_alone() {
     for result in [changes(&wanted, &dump, Family::V4), cleanup(&dump)] {
         assert!(result.unwrap_err().to_string().starts_with("table nat has rules that iptables-save cannot show"));
     }
-}
-
-/// Node facts on which rules depend: everything is compared.
-#[test]
-fn settings_make_everything_different() {
-    let store = store(&[], &[]);
-    let (plain, pods) = (facts(&Config::default()), facts(&with_pods()));
-    let mut all = built(&store, &plain, Options::default());
-    assert!(!all.index.set_settings(&plain, Options::default()));
-    assert!(all.index.set_settings(&pods, Options::default()));
-    assert!(all.wanted() == built(&store, &pods, Options::default()).wanted());
 }

@@ -193,44 +193,6 @@ fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
     report.applied.done.iter().filter(|((part, _), _)| *part != Part::Sysctl).map(|(of, count)| (*of, *count)).collect()
 }
 
-#[test]
-fn a_service_is_elements_and_shared_chains() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    node.service("other", json!({"clusterIP": "10.96.0.2"}));
-    node.slice("other", &["10.244.0.3", "10.244.0.4"]);
-    node.service("none", json!({"clusterIP": "10.96.0.3"}));
-    node.settles();
-    let table = node.v4();
-    for (block, element) in [
-        ("set internal-4", "10.96.0.1 . tcp . 80"),
-        ("set internal-4", "10.96.0.2 . tcp . 80"),
-        ("set rejected", "10.96.0.3 . tcp . 80"),
-        ("map endpoints", "10.96.0.1 . tcp . 80 . 0 : 10.244.0.1 . 8080"),
-        ("map endpoints", "10.96.0.2 . tcp . 80 . 1 : 10.244.0.4 . 8080"),
-    ] {
-        assert!(has(&table, block, element), "{block} lacks {element} in {table}");
-    }
-    assert_eq!(table.matches("chain internal-").count(), 1, "{table}");
-    // Both families, each in one transaction.
-    assert_eq!(node.transactions(), 2);
-}
-
-#[test]
-fn one_changed_endpoint_is_one_transaction_of_one_frontend() {
-    let mut node = new();
-    node.serve_many(50, &["10.244.0.1", "10.244.0.2"]);
-    node.settles();
-    let before = node.transactions();
-    node.slice("s7", &["10.244.0.1", "10.244.0.9"]);
-    let report = node.settles();
-    assert!(!report.full);
-    assert_eq!(node.transactions() - before, 1);
-    assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Change), 1)]));
-    assert!(node.v4().contains("10.96.0.7 . tcp . 80 . 1 : 10.244.0.9 . 8080"));
-}
-
 /// Lines of a table that one change takes away and adds, without those of one Frontend's endpoints.
 fn other_lines(node: &mut Node, endpoints: &[&str]) -> Vec<String> {
     let lines = |node: &Node| -> BTreeSet<String> {
@@ -549,20 +511,6 @@ fn a_refused_frontend_of_many_is_left_out() {
     }
 }
 
-/// The search ends, with nothing written, if all are refused.
-#[test]
-fn a_kernel_that_refuses_everything_is_not_asked_for_ever() {
-    let mut node = new();
-    node.kernel.nf_tables().set_silent(true);
-    node.kernel.nf_tables().refuse_elements(Some((&[10, 96], Errno::EINVAL)));
-    for number in 1..=200 {
-        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-    }
-    let report = node.pass();
-    assert!(report.has_failed() && !node.tables().contains_key("ip proxier"), "{report:#?}");
-    assert!(node.tables().contains_key("ip6 proxier"));
-}
-
 /// A change of our table between reading and writing: the table is not written from the old reading, and read again at once.
 #[test]
 fn a_change_of_our_table_between_reading_and_writing() {
@@ -582,18 +530,6 @@ fn a_change_of_our_table_between_reading_and_writing() {
     node.settles();
     assert!(node.now <= then + Duration::from_secs(1), "{:?} after {then:?}", node.now);
     assert!(node.v4().contains("10.96.0.2 . tcp . 80") && !node.v4().contains("theirs"), "{}", node.v4());
-}
-
-#[test]
-fn without_nf_tables_the_node_has_failed_and_says_why() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.1"}));
-    node.kernel.fail(Fault::new(Call::TablesGeneration, PortErrorKind::Unavailable).every());
-    let report = node.pass();
-    assert!(report.has_failed() && report.unread[0].to_string().contains("nf_tables"), "{report:#?}");
-    node.kernel.clear_faults();
-    node.settles();
-    assert!(node.v4().contains("10.96.0.1"));
 }
 
 /// While the safeguard holds anything back, a table that cannot be repaired is not recreated without it.
@@ -626,19 +562,6 @@ fn a_table_that_has_to_be_made_again_waits_for_what_is_held_back() {
     assert!(!next.v4().contains("priority -200"), "{}", next.v4());
 }
 
-#[test]
-fn a_family_that_is_not_served_any_more_has_no_table() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1"], "ipFamilies": ["IPv6"]}));
-    node.settles();
-    assert!(node.tables()["ip6 proxier"].contains("fd00::1 . tcp . 80"));
-    let mut options = options();
-    options.config.families = proxier_core::config::Families::V4;
-    let mut next = Node::on(node.kernel.clone(), options);
-    next.pass();
-    assert_eq!(next.tables().into_keys().collect::<Vec<_>>(), ["ip proxier"]);
-}
-
 /// The elements of a map or set of IPv4.
 fn elements(node: &Node, set: &str) -> Vec<String> {
     let mut elements = blocks(&node.v4()).remove(set).unwrap();
@@ -649,49 +572,6 @@ fn elements(node: &Node, set: &str) -> Vec<String> {
 
 fn sticky() -> Value {
     json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP"})
-}
-
-#[test]
-fn endpoints_keep_their_slots() {
-    for (spec, then) in [
-        (sticky(), ["0 : 10.244.0.1", "2 : 10.244.0.3", "3 : 10.244.0.4"]),
-        // Without affinity no number may be missing.
-        (json!({"clusterIP": "10.96.0.1"}), ["0 : 10.244.0.1", "1 : 10.244.0.4", "2 : 10.244.0.3"]),
-    ] {
-        let mut node = new();
-        node.service("web", spec.clone());
-        node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3", "10.244.0.4"]);
-        node.settles();
-        node.slice("web", &["10.244.0.1", "10.244.0.3", "10.244.0.4"]);
-        node.settles();
-        let expected = then.map(|slot| format!("10.96.0.1 . tcp . 80 . {slot} . 8080"));
-        assert_eq!(elements(&node, "map endpoints"), expected);
-        // Another process goes on with them.
-        let mut next = Node::on(node.kernel.clone(), options());
-        next.service("web", spec);
-        next.slice("web", &["10.244.0.1", "10.244.0.3", "10.244.0.4"]);
-        let report = next.settles();
-        assert_eq!(report.writes(), 0, "{report:#?}");
-        next.slice("web", &["10.244.0.0", "10.244.0.1", "10.244.0.3", "10.244.0.4"]);
-        next.settles();
-        let found = elements(&next, "map endpoints");
-        assert_eq!(found.len(), 4);
-        assert!(expected.iter().all(|kept| found.contains(kept)), "{expected:?} are not in {found:?}");
-    }
-}
-
-/// An endpoint that is missing only between two writes keeps its slot.
-#[test]
-fn what_was_not_written_takes_no_slot_away() {
-    let mut node = new();
-    node.service("web", sticky());
-    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
-    node.settles();
-    let before = elements(&node, "map endpoints");
-    node.slice("web", &["10.244.0.3", "10.244.0.4"]);
-    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
-    node.pass();
-    assert_eq!(elements(&node, "map endpoints"), before);
 }
 
 /// Weights cost elements, and times of their own a chain for each endpoint; the sets for clients, which take memory at once, are shared.
@@ -778,50 +658,6 @@ fn affinity_without_room_is_refused() {
     }
 }
 
-#[test]
-fn chains_of_slots_come_and_go_with_the_number_of_endpoints() {
-    let mut node = new();
-    for number in 1..=30 {
-        node.service(
-            &format!("s{number}"),
-            json!({"clusterIP": format!("10.96.0.{number}"), "sessionAffinity": "ClientIP"}),
-        );
-        node.slice(&format!("s{number}"), &["10.244.0.1", "10.244.0.2"]);
-    }
-    let slots = |node: &Node| -> Vec<String> {
-        let blocks = blocks(&node.v4());
-        blocks.into_keys().filter(|block| block.contains("-sticky-") || block.contains("clients-")).collect()
-    };
-    let two = [
-        "chain internal-2-sticky-10800-of-2",
-        "chain slot-0-sticky-10800",
-        "chain slot-1-sticky-10800",
-        "set clients-0",
-        "set clients-1",
-    ];
-    node.settles();
-    assert_eq!(slots(&node), two);
-    node.slice("s7", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
-    node.settles();
-    assert_eq!(slots(&node).len(), two.len() + 5, "{:?}", slots(&node));
-    node.slice("s7", &["10.244.0.1", "10.244.0.2"]);
-    node.settles();
-    assert_eq!(slots(&node), two);
-    // Foreign elements in them go, and removed ones come back.
-    let whole = node.tables();
-    let table = TableKey::new(Family::Ip, "proxier").unwrap();
-    let mut change = Transaction::new();
-    for chain in ["internal-2-sticky-10800-of-2", "slot-1-sticky-10800"] {
-        change.flush_chain(&table.chain(chain).unwrap());
-    }
-    change.delete_set(&table.set("clients-1").unwrap());
-    node.kernel.nftables().commit(&change).unwrap();
-    let report = node.full();
-    assert!(report.is_done() && !report.drift.is_empty(), "{report:#?}");
-    assert_eq!(meaning(&node.tables()), meaning(&whole));
-    assert_eq!(slots(&node), two);
-}
-
 /// Only differences are written: elements of the same Frontend that stay are not sent again.
 #[test]
 fn a_change_writes_no_element_that_stays() {
@@ -838,88 +674,6 @@ fn a_change_writes_no_element_that_stays() {
     assert_eq!(
         elements(&node, "map endpoints"),
         ["10.96.0.7 . tcp . 80 . 0 : 10.244.0.1 . 8080", "10.96.0.7 . tcp . 80 . 1 : 10.244.0.3 . 8080"]
-    );
-}
-
-#[test]
-fn what_only_loses_something_has_changed_too() {
-    let balancer = |ranges: &[&str]| {
-        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "loadBalancerSourceRanges": ranges,
-            "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}})
-    };
-    let mut node = new();
-    node.service("web", balancer(&["198.51.100.0/24", "203.0.113.0/24"]));
-    node.slice("web", &["10.244.0.1", "10.244.0.2", "10.244.0.3"]);
-    node.settles();
-    node.service("web", balancer(&["198.51.100.0/24"]));
-    let report = node.settles();
-    assert_eq!(steps(&report), BTreeMap::from([((Part::Frontend, Action::Change), 1)]), "the load balancer's address");
-    assert!(!node.v4().contains("203.0.113"), "{}", node.v4());
-    node.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    let report = node.settles();
-    assert_eq!(steps(&report).get(&(Part::Frontend, Action::Change)), Some(&2), "each of its addresses");
-}
-
-/// A Frontend of SCTP from an earlier process goes with its Service, and is reported.
-#[test]
-fn sctp_is_known_after_a_restart() {
-    let mut node = new();
-    let ports = json!([{"name": "s", "port": 99, "protocol": "SCTP"}]);
-    node.service("signals", json!({"clusterIP": "10.96.0.1", "ports": ports}));
-    node.service("web", json!({"clusterIP": "10.96.0.2"}));
-    node.settles();
-    assert!(node.v4().contains("10.96.0.1 . sctp . 99"), "{}", node.v4());
-    let mut next = Node::on(node.kernel.clone(), options());
-    next.service("web", json!({"clusterIP": "10.96.0.2"}));
-    assert_eq!(steps(&next.settles()), BTreeMap::from([((Part::Frontend, Action::Delete), 1)]));
-    assert!(!next.v4().contains("10.96.0.1"), "{}", next.v4());
-}
-
-#[test]
-fn chains_that_come_or_go_are_a_change_of_the_table() {
-    let mut node = new();
-    for name in ["web", "other"] {
-        let number = name.len();
-        node.service(name, json!({"clusterIP": format!("10.96.0.{number}")}));
-        node.slice(name, &["10.244.0.1", "10.244.0.2"]);
-    }
-    node.settles();
-    let change = |part| ((part, Action::Change), 1);
-    let with_chain = BTreeMap::from([change(Part::Table), change(Part::Frontend)]);
-    let all: Vec<String> = (1..=9).map(|number| format!("10.244.0.{number}")).collect();
-    let all: Vec<&str> = all.iter().map(String::as_str).collect();
-    // A chain for up to eight endpoints comes, then one for up to twelve in its place, which goes again; that for up to four stays for the other
-    // Service.
-    for count in [5, 9, 2] {
-        node.slice("web", &all[..count]);
-        assert_eq!(steps(&node.settles()), with_chain, "{count}");
-    }
-    node.slice("web", &["10.244.0.1", "10.244.0.4"]);
-    assert_eq!(steps(&node.settles()), BTreeMap::from([change(Part::Frontend)]));
-}
-
-/// The table of one family shows no Frontend of the other.
-#[test]
-fn a_new_table_counts_the_frontends_of_its_family() {
-    let kernel = kernel();
-    let mut make = Transaction::new();
-    make.add_table(Table::new(TableKey::new(Family::Ip6, "proxier").unwrap()));
-    kernel.nftables().commit(&make).unwrap();
-    let mut node = Node::on(kernel, options());
-    for number in 1..=3 {
-        let address = format!("fd00::{number}");
-        node.service(
-            &format!("six-{number}"),
-            json!({"clusterIP": address, "clusterIPs": [address], "ipFamilies": ["IPv6"]}),
-        );
-    }
-    node.service("four", json!({"clusterIP": "10.96.0.1"}));
-    // The other table is foreign.
-    let report = node.pass();
-    assert_eq!(
-        steps(&report),
-        BTreeMap::from([((Part::Table, Action::Add), 1), ((Part::Frontend, Action::Add), 1)]),
-        "{report:#?}"
     );
 }
 

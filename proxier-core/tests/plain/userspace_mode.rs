@@ -6,15 +6,15 @@ use std::time::Duration;
 
 use proxier_core::config::{LocalTraffic, Neighbour, User};
 use proxier_core::engine::Options;
-use proxier_core::fake::{Call, FakeKernel, Fault};
+use proxier_core::fake::{Call, Fault};
 use proxier_core::inspect::trace;
 use proxier_core::modes::{self, iptables, userspace};
 use proxier_core::net::{FrontendKey, Network};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
-use proxier_core::ports::{PortErrorKind, RouteOwner, Settings};
+use proxier_core::ports::{PortErrorKind, RouteOwner};
 use proxier_core::service::{Packet, Verdict};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::node::{Node, kernel, options_of};
 
@@ -91,26 +91,6 @@ fn a_service_is_listened_for_on_all_its_addresses() {
     let report = node.settles();
     assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
     assert_eq!((done(&report, Part::Listener, Action::Delete), done(&report, Part::Route, Action::Delete)), (9, 3));
-}
-
-#[test]
-fn policies_decide_who_gets_which_endpoints() {
-    let mut node = new();
-    let external = json!({
-        "type": "NodePort", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
-        "ports": [{"name": "p", "port": 80, "nodePort": 30001}],
-    });
-    node.service("external", external);
-    node.slice("external", &["10.244.1.1", "10.244.0.1@node-a"]);
-    node.service("internal", json!({"clusterIP": "10.96.0.2", "internalTrafficPolicy": "Local"}));
-    node.slice("internal", &["10.244.1.1", "10.244.1.2"]);
-    node.service("empty", json!({"clusterIP": "10.96.0.3"}));
-    node.settles();
-    let expected = ["TCP 10.96.0.1:80 2 2", "TCP 10.96.0.2:80 0 0", "TCP 10.96.0.3:80 0 0", "TCP 192.0.2.10:30001 1 2"];
-    assert_eq!(node.listeners(), expected);
-    let listeners = node.kernel.listeners();
-    assert!(listeners[&key("TCP 10.96.0.2:80")].has_endpoints, "on other nodes");
-    assert!(!listeners[&key("TCP 10.96.0.3:80")].has_endpoints);
 }
 
 /// Reports about endpoints that get nothing.
@@ -242,55 +222,6 @@ fn networks_that_are_not_the_services_alone_cut_nobody_off() {
 }
 
 #[test]
-fn networks_of_services_take_one_route_each() {
-    let mut options = options();
-    options.userspace.service_cidrs = vec!["10.96.0.0/12".parse().unwrap(), "fd00:10::/112".parse().unwrap()];
-    let mut node = Node::on(FakeKernel::new(), options);
-    let families = json!(["IPv4", "IPv6"]);
-    let ips = json!(["10.96.0.10", "fd00:10::10"]);
-    node.service(
-        "web",
-        json!({"clusterIP": "10.96.0.10", "clusterIPs": ips, "ipFamilies": families, "externalIPs": ["198.51.100.7"]}),
-    );
-    node.slice("web", &["10.244.1.7"]);
-    node.settles();
-    let all = networks(&["10.96.0.0/12", "198.51.100.7/32", "fd00:10::/112"]);
-    assert_eq!(node.routes(), all);
-    node.service("other", json!({"clusterIP": "10.96.0.11"}));
-    assert_eq!(done(&node.settles(), Part::Route, Action::Add), 0);
-    node.no_service("web");
-    node.settles();
-    assert_eq!(node.routes(), networks(&["10.96.0.0/12", "fd00:10::/112"]));
-}
-
-#[test]
-fn networks_that_the_cluster_names_count_instead() {
-    let mut options = options();
-    options.userspace.service_cidrs = vec!["10.112.0.0/16".parse().unwrap()];
-    let mut node = Node::on(FakeKernel::new(), options);
-    node.service("web", json!({"clusterIP": "10.96.0.10"}));
-    node.slice("web", &["10.244.1.7"]);
-    node.settles();
-    assert_eq!(node.routes(), networks(&["10.96.0.10/32", "10.112.0.0/16"]));
-    let listeners = node.listeners();
-    node.proxier.set_service_cidrs(networks(&["10.96.0.0/12"]), node.now);
-    let report = node.settles();
-    assert!(report.drift.is_empty(), "{report:#?}");
-    assert_eq!(node.routes(), networks(&["10.96.0.0/12"]));
-    // The network goes, and an address in it is in use: the address has its own route, and nothing was closed.
-    node.kernel.set_connected("10.96.0.10".parse().unwrap(), true);
-    node.proxier.set_service_cidrs(networks(&["10.128.0.0/16"]), node.now);
-    node.settles();
-    assert!(networks(&["10.96.0.10/32", "10.128.0.0/16"]).iter().all(|of| node.routes().contains(of)));
-    node.kernel.set_connected("10.96.0.10".parse().unwrap(), false);
-    node.settles();
-    assert_eq!(node.routes(), networks(&["10.96.0.10/32", "10.128.0.0/16"]));
-    node.proxier.set_service_cidrs([], node.now);
-    node.settles();
-    assert_eq!((node.routes(), node.listeners()), (networks(&["10.96.0.10/32", "10.112.0.0/16"]), listeners));
-}
-
-#[test]
 fn sctp_is_refused_with_the_reason() {
     let mut node = new();
     let ports = json!([{"name": "s", "port": 132, "protocol": "SCTP"}]);
@@ -333,59 +264,6 @@ fn a_route_stays_while_connections_need_it() {
 }
 
 #[test]
-fn a_port_of_another_program_is_told_and_tried_again() {
-    let mut node = new();
-    for (name, address) in [("web", "10.96.0.10"), ("other", "10.96.0.11")] {
-        node.service(name, json!({"clusterIP": address}));
-        node.slice(name, &["10.244.1.7"]);
-    }
-    node.kernel.set_port_taken(key("TCP 10.96.0.10:80"), true);
-    let report = node.pass();
-    assert_eq!(node.listeners(), ["TCP 10.96.0.11:80 1 1"], "all else goes on");
-    assert!(!report.has_failed(), "the node is not at fault");
-    let failures: Vec<String> = report.applied.failures.iter().map(ToString::to_string).collect();
-    assert_eq!(failures.len(), 1);
-    assert!(failures[0].contains("TCP 10.96.0.10:80") && failures[0].contains("demo/web:p"), "{failures:?}");
-    let before = node.now;
-    assert_eq!(node.pass().applied.failures.len(), 1, "it is tried again");
-    assert!(node.now > before, "after a pause");
-    node.kernel.set_port_taken(key("TCP 10.96.0.10:80"), false);
-    node.settles();
-    assert_eq!(node.listeners().len(), 2);
-}
-
-#[test]
-fn a_new_process_listens_anew_and_deletes_routes_nobody_wants() {
-    let mut node = new();
-    for (name, address) in [("web", "10.96.0.10"), ("old", "10.96.0.11")] {
-        node.service(name, json!({"clusterIP": address}));
-        node.slice(name, &["10.244.1.7"]);
-    }
-    node.settles();
-    let kernel = node.kernel.clone();
-    kernel.restart();
-    let mut node = Node::on(kernel, options());
-    node.service("web", json!({"clusterIP": "10.96.0.10"}));
-    node.slice("web", &["10.244.1.7"]);
-    let report = node.settles();
-    assert_eq!(
-        (node.listeners(), node.routes()),
-        (vec!["TCP 10.96.0.10:80 1 1".to_owned()], networks(&["10.96.0.10/32"]))
-    );
-    assert_eq!(done(&report, Part::Route, Action::Add), 0);
-    let cleaned = modes::cleanup::cleanup(&options().config, None, &mut node.kernel.ports());
-    assert!(cleaned.is_done(), "{cleaned:#?}");
-    assert_eq!(node.routes(), networks(&[]));
-    // A route is deleted by another program: a full pass finds it.
-    let report = node.full();
-    assert_eq!(
-        report.drift.iter().map(ToString::to_string).collect::<Vec<_>>(),
-        ["+ route local 10.96.0.10/32 dev lo"]
-    );
-    assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
-}
-
-#[test]
 fn failures_are_reported_and_mended() {
     let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.10"}));
@@ -403,58 +281,4 @@ fn failures_are_reported_and_mended() {
     node.settles();
     assert_eq!((node.listeners().len(), node.routes().len()), (2, 2));
     assert!(node.kernel.writes().conntrack > 0);
-}
-
-#[test]
-fn settings_follow_the_host() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.10"}));
-    node.settles();
-    node.kernel.set_interface("eth1", &["192.0.2.77".parse().unwrap()]);
-    node.proxier.host_changed(node.now);
-    node.settles();
-    let own: Vec<String> = node.kernel.relay_settings().own.iter().map(ToString::to_string).collect();
-    assert!(own.contains(&"192.0.2.10".to_owned()) && own.contains(&"192.0.2.77".to_owned()), "{own:?}");
-    let listener = node.kernel.listeners().remove(&key("TCP 10.96.0.10:80")).unwrap();
-    assert_eq!(listener.affinity, None);
-    node.service("web", json!({"clusterIP": "10.96.0.10", "sessionAffinity": "ClientIP"}));
-    node.settles();
-    let listener = node.kernel.listeners().remove(&key("TCP 10.96.0.10:80")).unwrap();
-    assert_eq!(listener.affinity, Some(Duration::from_secs(10_800)));
-}
-
-#[test]
-fn an_address_stays_until_its_last_port_goes() {
-    let spec = |ports: &[u16]| {
-        let ports: Vec<Value> = ports.iter().map(|port| json!({"name": format!("p{port}"), "port": port})).collect();
-        json!({"clusterIP": "10.96.0.10", "ports": ports})
-    };
-    let mut node = new();
-    node.service("web", spec(&[80, 81, 82]));
-    node.settles();
-    for ports in [&[81, 82][..], &[82]] {
-        node.service("web", spec(ports));
-        let report = node.settles();
-        assert_eq!((report.full, report.writes(), node.listeners().len()), (false, 1, ports.len()), "{report:#?}");
-        assert_eq!(node.routes(), networks(&["10.96.0.10/32"]));
-    }
-    node.no_service("web");
-    node.settles();
-    assert_eq!((node.listeners(), node.routes()), (vec![], networks(&[])));
-}
-
-#[test]
-fn a_preview_leaves_the_relay_as_it_is() {
-    let mut node = new();
-    node.service("web", json!({"clusterIP": "10.96.0.10"}));
-    let (plan, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
-    assert!(report.unread.is_empty() && !plan.is_empty(), "{report:#?}");
-    let names = modes::Names::new(node.proxier.store(), node.proxier.desired());
-    let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
-    let place = |needle: &str| steps.iter().position(|step| step.contains(needle));
-    let (listens, leads_here) = (place("TCP 10.96.0.10:80 0 endpoints"), place("local 10.96.0.10/32"));
-    assert!(listens.is_some() && listens < leads_here, "{steps:#?}");
-    assert_eq!(node.kernel.relay_settings(), Settings::default());
-    node.settles();
-    assert_ne!(node.kernel.relay_settings(), Settings::default(), "the addresses of this host");
 }
