@@ -6,8 +6,7 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use iptables::Backend;
-use proxier_core::config::{Binding, InterfaceName, LocalTraffic, RulesBy};
-use proxier_core::config::{Neighbour, User};
+use proxier_core::config::{Binding, InterfaceName, RulesBy};
 use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
@@ -125,51 +124,6 @@ fn done(report: &Report, part: Part, action: Action) -> u64 {
 fn skipped(report: &Report) -> Vec<String> {
     let failures = report.applied.failures.iter();
     failures.filter(|of| of.error.kind() == PortErrorKind::Skipped).map(|of| of.step.name.clone()).collect()
-}
-
-#[test]
-fn networks_take_one_route_each_and_other_addresses_their_own() {
-    let mut node = new(Binding::Routes);
-    let reports = node.settle();
-    assert_eq!(node.local_routes(), ALL);
-    assert_eq!(bound(&node.kernel), None, "no device, so no address");
-    assert_eq!(guarded(&node.kernel), ["10.96.0.0/12", "fd00:10::/112"].map(str::to_owned).into());
-    assert_eq!(done(&reports[0], Part::Route, Action::Add), 4);
-    assert!(reports[1..].iter().all(|report| report.writes() == 0 && report.drift.is_empty()));
-    let state = node.kernel.state();
-    for server in ["10.96.0.10:80", "[fd00:10::10]:80", "198.51.100.7:80", "203.0.113.9:80", "192.0.2.10:30080"] {
-        assert!(state.ipvs.contains(&format!("-A -t {server} ")), "{server}: {}", state.ipvs);
-    }
-    // The sets of served addresses do not depend on the binding.
-    let served = &state.sets["KUBE-IPVS-IPS"].1;
-    assert_eq!(served.len(), 4, "{served:?}");
-
-    // A Service within the networks needs no route of its own; one outside does.
-    node.serve_both("more", json!({"clusterIP": "10.96.0.12"}));
-    let report = node.pass();
-    assert_eq!((report.is_done(), report.full, done(&report, Part::Route, Action::Add)), (true, false, 0));
-    node.serve_both("more", json!({"clusterIP": "10.96.0.12", "externalIPs": ["198.51.100.8"]}));
-    let report = node.pass();
-    assert_eq!((report.full, done(&report, Part::Route, Action::Add)), (false, 1));
-    assert!(node.local_routes().contains(&"local 198.51.100.8/32 dev lo src 192.0.2.10".to_owned()));
-    node.no_service("more");
-    let report = node.pass();
-    assert_eq!((report.full, done(&report, Part::Route, Action::Delete)), (false, 1));
-    assert_eq!(node.local_routes(), ALL);
-    let step = node.kernel.state();
-    assert!(step.sysctls["net/ipv4/vs/conntrack"] == "1");
-}
-
-#[test]
-fn without_networks_each_address_has_its_own() {
-    let mut options = options(Binding::Routes);
-    options.config.ipvs.service_cidrs.clear();
-    let mut node = with_services(&kernel(), options);
-    node.settle();
-    let expected = ["10.96.0.10/32", "10.96.0.11/32", "198.51.100.7/32", "203.0.113.9/32"];
-    let mut expected = expected.map(|of| format!("local {of} dev lo src 192.0.2.10")).to_vec();
-    expected.push("local fd00:10::10/128 dev lo src 2001:db8::10".to_owned());
-    assert_eq!((node.local_routes(), guarded(&node.kernel)), (expected, [].into()));
 }
 
 /// The cluster's own ServiceCIDRs count in place of the configuration.
@@ -416,35 +370,6 @@ fn a_lost_route_is_put_back() {
     assert!(done(&report, Part::Route, Action::Delete) > 0 && report.drift.is_empty(), "{report:#?}");
 }
 
-/// Addresses move between nodes: another interface gets a Service's, and loses it again.
-#[test]
-fn a_route_stays_while_another_interface_has_its_address() {
-    let mut node = new(Binding::Routes);
-    node.settle();
-    node.kernel.set_interface("eth1", &ips(&["203.0.113.9"]));
-    node.proxier.host_changed(node.now);
-    node.settle();
-    assert_eq!(node.local_routes(), ALL);
-    assert!(node.full().drift.is_empty());
-    node.no_service("web");
-    node.settle();
-    assert_eq!(node.local_routes(), [V4, V6], "no Service has it any more");
-}
-
-/// An address that another interface had from the beginning never had a route.
-#[test]
-fn no_route_is_deleted_that_was_never_made() {
-    let kernel = kernel();
-    kernel.set_interface("eth1", &ips(&["203.0.113.9"]));
-    let mut node = with_services(&kernel, options(Binding::Routes));
-    node.settle();
-    assert!(node.local_routes().iter().all(|of| !of.contains("203.0.113.9")), "{:?}", node.local_routes());
-    node.no_service("web");
-    let deleted: u64 = node.settle().iter().map(|report| done(report, Part::Route, Action::Delete)).sum();
-    assert_eq!(deleted, 1, "that of 198.51.100.7");
-    assert_eq!(node.local_routes(), [V4, V6]);
-}
-
 /// The kernel deletes routes whose source goes.
 #[test]
 fn the_source_follows_the_nodes_address() {
@@ -482,119 +407,6 @@ fn a_source_that_the_kernel_refuses_is_left_out() {
     assert_eq!(node.local_routes(), ALL);
 }
 
-#[test]
-fn a_network_that_is_not_the_services_alone_is_not_made_local() {
-    let reject = |arrange: &dyn Fn(&mut Options, &FakeKernel), holds: &str| {
-        let (kernel, mut options) = (kernel(), options(Binding::Routes));
-        arrange(&mut options, &kernel);
-        let mut node = with_services(&kernel, options);
-        let reports = node.settle();
-        let expected = [
-            "local 10.96.0.10/32 dev lo src 192.0.2.10",
-            "local 10.96.0.11/32 dev lo src 192.0.2.10",
-            ALL[1],
-            ALL[2],
-            V6,
-        ];
-        assert_eq!(node.local_routes(), expected, "{holds}");
-        assert_eq!(guarded(&kernel), ["fd00:10::/112".to_owned()].into(), "{holds}");
-        let told: Vec<&String> = reports.iter().flat_map(|report| &report.limited).collect();
-        assert!(told.len() == 1 && told[0].contains("10.96.0.0/12") && told[0].contains(holds), "{told:?}");
-    };
-    reject(&|_, kernel| kernel.set_interface("eth1", &ips(&["10.100.1.2"])), "10.100.1.2, an address of this node");
-    reject(
-        &|_, kernel| kernel.set_gateways(ips(&["10.100.0.1"])),
-        "10.100.0.1, the address of the gateway of this node's default route",
-    );
-    reject(
-        &|options, _| {
-            let server = Neighbour::tcp("10.100.0.2".parse().unwrap(), 6443);
-            options.config.reserved.set_neighbours(User::ApiServer, [server]);
-        },
-        "10.100.0.2, the address of the API server",
-    );
-    reject(
-        &|options, _| options.config.local_traffic = LocalTraffic::ClusterCidrs(vec![network("10.104.0.0/16")]),
-        "10.104.0.0/16, a network of pods",
-    );
-}
-
-/// Cluster DNS is a name server of the node, at a Service's address.
-#[test]
-fn a_neighbour_at_a_services_address_is_no_obstacle() {
-    let mut options = options(Binding::Routes);
-    let dns = Neighbour::new("10.96.0.11".parse().unwrap());
-    options.config.reserved.set_neighbours(User::NameServer, [dns]);
-    let mut node = with_services(&kernel(), options);
-    node.settle();
-    assert_eq!(node.local_routes(), ALL);
-}
-
-/// The network becomes local as a whole, or stops being so, without interrupting a Service.
-#[test]
-fn an_obstacle_comes_and_goes() {
-    let mut node = new(Binding::Routes);
-    node.settle();
-    let wanted = ips(&["10.96.0.10", "10.96.0.11"]);
-    for (addresses, whole) in [(&["10.100.1.2"][..], false), (&[], true)] {
-        node.kernel.set_interface("eth1", &ips(addresses));
-        node.proxier.host_changed(node.now);
-        for at in 0..200 {
-            // The kernel takes one write at a time: the rest of a pass is lost, and the next process goes on.
-            let state = node.kernel.state();
-            let local = |address: &IpAddr| state.routes.iter().any(|(_, route)| route.network.contains(address));
-            assert!(wanted.iter().all(local), "{at}: {:#?}", state.routes);
-            node = with_services(&node.kernel, options(Binding::Routes));
-            node.kernel.crash_after(1);
-            node.pass();
-            if !node.kernel.has_crashed() {
-                break;
-            }
-        }
-        node = with_services(&node.kernel, options(Binding::Routes));
-        // An address that was lost a moment ago may come back.
-        node.now += Duration::from_secs(20);
-        node.settle();
-        assert_eq!(node.local_routes().contains(&V4.to_owned()), whole);
-        assert_eq!(guarded(&node.kernel).contains("10.96.0.0/12"), whole);
-    }
-}
-
-/// A network does not show who made a virtual server in it; entries of sets and routes of single addresses do.
-#[test]
-fn a_new_process_knows_what_is_ours() {
-    let kernel = kernel();
-    with_services(&kernel, options(Binding::Routes)).settle();
-    kernel.ipvs().load("-A -t 10.96.0.99:80 -s rr\n-a -t 10.96.0.99:80 -r 10.9.9.9:80 -m -w 1\n").unwrap();
-    // Killed; meanwhile a Service goes.
-    let mut node = on(&kernel, options(Binding::Routes));
-    node.serve_both("dns", json!({"clusterIP": "10.96.0.11"}));
-    node.proxier.start(node.now);
-    let report = node.pass();
-    assert_eq!(report.foreign, ["TCP 10.96.0.99:80"]);
-    node.settle();
-    let ipvs = kernel.state().ipvs;
-    assert!(!ipvs.contains("10.96.0.10:") && !ipvs.contains("203.0.113.9") && !ipvs.contains("fd00:10::10"), "{ipvs}");
-    assert!(ipvs.contains("10.96.0.11:80") && ipvs.contains("10.96.0.99:80"), "{ipvs}");
-    assert_eq!(node.local_routes(), [V4, V6]);
-}
-
-#[test]
-fn a_cleanup_removes_routes_of_ours_only() {
-    let mut node = new(Binding::Routes);
-    node.kernel.set_route(RouteOwner::Userspace, network("10.96.0.0/12"), true);
-    node.settle();
-    let config = options(Binding::Addresses).config;
-    let cleaned = cleanup(&config, Some(Kind::Userspace), &mut node.kernel.ports());
-    assert!(cleaned.is_done(), "{cleaned:#?}");
-    assert_eq!(cleaned.applied.done.get(&(Part::Route, Action::Delete)), Some(&4));
-    let state = node.kernel.state();
-    assert_eq!((node.local_routes(), state.routes.len(), state.sets.len(), &*state.ipvs), (vec![], 1, 0, ""));
-    assert_eq!(guarded(&node.kernel), [].into());
-    let again = cleanup(&config, Some(Kind::Userspace), &mut node.kernel.ports());
-    assert!(again.is_done() && again.removed() == 0, "{again:#?}");
-}
-
 /// Routes do not tell proxies apart.
 #[test]
 fn a_proxy_with_other_names_binds_addresses() {
@@ -616,24 +428,19 @@ fn a_proxy_with_other_names_binds_addresses() {
     assert_eq!(node.local_routes(), ALL);
 }
 
-/// The node's own packets have its address, not the Service's.
+/// Addresses move between nodes: another interface gets a Service's, and loses it again.
 #[test]
-fn rules_about_the_nodes_own_traffic_know_its_source() {
+fn a_route_stays_while_another_interface_has_its_address() {
     let mut node = new(Binding::Routes);
-    node.serve_both(
-        "ranged",
-        json!({
-            "type": "LoadBalancer", "clusterIP": "10.96.0.20", "loadBalancerSourceRanges": ["198.18.0.0/24"],
-            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.20"}]}},
-        }),
-    );
     node.settle();
-    let barred = rules(&node.kernel, "KUBE-IPVS-OUT-FILTER");
-    assert!(barred.len() == 1 && barred[0].contains("--src-type LOCAL -m ipvs --vaddr 203.0.113.20"), "{barred:?}");
-    let services = rules(&node.kernel, "KUBE-SERVICES");
-    let marked =
-        services.iter().find(|line| line.contains("KUBE-CLUSTER-IP dst,dst") && line.contains("KUBE-MARK-MASQ"));
-    assert!(marked.is_some_and(|line| line.contains("--src-type LOCAL")), "{services:#?}");
+    node.kernel.set_interface("eth1", &ips(&["203.0.113.9"]));
+    node.proxier.host_changed(node.now);
+    node.settle();
+    assert_eq!(node.local_routes(), ALL);
+    assert!(node.full().drift.is_empty());
+    node.no_service("web");
+    node.settle();
+    assert_eq!(node.local_routes(), [V4, V6], "no Service has it any more");
 }
 
 fn destroy_sets(kernel: &FakeKernel) {

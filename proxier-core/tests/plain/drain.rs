@@ -1,12 +1,12 @@
 //! Draining: no connection is cut before the deadline, and none keeps its real server after it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::time::Duration;
 
-use ipvs::model::{ObservedRealServer, Protocol, Stats, Weight};
+use ipvs::model::{ObservedRealServer, Stats, Weight};
 use ipvs::{RealServer, RealServerKey, VirtualServerKey};
 use proptest::prelude::*;
-use proxier_core::modes::ipvs::drain::{Drains, Policy, Verdicts};
+use proxier_core::modes::ipvs::drain::{Drains, Policy};
 use proxier_core::time::Moment;
 use serde_json::json;
 
@@ -35,10 +35,6 @@ fn listed(real: RealServerKey, weight: u32, active: u32, inactive: u32, persiste
     .unwrap()
 }
 
-fn reals(verdicts: &Verdicts) -> [Vec<RealServerKey>; 3] {
-    [&verdicts.finished, &verdicts.waiting, &verdicts.vanished].map(Vec::clone)
-}
-
 /// Decision of `observe` in each case: connections of either kind count, templates of persistence do not.
 #[test]
 fn connections_decide() {
@@ -57,25 +53,6 @@ fn connections_decide() {
         assert_eq!(seen, [usize::from(finished), usize::from(!finished)], "{active} {inactive} {persistent}");
         assert_eq!(drains.iter().next().unwrap().connections, connections);
     }
-}
-
-#[test]
-fn it_is_looked_at_soon_then_less_often() {
-    let mut drains = Drains::new(Policy::default());
-    assert!(drains.is_empty());
-    assert!(drains.begin(key(1), real(1), None, secs(0)));
-    assert!(drains.is_draining(&key(1), &real(1)));
-    let mut at = Vec::new();
-    for _ in 0..9 {
-        let now = drains.next_check().unwrap();
-        at.push(now.as_secs());
-        assert_eq!(drains.due(now.saturating_sub(Duration::from_nanos(1))), BTreeSet::new());
-        assert_eq!(drains.due(now), BTreeSet::from([key(1)]));
-        let verdicts = drains.observe(&key(1), Some(&[listed(real(1), 0, 1, 0, 0)]), now);
-        assert_eq!(reals(&verdicts), [vec![], vec![real(1)], vec![]]);
-        assert_eq!(drains.due(now), BTreeSet::new());
-    }
-    assert_eq!(at, [1, 3, 7, 15, 31, 63, 123, 183, 243]);
 }
 
 #[test]
@@ -98,39 +75,6 @@ fn a_weight_that_came_back_is_reported() {
     drains.begin(key(1), real(2), None, secs(0));
     let there = [listed(real(1), 1, 1, 0, 0), listed(real(2), 0, 1, 0, 0)];
     assert_eq!(drains.observe(&key(1), Some(&there), secs(1)).takes_connections, [real(1)]);
-}
-
-#[test]
-fn a_second_one_brings_the_next_look_forward_and_none_pushes_it_back() {
-    let mut drains = Drains::new(Policy::default());
-    drains.begin(key(1), real(1), None, secs(0));
-    for _ in 0..5 {
-        let now = drains.next_check().unwrap();
-        drains.observe(&key(1), Some(&[listed(real(1), 0, 1, 0, 0)]), now);
-    }
-    assert_eq!(drains.next_check(), Some(secs(63)));
-    drains.begin(key(1), real(2), None, secs(40));
-    assert_eq!(drains.next_check(), Some(secs(41)));
-    // Added later: the first check does not wait for it.
-    drains.begin(key(1), real(3), None, Duration::from_millis(40_900));
-    assert_eq!(drains.next_check(), Some(secs(41)));
-    // Beginning twice has no effect.
-    assert!(!drains.begin(key(1), real(2), None, secs(50)));
-    assert_eq!(drains.iter().map(|of| of.since.as_secs()).collect::<Vec<_>>(), [0, 40, 40]);
-}
-
-#[test]
-fn who_drains() {
-    let policy = Policy::default();
-    let of = |policy: &Policy| {
-        [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].map(|one| policy.drains_by(one, policy.deadline))
-    };
-    assert_eq!(of(&policy), [true, false, false]);
-    let mut policy = Policy::default();
-    policy.protocols.insert(Protocol::Udp);
-    assert_eq!(of(&policy), [true, true, false]);
-    policy.deadline = Some(Duration::ZERO);
-    assert_eq!(of(&policy), [false; 3]);
 }
 
 #[derive(Clone, Debug)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use iptables::TableName;
 use ipvs::model::ForwardingMethod;
 use proptest::prelude::*;
-use proxier_core::config::{Families, MayAskFor};
+
 use proxier_core::engine::{Options, Reconciler};
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
@@ -123,25 +123,6 @@ fn a_local_policy_serves_local_endpoints_and_nothing_else() {
     agent.asks("web", &[local]);
     settles(&mut agent);
     assert_eq!(missing(&agent), None);
-}
-
-#[test]
-fn the_configuration_decides_families_and_weights() {
-    let both = |agent: &mut Node| {
-        let mut web = spec("TCP 10.96.0.1:80", &["10.0.0.1:80", "10.0.0.2:80"]);
-        web.weights = vec![(endpoint("10.0.0.2:80"), 7)];
-        agent.asks("web", &[web, spec("TCP [fd00::1]:80", &["[fd00:1::1]:80"])]);
-        settles(agent);
-        agent.served()
-    };
-    let v6 = "TCP [fd00::1]:80 [fd00:1::1]:80*1";
-    assert_eq!(both(&mut agent(Options::default())), ["TCP 10.96.0.1:80 10.0.0.1:80*1 10.0.0.2:80*7", v6]);
-    let mut options = Options::default();
-    options.config.ipvs.may_ask_for = options.config.ipvs.may_ask_for.difference(MayAskFor::WEIGHTS);
-    assert_eq!(both(&mut agent(options)), ["TCP 10.96.0.1:80 10.0.0.1:80*1 10.0.0.2:80*1", v6]);
-    let mut options = Options::default();
-    options.config.families = Families::V6;
-    assert_eq!(both(&mut agent(options)), [v6]);
 }
 
 /// A cluster IP of a Service goes before an external IP, in any order of requests; a Service of the same name hides the Frontends.
@@ -277,33 +258,6 @@ fn what_cannot_be_served_is_left_out_and_named() {
     assert_eq!(refused, ["TCP 192.0.2.254:80"]);
     agent.proxier.delete_frontends(&name("odd"), agent.now);
     assert_eq!(agent.rejections(), Vec::<String>::new());
-}
-
-/// An interface gets the address: it is served there and not bound; and a restart with fewer endpoints is not a mass
-/// removal.
-#[test]
-fn frontends_follow_the_host_and_survive_a_restart() {
-    let mut agent = agent(Options::default());
-    let all: Vec<FrontendSpec> =
-        (1..=20).map(|number| spec(&format!("TCP 10.96.0.{number}:80"), &["10.0.0.1:80"])).collect();
-    agent.asks("all", &all);
-    settles(&mut agent);
-    assert_eq!((agent.served().len(), agent.bound().len()), (20, 20));
-    agent.proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
-    agent.proxier.start(agent.now);
-    agent.kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "10.96.0.30".parse().unwrap()]);
-    let mut without: Vec<FrontendSpec> =
-        (1..=20).map(|number| spec(&format!("TCP 10.96.0.{number}:80"), &[])).collect();
-    without.push(spec("TCP 10.96.0.30:80", &[]));
-    agent.asks("all", &without);
-    settles(&mut agent);
-    assert!(agent.served().iter().all(|line| !line.contains('*')), "{:#?}", agent.served());
-    assert_eq!((agent.served().len(), agent.bound().len()), (21, 20));
-    // The interface loses it again.
-    agent.kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap()]);
-    agent.proxier.host_changed(agent.now);
-    settles(&mut agent);
-    assert_eq!(agent.bound().len(), 21);
 }
 
 /// Existing sets, by name, and names of own chains in both families.

@@ -7,7 +7,7 @@ use std::time::Duration;
 use iptables::{Invocation, Runner as _};
 use netlink_batch::Errno;
 use nftables::{Chain, Element, ElementKey, Set, Table, TableFlags, TableKey, Transaction, Value as NftValue};
-use proxier_core::config::{Binding, Config, InterfaceName, LocalTraffic, RulesBy};
+use proxier_core::config::{Config, InterfaceName, LocalTraffic, RulesBy};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
@@ -157,71 +157,6 @@ fn it_has_what_sets_and_rules_have() {
     let mut node = serving(&kernel, RulesBy::Nftables);
     assert!(node.pass().is_done());
     assert_eq!(writes(), before, "{:?}", kernel.writes());
-}
-
-#[test]
-fn rules_are_those_of_kube_proxy() {
-    let kernel = kernel();
-    let mut node = serving(&kernel, RulesBy::Nftables);
-    assert!(node.pass().is_done());
-    let table = node.table(V4);
-    let place = "ip daddr . meta l4proto . th dport";
-    let marks = "meta mark set meta mark | 0x00004000";
-    assert_eq!(
-        chain(&table, "services"),
-        [
-            "ip saddr 127.0.0.0/8 return".to_owned(),
-            format!("{place} @load-balancer jump load-balancer"),
-            format!("ip saddr . meta l4proto . th dport @cluster-ip {marks}"),
-            format!("{place} @external-ip {marks}"),
-            format!("{place} @external-ip fib saddr type != local goto keep-destination"),
-            format!("{place} @external-ip fib daddr type local goto keep-destination"),
-            format!("{place} @external-ip-local fib saddr type != local goto keep-destination"),
-            format!("{place} @external-ip-local fib daddr type local goto keep-destination"),
-            "fib daddr type local jump node-port".to_owned(),
-            format!("{place} @cluster-ip goto keep-destination"),
-            format!("{place} @load-balancer goto keep-destination"),
-        ]
-    );
-    assert_eq!(chain(&table, "keep-destination"), ["fib daddr type local dnat to ip daddr"]);
-    assert_eq!(chain(&table, "load-balancer"), [format!("{place} @load-balancer-local return"), marks.to_owned()]);
-    let node_ports = ["tcp", "udp"].map(|protocol| {
-        let to = format!("{protocol} dport @node-port");
-        [format!("{to}-local-{protocol} return"), format!("{to}-{protocol} {marks}")]
-    });
-    let sctp = [format!("{place} @node-port-local-sctp-hash return"), format!("{place} @node-port-sctp-hash {marks}")];
-    assert_eq!(chain(&table, "node-port"), [node_ports.as_flattened(), &sctp].concat());
-    let masquerades = "meta mark set meta mark & 0xffffbfff masquerade fully-random";
-    assert_eq!(
-        chain(&table, "postrouting"),
-        [
-            format!("{place} . ip saddr @loop-back {masquerades}"),
-            format!("meta mark & 0x00004000 == 0x00004000 {masquerades}"),
-        ]
-    );
-    let rejections = ["meta l4proto tcp reject with tcp reset", "reject"]
-        .map(|reject| format!("ct state new {place} @no-endpoint {reject}"));
-    let jumps = ["jump ipvs-filter", "jump firewall"].map(str::to_owned);
-    assert_eq!(chain(&table, "input-filter"), [jumps, rejections].concat());
-    assert_eq!(
-        chain(&table, "source-ranges"),
-        [
-            format!("{place} . ip saddr @load-balancer-source-cidr return"),
-            format!("{place} . ip saddr @load-balancer-source-ip return"),
-            "drop".to_owned(),
-        ]
-    );
-    assert_eq!(chain(&table, "output-filter"), [format!("{place} . ip saddr @load-balancer-not-node drop")]);
-    for hook in [
-        "type nat hook prerouting priority -101;",
-        "type nat hook output priority -101;",
-        "type nat hook postrouting priority 99;",
-        "type filter hook input priority 0;",
-        "type filter hook forward priority 0;",
-        "type filter hook output priority -150;",
-    ] {
-        assert!(table.contains(hook), "{hook}: {table}");
-    }
 }
 
 #[test]
@@ -400,36 +335,6 @@ fn what_others_change_is_repaired_and_told() {
     assert!(elements(&node.table(V4), "load-balancer-source-cidr").contains("198.51.100.1 . tcp . 80 . 10.0.0.0/8"));
 }
 
-/// A table that changes between reading and writing is not written, and read again at once. That holds also for a table that was to be made again,
-/// which would remove foreign objects.
-#[test]
-fn a_table_that_changes_between_reading_and_writing() {
-    let kernel = kernel();
-    let mut node = serving(&kernel, RulesBy::Nftables);
-    assert!(node.pass().is_done());
-    let key: TableKey = V4.parse().unwrap();
-    // The next full pass would remove the foreign chain by making the table again.
-    let mut other = Transaction::new();
-    other.add_chain(Chain::regular(key.chain("theirs").unwrap()));
-    kernel.nftables().commit(&other).unwrap();
-    let mut theirs = Transaction::new();
-    theirs.delete_table(&key).add_table(Table::new(key.clone()));
-    kernel.commit_before(theirs);
-    let report = node.full();
-    assert!(report.has_failed(), "{report:#?}");
-    assert!(!node.table(V4).contains("chain"), "{}", node.table(V4));
-    // The foreign table stays.
-    let before = node.now;
-    let report = node.pass();
-    assert!(report.full && report.has_failed() && node.now <= before + Duration::from_secs(1), "{report:#?}");
-    assert!(!node.table(V4).contains("chain"), "{}", node.table(V4));
-    let mut gone = Transaction::new();
-    gone.delete_table(&key);
-    kernel.nftables().commit(&gone).unwrap();
-    while !node.pass().is_done() {}
-    assert!(elements(&node.table(V4), "cluster-ip").contains("10.96.0.1 . tcp . 80"));
-}
-
 fn without_tables_order(kernel: &FakeKernel) -> (BTreeMap<String, String>, BTreeSet<String>, String, bool) {
     let state = kernel.state();
     let rules = state.rules.values().any(|rules| rules.contains("KUBE-SERVICES"));
@@ -507,21 +412,6 @@ fn what_the_other_variant_marked_is_ours_and_stays_guarded() {
     }
 }
 
-#[test]
-fn a_cleanup_removes_both() {
-    for by in [RulesBy::Iptables, RulesBy::Nftables] {
-        let kernel = kernel();
-        assert!(serving(&kernel, RulesBy::Iptables).pass().is_done());
-        assert!(serving(&kernel, RulesBy::Nftables).pass().is_done());
-        let mut ports = kernel.clone();
-        let cleaned = cleanup(&config(by), None, &mut ports.ports());
-        assert!(cleaned.is_done(), "{cleaned:#?}");
-        let (tables, sets, ipvs, rules) = without_tables_order(&kernel);
-        assert!(tables.is_empty() && sets.is_empty() && ipvs.is_empty() && !rules, "{tables:?} {sets:?} {ipvs}");
-        assert!(!kernel.state().devices.contains_key("kube-ipvs0"));
-    }
-}
-
 /// Connections that nftables mode translates must find their way until that mode is gone: destinations are kept only then.
 #[test]
 fn nftables_mode_is_not_cut_off() {
@@ -540,22 +430,6 @@ fn nftables_mode_is_not_cut_off() {
     let report = node.full();
     assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
     assert_eq!(chain(&node.table(V4), "keep-destination"), ["fib daddr type local dnat to ip daddr"]);
-}
-
-/// Destinations are kept last in a new table: until then an earlier mode goes on serving.
-#[test]
-fn destinations_are_kept_once_there_is_something_to_come_to() {
-    let kernel = kernel();
-    let mut node = serving(&kernel, RulesBy::Nftables);
-    let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
-    let names = proxier_core::modes::Names::new(node.proxier.store(), node.proxier.desired());
-    let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
-    let place = |what: &str| steps.iter().position(|step| step.contains(what)).unwrap_or_else(|| panic!("{steps:#?}"));
-    assert!(place("+ table ip proxier-ipvs") < place("+ entry ip proxier-ipvs load-balancer-fw"));
-    assert!(place("load-balancer-fw") < place("+ virtual server TCP 198.51.100.1:80"));
-    assert!(place("+ virtual server TCP 198.51.100.1:80") < place("+ address 198.51.100.1"));
-    assert!(place("+ address 198.51.100.1") < place("~ table ip proxier-ipvs chains keep-destination"));
-    assert!(steps.iter().all(|step| !step.contains("KUBE-") && !step.contains("set ")), "{steps:#?}");
 }
 
 /// One entry that the kernel refuses keeps no other from being written, even if the kernel does not say which one it is.
@@ -730,35 +604,6 @@ fn pods_are_told_by_the_beginning_of_interface_names() {
         let inside = format!("iifname \"{matched}\" return");
         assert!(chain(&table, "from-outside").contains(&inside), "{table}");
     }
-}
-
-#[test]
-fn networks_that_are_local_as_a_whole_are_guarded_by_the_table() {
-    let kernel = kernel();
-    let mut node = configured(&kernel, |config| {
-        config.ipvs.binding = Binding::Routes;
-        config.ipvs.service_cidrs = ["10.96.0.0/12", "fd00::/112"].map(|text| text.parse().unwrap()).into();
-    });
-    let whole = || -> Vec<String> {
-        let routes = kernel.state().routes.into_iter().map(|(_, route)| route.to_string());
-        routes.filter(|route| route.contains("/12 ") || route.contains("/112 ")).collect()
-    };
-    kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy).every());
-    assert!(!node.pass().is_done());
-    assert_eq!(whole(), [""; 0], "whatever listens on all addresses of this node would answer in them");
-    kernel.clear_faults();
-    for _ in 0..3 {
-        node.full();
-    }
-    assert_eq!(whole().len(), 2, "{:?}", whole());
-    for (table, network) in [(V4, "ip daddr 10.96.0.0/12"), (V6, "ip6 daddr fd00::/112")] {
-        let rules = chain(&node.table(table), "ipvs-filter");
-        let refused: Vec<&String> = rules.iter().filter(|rule| rule.starts_with(network)).collect();
-        assert!(refused.len() == 2, "{rules:#?}");
-        assert!(refused[0].ends_with("ct state new meta l4proto tcp reject with tcp reset"), "{refused:?}");
-        assert!(refused[1].ends_with("ct state new reject"), "{refused:?}");
-    }
-    assert!(node.full().drift.is_empty());
 }
 
 /// One check does for both families; if the kernel refuses it, each family is checked by itself.

@@ -96,26 +96,6 @@ fn clients_outside_have_a_list_of_their_own() {
 }
 
 #[test]
-fn some_are_not_split() {
-    let kernel = kernel();
-    let mut node = process(&kernel, true);
-    node.publish(1, &json!({"sessionAffinity": "ClientIP"}), &["node-a", "node-b"]);
-    node.publish(2, &json!({"externalTrafficPolicy": "Cluster"}), &["node-a", "node-b"]);
-    node.publish(
-        3,
-        &json!({"externalTrafficPolicy": "Cluster", "internalTrafficPolicy": "Local"}),
-        &["node-a", "node-b"],
-    );
-    node.proxier.start(node.now);
-    assert!(node.pass().is_done());
-    let all = servers(&kernel);
-    assert!(all.keys().all(|key| key.starts_with("-t ")), "{all:#?}");
-    assert_eq!(all[&format!("-t {BALANCER}")].len(), 1, "affinity: local endpoints for all, as without marks");
-    assert_eq!((all["-t 10.96.0.3:80"].len(), all["-t 198.51.100.3:80"].len()), (1, 2));
-    assert!(marks(&kernel).is_empty() && elements(&kernel, "local-split").is_empty());
-}
-
-#[test]
 fn it_is_off_by_default_and_with_iptables() {
     for (splits, by) in [(false, RulesBy::Nftables), (true, RulesBy::Iptables)] {
         let kernel = kernel();
@@ -135,33 +115,6 @@ fn it_is_off_by_default_and_with_iptables() {
             assert!(chain(&kernel, "input-split").is_empty() && chain(&kernel, "output-split").is_empty());
         }
     }
-}
-
-#[test]
-fn endpoints_come_and_go_in_both_lists() {
-    let kernel = kernel();
-    let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done());
-    let mark = marks(&kernel)[PLACE];
-    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 1, 0);
-    node.publish(1, &json!({}), &["node-b"]);
-    let report = node.pass();
-    assert!(report.is_done() && !report.full, "{report:#?}");
-    // The endpoint drains where it served, also behind a mark.
-    assert_eq!(outside(&kernel), reals(&[(HERE, 0)]));
-    let steps: Vec<_> = node.proxier.drains().unwrap().iter().map(|of| of.virtual_server).collect();
-    assert!(steps.contains(&foreign(mark)), "{steps:?}");
-    kernel.set_connections(&foreign(mark), &HERE.parse().unwrap(), 0, 0);
-    while !outside(&kernel).is_empty() {
-        assert!(node.pass().is_done() && node.now < Duration::from_secs(60));
-    }
-    node.publish(1, &json!({}), &["node-a", "node-b"]);
-    assert!(node.pass().is_done());
-    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
-    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
-    assert!(node.pass().is_done());
-    let all = servers(&kernel);
-    assert!(all.is_empty() && marks(&kernel).is_empty() && elements(&kernel, "local-split").is_empty(), "{all:#?}");
 }
 
 /// Checks the invariants that hold after every write.
@@ -268,36 +221,6 @@ fn connections_end_before_their_virtual_server_does() {
     assert!(all.keys().all(|key| key.starts_with("-t ")) && marks(&kernel).is_empty(), "{all:#?}");
 }
 
-#[test]
-fn what_is_held_back_stays_whole() {
-    let config = config(true, RulesBy::Nftables);
-    marks::what_is_held_back_stays_whole(process, &config, &json!({}), ("local-split", 40));
-}
-
-/// Rules of iptables know no marks: the table that set them goes, and its virtual servers with it.
-#[test]
-fn a_change_to_iptables_leaves_no_mark() {
-    let kernel = kernel();
-    make_foreign(&kernel, 7);
-    assert!(serving(&kernel, true).pass().is_done());
-    let mut node = marks::with(&kernel, config(true, RulesBy::Iptables));
-    node.publish(1, &json!({}), &["node-a", "node-b"]);
-    node.proxier.start(node.now);
-    let report = node.pass();
-    assert!(report.is_done() && report.foreign == ["FWM 7"], "{report:#?}");
-    let config = config(true, RulesBy::Iptables);
-    assert!(cleanup(&config, Some(Kind::Ipvs), &mut kernel.clone().ports()).is_done());
-    assert!(node.full().is_done());
-    assert!(!kernel.state().tables.contains_key(V4));
-    let all = servers(&kernel);
-    assert_eq!(all.keys().filter(|key| key.starts_with("-f ")).collect::<Vec<_>>(), ["-f 7"]);
-    assert_eq!(all[&format!("-t {BALANCER}")][HERE], 1);
-    // And back.
-    let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done());
-    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
-}
-
 /// A table that cannot be written has no record of a mark: its virtual server is not made, and all is as without marks.
 #[test]
 fn no_virtual_server_without_its_record() {
@@ -313,38 +236,6 @@ fn no_virtual_server_without_its_record() {
     assert!(node.pass().is_done() && node.full().is_done());
     assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
     nobody_is_led_astray(&kernel, "afterwards");
-}
-
-#[test]
-fn marks_of_others_are_passed_over() {
-    let kernel = kernel();
-    assert!(serving(&kernel, true).pass().is_done());
-    let mark = marks(&kernel)[PLACE];
-    let config = config(true, RulesBy::Nftables);
-    assert!(cleanup(&config, None, &mut kernel.clone().ports()).is_done());
-    make_foreign(&kernel, mark);
-    let before = servers(&kernel);
-    let mut node = serving(&kernel, true);
-    let report = node.pass();
-    assert!(report.is_done() && report.foreign == [foreign(mark).to_string()], "{report:#?}");
-    assert_ne!(marks(&kernel)[PLACE], mark);
-    assert_eq!(outside(&kernel), reals(&[(HERE, 1)]));
-    let key = format!("-f {mark}");
-    assert_eq!(servers(&kernel)[&key], before[&key]);
-    // A new process keeps the marks that the kernel has.
-    let marks_before = marks(&kernel);
-    let client = &mut kernel.ipvs().client().unwrap();
-    client.delete_virtual_server(&foreign(mark)).unwrap();
-    let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done());
-    assert_eq!(marks(&kernel), marks_before);
-    assert!(cleanup(&config, None, &mut kernel.clone().ports()).is_done());
-    assert!(servers(&kernel).is_empty());
-}
-
-#[test]
-fn what_others_change_is_repaired_and_told() {
-    marks::what_others_change_is_repaired_and_told(serving, PLACE, HERE);
 }
 
 #[test]
@@ -524,28 +415,6 @@ fn marks_that_are_used_up_are_told() {
         node.full();
     }
     assert_eq!(unmarked(&node), [""; 0]);
-}
-
-/// The element that gives packets a mark goes before the mark's virtual server, and the record that the mark is own goes after it.
-#[test]
-fn a_plan_tells_in_which_order_marks_go() {
-    let kernel = kernel();
-    let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done());
-    let mark = foreign(marks(&kernel)[PLACE]).to_string();
-    node.proxier.delete_service(&ObjectKey::new("demo", "web-1"), node.now);
-    let (plan, _) = node.proxier.preview(node.now, &mut node.kernel.ports());
-    let names = modes::Names::new(node.proxier.store(), node.proxier.desired());
-    let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
-    let place = |words: &[&str]| {
-        let is_it = |step: &&String| words.iter().all(|word| step.contains(word));
-        assert_eq!(steps.iter().filter(is_it).count(), 1, "{words:?}: {steps:#?}");
-        steps.iter().position(|step| is_it(&step)).unwrap()
-    };
-    let given = place(&["- entry", "local-split", "198.51.100.1"]);
-    let server = place(&["- virtual server", &mark]);
-    let recorded = place(&["- entry", "split-mark", "198.51.100.1"]);
-    assert!(given < server && server < recorded, "{steps:#?}");
 }
 
 /// `nft flush ruleset`: a running process knows its marks, and makes a new table with them.

@@ -55,6 +55,7 @@ mod differences;
 mod flows;
 #[path = "../ports/mod.rs"]
 mod ports;
+#[allow(dead_code, reason = "the rest is for real kernels")]
 #[path = "../rule_cases/mod.rs"]
 mod rule_cases;
 #[allow(dead_code, reason = "the real kernel is for other tests")]

@@ -290,29 +290,6 @@ fn what_was_never_made_is_not_ours_because_a_service_passed_by() {
     assert!(!world.has_server("TCP 10.96.0.51:80"));
 }
 
-/// The kernel makes a virtual server with source ranges, and the answer is a failure; then its Service goes at once.
-#[test]
-fn what_was_made_is_ours_whatever_the_answer() {
-    let mut world = new();
-    world.full();
-    for after in 0..4 {
-        let ranges = json!({"type": "LoadBalancer", "clusterIP": "10.96.0.60", "ports": [{"port": 80}],
-            "externalIPs": ["203.0.113.61"], "loadBalancerSourceRanges": ["198.51.100.0/24"],
-            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.60"}]}}});
-        world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Other).after_calls(after).takes_effect());
-        world.serve(&service("guarded", ranges));
-        drop(world.pass());
-        world.no_service("guarded");
-        world.kernel.clear_faults();
-        drop(world.pass());
-        for _ in 0..3 {
-            world.now += Duration::from_secs(60);
-            assert_eq!(foreign_of(&world.full()), [""; 0], "{after}");
-        }
-        assert!(!world.has_server("TCP 203.0.113.60:80") && !world.has_server("TCP 203.0.113.61:80"), "{after}");
-    }
-}
-
 /// A network manager takes an address away and gives it back: node ports on it stay.
 #[test]
 fn an_address_that_is_away_for_a_moment_keeps_its_node_ports() {
@@ -370,37 +347,6 @@ fn an_address_that_was_seen_again_meanwhile_keeps_its_node_ports() {
         world.settle_for(grace);
         assert_eq!(world.at(SECOND), Vec::<String>::new());
     }
-}
-
-/// An address that is missing when the process starts keeps its node ports, if it returns in time.
-#[test]
-fn an_address_that_is_away_at_the_start_keeps_its_node_ports() {
-    let mut world = new();
-    let web = with_node_port("web", "10.96.0.10", 30080);
-    world.serve(&web);
-    world.full();
-    world.kernel.set_interface("eth0", &addresses(&[NODE]));
-    let writes = world.kernel.writes();
-    world.restart(Options::default(), &[web]);
-    world.full();
-    let after = world.kernel.writes();
-    assert_eq!((world.at(SECOND).len(), after.ipvs, after.sets), (2, writes.ipvs, writes.sets));
-    world.settle_for(Options::default().address_grace);
-    assert_eq!(world.at(SECOND), Vec::<String>::new());
-    assert_eq!(world.at(NODE).len(), 2);
-}
-
-#[test]
-fn without_grace_an_address_goes_at_once() {
-    let mut options = Options::default();
-    options.address_grace = Duration::ZERO;
-    let mut world = with(options);
-    world.serve(&with_node_port("web", "10.96.0.10", 30080));
-    world.full();
-    world.kernel.set_interface("eth0", &addresses(&[NODE]));
-    world.proxier.host_changed(world.now);
-    world.settle_for(Duration::ZERO);
-    assert_eq!(world.at(SECOND), Vec::<String>::new());
 }
 
 /// Such an address is rejected on any port, unless it is the node's own; bound, it would lead to the node itself.
@@ -611,20 +557,4 @@ fn a_network_with_the_address_of_another_node_is_not_made_local() {
     let routes: Vec<String> =
         world.kernel.state().routes.into_iter().map(|(_, route)| route.network.to_string()).collect();
     assert_eq!(routes, ["10.96.0.10/32"]);
-}
-
-/// Rules translate an address and make nothing local: as with kube-proxy.
-#[test]
-fn modes_of_rules_serve_the_addresses_of_other_nodes() {
-    for mode in [Kind::Nftables, Kind::Iptables] {
-        let mut options = Options::default();
-        options.mode = mode;
-        let mut world = with(options);
-        world.serve(&balanced("192.0.2.20", 80));
-        world.proxier.upsert_slice(&slice("demo", "odd", 8080, &["10.244.1.7"]), world.now);
-        world.proxier.upsert_cluster_node(&node("node-b", &["192.0.2.20"]), world.now);
-        let report = world.full();
-        assert!(report.is_done() && report.refused.is_empty(), "{report:#?}");
-        assert_eq!(local(&world), BTreeSet::new());
-    }
 }

@@ -217,26 +217,6 @@ fn an_endpoint_with_weight_0_stays_and_drains_only_when_it_leaves() {
     assert_eq!(node.real_servers(CLUSTER_IP), ["10.244.0.2:80 -m -w 4", "10.244.0.3:80 -m -w 1"]);
 }
 
-#[test]
-fn one_that_drains_comes_back_with_its_weight_in_place() {
-    let mut node = new();
-    let asked = json!({"proxier/max-connections": "9"});
-    let all = Input { service: asked, ..Input::weighted("10.244.0.2=4") };
-    node.serve_input(&all);
-    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.2:80".parse().unwrap());
-    assert!(node.kernel.set_connections(&key, &real, 1, 0));
-    let mut fewer = all.clone();
-    fewer.endpoints.remove(1);
-    let report = node.serve_input(&fewer);
-    assert_eq!(report.applied.done.get(&(Part::RealServer, Action::Drain)), Some(&4), "{report:#?}");
-    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 0 -x 9");
-    let report = node.serve_input(&all);
-    only_changes(&report, 4);
-    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 4 -x 9");
-    node.settle_for(Duration::from_secs(3600));
-    assert_eq!(node.real_servers(CLUSTER_IP)[1], "10.244.0.2:80 -m -w 4 -x 9");
-}
-
 /// Tells the weights of nodes, by annotation or label.
 fn tell(node: &mut Node, name: &str, place: &str, weight: &str) {
     let object = json!({"metadata": {"name": name, place: {"proxier/weight": weight}}});
@@ -270,25 +250,6 @@ fn nodes_give_their_endpoints_weights() {
     tell(&mut node, "node-a", "labels", "2");
     node.serve_input(&Input { service: json!({"proxier/zone-weights": "*=7"}), ..Input::weighted("10.244.0.2=5") });
     weigh(&node, CLUSTER_IP, [2, 1, 1]);
-}
-
-#[test]
-fn endpoints_have_limits() {
-    let mut node = new();
-    node.serve_input(&Input::new());
-    for (annotations, options) in [
-        (json!({"proxier/max-connections": "100"}), "-w 1 -x 100"),
-        (json!({"proxier/max-connections": "4294967295"}), "-w 1 -x 4294967295"),
-        (json!({}), "-w 1"),
-    ] {
-        let report = node.serve_input(&Input::annotated(annotations.clone()));
-        for key in ALL {
-            let expected: Vec<String> = (1..=3).map(|last| format!("10.244.0.{last}:80 -m {options}")).collect();
-            assert_eq!(node.real_servers(key), expected, "{annotations}");
-        }
-        assert_eq!(node.rejections(), [""; 0], "{annotations}");
-        only_changes(&report, 12);
-    }
 }
 
 /// The option of the method, the same for all endpoints.
@@ -471,26 +432,6 @@ fn connections_to_an_endpoint_that_serves_are_not_cut() {
 }
 
 #[test]
-fn real_servers_that_drain_follow_a_drain_time_that_changes() {
-    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
-    for (before, after, left_after_10) in [("4", "600", true), ("600", "1", false), ("600", "20", true)] {
-        let mut node = new();
-        let mut input = Input::annotated(json!({"proxier/drain-seconds": before}));
-        node.serve_input(&input);
-        assert!(node.kernel.set_connections(&key, &real, 1, 0));
-        input.endpoints.remove(0);
-        node.serve_input(&input);
-        node.settle_for(Duration::from_secs(2));
-        input.service = json!({"proxier/drain-seconds": after});
-        node.serve_input(&input);
-        node.settle_for(Duration::from_secs(8));
-        assert_eq!(node.real_servers(CLUSTER_IP).len() == 3, left_after_10, "{before} to {after}");
-        node.settle_for(Duration::from_secs(600));
-        assert_eq!(node.real_servers(CLUSTER_IP).len(), 2, "{before} to {after}");
-    }
-}
-
-#[test]
 fn health_checks_count_the_endpoints_that_get_connections() {
     let spec = json!({"externalTrafficPolicy": "Local", "healthCheckNodePort": 32_000});
     let counted = |weights: &str, annotations: Value| {
@@ -502,28 +443,6 @@ fn health_checks_count_the_endpoints_that_get_connections() {
     assert_eq!(counted("10.244.0.1=0, 10.244.0.2=1", json!({})), Some(0));
     assert_eq!(counted("10.244.0.2=0", json!({})), Some(1));
     assert_eq!(counted("", json!({"proxier/zone-weights": "a=0"})), Some(0));
-}
-
-#[test]
-fn a_service_says_how_long_its_endpoints_drain() {
-    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
-    let left = |annotations: Value, allowed: MayAskFor, after: u64| {
-        let mut node = with(allowed);
-        let mut input = Input::annotated(annotations);
-        node.serve_input(&input);
-        assert!(node.kernel.set_connections(&key, &real, 1, 0));
-        input.endpoints.remove(0);
-        node.serve_input(&input);
-        node.settle_for(Duration::from_secs(after));
-        node.real_servers(CLUSTER_IP).len()
-    };
-    let everything = MayAskFor::all();
-    let drain = |secs: &str| json!({"proxier/drain-seconds": secs});
-    assert_eq!((left(json!({}), everything, 899), left(json!({}), everything, 901)), (3, 2));
-    assert_eq!((left(drain("20"), everything, 19), left(drain("20"), everything, 21)), (3, 2));
-    assert_eq!((left(drain("2000"), everything, 1999), left(drain("2000"), everything, 2001)), (3, 2));
-    assert_eq!(left(drain("0"), everything, 0), 2);
-    assert_eq!(left(drain("0"), everything.difference(MayAskFor::DRAIN), 60), 3);
 }
 
 #[test]

@@ -4,8 +4,8 @@ use std::net::Ipv4Addr;
 use std::time::Duration;
 
 use iptables::Family as Side;
-use ipvs::{Operation, RealServer};
-use proxier_core::engine::{Options, Reconciler};
+use ipvs::Operation;
+use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::net::Family;
 use proxier_core::objects::ServiceObject;
@@ -52,26 +52,6 @@ fn nothing_is_touched_before_the_lists_are_complete() {
     let now = world.now;
     assert!(world.proxier.pass(&|| now, &mut world.kernel.ports()).is_none());
     assert_eq!(world.kernel.writes().total(), 0);
-}
-
-#[test]
-fn an_endpoint_drains_comes_back_and_goes_in_the_end() {
-    let mut world = serving_web();
-    let before = world.kernel.writes().total();
-    world.slice("web", &["10.244.0.1"]);
-    let report = world.pass_now();
-    assert!(!report.full && report.is_done() && report.draining == 1, "{report:#?}");
-    assert_eq!(world.kernel.writes().total(), before + 1);
-    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*0");
-    world.slice("web", &["10.244.0.1", "10.244.0.2"]);
-    world.pass_now();
-    assert_eq!(world.kernel.writes().total(), before + 2);
-    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*1");
-    world.slice("web", &["10.244.0.1"]);
-    world.pass_now();
-    let reports = world.run(Duration::from_secs(2));
-    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1", "{reports:#?}");
-    assert!(world.proxier.drains().unwrap().is_empty());
 }
 
 /// A process that knows its node's address.
@@ -147,10 +127,6 @@ fn what_comes_while_something_is_kept_is_guarded_too() {
     }
 }
 
-fn node_port() -> Value {
-    json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
-}
-
 fn dns() -> Value {
     json!({"clusterIP": "10.96.0.53", "ports": [{"name": "u", "protocol": "UDP", "port": 53}]})
 }
@@ -163,61 +139,6 @@ fn skipped(report: &Report) -> (Vec<Part>, usize) {
     parts.sort();
     parts.dedup();
     (parts, others.len())
-}
-
-/// A virtual server without its entries and its address would count as foreign, and stay.
-#[test]
-fn a_virtual_server_that_cannot_be_deleted_keeps_what_tells_that_it_is_ours() {
-    let mut world = new().started();
-    world.pass_now();
-    let empty = world.kernel.state();
-    world.service("web", node_port());
-    assert!(world.pass_now().is_done());
-    world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Busy).every());
-    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
-    let report = world.pass_now();
-    assert_eq!(skipped(&report), (vec![Part::Entry, Part::Address], 2), "{report:#?}");
-    assert_eq!(servers(&world), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
-
-    // Another process finds it.
-    world.kernel.clear_faults();
-    world.proxier = Reconciler::new("node-a", Options::default(), Duration::ZERO);
-    world.proxier.start(world.now);
-    assert!(world.pass_now().is_done());
-    assert_eq!(world.kernel.state(), empty);
-}
-
-#[test]
-fn what_could_not_be_marked_as_ours_goes_with_its_service() {
-    let mut world = new().started();
-    world.pass_now();
-    let empty = world.kernel.state();
-    world.kernel.fail(Fault::new(Call::SetsAdd, PortErrorKind::Busy).every());
-    world.kernel.fail(Fault::new(Call::LinksBind, PortErrorKind::Busy).every());
-    world.service("web", node_port());
-    assert!(!world.pass_now().is_done());
-    assert_eq!(servers(&world), "TCP 10.96.0.10:80\nTCP 192.0.2.10:30080");
-    // Only a full pass can run after this: the earlier knowledge of the kernel is forgotten.
-    world.kernel.fail(Fault::new(Call::IpvsRun, PortErrorKind::Unknown).item(0));
-    world.proxier.delete_service(&ObjectKey::new("demo", "web"), world.now);
-    assert!(!world.pass_now().is_done());
-    world.kernel.clear_faults();
-    world.run(Duration::from_secs(60));
-    assert_eq!(world.kernel.state(), empty);
-}
-
-#[test]
-fn a_preview_is_no_pass_and_what_it_compiled_is_no_drift() {
-    let mut world = serving_web();
-    world.service("dns", dns());
-    world.slice("web", &["10.244.0.1", "10.244.0.3"]);
-    let before = world.kernel.state();
-    let (plan, report) = world.proxier.preview(world.now, &mut world.kernel.ports());
-    assert!(!plan.is_empty() && report.drift.is_empty(), "{report:#?}");
-    assert_eq!(world.kernel.state(), before);
-    let report = world.pass_now();
-    assert!(report.full && report.is_done() && report.drift.is_empty(), "{report:#?}");
-    assert_eq!(report.draining, 1);
 }
 
 #[test]
@@ -314,21 +235,6 @@ fn a_virtual_server_that_somebody_deleted_is_made_again_when_an_endpoint_comes()
     assert!(reports.len() == 1 && reports[0].full && reports[0].writes() == 0, "{reports:#?}");
 }
 
-/// A foreign virtual server at our address and port may have foreign real servers.
-#[test]
-fn a_virtual_server_that_is_there_already_is_brought_to_what_is_wanted() {
-    let mut world = new().started();
-    world.pass_now();
-    world.kernel.ipvs().load("-A -t 10.96.0.10:80 -s lc\n-a -t 10.96.0.10:80 -r 10.9.9.9:1 -m -w 3").unwrap();
-    world.service("web", web());
-    world.slice("web", &["10.244.0.1"]);
-    assert!(world.pass_now().is_done());
-    let reports = world.run(Duration::from_secs(2));
-    assert!(reports[0].full, "{reports:#?}");
-    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1");
-    assert!(world.kernel.state().ipvs.contains("-s rr"));
-}
-
 #[test]
 fn what_depends_on_what_failed_is_not_tried_and_says_so() {
     let mut world = with_web(&["10.244.0.1", "10.244.0.2"]);
@@ -348,20 +254,6 @@ fn what_depends_on_what_failed_is_not_tried_and_says_so() {
     let report = world.pass_now();
     assert_eq!(skipped(&report), (vec![Part::RealServer, Part::Address], 1), "{report:#?}");
     assert!(world.run(Duration::from_secs(3)).last().is_some_and(Report::is_done));
-}
-
-#[test]
-fn a_real_server_that_drains_and_gets_a_weight_from_somebody_loses_it_at_the_next_look() {
-    let mut world = serving_web();
-    world.slice("web", &["10.244.0.1"]);
-    world.pass_now();
-    let key = "TCP 10.96.0.10:80".parse().unwrap();
-    let server = RealServer::new("10.244.0.2:8080".parse().unwrap());
-    world.kernel.ipvs().set_counters(&key, Some((&server.key, 2, 0)), 2, 2);
-    world.kernel.ipvs().apply(&Operation::UpdateRealServer(key, server)).unwrap();
-    world.run(Duration::from_secs(2));
-    assert_eq!(servers(&world), "TCP 10.96.0.10:80 10.244.0.1:8080*1 10.244.0.2:8080*0");
-    assert_eq!(world.proxier.drains().unwrap().len(), 1);
 }
 
 /// Draining real servers are forgotten even if their virtual server is neither wanted nor there to be deleted.
@@ -477,19 +369,6 @@ fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
     assert!(last.is_done() && !world.proxier.schedule().is_failing());
 }
 
-/// A further load balancer with ranges needs no new rules: the lock does not matter.
-#[test]
-fn what_the_rules_guard_already_is_served() {
-    let mut world = on_a_node(&kernel());
-    world.proxier.upsert_service(&balancer(1, "Cluster", Some("192.0.2.0/24")), world.now);
-    world.proxier.start(world.now);
-    assert!(world.pass_now().is_done());
-    world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
-    world.proxier.upsert_service(&balancer(2, "Cluster", Some("192.0.2.0/24")), world.now);
-    assert!(world.pass_now().is_done());
-    assert!(servers(&world).contains("TCP 203.0.113.2:80"), "{}", servers(&world));
-}
-
 /// The entries of a load balancer guard it as long as it exists.
 #[test]
 fn a_guarded_virtual_server_that_cannot_be_deleted_stays_guarded() {
@@ -554,18 +433,6 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     let last = world.run(Duration::from_secs(60)).pop().unwrap();
     assert!(last.is_done());
     assert!(servers(&world).contains("10.244.0.255:8080*1"));
-}
-
-/// A kernel whose IPVS refuses everything: the node cannot serve, for any reason.
-#[test]
-fn a_node_that_cannot_program_anything_is_unwell() {
-    let mut world = new();
-    world.kernel.refuse(|operation| matches!(operation, Operation::AddVirtualServer(_)), PortErrorKind::Unavailable);
-    world.service("web", web());
-    world.proxier.start(world.now);
-    let report = world.pass_now();
-    assert!(report.has_failed() && report.serves_nothing, "{report:#?}");
-    assert!(world.proxier.schedule().pending_since().is_some());
 }
 
 /// One permanent failure of the node, while another Service changes each second, which works.

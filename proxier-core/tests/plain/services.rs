@@ -54,23 +54,6 @@ fn families_without_a_list_of_cluster_ips_mean_the_one_there_is() {
     assert_eq!(world.rejected(ObjectKind::Service, "web"), ["spec.clusterIPs[1]"]);
 }
 
-#[test]
-fn what_was_rejected_goes_with_its_object() {
-    let mut world = World::new();
-    world.slice("web-1", "web", json!([endpoint("127.0.0.1", "b")]));
-    assert_eq!(world.rejected(ObjectKind::EndpointSlice, "web-1"), ["endpoints[0].addresses[0]"]);
-    world.store.delete_slice(&ObjectKey::new("demo", "web-1"));
-    assert_eq!(world.store.rejections().count(), 0);
-}
-
-#[test]
-fn the_same_object_again_changes_nothing() {
-    let mut world = World::new();
-    let object = json!({"metadata": {"namespace": "demo", "name": "web"}, "spec": cluster_ip("10.96.0.1")});
-    assert_eq!(world.store.upsert_service(&serde_json::from_value(object.clone()).unwrap()).len(), 1);
-    assert!(world.store.upsert_service(&serde_json::from_value(object).unwrap()).is_empty());
-}
-
 /// The words of `explain` for an endpoint that is meant for another zone.
 #[test]
 fn a_reason_names_the_annotation_only_where_it_decides() {
@@ -155,21 +138,6 @@ fn primary_in_a_family_without_an_address_serves_none() {
     assert_eq!(facts.node_port_addresses(Family::V4).collect::<Vec<_>>(), [addresses[0]]);
     assert_eq!(facts.node_port_addresses(Family::V6).count(), 0);
     assert!(facts.health_checks_open_on(Family::V6).is_nowhere());
-}
-
-/// Source ranges let the node in by its primary address.
-#[test]
-fn the_bind_address_is_the_nodes_for_source_ranges() {
-    for (bound, node_may) in [("0.0.0.0", true), ("192.168.7.7", false)] {
-        let mut world = World::new();
-        world.config.node_address =
-            [bound.parse().unwrap()].into_iter().find(|of: &std::net::IpAddr| !of.is_unspecified());
-        let spec = json!({"type": "LoadBalancer", "loadBalancerSourceRanges": ["192.168.0.0/24"],
-            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}});
-        world.service("web", with(cluster_ip("10.96.0.1"), spec));
-        let frontend = world.wanted().desired().frontend(&"TCP 203.0.113.1:80".parse().unwrap()).unwrap();
-        assert_eq!(frontend.node_may_use, node_may, "{bound}");
-    }
 }
 
 #[test]

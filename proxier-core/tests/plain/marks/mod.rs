@@ -8,7 +8,7 @@ use proxier_core::engine::Options;
 use proxier_core::fake::FakeKernel;
 use serde_json::{Value, json};
 
-use crate::node::{Node, kernel};
+use crate::node::Node;
 
 pub(crate) const V4: &str = "ip proxier-ipvs";
 
@@ -25,16 +25,6 @@ pub(crate) fn with(kernel: &FakeKernel, config: Config) -> Node {
 impl Node {
     /// A Service with policy `Local`; `more` is added to its spec.
     pub(crate) fn publish(&mut self, number: u16, more: &Value, nodes: &[&str]) {
-        self.publish_service(number, more);
-        let endpoint = |node: &&str| {
-            let network = if *node == "node-a" { "10.244.0" } else { "10.244.7" };
-            format!("{network}.{number}@{node}")
-        };
-        let endpoints: Vec<String> = nodes.iter().map(endpoint).collect();
-        self.slice(&format!("web-{number}"), &endpoints.iter().map(String::as_str).collect::<Vec<_>>());
-    }
-
-    pub(crate) fn publish_service(&mut self, number: u16, more: &Value) {
         let mut spec = json!({
             "type": "LoadBalancer", "externalTrafficPolicy": "Local", "clusterIP": format!("10.96.0.{number}"),
             "ports": [{"name": "p", "port": 80, "nodePort": 30000 + number}],
@@ -42,6 +32,12 @@ impl Node {
         });
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
         self.service(&format!("web-{number}"), spec);
+        let endpoint = |node: &&str| {
+            let network = if *node == "node-a" { "10.244.0" } else { "10.244.7" };
+            format!("{network}.{number}@{node}")
+        };
+        let endpoints: Vec<String> = nodes.iter().map(endpoint).collect();
+        self.slice(&format!("web-{number}"), &endpoints.iter().map(String::as_str).collect::<Vec<_>>());
     }
 }
 
@@ -114,51 +110,4 @@ pub(crate) fn flush_ruleset(kernel: &FakeKernel) {
         transaction.delete_table(&nftables::TableKey { family, name: name.parse().unwrap() });
         client.commit(&transaction).unwrap();
     }
-}
-
-/// Starts a process in this way, with the setting that needs marks or without.
-pub(crate) type Process = fn(&FakeKernel, bool) -> Node;
-
-/// Lists that are suddenly empty are doubted: virtual servers stay, and so do marks and their places, this many.
-pub(crate) fn what_is_held_back_stays_whole(process: Process, config: &Config, spec: &Value, places: (&str, usize)) {
-    let kernel = kernel();
-    let mut node = process(&kernel, true);
-    (1..=20).for_each(|number| node.publish(number, spec, &["node-a", "node-b"]));
-    assert!(node.started().pass().is_done());
-    let all = || (servers(&kernel), marks(&kernel), elements(&kernel, places.0), elements(&kernel, "node-port-tcp"));
-    let before = all();
-    assert_eq!(before.2.len(), places.1);
-    for has_services in [false, true] {
-        let mut options = Options::default();
-        options.config = config.clone();
-        let mut node = Node::begin(&kernel, options);
-        (1..=20).filter(|_| has_services).for_each(|number| node.publish_service(number, spec));
-        let report = node.started().pass();
-        assert!(report.stopped.is_some(), "{report:#?}");
-        assert_eq!(all(), before, "has Services: {has_services}");
-    }
-}
-
-/// A virtual server of the mark that is recorded at this place is repaired, with its real servers, and what was repaired is told.
-pub(crate) fn what_others_change_is_repaired_and_told(serving: Process, place: &str, here: &str) {
-    let kernel = kernel();
-    let mut node = serving(&kernel, true);
-    assert!(node.pass().is_done() && node.full().is_done());
-    let number = marks(&kernel)[place];
-    let (mark, before) = (foreign(number), servers(&kernel));
-    let client = &mut kernel.ipvs().client().unwrap();
-    client.delete_real_server(&mark, &here.parse().unwrap()).unwrap();
-    let report = node.full();
-    let told: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
-    let says = |what: &str| told.iter().any(|of| of.contains(what) && of.ends_with("(demo/web-1:p)"));
-    assert!(report.is_done() && says(&format!("{mark} -> {here} weight 1")), "{told:#?}");
-    assert_eq!(servers(&kernel), before);
-    client.delete_virtual_server(&mark).unwrap();
-    let report = node.full();
-    assert_eq!(
-        (report.is_done(), report.drift.len()),
-        (true, 1 + before[&format!("-f {number}")].len()),
-        "{report:#?}"
-    );
-    assert_eq!(servers(&kernel), before);
 }
