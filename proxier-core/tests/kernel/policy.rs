@@ -145,17 +145,6 @@ fn by_client_in_nftables_mode() {
     });
 }
 
-#[test]
-fn affinity_by_annotation() {
-    in_mode(Kind::Nftables, |node| {
-        let all: Vec<(u8, u16)> = (1..=8).map(|number| (number, 1)).collect();
-        node.serve(json!({"proxier/persistence-seconds": "600"}), &all);
-        let each = || (1..=12).map(|client| answer(Family::V4, client)).collect::<Vec<u8>>();
-        let first = each();
-        assert_eq!((each(), each()), (first.clone(), first));
-    });
-}
-
 /// Connections to an endpoint that leaves go on for the drain time, and are cut then; others go on.
 #[test]
 fn connections_are_cut_when_the_drain_time_is_over() {
@@ -202,57 +191,6 @@ fn connections_are_cut_when_the_drain_time_is_over() {
         node.serve_once(&none, &[(1, 1)]);
         node.serve_once(&none, &[]);
         assert!(held.values_mut().all(|one| one.ask().is_err()));
-    });
-}
-
-/// Drain times are for endpoints that have left. Those that hints, the traffic policy or a stop only deselect keep their connections, also over a
-/// restart.
-#[test]
-fn connections_to_an_endpoint_that_serves_are_not_cut() {
-    let hints = |kind: &str, names: [&str; 2]| {
-        let hint = |name| json!({"hints": {kind: [{"name": name}]}});
-        BTreeMap::from([(1, hint(names[0])), (2, hint(names[1]))])
-    };
-    let stopping = json!({"conditions": {"ready": false, "serving": true, "terminating": true}});
-    let none = json!({});
-    in_mode(Kind::Nftables, |node| {
-        for (fields, spec) in [
-            (hints("forNodes", ["node-a", "elsewhere"]), &none),
-            (hints("forZones", ["here", "there"]), &none),
-            (BTreeMap::new(), &json!({"internalTrafficPolicy": "Local"})),
-            (BTreeMap::from([(2, stopping)]), &none),
-        ] {
-            let what = format!("{fields:?} {spec}");
-            let serve = |node: &mut Node, more: &Value, endpoints: &[(u8, u16)]| {
-                let mut spec = json!({"annotations": {"proxier/drain-seconds": "1"}});
-                spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-                node.service(1, &spec);
-                node.endpoints(1, endpoints);
-                node.settle();
-            };
-            node.fields.clear();
-            serve(node, &none, &[(1, 1), (2, 1)]);
-            let mut held = hold();
-            node.fields = fields;
-            for _ in 0..2 {
-                // Each pass is a minute later.
-                for _ in 0..2 {
-                    serve(node, spec, &[(1, 1), (2, 1)]);
-                }
-                for ((family, number), one) in &mut held {
-                    let answer = one.ask().unwrap_or_else(|error| panic!("{what}: {family} {number}: {error}"));
-                    assert_eq!(answer.name, number.to_string(), "{what}");
-                    assert!((1..=8).all(|client| self::answer(*family, client) == 1), "{what}");
-                }
-                node.process = process(node.mode);
-            }
-            for _ in 0..2 {
-                serve(node, spec, &[(1, 1)]);
-            }
-            for ((family, number), one) in &mut held {
-                assert_eq!(one.ask().is_ok(), *number == 1, "{what}: {family} {number}");
-            }
-        }
     });
 }
 

@@ -128,30 +128,6 @@ fn each_endpoint_has_its_share() {
     });
 }
 
-/// A DNS client on a fixed port is one flow for as long as it asks.
-#[test]
-fn a_udp_client_moves_to_the_endpoint_that_remains() {
-    with_service(&[A, R], |net, cluster| {
-        let mut flows = open(net, Transport::Udp);
-        let served: BTreeSet<&str> = flows.iter().map(|(_, _, name)| name.as_str()).collect();
-        assert_eq!(served, BTreeSet::from(["a", "r"]));
-        for (pods, name) in [([R], "r"), ([A], "a")] {
-            cluster.endpoints("web", &pods);
-            cluster.settle();
-            for (to, flow, held) in &mut flows {
-                let answer = flow.ask().unwrap_or_else(|error| panic!("{to}, held by {held}: {error}"));
-                assert_eq!(answer.name, name, "{to}, held by {held}");
-            }
-        }
-        // A flow whose endpoint stays is not interrupted: it does not even change.
-        cluster.endpoints("web", &[A, R]);
-        cluster.settle();
-        for (to, flow, _) in &mut flows {
-            assert_eq!(flow.ask().unwrap().name, "a", "{to}");
-        }
-    });
-}
-
 #[test]
 fn udp_flows_stay_while_their_endpoint_serves() {
     for (mode, needs) in [(Kind::Nftables, NEEDS), (Kind::Iptables, &[NEEDS, &[Need::IptablesNft]].concat())] {
