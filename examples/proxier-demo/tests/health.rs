@@ -575,20 +575,11 @@ async fn the_longest_idle_connection_goes_first() {
     }
 }
 
-/// Clients that send nothing do not keep memory for long, and do not keep other clients out.
+/// A head without end is refused, or its connection closed, in time.
 #[tokio::test]
-async fn silent_clients_do_not_stop_the_server() {
-    let (listener, address) = local().await;
-    tokio::spawn(serve_health(listener, Health::new(Duration::from_secs(30), Families::V4)));
-    let mut silent = Vec::new();
-    for _ in 0..30 {
-        silent.push(TcpStream::connect(address).await.unwrap());
-    }
-    assert_eq!(get(address, "/livez").await.status, 200);
-    let mut stream = TcpStream::connect(address).await.unwrap();
+async fn an_endless_head_is_not_read() {
+    let mut stream = TcpStream::connect(server()).await.unwrap();
     stream.write_all("x".repeat(100_000).as_bytes()).await.unwrap();
     let mut text = Vec::new();
-    // The connection is refused or closed, but in time.
     drop(tokio::time::timeout(Duration::from_secs(5), stream.read_to_end(&mut text)).await.unwrap());
-    assert_eq!(get(address, "/livez").await.status, 200);
 }

@@ -82,54 +82,32 @@ fn auto_is_a_table_on_a_fresh_node_and_starts_no_program() {
 }
 
 #[test]
-fn auto_is_iptables_where_chains_and_sets_of_kube_proxy_are() {
-    kernel_test(&needs(), || {
-        set_up();
-        let folder = manifests();
-        // Chains alone are of kube-proxy's iptables mode, too.
-        tool("iptables -t nat -N KUBE-SERVICES");
-        assert_eq!(probed().0, "nftables");
-        tool("ip link add kube-ipvs0 type dummy");
-        let (rules, reason) = probed();
-        assert!(rules == "iptables" && reason.contains("chain KUBE-SERVICES"), "{rules}: {reason}");
-        // Sets are enough, while the device is there.
-        tool("iptables -t nat -X KUBE-SERVICES");
-        assert_eq!(probed().0, "nftables");
-        tool("ipset create KUBE-CLUSTER-IP hash:ip,port");
-        let (rules, reason) = probed();
-        assert!(rules == "iptables" && reason.contains("set KUBE-CLUSTER-IP"), "{rules}: {reason}");
-
-        let said = once(&folder);
-        assert!(said.contains("rules by iptables: set KUBE-CLUSTER-IP"), "{said}");
-        assert!(tool("ipset save KUBE-CLUSTER-IP").contains("10.96.0.10,tcp:80"));
-        assert!(tool("iptables-save").contains("-j KUBE-SERVICES"));
-        assert_eq!(tables(), [""; 0]);
-        let said = once(&folder);
-        assert!(said.contains("rules by iptables: chain KUBE-SERVICES and device kube-ipvs0"), "{said}");
-        ok(&demo(&["cleanup"]));
-        assert_eq!(changed(), [""; 0]);
-    });
-}
-
-#[test]
-fn auto_is_iptables_where_a_filter_drops_by_default() {
-    for program in ["iptables", "ip6tables"] {
+fn auto_is_iptables_where_kube_proxys_chains_are_or_a_filter_drops() {
+    for (lines, reason) in [
+        (&["ip link add kube-ipvs0 type dummy", "iptables -t nat -N KUBE-SERVICES"][..], "chain KUBE-SERVICES"),
+        (&["ip link add kube-ipvs0 type dummy", "ipset create KUBE-CLUSTER-IP hash:ip,port"], "set KUBE-CLUSTER-IP"),
+        (&["iptables -P FORWARD DROP"], "chain FORWARD"),
+        (&["ip6tables -P FORWARD DROP"], "chain FORWARD"),
+    ] {
         kernel_test(&needs(), || {
             set_up();
             let folder = manifests();
+            // An earlier table goes once the chains serve.
+            if reason == "chain FORWARD" {
+                once(&folder);
+            }
+            for line in lines {
+                tool(line);
+            }
+            let (rules, why) = probed();
+            assert!(rules == "iptables" && why.contains(reason), "{rules}: {why}");
             let said = once(&folder);
-            assert!(said.contains("rules by nftables: "), "{said}");
-            tool(&format!("{program} -P FORWARD DROP"));
-            let (rules, reason) = probed();
-            assert!(rules == "iptables" && reason.contains("chain FORWARD"), "{program}: {rules}: {reason}");
-            // The earlier table goes once the chains serve.
-            let said = once(&folder);
-            assert!(said.contains("rules by iptables: chain FORWARD"), "{program}: {said}");
+            assert!(said.contains(&format!("rules by iptables: {reason}")), "{said}");
             assert!(tool("ipset save KUBE-CLUSTER-IP").contains("10.96.0.10,tcp:80"));
-            assert_eq!(tables(), [""; 0], "{program}");
+            assert!(tool("iptables-save").contains("-j KUBE-SERVICES"));
+            assert_eq!(tables(), [""; 0], "{reason}");
             ok(&demo(&["cleanup"]));
-            tool(&format!("{program} -P FORWARD ACCEPT"));
-            assert_eq!((changed(), tables()), (vec![], vec![]), "{program}");
+            assert_eq!((changed(), tables()), (vec![], vec![]), "{reason}");
         });
     }
 }
@@ -140,72 +118,25 @@ fn auto_is_iptables_where_a_filter_drops_by_default() {
 fn chains_that_drop_what_comes_in_are_named() {
     kernel_test(&needs(), || {
         set_up();
-        let folder = manifests();
-        let named = || {
-            let report: Value =
-                serde_json::from_slice(&demo(&[&["probe", "-o", "json"][..], &AUTO].concat()).stdout).unwrap();
-            let named = report["input"].as_array().unwrap().iter();
-            named.map(|line| line.as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        let named = |rules: &str| {
+            let probe = ["probe", "-o", "json", "--proxy-mode", "ipvs", "--no-fallback", "--ipvs-rules", rules];
+            let report: Value = serde_json::from_slice(&demo(&probe).stdout).unwrap();
+            report["input"].as_array().unwrap().iter().map(ToString::to_string).collect::<Vec<_>>()
         };
-        assert_eq!(named(), [""; 0]);
-        tool("iptables -P INPUT DROP");
-        assert_eq!(named(), [""; 0]);
-        once(&folder);
-        assert!(tool("iptables -S KUBE-NODE-PORT").contains("--match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"));
-        tool("iptables -P INPUT ACCEPT");
-        once(&folder);
-        assert!(!tool("iptables -S KUBE-NODE-PORT").contains("KUBE-CLUSTER-IP"));
-        tool("nft add table inet firewall");
-        tool("nft add chain inet firewall in { type filter hook input priority 0 ; policy drop ; }");
-        assert!(named()[0].starts_with("chain inet firewall in drops by default"), "{:?}", named());
-        assert!(once(&folder).contains("chain inet firewall in drops by default"));
-        tool("nft delete table inet firewall");
-        // firewalld has such chains: the last rule rejects, here or in a chain to which all packets go.
+        tool("iptables -A INPUT -j REJECT --reject-with icmp-host-prohibited");
+        assert_eq!(named("auto"), [""; 0]);
+        assert!(named("nftables")[0].contains("chain ip filter INPUT drops by default"), "{:?}", named("nftables"));
+        tool("iptables -F INPUT");
+        assert_eq!(named("nftables"), [""; 0]);
+        // firewalld has such chains: the last rule rejects in a chain to which all packets go.
         tool("nft add table inet firewall");
         tool("nft add chain inet firewall in { type filter hook input priority 10 ; policy accept ; }");
         tool("nft add chain inet firewall rest");
-        tool("nft add rule inet firewall in ct state established accept");
-        tool("nft add rule inet firewall rest tcp dport 22 accept");
         tool("nft add rule inet firewall in jump rest");
-        assert_eq!(named(), [""; 0]);
+        assert_eq!(named("auto"), [""; 0]);
         tool("nft add rule inet firewall rest counter reject with icmpx admin-prohibited");
-        assert!(named()[0].starts_with("chain inet firewall in drops by default"), "{:?}", named());
-        tool("nft delete table inet firewall");
-        // A rule drops packets that every new connection has.
-        tool("nft add table inet firewall");
-        tool("nft add chain inet firewall in { type filter hook input priority 10 ; policy accept ; }");
-        for (rule, drops) in [
-            ("ct state invalid drop", false),
-            ("tcp dport 22 drop", false),
-            ("ct state new drop", true),
-            ("meta l4proto udp reject", true),
-            ("meta nfproto ipv6 tcp flags syn / fin,syn,rst,ack drop", true),
-            ("ip protocol tcp ct state ! established,related drop", true),
-        ] {
-            tool(&format!("nft add rule inet firewall in {rule}"));
-            assert_eq!(named().len(), usize::from(drops), "{rule}: {:?}", named());
-            tool("nft flush chain inet firewall in");
-        }
-        tool("nft delete table inet firewall");
-        tool("iptables -A INPUT -m conntrack --ctstate NEW -j DROP");
-        once(&folder);
-        assert!(tool("iptables -S KUBE-NODE-PORT").contains("--match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"));
-        tool("iptables -F INPUT");
-        tool("iptables -A INPUT -p tcp --dport 22 -j ACCEPT");
-        tool("iptables -A INPUT -j REJECT --reject-with icmp-host-prohibited");
-        once(&folder);
-        assert!(tool("iptables -S KUBE-NODE-PORT").contains("--match-set KUBE-CLUSTER-IP dst,dst -j ACCEPT"));
-        assert!(tool("iptables -S INPUT").trim_end().ends_with("-j REJECT --reject-with icmp-host-prohibited"));
-        let by_nft = ["probe", "-o", "json", "--proxy-mode", "ipvs", "--no-fallback", "--ipvs-rules", "nftables"];
-        let report = text(&demo(&by_nft).stdout);
-        assert!(report.contains("chain ip filter INPUT drops by default"), "{report}");
-        tool("iptables -F INPUT");
-        tool("iptables -A INPUT -m conntrack --ctstate RELATED,ESTABLISHED -j ACCEPT");
-        assert!(!text(&demo(&by_nft).stdout).contains("INPUT drops by default"));
-        tool("iptables -A INPUT -m conntrack ! --ctstate RELATED,ESTABLISHED -j DROP");
-        let report = text(&demo(&by_nft).stdout);
-        assert!(report.contains("chain ip filter INPUT drops by default"), "{report}");
-        tool("iptables -F INPUT");
+        assert!(named("auto")[0].contains("chain inet firewall in drops by default"), "{:?}", named("auto"));
+        assert!(once(&manifests()).contains("chain inet firewall in drops by default"));
         ok(&demo(&["cleanup"]));
     });
 }

@@ -3,7 +3,7 @@
 //! other.
 
 use std::io::ErrorKind;
-use std::net::{SocketAddr, TcpStream, UdpSocket};
+use std::net::{SocketAddr, TcpStream};
 use std::time::{Duration, Instant};
 
 use testkit::traffic::{Connection, NameServer, connect_and_ask};
@@ -261,59 +261,4 @@ fn change_the_binding(rules: &'static str) {
     assert!(proxy.end().success());
     ok(&demo(&["cleanup"]));
     assert_eq!((routes(), changed()), (vec![], vec![]));
-}
-
-/// The state of a neighbour as a host on the node's link finds it that sends something there: whether anybody has answered for the address.
-fn is_answered_for(world: &World, address: &str) -> bool {
-    let client = &world.lan.client;
-    // Only the binding differs from one question to the next.
-    let _unknown = client.ip(&["neigh", "del", address, "dev", "eth0"]);
-    client
-        .run_in(|| {
-            let socket = UdpSocket::bind("192.0.2.2:0").unwrap();
-            let start = Instant::now();
-            loop {
-                // Refused once a neighbour is known to be absent.
-                let _refused = socket.send_to(b"who", (address, 9));
-                let state = tool(&format!("ip neigh show to {address} dev eth0"));
-                if state.contains("lladdr") {
-                    return true;
-                }
-                if state.contains("FAILED") {
-                    return false;
-                }
-                assert!(start.elapsed() < Duration::from_secs(60), "{state}");
-                std::thread::sleep(Duration::from_millis(100));
-            }
-        })
-        .unwrap()
-}
-
-/// The kernel answers ARP requests for all local addresses, bound in either way, and with `strictARP` for none of them.
-#[test]
-fn who_answers_for_the_addresses_of_services() {
-    kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
-        let world = World::new("iptables");
-        for address in ["198.51.100.7/32", "10.96.0.10/32", "10.96.77.77/32"] {
-            world.lan.client.ip(&["route", "add", address, "dev", "eth0"]).unwrap();
-        }
-        for binding in ["addresses", "routes"] {
-            for strict in ["false", "true"] {
-                for file in ["arp_ignore", "arp_announce"] {
-                    world.lan.node.write_sysctl(&format!("net/ipv4/conf/all/{file}"), "0").unwrap();
-                }
-                let arguments = world.arguments(binding);
-                let words = ["run", "--once"].into_iter().chain(arguments.iter().map(String::as_str));
-                let strict_arp = format!("--ipvs-strict-arp={strict}");
-                ok(&demo(&words.chain([&*strict_arp]).collect::<Vec<_>>()));
-                let answered =
-                    ["198.51.100.7", "10.96.0.10", "10.96.77.77"].map(|address| is_answered_for(&world, address));
-                // An address that no Service has is local only where the whole network is.
-                let expected = [strict == "false", strict == "false", strict == "false" && binding == "routes"];
-                assert_eq!(answered, expected, "{binding}, strictARP {strict}");
-                assert!(is_answered_for(&world, "192.0.2.1"), "the node's own address");
-                ok(&demo(&["cleanup"]));
-            }
-        }
-    });
 }

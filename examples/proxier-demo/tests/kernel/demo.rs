@@ -176,34 +176,6 @@ fn only_root_can_hold_the_lock() {
     });
 }
 
-/// `cleanup` needs no Node, so a host may have any name.
-#[test]
-fn a_host_whose_name_no_node_has() {
-    let needs = [PROXY, &[Need::Tool("unshare")]].concat();
-    kernel_test(&needs, || {
-        set_up();
-        let manifests = Folder::new("name");
-        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
-        ok(&demo(&["run", "--once"], &manifests));
-        let on_host = |name: &str, words: &[&str]| {
-            let mut unshare = Command::new("unshare");
-            let script = "echo \"$0\" >/proc/sys/kernel/hostname && exec \"$@\"";
-            unshare.args(["--uts", "sh", "-c", script, name, env!("CARGO_BIN_EXE_proxier-demo")]).args(words);
-            unshare.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
-            unshare.output().unwrap()
-        };
-        let shown = ok(&on_host("My_Host", &["show"]));
-        assert!(shown.contains("10.96.0.10:80"), "{shown}");
-        let probed = on_host("My_Host", &["probe"]);
-        assert!(text(&probed.stdout).contains("IPVS mode: yes"), "{probed:?}");
-        let refused = on_host("My_Host", &["run", "--once", "--manifests", &manifests.0.display().to_string()]);
-        assert_eq!(refused.status.code(), Some(2), "{refused:?}");
-        assert!(text(&refused.stderr).contains("\"my_host\" cannot be a Node's name"), "{refused:?}");
-        ok(&on_host("My_Host", &["cleanup", "--hostname-override", ""]));
-        assert!(ipvsadm().is_empty() && !tool("ip link").contains("kube-ipvs0"));
-    });
-}
-
 #[test]
 fn bad_input_is_named_and_the_rest_is_served() {
     kernel_test(PROXY, || {

@@ -6,7 +6,7 @@ use proxier_core::kernel::PacketCounters;
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{NODE_PORT, SERVICE, World};
-use crate::program::{Folder, Running, command, metrics, ok, set_up, tool, with_node_port};
+use crate::program::{Folder, HTTP, Running, command, fetched, metrics, ok, pair, set_up, tool, with_node_port};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
 
@@ -113,6 +113,8 @@ fn metrics_count_the_rules_that_are_there() {
     kernel_test(NEEDS, || {
         set_up();
         let (folder, arguments) = manifests("iptables-metrics", &["10.244.0.5"]);
+        let local = "clusterIP: 10.96.0.20, clusterIPs: [10.96.0.20], internalTrafficPolicy: Local, ports: [{name: http, port: 80}]";
+        folder.put("local.yaml", &pair("local", local, HTTP, "{addresses: [10.244.2.20], nodeName: n2}"));
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         let running = Running::start(&[&arguments[..], &["--iptables-sync-period", "2s"]].concat());
         let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
@@ -138,33 +140,28 @@ fn metrics_count_the_rules_that_are_there() {
         for name in ["iptables_restore_failures_total", "iptables_partial_restore_failures_total"] {
             assert!(all[&format!("kubeproxy_sync_proxy_rules_{name}{{ip_family=\"IPv4\"}}")] < 1.0, "{name}");
         }
-        assert!(all["kubeproxy_sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}"] > 1e9);
+        assert_eq!((fetched("10256/healthz").is_empty(), fetched("10256/livez").is_empty()), (false, false));
+        let all = metrics();
+        for counted in [
+            "sync_proxy_rules_last_timestamp_seconds{ip_family=\"IPv4\"}",
+            "sync_proxy_rules_last_queued_timestamp_seconds{ip_family=\"IPv4\"}",
+            "sync_proxy_rules_endpoint_changes_total",
+            "sync_proxy_rules_service_changes_total",
+            "sync_proxy_rules_no_local_endpoints_total{traffic_policy=\"internal\",ip_family=\"IPv4\"}",
+            "proxy_healthz_total{code=\"200\"}",
+            "proxy_livez_total{code=\"200\"}",
+        ] {
+            assert!(all[&format!("kubeproxy_{counted}")] > 0.0, "{counted}");
+        }
+        for nothing in ["endpoint_changes_pending", "service_changes_pending"] {
+            assert!(all[&format!("kubeproxy_sync_proxy_rules_{nothing}")] < 1.0, "{nothing}");
+        }
         let passes = |kind: &str| {
             all[&format!("kubeproxy_sync_{kind}_proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}")]
         };
         assert!(passes("full") >= 1.0 && passes("partial") >= 1.0);
         assert!(!all.keys().any(|name| name.contains("nftables")), "those are another mode's");
         assert!(running.end().success());
-    });
-}
-
-#[test]
-fn masqueraded_connections_keep_their_ports_if_asked() {
-    kernel_test(NEEDS, || {
-        set_up();
-        let (folder, _) = manifests("iptables-ports", &["10.244.0.5"]);
-        for (asked, has) in [("auto", true), ("false", false), ("true", true)] {
-            let text = format!(
-                "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nhostnameOverride: n1\nmode: iptables\n\
-                 iptables: {{randomFully: {asked}}}\n"
-            );
-            let config = Folder::new("iptables-ports-config");
-            let config = config.put("config.yaml", &text).display().to_string();
-            let manifests = folder.0.display().to_string();
-            ok(&demo(&["run", "--once", "--config", &config, "--manifests", &manifests], &[]));
-            assert!(nat().contains("-j MASQUERADE"), "{}", nat());
-            assert_eq!(nat().contains("--random-fully"), has, "{asked}");
-        }
     });
 }
 

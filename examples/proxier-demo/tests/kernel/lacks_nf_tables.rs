@@ -8,7 +8,7 @@ use testkit::modules::{Forbidden, unload};
 use testkit::{Need, kernel_test, missing};
 
 use crate::program::world::web;
-use crate::program::{Folder, demo, ok, set_up, text, tool};
+use crate::program::{Folder, configuration, demo, ok, set_up, text, tool};
 
 /// Exit code, the report, and the words of `probe --proxy-mode nftables`.
 fn probe() -> (Option<i32>, Value, String) {
@@ -56,9 +56,8 @@ fn probe_says_whether_the_kernel_takes_the_fast_path() {
         set_up();
         let (folder, manifests) = (Folder::new("fast-path"), Folder::new("manifests"));
         manifests.put("web.yaml", &web());
-        let config = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\nfastPath: {interfaces: all}\n";
-        let (config, manifests) =
-            (folder.put("config.yaml", config).display().to_string(), manifests.0.display().to_string());
+        let config = configuration(&folder, "mode: nftables\nfastPath: {interfaces: all}\n");
+        let manifests = manifests.0.display().to_string();
         let run = |command: &[&str]| ok(&demo(&[command, &["--config", &config]].concat()));
         let has_them = missing(Need::FlowTables).is_none();
         let says =

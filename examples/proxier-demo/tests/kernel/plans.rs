@@ -10,7 +10,7 @@ use testkit::apiserver::{ApiServer, Request};
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{NODE_PORT, SERVICE, World};
-use crate::program::{Folder, Running, changed, command, demo, ok, pair, set_up, text, tool};
+use crate::program::{Folder, Running, changed, command, configuration, demo, metrics, ok, pair, set_up, text, tool};
 
 /// Keys as paths: `virtualServers[].realServers[].weight`.
 fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
@@ -156,12 +156,7 @@ fn show_lists_what_each_mode_serves() {
         let sticky = pair("sticky", sticky, "{name: http, port: 8080, protocol: TCP}", "{addresses: [10.244.0.5]}");
         world.manifests.put("sticky.yaml", &sticky);
         let settings = Folder::new("show-settings");
-        let config = settings.put(
-            "config.yaml",
-            "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
-             nftables: {countConnections: true}\n",
-        );
-        let config = config.display().to_string();
+        let config = configuration(&settings, "mode: nftables\nnftables: {countConnections: true}\n");
         let served = ["10.96.0.12:80", SERVICE];
         for total in [3, 6] {
             let running = Running::start(&["--manifests", &manifests, "--config", &config]);
@@ -357,6 +352,13 @@ fn beside(mode: &str) {
         // No process listens any more: everything is to be done again, but for the routes, which stay.
         let steps = text(&plan(&[]).stdout);
         assert!(steps.contains("+ listener TCP 10.96.0.10:80") && !steps.contains("route"), "{steps}");
+    } else {
+        // A start forgets it, and counts that.
+        let running = world.start(mode);
+        running.until("it is forgotten", || flows() == 1);
+        let forgotten = "kubeproxy_conntrack_reconciler_deleted_entries_total{ip_family=\"IPv4\"}";
+        running.until("it is counted", || metrics()[forgotten] > 0.0);
+        assert!(running.end().success());
     }
 }
 

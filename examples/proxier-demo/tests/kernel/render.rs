@@ -91,45 +91,85 @@ fn feed(line: &str, input: &str) {
     assert!(output.status.success(), "{line}: {}\n{input}", text(&output.stderr));
 }
 
-fn lines(text: &str, starts: &str) -> BTreeSet<String> {
-    text.lines().filter(|line| line.starts_with(starts)).map(str::to_owned).collect()
+/// Addresses and local routes that a proxy makes.
+fn bound() -> BTreeSet<String> {
+    let addresses = Command::new("ip").args(["-o", "addr", "show", "kube-ipvs0"]).output().unwrap();
+    let addresses = text(&addresses.stdout);
+    let addresses = addresses.lines().filter_map(|line| line.split_whitespace().nth(3)).map(str::to_owned);
+    addresses.chain(local_routes().lines().map(str::to_owned)).collect()
 }
 
-/// Output of the tools for IPVS mode's objects, one part each.
-fn listed() -> Vec<BTreeSet<String>> {
-    vec![
-        lines(&tool("ipvsadm -Sn"), "-"),
-        lines(&tool("ipset save"), "add "),
-        lines(&tool("iptables-save"), "-A "),
-        lines(&tool("ip6tables-save"), "-A "),
-    ]
+/// Lines of the tools for IPVS mode's objects.
+fn of_ipvs() -> BTreeSet<String> {
+    let own = |line: &str, starts: &str| -> Vec<String> {
+        tool(line).lines().filter(|line| line.starts_with(starts)).map(|of| format!("{line}: {of}")).collect()
+    };
+    [own("ipvsadm -Sn", "-"), own("ipset save", "add "), own("iptables-save", "-A "), own("ip6tables-save", "-A ")]
+        .into_iter()
+        .flatten()
+        .collect()
 }
 
-#[test]
-fn render_prints_what_a_pass_makes_in_ipvs_mode() {
+/// The words of a ruleset, and how often each comes: nft prints elements in the order of their hashes. `th dport` after a match of the
+/// protocol is `tcp dport` to nft.
+fn of_nft() -> BTreeSet<String> {
+    let mut words: BTreeMap<String, usize> = BTreeMap::new();
+    for word in tool("nft list ruleset").split_whitespace().map(|word| word.trim_end_matches(',')) {
+        *words.entry(if word == "th" { "tcp" } else { word }.to_owned()).or_default() += 1;
+    }
+    words.into_iter().map(|(word, times)| format!("{times} {word}")).collect()
+}
+
+/// Rules with their places in their chains, as `iptables-save` prints them, of both families. Without kube-proxy's counters of packets, which a
+/// pass adds where the kernel has them.
+fn of_iptables() -> BTreeSet<String> {
+    let mut found = BTreeSet::new();
+    for program in ["iptables-save", "ip6tables-save"] {
+        let (mut table, mut places) = (String::new(), BTreeMap::<String, usize>::new());
+        for line in tool(program).lines() {
+            let mut words = line.split_whitespace();
+            match words.next() {
+                Some(first) if first.starts_with('*') => first.clone_into(&mut table),
+                Some(first) if first.starts_with(":KUBE-") => drop(found.insert(format!("{program} {table} {first}"))),
+                Some("-A") if !line.contains("localhost_nps_accepted_pkts") => {
+                    let place = places.entry(format!("{table} {}", words.next().unwrap())).or_default();
+                    *place += 1;
+                    // iptables-save prints two spaces before the name.
+                    let rule = line.replace("name  ", "name ");
+                    let rule = rule.replace(" -m nfacct --nfacct-name ct_state_invalid_dropped_pkts", "");
+                    found.insert(format!("{program} {table} {place}: {rule}"));
+                }
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+/// What the tools list after `run --once` with these arguments, and after they have read the rendered parts, is the same. `parts`: the tools by
+/// the names of their parts. Returns what was rendered.
+fn is_what_a_pass_makes(
+    needs: &[Need],
+    arguments: &[&str],
+    parts: &[(&str, &str)],
+    listed: fn() -> BTreeSet<String>,
+) -> (Value, String) {
     let manifests = Folder::new("render");
     manifests.put("web.yaml", OBJECTS);
-    manifests.put("sticky.yaml", &sticky());
-    let output = render(&manifests, &["-o", "json"]);
+    if !parts.iter().any(|(part, _)| *part == "nft") {
+        manifests.put("sticky.yaml", &sticky());
+    }
+    let output = render(&manifests, &[arguments, &["-o", "json"]].concat());
     let rendered: Value = serde_json::from_str(&ok(&output)).unwrap();
-    let part = |name: &str| rendered[name].as_str().unwrap_or_else(|| panic!("no {name}: {rendered:#}")).to_owned();
-    let wanted = [lines(&part("ipvsadm"), "-"), lines(&part("ipset"), "add ")];
-    assert!(wanted.iter().all(|lines| lines.len() > 3), "{rendered:#}");
-    assert_eq!(part("nft"), "");
-    let needs = [PROXY, &[Need::Veth, Need::Tool("setpriv")]].concat();
-    let mut passed = Vec::new();
-    kernel_test(&needs, || {
+    for part in ["ipvsadm", "ipset", "iptables", "ip6tables", "nft"] {
+        assert_eq!(rendered[part] == "", !parts.iter().any(|(of, _)| *of == part), "{part}: {rendered:#}");
+    }
+    let mut passed = BTreeSet::new();
+    kernel_test(needs, || {
         set_up();
-        ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string()]));
-        passed = listed();
-        assert_eq!(passed[..2], wanted);
-        let bound = tool("ip -o addr show kube-ipvs0");
-        let bound: BTreeSet<&str> = bound.lines().filter_map(|line| line.split_whitespace().nth(3)).collect();
-        let addresses = rendered["addresses"]["kube-ipvs0"].as_array().unwrap().iter().map(|address| {
-            let address = address.as_str().unwrap();
-            format!("{address}/{}", if address.contains(':') { 128 } else { 32 })
-        });
-        assert_eq!(addresses.collect::<BTreeSet<_>>(), bound.iter().map(|&line| line.to_owned()).collect());
+        ok(&demo(&[&["run", "--once", "--manifests", &manifests.0.display().to_string()], arguments].concat()));
+        passed = listed().into_iter().chain(bound()).collect();
+        assert!(passed.len() > 50, "{passed:#?}");
         // The number of flows goes by the processors, and only the first namespace can change it.
         let settings = rendered["sysctl"].as_object().unwrap().iter();
         for (path, value) in settings.filter(|(path, _)| !path.ends_with("nf_conntrack_max")) {
@@ -137,159 +177,59 @@ fn render_prints_what_a_pass_makes_in_ipvs_mode() {
             assert_eq!(real.trim(), value.as_str().unwrap(), "{path}");
         }
     });
-    kernel_test(&needs, || {
+    kernel_test(needs, || {
         set_up();
-        feed("ipset restore", &part("ipset"));
-        feed("ipvsadm --restore", &part("ipvsadm"));
-        feed("iptables-restore", &part("iptables"));
-        feed("ip6tables-restore", &part("ip6tables"));
+        for (device, addresses) in rendered["addresses"].as_object().unwrap() {
+            tool(&format!("ip link add {device} type dummy"));
+            for address in addresses.as_array().unwrap() {
+                tool(&format!("ip addr add {} dev {device}", address.as_str().unwrap()));
+            }
+        }
+        for (part, tool) in parts {
+            feed(tool, rendered[part].as_str().unwrap());
+        }
         // Rules have more than one spelling; restored, they are saved as those of the proxy were.
-        assert_eq!(listed(), passed);
+        let restored: BTreeSet<String> = listed().into_iter().chain(bound()).collect();
+        assert_eq!(restored, passed);
     });
+    (rendered, text(&output.stderr))
 }
 
-/// The words of a ruleset, and how often each comes: nft prints elements in the order of their hashes. `th dport` after a match of the
-/// protocol is `tcp dport` to nft.
-fn words_of_nft() -> BTreeMap<String, usize> {
-    let mut words: BTreeMap<String, usize> = BTreeMap::new();
-    for word in tool("nft list ruleset").split_whitespace().map(|word| word.trim_end_matches(',')) {
-        *words.entry(if word == "th" { "tcp" } else { word }.to_owned()).or_default() += 1;
-    }
-    words
+const BY_IPTABLES: [(&str, &str); 4] = [
+    ("ipset", "ipset restore"),
+    ("ipvsadm", "ipvsadm --restore"),
+    ("iptables", "iptables-restore"),
+    ("ip6tables", "ip6tables-restore"),
+];
+const TOOLS: &[Need] = &[Need::Root, Need::Veth, Need::Tool("setpriv")];
+
+#[test]
+fn in_ipvs_mode_it_is_what_a_pass_makes() {
+    is_what_a_pass_makes(&[PROXY, TOOLS].concat(), &[], &BY_IPTABLES, of_ipvs);
 }
 
 /// `auto` is what `run` chooses on a node without iptables rules, which `render` reports.
 #[test]
-fn in_ipvs_mode_rules_are_a_table_unless_others_are_asked_for() {
-    let manifests = Folder::new("render");
-    manifests.put("web.yaml", OBJECTS);
-    let rendered = |rules: &str| {
-        let output = render(&manifests, &["--ipvs-rules", rules, "-o", "json"]);
-        (serde_json::from_str::<Value>(&ok(&output)).unwrap(), text(&output.stderr))
-    };
-    let needs = [Need::Root, Need::Nftables, Need::Veth, Need::Tool("nft"), Need::Tool("setpriv")];
-    let mut passes = BTreeMap::new();
-    kernel_test(&[PROXY, &needs].concat(), || {
-        set_up();
-        ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string(), "--ipvs-rules", "auto"]));
-        passes = words_of_nft();
-        assert!(passes.len() > 100, "{passes:?}");
-    });
-    kernel_test(&needs, || {
-        let (by_default, said) = rendered("auto");
-        let line = "proxier-demo: rules by nftables: iptables has no table filter that drops by default, and no chains of IPVS \
-                    mode, as on most nodes; with ipvs.rules: iptables (--ipvs-rules) the other one is used\n";
-        assert_eq!(said, line);
-        let (by_nft, said) = rendered("nftables");
-        assert_eq!((&by_nft, &*said), (&by_default, ""));
-        let (by_iptables, said) = rendered("iptables");
-        assert_eq!((&by_iptables["nft"], &*said), (&"".into(), ""));
-        for part in ["ipvsadm", "addresses"] {
-            assert_eq!(by_iptables[part], by_default[part], "{part}");
-        }
-        for part in ["ipset", "iptables", "ip6tables"] {
-            assert!(by_default[part] == "" && by_iptables[part] != "", "{part}: {by_default:#}");
-        }
-        feed("nft --file -", by_default["nft"].as_str().unwrap());
-        let restored = words_of_nft();
-        assert!(restored.contains_key("proxier-ipvs") && restored.contains_key("10.96.0.10"), "{restored:?}");
-        let differ = |(word, times): &(&String, &usize)| passes.get(word.as_str()) != Some(*times);
-        let differ: Vec<_> = restored.iter().filter(differ).collect();
-        // Without IPVS there was no pass.
-        assert!(passes.is_empty() || (differ.is_empty() && restored.len() == passes.len()), "{differ:?}");
-    });
+fn in_ipvs_mode_with_a_table_it_is_what_a_pass_makes() {
+    let needs = [PROXY, TOOLS, &[Need::Nftables, Need::Tool("nft")]].concat();
+    let parts = [BY_IPTABLES[1], ("nft", "nft --file -")];
+    let listed: fn() -> BTreeSet<String> = || of_nft().into_iter().chain(of_ipvs()).collect();
+    let (_, said) = is_what_a_pass_makes(&needs, &["--ipvs-rules", "auto"], &parts, listed);
+    let line = "proxier-demo: rules by nftables: iptables has no table filter that drops by default, and no chains of IPVS mode, \
+                as on most nodes; with ipvs.rules: iptables (--ipvs-rules) the other one is used\n";
+    assert_eq!(said, line);
 }
 
 #[test]
 fn in_nftables_mode_it_is_what_a_pass_makes() {
-    const MODE: [&str; 2] = ["--proxy-mode", "nftables"];
-    let manifests = Folder::new("render");
-    manifests.put("web.yaml", OBJECTS);
-    let output = render(&manifests, &["-o", "json", MODE[0], MODE[1]]);
-    let rendered: Value = serde_json::from_str(&ok(&output)).unwrap();
-    assert_eq!((&rendered["ipvsadm"], &rendered["ipset"], &rendered["iptables"]), (&"".into(), &"".into(), &"".into()));
-    let needs = [Need::Root, Need::Nftables, Need::Veth, Need::Tool("nft"), Need::Tool("setpriv")];
-    let mut passes = BTreeMap::new();
-    kernel_test(&needs, || {
-        set_up();
-        let folder = manifests.0.display().to_string();
-        ok(&demo(&["run", "--once", "--manifests", &folder, MODE[0], MODE[1]]));
-        passes = words_of_nft();
-        assert!(passes.len() > 100, "{passes:?}");
-    });
-    kernel_test(&needs, || {
-        feed("nft --file -", rendered["nft"].as_str().unwrap());
-        let restored = words_of_nft();
-        let differ = |(word, times): &(&String, &usize)| passes.get(word.as_str()) != Some(*times);
-        let differ: Vec<_> = restored.iter().filter(differ).collect();
-        assert!(differ.is_empty() && restored.len() == passes.len(), "{differ:?}");
-    });
-}
-
-/// Chains and their rules in order, as `iptables-save` prints them, of both families.
-fn chains() -> BTreeMap<String, Vec<String>> {
-    let mut chains: BTreeMap<String, Vec<String>> = BTreeMap::new();
-    for program in ["iptables-save", "ip6tables-save"] {
-        let printed = tool(program);
-        let mut table = "";
-        for line in printed.lines() {
-            let mut words = line.split_whitespace();
-            match words.next() {
-                Some(first) if first.starts_with('*') => table = first,
-                Some(first) if first.starts_with(':') => {
-                    chains.entry(format!("{program} {table} {}", &first[1..])).or_default();
-                }
-                Some("-A") => {
-                    let chain = format!("{program} {table} {}", words.next().unwrap());
-                    chains.entry(chain).or_default().push(line.to_owned());
-                }
-                _ => {}
-            }
-        }
-    }
-    // Unused built-in chains are printed only once a program has looked at them.
-    chains.retain(|chain, rules| chain.contains("KUBE-") || !rules.is_empty());
-    chains
-}
-
-/// The same without kube-proxy's counters of packets, which a pass adds where the kernel has them.
-fn without_counters(mut chains: BTreeMap<String, Vec<String>>) -> BTreeMap<String, Vec<String>> {
-    for rules in chains.values_mut() {
-        rules.retain(|rule| !rule.contains("localhost_nps_accepted_pkts"));
-        for rule in rules.iter_mut() {
-            // iptables-save prints two spaces before the name.
-            let text = rule.replace("name  ", "name ");
-            *rule = text.replace(" -m nfacct --nfacct-name ct_state_invalid_dropped_pkts", "");
-        }
-    }
-    chains
+    let needs = [TOOLS, &[Need::Nftables, Need::Tool("nft")]].concat();
+    is_what_a_pass_makes(&needs, &["--proxy-mode", "nftables"], &[("nft", "nft --file -")], of_nft);
 }
 
 #[test]
 fn in_iptables_mode_it_is_what_a_pass_makes() {
-    const MODE: [&str; 2] = ["--proxy-mode", "iptables"];
-    let manifests = Folder::new("render");
-    manifests.put("web.yaml", OBJECTS);
-    manifests.put("sticky.yaml", &sticky());
-    let rendered: Value = serde_json::from_str(&ok(&render(&manifests, &["-o", "json", MODE[0], MODE[1]]))).unwrap();
-    let part = |name: &str| rendered[name].as_str().unwrap();
-    assert_eq!([part("ipvsadm"), part("ipset"), part("nft")], [""; 3]);
-    assert_eq!(rendered["sysctl"]["net/ipv4/conf/all/route_localnet"], "1", "{rendered:#}");
-    let needs = [Need::Root, Need::IptablesNft, Need::Veth, Need::Tool("setpriv")];
-    let mut passed = BTreeMap::new();
-    kernel_test(&needs, || {
-        set_up();
-        ok(&demo(&["run", "--once", "--manifests", &manifests.0.display().to_string(), MODE[0], MODE[1]]));
-        passed = without_counters(chains());
-        for of in ["KUBE-SVC-", "KUBE-SEP-", "KUBE-EXT-", "KUBE-SVL-", "KUBE-FW-", "KUBE-NODEPORTS"] {
-            assert!(passed.keys().any(|chain| chain.contains(of)), "{of}: {passed:#?}");
-        }
-    });
-    kernel_test(&needs, || {
-        feed("iptables-restore", part("iptables"));
-        feed("ip6tables-restore", part("ip6tables"));
-        assert_eq!(chains(), passed);
-    });
+    let needs = [TOOLS, &[Need::IptablesNft]].concat();
+    is_what_a_pass_makes(&needs, &["--proxy-mode", "iptables"], &BY_IPTABLES[2..], of_iptables);
 }
 
 /// Sockets of Services, as `ss` prints them.
@@ -327,7 +267,7 @@ fn in_userspace_mode_it_is_what_the_process_does() {
     let line = "TCP 10.96.0.10:80 10.244.0.5:8080 10.244.1.6:8080 10.244.2.7:8080 (demo/1web:http)\n";
     assert!(text.contains("\n# listeners of the process\n") && text.contains(line), "{text}");
 
-    let needs = [Need::Root, Need::Veth, Need::Tool("setpriv"), Need::Tool("ss")];
+    let needs = [TOOLS, &[Need::Tool("ss")]].concat();
     let mut routes = String::new();
     kernel_test(&needs, || {
         set_up();

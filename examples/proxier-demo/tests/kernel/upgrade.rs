@@ -1,7 +1,6 @@
 //! A node changes from kube-proxy to `proxier-demo` while clients connect: in the mode that kube-proxy had, nothing is written; in another, all of
 //! kube-proxy's objects go. Their text is in `fixtures/kube-proxy`, written by hand.
 
-use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,7 @@ use testkit::traffic::Connection;
 use testkit::{Need, Netns, PROXY, Sample, kernel_test, oracle};
 
 use crate::program::world::{Client, NODE_PORT, RULES, SERVICE, World, held_by};
-use crate::program::{self, Folder, HTTP, Running, command, demo, lone, ok, pair, slice, text, tool};
+use crate::program::{self, HTTP, Running, command, demo, lone, ok, pair, slice, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::IptablesLegacy];
 
@@ -339,57 +338,6 @@ fn rules_of_kube_proxys_iptables_mode_are_taken_over_as_they_are() {
                     assert!(after >= *before, "{release} {back_end}: {line} counted {before:?}, then {after:?}");
                 }
             }
-            assert!(running.end().success());
-        });
-    }
-}
-
-/// A command whose programs of iptables do not know match `nfacct`; `folder` is for those that they know.
-fn without_match(folder: &Folder, inner: &Command) -> Command {
-    let find = "find /usr/lib /usr/lib64 -name libxt_nfacct.so 2>/dev/null | head -n 1";
-    let found = Command::new("sh").args(["-c", find]).output().unwrap();
-    let library = PathBuf::from(text(&found.stdout).trim());
-    assert!(library.is_file(), "{}", library.display());
-    let script = "from=$1 to=$2; shift 2; cp -a \"$from/.\" \"$to\" && rm \"$to/libxt_nfacct.so\" && mount --bind \"$to\" \"$from\" && exec \"$@\"";
-    let mut outer = Command::new("unshare");
-    outer.args(["--mount", "--propagation", "private", "sh", "-c", script, "sh"]);
-    outer.arg(library.parent().unwrap()).arg(&folder.0).arg(inner.get_program()).args(inner.get_args());
-    outer.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
-    outer
-}
-
-/// Programs without the match that counts, on a kernel that can: rules of 1.28 are taken over as they are, and one line tells what is missing.
-#[test]
-fn programs_that_cannot_count_take_over_rules_that_do_not() {
-    for back_end in ["nft", "legacy"] {
-        kernel_test(&[NEEDS, &[Need::Mounts]].concat(), || {
-            let world = world(Left::Rules("1.28", back_end));
-            let arguments = world.arguments("iptables");
-            let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-            let folder = Folder::new("xtables");
-            let saved = || RULES.map(|(family, _)| tool(&format!("{family}-{back_end}-save")));
-            let rules = |saved: [String; 2]| -> Vec<String> {
-                let lines = saved.iter().flat_map(|saved| saved.lines()).filter(|line| line.starts_with("-A "));
-                lines.map(str::to_owned).collect()
-            };
-            let before = rules(saved());
-            let run = |words: &[&str]| without_match(&folder, &command(&[words, &arguments[..]].concat()));
-            let once = run(&["run", "--once"]).output().unwrap();
-            let said = text(&once.stderr);
-            println!("{back_end}: {said}");
-            assert!(once.status.success(), "{said}");
-            let lack = "lacks a feature: rules are written without match nfacct";
-            assert_eq!(said.matches(lack).count(), 1, "{said}");
-            let running = Running::spawn(run(&["run", "--healthz-bind-address", "127.0.0.1:10256"]));
-            has_passed(&running);
-            let log = running.log();
-            assert_eq!((log.matches(lack).count(), log.matches("ERROR").count()), (1, 0), "{log}");
-            let metrics = program::metrics();
-            let of = |name: &str| metrics[&format!("kubeproxy_{name}")];
-            assert!(of("sync_failures_total") < 0.5 && of("unmet_wishes") > 0.5, "{metrics:#?}");
-            assert!(!metrics.keys().any(|name| name.contains("accepted_packets") || name.contains("dropped_packets")));
-            assert_eq!(rules(saved()), before, "{back_end}");
-            assert!(world.asks(SERVICE) && world.asks(NODE_PORT));
             assert!(running.end().success());
         });
     }

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use k8s_openapi::ByteString;
 use proxier_core::config::MayAskFor;
 use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;
@@ -1122,6 +1123,7 @@ async fn the_node_s_network_of_pods_is_waited_for() {
     let node = |spec: Value| json!({"kind": "Node", "metadata": {"name": "n1"}, "spec": spec});
     let server = ApiServer::start();
     server.put(&service("web", 80));
+    server.put_list(recorded::ENDPOINT_SLICES);
     server.put(&node(json!({})));
     let mut options = quick();
     options.needs_pod_cidr = true;
@@ -1622,6 +1624,35 @@ async fn a_service_that_cannot_be_read_is_explained() {
     let said = tokio::task::spawn_blocking(explain).await.unwrap();
     assert!(said.contains("\nproxier-demo: Service default/bad: spec.ports"), "{said}");
     assert!(said.contains("a running proxy goes on serving it as it was when it could be read"), "{said}");
+}
+
+/// Each obstacle between the two ends of TLS is named; a certificate may be in the kubeconfig, and the server may have a name.
+#[test]
+fn what_is_wrong_with_tls_is_said() {
+    let (server, folder) = (shop(), Folder::new("tls"));
+    let [ours, theirs, clients] = ["ours", "theirs", "clients"].map(Authority::new);
+    let relay = Relay::start(&ours, server.address(), Some(&clients));
+    let identity = clients.client("system:kube-proxy");
+    let known = json!({
+        "client-certificate": folder.put("client.crt", &identity.certificate),
+        "client-key": folder.put("client.key", &identity.key),
+    });
+    let [right, wrong] = [("ca.crt", &ours), ("other.crt", &theirs)]
+        .map(|(name, of)| json!({"certificate-authority": folder.put(name, &of.certificate())}));
+    let within = json!({"certificate-authority-data": ByteString(ours.certificate().into_bytes())});
+    let (url, by_name) = (relay.url(), relay.url().replace("127.0.0.1", "localhost"));
+    for (url, cluster, user, code, expected) in [
+        (&url, &wrong, &known, 1, "not signed by the certificate-authority that is configured"),
+        (&url, &right, &json!({}), 1, "it wants a client certificate"),
+        (&url, &right, &known, 0, "Service shop/dns"),
+        (&by_name, &within, &known, 0, "Service shop/dns"),
+    ] {
+        let path = folder.put("kubeconfig", &kubeconfig(url, cluster, user)).display().to_string();
+        let explained = demo(&["explain", "shop/dns", "--kubeconfig", &path, "--input-timeout", "1s"]);
+        let said = text(&explained.stdout) + &text(&explained.stderr);
+        assert_eq!(explained.status.code(), Some(code), "{said}");
+        assert!(said.contains(expected) && (code == 0 || said.contains(&format!("no answer from {url}"))), "{said}");
+    }
 }
 
 /// Neither the log nor the counts by host have the user and the password of a URL.

@@ -13,7 +13,7 @@ use proxier_demo::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfig
 use proxier_demo::settings::{Exposure, Origin, Settings};
 use serde_json::{Value, json};
 
-use crate::program::{Folder, demo, text};
+use crate::program::{Folder, demo, ok, service, text};
 
 /// Configuration in the ConfigMap `kube-proxy` that kubeadm makes for a new cluster.
 const KUBEADM: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/kubeadm-config.conf");
@@ -551,6 +551,25 @@ fn iptables_mode_has_its_own_section() {
     assert_eq!(periods, (Duration::from_secs(1), Duration::from_secs(30)));
     let problems = check("mode: iptables\niptables: {minSyncPeriod: 31s}").unwrap_err();
     assert_eq!(problems, ["c: iptables.minSyncPeriod: longer than iptables.syncPeriod (30s)"]);
+}
+
+/// Settings of iptables mode reach its rules.
+#[test]
+fn rules_are_as_configured() {
+    let dir = Folder::new("rules");
+    let web = service("demo", "web", "10.96.0.10", "{addresses: [10.244.0.5]}");
+    dir.put("web.yaml", &(web + &service("demo", "empty", "10.96.0.11", "")));
+    for (body, reset, ports) in [
+        ("", false, true),
+        ("rejectWithReset: true, randomFully: false", true, false),
+        ("randomFully: true", false, true),
+    ] {
+        let config = dir.put("config", &in_file(&format!("mode: iptables\niptables: {{{body}}}\n")));
+        let sources = [config, dir.path("web.yaml")].map(|path| path.display().to_string());
+        let rendered = ok(&demo(&["render", "--config", &sources[0], "--manifests", &sources[1]]));
+        let has = |words| rendered.contains(words);
+        assert_eq!((has("--reject-with tcp-reset"), has("--random-fully")), (reset, ports), "{body}: {rendered}");
+    }
 }
 
 #[test]

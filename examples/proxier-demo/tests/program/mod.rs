@@ -174,6 +174,12 @@ impl Folder {
     }
 }
 
+/// Puts a configuration with these fields in place, and returns its path.
+pub(crate) fn configuration(folder: &Folder, body: &str) -> String {
+    let head = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\n";
+    folder.put("config.yaml", &format!("{head}{body}")).display().to_string()
+}
+
 impl Drop for Folder {
     fn drop(&mut self) {
         let _gone_already = fs::remove_dir_all(&self.0);

@@ -26,7 +26,7 @@ use crate::{cargo, tools};
 ///
 /// Tests on random input, and which scenarios are in the sample, go by one seed, which is printed; PROPTEST_RNG_SEED=N in
 /// the environment repeats a run's. PROXIER_SCENARIOS, PROXIER_KERNEL_MODEL_CASES, PROXIER_LACKS,
-/// PROXIER_MODEL_CASES, PROXIER_START_SERVICES and TRAFFIC_KILLS are passed on.
+/// PROXIER_MODEL_CASES and TRAFFIC_KILLS are passed on.
 /// The last line is `N passed, N failed, N skipped, N left to --full`: skipped tests lack something here, and the last ones take long and
 /// run with another seed. Exit code 1 if any failed.
 #[expect(clippy::struct_excessive_bools, reason = "each is an option of the command line")]
@@ -118,7 +118,6 @@ impl Runs {
             "PROXIER_KERNEL_MODEL_CASES",
             "PROXIER_LACKS",
             "PROXIER_MODEL_CASES",
-            "PROXIER_START_SERVICES",
         ];
         // Later ones override. libtest reports the time of each test only if it may use unstable options.
         let defaults: &[(&str, &str)] = if options.full { &[("TRAFFIC_KILLS", "100")] } else { &[] };

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use ipvs::Operation;
 use k8s_openapi::jiff::Timestamp;
 use proxier_core::config::{NodePortAddresses, RulesBy};
 use proxier_core::engine::Options;
@@ -187,6 +188,27 @@ fn what_cannot_be_removed_is_reported() {
     play.until("it is counted", |play| play.metric(|metrics| metrics.leftovers) == 1);
 }
 
+/// An endpoint that the kernel refuses is a number and an Event of its Service; the node stays healthy.
+#[test]
+fn an_object_that_the_kernel_refuses_is_reported() {
+    let (server, _runtime, recorder) = recording();
+    let kernel = FakeKernel::new();
+    let is_odd = |operation: &Operation| matches!(operation, Operation::AddRealServer(_, server) if server.key.to_string() == "10.244.0.255:8080");
+    kernel.refuse(is_odd, PortErrorKind::Invalid);
+    let play = Play::telling(kernel, Duration::from_millis(200), recorder, |_| {});
+    play.service("odd", "10.96.0.10");
+    play.slice("odd", "10.244.0.255", &json!({}));
+    play.send(Change::Synced);
+    play.until("an Event", |_| !server.events().is_empty());
+    let event = &server.events()[0];
+    assert_eq!((&event["reason"], &event["regarding"]["name"]), (&json!("FailedToProgram"), &json!("odd")));
+    assert!(event["note"].as_str().unwrap().contains("10.244.0.255:8080"), "{event}");
+    play.until("full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 3);
+    assert_eq!((play.is_healthy(), play.metric(|metrics| metrics.refused_objects)), (true, 1));
+    play.kernel.clear_faults();
+    play.until("it is counted no more", |play| play.metric(|metrics| metrics.refused_objects) == 0);
+}
+
 /// A Service that is open to everyone, although the other family is restricted, is an Event of the Service and of the
 /// node.
 #[test]
@@ -344,19 +366,36 @@ fn the_time_from_the_cause_is_measured() {
     assert!((50.0..110.0).contains(&sum), "{sum}");
 }
 
-/// The health check servers of Services follow the host's addresses at once.
+/// The health check servers of Services follow the host's addresses and the Services at once.
 #[test]
-fn health_check_addresses_follow_the_host() {
+fn health_checks_follow_the_host_and_the_services() {
     let kernel = FakeKernel::new();
     kernel.set_interface("eth0", &[]);
     let mut play = Play::on(kernel.clone(), Duration::from_secs(3600), |_| {});
     play.service("web", "10.96.0.10");
     play.send(Change::Synced);
-    let told = |play: &mut Play| play.passed.blocking_recv().unwrap().listening;
-    assert!(told(&mut play).v4.is_nowhere());
+    let told = |play: &mut Play| {
+        let begun = Instant::now();
+        loop {
+            match play.passed.try_recv() {
+                Ok(summary) => break summary,
+                Err(_nothing_yet) => std::thread::sleep(Duration::from_millis(5)),
+            }
+            assert!(begun.elapsed() < Duration::from_secs(60), "nothing is said");
+        }
+    };
+    assert!(told(&mut play).listening.v4.is_nowhere());
     kernel.set_interface("eth0", &["192.0.2.1".parse().unwrap()]);
     play.messages.blocking_send(Message::Control(Control::HostChanged(Vec::new()))).unwrap();
-    assert!(!told(&mut play).v4.is_nowhere());
+    assert!(!told(&mut play).listening.v4.is_nowhere());
+    let object = json!({
+        "metadata": {"namespace": "demo", "name": "balanced"},
+        "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.11", "externalTrafficPolicy": "Local",
+            "healthCheckNodePort": 32000, "ports": [{"name": "p", "port": 80}]},
+    });
+    play.send(Change::UpsertService(Box::new(serde_json::from_value(object).unwrap())));
+    let checks = told(&mut play).health_checks;
+    assert_eq!(checks.values().map(|check| check.port).collect::<Vec<_>>(), [32_000]);
 }
 
 /// An unreadable object is not deleted: neither what is served for it, nor the Node.
