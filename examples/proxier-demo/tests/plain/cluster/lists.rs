@@ -1,0 +1,398 @@
+//! All objects of a kind: what is asked for, in which pieces, and answers that break, drip, repeat or are too large.
+
+use super::*;
+
+#[tokio::test]
+async fn a_recorded_cluster_is_read_whole() {
+    for options in in_both_encodings() {
+        let server = shop();
+        let mut watching = watch(&server, options).await;
+        let snapshot = watching.snapshot().await;
+        let list: Value = serde_json::from_str(recorded::SERVICES).unwrap();
+        let recorded: BTreeSet<String> = list["items"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|item| item["metadata"]["name"].as_str().unwrap().to_owned())
+            .collect();
+        assert_eq!(names(&snapshot), recorded);
+        let slices: Value = serde_json::from_str(testkit::apiserver::recorded::ENDPOINT_SLICES).unwrap();
+        assert_eq!(snapshot.slices.len(), slices["items"].as_array().unwrap().len());
+        let node = snapshot.node.unwrap();
+        assert_eq!(node.object.spec.pod_cidrs, ["10.244.1.0/24"]);
+        assert_eq!(node.object.metadata.labels.get("topology.kubernetes.io/zone"), Some("zone-a"));
+        assert!(!node.leaving);
+        assert_eq!(snapshot.unreadable, []);
+        let kept = snapshot.services.values().flat_map(|service| service.metadata.annotations.iter());
+        assert_eq!(kept.filter(|(name, _)| name.starts_with("kubectl")).count(), 0, "kubectl's notes are not kept");
+        assert_eq!(watching.failures(), 0);
+    }
+}
+
+#[tokio::test]
+async fn what_is_asked_for() {
+    let server = shop();
+    let _watching = settled(&server, quick()).await;
+    for request in server.requests() {
+        let parameter = |name| request.parameter(name).unwrap_or_default();
+        assert_eq!(request.accepts, "application/vnd.kubernetes.protobuf, application/json");
+        match request.path.as_str() {
+            "/api/v1/services" => {
+                assert_eq!(parameter("labelSelector"), "!service.kubernetes.io/service-proxy-name");
+            }
+            "/apis/discovery.k8s.io/v1/endpointslices" => {
+                assert_eq!(parameter("labelSelector"), "!service.kubernetes.io/headless");
+            }
+            "/api/v1/nodes" => assert_eq!(parameter("fieldSelector"), "metadata.name=n1"),
+            other => panic!("{other}"),
+        }
+        for (name, expected) in [
+            ("watch", "1"),
+            ("allowWatchBookmarks", "true"),
+            ("sendInitialEvents", "true"),
+            ("resourceVersionMatch", "NotOlderThan"),
+        ] {
+            assert_eq!(parameter(name), expected, "{name}");
+        }
+        assert_eq!(request.parameter("resourceVersion"), None);
+        let seconds: u64 = parameter("timeoutSeconds").parse().unwrap();
+        assert!((300..=450).contains(&seconds), "{seconds}");
+    }
+    assert_eq!(server.requests().len(), 3, "one for each kind");
+}
+
+/// The encoding is that of the configuration; a server that has only JSON is read, too.
+#[tokio::test]
+async fn the_encoding_is_that_of_the_configuration() {
+    let default = "application/vnd.kubernetes.protobuf, application/json";
+    for (content_type, accepted, expected) in [
+        ("", "", default),
+        ("application/vnd.kubernetes.protobuf", "", default),
+        ("application/json", "", "application/json"),
+        ("application/json", "application/vnd.kubernetes.protobuf,application/json", default),
+        ("application/vnd.kubernetes.protobuf", "application/json", "application/json"),
+    ] {
+        for only_json in [false, true] {
+            let server = shop();
+            if only_json {
+                server.serve_only_json();
+            }
+            let mut configuration = KubeProxyConfiguration::default();
+            configuration.client_connection.content_type = content_type.to_owned();
+            configuration.client_connection.accept_content_types = accepted.to_owned();
+            let settings = Settings::check(configuration, &Origin::default()).unwrap();
+            let protobuf = Options::from_settings(&settings).protobuf;
+            let mut watching = watch(&server, with(|options| options.protobuf = protobuf)).await;
+            assert_eq!(watching.snapshot().await.services.len(), 6, "{content_type:?} {accepted:?}");
+            assert_eq!(watching.failures(), 0);
+            let is_as_expected = |request: &Request| request.accepts == expected;
+            assert!(server.requests().iter().all(is_as_expected), "{content_type:?} {accepted:?} {only_json}");
+        }
+    }
+}
+
+/// A server that sends no objects in a watch is asked for a list from its memory, in one answer.
+#[tokio::test]
+async fn what_an_older_server_is_asked_for() {
+    for (streams, patience) in [(Streams::Refused, 0), (Streams::Ignored, 500)] {
+        let server = shop();
+        server.serve_streams(streams);
+        let start = Instant::now();
+        let mut watching = watch(&server, quick()).await;
+        let snapshot = watching.snapshot().await;
+        assert!(start.elapsed() >= Duration::from_millis(patience));
+        assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty() && snapshot.node.is_some());
+        wait_for("a watch", || requests(&server, "/services", true) == 1).await;
+        let version = server.version();
+        let list = if streams == Streams::Refused { "list resourceVersion=0" } else { "list" };
+        let expected = ["watch sendInitialEvents=true", list, &format!("watch resourceVersion={version}")];
+        assert_eq!(questions(&server), expected, "{streams:?}");
+        assert_eq!(watching.failures(), 0, "{streams:?}");
+        // Too old a version: not older than that one.
+        server.delete_silently("services", "shop", "dns");
+        server.compact();
+        server.cut_watches();
+        assert_eq!(watching.line().await, "-service shop/dns");
+        let questions = questions(&server);
+        let since = format!("resourceVersion={version}");
+        let expected = [format!("watch {since}"), format!("watch sendInitialEvents=true {since}")];
+        assert_eq!(questions[3..5], expected, "{streams:?}");
+        let fails_again = streams == Streams::Ignored;
+        let list = if fails_again { "list".to_owned() } else { format!("list {since}") };
+        assert_eq!(questions[5 + usize::from(fails_again)], list, "{streams:?}: {questions:?}");
+    }
+}
+
+/// Options for JSON in pages, each and a whole list limited to this many bytes.
+fn in_pages(page: usize, page_bytes: usize) -> Options {
+    with(|options| (options.protobuf, options.page, options.page_bytes) = (false, page, page_bytes))
+}
+
+/// Pages are for answers that are too large.
+#[tokio::test]
+async fn lists_come_in_pages() {
+    let server = crowd(7);
+    server.serve_streams(Streams::Refused);
+    let mut watching = watch(&server, in_pages(3, 800)).await;
+    assert_eq!(watching.snapshot().await.services.len(), 7);
+    let questions = questions(&server);
+    assert_eq!(questions[..3], ["watch sendInitialEvents=true", "list resourceVersion=0", "list limit=3"]);
+    assert!(questions[3..5].iter().all(|question| question.starts_with("list limit=3 continue=")), "{questions:?}");
+}
+
+/// A list begins anew if it expires between two pages, or if a later page is of another version: an empty answer in place of one would take away
+/// everything that the first pages do not have.
+#[tokio::test]
+async fn a_list_that_changes_between_two_pages_begins_anew() {
+    let other = r#"{"kind":"ServiceList","apiVersion":"v1","metadata":{"resourceVersion":"1"},"items":[]}"#;
+    for fault in [Fault::Status(410, None), Fault::Text(other.to_owned())] {
+        let server = crowd(5);
+        server.serve_streams(Streams::Refused);
+        // The second page fails once, after an answer that is too large.
+        fail(&server, "services", Verb::List, &Fault::Late(Duration::from_millis(1)), 2);
+        server.fail_next("services", Verb::List, fault.clone());
+        let mut watching = watch(&server, in_pages(2, 600)).await;
+        assert_eq!(watching.snapshot().await.services.len(), 5);
+        assert_eq!(watching.failures(), 2, "the size, and {fault:?}");
+        let lists = asked(&server, "/services").iter().filter(|request| !request.is_watch()).count();
+        assert_eq!(lists, 1 + 2 + 3, "{fault:?}");
+    }
+}
+
+/// A process that starts while the first answer is empty by mistake would compare the kernel with nothing, or with the part of the next list that has
+/// arrived.
+#[tokio::test]
+async fn an_empty_first_list_counts_only_when_its_version_can_be_watched() {
+    for streams in [Streams::Served, Streams::Refused] {
+        let server = shop();
+        server.serve_streams(streams);
+        server.compact();
+        for resource in ["services", "endpointslices"] {
+            server.fail_next(resource, Verb::List, Fault::Empty);
+            server.fail_next(resource, Verb::List, Fault::Late(Duration::from_millis(200)));
+        }
+        let mut watching = watch(&server, quick()).await;
+        let snapshot = watching.snapshot().await;
+        assert!(!snapshot.services.is_empty() && !snapshot.slices.is_empty());
+        // A cluster without any is believed all the same.
+        let server = ApiServer::start();
+        server.serve_streams(streams);
+        let mut watching = watch(&server, quick()).await;
+        let snapshot = watching.snapshot().await;
+        assert!(snapshot.services.is_empty() && snapshot.slices.is_empty());
+        watched(&server).await;
+        watching.ends_with(&server).await;
+    }
+}
+
+#[tokio::test]
+async fn a_slow_server_is_waited_for() {
+    let server = shop();
+    server.fail_next("services", Verb::List, Fault::Slow(Duration::from_millis(8)));
+    let started = Instant::now();
+    let mut watching = watch(&server, in_json()).await;
+    watching.snapshot().await;
+    assert!(started.elapsed() > Duration::from_millis(600), "longer than the patience for one piece");
+    assert_eq!(watching.failures(), 0);
+}
+
+#[tokio::test]
+async fn huge_answers_are_asked_for_in_smaller_pages() {
+    let server = crowd(20);
+    let options = in_pages(500, 1000);
+    let mut watching = watch(&server, options.clone()).await;
+    assert_eq!(watching.snapshot().await.services.len(), 20);
+    assert_eq!(requests(&server, "/services", false), 1, "a watch has no size");
+    server.serve_streams(Streams::Refused);
+    let mut watching = watch(&server, options).await;
+    assert_eq!(watching.snapshot().await.services.len(), 20);
+    let limits: BTreeSet<String> =
+        server.requests().iter().filter_map(|request| request.parameter("limit").map(str::to_owned)).collect();
+    assert!(limits.contains("500") && limits.contains("1") | limits.contains("7"), "{limits:?}");
+
+    server.fail_next("nodes", Verb::List, Fault::Padded(100_000));
+    let mut watching = watch(&server, in_json()).await;
+    assert_eq!(watching.snapshot().await.services.len(), 20, "large, but not too large");
+}
+
+/// The error about a server that stops in the middle says what arrived, what is missing, the limit, and how to raise it. A slow server that keeps
+/// sending is waited for.
+#[tokio::test]
+async fn a_limit_that_says_what_it_is() {
+    let server = ApiServer::start();
+    server.put(&service("web", 1));
+    let limited = |limit: &str| {
+        configured(&format!("plan --hostname-override n1 --master {} --input-timeout {limit}", server.url()))
+    };
+    server.fail_next("endpointslices", Verb::List, Fault::Silence);
+    let options = || with(|options| (options.protobuf, options.patience) = (false, Duration::from_secs(30)));
+    let unread = initial_list::read(&limited("1500ms"), options()).await.unwrap_err();
+    let [problem] = unread.problems.as_slice() else { unreachable!("{unread:?}") };
+    assert_eq!(unread.code, exit::FAILED);
+    assert_eq!(
+        problem.to_string(),
+        "the API server: no complete answer: 1 Services, 0 EndpointSlices came, then nothing for 1.5 s, while waiting for \
+         endpointslices; the log says why; --input-timeout says how long to wait"
+    );
+    for number in 0..20 {
+        server.put(&service(&format!("more-{number}"), 1));
+    }
+    server.fail_next("services", Verb::List, Fault::Slow(Duration::from_millis(60)));
+    let start = Instant::now();
+    let snapshot = initial_list::read(&limited("3s"), options()).await.unwrap();
+    assert_eq!(snapshot.services.len(), 21);
+    assert!(start.elapsed() > Duration::from_secs(3), "longer than the limit, all in all");
+}
+
+/// Neither failed requests nor new attempts count as answers.
+#[tokio::test]
+async fn a_limit_that_ends_where_nothing_answers() {
+    let address = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let server = ApiServer::start();
+    server.serve_streams(Streams::Refused);
+    fail(&server, "services", Verb::List, &Fault::Status(500, None), 1000);
+    for (master, options) in [(format!("http://{address}"), Options::default()), (server.url(), quick())] {
+        let configured = configured(&format!("plan --hostname-override n1 --master {master} --input-timeout 2s"));
+        let start = Instant::now();
+        let unread = initial_list::read(&configured, options).await.unwrap_err();
+        assert_eq!(unread.code, exit::FAILED, "{unread:?}");
+        assert!((2.0..4.0).contains(&start.elapsed().as_secs_f64()), "{:?}", start.elapsed());
+    }
+}
+
+/// Reports about Services until their list is complete, with the beginnings of lists.
+async fn until_listed(watching: &mut Watching) -> String {
+    let mut lines = Vec::new();
+    loop {
+        let event = tokio::time::timeout(Duration::from_secs(10), watching.changes.recv()).await;
+        match event.expect("a change within 10 s").expect("a source that runs").change {
+            Change::Listed(ObjectKind::Service) => return lines.join(" ").replace("service default/", ""),
+            Change::Listing(ObjectKind::Service) => lines.push("list:".to_owned()),
+            change if line(&change).contains("service ") => lines.push(line(&change)),
+            _ => {}
+        }
+    }
+}
+
+/// Services a, b and c, in this order.
+fn three_services() -> ApiServer {
+    let server = ApiServer::start();
+    for name in ["a", "b", "c"] {
+        server.put(&service(name, 80));
+    }
+    server.put_list(recorded::ENDPOINT_SLICES);
+    server.put_list(recorded::NODE);
+    server
+}
+
+/// A bookmark as servers send it now and then.
+fn bookmark(version: u64) -> String {
+    let object = json!({"kind": "Service", "apiVersion": "v1", "metadata": {"resourceVersion": version.to_string()}});
+    format!("{}\n", json!({"type": "BOOKMARK", "object": object}))
+}
+
+/// A watch that breaks in the middle of all objects: those that came count, nothing is complete, and the same is asked again; then a list.
+#[tokio::test]
+async fn a_start_that_breaks_in_the_middle_goes_on() {
+    let all = "watch sendInitialEvents=true";
+    for (faults, reported, next) in [
+        (vec![Fault::Cut(300)], "list: +a list: +b +c", all),
+        (vec![Fault::Text(added("a", 1001))], "list: +a list: +b +c", all),
+        (vec![Fault::Cut(300), Fault::Cut(300)], "list: +a list: list: +b +c", "list"),
+        (vec![Fault::Text(added("a", 1001) + &bookmark(1003))], "list: +a list: +b +c", "list"),
+        (vec![Fault::Status(500, None)], "list: +a +b +c", "list resourceVersion=0"),
+        (vec![Fault::Status(429, Some(1))], "list: +a +b +c", all),
+    ] {
+        let server = three_services();
+        for fault in &faults {
+            server.fail_next("services", Verb::List, fault.clone());
+        }
+        let mut watching = watch(&server, in_json()).await;
+        assert_eq!(until_listed(&mut watching).await, reported, "{faults:?}");
+        let questions = questions(&server);
+        assert_eq!(questions[faults.len()], next, "{faults:?}");
+        assert!(questions[..faults.len()].iter().all(|question| question == all), "{questions:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_later_list_that_breaks_in_the_middle_takes_nothing_away() {
+    for (fault, of_now) in [
+        (Fault::Cut(300), false),
+        (Fault::Text(added("b", 1002)), false),
+        (Fault::Text(added("b", 1002) + TOO_OLD), true),
+    ] {
+        let server = three_services();
+        let mut watching = settled(&server, in_json()).await;
+        let version = server.version();
+        server.outage(true);
+        server.delete("services", "default", "a");
+        server.put(&service("d", 80));
+        server.compact();
+        server.fail_next("services", Verb::List, fault.clone());
+        server.outage(false);
+        assert_eq!(until_listed(&mut watching).await, "list: list: +d -a", "{fault:?}");
+        let questions = questions(&server);
+        let since = if of_now { String::new() } else { format!(" resourceVersion={version}") };
+        let last = format!("watch sendInitialEvents=true{since}");
+        assert_eq!(questions.last(), Some(&last), "{fault:?}: it goes on as a watch: {questions:#?}");
+        watching.ends_with(&server).await;
+    }
+}
+
+/// Requests and bytes of a start, and of one where all objects come in pages.
+#[tokio::test]
+async fn a_start_is_one_request_for_each_kind() {
+    const SERVICES: usize = 1000;
+    let server = crowd(SERVICES);
+    server.put(&json!({"kind": "Node", "metadata": {"name": "n1"}}));
+    server.serve_service_cidrs(ServiceCidrs::V1);
+    let options = with(|options| (options.service_cidrs, options.patience) = (true, Duration::from_secs(10)));
+    let latency = Duration::from_millis(50);
+    server.set_latency(latency);
+    for (streams, requests, in_turn) in [(Streams::Served, 4, 1), (Streams::Refused, 12, 2)] {
+        server.serve_streams(streams);
+        let (asked, sent, start) = (server.requests().len(), server.sent(), Instant::now());
+        let mut watching = watch(&server, options.clone()).await;
+        assert_eq!(watching.snapshot().await.services.len(), SERVICES);
+        wait_for("all questions", || server.requests().len() - asked >= requests).await;
+        assert_eq!(server.requests().len() - asked, requests, "{streams:?}");
+        let took = start.elapsed();
+        assert!(took >= latency * in_turn, "{took:?}");
+        println!("{streams:?}: {requests} requests, {} bytes, {took:?}", server.sent() - sent);
+    }
+}
+
+/// A server that repeats a page, or one behind a cache that does.
+#[tokio::test]
+async fn a_list_that_makes_no_progress_is_given_up_and_asked_for_with_pauses() {
+    let server = shop();
+    server.serve_streams(Streams::Refused);
+    let item = with_version(service("web", 80), 3);
+    let page =
+        json!({"kind": "ServiceList", "metadata": {"resourceVersion": "5", "continue": "same"}, "items": [item]});
+    fail(&server, "services", Verb::List, &Fault::Text(page.to_string()), 200);
+    let mut watching = watch(&server, in_json()).await;
+    tokio::time::sleep(Duration::from_secs(2)).await;
+    let asked = requests(&server, "/services", false);
+    assert!((3..60).contains(&asked), "{asked} requests");
+    assert!(watching.failures() >= 3);
+    server.clear_faults();
+    assert!(!watching.snapshot().await.services.is_empty());
+}
+
+#[tokio::test]
+async fn a_first_list_that_drips_is_asked_for_in_another_way() {
+    for (streams, verb) in [(Streams::Served, Verb::Watch), (Streams::Refused, Verb::List)] {
+        let server = shop();
+        server.serve_streams(streams);
+        server.fail_next("services", verb, Fault::Slow(Duration::from_millis(150)));
+        let started = Instant::now();
+        let mut watching = watch(&server, in_json()).await;
+        let whole = server.requests().len();
+        assert!(!watching.snapshot().await.services.is_empty(), "{whole}");
+        assert!(started.elapsed() < Duration::from_secs(6), "{:?}", started.elapsed());
+        assert!(requests(&server, "/services", false) >= 1);
+        assert!(watching.failures() <= 2);
+    }
+}
