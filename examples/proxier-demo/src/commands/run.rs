@@ -254,7 +254,7 @@ impl Attendant {
         let failures = self.service_health.update(&passed.health_checks, &passed.listening).await;
         let all_open = failures.is_empty();
         for failed in failures {
-            if limiter.pass(&failed.service.to_string(), Instant::now()).is_some() {
+            if limiter.pass(&failed.service.to_string(), Instant::now()) {
                 let note = format!("cannot listen on {}: {}", failed.address, failed.reason);
                 tracing::error!("Service {}: {note}", failed.service);
                 let service = Regarding::Service(failed.service);

@@ -68,16 +68,11 @@ fn escaped_in_json(text: &str) -> String {
     shown
 }
 
-/// Passes one message per object and minute, and counts those in between.
+/// Passes one message per object and minute.
 #[derive(Debug, Default)]
 pub struct Limiter {
-    objects: HashMap<String, LastMessage>,
-}
-
-#[derive(Debug)]
-struct LastMessage {
-    at: Instant,
-    suppressed: u32,
+    /// Times of the last messages.
+    objects: HashMap<String, Instant>,
 }
 
 impl Limiter {
@@ -88,31 +83,28 @@ impl Limiter {
 
     /// Whether this object is seen for the first time in this process.
     pub fn once(&mut self, object: &str) -> bool {
-        if self.objects.contains_key(object) {
-            return false;
-        }
-        self.pass(object, Instant::now()).is_some()
+        !self.objects.contains_key(object) && self.pass(object, Instant::now())
     }
 
-    /// Whether to log a message about this object now. If so, returns the number held back since the last one.
-    pub fn pass(&mut self, object: &str, now: Instant) -> Option<u32> {
-        if let Some(spoken) = self.objects.get_mut(object) {
-            if now.saturating_duration_since(spoken.at) < Self::INTERVAL {
-                spoken.suppressed = spoken.suppressed.saturating_add(1);
-                return None;
+    /// Whether to log a message about this object now.
+    pub fn pass(&mut self, object: &str, now: Instant) -> bool {
+        let is_old = |last: &Instant| now.saturating_duration_since(*last) >= Self::INTERVAL;
+        if let Some(last) = self.objects.get_mut(object) {
+            let passes = is_old(last);
+            if passes {
+                *last = now;
             }
-            spoken.at = now;
-            return Some(std::mem::take(&mut spoken.suppressed));
+            return passes;
         }
         if self.objects.len() >= Self::OBJECTS {
-            self.objects.retain(|_, spoken| now.saturating_duration_since(spoken.at) < Self::INTERVAL);
+            self.objects.retain(|_, last| !is_old(last));
         }
         // The newest object may be dropped: with this many faulty objects the log is full anyway.
-        if self.objects.len() >= Self::OBJECTS {
-            return None;
+        let has_room = self.objects.len() < Self::OBJECTS;
+        if has_room {
+            self.objects.insert(object.to_owned(), now);
         }
-        self.objects.insert(object.to_owned(), LastMessage { at: now, suppressed: 0 });
-        Some(0)
+        has_room
     }
 }
 
@@ -136,9 +128,9 @@ mod tests {
     fn memory_is_bounded() {
         let mut limiter = Limiter::default();
         let start = Instant::now();
-        let passed = (0..10_000).filter(|number| limiter.pass(&number.to_string(), start).is_some()).count();
+        let passed = (0..10_000).filter(|number| limiter.pass(&number.to_string(), start)).count();
         assert_eq!(passed, Limiter::OBJECTS);
-        assert_eq!(limiter.pass("new", start + Limiter::INTERVAL), Some(0), "the old ones are forgotten");
+        assert!(limiter.pass("new", start + Limiter::INTERVAL), "the old ones are forgotten");
         assert_eq!(limiter.objects.len(), 1);
     }
 }

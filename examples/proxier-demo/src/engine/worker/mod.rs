@@ -300,7 +300,7 @@ impl Worker {
             self.health.set_node_eligible(true);
         }
         let name = problem.object.as_deref().unwrap_or(&problem.origin);
-        if self.limiter.pass(name, at).is_none() {
+        if !self.limiter.pass(name, at) {
             return;
         }
         let is_of_cluster = object.as_ref().is_some_and(|(kind, _)| *kind != ObjectKind::File);
@@ -450,12 +450,12 @@ impl Worker {
 
     fn report_failures(&mut self, report: &Report, now: Instant) {
         for unread in &report.unread {
-            if self.limiter.pass(&unread.what, now).is_some() {
+            if self.limiter.pass(&unread.what, now) {
                 tracing::error!("{unread}");
             }
         }
         for failure in &report.applied.failures {
-            if self.limiter.pass(&format!("{} {}", failure.step.name, failure.step.detail), now).is_some() {
+            if self.limiter.pass(&format!("{} {}", failure.step.name, failure.step.detail), now) {
                 tracing::error!("{failure}");
                 if let Some(service) = failure.step.service.as_deref().and_then(service_key) {
                     self.recorder.record(Regarding::Service(service), Reason::FAILED_TO_PROGRAM, failure.to_string());
@@ -498,7 +498,7 @@ impl Worker {
 
     /// Warns about an object, at most once a minute, in the log and by an Event of its Service.
     fn warn(&mut self, object: &str, now: Instant, service: Option<ObjectKey>, (reason, note): (Reason, String)) {
-        if self.limiter.pass(object, now).is_some() {
+        if self.limiter.pass(object, now) {
             tracing::warn!("{note}");
             if let Some(service) = service {
                 self.recorder.record(Regarding::Service(service), reason, note);
@@ -507,7 +507,7 @@ impl Worker {
     }
 
     fn report_held(&mut self, stopped: &str) {
-        if self.limiter.pass("held back", Instant::now()).is_some() {
+        if self.limiter.pass("held back", Instant::now()) {
             let how = "kill -USR1, or start with --allow-mass-removal, if this is intended";
             tracing::error!("{stopped}; {how} (this is process {})", std::process::id());
         }

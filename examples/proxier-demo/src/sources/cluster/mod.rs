@@ -131,11 +131,8 @@ impl Options {
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {
-    pub lists: AtomicU64,
-    pub watches: AtomicU64,
     /// Requests that failed and watches that broke.
     pub failures: AtomicU64,
-    pub unreadable: AtomicU64,
     failing: Mutex<BTreeMap<&'static str, Failing>>,
 }
 
@@ -148,16 +145,12 @@ pub(crate) struct Failing {
 }
 
 impl Counters {
-    fn count(counter: &AtomicU64) {
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
-
     fn failing(&self) -> MutexGuard<'_, BTreeMap<&'static str, Failing>> {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn failed(&self, kind: &'static str, at: SystemTime, error: &str) {
-        Self::count(&self.failures);
+        self.failures.fetch_add(1, Ordering::Relaxed);
         let mut failing = self.failing();
         let of_kind = failing.entry(kind).or_insert_with(|| Failing { since: at, error: String::new() });
         error.clone_into(&mut of_kind.error);
@@ -179,7 +172,7 @@ impl Counters {
 pub struct Cluster {
     counters: Arc<Counters>,
     gate: Arc<Gate>,
-    tasks: JoinSet<()>,
+    _tasks: JoinSet<()>,
     gave_up: oneshot::Receiver<Problem>,
 }
 
@@ -229,7 +222,7 @@ impl Cluster {
         }
         let waits = gate.clone();
         tasks.spawn(async move { waits.do_without_node(options.node_patience).await });
-        Ok(Cluster { counters, gate, tasks, gave_up })
+        Ok(Cluster { counters, gate, _tasks: tasks, gave_up })
     }
 
     /// Completes when the wait for the initial list ends, successfully or not. Call it only once.
@@ -247,11 +240,6 @@ impl Cluster {
     /// all Nodes.
     pub fn outstanding(&self) -> Vec<&'static str> {
         self.gate.outstanding().clone()
-    }
-
-    /// Whether it still runs. It ends by itself only when the receiver of changes is dropped.
-    pub fn is_running(&self) -> bool {
-        !self.tasks.is_empty()
     }
 }
 

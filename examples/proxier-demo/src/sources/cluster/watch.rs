@@ -407,7 +407,6 @@ impl Watcher {
             self.changes.send(change).await?;
         }
         place.broken = 0;
-        Counters::count(&self.counters.lists);
         self.counters.worked(self.resource.awaited());
         // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
         // just starting, or from something else at its address. A process that believed its first list would then
@@ -471,7 +470,6 @@ impl Watcher {
 
     /// Reports an unreadable object: its key, the wrong field, and the Service of a slice, if it has a name.
     async fn unreadable(&self, object: Option<(&str, String, Option<ObjectKey>)>, reason: &str) -> Result<(), Closed> {
-        Counters::count(&self.counters.unreadable);
         let (key, field, service) = object.unwrap_or_default();
         let (kind, key) = (self.resource.kind(), Resource::object_key(key));
         let problem = Problem::new("API server", reason).about(format!("{kind} {key}").trim_end()).at(field);
@@ -506,7 +504,6 @@ impl Watcher {
         place.is_accepted = false;
         let mut answer = self.get(target).await?;
         let encoding = answer.encoding;
-        Counters::count(&self.counters.watches);
         if stream.brings_all {
             self.begin_list(place, &stream.version).await?;
         }
