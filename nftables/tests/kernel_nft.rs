@@ -741,48 +741,6 @@ fn tables_and_flushes_read_the_same_as_text() {
 }
 
 #[test]
-fn elements_print_as_nft_prints_them() {
-    kernel_test(NEEDS, || {
-        let table = TableKey::new(Family::Inet, "t").unwrap();
-        let types = suite::types;
-        let mark = Set::new(table.set("mark").unwrap(), types(&[DataType::MARK]));
-        let ranges = Set::new(table.set("ranges").unwrap(), types(&[DataType::INET_SERVICE])).flags(SetFlags::INTERVAL);
-        let slot = Set::map(
-            table.set("slot").unwrap(),
-            types(&[DataType::IPV6_ADDR, DataType::INET_PROTO, DataType::INET_SERVICE, DataType::MARK]),
-            types(&[DataType::IPV6_ADDR, DataType::INET_SERVICE]),
-        );
-        let zone = Operand::Ct(CtKey::Zone, None);
-        let zones = Set::typeof_map(table.set("zones").unwrap(), &[zone], &[Operand::random(9)]).unwrap();
-        let mut transaction = Transaction::new();
-        transaction.add_table(Table::new(table));
-        transaction.add_set(zones.clone());
-        let zone = Value::new(0x0102_u16.to_ne_bytes().as_slice()).unwrap();
-        transaction.add_elements(&zones, [Element::value(zone).maps_to(Value::mark(0x0102_0304))]);
-        transaction.add_set(mark.clone());
-        transaction.add_set(ranges.clone());
-        transaction.add_set(slot.clone());
-        transaction.add_elements(&mark, [Element::value(Value::mark(0x0102_0304)).comment("a mark")]);
-        transaction.add_elements(&ranges, [Element::range(Value::port(0x1234), Value::port(u16::MAX))]);
-        let address = Value::from("2001:db8::1".parse::<std::net::Ipv6Addr>().unwrap());
-        let fields = [address.clone(), Value::byte(17), Value::port(0x1234), Value::mark(7)];
-        let key = Value::concat(&fields).unwrap();
-        let data = Value::concat(&[address, Value::port(0x1234)]).unwrap();
-        transaction.add_elements(&slot, [Element::value(key).maps_to(data)]);
-        Client::open().unwrap().commit(&transaction).unwrap();
-        let text = nft(&["list", "ruleset"], None).unwrap();
-        for line in [
-            "elements = { 0x01020304 comment \"a mark\" }",
-            "elements = { 4660-65535 }",
-            "elements = { 258 : 16909060 }",
-            "elements = { 2001:db8::1 . udp . 4660 . 0x00000007 : 2001:db8::1 . 4660 }",
-        ] {
-            assert!(text.contains(line), "{line} in\n{text}");
-        }
-    });
-}
-
-#[test]
 fn changes_of_nft_are_heard() {
     kernel_test(NEEDS, || {
         let mut events = Events::open().unwrap();
