@@ -57,7 +57,6 @@ use host::Host;
 use links::Interfaces;
 use ports::{FakePorts, FakeRelays};
 use shared::Shared;
-use transport::{RecordingSocket, WriteCounts};
 
 pub use conntrack::Flow;
 pub use control::{Call, Fault, Objection, Writes};
@@ -88,10 +87,7 @@ pub struct KernelState {
 #[derive(Clone)]
 struct Parts {
     ipvs: FakeIpvs,
-    /// When the virtual servers may last have changed.
-    changed: Shared<LastChange>,
     sets: FakeIpset,
-    written: Shared<WriteCounts>,
     host: Host,
     links: Shared<Interfaces>,
     sysctls: Shared<BTreeMap<String, String>>,
@@ -120,19 +116,6 @@ impl FakeTables {
         keys.filter_map(|key| Some((key.to_string(), client.snapshot(&key).ok()?.to_string()))).collect()
     }
 }
-
-/// When virtual servers last changed, so that an earlier read can be reused.
-#[derive(Debug, Default)]
-struct LastChange {
-    /// Incremented by every write of a port, and whenever a test accesses the table.
-    generation: u64,
-    /// Messages that the kernel must have handled before a read is reused, since a test may have injected something for
-    /// one of them.
-    quiet_from: u64,
-}
-
-/// Number of messages ahead for which a test may inject something.
-const LOOK_AHEAD: u64 = 256;
 
 /// A simulated kernel. Clones share it, each with its own connections.
 pub struct FakeKernel {
@@ -172,10 +155,8 @@ impl FakeKernel {
         let sysctls = SYSCTLS.into_iter().map(|(path, value)| (path.to_owned(), value.to_owned())).collect();
         Self::from_parts(Parts {
             ipvs: FakeIpvs::new(),
-            changed: Shared::default(),
             host: Host::new(Arc::new(make), sets.clone(), control.clone()),
             sets,
-            written: Shared::default(),
             links: Shared::default(),
             sysctls: Shared::new(sysctls),
             counters: Shared::new(None),
@@ -269,21 +250,13 @@ impl FakeKernel {
     }
 
     /// The virtual and real servers, to change them as another program would.
-    ///
-    /// Call this for each change: the ports then read the table again, and reuse a read only some hundred messages
-    /// later.
     pub fn ipvs(&self) -> &FakeIpvs {
-        let mut changed = self.parts.changed.lock();
-        changed.generation = changed.generation.saturating_add(1);
-        changed.quiet_from = self.parts.ipvs.messages().saturating_add(LOOK_AHEAD);
         &self.parts.ipvs
     }
 
     /// Sets the active and inactive connections of a real server. Returns whether it exists.
     #[doc(hidden)]
     pub fn set_connections(&self, key: &VirtualServerKey, real: &RealServerKey, active: u32, inactive: u32) -> bool {
-        let mut changed = self.parts.changed.lock();
-        changed.generation = changed.generation.saturating_add(1);
         self.parts.ipvs.set_counters(key, Some((real, active, inactive)), 0, 0)
     }
 
@@ -292,7 +265,7 @@ impl FakeKernel {
     /// # Errors
     /// None: the fake always answers.
     pub fn ipset(&self) -> Result<ipset::Client, ipset::Error> {
-        ipset::Client::with_transport(RecordingSocket::new(self.parts.sets.transport(), self.parts.written.clone()))
+        ipset::Client::with_transport(self.parts.sets.transport())
     }
 
     /// A client of nf_tables, to change tables as another program would.

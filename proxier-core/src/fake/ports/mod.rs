@@ -9,17 +9,16 @@ use std::net::{IpAddr, SocketAddr};
 
 use ipset::Element;
 use iptables::{BackendChoice, Limits};
-use ipvs::fake::FakeIpvs;
 use ipvs::model::{ObservedRealServer, Snapshot, Timeouts, TimeoutsUpdate};
 use ipvs::{Operation, VirtualServerKey};
 use nftables::{TableKey, TableSnapshot};
 
+use super::Parts;
 use super::conntrack::{Flow, find_udp, forget};
 use super::control::Call;
 use super::links::Interfaces;
 use super::shared::Shared;
-use super::transport::{RecordingSocket, WriteCounts};
-use super::{LastChange, Parts};
+use super::transport::MortalSocket;
 use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort, check_sysctl};
 use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::ports::{
@@ -46,38 +45,19 @@ impl FakePorts {
     pub(super) fn new(parts: &Parts) -> Self {
         let gate = || Gate(parts.control.clone());
         let counting = Shared::new(false);
-        let (ipvs, sets, written) = (parts.ipvs.clone(), parts.sets.clone(), parts.written.clone());
-        let tables = parts.tables.clone();
+        let (ipvs, sets, tables) = (parts.ipvs.clone(), parts.sets.clone(), parts.tables.clone());
         let (control, noticing) = (parts.control.clone(), counting.clone());
         let open_sets = move || {
-            let socket = sets.transport();
-            ipset::Client::with_transport(RecordingSocket::mortal(
-                socket,
-                written.clone(),
-                control.clone(),
-                noticing.clone(),
-            ))
+            let (inner, control, counting) = (sets.transport(), control.clone(), noticing.clone());
+            ipset::Client::with_transport(MortalSocket { inner, control, counting })
         };
         FakePorts {
-            ipvs: FakeIpvsPort {
-                gate: gate(),
-                port: IpvsPort::new(move || ipvs.client()),
-                kernel: parts.ipvs.clone(),
-                changed: parts.changed.clone(),
-                seen: None,
-            },
-            sets: FakeSetsPort {
-                gate: gate(),
-                port: SetsPort::new(open_sets),
-                counting,
-                written: parts.written.clone(),
-                seen: BTreeMap::new(),
-            },
+            ipvs: FakeIpvsPort { gate: gate(), port: IpvsPort::new(move || ipvs.client()) },
+            sets: FakeSetsPort { gate: gate(), port: SetsPort::new(open_sets), counting },
             rules: FakeRulesPort {
                 gate: gate(),
                 port: RulesPort::new(parts.host.clone(), BackendChoice::Detect, Limits::default()),
                 host: parts.host.clone(),
-                seen: BTreeMap::new(),
                 counters: parts.counters.clone(),
             },
             links: FakeLinksPort { gate: gate(), links: parts.links.clone() },
@@ -101,28 +81,11 @@ impl FakePorts {
 struct FakeIpvsPort {
     gate: Gate,
     port: IpvsPort,
-    kernel: FakeIpvs,
-    changed: Shared<LastChange>,
-    /// The last read, and its generation.
-    seen: Option<(u64, Snapshot)>,
 }
 
 impl Ipvs for FakeIpvsPort {
     fn snapshot(&mut self) -> Result<Snapshot, PortError> {
-        let (port, kernel, changed, seen) = (&mut self.port, &self.kernel, &self.changed, &mut self.seen);
-        self.gate.call(Call::IpvsSnapshot, None, || {
-            let (generation, quiet_from) = {
-                let changed = changed.lock();
-                (changed.generation, changed.quiet_from)
-            };
-            let quiet = quiet_from == 0 || kernel.messages() >= quiet_from;
-            if let Some((_, snapshot)) = seen.as_ref().filter(|(at, _)| quiet && *at == generation) {
-                return Ok(snapshot.clone());
-            }
-            let snapshot = port.snapshot()?;
-            *seen = Some((generation, snapshot.clone()));
-            Ok(snapshot)
-        })
+        self.gate.call(Call::IpvsSnapshot, None, || self.port.snapshot())
     }
 
     fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
@@ -130,9 +93,6 @@ impl Ipvs for FakeIpvsPort {
     }
 
     fn run(&mut self, operations: &[Operation]) -> ItemFailures {
-        let mut changed = self.changed.lock();
-        changed.generation = changed.generation.saturating_add(1);
-        drop(changed);
         let objection = self.gate.0.lock().objection;
         self.gate.items(Call::IpvsRun, None, operations, |operations| {
             let is_refused = |operation: &Operation| objection.is_some_and(|(refuses, _)| refuses(operation));
@@ -168,26 +128,11 @@ struct FakeSetsPort {
     port: SetsPort,
     /// Whether the messages of a replacement are counted individually.
     counting: Shared<bool>,
-    written: Shared<WriteCounts>,
-    /// The last read of each set, and its generation.
-    seen: BTreeMap<NamedSet, CachedEntries>,
 }
-
-/// The generation of a set, and its entries.
-type CachedEntries = ((u64, u64), Option<BTreeSet<Element>>);
 
 impl Sets for FakeSetsPort {
     fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
-        let (port, written, seen) = (&mut self.port, &self.written, &mut self.seen);
-        self.gate.call(Call::SetsEntries, Some(set.key.family), || {
-            let generation = written.lock().generation(&set.name());
-            if let Some((_, entries)) = seen.get(&set).filter(|(at, _)| *at == generation) {
-                return Ok(entries.clone());
-            }
-            let entries = port.entries(set)?;
-            seen.insert(set, (generation, entries.clone()));
-            Ok(entries)
-        })
+        self.gate.call(Call::SetsEntries, Some(set.key.family), || self.port.entries(set))
     }
 
     fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {

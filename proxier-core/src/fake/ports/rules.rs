@@ -1,6 +1,6 @@
 //! iptables rules.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use iptables::{Backend, Dump, Transaction};
 
@@ -16,8 +16,6 @@ pub(super) struct FakeRulesPort {
     pub(super) gate: Gate,
     pub(super) port: RulesPort<Host>,
     pub(super) host: Host,
-    /// The last read by family, and its generation: writing and parsing the text takes time.
-    pub(super) seen: BTreeMap<Family, (u64, Dump)>,
     pub(super) counters: Shared<Option<BTreeSet<String>>>,
 }
 
@@ -27,16 +25,7 @@ impl Rules for FakeRulesPort {
     }
 
     fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
-        let (host, seen, port) = (&self.host, &mut self.seen, &mut self.port);
-        self.gate.call(Call::RulesDump, Some(family), || {
-            let generation = host.generation();
-            if let Some((_, dump)) = seen.get(&family).filter(|(at, _)| *at == generation) {
-                return Ok(dump.clone());
-            }
-            let dump = port.dump(family)?;
-            seen.insert(family, (generation, dump.clone()));
-            Ok(dump)
-        })
+        self.gate.call(Call::RulesDump, Some(family), || self.port.dump(family))
     }
 
     fn used_backend(&mut self) -> Option<Backend> {
