@@ -48,23 +48,21 @@ pub(super) struct OwnTransactions {
     seen: Option<u32>,
 }
 
-/// Some own transactions among all from one generation to another.
+/// An own transaction, one of all from one generation to another.
 #[derive(Debug)]
 struct Span {
     /// The generation before them.
     before: u32,
     /// Number of all transactions.
     all: u32,
-    /// Number of own transactions among them that are not reported yet.
-    own: u32,
 }
 
 impl OwnTransactions {
-    /// Records `count` own transactions, committed between the generations `before` and `after`. Other programs may
-    /// have committed too.
-    fn note(&mut self, before: u32, after: u32, count: u32) {
-        self.seen = self.seen.filter(|seen| *seen == before && before.wrapping_add(count) == after).map(|_| after);
-        self.spans.push_back(Span { before, all: after.wrapping_sub(before), own: count });
+    /// Records an own transaction, committed between the generations `before` and `after`. Other programs may have
+    /// committed too.
+    fn note(&mut self, before: u32, after: u32) {
+        self.seen = self.seen.filter(|seen| *seen == before && before.wrapping_add(1) == after).map(|_| after);
+        self.spans.push_back(Span { before, all: after.wrapping_sub(before) });
         if self.spans.len() > MOST {
             self.spans.pop_front();
         }
@@ -82,11 +80,8 @@ impl OwnTransactions {
     fn forget(&mut self, generation: u32) -> bool {
         // From 1 for the first one.
         let of = |span: &Span| generation.wrapping_sub(span.before);
-        let found = self.spans.iter().position(|span| (1..=span.all).contains(&of(span)) && span.own > 0);
-        let Some(span) = found.and_then(|place| self.spans.get_mut(place)) else { return false };
-        span.own = span.own.saturating_sub(1);
-        self.spans.retain(|span| span.own > 0);
-        true
+        let found = self.spans.iter().position(|span| (1..=span.all).contains(&of(span)));
+        found.and_then(|place| self.spans.remove(place)).is_some()
     }
 }
 
@@ -164,7 +159,7 @@ impl Tables for RecordingTables<'_> {
         self.tables.commit(transaction)?;
         match (before, self.generation()) {
             (Some(before), Ok(after)) => {
-                self.own_transactions.note(before, after, 1);
+                self.own_transactions.note(before, after);
                 self.is_new = true;
             }
             // Its report will look like another program's, so everything is compared.
@@ -181,8 +176,9 @@ mod tests {
     #[test]
     fn own_transactions_are_distinguished() {
         let mut own_transactions = OwnTransactions::default();
-        own_transactions.note(7, 9, 2);
-        own_transactions.note(9, 10, 1);
+        own_transactions.note(7, 8);
+        own_transactions.note(8, 9);
+        own_transactions.note(9, 10);
         assert!(own_transactions.forget(8) && own_transactions.forget(9) && own_transactions.forget(10));
         assert!([8, 9, 10, 11, 7].into_iter().all(|generation| !own_transactions.forget(generation)));
     }
@@ -191,7 +187,8 @@ mod tests {
     fn each_own_transaction_explains_one_generation_only() {
         let mut own_transactions = OwnTransactions::default();
         // Two of three are its own.
-        own_transactions.note(u32::MAX - 1, 1, 2);
+        own_transactions.note(u32::MAX - 1, 1);
+        own_transactions.note(u32::MAX - 1, 1);
         assert!(own_transactions.forget(u32::MAX) && own_transactions.forget(1));
         assert!(!own_transactions.forget(0), "a third one wrote to the tables");
     }
@@ -200,7 +197,7 @@ mod tests {
     fn unreported_transactions_are_forgotten() {
         let mut own_transactions = OwnTransactions::default();
         for pass in 0..5000 {
-            own_transactions.note(pass, pass + 1, 1);
+            own_transactions.note(pass, pass + 1);
         }
         assert_eq!(own_transactions.spans.len(), MOST);
         assert!(!own_transactions.forget(1) && own_transactions.forget(5000));
