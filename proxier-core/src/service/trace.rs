@@ -238,8 +238,7 @@ pub(crate) fn trace(
         Some(frontend) => {
             let owner = desired.owner(&packet.to).cloned();
             tracer.describe_frontend(frontend, owner.as_ref());
-            let place = Place::from_frontend(frontend, *rules);
-            (tracer.at(&place), owner, frontend.affinity_secs)
+            (tracer.at(frontend), owner, frontend.affinity_secs)
         }
         None => tracer.elsewhere(),
     };
@@ -255,90 +254,12 @@ pub(crate) fn trace(
     if let Some(secs) = affinity_secs {
         tracer.step(format!("Session affinity: for {secs} s this client stays with the endpoint that it gets."));
     }
-    let place = frontend.map(|frontend| Place::from_frontend(frontend, *rules));
-    if let Some(place) = place.filter(|_| matches!(verdict, Verdict::Endpoints(_))) {
-        tracer.details(&place);
+    let reached = frontend.filter(|_| matches!(verdict, Verdict::Endpoints(_)));
+    if let Some(frontend) = reached {
+        tracer.details(frontend);
     }
-    let forwarding = place.and_then(|place| place.forwarding()).filter(|_| matches!(verdict, Verdict::Endpoints(_)));
+    let forwarding = reached.and_then(|frontend| tracer.forwarding(frontend));
     Trace { steps: tracer.steps, verdict, service, affinity_secs, forwarding }
-}
-
-/// The properties of one address and port that decide about its packets.
-#[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
-#[derive(Clone, Copy)]
-struct Place<'a> {
-    is_internal: bool,
-    policy: TrafficPolicy,
-    cluster: &'a [EndpointKey],
-    local: &'a [EndpointKey],
-    falls_back: bool,
-    can_split: bool,
-    ranges: Option<&'a [Network]>,
-    node_may_use: bool,
-    /// Load-balancing settings that this mode supports.
-    balancing: Option<&'a Balancing>,
-    weights: &'a [(EndpointKey, u16)],
-    /// How endpoints share connections; `None`: by an IPVS scheduler.
-    sharing: Option<Sharing>,
-    returns_directly: bool,
-}
-
-impl<'a> Place<'a> {
-    fn from_frontend(frontend: &'a Frontend, rules: PacketRules) -> Self {
-        let is_ipvs = rules.contains(PacketRules::BALANCES);
-        Place {
-            balancing: frontend.balancing.as_deref(),
-            weights: frontend.weights.as_deref().unwrap_or_default(),
-            sharing: (!is_ipvs).then(|| frontend.sharing()),
-            returns_directly: is_ipvs && frontend.returns_directly,
-            is_internal: frontend.roles.contains(Roles::CLUSTER_IP) && frontend.source_ranges.is_none(),
-            policy: frontend.policy,
-            cluster: &frontend.cluster,
-            local: &frontend.local,
-            falls_back: frontend.falls_back,
-            can_split: frontend.can_split(),
-            ranges: frontend.source_ranges.as_deref(),
-            node_may_use: frontend.node_may_use,
-        }
-    }
-
-    /// The node port of a Service port, at an address without a Frontend.
-    fn of_node_port(port: &'a Port) -> Self {
-        Place {
-            is_internal: false,
-            policy: port.external_policy,
-            cluster: &port.cluster,
-            local: &port.local,
-            falls_back: false,
-            can_split: false,
-            ranges: None,
-            node_may_use: false,
-            balancing: None,
-            weights: &[],
-            sharing: None,
-            returns_directly: false,
-        }
-    }
-
-    fn weight(&self, endpoint: &EndpointKey) -> u16 {
-        let weight = weight_of(self.weights, endpoint);
-        let counts = self.sharing.is_none() || self.balancing.is_none_or(Balancing::knows_weights);
-        if counts { weight } else { weight.min(1) }
-    }
-
-    /// How packets reach endpoints that reply directly.
-    fn forwarding(&self) -> Option<String> {
-        self.balancing.filter(|_| self.returns_directly)?.forwarding_name()
-    }
-
-    /// Whether an endpoint of the list gets new connections.
-    fn takes(&self, list: &[EndpointKey]) -> bool {
-        list.iter().any(|endpoint| self.weight(endpoint) > 0)
-    }
-
-    fn has_endpoints(&self) -> bool {
-        self.takes(self.cluster) || self.takes(self.local)
-    }
 }
 
 struct Tracer<'a> {
@@ -364,6 +285,48 @@ impl Tracer<'_> {
     /// Whether an address is on one of this node's interfaces.
     fn is_here(&self, address: IpAddr) -> bool {
         is_here(self.facts, address)
+    }
+
+    /// The node port of a Service port, at an address without a Frontend.
+    fn of_node_port(&self, port: &Port) -> Frontend {
+        Frontend {
+            key: self.packet.to,
+            roles: Roles::NODE_PORT,
+            policy: port.external_policy,
+            cluster: port.cluster.clone(),
+            local: port.local.clone(),
+            unselected: None,
+            falls_back: false,
+            affinity_secs: port.affinity_secs,
+            balancing: None,
+            weights: None,
+            returns_directly: false,
+            on_interface: true,
+            source_ranges: None,
+            node_may_use: false,
+            port: None,
+        }
+    }
+
+    fn weight(&self, frontend: &Frontend, endpoint: &EndpointKey) -> u16 {
+        let weight = weight_of(frontend.weights.as_deref().unwrap_or_default(), endpoint);
+        let balancing = frontend.balancing.as_deref();
+        let counts = self.balances() || balancing.is_none_or(Balancing::knows_weights);
+        if counts { weight } else { weight.min(1) }
+    }
+
+    /// Whether an IPVS scheduler chooses.
+    fn balances(&self) -> bool {
+        self.rules.contains(PacketRules::BALANCES)
+    }
+
+    fn returns_directly(&self, frontend: &Frontend) -> bool {
+        self.balances() && frontend.returns_directly
+    }
+
+    /// How packets reach endpoints that reply directly.
+    fn forwarding(&self, frontend: &Frontend) -> Option<String> {
+        frontend.balancing.as_ref().filter(|_| self.returns_directly(frontend))?.forwarding_name()
     }
 
     fn is_left_to_others(&self) -> bool {
@@ -398,17 +361,13 @@ impl Tracer<'_> {
                 && self.rules.contains(PacketRules::LOCALHOST_NODE_PORTS)
             {
                 self.step(format!("{to} is the node port of {} on a loopback address.", port.name));
-                return (self.at(&Place::of_node_port(&port)), Some(service), port.affinity_secs);
+                return (self.at(&self.of_node_port(&port)), Some(service), port.affinity_secs);
             }
             self.step(format!("{} is the node port of {}, which is not served on {}.", to.port, port.name, to.address));
-            let place = Place::of_node_port(&port);
-            let unserved = match place.policy {
-                TrafficPolicy::Cluster => place.cluster.is_empty(),
-                TrafficPolicy::Local => place.local.is_empty(),
-            };
-            if unserved && self.rules.contains(PacketRules::REFUSES_ON_EVERY_ADDRESS) {
+            let frontend = self.of_node_port(&port);
+            if frontend.endpoints().is_empty() && self.rules.contains(PacketRules::REFUSES_ON_EVERY_ADDRESS) {
                 self.step("This mode refuses node ports without endpoints on every address of this node.");
-                return (self.nowhere(&place), Some(service), None);
+                return (self.nowhere(&frontend), Some(service), None);
             }
         }
         (self.unowned(), None, None)
@@ -460,30 +419,30 @@ impl Tracer<'_> {
     }
 
     /// Decides about a packet to an address and port that is served.
-    fn at(&mut self, place: &Place<'_>) -> Verdict {
-        if let Some(ranges) = place.ranges
-            && (place.has_endpoints() || self.rules.contains(PacketRules::RANGES_FIRST))
-            && !self.is_admitted(place, ranges)
+    fn at(&mut self, frontend: &Frontend) -> Verdict {
+        if let Some(ranges) = frontend.source_ranges.as_deref()
+            && (has_endpoints(frontend) || self.rules.contains(PacketRules::RANGES_FIRST))
+            && !self.is_admitted(frontend, ranges)
         {
             return self.turned_away();
         }
-        let (list, is_inside) = self.choose(place);
-        let list = self.weighed(place, list);
+        let (list, is_inside) = self.choose(frontend);
+        let list = self.weighed(frontend, list);
         if list.is_empty() {
-            return self.nowhere(place);
+            return self.nowhere(frontend);
         }
         let list = self.without_loops(list);
         if list.is_empty() {
             return self.turned_away();
         }
-        let masquerade = self.masquerades(place, is_inside);
-        let is_external_local = !place.is_internal && place.policy == TrafficPolicy::Local;
-        let is_kept = !masquerade && is_external_local && !place.returns_directly;
-        if is_kept && list.iter().any(|(endpoint, _)| !place.local.contains(endpoint)) {
+        let masquerade = self.masquerades(frontend, is_inside);
+        let is_external_local = !is_internal(frontend) && frontend.policy == TrafficPolicy::Local;
+        let is_kept = !masquerade && is_external_local && !self.returns_directly(frontend);
+        if is_kept && list.iter().any(|(endpoint, _)| !frontend.local.contains(endpoint)) {
             self.past_this_node();
         }
         let is_hairpin = |endpoint: &EndpointKey| {
-            !place.returns_directly && endpoint.address == self.packet.source && self.is_hairpin(endpoint)
+            !self.returns_directly(frontend) && endpoint.address == self.packet.source && self.is_hairpin(endpoint)
         };
         let reached: Vec<Reached> = list
             .iter()
@@ -500,9 +459,9 @@ impl Tracer<'_> {
     }
 
     /// The endpoints that accept new connections, with their weights.
-    fn weighed(&mut self, place: &Place<'_>, list: &[EndpointKey]) -> Vec<(EndpointKey, u16)> {
+    fn weighed(&mut self, frontend: &Frontend, list: &[EndpointKey]) -> Vec<(EndpointKey, u16)> {
         let most = if self.rules.contains(PacketRules::RELAYS) { 1 } else { u16::MAX };
-        let all = list.iter().map(|endpoint| (*endpoint, place.weight(endpoint).min(most)));
+        let all = list.iter().map(|endpoint| (*endpoint, self.weight(frontend, endpoint).min(most)));
         let (rest, taking): (Vec<_>, Vec<_>) = all.partition(|(_, weight)| *weight == 0);
         if !rest.is_empty() {
             let rest: Vec<String> = rest.iter().map(|(endpoint, _)| endpoint.to_string()).collect();
@@ -510,8 +469,7 @@ impl Tracer<'_> {
         }
         if taking.iter().any(|(_, weight)| *weight != 1) {
             let shown: Vec<String> = taking.iter().map(|(endpoint, weight)| format!("{endpoint} {weight}")).collect();
-            let count =
-                if place.sharing.is_some() { "Weights" } else { "Weights, for schedulers that share out by weight" };
+            let count = if self.balances() { "Weights, for schedulers that share out by weight" } else { "Weights" };
             self.step(format!("{count}: {}.", shown.join(", ")));
         }
         taking
@@ -532,25 +490,20 @@ impl Tracer<'_> {
     }
 
     /// Adds steps for other connection settings.
-    fn details(&mut self, place: &Place<'_>) {
+    fn details(&mut self, frontend: &Frontend) {
         if self.rules.contains(PacketRules::RELAYS) {
             return;
         }
-        match place.sharing {
-            Some(Sharing::ByClient { port }) => {
-                let of = if port { "address and port" } else { "address" };
-                self.step(format!(
-                    "The client's {of} decides which: the same one on every node with the same endpoints."
-                ));
-            }
-            Some(Sharing::Evenly) | None => {}
+        if let (false, Sharing::ByClient { port }) = (self.balances(), frontend.sharing()) {
+            let of = if port { "address and port" } else { "address" };
+            self.step(format!("The client's {of} decides which: the same one on every node with the same endpoints."));
         }
-        if let Some(most) = place.balancing.and_then(|asked| asked.max_connections) {
+        if let Some(most) = frontend.balancing.as_ref().and_then(|asked| asked.max_connections) {
             self.step(format!("An endpoint with {most} connections gets no new ones."));
         }
     }
 
-    fn is_admitted(&mut self, place: &Place<'_>, ranges: &[Network]) -> bool {
+    fn is_admitted(&mut self, frontend: &Frontend, ranges: &[Network]) -> bool {
         let source = self.packet.source;
         let is_itself = source == self.packet.to.address;
         // Rules match the sender, not the address.
@@ -559,7 +512,7 @@ impl Tracer<'_> {
             self.step("Source ranges do not count for this node's own address.");
             return true;
         }
-        let admitted = ranges.iter().any(|range| range.contains(&source)) || (is_of_node && place.node_may_use);
+        let admitted = ranges.iter().any(|range| range.contains(&source)) || (is_of_node && frontend.node_may_use);
         let list: Vec<String> = ranges.iter().map(ToString::to_string).collect();
         let what = if admitted { "include" } else { "exclude" };
         self.step(format!("Source ranges ({}) {what} {source}.", list.join(", ")));
@@ -576,44 +529,49 @@ impl Tracer<'_> {
     }
 
     /// Whether clients outside and inside get different endpoints if the policy is `Local`.
-    fn splits(&self, place: &Place<'_>) -> bool {
+    fn splits(&self, frontend: &Frontend) -> bool {
         self.rules.contains(PacketRules::SPLITS_LOCAL)
-            || (self.rules.contains(PacketRules::SPLITS_LOCAL_BY_MARK) && place.can_split)
+            || (self.rules.contains(PacketRules::SPLITS_LOCAL_BY_MARK) && frontend.can_split())
     }
 
     /// The endpoints by policy, and whether the client counts as inside if the policy is split.
-    fn choose<'p>(&mut self, place: &Place<'p>) -> (&'p [EndpointKey], bool) {
-        if place.policy == TrafficPolicy::Cluster {
-            self.step(format!("Traffic policy Cluster: {}.", everywhere(place.cluster)));
-            return (place.cluster, false);
+    fn choose<'p>(&mut self, frontend: &'p Frontend) -> (&'p [EndpointKey], bool) {
+        if frontend.policy == TrafficPolicy::Cluster {
+            self.step(format!("Traffic policy Cluster: {}.", everywhere(&frontend.cluster)));
+            return (&frontend.cluster, false);
         }
-        let is_here_only =
-            self.rules.contains(PacketRules::SPLITS_LOCAL) && place.takes(place.local) && !place.takes(place.cluster);
-        if !place.is_internal && self.splits(place) && self.packet.is_inside(self.facts, self.rules) && !is_here_only {
+        let is_here_only = self.rules.contains(PacketRules::SPLITS_LOCAL)
+            && frontend.takes(&frontend.local)
+            && !frontend.takes(&frontend.cluster);
+        if !is_internal(frontend)
+            && self.splits(frontend)
+            && self.packet.is_inside(self.facts, self.rules)
+            && !is_here_only
+        {
             let who = if self.is_this_node() { "this node" } else { "a pod" };
             self.step(format!(
                 "Traffic policy Local applies to clients outside; {who} gets {}.",
-                everywhere(place.cluster)
+                everywhere(&frontend.cluster)
             ));
-            return (place.cluster, true);
+            return (&frontend.cluster, true);
         }
-        if !place.is_internal && self.splits(place) && self.packet.counts_as_outside(self.facts, self.rules) {
+        if !is_internal(frontend) && self.splits(frontend) && self.packet.counts_as_outside(self.facts, self.rules) {
             self.step("It comes from a pod of another node, which counts as a client outside.");
         }
-        if place.local.is_empty() && place.falls_back && !self.splits(place) {
+        if frontend.local.is_empty() && frontend.falls_back && !self.splits(frontend) {
             self.step(format!(
                 "Traffic policy Local, and none on this node: falls back to {}.",
-                everywhere(place.cluster)
+                everywhere(&frontend.cluster)
             ));
-            return (place.cluster, false);
+            return (&frontend.cluster, false);
         }
-        self.step(format!("Traffic policy Local: {} on this node.", counted(place.local)));
-        (place.local, false)
+        self.step(format!("Traffic policy Local: {} on this node.", counted(&frontend.local)));
+        (&frontend.local, false)
     }
 
     /// Decides about a packet without an endpoint.
-    fn nowhere(&mut self, place: &Place<'_>) -> Verdict {
-        if !place.is_internal
+    fn nowhere(&mut self, frontend: &Frontend) -> Verdict {
+        if !is_internal(frontend)
             && self.packet.from_node
             && !self.rules.contains(PacketRules::REFUSES_NODE)
             && !self.is_here(self.packet.to.address)
@@ -623,13 +581,13 @@ impl Tracer<'_> {
             );
             return Verdict::LeftAlone;
         }
-        let only_elsewhere = place.has_endpoints() && place.policy == TrafficPolicy::Local;
-        let has_any = !place.cluster.is_empty() || !place.local.is_empty();
+        let only_elsewhere = has_endpoints(frontend) && frontend.policy == TrafficPolicy::Local;
+        let has_any = !frontend.cluster.is_empty() || !frontend.local.is_empty();
         if !only_elsewhere {
             self.step(if has_any { "No endpoint takes new connections." } else { "There is no endpoint." });
             return Verdict::Rejected;
         }
-        self.step(if place.local.is_empty() {
+        self.step(if frontend.local.is_empty() {
             "There are endpoints on other nodes only."
         } else {
             "Only endpoints on other nodes take new connections."
@@ -642,12 +600,12 @@ impl Tracer<'_> {
     }
 
     /// Whether every endpoint sees an address of this node as the source.
-    fn masquerades(&mut self, place: &Place<'_>, is_inside: bool) -> bool {
+    fn masquerades(&mut self, frontend: &Frontend, is_inside: bool) -> bool {
         if self.rules.contains(PacketRules::RELAYS) {
             self.step("This node connects to the endpoint itself, from its own address.");
             return true;
         }
-        if let Some(method) = place.forwarding() {
+        if let Some(method) = self.forwarding(frontend) {
             self.step(format!("Forwarding {method}: the source stays, and the endpoint answers the client by itself."));
             if self.is_this_node() {
                 self.step(
@@ -656,7 +614,7 @@ impl Tracer<'_> {
             }
             return false;
         }
-        let (masquerades, why) = match (place.is_internal, place.policy) {
+        let (masquerades, why) = match (is_internal(frontend), frontend.policy) {
             (true, _) if self.facts.config().masquerade_all => (true, "masqueradeAll"),
             (true, _) => match self.packet.is_pods(self.facts) {
                 Some(true) => (false, "it comes from a pod"),
@@ -715,6 +673,14 @@ impl Tracer<'_> {
         };
         self.rules.contains(PacketRules::REMOTE_HAIRPINS) || is_local()
     }
+}
+
+fn has_endpoints(frontend: &Frontend) -> bool {
+    frontend.takes(&frontend.cluster) || frontend.takes(&frontend.local)
+}
+
+fn is_internal(frontend: &Frontend) -> bool {
+    frontend.roles.contains(Roles::CLUSTER_IP) && frontend.source_ranges.is_none()
 }
 
 fn counted(endpoints: &[EndpointKey]) -> String {
