@@ -103,10 +103,6 @@ impl World {
         self.wanted().servers().map(|(key, _)| key.to_string()).collect()
     }
 
-    pub(crate) fn addresses(&self) -> Vec<String> {
-        self.wanted().addresses().map(|address| address.to_string()).collect()
-    }
-
     /// The entries of the IPv4 set and the IPv6 set, as ipset prints them.
     pub(crate) fn set(&self, kind: SetKind) -> Vec<String> {
         let families = [proxier_core::net::Family::V4, proxier_core::net::Family::V6];
