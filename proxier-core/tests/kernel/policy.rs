@@ -194,6 +194,57 @@ fn connections_are_cut_when_the_drain_time_is_over() {
     });
 }
 
+/// Drain times are for endpoints that have left. Those that hints, the traffic policy or a stop only deselect keep their connections, also over a
+/// restart.
+#[test]
+fn connections_to_an_endpoint_that_serves_are_not_cut() {
+    let hints = |kind: &str, names: [&str; 2]| {
+        let hint = |name| json!({"hints": {kind: [{"name": name}]}});
+        BTreeMap::from([(1, hint(names[0])), (2, hint(names[1]))])
+    };
+    let stopping = json!({"conditions": {"ready": false, "serving": true, "terminating": true}});
+    let none = json!({});
+    in_mode(Kind::Nftables, |node| {
+        for (fields, spec) in [
+            (hints("forNodes", ["node-a", "elsewhere"]), &none),
+            (hints("forZones", ["here", "there"]), &none),
+            (BTreeMap::new(), &json!({"internalTrafficPolicy": "Local"})),
+            (BTreeMap::from([(2, stopping)]), &none),
+        ] {
+            let what = format!("{fields:?} {spec}");
+            let serve = |node: &mut Node, more: &Value, endpoints: &[(u8, u16)]| {
+                let mut spec = json!({"annotations": {"proxier/drain-seconds": "1"}});
+                spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+                node.service(1, &spec);
+                node.endpoints(1, endpoints);
+                node.settle();
+            };
+            node.fields.clear();
+            serve(node, &none, &[(1, 1), (2, 1)]);
+            let mut held = hold();
+            node.fields = fields;
+            for _ in 0..2 {
+                // Each pass is a minute later.
+                for _ in 0..2 {
+                    serve(node, spec, &[(1, 1), (2, 1)]);
+                }
+                for ((family, number), one) in &mut held {
+                    let answer = one.ask().unwrap_or_else(|error| panic!("{what}: {family} {number}: {error}"));
+                    assert_eq!(answer.name, number.to_string(), "{what}");
+                    assert!((1..=8).all(|client| self::answer(*family, client) == 1), "{what}");
+                }
+                node.process = process(node.mode);
+            }
+            for _ in 0..2 {
+                serve(node, spec, &[(1, 1)]);
+            }
+            for ((family, number), one) in &mut held {
+                assert_eq!(one.ask().is_ok(), *number == 1, "{what}: {family} {number}");
+            }
+        }
+    });
+}
+
 /// A connection of each family to each of the endpoints 1 and 2.
 fn hold() -> BTreeMap<(Family, u8), Conversation> {
     let mut held = BTreeMap::new();

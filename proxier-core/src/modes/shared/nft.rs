@@ -248,7 +248,7 @@ pub(in crate::modes) fn remove_table(
             let (mut emptied, mut deleted) = (Transaction::new(), Transaction::new());
             emptied.flush_table(table);
             deleted.delete_table(table);
-            let outcome = match tables.commit(&emptied).and_then(|_| tables.commit(&deleted)) {
+            let outcome = match tables.commit(&emptied).and_then(|()| tables.commit(&deleted)) {
                 Err(NotCommitted { error, .. }) if error.kind() != PortErrorKind::NotFound => Err(error),
                 _ => Ok(()),
             };

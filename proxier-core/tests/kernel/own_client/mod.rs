@@ -59,6 +59,8 @@ pub(crate) struct Node {
     services: BTreeMap<u8, Value>,
     /// Endpoints by Service, with weights.
     endpoints: BTreeMap<u8, Vec<(u8, u16)>>,
+    /// Fields of endpoints besides their addresses, by number.
+    pub(crate) fields: BTreeMap<u8, Value>,
     pub(crate) now: Duration,
     _servers: Vec<Witness>,
 }
@@ -68,8 +70,11 @@ pub(crate) fn process(mode: Kind) -> Reconciler {
     options.mode = mode;
     let mut process = Reconciler::new("node-a", options, Duration::ZERO);
     let addresses = Family::ALL.map(|family| json!({"type": "InternalIP", "address": node(family)}));
-    let node: NodeObject =
-        serde_json::from_value(json!({"metadata": {"name": "node-a"}, "status": {"addresses": addresses}})).unwrap();
+    let node: NodeObject = serde_json::from_value(
+        json!({"metadata": {"name": "node-a", "labels": {"topology.kubernetes.io/zone": "here"}},
+            "status": {"addresses": addresses}}),
+    )
+    .unwrap();
     process.set_node(&node, Duration::ZERO);
     process
 }
@@ -100,6 +105,7 @@ impl Node {
             kernel: KernelPorts::open(&KernelOptions::default()).unwrap(),
             services: BTreeMap::new(),
             endpoints: BTreeMap::new(),
+            fields: BTreeMap::new(),
             now: Duration::ZERO,
             _servers: (1..=ENDPOINTS).map(server).collect(),
         }
@@ -136,7 +142,10 @@ impl Node {
                 let one = |(number, _): &(u8, u16)| {
                     // The odd ones are on this node.
                     let node = if number % 2 == 1 { "node-a" } else { "elsewhere" };
-                    json!({"addresses": [endpoint(family, *number)], "nodeName": node})
+                    let mut object = json!({"addresses": [endpoint(family, *number)], "nodeName": node});
+                    let more = self.fields.get(number).and_then(Value::as_object).cloned();
+                    object.as_object_mut().unwrap().extend(more.unwrap_or_default());
+                    object
                 };
                 serde_json::from_value(json!({
                     "metadata": {"namespace": "demo", "name": format!("s{service}-{family}").to_lowercase(),
