@@ -363,15 +363,15 @@ fn fill(
         transaction.add_elements(&set, part.iter().cloned());
         transaction
     });
-    let mut count = 0;
+    let mut count = 0_u32;
     for mut transaction in std::iter::once(made).chain(filled) {
         if basis.commit(family, &mut transaction, again, tables).is_err() {
             let mut deleted = Transaction::new();
             deleted.delete_table(layout.table());
             let is_deleted = count > 0 && basis.commit(family, &mut deleted, again, tables).is_ok();
-            return (None, count + u32::from(is_deleted));
+            return (None, count.saturating_add(is_deleted.into()));
         }
-        count += 1;
+        count = count.saturating_add(1);
     }
     let mut rest = TablePlan { fate: Fate::Keep, ..plan.clone() };
     rest.sets.clear();
@@ -392,7 +392,7 @@ pub(super) fn write_table(
     let (rest, count) = fill(plan, (basis, &again), tables);
     let rest = rest.map_or(Cow::Borrowed(plan), Cow::Owned);
     let (mut left, mut written) = write(rest, family, (basis, &again), tables);
-    written.transactions += count;
+    written.transactions = written.transactions.saturating_add(count);
     if left.fate != plan.fate {
         left.to_mut().fate = plan.fate;
     }

@@ -353,7 +353,7 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
         let (NotCommitted { error, refused }, is_changed) =
             match basis.commit(family, &mut outgoing.transaction, again, tables) {
                 Ok(()) => {
-                    written.transactions += 1;
+                    written.transactions = 1;
                     break;
                 }
                 Err(refused) => refused,
