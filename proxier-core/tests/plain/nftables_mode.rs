@@ -511,64 +511,6 @@ fn a_refused_frontend_of_many_is_left_out() {
     }
 }
 
-/// A large table is filled before it has rules, in several transactions. It ends as one that grew by small ones: also if the process ended meanwhile,
-/// or the kernel refuses a transaction or elements of one Frontend.
-#[test]
-fn a_large_table_is_filled_before_it_has_rules() {
-    let endpoints: Vec<String> = (1..=90).map(|number| format!("10.244.0.{number}")).collect();
-    let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
-    let mut small = new();
-    for count in [100, 200] {
-        small.serve_many(count, &endpoints);
-        small.settles();
-    }
-    assert_eq!(small.transactions(), 3);
-    let large = || {
-        let mut node = new();
-        node.serve_many(200, &endpoints);
-        node
-    };
-    let ends_well = |mut node: Node| {
-        node.settles();
-        assert!(node.v4() == small.v4());
-        // What was written is known: nothing is read or written again.
-        let written = node.transactions();
-        node.kernel.fail(Fault::new(Call::TablesRead, PortErrorKind::Other).every());
-        assert!(node.full().is_done());
-        assert_eq!(node.transactions(), written);
-        written
-    };
-    let written = ends_well(large());
-    assert!((6..20).contains(&written), "{written} transactions");
-    for committed in 0..written {
-        let mut node = large();
-        node.kernel.crash_after(committed);
-        node.pass();
-        let left = node.tables().get("ip proxier").cloned().unwrap_or_default();
-        assert!(!left.contains("hook") || left == small.v4(), "{committed}: rules for a part of the Services");
-        node.kernel.restart();
-        let mut next = Node::on(node.kernel.clone(), options());
-        next.serve_many(200, &endpoints);
-        ends_well(next);
-    }
-    for committed in [0, 1, 4] {
-        let mut node = large();
-        node.kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Other).after_calls(committed));
-        if node.pass().has_failed() {
-            node.now += Duration::from_secs(60);
-        }
-        ends_well(node);
-    }
-    let mut node = large();
-    node.kernel.nf_tables().refuse_elements(Some((&[10, 96, 0, 7, 6, 0, 0, 0], Errno::EINVAL)));
-    let report = node.pass();
-    let failed: Vec<String> = report.applied.failures.iter().map(|of| of.step.to_string()).collect();
-    assert!(failed.len() == 1 && failed[0].contains("10.96.0.7:80"), "{failed:?}");
-    assert!(!node.v4().contains("10.96.0.7 . tcp") && node.v4().contains("10.96.0.8 . tcp . 80 . 89"));
-    node.kernel.nf_tables().refuse_elements(None);
-    node.full();
-    ends_well(node);
-}
 /// A change of our table between reading and writing: the table is not written from the old reading, and read again at once.
 #[test]
 fn a_change_of_our_table_between_reading_and_writing() {

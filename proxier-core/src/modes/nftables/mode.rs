@@ -133,7 +133,7 @@ impl Mode {
     }
 
     /// Records the present state of the kernel.
-    fn note_written(&mut self, desired: &Desired, plan: &NftablesPlan, written: u32, tables: &mut dyn Tables) {
+    fn note_written(&mut self, desired: &Desired, plan: &NftablesPlan, written: usize, tables: &mut dyn Tables) {
         if !self.unfinished.is_empty() || !self.refused.is_empty() {
             // Reading shows what was written and what was not.
             self.known = None;
@@ -157,11 +157,12 @@ impl Mode {
                 }
             }
         }
-        let after = if written > 0 { tables.generation().ok() } else { None };
-        if let Some(known) = self.known.as_mut().filter(|_| written > 0) {
+        let ours = u32::try_from(written).unwrap_or(u32::MAX);
+        let after = if ours > 0 { tables.generation().ok() } else { None };
+        if let Some(known) = self.known.as_mut().filter(|_| ours > 0) {
             // If only our transactions increased it, no other program made changes.
             let is_ours = known.generation.is_some() && known.generation == plan.generation;
-            let expected = plan.generation.map(|before| before.wrapping_add(written));
+            let expected = plan.generation.map(|before| before.wrapping_add(ours));
             known.generation = after.filter(|after| is_ours && Some(*after) == expected);
         }
     }
@@ -298,7 +299,7 @@ impl modes::Mode for Mode {
         self.unfinished = Family::ALL.into_iter().filter(|family| !is_done(*family)).collect();
         self.refused = written.values().flat_map(|written| written.refused.iter().map(|(key, ..)| *key)).collect();
         self.held = std::mem::take(&mut plan.held);
-        let count = written.values().map(|written| written.transactions).sum();
+        let count = written.values().filter(|written| written.failed.is_none()).count();
         self.note_written(desired, &plan, count, ports.tables);
         for family in Family::ALL.into_iter().filter(|family| is_done(*family)) {
             changes.confirm(family);

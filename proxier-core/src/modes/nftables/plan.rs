@@ -4,17 +4,17 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, TableKey, Transaction, Verdict};
+use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, TableKey, Verdict};
 
 use super::index::{Index, frontends};
-use super::layout::{Layout, OWNED, SERVICES};
+use super::layout::{Layout, SERVICES};
 use super::lower::{Item, SetName};
 use super::observed::{Observed, frontend_of, read};
 use super::pick::{Pick, SharedChain};
 use crate::modes::Work;
 use crate::modes::shared::frontends::FrontendChanges;
 use crate::modes::shared::table::{
-    self, Basis, ChainRules, Fate, LabelledTransaction, ReadAgain, WriteOutcome, is_kind_of, write,
+    self, Basis, ChainRules, Fate, LabelledTransaction, WriteOutcome, is_kind_of, write,
 };
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::{Operation, Whole};
@@ -333,52 +333,6 @@ impl Whole for TablePlan {
     }
 }
 
-/// Largest number of elements in one transaction that fills a table without rules.
-const AT_ONCE: usize = 8192;
-
-/// Creates a large table with its sets and fills them, before it has rules: a few elements by transaction. Returns what
-/// is left to write, and the number of transactions. If the kernel refuses one, the table is deleted, and all is left.
-///
-/// The tables of a set grow by a worker of the kernel (`rht_deferred_worker` in lib/rhashtable.c). It may wait until a
-/// transaction ends, and each element that is added meanwhile is searched in all tables that wait for it.
-fn fill(
-    plan: &TablePlan,
-    (basis, again): (&mut Basis<Observed>, &ReadAgain<'_, Observed>),
-    tables: &mut dyn Tables,
-) -> (Option<TablePlan>, u32) {
-    // Verdicts need chains, and each transaction copies a set with intervals.
-    let is_early = |set: &SetName| !matches!(set, SetName::Services | SetName::Allowed);
-    let early = || plan.add.iter().filter(|(set, _)| is_early(set));
-    if plan.fate != Fate::Make || early().map(|(_, elements)| elements.len()).sum::<usize>() <= 2 * AT_ONCE {
-        return (None, 0);
-    }
-    let (layout, family) = (&plan.layout, plan.layout.family());
-    let mut made = Transaction::new();
-    let mark: Vec<ChainRules> =
-        plan.chains.iter().filter(|(chain, _)| chain.key.name.as_str() == OWNED).cloned().collect();
-    table::write_layout(&mut made, (plan.fate, false), layout, plan.sets.iter().cloned(), &mark);
-    let parts = early().flat_map(|(set, all)| all.chunks(AT_ONCE).map(|part| (layout.set(*set), part)));
-    let filled = parts.map(|(set, part)| {
-        let mut transaction = Transaction::new();
-        transaction.add_elements(&set, part.iter().cloned());
-        transaction
-    });
-    let mut count = 0_u32;
-    for mut transaction in std::iter::once(made).chain(filled) {
-        if basis.commit(family, &mut transaction, again, tables).is_err() {
-            let mut deleted = Transaction::new();
-            deleted.delete_table(layout.table());
-            let is_deleted = count > 0 && basis.commit(family, &mut deleted, again, tables).is_ok();
-            return (None, count.saturating_add(is_deleted.into()));
-        }
-        count = count.saturating_add(1);
-    }
-    let mut rest = TablePlan { fate: Fate::Keep, ..plan.clone() };
-    rest.sets.clear();
-    rest.add.retain(|set, _| !is_early(set));
-    (Some(rest), count)
-}
-
 /// Writes a table. What the kernel refuses of a Frontend is left out, and the rest is written without it.
 pub(super) fn write_table(
     plan: &TablePlan,
@@ -389,13 +343,7 @@ pub(super) fn write_table(
 ) -> (Family, WriteOutcome<FrontendKey>) {
     let (family, layout): (Family, &Layout) = (plan.layout.family(), &plan.layout);
     let again = |tables: &mut dyn Tables| read(tables, layout).ok();
-    let (rest, count) = fill(plan, (basis, &again), tables);
-    let rest = rest.map_or(Cow::Borrowed(plan), Cow::Owned);
-    let (mut left, mut written) = write(rest, family, (basis, &again), tables);
-    written.transactions = written.transactions.saturating_add(count);
-    if left.fate != plan.fate {
-        left.to_mut().fate = plan.fate;
-    }
+    let (left, written) = write(Cow::Borrowed(plan), family, (basis, &again), tables);
     for (key, _, error) in &written.refused {
         applied.fail(plan.frontends.operation(key).step(names), error.clone());
     }

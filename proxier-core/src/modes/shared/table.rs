@@ -248,7 +248,7 @@ impl<F: PartialEq> Basis<F> {
     ///
     /// # Errors
     /// The kernel's refusal, and whether another program has changed the table since it was read.
-    pub(crate) fn commit(
+    fn commit(
         &mut self,
         family: Family,
         transaction: &mut Transaction,
@@ -331,8 +331,6 @@ pub(crate) struct WriteOutcome<P> {
     pub(crate) refused: Vec<(P, Action, PortError)>,
     /// The kernel contradicted its tracked state.
     pub(crate) is_surprise: bool,
-    /// Number of transactions that were committed.
-    pub(crate) transactions: u32,
 }
 
 /// Writes changes without the parts that the kernel refuses. Returns what is left of them. Nothing is written if
@@ -343,7 +341,7 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
     (basis, again): (&mut Basis<F>, &ReadAgain<'_, F>),
     tables: &mut dyn Tables,
 ) -> (Cow<'a, C>, WriteOutcome<C::Part>) {
-    let mut written = WriteOutcome { failed: None, refused: Vec::new(), is_surprise: false, transactions: 0 };
+    let mut written = WriteOutcome { failed: None, refused: Vec::new(), is_surprise: false };
     let mut checks = CHECKS;
     loop {
         let mut outgoing = changes.outgoing();
@@ -352,10 +350,7 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
         }
         let (NotCommitted { error, refused }, is_changed) =
             match basis.commit(family, &mut outgoing.transaction, again, tables) {
-                Ok(()) => {
-                    written.transactions = 1;
-                    break;
-                }
+                Ok(()) => break,
                 Err(refused) => refused,
             };
         let operation = |operation| outgoing.elements.get(&operation).copied();
