@@ -1085,3 +1085,30 @@ fn a_table_without_its_mark_is_mended_and_cleaned_up() {
     assert!(modes::cleanup::cleanup(&options().config, None, &mut next.kernel.ports()).is_done());
     assert!(next.tables().is_empty(), "{:?}", next.tables());
 }
+
+#[test]
+fn a_family_that_is_not_served_any_more_has_no_table() {
+    let mut node = new();
+    node.service("web", json!({"clusterIP": "fd00::1", "clusterIPs": ["fd00::1"], "ipFamilies": ["IPv6"]}));
+    node.settles();
+    assert!(node.tables()["ip6 proxier"].contains("fd00::1 . tcp . 80"));
+    let mut options = options();
+    options.config.families = proxier_core::config::Families::V4;
+    let mut next = Node::on(node.kernel.clone(), options);
+    next.pass();
+    assert_eq!(next.tables().into_keys().collect::<Vec<_>>(), ["ip proxier"]);
+}
+
+/// The search ends, with nothing written, if all are refused.
+#[test]
+fn a_kernel_that_refuses_everything_is_not_asked_for_ever() {
+    let mut node = new();
+    node.kernel.nf_tables().set_silent(true);
+    node.kernel.nf_tables().refuse_elements(Some((&[10, 96], Errno::EINVAL)));
+    for number in 1..=200 {
+        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
+    }
+    let report = node.pass();
+    assert!(report.has_failed() && !node.tables().contains_key("ip proxier"), "{report:#?}");
+    assert!(node.tables().contains_key("ip6 proxier"));
+}

@@ -803,3 +803,23 @@ proptest! {
         prop_assert_eq!(node.rejections(), fresh.rejections());
     }
 }
+
+#[test]
+fn real_servers_that_drain_follow_a_drain_time_that_changes() {
+    let (key, real) = ("TCP 10.96.0.1:80".parse().unwrap(), "10.244.0.1:80".parse().unwrap());
+    for (before, after, left_after_10) in [("4", "600", true), ("600", "1", false), ("600", "20", true)] {
+        let mut node = new();
+        let mut input = Input::annotated(json!({"proxier/drain-seconds": before}));
+        node.serve_input(&input);
+        assert!(node.kernel.set_connections(&key, &real, 1, 0));
+        input.endpoints.remove(0);
+        node.serve_input(&input);
+        node.settle_for(Duration::from_secs(2));
+        input.service = json!({"proxier/drain-seconds": after});
+        node.serve_input(&input);
+        node.settle_for(Duration::from_secs(8));
+        assert_eq!(node.real_servers(CLUSTER_IP).len() == 3, left_after_10, "{before} to {after}");
+        node.settle_for(Duration::from_secs(600));
+        assert_eq!(node.real_servers(CLUSTER_IP).len(), 2, "{before} to {after}");
+    }
+}

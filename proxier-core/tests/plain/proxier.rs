@@ -470,3 +470,15 @@ fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
     let bound = world.kernel.state().devices["kube-ipvs0"].clone();
     assert_eq!(bound, ["10.96.0.10".parse::<std::net::IpAddr>().unwrap()]);
 }
+
+/// A kernel whose IPVS refuses everything: the node cannot serve, for any reason.
+#[test]
+fn a_node_that_cannot_program_anything_is_unwell() {
+    let mut world = new();
+    world.kernel.refuse(|operation| matches!(operation, Operation::AddVirtualServer(_)), PortErrorKind::Unavailable);
+    world.service("web", web());
+    world.proxier.start(world.now);
+    let report = world.pass_now();
+    assert!(report.has_failed() && report.serves_nothing, "{report:#?}");
+    assert!(world.proxier.schedule().pending_since().is_some());
+}

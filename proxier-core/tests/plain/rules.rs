@@ -237,3 +237,13 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn a_table_that_cannot_be_shown_is_left_alone() {
+    let dump = Dump::parse("*filter\nCOMMIT\n# Table `nat' is incompatible, use 'nft' tool.\n").unwrap();
+    let rules = cases()[0].rules(Family::V4);
+    for error in [rules.changes(&dump).unwrap_err(), cleanup(&dump, NamePrefix::KUBE).unwrap_err()] {
+        assert!(error.to_string().starts_with("table nat "), "{error}");
+        assert!(error.to_string().contains("nft list ruleset"), "{error}");
+    }
+}

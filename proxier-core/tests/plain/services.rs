@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use proxier_core::config::{Config, NodePortAddresses, ReservedPort, Topology, User};
+use proxier_core::config::{Config, NodePortAddresses, Reserved, ReservedPort, Topology, User};
 use proxier_core::modes::ipvs::index::Recorded;
 use proxier_core::modes::ipvs::sets::SetKind;
 use proxier_core::net::Family;
@@ -290,4 +290,47 @@ proptest! {
         let served = all.desired.frontends().filter(|frontend| frontend.key.port == 80).count();
         prop_assert!(served >= store.services().map(|service| service.cluster_ips.len()).sum::<usize>());
     }
+}
+
+/// Source ranges let the node in by its primary address.
+#[test]
+fn the_bind_address_is_the_nodes_for_source_ranges() {
+    for (bound, node_may) in [("0.0.0.0", true), ("192.168.7.7", false)] {
+        let mut world = World::new();
+        world.config.node_address =
+            [bound.parse().unwrap()].into_iter().find(|of: &std::net::IpAddr| !of.is_unspecified());
+        let spec = json!({"type": "LoadBalancer", "loadBalancerSourceRanges": ["192.168.0.0/24"],
+            "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}}});
+        world.service("web", with(cluster_ip("10.96.0.1"), spec));
+        let frontend = world.wanted().desired().frontend(&"TCP 203.0.113.1:80".parse().unwrap()).unwrap();
+        assert_eq!(frontend.node_may_use, node_may, "{bound}");
+    }
+}
+
+/// Places where this node's own programs answer. Another node's kubelet is not ours to guard.
+#[test]
+fn reserved_places_are_refused_unless_allowed() {
+    let mut world = World::new();
+    let has = |world: &World, key: &str| world.wanted().frontend(&key.parse().unwrap()).is_some();
+    for (address, port, user) in [
+        ("192.168.0.10", 10250, "the kubelet"),
+        ("192.168.0.10", 10256, "this proxy's health checks"),
+        ("192.168.0.10", 10249, "this proxy's metrics"),
+        ("192.168.0.10", 443, ""),
+        ("192.168.0.77", 10250, ""),
+    ] {
+        let ports = json!({"externalIPs": [address], "ports": [{"name": "http", "port": port}]});
+        world.service("web", with(cluster_ip("10.96.0.9"), ports));
+        let (key, wanted) = (format!("TCP {address}:{port}"), world.wanted());
+        let refused: Vec<String> = wanted.desired().rejected().map(|(_, refusal)| refusal.to_string()).collect();
+        let expected = (!user.is_empty()).then(|| format!("{key}: {user} answers there; not served unless allowed"));
+        assert_eq!(refused, Vec::from_iter(expected));
+        assert_eq!(has(&world, &key), user.is_empty(), "{key}");
+        assert!(has(&world, &format!("TCP 10.96.0.9:{port}")), "the rest of the Service is served");
+    }
+    let ports = json!({"externalIPs": ["192.168.0.10"], "ports": [{"name": "http", "port": 10250}]});
+    world.service("web", with(cluster_ip("10.96.0.9"), ports));
+    assert_eq!(world.config.reserved.allow(&ReservedPort::tcp_here(Reserved::KUBELET)), Some(User::Kubelet));
+    world.refresh_all();
+    assert!(has(&world, "TCP 192.168.0.10:10250"));
 }

@@ -14,6 +14,7 @@ mod live_api;
 mod modes;
 mod obstacles;
 mod plans;
+mod policy;
 mod render;
 mod scratch;
 mod start;
