@@ -253,11 +253,6 @@ impl FakeIpvs {
         self.lock().during_dumps = (times > 0).then(|| -> (u32, Changes) { (times, Box::new(change)) });
     }
 
-    /// Number of messages handled so far.
-    pub fn messages(&self) -> u64 {
-        self.lock().handled
-    }
-
     /// Sets the counters of a virtual server, or with `real` the counters and the numbers of active and inactive
     /// connections of one of its real servers. Returns whether the server exists.
     pub fn set_counters(

@@ -421,7 +421,7 @@ impl Tracer<'_> {
     /// Decides about a packet to an address and port that is served.
     fn at(&mut self, frontend: &Frontend) -> Verdict {
         if let Some(ranges) = frontend.source_ranges.as_deref()
-            && (has_endpoints(frontend) || self.rules.contains(PacketRules::RANGES_FIRST))
+            && (takes_connections(frontend) || self.rules.contains(PacketRules::RANGES_FIRST))
             && !self.is_admitted(frontend, ranges)
         {
             return self.turned_away();
@@ -581,10 +581,13 @@ impl Tracer<'_> {
             );
             return Verdict::LeftAlone;
         }
-        let only_elsewhere = has_endpoints(frontend) && frontend.policy == TrafficPolicy::Local;
-        let has_any = !frontend.cluster.is_empty() || !frontend.local.is_empty();
+        let only_elsewhere = takes_connections(frontend) && frontend.policy == TrafficPolicy::Local;
         if !only_elsewhere {
-            self.step(if has_any { "No endpoint takes new connections." } else { "There is no endpoint." });
+            self.step(if frontend.has_endpoints() {
+                "No endpoint takes new connections."
+            } else {
+                "There is no endpoint."
+            });
             return Verdict::Rejected;
         }
         self.step(if frontend.local.is_empty() {
@@ -675,7 +678,8 @@ impl Tracer<'_> {
     }
 }
 
-fn has_endpoints(frontend: &Frontend) -> bool {
+/// Whether an endpoint gets new connections, for any client.
+fn takes_connections(frontend: &Frontend) -> bool {
     frontend.takes(&frontend.cluster) || frontend.takes(&frontend.local)
 }
 

@@ -33,8 +33,7 @@ pub(crate) const STAY: &str = "UDP flows to endpoints that are gone are not ende
 ///
 /// Only families that the mode serves count (`is_served`). `draining`: endpoints that have left and answer until they
 /// are removed. `differing`: Frontends that a reading found to differ, whose flows earlier processes and other programs
-/// may have sent elsewhere. `held`: Frontends that stay unchanged in the
-/// kernel.
+/// may have sent elsewhere. `held`: Frontends that stay unchanged in the kernel.
 pub(crate) fn to_forget<'a>(
     pass: &Pass<'_>,
     is_served: impl Fn(Family) -> bool,
