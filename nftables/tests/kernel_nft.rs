@@ -1115,16 +1115,7 @@ fn traced_packets_are_told_as_nft_tells_them() {
         let output = std::io::BufReader::new(monitor.stdout.take().unwrap());
         std::thread::spawn(move || output.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
         // nft listens once its socket is in the group of traces (NFNLGRP_NFTRACE), too.
-        let listens = || {
-            let all = std::fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
-            let groups = all.lines().filter_map(|line| u32::from_str_radix(line.split_whitespace().nth(3)?, 16).ok());
-            groups.filter(|groups| groups & 1 << 8 != 0).count()
-        };
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while listens() < 2 {
-            assert!(Instant::now() < deadline, "nft monitor does not listen");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        testkit::oracle::until_they_listen(9, 2).unwrap();
         for port in [22136_u16, 22137] {
             let socket = std::net::UdpSocket::bind(("127.0.0.1", port)).unwrap();
             for to in [4660, 4661] {

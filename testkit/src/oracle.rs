@@ -21,6 +21,26 @@ pub struct Output {
     pub stderr: String,
 }
 
+/// Waits until this many sockets of the current thread's network namespace are in a group of netlink, by its number from 1: a tool that monitors
+/// the kernel has begun.
+///
+/// # Errors
+/// They are not within 30 s, or the list of sockets cannot be read.
+pub fn until_they_listen(group: u32, sockets: usize) -> io::Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let all = std::fs::read_to_string("/proc/thread-self/net/netlink")?;
+        let groups = all.lines().filter_map(|line| u32::from_str_radix(line.split_whitespace().nth(3)?, 16).ok());
+        if groups.filter(|groups| groups & 1 << (group - 1) != 0).count() >= sockets {
+            return Ok(());
+        }
+        if Instant::now() > deadline {
+            return Err(io::Error::other(format!("fewer than {sockets} sockets are in group {group} of netlink")));
+        }
+        thread::sleep(Duration::from_millis(50));
+    }
+}
+
 /// Why a tool gave no answer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

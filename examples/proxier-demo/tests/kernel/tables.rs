@@ -4,7 +4,7 @@
 use std::io::{BufRead, BufReader};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use testkit::{Need, PROXY, kernel_test, oracle};
 
@@ -275,18 +275,8 @@ fn tables_lose_all_rules_before_their_first_hook() {
         let mut monitor =
             Command::new("stdbuf").args(["-oL", "nft", "monitor"]).stdout(Stdio::piped()).spawn().unwrap();
         let lines = BufReader::new(monitor.stdout.take().unwrap()).lines();
-        // Changes go to group 7 of netlink (NFNLGRP_NFTABLES).
-        let listens = || {
-            let sockets = std::fs::read_to_string("/proc/thread-self/net/netlink").unwrap();
-            let groups =
-                sockets.lines().filter_map(|line| u32::from_str_radix(line.split_whitespace().nth(3)?, 16).ok());
-            groups.filter(|groups| groups & 1 << 6 != 0).count() > 0
-        };
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while !listens() {
-            assert!(Instant::now() < deadline, "nft monitor does not listen");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        // The group of changes, NFNLGRP_NFTABLES.
+        oracle::until_they_listen(7, 1).unwrap();
         ok(&command(&["cleanup"]).output().unwrap());
         tool("nft add table ip the-end");
         let lines: Vec<String> =
