@@ -204,6 +204,10 @@ impl Direction {
     pub(crate) fn number(self) -> u8 {
         u8::from(self == Direction::Reply)
     }
+
+    pub(crate) fn from_number(number: u8) -> Option<Self> {
+        [Direction::Original, Direction::Reply].get(usize::from(number)).copied()
+    }
 }
 
 numbered! {

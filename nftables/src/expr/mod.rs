@@ -5,16 +5,18 @@
 
 mod codec;
 mod keys;
+mod listed;
 mod read;
 mod register;
 
-pub(crate) use codec::{put_data, put_expression_list, put_fields, put_one, put_verdict};
+pub(crate) use codec::{put_data, put_expression_list, put_one, put_verdict};
 pub use keys::{
     ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, ExthdrOp, FibFlags, FibResult, HeaderBase, IcmpCode, LimitUnit,
     LogFlags, MetaKey, NatFlags, NatKind, NumgenKind, QueueFlags, Reject, RtKey, ShiftOp, SocketKey, SynproxyFlags,
     XfrmKey,
 };
-pub(crate) use read::{get_data, get_expression, get_expressions, get_known, get_verdict};
+pub(crate) use listed::{get_known, put_fields};
+pub(crate) use read::{get_data, get_expression, get_expressions, get_verdict};
 pub use register::{Register, RegisterRange};
 
 use std::time::Duration;

@@ -2,21 +2,19 @@
 
 use std::time::Duration;
 
-use netlink_batch::{Attrs, Be16, Be32, Be64, NulStr, WireError};
+use netlink_batch::{Attrs, Be32, Be64, NulStr, WireError};
 
 use super::{
-    ByteOrderOp, CmpOp, CtKey, Direction, DynSetOp, Expression, ExthdrOp, FibFlags, FibResult, HeaderBase, IcmpCode,
-    LimitUnit, LogFlags, MetaKey, NatFlags, NatKind, NumgenKind, OtherExpression, QueueFlags, Register, RegisterRange,
-    Reject, RtKey, SetReference, ShiftOp, SocketKey, SynproxyFlags, XfrmKey,
+    DynSetOp, Expression, IcmpCode, NatFlags, NatKind, OtherExpression, Register, RegisterRange, Reject, SetReference,
+    ShiftOp, get_known,
 };
 use crate::attrs::{
-    BitwiseAttr, ByteorderAttr, CmpAttr, ConnlimitAttr, CounterAttr, CtAttr, DataAttr, DupAttr, DynsetAttr, ExprAttr,
-    ExthdrAttr, FibAttr, FlowAttr, FwdAttr, HashAttr, ImmediateAttr, LimitAttr, ListAttr, LogAttr, LookupAttr,
-    MasqAttr, MetaAttr, NatAttr, NgAttr, ObjrefAttr, OsfAttr, PayloadAttr, QueueAttr, QuotaAttr, RangeAttr, RedirAttr,
-    RejectAttr, RtAttr, SocketAttr, SynproxyAttr, TproxyAttr, VerdictAttr, XfrmAttr,
+    BitwiseAttr, DataAttr, DynsetAttr, ExprAttr, FwdAttr, HashAttr, ImmediateAttr, ListAttr, LookupAttr, MasqAttr,
+    NatAttr, ObjrefAttr, QuotaAttr, RedirAttr, RejectAttr, VerdictAttr,
 };
 use crate::model::{ElementData, Family, Name, ObjectType, Value, Verdict};
 use crate::uapi;
+use crate::wire::Field as _;
 
 pub(crate) fn get_expressions<'a>(list: Attrs<'a, ListAttr<'a>>) -> Result<Vec<Expression>, WireError> {
     let mut expressions = Vec::new();
@@ -98,13 +96,6 @@ pub(crate) fn get_verdict<'a>(attrs: Attrs<'a, VerdictAttr<'a>>) -> Result<Optio
     }))
 }
 
-fn value<'a>(attrs: Option<Attrs<'a, DataAttr<'a>>>) -> Result<Option<Value>, WireError> {
-    Ok(match attrs.map(get_data).transpose()?.flatten() {
-        Some(ElementData::Value(value)) => Some(value),
-        _ => None,
-    })
-}
-
 fn register(number: Option<Be32>) -> Option<Register> {
     Register::from_wire(number?.0)
 }
@@ -148,111 +139,24 @@ macro_rules! need {
 
 type Known = Result<Option<Expression>, WireError>;
 
-/// Decodes an expression of which every part is known.
-pub(crate) fn get_known(kind: &[u8], data: &[u8]) -> Known {
+/// Decodes an expression that is not a list of fields.
+pub(super) fn get_other(kind: &[u8], data: &[u8]) -> Known {
     match kind {
-        b"payload" => payload(data),
-        b"meta" => meta(data),
-        b"ct" => ct(data),
-        b"fib" => fib(data),
-        b"cmp" => cmp(data),
         b"bitwise" => bitwise(data),
-        b"byteorder" => byte_order(data),
-        b"range" => in_range(data),
         b"lookup" => lookup(data),
         b"immediate" => immediate(data),
         b"nat" => nat(data),
         b"masq" => masquerade(data),
         b"redir" => redirect(data),
         b"reject" => reject(data),
-        b"numgen" => numgen(data),
         b"hash" => hash(data),
         b"dynset" => dynset(data),
-        b"counter" => counter(data),
-        b"limit" => limit(data),
-        b"log" => log(data),
         b"objref" => objref(data),
-        b"exthdr" => exthdr(data),
-        b"rt" => rt(data),
-        b"socket" => socket(data),
-        b"osf" => osf(data),
-        b"xfrm" => xfrm(data),
         b"quota" => quota(data),
-        b"connlimit" => connection_limit(data),
-        b"queue" => queue(data),
-        b"dup" => duplicate(data),
         b"fwd" => forward(data),
-        b"tproxy" => tproxy(data),
-        b"synproxy" => synproxy(data),
-        b"flow_offload" => flow_add(data),
         b"notrack" if data.is_empty() => Ok(Some(Expression::NoTrack)),
         _ => Ok(None),
     }
-}
-
-fn payload(data: &[u8]) -> Known {
-    fields!(data, PayloadAttr {
-        Dreg => to, Base => base, Offset => offset, Len => length, Sreg => from, CsumType => checksum,
-        CsumOffset => checksum_offset, CsumFlags => checksum_flags,
-    });
-    let base = HeaderBase::from_number(need!(base).0);
-    let (Be32(offset), Be32(length)) = (need!(offset), need!(length));
-    Ok(Some(if let Some(source) = register(from) {
-        let number = |part: Option<Be32>| part.map_or(0, |Be32(number)| number);
-        Expression::PayloadSet {
-            base,
-            offset,
-            length,
-            source,
-            checksum: number(checksum),
-            checksum_offset: number(checksum_offset),
-            checksum_flags: number(checksum_flags),
-        }
-    } else {
-        Expression::Payload { base, offset, length, register: need!(register(to)) }
-    }))
-}
-
-fn meta(data: &[u8]) -> Known {
-    fields!(data, MetaAttr { Dreg => to, Key => key, Sreg => from });
-    let key = MetaKey::from_number(need!(key).0);
-    Ok(Some(match register(from) {
-        Some(source) => Expression::MetaSet { key, source },
-        None => Expression::Meta { key, register: need!(register(to)) },
-    }))
-}
-
-fn ct(data: &[u8]) -> Known {
-    fields!(data, CtAttr { Dreg => to, Key => key, Direction => direction, Sreg => from });
-    let key = CtKey::from_number(need!(key).0);
-    let direction = match direction {
-        None => None,
-        Some(0) => Some(Direction::Original),
-        Some(1) => Some(Direction::Reply),
-        Some(_) => return Ok(None),
-    };
-    Ok(Some(match register(from) {
-        Some(source) => Expression::CtSet { key, direction, source },
-        None => Expression::Ct { key, direction, register: need!(register(to)) },
-    }))
-}
-
-fn fib(data: &[u8]) -> Known {
-    fields!(data, FibAttr { Dreg => to, Result => result, Flags => flags });
-    Ok(Some(Expression::Fib {
-        result: FibResult::from_number(need!(result).0),
-        flags: FibFlags::from_bits_retain(flags.map_or(0, |Be32(flags)| flags)),
-        register: need!(register(to)),
-    }))
-}
-
-fn cmp(data: &[u8]) -> Known {
-    fields!(data, CmpAttr { Sreg => from, Op => op, Data => constant });
-    Ok(Some(Expression::Cmp {
-        register: need!(register(from)),
-        op: CmpOp::from_number(need!(op).0),
-        value: need!(value(constant)?),
-    }))
 }
 
 fn bitwise(data: &[u8]) -> Known {
@@ -260,7 +164,7 @@ fn bitwise(data: &[u8]) -> Known {
         Sreg => from, Dreg => to, Len => length, Mask => mask, Xor => xor, Op => op, Data => shifted,
     });
     if let Some(op @ (ShiftOp::Left | ShiftOp::Right)) = op.map(|Be32(op)| ShiftOp::from_number(op)) {
-        let bits = need!(value(shifted)?);
+        let bits = need!(Value::get(shifted)?);
         return Ok(Some(Expression::Shift {
             source: need!(register(from)),
             register: need!(register(to)),
@@ -276,34 +180,8 @@ fn bitwise(data: &[u8]) -> Known {
         source: need!(register(from)),
         register: need!(register(to)),
         length: need!(length).0,
-        mask: need!(value(mask)?),
-        xor: need!(value(xor)?),
-    }))
-}
-
-fn byte_order(data: &[u8]) -> Known {
-    fields!(data, ByteorderAttr { Sreg => from, Dreg => to, Op => op, Len => length, Size => size });
-    Ok(Some(Expression::ByteOrder {
-        source: need!(register(from)),
-        register: need!(register(to)),
-        op: ByteOrderOp::from_number(need!(op).0),
-        length: need!(length).0,
-        size: need!(size).0,
-    }))
-}
-
-fn in_range(data: &[u8]) -> Known {
-    fields!(data, RangeAttr { Sreg => source, Op => op, FromData => from, ToData => to });
-    let inverted = match op {
-        None | Some(Be32(0)) => false,
-        Some(Be32(1)) => true,
-        Some(_) => return Ok(None),
-    };
-    Ok(Some(Expression::Range {
-        register: need!(register(source)),
-        inverted,
-        from: need!(value(from)?),
-        to: need!(value(to)?),
+        mask: need!(Value::get(mask)?),
+        xor: need!(Value::get(xor)?),
     }))
 }
 
@@ -372,16 +250,6 @@ fn reject(data: &[u8]) -> Known {
     })))
 }
 
-fn numgen(data: &[u8]) -> Known {
-    fields!(data, NgAttr { Dreg => to, Modulus => modulus, Type => kind, Offset => offset });
-    Ok(Some(Expression::Numgen {
-        kind: NumgenKind::from_number(need!(kind).0),
-        modulus: need!(modulus).0,
-        offset: offset.map_or(0, |Be32(offset)| offset),
-        register: need!(register(to)),
-    }))
-}
-
 fn hash(data: &[u8]) -> Known {
     fields!(data, HashAttr {
         Sreg => from, Dreg => to, Len => length, Modulus => modulus, Seed => seed, Offset => offset, Type => kind,
@@ -436,47 +304,6 @@ fn dynset(data: &[u8]) -> Known {
     }))
 }
 
-fn counter(data: &[u8]) -> Known {
-    fields!(data, CounterAttr { Bytes => bytes, Packets => packets; Pad });
-    let number = |part: Option<Be64>| part.map_or(0, |Be64(number)| number);
-    Ok(Some(Expression::Counter { packets: number(packets), bytes: number(bytes) }))
-}
-
-fn limit(data: &[u8]) -> Known {
-    fields!(data, LimitAttr {
-        Rate => rate, Unit => unit, Burst => burst, Type => kind, Flags => flags; Pad
-    });
-    let (kind, flags) = (kind.map_or(0, |Be32(kind)| kind), flags.map_or(0, |Be32(flags)| flags));
-    if kind > 1 || flags & !uapi::NFT_LIMIT_F_INV != 0 {
-        return Ok(None);
-    }
-    Ok(Some(Expression::Limit {
-        rate: need!(rate).0,
-        unit: LimitUnit::from_seconds(need!(unit).0),
-        burst: burst.map_or(0, |Be32(burst)| burst),
-        bytes: kind == 1,
-        inverted: flags != 0,
-    }))
-}
-
-fn log(data: &[u8]) -> Known {
-    fields!(data, LogAttr {
-        Group => group, Prefix => prefix, Snaplen => snaplen, Qthreshold => threshold, Level => level, Flags => flags,
-    });
-    let prefix = match prefix {
-        None => None,
-        Some(prefix) => Some(need!(prefix.to_str()).to_owned()),
-    };
-    Ok(Some(Expression::Log {
-        prefix,
-        group: group.map(|Be16(group)| group),
-        snaplen: snaplen.map(|Be32(snaplen)| snaplen),
-        threshold: threshold.map(|Be16(threshold)| threshold),
-        level: level.map(|Be32(level)| level),
-        flags: flags.map(|Be32(flags)| LogFlags::from_bits_retain(flags)),
-    }))
-}
-
 fn objref(data: &[u8]) -> Known {
     fields!(data, ObjrefAttr {
         ImmType => kind, ImmName => found, SetSreg => from, SetName => map, SetId => id,
@@ -485,67 +312,6 @@ fn objref(data: &[u8]) -> Known {
         return Ok(Some(Expression::ObjectReference { kind: ObjectType::from_number(kind), name: object }));
     }
     Ok(Some(Expression::ObjectMap { set: need!(set(map, id)), source: need!(register(from)) }))
-}
-
-fn exthdr(data: &[u8]) -> Known {
-    fields!(data, ExthdrAttr {
-        Dreg => to, Type => kind, Offset => offset, Len => length, Flags => flags, Op => op, Sreg => from,
-    });
-    let (op, kind) = (ExthdrOp::from_number(op.map_or(0, |Be32(op)| op)), need!(kind));
-    let flags = flags.map_or(0, |Be32(flags)| flags);
-    if flags & !uapi::NFT_EXTHDR_F_PRESENT != 0 {
-        return Ok(None);
-    }
-    let number = |part: Option<Be32>| part.map_or(0, |Be32(number)| number);
-    let (offset, length) = (number(offset), number(length));
-    Ok(Some(match (to, from) {
-        (Some(to), None) => {
-            Expression::Exthdr { op, kind, offset, length, present: flags != 0, register: need!(register(Some(to))) }
-        }
-        (None, Some(from)) if flags == 0 => {
-            Expression::ExthdrSet { op, kind, offset, length, source: need!(register(Some(from))) }
-        }
-        (None, None) if (offset, length, flags) == (0, 0, 0) => Expression::ExthdrReset { op, kind },
-        _ => return Ok(None),
-    }))
-}
-
-fn rt(data: &[u8]) -> Known {
-    fields!(data, RtAttr { Dreg => to, Key => key });
-    Ok(Some(Expression::Rt { key: RtKey::from_number(need!(key).0), register: need!(register(to)) }))
-}
-
-fn socket(data: &[u8]) -> Known {
-    fields!(data, SocketAttr { Key => key, Dreg => to, Level => level });
-    Ok(Some(Expression::Socket {
-        key: SocketKey::from_number(need!(key).0),
-        level: level.map(|Be32(level)| level),
-        register: need!(register(to)),
-    }))
-}
-
-fn osf(data: &[u8]) -> Known {
-    fields!(data, OsfAttr { Dreg => to, Ttl => ttl, Flags => flags });
-    let flags = flags.map_or(0, |Be32(flags)| flags);
-    if flags & !uapi::NFT_OSF_F_VERSION != 0 {
-        return Ok(None);
-    }
-    Ok(Some(Expression::Osf { ttl: ttl.unwrap_or(0), version: flags != 0, register: need!(register(to)) }))
-}
-
-fn xfrm(data: &[u8]) -> Known {
-    fields!(data, XfrmAttr { Dreg => to, Key => key, Dir => direction, Spnum => index });
-    let outgoing = match need!(direction) {
-        0 => false,
-        1 => true,
-        _ => return Ok(None),
-    };
-    Ok(Some(Expression::Xfrm {
-        key: XfrmKey::from_number(need!(key).0),
-        outgoing,
-        index: index.map_or(0, |Be32(index)| index),
-        register: need!(register(to)),
-    }))
 }
 
 fn quota(data: &[u8]) -> Known {
@@ -562,33 +328,6 @@ fn quota(data: &[u8]) -> Known {
     }))
 }
 
-fn connection_limit(data: &[u8]) -> Known {
-    fields!(data, ConnlimitAttr { Count => count, Flags => flags });
-    let flags = flags.map_or(0, |Be32(flags)| flags);
-    if flags & !uapi::NFT_CONNLIMIT_F_INV != 0 {
-        return Ok(None);
-    }
-    Ok(Some(Expression::ConnectionLimit { count: need!(count).0, inverted: flags != 0 }))
-}
-
-fn queue(data: &[u8]) -> Known {
-    fields!(data, QueueAttr { Num => first, Total => count, Flags => flags, SregQnum => from });
-    let flags = QueueFlags::from_bits_retain(flags.map_or(0, |Be16(flags)| u32::from(flags)));
-    Ok(Some(match from {
-        Some(from) => Expression::QueueFrom { source: need!(register(Some(from))), flags },
-        None => Expression::Queue { first: need!(first).0, count: count.map_or(1, |Be16(count)| count), flags },
-    }))
-}
-
-fn duplicate(data: &[u8]) -> Known {
-    fields!(data, DupAttr { SregAddr => address, SregDev => device });
-    let (found, device_found) = (register(address), register(device));
-    if found.is_some() != address.is_some() || device_found.is_some() != device.is_some() {
-        return Ok(None);
-    }
-    Ok(Some(Expression::Duplicate { address: found, device: device_found }))
-}
-
 fn forward(data: &[u8]) -> Known {
     fields!(data, FwdAttr { SregDev => device, SregAddr => address, Nfproto => family });
     let address = match (family, address) {
@@ -599,29 +338,4 @@ fn forward(data: &[u8]) -> Known {
         _ => return Ok(None),
     };
     Ok(Some(Expression::Forward { device: need!(register(device)), address }))
-}
-
-fn tproxy(data: &[u8]) -> Known {
-    fields!(data, TproxyAttr { Family => family, RegAddr => address, RegPort => port });
-    let (found, port_found) = (register(address), register(port));
-    if found.is_some() != address.is_some() || port_found.is_some() != port.is_some() {
-        return Ok(None);
-    }
-    let family = Family::from_number(need!(u8::try_from(need!(family).0).ok()));
-    Ok(Some(Expression::Tproxy { family, address: found, port: port_found }))
-}
-
-fn flow_add(data: &[u8]) -> Known {
-    fields!(data, FlowAttr { TableName => flowtable });
-    Ok(Some(Expression::FlowAdd { flowtable: need!(name(flowtable)) }))
-}
-
-fn synproxy(data: &[u8]) -> Known {
-    fields!(data, SynproxyAttr { Mss => mss, Wscale => window_scale, Flags => flags });
-    let flags = SynproxyFlags::from_bits_retain(flags.map_or(0, |Be32(flags)| flags));
-    Ok(Some(Expression::Synproxy {
-        mss: mss.map_or(0, |Be16(mss)| mss),
-        window_scale: window_scale.unwrap_or(0),
-        flags,
-    }))
 }

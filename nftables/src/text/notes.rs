@@ -2,7 +2,7 @@
 
 use super::header::{Protocol, noted_option};
 use super::rule::operands_text;
-use crate::expr::ExthdrOp;
+use crate::expr::{ExthdrOp, HeaderBase, XfrmKey};
 use crate::model::Set;
 use crate::{typing, userdata};
 
@@ -37,13 +37,7 @@ fn one(bytes: &[u8]) -> Option<Noted> {
     let (text, bits) = match number {
         typing::PAYLOAD if number_of(0)? == 0 => {
             is_raw = true;
-            let base = match number_of(2)? {
-                1 => "ll",
-                2 => "nh",
-                3 => "th",
-                4 => "ih",
-                _ => return None,
-            };
+            let base = HeaderBase::from_number(number_of(2)?.checked_sub(1)?).name()?;
             let (offset, bits) = (number_of(3)?, number_of(4)?);
             (format!("@{base},{offset},{bits}"), bits)
         }
@@ -56,17 +50,10 @@ fn one(bytes: &[u8]) -> Option<Noted> {
                 0 => String::new(),
                 place => format!("spnum {place} "),
             };
-            let (key, bits) = match number_of(0)? {
-                1 => ("ip daddr", 32),
-                2 => ("ip6 daddr", 128),
-                3 => ("ip saddr", 32),
-                4 => ("ip6 saddr", 128),
-                5 => ("reqid", 32),
-                6 => ("spi", 32),
-                _ => return None,
-            };
-            is_host_order = key == "reqid";
-            (format!("ipsec {way} {place}{key}"), bits)
+            let key = XfrmKey::from_number(number_of(0)?);
+            is_host_order = key == XfrmKey::RequestId;
+            let is_ip6 = matches!(key, XfrmKey::SourceIp6 | XfrmKey::DestinationIp6);
+            (format!("ipsec {way} {place}{}", key.name()?), if is_ip6 { 128 } else { 32 })
         }
         _ => return None,
     };

@@ -1,11 +1,13 @@
 //! Converts between the model and attributes.
 
 mod element;
+mod fields;
 mod get;
 mod object;
 mod put;
 
 pub(crate) use element::{ElementForm, get_elements, pair_intervals, put_element};
+pub(crate) use fields::{Field, listed, put_field};
 pub(crate) use get::{
     get_chain, get_flowtable, get_generation, get_object, get_rule, get_set, get_table, is_of_table, split,
 };
