@@ -70,7 +70,7 @@ fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned 
     }
     cleaned.extend(match kept {
         Some(Kind::Ipvs) => ipvs::cleanup::cleanup_other_guards(config, &is_kept, ports),
-        _ => ipvs::cleanup::cleanup_but(config, &is_kept, ports),
+        _ => ipvs::cleanup::cleanup(config, &is_kept, ports),
     });
     if kept != Some(Kind::Nftables) {
         cleaned.extend(nftables::cleanup(config, ports));
@@ -80,7 +80,7 @@ fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned 
         cleaned.extend(fast_path::cleanup(config, ports.tables));
     }
     if is_alone {
-        cleaned.extend(iptables::remove_but(&is_kept, ports));
+        iptables::removal(&is_kept).carry_out(ports, &mut cleaned);
         if kept != Some(Kind::Iptables) {
             cleaned.extend(iptables::remove_counters(ports));
         }
@@ -138,10 +138,10 @@ pub fn leftovers(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> 
     let serving = Serving::new(config, kept, ports);
     let is_kept = |backend, table: &TableName, chain: &str| serving.has_chain(backend, table, chain);
     let mut found = Found::default();
-    ipvs::cleanup::find(config.names.prefix, &is_kept, ports, &mut found);
+    ipvs::cleanup::removal(config.names.prefix, &is_kept).find(ports, &mut found);
     // The remaining modes have no configurable names.
     if config.names == KernelNames::default() {
-        iptables::find(&is_kept, ports, &mut found);
+        iptables::removal(&is_kept).find(ports, &mut found);
     }
     let mut left: Vec<String> = found.sentences().collect();
     left.extend(nftables::unrecognised_tables(ports));

@@ -74,19 +74,19 @@ fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
         let services: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
         all.refresh(&proxier_core::snapshot::Store::new("node-a"), &facts, &services);
         let gone = all.take_changes();
-        kernel.restore(&update(&all.wanted(), &gone, kernel.family).unwrap());
+        kernel.restore(&update(&all.wanted(), &gone, kernel.family).unwrap().0);
         is_as_wanted(kernel, &all.wanted(), &scenario.id);
         all.refresh(&store, &facts, &services);
         let back = all.take_changes();
-        kernel.restore(&update(&all.wanted(), &back, kernel.family).unwrap());
+        kernel.restore(&update(&all.wanted(), &back, kernel.family).unwrap().0);
         is_as_wanted(kernel, &full.wanted(), &scenario.id);
         assert_eq!(all.wanted(), full.wanted());
         let text = kernel.text();
         let rules = before.lines().filter(|line| line.starts_with("-A"));
         rules.for_each(|rule| assert!(text.contains(rule), "{rule} is gone: {text}"));
     }
-    kernel.restore(&cleanup(&kernel.dump()).unwrap());
-    assert!(cleanup(&kernel.dump()).unwrap().is_empty());
+    kernel.restore(&cleanup(&kernel.dump(), &|_, _| false).unwrap());
+    assert!(cleanup(&kernel.dump(), &|_, _| false).unwrap().is_empty());
     // The kubelet's chain keeps the rule that we added.
     let after = kernel.text();
     let rest: Vec<&str> = after.lines().filter(|line| !line.contains("block incoming localnet connections")).collect();

@@ -347,7 +347,7 @@ fn sequence(steps: &[Step]) {
             let report = machine.proxier.pass(&|| now, &mut machine.ports.ports()).unwrap();
             assert!(report.full && report.is_done() && report.writes() == 0 && report.drift.is_empty(), "{report:#?}");
             // Cleaning up removes all own objects.
-            let cleaned = cleanup(&config, &mut machine.ports.ports());
+            let cleaned = cleanup(&config, &|_, _, _| false, &mut machine.ports.ports());
             assert!(cleaned.is_done(), "{cleaned:#?}");
             let (left, theirs) = printed();
             assert_eq!(theirs, strangers);

@@ -69,15 +69,15 @@ impl Kernel {
     /// Brings the kernel to these rules, and checks that it has them.
     #[track_caller]
     fn apply(&self, rules: &Rules, name: &str) {
-        self.restore(rules.changes(&self.dump()).unwrap().transaction());
+        self.restore(&rules.changes(&self.dump()).unwrap().transaction);
         let left = rules.changes(&self.dump()).unwrap();
-        assert!(left.is_empty(), "{name}:\n{left}");
+        assert!(left.is_empty(), "{name}:\n{left:#?}");
     }
 
     #[track_caller]
     fn clean_up(&self) {
-        self.restore(cleanup(&self.dump(), NamePrefix::KUBE).unwrap().transaction());
-        assert!(cleanup(&self.dump(), NamePrefix::KUBE).unwrap().is_empty());
+        self.restore(&cleanup(&self.dump(), NamePrefix::KUBE, &|_, _| false).unwrap().transaction);
+        assert!(cleanup(&self.dump(), NamePrefix::KUBE, &|_, _| false).unwrap().is_empty());
     }
 }
 

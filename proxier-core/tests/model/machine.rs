@@ -402,13 +402,13 @@ impl Machine {
         self.orphans.extend(lost);
         let strangers = foreign::state(&self.kernel.state());
         let config = options(self.has_defaults).config;
-        let cleaned = cleanup(&config, &mut self.kernel.ports());
+        let cleaned = cleanup(&config, &|_, _, _| false, &mut self.kernel.ports());
         assert!(cleaned.is_done(), "{cleaned:#?}");
         let state = self.kernel.state();
         assert_eq!(foreign::state(&state), strangers);
         foreign::assert_nothing_of_ours(&state, &self.orphans);
         let writes = self.kernel.writes();
-        assert!(cleanup(&config, &mut self.kernel.ports()).is_done());
+        assert!(cleanup(&config, &|_, _, _| false, &mut self.kernel.ports()).is_done());
         assert_eq!(self.kernel.writes(), writes);
     }
 }

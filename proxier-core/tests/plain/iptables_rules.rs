@@ -236,7 +236,7 @@ fn agents_frontends_are_ports_of_their_own() {
     let kernel = tables(&all.wanted(), Family::V4);
     all.refresh(&store, &facts, &changed);
     let changed = all.take_changes();
-    let text = update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap();
+    let text = update(&all.wanted(), &changed, Family::V4).unwrap().0.to_restore_text().unwrap();
     kernel.restore(&text);
     // The order in chains that all Services share has no meaning.
     let sorted = |host: &Host| {
@@ -290,7 +290,7 @@ fn many_endpoints_leave_out_comments() {
     all.refresh(&store, &facts, &services);
     let changed = all.take_changes();
     assert!(!all.wanted().has_comments(Family::V4) && all.wanted().has_comments(Family::V6));
-    let text = update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap();
+    let text = update(&all.wanted(), &changed, Family::V4).unwrap().0.to_restore_text().unwrap();
     assert_eq!(text.lines().filter(|line| line.starts_with("-A KUBE-S")).count(), 3, "{text}");
     assert!(text.contains(" --comment \"ns1/one cluster IP\"") && !text.contains("ns1/many"), "{text}");
     assert!(text.lines().any(|line| line.starts_with("-A KUBE-SEP-") && line.contains(" -s 10.181.0.1 ")));
@@ -302,7 +302,7 @@ fn many_endpoints_leave_out_comments() {
     let services = store.delete_service(&ObjectKey::new("ns1", "one"));
     all.refresh(&store, &facts, &services);
     let changed = all.take_changes();
-    plain.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().to_restore_text().unwrap());
+    plain.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().0.to_restore_text().unwrap());
     assert!(all.wanted().has_comments(Family::V4));
     assert!(changes(&all.wanted(), &plain.dump(), Family::V4).unwrap().is_empty());
 }
@@ -353,8 +353,8 @@ fn what_others_left_is_taken_over_and_others_rules_stay() {
     assert!(!has("nat", "KUBE-XLB-AAAAAAAAAAAAAAAA") && !has("nat", "KUBE-SEP-AAAAAAAAAAAAAAAA"));
     assert!(has("nat", "KUBE-SVC-AAAAAAAAAAAAAAAA"), "somebody's rule jumps to it");
 
-    kernel.restore(&cleanup(&kernel.dump()).unwrap().to_restore_text().unwrap());
-    assert!(cleanup(&kernel.dump()).unwrap().is_empty());
+    kernel.restore(&cleanup(&kernel.dump(), &|_, _| false).unwrap().to_restore_text().unwrap());
+    assert!(cleanup(&kernel.dump(), &|_, _| false).unwrap().is_empty());
     let names = kernel.chains().into_keys().map(|(_, chain)| chain);
     let names: Vec<String> = names.filter(|chain| chain.starts_with("KUBE-")).collect();
     assert_eq!(names, ["KUBE-FIREWALL", "KUBE-SERVICES", "KUBE-MARK-MASQ", "KUBE-SVC-AAAAAAAAAAAAAAAA"]);
@@ -403,7 +403,7 @@ fn a_table_that_cannot_be_shown_is_left_alone() {
     let dump = Dump::parse("# Table `nat' is incompatible, use 'nft' tool.\n").unwrap();
     let all = Indexed::new(Index::new(&facts(&Config::default()), Options::default()));
     let wanted = all.wanted();
-    for result in [changes(&wanted, &dump, Family::V4), cleanup(&dump)] {
+    for result in [changes(&wanted, &dump, Family::V4), cleanup(&dump, &|_, _| false)] {
         assert!(result.unwrap_err().to_string().starts_with("table nat has rules that iptables-save cannot show"));
     }
 }

@@ -165,7 +165,7 @@ fn a_virtual_server_on_a_node_port_at_a_foreign_address_is_never_touched() {
     assert_eq!(world.servers(), FOREIGN.map(str::to_owned).into());
     world.serve(&web);
     world.full();
-    let cleaned = cleanup(&Config::default(), &mut world.kernel.ports());
+    let cleaned = cleanup(&Config::default(), &|_, _, _| false, &mut world.kernel.ports());
     assert!(cleaned.is_done());
     assert_eq!(
         cleaned.foreign.iter().map(ToString::to_string).collect::<BTreeSet<_>>(),

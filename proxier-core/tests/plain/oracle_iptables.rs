@@ -31,14 +31,14 @@ fn canonical(rule: &str) -> String {
     Rule::parse(rule).unwrap().canonical().to_string()
 }
 
-/// Chains without comments: the corpus has none, nor the rule that is nothing but a comment.
+/// Chains without comments: the corpus has none, nor the rule that is nothing but a comment, nor the canary.
 fn rules_of(tables: &Host) -> Chains {
     let plain = |text: &String| {
         let rule = Rule::parse(text).unwrap();
         let comment = rule.comment().map(|text| Rule::builder().comment(text).build().unwrap().to_string());
         canonical(&text.replace(&comment.unwrap_or_default(), ""))
     };
-    let chains = tables.chains().into_iter();
+    let chains = tables.chains().into_iter().filter(|((_, chain), _)| chain != "KUBE-PROXY-CANARY");
     chains.map(|(name, rules)| (name, rules.iter().map(plain).filter(|rule| !rule.is_empty()).collect())).collect()
 }
 

@@ -92,7 +92,7 @@ impl Proxy {
     fn clean(&mut self) -> Cleaned {
         let config = self.node.proxier.facts().config().clone();
         let ports = &mut self.node.kernel.ports();
-        if self.node.proxier.mode() == Kind::Ipvs { cleanup(&config, ports) } else { nftables::cleanup(&config, ports) }
+        if self.node.proxier.mode() == Kind::Ipvs { cleanup(&config, &|_, _, _| false, ports) } else { nftables::cleanup(&config, ports) }
     }
 }
 
@@ -216,7 +216,7 @@ fn a_device_of_another_kind_is_left_alone() {
     let [unread] = report.unread.as_slice() else { panic!("{report:#?}") };
     assert_eq!(unread.error.kind(), PortErrorKind::Invalid);
     assert!(unread.to_string().contains("eth0"), "{unread}");
-    let cleaned = cleanup(&config, &mut kernel.ports());
+    let cleaned = cleanup(&config, &|_, _, _| false, &mut kernel.ports());
     assert!(!cleaned.is_done() && cleaned.unread.len() == 1, "{cleaned:#?}");
     assert_eq!(kernel.state(), before);
     assert_eq!(writes(&kernel), 0);

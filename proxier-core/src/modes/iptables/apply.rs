@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use iptables::Transaction;
 
 use super::count::{Outcome, Tally};
-use super::plan::{Basis, FamilyPlan, IptablesPlan, without};
+use super::diff::compare;
+use super::plan::{Basis, FamilyPlan, IptablesPlan, keep};
 use super::wanted::Wanted;
 use crate::modes::shared::frontends::search;
 use crate::net::{Family, FrontendKey};
@@ -226,7 +227,8 @@ impl Search<'_, '_> {
         let family = self.plan.family;
         let dump = self.rules.dump(family)?;
         let out = waiting.iter().chain(self.refused.keys()).chain(self.left);
-        let compared = without(self.wanted, &dump, family, self.held, out, None)?;
+        let keep = keep(self.wanted, &dump, family, self.held, out);
+        let compared = compare(self.wanted, &dump, family, &keep, None)?;
         if !compared.transaction.is_empty()
             && let Err(error) = self.rules.restore(family, &compared.transaction)
         {

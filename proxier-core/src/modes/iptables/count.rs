@@ -2,129 +2,95 @@
 
 use std::collections::BTreeMap;
 
-use iptables::{ChainName, Dump, Edit, TableName, Transaction};
+use iptables::{Dump, Edit, Table, TableEdit, TableName, Transaction};
 
 use super::lines::Line;
 use super::names;
 use crate::net::Family;
 use crate::plan::report::RuleCount;
 
-/// A number for each table, in the order of [`names::TABLES`].
+/// Numbers of rules by table, in the order of [`names::TABLES`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Tally([usize; 2]);
+pub struct Tally([isize; 2]);
 
 /// How a write changes the number of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub enum Outcome {
     /// The number of rules afterwards.
     Total(Tally),
-    /// The numbers of removed and added rules.
-    Difference { gone: Tally, new: Tally },
+    /// The number of added rules, less that of removed ones.
+    Difference(Tally),
 }
 
-fn table_index(table: &TableName) -> Option<usize> {
-    names::TABLES.iter().position(|known| known == table)
-}
-
-/// The chain that gets rules, and how many.
-fn added(edit: &Edit) -> Option<(&ChainName, usize)> {
-    match edit {
-        Edit::Replace(chain, rules) => Some((chain, rules.len())),
-        Edit::Append(chain, _) | Edit::Insert(chain, ..) => Some((chain, 1)),
-        _ => None,
+/// Adds numbers of rules in tables.
+impl Extend<(TableName, usize)> for Tally {
+    fn extend<I: IntoIterator<Item = (TableName, usize)>>(&mut self, counted: I) {
+        for (table, number) in counted {
+            for (_, count) in names::TABLES.iter().zip(&mut self.0).filter(|(of, _)| **of == table) {
+                *count = count.saturating_add_unsigned(number);
+            }
+        }
     }
 }
 
 impl Tally {
-    fn add(&mut self, table: &TableName, number: usize) {
-        if let Some(count) = table_index(table).and_then(|place| self.0.get_mut(place)) {
-            *count = count.saturating_add(number);
-        }
-    }
-
-    fn of_table(&self, table: &TableName) -> usize {
-        table_index(table).and_then(|place| self.0.get(place)).copied().unwrap_or_default()
-    }
-
     /// Both together.
     pub(super) fn and(self, other: Tally) -> Tally {
-        let mut sum = self;
-        for table in names::TABLES {
-            sum.add(&table, other.of_table(&table));
-        }
-        sum
+        let ([filter, nat], [more, of_nat]) = (self.0, other.0);
+        Tally([filter.saturating_add(more), nat.saturating_add(of_nat)])
     }
 
-    fn less(self, other: Tally) -> Tally {
-        let mut rest = self;
-        for (rest, gone) in rest.0.iter_mut().zip(other.0) {
-            *rest = rest.saturating_sub(gone);
-        }
-        rest
-    }
-
-    /// Number of rules that a transaction writes into own chains.
-    pub(super) fn written(transaction: &Transaction) -> Tally {
-        let mut written = Tally::default();
-        for table in transaction.tables() {
-            for (chain, rules) in table.edits().iter().filter_map(added) {
-                if names::is_ours(table.name(), chain.as_str()) {
-                    written.add(table.name(), rules);
-                }
-            }
-        }
-        written
+    pub(super) fn less(self, other: Tally) -> Tally {
+        self.and(Tally(other.0.map(isize::saturating_neg)))
     }
 
     /// Number of rules in own chains after a transaction on these, and number of those that it writes. A chain gets its
     /// rules in one place of the transaction, so emptied chains had them before.
     pub(super) fn after(dump: &Dump, transaction: &Transaction) -> (Tally, Tally) {
-        let (mut tally, mut written) = (Tally::default(), Tally::default());
-        for table in names::TABLES {
+        let count = |table: TableName| {
             let is_ours = |chain: &str| names::is_ours(&table, chain);
-            let there = dump.table(&table).into_iter().flat_map(iptables::Table::chains);
+            let there = dump.table(&table).into_iter().flat_map(Table::chains);
             let there = there.filter(|chain| is_ours(chain.name.as_str()));
             let mut there: BTreeMap<&str, usize> =
                 there.map(|chain| (chain.name.as_str(), chain.rules.len())).collect();
             let (mut come, mut go) = (0_usize, 0_usize);
-            for change in transaction.tables().iter().filter(|change| *change.name() == table) {
-                for edit in change.edits() {
-                    if let Edit::Replace(chain, _) | Edit::Flush(chain) | Edit::DeleteChain(chain) = edit {
+            let changes = transaction.tables().iter().filter(|change| *change.name() == table);
+            for edit in changes.flat_map(TableEdit::edits) {
+                match edit {
+                    Edit::Replace(chain, rules) if is_ours(chain.as_str()) => {
+                        there.remove(chain.as_str());
+                        come = come.saturating_add(rules.len());
+                    }
+                    Edit::Append(chain, _) | Edit::Insert(chain, ..) if is_ours(chain.as_str()) => {
+                        come = come.saturating_add(1);
+                    }
+                    Edit::Delete(chain, _) if is_ours(chain.as_str()) => go = go.saturating_add(1),
+                    Edit::Flush(chain) | Edit::DeleteChain(chain) => {
                         there.remove(chain.as_str());
                     }
-                    match (added(edit), edit) {
-                        (Some((chain, rules)), _) if is_ours(chain.as_str()) => come = come.saturating_add(rules),
-                        (None, Edit::Delete(chain, _)) if is_ours(chain.as_str()) => go = go.saturating_add(1),
-                        _ => {}
-                    }
+                    _ => {}
                 }
             }
             let total = there.into_values().fold(come, usize::saturating_add);
-            tally.add(&table, total.saturating_sub(go));
-            written.add(&table, come);
-        }
-        (tally, written)
+            ((table.clone(), total.saturating_sub(go)), (table, come))
+        };
+        names::TABLES.into_iter().map(count).unzip()
     }
 
     /// Counts lines of shared chains, and the rules of chains of Services.
     pub(super) fn of_lines(lines: &[Line], chains: &[iptables::Chain]) -> Tally {
         let mut tally = Tally::default();
-        for line in lines {
-            tally.add(&line.chain.table(), 1);
-        }
-        for chain in chains {
-            tally.add(&TableName::NAT, chain.rules.len());
-        }
+        tally.extend(lines.iter().map(|line| (line.chain.table(), 1)));
+        tally.extend(chains.iter().map(|chain| (TableName::NAT, chain.rules.len())));
         tally
     }
 
     /// Converts the counts to metrics, one for each table.
     pub(super) fn told(self, written: Tally, family: Family) -> impl Iterator<Item = RuleCount> {
-        [("filter", TableName::FILTER), ("nat", TableName::NAT)].into_iter().map(move |(name, table)| RuleCount {
-            family,
-            table: name,
-            total: self.of_table(&table),
-            written: written.of_table(&table),
+        let counts = ["filter", "nat"].into_iter().zip(self.0.into_iter().zip(written.0));
+        let number = |count: isize| usize::try_from(count).unwrap_or_default();
+        counts.map(move |(table, (total, written))| {
+            RuleCount { family, table, total: number(total), written: number(written) }
         })
     }
 }
@@ -134,14 +100,14 @@ impl Outcome {
     pub(super) fn from(self, before: Option<Tally>) -> Option<Tally> {
         match self {
             Outcome::Total(total) => Some(total),
-            Outcome::Difference { gone, new } => Some(before?.and(new).less(gone)),
+            Outcome::Difference(difference) => Some(before?.and(difference)),
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use iptables::Rule;
+    use iptables::{ChainName, Rule};
 
     use super::*;
 
@@ -172,12 +138,11 @@ mod tests {
         transaction.table(TableName::FILTER).replace_chain(&chain("KUBE-FORWARD"), [rule()]);
         let written = Tally([1, 2 + 1 + 1]);
         assert_eq!(Tally::after(&dump, &transaction), (Tally([1, 2 + 2 + 1]), written));
-        assert_eq!(Tally::written(&transaction), written);
     }
 
     #[test]
     fn a_difference_needs_the_number_before() {
-        let difference = Outcome::Difference { gone: Tally([1, 2]), new: Tally([0, 5]) };
+        let difference = Outcome::Difference(Tally([0, 5]).less(Tally([1, 2])));
         assert_eq!(difference.from(None), None);
         assert_eq!(difference.from(Some(Tally([3, 10]))), Some(Tally([2, 13])));
         assert_eq!(Outcome::Total(Tally([7, 8])).from(None), Some(Tally([7, 8])));

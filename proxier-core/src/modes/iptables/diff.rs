@@ -112,6 +112,9 @@ pub(super) fn compare(
         comparison.jumps(&names::JUMPS.iter().map(names::Jump::own).collect::<Result<Vec<_>, _>>()?);
     }
     comparison.remove_others();
+    for table in names::TABLES.into_iter().filter(|table| !observed.has_chain(table, names::CANARY)) {
+        comparison.transaction.table(table).chain(ChainName::new(names::CANARY)?);
+    }
     Ok(RuleChanges { transaction: comparison.transaction, ports })
 }
 
@@ -144,22 +147,8 @@ fn compare_ports<'a>(
     parallel::map_parts(&ports, WORTH_A_THREAD, compare).into_iter().collect()
 }
 
-/// Creates the transaction that removes all own rules: chains and jumps of this proxy, or of a kube-proxy in iptables
-/// mode.
-///
-/// If another program's rule jumps to a chain, the chain cannot be deleted. It is emptied and stays, except
-/// `KUBE-MARK-MASQ`, which keeps its rules, because container runtimes use it. `KUBE-FIREWALL` is the kubelet's and
-/// stays.
-///
-/// # Errors
-/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
-#[cfg(feature = "testing")]
-pub fn cleanup(observed: &Dump) -> Result<Transaction, PortError> {
-    cleanup_but(observed, &|_table, _chain| false)
-}
-
-/// As [`cleanup`], except the kept chains and the jumps to them.
-pub(crate) fn cleanup_but(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, PortError> {
+/// Removes the chains and jumps of this mode, except the kept chains and the jumps to them.
+pub(super) fn remove(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, PortError> {
     let mut comparison = Comparison::new(observed, Ours { is_kept });
     comparison.check_readable()?;
     comparison.jumps(&[]);
@@ -212,82 +201,48 @@ fn same_lines(there: &[Rule], wanted: &[Rule]) -> bool {
 }
 
 /// Creates the input for `iptables-restore --noflush` that brings a family from the state recorded in `changes` to the
-/// desired one. Empty if nothing changes. Costs O(changes).
+/// desired one, and the change of the number of rules. Empty if nothing changes. Costs O(changes).
 ///
 /// The kernel must have the previously desired rules. Otherwise the program refuses to delete a line that does not
 /// exist, or a chain to which another program's rule jumps. It then changes nothing in that table, though the table
 /// before may have changed. In this case, read the tables and write [`changes`]; also if
-/// [`Index::set_settings`](super::Index::set_settings) reports that settings differ.
+/// [`Index::set_settings`](super::Index::set_settings) reports that settings differ. Each table fails as a whole if it
+/// has lost its canary. Then another program has deleted the chains, and single lines would be useless without the rest.
 ///
 /// Chains that are no longer desired are emptied, and deleted after all lines that jump to them.
 ///
 /// # Errors
 /// None in practice: every name and argument fits into what iptables reads.
-#[cfg(feature = "testing")]
-pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<Transaction, Error> {
-    written(wanted, changes, family).map(|(transaction, ..)| transaction)
-}
-
-/// As [`update`], and each table fails as a whole if it has lost its canary. Then another program has deleted the
-/// chains, and single lines would be useless without the rest. Also returns the change of the number of rules.
-///
-/// # Errors
-/// As [`update`].
-pub(super) fn watchful_update(
-    wanted: &Wanted<'_>,
-    changes: &Changes,
-    family: Family,
-) -> Result<(Transaction, Outcome), Error> {
-    let (mut transaction, tables, rules) = written(wanted, changes, family)?;
-    let canary = ChainName::new(names::CANARY)?;
-    for table in tables {
-        transaction.table(table).edit(Edit::Flush(canary.clone()));
-    }
-    Ok((transaction, rules))
-}
-
-/// The transaction of [`update`], with the tables that it changes and the new number of rules.
-fn written(
-    wanted: &Wanted<'_>,
-    changes: &Changes,
-    family: Family,
-) -> Result<(Transaction, BTreeSet<TableName>, Outcome), Error> {
+pub fn update(wanted: &Wanted<'_>, changes: &Changes, family: Family) -> Result<(Transaction, Outcome), Error> {
     let steps = wanted.steps(changes, family)?;
-    let rules = Outcome::Difference {
-        gone: Tally::of_lines(&steps.lines_before, &steps.chains_before),
-        new: Tally::of_lines(&steps.lines, &steps.chains),
-    };
+    let new = Tally::of_lines(&steps.lines, &steps.chains);
+    let rules = Outcome::Difference(new.less(Tally::of_lines(&steps.lines_before, &steps.chains_before)));
     let mut transaction = Transaction::new();
     let edits = line_edits(steps.lines_before, steps.lines)?;
     // Filter first, so that what must be refused is refused before its path to endpoints is removed.
-    let mut tables = BTreeSet::new();
     for table in names::TABLES {
         for (_, edit) in edits.iter().filter(|(shared, _)| shared.table() == table) {
             transaction.table(table.clone()).edit(edit.clone());
-            tables.insert(table.clone());
         }
     }
     let before: BTreeMap<&ChainName, &[Rule]> =
         steps.chains_before.iter().map(|chain| (&chain.name, &*chain.rules)).collect();
     let now: BTreeSet<&ChainName> = steps.chains.iter().map(|chain| &chain.name).collect();
-    let changed = steps.chains.iter().filter(|chain| before.get(&chain.name) != Some(&&*chain.rules));
-    let gone: Vec<&ChainName> = before.keys().copied().filter(|name| !now.contains(name)).collect();
-    let mut changed = changed.peekable();
-    if changed.peek().is_none() && gone.is_empty() {
-        return Ok((transaction, tables, rules));
+    for chain in steps.chains.iter().filter(|chain| before.get(&chain.name) != Some(&&*chain.rules)) {
+        transaction.table(TableName::NAT).replace_chain(&chain.name, chain.rules.iter().cloned());
     }
-    tables.insert(TableName::NAT);
-    let nat = transaction.table(TableName::NAT);
-    for chain in changed {
-        nat.replace_chain(&chain.name, chain.rules.iter().cloned());
+    let gone = || before.keys().copied().filter(|name| !now.contains(name)).cloned();
+    for name in gone() {
+        transaction.table(TableName::NAT).chain(name);
     }
-    for name in &gone {
-        nat.chain((*name).clone());
+    for name in gone() {
+        transaction.table(TableName::NAT).edit(Edit::DeleteChain(name));
     }
-    for name in gone {
-        nat.edit(Edit::DeleteChain(name.clone()));
+    let tables: Vec<TableName> = transaction.tables().iter().map(|table| table.name().clone()).collect();
+    for table in tables {
+        transaction.table(table).edit(Edit::Flush(ChainName::new(names::CANARY)?));
     }
-    Ok((transaction, tables, rules))
+    Ok((transaction, rules))
 }
 
 /// Deletes lines that are no longer desired and inserts new ones. Equal lines count individually.

@@ -27,8 +27,8 @@
 //! by bisection, at most 16 in a pass. They keep what they have, are reported, and are tried again at full passes and
 //! when they change.
 //!
-//! `net.ipv4.conf.all.route_localnet` is set if node ports are served on 127.0.0.1, once the IPv4 rules exist.
-//! [`cleanup`] leaves it and the rule that guards loopback addresses.
+//! `net.ipv4.conf.all.route_localnet` is set if node ports are served on 127.0.0.1, once the IPv4 rules exist. A cleanup
+//! leaves it and the rule that guards loopback addresses.
 //!
 //! # Cost of a change
 //!
@@ -72,7 +72,7 @@ mod wanted;
 
 pub use inspect::{inspect, list_frontends};
 pub(crate) use mode::Mode;
-pub(crate) use remove::{find, remove_but, remove_counters, served};
+pub(crate) use remove::{removal, remove_counters, served};
 pub(crate) use settings::Settings;
 pub use settings::{Options, RandomFully};
 pub use trial::{Tried, trial};
@@ -81,8 +81,8 @@ pub use trial::{Tried, trial};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use {
-    diff::{changes, cleanup, update},
-    remove::remove,
+    diff::{changes, update},
+    remove::cleanup,
     settings::{COUNTERS, NodePorts},
     wanted::{Index, Wanted},
 };

@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iptables::{ChainName, Dump, Transaction};
+use iptables::{Dump, Transaction};
 
 use super::count::{Outcome, Tally};
-use super::diff::{NewRules, RuleChanges, compare, watchful_update};
+use super::diff::{NewRules, RuleChanges, compare, update};
 use super::lines;
-use super::names;
 use super::observed::Keep;
 use super::wanted::Wanted;
 use crate::modes::Work;
@@ -78,8 +77,8 @@ impl RefusedServices {
     }
 }
 
-/// The lines to keep: those held back, and those of these Services.
-fn keep<'a>(
+/// The lines to keep: those that the safeguard holds back, and those of these Services.
+pub(super) fn keep<'a>(
     wanted: &Wanted<'_>,
     dump: &Dump,
     family: Family,
@@ -94,28 +93,6 @@ fn keep<'a>(
         keep.leave(service, wanted.lines_of(service, family));
     }
     keep
-}
-
-/// Plans a family's desired rules, keeping the lines that the safeguard holds back and those of refused Services.
-/// `from_nothing`: as in [`compare`].
-///
-/// # Errors
-/// As [`changes`](super::diff::changes).
-pub(super) fn without<'a>(
-    wanted: &Wanted<'_>,
-    dump: &Dump,
-    family: Family,
-    held: &BTreeSet<FrontendKey>,
-    services: impl IntoIterator<Item = &'a ObjectKey>,
-    from_nothing: Option<NewRules>,
-) -> Result<RuleChanges, PortError> {
-    let mut compared = compare(wanted, dump, family, &keep(wanted, dump, family, held, services), from_nothing)?;
-    for table in names::TABLES {
-        if !dump.has_chain(&table, names::CANARY) {
-            compared.transaction.table(table).chain(ChainName::new(names::CANARY)?);
-        }
-    }
-    Ok(compared)
 }
 
 impl FamilyPlan {
@@ -133,7 +110,8 @@ impl FamilyPlan {
         refused: RefusedServices,
         from_nothing: Option<NewRules>,
     ) -> Result<Self, PortError> {
-        let RuleChanges { transaction, ports } = without(wanted, dump, family, held, refused.all(), from_nothing)?;
+        let keep = keep(wanted, dump, family, held, refused.all());
+        let RuleChanges { transaction, ports } = compare(wanted, dump, family, &keep, from_nothing)?;
         let mut frontends = FrontendChanges::default();
         let mut services: BTreeSet<ObjectKey> = ports.iter().map(|(service, ..)| service.clone()).collect();
         let desired = wanted.desired();
@@ -167,7 +145,7 @@ impl FamilyPlan {
     /// # Errors
     /// None in practice: every name and argument fits into what iptables reads.
     pub(super) fn changed(family: Family, wanted: &Wanted<'_>, changes: &Changes) -> Result<Self, PortError> {
-        let (transaction, rules) = watchful_update(wanted, changes, family)?;
+        let (transaction, rules) = update(wanted, changes, family)?;
         let mut frontends = FrontendChanges::default();
         for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {
             let after = wanted.desired().frontend(key);
@@ -175,7 +153,7 @@ impl FamilyPlan {
                 frontends.note(*key, before.is_some(), after);
             }
         }
-        let written = Tally::written(&transaction);
+        let (_, written) = Tally::after(&Dump::default(), &transaction);
         Ok(FamilyPlan { family, transaction, frontends, basis: Basis::Known, rules, written })
     }
 

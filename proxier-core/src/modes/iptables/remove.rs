@@ -3,30 +3,16 @@
 use iptables::{Backend, Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
 use nftables::TableKey;
 
-use super::diff::cleanup_but;
 use super::settings::COUNTERS;
-use super::{names, observed};
-use crate::modes::shared::chains::{Found, Removal};
-use crate::modes::shared::cleaned::ServedFrontends;
-use crate::modes::shared::cleaned::{Cleaned, IsKept, IsKeptIn};
+use super::{diff, names, observed};
+use crate::modes::shared::chains::Removal;
+use crate::modes::shared::cleaned::{Cleaned, IsKept, IsKeptIn, ServedFrontends};
 use crate::modes::shared::nft::name;
 use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part};
 use crate::ports::{PortError, Ports};
 use crate::service::NodeFacts;
-
-/// Removes the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has
-/// created, and nothing else ([`cleanup`](super::cleanup)). A family without programs or tables has none.
-///
-/// `net.ipv4.conf.all.route_localnet` stays, and so does the rule in the kubelet's chain that guards loopback
-/// addresses.
-#[cfg(feature = "testing")]
-pub fn remove(ports: &mut Ports<'_>) -> Cleaned {
-    let mut cleaned = remove_but(&|_backend, _table, _chain| false, ports);
-    cleaned.extend(remove_counters(ports));
-    cleaned
-}
 
 /// Frontends that the rules of both families serve, in this back end.
 pub(crate) fn served(facts: &NodeFacts, backend: Backend, ports: &mut Ports<'_>) -> ServedFrontends {
@@ -54,13 +40,6 @@ pub(crate) fn served(facts: &NodeFacts, backend: Backend, ports: &mut Ports<'_>)
     served
 }
 
-/// As [`remove`], except the kept chains.
-pub(crate) fn remove_but(is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
-    let mut cleaned = Cleaned::default();
-    removal(is_kept, &mut |removal| removal.carry_out(ports, &mut cleaned));
-    cleaned
-}
-
 /// Removes the counters that no rule uses.
 pub(crate) fn remove_counters(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
@@ -72,26 +51,33 @@ pub(crate) fn remove_counters(ports: &mut Ports<'_>) -> Cleaned {
     cleaned
 }
 
-/// Adds the chains that [`remove_but`] would remove.
-pub(crate) fn find(is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>, found: &mut Found) {
-    removal(is_kept, &mut |removal| removal.find(ports, found));
-}
-
-fn removal(is_kept: IsKeptIn<'_>, act: &mut dyn FnMut(Removal<'_>)) {
-    let may_go = |backend, table: &TableName, chain: &str| {
+/// The removal of the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has
+/// created, and of nothing else, except the kept chains. `net.ipv4.conf.all.route_localnet` stays, and so does the rule in
+/// the kubelet's chain that guards loopback addresses.
+pub(crate) fn removal(is_kept: IsKeptIn<'_>) -> Removal<'_> {
+    let may_go = move |backend, table: &TableName, chain: &str| {
         let is_of_a_mode = names::is_ours(table, chain) || chain == names::CANARY;
         is_of_a_mode && !is_kept(backend, table, chain) || is_portal(table, chain)
     };
-    let edits = |backend, dump: &Dump| everything(dump, &|table, chain| is_kept(backend, table, chain));
-    act(Removal { may_go: &may_go, edits: &edits });
+    let edits = move |backend, dump: &Dump| cleanup(dump, &|table, chain| is_kept(backend, table, chain));
+    Removal { may_go: Box::new(may_go), edits: Box::new(edits) }
 }
 
 fn is_portal(table: &TableName, chain: &str) -> bool {
     names::PORTALS_JUMPS.iter().any(|(of, _, to, _)| of == table && *to == chain)
 }
 
-fn everything(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, PortError> {
-    let mut transaction = cleanup_but(dump, is_kept)?;
+/// Removes all own rules: chains and jumps of this proxy, or of a kube-proxy in iptables or userspace mode, except the kept
+/// chains and the jumps to them.
+///
+/// If another program's rule jumps to a chain, the chain cannot be deleted. It is emptied and stays, except
+/// `KUBE-MARK-MASQ`, which keeps its rules, because container runtimes use it. `KUBE-FIREWALL` is the kubelet's and
+/// stays.
+///
+/// # Errors
+/// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
+pub fn cleanup(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, PortError> {
+    let mut transaction = diff::remove(dump, is_kept)?;
     portals(dump, &mut transaction);
     let canary = ChainName::new(names::CANARY)?;
     for table in names::TABLES {

@@ -12,7 +12,7 @@ use crate::modes::ipvs::reading::{self, Records};
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{guards, rules};
-use crate::modes::shared::chains::{Found, Removal};
+use crate::modes::shared::chains::Removal;
 use crate::modes::shared::cleaned::{Cleaned, IsKeptIn, ServedFrontends};
 use crate::modes::shared::networks::{delete_routes, read_host};
 use crate::net::FrontendKey;
@@ -22,7 +22,8 @@ use crate::plan::step::{Action, Names};
 use crate::ports::{PortErrorKind, Ports, RouteOwner};
 use crate::service::Desired;
 
-/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has created, and nothing else. Own virtual servers
+/// Removes everything that this proxy, or a kube-proxy in IPVS mode, has created, except the kept chains, and nothing
+/// else. Own virtual servers
 /// ([`Observed::owns`](crate::modes::ipvs::observed::Observed::owns)) outside of
 /// [`exclude_cidrs`](crate::config::IpvsConfig::exclude_cidrs) are deleted. So are the rules of both families, the
 /// sets, the nf_tables tables, the dummy device with its addresses, and the local routes that bind addresses. Of the
@@ -33,20 +34,14 @@ use crate::service::Desired;
 ///
 /// The order is that of deletion: virtual servers, routes before the rules that guard them, sets, tables, addresses. If
 /// a part fails, the records that identify it as this proxy's stay, and the other parts continue.
-#[cfg(feature = "testing")]
-pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
-    cleanup_but(config, &|_backend, _table, _chain| false, ports)
-}
-
-/// As [`cleanup`], except the kept chains.
-pub(crate) fn cleanup_but(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
+pub fn cleanup(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let (config, mut cleaned) = (of_both_families(config), Cleaned::default());
     let served = clean_virtual_servers(&config, ports, &mut cleaned);
     // Routes of proxies with other names look the same.
     if served && config.names == KernelNames::default() {
         delete_routes(RouteOwner::Ipvs, ports, &mut cleaned);
     }
-    clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
+    removal(config.names.prefix, is_kept).carry_out(ports, &mut cleaned);
     if !served {
         // The next cleanup needs the sets and addresses to recognize this proxy's virtual servers.
         return cleaned;
@@ -67,7 +62,7 @@ pub(crate) fn cleanup_but(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Po
 /// Removes the objects of the variant of [`guards`] that does not serve, while IPVS mode serves.
 pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
-    clean_rules(config.names.prefix, is_kept, ports, &mut cleaned);
+    removal(config.names.prefix, is_kept).carry_out(ports, &mut cleaned);
     if config.ipvs.rules == RulesBy::Nftables {
         clean_sets(&of_both_families(config), ports, &mut cleaned);
     } else {
@@ -175,22 +170,14 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     is_done
 }
 
-fn clean_rules(prefix: NamePrefix, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
-    removal(prefix, is_kept, &mut |removal| removal.carry_out(ports, cleaned));
-}
-
-/// Adds the chains that a cleanup would remove.
-pub(crate) fn find(prefix: NamePrefix, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>, found: &mut Found) {
-    removal(prefix, is_kept, &mut |removal| removal.find(ports, found));
-}
-
-fn removal(prefix: NamePrefix, is_kept: IsKeptIn<'_>, act: &mut dyn FnMut(Removal<'_>)) {
-    let may_go = |backend, table: &TableName, chain: &str| {
+/// The removal of the chains and jumps of a proxy with this prefix, except the kept chains.
+pub(crate) fn removal(prefix: NamePrefix, is_kept: IsKeptIn<'_>) -> Removal<'_> {
+    let may_go = move |backend, table: &TableName, chain: &str| {
         rules::has_chain(prefix, table, chain) && !is_kept(backend, table, chain)
     };
-    let edits = |backend, dump: &Dump| {
-        let changes = rules::cleanup_but(dump, prefix, &|table, chain| is_kept(backend, table, chain));
-        Ok(changes?.into_transaction().unwrap_or_default())
+    let edits = move |backend, dump: &Dump| {
+        let changes = rules::cleanup(dump, prefix, &|table, chain| is_kept(backend, table, chain));
+        changes.map(|changes| changes.transaction)
     };
-    act(Removal { may_go: &may_go, edits: &edits });
+    Removal { may_go: Box::new(may_go), edits: Box::new(edits) }
 }

@@ -277,11 +277,9 @@ impl Whole for RulesChange {
     }
 
     fn step(&self) -> Step {
-        let lines = self.changes.lines();
         let step = Step::new(Action::Change, Part::Rules, self.family.name());
-        let mut step = step.with(format_args!("{} lines differ", lines.len()));
-        step.lines = lines.to_vec();
-        step
+        let step = step.with(format_args!("{} lines differ", self.changes.lines.len()));
+        Step { lines: self.changes.lines.clone(), ..step }
     }
 }
 

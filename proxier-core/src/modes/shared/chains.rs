@@ -7,7 +7,7 @@ use iptables::{Backend, Chain, ChainName, Dump, Edit, Rule, Table, TableEdit, Ta
 use nftables::Transaction as NftTransaction;
 
 use crate::compat;
-use crate::modes::shared::cleaned::{Cleaned, IsKeptIn};
+use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
@@ -20,10 +20,10 @@ const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 /// The removal of a mode's chains.
 pub(in crate::modes) struct Removal<'a> {
     /// Whether a chain with this name may be removed. If there is none, nothing else is read.
-    pub(in crate::modes) may_go: IsKeptIn<'a>,
+    pub(in crate::modes) may_go: Box<dyn Fn(Backend, &TableName, &str) -> bool + 'a>,
     /// Edits that delete rules, empty chains and delete chains. If chains that may be removed are in nf_tables, their
     /// rules are unknown, and of other programs' rules only targets and comments are known.
-    pub(in crate::modes) edits: &'a dyn Fn(Backend, &Dump) -> Result<Transaction, PortError>,
+    pub(in crate::modes) edits: Box<dyn Fn(Backend, &Dump) -> Result<Transaction, PortError> + 'a>,
 }
 
 impl Removal<'_> {

@@ -97,7 +97,7 @@ impl<'a> Run<'a, '_> {
             return;
         }
         let transactions: Vec<_> =
-            possible.iter().map(|change| (change.family, change.changes.transaction())).collect();
+            possible.iter().map(|change| (change.family, &change.changes.transaction)).collect();
         for (change, outcome) in possible.into_iter().zip(rules.restore_families(&transactions)) {
             let outcome = outcome.or_else(|error| self.restore_without(change, error, rules));
             match &outcome {
@@ -123,12 +123,12 @@ impl<'a> Run<'a, '_> {
             matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid);
         // Another program may have removed a chain meanwhile, so the same is written again first.
         if refused.kind() == PortErrorKind::NotFound
-            && rules.restore(change.family, change.changes.transaction()).is_ok()
+            && rules.restore(change.family, &change.changes.transaction).is_ok()
         {
             return Ok(());
         }
         let mut others = change.without.iter().filter(|_| lacks);
-        let taken = others.find(|(_, changes)| rules.restore(change.family, changes.transaction()).is_ok());
+        let taken = others.find(|(_, changes)| rules.restore(change.family, &changes.transaction).is_ok());
         let Some((capabilities, _)) = taken else { return Err(refused) };
         self.effects.reduced.push((change.family, *capabilities));
         self.applied.lacks.push(Lack::new(capabilities.lost(), refused));

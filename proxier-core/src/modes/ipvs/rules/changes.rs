@@ -13,11 +13,13 @@ use crate::ports::PortError;
 const ADDED: char = '+';
 const REMOVED: char = '-';
 
-/// Changes to the tables of a family. Prints as lines that are added and removed.
+/// Changes to the tables of a family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleChanges {
-    transaction: Transaction,
-    lines: Vec<String>,
+    /// The input of `iptables-restore --noflush`; empty if nothing changes.
+    pub transaction: Transaction,
+    /// The added and removed lines of `iptables-save`: `+ nat -A KUBE-SERVICES …`.
+    pub lines: Vec<String>,
 }
 
 impl RuleChanges {
@@ -26,25 +28,10 @@ impl RuleChanges {
         self.transaction.is_empty()
     }
 
-    /// The input of `iptables-restore --noflush`; empty if nothing changes.
-    pub fn transaction(&self) -> &Transaction {
-        &self.transaction
-    }
-
-    /// The transaction, by value; `None` if nothing changes.
-    pub fn into_transaction(self) -> Option<Transaction> {
-        (!self.transaction.is_empty()).then_some(self.transaction)
-    }
-
     /// Whether rules of iptables mode are replaced. Until then they send connections to endpoints, and guard load
     /// balancers.
     pub(crate) fn replace_iptables_mode(&self) -> bool {
         self.lines.iter().any(|line| line.starts_with("- nat ") && line.ends_with(" -j KUBE-NODEPORTS"))
-    }
-
-    /// The added and removed lines of `iptables-save`: `+ nat -A KUBE-SERVICES …`.
-    pub fn lines(&self) -> &[String] {
-        &self.lines
     }
 
     /// A transaction on these tables, with the lines that it adds and removes.
@@ -91,12 +78,6 @@ impl RuleChanges {
                 self.line(sign, table, format_args!("-A {chain} {}", rule.arguments()));
             }
         }
-    }
-}
-
-impl fmt::Display for RuleChanges {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.lines.iter().try_for_each(|line| writeln!(f, "{line}"))
     }
 }
 
@@ -154,7 +135,7 @@ mod tests {
 
     /// The changes that a cleanup of these tables makes.
     fn removed(tables: &str) -> RuleChanges {
-        super::super::cleanup(&Dump::parse(tables).unwrap(), NamePrefix::KUBE).unwrap()
+        super::super::cleanup(&Dump::parse(tables).unwrap(), NamePrefix::KUBE, &|_, _| false).unwrap()
     }
 
     /// A jump in another program's chain is that program's, with any comment.
@@ -163,8 +144,7 @@ mod tests {
         let of = |from: &str| -> Vec<String> {
             let jump = format!("-A {from} -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES");
             let chains = ":PREROUTING ACCEPT [0:0]\n:MINE - [0:0]\n:KUBE-SERVICES - [0:0]";
-            let changes = removed(&format!("*nat\n{chains}\n{jump}\nCOMMIT\n"));
-            changes.lines().to_vec()
+            removed(&format!("*nat\n{chains}\n{jump}\nCOMMIT\n")).lines
         };
         assert_eq!(of("MINE"), [""; 0]);
         assert!(of("PREROUTING").iter().any(|line| line.starts_with("- nat -A PREROUTING")), "{:?}", of("PREROUTING"));

@@ -109,17 +109,11 @@ impl Rules {
 ///
 /// If another program's rule jumps to a chain, the chain cannot be deleted. It is emptied and stays, except
 /// `KUBE-MARK-MASQ`, which keeps its rules, because container runtimes use it. Sets can be destroyed after this, not
-/// before.
+/// before. The kept chains stay with the jumps to them.
 ///
 /// # Errors
 /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
-#[cfg(feature = "testing")]
-pub fn cleanup(observed: &Dump, prefix: NamePrefix) -> Result<RuleChanges, PortError> {
-    cleanup_but(observed, prefix, &|_table, _chain| false)
-}
-
-/// As [`cleanup`], except the kept chains and the jumps to them.
-pub(crate) fn cleanup_but(observed: &Dump, prefix: NamePrefix, is_kept: IsKept<'_>) -> Result<RuleChanges, PortError> {
+pub fn cleanup(observed: &Dump, prefix: NamePrefix, is_kept: IsKept<'_>) -> Result<RuleChanges, PortError> {
     changes::compare(None, Ours { prefix, is_kept }, observed)
 }
 
