@@ -50,9 +50,6 @@ pub(super) struct NewRules {
 
 impl NewRules {
     /// Creates the rules of a family of which nothing is to stay.
-    ///
-    /// # Errors
-    /// As [`changes`].
     pub(super) fn new(wanted: &Wanted<'_>, family: Family) -> Result<Self, PortError> {
         let (nothing, keep) = (Dump::default(), Keep::default());
         let (shared, parts) = parallel::map(
@@ -74,9 +71,6 @@ impl NewRules {
 
 /// As [`changes`], but leaves lines and chains in `keep` unchanged. `from_nothing`: rules built in advance, in case
 /// none exist.
-///
-/// # Errors
-/// As [`changes`].
 pub(super) fn compare(
     wanted: &Wanted<'_>,
     observed: &Dump,

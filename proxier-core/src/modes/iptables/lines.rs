@@ -92,9 +92,6 @@ fn refusal(port: &Port, policy: TrafficPolicy, options: Options) -> Option<(Rule
 }
 
 /// The lines of a Frontend.
-///
-/// # Errors
-/// None in practice: every name and argument fits into what iptables reads.
 pub(super) fn of_frontend(frontend: &Frontend, options: Options) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
     let Some(port) = frontend.port.as_deref() else { return Ok(lines) };
@@ -179,9 +176,6 @@ pub(super) fn is_counted(port: &Port, options: Options) -> bool {
 }
 
 /// The lines of a port that belong to no address: its node port and its health check.
-///
-/// # Errors
-/// None in practice: every name and argument fits into what iptables reads.
 pub(super) fn of_port(port: &Port, health_check: Option<u16>, options: Options) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
     if let Some(number) = port.node_port {

@@ -98,9 +98,6 @@ pub(super) fn keep<'a>(
 impl FamilyPlan {
     /// Differences from the rules that were read. `served`: Frontends that the kernel serves. `from_nothing`: as in
     /// [`compare`].
-    ///
-    /// # Errors
-    /// As [`changes`](super::diff::changes).
     pub(super) fn compared(
         family: Family,
         wanted: &Wanted<'_>,
@@ -141,9 +138,6 @@ impl FamilyPlan {
     }
 
     /// Changes since the last write.
-    ///
-    /// # Errors
-    /// None in practice: every name and argument fits into what iptables reads.
     pub(super) fn changed(family: Family, wanted: &Wanted<'_>, changes: &Changes) -> Result<Self, PortError> {
         let (transaction, rules) = update(wanted, changes, family)?;
         let mut frontends = FrontendChanges::default();

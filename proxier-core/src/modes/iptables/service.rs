@@ -55,9 +55,6 @@ pub(super) fn has_firewall(port: &Port) -> bool {
 }
 
 /// The chains with their rules. `comments`: whether rules about endpoints have comments.
-///
-/// # Errors
-/// None in practice: every name and argument fits into what iptables reads.
 pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result<Vec<Chain>, Error> {
     let mark = ChainName::new(names::MARK_MASQ)?;
     let lowering = ServiceLowering { port, settings, comments, names: PortNames::new(port), mark };

@@ -149,9 +149,6 @@ fn chain(table: TableName, name: &str, rules: Vec<RuleBuilder>) -> Result<TableC
 }
 
 /// The chains that are the same for all Services.
-///
-/// # Errors
-/// None in practice: every name and argument fits into what iptables reads.
 pub(super) fn fixed(settings: &Settings) -> Result<Vec<TableChain>, Error> {
     let mark = vec![Rule::builder().target("MARK").args(["--or-mark".to_owned(), settings.mark()])];
     Ok(vec![
@@ -195,9 +192,6 @@ fn postrouting(settings: &Settings) -> Vec<RuleBuilder> {
 
 /// The kubelet's chain with its required rule: `route_localnet`, which node ports on 127.0.0.1 need, would let
 /// neighbours reach programs that listen only there (CVE-2020-8558).
-///
-/// # Errors
-/// None in practice.
 pub(super) fn kubelet_firewall(settings: &Settings) -> Result<TableChain, Error> {
     let local = "127.0.0.0/8";
     let rule = Rule::builder()
@@ -210,9 +204,6 @@ pub(super) fn kubelet_firewall(settings: &Settings) -> Result<TableChain, Error>
 }
 
 /// The last lines of `KUBE-SERVICES` in nat, for node ports: packets that no Service address matched.
-///
-/// # Errors
-/// None in practice.
 pub(super) fn last_lines(settings: &Settings) -> Result<Vec<Rule>, Error> {
     let comment = "kubernetes service nodeports; NOTE: this must be the last rule in this chain";
     let line = |args: &[&str]| Rule::builder().comment(comment).args(args.to_vec()).target(names::NODE_PORTS).build();

@@ -12,9 +12,6 @@ use crate::ports::{PortError, Ports, RouteOwner};
 
 /// The virtual server with its real servers; that of outside clients, if separate; and how the address is bound to this
 /// host. The sets and rules that masquerade and guard are not checked.
-///
-/// # Errors
-/// Something could not be read.
 pub(crate) fn inspect(
     key: &FrontendKey,
     is_outside: bool,

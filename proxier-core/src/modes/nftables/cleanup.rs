@@ -32,9 +32,6 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontend
 }
 
 /// The Frontends that tables of other proxies serve, in nftables mode with other names, and the name of the table.
-///
-/// # Errors
-/// Tables could not be listed or read.
 pub(crate) fn served_by_others(
     facts: &NodeFacts,
     tables: &mut dyn Tables,

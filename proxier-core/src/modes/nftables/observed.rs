@@ -150,9 +150,6 @@ pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> 
 
 /// The elements about an address and port. The slots of endpoints and the selecting chain do not matter, because both
 /// depend on earlier states. Connections are counted if the configuration requests it.
-///
-/// # Errors
-/// The table could not be read.
 pub(crate) fn inspect(
     key: &FrontendKey,
     names: &KernelNames,

@@ -16,9 +16,6 @@ use crate::service::NodeFacts;
 use crate::snapshot::HostAddresses;
 
 /// Reads the addresses of this host, including the dummy device's.
-///
-/// # Errors
-/// If the kernel could not list them.
 pub(crate) fn read_host(links: &mut dyn Links) -> Result<HostAddresses, Unread> {
     links.addresses().map_err(|error| Unread::new("addresses", error))
 }

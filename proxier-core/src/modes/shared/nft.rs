@@ -54,9 +54,6 @@ pub(crate) fn each_or_all(
 
 /// Has the kernel check tables of families under a name that is not in use, without creating any. `add` adds a
 /// family's.
-///
-/// # Errors
-/// The kernel lacks something; the message names it.
 pub(crate) fn check_trial(
     families: &[Family],
     tables: &mut dyn Tables,

@@ -22,9 +22,6 @@ type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
 
 /// Reads the sets of the variant that does not serve; `by_table`: the serving one uses a table. Parts that the kernel
 /// does not have count as empty.
-///
-/// # Errors
-/// Parts that exist but could not be read.
 pub(in crate::modes::ipvs) fn read(
     by_table: bool,
     config: &Config,

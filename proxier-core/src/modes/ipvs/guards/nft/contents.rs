@@ -56,9 +56,6 @@ impl TableContents {
 }
 
 /// Reads the table of a family; `None` if it does not exist or is another program's.
-///
-/// # Errors
-/// The table could not be read.
 pub(in crate::modes::ipvs) fn read(
     table: &TableKey,
     family: Family,
@@ -71,9 +68,6 @@ pub(in crate::modes::ipvs) fn read(
 }
 
 /// Whether a family is served by nftables mode, which has not been cleaned up yet.
-///
-/// # Errors
-/// The kernel could not be asked.
 pub(in crate::modes::ipvs) fn has_nftables_mode(
     family: Family,
     config: &Config,

@@ -47,9 +47,6 @@ pub(in crate::modes::ipvs) struct Tables {
 
 impl Tables {
     /// Reads the tables of the configured families.
-    ///
-    /// # Errors
-    /// The tables that could not be read.
     pub(in crate::modes::ipvs) fn read(
         &mut self,
         config: &Config,
@@ -187,9 +184,6 @@ pub fn marks(
 }
 
 /// The virtual server of the mark that the kernel's table gives to packets of outside clients to an address and port.
-///
-/// # Errors
-/// The table could not be read.
 pub(in crate::modes::ipvs) fn marked(
     place: &FrontendKey,
     config: &Config,
@@ -208,9 +202,6 @@ pub(in crate::modes::ipvs) fn marked(
 
 /// Has the kernel check the tables of families with every set, chain and rule that this variant writes, without
 /// creating any. The kernel loads the modules that it needs for that.
-///
-/// # Errors
-/// The kernel lacks nf_tables, a family, or a kind of chain, set or expression, which the message names.
 pub(in crate::modes::ipvs) fn trial(
     families: &[Family],
     facts: &NodeFacts,
