@@ -3,12 +3,11 @@
 use std::net::IpAddr;
 
 use ::iptables::{Backend, TableName};
-use nftables::{ChainKey, ChainType, Hook};
+use nftables::{ChainType, Hook};
 
 use super::Kind;
 use super::shared::by_default::{self, Known};
-use super::shared::nft::base_chains;
-use crate::compat;
+use super::shared::nft::{base_chains, is_of_iptables};
 use crate::config::Config;
 use crate::net::Family;
 use crate::ports::Ports;
@@ -44,7 +43,8 @@ pub fn dropping_forward(
     let is_answer = mode.facts().has_virtual_servers;
     let families: Vec<Family> = config.families.iter().filter(|family| has_addresses(*family, host)).collect();
     let device = |name: &str| may_be_of_pods(name, host);
-    let known = Known { device: &device, families: &families, unmarked: config.masquerade_bit.mask(), is_answer };
+    let unmarked = config.masquerade_bit.mask();
+    let known = Known { device: &device, families: &families, unmarked, is_answer, unless_accepted: false };
     let used = if mode == Kind::Iptables { ports.rules.used_backend() } else { None };
     let found = |chain: &str, of_iptables: Option<Backend>| {
         let what = if is_answer { "answers of endpoints" } else { "connections to endpoints" };
@@ -57,8 +57,8 @@ pub fn dropping_forward(
     };
     let mut all = Vec::new();
     for (chain, policy) in base_chains(Hook::Forward, &ChainType::Filter, ports.tables) {
-        if by_default::drops_all_in_nft(&chain, policy, &known, ports.tables) {
-            let backend = is_of_iptables(&chain).then_some(Backend::NfTables);
+        if by_default::drops_in_nft(&chain, policy, &known, ports.tables) {
+            let backend = is_of_iptables(&chain, FORWARD).then_some(Backend::NfTables);
             all.push(found(&format!("chain {chain}"), backend));
         }
     }
@@ -68,7 +68,7 @@ pub fn dropping_forward(
         }
         let dump = ports.rules.dump_of(Backend::Legacy, family).unwrap_or_default();
         let filter = dump.table(&TableName::FILTER);
-        if filter.is_some_and(|filter| by_default::drops_all(filter, FORWARD, &known)) {
+        if filter.is_some_and(|filter| by_default::drops(filter, FORWARD, &known)) {
             let chain = format!("chain {FORWARD} of the legacy table filter of {}", family.name());
             all.push(found(&chain, Some(Backend::Legacy)));
         }
@@ -77,11 +77,6 @@ pub fn dropping_forward(
 }
 
 const FORWARD: &str = "FORWARD";
-
-fn is_of_iptables(chain: &ChainKey) -> bool {
-    let is_filter = |family| compat::table_key(family, &TableName::FILTER).is_ok_and(|key| key == chain.table);
-    chain.name.as_str() == FORWARD && Family::ALL.into_iter().any(is_filter)
-}
 
 fn has_addresses(family: Family, host: &HostAddresses) -> bool {
     let is_global = |address: &IpAddr| match address {

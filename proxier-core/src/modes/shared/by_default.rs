@@ -28,12 +28,20 @@ pub(crate) struct Known<'a> {
     pub(crate) unmarked: u32,
     /// Whether it belongs to an existing connection and is not its first packet.
     pub(crate) is_answer: bool,
+    /// Whether a chain drops it although one of its rules accepts packets that match a condition.
+    pub(crate) unless_accepted: bool,
 }
 
 impl Known<'_> {
-    /// The first packet of a connection, on any device.
-    const FIRST: Known<'static> =
-        Known { device: &|_name| None, families: &Family::ALL, unmarked: 0, is_answer: false };
+    /// The first packet of a connection that no rule picks, on any device. A rule for all new connections, or for all of
+    /// a protocol, picks none.
+    pub(crate) const FIRST: Known<'static> = Known {
+        device: &|_name| None,
+        families: &Family::ALL,
+        unmarked: 0,
+        is_answer: false,
+        unless_accepted: true,
+    };
 
     fn state(&self) -> CtState {
         if self.is_answer { CtState::ESTABLISHED } else { CtState::NEW }
@@ -47,55 +55,24 @@ enum Step {
     Return,
     Jump(String),
     Goto(String),
-    /// The effect that it has on some such packets.
-    Perhaps(Box<Step>),
 }
 
-/// Whether a chain's policy or its rules drop a packet.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    Accepted,
-    Dropped,
-    /// Dropped, unless it matches a rule that accepts.
-    DroppedUnless,
-}
+/// A rule's effect, and whether it has it on all such packets. Otherwise it has it on some.
+type Effect = (Step, bool);
 
-/// Whether a built-in chain of iptables drops or rejects new connections that no rule picks. It may do so by its
-/// policy, by a last rule, or by the last rule of a chain to which everything jumps, as firewalld and ufw write it. A
-/// rule for all new connections, or for all of a protocol, picks none.
-pub(crate) fn drops(table: &Table, chain: &str) -> bool {
-    fates(table, chain, &Known::FIRST).any(|fate| fate != Fate::Accepted)
-}
-
-/// Whether a built-in chain drops such packets, and none of its rules may accept one of them.
-pub(crate) fn drops_all(table: &Table, chain: &str, known: &Known<'_>) -> bool {
-    fates(table, chain, known).any(|fate| fate == Fate::Dropped)
-}
-
-fn fates<'a>(table: &'a Table, chain: &'a str, known: &'a Known<'_>) -> impl Iterator<Item = Fate> + 'a {
-    let policy = if table.chain(chain).is_some_and(|chain| chain.policy == Some(iptables::Policy::Drop)) {
-        Policy::Drop
-    } else {
-        Policy::Accept
-    };
-    PROTOCOLS.into_iter().map(move |protocol| {
+/// Whether a built-in chain of iptables drops or rejects such packets. It may do so by its policy, by a last rule, or by
+/// the last rule of a chain to which everything jumps, as firewalld and ufw write it.
+pub(crate) fn drops(table: &Table, chain: &str, known: &Known<'_>) -> bool {
+    let is_policy = table.chain(chain).is_some_and(|chain| chain.policy == Some(iptables::Policy::Drop));
+    PROTOCOLS.into_iter().any(|protocol| {
         let step = |rule| step(rule, protocol, known);
         let steps = |name: &str| table.chain(name).map(|chain| chain.rules.iter().filter_map(step).collect());
-        fate(chain, policy, &mut |name| steps(name).unwrap_or_default())
+        is_dropped(chain, is_policy, known, &mut |name| steps(name).unwrap_or_default())
     })
 }
 
 /// As [`drops`], for an nf_tables chain with its policy. Rules that cannot be read decide nothing.
-pub(crate) fn drops_in_nft(chain: &ChainKey, policy: Policy, tables: &mut dyn Tables) -> bool {
-    fates_in_nft(chain, policy, &Known::FIRST, tables).iter().any(|fate| *fate != Fate::Accepted)
-}
-
-/// As [`drops_all`], for an nf_tables chain with its policy.
-pub(crate) fn drops_all_in_nft(chain: &ChainKey, policy: Policy, known: &Known<'_>, tables: &mut dyn Tables) -> bool {
-    fates_in_nft(chain, policy, known, tables).contains(&Fate::Dropped)
-}
-
-fn fates_in_nft(chain: &ChainKey, policy: Policy, known: &Known<'_>, tables: &mut dyn Tables) -> Vec<Fate> {
+pub(crate) fn drops_in_nft(chain: &ChainKey, policy: Policy, known: &Known<'_>, tables: &mut dyn Tables) -> bool {
     let mut read = BTreeMap::new();
     let families = match chain.table.family {
         NftFamily::Ip => &[Family::V4][..],
@@ -103,8 +80,8 @@ fn fates_in_nft(chain: &ChainKey, policy: Policy, known: &Known<'_>, tables: &mu
         _ => &Family::ALL,
     };
     let families = families.iter().filter(|family| known.families.contains(family));
-    let packets = families.flat_map(|family| PROTOCOLS.map(|protocol| (*family, protocol)));
-    let fate_of = |packet| {
+    let mut packets = families.flat_map(|family| PROTOCOLS.map(|protocol| (*family, protocol)));
+    packets.any(|packet| {
         let mut steps = |name: &str| {
             let rules = read.entry(name.to_owned()).or_insert_with(|| {
                 let key = nftables::Name::new(name).ok().map(|name| ChainKey { table: chain.table.clone(), name });
@@ -112,46 +89,36 @@ fn fates_in_nft(chain: &ChainKey, policy: Policy, known: &Known<'_>, tables: &mu
             });
             rules.iter().filter_map(|observed| step_of_nft(&observed.rule, packet, known)).collect()
         };
-        fate(chain.name.as_str(), policy, &mut steps)
-    };
-    packets.map(fate_of).collect()
+        is_dropped(chain.name.as_str(), policy == Policy::Drop, known, &mut steps)
+    })
 }
 
-fn fate(chain: &str, policy: Policy, steps: &mut dyn FnMut(&str) -> Vec<Step>) -> Fate {
+/// Whether a chain's rules drop a packet, or its policy if they decide nothing.
+fn is_dropped(chain: &str, is_policy: bool, known: &Known<'_>, steps: &mut dyn FnMut(&str) -> Vec<Effect>) -> bool {
     let mut may_accept = false;
-    match decision(chain, steps, &mut may_accept, DEPTH).unwrap_or(policy == Policy::Drop) {
-        false => Fate::Accepted,
-        true if may_accept => Fate::DroppedUnless,
-        true => Fate::Dropped,
-    }
+    let is_dropped = decision(chain, steps, &mut may_accept, DEPTH).unwrap_or(is_policy);
+    is_dropped && (known.unless_accepted || !may_accept)
 }
 
 /// Whether a packet that matches no condition is dropped; `None`: it reaches the chain's end. `may_accept` is set if a
 /// rule on the way accepts packets that match its condition.
 fn decision(
     chain: &str,
-    steps: &mut dyn FnMut(&str) -> Vec<Step>,
+    steps: &mut dyn FnMut(&str) -> Vec<Effect>,
     may_accept: &mut bool,
     depth: usize,
 ) -> Option<bool> {
     let below = depth.checked_sub(1)?;
-    for step in steps(chain) {
-        let decided = match step {
+    for (step, is_certain) in steps(chain) {
+        let decided = match &step {
             Step::Accept => Some(false),
             Step::Drop => Some(true),
-            Step::Return => return None,
-            Step::Jump(to) => decision(&to, steps, may_accept, below),
-            Step::Goto(to) => return decision(&to, steps, may_accept, below),
-            Step::Perhaps(step) => {
-                *may_accept |= match *step {
-                    Step::Accept => true,
-                    Step::Jump(to) | Step::Goto(to) => decision(&to, steps, may_accept, below) == Some(false),
-                    _ => false,
-                };
-                None
-            }
+            Step::Return => None,
+            Step::Jump(to) | Step::Goto(to) => decision(to, steps, may_accept, below),
         };
-        if decided.is_some() {
+        if !is_certain {
+            *may_accept |= decided == Some(false);
+        } else if decided.is_some() || matches!(step, Step::Return | Step::Goto(_)) {
             return decided;
         }
     }
@@ -159,7 +126,7 @@ fn decision(
 }
 
 /// The effect of a rule on such a packet; `None` for a rule that only counts or logs, or that matches none of them.
-fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Step> {
+fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Effect> {
     let mut tokens = rule.tokens().iter().map(iptables::Token::as_str).peekable();
     let (mut step, mut is_certain) = (None, true);
     while let Some(token) = tokens.next() {
@@ -211,7 +178,7 @@ fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Step> {
         }
         is_certain &= is_met.is_some();
     }
-    step.map(|step| if is_certain { step } else { Step::Perhaps(Box::new(step)) })
+    step.map(|step| (step, is_certain))
 }
 
 /// The known part of a value in a register.
@@ -223,7 +190,7 @@ enum Loaded {
 }
 
 /// The effect of an nf_tables rule on such a packet, as in `step`.
-fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<'_>) -> Option<Step> {
+fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<'_>) -> Option<Effect> {
     // From iptables, in its nf_tables tables: the name is the first attribute.
     let is_reject = |data: &Option<Vec<u8>>| {
         data.as_ref().and_then(|data| data.get(4..)).is_some_and(|data| data.starts_with(b"REJECT\0"))
@@ -296,7 +263,7 @@ fn step_of_nft(rule: &nftables::Rule, packet: (Family, Protocol), known: &Known<
             break;
         }
     }
-    step.map(|step| if is_certain { step } else { Step::Perhaps(Box::new(step)) })
+    step.map(|step| (step, is_certain))
 }
 
 /// The device name in a comparison; one without its end stands for all names with this prefix.
@@ -367,7 +334,7 @@ mod tests {
     fn drops(rules: &str) -> bool {
         let text = format!("*filter\n{rules}\nCOMMIT\n");
         let dump: Dump = text.parse().unwrap();
-        super::drops(dump.table(&TableName::FILTER).unwrap(), "INPUT")
+        super::drops(dump.table(&TableName::FILTER).unwrap(), "INPUT", &Known::FIRST)
     }
 
     /// Chain FORWARD of a host with devices eth0 and cni0, for the first packet of a connection, or an answer.
@@ -375,8 +342,8 @@ mod tests {
         let text = format!("*filter\n{rules}\nCOMMIT\n");
         let dump: Dump = text.parse().unwrap();
         let device = |name: &str| (!["eth0", "cni0", "cni+"].contains(&name)).then_some(false);
-        let known = Known { device: &device, families: &Family::ALL, unmarked: 0x4000, is_answer };
-        super::drops_all(dump.table(&TableName::FILTER).unwrap(), "FORWARD", &known)
+        let known = Known { device: &device, unmarked: 0x4000, is_answer, unless_accepted: false, ..Known::FIRST };
+        super::drops(dump.table(&TableName::FILTER).unwrap(), "FORWARD", &known)
     }
 
     #[test]
@@ -468,7 +435,7 @@ mod tests {
             let rule = rule.drop_packet().build().unwrap();
             let packets = Family::ALL.into_iter().flat_map(|family| PROTOCOLS.map(|protocol| (family, protocol)));
             packets
-                .filter(|packet| matches!(super::step_of_nft(&rule, *packet, &Known::FIRST), Some(Step::Drop)))
+                .filter(|packet| matches!(super::step_of_nft(&rule, *packet, &Known::FIRST), Some((Step::Drop, true))))
                 .count()
         };
         let byte = |byte: u8| Value::new(&[byte]).unwrap();

@@ -2,12 +2,14 @@
 
 use std::net::IpAddr;
 
+use iptables::TableName;
 use nftables::expr::{CmpOp, MetaKey, Reject};
 use nftables::{
     ChainKey, ChainType, DataType, Expression, Family as NftFamily, FieldTypes, Hook, L4Protocol, Name, Operand,
     Policy, Register, Rule, RuleBuilder, Table, TableKey, Transaction, Value, Verdict,
 };
 
+use crate::compat;
 use crate::config::InterfaceName;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::modes::shared::networks::PodTraffic;
@@ -195,6 +197,12 @@ pub(in crate::modes) fn base_chains(hook: Hook, kind: &ChainType, tables: &mut d
         }
     }
     found
+}
+
+/// Whether this is iptables' chain of that name in table filter.
+pub(in crate::modes) fn is_of_iptables(chain: &ChainKey, name: &str) -> bool {
+    let is_filter = |family| compat::table_key(family, &TableName::FILTER).is_ok_and(|key| key == chain.table);
+    chain.name.as_str() == name && Family::ALL.into_iter().any(is_filter)
 }
 
 /// The tables that the nf_tables back end of iptables creates.

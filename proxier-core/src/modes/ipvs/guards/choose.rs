@@ -7,7 +7,7 @@ use iptables::{Dump, TableName};
 use super::nft;
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::modes::shared::by_default;
+use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::nft::{each_or_all, is_ours, may_have_iptables};
 use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
@@ -108,7 +108,7 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
 /// The chain that drops what nothing accepts.
 fn dropping(dump: &Dump) -> Option<&'static str> {
     let filter = dump.table(&TableName::FILTER)?;
-    ["FORWARD", "INPUT"].into_iter().find(|chain| by_default::drops(filter, chain))
+    ["FORWARD", "INPUT"].into_iter().find(|chain| drops(filter, chain, &Known::FIRST))
 }
 
 /// Lets the kernel check each family's table with every set, chain and rule that IPVS mode writes there, without

@@ -26,16 +26,14 @@ pub use nft::{Layout, TableChange, marks};
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iptables::TableName;
 use nftables::{ChainKey, ChainType, Hook};
 
 use crate::backoff::RulesRetry;
-use crate::compat;
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::rules::{Capabilities, Inputs, Kept};
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::shared::by_default;
-use crate::modes::shared::nft::base_chains;
+use crate::modes::shared::by_default::{Known, drops_in_nft};
+use crate::modes::shared::nft::{base_chains, is_of_iptables};
 use crate::net::{Family, Network};
 use crate::ports::Ports;
 use crate::service::NodeFacts;
@@ -75,13 +73,10 @@ impl Guards {
 /// to Services there. Chains that cannot be read are treated as dropping nothing.
 pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
     let by_nft = config.ipvs.rules == RulesBy::Nftables;
-    let of_iptables = |chain: &ChainKey| {
-        let is_filter = |family| compat::table_key(family, &TableName::FILTER).is_ok_and(|key| key == chain.table);
-        Family::ALL.into_iter().any(is_filter) && chain.name.as_str() == "INPUT"
-    };
+    let of_iptables = |chain: &ChainKey| is_of_iptables(chain, "INPUT");
     let mut found = Vec::new();
     for (chain, policy) in base_chains(Hook::Input, &ChainType::Filter, ports.tables) {
-        if (by_nft || !of_iptables(&chain)) && by_default::drops_in_nft(&chain, policy, ports.tables) {
+        if (by_nft || !of_iptables(&chain)) && drops_in_nft(&chain, policy, &Known::FIRST, ports.tables) {
             let instead = if of_iptables(&chain) { "ipvs.rules: iptables, which accepts it" } else { "mode nftables" };
             found.push(format!(
                 "chain {chain} drops by default what comes in, and traffic to Services passes it before IPVS: only what a rule \

@@ -19,7 +19,7 @@ use crate::modes::ipvs::servers::{RealServers, Server};
 use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
-use crate::modes::shared::by_default;
+use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::networks::other_addresses;
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
@@ -236,7 +236,7 @@ fn read_rules(
         return Ok(None);
     }
     let dump = port.dump(family).map_err(unread)?;
-    inputs.input_drops = dump.table(&TableName::FILTER).is_some_and(|filter| by_default::drops(filter, "INPUT"));
+    inputs.input_drops = dump.table(&TableName::FILTER).is_some_and(|filter| drops(filter, "INPUT", &Known::FIRST));
     Ok(Some((inputs, dump)))
 }
 
