@@ -6,6 +6,7 @@ use iptables::{Chain, ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names;
 use crate::config::MarkBit;
+use crate::modes::shared::chains::{accept_forwarded, mark, masquerade};
 use crate::modes::shared::localhost::FIREWALL_COMMENT;
 pub(crate) use crate::modes::shared::networks::PodTraffic;
 use crate::net::Family;
@@ -134,10 +135,6 @@ impl Settings {
         }
     }
 
-    /// The mark as kube-proxy writes it.
-    pub(super) fn mark(&self) -> String {
-        self.masquerade_bit.to_string()
-    }
 }
 
 pub(super) type TableChain = (TableName, Chain);
@@ -150,44 +147,24 @@ fn chain(table: TableName, name: &str, rules: Vec<RuleBuilder>) -> Result<TableC
 
 /// The chains that are the same for all Services.
 pub(super) fn fixed(settings: &Settings) -> Result<Vec<TableChain>, Error> {
-    let mark = vec![Rule::builder().target("MARK").args(["--or-mark".to_owned(), settings.mark()])];
+    let bit = settings.masquerade_bit;
+    let random_fully = settings.options.random_fully != RandomFully::Never;
     Ok(vec![
         chain(TableName::FILTER, names::FORWARD, forward(settings))?,
-        chain(TableName::NAT, names::POSTROUTING, postrouting(settings))?,
-        chain(TableName::NAT, names::MARK_MASQ, mark)?,
+        chain(TableName::NAT, names::POSTROUTING, masquerade(bit, random_fully).into())?,
+        chain(TableName::NAT, names::MARK_MASQ, vec![mark(bit)])?,
     ])
 }
 
 fn forward(settings: &Settings) -> Vec<RuleBuilder> {
-    let mark = settings.mark();
-    let state = |states: &str| ["-m", "conntrack", "--ctstate", states].map(str::to_owned);
     let mut rules = Vec::new();
     if settings.options.drop_invalid {
         let counting = settings.options.counting(INVALID_COUNTER);
-        rules.push(Rule::builder().args(state("INVALID")).args(counting).target("DROP"));
+        let invalid = Rule::builder().args(["-m", "conntrack", "--ctstate", "INVALID"]);
+        rules.push(invalid.args(counting).target("DROP"));
     }
-    rules.extend([
-        Rule::builder()
-            .comment("kubernetes forwarding rules")
-            .args(["-m", "mark", "--mark", &format!("{mark}/{mark}")])
-            .target("ACCEPT"),
-        Rule::builder()
-            .comment("kubernetes forwarding conntrack rule")
-            .args(state("RELATED,ESTABLISHED"))
-            .target("ACCEPT"),
-    ]);
+    rules.extend(accept_forwarded(settings.masquerade_bit));
     rules
-}
-
-fn postrouting(settings: &Settings) -> Vec<RuleBuilder> {
-    let mark = settings.mark();
-    let masquerade = Rule::builder().comment("kubernetes service traffic requiring SNAT").target("MASQUERADE");
-    vec![
-        Rule::builder().args(["-m", "mark", "!", "--mark", &format!("{mark}/{mark}")]).target("RETURN"),
-        // Remove the mark, so that it has no effect when the packet passes here again inside a tunnel.
-        Rule::builder().target("MARK").args(["--xor-mark", &mark]),
-        masquerade.args((settings.options.random_fully != RandomFully::Never).then_some("--random-fully")),
-    ]
 }
 
 /// The kubelet's chain with its required rule: `route_localnet`, which node ports on 127.0.0.1 need, would let

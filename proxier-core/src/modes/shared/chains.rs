@@ -3,10 +3,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use iptables::{Backend, Chain, ChainName, Dump, Edit, Rule, Table, TableEdit, TableName, Transaction};
+use iptables::{Backend, Chain, ChainName, Dump, Edit, Rule, RuleBuilder, Table, TableEdit, TableName, Transaction};
 use nftables::Transaction as NftTransaction;
 
 use crate::compat;
+use crate::config::MarkBit;
 use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Family;
 use crate::plan::report::Unread;
@@ -210,6 +211,32 @@ impl From<iptables::Error> for PortError {
     fn from(error: iptables::Error) -> Self {
         PortError::from_error(PortErrorKind::Invalid, &error)
     }
+}
+
+/// The rules that accept forwarded packets of Services: marked ones, and those of existing connections.
+pub(in crate::modes) fn accept_forwarded(bit: MarkBit) -> [RuleBuilder; 2] {
+    let rule = |comment: &str| Rule::builder().comment(comment);
+    let states = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"];
+    [
+        rule("kubernetes forwarding rules").args(["-m", "mark", "--mark", &format!("{bit}/{bit}")]).target("ACCEPT"),
+        rule("kubernetes forwarding conntrack rule").args(states).target("ACCEPT"),
+    ]
+}
+
+/// The rules that masquerade marked packets. The mark is removed, so that it has no effect when the packet passes here
+/// again inside a tunnel.
+pub(in crate::modes) fn masquerade(bit: MarkBit, random_fully: bool) -> [RuleBuilder; 3] {
+    let masquerade = Rule::builder().comment("kubernetes service traffic requiring SNAT").target("MASQUERADE");
+    [
+        Rule::builder().args(["-m", "mark", "!", "--mark", &format!("{bit}/{bit}")]).target("RETURN"),
+        Rule::builder().target("MARK").args(["--xor-mark".to_owned(), bit.to_string()]),
+        masquerade.args(random_fully.then_some("--random-fully")),
+    ]
+}
+
+/// The rule that marks packets for masquerading.
+pub(in crate::modes) fn mark(bit: MarkBit) -> RuleBuilder {
+    Rule::builder().target("MARK").args(["--or-mark".to_owned(), bit.to_string()])
 }
 
 /// The chains and jumps of a mode.

@@ -5,6 +5,7 @@ use ipvs::VirtualServerKey;
 
 use super::{Inputs, names};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::shared::chains::{accept_forwarded, mark, masquerade};
 use crate::modes::shared::networks::PodTraffic;
 use crate::net::Family;
 
@@ -20,7 +21,7 @@ pub(super) fn nat(inputs: &Inputs) -> Vec<Rows> {
         (names::POSTROUTING, postrouting(inputs)),
         (names::NODE_PORT, node_port(inputs)),
         (names::LOAD_BALANCER, load_balancer(inputs)),
-        (names::MARK_MASQ, vec![Rule::builder().target("MARK").args(["--or-mark".to_owned(), mark(inputs)])]),
+        (names::MARK_MASQ, vec![mark(inputs.masquerade_bit)]),
     ]
 }
 
@@ -29,7 +30,7 @@ pub(super) fn filter(inputs: &Inputs) -> Vec<Rows> {
         return Vec::new();
     }
     vec![
-        (names::FORWARD, forward(inputs)),
+        (names::FORWARD, accept_forwarded(inputs.masquerade_bit).into()),
         // Present even while the set is empty, so that the first health check needs no new rule.
         (names::NODE_PORT, {
             let row = noted(inputs, SetKind::HealthCheckNodePort, "dst").target("ACCEPT");
@@ -66,10 +67,6 @@ fn accepted_input(inputs: &Inputs) -> Vec<RuleBuilder> {
         when(inputs, kind, [matching(rule, inputs, kind, directions).target("ACCEPT")])
     };
     kinds.into_iter().flat_map(accept).chain(node_ports.into_iter().flat_map(of_node_port)).collect()
-}
-
-fn mark(inputs: &Inputs) -> String {
-    inputs.masquerade_bit.to_string()
 }
 
 fn matching(rule: RuleBuilder, inputs: &Inputs, kind: SetKind, directions: &str) -> RuleBuilder {
@@ -147,17 +144,9 @@ fn cluster_ip_masquerade(inputs: &Inputs) -> Option<RuleBuilder> {
 }
 
 fn postrouting(inputs: &Inputs) -> Vec<RuleBuilder> {
-    let mark = mark(inputs);
     let hairpin = noted(inputs, SetKind::LoopBack, "dst,dst,src").target("MASQUERADE");
     let mut rows = when(inputs, SetKind::LoopBack, [hairpin]);
-    let masquerade = Rule::builder().comment("kubernetes service traffic requiring SNAT").target("MASQUERADE");
-    let random = inputs.capabilities.random_fully.then_some("--random-fully");
-    rows.extend([
-        Rule::builder().args(["-m", "mark", "!", "--mark", &format!("{mark}/{mark}")]).target("RETURN"),
-        // Remove the mark, so that it has no effect when the packet passes here again inside a tunnel.
-        Rule::builder().target("MARK").args(["--xor-mark", &mark]),
-        masquerade.args(random),
-    ]);
+    rows.extend(masquerade(inputs.masquerade_bit, inputs.capabilities.random_fully));
     rows
 }
 
@@ -188,18 +177,6 @@ fn load_balancer(inputs: &Inputs) -> Vec<RuleBuilder> {
     let mut rows = when(inputs, SetKind::LoadBalancerLocal, [local]);
     rows.push(Rule::builder().target(&inputs.chain(names::MARK_MASQ)));
     rows
-}
-
-fn forward(inputs: &Inputs) -> Vec<RuleBuilder> {
-    let mark = mark(inputs);
-    let states = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"];
-    vec![
-        Rule::builder()
-            .comment("kubernetes forwarding rules")
-            .args(["-m", "mark", "--mark", &format!("{mark}/{mark}")])
-            .target("ACCEPT"),
-        Rule::builder().comment("kubernetes forwarding conntrack rule").args(states).target("ACCEPT"),
-    ]
 }
 
 fn source_ranges(inputs: &Inputs) -> Vec<RuleBuilder> {
