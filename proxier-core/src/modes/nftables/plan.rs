@@ -230,55 +230,40 @@ impl TablePlan {
         let gone = self.delete_chains.iter().chain(&self.delete_sets).map(String::as_str);
         made.chain(sets).chain(gone).collect()
     }
-
-    /// The transaction, with the set of each operation that adds elements.
-    pub(super) fn transaction(&self) -> LabelledTransaction<SetName> {
-        let layout = &self.layout;
-        let mut out = LabelledTransaction::default();
-        table::write_layout(
-            &mut out.transaction,
-            (self.fate, self.claims),
-            layout,
-            self.sets.iter().cloned(),
-            &self.chains,
-        );
-        if self.fate == Fate::Delete {
-            return out;
-        }
-        for (set, keys) in self.delete.iter().filter(|(_, keys)| !keys.is_empty()) {
-            out.transaction.delete_elements(&layout.set(*set), keys.iter().cloned().map(Element::new));
-        }
-        for (set, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
-            out.note(*set, Action::Add);
-            out.transaction.add_shared_elements(&layout.set(*set), Arc::clone(elements));
-        }
-        for chain in &self.delete_chains {
-            out.transaction.flush_chain(&layout.chain_key(chain));
-        }
-        for chain in &self.delete_chains {
-            out.transaction.delete_chain(&layout.chain_key(chain));
-        }
-        for set in &self.delete_sets {
-            out.transaction.delete_set(&layout.set_key_of(set));
-        }
-        out
-    }
 }
 
 impl table::Changes for TablePlan {
     type Set = SetName;
     type Part = FrontendKey;
 
-    fn table(&self) -> &TableKey {
-        self.layout.table()
-    }
-
-    fn makes_table(&self) -> bool {
-        self.fate == Fate::Make
+    fn new_table(&self) -> Option<&TableKey> {
+        (self.fate == Fate::Make).then(|| self.layout.table())
     }
 
     fn outgoing(&self) -> LabelledTransaction<SetName> {
-        self.transaction()
+        let (layout, sets) = (&self.layout, self.sets.iter().cloned());
+        let (mut transaction, mut of_elements) = LabelledTransaction::default();
+        table::write_layout(&mut transaction, (self.fate, self.claims), layout, sets, &self.chains);
+        if self.fate == Fate::Delete {
+            return (transaction, of_elements);
+        }
+        for (set, keys) in self.delete.iter().filter(|(_, keys)| !keys.is_empty()) {
+            transaction.delete_elements(&layout.set(*set), keys.iter().cloned().map(Element::new));
+        }
+        for (set, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
+            of_elements.insert(transaction.len(), (*set, Action::Add));
+            transaction.add_shared_elements(&layout.set(*set), Arc::clone(elements));
+        }
+        for chain in &self.delete_chains {
+            transaction.flush_chain(&layout.chain_key(chain));
+        }
+        for chain in &self.delete_chains {
+            transaction.delete_chain(&layout.chain_key(chain));
+        }
+        for set in &self.delete_sets {
+            transaction.delete_set(&layout.set_key_of(set));
+        }
+        (transaction, of_elements)
     }
 
     fn part(&self, (set, _): (SetName, Action), element: usize) -> Option<FrontendKey> {

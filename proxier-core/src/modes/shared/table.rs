@@ -221,19 +221,13 @@ const CHECKS: usize = 64;
 
 /// The state that tables are written from: as read, unless another program has changed them since. A family's first
 /// transaction changes its table only if it is still as read; after that, what was written is tracked.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Basis<F> {
     /// The generation of the rule set that the tables were read from, or that own transactions made of it; `None` if
     /// nothing was read.
     generation: Option<u32>,
     /// The tables; `None` if there was none.
     read: BTreeMap<Family, Option<F>>,
-}
-
-impl<F> Default for Basis<F> {
-    fn default() -> Self {
-        Basis { generation: None, read: BTreeMap::new() }
-    }
 }
 
 /// Reads a table again; `None` if that fails or the table is another program's.
@@ -279,25 +273,8 @@ impl<F: PartialEq> Basis<F> {
     }
 }
 
-/// A transaction that records which operations change elements of sets: the set, and whether they add or delete.
-#[derive(Debug)]
-pub(crate) struct LabelledTransaction<S> {
-    pub(crate) transaction: Transaction,
-    pub(crate) elements: BTreeMap<usize, (S, Action)>,
-}
-
-impl<S> Default for LabelledTransaction<S> {
-    fn default() -> Self {
-        LabelledTransaction { transaction: Transaction::new(), elements: BTreeMap::new() }
-    }
-}
-
-impl<S> LabelledTransaction<S> {
-    /// Records that the next operation changes elements of a set.
-    pub(crate) fn note(&mut self, set: S, action: Action) {
-        self.elements.insert(self.transaction.len(), (set, action));
-    }
-}
+/// A transaction, and which of its operations change elements of sets: the set, and whether they add or delete.
+pub(crate) type LabelledTransaction<S> = (Transaction, BTreeMap<usize, (S, Action)>);
 
 /// Changes of a table that can be written without some of their parts.
 pub(crate) trait Changes: Clone {
@@ -306,10 +283,8 @@ pub(crate) trait Changes: Clone {
     /// A part: an element, or everything that belongs to it.
     type Part: Clone;
 
-    fn table(&self) -> &TableKey;
-
-    /// Whether the table is created, and must not exist before.
-    fn makes_table(&self) -> bool;
+    /// The table, if it is created, and must not exist before.
+    fn new_table(&self) -> Option<&TableKey>;
 
     fn outgoing(&self) -> LabelledTransaction<Self::Set>;
 
@@ -344,18 +319,17 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
     let mut written = WriteOutcome { failed: None, refused: Vec::new(), is_surprise: false };
     let mut checks = CHECKS;
     loop {
-        let mut outgoing = changes.outgoing();
-        if outgoing.transaction.is_empty() {
+        let (mut transaction, of_elements) = changes.outgoing();
+        if transaction.is_empty() {
             break;
         }
         let (NotCommitted { error, refused }, is_changed) =
-            match basis.commit(family, &mut outgoing.transaction, again, tables) {
+            match basis.commit(family, &mut transaction, again, tables) {
                 Ok(()) => break,
                 Err(refused) => refused,
             };
-        let operation = |operation| outgoing.elements.get(&operation).copied();
         let found = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(number, element)| {
-            let (set, action) = operation(number)?;
+            let (set, action) = of_elements.get(&number).copied()?;
             let part = match element {
                 Some(element) => changes.part((set, action), element)?,
                 None if is_of_an_element(&error) => {
@@ -369,13 +343,11 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
         let Some((set, action, part)) = found else {
             // Nothing was changed, because the transaction is atomic.
             written.is_surprise |= is_changed || is_of_the_state(&error);
-            let is_foreign = error.kind() == PortErrorKind::AlreadyExists
-                && changes.makes_table()
-                && refused.is_some_and(|(operation, _)| operation == 0);
-            written.failed = Some(if is_foreign {
-                PortError::new(error.kind(), format_args!("{error}: {}", made_by_others(changes.table())))
-            } else {
-                error
+            let is_foreign =
+                error.kind() == PortErrorKind::AlreadyExists && refused.is_some_and(|(operation, _)| operation == 0);
+            written.failed = Some(match changes.new_table().filter(|_| is_foreign) {
+                Some(table) => PortError::new(error.kind(), format_args!("{error}: {}", made_by_others(table))),
+                None => error,
             });
             break;
         };
@@ -391,13 +363,13 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
 fn passes<C: Changes>(changes: &C, set: C::Set, without: &[C::Part], tables: &mut dyn Tables) -> Option<bool> {
     let mut tried = changes.clone();
     tried.leave_out(set, without);
-    let outgoing = tried.outgoing();
-    match tables.check(&outgoing.transaction) {
+    let (transaction, of_elements) = tried.outgoing();
+    match tables.check(&transaction) {
         Ok(()) => Some(true),
         // The kernel continues after a refusal, and the first refusal is the one that counts. If it is about another
         // set, this set passed.
         Err(NotCommitted { refused: Some((operation, _)), .. }) => {
-            Some(outgoing.elements.get(&operation).is_none_or(|(of, _)| *of != set))
+            Some(of_elements.get(&operation).is_none_or(|(of, _)| *of != set))
         }
         Err(_) => None,
     }

@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::Arc;
 
 use ipset::{Element, IpSpan};
-use nftables::{Chain, Element as NftElement, Rule, TableKey, Transaction};
+use nftables::{Chain, Element as NftElement, Rule, TableKey};
 
 use super::contents::{TableContents, encode, read};
 use super::layout::{KEEP, Layout};
@@ -58,31 +58,27 @@ impl Changes for EntryChanges<'_> {
     type Set = SetKind;
     type Part = (SetKind, Element);
 
-    fn table(&self) -> &TableKey {
-        &self.layout.table
-    }
-
-    fn makes_table(&self) -> bool {
-        self.change.is_some_and(|change| change.fate == Fate::Make)
+    fn new_table(&self) -> Option<&TableKey> {
+        self.change.filter(|change| change.fate == Fate::Make).map(|change| &change.layout.table)
     }
 
     fn outgoing(&self) -> LabelledTransaction<SetKind> {
-        let mut out = LabelledTransaction::default();
-        if let Some(change) = self.change {
-            change.write(&mut out.transaction);
+        let (mut transaction, mut of_elements) = LabelledTransaction::default();
+        if let Some(TableChange { layout, fate, claims, chains }) = self.change {
+            write_layout(&mut transaction, (*fate, *claims), layout, [], chains);
         }
         for (kind, elements) in self.delete.iter().filter(|(_, elements)| !elements.is_empty()) {
-            out.note(*kind, Action::Delete);
+            of_elements.insert(transaction.len(), (*kind, Action::Delete));
             // A map also finds its elements by their keys.
             let elements = elements.iter().map(|element| NftElement::new(encode(*kind, element).key));
-            out.transaction.delete_elements(&self.layout.set(*kind), elements);
+            transaction.delete_elements(&self.layout.set(*kind), elements);
         }
         for (kind, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
-            out.note(*kind, Action::Add);
+            of_elements.insert(transaction.len(), (*kind, Action::Add));
             let elements = elements.iter().map(|element| encode(*kind, element));
-            out.transaction.add_elements(&self.layout.set(*kind), elements);
+            transaction.add_elements(&self.layout.set(*kind), elements);
         }
-        out
+        (transaction, of_elements)
     }
 
     fn part(&self, operation: (SetKind, Action), element: usize) -> Option<Self::Part> {
@@ -159,10 +155,6 @@ impl TableChange {
             is_change.then(|| TableChange { layout: layout.clone(), fate, claims, chains })
         };
         [of(fate, claims, first), of(Fate::Keep, false, last)]
-    }
-
-    fn write(&self, transaction: &mut Transaction) {
-        write_layout(transaction, (self.fate, self.claims), &self.layout, [], &self.chains);
     }
 }
 
