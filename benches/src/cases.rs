@@ -12,7 +12,7 @@ use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::diff::{Scope, diff};
 use proxier_core::modes::ipvs::drain::Drains;
-use proxier_core::modes::ipvs::index::Recorded;
+use proxier_core::modes::ipvs::wanted::Recorded;
 use proxier_core::modes::ipvs::observed::Observed;
 use proxier_core::modes::ipvs::plan::Plan;
 use proxier_core::modes::ipvs::rules::{self, Capabilities, Inputs};

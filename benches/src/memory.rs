@@ -5,7 +5,7 @@ use std::hint::black_box;
 use std::process::Command;
 
 use proxier_core::modes::iptables;
-use proxier_core::modes::ipvs::index::Recorded;
+use proxier_core::modes::ipvs::wanted::Recorded;
 use proxier_core::net::FrontendKey;
 use proxier_core::service::Indexed;
 

@@ -1,7 +1,7 @@
 //! Every scenario in `scenarios/`: the meaning of Services, in the output of the usual tools. See `scenarios/README.md`.
 
 use proxier_core::config::Config;
-use proxier_core::modes::ipvs::index::Recorded;
+use proxier_core::modes::ipvs::wanted::Recorded;
 use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};

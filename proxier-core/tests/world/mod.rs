@@ -4,9 +4,8 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use proxier_core::config::Config;
-use proxier_core::modes::ipvs::index::{Changed, Recorded};
 use proxier_core::modes::ipvs::sets::{SetKey, SetKind};
-use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::modes::ipvs::wanted::{Changed, Recorded, Wanted};
 use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey, ObjectKind, Store};
 use serde_json::{Value, json};

@@ -54,7 +54,6 @@
 //! node has no endpoint, with any [`Config::local_fallback`](crate::config::Config::local_fallback). Traffic from
 //! inside the cluster goes to any node.
 
-mod apply;
 mod count;
 mod diff;
 mod inspect;

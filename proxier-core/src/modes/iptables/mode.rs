@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use iptables::Dump;
 
-use super::apply::{WriteOutcome, apply};
 use super::count::Tally;
 use super::diff::NewRules;
 use super::lines;
 use super::observed::served;
-use super::plan::{Basis, FamilyPlan, IptablesPlan, RefusedServices};
+use super::plan::{Basis, FamilyPlan, IptablesPlan, RefusedServices, WriteOutcome, apply};
 use super::settings::{COUNTERS, Options};
 use super::trial;
 use super::wanted::{Index, Wanted};

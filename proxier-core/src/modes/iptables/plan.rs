@@ -1,4 +1,4 @@
-//! Plan of iptables mode: the input of `iptables-restore` for each family.
+//! Plan of iptables mode, the input of `iptables-restore` for each family, and how it is written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,11 +10,12 @@ use super::lines;
 use super::observed::Keep;
 use super::wanted::Wanted;
 use crate::modes::Work;
-use crate::modes::shared::frontends::FrontendChanges;
+use crate::modes::shared::frontends::{FrontendChanges, search};
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::{Operation, Whole};
-use crate::plan::step::{Action, Part, Step};
-use crate::ports::PortError;
+use crate::plan::report::Applied;
+use crate::plan::step::{Action, Names, Part, Step};
+use crate::ports::{PortError, PortErrorKind, Rules};
 use crate::service::Changes;
 use crate::snapshot::ObjectKey;
 
@@ -184,5 +185,230 @@ impl Work for IptablesPlan {
             let rules = (!family.transaction.is_empty()).then_some(Operation::Whole(family));
             family.frontends.operations().chain(rules)
         }))
+    }
+}
+
+/// Number of refused Services of one family after which the search is given up until the next full pass.
+const PATIENCE: usize = 16;
+
+/// Largest number of `iptables-restore` runs to find them.
+const ATTEMPTS: usize = 64;
+
+/// The result of writing a family.
+#[derive(Debug)]
+pub(super) struct WriteOutcome {
+    pub(super) family: Family,
+    /// Whether the kernel has the desired rules, except those of refused Services.
+    pub(super) is_done: bool,
+    /// Services that were refused: the kernel has their previous rules, or none. `None`: unchanged.
+    pub(super) refused: Option<BTreeSet<ObjectKey>>,
+    /// Services that were refused before and are accepted now.
+    pub(super) accepted: BTreeSet<ObjectKey>,
+    /// The kernel contradicted its tracked state.
+    pub(super) is_surprise: bool,
+    /// Change of the number of rules, if everything was written.
+    pub(super) rules: Outcome,
+    /// Rules that were written.
+    pub(super) lines: Tally,
+}
+
+/// Carries out a plan, with an outcome for everything in it.
+pub(super) fn apply(
+    plan: &IptablesPlan,
+    wanted: &Wanted<'_>,
+    names: &Names<'_>,
+    rules: &mut dyn Rules,
+) -> (Applied, Vec<WriteOutcome>) {
+    let mut applied = Applied::default();
+    // If this fails, the kernel refuses the rules that name them, and its answer contains the reason.
+    if !plan.counters.is_empty()
+        && let Err(error) = rules.make_counters(&plan.counters)
+    {
+        applied.fail(Step::new(Action::Add, Part::Rules, "counters of packets"), error);
+    }
+    // Both families in one call, because starting the programs takes most of the time.
+    let changes: Vec<_> = plan.families.iter().filter(|family| !family.transaction.is_empty()).collect();
+    let changes: Vec<_> = changes.iter().map(|family| (family.family, &family.transaction)).collect();
+    let mut outcomes: BTreeMap<Family, Result<(), PortError>> = BTreeMap::new();
+    if !changes.is_empty() {
+        let restored = rules.restore_families(&changes);
+        outcomes.extend(changes.iter().map(|(family, _)| *family).zip(restored));
+    }
+    let mut written = Vec::new();
+    for family in &plan.families {
+        let outcome = outcomes.remove(&family.family).unwrap_or(Ok(()));
+        written.push(finish(family, outcome, (wanted, names), rules, &mut applied));
+    }
+    (applied, written)
+}
+
+/// Whether a single object may have caused an error, so that writing can continue without it.
+fn is_of_an_object(error: &PortError) -> bool {
+    matches!(
+        error.kind(),
+        PortErrorKind::Invalid | PortErrorKind::Unavailable | PortErrorKind::NotFound | PortErrorKind::Other
+    )
+}
+
+/// Records the outcome of a family's restore. If the kernel refuses it, finds the Services that cause this, and writes
+/// the rest.
+fn finish(
+    plan: &FamilyPlan,
+    outcome: Result<(), PortError>,
+    (wanted, names): (&Wanted<'_>, &Names<'_>),
+    rules: &mut dyn Rules,
+    applied: &mut Applied,
+) -> WriteOutcome {
+    let mut written = WriteOutcome {
+        family: plan.family,
+        is_done: outcome.is_ok(),
+        refused: None,
+        accepted: BTreeSet::new(),
+        is_surprise: false,
+        rules: plan.rules,
+        lines: if outcome.is_ok() { plan.written } else { Tally::default() },
+    };
+    let mut outcome = outcome;
+    if let Basis::Read { services, refused, held } = &plan.basis {
+        let left = &refused.left;
+        let mut search =
+            Search { wanted, plan, held, left, rules, refused: BTreeMap::new(), total: None, lines: Tally::default() };
+        let again: Vec<ObjectKey> = refused.tried.iter().cloned().collect();
+        outcome = match outcome {
+            Ok(()) => search.write(again),
+            Err(error) if is_of_an_object(&error) && !services.is_empty() => {
+                search.write(services.iter().cloned().chain(again).collect())
+            }
+            Err(error) => Err(error),
+        };
+        for (service, error) in &search.refused {
+            for step in steps_of(service, plan, wanted, names) {
+                applied.fail(step, error.clone());
+            }
+        }
+        if let Some(total) = search.total {
+            written.rules = Outcome::Total(total);
+        }
+        written.lines = written.lines.and(search.lines);
+        let mut now: BTreeSet<ObjectKey> = search.refused.into_keys().collect();
+        if outcome.is_ok() {
+            written.accepted = refused.tried.difference(&now).cloned().collect();
+        }
+        now.extend(if outcome.is_ok() { refused.left.clone() } else { refused.all().cloned().collect() });
+        written.refused = Some(now);
+    }
+    let is_refused = |key: &FrontendKey| {
+        let owner = wanted.desired().owner(key);
+        owner.is_some_and(|owner| written.refused.as_ref().is_some_and(|refused| refused.contains(owner)))
+    };
+    written.is_done = outcome.is_ok();
+    match outcome {
+        Ok(()) if plan.transaction.is_empty() && written.accepted.is_empty() => {}
+        Ok(()) => {
+            applied.restored.push(plan.family);
+            applied.count(Part::Rules, Action::Change, 1);
+            plan.frontends.count(|key| !is_refused(key), applied);
+            let accepted = written.accepted.iter().map(|service| frontends_of(service, plan, wanted).len());
+            applied.count(Part::Frontend, Action::Change, accepted.sum());
+        }
+        Err(error) => {
+            let is_state = !matches!(error.kind(), PortErrorKind::Busy | PortErrorKind::Permission);
+            let is_partial = matches!(plan.basis, Basis::Known);
+            written.is_surprise = is_partial && is_state;
+            let failures = applied.partial_restore_failures.of_mut(plan.family);
+            *failures = failures.saturating_add(usize::from(is_partial));
+            let step = plan.step().with(format_args!("{} frontends", plan.frontends.0.len()));
+            applied.fail(step, error);
+        }
+    }
+    written
+}
+
+fn frontends_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>) -> Vec<FrontendKey> {
+    let compiled = wanted.desired().compiled(service);
+    let keys = compiled.iter().flat_map(|compiled| &compiled.frontends).map(|frontend| frontend.key);
+    keys.filter(|key| key.family() == plan.family && wanted.desired().owner(key) == Some(service)).collect()
+}
+
+/// The steps that a refused Service's Frontends would have been.
+fn steps_of(service: &ObjectKey, plan: &FamilyPlan, wanted: &Wanted<'_>, names: &Names<'_>) -> Vec<Step> {
+    let owned = frontends_of(service, plan, wanted);
+    let steps: Vec<Step> = owned.iter().map(|key| plan.frontends.operation(key).step(names)).collect();
+    if steps.is_empty() {
+        return vec![Step::new(Action::Change, Part::Frontend, service).of_service(Some(service.to_string()))];
+    }
+    steps
+}
+
+/// Finds the Services that the kernel refuses, and writes the rest.
+struct Search<'a, 'p> {
+    wanted: &'a Wanted<'a>,
+    plan: &'a FamilyPlan,
+    held: &'a BTreeSet<FrontendKey>,
+    /// Services that are not tried.
+    left: &'a BTreeSet<ObjectKey>,
+    rules: &'p mut dyn Rules,
+    refused: BTreeMap<ObjectKey, PortError>,
+    /// Number of rules after the last attempt that succeeded.
+    total: Option<Tally>,
+    /// Rules that were written.
+    lines: Tally,
+}
+
+impl Search<'_, '_> {
+    /// Writes the lines of none of these Services first, then those of all that the kernel accepts.
+    ///
+    /// # Errors
+    /// A failure that is not caused by one Service, or by too many.
+    fn write(&mut self, mut services: Vec<ObjectKey>) -> Result<(), PortError> {
+        if services.is_empty() {
+            return Ok(());
+        }
+        if let Some(error) = self.attempt(&services)? {
+            return Err(error);
+        }
+        let mut attempts = ATTEMPTS;
+        while let Some(error) = self.attempt(&[])? {
+            let mut failed = error;
+            let found = search(services.clone(), &mut attempts, |waiting| {
+                self.attempt(waiting).map_err(|error| failed = error).ok().map(|refused| refused.is_none())
+            });
+            let Some(found) = found.filter(|_| self.refused.len() < PATIENCE) else { return Err(failed) };
+            services.retain(|service| *service != found);
+            // Its own reason, because others may be refused for another.
+            if let Some(error) = self.attempt(&services)? {
+                self.refused.insert(found, error);
+            }
+        }
+        // Tables are written one after the other, so table filter may contain lines of a Service that table nat
+        // refuses.
+        if !self.refused.is_empty()
+            && let Ok(dump) = self.rules.dump(self.plan.family)
+        {
+            self.total = Some(Tally::after(&dump, &Transaction::new()).0);
+        }
+        Ok(())
+    }
+
+    /// Writes everything except the lines of Services that wait, were refused, or are not tried; these stay unchanged.
+    /// Returns why it was refused, if a single object may be the reason.
+    ///
+    /// # Errors
+    /// A failure unrelated to a Service.
+    fn attempt(&mut self, waiting: &[ObjectKey]) -> Result<Option<PortError>, PortError> {
+        let family = self.plan.family;
+        let dump = self.rules.dump(family)?;
+        let out = waiting.iter().chain(self.refused.keys()).chain(self.left);
+        let keep = keep(self.wanted, &dump, family, self.held, out);
+        let compared = compare(self.wanted, &dump, family, &keep, None)?;
+        if !compared.transaction.is_empty()
+            && let Err(error) = self.rules.restore(family, &compared.transaction)
+        {
+            return if is_of_an_object(&error) { Ok(Some(error)) } else { Err(error) };
+        }
+        let (total, written) = Tally::after(&dump, &compared.transaction);
+        self.total = Some(total);
+        self.lines = self.lines.and(written);
+        Ok(None)
     }
 }

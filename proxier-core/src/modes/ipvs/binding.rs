@@ -22,9 +22,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use super::index::Scope;
 use super::observed::{Observed, is_single};
-use super::wanted::Wanted;
+use super::wanted::{Scope, Wanted};
 use crate::config::Config;
 pub use crate::modes::shared::networks::Unusable;
 use crate::modes::shared::networks::{network_of, usable};

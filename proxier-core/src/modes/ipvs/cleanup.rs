@@ -6,11 +6,10 @@ use iptables::{Dump, TableName};
 
 use crate::config::{Config, Families, KernelNames, NamePrefix, RulesBy};
 use crate::modes::ipvs::diff::foreign;
-use crate::modes::ipvs::index::Index;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::reading::{self, Records};
 use crate::modes::ipvs::sets::SetKey;
-use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::ipvs::wanted::{Index, Wanted};
 use crate::modes::ipvs::{guards, rules};
 use crate::modes::shared::chains::Removal;
 use crate::modes::shared::cleaned::{Cleaned, IsKeptIn, ServedFrontends};

@@ -11,12 +11,12 @@ use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::drain::Drains;
-pub use crate::modes::ipvs::index::Scope;
 use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::plan::{Phase, Plan, Stage};
 use crate::modes::ipvs::servers::Server;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
+pub use crate::modes::ipvs::wanted::Scope;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::step::Action;

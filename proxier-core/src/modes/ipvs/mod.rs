@@ -17,7 +17,6 @@ mod insides {
     pub mod diff;
     pub mod drain;
     pub mod guards;
-    pub mod index;
     pub(super) mod inspect;
     pub(super) mod lower;
     pub(super) mod mode;

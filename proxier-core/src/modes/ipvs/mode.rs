@@ -11,13 +11,13 @@ use super::apply::{Effects, apply};
 use super::binding::Routes;
 use super::diff::{Scope, diff, foreign, hold, losing};
 use super::guards::{Guards, migrate_backend};
-use super::index::Changed;
 use super::observed::{BoundRoutes, Observed};
 use super::pass_plan::{complete, flows_to_forget};
 use super::plan::{Phase, Plan};
 use super::reading::{self, Listed, Records};
 use super::rules;
 use super::state::{Mode, Servers};
+use super::wanted::Changed;
 use crate::backoff::RulesRetry;
 use crate::config::{Binding, Families};
 use crate::modes::shared::sysctls;
@@ -102,7 +102,7 @@ impl Mode {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
-        let scope = |all| if all || self.changed().is_all() { Scope::All } else { Scope::Changed(self.changed()) };
+        let scope = |all| if all || self.changed().is_all { Scope::All } else { Scope::Changed(self.changed()) };
         if pass.full {
             report.foreign = foreign(wanted, observed, config).map(|key| key.to_string()).collect();
         }

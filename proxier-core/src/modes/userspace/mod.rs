@@ -45,7 +45,6 @@
 //!   cannot be detected.
 
 mod mode;
-mod plan;
 
 pub use mode::UserspaceOptions;
 pub(crate) use mode::{Mode, wanted_sysctls};

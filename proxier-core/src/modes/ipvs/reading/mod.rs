@@ -202,7 +202,7 @@ pub(super) fn read_rest(
 /// `None`: no changed one exists.
 pub(crate) fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)> {
     let wanted = mode.wanted(pass.desired);
-    let is_all = pass.full || mode.changed().is_all();
+    let is_all = pass.full || mode.changed().is_all;
     let (serves, is_masqueraded) = if is_all {
         let mut all = pass.desired.frontends().peekable();
         (all.peek().is_some(), all.any(|frontend| !frontend.returns_directly))

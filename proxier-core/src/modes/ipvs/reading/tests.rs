@@ -5,7 +5,7 @@ use ipvs::model::{ObservedRealServer, Scheduler, Timeouts, VirtualServer, Virtua
 use ipvs::{Operation, VirtualServerKey};
 
 use super::*;
-use crate::modes::ipvs::index::Recorded;
+use crate::modes::ipvs::wanted::Recorded;
 use crate::ports::{ItemFailures, PortError};
 use crate::service::Indexed;
 
