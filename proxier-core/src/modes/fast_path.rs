@@ -25,7 +25,6 @@ use crate::ports::{PortError, PortErrorKind, Tables};
 use crate::service::Packet;
 use crate::snapshot::HostAddresses;
 
-/// Name of the flow table.
 const FLOWS: &str = "services";
 /// Name of the chain that adds connections to it.
 const FORWARD: &str = "forward";
@@ -34,7 +33,6 @@ const LAST: Priority = Priority(200);
 /// `IPS_DST_NAT` (linux/netfilter/nf_conntrack_common.h).
 const DST_NAT: u32 = 1 << 5;
 
-/// Change of the table.
 #[derive(Clone, Debug)]
 pub(crate) struct FlowtableChange {
     step: Step,
@@ -286,7 +284,6 @@ pub(crate) fn step(config: &Config, mode: Kind, packet: &Packet) -> Option<Strin
     })
 }
 
-/// Removes the table.
 pub(super) fn cleanup(config: &Config, tables: &mut dyn Tables) -> Cleaned {
     let mut cleaned = Cleaned::default();
     remove_table(&table(config), is_ours, tables, &mut cleaned);

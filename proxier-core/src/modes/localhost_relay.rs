@@ -51,7 +51,6 @@ impl ListenerChange {
     }
 }
 
-/// The listeners, tracked from pass to pass.
 #[derive(Debug, Default)]
 pub(crate) struct Tracker {
     pub(crate) counts: LocalhostNodePorts,
@@ -109,7 +108,6 @@ impl Tracker {
         keys.into_iter().filter_map(change).collect()
     }
 
-    /// Opens, changes and closes listeners.
     pub(crate) fn apply(
         &mut self,
         changes: &[ListenerChange],

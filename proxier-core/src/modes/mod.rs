@@ -233,7 +233,6 @@ pub fn sysctl_changes(
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) names: Names<'a>,
-    /// Frontends of all Services.
     pub(crate) desired: &'a Desired,
     /// Differences from the last written state.
     pub(crate) changes: &'a Changes,
@@ -248,7 +247,6 @@ pub(crate) struct Pass<'a> {
     pub(crate) is_preview: bool,
     /// Whether a full pass has succeeded.
     pub(crate) settled: bool,
-    /// The last pass failed.
     pub(crate) failing: bool,
     /// Check all UDP flows, including those to these addresses and ports, which another mode served.
     pub(crate) sweep: Option<&'a BTreeSet<SocketAddr>>,
@@ -282,14 +280,12 @@ pub struct Plan {
     /// Values to write once the rules of IPv4 exist, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
     pub(crate) fast_path: Option<Box<fast_path::FlowtableChange>>,
-    /// Changes of listeners of nftables mode.
     pub(crate) listeners: Vec<localhost_relay::ListenerChange>,
     pub(crate) forget: UdpServices,
 }
 
 /// A mode's work in a plan: what a preview shows, and what the mode carries out.
 pub(crate) trait Work: Any + fmt::Debug + Send + Sync {
-    /// Whether there is none.
     fn is_empty(&self) -> bool;
 
     /// The operations, in the order in which they run.
@@ -321,7 +317,6 @@ impl Plan {
         self.work.as_ref().is_some_and(|work| work.takes_over())
     }
 
-    /// The operations after the mode's work.
     fn last_operations(&self) -> impl Iterator<Item = Operation<'_>> {
         let listeners = self.listeners.iter().map(localhost_relay::ListenerChange::operation);
         let fast_path = self.fast_path.iter().map(|change| Operation::Whole(&**change));
@@ -361,7 +356,6 @@ pub(crate) type Reading = Result<(), Vec<Unread>>;
 /// A Frontend that an index tracks.
 pub(crate) type FrontendRef<'a> = Option<&'a Arc<Frontend>>;
 
-/// The arguments for carrying out a plan's work.
 pub(crate) struct CarryOut<'a> {
     pub(crate) names: Names<'a>,
     pub(crate) desired: &'a Desired,
@@ -386,7 +380,6 @@ impl Prepared {
     }
 }
 
-/// The result of carrying out a mode's work.
 #[derive(Debug, Default)]
 pub(crate) struct Outcome {
     pub(crate) applied: Applied,
@@ -403,7 +396,6 @@ pub(crate) struct Outcome {
 /// A new mode implements the methods without a body. Those with a body are for modes whose kernel part has more to it:
 /// devices, routes, draining real servers.
 pub(crate) trait Mode: fmt::Debug + Send + Sync {
-    /// The name.
     fn kind(&self) -> Kind;
 
     /// Whether Services are compiled with their ports. The answer must not change.
@@ -433,7 +425,6 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// The parts that could not be read. The kernel's state is unknown then.
     fn read(&mut self, desired: &Desired, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Reading;
 
-    /// The tracked state of the kernel.
     fn kernel(&self) -> Option<&dyn Kernel>;
 
     /// The values below `/proc/sys` that a pass compares: by default all in a full pass, otherwise none.
@@ -469,7 +460,6 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
         BTreeSet::new()
     }
 
-    /// Records that the node facts changed.
     fn facts_changed(&mut self) {}
 
     /// Whether the mode has nf_tables tables and has read them.

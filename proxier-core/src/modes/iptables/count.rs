@@ -16,7 +16,6 @@ pub struct Tally([isize; 2]);
 /// How a write changes the number of rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The number of rules afterwards.
     Total(Tally),
     /// The number of added rules, less that of removed ones.
     Difference(Tally),
@@ -34,7 +33,6 @@ impl Extend<(TableName, usize)> for Tally {
 }
 
 impl Tally {
-    /// Both together.
     pub(super) fn and(self, other: Tally) -> Tally {
         let ([filter, nat], [more, of_nat]) = (self.0, other.0);
         Tally([filter.saturating_add(more), nat.saturating_add(of_nat)])

@@ -32,10 +32,8 @@ pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<T
     compare(wanted, observed, family, &Keep::default(), None).map(|compared| compared.transaction)
 }
 
-/// Result of a comparison.
 #[derive(Debug)]
 pub(super) struct RuleChanges {
-    /// Transaction to write.
     pub(super) transaction: Transaction,
     /// The Services whose chains differ, with the port's name and protocol.
     pub(super) ports: BTreeSet<(ObjectKey, Box<str>, Protocol)>,
@@ -150,7 +148,6 @@ pub(super) fn remove(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction
     Ok(comparison.transaction)
 }
 
-/// The chains and jumps of this mode.
 struct Ours<'a> {
     /// Chains of these names are another mode's.
     is_kept: IsKept<'a>,

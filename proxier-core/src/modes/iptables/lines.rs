@@ -56,7 +56,6 @@ impl SharedChain {
         ChainName::new(self.text())
     }
 
-    /// The shared chain with this name.
     pub(super) fn by_name(table: &TableName, name: &str) -> Option<Self> {
         SharedChain::ALL.into_iter().find(|chain| chain.table() == *table && chain.text() == name)
     }

@@ -30,14 +30,12 @@ use crate::time::Moment;
 /// Freeing a plan with more lines takes at least a millisecond.
 const LARGE: usize = 5_000;
 
-/// iptables mode of one node.
 #[expect(
     clippy::struct_excessive_bools,
     reason = "each is one question about what was found, and none excludes another"
 )]
 #[derive(Debug)]
 pub(crate) struct Mode {
-    /// Options as configured.
     options: Options,
     /// Whether the programs masquerade with random ports.
     random_fully: bool,
@@ -63,7 +61,6 @@ pub(crate) struct Mode {
     held: BTreeSet<FrontendKey>,
 }
 
-/// The rules of a family from pass to pass.
 #[derive(Debug, Default)]
 struct State {
     /// Whether settings differ from those of the last write, which affects all rules.
@@ -73,9 +70,7 @@ struct State {
     is_known: bool,
     /// Services that the kernel refused: it has their previous rules, or none.
     refused: BTreeSet<ObjectKey>,
-    /// When to retry after a failure.
     retry: Option<RulesRetry>,
-    /// Number of rules, once known.
     rules: Option<Tally>,
 }
 
@@ -162,7 +157,6 @@ impl Mode {
         missing
     }
 
-    /// Stops using counters in rules.
     fn give_up_counters(&mut self, why: PortError) {
         self.counters = Counters::Refused;
         let what =
@@ -379,7 +373,6 @@ impl Mode {
         (tables == 0 || rules.generation() == Some(after)).then_some(after)
     }
 
-    /// Numbers of existing rules and of written rules.
     fn rule_counts(&self, written: &[WriteOutcome]) -> Vec<RuleCount> {
         let of = |family: Family| {
             let total = self.state(family)?.rules?;

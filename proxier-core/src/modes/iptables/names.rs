@@ -52,7 +52,6 @@ pub(crate) fn is_ours(table: &TableName, chain: &str) -> bool {
     shared.contains(&chain) || is_of_service(table, chain)
 }
 
-/// A jump from a built-in chain.
 pub(super) struct Jump {
     pub(super) table: TableName,
     pub(super) from: &'static str,
@@ -149,7 +148,6 @@ pub(super) fn protocol(protocol: Protocol) -> &'static str {
     }
 }
 
-/// The names of a Service port's chains.
 pub(super) struct PortNames {
     hash: String,
 }

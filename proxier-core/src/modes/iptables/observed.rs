@@ -13,11 +13,9 @@ use crate::snapshot::ObjectKey;
 /// What a line of a shared chain is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LineSubject {
-    /// An address and port.
     Address(FrontendKey),
     /// A node port, on all addresses that serve node ports.
     NodePort(Protocol, u16),
-    /// The port of a health check.
     HealthCheck(u16),
 }
 
@@ -105,7 +103,6 @@ pub(super) struct Keep {
     /// The lines of these Services about these subjects stay, and no further lines of these Services are written. Two
     /// Services may claim the same node port.
     left: BTreeMap<LineSubject, BTreeSet<ObjectKey>>,
-    /// The chains of these Services are not written.
     services: BTreeSet<ObjectKey>,
 }
 
@@ -134,12 +131,10 @@ impl Keep {
         self.held.contains(place) || self.left.get(place).is_some_and(|services| services.contains(service))
     }
 
-    /// Whether the chains of this Service are not written.
     pub(super) fn has_service(&self, service: &ObjectKey) -> bool {
         self.services.contains(service)
     }
 
-    /// The lines that stay, by chain.
     pub(super) fn lines(&self, dump: &Dump, family: Family) -> BTreeMap<SharedChain, Vec<Rule>> {
         let mut kept: BTreeMap<SharedChain, Vec<Rule>> = BTreeMap::new();
         if self.held.is_empty() && self.left.is_empty() {

@@ -19,19 +19,15 @@ use crate::ports::{PortError, PortErrorKind, Rules};
 use crate::service::Changes;
 use crate::snapshot::ObjectKey;
 
-/// Plan of a pass.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub(crate) struct IptablesPlan {
     /// Missing packet counters that the rules use.
     pub(super) counters: Vec<&'static str>,
-    /// Changes of each family's rules.
     pub(super) families: Vec<FamilyPlan>,
-    /// Frontends that the safeguard holds back.
     pub(super) held: BTreeSet<FrontendKey>,
 }
 
-/// Changes to a family's rules.
 #[derive(Clone, Debug)]
 pub(super) struct FamilyPlan {
     pub(super) family: Family,
@@ -40,7 +36,6 @@ pub(super) struct FamilyPlan {
     pub(super) basis: Basis,
     /// Change of the number of rules.
     pub(super) rules: Outcome,
-    /// The rules that are written.
     pub(super) written: Tally,
 }
 
@@ -51,11 +46,8 @@ pub(super) enum Basis {
     Known,
     /// The rules as they were read.
     Read {
-        /// The Services that differ.
         services: BTreeSet<ObjectKey>,
-        /// Services that were refused before.
         refused: RefusedServices,
-        /// Frontends that the safeguard holds back.
         held: BTreeSet<FrontendKey>,
     },
 }
@@ -158,7 +150,6 @@ impl FamilyPlan {
     }
 }
 
-/// The rules as a whole.
 impl Whole for FamilyPlan {
     fn kind(&self) -> (Part, Action) {
         (Part::Rules, Action::Change)
@@ -194,7 +185,6 @@ const PATIENCE: usize = 16;
 /// Largest number of `iptables-restore` runs to find them.
 const ATTEMPTS: usize = 64;
 
-/// The result of writing a family.
 #[derive(Debug)]
 pub(super) struct WriteOutcome {
     pub(super) family: Family,
@@ -202,13 +192,11 @@ pub(super) struct WriteOutcome {
     pub(super) is_done: bool,
     /// Services that were refused: the kernel has their previous rules, or none. `None`: unchanged.
     pub(super) refused: Option<BTreeSet<ObjectKey>>,
-    /// Services that were refused before and are accepted now.
     pub(super) accepted: BTreeSet<ObjectKey>,
     /// The kernel contradicted its tracked state.
     pub(super) is_surprise: bool,
     /// Change of the number of rules, if everything was written.
     pub(super) rules: Outcome,
-    /// Rules that were written.
     pub(super) lines: Tally,
 }
 
@@ -345,13 +333,11 @@ struct Search<'a, 'p> {
     wanted: &'a Wanted<'a>,
     plan: &'a FamilyPlan,
     held: &'a BTreeSet<FrontendKey>,
-    /// Services that are not tried.
     left: &'a BTreeSet<ObjectKey>,
     rules: &'p mut dyn Rules,
     refused: BTreeMap<ObjectKey, PortError>,
     /// Number of rules after the last attempt that succeeded.
     total: Option<Tally>,
-    /// Rules that were written.
     lines: Tally,
 }
 

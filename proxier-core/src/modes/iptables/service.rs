@@ -85,7 +85,6 @@ pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result
 
 /// An endpoint of the port, with the texts that are used more than once.
 struct Endpoint {
-    /// Address and port.
     text: String,
     chain: ChainName,
 }

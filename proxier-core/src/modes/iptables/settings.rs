@@ -41,7 +41,6 @@ pub(super) const INVALID_COUNTER: &str = "ct_state_invalid_dropped_pkts";
 pub(super) const LOCALHOST_COUNTER: &str = "localhost_nps_accepted_pkts";
 
 impl Options {
-    /// The arguments that count packets.
     pub(super) fn counting(self, counter: &str) -> Vec<String> {
         let named = ["-m", "nfacct", "--nfacct-name", counter].map(str::to_owned);
         if self.counters { named.into() } else { Vec::new() }

@@ -11,12 +11,10 @@ pub(super) fn same(a: &Rule, b: &Rule, comments: bool) -> bool {
     quick() || slow()
 }
 
-/// Whether two lists of rules have the same meaning.
 pub(super) fn same_rules(a: &[Rule], b: &[Rule], comments: bool) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b, comments))
 }
 
-/// Whether two lists have rules of the same meaning, in any order.
 pub(super) fn same_in_any_order(a: &[Rule], b: &[Rule]) -> bool {
     fn sorted<T: Ord>(keys: impl Iterator<Item = T>) -> Vec<T> {
         let mut keys: Vec<T> = keys.collect();

@@ -54,7 +54,6 @@ impl Index {
         differs
     }
 
-    /// The families that are served.
     pub(super) fn families(&self) -> impl Iterator<Item = Family> {
         self.settings.iter().map(|settings| settings.family)
     }

@@ -69,12 +69,10 @@ impl Routes {
         self.sources.iter().copied().find(|source| Family::of(*source) == family)
     }
 
-    /// The individual route that an address needs.
     fn single(&self, address: IpAddr) -> Option<Network> {
         network_of(address, &self.whole).filter(|_| self.is_on)
     }
 
-    /// Whether a route is desired.
     fn wants(&self, network: &Network, wanted: &Wanted<'_>, config: &Config) -> bool {
         let address = network.addr();
         self.whole.contains(network)

@@ -71,7 +71,6 @@ impl From<RealServerKey> for EndpointKey {
     }
 }
 
-/// The real servers of a Frontend at these endpoints.
 pub(super) fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> RealServers {
     let mut config = RealServerConfig::default();
     if let Some(asked) = &frontend.balancing {

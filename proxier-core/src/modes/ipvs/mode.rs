@@ -67,7 +67,6 @@ impl Mode {
         limited
     }
 
-    /// Reads what the differences require, and makes the plan.
     fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
         self.note_leaving(&pass);
         self.time_drains(&pass);
@@ -125,7 +124,6 @@ impl Mode {
         Some((plan, kept))
     }
 
-    /// Updates drain times, and which endpoints serve.
     fn time_drains(&mut self, pass: &Pass<'_>) {
         let wanted = self.recorded.index.wanted(pass.desired);
         let changed = pass.changes.frontends().map(|(key, _)| key);

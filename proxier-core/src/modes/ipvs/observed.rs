@@ -159,7 +159,6 @@ impl Observed {
             && self.routes.whole_networks().any(|network| network.contains(&addr))
     }
 
-    /// Whether a set has this address, with any port.
     fn sets_know(&self, addr: IpAddr) -> bool {
         let host = IpSpan::host(addr);
         // TCP has the lowest number of the protocols that Services have.
@@ -279,7 +278,6 @@ fn recall(
     marks.of.into_iter().collect()
 }
 
-/// Whether it is one address.
 pub(super) fn is_single(network: &Network) -> bool {
     network.prefix_len() == network.max_prefix_len()
 }
@@ -313,7 +311,6 @@ impl BoundRoutes {
         self.of_length(network).contains_key(network)
     }
 
-    /// Whether there is a route of this family.
     pub(crate) fn has_family(&self, family: Family) -> bool {
         let ends = |routes: &BTreeMap<Network, Option<IpAddr>>| {
             // Sorted by family.

@@ -65,7 +65,6 @@ pub(super) fn complete(
     report.drift = if pass.tells_drift() { drift(mode, pass, plan) } else { Vec::new() };
 }
 
-/// The Frontends of the marks in a plan.
 fn split_servers(wanted: &Wanted<'_>, plan: &Plan) -> BTreeMap<VirtualServerKey, FrontendKey> {
     let stages = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
     let keys = stages.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
@@ -150,7 +149,6 @@ fn note_guarded(wanted: &Wanted<'_>, changing: &GuardedNetworks<'_>, plan: &mut 
     plan.guarded = added.filter(|key| changing.contains_key(&key.family().into()) && has_ranges(key)).collect();
 }
 
-/// Adds the change of a family's rules, if any.
 fn plan_rules(
     programs: &Programs,
     family: Family,

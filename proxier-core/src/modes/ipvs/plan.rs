@@ -117,7 +117,6 @@ pub struct Stage {
 }
 
 impl Stage {
-    /// The operations before those on servers, in order.
     pub(super) fn first_operations<'a>(&'a self, phase: Phase, plan: &'a Plan) -> impl Iterator<Item = Operation<'a>> {
         let KernelNames { device, prefix, .. } = &plan.names;
         let action = phase.action();
@@ -139,7 +138,6 @@ impl Stage {
             .chain(self.rules.iter().map(|change| Operation::Whole(change)))
     }
 
-    /// The operations after those on servers, in order.
     pub(super) fn last_operations<'a>(&'a self, phase: Phase, plan: &'a Plan) -> impl Iterator<Item = Operation<'a>> {
         let (action, device) = (phase.action(), &plan.names.device);
         let addresses = self.addresses.iter().map(move |address| Operation::Address(action, *address, device));
@@ -148,7 +146,6 @@ impl Stage {
         addresses.chain(routes).chain(device)
     }
 
-    /// Removes entries that do not satisfy a condition.
     pub(super) fn retain_entries(&mut self, stays: impl Fn(SetKey, &Element) -> bool) {
         self.entries.iter_mut().for_each(|(set, elements)| elements.retain(|element| stays(*set, element)));
     }
@@ -188,7 +185,6 @@ impl Plan {
         self.stages.entry(phase).or_default()
     }
 
-    /// Adds the addition or deletion of an entry.
     pub(super) fn entry(&mut self, action: Action, set: SetKey, element: Element) {
         let phase = match (action, set.kind.gives_marks()) {
             (Action::Delete, true) => Phase::RetireMarks,

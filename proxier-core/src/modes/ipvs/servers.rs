@@ -98,7 +98,6 @@ impl RealServers {
         self.keys.get(place).map(|key| self.real_server(*key))
     }
 
-    /// Whether all have the usual configuration.
     pub(crate) fn are_usual(&self) -> bool {
         self.unusual.is_empty()
     }

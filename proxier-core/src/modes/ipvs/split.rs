@@ -70,7 +70,6 @@ impl Marks {
         self.places.iter()
     }
 
-    /// Gives a Frontend a mark, if it has none and one is free.
     pub(super) fn give(&mut self, frontend: FrontendKey) {
         if self.of.contains_key(&frontend) {
             return;
@@ -135,7 +134,6 @@ fn hash(frontend: &FrontendKey) -> u32 {
     all.fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
-/// The entry that gives a Frontend's packets its mark.
 pub(super) fn active_entry(frontend: &FrontendKey) -> (SetKey, Element) {
     let ports = Ports::port(frontend.protocol.into(), frontend.port);
     let set = SetKey::new(frontend.family(), SetKind::LocalSplit);
@@ -161,7 +159,6 @@ pub(super) fn with_mark(host: IpSpan, ports: Ports, mark: u32) -> Element {
     Element::IpPortIp(host, ports, IpSpan::host(Ipv4Addr::from_bits(mark).into()))
 }
 
-/// The virtual server of the mark that an entry records.
 pub(super) fn server_of(element: &Element) -> Option<VirtualServerKey> {
     recorded(element).map(|(frontend, mark)| key(frontend.family(), mark))
 }

@@ -29,12 +29,9 @@ pub struct IpvsOptions {
     pub capabilities: rules::Capabilities,
 }
 
-/// IPVS mode of one node.
 #[derive(Debug)]
 pub(crate) struct Mode {
-    /// Names of the device, the sets and the chains.
     pub(super) names: KernelNames,
-    /// How addresses are bound.
     pub(super) binding: Binding,
     /// Whether this proxy has no local routes, and will have none.
     pub(super) knows_no_routes: bool,
@@ -56,13 +53,11 @@ pub(crate) struct Mode {
     pub(super) new_facts: bool,
     /// The tracked state of the kernel; `None` before it was read.
     pub(super) observed: Option<Observed>,
-    /// The sets as tracked before the kernel was read again.
     pub(super) remembered: RememberedSets,
     /// Tables restored without a pass, for the report of the next full one.
     pub(super) restored: Vec<Step>,
     /// Whether a full pass has taken over the objects of the other variant of `guards`.
     pub(super) has_taken_over: bool,
-    /// Real servers that drain.
     pub(super) drains: Drains,
 }
 
@@ -99,7 +94,6 @@ impl Mode {
         }
     }
 
-    /// The state that IPVS must have.
     pub(crate) fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
         self.recorded.index.wanted(desired)
     }
@@ -109,13 +103,11 @@ impl Mode {
         &self.recorded.changed
     }
 
-    /// Whether addresses are bound by routes.
     pub(super) fn by_routes(&self) -> bool {
         self.binding == Binding::Routes
     }
 }
 
-/// The last tracked contents of the sets.
 #[derive(Debug, Default)]
 pub(super) struct RememberedSets(BTreeMap<SetKey, BTreeSet<Element>>);
 

@@ -45,7 +45,6 @@ pub struct Index {
     /// Whether Frontends are split where possible ([`split`]).
     splits: bool,
     pub(super) marks: Marks,
-    /// Frontends that should be split, and are not.
     unmarked: BTreeSet<FrontendKey>,
 }
 

@@ -13,7 +13,6 @@ use crate::net::{EndpointKey, Family, FrontendKey};
 use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 use crate::service::NodeFacts;
 
-/// Frontends that the tables of both families serve.
 pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut served = ServedFrontends::default();
     for family in Family::ALL {
@@ -71,7 +70,6 @@ pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
     cleaned
 }
 
-/// The name of its tables.
 const TABLE: &str = "kube-proxy";
 
 /// The comment of its tables. Kernels from 5.10 store it; kube-proxy's nftables mode needs a newer one.
@@ -207,7 +205,6 @@ fn endpoint_of(place: &str) -> Option<EndpointKey> {
     Some(EndpointKey::new(address.parse().ok()?, port.parse().ok()?))
 }
 
-/// Frontends that the tables of both families serve.
 pub(crate) fn served_by_kube_proxy(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut served = ServedFrontends::default();
     for (family, table) in Family::ALL.into_iter().zip(tables()) {

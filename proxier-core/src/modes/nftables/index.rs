@@ -41,9 +41,7 @@ pub(super) struct Index {
 pub(super) enum Need {
     /// A chain and its dependent objects.
     Chain(Family, SharedChain),
-    /// A cluster IP.
     ClusterIp(IpAddr),
-    /// The address of an endpoint on this node.
     Hairpin(IpAddr),
     /// A set of clients that slots remember.
     Clients(Family, Clients),
@@ -196,7 +194,6 @@ impl Index {
         }
     }
 
-    /// Records that a family's table has been written.
     pub(super) fn confirm(&mut self, family: Family) {
         self.written.retain(|key, _| key.family() != family);
         self.changed.retain(|need| need.family() != family);
@@ -282,12 +279,10 @@ impl Index {
         written
     }
 
-    /// The elements of a Frontend.
     pub(super) fn lower(&self, frontend: &Frontend) -> Vec<Item> {
         self.slots.get(&frontend.key).map_or_else(|| lower(frontend, &Slots::default()), |slots| lower(frontend, slots))
     }
 
-    /// The elements of a Frontend as last written.
     pub(super) fn lower_written(&self, frontend: &Frontend) -> Vec<Item> {
         lower(frontend, self.written.get(&frontend.key).unwrap_or(&Slots::default()))
     }

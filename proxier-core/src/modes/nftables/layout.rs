@@ -93,7 +93,6 @@ impl Layout {
         self.family
     }
 
-    /// The family in nf_tables' type.
     fn nft_family(&self) -> NftFamily {
         self.table.family
     }
@@ -147,7 +146,6 @@ impl Layout {
         rule.dnat_to_map(self.nft_family(), &key, Layout::reference(SetName::Endpoints))
     }
 
-    /// The clients of a slot.
     pub(super) fn clients_set(&self, clients: Clients) -> Set {
         let key = SetKey { table: self.table.clone(), name: clients.name() };
         let mut set = Set::typeof_set(key.clone(), &self.client()).unwrap_or_else(|_| Set::new(key, no_fields()));
@@ -188,7 +186,6 @@ impl Layout {
         rule(self.table.family)
     }
 
-    /// Marks a connection for masquerading.
     fn mark(&self) -> Rule {
         built(self.rule().set_mark_bits(self.mark, self.mark))
     }
@@ -314,7 +311,6 @@ impl Layout {
         chain.entered_by_set().map(|pick| self.set(SetName::Picked(pick)))
     }
 
-    /// The rules of a chain that selects an endpoint.
     fn pick_rules(&self, pick: &Pick) -> Vec<Rule> {
         let mut rules: Vec<Rule> = match pick.marks {
             Marks::Nothing => Vec::new(),
@@ -358,7 +354,6 @@ impl Layout {
         built(self.rule().in_set(&key, Layout::reference(SetName::Draws)).goto(slot.name()))
     }
 
-    /// The rules of a slot's chain.
     fn slot_rules(&self, slot: &Slot) -> Vec<Rule> {
         let timeout = Duration::from_secs(slot.secs.into());
         // A constant that nft accepts among the fields of a key: a random choice from one number.

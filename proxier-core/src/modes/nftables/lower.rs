@@ -13,7 +13,6 @@ use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
-/// A set or map of the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SetName {
     /// Frontends whose connections go to the chain with the set's name ([`Pick::has_set`]).
@@ -28,7 +27,6 @@ pub(crate) enum SetName {
     Rejected,
     /// Frontends with endpoints on other nodes only: a load balancer should try those.
     Dropped,
-    /// Frontends with source ranges.
     Guarded,
     /// Frontend with source ranges, source.
     Allowed,
@@ -57,7 +55,6 @@ impl SetName {
         matches!(self, SetName::Picked(_) | SetName::Services)
     }
 
-    /// The name in the kernel.
     pub(crate) fn name(self) -> Cow<'static, str> {
         Cow::Borrowed(match self {
             SetName::Picked(pick) => return Cow::Owned(pick.to_string()),
@@ -82,7 +79,6 @@ impl SetName {
     }
 }
 
-/// An element of a set or map.
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub(crate) struct Item {
@@ -99,7 +95,6 @@ impl Item {
         Item { set, key: ElementKey::Value(key), data: None }
     }
 
-    /// The element in the kernel's form.
     pub(super) fn into_element(self) -> Element {
         let mut element = Element::new(self.key);
         element.data = self.data;
@@ -107,7 +102,6 @@ impl Item {
     }
 }
 
-/// The number of a transport protocol.
 pub(super) fn number(protocol: Protocol) -> u8 {
     match protocol {
         Protocol::Tcp => 6,
@@ -150,7 +144,6 @@ enum Nowhere {
 /// The chains for a Frontend's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Treatment {
-    /// Chain for all clients.
     everybody: Option<Pick>,
     /// Chain for the node and its pods, if the policy is `Local`.
     anywhere: Option<Pick>,

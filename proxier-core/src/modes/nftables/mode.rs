@@ -25,7 +25,6 @@ use crate::safeguard::Kernel;
 use crate::service::{Compiled, Desired, Frontend, NO_ROOM_TO_STAY, NodeFacts};
 use crate::snapshot::HostAddresses;
 
-/// nftables mode of one node.
 #[derive(Debug)]
 pub(crate) struct Mode {
     table: Name,
@@ -36,7 +35,6 @@ pub(crate) struct Mode {
     read: BTreeMap<Family, Option<Observed>>,
     /// Families whose table was another program's when last read. They are not served.
     foreign: BTreeMap<Family, PortError>,
-    /// The layouts that were written.
     layouts: BTreeMap<Family, Layout>,
     /// Frontends that the safeguard keeps in the kernel. Their changes are visible only by reading.
     held: BTreeSet<FrontendKey>,
@@ -44,7 +42,6 @@ pub(crate) struct Mode {
     refused: BTreeSet<FrontendKey>,
     /// Frontends reported as having no session affinity.
     over_limit: BTreeSet<FrontendKey>,
-    /// Families whose last write failed.
     unfinished: BTreeSet<Family>,
 }
 
@@ -132,7 +129,6 @@ impl Mode {
         drift
     }
 
-    /// Records the present state of the kernel.
     fn note_written(&mut self, desired: &Desired, plan: &NftablesPlan, written: usize, tables: &mut dyn Tables) {
         if !self.unfinished.is_empty() || !self.refused.is_empty() {
             // Reading shows what was written and what was not.

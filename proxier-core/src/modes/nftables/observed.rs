@@ -16,7 +16,6 @@ use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
 use crate::ports::{PortError, PortErrorKind, Tables};
 use crate::service::NodeFacts;
 
-/// A family's table as read.
 #[derive(Debug, Default, PartialEq)]
 pub(super) struct Observed {
     /// Elements by set, without sets of slots, which rules write and which never count as drift.

@@ -49,11 +49,9 @@ use crate::modes::shared::nft::name as chain;
 /// Which connections a chain marks for masquerading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Marks {
-    /// Marks no connections.
     Nothing,
     /// Connections to a cluster IP that the configuration requires to be masqueraded.
     Internal,
-    /// All connections.
     Everything,
 }
 
@@ -67,7 +65,6 @@ impl Marks {
     }
 }
 
-/// Session affinity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Affinity {
     /// Seconds for which a client stays with its endpoint after its last connection.
@@ -132,11 +129,8 @@ pub(crate) struct Split {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SharedChain {
-    /// A chain that selects an endpoint.
     Pick(Pick),
-    /// A chain that jumps to one of two selecting chains.
     Split(Split),
-    /// A chain for the endpoint in a slot.
     Slot(Slot),
 }
 
@@ -146,7 +140,6 @@ pub(super) const FIRST_LOCAL_SLOT: u32 = 1 << 24;
 /// Seed of the number that selects for a new client. Constant, otherwise each start would write all rules again.
 pub(super) const SEED: u32 = 0x70_72_6f_78;
 
-/// Suffixes of the names of chains that select by client.
 const BY_CLIENT: &str = "-by-client";
 const BY_CLIENT_PORT: &str = "-by-client-port";
 
@@ -188,12 +181,10 @@ pub(super) fn ticket(is_local: bool, slot: u32, draw: u32) -> u32 {
     tickets(is_local, slot) | (draw & 0xffff)
 }
 
-/// The slot's number in the endpoint map.
 pub(super) fn slot_number(is_local: bool, slot: u32) -> u32 {
     slot.saturating_add(first(is_local))
 }
 
-/// The slot with this number in the endpoint map.
 pub(super) fn slot_at(place: u32) -> (bool, u32) {
     place.checked_sub(FIRST_LOCAL_SLOT).map_or((false, place), |slot| (true, slot))
 }

@@ -23,29 +23,23 @@ use crate::plan::step::{Action, Names, Part, Step};
 use crate::ports::Tables;
 use crate::service::{Changes, Desired};
 
-/// Plan of a pass.
 #[derive(Debug, Default)]
 pub(crate) struct NftablesPlan {
-    /// Changes to each family's table.
     pub(super) tables: Vec<TablePlan>,
     /// The generation before it.
     pub(super) generation: Option<u32>,
-    /// The tables that were read for it.
     pub(super) basis: Basis<Observed>,
-    /// Frontends that the safeguard holds back.
     pub(super) held: BTreeSet<FrontendKey>,
     /// Families whose table should be recreated, but stays because deletions are held back.
     pub(super) left: BTreeSet<Family>,
 }
 
-/// Changes to a family's table.
 #[derive(Clone, Debug)]
 pub(super) struct TablePlan {
     pub(super) layout: Layout,
     pub(super) fate: Fate,
     /// Whether this process becomes the table's owner.
     claims: bool,
-    /// Sets of chains that are created.
     sets: Vec<Set>,
     delete_sets: Vec<String>,
     /// Chains that are created or get other rules.

@@ -20,7 +20,6 @@ use crate::snapshot::Sharing;
 /// ([`Facts::most_with_affinity`](crate::modes::Facts::most_with_affinity)).
 pub(super) const MOST_STICKY: u32 = 1 << 12;
 
-/// The slots of a Frontend's endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Slots {
     cluster: Numbers,
@@ -45,7 +44,6 @@ struct Numbers {
     next: Option<NonZeroU32>,
 }
 
-/// The previous slots, by endpoint.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldSlots {
     pub(super) cluster: HeldNumbers,
@@ -63,7 +61,6 @@ pub(super) struct HeldNumbers {
 }
 
 impl HeldNumbers {
-    /// The slot of the next new endpoint.
     fn next(&self) -> u32 {
         let above = || self.slots.values().flatten().max().map_or(0, |highest| highest.saturating_add(1));
         self.next.map_or_else(above, NonZeroU32::get)
@@ -71,7 +68,6 @@ impl HeldNumbers {
 }
 
 impl HeldSlots {
-    /// The previous slots of a Frontend.
     pub(super) fn from_frontend(frontend: &Frontend, slots: &Slots) -> Self {
         let numbers = |is_local| {
             let mut held = HeldNumbers {
@@ -165,7 +161,6 @@ impl Slots {
         }
     }
 
-    /// Number of draws of a new client with affinity.
     pub(super) fn draw_count(&self, frontend: &Frontend, is_local: bool) -> u32 {
         let draws = self.numbers(frontend, is_local).0.draws.as_ref();
         draws.map_or_else(|| self.count(frontend, is_local), |draws| draws.iter().copied().fold(0, u32::saturating_add))
@@ -239,7 +234,6 @@ impl Numbers {
         number.unwrap_or_else(|| u32::try_from(share).unwrap_or(u32::MAX))
     }
 
-    /// Number of shares, of these endpoints.
     fn count(&self, endpoints: &[EndpointKey]) -> usize {
         self.shares.as_ref().map_or(endpoints.len(), |shares| shares.len())
     }

@@ -18,7 +18,6 @@ use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 const NAMED: usize = 4;
 const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
-/// The removal of a mode's chains.
 pub(in crate::modes) struct Removal<'a> {
     /// Whether a chain with this name may be removed. If there is none, nothing else is read.
     pub(in crate::modes) may_go: Box<dyn Fn(Backend, &TableName, &str) -> bool + 'a>,
@@ -149,7 +148,6 @@ fn note(
     }
 }
 
-/// Converts the edits to nf_tables.
 fn as_nft(family: Family, edits: &Transaction, tables: &mut dyn Tables) -> Result<NftTransaction, PortError> {
     let mut transaction = NftTransaction::new();
     for table in edits.tables() {

@@ -45,7 +45,6 @@ impl Cleaned {
         unread.chain(failures).chain(self.left.iter().cloned())
     }
 
-    /// Adds the result of another cleanup.
     pub(crate) fn extend(&mut self, other: Cleaned) {
         self.applied.add(other.applied);
         self.unread.extend(other.unread);
@@ -75,7 +74,6 @@ pub(crate) struct ServedFrontends {
     pub(crate) frontends: BTreeMap<FrontendKey, bool>,
     /// Frontends that depend on chains whose names the new mode has too, and which its first pass replaces.
     pub(crate) replaced: BTreeSet<FrontendKey>,
-    /// Parts that could not be read.
     pub(crate) unread: Vec<Unread>,
 }
 
@@ -84,7 +82,6 @@ impl ServedFrontends {
         *self.frontends.entry(key).or_default() |= has_endpoints;
     }
 
-    /// Marks all Frontends as replaced if `is_replaced`.
     pub(crate) fn replaced_if(mut self, is_replaced: bool) -> Self {
         self.replaced.extend(self.frontends.keys().filter(|_| is_replaced));
         self

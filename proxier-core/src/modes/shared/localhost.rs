@@ -50,7 +50,6 @@ pub(crate) fn close(ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChan
     changes(ports.sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 0)])
 }
 
-/// Closes in a cleanup.
 pub(crate) fn cleanup(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     let (changes, unmet) = close(ports);

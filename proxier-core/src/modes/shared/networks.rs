@@ -57,7 +57,6 @@ pub enum PodTraffic {
 }
 
 impl PodTraffic {
-    /// Detection as configured ([`LocalTraffic`]) for a family.
     pub(crate) fn from_facts(facts: &NodeFacts, family: Family) -> Self {
         let network = match &facts.config().local_traffic {
             LocalTraffic::ClusterCidrs(networks) => {

@@ -32,7 +32,6 @@ pub(crate) fn is_marked(table: &Table, has_chain: bool) -> bool {
     has_chain || table.comment.as_deref().is_some_and(|comment| COMMENTS.contains(&comment))
 }
 
-/// Whether a table exists and is this program's.
 pub(crate) fn is_ours(key: &TableKey, tables: &mut dyn Tables) -> Result<bool, PortError> {
     Ok(tables.has_chain(key, OWNED)? || tables.table(key)?.is_some_and(|table| is_marked(&table, false)))
 }
@@ -151,7 +150,6 @@ pub(in crate::modes) fn destination(family: Family) -> Operand {
     }
 }
 
-/// Fields of a set that cannot be made.
 pub(in crate::modes) fn no_fields() -> FieldTypes {
     #[expect(clippy::unwrap_used, reason = "a constant type that a test makes")]
     FieldTypes::of(&[DataType::INET_SERVICE]).unwrap()

@@ -26,7 +26,6 @@ pub struct HostSettings {
     pub udp_stream_secs: Option<u32>,
 }
 
-/// A value that serving needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct WantedValue {
     /// Path below `/proc/sys`.
@@ -109,7 +108,6 @@ const IP_FORWARD: &str = "net/ipv4/ip_forward";
 const VS_CONNTRACK: &str = "net/ipv4/vs/conntrack";
 const VS_CONN_REUSE_MODE: &str = "net/ipv4/vs/conn_reuse_mode";
 
-/// The values that only IPVS needs.
 fn of_ipvs(release: &str) -> Vec<WantedValue> {
     let mut all = vec![WantedValue::exactly(VS_CONNTRACK, 1)];
     if release_number(release).is_some_and(|release| ((4, 1)..(5, 9)).contains(&release)) {
@@ -154,7 +152,6 @@ pub(crate) fn changes(sysctls: &mut dyn Sysctls, wanted: Vec<WantedValue>) -> (V
     (changes, unmet)
 }
 
-/// The path of the kernel's release.
 pub(crate) const OSRELEASE: &str = "kernel/osrelease";
 
 /// The first two numbers of a release: `6.1.0-50-amd64` is (6, 1).

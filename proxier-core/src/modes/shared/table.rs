@@ -55,7 +55,6 @@ pub(crate) type ChainRules = (Chain, Vec<Rule>);
 pub(crate) trait Layout {
     fn to_table(&self) -> Table;
 
-    /// The sets that it always has.
     fn sets(&self) -> impl Iterator<Item = Set>;
 
     /// The chains that it always has, with their rules. A chain comes before those that jump to it.
@@ -66,9 +65,7 @@ pub(crate) trait Layout {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     flags: TableFlags,
-    /// Whether a process owns the table.
     is_owned: bool,
-    /// Chains by name.
     pub(crate) chains: BTreeMap<String, ChainRules>,
     /// Sets by name. Anonymous ones are deleted with their rules, and are not here.
     pub(crate) sets: BTreeMap<String, Set>,
@@ -278,7 +275,6 @@ pub(crate) type LabelledTransaction<S> = (Transaction, BTreeMap<usize, (S, Actio
 
 /// Changes of a table that can be written without some of their parts.
 pub(crate) trait Changes: Clone {
-    /// Name of a set.
     type Set: Copy + PartialEq;
     /// A part: an element, or everything that belongs to it.
     type Part: Clone;
@@ -297,7 +293,6 @@ pub(crate) trait Changes: Clone {
     fn leave_out(&mut self, set: Self::Set, parts: &[Self::Part]);
 }
 
-/// Result of a transaction.
 #[derive(Debug)]
 pub(crate) struct WriteOutcome<P> {
     /// The failure of the whole, if it failed.

@@ -44,7 +44,6 @@ impl Default for UserspaceOptions {
 /// Pause until the next check, while a route is kept for connections only.
 const LOOK_AGAIN: Duration = Duration::from_secs(5);
 
-/// Userspace mode of one node.
 #[derive(Debug, Default)]
 pub(crate) struct Mode {
     options: UserspaceOptions,
@@ -68,12 +67,10 @@ pub(crate) struct Mode {
     look_at: Option<Moment>,
 }
 
-/// Present listeners and routes.
 #[derive(Debug, Default)]
 struct KernelState {
     /// The listeners, and whether they have endpoints.
     listeners: BTreeMap<FrontendKey, bool>,
-    /// Our routes.
     routes: BTreeSet<Network>,
 }
 
@@ -335,24 +332,18 @@ pub(crate) fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::WantedValu
     wanted
 }
 
-/// Plan of a pass.
 #[derive(Debug, Default)]
 pub(crate) struct UserspacePlan {
     /// Settings of all listeners, if they differ from the present ones.
     configure: Option<Settings>,
     /// Listeners that are opened or changed.
     serve: BTreeMap<FrontendKey, (Action, Listener)>,
-    /// Listeners that are closed.
     close: BTreeSet<FrontendKey>,
-    /// Networks that become local.
     add_routes: Vec<Network>,
     /// Networks that are no longer local, once no connection needs them.
     delete_routes: Vec<Network>,
-    /// The networks that are local as a whole.
     whole: BTreeSet<Network>,
-    /// Networks that cannot be local as a whole.
     unusable: Vec<Unusable>,
-    /// Frontends that the safeguard holds back.
     held: BTreeSet<FrontendKey>,
     now: Moment,
 }
@@ -407,7 +398,6 @@ impl Index {
         }
     }
 
-    /// Whether an address must be local.
     fn needs(&self, address: IpAddr) -> bool {
         self.addresses.contains_key(&address)
     }
@@ -430,12 +420,10 @@ impl Index {
     }
 }
 
-/// Listener at a Frontend's address and port.
 fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
     desired.frontend(key).and_then(lower)
 }
 
-/// Desired listeners, sorted by key.
 fn listeners(desired: &Desired) -> impl Iterator<Item = Listener> {
     desired.frontends().filter_map(lower)
 }

@@ -17,7 +17,6 @@ use crate::plan::report::Unread;
 use crate::plan::step::Action;
 use crate::ports::{PortErrorKind, Sets, Tables};
 
-/// Sets with their entries.
 type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
 
 /// Reads the sets of the variant that does not serve; `by_table`: the serving one uses a table. Parts that the kernel

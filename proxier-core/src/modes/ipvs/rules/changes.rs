@@ -81,10 +81,8 @@ impl RuleChanges {
     }
 }
 
-/// This proxy's chains and jumps.
 #[derive(Clone, Copy)]
 pub(super) struct Ours<'a> {
-    /// Prefix of the names of this proxy's chains.
     pub(super) prefix: NamePrefix,
     /// Selects chains that belong to another mode.
     pub(super) is_kept: IsKept<'a>,

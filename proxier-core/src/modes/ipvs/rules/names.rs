@@ -21,7 +21,6 @@ pub(super) const IPVS_OUT_FILTER: &str = "IPVS-OUT-FILTER";
 const NAT: &[&str] = &[SERVICES, POSTROUTING, NODE_PORT, LOAD_BALANCER, MARK_MASQ, "FIRE-WALL"];
 const FILTER: &[&str] = &[FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPVS_FILTER, IPVS_OUT_FILTER];
 
-/// The tables in which this proxy has rules.
 pub(super) const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
 pub(super) fn chain(prefix: NamePrefix, name: &str) -> String {

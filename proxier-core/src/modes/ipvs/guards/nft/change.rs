@@ -27,16 +27,13 @@ pub struct TableChange {
     pub layout: Layout,
     /// The change of the table as a whole.
     pub fate: Fate,
-    /// Whether this process becomes the table's owner.
     claims: bool,
-    /// Chains that are created or get other rules.
     chains: Vec<ChainRules>,
 }
 
 /// The state that tables are written from.
 pub(in crate::modes::ipvs) type Basis = table::Basis<Arc<TableContents>>;
 
-/// Entries of a family's sets.
 pub(in crate::modes::ipvs) type Entries = BTreeMap<SetKind, Vec<Element>>;
 
 /// Deletes and adds entries of a table, after creating or repairing it.

@@ -16,7 +16,6 @@ use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::ports::{PortError, PortErrorKind, Tables};
 
-/// A family's table as read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::modes::ipvs) struct TableContents {
     /// Entries by set, for every existing set.
@@ -93,7 +92,6 @@ pub(super) fn encode(kind: SetKind, element: &Element) -> NftElement {
     }
 }
 
-/// The key of an entry's element.
 pub(super) fn encode_key(element: &Element) -> ElementKey {
     let place = |span: &IpSpan, ports: &Ports| {
         [span.first().into(), Value::byte(ports.protocol().number()), Value::port(ports.ports().first())]

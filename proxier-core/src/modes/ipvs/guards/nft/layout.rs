@@ -62,7 +62,6 @@ pub struct Layout {
     flags: TableFlags,
     pub(in crate::modes::ipvs) family: Family,
     mark: u32,
-    /// Whether all traffic to cluster IPs is masqueraded.
     masquerade_all: bool,
     /// Whether connections to Services keep their destinations, regardless of other tables' rules. Not while nftables
     /// mode still serves them.
@@ -83,7 +82,6 @@ pub(crate) fn table(family: Family, names: &KernelNames) -> TableKey {
 }
 
 impl Layout {
-    /// The layout of a family's table.
     pub(crate) fn new(family: Family, facts: &NodeFacts) -> Self {
         Layout {
             table: table(family, &facts.config().names),
@@ -115,7 +113,6 @@ impl Layout {
         destination(self.family)
     }
 
-    /// The key of a set's entries.
     fn key(&self, kind: SetKind) -> Vec<Operand> {
         let place = [self.destination(), Operand::L4PROTO, Operand::DPORT];
         match kind {
@@ -133,7 +130,6 @@ impl Layout {
         }
     }
 
-    /// A set without its elements.
     pub(super) fn set(&self, kind: SetKind) -> Set {
         let key = NftSetKey { table: self.table.clone(), name: name(&kind.nft_name()) };
         // Only operands unknown to nft could fail; a test creates all sets.

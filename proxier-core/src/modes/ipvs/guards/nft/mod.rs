@@ -35,7 +35,6 @@ pub(in crate::modes::ipvs) use layout::table;
 /// The tracked state of the tables.
 #[derive(Debug, Default)]
 pub(in crate::modes::ipvs) struct Tables {
-    /// The layouts in the kernel.
     pub(in crate::modes::ipvs) written: BTreeMap<Family, Layout>,
     /// The tables as just read, until the plan is made.
     found: BTreeMap<Family, Option<Arc<TableContents>>>,
@@ -46,7 +45,6 @@ pub(in crate::modes::ipvs) struct Tables {
 }
 
 impl Tables {
-    /// Reads the tables of the configured families.
     pub(in crate::modes::ipvs) fn read(
         &mut self,
         config: &Config,
@@ -72,7 +70,6 @@ impl Tables {
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
-    /// The tables that were just read, if any.
     pub(in crate::modes::ipvs) fn found_tables(&self) -> impl Iterator<Item = (Family, &TableContents)> {
         self.found.iter().filter_map(|(family, found)| Some((*family, found.as_deref()?)))
     }
@@ -82,7 +79,6 @@ impl Tables {
         Basis::new(self.generation, self.found.clone())
     }
 
-    /// Drops the tables that were read.
     pub(in crate::modes::ipvs) fn forget_found(&mut self) {
         self.found.clear();
     }
