@@ -52,12 +52,14 @@ impl Cleaned {
         self.left.extend(other.left);
     }
 
-    /// Records what could not be read, unless this kernel does not have it at all.
-    pub(crate) fn miss(&mut self, what: impl std::fmt::Display, error: PortError) {
-        if error.kind() != PortErrorKind::Unavailable {
-            self.unread.push(Unread::new(what, error));
-        }
+    pub(crate) fn miss(&mut self, what: impl Display, error: PortError) {
+        self.unread.extend(missed(what, error));
     }
+}
+
+/// What could not be read, unless this kernel does not have it at all.
+fn missed(what: impl Display, error: PortError) -> Option<Unread> {
+    (error.kind() != PortErrorKind::Unavailable).then(|| Unread::new(what, error))
 }
 
 /// Whether a chain of a table stays in a cleanup, with the jumps to it, because the mode that serves has one with that
@@ -93,10 +95,7 @@ impl ServedFrontends {
         self.unread.extend(other.unread);
     }
 
-    /// Records what could not be read, unless this kernel does not have it at all.
     pub(crate) fn miss(&mut self, what: impl Display, error: PortError) {
-        if error.kind() != PortErrorKind::Unavailable {
-            self.unread.push(Unread::new(what, error));
-        }
+        self.unread.extend(missed(what, error));
     }
 }
