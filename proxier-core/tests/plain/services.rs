@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use proptest::prelude::*;
 use proxier_core::config::{Config, NodePortAddresses, Reserved, ReservedPort, Topology, User};
-use proxier_core::modes::ipvs::wanted::Recorded;
 use proxier_core::modes::ipvs::sets::SetKind;
+use proxier_core::modes::ipvs::wanted::Recorded;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::service::{Indexed, endpoint_decisions, why_left_out};

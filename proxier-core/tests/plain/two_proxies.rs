@@ -92,7 +92,11 @@ impl Proxy {
     fn clean(&mut self) -> Cleaned {
         let config = self.node.proxier.facts().config().clone();
         let ports = &mut self.node.kernel.ports();
-        if self.node.proxier.mode() == Kind::Ipvs { cleanup(&config, &|_, _, _| false, ports) } else { nftables::cleanup(&config, ports) }
+        if self.node.proxier.mode() == Kind::Ipvs {
+            cleanup(&config, &|_, _, _| false, ports)
+        } else {
+            nftables::cleanup(&config, ports)
+        }
     }
 }
 

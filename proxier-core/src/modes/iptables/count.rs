@@ -87,8 +87,11 @@ impl Tally {
     pub(super) fn told(self, written: Tally, family: Family) -> impl Iterator<Item = RuleCount> {
         let counts = ["filter", "nat"].into_iter().zip(self.0.into_iter().zip(written.0));
         let number = |count: isize| usize::try_from(count).unwrap_or_default();
-        counts.map(move |(table, (total, written))| {
-            RuleCount { family, table, total: number(total), written: number(written) }
+        counts.map(move |(table, (total, written))| RuleCount {
+            family,
+            table,
+            total: number(total),
+            written: number(written),
         })
     }
 }

@@ -45,11 +45,7 @@ pub(super) enum Basis {
     /// The last write: nothing was read.
     Known,
     /// The rules as they were read.
-    Read {
-        services: BTreeSet<ObjectKey>,
-        refused: RefusedServices,
-        held: BTreeSet<FrontendKey>,
-    },
+    Read { services: BTreeSet<ObjectKey>, refused: RefusedServices, held: BTreeSet<FrontendKey> },
 }
 
 #[derive(Clone, Debug, Default)]

@@ -133,7 +133,6 @@ impl Settings {
             options: Options { localhost_node_ports, ..options },
         }
     }
-
 }
 
 pub(super) type TableChain = (TableName, Chain);

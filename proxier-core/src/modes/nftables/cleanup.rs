@@ -24,7 +24,7 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontend
             }
             // The table is another program's.
             Err(error) if error.kind() == PortErrorKind::AlreadyExists => {}
-            Err(error) => served.miss(format_args!("table {}", layout.table()), error),
+            Err(error) => served.miss(format_args!("table {}", layout.table), error),
         }
     }
     served

@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use nftables::{Chain, Set};
+use nftables::Set;
 
 use super::layout::Layout;
 use super::lower::{Item, SetName, Treatment, concat, lower};
@@ -239,7 +239,7 @@ impl Index {
 
     /// The chains that every table has; with `changed`, those that differ because of changes since the last write.
     pub(super) fn fixed_chains(&self, layout: &Layout, changed: bool) -> Vec<ChainRules> {
-        let family = layout.family();
+        let family = layout.family;
         let services = || layout.services(self.entered_by_set(family));
         if changed {
             let mut needs = self.changed.iter().filter(|need| need.family() == family).filter_map(Need::chain);
@@ -260,15 +260,14 @@ impl Index {
 
     /// What changed, with its last written value, in the form of a table that was read.
     pub(super) fn written(&self, layout: &Layout, desired: &Desired, changes: &Changes) -> Observed {
-        let family = layout.family();
+        let family = layout.family;
         let mut written = Observed::default();
         let before = changes.differing(desired).filter_map(|(before, _)| before);
         let before = before.filter(|frontend| frontend.key.family() == family);
         let gone = self.changed.iter().filter(|need| need.family() == family && !self.needs.contains_key(*need));
         for need in gone.clone() {
-            let chain = need
-                .chain()
-                .map(|chain| (chain.to_string(), (Chain::regular(layout.chain_key(&chain.to_string())), Vec::new())));
+            let chain = need.chain().map(ToString::to_string);
+            let chain = chain.map(|name| (name.clone(), layout.regular(&name, Vec::new())));
             written.shape.chains.extend(chain);
             written.shape.sets.extend(need.set(layout).map(|set| (set.key.name.as_str().to_owned(), set)));
         }

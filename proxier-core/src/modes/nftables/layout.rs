@@ -5,9 +5,8 @@ use std::time::Duration;
 
 use nftables::expr::{CmpOp, DynSetOp, FibFlags, FibResult, NatFlags, NumgenKind};
 use nftables::{
-    BaseChain, Chain, ChainKey, ChainType, CtState, Expression, Family as NftFamily, Hook, L4Protocol, Name, Operand,
-    Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey, SetReference, Table, TableFlags, TableKey, Value,
-    Verdict, rule,
+    ChainType, CtState, Expression, Hook, L4Protocol, Name, Operand, Priority, Register, Rule, RuleBuilder, Set,
+    SetFlags, SetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict,
 };
 
 use super::lower::{SetName, number};
@@ -16,8 +15,8 @@ use crate::config::{Config, KernelNames};
 use crate::modes::shared::networks::PodTraffic;
 use crate::modes::shared::nft::COMMENT;
 pub(super) use crate::modes::shared::nft::{OWNED, built, name as chain};
-use crate::modes::shared::nft::{RTN_LOCAL, destination, no_fields, of_pods, rejections, source};
-use crate::modes::shared::table::{self, ChainRules};
+use crate::modes::shared::nft::{RTN_LOCAL, no_fields, of_pods, rejections};
+use crate::modes::shared::table::{self, ChainRules, Layout as _};
 use crate::net::{Family, Network, Protocol};
 use crate::service::NodeFacts;
 
@@ -42,9 +41,9 @@ const COLLECTED_EVERY: Duration = Duration::from_secs(30);
 /// The layout of a family's table: everything except its elements and the chains that select endpoints.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
-    table: TableKey,
+    pub(super) table: TableKey,
     flags: TableFlags,
-    family: Family,
+    pub(super) family: Family,
     mark: u32,
     /// How local traffic is detected, even if everything is masqueraded.
     local: PodTraffic,
@@ -89,18 +88,6 @@ impl Layout {
         }
     }
 
-    pub(crate) fn family(&self) -> Family {
-        self.family
-    }
-
-    fn nft_family(&self) -> NftFamily {
-        self.table.family
-    }
-
-    pub(crate) fn table(&self) -> &TableKey {
-        &self.table
-    }
-
     fn reference(set: SetName) -> SetReference {
         SetReference::named(chain(&set.name()))
     }
@@ -111,18 +98,6 @@ impl Layout {
 
     pub(super) fn set_key_of(&self, name: &str) -> SetKey {
         SetKey { table: self.table.clone(), name: chain(name) }
-    }
-
-    pub(super) fn chain_key(&self, name: &str) -> ChainKey {
-        ChainKey { table: self.table.clone(), name: chain(name) }
-    }
-
-    fn source(&self) -> Operand {
-        source(self.family)
-    }
-
-    fn destination(&self) -> Operand {
-        destination(self.family)
     }
 
     /// Fields that identify a Frontend.
@@ -143,7 +118,7 @@ impl Layout {
     /// The same at the end of a rule.
     fn to_endpoint_after(&self, rule: RuleBuilder, slot: Operand) -> RuleBuilder {
         let key = [self.frontend().as_slice(), &[slot]].concat();
-        rule.dnat_to_map(self.nft_family(), &key, Layout::reference(SetName::Endpoints))
+        rule.dnat_to_map(self.table.family, &key, Layout::reference(SetName::Endpoints))
     }
 
     pub(super) fn clients_set(&self, clients: Clients) -> Set {
@@ -182,10 +157,6 @@ impl Layout {
         set
     }
 
-    fn rule(&self) -> RuleBuilder {
-        rule(self.table.family)
-    }
-
     fn mark(&self) -> Rule {
         built(self.rule().set_mark_bits(self.mark, self.mark))
     }
@@ -213,10 +184,6 @@ impl Layout {
         // No Frontend took it.
         rules.extend(marked(0));
         rules
-    }
-
-    fn base(&self, name: &str, kind: ChainType, hook: Hook, priority: Priority) -> Chain {
-        Chain::base(self.chain_key(name), BaseChain::new(kind, hook, priority))
     }
 
     /// Sends this node and its pods, which may use all endpoints, to one chain; their answers return through this node
@@ -253,7 +220,7 @@ impl Layout {
         let by_set = |pick| built(self.to_one_of(SetName::Picked(pick)).goto(SharedChain::Pick(pick).name()));
         let mut rules: Vec<Rule> = chains.into_iter().map(by_set).collect();
         rules.push(built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::Services))));
-        (Chain::regular(self.chain_key(SERVICES)), rules)
+        self.regular(SERVICES, rules)
     }
 
     fn new_connections(&self) -> Vec<Rule> {
@@ -373,6 +340,10 @@ impl Layout {
 }
 
 impl table::Layout for Layout {
+    fn key(&self) -> &TableKey {
+        &self.table
+    }
+
     fn to_table(&self) -> Table {
         let mut table = Table::new(self.table.clone()).comment(COMMENT);
         table.flags = self.flags;
@@ -394,25 +365,23 @@ impl table::Layout for Layout {
         if !self.is_liberal {
             forward.insert(0, built(self.rule().ct_state(CtState::INVALID).drop_packet()));
         }
-        let regular = |name: &str, rules| (Chain::regular(self.chain_key(name)), rules);
-        let localhost = self.has_localhost.then(|| regular(REJECT_LOCALHOST, self.reject_localhost()));
+        let localhost = self.has_localhost.then(|| self.regular(REJECT_LOCALHOST, self.reject_localhost()));
+        let filter = |chain, hook, priority, rules| self.base(chain, ChainType::Filter, hook, priority, rules);
+        let nat = |chain, hook, priority, rules| self.base(chain, ChainType::Nat, hook, priority, rules);
         let all = [
-            regular(OWNED, Vec::new()),
-            regular(REJECT, rejections(self.family, || self.rule()).into()),
+            self.regular(OWNED, Vec::new()),
+            self.regular(REJECT, rejections(self.family, || self.rule()).into()),
             self.services([]),
-            regular(NEW, self.new_connections()),
-            regular(GUARD, self.guard()),
-            (self.base("prerouting-guard", ChainType::Filter, Hook::Prerouting, before_dnat), guarded()),
-            (self.base("output-guard", ChainType::Filter, Hook::Output, before_dnat), guarded()),
-            (self.base("prerouting", ChainType::Nat, Hook::Prerouting, Priority::DSTNAT), self.arriving()),
-            (
-                self.base("output", ChainType::Nat, Hook::Output, Priority::DSTNAT),
-                vec![built(self.rule().jump(chain(SERVICES)))],
-            ),
-            (self.base("postrouting", ChainType::Nat, Hook::Postrouting, Priority::SRCNAT), self.masquerade()),
-            (self.base("input-filter", ChainType::Filter, Hook::Input, Priority::FILTER), new()),
-            (self.base("forward-filter", ChainType::Filter, Hook::Forward, Priority::FILTER), forward),
-            (self.base("output-filter", ChainType::Filter, Hook::Output, Priority::FILTER), new()),
+            self.regular(NEW, self.new_connections()),
+            self.regular(GUARD, self.guard()),
+            filter("prerouting-guard", Hook::Prerouting, before_dnat, guarded()),
+            filter("output-guard", Hook::Output, before_dnat, guarded()),
+            nat("prerouting", Hook::Prerouting, Priority::DSTNAT, self.arriving()),
+            nat("output", Hook::Output, Priority::DSTNAT, vec![built(self.rule().jump(chain(SERVICES)))]),
+            nat("postrouting", Hook::Postrouting, Priority::SRCNAT, self.masquerade()),
+            filter("input-filter", Hook::Input, Priority::FILTER, new()),
+            filter("forward-filter", Hook::Forward, Priority::FILTER, forward),
+            filter("output-filter", Hook::Output, Priority::FILTER, new()),
         ];
         all.into_iter().chain(localhost).collect()
     }

@@ -82,7 +82,7 @@ impl Mode {
         read: Option<&Option<Observed>>,
     ) -> Option<TablePlan> {
         let wanted = (pass.desired, &self.index);
-        let is_other = || self.layouts.get(&layout.family()).is_some_and(|written| *written != layout);
+        let is_other = || self.layouts.get(&layout.family).is_some_and(|written| *written != layout);
         let fate = match (is_served, read) {
             (true, Some(Some(observed))) => return Some(TablePlan::compared(layout, wanted, observed)),
             (true, Some(None)) => Fate::Make,
@@ -110,7 +110,7 @@ impl Mode {
     fn drift(&self, pass: &Pass<'_>, plan: &NftablesPlan) -> Vec<Step> {
         let mut drift = Vec::new();
         for table in &plan.tables {
-            let family = table.layout.family();
+            let family = table.layout.family;
             if self.unfinished.contains(&family) {
                 continue;
             }
@@ -135,7 +135,7 @@ impl Mode {
             self.known = None;
         }
         for table in &plan.tables {
-            let family = table.layout.family();
+            let family = table.layout.family;
             if self.unfinished.contains(&family) {
                 continue;
             }
@@ -218,7 +218,7 @@ impl modes::Mode for Mode {
                 Err(error) if error.kind() == PortErrorKind::AlreadyExists => {
                     self.foreign.insert(family, error);
                 }
-                Err(error) => failed.push(Unread::new(format_args!("table {}", layout.table()), error)),
+                Err(error) => failed.push(Unread::new(format_args!("table {}", layout.table), error)),
             }
         }
         if !failed.is_empty() {
@@ -255,7 +255,7 @@ impl modes::Mode for Mode {
             let layout = self.layout(family, &pass);
             match self.foreign.get(&family) {
                 Some(error) if served.contains(&family) => {
-                    report.unread.push(Unread::new(format_args!("table {}", layout.table()), error.clone()));
+                    report.unread.push(Unread::new(format_args!("table {}", layout.table), error.clone()));
                 }
                 Some(_) => {}
                 None => plan.tables.extend(self.plan_table(&pass, layout, served.contains(&family), read.get(&family))),
@@ -266,11 +266,11 @@ impl modes::Mode for Mode {
         let held = hold(losing(differing, &known.frontends, pass.desired), &known.frontends);
         // A recreated table would lose them, so it stays unchanged.
         let keeps = |family: &Family| held.iter().any(|key| key.family() == *family);
-        let remade = plan.tables.iter().filter(|table| table.fate == Fate::Remake).map(|table| table.layout.family());
+        let remade = plan.tables.iter().filter(|table| table.fate == Fate::Remake).map(|table| table.layout.family);
         let left: BTreeSet<Family> = remade.filter(keeps).collect();
-        plan.tables.retain(|table| !left.contains(&table.layout.family()));
+        plan.tables.retain(|table| !left.contains(&table.layout.family));
         for table in plan.tables.iter_mut().filter(|_| !held.is_empty()) {
-            if let Some(Some(observed)) = read.get(&table.layout.family()) {
+            if let Some(Some(observed)) = read.get(&table.layout.family) {
                 table.hold(&held, &self.index, observed);
             }
         }

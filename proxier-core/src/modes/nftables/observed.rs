@@ -100,10 +100,10 @@ impl Observed {
 
 /// Reads a family's table; `None` if it does not exist.
 pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>, PortError> {
-    let Some(snapshot) = tables.read(layout.table())? else { return Ok(None) };
+    let Some(snapshot) = tables.read(&layout.table)? else { return Ok(None) };
     let observed = Observed::read(snapshot, layout);
     observed.map(Some).ok_or_else(|| {
-        let table = layout.table();
+        let table = &layout.table;
         let what = format!("it has neither chain {} nor its comment: {}", OWNED, made_by_others(table));
         PortError::new(PortErrorKind::AlreadyExists, what)
     })
@@ -169,7 +169,7 @@ pub(crate) fn list_frontends(
     let mut all: BTreeMap<FrontendKey, ServedFrontend> = BTreeMap::new();
     for family in Family::ALL {
         let layout = Layout::new(family, &table_name(&facts.config().names), facts, false);
-        let snapshot = tables.read(layout.table())?;
+        let snapshot = tables.read(&layout.table)?;
         let counts = snapshot.iter().flat_map(|snapshot| counts(snapshot, family));
         let counts: Vec<(FrontendKey, u64)> = counts.collect();
         let Some(observed) = snapshot.and_then(|snapshot| Observed::read(snapshot, &layout)) else { continue };

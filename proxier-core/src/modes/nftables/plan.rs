@@ -4,17 +4,17 @@ use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use nftables::{Chain, Element, ElementData, ElementKey, Expression, Rule, Set, TableKey, Verdict};
+use nftables::{Element, ElementData, ElementKey, Expression, Rule, Set, TableKey, Verdict};
 
 use super::index::{Index, frontends};
 use super::layout::{Layout, SERVICES};
 use super::lower::{Item, SetName};
 use super::observed::{Observed, frontend_of, read};
-use super::pick::{Pick, SharedChain};
+use super::pick::Pick;
 use crate::modes::Work;
 use crate::modes::shared::frontends::FrontendChanges;
 use crate::modes::shared::table::{
-    self, Basis, ChainRules, Fate, LabelledTransaction, WriteOutcome, is_kind_of, write,
+    self, Basis, ChainRules, Fate, LabelledTransaction, Layout as _, WriteOutcome, is_kind_of, write,
 };
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::{Operation, Whole};
@@ -60,7 +60,7 @@ impl TablePlan {
         (desired, index): (&Desired, &Index),
         (before, changes): (&Observed, Option<&Changes>),
     ) -> Self {
-        let family = layout.family();
+        let family = layout.family;
         let mut plan = TablePlan {
             claims: fate == Fate::Keep && changes.is_none() && before.shape.is_orphan(&layout),
             layout,
@@ -104,7 +104,8 @@ impl TablePlan {
             if let Some(item) = need.item() {
                 compare(&mut plan, item);
             }
-            chains.extend(need.chain().map(|chain| shared_chain(&plan.layout, chain)));
+            let chain = need.chain().map(|chain| plan.layout.regular(&chain.to_string(), plan.layout.rules(chain)));
+            chains.extend(chain);
             plan.sets.extend(need.set(&plan.layout).filter(|set| !sets.remove(set.key.name.as_str())));
         }
         for (set, key) in elements.into_iter().flat_map(|(set, of)| of.into_keys().map(move |key| (set, key))) {
@@ -126,7 +127,7 @@ impl TablePlan {
 
     /// Computes the differences from the table that was read. One that cannot be repaired is recreated.
     pub(super) fn compared(layout: Layout, (desired, index): (&Desired, &Index), observed: &Observed) -> Self {
-        let family = layout.family();
+        let family = layout.family;
         let is_other =
             |set: Set| observed.shape.sets.get(set.key.name.as_str()).is_some_and(|of| !is_kind_of(of, &set));
         if !observed.is_other && !index.needs(family, false).filter_map(|need| need.set(&layout)).any(is_other) {
@@ -152,7 +153,7 @@ impl TablePlan {
 
     /// Leaves held Frontends unchanged, with the chains that they need.
     pub(super) fn hold(&mut self, held: &BTreeSet<FrontendKey>, index: &Index, observed: &Observed) {
-        let family = self.layout.family();
+        let family = self.layout.family;
         let is_held = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| held.contains(&key));
         let addresses: BTreeSet<ElementKey> = held.iter().map(|key| ElementKey::Value(key.address.into())).collect();
         let is_shared = |set, key: &ElementKey| match set {
@@ -231,7 +232,7 @@ impl table::Changes for TablePlan {
     type Part = FrontendKey;
 
     fn new_table(&self) -> Option<&TableKey> {
-        (self.fate == Fate::Make).then(|| self.layout.table())
+        (self.fate == Fate::Make).then(|| &self.layout.table)
     }
 
     fn outgoing(&self) -> LabelledTransaction<SetName> {
@@ -261,18 +262,18 @@ impl table::Changes for TablePlan {
     }
 
     fn part(&self, (set, _): (SetName, Action), element: usize) -> Option<FrontendKey> {
-        frontend_of(set, &self.add.get(&set)?.get(element)?.key, self.layout.family())
+        frontend_of(set, &self.add.get(&set)?.get(element)?.key, self.layout.family)
     }
 
     fn parts(&self, (set, _): (SetName, Action)) -> Vec<FrontendKey> {
         let elements = self.add.get(&set).into_iter().flat_map(|elements| elements.iter());
-        let keys = elements.filter_map(|element| frontend_of(set, &element.key, self.layout.family()));
+        let keys = elements.filter_map(|element| frontend_of(set, &element.key, self.layout.family));
         keys.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Leaves Frontends unchanged, with all their elements.
     fn leave_out(&mut self, _set: SetName, parts: &[FrontendKey]) {
-        let family = self.layout.family();
+        let family = self.layout.family;
         let parts: BTreeSet<&FrontendKey> = parts.iter().collect();
         let is_it = |set, key: &ElementKey| frontend_of(set, key, family).is_some_and(|key| parts.contains(&key));
         for (set, elements) in &mut self.add {
@@ -280,10 +281,6 @@ impl table::Changes for TablePlan {
         }
         self.frontends.0.retain(|key, _| !parts.contains(key));
     }
-}
-
-fn shared_chain(layout: &Layout, chain: &SharedChain) -> ChainRules {
-    (Chain::regular(layout.chain_key(&chain.to_string())), layout.rules(chain))
 }
 
 impl Work for NftablesPlan {
@@ -308,7 +305,7 @@ impl Whole for TablePlan {
 
     fn step(&self) -> Step {
         let names: Vec<&str> = self.chain_names().into_iter().collect();
-        table::step(self.layout.table(), self.fate, &names)
+        table::step(&self.layout.table, self.fate, &names)
     }
 }
 
@@ -320,7 +317,7 @@ pub(super) fn write_table(
     tables: &mut dyn Tables,
     applied: &mut Applied,
 ) -> (Family, WriteOutcome<FrontendKey>) {
-    let (family, layout): (Family, &Layout) = (plan.layout.family(), &plan.layout);
+    let (family, layout): (Family, &Layout) = (plan.layout.family, &plan.layout);
     let again = |tables: &mut dyn Tables| read(tables, layout).ok();
     let (left, written) = write(Cow::Borrowed(plan), family, (basis, &again), tables);
     for (key, _, error) in &written.refused {
@@ -328,7 +325,7 @@ pub(super) fn write_table(
     }
     let table_step = left.changes_rules().then(|| left.step());
     if let Some(error) = &written.failed {
-        let step = table_step.unwrap_or_else(|| Step::new(Action::Change, Part::Table, layout.table()));
+        let step = table_step.unwrap_or_else(|| Step::new(Action::Change, Part::Table, &layout.table));
         applied.fail(step.with(format_args!("{} frontends", left.frontends.0.len())), error.clone());
     } else {
         if let Some(step) = table_step {

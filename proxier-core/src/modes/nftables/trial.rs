@@ -43,7 +43,7 @@ fn add(transaction: &mut Transaction, layout: &Layout) {
             sets.extend(
                 layout.entering_set(&chain).into_iter().chain(chain.clients().map(|of| layout.clients_set(of))),
             );
-            chains.push((nftables::Chain::regular(layout.chain_key(&chain.to_string())), layout.rules(&chain)));
+            chains.push(layout.regular(&chain.to_string(), layout.rules(&chain)));
         }
     }
     write_layout(transaction, (Fate::Make, false), layout, sets, &chains);

@@ -34,13 +34,8 @@ pub(crate) struct Known<'a> {
 impl Known<'_> {
     /// The first packet of a connection that no rule picks, on any device. A rule for all new connections, or for all of
     /// a protocol, picks none.
-    pub(crate) const FIRST: Known<'static> = Known {
-        device: &|_name| None,
-        families: &Family::ALL,
-        unmarked: 0,
-        is_answer: false,
-        unless_accepted: true,
-    };
+    pub(crate) const FIRST: Known<'static> =
+        Known { device: &|_name| None, families: &Family::ALL, unmarked: 0, is_answer: false, unless_accepted: true };
 
     fn state(&self) -> CtState {
         if self.is_answer { CtState::ESTABLISHED } else { CtState::NEW }

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use iptables::TableName;
 use nftables::expr::{CmpOp, MetaKey, Reject};
 use nftables::{
-    ChainKey, ChainType, DataType, Expression, Family as NftFamily, FieldTypes, Hook, L4Protocol, Name, Operand,
-    Policy, Register, Rule, RuleBuilder, Table, TableKey, Transaction, Value, Verdict,
+    ChainKey, ChainType, DataType, Expression, Family as NftFamily, FieldTypes, Hook, L4Protocol, Name, Policy,
+    Register, Rule, RuleBuilder, Table, TableKey, Transaction, Value, Verdict,
 };
 
 use crate::compat;
@@ -133,20 +133,6 @@ pub(in crate::modes) fn of_pods(rule: RuleBuilder, pods: &PodTraffic, op: CmpOp)
             // A prefix of maximum length matches only the name itself.
             Some(interface(rule, name.as_str(), name.as_str().len() < InterfaceName::MAX_LEN, op))
         }
-    }
-}
-
-pub(in crate::modes) fn source(family: Family) -> Operand {
-    match family {
-        Family::V4 => Operand::IP_SADDR,
-        Family::V6 => Operand::IP6_SADDR,
-    }
-}
-
-pub(in crate::modes) fn destination(family: Family) -> Operand {
-    match family {
-        Family::V4 => Operand::IP_DADDR,
-        Family::V6 => Operand::IP6_DADDR,
     }
 }
 

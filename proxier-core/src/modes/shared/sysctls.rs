@@ -172,7 +172,9 @@ mod tests {
         for release in ["4.1.0", "4.18.0-553.el8_10.x86_64", "5.8.18", "5.8-rc1\n"] {
             assert!(has(release), "{release:?}");
         }
-        for release in ["3.10.0-1160.el7.x86_64", "5.9.0", "6.1.0-50-amd64", "", "5", "v5.1", "5.99999999999", "unknown"] {
+        for release in
+            ["3.10.0-1160.el7.x86_64", "5.9.0", "6.1.0-50-amd64", "", "5", "v5.1", "5.99999999999", "unknown"]
+        {
             assert!(!has(release), "{release:?}");
         }
     }

@@ -5,7 +5,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use nftables::{
-    Chain, Element, Expression, Rule, Set, SetFlags, Table, TableFlags, TableKey, TableSnapshot, Transaction,
+    BaseChain, Chain, ChainKey, ChainType, Element, Expression, Family as NftFamily, Hook, Operand, Priority, Rule,
+    RuleBuilder, Set, SetFlags, Table, TableFlags, TableKey, TableSnapshot, Transaction,
 };
 
 use super::frontends::search;
@@ -53,12 +54,38 @@ pub(crate) type ChainRules = (Chain, Vec<Rule>);
 
 /// The layout of a table: everything except its elements.
 pub(crate) trait Layout {
+    fn key(&self) -> &TableKey;
+
     fn to_table(&self) -> Table;
 
     fn sets(&self) -> impl Iterator<Item = Set>;
 
     /// The chains that it always has, with their rules. A chain comes before those that jump to it.
     fn chains(&self) -> Vec<ChainRules>;
+
+    fn rule(&self) -> RuleBuilder {
+        nftables::rule(self.key().family)
+    }
+
+    fn source(&self) -> Operand {
+        if self.key().family == NftFamily::Ip { Operand::IP_SADDR } else { Operand::IP6_SADDR }
+    }
+
+    fn destination(&self) -> Operand {
+        if self.key().family == NftFamily::Ip { Operand::IP_DADDR } else { Operand::IP6_DADDR }
+    }
+
+    fn chain_key(&self, chain: &str) -> ChainKey {
+        ChainKey { table: self.key().clone(), name: name(chain) }
+    }
+
+    fn regular(&self, chain: &str, rules: Vec<Rule>) -> ChainRules {
+        (Chain::regular(self.chain_key(chain)), rules)
+    }
+
+    fn base(&self, chain: &str, kind: ChainType, hook: Hook, priority: Priority, rules: Vec<Rule>) -> ChainRules {
+        (Chain::base(self.chain_key(chain), BaseChain::new(kind, hook, priority)), rules)
+    }
 }
 
 /// A table in the kernel, without the elements of its sets.
@@ -318,11 +345,11 @@ pub(crate) fn write<'a, C: Changes, F: PartialEq>(
         if transaction.is_empty() {
             break;
         }
-        let (NotCommitted { error, refused }, is_changed) =
-            match basis.commit(family, &mut transaction, again, tables) {
-                Ok(()) => break,
-                Err(refused) => refused,
-            };
+        let (NotCommitted { error, refused }, is_changed) = match basis.commit(family, &mut transaction, again, tables)
+        {
+            Ok(()) => break,
+            Err(refused) => refused,
+        };
         let found = refused.filter(|_| written.refused.len() < PATIENCE).and_then(|(number, element)| {
             let (set, action) = of_elements.get(&number).copied()?;
             let part = match element {

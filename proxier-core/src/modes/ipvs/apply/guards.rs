@@ -96,8 +96,7 @@ impl<'a> Run<'a, '_> {
         if possible.is_empty() {
             return;
         }
-        let transactions: Vec<_> =
-            possible.iter().map(|change| (change.family, &change.changes.transaction)).collect();
+        let transactions: Vec<_> = possible.iter().map(|change| (change.family, &change.changes.transaction)).collect();
         for (change, outcome) in possible.into_iter().zip(rules.restore_families(&transactions)) {
             let outcome = outcome.or_else(|error| self.restore_without(change, error, rules));
             match &outcome {

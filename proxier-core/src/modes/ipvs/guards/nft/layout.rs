@@ -27,17 +27,15 @@ use std::collections::BTreeSet;
 
 use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
 use nftables::{
-    BaseChain, Chain, ChainKey, ChainType, CtState, DataType, FieldTypes, Hook, L4Protocol, Operand, Priority, Rule,
-    RuleBuilder, Set, SetFlags, SetKey as NftSetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict, rule,
+    ChainType, CtState, DataType, FieldTypes, Hook, L4Protocol, Operand, Priority, Rule, RuleBuilder, Set, SetFlags,
+    SetKey as NftSetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict,
 };
 
 use crate::config::{KernelNames, MarkRange};
 use crate::modes::ipvs::sets::SetKind;
 use crate::modes::shared::networks::PodTraffic;
-use crate::modes::shared::nft::{
-    COMMENT_OF_IPVS, OWNED, RTN_LOCAL, built, destination, name, no_fields, of_pods, rejections, source,
-};
-use crate::modes::shared::table::{self, ChainRules};
+use crate::modes::shared::nft::{COMMENT_OF_IPVS, OWNED, RTN_LOCAL, built, name, no_fields, of_pods, rejections};
+use crate::modes::shared::table::{self, ChainRules, Layout as _};
 use crate::net::{Family, Network};
 use crate::service::NodeFacts;
 
@@ -97,23 +95,11 @@ impl Layout {
         }
     }
 
-    pub(super) fn chain_key(&self, chain: &str) -> ChainKey {
-        ChainKey { table: self.table.clone(), name: name(chain) }
-    }
-
     fn set_reference(kind: SetKind) -> SetReference {
         SetReference::named(name(&kind.nft_name()))
     }
 
-    fn source(&self) -> Operand {
-        source(self.family)
-    }
-
-    fn destination(&self) -> Operand {
-        destination(self.family)
-    }
-
-    fn key(&self, kind: SetKind) -> Vec<Operand> {
+    fn fields(&self, kind: SetKind) -> Vec<Operand> {
         let place = [self.destination(), Operand::L4PROTO, Operand::DPORT];
         match kind {
             SetKind::IpvsIps => vec![self.destination()],
@@ -134,8 +120,8 @@ impl Layout {
         let key = NftSetKey { table: self.table.clone(), name: name(&kind.nft_name()) };
         // Only operands unknown to nft could fail; a test creates all sets.
         let made = match kind {
-            SetKind::SplitMark => Set::typeof_map(key.clone(), &self.key(kind), &[Operand::MARK]),
-            _ => Set::typeof_set(key.clone(), &self.key(kind)),
+            SetKind::SplitMark => Set::typeof_map(key.clone(), &self.fields(kind), &[Operand::MARK]),
+            _ => Set::typeof_set(key.clone(), &self.fields(kind)),
         };
         let mut set = made.unwrap_or_else(|_| Set::new(key, no_fields()));
         if kind == SetKind::LoadBalancerSourceCidr {
@@ -144,12 +130,8 @@ impl Layout {
         set
     }
 
-    fn rule(&self) -> RuleBuilder {
-        rule(self.table.family)
-    }
-
     fn matching(&self, kind: SetKind) -> RuleBuilder {
-        self.rule().in_set(&self.key(kind), Layout::set_reference(kind))
+        self.rule().in_set(&self.fields(kind), Layout::set_reference(kind))
     }
 
     /// Compares whether a source or destination is an address of this host.
@@ -161,10 +143,6 @@ impl Layout {
         built(rule.set_mark_bits(self.mark, self.mark))
     }
 
-    fn base(&self, chain: &str, kind: ChainType, hook: Hook, priority: Priority) -> Chain {
-        Chain::base(self.chain_key(chain), BaseChain::new(kind, hook, priority))
-    }
-
     /// Rules, if any Frontend has a mark.
     fn split<const N: usize>(&self, rules: impl Fn(MarkRange) -> [Rule; N]) -> Vec<Rule> {
         self.split.map(rules).into_iter().flatten().collect()
@@ -173,7 +151,7 @@ impl Layout {
     /// Gives packets the marks of this map.
     fn mark_by(&self, kind: SetKind) -> Rule {
         let to = FieldTypes::of(&[DataType::MARK])
-            .map(|mark| Operand::map(self.key(kind), Layout::set_reference(kind), mark));
+            .map(|mark| Operand::map(self.fields(kind), Layout::set_reference(kind), mark));
         // The type of the map is constant, so it fits.
         built(to.map_or_else(|_| self.rule(), |mark| self.rule().set_mark_to(&mark)))
     }
@@ -204,7 +182,8 @@ impl Layout {
             return built(self.matching(kind).drop_packet());
         }
         let of_node = Layout::is_local(self.rule(), FibFlags::SADDR, CmpOp::Eq);
-        let place = [self.key(kind).split_last().map_or(&[][..], |(_, place)| place), &[self.destination()]].concat();
+        let place =
+            [self.fields(kind).split_last().map_or(&[][..], |(_, place)| place), &[self.destination()]].concat();
         built(of_node.in_set(&place, Layout::set_reference(kind)).drop_packet())
     }
 
@@ -249,7 +228,7 @@ impl Layout {
                 let from = [self.source(), Operand::L4PROTO, Operand::DPORT];
                 self.rule().in_set(&from, Layout::set_reference(kind))
             }
-            pods => of_pods(self.rule(), pods, CmpOp::Ne)?.in_set(&self.key(kind), Layout::set_reference(kind)),
+            pods => of_pods(self.rule(), pods, CmpOp::Ne)?.in_set(&self.fields(kind), Layout::set_reference(kind)),
         };
         Some(self.marks(rule))
     }
@@ -262,7 +241,7 @@ impl Layout {
         ];
         let mut rules = Vec::new();
         for (protocol, local, all) in ports {
-            let of = |kind| self.rule().meta_l4proto(protocol).in_set(&self.key(kind), Layout::set_reference(kind));
+            let of = |kind| self.rule().meta_l4proto(protocol).in_set(&self.fields(kind), Layout::set_reference(kind));
             rules.push(built(of(local).verdict(Verdict::Return)));
             rules.push(self.marks(of(all)));
         }
@@ -298,7 +277,7 @@ impl Layout {
     fn without_endpoints(&self) -> [Rule; 2] {
         rejections(self.family, || {
             let kind = SetKind::NoEndpoint;
-            self.rule().ct_state(CtState::NEW).in_set(&self.key(kind), Layout::set_reference(kind))
+            self.rule().ct_state(CtState::NEW).in_set(&self.fields(kind), Layout::set_reference(kind))
         })
     }
 
@@ -308,7 +287,8 @@ impl Layout {
         let returns = |rule: RuleBuilder| built(rule.verdict(Verdict::Return));
         let mut rules: Vec<Rule> = kinds.into_iter().map(|kind| returns(self.matching(kind))).collect();
         let check = SetKind::HealthCheckNodePort;
-        let checks = self.rule().meta_l4proto(L4Protocol::TCP).in_set(&self.key(check), Layout::set_reference(check));
+        let checks =
+            self.rule().meta_l4proto(L4Protocol::TCP).in_set(&self.fields(check), Layout::set_reference(check));
         rules.push(returns(checks));
         let others = || {
             self.rule().ct_state(CtState::NEW).in_set(&[self.destination()], Layout::set_reference(SetKind::IpvsIps))
@@ -323,6 +303,10 @@ impl Layout {
 }
 
 impl table::Layout for Layout {
+    fn key(&self) -> &TableKey {
+        &self.table
+    }
+
     fn to_table(&self) -> Table {
         let mut table = Table::new(self.table.clone()).comment(COMMENT_OF_IPVS);
         table.flags = self.flags;
@@ -335,37 +319,31 @@ impl table::Layout for Layout {
 
     fn chains(&self) -> Vec<ChainRules> {
         let jumps = |chain: &str| built(self.rule().jump(name(chain)));
-        let regular = |chain: &str, rules| (Chain::regular(self.chain_key(chain)), rules);
         let before = |priority: Priority| Priority(priority.0.saturating_sub(1));
-        let (nat, filter) = (ChainType::Nat, ChainType::Filter);
+        let base = |chain, hook, priority, rules| self.base(chain, ChainType::Filter, hook, priority, rules);
+        let nat = |chain, hook, priority, rules| self.base(chain, ChainType::Nat, hook, before(priority), rules);
+        let input = [vec![jumps(FILTER), jumps(FIREWALL)], self.without_endpoints().into()].concat();
+        let to_mark = self.split(|_| [built(self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE)))]);
+        let unmark = self.split(|range| [built(self.rule().mark(range.value(), range.mask()).set_mark(0))]);
         vec![
-            regular(OWNED, Vec::new()),
-            regular(KEEP, if self.keeps { vec![self.keep()] } else { Vec::new() }),
-            regular(NODE_PORT, self.node_port()),
-            regular(LOAD_BALANCER, self.load_balancer()),
-            regular(FROM_INSIDE, self.masquerade_inside()),
-            regular(FROM_OUTSIDE, self.mark_outside()),
-            regular(SERVICES, self.services()),
-            regular(SOURCE_RANGES, self.source_ranges()),
-            regular(FIREWALL, vec![built(self.matching(SetKind::LoadBalancerFirewall).jump(name(SOURCE_RANGES)))]),
-            regular(FILTER, self.ipvs_filter()),
-            (self.base("prerouting", nat.clone(), Hook::Prerouting, before(Priority::DSTNAT)), vec![jumps(SERVICES)]),
-            (self.base("output", nat.clone(), Hook::Output, before(Priority::DSTNAT)), vec![jumps(SERVICES)]),
-            (self.base("postrouting", nat, Hook::Postrouting, before(Priority::SRCNAT)), self.masquerade()),
-            (
-                self.base("input-filter", filter.clone(), Hook::Input, Priority::FILTER),
-                [vec![jumps(FILTER), jumps(FIREWALL)], self.without_endpoints().into()].concat(),
-            ),
-            (self.base("forward-filter", filter.clone(), Hook::Forward, Priority::FILTER), vec![jumps(FIREWALL)]),
-            (self.base("output-filter", filter.clone(), Hook::Output, Priority::MANGLE), vec![self.barred_from_node()]),
-            (
-                self.base("input-split", filter.clone(), Hook::Input, BEFORE_IPVS),
-                self.split(|_| [built(self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE)))]),
-            ),
-            (
-                self.base("output-split", filter, Hook::Output, Priority::RAW),
-                self.split(|range| [built(self.rule().mark(range.value(), range.mask()).set_mark(0))]),
-            ),
+            self.regular(OWNED, Vec::new()),
+            self.regular(KEEP, if self.keeps { vec![self.keep()] } else { Vec::new() }),
+            self.regular(NODE_PORT, self.node_port()),
+            self.regular(LOAD_BALANCER, self.load_balancer()),
+            self.regular(FROM_INSIDE, self.masquerade_inside()),
+            self.regular(FROM_OUTSIDE, self.mark_outside()),
+            self.regular(SERVICES, self.services()),
+            self.regular(SOURCE_RANGES, self.source_ranges()),
+            self.regular(FIREWALL, vec![built(self.matching(SetKind::LoadBalancerFirewall).jump(name(SOURCE_RANGES)))]),
+            self.regular(FILTER, self.ipvs_filter()),
+            nat("prerouting", Hook::Prerouting, Priority::DSTNAT, vec![jumps(SERVICES)]),
+            nat("output", Hook::Output, Priority::DSTNAT, vec![jumps(SERVICES)]),
+            nat("postrouting", Hook::Postrouting, Priority::SRCNAT, self.masquerade()),
+            base("input-filter", Hook::Input, Priority::FILTER, input),
+            base("forward-filter", Hook::Forward, Priority::FILTER, vec![jumps(FIREWALL)]),
+            base("output-filter", Hook::Output, Priority::MANGLE, vec![self.barred_from_node()]),
+            base("input-split", Hook::Input, BEFORE_IPVS, to_mark),
+            base("output-split", Hook::Output, Priority::RAW, unmark),
         ]
     }
 }
