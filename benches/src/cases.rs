@@ -279,7 +279,7 @@ impl World {
     pub(crate) fn converge(&mut self) {
         let index = Recorded::new(self.facts.config());
         self.all = Indexed::build(&self.store, &self.facts, index);
-        self.all.take_changed();
+        drop(std::mem::take(&mut self.all.index.changed));
         let wanted = self.all.wanted();
         let plan = diff(&wanted, &self.observed, &self.drains, Scope::All, self.facts.config());
         self.observed.apply(&plan, &wanted);
@@ -289,7 +289,7 @@ impl World {
     fn take(&mut self, slice: &EndpointSliceObject) -> usize {
         let changed = self.store.upsert_slice(slice);
         self.all.refresh(&self.store, &self.facts, &changed);
-        let changed = self.all.take_changed();
+        let changed = std::mem::take(&mut self.all.index.changed);
         let (wanted, scope) = (self.all.wanted(), Scope::Changed(&changed));
         let plan = diff(&wanted, &self.observed, &self.drains, scope, self.facts.config());
         for family in self.facts.config().families.iter() {

@@ -79,7 +79,7 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     }
     let index = Recorded::new(world.facts.config());
     world.all = Indexed::build(&world.store, &world.facts, index);
-    world.all.take_changed();
+    drop(std::mem::take(&mut world.all.index.changed));
     world.all.desired.compact();
     world.all.index.index.compact();
     share(&mut world);

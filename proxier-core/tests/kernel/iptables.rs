@@ -70,17 +70,17 @@ fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
         is_as_wanted(kernel, &full.wanted(), &scenario.id);
         // Changes as reported: all Services go, and come back.
         let mut all = Indexed::build(&store, &facts, (index(), Changes::default()));
-        all.take_changes();
+        drop(std::mem::take(&mut all.index.1));
         let services: Vec<ObjectKey> = store.services().map(|service| service.key.clone()).collect();
         all.refresh(&proxier_core::snapshot::Store::new("node-a"), &facts, &services);
-        let gone = all.take_changes();
-        kernel.restore(&update(&all.wanted(), &gone, kernel.family).unwrap().0);
-        is_as_wanted(kernel, &all.wanted(), &scenario.id);
+        let gone = std::mem::take(&mut all.index.1);
+        kernel.restore(&update(&all.index.0.wanted(&all.desired), &gone, kernel.family).unwrap().0);
+        is_as_wanted(kernel, &all.index.0.wanted(&all.desired), &scenario.id);
         all.refresh(&store, &facts, &services);
-        let back = all.take_changes();
-        kernel.restore(&update(&all.wanted(), &back, kernel.family).unwrap().0);
+        let back = std::mem::take(&mut all.index.1);
+        kernel.restore(&update(&all.index.0.wanted(&all.desired), &back, kernel.family).unwrap().0);
         is_as_wanted(kernel, &full.wanted(), &scenario.id);
-        assert_eq!(all.wanted(), full.wanted());
+        assert_eq!(all.index.0.wanted(&all.desired), full.wanted());
         let text = kernel.text();
         let rules = before.lines().filter(|line| line.starts_with("-A"));
         rules.for_each(|rule| assert!(text.contains(rule), "{rule} is gone: {text}"));

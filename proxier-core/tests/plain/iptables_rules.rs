@@ -70,7 +70,7 @@ fn built(store: &Store, facts: &NodeFacts, options: Options) -> Indexed<Index> {
 fn recorded(store: &Store, facts: &NodeFacts) -> Indexed<(Index, Changes)> {
     let index = (Index::new(facts, Options::default()), Changes::default());
     let mut all = Indexed::build(store, facts, index);
-    all.take_changes();
+    drop(std::mem::take(&mut all.index.1));
     all
 }
 
@@ -233,10 +233,10 @@ fn agents_frontends_are_ports_of_their_own() {
     let changed = store.upsert_frontends(&key, vec![internal, balanced, local]);
     let facts = facts(&with_pods());
     let mut all = recorded(&Store::new(""), &facts);
-    let kernel = tables(&all.wanted(), Family::V4);
+    let kernel = tables(&all.index.0.wanted(&all.desired), Family::V4);
     all.refresh(&store, &facts, &changed);
-    let changed = all.take_changes();
-    let text = update(&all.wanted(), &changed, Family::V4).unwrap().0.to_restore_text().unwrap();
+    let changed = std::mem::take(&mut all.index.1);
+    let text = update(&all.index.0.wanted(&all.desired), &changed, Family::V4).unwrap().0.to_restore_text().unwrap();
     kernel.restore(&text);
     // The order in chains that all Services share has no meaning.
     let sorted = |host: &Host| {
@@ -246,8 +246,8 @@ fn agents_frontends_are_ports_of_their_own() {
         }
         chains
     };
-    assert_eq!(sorted(&kernel), sorted(&tables(&all.wanted(), Family::V4)));
-    assert!(changes(&all.wanted(), &kernel.dump(), Family::V4).unwrap().is_empty());
+    assert_eq!(sorted(&kernel), sorted(&tables(&all.index.0.wanted(&all.desired), Family::V4)));
+    assert!(changes(&all.index.0.wanted(&all.desired), &kernel.dump(), Family::V4).unwrap().is_empty());
     for line in [
         "--comment \"ns1/agent:172.30.0.50:80 cluster IP\" -m tcp -p tcp -d 172.30.0.50 --dport 80 -j KUBE-SVC-",
         "--comment \"ns1/agent:203.0.113.9:443 loadbalancer IP\" -m tcp -p tcp -d 203.0.113.9 --dport 443 -j KUBE-FW-",
@@ -282,29 +282,34 @@ fn many_endpoints_leave_out_comments() {
     let many: Vec<(&str, &str)> = many.iter().map(|address| (address.as_str(), "node-b")).collect();
     let mut store = store(&[web("one", "172.30.0.41"), web("many", "172.30.0.42")], &[slice("many", ("", 80), &many)]);
     let mut all = recorded(&store, &facts);
-    assert!(all.wanted().has_comments(Family::V4));
-    let kernel = tables(&all.wanted(), Family::V4);
+    assert!(all.index.0.wanted(&all.desired).has_comments(Family::V4));
+    let kernel = tables(&all.index.0.wanted(&all.desired), Family::V4);
 
     let endpoint = slice("one", ("", 80), &[("10.181.0.1", "node-b")]);
     let services = store.upsert_slice(&serde_json::from_value(endpoint).unwrap());
     all.refresh(&store, &facts, &services);
-    let changed = all.take_changes();
-    assert!(!all.wanted().has_comments(Family::V4) && all.wanted().has_comments(Family::V6));
-    let text = update(&all.wanted(), &changed, Family::V4).unwrap().0.to_restore_text().unwrap();
+    let changed = std::mem::take(&mut all.index.1);
+    assert!(
+        !all.index.0.wanted(&all.desired).has_comments(Family::V4)
+            && all.index.0.wanted(&all.desired).has_comments(Family::V6)
+    );
+    let text = update(&all.index.0.wanted(&all.desired), &changed, Family::V4).unwrap().0.to_restore_text().unwrap();
     assert_eq!(text.lines().filter(|line| line.starts_with("-A KUBE-S")).count(), 3, "{text}");
     assert!(text.contains(" --comment \"ns1/one cluster IP\"") && !text.contains("ns1/many"), "{text}");
     assert!(text.lines().any(|line| line.starts_with("-A KUBE-SEP-") && line.contains(" -s 10.181.0.1 ")));
     assert!(text.lines().filter(|line| line.starts_with("-A KUBE-SEP-")).all(|line| !line.contains("comment")));
     kernel.restore(&text);
-    assert!(changes(&all.wanted(), &kernel.dump(), Family::V4).unwrap().is_empty());
+    assert!(changes(&all.index.0.wanted(&all.desired), &kernel.dump(), Family::V4).unwrap().is_empty());
 
-    let plain = tables(&all.wanted(), Family::V4);
+    let plain = tables(&all.index.0.wanted(&all.desired), Family::V4);
     let services = store.delete_service(&ObjectKey::new("ns1", "one"));
     all.refresh(&store, &facts, &services);
-    let changed = all.take_changes();
-    plain.restore(&update(&all.wanted(), &changed, Family::V4).unwrap().0.to_restore_text().unwrap());
-    assert!(all.wanted().has_comments(Family::V4));
-    assert!(changes(&all.wanted(), &plain.dump(), Family::V4).unwrap().is_empty());
+    let changed = std::mem::take(&mut all.index.1);
+    plain.restore(
+        &update(&all.index.0.wanted(&all.desired), &changed, Family::V4).unwrap().0.to_restore_text().unwrap(),
+    );
+    assert!(all.index.0.wanted(&all.desired).has_comments(Family::V4));
+    assert!(changes(&all.index.0.wanted(&all.desired), &plain.dump(), Family::V4).unwrap().is_empty());
 }
 
 /// Chains and jumps of IPVS mode and of older releases, a kubelet's rule, and a foreign rule that uses our chains.

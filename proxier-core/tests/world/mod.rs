@@ -49,7 +49,7 @@ impl World {
     pub(crate) fn refresh(&mut self, services: &[ObjectKey]) -> Changed {
         let facts = self.facts();
         self.all.refresh(&self.store, &facts, services);
-        self.all.take_changed()
+        std::mem::take(&mut self.all.index.changed)
     }
 
     /// A Service in namespace demo with these fields of `spec` (`status` is moved out of them).
@@ -88,7 +88,7 @@ impl World {
     pub(crate) fn refresh_all(&mut self) -> Changed {
         let facts = self.facts();
         self.all.refresh_all(&self.store, &facts);
-        self.all.take_changed()
+        std::mem::take(&mut self.all.index.changed)
     }
 
     /// The real servers of `TCP 10.96.0.1:80` and similar keys.

@@ -91,18 +91,6 @@ impl Indexed<Index> {
     }
 }
 
-impl Indexed<(Index, Changes)> {
-    /// State that iptables has to have.
-    pub fn wanted(&self) -> Wanted<'_> {
-        self.index.0.wanted(&self.desired)
-    }
-
-    /// Takes the recorded changes.
-    pub fn take_changes(&mut self) -> Changes {
-        std::mem::take(&mut self.index.1)
-    }
-}
-
 fn endpoints_of(port: &Port) -> usize {
     port.cluster.len().max(port.local.len())
 }

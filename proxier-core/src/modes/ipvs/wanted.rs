@@ -381,11 +381,6 @@ impl Indexed<Recorded> {
     pub fn wanted(&self) -> Wanted<'_> {
         self.index.index.wanted(&self.desired)
     }
-
-    /// Takes the recorded changes.
-    pub fn take_changed(&mut self) -> Changed {
-        std::mem::take(&mut self.index.changed)
-    }
 }
 
 impl<'a> Wanted<'a> {
