@@ -105,7 +105,7 @@ fn counted(expected: usize, mut work: impl FnMut() -> usize) -> Result<(), Failu
 
 fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<(), Failure> {
     let mut world = World::new(services, endpoints);
-    let (empty, drains) = (Observed::new(), Drains::default());
+    let (empty, drains) = (Observed::default(), Drains::default());
     let all_servers = usize::try_from(services * (endpoints + 1))?;
     match what {
         "full" => counted(all_servers, || {
@@ -265,7 +265,7 @@ impl World {
             store,
             facts,
             all: Indexed::new(Recorded::new(&Config::default())),
-            observed: Observed::new(),
+            observed: Observed::default(),
             drains: Drains::default(),
         }
     }

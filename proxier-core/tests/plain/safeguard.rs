@@ -22,7 +22,7 @@ fn cluster(count: u8) -> (World, Observed) {
     for number in 1..=count {
         add(&mut world, number);
     }
-    let mut observed = Observed::new();
+    let mut observed = Observed::default();
     observed.apply(&plan(&world, &observed, Scope::All), &world.wanted());
     (world, observed)
 }

@@ -114,11 +114,6 @@ impl<'a> Wanted<'a> {
         self.desired
     }
 
-    /// The families that are served.
-    pub fn families(self) -> impl Iterator<Item = Family> {
-        self.index.families()
-    }
-
     /// What a family's rules depend on besides Services; `None` for a family that is not served.
     pub fn settings(self, family: Family) -> Option<&'a Settings> {
         self.index.settings(family)

@@ -280,7 +280,7 @@ impl modes::Mode for Mode {
         let Ports { ipvs, sets, rules, links, routes, tables, .. } = ports;
         let families: Vec<Family> = config.families.iter().collect();
         let is_settled = self.observed.is_some() && self.leaving.is_empty();
-        let (mut observed, mut unread) = (Observed::new(), Vec::new());
+        let (mut observed, mut unread) = (Observed::default(), Vec::new());
         let mut read = |records: Records<'_>, ipvs: &mut dyn Ipvs| {
             (observed, unread) = reading::read(records, ipvs, (host, config), wanted, is_settled);
         };

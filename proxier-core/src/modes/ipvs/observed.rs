@@ -6,10 +6,10 @@ use std::num::NonZeroU32;
 
 use ipset::{Element, IpSpan, Ports, SetType};
 use ipvs::model::Protocol;
-use ipvs::{RealServer, RealServerKey, VirtualServer, VirtualServerKey};
+use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
-use crate::modes::ipvs::servers::{RealServers, Server};
+use crate::modes::ipvs::servers::Server;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network};
@@ -82,17 +82,6 @@ fn address_and_ports(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
 }
 
 impl Observed {
-    /// Creates the state of an empty kernel.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds a virtual server with its real servers, in any order.
-    pub fn insert(&mut self, server: &VirtualServer, real_servers: impl IntoIterator<Item = RealServer>) {
-        let real_servers = RealServers::new(real_servers.into_iter().collect(), None);
-        self.virtual_servers.insert(server.key, Server { config: server.config, real_servers });
-    }
-
     /// Whether a set exists and has an entry.
     pub fn has_entry(&self, set: SetKey, element: &Element) -> bool {
         self.sets.get(&set).is_some_and(|elements| elements.contains(element))

@@ -50,13 +50,7 @@ impl RealServers {
         RealServers { keys, unusual }
     }
 
-    /// Creates the list of these real servers, in any order. Shares the list of `wanted` if both are equal.
-    pub fn new(mut real_servers: Vec<RealServer>, wanted: Option<&Arc<[EndpointKey]>>) -> Self {
-        real_servers.sort_unstable();
-        RealServers::sorted(&real_servers, wanted)
-    }
-
-    /// As [`RealServers::new`], with sorted real servers.
+    /// Creates the list of these sorted real servers. Shares the list of `wanted` if both are equal.
     pub(crate) fn sorted(real_servers: &[RealServer], wanted: Option<&Arc<[EndpointKey]>>) -> Self {
         let keys = || real_servers.iter().map(|real| EndpointKey::from(real.key));
         let keys = match wanted {
@@ -80,11 +74,6 @@ impl RealServers {
     /// All real servers, sorted.
     pub fn iter(&self) -> impl Iterator<Item = RealServer> {
         self.keys.iter().map(|key| self.real_server(*key))
-    }
-
-    /// All real servers, sorted.
-    pub fn to_vec(&self) -> Vec<RealServer> {
-        self.iter().collect()
     }
 
     /// Their addresses and ports, sorted.
@@ -118,13 +107,6 @@ impl RealServers {
     }
 }
 
-/// Collects real servers in any order.
-impl FromIterator<RealServer> for RealServers {
-    fn from_iter<I: IntoIterator<Item = RealServer>>(real_servers: I) -> Self {
-        RealServers::new(real_servers.into_iter().collect(), None)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use ipvs::model::Weight;
@@ -136,12 +118,12 @@ mod tests {
         let real = |text: &str| RealServer::new(text.parse().unwrap());
         let (one, two) = (real("10.0.0.1:80"), real("10.0.0.2:80").with_weight(Weight::DRAIN));
         let wanted: Arc<[EndpointKey]> = [one.key.into(), two.key.into()].into();
-        let list = RealServers::new(vec![two, one], Some(&wanted));
-        assert_eq!(list.to_vec(), [one, two]);
+        let list = RealServers::sorted(&[one, two], Some(&wanted));
+        assert_eq!(list.iter().collect::<Vec<_>>(), [one, two]);
         assert!(Arc::ptr_eq(list.keys(), &wanted));
         assert_eq!((list.get(&two.key), list.get(&real("10.0.0.3:80").key)), (Some(two), None));
         assert_ne!(list, RealServers::usual(wanted.clone()));
-        let usual = RealServers::new(vec![one, real("10.0.0.2:80")], None);
+        let usual = RealServers::sorted(&[one, real("10.0.0.2:80")], None);
         assert_eq!(usual, RealServers::usual(wanted.clone()));
         assert!(usual.is_same(&RealServers::usual(wanted)) && !usual.is_same(&list));
         assert_eq!((list.len(), RealServers::default().is_empty()), (2, true));

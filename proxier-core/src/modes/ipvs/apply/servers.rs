@@ -299,7 +299,7 @@ impl ServerEdit {
     fn open(key: VirtualServerKey, observed: &mut Observed, remade: Option<&Wanted<'_>>) -> Self {
         let there = observed.virtual_servers.remove(&key);
         let server = remade.and_then(|wanted| wanted.server(&key)).or(there);
-        let real_servers = server.as_ref().map_or_else(Vec::new, |server| server.real_servers.to_vec());
+        let real_servers = server.as_ref().map_or_else(Vec::new, |server| server.real_servers.iter().collect());
         ServerEdit { key, server, real_servers }
     }
 

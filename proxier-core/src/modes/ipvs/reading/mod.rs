@@ -46,7 +46,7 @@ pub(super) fn read(
     is_settled: bool,
 ) -> (Observed, Vec<Unread>) {
     let mut unread = Vec::new();
-    let mut observed = Observed::new();
+    let mut observed = Observed::default();
     observed.addresses = device_addresses(host, &config.names).collect();
     observed.host_addresses = other_addresses(host, &config.names).collect();
     match records {
