@@ -129,19 +129,11 @@ pub(super) fn has_endpoints(frontend: &Frontend) -> bool {
     internal_policy(frontend, port).map_or_else(|| port.has_endpoints(), |policy| is_served(port, policy))
 }
 
-/// Adds the matches for packets to a Frontend.
-fn to_frontend(rule: RuleBuilder, frontend: &Frontend) -> RuleBuilder {
-    let protocol = names::protocol(frontend.key.protocol);
-    let (address, port) = (frontend.key.address.to_string(), frontend.key.port.to_string());
-    rule.args(["-m", protocol, "-p", protocol, "-d", &address, "--dport", &port])
-}
-
 fn cluster_ip(frontend: &Frontend, port: &Port, options: Options) -> Result<Line, Error> {
-    let address = frontend.key.address.to_string();
     if let Some((rule, target)) = refusal(port, port.internal_policy, options) {
-        return Line::new(SharedChain::NoEndpoints, to(rule, port, &address).args(target));
+        return Line::new(SharedChain::NoEndpoints, to(rule, &frontend.key).args(target));
     }
-    let rule = to(noted(&format!("{} cluster IP", port.name)), port, &address);
+    let rule = to(noted(&format!("{} cluster IP", port.name)), &frontend.key);
     let chain = policy_chain(&PortNames::new(port), port.internal_policy)?;
     Line::new(SharedChain::Services, rule.jump(&chain))
 }
@@ -156,15 +148,15 @@ fn external(
     if port.has_endpoints() {
         let restricted = restricted && has_firewall(port);
         let chain = if restricted { names.firewall()? } else { names.external()? };
-        let rule = to_frontend(noted(&format!("{} {what}", port.name)), frontend);
+        let rule = to(noted(&format!("{} {what}", port.name)), &frontend.key);
         lines.push(Line::new(SharedChain::Services, rule.jump(&chain))?);
         if restricted {
             let comment = format!("{} traffic not accepted by {}", port.name, names.firewall()?);
-            lines.push(Line::new(SharedChain::Firewall, to_frontend(noted(&comment), frontend).target("DROP"))?);
+            lines.push(Line::new(SharedChain::Firewall, to(noted(&comment), &frontend.key).target("DROP"))?);
         }
     }
     if let Some((rule, target)) = refusal(port, port.external_policy, options) {
-        lines.push(Line::new(SharedChain::NoExternalEndpoints, to_frontend(rule, frontend).args(target))?);
+        lines.push(Line::new(SharedChain::NoExternalEndpoints, to(rule, &frontend.key).args(target))?);
     }
     Ok(())
 }

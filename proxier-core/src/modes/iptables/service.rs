@@ -15,7 +15,7 @@ use iptables::{Chain, ChainName, Error, Rule, RuleBuilder};
 
 use super::names::{self, PortNames};
 use super::settings::Settings;
-use crate::net::EndpointKey;
+use crate::net::{EndpointKey, FrontendKey};
 use crate::service::Port;
 use crate::snapshot::TrafficPolicy;
 
@@ -28,10 +28,10 @@ pub(super) fn noted(text: &str) -> RuleBuilder {
     Rule::builder().comment(&text)
 }
 
-/// Adds the matches for packets to a Service port.
-pub(super) fn to(rule: RuleBuilder, port: &Port, address: &str) -> RuleBuilder {
-    let protocol = names::protocol(port.protocol);
-    rule.args(["-m", protocol, "-p", protocol, "-d", address, "--dport", &port.port.to_string()])
+/// Adds the matches for packets to an address and port.
+pub(super) fn to(rule: RuleBuilder, key: &FrontendKey) -> RuleBuilder {
+    let (protocol, address, port) = (names::protocol(key.protocol), key.address.to_string(), key.port.to_string());
+    rule.args(["-m", protocol, "-p", protocol, "-d", &address, "--dport", &port])
 }
 
 /// Whether traffic with this policy has endpoints.
@@ -229,7 +229,8 @@ impl ServiceLowering<'_> {
         let outside = self.settings.pod_traffic.outside();
         let sources = if self.settings.masquerade_all { Some(Vec::new()) } else { outside };
         let Some(sources) = sources else { return Ok(None) };
-        let rule = to(noted(&format!("{} cluster IP", self.port.name)), self.port, &address.to_string());
+        let key = FrontendKey::new(self.port.protocol, address, self.port.port);
+        let rule = to(noted(&format!("{} cluster IP", self.port.name)), &key);
         rule.args(sources).jump(&self.mark).build().map(Some)
     }
 

@@ -49,12 +49,6 @@ impl Policy {
     #[doc(hidden)]
     pub const SHORTEST_POLL: Duration = Duration::from_millis(10);
 
-    /// Whether real servers of this protocol drain.
-    #[doc(hidden)]
-    pub fn drains_by(&self, protocol: Protocol, deadline: Option<Duration>) -> bool {
-        self.protocols.contains(&protocol) && deadline != Some(Duration::ZERO)
-    }
-
     fn first_pause(&self) -> Duration {
         self.first_poll.max(Self::SHORTEST_POLL)
     }

@@ -467,7 +467,8 @@ impl<'a> Wanted<'a> {
     /// serves.
     pub(crate) fn lets_drain(self, key: &VirtualServerKey, real: &RealServerKey, policy: &Policy) -> bool {
         let deadline = self.drain_time(key).or(policy.deadline);
-        self.frontend_key(key).is_some_and(|frontend| policy.drains_by(frontend.protocol.into(), deadline))
+        let drains = |frontend: FrontendKey| policy.protocols.contains(&frontend.protocol.into());
+        self.frontend_key(key).is_some_and(|frontend| drains(frontend) && deadline != Some(Duration::ZERO))
             || self.keeps_flows_of(key, real)
     }
 

@@ -4,7 +4,7 @@ use nftables::{Set, Transaction};
 
 use super::layout::Layout;
 use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split};
-use crate::modes::shared::nft::{check_trial, each_or_all};
+use crate::modes::shared::nft;
 use crate::modes::shared::table::{Fate, Layout as _, write_layout};
 use crate::net::Family;
 use crate::ports::{PortError, Tables};
@@ -20,11 +20,7 @@ pub fn trials(
     facts: &NodeFacts,
     tables: &mut dyn Tables,
 ) -> Vec<(Family, Result<(), PortError>)> {
-    each_or_all(families, |families| check(families, facts, tables))
-}
-
-fn check(families: &[Family], facts: &NodeFacts, tables: &mut dyn Tables) -> Result<(), PortError> {
-    check_trial(families, tables, |transaction, family, name| {
+    nft::trials(families, tables, |transaction, family, name| {
         add(transaction, &Layout::new(family, name, facts, false));
     })
 }

@@ -39,34 +39,25 @@ pub(crate) fn is_ours(key: &TableKey, tables: &mut dyn Tables) -> Result<bool, P
 /// `RTN_LOCAL` (linux/rtnetlink.h): an address of this host.
 pub(crate) const RTN_LOCAL: u32 = 2;
 
-/// Asks the kernel whether it can do something for several families: for all at once, and for each if it cannot. Each
-/// check waits for the kernel's readers (`synchronize_rcu` in `__nf_tables_abort`), which adds about ten milliseconds
-/// to a start.
-pub(crate) fn each_or_all(
+/// Has the kernel check tables of families under a name that is not in use, without creating any: all at once, and each
+/// family's if it refuses that. `add` adds a family's. Each check waits for the kernel's readers (`synchronize_rcu` in
+/// `__nf_tables_abort`), which adds about ten milliseconds to a start. An error names what the kernel lacks.
+pub(crate) fn trials(
     families: impl IntoIterator<Item = Family>,
-    mut check: impl FnMut(&[Family]) -> Result<(), PortError>,
+    tables: &mut dyn Tables,
+    add: impl Fn(&mut Transaction, Family, &Name),
 ) -> Vec<(Family, Result<(), PortError>)> {
+    let mut check = |families: &[Family]| {
+        let trial = name(&format!("proxier-trial-{}", std::process::id()));
+        let mut transaction = Transaction::new();
+        families.iter().for_each(|family| add(&mut transaction, *family, &trial));
+        tables.check(&transaction).map_err(|refused| refused.error)
+    };
     let families: Vec<Family> = families.into_iter().collect();
     if families.len() > 1 && check(&families).is_ok() {
         return families.into_iter().map(|family| (family, Ok(()))).collect();
     }
     families.into_iter().map(|family| (family, check(&[family]))).collect()
-}
-
-/// Has the kernel check tables of families under a name that is not in use, without creating any. `add` adds a
-/// family's.
-pub(crate) fn check_trial(
-    families: &[Family],
-    tables: &mut dyn Tables,
-    add: impl Fn(&mut Transaction, Family, &Name),
-) -> Result<(), PortError> {
-    let name = Name::new(&format!("proxier-trial-{}", std::process::id()))
-        .map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-    let mut transaction = Transaction::new();
-    for family in families {
-        add(&mut transaction, *family, &name);
-    }
-    tables.check(&transaction).map_err(|refused| refused.error)
 }
 
 /// A name that this program defines.

@@ -1,7 +1,5 @@
 //! Values below `/proc/sys` that serving needs.
 
-use std::fmt;
-
 use crate::ports::{SysctlChange, Sysctls};
 
 /// Settings of the host that the operator may change.
@@ -59,12 +57,6 @@ impl WantedValue {
             from: there.map(|text| text.trim().to_owned()),
             to: self.value.to_string(),
         })
-    }
-}
-
-impl fmt::Display for WantedValue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} = {}", self.path, self.value)
     }
 }
 

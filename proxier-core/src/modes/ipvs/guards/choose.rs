@@ -8,9 +8,9 @@ use super::nft;
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::shared::by_default::{Known, drops};
-use crate::modes::shared::nft::{each_or_all, is_ours, may_have_iptables};
+use crate::modes::shared::nft::{is_ours, may_have_iptables};
 use crate::net::Family;
-use crate::ports::{PortError, PortErrorKind, Ports, Tables};
+use crate::ports::{PortError, PortErrorKind, Ports};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node};
 
@@ -53,8 +53,8 @@ pub fn choose(config: &Config, ports: &mut Ports<'_>, prepare: impl FnOnce()) ->
     prepare();
     let facts = NodeFacts::new(config, &Node::new(""), &HostAddresses::default());
     let mut refused = Vec::new();
-    for family in config.families.iter() {
-        match nft::trial(&[family], &facts, ports.tables) {
+    for (family, outcome) in nft::trials(config.families.iter(), &facts, ports.tables) {
+        match outcome {
             Ok(()) if is_there => return of(RulesBy::Nftables, "the table of an earlier process exists".to_owned()),
             Ok(()) => {
                 let reason = "iptables has no table filter that drops by default, and no chains of IPVS mode";
@@ -109,17 +109,4 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
 fn dropping(dump: &Dump) -> Option<&'static str> {
     let filter = dump.table(&TableName::FILTER)?;
     ["FORWARD", "INPUT"].into_iter().find(|chain| drops(filter, chain, &Known::FIRST))
-}
-
-/// Lets the kernel check each family's table with every set, chain and rule that IPVS mode writes there, without
-/// creating anything; in one check if all pass. The kernel loads the required modules.
-///
-/// # Errors
-/// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
-pub fn trials(
-    families: impl IntoIterator<Item = Family>,
-    facts: &NodeFacts,
-    tables: &mut dyn Tables,
-) -> Vec<(Family, Result<(), PortError>)> {
-    each_or_all(families, |families| nft::trial(families, facts, tables))
 }

@@ -39,11 +39,8 @@ pub(in crate::modes::ipvs) fn read(
                 }
             }
         } else if !by_table {
-            match nft::read(&nft::table(family, &config.names), family, tables) {
-                Ok(found) => {
-                    let entries = found.map(|found| found.entries).unwrap_or_default();
-                    contents.extend(entries.into_iter().map(|(kind, all)| (SetKey::new(family, kind), all)));
-                }
+            match nft::read_entries(family, config, tables) {
+                Ok(all) => contents.extend(all.into_iter().map(|(kind, all)| (SetKey::new(family, kind), all))),
                 Err(error) => unread.push(error),
             }
         }

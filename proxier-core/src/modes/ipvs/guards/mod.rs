@@ -21,8 +21,8 @@ mod choose;
 pub(in crate::modes::ipvs) mod migrate_backend;
 pub(in crate::modes::ipvs) mod nft;
 
-pub use choose::{Choice, choose, trials};
-pub use nft::{Layout, TableChange, marks};
+pub use choose::{Choice, choose};
+pub use nft::{Layout, TableChange, marks, trials};
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -7,6 +7,7 @@ mod layout;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use ipset::Element;
 use ipvs::VirtualServerKey;
 
 use crate::config::{Config, MarkRange};
@@ -17,7 +18,7 @@ use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::cleaned::Cleaned;
-use crate::modes::shared::nft::{check_trial, is_ours, remove_table};
+use crate::modes::shared::nft::{self, is_ours, remove_table};
 use crate::modes::shared::table::{Fate, Layout as _, write_layout};
 use crate::net::{Family, FrontendKey};
 use crate::plan::operation::Whole;
@@ -165,18 +166,29 @@ pub fn marks(
 ) -> Result<BTreeMap<VirtualServerKey, FrontendKey>, Vec<Unread>> {
     let (mut marks, mut unread) = (BTreeMap::new(), Vec::new());
     for family in config.families.iter() {
-        match read(&table(family, &config.names), family, tables) {
-            Ok(found) => {
-                let entries = found.map(|found| found.entries).unwrap_or_default();
+        match read_entries(family, config, tables) {
+            Ok(entries) => {
                 let records = entries.get(&SetKind::SplitMark).into_iter().flatten();
                 let known = |record| Some((split::server_of(record)?, split::recorded(record)?.0));
                 marks.extend(records.filter_map(known));
             }
-            Err(error) if error.error.kind() == PortErrorKind::Unavailable => {}
             Err(error) => unread.push(error),
         }
     }
     if unread.is_empty() { Ok(marks) } else { Err(unread) }
+}
+
+/// The entries of a family's table; none without the table, or without nf_tables.
+pub(in crate::modes::ipvs) fn read_entries(
+    family: Family,
+    config: &Config,
+    tables: &mut dyn TablesPort,
+) -> Result<BTreeMap<SetKind, BTreeSet<Element>>, Unread> {
+    match read(&table(family, &config.names), family, tables) {
+        Ok(found) => Ok(found.map(|found| found.entries).unwrap_or_default()),
+        Err(unread) if unread.error.kind() == PortErrorKind::Unavailable => Ok(BTreeMap::new()),
+        Err(unread) => Err(unread),
+    }
 }
 
 /// The virtual server of the mark that the kernel's table gives to packets of outside clients to an address and port.
@@ -185,25 +197,24 @@ pub(in crate::modes::ipvs) fn marked(
     config: &Config,
     tables: &mut dyn TablesPort,
 ) -> Result<Option<VirtualServerKey>, PortError> {
-    let found = match read(&table(place.family(), &config.names), place.family(), tables) {
-        Ok(found) => found.map(|found| found.entries).unwrap_or_default(),
-        Err(unread) if unread.error.kind() == PortErrorKind::Unavailable => return Ok(None),
-        Err(unread) => return Err(unread.error),
-    };
+    let found = read_entries(place.family(), config, tables).map_err(|unread| unread.error)?;
     let entries = |kind| found.get(&kind).into_iter().flatten();
     let is_split = entries(SetKind::LocalSplit).any(|of| split::frontend_of(of) == Some(*place));
-    let is_it = |of: &&ipset::Element| is_split && split::recorded(of).is_some_and(|(at, _)| at == *place);
+    let is_it = |of: &&Element| is_split && split::recorded(of).is_some_and(|(at, _)| at == *place);
     Ok(entries(SetKind::SplitMark).find(is_it).and_then(split::server_of))
 }
 
-/// Has the kernel check the tables of families with every set, chain and rule that this variant writes, without
-/// creating any. The kernel loads the modules that it needs for that.
-pub(in crate::modes::ipvs) fn trial(
-    families: &[Family],
+/// Has the kernel check each family's table with every set, chain and rule that this variant writes, without creating
+/// any. The kernel loads the modules that it needs for that.
+///
+/// # Errors
+/// The kernel lacks nf_tables, the family, or a kind of chain, set or expression, which the message names.
+pub fn trials(
+    families: impl IntoIterator<Item = Family>,
     facts: &NodeFacts,
     tables: &mut dyn TablesPort,
-) -> Result<(), PortError> {
-    check_trial(families, tables, |transaction, family, name| {
+) -> Vec<(Family, Result<(), PortError>)> {
+    nft::trials(families, tables, |transaction, family, name| {
         let mut layout = Layout::new(family, facts);
         layout.table.name = name.clone();
         layout.split = layout.split.or(Some(MarkRange::default()));
