@@ -6,7 +6,7 @@ use iptables::{Rule, Token};
 
 /// Whether both rules have the same meaning. `comments`: whether their comments must be equal too.
 pub(super) fn same(a: &Rule, b: &Rule, comments: bool) -> bool {
-    let quick = || Words::from_rule(a, comments).zip(Words::from_rule(b, comments)).is_some_and(|(a, b)| a == b);
+    let quick = || words(a, comments).zip(words(b, comments)).is_some_and(|(a, b)| a == b);
     let slow = || plain(a, comments).zip(plain(b, comments)).is_some_and(|(a, b)| a.same_as(&b));
     quick() || slow()
 }
@@ -16,35 +16,27 @@ pub(super) fn same_rules(a: &[Rule], b: &[Rule], comments: bool) -> bool {
 }
 
 pub(super) fn same_in_any_order(a: &[Rule], b: &[Rule]) -> bool {
-    fn sorted<T: Ord>(keys: impl Iterator<Item = T>) -> Vec<T> {
-        let mut keys: Vec<T> = keys.collect();
+    fn sorted<T: Ord>(keys: impl Iterator<Item = Option<T>>) -> Option<Vec<T>> {
+        let mut keys: Vec<T> = keys.collect::<Option<_>>()?;
         keys.sort_unstable();
-        keys
+        Some(keys)
     }
-    let words = |rules| -> Option<Vec<Words<'_>>> {
-        let rules: &[Rule] = rules;
-        rules
-            .iter()
-            .map(|rule| Words::from_rule(rule, true))
-            .collect::<Option<Vec<_>>>()
-            .map(|all| sorted(all.into_iter()))
+    let quick = || {
+        let (a, b) = (a.iter().map(|rule| words(rule, true)), b.iter().map(|rule| words(rule, true)));
+        sorted(a).zip(sorted(b)).is_some_and(|(a, b)| a == b)
     };
-    let meanings =
-        |rules: &[Rule]| sorted(rules.iter().map(|rule| plain(rule, true).unwrap_or_else(|| rule.clone()).canonical()));
-    let quick = || words(a).zip(words(b)).is_some_and(|(a, b)| a == b);
+    let meanings = |rules: &[Rule]| sorted(rules.iter().map(|rule| Some(canonical(rule))));
     a.len() == b.len() && (quick() || meanings(a) == meanings(b))
 }
 
 /// A rule as text that is the same for all spellings of a meaning.
 pub(super) fn text(rule: &Rule) -> String {
-    plain(rule, true).unwrap_or_else(|| rule.clone()).canonical().to_string()
+    canonical(rule).to_string()
 }
 
-/// The arguments of a rule without the kernel's additions, sorted. Rules with equal words mean the same if one of them
-/// is an own one: these never have two matches whose order counts. Speed matters: a node may have a hundred thousand
-/// rules.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
-struct Words<'r>(Vec<Word<'r>>);
+fn canonical(rule: &Rule) -> iptables::CanonicalRule {
+    plain(rule, true).unwrap_or_else(|| rule.clone()).canonical()
+}
 
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 struct Word<'r> {
@@ -53,31 +45,31 @@ struct Word<'r> {
     value: Cow<'r, str>,
 }
 
-impl<'r> Words<'r> {
-    /// The words of a rule; `None` for arguments that no own rule has.
-    fn from_rule(rule: &'r Rule, comments: bool) -> Option<Self> {
-        let mut tokens = rule.tokens().iter().map(Token::as_str).peekable();
-        let mut words = Vec::with_capacity(8);
-        let mut negated = false;
-        while let Some(option) = tokens.next() {
-            if option == "!" && !negated {
-                negated = true;
-                continue;
-            }
-            let is_value = |text: &&str| option == "--comment" || *text != "!" && !text.starts_with('-');
-            let value = tokens.next_if(is_value).unwrap_or_default();
-            let word = Word { option, negated, value: plain_value(option, value) };
-            if !option.starts_with('-') {
-                return None;
-            }
-            if !word.is_implied() && (comments || option != "--comment") {
-                words.push(word);
-            }
-            negated = false;
+/// The arguments of a rule without the kernel's additions, sorted; `None` for arguments that no own rule has. Rules with
+/// equal words mean the same if one of them is an own one: these never have two matches whose order counts. Speed
+/// matters: a node may have a hundred thousand rules.
+fn words(rule: &Rule, comments: bool) -> Option<Vec<Word<'_>>> {
+    let mut tokens = rule.tokens().iter().map(Token::as_str).peekable();
+    let mut words = Vec::with_capacity(8);
+    let mut negated = false;
+    while let Some(option) = tokens.next() {
+        if option == "!" && !negated {
+            negated = true;
+            continue;
         }
-        words.sort_unstable();
-        Some(Words(words))
+        let is_value = |text: &&str| option == "--comment" || *text != "!" && !text.starts_with('-');
+        let value = tokens.next_if(is_value).unwrap_or_default();
+        let word = Word { option, negated, value: plain_value(option, value) };
+        if !option.starts_with('-') {
+            return None;
+        }
+        if !word.is_implied() && (comments || option != "--comment") {
+            words.push(word);
+        }
+        negated = false;
     }
+    words.sort_unstable();
+    Some(words)
 }
 
 impl Word<'_> {
@@ -150,11 +142,7 @@ mod tests {
     fn compare(a: &str, b: &str, expected: bool) {
         let (a, b) = (Rule::parse(a).unwrap(), Rule::parse(b).unwrap());
         let is_slow = a.target() == Some("MARK");
-        assert_eq!(
-            Words::from_rule(&a, true).unwrap() == Words::from_rule(&b, true).unwrap(),
-            expected && !is_slow,
-            "{a} / {b}"
-        );
+        assert_eq!(words(&a, true).unwrap() == words(&b, true).unwrap(), expected && !is_slow, "{a} / {b}");
         for comments in [true, false] {
             assert_eq!(same(&a, &b, comments), expected, "{a} / {b}");
         }
