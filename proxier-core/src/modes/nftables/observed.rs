@@ -238,35 +238,32 @@ fn inspect_table(snapshot: &TableSnapshot, key: &FrontendKey) -> Inspection {
         let name = contents.set.set.key.name.as_str();
         let Some(set) = SetName::by_name(name) else { continue };
         for element in &contents.elements {
-            if set == SetName::ClusterIps {
-                let value = match &element.key {
-                    ElementKey::Value(value) => address(value.as_bytes(), key.family()),
-                    _ => None,
-                };
-                if value.is_some_and(|(address, _)| address == key.address) {
-                    inspection.parts.insert(format!("set {name}: {}", key.address), String::new());
-                }
+            let is_it = match set {
+                SetName::ClusterIps => element.key == ElementKey::Value(key.address.into()),
+                set => frontend_of(set, &element.key, key.family()) == Some(*key),
+            };
+            if !is_it {
                 continue;
             }
-            if frontend_of(set, &element.key, key.family()) != Some(*key) {
-                continue;
-            }
-            match set {
+            let part = match set {
+                SetName::ClusterIps => format!("set {name}: {}", key.address),
                 SetName::Endpoints => {
                     let place = split(&element.key, key.family()).and_then(|(_, rest)| rest.first_chunk::<4>());
                     let is_local = place.is_some_and(|bytes| slot_at(u32::from_ne_bytes(*bytes)).0);
                     let Some(ElementData::Value(value)) = &element.data else { continue };
                     let Some(endpoint) = endpoint(value.as_bytes(), key.family()) else { continue };
                     let whose = if is_local { "local endpoint" } else { "endpoint" };
-                    inspection.parts.insert(format!("map {name}: {whose} {endpoint}"), String::new());
+                    format!("map {name}: {whose} {endpoint}")
                 }
-                SetName::Picked(_) => drop(inspection.parts.insert(format!("services: {key}"), String::new())),
-                SetName::Allowed => sources = sources.saturating_add(1),
-                SetName::Services | SetName::Guarded | SetName::Rejected | SetName::Dropped => {
-                    inspection.parts.insert(format!("{name}: {key}"), String::new());
+                SetName::Picked(_) => format!("services: {key}"),
+                SetName::Services | SetName::Guarded | SetName::Rejected | SetName::Dropped => format!("{name}: {key}"),
+                SetName::Allowed => {
+                    sources = sources.saturating_add(1);
+                    continue;
                 }
-                SetName::Draws | SetName::ClusterIps | SetName::Hairpins => {}
-            }
+                SetName::Draws | SetName::Hairpins => continue,
+            };
+            inspection.parts.insert(part, String::new());
         }
     }
     if sources > 0 {
