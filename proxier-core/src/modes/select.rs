@@ -60,44 +60,34 @@ pub fn candidates(asked: RequestedMode, may_fall_back: bool, programs: RuleProgr
 
 #[cfg(test)]
 mod tests {
+    use super::RulePrograms::{Legacy, Missing, NfTables};
     use super::*;
 
-    fn names(asked: RequestedMode, may_fall_back: bool, programs: RulePrograms) -> String {
-        let all = candidates(asked, may_fall_back, programs);
-        all.into_iter().map(Kind::name).collect::<Vec<_>>().join(" ")
-    }
-
     #[test]
-    fn the_best_comes_first() {
-        for programs in [RulePrograms::Missing, RulePrograms::NfTables, RulePrograms::Legacy] {
+    fn candidates_come_best_first_and_fall_back_as_in_kube_proxy() {
+        let of = |asked, may_fall_back, programs| {
+            let all = candidates(asked, may_fall_back, programs);
+            all.into_iter().map(Kind::name).collect::<Vec<_>>().join(" ")
+        };
+        for programs in [Missing, NfTables, Legacy] {
             for may_fall_back in [false, true] {
-                assert_eq!(names(RequestedMode::Auto, may_fall_back, programs), "ipvs nftables iptables userspace");
+                assert_eq!(of(RequestedMode::Auto, may_fall_back, programs), "ipvs nftables iptables userspace");
+            }
+            for kind in Kind::ALL {
+                assert_eq!(of(RequestedMode::Mode(kind), false, programs), kind.name());
             }
         }
-    }
-
-    #[test]
-    fn a_requested_mode_falls_back_as_in_kube_proxy() {
-        let of = |kind| names(RequestedMode::Mode(kind), true, RulePrograms::Legacy);
-        assert_eq!(of(Kind::Ipvs), "ipvs iptables userspace");
-        assert_eq!(of(Kind::Iptables), "iptables userspace");
-        assert_eq!(of(Kind::Nftables), "nftables iptables userspace");
-        assert_eq!(of(Kind::Userspace), "userspace");
-    }
-
-    #[test]
-    fn nftables_comes_before_iptables_without_tables_of_its_own() {
-        for programs in [RulePrograms::Missing, RulePrograms::NfTables] {
-            let of = |kind| names(RequestedMode::Mode(kind), true, programs);
-            assert_eq!(of(Kind::Ipvs), "ipvs nftables iptables userspace");
-            assert_eq!(of(Kind::Iptables), "iptables nftables userspace");
-        }
-    }
-
-    #[test]
-    fn without_fallback_there_is_one_candidate() {
-        for kind in Kind::ALL {
-            assert_eq!(names(RequestedMode::Mode(kind), false, RulePrograms::Missing), kind.name());
+        for (kind, programs, expected) in [
+            (Kind::Ipvs, Legacy, "ipvs iptables userspace"),
+            (Kind::Ipvs, NfTables, "ipvs nftables iptables userspace"),
+            (Kind::Ipvs, Missing, "ipvs nftables iptables userspace"),
+            (Kind::Nftables, Legacy, "nftables iptables userspace"),
+            (Kind::Iptables, Legacy, "iptables userspace"),
+            (Kind::Iptables, NfTables, "iptables nftables userspace"),
+            (Kind::Iptables, Missing, "iptables nftables userspace"),
+            (Kind::Userspace, Legacy, "userspace"),
+        ] {
+            assert_eq!(of(RequestedMode::Mode(kind), true, programs), expected, "{programs:?}");
         }
     }
 }
