@@ -38,7 +38,6 @@ use crate::snapshot::is_usable_by_service;
 pub struct Routes {
     /// Whether addresses are bound by routes at all; otherwise there are none.
     pub is_on: bool,
-    /// Networks that are local as a whole.
     pub whole: BTreeSet<Network>,
     /// Networks of cluster IPs that cannot be made local.
     pub unusable: Vec<Unusable>,

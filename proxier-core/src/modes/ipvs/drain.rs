@@ -149,12 +149,10 @@ pub struct Drains {
 }
 
 impl Drains {
-    /// Empty, with this policy.
     pub fn new(policy: Policy) -> Self {
         Drains { policy, ..Drains::default() }
     }
 
-    /// The policy of draining.
     pub fn policy(&self) -> &Policy {
         &self.policy
     }
@@ -220,12 +218,10 @@ impl Drains {
         self.watches.remove(key);
     }
 
-    /// Whether a real server is draining.
     pub fn is_draining(&self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         self.watches.get(key).is_some_and(|watch| watch.servers.contains_key(real))
     }
 
-    /// The draining real servers of a virtual server, sorted.
     pub fn draining(&self, key: &VirtualServerKey) -> impl Iterator<Item = RealServerKey> {
         self.watches.get(key).into_iter().flat_map(|watch| watch.servers.keys().copied())
     }
@@ -276,17 +272,14 @@ impl Drains {
         verdicts
     }
 
-    /// Number of draining real servers.
     pub fn len(&self) -> usize {
         self.watches.values().map(|watch| watch.servers.len()).sum()
     }
 
-    /// Whether none does.
     pub fn is_empty(&self) -> bool {
         self.watches.is_empty()
     }
 
-    /// All draining real servers, sorted.
     pub fn iter(&self) -> impl Iterator<Item = Draining> {
         self.watches.iter().flat_map(|(key, watch)| {
             watch.servers.iter().map(|(real, drain)| Draining {

@@ -10,6 +10,7 @@
 //! ```
 
 #[path = ""]
+#[allow(missing_docs, reason = "no public API: comments say what names and types do not")]
 mod insides {
     pub mod apply;
     pub mod binding;

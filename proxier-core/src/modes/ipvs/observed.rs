@@ -22,15 +22,12 @@ use crate::pack::pack;
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Observed {
-    /// All virtual servers.
     pub virtual_servers: BTreeMap<VirtualServerKey, Server>,
-    /// Addresses of the dummy device.
     pub addresses: BTreeSet<IpAddr>,
     /// Local routes with which this proxy binds addresses, with their sources.
     pub routes: BoundRoutes,
     /// Addresses of this host's other interfaces.
     pub host_addresses: BTreeSet<IpAddr>,
-    /// The existing sets with their entries.
     pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
     /// Virtual servers that are this proxy's regardless of addresses and sets, and no longer desired: this process
     /// wanted them, or found them recorded as its own. Not read from the kernel.
@@ -82,7 +79,6 @@ fn address_and_ports(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
 }
 
 impl Observed {
-    /// Whether a set exists and has an entry.
     pub fn has_entry(&self, set: SetKey, element: &Element) -> bool {
         self.sets.get(&set).is_some_and(|elements| elements.contains(element))
     }
@@ -280,22 +276,18 @@ pub struct BoundRoutes {
 }
 
 impl BoundRoutes {
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.whole.is_empty() && self.singles.is_empty()
     }
 
-    /// All networks, with the source address of each.
     pub fn iter(&self) -> impl Iterator<Item = (&Network, Option<IpAddr>)> {
         self.whole.iter().chain(&self.singles).map(|(network, source)| (network, *source))
     }
 
-    /// Networks of more than one address.
     pub fn whole_networks(&self) -> impl Iterator<Item = &Network> {
         self.whole.keys()
     }
 
-    /// Whether there is a route for exactly this network.
     pub fn has(&self, network: &Network) -> bool {
         self.of_length(network).contains_key(network)
     }

@@ -31,7 +31,6 @@ use crate::ports::{LocalRoute, RouteOwner};
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
 pub struct Plan {
-    /// Names of the device and the sets.
     pub names: KernelNames,
     /// Layout of each family's table, if tables guard. Then no stage has sets or rules, and the entries of a family are
     /// added with its table in one transaction, and deleted in another. Otherwise none.
@@ -57,7 +56,6 @@ pub struct Plan {
     pub split: BTreeMap<VirtualServerKey, FrontendKey>,
 }
 
-/// The phases of a plan, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum Phase {
@@ -97,9 +95,7 @@ impl Phase {
 pub struct Stage {
     /// The dummy device. It is deleted last, once it has no addresses because routes bind them.
     pub device: bool,
-    /// Timeouts to set.
     pub timeouts: Option<TimeoutsUpdate>,
-    /// Sets to create.
     pub sets: BTreeSet<SetKey>,
     /// nf_tables tables to create or repair, at most one change for each family.
     pub tables: Vec<TableChange>,
@@ -107,7 +103,6 @@ pub struct Stage {
     pub entries: BTreeMap<SetKey, BTreeSet<Element>>,
     /// Rules to restore, at most one change for each family.
     pub rules: Vec<RulesChange>,
-    /// Virtual and real servers.
     pub servers: Vec<ServerOperation>,
     /// Addresses of the dummy device. One that a Service still has is not deleted before a route makes it local.
     pub addresses: Vec<IpAddr>,
@@ -151,11 +146,9 @@ impl Stage {
     }
 }
 
-/// Rules to restore.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct RulesChange {
-    /// Address family.
     pub family: Family,
     /// Changes of the proxy's chains and jumps only.
     pub changes: RuleChanges,
@@ -165,7 +158,6 @@ pub struct RulesChange {
 }
 
 impl Plan {
-    /// Whether there is nothing to do.
     pub fn is_empty(&self) -> bool {
         self.operations().next().is_none()
     }

@@ -22,7 +22,6 @@ pub struct RealServers {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Server {
-    /// Its configuration.
     pub config: VirtualServerConfig,
     /// Its real servers. In the kernel they share their list with the desired ones if both are equal.
     pub real_servers: RealServers,
@@ -61,27 +60,22 @@ impl RealServers {
         RealServers { keys, unusual: unusual.map(|real| (real.key.into(), real.config)).collect() }
     }
 
-    /// Whether there are none.
     pub fn is_empty(&self) -> bool {
         self.keys.is_empty()
     }
 
-    /// Number of real servers.
     pub fn len(&self) -> usize {
         self.keys.len()
     }
 
-    /// All real servers, sorted.
     pub fn iter(&self) -> impl Iterator<Item = RealServer> {
         self.keys.iter().map(|key| self.real_server(*key))
     }
 
-    /// Their addresses and ports, sorted.
     pub fn keys(&self) -> &Arc<[EndpointKey]> {
         &self.keys
     }
 
-    /// The real server with this key.
     pub fn get(&self, key: &RealServerKey) -> Option<RealServer> {
         let place = self.keys.binary_search(&(*key).into()).ok()?;
         self.keys.get(place).map(|key| self.real_server(*key))

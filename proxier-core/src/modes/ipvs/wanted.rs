@@ -57,17 +57,14 @@ pub struct Changed {
     /// Virtual servers that are new, removed, or have another configuration or other real servers. One that several
     /// Services claim may be in here unchanged when more than one of them was refreshed at once.
     pub virtual_servers: BTreeSet<VirtualServerKey>,
-    /// Addresses on the dummy device that are new or removed.
     pub addresses: BTreeSet<IpAddr>,
     /// Addresses that another interface got or lost, or that Services started or stopped requesting.
     pub elsewhere: BTreeSet<IpAddr>,
-    /// Entries that were added or removed.
     pub entries: BTreeSet<(SetKey, Element)>,
     /// Anything may have changed, and nothing is recorded: before the first comparison, which is of everything.
     pub is_all: bool,
 }
 
-/// Objects to compare.
 #[derive(Clone, Copy, Debug)]
 pub enum Scope<'a> {
     /// Everything.
@@ -86,14 +83,11 @@ fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
 /// An index with a record of its changes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// The index.
     pub index: Index,
-    /// Its changes since the last comparison.
     pub changed: Changed,
 }
 
 impl Recorded {
-    /// Creates an index without Services.
     pub fn new(config: &Config) -> Self {
         Recorded { index: Index::new(config), changed: Changed { is_all: true, ..Changed::default() } }
     }
@@ -168,7 +162,6 @@ impl FrontendObserver for Recorded {
 }
 
 impl Index {
-    /// Creates an index without Services.
     pub fn new(config: &Config) -> Self {
         Index {
             server: VirtualServerConfig::new(config.ipvs.scheduler)
@@ -185,7 +178,6 @@ impl Index {
         }
     }
 
-    /// The state that IPVS must have for these Frontends.
     pub fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
         Wanted { desired, index: self }
     }
@@ -377,19 +369,16 @@ pub struct Wanted<'a> {
 }
 
 impl Indexed<Recorded> {
-    /// State that IPVS has to hold.
     pub fn wanted(&self) -> Wanted<'_> {
         self.index.index.wanted(&self.desired)
     }
 }
 
 impl<'a> Wanted<'a> {
-    /// The Frontends of all Services, independent of IPVS.
     pub fn desired(self) -> &'a Desired {
         self.desired
     }
 
-    /// All virtual servers, sorted.
     pub fn servers(self) -> impl Iterator<Item = (VirtualServerKey, Server)> {
         let of_address = move |frontend: &Frontend| {
             let key = frontend.key.into();
@@ -399,7 +388,6 @@ impl<'a> Wanted<'a> {
         self.desired.frontends().filter_map(of_address).chain(self.index.marks.iter().filter_map(of_mark))
     }
 
-    /// A virtual server.
     pub fn server(self, key: &VirtualServerKey) -> Option<Server> {
         self.index.lower(*key, self.frontend(key)?)
     }
@@ -424,7 +412,6 @@ impl<'a> Wanted<'a> {
         self.index.endpoints(key, self.frontend(key)?)
     }
 
-    /// The virtual server of outside clients, if separate.
     pub fn split(self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         let frontend = self.desired.frontend(frontend).filter(|frontend| frontend.can_split())?;
         self.index.mark_of(frontend)
@@ -442,17 +429,14 @@ impl<'a> Wanted<'a> {
         all.into_iter().map(|((service, reason), frontends)| MarkUnavailable { service, frontends, reason })
     }
 
-    /// Number of Frontends that are split.
     pub fn marked(self) -> usize {
         self.index.marks.iter().filter(|(key, _)| self.has_server(key)).count()
     }
 
-    /// Whether a virtual server is desired.
     pub fn has_server(self, key: &VirtualServerKey) -> bool {
         self.endpoints(key).is_some()
     }
 
-    /// Whether a virtual server with this real server is desired.
     pub fn has_real_server(self, key: &VirtualServerKey, real: &RealServerKey) -> bool {
         self.endpoints(key).is_some_and(|endpoints| endpoints.binary_search(&(*real).into()).is_ok())
     }
@@ -485,7 +469,6 @@ impl<'a> Wanted<'a> {
         drains.follow(key, self.drain_time(key), |real| self.keeps_flows_of(key, real), now);
     }
 
-    /// The Service that a virtual server belongs to.
     pub fn owner(self, key: &VirtualServerKey) -> Option<&'a ObjectKey> {
         self.desired.owner(&self.frontend_key(key)?)
     }
@@ -518,7 +501,6 @@ impl<'a> Wanted<'a> {
         self.index.sets.get(&set).into_iter().flat_map(BTreeMap::keys)
     }
 
-    /// Whether a set must have an entry.
     pub fn has_entry(self, set: SetKey, element: &Element) -> bool {
         self.index.sets.get(&set).is_some_and(|elements| elements.contains_key(element))
     }

@@ -232,7 +232,7 @@ impl table::Changes for TablePlan {
     type Part = FrontendKey;
 
     fn new_table(&self) -> Option<&TableKey> {
-        (self.fate == Fate::Make).then(|| &self.layout.table)
+        (self.fate == Fate::Make).then_some(&self.layout.table)
     }
 
     fn outgoing(&self) -> LabelledTransaction<SetName> {

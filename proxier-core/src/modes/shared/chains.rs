@@ -18,12 +18,15 @@ use crate::ports::{PortError, PortErrorKind, Ports, Tables};
 const NAMED: usize = 4;
 const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
+type MayGo<'a> = dyn Fn(Backend, &TableName, &str) -> bool + 'a;
+type Edits<'a> = dyn Fn(Backend, &Dump) -> Result<Transaction, PortError> + 'a;
+
 pub(in crate::modes) struct Removal<'a> {
     /// Whether a chain with this name may be removed. If there is none, nothing else is read.
-    pub(in crate::modes) may_go: Box<dyn Fn(Backend, &TableName, &str) -> bool + 'a>,
+    pub(in crate::modes) may_go: Box<MayGo<'a>>,
     /// Edits that delete rules, empty chains and delete chains. If chains that may be removed are in nf_tables, their
     /// rules are unknown, and of other programs' rules only targets and comments are known.
-    pub(in crate::modes) edits: Box<dyn Fn(Backend, &Dump) -> Result<Transaction, PortError> + 'a>,
+    pub(in crate::modes) edits: Box<Edits<'a>>,
 }
 
 impl Removal<'_> {

@@ -50,7 +50,9 @@ pub(crate) fn trials(
     let mut check = |families: &[Family]| {
         let trial = name(&format!("proxier-trial-{}", std::process::id()));
         let mut transaction = Transaction::new();
-        families.iter().for_each(|family| add(&mut transaction, *family, &trial));
+        for family in families {
+            add(&mut transaction, *family, &trial);
+        }
         tables.check(&transaction).map_err(|refused| refused.error)
     };
     let families: Vec<Family> = families.into_iter().collect();

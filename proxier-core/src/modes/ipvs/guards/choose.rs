@@ -9,7 +9,6 @@ use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::nft::{is_ours, may_have_iptables};
-use crate::net::Family;
 use crate::ports::{PortError, PortErrorKind, Ports};
 use crate::service::NodeFacts;
 use crate::snapshot::{HostAddresses, Node};

@@ -46,9 +46,11 @@ pub(super) fn read(
     is_settled: bool,
 ) -> (Observed, Vec<Unread>) {
     let mut unread = Vec::new();
-    let mut observed = Observed::default();
-    observed.addresses = device_addresses(host, &config.names).collect();
-    observed.host_addresses = other_addresses(host, &config.names).collect();
+    let mut observed = Observed {
+        addresses: device_addresses(host, &config.names).collect(),
+        host_addresses: other_addresses(host, &config.names).collect(),
+        ..Observed::default()
+    };
     match records {
         Records::Sets(sets) => {
             for set in config.families.iter().flat_map(SetKey::all) {

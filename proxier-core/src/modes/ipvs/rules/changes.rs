@@ -13,7 +13,6 @@ use crate::ports::PortError;
 const ADDED: char = '+';
 const REMOVED: char = '-';
 
-/// Changes to the tables of a family.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RuleChanges {
     /// The input of `iptables-restore --noflush`; empty if nothing changes.
@@ -23,7 +22,6 @@ pub struct RuleChanges {
 }
 
 impl RuleChanges {
-    /// Whether there are no changes.
     pub fn is_empty(&self) -> bool {
         self.transaction.is_empty()
     }

@@ -69,9 +69,7 @@ impl Capabilities {
 #[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 pub struct Inputs {
-    /// Address family.
     pub family: Family,
-    /// Prefix of the names of chains and sets.
     pub prefix: NamePrefix,
     /// Sets with entries; only those that affect rules.
     pub filled: BTreeSet<SetKind>,
@@ -79,9 +77,7 @@ pub struct Inputs {
     pub barred: BTreeSet<VirtualServerKey>,
     /// Whether all traffic to cluster IPs is masqueraded, not only that from outside of this node's pods.
     pub masquerade_all: bool,
-    /// How traffic of pods is detected.
     pub pods: PodTraffic,
-    /// The bit that marks packets for masquerading.
     pub masquerade_bit: MarkBit,
     /// Capabilities of iptables and the kernel. Without the match `ipvs`, this node's own traffic can reach load
     /// balancers that are `barred`.
@@ -98,7 +94,6 @@ pub struct Inputs {
 }
 
 impl Inputs {
-    /// The present inputs of a family's rules.
     pub fn new(family: Family, wanted: &Wanted<'_>, facts: &NodeFacts, capabilities: Capabilities) -> Self {
         let routes = Routes::new(wanted, facts);
         let only_needed = facts.config().makes_only_needed_rules();

@@ -48,7 +48,6 @@ pub use inputs::{Capabilities, Inputs, Kept};
 
 pub use crate::modes::shared::chains::OwnJump;
 
-/// The rules of a family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rules {
     prefix: NamePrefix,

@@ -23,9 +23,7 @@ use crate::ports::{PortErrorKind, Tables};
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct TableChange {
-    /// The required layout of the table.
     pub layout: Layout,
-    /// The change of the table as a whole.
     pub fate: Fate,
     claims: bool,
     chains: Vec<ChainRules>,

@@ -53,7 +53,6 @@ const FROM_OUTSIDE: &str = "from-outside";
 /// Just before IPVS, which takes packets for this host at 98 and 99 (`ip_vs_ops` in the kernel's ip_vs_core.c).
 const BEFORE_IPVS: Priority = Priority(97);
 
-/// Chains and sets of a family's table.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
     pub(in crate::modes::ipvs) table: TableKey,
