@@ -100,26 +100,3 @@ impl RealServers {
         self.unusual == other.unusual && (Arc::ptr_eq(&self.keys, &other.keys) || self.keys == other.keys)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use ipvs::model::Weight;
-
-    use super::*;
-
-    #[test]
-    fn a_list_has_the_servers_that_it_was_made_of() {
-        let real = |text: &str| RealServer::new(text.parse().unwrap());
-        let (one, two) = (real("10.0.0.1:80"), real("10.0.0.2:80").with_weight(Weight::DRAIN));
-        let wanted: Arc<[EndpointKey]> = [one.key.into(), two.key.into()].into();
-        let list = RealServers::sorted(&[one, two], Some(&wanted));
-        assert_eq!(list.iter().collect::<Vec<_>>(), [one, two]);
-        assert!(Arc::ptr_eq(list.keys(), &wanted));
-        assert_eq!((list.get(&two.key), list.get(&real("10.0.0.3:80").key)), (Some(two), None));
-        assert_ne!(list, RealServers::usual(wanted.clone()));
-        let usual = RealServers::sorted(&[one, real("10.0.0.2:80")], None);
-        assert_eq!(usual, RealServers::usual(wanted.clone()));
-        assert!(usual.is_same(&RealServers::usual(wanted)) && !usual.is_same(&list));
-        assert_eq!((list.len(), RealServers::default().is_empty()), (2, true));
-    }
-}

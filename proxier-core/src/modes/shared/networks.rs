@@ -176,30 +176,3 @@ pub(crate) fn delete_routes(owner: RouteOwner, ports: &mut Ports<'_>, cleaned: &
         Err(error) => cleaned.miss("local routes", error),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use crate::config::Config;
-    use crate::snapshot::{HostAddresses, Node};
-
-    use super::*;
-
-    #[test]
-    fn each_family_has_its_own_network() {
-        let mut config = Config::default();
-        let mut of = |local: LocalTraffic| {
-            config.local_traffic = local;
-            let facts = NodeFacts::new(&config, &Node::new("node-a"), &HostAddresses::default());
-            Family::ALL.map(|family| PodTraffic::from_facts(&facts, family))
-        };
-        let network: Network = "fd00:10:244::/56".parse().unwrap();
-        let only_v6 = [PodTraffic::Unknown, PodTraffic::Network(network)];
-        assert_eq!(of(LocalTraffic::ClusterCidrs(vec![network])), only_v6);
-        assert_eq!(of(LocalTraffic::NodeCidr), [PodTraffic::Unknown, PodTraffic::Unknown]);
-        let name = InterfaceName::new("cni0").unwrap();
-        let both = PodTraffic::Interface(name.clone());
-        assert_eq!(of(LocalTraffic::BridgeInterface(name.clone())), [both.clone(), both]);
-        let both = PodTraffic::Prefix(name.clone());
-        assert_eq!(of(LocalTraffic::InterfaceNamePrefix(name)), [both.clone(), both]);
-    }
-}
