@@ -37,7 +37,6 @@ const DST_NAT: u32 = 1 << 5;
 pub(crate) struct FlowtableChange {
     step: Step,
     transaction: Transaction,
-    /// The table after the change, or `None`.
     table: Option<TableSpec>,
 }
 
@@ -182,7 +181,6 @@ fn devices(config: &Config, fast: &FastPath, host: &HostAddresses) -> Vec<String
     all.filter(|device| fast.takes(device)).cloned().collect()
 }
 
-/// The table; `None` without devices.
 fn spec(config: &Config, fast: &FastPath, in_hardware: bool, devices: Vec<String>) -> Option<TableSpec> {
     if devices.is_empty() {
         return None;

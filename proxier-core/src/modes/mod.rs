@@ -228,13 +228,11 @@ pub fn sysctl_changes(
     sysctls::changes(sysctls, wanted_sysctls(mode, settings, &release))
 }
 
-/// The arguments that all parts of a pass share.
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the pass")]
 #[derive(Clone, Copy)]
 pub(crate) struct Pass<'a> {
     pub(crate) names: Names<'a>,
     pub(crate) desired: &'a Desired,
-    /// Differences from the last written state.
     pub(crate) changes: &'a Changes,
     pub(crate) facts: &'a NodeFacts,
     pub(crate) host: &'a HostAddresses,
@@ -353,7 +351,6 @@ pub(crate) type Hold<'a> = &'a mut dyn FnMut(Vec<(FrontendKey, Loss)>, &dyn Kern
 /// The result of reading the kernel: the parts that could not be read.
 pub(crate) type Reading = Result<(), Vec<Unread>>;
 
-/// A Frontend that an index tracks.
 pub(crate) type FrontendRef<'a> = Option<&'a Arc<Frontend>>;
 
 pub(crate) struct CarryOut<'a> {

@@ -74,7 +74,6 @@ struct State {
     rules: Option<Tally>,
 }
 
-/// Whether rules use packet counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counters {
     /// The kernel lacks them.
@@ -88,7 +87,6 @@ enum Counters {
     /// They exist in the kernel, but the programs or the kernel refuse rules with them. They are deleted once rules
     /// without them are in place.
     Refused,
-    /// Refused, and deleted.
     Gone,
 }
 

@@ -105,7 +105,6 @@ pub(super) const PORTALS_JUMPS: [(TableName, &str, &str, &str); 5] = [
 const IPVS_MODE: &str = "kube-proxy firewall rules";
 
 impl Jump {
-    /// The jump as kube-proxy writes it.
     pub(super) fn own(&self) -> Result<OwnJump, Error> {
         let rule = Rule::builder();
         let rule = if self.new_only { rule.args(["-m", "conntrack", "--ctstate", "NEW"]) } else { rule };

@@ -10,7 +10,6 @@ use super::names;
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::snapshot::ObjectKey;
 
-/// What a line of a shared chain is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum LineSubject {
     Address(FrontendKey),
@@ -64,7 +63,6 @@ fn shared_chains(dump: &Dump) -> impl Iterator<Item = (SharedChain, &Chain)> {
     SharedChain::ALL.into_iter().filter_map(chain)
 }
 
-/// The lines of Services in shared chains.
 pub(super) fn lines(dump: &Dump, family: Family) -> impl Iterator<Item = (SharedChain, &Rule, LineSubject)> {
     let rules = shared_chains(dump).flat_map(|(shared, chain)| chain.rules.iter().map(move |rule| (shared, rule)));
     rules.filter_map(move |(shared, rule)| Some((shared, rule, LineSubject::from_rule(shared, rule, family)?)))

@@ -22,7 +22,6 @@ use crate::snapshot::ObjectKey;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub(crate) struct IptablesPlan {
-    /// Missing packet counters that the rules use.
     pub(super) counters: Vec<&'static str>,
     pub(super) families: Vec<FamilyPlan>,
     pub(super) held: BTreeSet<FrontendKey>,
@@ -39,12 +38,9 @@ pub(super) struct FamilyPlan {
     pub(super) written: Tally,
 }
 
-/// The state that a plan starts from.
 #[derive(Clone, Debug)]
 pub(super) enum Basis {
-    /// The last write: nothing was read.
     Known,
-    /// The rules as they were read.
     Read { services: BTreeSet<ObjectKey>, refused: RefusedServices, held: BTreeSet<FrontendKey> },
 }
 
@@ -178,7 +174,6 @@ impl Work for IptablesPlan {
 /// Number of refused Services of one family after which the search is given up until the next full pass.
 const PATIENCE: usize = 16;
 
-/// Largest number of `iptables-restore` runs to find them.
 const ATTEMPTS: usize = 64;
 
 #[derive(Debug)]
@@ -196,7 +191,6 @@ pub(super) struct WriteOutcome {
     pub(super) lines: Tally,
 }
 
-/// Carries out a plan, with an outcome for everything in it.
 pub(super) fn apply(
     plan: &IptablesPlan,
     wanted: &Wanted<'_>,

@@ -40,7 +40,6 @@ pub(crate) fn served(facts: &NodeFacts, backend: Backend, ports: &mut Ports<'_>)
     served
 }
 
-/// Removes the counters that no rule uses.
 pub(crate) fn remove_counters(ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = Cleaned::default();
     match ports.rules.delete_counters(&COUNTERS) {

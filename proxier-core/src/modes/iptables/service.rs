@@ -34,7 +34,6 @@ pub(super) fn to(rule: RuleBuilder, key: &FrontendKey) -> RuleBuilder {
     rule.args(["-m", protocol, "-p", protocol, "-d", &address, "--dport", &port])
 }
 
-/// Whether traffic with this policy has endpoints.
 pub(super) fn is_served(port: &Port, policy: TrafficPolicy) -> bool {
     match policy {
         TrafficPolicy::Cluster => !port.cluster.is_empty(),
@@ -49,7 +48,6 @@ pub(super) fn policy_chain(names: &PortNames, policy: TrafficPolicy) -> Result<C
     }
 }
 
-/// Whether there is a `KUBE-FW-…` chain.
 pub(super) fn has_firewall(port: &Port) -> bool {
     port.has_endpoints() && !port.load_balancer_ips.is_empty() && port.source_ranges.is_some()
 }
@@ -142,7 +140,6 @@ struct ServiceLowering<'a> {
     settings: &'a Settings,
     comments: bool,
     names: PortNames,
-    /// The chain that marks packets for masquerading.
     mark: ChainName,
 }
 

@@ -353,7 +353,6 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Adds a virtual server as read from the kernel.
     pub(crate) fn add(&mut self, key: &VirtualServerKey, observed: &Observed) {
         let protocol = match *key {
             VirtualServerKey::Address { protocol, addr, port } => {
@@ -378,7 +377,6 @@ impl Needs {
         self.addresses.contains(address)
     }
 
-    /// Whether one of them needs an address of this network.
     pub(crate) fn any_in(&self, network: &Network) -> bool {
         self.addresses.range(network.network()..=network.broadcast()).next().is_some()
     }

@@ -197,7 +197,6 @@ impl Drains {
         }
     }
 
-    /// The virtual servers with draining real servers.
     pub(crate) fn virtual_servers(&self) -> impl Iterator<Item = VirtualServerKey> {
         self.watches.keys().copied()
     }

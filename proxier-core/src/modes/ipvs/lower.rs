@@ -82,7 +82,6 @@ pub(super) fn real_servers(frontend: &Frontend, keys: Arc<[EndpointKey]>) -> Rea
     RealServers::weighted(keys, config, frontend.weights.as_deref().unwrap_or_default())
 }
 
-/// A network in the form of entries.
 pub(crate) fn span(network: Network) -> IpSpan {
     // Does not fail, because the length fits the family.
     IpSpan::network(network.addr(), network.prefix_len()).unwrap_or_else(|_| IpSpan::host(network.addr()))

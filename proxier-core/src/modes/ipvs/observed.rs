@@ -71,7 +71,6 @@ fn node_port(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
     Some((SetKey::new(Family::of(addr), kind), Element::Port(port.into())))
 }
 
-/// Address, and protocol with port, in the form of entries.
 fn address_and_ports(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
     let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
     let protocol = ipset::Protocol::from_number(protocol.number()).ok()?;

@@ -33,7 +33,6 @@ use crate::time::Moment;
 /// Two values with the same Services compare equal, regardless of how they were built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
-    /// The configuration of a virtual server without affinity.
     server: VirtualServerConfig,
     addresses: BTreeMap<IpAddr, usize>,
     elsewhere: BTreeMap<IpAddr, usize>,
@@ -269,7 +268,6 @@ impl Index {
         config
     }
 
-    /// Whether a Frontend should have a mark.
     fn splits(&self, frontend: &Frontend) -> bool {
         self.splits && frontend.can_split()
     }
@@ -300,7 +298,6 @@ impl Index {
         })
     }
 
-    /// The virtual server of a Frontend's mark, if it is split.
     fn mark_of(&self, frontend: &Frontend) -> Option<VirtualServerKey> {
         self.marks.server(&frontend.key).filter(|_| self.splits(frontend))
     }

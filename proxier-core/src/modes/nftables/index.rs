@@ -39,11 +39,9 @@ pub(super) struct Index {
 /// A chain or element that several Frontends and Services need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
-    /// A chain and its dependent objects.
     Chain(Family, SharedChain),
     ClusterIp(IpAddr),
     Hairpin(IpAddr),
-    /// A set of clients that slots remember.
     Clients(Family, Clients),
 }
 

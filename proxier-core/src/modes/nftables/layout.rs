@@ -100,7 +100,6 @@ impl Layout {
         SetKey { table: self.table.clone(), name: chain(name) }
     }
 
-    /// Fields that identify a Frontend.
     fn frontend(&self) -> Vec<Operand> {
         vec![self.destination(), Operand::L4PROTO, Operand::DPORT]
     }
@@ -210,7 +209,6 @@ impl Layout {
         rules
     }
 
-    /// Matches connections to the Frontends of a set.
     fn to_one_of(&self, set: SetName) -> RuleBuilder {
         self.rule().in_set(&self.frontend(), Layout::reference(set))
     }

@@ -37,7 +37,6 @@ pub(crate) enum SetName {
 }
 
 impl SetName {
-    /// The sets and maps that every table has.
     pub(crate) const FIXED: [SetName; 9] = [
         SetName::Services,
         SetName::Endpoints,
@@ -195,7 +194,6 @@ impl Treatment {
         self.picks().any(|pick| pick.is_local)
     }
 
-    /// The chains that it needs, each once.
     pub(super) fn chains(&self) -> BTreeSet<SharedChain> {
         let slots = self.picks().flat_map(|pick| pick.slots()).map(SharedChain::Slot);
         self.first().into_iter().chain(self.picks().map(SharedChain::Pick)).chain(slots).collect()

@@ -314,7 +314,6 @@ impl modes::Mode for Mode {
     }
 }
 
-/// Whether connections to a Frontend are refused or dropped.
 fn is_without_endpoints(frontend: &Frontend) -> bool {
     Treatment::from_frontend(frontend, &Slots::keeping(&HeldSlots::default(), frontend, false)).picks().next().is_none()
 }

@@ -37,7 +37,6 @@ impl Observed {
         Some(Observed { elements: elements.collect(), shape, is_other })
     }
 
-    /// The sets that not every table has, by name.
     pub(super) fn other_sets(&self) -> impl Iterator<Item = &str> {
         let sets = self.shape.sets.keys().map(String::as_str);
         sets.filter(|name| !SetName::FIXED.into_iter().any(|set| set.name() == *name))
@@ -75,7 +74,6 @@ impl Observed {
         all
     }
 
-    /// The Frontends in sets of chains.
     pub(super) fn picked(&self) -> impl Iterator<Item = (Pick, &ElementKey)> {
         let sets = self.elements.iter().filter_map(|(set, elements)| match set {
             SetName::Picked(pick) => Some((*pick, elements)),

@@ -237,7 +237,6 @@ impl SharedChain {
         chain(&self.to_string())
     }
 
-    /// The set of clients that it remembers.
     pub(super) fn clients(&self) -> Option<Clients> {
         match self {
             SharedChain::Slot(slot) => Some(slot.clients),
@@ -297,7 +296,6 @@ impl Pick {
         if self.draw == Draw::Random { fewest(self.most) } else { self.most }
     }
 
-    /// The slots whose chains it jumps to.
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
         let is_local = self.is_local;
         let affinity = match self.draw {

@@ -26,7 +26,6 @@ use crate::service::{Changes, Desired};
 #[derive(Debug, Default)]
 pub(crate) struct NftablesPlan {
     pub(super) tables: Vec<TablePlan>,
-    /// The generation before it.
     pub(super) generation: Option<u32>,
     pub(super) basis: Basis<Observed>,
     pub(super) held: BTreeSet<FrontendKey>,
@@ -38,7 +37,6 @@ pub(crate) struct NftablesPlan {
 pub(super) struct TablePlan {
     pub(super) layout: Layout,
     pub(super) fate: Fate,
-    /// Whether this process becomes the table's owner.
     claims: bool,
     sets: Vec<Set>,
     delete_sets: Vec<String>,
@@ -297,7 +295,6 @@ impl Work for NftablesPlan {
     }
 }
 
-/// The table as a whole, if it or a chain of it changes.
 impl Whole for TablePlan {
     fn kind(&self) -> (Part, Action) {
         (Part::Table, self.fate.action())

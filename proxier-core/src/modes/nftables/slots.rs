@@ -28,7 +28,6 @@ pub(crate) struct Slots {
     pub(super) is_over_limit: bool,
 }
 
-/// Slots for the endpoints of a list.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Numbers {
     /// The index in the list of the endpoint of each share; `None` if each endpoint has one, in order, as nearly all
@@ -50,11 +49,9 @@ pub(super) struct HeldSlots {
     pub(super) local: HeldNumbers,
 }
 
-/// Slots of the endpoints on this node, or of all.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldNumbers {
     pub(super) slots: BTreeMap<EndpointKey, BTreeSet<u32>>,
-    /// Capacity of the previous selecting chain.
     pub(super) most: Option<u32>,
     /// Slot of the next new endpoint, if that is not the slot above the highest.
     next: Option<NonZeroU32>,
@@ -89,7 +86,6 @@ impl HeldSlots {
         self
     }
 
-    /// Slots of the endpoints on this node, or of all.
     pub(super) fn of_mut(&mut self, is_local: bool) -> &mut HeldNumbers {
         if is_local { &mut self.local } else { &mut self.cluster }
     }

@@ -42,7 +42,6 @@ impl Known<'_> {
     }
 }
 
-/// Effect of a rule on the packet.
 enum Step {
     Accept,
     Drop,
@@ -178,7 +177,6 @@ fn step(rule: &Rule, protocol: Protocol, known: &Known<'_>) -> Option<Effect> {
 /// The known part of a value in a register.
 enum Loaded {
     Bytes(Vec<u8>),
-    /// The name of the packet's device.
     Device,
     Mark,
 }

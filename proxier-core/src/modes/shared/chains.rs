@@ -240,7 +240,6 @@ pub(in crate::modes) fn mark(bit: MarkBit) -> RuleBuilder {
     Rule::builder().target("MARK").args(["--or-mark".to_owned(), bit.to_string()])
 }
 
-/// The chains and jumps of a mode.
 pub(in crate::modes) trait OwnChains {
     /// The tables in which it has rules, in the order in which they are written.
     const TABLES: [TableName; 2];

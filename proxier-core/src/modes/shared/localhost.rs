@@ -22,7 +22,6 @@ const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 /// mode create them, and none of them removes them.
 pub(crate) const FIREWALL: &str = "KUBE-FIREWALL";
 const INPUT: &str = "INPUT";
-/// Comment of the rule that guards.
 pub(crate) const FIREWALL_COMMENT: &str = "block incoming localnet connections";
 
 /// Values to write once a rule guards loopback addresses ([`Plan::guarded`](crate::modes::Plan)), and those that cannot

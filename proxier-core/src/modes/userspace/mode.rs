@@ -120,7 +120,6 @@ impl Mode {
         }
     }
 
-    /// Other programs' changes.
     fn drift(&self, pass: &Pass<'_>, plan: &UserspacePlan, whole: &BTreeSet<Network>) -> Vec<Step> {
         let changed: BTreeSet<IpAddr> = pass.changes.frontends().map(|(key, _)| key.address).collect();
         let is_input = |network: &Network| {
@@ -334,9 +333,7 @@ pub(crate) fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::WantedValu
 
 #[derive(Debug, Default)]
 pub(crate) struct UserspacePlan {
-    /// Settings of all listeners, if they differ from the present ones.
     configure: Option<Settings>,
-    /// Listeners that are opened or changed.
     serve: BTreeMap<FrontendKey, (Action, Listener)>,
     close: BTreeSet<FrontendKey>,
     add_routes: Vec<Network>,
@@ -381,7 +378,6 @@ struct Index {
     addresses: BTreeMap<IpAddr, usize>,
 }
 
-/// The address that must be made local for a Frontend.
 fn virtual_address(frontend: &Frontend) -> Option<IpAddr> {
     let is_served = frontend.key.protocol != Protocol::Sctp;
     (is_served && frontend.is_virtual()).then_some(frontend.key.address)

@@ -147,7 +147,6 @@ struct Run<'a, 'n> {
     names: &'a Names<'n>,
     applied: Applied,
     effects: Effects,
-    /// Whether the device exists or could be created, if needed.
     has_device: bool,
     missing: BTreeSet<SetKey>,
     /// Families whose rules or tables were postponed or could not be written.

@@ -104,7 +104,6 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
     has_programs.then(|| format!("set {set} exists, as in IPVS mode"))
 }
 
-/// The chain that drops what nothing accepts.
 fn dropping(dump: &Dump) -> Option<&'static str> {
     let filter = dump.table(&TableName::FILTER)?;
     ["FORWARD", "INPUT"].into_iter().find(|chain| drops(filter, chain, &Known::FIRST))

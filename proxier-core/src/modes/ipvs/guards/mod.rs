@@ -38,7 +38,6 @@ use crate::net::{Family, Network};
 use crate::ports::Ports;
 use crate::service::NodeFacts;
 
-/// The tracked state of the serving variant.
 #[derive(Debug)]
 pub(in crate::modes::ipvs) enum Guards {
     Programs(Programs),
@@ -90,7 +89,6 @@ pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
 /// The tracked state of rules that the iptables programs write.
 #[derive(Debug)]
 pub(in crate::modes::ipvs) struct Programs {
-    /// The known capabilities of iptables and the kernel.
     pub(in crate::modes::ipvs) capabilities: Capabilities,
     pub(in crate::modes::ipvs) rules: BTreeMap<Family, Inputs>,
     pub(in crate::modes::ipvs) retry: BTreeMap<Family, RulesRetry>,

@@ -27,7 +27,6 @@ pub(super) fn chain(prefix: NamePrefix, name: &str) -> String {
     format!("{prefix}{name}")
 }
 
-/// Whether a chain of a table is this proxy's.
 pub(super) fn is_ours(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
     let names = match table {
         table if *table == TableName::NAT => NAT,

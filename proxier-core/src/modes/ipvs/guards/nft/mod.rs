@@ -33,15 +33,12 @@ pub(in crate::modes::ipvs) use contents::{TableContents, has_nftables_mode, read
 pub use layout::Layout;
 pub(in crate::modes::ipvs) use layout::table;
 
-/// The tracked state of the tables.
 #[derive(Debug, Default)]
 pub(in crate::modes::ipvs) struct Tables {
     pub(in crate::modes::ipvs) written: BTreeMap<Family, Layout>,
     /// The tables as just read, until the plan is made.
     found: BTreeMap<Family, Option<Arc<TableContents>>>,
-    /// The generation before they were read.
     generation: Option<u32>,
-    /// Families that nftables mode still serves.
     served_by_nftables_mode: Vec<Family>,
 }
 
