@@ -928,6 +928,20 @@ fn what_is_left_at_the_end_is_closed() {
 }
 
 #[test]
+fn a_relay_can_start_and_end_inside_asynchronous_code() {
+    test(|| {
+        let server = Named::start("10.244.0.1:8080");
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let mut relay = relay();
+            relay.serve(&listener("TCP 10.96.0.1:80", &[server.address])).unwrap();
+            assert_eq!(name(&mut client(at("10.96.0.1:80"))), server.address);
+        });
+        assert_refused(at("10.96.0.1:80"));
+    });
+}
+
+#[test]
 fn a_port_of_another_program_is_named_and_all_else_goes_on() {
     test(|| {
         let server = Named::start("10.244.0.1:8080");

@@ -30,29 +30,11 @@ pub(super) enum Use {
     Pipe,
 }
 
-impl Use {
-    fn number(&self) -> usize {
-        match self {
-            Use::Listener | Use::Flow(_) => 1,
-            Use::Connection(_) | Use::Pipe => 2,
-        }
-    }
-
-    /// The counter of this use alone.
-    fn counter<'a>(&'a self, in_use: &'a InUse) -> Option<&'a AtomicUsize> {
-        match self {
-            Use::Listener => Some(&in_use.listeners),
-            Use::Connection(group) | Use::Flow(group) => Some(group),
-            Use::Pipe => None,
-        }
-    }
-}
-
 /// Number of descriptors in use.
 #[derive(Debug, Default)]
 pub(super) struct InUse {
     all: AtomicUsize,
-    listeners: AtomicUsize,
+    listeners: Arc<AtomicUsize>,
 }
 
 /// Adds to a counter unless it would exceed `most`.
@@ -64,42 +46,43 @@ fn add(counter: &AtomicUsize, by: usize, most: usize) -> bool {
 /// Descriptors that may be open. They are returned on drop.
 #[derive(Debug)]
 pub(super) struct Descriptors {
+    number: usize,
     in_use: Arc<InUse>,
-    of: Use,
+    /// The counter of this use alone.
+    own: Option<Arc<AtomicUsize>>,
 }
 
 impl Descriptors {
     /// `None`: no more are available for this use, out of `most`.
     pub(super) fn reserve(in_use: &Arc<InUse>, most: usize, of: Use) -> Option<Self> {
-        let (number, half) = (of.number(), most.wrapping_div(2));
-        let own = of.counter(in_use);
-        let most_own = if matches!(of, Use::Listener) { half } else { usize::MAX };
-        if own.is_some_and(|own| !add(own, number, most_own)) {
+        let half = most.wrapping_div(2);
+        let is_client = matches!(of, Use::Connection(_) | Use::Flow(_));
+        let (number, own, most_own, most_in_all) = match of {
+            Use::Listener => (1, Some(Arc::clone(&in_use.listeners)), half, most),
+            Use::Connection(group) => (2, Some(group), usize::MAX, most),
+            Use::Flow(group) => (1, Some(group), usize::MAX, most),
+            Use::Pipe => (2, None, 0, half),
+        };
+        if own.as_ref().is_some_and(|own| !add(own, number, most_own)) {
             return None;
         }
-        let most_in_all = match &of {
-            Use::Listener => most,
-            Use::Pipe => half,
-            Use::Connection(group) | Use::Flow(group) => {
-                most.saturating_sub(group.load(Relaxed).div_ceil(TIMES_WHAT_IS_LEFT))
-            }
-        };
-        if !add(&in_use.all, number, most_in_all) {
+        let of_clients = own.as_ref().filter(|_| is_client).map_or(0, |own| own.load(Relaxed));
+        let stay_free = of_clients.div_ceil(TIMES_WHAT_IS_LEFT);
+        if !add(&in_use.all, number, most_in_all.saturating_sub(stay_free)) {
             if let Some(own) = own {
                 own.fetch_sub(number, Relaxed);
             }
             return None;
         }
-        Some(Descriptors { in_use: Arc::clone(in_use), of })
+        Some(Descriptors { number, in_use: Arc::clone(in_use), own })
     }
 }
 
 impl Drop for Descriptors {
     fn drop(&mut self) {
-        let number = self.of.number();
-        self.in_use.all.fetch_sub(number, Relaxed);
-        if let Some(own) = self.of.counter(&self.in_use) {
-            own.fetch_sub(number, Relaxed);
+        self.in_use.all.fetch_sub(self.number, Relaxed);
+        if let Some(own) = &self.own {
+            own.fetch_sub(self.number, Relaxed);
         }
     }
 }

@@ -1,15 +1,18 @@
-//! State shared by a relay's threads: listeners with their endpoints, limits, counters and messages.
+//! State shared by a relay's tasks: listeners with their endpoints, limits, counters and messages.
 
-#![expect(clippy::disallowed_types, reason = "the threads of a relay share what they serve")]
+#![expect(clippy::disallowed_types, reason = "the tasks of a relay share what they serve")]
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::net::{IpAddr, SocketAddr};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::balance::Balance;
 use super::descriptors::{Descriptors, InUse, Use};
+use super::splice::Pipe;
+use super::udp::Flow;
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 use crate::ports::{Counts, Listener, Settings};
 use crate::time::Moment;
@@ -18,17 +21,25 @@ use crate::time::Moment;
 const PERIOD: Duration = Duration::from_secs(60);
 /// Most messages to keep.
 const MOST_NOTICES: usize = 1024;
+/// Most pipes to keep for reuse, and how many of the relay's descriptors there are for each.
+const KEPT_PIPES: usize = 1024;
+const DESCRIPTORS_FOR_A_KEPT_PIPE: usize = 32;
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // A thread that panicked leaves a valid value.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A problem with connections or datagrams of a listener, for people.
+/// Why a client is not served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Kind {
+pub(super) enum Refusal {
+    /// There is no endpoint for it, by the Service or its policy. Nobody needs to be told.
+    TurnedAway,
+    /// The limit of descriptors of its Service port.
     Descriptors,
+    /// The kernel provides no socket.
     Exhausted,
+    /// All endpoints were tried.
     Unanswered,
 }
 
@@ -42,20 +53,23 @@ struct Tally {
 #[derive(Debug)]
 pub(super) struct Shared {
     origin: Instant,
-    settings: Mutex<Arc<Settings>>,
+    pub(super) settings: Mutex<Arc<Settings>>,
     /// As computed by [`share`](super::descriptors::share).
     default_descriptors: usize,
     in_use: Arc<InUse>,
     /// Addresses and ports on which this process listens for Services.
-    own: Mutex<BTreeSet<FrontendKey>>,
-    notices: Mutex<BTreeMap<(FrontendKey, Kind), Tally>>,
-    pub(super) connections: AtomicUsize,
-    pub(super) flows: AtomicUsize,
-    pub(super) begun: AtomicU64,
-    pub(super) turned_away: AtomicU64,
-    pub(super) limited: AtomicU64,
-    pub(super) failed_dials: AtomicU64,
-    pub(super) unanswered: AtomicU64,
+    pub(super) own: Mutex<BTreeSet<FrontendKey>>,
+    notices: Mutex<BTreeMap<(FrontendKey, Refusal), Tally>>,
+    pub(super) counts: Mutex<Counts>,
+    /// Empty pipes for reuse.
+    pipes: Mutex<Vec<Pipe>>,
+    /// A descriptor to give up when none is left, so that a connection can be accepted and reset.
+    pub(super) spare: Mutex<Option<File>>,
+}
+
+#[expect(clippy::disallowed_methods, reason = "any file that always exists")]
+pub(super) fn spare() -> Option<File> {
+    File::open("/dev/null").ok()
 }
 
 impl Shared {
@@ -68,13 +82,9 @@ impl Shared {
             in_use: Arc::default(),
             own: Mutex::default(),
             notices: Mutex::default(),
-            connections: AtomicUsize::new(0),
-            flows: AtomicUsize::new(0),
-            begun: AtomicU64::new(0),
-            turned_away: AtomicU64::new(0),
-            limited: AtomicU64::new(0),
-            failed_dials: AtomicU64::new(0),
-            unanswered: AtomicU64::new(0),
+            counts: Mutex::default(),
+            pipes: Mutex::default(),
+            spare: Mutex::new(spare()),
         }
     }
 
@@ -86,12 +96,8 @@ impl Shared {
         Arc::clone(&lock(&self.settings))
     }
 
-    pub(super) fn set_settings(&self, settings: Settings) {
-        *lock(&self.settings) = Arc::new(settings);
-    }
-
     /// Number of descriptors for the relay.
-    pub(super) fn most_descriptors(&self) -> usize {
+    fn most_descriptors(&self) -> usize {
         self.settings().max_descriptors.unwrap_or(self.default_descriptors)
     }
 
@@ -100,50 +106,55 @@ impl Shared {
         Descriptors::reserve(&self.in_use, self.most_descriptors(), of)
     }
 
-    /// A listener is added or removed.
-    pub(super) fn set_own(&self, key: FrontendKey, is_own: bool) {
-        let mut own = lock(&self.own);
-        if is_own {
-            own.insert(key)
-        } else {
-            own.remove(&key)
-        };
+    /// An empty pipe; `None` if no descriptors are available for it.
+    pub(super) fn take_pipe(&self) -> Option<Pipe> {
+        let kept = lock(&self.pipes).pop();
+        kept.or_else(|| Pipe::new(self))
     }
 
-    /// Whether an endpoint is a listener of this process. Traffic to it would return here, possibly endlessly.
-    pub(super) fn is_own(&self, protocol: Protocol, endpoint: EndpointKey) -> bool {
-        lock(&self.own).contains(&FrontendKey::new(protocol, endpoint.address.to_canonical(), endpoint.port))
-    }
-
-    pub(super) fn counts(&self) -> Counts {
-        Counts {
-            connections: self.connections.load(Relaxed),
-            flows: self.flows.load(Relaxed),
-            begun: self.begun.load(Relaxed),
-            turned_away: self.turned_away.load(Relaxed),
-            limited: self.limited.load(Relaxed),
-            failed_dials: self.failed_dials.load(Relaxed),
-            unanswered: self.unanswered.load(Relaxed),
+    /// Keeps an empty pipe for reuse.
+    pub(super) fn give_back(&self, pipe: Pipe) {
+        let most = KEPT_PIPES.min(self.most_descriptors().wrapping_div(DESCRIPTORS_FOR_A_KEPT_PIPE));
+        let mut pipes = lock(&self.pipes);
+        if pipes.len() < most {
+            pipes.push(pipe);
         }
     }
 
-    /// Records a message; repetitions are counted until it is reported.
-    pub(super) fn notice(&self, key: FrontendKey, kind: Kind) {
+    /// Whether an endpoint is a listener of this process. Traffic to it would return here, possibly endlessly.
+    fn is_own(&self, protocol: Protocol, endpoint: EndpointKey) -> bool {
+        lock(&self.own).contains(&FrontendKey::new(protocol, endpoint.address.to_canonical(), endpoint.port))
+    }
+
+    pub(super) fn count_failed_dial(&self) {
+        let dials = &mut lock(&self.counts).failed_dials;
+        *dials = dials.saturating_add(1);
+    }
+
+    /// A client is not served. Counts it, and records a message; repetitions are counted until it is reported.
+    pub(super) fn refuse(&self, key: FrontendKey, refusal: Refusal) {
+        let mut counts = lock(&self.counts);
+        let counter = match refusal {
+            Refusal::TurnedAway => &mut counts.turned_away,
+            Refusal::Descriptors | Refusal::Exhausted => &mut counts.limited,
+            Refusal::Unanswered => &mut counts.unanswered,
+        };
+        *counter = counter.saturating_add(1);
+        drop(counts);
         let mut notices = lock(&self.notices);
-        if notices.len() < MOST_NOTICES || notices.contains_key(&(key, kind)) {
-            let tally = notices.entry((key, kind)).or_default();
+        if refusal != Refusal::TurnedAway && (notices.len() < MOST_NOTICES || notices.contains_key(&(key, refusal))) {
+            let tally = notices.entry((key, refusal)).or_default();
             tally.count = tally.count.saturating_add(1);
         }
     }
 
     /// Messages that are due now: at most one per listener and kind in a period.
-    pub(super) fn take_notices(&self, now: Moment) -> Vec<String> {
-        let mut told = Vec::new();
-        let limit = self.most_descriptors();
-        lock(&self.notices).retain(|(key, kind), tally| {
+    pub(super) fn take_notices(&self) -> Vec<String> {
+        let (mut told, now, limit) = (Vec::new(), self.now(), self.most_descriptors());
+        lock(&self.notices).retain(|(key, refusal), tally| {
             let is_due = tally.told.is_none_or(|told| told.saturating_add(PERIOD) <= now);
             if is_due && tally.count > 0 {
-                told.push(text(*key, *kind, tally.count, limit));
+                told.push(text(*key, *refusal, tally.count, limit));
                 *tally = Tally { count: 0, told: Some(now) };
             }
             // Forget what has not happened for a whole period.
@@ -153,13 +164,13 @@ impl Shared {
     }
 }
 
-fn text(key: FrontendKey, kind: Kind, count: u64, descriptors: usize) -> String {
-    let why = match kind {
-        Kind::Descriptors => format!(
+fn text(key: FrontendKey, refusal: Refusal, count: u64, descriptors: usize) -> String {
+    let why = match refusal {
+        Refusal::Descriptors => format!(
             "its clients have three times as many file descriptors as are left of {descriptors} for all Services: raise the limit of open files"
         ),
-        Kind::Exhausted => "the kernel gave no socket: too many open files, or no memory".to_owned(),
-        Kind::Unanswered => "no endpoint answered in time, or all refused".to_owned(),
+        Refusal::Exhausted => "the kernel gave no socket: too many open files, or no memory".to_owned(),
+        Refusal::TurnedAway | Refusal::Unanswered => "no endpoint answered in time, or all refused".to_owned(),
     };
     format!("{key}: {count} connections or flows reset or dropped: {why}")
 }
@@ -171,115 +182,116 @@ pub(super) struct Group {
     descriptors: Arc<AtomicUsize>,
 }
 
-/// A listener as seen by the threads. It lives as long as its connections.
+/// A listener as seen by the tasks. It lives as long as its connections.
 #[derive(Debug)]
 pub(super) struct Server {
-    pub(super) id: u64,
-    state: Mutex<Served>,
     pub(super) key: FrontendKey,
-    /// Open connections and flows.
-    open: AtomicUsize,
-    /// Connections and flows started.
-    begun: AtomicU64,
+    pub(super) state: Mutex<Served>,
+    /// The flow of each UDP client. Locked before anything else.
+    pub(super) flows: Mutex<BTreeMap<SocketAddr, Flow>>,
 }
 
 #[derive(Debug)]
-struct Served {
+pub(super) struct Served {
     listener: Arc<Listener>,
     group: Arc<Group>,
-}
-
-/// Why a client is not served.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refusal {
-    /// The Service has no endpoint.
-    TurnedAway,
-    /// All endpoints were tried.
-    NobodyLeft,
+    /// Open connections and flows.
+    pub(super) open: usize,
+    /// Connections and flows started.
+    pub(super) begun: u64,
 }
 
 impl Server {
-    pub(super) fn new(id: u64, listener: Listener, group: Arc<Group>) -> Self {
+    pub(super) fn new(listener: Listener, group: Arc<Group>) -> Self {
         let key = listener.key;
-        let state = Served { listener: Arc::new(listener), group };
-        Server { id, state: Mutex::new(state), key, open: AtomicUsize::new(0), begun: AtomicU64::new(0) }
-    }
-
-    pub(super) fn listener(&self) -> Arc<Listener> {
-        Arc::clone(&lock(&self.state).listener)
+        let state = Mutex::new(Served { listener: Arc::new(listener), group, open: 0, begun: 0 });
+        Server { key, state, flows: Mutex::default() }
     }
 
     pub(super) fn address(&self) -> SocketAddr {
         SocketAddr::new(self.key.address, self.key.port)
     }
 
-    pub(super) fn open(&self) -> usize {
-        self.open.load(Relaxed)
-    }
-
-    /// Connections and flows started.
-    pub(super) fn begun(&self) -> u64 {
-        self.begun.load(Relaxed)
-    }
-
-    /// Changes the endpoints. Connections to removed ones continue.
+    /// Changes the endpoints. Connections to removed ones continue, UDP flows end.
     pub(super) fn update(&self, listener: Listener, group: Arc<Group>) {
-        *lock(&self.state) = Served { listener: Arc::new(listener), group };
-    }
-
-    /// Drops a client's affinity to a failed endpoint.
-    pub(super) fn leave(&self, client: IpAddr, endpoint: EndpointKey) {
-        let group = Arc::clone(&lock(&self.state).group);
-        lock(&group.balance).leave(client, endpoint);
+        let listener = Arc::new(listener);
+        let mut state = lock(&self.state);
+        (state.listener, state.group) = (Arc::clone(&listener), group);
+        drop(state);
+        lock(&self.flows).retain(|_, flow| listener.keeps_flows_of(&flow.endpoint));
     }
 }
 
 /// Permission for one connection or flow. Returned on drop.
 #[derive(Debug)]
 pub(super) struct Ticket {
-    shared: Arc<Shared>,
+    pub(super) shared: Arc<Shared>,
     pub(super) server: Arc<Server>,
     group: Arc<Group>,
-    is_flow: bool,
     _descriptors: Descriptors,
 }
 
 impl Ticket {
     /// Takes a ticket, or returns why there is none.
-    pub(super) fn take(shared: &Arc<Shared>, server: &Arc<Server>, is_flow: bool) -> Result<Self, Kind> {
+    pub(super) fn take(shared: &Arc<Shared>, server: &Arc<Server>) -> Result<Self, Refusal> {
         let group = Arc::clone(&lock(&server.state).group);
         let of_group = Arc::clone(&group.descriptors);
+        let is_flow = server.key.protocol == Protocol::Udp;
         let of = if is_flow { Use::Flow(of_group) } else { Use::Connection(of_group) };
-        let descriptors = shared.reserve(of).ok_or(Kind::Descriptors)?;
-        server.open.fetch_add(1, Relaxed);
-        server.begun.fetch_add(1, Relaxed);
-        let now_open = if is_flow { &shared.flows } else { &shared.connections };
-        now_open.fetch_add(1, Relaxed);
-        shared.begun.fetch_add(1, Relaxed);
-        let (shared, server) = (Arc::clone(shared), Arc::clone(server));
-        Ok(Ticket { shared, server, group, is_flow, _descriptors: descriptors })
+        let descriptors = shared.reserve(of).ok_or(Refusal::Descriptors)?;
+        let ticket =
+            Ticket { shared: Arc::clone(shared), server: Arc::clone(server), group, _descriptors: descriptors };
+        ticket.count(1);
+        Ok(ticket)
     }
 
-    /// The endpoint for a client, except those that were tried without success.
+    /// Counts the begin (1) or end (-1).
+    fn count(&self, change: isize) {
+        let begun = u64::from(change > 0);
+        let mut state = lock(&self.server.state);
+        state.open = state.open.saturating_add_signed(change);
+        state.begun = state.begun.saturating_add(begun);
+        drop(state);
+        let mut counts = lock(&self.shared.counts);
+        counts.begun = counts.begun.saturating_add(begun);
+        let is_flow = self.server.key.protocol == Protocol::Udp;
+        let open = if is_flow { &mut counts.flows } else { &mut counts.connections };
+        *open = open.saturating_add_signed(change);
+    }
+
+    /// The next endpoint for a client, except those that refused. Those that were slow come last. Adds listeners of
+    /// this process to `refused`.
     pub(super) fn choose(
         &self,
         client: IpAddr,
-        avoid: &[EndpointKey],
-        settings: &Settings,
-        now: Moment,
+        refused: &mut Vec<EndpointKey>,
+        slow: &[EndpointKey],
     ) -> Result<EndpointKey, Refusal> {
-        let listener = self.server.listener();
+        let (settings, now) = (self.shared.settings(), self.shared.now());
+        let listener = lock(&self.server.state).listener.clone();
         let client = client.to_canonical();
-        let endpoints = listener.endpoints_for(client, settings).ok_or(Refusal::TurnedAway)?;
+        let endpoints = listener.endpoints_for(client, &settings).ok_or(Refusal::TurnedAway)?;
         let mut balance = lock(&self.group.balance);
-        balance.choose(client, endpoints, listener.affinity, avoid, now).ok_or(Refusal::NobodyLeft)
+        let mut choose = |avoid: &[EndpointKey]| balance.choose(client, endpoints, listener.affinity, avoid, now);
+        loop {
+            let fresh = choose(&[refused.as_slice(), slow].concat());
+            let chosen = if fresh.is_none() && !slow.is_empty() { choose(refused) } else { fresh };
+            let endpoint = chosen.ok_or(Refusal::Unanswered)?;
+            if !self.shared.is_own(self.server.key.protocol, endpoint) {
+                return Ok(endpoint);
+            }
+            refused.push(endpoint);
+        }
+    }
+
+    /// Drops a client's affinity to a failed endpoint.
+    pub(super) fn leave(&self, client: IpAddr, endpoint: EndpointKey) {
+        lock(&self.group.balance).leave(client.to_canonical(), endpoint);
     }
 }
 
 impl Drop for Ticket {
     fn drop(&mut self) {
-        self.server.open.fetch_sub(1, Relaxed);
-        let open = if self.is_flow { &self.shared.flows } else { &self.shared.connections };
-        open.fetch_sub(1, Relaxed);
+        self.count(-1);
     }
 }
