@@ -7,9 +7,9 @@ use proxier_core::plan::report::Report;
 use proxier_core::ports::Ports;
 use proxier_core::snapshot::{HostAddresses, Rejection};
 
-use super::format::KernelEdit;
+use super::Printed;
+use super::format::{KernelEdit, SERVICE, SLICE, Step};
 use super::world::World;
-use super::{Change, Printed};
 
 /// A machine for the reconciler, which other programs change too.
 pub(crate) trait Machine {
@@ -44,10 +44,10 @@ pub(crate) struct Engine<M> {
 }
 
 impl<M: Machine> Engine<M> {
-    pub(crate) fn new(world: &World, machine: M) -> Self {
+    pub(crate) fn new(machine: M) -> Self {
         Engine {
             machine,
-            proxier: proxier(world, Duration::ZERO),
+            proxier: proxier(&World::new(), Duration::ZERO),
             started: false,
             now: Duration::ZERO,
             rejections: Vec::new(),
@@ -88,37 +88,38 @@ impl<M: Machine> Engine<M> {
         self.wrote = wrote;
     }
 
-    /// Takes a change and handles it.
-    pub(crate) fn change(&mut self, change: &Change<'_>) {
+    /// Handles a step, after which the world is this one.
+    pub(crate) fn take(&mut self, step: &Step, world: &World) {
         let now = self.now;
         self.wrote = false;
-        if !self.started || change.node_changed {
-            self.machine.set_host(&change.world.host());
+        if !self.started || !step.node.is_empty() {
+            self.machine.set_host(&world.host());
             self.proxier.host_changed(now);
         }
-        self.machine.edit(change.kernel);
-        if change.restart || change.config_changed || !self.started {
-            self.proxier = proxier(&change.world, now);
+        self.machine.edit(&step.kernel);
+        let has_other_settings = !step.config.is_empty() || !step.options.is_empty();
+        if step.restart || has_other_settings || !self.started {
+            self.proxier = proxier(world, now);
             self.proxier.start(now);
             self.started = true;
         } else {
-            self.proxier.set_node(&change.world.node(), now);
-            change.services.iter().for_each(|object| self.proxier.upsert_service(object, now));
-            for object in &change.slices {
+            self.proxier.set_node(&world.node(), now);
+            step.applied(SERVICE).iter().for_each(|object| self.proxier.upsert_service(object, now));
+            for object in &step.applied(SLICE) {
                 self.proxier.upsert_slice(object, now);
             }
-            change.deleted_services.iter().for_each(|key| self.proxier.delete_service(key, now));
-            change.deleted_slices.iter().for_each(|key| self.proxier.delete_slice(key, now));
-            if !change.kernel.is_empty() {
+            step.deleted(SERVICE).iter().for_each(|key| self.proxier.delete_service(key, now));
+            step.deleted(SLICE).iter().for_each(|key| self.proxier.delete_slice(key, now));
+            if step.kernel != KernelEdit::default() {
                 self.proxier.request_full(now);
             }
         }
-        change.connections.iter().for_each(|connections| self.machine.connect(connections));
-        self.run(change.seconds.map_or(USUAL, Duration::from_secs));
-        if change.seconds.is_none() {
+        step.connections.iter().for_each(|connections| self.machine.connect(connections));
+        self.run(step.seconds.map_or(USUAL, Duration::from_secs));
+        if step.seconds.is_none() {
             self.check_settled();
         }
-        self.rejections = change.world.config().1;
+        self.rejections = world.config().1;
     }
 
     /// Output of the tools now, and the reports; rules only if they are asked for.
@@ -136,8 +137,9 @@ fn proxier(world: &World, now: Duration) -> Reconciler {
     options.config = world.config().0;
     // A scenario's node has its addresses or does not.
     options.address_grace = Duration::ZERO;
-    let mut proxier = Reconciler::new(world.node_name(), options, now);
-    proxier.set_node(&world.node(), now);
+    let node = world.node();
+    let mut proxier = Reconciler::new(&node.metadata.name, options, now);
+    proxier.set_node(&node, now);
     proxier.replace_objects(world.services.values(), world.slices.values(), now);
     proxier
 }

@@ -1,11 +1,12 @@
 //! The format of a scenario file.
 
-use std::collections::BTreeMap;
-use std::net::SocketAddr;
-
-use proxier_core::config::{Families, LocalFallback, Topology};
+use proxier_core::snapshot::ObjectKey;
 use serde::Deserialize;
-use serde_json::Value;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+/// Fields that replace those of the same names.
+pub(crate) type Fields = Map<String, Value>;
 
 /// A scenario file.
 #[derive(Debug, Deserialize)]
@@ -19,21 +20,20 @@ pub(crate) struct Scenario {
     why: String,
     /// Differences of the node from the usual one.
     #[serde(default)]
-    pub(crate) node: NodeChange,
+    node: Fields,
     /// Fields of `KubeProxyConfiguration`.
     #[serde(default)]
-    pub(crate) config: Option<Value>,
+    config: Fields,
     /// Settings that are no fields of `KubeProxyConfiguration`.
     #[serde(default)]
-    pub(crate) options: OptionsChange,
+    options: Fields,
     /// State of the kernel before the proxy starts.
     #[serde(default)]
-    pub(crate) kernel: KernelEdit,
+    kernel: KernelEdit,
     #[serde(default)]
     objects: Vec<Value>,
     /// The state after the first pass.
-    #[serde(default)]
-    expect: Option<Expect>,
+    expect: Expect,
     #[serde(default)]
     pub(crate) steps: Vec<Step>,
 }
@@ -46,16 +46,16 @@ pub(crate) struct Step {
     pub(crate) title: String,
     /// Objects as `kubectl apply` takes them.
     #[serde(default)]
-    pub(crate) apply: Vec<Value>,
+    apply: Vec<Value>,
     /// `Service demo/web`, `EndpointSlice demo/web-1`.
     #[serde(default)]
-    pub(crate) delete: Vec<String>,
+    delete: Vec<String>,
     #[serde(default)]
-    pub(crate) node: NodeChange,
+    pub(crate) node: Fields,
     #[serde(default)]
-    pub(crate) config: Option<Value>,
+    pub(crate) config: Fields,
     #[serde(default)]
-    pub(crate) options: OptionsChange,
+    pub(crate) options: Fields,
     /// Foreign changes of the kernel.
     #[serde(default)]
     pub(crate) kernel: KernelEdit,
@@ -72,7 +72,7 @@ pub(crate) struct Step {
 }
 
 /// Output of the tools. Omitted parts are not compared, except reports, which must then be empty.
-#[derive(Clone, Debug, Deserialize)]
+#[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct Expect {
     /// Lines of `ipvsadm -Sn`, or `none`.
@@ -108,84 +108,8 @@ pub(crate) struct Expect {
     pub(crate) unchanged: bool,
 }
 
-/// Changes of the node.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(crate) struct NodeChange {
-    pub(crate) name: Option<String>,
-    /// Zone; empty for none.
-    pub(crate) zone: Option<String>,
-    /// Internal addresses of the Node object.
-    pub(crate) addresses: Option<Vec<String>>,
-    /// Addresses of this host by interface.
-    pub(crate) interfaces: Option<BTreeMap<String, Vec<String>>>,
-    #[serde(rename = "podCIDRs")]
-    pub(crate) pod_cidrs: Option<Vec<String>>,
-}
-
-/// Settings that are no fields of `KubeProxyConfiguration`.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-pub(crate) struct OptionsChange {
-    /// `IPv4`, `IPv6`, `dual`.
-    families: Option<String>,
-    /// `Hints`, `AnnotatedHints`.
-    topology: Option<String>,
-    /// `Cluster`, `Refuse`.
-    local_fallback: Option<String>,
-    /// Address and port of the API server.
-    api_server: Option<String>,
-}
-
-impl OptionsChange {
-    pub(crate) fn is_empty(&self) -> bool {
-        self.families.is_none() && self.topology.is_none() && self.local_fallback.is_none() && self.api_server.is_none()
-    }
-
-    pub(crate) fn merge(&mut self, change: &OptionsChange) {
-        let take = |own: &mut Option<String>, new: &Option<String>| {
-            if new.is_some() {
-                own.clone_from(new);
-            }
-        };
-        take(&mut self.families, &change.families);
-        take(&mut self.topology, &change.topology);
-        take(&mut self.local_fallback, &change.local_fallback);
-        take(&mut self.api_server, &change.api_server);
-    }
-
-    pub(crate) fn families(&self) -> Families {
-        match self.families.as_deref() {
-            Some("IPv4") => Families::V4,
-            Some("IPv6") => Families::V6,
-            Some("dual") | None => Families::Dual,
-            Some(other) => panic!("families: {other}"),
-        }
-    }
-
-    pub(crate) fn topology(&self) -> Topology {
-        match self.topology.as_deref() {
-            Some("AnnotatedHints") => Topology::AnnotatedHints,
-            Some("Hints") | None => Topology::Hints,
-            Some(other) => panic!("topology: {other}"),
-        }
-    }
-
-    pub(crate) fn api_server(&self) -> Option<SocketAddr> {
-        self.api_server.as_deref().map(|text| text.parse().unwrap())
-    }
-
-    pub(crate) fn local_fallback(&self) -> LocalFallback {
-        match self.local_fallback.as_deref() {
-            Some("Refuse") => LocalFallback::Refuse,
-            Some("Cluster") | None => LocalFallback::Cluster,
-            Some(other) => panic!("localFallback: {other}"),
-        }
-    }
-}
-
 /// Foreign changes of the kernel, in the tools' formats.
-#[derive(Clone, Debug, Default, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct KernelEdit {
     /// Lines for `ipvsadm -R`.
@@ -205,32 +129,23 @@ pub(crate) struct KernelEdit {
     pub(crate) ip6tables: String,
 }
 
-impl KernelEdit {
-    pub(crate) fn is_empty(&self) -> bool {
-        [&self.ipvsadm, &self.ipset, &self.addresses, &self.iptables, &self.ip6tables]
-            .iter()
-            .all(|text| text.is_empty())
-    }
-}
-
 impl Scenario {
     /// Checks rules that the types cannot express.
     pub(crate) fn check(&self) {
         let file = &self.file;
         assert!(!self.title.is_empty() && !self.why.is_empty(), "{file}: title and why say something");
-        assert!(self.expect.is_some(), "{file}: what is expected after the first pass is missing");
-        for object in self.objects.iter().chain(self.steps.iter().flat_map(|step| &step.apply)) {
-            known_keys(object, file);
-        }
-        for config in self.config.iter().chain(self.steps.iter().filter_map(|step| step.config.as_ref())) {
-            known_keys(config, file);
-        }
-        for step in &self.steps {
+        for step in std::iter::once(&self.first()).chain(&self.steps) {
             assert!(!step.title.is_empty(), "{file}: what a step does is missing");
-        }
-        for expect in self.expect.iter().chain(self.steps.iter().map(|step| &step.expect)) {
-            assert!(!expect.ipvsadm.is_empty(), "{file}: an empty `ipvsadm` is written `none`");
-            assert!(expect.ipset.as_deref() != Some(""), "{file}: an empty `ipset` is written `none`");
+            for object in &step.apply {
+                assert!(KINDS.iter().any(|kind| object["kind"] == *kind), "{file}: {}", object["kind"]);
+                known_keys(object, file);
+            }
+            for text in &step.delete {
+                assert!(KINDS.iter().any(|kind| text.starts_with(&format!("{kind} "))), "{file}: delete {text}");
+            }
+            known_keys(&Value::Object(step.config.clone()), file);
+            assert!(!step.expect.ipvsadm.is_empty(), "{file}: an empty `ipvsadm` is written `none`");
+            assert!(step.expect.ipset.as_deref() != Some(""), "{file}: an empty `ipset` is written `none`");
         }
     }
 
@@ -238,36 +153,38 @@ impl Scenario {
     pub(crate) fn needs_connections(&self) -> bool {
         self.steps.iter().any(|step| !step.connections.is_empty())
     }
-}
 
-impl Step {
-    /// The objects a scenario begins with, as a step.
-    pub(crate) fn first(scenario: &Scenario) -> Self {
+    /// What it begins with, as a step.
+    pub(crate) fn first(&self) -> Step {
         Step {
             title: "begin".to_owned(),
-            apply: scenario.objects.clone(),
-            kernel: scenario.kernel.clone(),
-            expect: scenario.expect.clone().unwrap(),
+            apply: self.objects.clone(),
+            node: self.node.clone(),
+            config: self.config.clone(),
+            options: self.options.clone(),
+            kernel: self.kernel.clone(),
+            expect: self.expect.clone(),
             ..Step::default()
         }
     }
 }
 
-impl Default for Expect {
-    fn default() -> Self {
-        Expect {
-            ipvsadm: "none".to_owned(),
-            ipset: None,
-            addresses: None,
-            iptables: None,
-            ip6tables: None,
-            rejected: Vec::new(),
-            refused: Vec::new(),
-            conflicts: Vec::new(),
-            health_checks: Vec::new(),
-            no_local_endpoints: Vec::new(),
-            unchanged: false,
-        }
+/// Kinds of objects.
+pub(crate) const SERVICE: &str = "Service";
+pub(crate) const SLICE: &str = "EndpointSlice";
+const KINDS: [&str; 2] = [SERVICE, SLICE];
+
+impl Step {
+    /// The objects of a kind that it applies.
+    pub(crate) fn applied<T: DeserializeOwned>(&self, kind: &str) -> Vec<T> {
+        let objects = self.apply.iter().filter(|object| object["kind"] == kind);
+        objects.map(|object| serde_json::from_value(object.clone()).unwrap()).collect()
+    }
+
+    /// The objects of a kind that it deletes.
+    pub(crate) fn deleted(&self, kind: &str) -> Vec<ObjectKey> {
+        let keys = self.delete.iter().filter_map(|text| text.strip_prefix(kind)?.strip_prefix(' ')?.split_once('/'));
+        keys.map(|(namespace, name)| ObjectKey::new(namespace, name)).collect()
     }
 }
 

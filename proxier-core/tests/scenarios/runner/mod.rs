@@ -14,10 +14,10 @@ use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 
 use engine::{Engine, Machine};
+use format::Expect;
 pub(crate) use format::Scenario;
-use format::{Expect, Step};
 pub(crate) use printed::Printed;
-pub(crate) use world::Change;
+use world::World;
 
 /// Calls a macro with the name of the test for each group.
 macro_rules! for_each_group {
@@ -95,13 +95,10 @@ fn read(group: &str, file: &str) -> Scenario {
 /// Runs a scenario on a machine, and returns how the result differs from the expected one; empty when it does not.
 pub(crate) fn run(scenario: &Scenario, machine: impl Machine) -> String {
     let mut report = String::new();
-    let mut world = world::World::new(scenario);
-    let mut engine = Engine::new(&world, machine);
-    let first = Step::first(scenario);
-    let steps = std::iter::once(&first).chain(&scenario.steps);
-    for (number, step) in steps.enumerate() {
-        let change = world.take(step);
-        engine.change(&change);
+    let (mut world, mut engine) = (World::new(), Engine::new(machine));
+    for (number, step) in std::iter::once(&scenario.first()).chain(&scenario.steps).enumerate() {
+        world.take(step);
+        engine.take(step, &world);
         let rules = step.expect.iptables.is_some() || step.expect.ip6tables.is_some();
         let found = engine.printed(rules);
         let mut differences = String::new();
@@ -159,43 +156,11 @@ fn compare(expect: &Expect, found: &Printed, report: &mut String) {
     }
 }
 
-/// Merges both texts: ` ` for lines in both, `-` only in the first, `+` only in the second.
+/// The lines that only one side has, `-` or `+`; all lines where they only differ in their order.
 fn difference(expected: &[String], found: &[String]) -> Vec<String> {
-    // Length of the longest common subsequence from each pair of positions on.
-    let width = found.len() + 1;
-    let mut common = vec![0_usize; (expected.len() + 1) * width];
-    for a in (0..expected.len()).rev() {
-        for b in (0..found.len()).rev() {
-            let here = a * width + b;
-            common[here] = if expected[a] == found[b] {
-                common[here + width + 1] + 1
-            } else {
-                common[here + width].max(common[here + 1])
-            };
-        }
-    }
-    let (mut a, mut b) = (0, 0);
-    let mut lines = Vec::new();
-    while a < expected.len() || b < found.len() {
-        let here = a * width + b;
-        if a < expected.len() && b < found.len() && expected[a] == found[b] {
-            lines.push(format!("  {}", expected[a]));
-            (a, b) = (a + 1, b + 1);
-        } else if b == found.len() || (a < expected.len() && common[here + width] >= common[here + 1]) {
-            lines.push(format!("- {}", expected[a]));
-            a += 1;
-        } else {
-            lines.push(format!("+ {}", found[b]));
-            b += 1;
-        }
-    }
-    lines
-}
-
-#[test]
-fn differences_are_shown_line_by_line() {
-    let texts = |text: &str| text.chars().map(String::from).collect::<Vec<_>>();
-    assert_eq!(difference(&texts("abcd"), &texts("acxd")), ["  a", "- b", "  c", "+ x", "  d"]);
-    assert_eq!(difference(&texts(""), &texts("a")), ["+ a"]);
-    assert_eq!(difference(&texts("ab"), &texts("")), ["- a", "- b"]);
+    let only = |sign: char, side: &[String], other: &[String]| -> Vec<String> {
+        side.iter().filter(|line| !other.contains(line)).map(|line| format!("{sign} {line}")).collect()
+    };
+    let lines = [only('-', expected, found), only('+', found, expected)].concat();
+    if lines.is_empty() { [only('-', expected, &[]), only('+', found, &[])].concat() } else { lines }
 }
