@@ -22,16 +22,11 @@ use proxier_core::engine::{Options, Reconciler};
 use proxier_core::kernel::{self, KernelPorts};
 use proxier_core::modes;
 use proxier_core::modes::ipvs::cleanup::cleanup;
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
-use proxier_core::snapshot::ObjectKey;
 use testkit::{Netns, PROXY, kernel_test, oracle};
 
 #[derive(Clone, Debug)]
 enum Step {
-    Service([u8; 10]),
-    DeleteService(u8),
-    Slice([u8; 7]),
-    DeleteSlice(u8),
+    Object(objects::Change),
     Host(u8),
     Damage(u8, u8),
     Pass,
@@ -58,10 +53,7 @@ fn options(settings: u8) -> Options {
 
 fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
-        6 => any::<[u8; 10]>().prop_map(Step::Service),
-        1 => any::<u8>().prop_map(Step::DeleteService),
-        6 => any::<[u8; 7]>().prop_map(Step::Slice),
-        1 => any::<u8>().prop_map(Step::DeleteSlice),
+        14 => objects::change().prop_map(Step::Object),
         1 => any::<u8>().prop_map(Step::Host),
         4 => any::<(u8, u8)>().prop_map(|(what, which)| Step::Damage(what, which)),
         4 => Just(Step::Pass),
@@ -177,8 +169,7 @@ struct Machine {
     proxier: Reconciler,
     now: Duration,
     settings: u8,
-    services: BTreeMap<ObjectKey, ServiceObject>,
-    slices: BTreeMap<ObjectKey, EndpointSliceObject>,
+    objects: objects::Objects,
 }
 
 impl Machine {
@@ -193,8 +184,7 @@ impl Machine {
             proxier: Reconciler::new("node-a", options(0), Duration::ZERO),
             now: Duration::ZERO,
             settings: 0,
-            services: BTreeMap::new(),
-            slices: BTreeMap::new(),
+            objects: objects::Objects::default(),
         };
         machine.proxier.start(machine.now);
         machine
@@ -202,7 +192,7 @@ impl Machine {
 
     fn restart(&mut self) {
         self.proxier = Reconciler::new("node-a", options(self.settings), self.now);
-        self.proxier.replace_objects(self.services.values(), self.slices.values(), self.now);
+        self.proxier.replace_objects(self.objects.services.values(), self.objects.slices.values(), self.now);
         self.proxier.start(self.now);
     }
 
@@ -221,27 +211,7 @@ impl Machine {
     fn take(&mut self, step: &Step) {
         let now = self.now;
         match step {
-            Step::Service(bytes) => {
-                let object = objects::service(*bytes);
-                self.proxier.upsert_service(&object, now);
-                self.services.insert(ObjectKey::of(&object.metadata), object);
-            }
-            Step::DeleteService(which) => {
-                let (namespace, name) = objects::SERVICES[usize::from(*which) % objects::SERVICES.len()];
-                let key = ObjectKey::new(namespace, name);
-                self.services.remove(&key);
-                self.proxier.delete_service(&key, now);
-            }
-            Step::Slice(bytes) => {
-                let object = objects::slice(*bytes);
-                self.proxier.upsert_slice(&object, now);
-                self.slices.insert(ObjectKey::of(&object.metadata), object);
-            }
-            Step::DeleteSlice(which) => {
-                let Some(key) = self.slices.keys().nth(usize::from(which % objects::SLICES)).cloned() else { return };
-                self.slices.remove(&key);
-                self.proxier.delete_slice(&key, now);
-            }
+            Step::Object(change) => self.objects.take(change, &mut self.proxier, now),
             Step::Host(which) => {
                 set_host(*which);
                 self.proxier.host_changed(now);
@@ -316,7 +286,7 @@ fn damage(what: u8, which: usize) {
 
 fn sequence(steps: &[Step]) {
     let host = steps.iter().rev().find_map(|step| if let Step::Host(which) = step { Some(*which) } else { None });
-    let (disturbed, (services, slices, settings)) = Netns::new()
+    let (disturbed, (objects, settings)) = Netns::new()
         .unwrap()
         .run_in(|| {
             let mut machine = Machine::new(0);
@@ -354,15 +324,12 @@ fn sequence(steps: &[Step]) {
             assert!(left.ipvs.is_empty() && left.sets.is_empty() && left.addresses.is_empty(), "{left:#?}");
             assert!(left.rules.iter().all(BTreeMap::is_empty) && left.routes.is_empty(), "{left:#?}");
             assert!(left.tables.is_empty(), "{left:#?}");
-            (
-                Printed { addresses: &ours.addresses - &elsewhere, ..ours },
-                (machine.services, machine.slices, machine.settings),
-            )
+            (Printed { addresses: &ours.addresses - &elsewhere, ..ours }, (machine.objects, machine.settings))
         })
         .unwrap();
     let fresh = Netns::new().unwrap().run_in(|| {
         let mut machine = Machine::new(host.unwrap_or(0));
-        (machine.services, machine.slices, machine.settings) = (services, slices, settings);
+        (machine.objects, machine.settings) = (objects, settings);
         machine.restart();
         machine.run(Duration::ZERO);
         printed().0

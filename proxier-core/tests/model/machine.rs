@@ -1,6 +1,6 @@
 //! A kernel, a proxy on it, and other programs; checks what must hold after each pass, and in the end.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -13,7 +13,7 @@ use proxier_core::fake::{Call, FakeKernel};
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::ipvs::drain::Policy;
 use proxier_core::modes::ipvs::wanted::{Recorded, Wanted};
-use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
+use proxier_core::objects::NodeObject;
 use proxier_core::plan::report::{Failure, Report};
 use proxier_core::plan::step::{Action, Part, Step as Done};
 use proxier_core::ports::PortErrorKind;
@@ -22,7 +22,7 @@ use proxier_core::snapshot::{Balancing, ObjectKey, ZoneWeights};
 
 use super::foreign::{self, Stranger};
 use super::held::{Held, is_foreign, marks};
-use super::objects::{self, SERVICES};
+use super::objects::{self, Objects};
 use super::steps::{Damage, Step, Trouble};
 use super::watch::{Log, Write};
 
@@ -31,8 +31,7 @@ pub(crate) struct Machine {
     kernel: FakeKernel,
     proxier: Reconciler,
     now: Duration,
-    services: BTreeMap<ObjectKey, ServiceObject>,
-    slices: BTreeMap<ObjectKey, EndpointSliceObject>,
+    objects: Objects,
     node: Option<NodeObject>,
     /// Whether the configuration has defaults of policy.
     has_defaults: bool,
@@ -80,8 +79,7 @@ impl Machine {
             kernel,
             proxier,
             now: Duration::ZERO,
-            services: BTreeMap::new(),
-            slices: BTreeMap::new(),
+            objects: Objects::default(),
             node: None,
             has_defaults: false,
             orphans: BTreeSet::new(),
@@ -100,27 +98,7 @@ impl Machine {
     pub(crate) fn take(&mut self, step: &Step) {
         self.left = None;
         match step {
-            Step::Service(bytes) => {
-                let object = objects::service(*bytes);
-                self.proxier.upsert_service(&object, self.now);
-                self.services.insert(ObjectKey::of(&object.metadata), object);
-            }
-            Step::DeleteService(which) => {
-                let (namespace, name) = SERVICES[usize::from(*which) % SERVICES.len()];
-                let key = ObjectKey::new(namespace, name);
-                self.services.remove(&key);
-                self.proxier.delete_service(&key, self.now);
-            }
-            Step::Slice(bytes) => {
-                let object = objects::slice(*bytes);
-                self.proxier.upsert_slice(&object, self.now);
-                self.slices.insert(ObjectKey::of(&object.metadata), object);
-            }
-            Step::DeleteSlice(which) => {
-                let Some(key) = pick(self.slices.keys().cloned(), *which) else { return };
-                self.slices.remove(&key);
-                self.proxier.delete_slice(&key, self.now);
-            }
+            Step::Object(change) => self.objects.take(change, &mut self.proxier, self.now),
             Step::Relist(service, slice, gone) => self.relist(*service, *slice, *gone),
             Step::Node(which) => {
                 let node = objects::node(*which);
@@ -170,19 +148,19 @@ impl Machine {
 
     fn relist(&mut self, service: [u8; 10], slice: [u8; 7], gone: u8) {
         if gone & 1 == 1
-            && let Some(key) = pick(self.services.keys().cloned(), gone >> 1)
+            && let Some(key) = pick(self.objects.services.keys().cloned(), gone >> 1)
         {
-            self.services.remove(&key);
+            self.objects.services.remove(&key);
         }
         if gone & 2 == 2
-            && let Some(key) = pick(self.slices.keys().cloned(), gone >> 2)
+            && let Some(key) = pick(self.objects.slices.keys().cloned(), gone >> 2)
         {
-            self.slices.remove(&key);
+            self.objects.slices.remove(&key);
         }
         let (service, slice) = (objects::service(service), objects::slice(slice));
-        self.services.insert(ObjectKey::of(&service.metadata), service);
-        self.slices.insert(ObjectKey::of(&slice.metadata), slice);
-        self.proxier.replace_objects(self.services.values(), self.slices.values(), self.now);
+        self.objects.services.insert(ObjectKey::of(&service.metadata), service);
+        self.objects.slices.insert(ObjectKey::of(&slice.metadata), slice);
+        self.proxier.replace_objects(self.objects.services.values(), self.objects.slices.values(), self.now);
     }
 
     fn trouble(&mut self, trouble: Trouble) {
@@ -204,12 +182,7 @@ impl Machine {
     /// A process on this kernel that knows these objects.
     fn process(&self) -> Reconciler {
         let mut proxier = Reconciler::new("node-a", options(self.has_defaults), self.now);
-        for service in self.services.values() {
-            proxier.upsert_service(service, self.now);
-        }
-        for slice in self.slices.values() {
-            proxier.upsert_slice(slice, self.now);
-        }
+        proxier.replace_objects(self.objects.services.values(), self.objects.slices.values(), self.now);
         if let Some(node) = &self.node {
             proxier.set_node(node, self.now);
         }

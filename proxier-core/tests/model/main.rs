@@ -25,6 +25,7 @@ mod steps;
 mod watch;
 
 use machine::Machine;
+use objects::Change;
 use proptest::prelude::*;
 use steps::{Step, steps};
 
@@ -78,11 +79,11 @@ fn a_kernel_that_cannot_be_read_is_not_asked_over_and_over_for_those_that_drain(
     run(&[
         Step::Pass,
         Step::Trouble(Trouble { call: 0, kind: 0, nth: 108, how: 43 }),
-        Step::Service([47, 91, 130, 169, 11, 0, 0, 0, 44, 0]),
-        Step::Slice([0, 192, 20, 0, 18, 0, 0]),
+        Step::Object(Change::Service([47, 91, 130, 169, 11, 0, 0, 0, 44, 0])),
+        Step::Object(Change::Slice([0, 192, 20, 0, 18, 0, 0])),
         Step::Trouble(Trouble { call: 206, kind: 0, nth: 209, how: 0 }),
         Step::Pass,
-        Step::Service([13, 0, 22, 37, 71, 0, 0, 0, 127, 0]),
+        Step::Object(Change::Service([13, 0, 22, 37, 71, 0, 0, 0, 127, 0])),
         Step::Wait(2),
     ]);
 }
@@ -91,7 +92,7 @@ fn a_kernel_that_cannot_be_read_is_not_asked_over_and_over_for_those_that_drain(
 fn what_was_found_to_be_ours_stays_so_without_its_mark() {
     use steps::Damage;
     run(&[
-        Step::Service([0, 224, 90, 0, 36, 0, 0, 3, 0, 0]),
+        Step::Object(Change::Service([0, 224, 90, 0, 36, 0, 0, 3, 0, 0])),
         Step::Pass,
         Step::Relist([0, 0, 0, 0, 16, 0, 0, 0, 0, 0], [0, 0, 0, 0, 0, 0, 0], 0),
         Step::Restart,
@@ -104,8 +105,8 @@ fn what_was_found_to_be_ours_stays_so_without_its_mark() {
 fn a_mark_that_nobody_recognises_is_left_alone() {
     use settings::{Settings, Step};
     let begin = [
-        Step::Service([0, 97, 34, 0, 5, 0, 46, 0, 138, 32]),
-        Step::Service([1, 0, 101, 16, 0, 0, 0, 0, 0, 0]),
+        Step::Object(Change::Service([0, 97, 34, 0, 5, 0, 46, 0, 138, 32])),
+        Step::Object(Change::Service([1, 0, 101, 16, 0, 0, 0, 0, 0, 0])),
         Step::Restart(Settings { by_table: true, by_routes: true, has_networks: false, splits: true }),
         Step::CleanUp,
         Step::Crash(3),
@@ -123,10 +124,10 @@ fn a_mark_that_drains_stays_ours_without_its_table() {
     use settings::{Settings, Step};
     run_settings(&[
         Step::Restart(Settings { by_table: true, by_routes: true, has_networks: false, splits: true }),
-        Step::Slice([157, 130, 36, 0, 0, 0, 98]),
-        Step::Service([35, 32, 6, 0, 5, 0, 0, 1, 86, 232]),
+        Step::Object(Change::Slice([157, 130, 36, 0, 0, 0, 98])),
+        Step::Object(Change::Service([35, 32, 6, 0, 5, 0, 0, 1, 86, 232])),
         Step::Pass,
-        Step::Slice([139, 15, 103, 0, 0, 0, 0]),
+        Step::Object(Change::Slice([139, 15, 103, 0, 0, 0, 0])),
         Step::Flush,
         Step::Pass,
     ]);

@@ -1,13 +1,74 @@
-//! Objects of a small cluster, each encoded in a few bytes, so that they shrink.
+//! Objects of a small cluster and their changes, each encoded in a few bytes, so that they shrink.
 
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use proptest::prelude::*;
+use proxier_core::engine::Reconciler;
 use proxier_core::objects::{
     ClientIpConfig, EndpointConditions, EndpointObject, EndpointPortObject, EndpointSliceObject, LoadBalancerIngress,
     Metadata, NodeAddress, NodeObject, ServiceObject, ServicePortObject, SessionAffinityConfig,
 };
+use proxier_core::snapshot::ObjectKey;
 
-pub(crate) const SERVICES: [(&str, &str); 5] =
+/// A change of an object.
+#[derive(Clone, Debug)]
+pub(crate) enum Change {
+    Service([u8; 10]),
+    DeleteService(u8),
+    Slice([u8; 7]),
+    DeleteSlice(u8),
+}
+
+pub(crate) fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        11 => any::<[u8; 10]>().prop_map(Change::Service),
+        3 => any::<u8>().prop_map(Change::DeleteService),
+        12 => any::<[u8; 7]>().prop_map(Change::Slice),
+        2 => any::<u8>().prop_map(Change::DeleteSlice),
+    ]
+}
+
+/// The objects that there are.
+#[derive(Clone, Default)]
+pub(crate) struct Objects {
+    pub(crate) services: BTreeMap<ObjectKey, ServiceObject>,
+    pub(crate) slices: BTreeMap<ObjectKey, EndpointSliceObject>,
+}
+
+impl Objects {
+    /// Makes a change, and tells it to a process.
+    pub(crate) fn take(&mut self, change: &Change, proxier: &mut Reconciler, now: Duration) {
+        match change {
+            Change::Service(bytes) => {
+                let object = service(*bytes);
+                proxier.upsert_service(&object, now);
+                self.services.insert(ObjectKey::of(&object.metadata), object);
+            }
+            Change::DeleteService(which) => {
+                let (namespace, name) = SERVICES[usize::from(*which) % SERVICES.len()];
+                let key = ObjectKey::new(namespace, name);
+                self.services.remove(&key);
+                proxier.delete_service(&key, now);
+            }
+            Change::Slice(bytes) => {
+                let object = slice(*bytes);
+                proxier.upsert_slice(&object, now);
+                self.slices.insert(ObjectKey::of(&object.metadata), object);
+            }
+            Change::DeleteSlice(which) => {
+                let place = usize::from(*which) % self.slices.len().max(1);
+                let Some(key) = self.slices.keys().nth(place).cloned() else { return };
+                self.slices.remove(&key);
+                proxier.delete_slice(&key, now);
+            }
+        }
+    }
+}
+
+const SERVICES: [(&str, &str); 5] =
     [("default", "kubernetes"), ("kube-system", "kube-dns"), ("demo", "a"), ("demo", "b"), ("demo", "c")];
-pub(crate) const SLICES: u8 = 6;
+const SLICES: u8 = 6;
 
 /// Name, protocol, port of the Service, port of the endpoints.
 const PORTS: [(&str, &str, i64, i64); 4] =
@@ -96,8 +157,10 @@ pub(crate) fn service(bytes: [u8; 10]) -> ServiceObject {
 pub(crate) fn slice(bytes: [u8; 7]) -> EndpointSliceObject {
     let [which, service, family, endpoints @ ..] = bytes;
     let (namespace, service) = SERVICES[usize::from(service) % SERVICES.len()];
-    let mut object =
-        EndpointSliceObject { metadata: metadata(namespace, &slice_name(which)), ..EndpointSliceObject::default() };
+    let mut object = EndpointSliceObject {
+        metadata: metadata(namespace, &format!("slice-{}", which % SLICES)),
+        ..EndpointSliceObject::default()
+    };
     if which & 0x80 == 0x80 {
         object.metadata.annotations.insert("proxier/weights".to_owned(), "10.244.0.1=3, fd44::2=5".to_owned());
     }
@@ -130,10 +193,6 @@ pub(crate) fn slice(bytes: [u8; 7]) -> EndpointSliceObject {
         });
     }
     object
-}
-
-pub(crate) fn slice_name(which: u8) -> String {
-    format!("slice-{}", which % SLICES)
 }
 
 /// The Node object, in one of a few forms.

@@ -16,11 +16,9 @@ use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{FakeKernel, KernelState};
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::RouteOwner;
-use proxier_core::snapshot::ObjectKey;
 
-use super::objects::{self, SERVICES};
+use super::objects::{self, Change, Objects, change};
 use super::rules::our_rules;
 
 /// Foreign virtual servers, with marks inside and outside of our range among them, and one in the neighbouring network of cluster IPs.
@@ -28,10 +26,7 @@ const THEIRS: &str = "-A -t 172.30.0.3:30000 -s rr\n-a -t 172.30.0.3:30000 -r 17
 
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    Service([u8; 10]),
-    DeleteService(u8),
-    Slice([u8; 7]),
-    DeleteSlice(u8),
+    Object(Change),
     Pass,
     Wait(u8),
     /// The process dies after this many writes.
@@ -62,10 +57,7 @@ pub(crate) fn steps() -> impl Strategy<Value = Vec<Step>> {
         splits: bits & 0x30 != 0,
     });
     let step = prop_oneof![
-        10 => any::<[u8; 10]>().prop_map(Step::Service),
-        3 => any::<u8>().prop_map(Step::DeleteService),
-        10 => any::<[u8; 7]>().prop_map(Step::Slice),
-        2 => any::<u8>().prop_map(Step::DeleteSlice),
+        25 => change().prop_map(Step::Object),
         10 => Just(Step::Pass),
         3 => (0_u8..100).prop_map(Step::Wait),
         3 => (0_u8..60).prop_map(Step::Crash),
@@ -96,8 +88,7 @@ pub(crate) struct Node {
     /// Whether the host has another address.
     has_more: bool,
     now: Duration,
-    services: BTreeMap<ObjectKey, ServiceObject>,
-    slices: BTreeMap<ObjectKey, EndpointSliceObject>,
+    objects: Objects,
     /// Address and port for which each mark was when the rule set was flushed.
     marks: BTreeMap<VirtualServerKey, String>,
     /// Own virtual servers that could not be recognised when a process began, or first read the kernel.
@@ -118,8 +109,7 @@ impl Node {
             settings: Settings::default(),
             has_more: false,
             now: Duration::ZERO,
-            services: BTreeMap::new(),
-            slices: BTreeMap::new(),
+            objects: Objects::default(),
             marks: BTreeMap::new(),
             orphans: BTreeSet::new(),
             has_read: false,
@@ -130,27 +120,7 @@ impl Node {
 
     pub(crate) fn take(&mut self, step: &Step) {
         match step {
-            Step::Service(bytes) => {
-                let object = objects::service(*bytes);
-                self.proxier.upsert_service(&object, self.now);
-                self.services.insert(ObjectKey::of(&object.metadata), object);
-            }
-            Step::DeleteService(which) => {
-                let (namespace, name) = SERVICES[usize::from(*which) % SERVICES.len()];
-                let key = ObjectKey::new(namespace, name);
-                self.services.remove(&key);
-                self.proxier.delete_service(&key, self.now);
-            }
-            Step::Slice(bytes) => {
-                let object = objects::slice(*bytes);
-                self.proxier.upsert_slice(&object, self.now);
-                self.slices.insert(ObjectKey::of(&object.metadata), object);
-            }
-            Step::DeleteSlice(which) => {
-                let Some(key) = self.slices.keys().nth(usize::from(which % objects::SLICES)).cloned() else { return };
-                self.slices.remove(&key);
-                self.proxier.delete_slice(&key, self.now);
-            }
+            Step::Object(change) => self.objects.take(change, &mut self.proxier, self.now),
             Step::Pass => self.run(Duration::ZERO),
             Step::Wait(halves) => self.run(Duration::from_millis(500) * u32::from(*halves)),
             Step::Crash(writes) => self.kernel.crash_after((*writes).into()),
@@ -183,7 +153,7 @@ impl Node {
         options.ipvs.drain.deadline = Some(Duration::from_secs(20));
         options.mass_removal.share = 1.0;
         let mut proxier = Reconciler::new("node-a", options, self.now);
-        proxier.replace_objects(self.services.values(), self.slices.values(), self.now);
+        proxier.replace_objects(self.objects.services.values(), self.objects.slices.values(), self.now);
         proxier.start(self.now);
         proxier
     }

@@ -4,12 +4,11 @@ use proptest::prelude::*;
 use proxier_core::fake::{Call, Fault};
 use proxier_core::ports::PortErrorKind;
 
+use super::objects::{Change, change};
+
 #[derive(Clone, Debug)]
 pub(crate) enum Step {
-    Service([u8; 10]),
-    DeleteService(u8),
-    Slice([u8; 7]),
-    DeleteSlice(u8),
+    Object(Change),
     /// Objects change while no watch runs, then complete lists arrive.
     Relist([u8; 10], [u8; 7], u8),
     Node(u8),
@@ -99,10 +98,7 @@ fn damage() -> impl Strategy<Value = Damage> {
 fn step() -> impl Strategy<Value = Step> {
     let trouble = any::<(u8, u8, u8, u8)>().prop_map(|(call, kind, nth, how)| Trouble { call, kind, nth, how });
     prop_oneof![
-        12 => any::<[u8; 10]>().prop_map(Step::Service),
-        4 => any::<u8>().prop_map(Step::DeleteService),
-        14 => any::<[u8; 7]>().prop_map(Step::Slice),
-        2 => any::<u8>().prop_map(Step::DeleteSlice),
+        32 => change().prop_map(Step::Object),
         2 => any::<([u8; 10], [u8; 7], u8)>().prop_map(|(service, slice, gone)| Step::Relist(service, slice, gone)),
         2 => any::<u8>().prop_map(Step::Node),
         3 => any::<(u8, bool)>().prop_map(|(which, told)| Step::Host(which, told)),
