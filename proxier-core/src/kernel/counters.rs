@@ -1,7 +1,6 @@
 //! Named packet counters (nfacct), to which iptables rules can refer, over nfnetlink. Kernel:
 //! net/netfilter/nfnetlink_acct.c.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 
 use netlink_batch::header::NfGenHeader;
@@ -34,52 +33,35 @@ pub struct PacketCounters {
 }
 
 impl Default for PacketCounters {
+    /// Opens a socket at first use.
     fn default() -> Self {
-        Self::new()
+        PacketCounters { connection: Lazy::new(|| Connection::open(Protocol::Netfilter)) }
     }
 }
 
 impl PacketCounters {
-    /// Opens a socket at first use.
-    pub fn new() -> Self {
-        PacketCounters { connection: Lazy::new(|| Connection::open(Protocol::Netfilter)) }
-    }
-
     /// Reads the packets of all counters.
     ///
     /// # Errors
     /// [`Unavailable`](crate::ports::PortErrorKind::Unavailable) if the kernel does not support them.
     pub fn read(&mut self) -> Result<BTreeMap<String, u64>, PortError> {
-        self.attempt("listing counters of packets", |connection| {
-            let found = RefCell::new(BTreeMap::new());
-            connection.dump(
-                GET,
-                0,
-                &header(),
-                // Called for each attempt: discard results of an earlier one.
-                |_| found.borrow_mut().clear(),
-                |payload| {
-                    let (mut name, mut packets) = (None, 0);
-                    let attributes = payload.get(NfGenHeader::LENGTH..).unwrap_or_default();
-                    for attr in Attrs::<CounterAttr<'_>>::new(attributes).iter() {
-                        match attr? {
-                            CounterAttr::Name(text) => name = text.to_str().map(str::to_owned),
-                            CounterAttr::Packets(Be64(number)) => packets = number,
-                            CounterAttr::Unknown(_) => {}
-                        }
-                    }
-                    found.borrow_mut().extend(name.map(|name| (name, packets)));
-                    Ok(())
-                },
-            )?;
-            Ok(found.into_inner())
-        })
+        let read = |payload: &[u8]| {
+            let (mut name, mut packets) = (None, 0);
+            let attributes = payload.get(NfGenHeader::LENGTH..).unwrap_or_default();
+            for attr in Attrs::<CounterAttr<'_>>::new(attributes).iter() {
+                match attr? {
+                    CounterAttr::Name(text) => name = text.to_str().map(str::to_owned),
+                    CounterAttr::Packets(Be64(number)) => packets = number,
+                    CounterAttr::Unknown(_) => {}
+                }
+            }
+            Ok(name.map(|name| (name, packets)))
+        };
+        let list = |connection: &mut Connection| connection.dump(GET, 0, &header(), |_| {}, read);
+        Ok(self.attempt("listing counters of packets", list)?.items.into_iter().flatten().collect())
     }
 
     /// Creates a counter, unless it exists.
-    ///
-    /// # Errors
-    /// As [`PacketCounters::read`].
     pub fn make(&mut self, name: &str) -> Result<(), PortError> {
         self.attempt("making counters of packets", |connection| {
             let name = |out: &mut Encoder| out.attr(CounterAttr::NAME, &NulStr::from(name));
@@ -90,9 +72,6 @@ impl PacketCounters {
 
     /// Deletes a counter to which no rule refers. Returns whether it existed and was deleted. The kernel frees rules a
     /// moment after they are deleted, so this tries for up to 200 ms.
-    ///
-    /// # Errors
-    /// As [`PacketCounters::read`].
     pub fn delete(&mut self, name: &str) -> Result<bool, PortError> {
         let is_in_use = |outcome: &Result<Option<bool>, PortError>| matches!(outcome, Ok(None));
         let deleted = until_released(20, is_in_use, || {

@@ -20,7 +20,6 @@ impl<C, E> Lazy<C, E> {
         Lazy { open: Box::new(open), client: None }
     }
 
-    /// The client, opened if necessary.
     pub(crate) fn get(&mut self) -> Result<&mut C, E> {
         let client = match self.client.take() {
             Some(client) => client,
@@ -48,7 +47,6 @@ impl<C, E> Lazy<C, E> {
 }
 
 impl Lazy<Connection, Error> {
-    /// Makes a call over the connection.
     pub(crate) fn call<T>(
         &mut self,
         doing: impl fmt::Display,

@@ -166,7 +166,7 @@ impl KernelPorts {
     /// # Errors
     /// If no socket can be opened: too many open files, or a sandbox without netlink.
     pub fn open(options: &KernelOptions) -> Result<Self, PortError> {
-        let mut links = LinksPort::new();
+        let mut links = LinksPort::default();
         links.open()?;
         Ok(KernelPorts {
             ipvs: IpvsPort::new(::ipvs::Client::open),
@@ -175,9 +175,9 @@ impl KernelPorts {
             links,
             sysctls: SysctlsPort::new(&options.sysctl_root),
             tables: TablesPort::new(nftables::Client::open),
-            conntrack: ConntrackPort::new(),
-            routes: RoutesPort::new(),
-            relays: RelaysPort::new(),
+            conntrack: ConntrackPort::default(),
+            routes: RoutesPort::default(),
+            relays: RelaysPort::default(),
         })
     }
 

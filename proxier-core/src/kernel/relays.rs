@@ -19,11 +19,6 @@ pub struct RelaysPort {
 }
 
 impl RelaysPort {
-    /// Creates a port that starts nothing yet.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     fn relay(&mut self) -> Result<&mut Relay, PortError> {
         let relay = match self.relay.take() {
             Some(relay) => relay,

@@ -70,7 +70,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
     /// Creates a port that uses the programs found by this runner.
     pub fn new(runner: R, choice: BackendChoice, limits: Limits) -> Self {
         let tables = TablesPort::new(nftables::Client::open);
-        let (listed, counters) = (BTreeMap::new(), PacketCounters::new());
+        let (listed, counters) = (BTreeMap::new(), PacketCounters::default());
         RulesPort { runner, choice, limits, v4: None, v6: None, survey: None, listed, tables, counters }
     }
 
@@ -79,7 +79,6 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         self.v4.as_ref().or(self.v6.as_ref()).map(Iptables::backend)
     }
 
-    /// The back end, once settled.
     fn settled(&self) -> Option<Backend> {
         let forced = match self.choice {
             BackendChoice::Force(backend) => Some(backend),
@@ -109,13 +108,11 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         survey.take_dump(backend, family.into())
     }
 
-    /// Discards earlier listings, which are out of date.
     fn forget_listed(&mut self) {
         self.survey = None;
         self.listed.clear();
     }
 
-    /// The programs of a family, once found.
     fn known(&mut self, family: Family) -> &mut Option<Iptables<R>> {
         match family {
             Family::V4 => &mut self.v4,
@@ -123,7 +120,6 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         }
     }
 
-    /// The programs of a family, searched for if necessary.
     fn take_programs(&mut self, family: Family) -> Result<Iptables<R>, PortError> {
         self.known(family).take().map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
     }
@@ -185,19 +181,8 @@ fn open<R: Runner + Clone>(
     Ok(opened)
 }
 
-/// A question to the iptables programs, asked in parallel with other work.
-enum Question<R> {
-    /// Which programs exist (listing them also lists rules), then the rules of this family.
-    Programs(Family),
-    /// The rules of a family.
-    Rules(Family, Iptables<R>),
-}
-
-/// The answer to a [`Question`]. `None`: it failed, and is asked again when needed.
-enum Answer<R> {
-    Programs(Family, Option<Box<(Survey, Option<Iptables<R>>)>>),
-    Rules(Family, Option<Dump>),
-}
+/// The programs of both back ends and, if one was found, those of a family.
+type Surveyed<R> = Option<Box<(Survey, Option<Iptables<R>>)>>;
 
 fn port_error(error: &Error) -> PortError {
     PortError::from_error(kind_of(error), error)
@@ -289,32 +274,33 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
             }
             let known = self.known(family).take();
             is_surveyed = known.is_none();
-            questions.push(known.map_or(Question::Programs(family), |iptables| Question::Rules(family, iptables)));
+            questions.push((family, known));
         }
         let (runner, used, choice) = (&self.runner, self.backend(), self.choice);
-        let ask = |question: &Question<R>| match question {
-            Question::Programs(family) => {
-                let surveyed = survey(runner, settled).ok().map(|mut survey| {
+        // Lists the rules of a family or, if its programs are not known, asks which exist, which lists rules too. A
+        // question that fails is asked again when its answer is needed.
+        let ask = |(family, known): &(Family, Option<Iptables<R>>)| -> Result<Option<Dump>, Surveyed<R>> {
+            let Some(iptables) = known else {
+                return Err(survey(runner, settled).ok().map(|mut survey| {
                     let opened = open(&mut survey, runner, used, choice, *family).ok();
                     Box::new((survey, opened))
-                });
-                Answer::Programs(*family, surveyed)
-            }
-            Question::Rules(family, iptables) => Answer::Rules(*family, iptables.dump().ok()),
+                }));
+            };
+            Ok(iptables.dump().ok())
         };
         let answers = parallel::map("iptables", &questions, ask, work).0;
-        for (question, answer) in questions.into_iter().zip(answers) {
-            match answer {
-                Answer::Programs(family, surveyed) => {
-                    let Some((survey, opened)) = surveyed.map(|surveyed| *surveyed) else { continue };
-                    self.survey = Some((at, survey));
-                    *self.known(family) = opened.map(|opened| opened.with_limits(self.limits));
+        for ((family, known), answer) in questions.into_iter().zip(answers) {
+            let opened = match answer {
+                Ok(dump) => {
+                    self.listed.extend(dump.map(|dump| (family, (at, dump))));
+                    known
                 }
-                Answer::Rules(family, dump) => self.listed.extend(dump.map(|dump| (family, (at, dump)))),
-            }
-            if let Question::Rules(family, iptables) = question {
-                *self.known(family) = Some(iptables);
-            }
+                Err(surveyed) => surveyed.and_then(|surveyed| {
+                    self.survey = Some((at, surveyed.0));
+                    surveyed.1.map(|opened| opened.with_limits(self.limits))
+                }),
+            };
+            *self.known(family) = opened;
         }
     }
 

@@ -54,35 +54,31 @@ pub(super) fn port_error(error: &Error) -> PortError {
     PortError::from_error(kind_of(error), error)
 }
 
+/// `None` if the object does not exist.
+fn if_there<T>(found: Result<T, Error>) -> Result<Option<T>, PortError> {
+    match found {
+        Err(error) if error.is_not_found() => Ok(None),
+        found => found.map(Some).map_err(|error| port_error(&error)),
+    }
+}
+
 impl Tables for TablesPort {
     fn generation(&mut self) -> Result<u32, PortError> {
         self.call(Client::generation).map_err(|error| port_error(&error))
     }
 
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
-        match self.call(|client| client.snapshot(table)) {
-            Ok(snapshot) => Ok(Some(snapshot)),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(port_error(&error)),
-        }
+        if_there(self.call(|client| client.snapshot(table)))
     }
 
     fn table(&mut self, table: &TableKey) -> Result<Option<Table>, PortError> {
-        match self.call(|client| client.get_table(table)) {
-            Ok(found) => Ok(Some(found.table)),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(error) => Err(port_error(&error)),
-        }
+        Ok(if_there(self.call(|client| client.get_table(table)))?.map(|found| found.table))
     }
 
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
         let invalid = |error: InvalidValue| PortError::from_error(PortErrorKind::Invalid, &error);
         let chain = table.chain(chain).map_err(invalid)?;
-        match self.call(|client| client.get_chain(&chain)) {
-            Ok(_) => Ok(true),
-            Err(error) if error.is_not_found() => Ok(false),
-            Err(error) => Err(port_error(&error)),
-        }
+        Ok(if_there(self.call(|client| client.get_chain(&chain)))?.is_some())
     }
 
     fn list(&mut self) -> Result<Vec<TableKey>, PortError> {

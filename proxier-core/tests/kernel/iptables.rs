@@ -57,7 +57,7 @@ fn sample(family: Family) -> Vec<Scenario> {
 fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
     kernel.write(FOREIGN);
     let before = kernel.text();
-    let mut counters = PacketCounters::new();
+    let mut counters = PacketCounters::default();
     let has_counters = COUNTERS.iter().all(|name| counters.make(name).is_ok());
     for (number, scenario) in sample(kernel.family).into_iter().enumerate() {
         let (facts, store) = (facts(&scenario), store(&scenario));

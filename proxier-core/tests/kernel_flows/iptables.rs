@@ -20,7 +20,7 @@ fn program(backend: Backend, objects: &Objects) -> Result<(), Box<dyn Error>> {
     how.backend = BackendChoice::Force(backend);
     programmed::program(&options, &how, objects)?;
     // Rules have kube-proxy's counters where this kernel can count: they go if it refuses such rules.
-    let counted = PacketCounters::new().read().ok();
+    let counted = PacketCounters::default().read().ok();
     assert!(counted.is_none_or(|counted| COUNTERS.iter().all(|name| counted.contains_key(*name))));
     Ok(())
 }

@@ -58,7 +58,7 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         assert!(tool("iptables-save -t filter").contains("block incoming localnet connections"));
         assert!(tool("ip6tables-save -t nat").contains("-A KUBE-SERVICES "), "both families");
         assert_eq!(localnet(), "1");
-        let counters = || PacketCounters::new().read().ok().map(|packets| packets.into_keys().collect::<Vec<_>>());
+        let counters = || PacketCounters::default().read().ok().map(|packets| packets.into_keys().collect::<Vec<_>>());
         if let Some(names) = counters() {
             let all = tool("iptables-save") + &tool("ip6tables-save");
             for (name, count) in COUNTED.into_iter().zip([2, 1]) {

@@ -231,23 +231,13 @@ pub struct ConntrackPort {
 }
 
 impl Default for ConntrackPort {
+    /// Opens a socket at first use, in the network namespace of the calling thread.
     fn default() -> Self {
-        Self::new()
+        ConntrackPort { connection: Lazy::new(|| Connection::open(Netlink::Netfilter)) }
     }
 }
 
 impl ConntrackPort {
-    /// Opens a socket at first use, in the network namespace of the calling thread.
-    pub fn new() -> Self {
-        ConntrackPort { connection: Lazy::new(|| Connection::open(Netlink::Netfilter)) }
-    }
-
-    /// A port that opens its connection with this function.
-    #[cfg(test)]
-    fn over(open: impl FnMut() -> Result<Connection, Error> + Send + 'static) -> Self {
-        ConntrackPort { connection: Lazy::new(open) }
-    }
-
     /// The flows of a family to delete. Lists nothing if `services` has no address of the family.
     fn find(&mut self, family: u8, protocol: u8, services: &UdpServices) -> Result<Vec<Deletion>, PortError> {
         const DOING: &str = "listing tracked connections";

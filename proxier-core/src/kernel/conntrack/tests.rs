@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::mpsc;
 
-use netlink_batch::testing::{Reply, Simulated};
+use netlink_batch::testing::{Faults, Reply, Simulated};
 use netlink_batch::{Message, RawAttrs};
 
 use super::*;
@@ -48,11 +48,10 @@ fn services() -> UdpServices {
     [("10.96.0.10:53".parse().unwrap(), endpoints), ("[fd00::a]:53".parse().unwrap(), endpoints_v6)].into()
 }
 
-/// A port over a simulated kernel that answers listings with `table` and reports deletions.
+/// A port over a simulated kernel that answers listings with [`table`] and reports deletions.
 fn port(
-    table: Vec<Vec<u8>>,
+    faults: Faults,
     mut refuse: impl FnMut(&Message<'_>) -> Option<Errno> + Send + 'static,
-    faults: netlink_batch::testing::Faults,
 ) -> (ConntrackPort, mpsc::Receiver<Vec<u8>>) {
     let (tell, deleted) = mpsc::channel();
     let mut transport = Some(Simulated::new(move |message: &Message<'_>| {
@@ -64,12 +63,12 @@ fn port(
             return Reply::Ok;
         }
         let family = message.payload[0];
-        let listed = table.iter().filter(|flow| flow[0] == family).cloned();
+        let listed = table().into_iter().filter(|flow| flow[0] == family);
         Reply::Dump(listed.map(|flow| (0x0100, flow)).collect())
     }));
     *transport.as_ref().unwrap().faults().lock().unwrap() = faults;
     let open = move || Ok(Connection::new(transport.take().unwrap()));
-    (ConntrackPort::over(open), deleted)
+    (ConntrackPort { connection: Lazy::new(open) }, deleted)
 }
 
 fn table() -> Vec<Vec<u8>> {
@@ -86,15 +85,9 @@ fn table() -> Vec<Vec<u8>> {
     ]
 }
 
-/// The identities of the deleted flows.
-fn ids(deleted: &mpsc::Receiver<Vec<u8>>) -> Vec<u32> {
-    deleted
-        .try_iter()
-        .map(|payload| {
-            let id = RawAttrs::new(&payload[4..]).map(Result::unwrap).find(|attr| attr.kind() == FlowAttr::ID).unwrap();
-            u32::from_be_bytes(id.payload.try_into().unwrap())
-        })
-        .collect()
+fn attrs(payload: &[u8]) -> Vec<(u16, Vec<u8>)> {
+    let attrs = RawAttrs::new(&payload[NfGenHeader::LENGTH..]).map(Result::unwrap);
+    attrs.map(|attr| (attr.kind(), attr.payload.to_vec())).collect()
 }
 
 fn forget(port: &mut ConntrackPort, services: &UdpServices) -> Result<Flows, PortError> {
@@ -104,69 +97,46 @@ fn forget(port: &mut ConntrackPort, services: &UdpServices) -> Result<Flows, Por
     })
 }
 
+/// A deletion repeats what the listing said, without the tuple of the answers.
 #[test]
-fn only_stale_udp_flows_are_deleted() {
-    let (mut port, deleted) = port(table(), |_| None, netlink_batch::testing::Faults::default());
+fn only_stale_flows_of_the_protocol_are_deleted() {
+    let (mut port, deleted) = port(Faults::default(), |_| None);
     assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
-    assert_eq!(ids(&deleted), [2, 5, 6]);
     assert_eq!(port.forget_flows(Protocol::Tcp, Family::V4, &services()), Ok(1));
-    assert_eq!(ids(&deleted), [4]);
+    let sent: Vec<_> = deleted.try_iter().map(|payload| attrs(&payload)).collect();
+    let table = table();
+    let listed = [1, 4, 5, 3].map(|place| {
+        attrs(&table[place]).into_iter().filter(|(kind, _)| *kind != FlowAttr::TUPLE_REPLY).collect::<Vec<_>>()
+    });
+    assert_eq!(sent, listed);
 }
 
+/// A listing is interrupted, a flow ends by itself, an old kernel refuses the filter.
 #[test]
-fn a_deletion_repeats_tuple_identity_and_zone() {
-    let (mut port, deleted) = port(table(), |_| None, netlink_batch::testing::Faults::default());
-    forget(&mut port, &services()).unwrap();
-    let payload = deleted.try_iter().next().unwrap();
-    let attrs = |bytes: &[u8]| -> Vec<(u16, Vec<u8>)> {
-        RawAttrs::new(bytes).map(|attr| attr.map(|attr| (attr.kind(), attr.payload.to_vec())).unwrap()).collect()
+fn each_stale_flow_counts_once_whatever_the_kernel_does() {
+    type Refuse = fn(&Message<'_>) -> Option<Errno>;
+    let (none, interrupted) = (Faults::default(), Faults { interrupted_dumps: 2, dump_chunk: 1, ..Faults::default() });
+    let refuses_filters = |message: &Message<'_>| {
+        let is_filtered = message.payload.len() > NfGenHeader::LENGTH && message.header.kind == CT_GET;
+        is_filtered.then_some(Errno::EINVAL)
     };
-    let wanted = attrs(&table()[1][4..]).into_iter().filter(|(kind, _)| *kind != FlowAttr::TUPLE_REPLY);
-    assert_eq!(attrs(&payload[4..]), wanted.collect::<Vec<_>>());
+    let has_ended = |message: &Message<'_>| (message.header.kind == CT_DELETE).then_some(Errno::ENOENT);
+    let ways: [(Faults, Refuse, usize); 3] =
+        [(interrupted, |_| None, 3), (none.clone(), refuses_filters, 3), (none, has_ended, 0)];
+    for (number, (faults, refuse, count)) in ways.into_iter().enumerate() {
+        let (mut port, deleted) = port(faults, refuse);
+        assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }), "{number}");
+        assert_eq!(deleted.try_iter().count(), count, "{number}");
+    }
 }
 
 #[test]
-fn a_listing_that_was_disturbed_counts_no_flow_twice() {
-    let faults = netlink_batch::testing::Faults { interrupted_dumps: 2, dump_chunk: 1, ..Default::default() };
-    let (mut port, deleted) = port(table(), |_| None, faults);
-    assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
-    assert_eq!(ids(&deleted), [2, 5, 6]);
-}
-
-#[test]
-fn a_flow_that_ended_by_itself_counts_as_deleted() {
-    let gone = |message: &Message<'_>| (message.header.kind == CT_DELETE).then_some(Errno::ENOENT);
-    let (mut port, _) = port(table(), gone, netlink_batch::testing::Faults::default());
-    assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
-}
-
-#[test]
-fn a_kernel_that_refuses_the_filter_is_asked_without() {
-    let picky = |message: &Message<'_>| {
-        let filtered = message.payload.len() > NfGenHeader::LENGTH && message.header.kind == CT_GET;
-        filtered.then_some(Errno::EINVAL)
-    };
-    let (mut port, deleted) = port(table(), picky, netlink_batch::testing::Faults::default());
-    assert_eq!(forget(&mut port, &services()), Ok(Flows { v4: 2, v6: 1 }));
-    assert_eq!(ids(&deleted), [2, 5, 6]);
-}
-
-#[test]
-fn a_kernel_without_conntrack_is_unavailable() {
-    let (mut port, _) = port(table(), |_| Some(Errno::EINVAL), netlink_batch::testing::Faults::default());
-    assert_eq!(forget(&mut port, &services()).unwrap_err().kind(), PortErrorKind::Unavailable);
-}
-
-#[test]
-fn permission_is_reported() {
-    let (mut port, _) = port(table(), |_| Some(Errno::EPERM), netlink_batch::testing::Faults::default());
-    assert_eq!(forget(&mut port, &services()).unwrap_err().kind(), PortErrorKind::Permission);
-}
-
-#[test]
-fn without_endpoints_to_look_for_the_kernel_is_not_asked() {
-    let (mut port, _) = port(table(), |_| Some(Errno::EPERM), netlink_batch::testing::Faults::default());
-    assert_eq!(forget(&mut port, &UdpServices::new()), Ok(Flows { v4: 0, v6: 0 }));
+fn a_kernel_without_connection_tracking_is_only_asked_for_flows_that_may_exist() {
+    for (errno, kind) in [(Errno::EINVAL, PortErrorKind::Unavailable), (Errno::EPERM, PortErrorKind::Permission)] {
+        let (mut port, _) = port(Faults::default(), move |_| Some(errno));
+        assert_eq!(forget(&mut port, &services()).unwrap_err().kind(), kind);
+        assert_eq!(forget(&mut port, &UdpServices::new()), Ok(Flows { v4: 0, v6: 0 }));
+    }
 }
 
 /// Every prefix of a flow is an error or has fewer attributes.

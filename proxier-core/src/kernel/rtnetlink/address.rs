@@ -65,7 +65,6 @@ pub(super) fn read(payload: &[u8]) -> Result<Option<AssignedAddress>, WireError>
     Ok(Some(AssignedAddress { device: number(header, 4), address, prefix }))
 }
 
-/// All addresses of all devices.
 pub(super) fn list(connection: &mut Connection) -> Result<Vec<AssignedAddress>, Error> {
     let dump = connection.dump(RTM_GETADDR, 0, &header(AF_UNSPEC, 0, 0), |_| {}, read)?;
     Ok(dump.items.into_iter().flatten().collect())

@@ -67,7 +67,6 @@ fn header(index: u32) -> [u8; 16] {
     header
 }
 
-/// Decodes a device from the bytes behind the message header.
 pub(super) fn read(payload: &[u8]) -> Result<Link, WireError> {
     let (header, attributes) = split::<16>(payload)?;
     let &[family, ..] = header;
@@ -88,7 +87,6 @@ pub(super) fn read(payload: &[u8]) -> Result<Link, WireError> {
     Ok(link)
 }
 
-/// The device with this name.
 pub(super) fn get(connection: &mut Connection, name: &str) -> Result<Option<Link>, Error> {
     let answer = connection.query(
         RTM_GETLINK,
@@ -107,7 +105,6 @@ pub(super) fn get(connection: &mut Connection, name: &str) -> Result<Option<Link
     }
 }
 
-/// All devices.
 pub(super) fn list(connection: &mut Connection) -> Result<Vec<Link>, Error> {
     let dump = connection.dump(RTM_GETLINK, 0, &header(0), |out| out.attr(LinkAttr::EXT_MASK, &SKIP_STATS), read)?;
     Ok(dump.items)

@@ -51,7 +51,6 @@ fn number(header: &[u8], at: usize) -> u32 {
     bytes.map_or(0, |bytes| u32::from_ne_bytes(*bytes))
 }
 
-/// Opens a socket in the calling thread's network namespace.
 fn open() -> Result<Connection, Error> {
     Connection::open(Protocol::Route)
 }

@@ -1,29 +1,24 @@
 //! Reports changes of devices, addresses and default routes.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, RawFd};
+use std::time::Duration;
 
-use netlink_batch::{Connection, Message, Messages};
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recvfrom, setsockopt, socket, sockopt,
-};
+use netlink_batch::{Connection, ErrorKind, Listener, Protocol, WireError};
 
 use super::address::{self, RTM_DELADDR, RTM_NEWADDR};
 use super::link::{self, Link, RTM_DELLINK, RTM_NEWLINK};
 use super::open;
 use super::route::{self, RTM_DELROUTE, RTM_NEWROUTE};
-use crate::kernel::error::{errno_kind, netlink};
+use crate::kernel::error::netlink;
 use crate::ports::{PortError, RouteOwner};
 
-/// `RTMGRP_LINK | RTMGRP_IPV4_IFADDR | RTMGRP_IPV6_IFADDR | RTMGRP_IPV4_ROUTE | RTMGRP_IPV6_ROUTE` (linux/rtnetlink.h).
-const GROUPS: u32 = 0x1 | 0x10 | 0x100 | 0x40 | 0x400;
+/// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_IFADDR`, `RTNLGRP_IPV6_ROUTE`
+/// (linux/rtnetlink.h).
+const GROUPS: [u32; 5] = [1, 5, 7, 9, 11];
 /// Room for several thousand unread changes.
 const RECEIVE_BUFFER: usize = 4 << 20;
-/// Enough for one datagram.
-const DATAGRAM: usize = 64 << 10;
 /// Most datagrams in one call, so that it ends even in a flood of them.
 const AT_ONCE: usize = 100_000;
 
@@ -71,35 +66,24 @@ impl Changes {
 ///
 /// A monitor stays in the network namespace of the thread that opened it. For another one, open it on a thread that has
 /// entered it.
+#[derive(Debug)]
 pub struct Monitor {
-    socket: OwnedFd,
+    listener: Listener,
     connection: Connection,
     /// Names by index: messages about addresses only contain the index.
     names: BTreeMap<u32, String>,
-    buffer: Vec<u8>,
-}
-
-impl std::fmt::Debug for Monitor {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Monitor").field("socket", &self.socket).field("names", &self.names).finish_non_exhaustive()
-    }
 }
 
 impl AsFd for Monitor {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        self.listener.as_fd()
     }
 }
 
 impl AsRawFd for Monitor {
-    fn as_raw_fd(&self) -> std::os::fd::RawFd {
-        self.socket.as_raw_fd()
+    fn as_raw_fd(&self) -> RawFd {
+        self.as_fd().as_raw_fd()
     }
-}
-
-fn failed(doing: &str, errno: Errno) -> PortError {
-    let number = io::Error::from(errno).raw_os_error().unwrap_or_default();
-    PortError::new(errno_kind(number), format!("{doing}: {errno}"))
 }
 
 impl Monitor {
@@ -108,17 +92,11 @@ impl Monitor {
     /// # Errors
     /// If the kernel refuses the socket, or the devices could not be read.
     pub fn open() -> Result<Self, PortError> {
-        const DOING: &str = "listening for changes of addresses";
-        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-        let socket = socket(AddressFamily::Netlink, SockType::Raw, flags, SockProtocol::NetlinkRoute)
-            .map_err(|errno| failed(DOING, errno))?;
-        if setsockopt(&socket, sockopt::RcvBufForce, &RECEIVE_BUFFER).is_err() {
-            // Without CAP_NET_ADMIN the kernel grants at most net.core.rmem_max.
-            setsockopt(&socket, sockopt::RcvBuf, &RECEIVE_BUFFER).map_err(|errno| failed(DOING, errno))?;
-        }
-        bind(socket.as_raw_fd(), &NetlinkAddr::new(0, GROUPS)).map_err(|errno| failed(DOING, errno))?;
-        let connection = open().map_err(|error| netlink(&error, DOING).0)?;
-        let mut monitor = Monitor { socket, connection, names: BTreeMap::new(), buffer: vec![0; DATAGRAM] };
+        let failed = |error| netlink(&error, "listening for changes of addresses").0;
+        let mut listener = Listener::open(Protocol::Route, &GROUPS).map_err(failed)?;
+        // A smaller buffer loses changes, and reports that.
+        listener.set_receive_buffer(RECEIVE_BUFFER).map_err(failed)?;
+        let mut monitor = Monitor { listener, connection: open().map_err(failed)?, names: BTreeMap::new() };
         monitor.learn_names()?;
         Ok(monitor)
     }
@@ -136,79 +114,58 @@ impl Monitor {
     pub fn drain(&mut self) -> Result<Changes, PortError> {
         let mut changes = Changes::default();
         for _ in 0..AT_ONCE {
-            match recvfrom::<NetlinkAddr>(self.socket.as_raw_fd(), &mut self.buffer) {
-                // Only accept messages from the kernel.
-                Ok((length, Some(sender))) if sender.pid() == 0 => self.read_datagram(length, &mut changes),
-                Ok(_) | Err(Errno::EINTR) => {}
-                Err(Errno::EAGAIN) => break,
-                Err(Errno::ENOBUFS) => {
+            let names = &mut self.names;
+            let heard = self.listener.wait(Duration::ZERO, |kind, payload| note(kind, payload, names, &mut changes));
+            match heard {
+                Ok(Some(_)) => {}
+                Ok(None) => break,
+                Err(error) if matches!(error.kind(), ErrorKind::StateUnknown | ErrorKind::Malformed(_)) => {
                     changes.overflowed = true;
                     self.learn_names()?;
                 }
-                Err(errno) => return Err(failed("hearing of changes of addresses", errno)),
+                Err(error) => return Err(netlink(&error, "hearing of changes of addresses").0),
             }
         }
         Ok(changes)
     }
+}
 
-    fn read_datagram(&mut self, length: usize, changes: &mut Changes) {
-        let buffer = std::mem::take(&mut self.buffer);
-        // A datagram that fills the buffer may have been truncated.
-        changes.overflowed |= length >= buffer.len();
-        for message in Messages::new(buffer.get(..length).unwrap_or(&buffer)) {
-            match message {
-                Ok(message) => self.note(&message, changes),
-                Err(_) => changes.overflowed = true,
+/// Adds what one message reports to the changes and to the devices' names.
+fn note(kind: u16, payload: &[u8], names: &mut BTreeMap<u32, String>, changes: &mut Changes) -> Result<(), WireError> {
+    match kind {
+        RTM_NEWLINK | RTM_DELLINK => note_link(link::read(payload)?, kind == RTM_DELLINK, names, changes),
+        RTM_NEWADDR | RTM_DELADDR => {
+            let Some(assigned) = address::read(payload)? else { return Ok(()) };
+            let change = if kind == RTM_NEWADDR { Change::Present } else { Change::Gone };
+            if change == Change::Present {
+                changes.came.insert(assigned.address);
+            }
+            match names.get(&assigned.device) {
+                Some(name) => drop(changes.addresses.entry(name.clone()).or_default().insert(assigned.address, change)),
+                None => changes.overflowed = true,
             }
         }
-        self.buffer = buffer;
+        RTM_NEWROUTE | RTM_DELROUTE => {
+            changes.default_routes |= route::is_default(payload);
+            changes.bound_routes |= kind == RTM_DELROUTE && route::is_local_of(payload, RouteOwner::Ipvs.number());
+        }
+        _ => {}
     }
+    Ok(())
+}
 
-    fn note(&mut self, message: &Message<'_>, changes: &mut Changes) {
-        match message.header.kind {
-            kind @ (RTM_NEWLINK | RTM_DELLINK) => match link::read(message.payload) {
-                Ok(link) => self.note_link(link, kind == RTM_DELLINK, changes),
-                Err(_) => changes.overflowed = true,
-            },
-            kind @ (RTM_NEWADDR | RTM_DELADDR) => {
-                let change = if kind == RTM_NEWADDR { Change::Present } else { Change::Gone };
-                let Ok(assigned) = address::read(message.payload) else {
-                    changes.overflowed = true;
-                    return;
-                };
-                let Some(assigned) = assigned else { return };
-                if change == Change::Present {
-                    changes.came.insert(assigned.address);
-                }
-                match self.names.get(&assigned.device) {
-                    Some(name) => {
-                        changes.addresses.entry(name.clone()).or_default().insert(assigned.address, change);
-                    }
-                    None => changes.overflowed = true,
-                }
-            }
-            kind @ (RTM_NEWROUTE | RTM_DELROUTE) => {
-                changes.default_routes |= route::is_default(message.payload);
-                let is_bound = kind == RTM_DELROUTE && route::is_local_of(message.payload, RouteOwner::Ipvs.number());
-                changes.bound_routes |= is_bound;
-            }
-            _ => {}
-        }
+fn note_link(link: Link, gone: bool, names: &mut BTreeMap<u32, String>, changes: &mut Changes) {
+    if link.is_bridge_port() {
+        // A port that leaves its bridge is "deleted" there but still exists.
+        return;
     }
-
-    fn note_link(&mut self, link: Link, gone: bool, changes: &mut Changes) {
-        if link.is_bridge_port() {
-            // A port that leaves its bridge is "deleted" there but still exists.
-            return;
-        }
-        if gone {
-            self.names.remove(&link.index);
-            changes.devices.insert(link.name, Change::Gone);
-            return;
-        }
-        if let Some(old) = self.names.insert(link.index, link.name.clone()).filter(|old| *old != link.name) {
-            changes.devices.insert(old, Change::Gone);
-        }
-        changes.devices.insert(link.name, Change::Present);
+    if gone {
+        names.remove(&link.index);
+        changes.devices.insert(link.name, Change::Gone);
+        return;
     }
+    if let Some(old) = names.insert(link.index, link.name.clone()).filter(|old| *old != link.name) {
+        changes.devices.insert(old, Change::Gone);
+    }
+    changes.devices.insert(link.name, Change::Present);
 }

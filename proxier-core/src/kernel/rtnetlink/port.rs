@@ -15,13 +15,9 @@ use crate::snapshot::HostAddresses;
 
 /// Manages devices and their addresses over rtnetlink.
 ///
-/// Sends many addresses at once. On Linux 6.1 in QEMU without KVM, on a busy host, 1,000 IPv4 addresses took 0.15 to
-/// 0.65 s, and 5,000 took 1.5 to 1.7 s. `ip -batch` took 0.35 to 1.4 s and 1.9 to 6.4 s. The rest is the kernel's own
-/// work: it searches all addresses of the device for each one added or deleted. One `ip` process per address takes
-/// 250 ms there.
-///
-/// IPv6 addresses get no prefix route in addition to the local one (`noprefixroute`), since nothing needs it. Deleting
-/// 5,000 of them takes the kernel 5 to 9 s without those routes, and 15 to 20 s with them.
+/// Sends many addresses at once. What takes time is the kernel's own work: it searches all addresses of the device for
+/// each one added or deleted. IPv6 addresses get no prefix route in addition to the local one (`noprefixroute`): nothing
+/// needs it, and it makes the kernel take two to three times as long to delete many.
 #[doc(hidden)]
 #[derive(Debug)]
 pub struct LinksPort {
@@ -32,17 +28,13 @@ pub struct LinksPort {
 const ATTEMPTS: usize = 8;
 
 impl Default for LinksPort {
+    /// Opens a socket at first use, in the calling thread's network namespace.
     fn default() -> Self {
-        Self::new()
+        LinksPort { connection: Lazy::new(open) }
     }
 }
 
 impl LinksPort {
-    /// Opens a socket at first use, in the calling thread's network namespace.
-    pub fn new() -> Self {
-        LinksPort { connection: Lazy::new(open) }
-    }
-
     /// Opens the socket now.
     ///
     /// # Errors

@@ -62,7 +62,6 @@ pub struct RoutesPort {
     connection: Lazy<Connection, Error>,
 }
 
-/// A local route as read from the kernel.
 struct FoundRoute {
     device: u32,
     network: Network,
@@ -70,8 +69,9 @@ struct FoundRoute {
 }
 
 impl Default for RoutesPort {
+    /// Opens a socket at first use, in the calling thread's network namespace.
     fn default() -> Self {
-        Self::new()
+        RoutesPort { connection: Lazy::new(open) }
     }
 }
 
@@ -161,11 +161,6 @@ fn list(connection: &mut Connection, protocol: u8) -> Result<Vec<FoundRoute>, Er
 }
 
 impl RoutesPort {
-    /// Opens a socket at first use, in the calling thread's network namespace.
-    pub fn new() -> Self {
-        RoutesPort { connection: Lazy::new(open) }
-    }
-
     fn write(
         &mut self,
         (owner, kind): (RouteOwner, u16),

@@ -46,12 +46,12 @@ impl Real {
             ipvs: IpvsPort::new(ipvs::Client::open),
             sets: SetsPort::new(ipset::Client::open),
             rules: found.or_else(|| Some(RulesPort::new(options.system, choice, options.limits))),
-            links: LinksPort::new(),
+            links: LinksPort::default(),
             sysctls: SysctlsPort::new(&options.sysctl_root),
             tables: TablesPort::new(nftables::Client::open),
-            conntrack: ConntrackPort::new(),
-            routes: RoutesPort::new(),
-            relays: RelaysPort::new(),
+            conntrack: ConntrackPort::default(),
+            routes: RoutesPort::default(),
+            relays: RelaysPort::default(),
             interfaces: Vec::new(),
         }
     }
