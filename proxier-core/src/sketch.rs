@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use ipset::{Element, SetSpec};
-use iptables::{Chain, ChainName, Counters, Dump, Edit, Policy, Table, TableName};
+use iptables::{Backend, Chain, ChainName, Counters, Dump, Edit, Policy, Table, TableName};
 use ipvs::model::{ObservedRealServer, RealServer, Snapshot, Timeouts, TimeoutsUpdate, VirtualServer};
 use ipvs::text::Ruleset;
 use ipvs::{Operation, RealServerKey, VirtualServerKey};
@@ -23,13 +23,13 @@ use crate::snapshot::HostAddresses;
 /// What a node has, in the formats of the usual tools.
 #[derive(Clone, Debug, Default, PartialEq)]
 #[non_exhaustive]
-pub struct Held {
+pub struct KernelState {
     /// Virtual and real servers in the format of `ipvsadm --save --numeric`, sorted by key; empty without IPVS.
     pub ipvs: String,
     /// Sets by name: the command that creates each, and its entries, in the format of `ipset save`.
     pub sets: BTreeMap<String, (String, BTreeSet<String>)>,
-    /// Rules by family, in the format of `iptables-save`.
-    pub rules: BTreeMap<iptables::Family, String>,
+    /// Rules by family and back end, in the format of `iptables-save`.
+    pub rules: BTreeMap<(iptables::Family, Backend), String>,
     /// nf_tables tables by family and name, as `nft list table` prints them.
     pub tables: BTreeMap<String, String>,
     /// Addresses by device, in the order in which they were added.
@@ -86,8 +86,9 @@ struct RulesOnPaper(BTreeMap<Family, Dump>);
 struct LinksOnPaper(BTreeMap<String, Vec<IpAddr>>);
 #[derive(Clone, Debug)]
 struct Values(BTreeMap<String, String>);
-#[derive(Clone, Debug, Default)]
-struct RoutesOnPaper(BTreeMap<(RouteOwner, Network), Option<IpAddr>>);
+/// Our routes by owner and network, each with its source.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RoutesOnPaper(pub(crate) BTreeMap<(RouteOwner, Network), Option<IpAddr>>);
 #[derive(Clone, Debug, Default)]
 struct Listeners(BTreeMap<FrontendKey, Listener>);
 #[derive(Clone, Debug, Default)]
@@ -127,24 +128,21 @@ impl Sketch {
     }
 
     /// Everything that the node has.
-    pub fn state(&self) -> Held {
+    pub fn state(&self) -> KernelState {
         let sets = self.sets.0.iter().map(|(name, (spec, entries))| {
             (name.clone(), (spec.to_string(), entries.iter().map(ToString::to_string).collect()))
         });
-        let rules = self.rules.0.iter().map(|(family, dump)| ((*family).into(), dump.to_string()));
+        let rules = self.rules.0.iter().map(|(family, dump)| (((*family).into(), Backend::NfTables), dump.to_string()));
         let tables =
             self.tables.tables().filter_map(|key| Some((key.to_string(), self.tables.snapshot(key)?.to_string())));
-        let routes = self.routes.0.iter();
-        Held {
+        KernelState {
             ipvs: self.ipvs.ruleset().to_string(),
             sets: sets.collect(),
             rules: rules.collect(),
             tables: tables.collect(),
             devices: self.links.0.clone(),
             sysctls: self.sysctls.0.clone(),
-            routes: routes
-                .map(|((owner, network), source)| (*owner, LocalRoute { network: *network, source: *source }))
-                .collect(),
+            routes: self.routes.all(),
         }
     }
 }
@@ -245,7 +243,6 @@ impl Sets for SetsOnPaper {
     }
 }
 
-/// A table with only its built-in chains.
 fn untouched(name: &TableName) -> Table {
     let mut table = Table::new(name.clone());
     for chain in name.builtin_chains().iter().filter_map(|chain| ChainName::new(*chain).ok()) {
@@ -430,6 +427,13 @@ impl Conntrack for NoFlows {
 
     fn find_udp(&mut self, _: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
         Ok(BTreeSet::new())
+    }
+}
+
+impl RoutesOnPaper {
+    pub(crate) fn all(&self) -> BTreeSet<(RouteOwner, LocalRoute)> {
+        let route = |network: &Network, source: &Option<IpAddr>| LocalRoute { network: *network, source: *source };
+        self.0.iter().map(|((owner, network), source)| (*owner, route(network, source))).collect()
     }
 }
 

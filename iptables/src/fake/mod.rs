@@ -117,9 +117,9 @@ impl FakeHost {
         }
     }
 
-    /// Creates an ipset, so that rules can name it.
-    pub fn add_set(&self, name: &str) {
-        self.state().sets.insert(name.to_owned());
+    /// Sets which ipsets exist, so that rules can name them.
+    pub fn set_ipsets(&self, names: BTreeSet<String>) {
+        self.state().sets = names;
     }
 
     /// Lets another program hold or release the xtables lock.

@@ -12,7 +12,6 @@ macro_rules! calls {
     ($($counter:ident: $($read:ident)* => $($write:ident)*;)*) => {
         /// A method of a port. Operations, entries, addresses and routes are the items of a call.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        #[non_exhaustive]
         #[doc(hidden)]
         pub enum Call {
             $($($read,)* $($write,)*)*
@@ -22,7 +21,6 @@ macro_rules! calls {
             /// All calls.
             pub const ALL: &'static [Call] = &[$($(Call::$read,)* $(Call::$write,)*)*];
 
-            /// Whether it changes something.
             pub(crate) fn is_write(self) -> bool {
                 matches!(self, $($(Call::$write)|*)|*)
             }
@@ -111,7 +109,6 @@ impl Fault {
 /// Requested writes by port, including those that change nothing or are refused. A call without items counts as one,
 /// except `restore`, which counts its tables, and `replace`, which counts at least one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[non_exhaustive]
 pub struct Writes {
     /// Operations on virtual and real servers, and changes of timeouts.
     pub ipvs: u64,
@@ -142,22 +139,13 @@ impl Writes {
     }
 }
 
-/// The outcome of one call.
-#[derive(Debug, PartialEq)]
-pub(super) enum Verdict {
-    /// The kernel decides.
-    Plain,
-    /// Fails as a whole; `true` if it takes effect anyway.
-    Fail(PortError, bool),
-    /// Some items fail.
-    Items(Vec<Fate>),
-}
-
-/// The outcome of one item.
+/// The outcome of one item, or of a call without items.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Fate {
+    /// The kernel decides.
     Plain,
     Fail(PortError),
+    /// It takes effect, and its answer is lost.
     DoneAndFail(PortError),
 }
 
@@ -166,19 +154,15 @@ pub type Objection = fn(&Operation) -> bool;
 
 #[derive(Debug, Default)]
 pub(super) struct Control {
-    faults: Vec<Fault>,
+    pub(super) faults: Vec<Fault>,
     /// Operations to refuse, and the error.
     pub(super) objection: Option<(Objection, PortErrorKind)>,
-    /// Writes until the process dies.
-    left: Option<u64>,
-    crashed: bool,
+    /// Writes until the process dies. While there is such a limit, writes must be applied one by one.
+    pub(super) left: Option<u64>,
+    pub(super) crashed: bool,
     pub(super) writes: Writes,
     /// Another program's transactions, each committed before a transaction of the port.
     pub(super) others: VecDeque<nftables::Transaction>,
-}
-
-fn injected(call: Call, kind: PortErrorKind) -> PortError {
-    PortError::new(kind, format!("{call:?}: a fault was injected"))
 }
 
 fn dead() -> PortError {
@@ -186,33 +170,6 @@ fn dead() -> PortError {
 }
 
 impl Control {
-    pub(super) fn add(&mut self, fault: Fault) {
-        self.faults.push(fault);
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.faults.clear();
-        self.objection = None;
-    }
-
-    pub(super) fn crash_after(&mut self, writes: u64) {
-        self.left = Some(writes);
-    }
-
-    pub(super) fn restart(&mut self) {
-        self.left = None;
-        self.crashed = false;
-    }
-
-    pub(super) fn has_crashed(&self) -> bool {
-        self.crashed
-    }
-
-    /// Whether a crash is planned, so that writes must be applied one by one.
-    pub(super) fn is_armed(&self) -> bool {
-        self.left.is_some()
-    }
-
     /// Uses one of the remaining writes; `false` if the process is dead.
     pub(super) fn spend(&mut self) -> bool {
         match &mut self.left {
@@ -229,18 +186,26 @@ impl Control {
         }
     }
 
-    /// Counts a call with this many items and decides its outcome. `spends`: its writes are counted elsewhere.
-    pub(super) fn decide(&mut self, call: Call, family: Option<Family>, items: usize, spends: bool) -> Verdict {
+    /// Counts a call with this many items and decides the outcome of each, of the first if there are none; `None`: the
+    /// kernel decides all. `spends`: its writes are not counted elsewhere.
+    pub(super) fn decide(
+        &mut self,
+        call: Call,
+        family: Option<Family>,
+        items: usize,
+        spends: bool,
+    ) -> Option<Vec<Fate>> {
         if self.crashed {
-            return Verdict::Fail(dead(), false);
+            return Some(vec![Fate::Fail(dead()); items.max(1)]);
         }
+        let number = u64::try_from(items).unwrap_or(u64::MAX);
         if call.is_write() {
             let count = self.writes.counter_mut(call);
-            *count = count.saturating_add(u64::try_from(items).unwrap_or(u64::MAX));
+            *count = count.saturating_add(number);
         }
         let spends = spends && call.is_write() && self.left.is_some();
         if self.faults.is_empty() && !spends {
-            return Verdict::Plain;
+            return None;
         }
         let mut fates = vec![Fate::Plain; items];
         let mut whole = None;
@@ -248,41 +213,35 @@ impl Control {
             if fault.call != call || fault.family.is_some_and(|wanted| Some(wanted) != family) {
                 return true;
             }
+            let error = PortError::new(fault.kind, format!("{call:?}: a fault was injected"));
+            let fate = if fault.takes_effect { Fate::DoneAndFail(error) } else { Fate::Fail(error) };
             match &mut fault.nth {
-                Nth::Every => {
-                    whole.get_or_insert((injected(call, fault.kind), fault.takes_effect));
-                    true
-                }
-                Nth::Call(0) => {
-                    whole.get_or_insert((injected(call, fault.kind), fault.takes_effect));
-                    false
+                nth @ (Nth::Every | Nth::Call(0)) => {
+                    whole.get_or_insert(fate);
+                    *nth == Nth::Every
                 }
                 Nth::Call(left) => {
                     *left = left.saturating_sub(1);
                     true
                 }
                 Nth::Item(left) => {
-                    let place = usize::try_from(*left).ok().and_then(|place| fates.get_mut(place));
-                    if let Some(fate) = place {
-                        let error = injected(call, fault.kind);
-                        *fate = if fault.takes_effect { Fate::DoneAndFail(error) } else { Fate::Fail(error) };
+                    if let Some(item) = usize::try_from(*left).ok().and_then(|place| fates.get_mut(place)) {
+                        *item = fate;
                         return false;
                     }
-                    *left = left.saturating_sub(u64::try_from(items).unwrap_or(u64::MAX));
+                    *left = left.saturating_sub(number);
                     true
                 }
             }
         });
-        if let Some((error, done)) = whole {
-            return Verdict::Fail(error, done);
+        if let Some(whole) = whole {
+            return Some(vec![whole; items.max(1)]);
         }
-        if spends {
-            for fate in &mut fates {
-                if !matches!(fate, Fate::Fail(_)) && !self.spend() {
-                    *fate = Fate::Fail(dead());
-                }
+        for fate in fates.iter_mut().filter(|fate| spends && !matches!(fate, Fate::Fail(_))) {
+            if !self.spend() {
+                *fate = Fate::Fail(dead());
             }
         }
-        if fates.iter().all(|fate| *fate == Fate::Plain) { Verdict::Plain } else { Verdict::Items(fates) }
+        fates.iter().any(|fate| *fate != Fate::Plain).then_some(fates)
     }
 }

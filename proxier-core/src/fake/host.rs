@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::Duration;
 
 use ipset::SetName;
@@ -13,13 +12,8 @@ use iptables::{Backend, Error, ErrorKind, Family, Invocation, LockGuard, Output,
 use super::control::Control;
 use super::shared::Shared;
 
-/// Creates the programs, with the versions and back ends that a test needs.
-pub(super) type MakeHost = Arc<dyn Fn() -> FakeHost + Send + Sync>;
-
 struct Inner {
-    make: MakeHost,
     host: FakeHost,
-    known: BTreeSet<String>,
     /// Number of rules that refer to each set, as last reported to `sets`.
     references: BTreeMap<String, u32>,
     sets: FakeIpset,
@@ -41,26 +35,15 @@ fn lost(why: impl std::fmt::Display) -> Error {
 }
 
 impl Host {
-    pub(super) fn new(make: MakeHost, sets: FakeIpset, control: Shared<Control>) -> Self {
-        let host = make();
-        let inner = Inner {
-            make,
-            host,
-            known: BTreeSet::new(),
-            references: BTreeMap::new(),
-            sets,
-            listing: None,
-            generation: 0,
-        };
+    pub(super) fn new(host: FakeHost, sets: FakeIpset, control: Shared<Control>) -> Self {
+        let inner = Inner { host, references: BTreeMap::new(), sets, listing: None, generation: 0 };
         Host { inner: Shared::new(inner), control }
     }
 
-    /// Changes whenever rules may have changed.
     pub(super) fn generation(&self) -> u64 {
         self.inner.lock().generation
     }
 
-    /// The rules of both families and back ends, where there are any.
     pub(super) fn dump(&self) -> BTreeMap<(Family, Backend), String> {
         let inner = self.inner.lock();
         let mut dump = BTreeMap::new();
@@ -87,40 +70,13 @@ fn everything() -> impl Iterator<Item = (Family, Backend)> {
 }
 
 impl Inner {
-    /// Tells the host which sets exist.
     fn learn_sets(&mut self) -> Result<(), Error> {
         let client = match self.listing.take() {
             Some(client) => client,
             None => ipset::Client::with_transport(self.sets.transport()).map_err(lost)?,
         };
         let names = self.listing.insert(client).list_names().map_err(lost)?;
-        let names: BTreeSet<String> = names.iter().map(|name| name.as_str().to_owned()).collect();
-        if !self.known.is_subset(&names) {
-            // A host cannot forget a set, so a new one with the remaining sets takes over the rules.
-            let host = (self.make)();
-            for name in &names {
-                host.add_set(name);
-            }
-            for (family, backend) in everything() {
-                let text = self.host.dump(family, backend);
-                let Some(program) = host.find(&format!("{}-{}-restore", family.program(), backend.program_suffix()))
-                else {
-                    continue;
-                };
-                if !text.is_empty() {
-                    let run = Invocation::new(&program, ["--counters"], Duration::from_secs(1)).with_stdin(text);
-                    let output = host.run(&run)?;
-                    if output.code != Some(0) {
-                        return Err(lost(String::from_utf8_lossy(&output.stderr)));
-                    }
-                }
-            }
-            self.host = host;
-        }
-        for name in names.difference(&self.known) {
-            self.host.add_set(name);
-        }
-        self.known = names;
+        self.host.set_ipsets(names.iter().map(|name| name.as_str().to_owned()).collect());
         Ok(())
     }
 

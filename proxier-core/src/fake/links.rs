@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::net::Network;
-use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, PortErrorKind, RouteOwner};
+use crate::ports::{ItemFailure, ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, RouteOwner};
+use crate::sketch::RoutesOnPaper;
 use crate::snapshot::HostAddresses;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -22,7 +22,7 @@ struct Interface {
 pub(super) struct Interfaces {
     by_name: BTreeMap<String, Interface>,
     pub(super) gateways: BTreeSet<IpAddr>,
-    pub(super) routes: BTreeMap<(RouteOwner, Network), Option<IpAddr>>,
+    pub(super) routes: RoutesOnPaper,
     pub(super) has_dummy: bool,
     pub(super) has_ipv6: bool,
 }
@@ -37,7 +37,7 @@ impl Default for Interfaces {
         Interfaces {
             by_name: [("lo".to_owned(), lo)].into(),
             gateways: BTreeSet::new(),
-            routes: BTreeMap::new(),
+            routes: RoutesOnPaper::default(),
             has_dummy: true,
             has_ipv6: true,
         }
@@ -67,18 +67,8 @@ impl Interfaces {
 
     fn lose_sources(&mut self) {
         let mut routes = std::mem::take(&mut self.routes);
-        routes.retain(|_, source| source.is_none_or(|source| source.is_ipv6() || self.is_here(&source)));
+        routes.0.retain(|_, source| source.is_none_or(|source| source.is_ipv6() || self.is_here(&source)));
         self.routes = routes;
-    }
-
-    pub(super) fn saved_routes(&self) -> BTreeSet<(RouteOwner, LocalRoute)> {
-        let route = |network: &Network, source: &Option<IpAddr>| LocalRoute { network: *network, source: *source };
-        self.routes.iter().map(|((owner, network), source)| (*owner, route(network, source))).collect()
-    }
-
-    pub(super) fn networks(&self, owner: RouteOwner) -> BTreeMap<Network, Option<IpAddr>> {
-        let ours = self.routes.iter().filter(|((of, _), _)| *of == owner);
-        ours.map(|((_, network), source)| (*network, *source)).collect()
     }
 
     pub(super) fn add_routes(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
@@ -89,19 +79,10 @@ impl Interfaces {
                     let message = format!("adding {route}: {source} is no address of this host");
                     failures.push(ItemFailure { index, error: PortError::new(PortErrorKind::Invalid, message) });
                 }
-                None => {
-                    self.routes.insert((owner, route.network.trunc()), route.source);
-                }
+                None => failures.extend(self.routes.add(owner, &[*route])),
             }
         }
         failures
-    }
-
-    pub(super) fn delete_routes(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
-        for network in networks {
-            self.routes.remove(&(owner, network.trunc()));
-        }
-        Vec::new()
     }
 
     pub(super) fn all(&self) -> BTreeMap<String, Vec<IpAddr>> {

@@ -15,7 +15,6 @@ fn is_write(kind: u16) -> bool {
     matches!(command, 2..=6 | 9 | 10)
 }
 
-/// Passes messages on until the process dies.
 pub(super) struct MortalSocket<T> {
     pub(super) inner: T,
     pub(super) control: Shared<Control>,

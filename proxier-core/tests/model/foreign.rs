@@ -8,9 +8,10 @@ use ipset::{Element, Entry, IfAbsent, IfPresent, SetName};
 use iptables::{Backend, Family, Invocation, Runner as _};
 use ipvs::{Operation, VirtualServerKey};
 use proxier_core::config::NamePrefix;
-use proxier_core::fake::{FakeKernel, KernelState};
+use proxier_core::fake::FakeKernel;
 use proxier_core::modes::ipvs::sets::SetKey;
 use proxier_core::modes::ipvs::wanted::Wanted;
+use proxier_core::sketch::KernelState;
 
 use super::rules::our_rules;
 use super::steps::Damage;

@@ -13,10 +13,11 @@ use proptest::prelude::*;
 use proxier_core::config::{Binding, Config, LocalTraffic, RulesBy};
 use proxier_core::engine::Limits;
 use proxier_core::engine::{Options, Reconciler};
-use proxier_core::fake::{FakeKernel, KernelState};
+use proxier_core::fake::FakeKernel;
 use proxier_core::modes::Kind;
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::ports::RouteOwner;
+use proxier_core::sketch::KernelState;
 
 use super::objects::{self, Change, Objects, change};
 use super::rules::our_rules;

@@ -6,11 +6,12 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use proxier_core::engine::{Options, Reconciler};
-use proxier_core::fake::{Call, FakeKernel, Fault, KernelState};
+use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::Part;
 use proxier_core::ports::PortErrorKind;
+use proxier_core::sketch::KernelState;
 use proxier_core::snapshot::ObjectKey;
 use serde_json::json;
 

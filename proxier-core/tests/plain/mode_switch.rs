@@ -8,7 +8,7 @@ use std::time::Duration;
 use iptables::fake::FakeHost;
 use iptables::{Backend, ChainName, Edit, Iptables, Rule, TableName, Transaction};
 use nftables::{Element, Operand, Set};
-use proxier_core::config::{Binding, Config};
+use proxier_core::config::{Binding, Config, TableName};
 use proxier_core::engine::{Options, Removal};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::cleanup::{cleanup, leftovers};
@@ -234,7 +234,7 @@ fn tables_of_kube_proxy_go_whatever_the_mode() {
     let kernel = kernel();
     kube_proxys(&kernel, nftables::Family::Ip, COMMENT, "");
     let mut config = config();
-    config.names.table = "mine".parse().unwrap();
+    config.names.table = TableName::new("mine").unwrap();
     let cleaned = cleanup(&config, None, &mut kernel.clone().ports());
     assert!(cleaned.is_done() && cleaned.removed() == 0, "{cleaned:#?}");
 }
@@ -331,18 +331,18 @@ fn udp_flows_stay_with_an_endpoint_that_serves() {
         let is_kept = || match way.0 {
             Kind::Ipvs => {
                 let rest = format!("-r {real} -m -w 0\n");
-                kernel.state().flows == flows && kernel.state().ipvs.matches(&rest).count() == 2
+                kernel.flows() == flows && kernel.state().ipvs.matches(&rest).count() == 2
             }
             Kind::Userspace => places().all(|place| {
                 let listener = &kernel.listeners()[&place.parse().unwrap()];
                 listener.keeps_flows_of(&real.into()) && !listener.outside.contains(&real.into())
             }),
-            _ => kernel.state().flows == flows,
+            _ => kernel.flows() == flows,
         };
         let is_cut = || match way.0 {
-            Kind::Ipvs => kernel.state().flows == at_the_end && !kernel.state().ipvs.contains("10.244.1.9"),
+            Kind::Ipvs => kernel.flows() == at_the_end && !kernel.state().ipvs.contains("10.244.1.9"),
             Kind::Userspace => !kernel.listeners().values().any(|listener| listener.keeps_flows_of(&real.into())),
-            _ => kernel.state().flows == at_the_end,
+            _ => kernel.flows() == at_the_end,
         };
         if way.0 == Kind::Ipvs {
             assert!(places().all(|place| kernel.set_connections(&place.parse().unwrap(), &real, 0, 1)), "{what}");
@@ -361,7 +361,7 @@ fn udp_flows_stay_with_an_endpoint_that_serves() {
         node.proxier.delete_slice(&ObjectKey::new("demo", "dns-1"), node.now);
         node.settle();
         let left = if way.0 == Kind::Userspace { BTreeSet::new() } else { BTreeSet::from([others]) };
-        assert_eq!(kernel.state().flows, left, "{what}");
+        assert_eq!(kernel.flows(), left, "{what}");
     }
 }
 
@@ -405,7 +405,7 @@ fn flows_that_an_earlier_process_led_elsewhere_go() {
         };
         begin();
         node.settle();
-        assert_eq!(kernel.state().flows, expected, "{from:?} to {to:?}");
+        assert_eq!(kernel.flows(), expected, "{from:?} to {to:?}");
         if from.0 == to.0 {
             continue;
         }
@@ -423,12 +423,9 @@ fn flows_that_an_earlier_process_led_elsewhere_go() {
         assert!(matches!(&removal, Removal::Made(cleaned) if cleaned.is_done()), "{from:?} to {to:?}: {removal:?}");
         kernel.fail(Fault::new(Call::ConntrackForgetFlows, PortErrorKind::Busy));
         let report = node.pass();
-        assert!(
-            report.has_failed() && !kernel.state().flows.is_disjoint(&stale_flows()),
-            "{from:?} to {to:?}: {report:#?}"
-        );
+        assert!(report.has_failed() && !kernel.flows().is_disjoint(&stale_flows()), "{from:?} to {to:?}: {report:#?}");
         node.settle();
-        assert_eq!(kernel.state().flows, expected, "{from:?} to {to:?}");
+        assert_eq!(kernel.flows(), expected, "{from:?} to {to:?}");
         // No flows are looked for once the old mode has gone.
         let before = kernel.writes().conntrack;
         node.settle();
@@ -613,7 +610,7 @@ fn what_kube_proxy_serves_stays_while_the_lists_are_doubted() {
             "{mode}: {removal:?}"
         );
         node.settle();
-        assert_eq!(kernel.state().flows, [flow("203.0.113.4:53", "10.244.0.4:5353")].into(), "{mode}");
+        assert_eq!(kernel.flows(), [flow("203.0.113.4:53", "10.244.0.4:5353")].into(), "{mode}");
     }
 }
 

@@ -68,7 +68,7 @@ impl ports::World for FakeKernel {
     }
 
     fn flows(&self) -> BTreeSet<(SocketAddr, SocketAddr, SocketAddr)> {
-        self.state().flows.iter().map(|flow| (flow.client, flow.destination, flow.endpoint)).collect()
+        FakeKernel::flows(self).iter().map(|flow| (flow.client, flow.destination, flow.endpoint)).collect()
     }
 }
 

@@ -155,9 +155,9 @@ fn flows_that_could_not_be_forgotten_are_forgotten_later() {
     world.slice("dns", &["10.244.0.1"]);
     let report = world.pass_now();
     assert!(!report.is_done());
-    assert_eq!(world.kernel.state().flows.len(), 1);
+    assert_eq!(world.kernel.flows().len(), 1);
     let reports = world.run(Duration::from_secs(5));
-    assert!(world.kernel.state().flows.is_empty(), "{reports:#?}");
+    assert!(world.kernel.flows().is_empty(), "{reports:#?}");
     let asked = world.kernel.writes().conntrack;
     world.run(Duration::from_secs(60));
     assert_eq!(world.kernel.writes().conntrack, asked);

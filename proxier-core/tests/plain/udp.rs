@@ -13,7 +13,7 @@ use proxier_core::fake::Flow;
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey};
 use proxier_core::service::Frontend;
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::json;
 
 use crate::node::{Node, kernel, options_of};
@@ -92,7 +92,7 @@ proptest! {
             node.pass();
         }
         let expected: BTreeSet<Flow> = early.into_iter().filter(|flow| stays(&node, flow)).collect();
-        prop_assert_eq!(node.kernel.state().flows, expected);
+        prop_assert_eq!(node.kernel.flows(), expected);
         // What another program removes comes back, and flows that began meanwhile are not translated.
         if way.0 == Kind::Ipvs {
             let late: BTreeSet<Flow> = served(&node).iter().map(|of| flow(of.destination, of.destination)).collect();
@@ -101,7 +101,7 @@ proptest! {
             }
             node.kernel.ipvs().client().unwrap().flush_and_cut_everything().unwrap();
             node.full();
-            prop_assert!(node.kernel.state().flows.is_disjoint(&late));
+            prop_assert!(node.kernel.flows().is_disjoint(&late));
         }
     }
 }
@@ -124,13 +124,13 @@ fn draining_endpoints_answer() {
     }
     node.slice("dns", &["10.244.0.2"]);
     node.settles();
-    assert_eq!(node.kernel.state().flows, [one, two].into(), "it drains");
+    assert_eq!(node.kernel.flows(), [one, two].into(), "it drains");
     node.slice("dns", &["10.244.0.3"]);
     node.settles();
-    assert_eq!(node.kernel.state().flows, [one, two].into(), "both drain");
+    assert_eq!(node.kernel.flows(), [one, two].into(), "both drain");
     node.no_service("dns");
     node.settles();
-    assert!(node.kernel.state().flows.is_empty(), "nobody answers for what is deleted");
+    assert!(node.kernel.flows().is_empty(), "nobody answers for what is deleted");
 }
 
 /// A flow that began before its Service had an endpoint is not translated, and the next packet begins another.
@@ -147,7 +147,7 @@ fn a_flow_from_before_the_first_endpoint_is_forgotten() {
         node.kernel.add_flow(flow(to, to));
         node.slice("dns", &["10.244.0.1"]);
         node.settles();
-        assert!(node.kernel.state().flows.is_empty(), "{way:?}");
+        assert!(node.kernel.flows().is_empty(), "{way:?}");
     }
 }
 
@@ -172,14 +172,14 @@ fn flows_of_what_the_safeguard_holds_go_on() {
             node = node.next(options(way));
         } else {
             for name in &all {
-                node.proxier.lose_service(&ObjectKey::new("demo", name), node.now);
+                node.proxier.lose(ObjectKind::Service, &ObjectKey::new("demo", name), node.now);
             }
         }
         assert!(node.pass().stopped.is_some(), "{way:?} {is_next}");
         node.full();
-        assert_eq!(node.kernel.state().flows, flows, "{way:?} {is_next}");
+        assert_eq!(node.kernel.flows(), flows, "{way:?} {is_next}");
         node.proxier.confirm_removal(node.now);
         node.settles();
-        assert!(node.kernel.state().flows.is_empty(), "{way:?} {is_next}");
+        assert!(node.kernel.flows().is_empty(), "{way:?} {is_next}");
     }
 }

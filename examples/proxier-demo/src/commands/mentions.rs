@@ -6,7 +6,7 @@ use std::net::IpAddr;
 use ipvs::VirtualServerKey;
 use proxier_core::net::{FrontendKey, Protocol};
 use proxier_core::ports::{LocalRoute, RouteOwner};
-use proxier_core::sketch::Held;
+use proxier_core::sketch::KernelState;
 use serde::Serialize;
 
 /// A line, and the tool that would print it.
@@ -25,7 +25,7 @@ pub(super) fn route((owner, route): &(RouteOwner, LocalRoute)) -> String {
 /// Entries, elements, rules, addresses and routes of these Frontends, and rules with the Service in their comments.
 /// `device`: to which Services' addresses are bound. `marks`: their virtual servers by firewall mark.
 pub(super) fn of(
-    state: &Held,
+    state: &KernelState,
     service: &str,
     device: &str,
     frontends: &[FrontendKey],

@@ -12,7 +12,7 @@ use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::Listener;
-use proxier_core::sketch::{Held, Sketch};
+use proxier_core::sketch::{KernelState, Sketch};
 use serde_json::{Value, json};
 
 use crate::commands::mentions;
@@ -47,13 +47,12 @@ pub async fn render(configured: &Configured, output: Output, node_addresses: &[I
     Ok(exit_code(is_printed && report.is_done(), &unreadable))
 }
 
-/// A simulated node that serves the Services.
 pub(crate) struct Simulated {
     pub(crate) engine: Engine<Sketch>,
     /// Its addresses: the given ones or, without them, those of its Node object.
     pub(crate) addresses: Vec<IpAddr>,
     /// What it held before.
-    before: Held,
+    before: KernelState,
     report: Report,
 }
 
@@ -112,7 +111,7 @@ struct Rendering {
 }
 
 impl Rendering {
-    fn new(before: &Held, after: Held, mode: Kind) -> Self {
+    fn new(before: &KernelState, after: KernelState, mode: Kind) -> Self {
         let mut rendered = Rendering { mode, ipvsadm: after.ipvs, ..Rendering::default() };
         for (create, _) in after.sets.values() {
             rendered.ipset += create;
@@ -123,7 +122,7 @@ impl Rendering {
                 rendered.ipset.extend(["add ", name, " ", entry, "\n"]);
             }
         }
-        for (family, rules) in after.rules {
+        for ((family, _), rules) in after.rules {
             let text = rendered.iptables.entry(family).or_default();
             for line in rules.lines() {
                 // Rules come with their counters, as `iptables-save --counters` prints them.

@@ -2,12 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::fake::control::{Call, Control, Fate, Verdict};
+use crate::fake::control::{Call, Control, Fate};
 use crate::fake::shared::Shared;
 use crate::net::Family;
 use crate::ports::{ItemFailure, ItemFailures, PortError};
 
-/// Injects the planned failures into calls.
 pub(super) struct Gate(pub(super) Shared<Control>);
 
 impl Gate {
@@ -28,20 +27,15 @@ impl Gate {
         spends: bool,
         ask: impl FnOnce() -> Result<T, PortError>,
     ) -> Result<T, PortError> {
-        let verdict = self.0.lock().decide(call, family, writes, spends);
-        let (error, done) = match verdict {
-            Verdict::Plain => return ask(),
-            Verdict::Fail(error, done) => (error, done),
-            Verdict::Items(fates) => match fates.into_iter().next() {
-                Some(Fate::Fail(error)) => (error, false),
-                Some(Fate::DoneAndFail(error)) => (error, true),
-                _ => return ask(),
-            },
-        };
-        if done {
-            drop(ask());
+        let fates = self.0.lock().decide(call, family, writes, spends);
+        match fates.and_then(|fates| fates.into_iter().next()) {
+            None | Some(Fate::Plain) => ask(),
+            Some(Fate::Fail(error)) => Err(error),
+            Some(Fate::DoneAndFail(error)) => {
+                drop(ask());
+                Err(error)
+            }
         }
-        Err(error)
     }
 
     pub(super) fn items<T: Clone>(
@@ -51,13 +45,9 @@ impl Gate {
         items: &[T],
         write: impl FnOnce(&[T]) -> ItemFailures,
     ) -> ItemFailures {
-        let verdict = self.0.lock().decide(call, family, items.len(), true);
-        let fates = match verdict {
-            Verdict::Plain => return write(items),
-            Verdict::Fail(error, true) => vec![Fate::DoneAndFail(error); items.len()],
-            Verdict::Fail(error, false) => vec![Fate::Fail(error); items.len()],
-            Verdict::Items(fates) => fates,
-        };
+        let decided = self.0.lock().decide(call, family, items.len(), true);
+        let Some(mut fates) = decided else { return write(items) };
+        fates.truncate(items.len());
         let sent = fates.iter().enumerate().filter(|(_, fate)| !matches!(fate, Fate::Fail(_)));
         let (places, sent): (Vec<usize>, Vec<T>) =
             sent.filter_map(|(place, _)| Some((place, items.get(place)?.clone()))).unzip();

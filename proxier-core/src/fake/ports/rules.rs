@@ -110,7 +110,6 @@ impl FakeRulesPort {
     }
 }
 
-/// The counters to which rules refer.
 fn counters_in(text: &str) -> impl Iterator<Item = &str> {
     text.split("--nfacct-name ").skip(1).filter_map(|rest| rest.split_ascii_whitespace().next())
 }

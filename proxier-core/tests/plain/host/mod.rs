@@ -18,7 +18,7 @@ impl Host {
     /// Tables without rules, and the sets that rules of IPVS mode name.
     pub(crate) fn new(family: Family) -> Self {
         let host = FakeHost::new();
-        SetKey::all(family).for_each(|set| host.add_set(&set.named(NamePrefix::KUBE).name()));
+        host.set_ipsets(SetKey::all(family).map(|set| set.named(NamePrefix::KUBE).name()).collect());
         Host { host, family: family.into() }
     }
 
