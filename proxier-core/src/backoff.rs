@@ -33,7 +33,6 @@ impl Backoff {
         Backoff { first, most: most.max(first), failures: 0, random: seed }
     }
 
-    /// Returns the pause after another failure.
     pub(crate) fn next_pause(&mut self) -> Duration {
         let factor = 1_u32.checked_shl(self.failures).unwrap_or(u32::MAX);
         let longest = self.first.saturating_mul(factor).min(self.most);
@@ -44,7 +43,6 @@ impl Backoff {
         longest.saturating_sub(Duration::from_nanos(u64::try_from(drawn).unwrap_or(spread)))
     }
 
-    /// Resets the pauses after a success.
     pub(crate) fn reset(&mut self) {
         self.failures = 0;
     }
@@ -54,14 +52,18 @@ impl Backoff {
         self.failures
     }
 
-    /// The next number of "splitmix64" (Steele, Lea, Flood 2014), which is small and good enough to keep nodes apart.
+    /// The next number of SplitMix64, which is small and good enough to keep nodes apart.
     fn draw(&mut self) -> u64 {
         self.random = self.random.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.random;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
+        mix(self.random)
     }
+}
+
+/// The last steps of SplitMix64 (Steele, Lea, Flood, OOPSLA 2014).
+pub(crate) fn mix(mut hash: u64) -> u64 {
+    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    hash ^ (hash >> 31)
 }
 
 /// Time to retry rules that could not be restored.
@@ -130,15 +132,6 @@ mod tests {
             }
             backoff.reset();
             prop_assert!(backoff.next_pause() <= first);
-        }
-
-        #[test]
-        fn the_same_seed_gives_the_same_pauses(seed: u64, first_ms: u32, most_ms: u64) {
-            let new = || Backoff::new(Duration::from_millis(first_ms.into()), Duration::from_millis(most_ms), seed);
-            let (mut one, mut other) = (new(), new());
-            for _ in 0..10 {
-                prop_assert_eq!(one.next_pause(), other.next_pause());
-            }
         }
     }
 }

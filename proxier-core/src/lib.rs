@@ -2,7 +2,8 @@
 //!
 //! # Embedding it
 //!
-//! Create one [`Reconciler`] per node.
+//! Create one [`Reconciler`] per node, with a configuration: [`config::Config`], or what a kube-proxy reads
+//! ([`objects::ConfigObject`]).
 //!
 //! 1. **Give it objects**: Services, EndpointSlices and the Node, as they change, as [`objects`] that `serde` reads. An
 //!    agent with its own source of truth registers addresses and endpoints directly
@@ -44,17 +45,6 @@
 //! ```
 //!
 //! [`kernel`] shows a loop that also reacts to changes on the host, and [`Reconciler`] has an example without a kernel.
-//!
-//! # Where to look next
-//!
-//! | task | API |
-//! | --- | --- |
-//! | run the loop | [`Reconciler`], [`Report`] |
-//! | program the running kernel | [`kernel::KernelPorts`]; single parts: [`ports`] |
-//! | test an agent without a kernel | [`fake::FakeKernel`] |
-//! | configure | [`config::Config`], [`objects::ConfigObject`] |
-//! | provide Frontends instead of Services | [`Reconciler::upsert_frontends`](engine::Reconciler::upsert_frontends) |
-//! | show what a node would have | [`sketch`] |
 //!
 //! # How it works
 //!
@@ -125,9 +115,6 @@ mod backoff;
 mod compat;
 pub mod config;
 pub mod engine;
-/// The module of passes under its earlier name, for programs that use it.
-#[doc(hidden)]
-pub use engine as reconciler;
 #[cfg(feature = "testing")]
 pub mod fake;
 mod flags;

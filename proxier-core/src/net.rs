@@ -4,16 +4,20 @@ use std::fmt;
 use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
 
+use crate::named::named;
+
 /// A network: an address and a prefix length, without host bits.
 pub use ipnet::IpNet as Network;
 
-/// Address family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Family {
-    /// IPv4.
-    V4,
-    /// IPv6.
-    V6,
+named! {
+    /// Address family.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Family {
+        /// IPv4.
+        V4 = "IPv4",
+        /// IPv6.
+        V6 = "IPv6",
+    }
 }
 
 impl Family {
@@ -33,32 +37,16 @@ impl Family {
         }
     }
 
-    /// `0.0.0.0` or `::`.
     pub(crate) fn unspecified(self) -> IpAddr {
         match self {
             Family::V4 => IpAddr::V4(Ipv4Addr::UNSPECIFIED),
             Family::V6 => IpAddr::V6(Ipv6Addr::UNSPECIFIED),
         }
     }
-
-    /// `IPv4` or `IPv6`, as in the API.
-    pub fn name(self) -> &'static str {
-        match self {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
-        }
-    }
-}
-
-/// Prints the name, as [`Family::name`].
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 /// A value for each family.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ByFamily<T> {
     /// The value for IPv4.
     pub v4: T,
@@ -84,16 +72,18 @@ impl<T> ByFamily<T> {
     }
 }
 
-/// Transport protocol of a port. Ordered by IP protocol number.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Protocol {
-    /// TCP (6). Default.
-    #[default]
-    Tcp,
-    /// UDP (17).
-    Udp,
-    /// SCTP (132).
-    Sctp,
+named! {
+    /// Transport protocol of a port. Ordered by IP protocol number.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Protocol {
+        /// TCP (6). Default.
+        #[default]
+        Tcp = "TCP",
+        /// UDP (17).
+        Udp = "UDP",
+        /// SCTP (132).
+        Sctp = "SCTP",
+    }
 }
 
 impl Protocol {
@@ -105,17 +95,6 @@ impl Protocol {
             Some("SCTP") => Some(Protocol::Sctp),
             Some(_) => None,
         }
-    }
-}
-
-/// `TCP`, `UDP`, `SCTP`.
-impl fmt::Display for Protocol {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Protocol::Tcp => "TCP",
-            Protocol::Udp => "UDP",
-            Protocol::Sctp => "SCTP",
-        })
     }
 }
 
@@ -142,7 +121,6 @@ impl FrontendKey {
         Family::of(self.address)
     }
 
-    /// The address and port, if the protocol is TCP.
     pub(crate) fn tcp(&self) -> Option<SocketAddr> {
         (self.protocol == Protocol::Tcp).then(|| SocketAddr::new(self.address, self.port))
     }
@@ -170,19 +148,12 @@ impl FromStr for FrontendKey {
 }
 
 /// The text is not a [`FrontendKey`].
-#[derive(Clone, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct InvalidFrontendKey(Box<str>);
 
 impl fmt::Display for InvalidFrontendKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?}: not PROTOCOL ADDRESS:PORT, such as TCP 10.96.0.1:80", self.0)
-    }
-}
-
-/// The message, so a `main` that returns this error is readable.
-impl fmt::Debug for InvalidFrontendKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
     }
 }
 
@@ -261,13 +232,6 @@ pub(crate) fn is_reachable(address: IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn debug_prints_what_display_prints() {
-        let error = "TCP 10.96.0.1".parse::<FrontendKey>().map_err(|error| format!("{error:?}"));
-        let message = "\"TCP 10.96.0.1\": not PROTOCOL ADDRESS:PORT, such as TCP 10.96.0.1:80";
-        assert_eq!(error, Err(message.to_owned()));
-    }
 
     #[test]
     fn endpoints_round_trip_through_text() {

@@ -11,6 +11,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use proxier_core::config::{Config, Families, NodePortAddresses};
 use proxier_core::modes::Kind;
+use proxier_core::net::ByFamily;
 use proxier_core::service::{HealthCheck, NodeFacts, OpenOn};
 use proxier_core::snapshot::{HostAddresses, Node, ObjectKey};
 use proxier_demo::settings::cli;
@@ -242,7 +243,9 @@ async fn the_server_of_a_service() {
     let loopback = on(&[Ipv4Addr::LOCALHOST.into()]);
     let (port, other_port) = (free_port().await, free_port().await);
     let key = ObjectKey::new("demo", "web");
-    let one = |port, number| BTreeMap::from([(key.clone(), HealthCheck { port, v4: Some(number), v6: None })]);
+    let one = |port, number| {
+        BTreeMap::from([(key.clone(), HealthCheck { port, local_endpoints: ByFamily { v4: Some(number), v6: None } })])
+    };
     let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
 
     assert_eq!(servers.update(&one(port, 3), &loopback).await, []);
@@ -284,7 +287,10 @@ async fn a_port_in_use_is_told_and_tried_again() {
     let mut servers = ServiceHealth::new(Health::new(Duration::from_secs(30), Families::Dual));
     let (holder, address) = local().await;
     let key = ObjectKey::new("demo", "web");
-    let wanted = BTreeMap::from([(key.clone(), HealthCheck { port: address.port(), v4: Some(1), v6: Some(1) })]);
+    let wanted = BTreeMap::from([(
+        key.clone(),
+        HealthCheck { port: address.port(), local_endpoints: ByFamily { v4: Some(1), v6: Some(1) } },
+    )]);
     let there = on(&[address.ip()]);
     let failed = servers.update(&wanted, &there).await;
     assert_eq!((failed.len(), &failed[0].service, failed[0].address), (1, &key, address));
@@ -296,7 +302,10 @@ async fn a_port_in_use_is_told_and_tried_again() {
 
 fn checks(checks: &[(&str, u16)]) -> BTreeMap<ObjectKey, HealthCheck> {
     let check = |(name, port): &(&str, u16)| {
-        (ObjectKey::new("demo", name), HealthCheck { port: *port, v4: Some(1), v6: Some(1) })
+        (
+            ObjectKey::new("demo", name),
+            HealthCheck { port: *port, local_endpoints: ByFamily { v4: Some(1), v6: Some(1) } },
+        )
     };
     checks.iter().map(check).collect()
 }
@@ -347,7 +356,10 @@ async fn each_family_answers_for_its_own_endpoints() {
     for (v4, v6) in
         [(Some(1), Some(0)), (Some(0), Some(2)), (Some(3), None), (None, Some(3)), (Some(0), None), (Some(1), Some(1))]
     {
-        let wanted = BTreeMap::from([(ObjectKey::new("demo", "web"), HealthCheck { port, v4, v6 })]);
+        let wanted = BTreeMap::from([(
+            ObjectKey::new("demo", "web"),
+            HealthCheck { port, local_endpoints: ByFamily { v4, v6 } },
+        )]);
         assert_eq!(servers.update(&wanted, &EVERYWHERE).await, []);
         for (at, number) in [(at_v4, v4), (at_v6, v6)] {
             let Some(number) = number else {

@@ -26,7 +26,6 @@ impl FastPath {
         FastPath { interfaces: interfaces.into_iter().map(Into::into).collect(), ..FastPath::default() }
     }
 
-    /// Whether a device is included.
     pub(crate) fn takes(&self, device: &str) -> bool {
         let is_named = |name: &String| match name.strip_suffix('*') {
             Some(prefix) => device.starts_with(prefix),

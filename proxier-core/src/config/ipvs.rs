@@ -1,6 +1,5 @@
 //! Configuration of IPVS mode.
 
-use std::fmt;
 use std::sync::Arc;
 
 use ipvs::model::{Scheduler, SchedulerFlags};
@@ -38,12 +37,6 @@ named! {
         Nftables = "nftables",
         /// kube-proxy's chains, written by the iptables programs, and its ipsets.
         Iptables = "iptables",
-    }
-}
-
-impl fmt::Display for RulesBy {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
     }
 }
 

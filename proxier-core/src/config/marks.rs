@@ -10,8 +10,9 @@ use super::MarkBit;
 /// which has 4,194,304 marks without kube-proxy's masquerade bit (`0x4000`) and the kubelet's drop bit (`0x8000`).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MarkRange {
-    value: u32,
-    mask: u32,
+    /// The bits within the mask that all marks have.
+    pub(crate) value: u32,
+    pub(crate) mask: u32,
 }
 
 impl MarkRange {
@@ -23,16 +24,6 @@ impl MarkRange {
     pub fn new(value: u32, mask: u32) -> Option<Self> {
         let is_possible = value != 0 && value & !mask == 0 && mask.count_zeros() >= 8;
         is_possible.then_some(MarkRange { value, mask })
-    }
-
-    /// The bits within [`MarkRange::mask`] that all marks have.
-    pub(crate) fn value(self) -> u32 {
-        self.value
-    }
-
-    /// The bits that are equal in every mark.
-    pub(crate) fn mask(self) -> u32 {
-        self.mask
     }
 
     pub(crate) fn contains(self, mark: u32) -> bool {

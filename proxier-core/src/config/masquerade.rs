@@ -22,7 +22,6 @@ impl MarkBit {
         self.0
     }
 
-    /// The mark with only this bit set.
     pub(crate) fn mask(self) -> u32 {
         1_u32.wrapping_shl(self.0.into())
     }
@@ -58,7 +57,6 @@ pub enum LocalTraffic {
 }
 
 impl Default for LocalTraffic {
-    /// No detection.
     fn default() -> Self {
         LocalTraffic::ClusterCidrs(Vec::new())
     }
@@ -68,7 +66,7 @@ impl LocalTraffic {
     pub(super) fn check(object: &ConfigObject, report: &mut Reporter<'_>) -> Self {
         let mut by_name = |field: &str, name: &str, make: fn(InterfaceName) -> LocalTraffic| {
             let checked = InterfaceName::new(name);
-            if checked.is_none() {
+            if checked.is_err() {
                 let why = "not a device's name (1 to 15 bytes, no '+' at the end); local traffic is not detected";
                 report.reject(format!("detectLocal.{field}"), name, why);
             }

@@ -42,7 +42,6 @@ impl Families {
         Family::ALL.into_iter().filter(move |family| self.has(*family))
     }
 
-    /// Whether it includes a family.
     pub(crate) fn has(self, family: Family) -> bool {
         match self {
             Families::V4 => family == Family::V4,

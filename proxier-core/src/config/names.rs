@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::str::FromStr;
 
 /// An invalid name, and why.
 #[derive(Clone, Debug, PartialEq)]
@@ -37,28 +36,24 @@ impl InterfaceName {
     /// The longest name in bytes (`IFNAMSIZ` without the NUL).
     pub const MAX_LEN: usize = 15;
 
-    /// Checks a name. `None` if it is invalid for a device, or a wildcard in iptables.
-    pub fn new(name: &str) -> Option<Self> {
+    /// Checks a name.
+    ///
+    /// # Errors
+    /// No device can have this name, or it is a wildcard in iptables.
+    pub fn new(name: &str) -> Result<Self, InvalidName> {
         let bad = |c: char| matches!(c, '/' | ':') || c.is_whitespace() || c.is_control();
         let good =
             !name.is_empty() && name.len() <= Self::MAX_LEN && !matches!(name, "." | "..") && !name.contains(bad);
-        (good && !name.ends_with('+')).then(|| InterfaceName(name.into()))
+        if good && !name.ends_with('+') {
+            return Ok(InterfaceName(name.into()));
+        }
+        let why = "it needs 1 to 15 bytes without '/', ':' and blanks, and no '+' at its end";
+        Err(InvalidName::new(name, "the name of a network device", why))
     }
 
     /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl FromStr for InterfaceName {
-    type Err = InvalidName;
-
-    fn from_str(name: &str) -> Result<Self, InvalidName> {
-        InterfaceName::new(name).ok_or_else(|| {
-            let why = "it needs 1 to 15 bytes without '/', ':' and blanks, and no '+' at its end";
-            InvalidName::new(name, "the name of a network device", why)
-        })
     }
 }
 
@@ -126,14 +121,6 @@ impl Default for NamePrefix {
     }
 }
 
-impl FromStr for NamePrefix {
-    type Err = InvalidName;
-
-    fn from_str(prefix: &str) -> Result<Self, InvalidName> {
-        NamePrefix::new(prefix)
-    }
-}
-
 impl fmt::Display for NamePrefix {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.as_str())
@@ -170,14 +157,6 @@ impl TableName {
 
     pub(crate) fn as_str(&self) -> &str {
         &self.0
-    }
-}
-
-impl FromStr for TableName {
-    type Err = InvalidName;
-
-    fn from_str(name: &str) -> Result<Self, InvalidName> {
-        TableName::new(name)
     }
 }
 
@@ -268,7 +247,7 @@ mod tests {
     fn prefixes_are_checked() {
         for good in ["KUBE-", "A-", "AGENT-", "NODE1-", "AG-6A-", "V6-", "A_B-"] {
             let prefix = NamePrefix::new(good).unwrap();
-            assert_eq!((prefix.as_str(), prefix.to_string(), good.parse()), (good, good.to_owned(), Ok(prefix)));
+            assert_eq!((prefix.as_str(), prefix.to_string()), (good, good.to_owned()));
         }
         for bad in ["", "-", "6-", "KUBE", "AGENT1-", "kube-", "KUBE-6-", "A-6-", "-A-", "A B-", "A\0-", "É-"] {
             let error = NamePrefix::new(bad).unwrap_err().to_string();
@@ -293,8 +272,8 @@ mod tests {
 
     #[test]
     fn devices_of_proxies_are_recognised() {
-        let device = |name: &str| -> InterfaceName { name.parse().unwrap() };
-        let error = "eth/0".parse::<InterfaceName>().unwrap_err().to_string();
+        let device = |name: &str| InterfaceName::new(name).unwrap();
+        let error = InterfaceName::new("eth/0").unwrap_err().to_string();
         assert!(
             error.starts_with("\"eth/0\" cannot be the name of a network device: it needs 1 to 15 bytes"),
             "{error}"

@@ -9,8 +9,7 @@ use crate::net::{FrontendKey, Protocol};
 use crate::snapshot::is_usable_by_service;
 
 /// The program or host that answers at a reserved address and port.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 #[non_exhaustive]
 pub enum User {
     /// The API server to which this program is configured to connect.
@@ -96,9 +95,7 @@ impl Neighbour {
 /// What other proxies in this network namespace serve, each with the proxy in words.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct OtherProxies {
-    /// Addresses on the devices of other proxies.
     pub(crate) addresses: BTreeMap<IpAddr, Arc<str>>,
-    /// Frontends in tables of other proxies.
     pub(crate) frontends: BTreeMap<FrontendKey, Arc<str>>,
 }
 
@@ -192,20 +189,6 @@ impl Reserved {
             return false;
         }
         self.neighbours.insert(user, new.clone()) != Some(new)
-    }
-
-    /// Replaces what other proxies on this node serve; returns the previous value.
-    pub(crate) fn set_other_proxies(&mut self, others: Arc<OtherProxies>) -> Arc<OtherProxies> {
-        std::mem::replace(&mut self.other_proxies, others)
-    }
-
-    /// Replaces the addresses of other Nodes, with the Nodes' names; returns the previous ones.
-    pub(crate) fn set_nodes(&mut self, nodes: Arc<BTreeMap<IpAddr, Arc<str>>>) -> Arc<BTreeMap<IpAddr, Arc<str>>> {
-        std::mem::replace(&mut self.nodes, nodes)
-    }
-
-    pub(crate) fn nodes(&self) -> &BTreeMap<IpAddr, Arc<str>> {
-        &self.nodes
     }
 
     /// Allows Services to use this address, regardless of its user.

@@ -21,7 +21,6 @@ pub(super) struct Drains(BTreeMap<SocketAddr, Drain>);
 
 #[derive(Debug, Default)]
 struct Drain {
-    /// The drain time of the Service.
     time: Duration,
     /// The removed endpoints, and when they were removed.
     left: BTreeMap<SocketAddr, Moment>,
@@ -71,7 +70,6 @@ impl Drains {
         }
     }
 
-    /// When connections are cut next.
     pub(super) fn next(&self) -> Option<Moment> {
         self.0.values().filter_map(Drain::next).min()
     }

@@ -30,33 +30,40 @@ impl Reconciler {
         }
     }
 
-    /// Removes a Service whose deletion was reported. If it is merely missing from a list, call
-    /// [`Reconciler::lose_service`].
+    /// Removes a Service whose deletion was reported. If it is merely missing from a list, call [`Reconciler::lose`].
     pub fn delete_service(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.service_changes = self.totals.service_changes.saturating_add(1);
         self.note_found(ObjectKind::Service, key, now);
         // Its slices are deleted with it, so do not wait for those that are missing.
         let slices = self.store.slices_of(key).map(|slice| &slice.key);
-        let missing: Vec<ObjectKey> =
-            slices.filter(|slice| self.safeguards.own.is_lost(ObjectKind::EndpointSlice, slice)).cloned().collect();
-        for slice in missing {
-            self.safeguards.own.note_found(ObjectKind::EndpointSlice, &slice);
-            self.store.delete_slice(&slice);
+        let slices: Vec<_> = slices.map(|slice| (ObjectKind::EndpointSlice, slice.clone())).collect();
+        for slice in slices {
+            if self.safeguards.own.lost.note_found(&slice) {
+                self.store.delete_slice(&slice.1);
+            }
         }
         let changed = self.store.delete_service(key);
         self.enqueue(changed, now);
     }
 
-    /// Records that a list lacks a Service and its deletion was not reported. The next pass removes it, unless too many
-    /// are removed at once ([`safeguard`](crate::safeguard)).
-    pub fn lose_service(&mut self, key: &ObjectKey, now: Moment) {
-        self.totals.service_changes = self.totals.service_changes.saturating_add(1);
-        self.note_readable(ObjectKind::Service, key, now);
-        if self.store.service(key).is_some() {
-            self.safeguards.own.lose(ObjectKind::Service, key.clone());
+    /// Records that a list lacks a Service or an EndpointSlice, and its deletion was not reported. The next pass removes
+    /// it, unless too many Services, or last endpoints of Services, would go at once ([`safeguard`](crate::safeguard)).
+    pub fn lose(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
+        let is_service = kind == ObjectKind::Service;
+        let total = if is_service { &mut self.totals.service_changes } else { &mut self.totals.endpoint_changes };
+        *total = total.saturating_add(1);
+        self.note_readable(kind, key, now);
+        let is_known = match kind {
+            ObjectKind::Service => self.store.service(key).is_some(),
+            _ => self.store.service_of_slice(key).is_some(),
+        };
+        if is_known {
+            self.safeguards.own.lost.lose((kind, key.clone()));
             self.schedule.request(now);
-        } else {
+        } else if is_service {
             self.store.delete_service(key);
+        } else {
+            self.store.delete_slice(key);
         }
     }
 
@@ -142,12 +149,12 @@ impl Reconciler {
     /// A new list of Services or EndpointSlices begins, because the earlier one can no longer be watched. Until
     /// [`Reconciler::list_ends`], missing objects are not removed, however long they have been missing.
     pub fn list_begins(&mut self, kind: ObjectKind) {
-        self.safeguards.own.list_begins(kind);
+        self.safeguards.own.lost.set_listing(kind, true);
     }
 
     /// The list is complete: all its objects, and all objects that it lacks, have been reported.
     pub fn list_ends(&mut self, kind: ObjectKind) {
-        self.safeguards.own.list_ends(kind);
+        self.safeguards.own.lost.set_listing(kind, false);
     }
 
     /// Adds or updates an EndpointSlice. Returns whether it differs in anything that is used.
@@ -161,7 +168,7 @@ impl Reconciler {
     }
 
     /// Removes an EndpointSlice whose deletion was reported. If it is merely missing from a list, call
-    /// [`Reconciler::lose_slice`].
+    /// [`Reconciler::lose`].
     pub fn delete_slice(&mut self, key: &ObjectKey, now: Moment) {
         self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
         self.note_found(ObjectKind::EndpointSlice, key, now);
@@ -169,23 +176,10 @@ impl Reconciler {
         self.enqueue(changed, now);
     }
 
-    /// Records that a list lacks an EndpointSlice and its deletion was not reported. The next pass removes its
-    /// endpoints, unless too many Services would lose their last endpoint at once ([`safeguard`](crate::safeguard)).
-    pub fn lose_slice(&mut self, key: &ObjectKey, now: Moment) {
-        self.totals.endpoint_changes = self.totals.endpoint_changes.saturating_add(1);
-        self.note_readable(ObjectKind::EndpointSlice, key, now);
-        if self.store.service_of_slice(key).is_some() {
-            self.safeguards.own.lose(ObjectKind::EndpointSlice, key.clone());
-            self.schedule.request(now);
-        } else {
-            self.store.delete_slice(key);
-        }
-    }
-
     /// Records that a missing object exists again, even if unchanged. This may release deletions that are held back.
     pub(super) fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey, now: Moment) {
         self.note_readable(kind, key, now);
-        if self.safeguards.own.note_found(kind, key) {
+        if self.safeguards.own.lost.note_found(&(kind, key.clone())) {
             self.schedule.request(now);
         }
     }
@@ -214,10 +208,7 @@ impl Reconciler {
             self.upsert_slice(object, now);
         }
         for (kind, key) in gone {
-            match kind {
-                ObjectKind::Service => self.lose_service(&key, now),
-                _ => self.lose_slice(&key, now),
-            }
+            self.lose(kind, &key, now);
         }
     }
 

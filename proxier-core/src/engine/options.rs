@@ -56,7 +56,6 @@ impl Default for Options {
 }
 
 impl Options {
-    /// The selected mode.
     pub(super) fn new_mode(&self, facts: &NodeFacts) -> Box<dyn Mode> {
         match self.mode {
             modes::Kind::Ipvs => Box::new(ipvs::Mode::new(&self.config, &self.ipvs, self.seed)),

@@ -27,7 +27,6 @@ pub(super) struct Judgement {
     pub(super) stopped: Option<Stopped>,
     /// Whether some of that depends on chains that this mode's first pass replaces.
     pub(super) would_replace: bool,
-    /// Parts of the kernel that could not be read.
     pub(super) unread: Vec<Unread>,
 }
 
@@ -61,7 +60,9 @@ impl Reconciler {
         self.flows.left.extend(served.frontends.keys().filter_map(FrontendKey::udp));
         let (desired, frontends) = (&self.desired, &served.frontends);
         let losing = losing(frontends.keys(), frontends, desired);
-        let stopped = self.safeguards.others.check_anew(losing, frontends, &self.store, desired, now);
+        // The kernel is read as a whole each time, like the first comparison.
+        self.safeguards.others.has_compared = false;
+        let stopped = self.safeguards.others.check(losing, frontends, &self.store, desired, now);
         let is_replaced = |stopped: &Stopped| stopped.held().any(|key| served.replaced.contains(&key));
         Judgement { would_replace: stopped.as_ref().is_some_and(is_replaced), stopped, unread: served.unread }
     }

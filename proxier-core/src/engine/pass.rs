@@ -9,7 +9,6 @@ use crate::ports::Ports;
 use crate::time::Moment;
 
 pub(super) struct Run<'a, 'p> {
-    /// When it started.
     pub(super) now: Moment,
     pub(super) clock: &'a dyn Fn() -> Moment,
     /// The plan is only shown.
@@ -26,7 +25,6 @@ impl Reconciler {
         Some(self.next_look().map_or(next.at, |look| next.at.min(look.max(self.schedule.earliest()))))
     }
 
-    /// When there is work even if no input changes.
     fn next_look(&self) -> Option<Moment> {
         [self.mode.next_wake(), self.host.next_loss(), self.add_ons.next_wake()].into_iter().flatten().min()
     }

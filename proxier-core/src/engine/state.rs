@@ -84,7 +84,6 @@ pub struct Reconciler {
     pub(super) cluster: Cluster,
     pub(super) host: Host,
     pub(super) facts: NodeFacts,
-    /// Frontends of all Services.
     pub(super) desired: Desired,
     pub(super) backlog: Backlog,
     pub(super) mode: Box<dyn Mode>,
@@ -129,7 +128,6 @@ impl Host {
         }
     }
 
-    /// When the next lost address is given up.
     pub(super) fn next_loss(&self) -> Option<Moment> {
         self.absent.values().min().copied()
     }
@@ -152,7 +150,6 @@ impl Host {
 /// Work left for later passes.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
-    /// Services to compile again.
     pub(super) services: BTreeSet<ObjectKey>,
     /// Differences from the last written state.
     pub(super) changes: Changes,
@@ -199,7 +196,6 @@ pub(super) struct Flows {
 /// Safeguards for what the kernel serves.
 #[derive(Clone, Debug)]
 pub(super) struct Safeguards {
-    /// For the Frontends of this mode.
     pub(super) own: Safeguard,
     /// For those that other modes have left in the kernel.
     pub(super) others: Safeguard,
@@ -222,7 +218,6 @@ impl AddOns {
         AddOns { fast_path: Some(fast_path::Tracker::default()), localhost, drains: None }
     }
 
-    /// When one has work even if no input changes.
     pub(super) fn next_wake(&self) -> Option<Moment> {
         self.drains.as_ref().and_then(Drains::next)
     }
@@ -233,11 +228,8 @@ impl AddOns {
 pub(super) enum Trust {
     /// Lists may be incomplete, so there are no passes.
     Waiting,
-    /// The lists are complete.
     Complete,
-    /// Passes have begun.
     Begun,
-    /// Whether a full pass has succeeded.
     Settled,
 }
 
@@ -294,7 +286,6 @@ impl Reconciler {
         }
     }
 
-    /// Whether a full pass has succeeded.
     pub(super) fn is_settled(&self) -> bool {
         self.trust == Trust::Settled
     }

@@ -20,9 +20,7 @@ use crate::time::Moment;
 /// What the reconciler must know about the result of compiling.
 #[derive(Debug, Default)]
 pub(super) struct RefreshOutcome {
-    /// Frontends that are new, removed or different.
     frontends: Vec<FrontendKey>,
-    /// Whether a health check is new, removed or different.
     health_checks: bool,
 }
 
@@ -59,7 +57,8 @@ impl Reconciler {
         let changed = std::mem::take(&mut self.backlog.services);
         let mut refreshed = self.refresh(&changed);
         let mut services = BTreeSet::new();
-        for (kind, key) in self.safeguards.own.judge(&self.store, &self.desired, &self.facts, now) {
+        let (settings, lost) = (&self.options.mass_removal, &mut self.safeguards.own.lost);
+        for (kind, key) in lost.judge(settings, &self.store, &self.desired, &self.facts, now) {
             services.extend(match kind {
                 ObjectKind::Service => self.store.delete_service(&key),
                 _ => self.store.delete_slice(&key),
@@ -74,7 +73,6 @@ impl Reconciler {
         refreshed
     }
 
-    /// Compiles these Services again.
     pub(super) fn refresh(&mut self, services: &BTreeSet<ObjectKey>) -> RefreshOutcome {
         let refreshed = RefreshOutcome::default();
         let mut indexing = IndexUpdate { mode: &mut *self.mode, changes: &mut self.backlog.changes, refreshed };
@@ -86,12 +84,12 @@ impl Reconciler {
     /// everything else was deleted by events. Before the first comparison, nothing is known to be removed.
     pub(super) fn believe(&mut self, refreshed: RefreshOutcome, run: &mut Run<'_, '_>) {
         run.report.health_checks_changed = run.report.full || refreshed.health_checks;
-        if self.safeguards.others.has_compared() {
+        if self.safeguards.others.has_compared {
             // A returning Service may arrive before its endpoints.
             let gone = refreshed.frontends.iter().filter(|key| self.desired.frontend(key).is_none());
             self.safeguards.others.believe(gone.copied());
         }
-        if self.safeguards.own.has_compared() {
+        if self.safeguards.own.has_compared {
             self.safeguards.own.believe(refreshed.frontends);
         }
     }
@@ -259,7 +257,7 @@ impl Reconciler {
         } else {
             self.schedule.done_but_for_objects(end);
         }
-        self.totals.add(&report, end);
+        self.totals.add(&report);
         report
     }
 }

@@ -21,7 +21,6 @@ use crate::time::Moment;
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) node: Node,
-    /// Unusable values of this node's own object.
     pub(super) rejections: Vec<Rejection>,
     pub(super) nodes: ClusterNodes,
     /// Networks of cluster IPs that the cluster declares.
@@ -38,7 +37,6 @@ impl Cluster {
         }
     }
 
-    /// Unusable values of all Nodes.
     pub(super) fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.rejections.iter().chain(self.nodes.rejections.values().flatten())
     }
@@ -109,7 +107,6 @@ impl ClusterNodes {
         true
     }
 
-    /// All weights other than 1.
     pub(super) fn weights(&self) -> &Arc<BTreeMap<Box<str>, u16>> {
         &self.weights
     }
@@ -125,7 +122,6 @@ impl ClusterNodes {
         nodes
     }
 
-    /// Differences since the last call.
     pub(super) fn take_changed(&mut self) -> NodeChanges {
         std::mem::take(&mut self.changed)
     }
@@ -163,8 +159,8 @@ impl Reconciler {
         let addresses = networks::of_other_proxies(&self.host.addresses, names);
         let held = Arc::new(OtherProxies { addresses, frontends });
         if held != known {
-            self.options.config.reserved.set_other_proxies(held.clone());
-            self.facts.config.reserved.set_other_proxies(held.clone());
+            self.options.config.reserved.other_proxies = held.clone();
+            self.facts.config.reserved.other_proxies = held.clone();
             let changed = held.changed(&known);
             self.backlog.services.extend(self.desired.services_at(|address| changed.contains(address)).cloned());
         }
@@ -198,7 +194,6 @@ impl Reconciler {
         }
     }
 
-    /// Drops addresses that have been lost for long enough.
     pub(super) fn give_up_absent(&mut self, now: Moment) {
         let before = self.host.absent.len();
         self.host.absent.retain(|_, until| *until > now);
@@ -250,8 +245,8 @@ impl Reconciler {
         let changed = self.cluster.nodes.take_changed();
         if changed.addresses {
             let nodes = Arc::new(self.cluster.nodes.by_address(&self.cluster.node.name));
-            self.options.config.reserved.set_nodes(nodes.clone());
-            let before = self.facts.config.reserved.set_nodes(nodes.clone());
+            self.options.config.reserved.nodes = nodes.clone();
+            let before = std::mem::replace(&mut self.facts.config.reserved.nodes, nodes.clone());
             let differs = |address: &IpAddr| before.get(address) != nodes.get(address);
             self.backlog.services.extend(self.desired.services_at(differs).cloned());
         }

@@ -15,44 +15,29 @@ use crate::net::FrontendKey;
 use crate::ports::{PortError, PortErrorKind, Ports};
 use crate::service::{NodeFacts, Packet};
 
-/// A difference between the found and the expected state. Prints on one line.
+/// A part whose found value is not the expected one. Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub enum Difference {
-    /// The kernel lacks this.
-    Missing {
-        /// The part.
-        what: String,
-        /// Expected value.
-        expected: String,
-    },
-    /// The kernel has this part, which is not desired.
-    Unexpected {
-        /// The part.
-        what: String,
-        /// Found value.
-        found: String,
-    },
-    /// The kernel has this part with another value.
-    Differs {
-        /// The part.
-        what: String,
-        /// Expected value.
-        expected: String,
-        /// Found value.
-        found: String,
-    },
+pub struct Difference {
+    /// The part.
+    pub what: String,
+    /// Expected value; `None`: the part is not expected.
+    pub expected: Option<String>,
+    /// Found value; `None`: the kernel lacks the part.
+    pub found: Option<String>,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let said = |value: &str| if value.is_empty() { String::new() } else { format!(" ({value})") };
-        match self {
-            Difference::Missing { what, expected } => write!(f, "missing: {what}{}", said(expected)),
-            Difference::Unexpected { what, found } => write!(f, "not expected: {what}{}", said(found)),
-            Difference::Differs { what, expected, found } => {
-                write!(f, "differs: {what}: {found} in the kernel, {expected} expected")
-            }
+        let said = |value: &Option<String>| match value.as_deref() {
+            None | Some("") => String::new(),
+            Some(value) => format!(" ({value})"),
+        };
+        let Difference { what, expected, found } = self;
+        match (expected, found) {
+            (Some(expected), Some(found)) => write!(f, "differs: {what}: {found} in the kernel, {expected} expected"),
+            (expected, None) => write!(f, "missing: {what}{}", said(expected)),
+            (None, found) => write!(f, "not expected: {what}{}", said(found)),
         }
     }
 }
@@ -113,20 +98,14 @@ fn inspect_at(
     }
 }
 
-/// The differences between the found and the expected state, sorted by name.
+/// The differences between the found and the expected state: of expected parts, then of others, each sorted by name.
 pub fn differences(expected: &Inspection, found: &Inspection) -> Vec<Difference> {
-    let mut all = Vec::new();
-    for (what, value) in &expected.parts {
-        match found.parts.get(what) {
-            Some(same) if same == value => {}
-            Some(other) => {
-                all.push(Difference::Differs { what: what.clone(), expected: value.clone(), found: other.clone() });
-            }
-            None => all.push(Difference::Missing { what: what.clone(), expected: value.clone() }),
-        }
-    }
-    let unasked = found.parts.iter().filter(|(what, _)| !expected.parts.contains_key(*what));
-    let unasked = unasked.filter(|(what, _)| !found.leaving.contains(*what));
-    all.extend(unasked.map(|(what, value)| Difference::Unexpected { what: what.clone(), found: value.clone() }));
-    all
+    let is_left = |what: &&String| !expected.parts.contains_key(*what) && !found.leaving.contains(*what);
+    let all = expected.parts.keys().chain(found.parts.keys().filter(is_left));
+    let compare = |what: &String| Difference {
+        what: what.clone(),
+        expected: expected.parts.get(what).cloned(),
+        found: found.parts.get(what).cloned(),
+    };
+    all.map(compare).filter(|of| of.expected != of.found).collect()
 }

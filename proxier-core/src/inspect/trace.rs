@@ -9,11 +9,10 @@ use crate::snapshot::Store;
 
 /// How a mode treats a family's packets. `iptables`: the settings of that mode.
 pub(super) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::Options) -> PacketRules {
+    let only_if = |holds: bool, rules: PacketRules| if holds { rules } else { PacketRules::empty() };
     match mode {
         Kind::Ipvs => {
-            let split =
-                if facts.config().splits_local() { PacketRules::SPLITS_LOCAL_BY_MARK } else { PacketRules::empty() };
-            split
+            only_if(facts.config().splits_local(), PacketRules::SPLITS_LOCAL_BY_MARK)
                 | PacketRules::OWNS_ADDRESSES
                 | PacketRules::REFUSES_NODE
                 | PacketRules::RANGES_FIRST
@@ -30,12 +29,10 @@ pub(super) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptabl
         }
         Kind::Iptables => {
             let settings = iptables::Settings::new(family, facts, iptables);
-            let localhost = if settings.options.localhost_node_ports {
-                PacketRules::LOCALHOST_NODE_PORTS
-            } else {
-                PacketRules::empty()
-            };
-            localhost | PacketRules::SPLITS_LOCAL | PacketRules::REMOTE_HAIRPINS | PacketRules::REFUSES_ON_EVERY_ADDRESS
+            only_if(settings.options.localhost_node_ports, PacketRules::LOCALHOST_NODE_PORTS)
+                | PacketRules::SPLITS_LOCAL
+                | PacketRules::REMOTE_HAIRPINS
+                | PacketRules::REFUSES_ON_EVERY_ADDRESS
         }
         Kind::Userspace => {
             PacketRules::SPLITS_LOCAL
@@ -47,24 +44,6 @@ pub(super) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptabl
     }
 }
 
-/// How a mode treats a family's packets; `desired` tells which addresses are Services'. `iptables`: the settings of
-/// that mode.
-fn treatment(
-    mode: Kind,
-    family: Family,
-    (desired, facts): (&Desired, &NodeFacts),
-    iptables: iptables::Options,
-) -> Treatment {
-    let mut treatment = Treatment::from(packet_rules(mode, family, facts, iptables));
-    if mode == Kind::Ipvs {
-        let has_address = |address| desired.frontends().any(|frontend| frontend.key.address == address);
-        let routes = Routes::for_addresses(&has_address, facts);
-        treatment.by_routes = routes.is_on;
-        treatment.closed = routes.whole;
-    }
-    treatment
-}
-
 /// Traces a packet through a mode.
 pub fn trace(
     mode: Kind,
@@ -73,7 +52,13 @@ pub fn trace(
     packet: &Packet,
     iptables: iptables::Options,
 ) -> Trace {
-    let mut treatment = treatment(mode, packet.to.family(), (desired, facts), iptables);
+    let rules = packet_rules(mode, packet.to.family(), facts, iptables);
+    let mut treatment = Treatment { rules, ..Treatment::default() };
+    if mode == Kind::Ipvs {
+        let has_address = |address| desired.frontends().any(|frontend| frontend.key.address == address);
+        let routes = Routes::for_addresses(&has_address, facts);
+        (treatment.by_routes, treatment.closed) = (routes.is_on, routes.whole);
+    }
     let is_at_localhost =
         mode == Kind::Nftables && packet.to.address.is_loopback() && desired.frontend(&packet.to).is_some();
     if is_at_localhost {

@@ -67,7 +67,6 @@ macro_rules! items {
 pub(crate) use items;
 
 impl Operation<'_> {
-    /// Kind of object, and verb.
     pub(crate) fn kind(&self) -> (Part, Action) {
         match *self {
             Operation::Sysctl(_) => (Part::Sysctl, Action::Change),
@@ -90,7 +89,6 @@ impl Operation<'_> {
         }
     }
 
-    /// Whether one call carries out both.
     pub(crate) fn is_one_call(&self, other: &Operation<'_>) -> bool {
         let is_same_set = match (self, other) {
             (Operation::Entry(_, set, _), Operation::Entry(_, other, _)) => set == other,

@@ -16,7 +16,7 @@ use crate::ports::{Flows, PortError, PortErrorKind};
 pub type Counts = BTreeMap<(Part, Action), u64>;
 
 /// An operation that was not carried out.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Failure {
     /// The operation.
@@ -47,15 +47,10 @@ impl Failure {
                 | PortErrorKind::NotFound
                 | PortErrorKind::AlreadyExists
                 | PortErrorKind::Other
-        ) || self.is_one_listener_too_many();
-        of_an_object && because_of_it
-    }
-}
-
-impl Failure {
-    /// Whether a listener was refused because a limit was reached. Existing listeners continue to serve.
-    fn is_one_listener_too_many(&self) -> bool {
-        self.step.part == Part::Listener && self.error.kind() == PortErrorKind::Full
+        );
+        // A listener beyond a limit. Existing ones continue to serve.
+        let is_one_too_many = self.step.part == Part::Listener && self.error.kind() == PortErrorKind::Full;
+        of_an_object && (because_of_it || is_one_too_many)
     }
 }
 
@@ -90,7 +85,7 @@ impl fmt::Display for Unread {
 }
 
 /// A feature that the kernel lacks. Serving works without it, and no pass fails because of it.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Lack {
     /// What is missing, and what that means.
@@ -143,7 +138,6 @@ impl Applied {
         self.failures.push(Failure { step, error });
     }
 
-    /// Adds earlier operations of the same pass.
     pub(crate) fn add(&mut self, before: Applied) {
         for (what, number) in before.done {
             let count = self.done.entry(what).or_default();
@@ -192,7 +186,6 @@ pub struct RuleCount {
 /// The result of a pass: findings, operations and their outcomes.
 #[expect(clippy::struct_excessive_bools, reason = "each is one question about the pass, and none excludes another")]
 #[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
 pub struct Report {
     /// Whether the kernel was read completely. Otherwise only changes of the input were checked.
     pub full: bool,

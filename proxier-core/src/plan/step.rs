@@ -2,12 +2,13 @@
 
 use std::fmt;
 
+use crate::named::named;
 use crate::net::{EndpointKey, Family, FrontendKey};
 use crate::service::{Desired, Frontend, Roles};
 use crate::snapshot::Store;
 
 /// Verb of a step.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Action {
     /// Makes an object.
@@ -21,7 +22,6 @@ pub enum Action {
 }
 
 impl Action {
-    /// `+`, `~`, `>`, `-`.
     pub(crate) fn sign(self) -> char {
         match self {
             Action::Add => '+',
@@ -32,62 +32,44 @@ impl Action {
     }
 }
 
-/// Kind of object that a step changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "camelCase")]
-#[non_exhaustive]
-pub enum Part {
-    /// The dummy device.
-    Device,
-    /// A value below `/proc/sys`.
-    Sysctl,
-    /// The timeouts of IPVS.
-    Timeouts,
-    /// A set.
-    Set,
-    /// An entry of a set.
-    Entry,
-    /// The rules of a family.
-    Rules,
-    /// A virtual server.
-    VirtualServer,
-    /// A real server of a virtual server.
-    RealServer,
-    /// An address on the dummy device.
-    Address,
-    /// An nf_tables table, with its chains and rules.
-    Table,
-    /// A Frontend in an nf_tables table, or in rules of iptables mode.
-    Frontend,
-    /// An address and port on which this process listens.
-    Listener,
-    /// A local route.
-    Route,
-    /// Tracked UDP flows.
-    Flows,
+named! {
+    /// Kind of object that a step changes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, serde::Serialize)]
+    #[serde(rename_all = "camelCase")]
+    #[non_exhaustive]
+    pub enum Part {
+        /// The dummy device.
+        Device = "device",
+        /// A value below `/proc/sys`.
+        Sysctl = "sysctl",
+        /// The timeouts of IPVS.
+        Timeouts = "timeouts",
+        /// A set.
+        Set = "set",
+        /// An entry of a set.
+        Entry = "entry",
+        /// The rules of a family.
+        Rules = "rules",
+        /// A virtual server.
+        VirtualServer = "virtualServer",
+        /// A real server of a virtual server.
+        RealServer = "realServer",
+        /// An address on the dummy device.
+        Address = "address",
+        /// An nf_tables table, with its chains and rules.
+        Table = "table",
+        /// A Frontend in an nf_tables table, or in rules of iptables mode.
+        Frontend = "frontend",
+        /// An address and port on which this process listens.
+        Listener = "listener",
+        /// A local route.
+        Route = "route",
+        /// Tracked UDP flows.
+        Flows = "flows",
+    }
 }
 
 impl Part {
-    /// The name in metrics and JSON.
-    pub fn name(self) -> &'static str {
-        match self {
-            Part::Device => "device",
-            Part::Sysctl => "sysctl",
-            Part::Timeouts => "timeouts",
-            Part::Set => "set",
-            Part::Entry => "entry",
-            Part::Rules => "rules",
-            Part::VirtualServer => "virtualServer",
-            Part::RealServer => "realServer",
-            Part::Address => "address",
-            Part::Table => "table",
-            Part::Frontend => "frontend",
-            Part::Listener => "listener",
-            Part::Route => "route",
-            Part::Flows => "flows",
-        }
-    }
-
     fn words(self) -> &'static str {
         match self {
             Part::VirtualServer => "virtual server",
@@ -100,7 +82,7 @@ impl Part {
 /// An operation of a plan as text and data.
 ///
 /// Prints on one line: `+ virtual server TCP 10.96.0.10:53 rr  (kube-system/kube-dns:dns-tcp)`.
-#[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, serde::Serialize)]
 #[serde(rename_all = "camelCase")]
 #[non_exhaustive]
 pub struct Step {
@@ -111,14 +93,14 @@ pub struct Step {
     /// Name of the object, as in `ipvsadm`, `ipset`, `ip` and `sysctl`.
     pub name: String,
     /// Values; may be empty.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
+    #[serde(skip_serializing_if = "String::is_empty")]
     pub detail: String,
     /// The Service and port that the virtual server is for: `namespace/name:port`. `None` if it belongs to none, and
     /// for other parts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
     /// Added and removed rules, prefixed with `+` and `-`. In iptables mode: the input of `iptables-restore`.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub lines: Vec<String>,
 }
 
@@ -142,7 +124,6 @@ impl Step {
         self
     }
 
-    /// Sets the Service and port of the step.
     pub(crate) fn of_service(mut self, service: Option<String>) -> Self {
         self.service = service;
         self

@@ -30,24 +30,6 @@ pub enum PortErrorKind {
     Other,
 }
 
-/// A few words; the error's message names the object.
-impl fmt::Display for PortErrorKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            PortErrorKind::NotFound => "does not exist",
-            PortErrorKind::AlreadyExists => "exists already",
-            PortErrorKind::Permission => "not permitted",
-            PortErrorKind::Unavailable => "not possible on this kernel now",
-            PortErrorKind::Busy => "busy; try again",
-            PortErrorKind::Full => "full",
-            PortErrorKind::Invalid => "refused value or form",
-            PortErrorKind::Skipped => "not tried, because something it depends on failed",
-            PortErrorKind::Unknown => "outcome unknown",
-            PortErrorKind::Other => "failed otherwise",
-        })
-    }
-}
-
 /// A failed call, or a failed part of one.
 ///
 /// Prints one line from the client below: what failed, on what and why.
@@ -111,15 +93,3 @@ pub struct ItemFailure {
 
 /// The items of a call that were not carried out, by index. All other items were.
 pub type ItemFailures = Vec<ItemFailure>;
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn debug_prints_what_display_prints() {
-        let error = PortError::new(PortErrorKind::Busy, "the lock of iptables is held");
-        assert_eq!(format!("{error:?}"), "the lock of iptables is held");
-        assert_eq!(error.kind().to_string(), "busy; try again");
-    }
-}

@@ -9,7 +9,6 @@ use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 
 /// Protocol, address and port on which this process listens, with the endpoints of its connections and datagrams.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 #[doc(hidden)]
 pub struct Listener {
     /// Protocol, address and port. TCP or UDP.
@@ -74,7 +73,6 @@ impl Listener {
         !self.inside.is_empty() || !self.outside.is_empty()
     }
 
-    /// Whether any client may still use an endpoint.
     pub(crate) fn has(&self, endpoint: &EndpointKey) -> bool {
         [&self.inside, &self.outside].into_iter().any(|list| list.binary_search(endpoint).is_ok())
     }
@@ -155,7 +153,6 @@ impl Settings {
 
 /// Counters and gauges of a relay.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-#[non_exhaustive]
 #[doc(hidden)]
 pub struct Counts {
     /// Open TCP connections, including those being established.

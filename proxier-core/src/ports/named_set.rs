@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::num::NonZeroU32;
 
-use ipset::{Element, InvalidValue, IpSpan, PortRange, Ports, Range, SetSpec, SetType};
+use ipset::{Element, IpSpan, PortRange, Ports, Range, SetSpec, SetType};
 
 use crate::config::NamePrefix;
 use crate::net::{Family, FrontendKey, Protocol};
@@ -46,7 +46,6 @@ macro_rules! sets {
                 SetKind::SplitMark,
             ];
 
-            /// Whether its entries are Frontends with marks.
             pub(crate) fn has_marks(self) -> bool {
                 self == SetKind::SplitMark
             }
@@ -83,7 +82,6 @@ macro_rules! sets {
                 }
             }
 
-            /// The name without the prefix.
             fn stem(self) -> &'static str {
                 match self {
                     $(SetKind::$kind => $stem,)*
@@ -94,7 +92,6 @@ macro_rules! sets {
                 }
             }
 
-            /// The name in an nf_tables table.
             pub(crate) fn nft_name(self) -> String {
                 self.stem().to_ascii_lowercase()
             }
@@ -180,7 +177,6 @@ impl SetKey {
         SetKind::ALL.into_iter().map(move |kind| SetKey { family, kind })
     }
 
-    /// The sets of a family in an nf_tables table.
     pub(crate) fn all_of_nft(family: Family) -> impl Iterator<Item = SetKey> {
         SetKind::ALL_OF_NFT.into_iter().map(move |kind| SetKey { family, kind })
     }
@@ -198,6 +194,11 @@ pub struct NamedSet {
     pub key: SetKey,
     pub(crate) prefix: NamePrefix,
 }
+
+/// Smallest capacity of a set in entries, as in kube-proxy.
+const LEAST_ROOM: u32 = 65_536;
+/// Smallest initial number of buckets, as in kube-proxy.
+const LEAST_BUCKETS: u32 = 1024;
 
 impl NamedSet {
     /// The longest name in the kernel, in bytes (`IPSET_MAXNAMELEN` without the NUL).
@@ -219,40 +220,22 @@ impl NamedSet {
         name
     }
 
-    /// Parameters to create it: kube-proxy's, with 1,024 buckets and at most 65,536 entries; bitmaps for all ports.
-    ///
-    /// # Errors
-    /// None in practice: the name of every set fits with every prefix.
-    pub fn spec(&self) -> Result<SetSpec, InvalidValue> {
+    /// Parameters to create the set with capacity for this many entries; bitmaps for all ports.
+    #[doc(hidden)]
+    pub fn spec_for(self, room: usize) -> Result<SetSpec, PortError> {
+        let name = self.name().parse().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
         let set_type = self.key.kind.set_type();
-        let mut spec = SetSpec::new(self.name().parse()?, set_type);
+        let mut spec = SetSpec::new(name, set_type);
         if set_type.is_bitmap() {
             spec.options.range = Some(Range::Ports(PortRange::ALL));
-        } else {
-            spec.options.family = self.key.family.into();
-            spec.options.hashsize = Some(1024);
-            spec.options.maxelem = Some(65_536);
+            return Ok(spec);
         }
-        Ok(spec)
-    }
-}
-
-/// Smallest capacity of a set in entries, as in kube-proxy.
-const LEAST_ROOM: u32 = 65_536;
-/// Smallest initial number of buckets, as in kube-proxy.
-const LEAST_BUCKETS: u32 = 1024;
-
-impl NamedSet {
-    /// Parameters to create the set with capacity for this many entries.
-    pub(crate) fn spec_for(self, room: usize) -> Result<SetSpec, PortError> {
-        let mut spec = self.spec().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
-        if spec.set_type.is_hash() {
-            let room = u32::try_from(room).unwrap_or(u32::MAX);
-            let power = |value: u32| value.checked_next_power_of_two().unwrap_or(1 << 31);
-            spec.options.maxelem = Some(power(room.max(LEAST_ROOM)));
-            // Two entries per bucket, for sets that start large: each growth waits until no packet uses the old table.
-            spec.options.hashsize = Some(power((room / 2).max(LEAST_BUCKETS)));
-        }
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        let power = |value: u32| value.checked_next_power_of_two().unwrap_or(1 << 31);
+        spec.options.family = self.key.family.into();
+        spec.options.maxelem = Some(power(room.max(LEAST_ROOM)));
+        // Two entries per bucket, for sets that start large: each growth waits until no packet uses the old table.
+        spec.options.hashsize = Some(power((room / 2).max(LEAST_BUCKETS)));
         Ok(spec)
     }
 }
@@ -309,9 +292,9 @@ mod tests {
     fn names_fit_and_differ_with_any_prefix() {
         let mut seen = BTreeSet::new();
         for prefix in ["KUBE-", "A-", "A6-", "NODE1-", "NODE2-", "KUBE--", "N-"] {
-            for set in sets(prefix.parse().unwrap()) {
+            for set in sets(NamePrefix::new(prefix).unwrap()) {
                 assert!(seen.insert(set.name()), "{set} is the name of two sets");
-                let spec = set.spec().unwrap();
+                let spec = set.spec_for(0).unwrap();
                 spec.check().unwrap();
                 assert!(spec.to_string().starts_with(&format!("create {set} ")));
             }

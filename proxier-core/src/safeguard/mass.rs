@@ -7,13 +7,11 @@ use std::time::Duration;
 use super::missing::MissingObjects;
 use crate::net::FrontendKey;
 use crate::service::Desired;
-use crate::service::NodeFacts;
-use crate::snapshot::{ObjectKey, ObjectKind, Store};
+use crate::snapshot::{ObjectKey, Store};
 use crate::time::Moment;
 
 /// Limits above which the removals of a pass are not believed: of Frontends, or of their last endpoints.
-#[derive(Clone, Copy, Debug, PartialEq, serde::Serialize, serde::Deserialize)]
-#[serde(rename_all = "camelCase")]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MassRemoval {
     /// Largest share of our Frontends, or of those with endpoints, that one pass may remove, 0 to 1. Default 0.5. With
     /// 1 nothing is ever held back; NaN counts as 0.
@@ -48,7 +46,6 @@ impl MassRemoval {
 ///
 /// Prints on one line.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct Stopped {
     /// Number of Frontends that would be removed or lose their last endpoint, but are kept.
     pub would_lose: usize,
@@ -59,7 +56,6 @@ pub struct Stopped {
     /// Number of those that may belong to unreadable objects.
     pub unreadable: usize,
     held: BTreeSet<FrontendKey>,
-    /// Held Frontends that exist only in the kernel.
     inherited: BTreeSet<FrontendKey>,
 }
 
@@ -141,14 +137,14 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 ///
 /// Services and EndpointSlices come in separate lists, in any order. The safeguard judges them together:
 ///
-/// * Objects that are missing from a list ([`Safeguard::lose`]). While they are in doubt the [`Store`] keeps them,
+/// * Objects that are missing from a list (`lost`). While they are in doubt the [`Store`] keeps them,
 ///   and with them their Frontends, endpoints, health checks and guards. A Service that is held back gets the endpoints
 ///   of a new slice.
 /// * Frontends that were in the kernel before this process started, and that the first lists do not explain
 ///   ([`Safeguard::check`]). These are those of no Service, and those with endpoints whose Service has no
 ///   EndpointSlice.
 ///
-/// Objects and events are believed: an object that an event deletes ([`Safeguard::note_found`]), or one without
+/// Objects and events are believed: an object that an event deletes, or one without
 /// endpoints. When nodes fail, many Services rightly lose their endpoints at once, because the addresses no longer
 /// answer or soon belong to other pods.
 ///
@@ -164,12 +160,12 @@ impl Kernel for BTreeMap<FrontendKey, bool> {
 ///   the missing one was deleted, and is removed at once.
 /// * An operator confirms: [`Safeguard::confirm`] releases the deletions held back at that time, but no later ones.
 /// * The input stays unchanged for [`MassRemoval::patience`]: objects that were missing all the time are then
-///   believed to be deleted. Not while they are being listed again ([`Safeguard::list_begins`]), since a list that
+///   believed to be deleted. Not while they are being listed again, since a list that
 ///   keeps failing tells nothing about its last page.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Safeguard {
     settings: MassRemoval,
-    lost: MissingObjects,
+    pub(crate) lost: MissingObjects,
     /// Frontends whose loss is believed, because of objects or after the patience, until it has happened.
     believed: BTreeSet<FrontendKey>,
     /// Frontends held back because only the kernel has them, and since when.
@@ -178,7 +174,7 @@ pub struct Safeguard {
     unreadable: BTreeMap<FrontendKey, Moment>,
     /// Whether the first complete read of the kernel was compared. Endpoints that are removed later are removed because
     /// of objects.
-    has_compared: bool,
+    pub(crate) has_compared: bool,
 }
 
 impl Safeguard {
@@ -192,56 +188,10 @@ impl Safeguard {
         self.settings.patience
     }
 
-    /// Records that this object is missing from a list without a reported deletion. It stays in the store until
-    /// [`Safeguard::judge`] returns it.
-    pub fn lose(&mut self, kind: ObjectKind, key: ObjectKey) {
-        self.lost.lose((kind, key));
-    }
-
-    /// Records that this object was reported as existing or deleted. Returns whether it was missing before.
-    pub fn note_found(&mut self, kind: ObjectKind, key: &ObjectKey) -> bool {
-        self.lost.note_found(&(kind, key.clone()))
-    }
-
-    /// A new list of this kind begins. Until it ends, doubts remain regardless of how long it takes, since missing
-    /// objects may be in the rest of the list.
-    pub fn list_begins(&mut self, kind: ObjectKind) {
-        self.lost.set_listing(kind, true);
-    }
-
-    /// The list of this kind is complete.
-    pub fn list_ends(&mut self, kind: ObjectKind) {
-        self.lost.set_listing(kind, false);
-    }
-
-    /// Whether this object is missing from a list but still counts as existing.
-    pub fn is_lost(&self, kind: ObjectKind, key: &ObjectKey) -> bool {
-        self.lost.is_lost(&(kind, key.clone()))
-    }
-
-    /// Returns the missing objects to delete from the store now. `desired` is compiled from the store in its current
-    /// state.
-    ///
-    /// Free while no object is missing; otherwise O(missing objects), and O(all Frontends) for new ones.
-    pub fn judge(
-        &mut self,
-        store: &Store,
-        desired: &Desired,
-        facts: &NodeFacts,
-        now: Moment,
-    ) -> BTreeSet<(ObjectKind, ObjectKey)> {
-        self.lost.judge(&self.settings, store, desired, facts, now)
-    }
-
     /// Records that objects cause these Frontends to lose what they have. Forgotten when that has happened, or when
     /// they have endpoints again at the next check.
     pub fn believe(&mut self, keys: impl IntoIterator<Item = FrontendKey>) {
         self.believed.extend(keys);
-    }
-
-    /// Whether the kernel was compared with the desired state before.
-    pub(crate) fn has_compared(&self) -> bool {
-        self.has_compared
     }
 
     /// Confirms the deletions that are currently held back. Returns the number of their Frontends.
@@ -319,19 +269,6 @@ impl Safeguard {
         self.stopped(kernel, desired)
     }
 
-    /// Like [`Safeguard::check`], for a kernel that is read as a whole each time, like the first comparison.
-    pub(crate) fn check_anew(
-        &mut self,
-        losing: impl IntoIterator<Item = (FrontendKey, Loss)>,
-        kernel: &dyn Kernel,
-        store: &Store,
-        desired: &Desired,
-        now: Moment,
-    ) -> Option<Stopped> {
-        self.has_compared = false;
-        self.check(losing, kernel, store, desired, now)
-    }
-
     /// Holds back new losses if they are too many together with those held back already; otherwise later deletions
     /// would each seem few.
     fn compare(&mut self, new: &BTreeSet<FrontendKey>, kernel: &dyn Kernel, desired: &Desired, now: Moment) {
@@ -361,7 +298,6 @@ impl Safeguard {
     }
 }
 
-/// Objects that could never be read.
 struct Unreadable<'a> {
     service: bool,
     /// The Services of slices; `None` stands for any Service.

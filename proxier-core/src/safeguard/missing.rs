@@ -5,17 +5,17 @@ use std::sync::Arc;
 
 use super::mass::MassRemoval;
 use crate::net::FrontendKey;
-use crate::service::Desired;
-use crate::service::{Frontend, NodeFacts, Roles, compile};
+use crate::pack::put;
+use crate::service::{Desired, Frontend, NodeFacts, Roles, compile};
 use crate::snapshot::{ObjectKey, ObjectKind, Store};
 use crate::time::Moment;
 
-pub(super) type Object = (ObjectKind, ObjectKey);
+pub(crate) type Object = (ObjectKind, ObjectKey);
 
 /// Services and EndpointSlices that are missing from a list. The [`Store`] keeps them until they are judged, and longer
 /// while they are in doubt, so they are served as if they existed and follow other changes.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(super) struct MissingObjects {
+pub(crate) struct MissingObjects {
     /// Not judged yet.
     new: BTreeSet<Object>,
     /// In doubt, each with its start.
@@ -33,55 +33,46 @@ pub(super) struct MissingObjects {
 struct Loss {
     /// Frontends that would be removed or lose their last endpoint.
     all: BTreeSet<FrontendKey>,
-    /// Number of Frontends that would be removed.
     gone: usize,
-    /// Number of Frontends that would lose all endpoints.
     unserved: usize,
 }
 
 impl MissingObjects {
-    /// Records that a list lacks this object.
-    pub(super) fn lose(&mut self, object: Object) {
+    pub(crate) fn lose(&mut self, object: Object) {
         if !self.doubted.contains_key(&object) && !self.meant.contains(&object) {
             self.new.insert(object);
         }
     }
 
     /// Records that an event reported this object as existing or deleted. Returns whether it was missing before.
-    pub(super) fn note_found(&mut self, object: &Object) -> bool {
+    pub(crate) fn note_found(&mut self, object: &Object) -> bool {
         let known = [self.new.remove(object), self.meant.remove(object), self.doubted.remove(object).is_some()];
         known.contains(&true)
     }
 
     /// A new list of this kind begins or ends. While one is incomplete, nothing of its kind has been missing long
     /// enough.
-    pub(super) fn set_listing(&mut self, kind: ObjectKind, listing: bool) {
-        if listing {
-            self.listing.insert(kind)
-        } else {
-            self.listing.remove(&kind)
-        };
+    pub(crate) fn set_listing(&mut self, kind: ObjectKind, listing: bool) {
+        put(&mut self.listing, kind, listing);
     }
 
-    pub(super) fn is_lost(&self, object: &Object) -> bool {
+    fn is_lost(&self, object: &Object) -> bool {
         self.new.contains(object) || self.meant.contains(object) || self.doubted.contains_key(object)
     }
 
-    /// Confirms that the doubted objects are deleted.
-    pub(super) fn confirm(&mut self) {
+    pub(crate) fn confirm(&mut self) {
         self.meant.extend(std::mem::take(&mut self.doubted).into_keys());
         self.held.clear();
     }
 
-    /// The Frontends that are held back, each with its start.
-    pub(super) fn held(&self) -> &BTreeMap<FrontendKey, Moment> {
+    pub(crate) fn held(&self) -> &BTreeMap<FrontendKey, Moment> {
         &self.held
     }
 
     /// Returns the objects to delete now: those whose loss is small, was confirmed, or has lasted.
     ///
     /// Free while nothing is missing; otherwise O(missing objects), and O(all Frontends) for new ones.
-    pub(super) fn judge(
+    pub(crate) fn judge(
         &mut self,
         settings: &MassRemoval,
         store: &Store,
@@ -168,7 +159,6 @@ fn is_served(frontend: &Frontend) -> bool {
     !frontend.endpoints().is_empty()
 }
 
-/// The Frontends and endpoints that would be lost with these objects.
 fn loss(missing: &BTreeSet<&Object>, store: &Store, desired: &Desired, facts: &NodeFacts) -> Loss {
     let of_slice = |key: &ObjectKey| store.service_of_slice(key).cloned();
     let services: BTreeSet<ObjectKey> = missing

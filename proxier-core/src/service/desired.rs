@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::{Compiled, Frontend, HealthCheck, Indexed, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
-use crate::pack::pack;
+use crate::pack::{pack, put};
 use crate::parallel;
 use crate::snapshot::{CreationTime, ObjectKey, Rejection, Store};
 
@@ -29,11 +29,8 @@ pub struct Desired {
     /// Boxed, since a map allocates room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Compiled>>,
     claims: BTreeMap<FrontendKey, Claims>,
-    /// Services with requests that cannot be met.
     refusing: BTreeSet<ObjectKey>,
-    /// Services with Frontends that are rejected.
     rejecting: BTreeSet<ObjectKey>,
-    /// Frontends that several Services claim.
     contested: BTreeSet<FrontendKey>,
     /// Frontends without session affinity, since the mode has no room for it.
     pub(crate) without_affinity: BTreeSet<FrontendKey>,
@@ -93,7 +90,6 @@ impl Claim {
         (u8::try_from(weaker).unwrap_or(u8::MAX), self.created, &self.service)
     }
 
-    /// Reason why it goes before another claim.
     fn why_before(&self, other: &Claim) -> &'static str {
         let (ours, theirs) = (self.rank(), other.rank());
         if ours.0 < theirs.0 {
@@ -121,7 +117,6 @@ type Claims = SmallVec<[Claim; 1]>;
 
 /// A Frontend that a Service claims but does not get. Prints as a sentence.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct Conflict<'a> {
     /// Protocol, address and port.
     pub key: FrontendKey,
@@ -133,7 +128,6 @@ pub struct Conflict<'a> {
 }
 
 impl Conflict<'_> {
-    /// The owner, and why it goes first.
     pub(crate) fn reason(&self) -> String {
         format!("{} has it {}", self.owner, self.why)
     }
@@ -198,16 +192,9 @@ impl Desired {
             self.services.extend(old.map(|old| (key.clone(), old)));
             return;
         }
-        for (has_any, services) in [
-            (compiled.as_ref().is_some_and(|new| !new.extras().refused.is_empty()), &mut self.refusing),
-            (compiled.as_ref().is_some_and(|new| !new.extras().rejected.is_empty()), &mut self.rejecting),
-        ] {
-            if has_any {
-                services.insert(key.clone());
-            } else {
-                services.remove(key);
-            }
-        }
+        let extras = compiled.as_ref().map(|new| new.extras());
+        put(&mut self.refusing, key.clone(), extras.is_some_and(|extras| !extras.refused.is_empty()));
+        put(&mut self.rejecting, key.clone(), extras.is_some_and(|extras| !extras.rejected.is_empty()));
         observer.service(old.as_deref(), compiled.as_deref());
         let claim_of = |of: &Option<Box<Compiled>>, frontend: &FrontendKey| {
             let compiled = of.as_ref()?;
@@ -245,11 +232,7 @@ impl Desired {
             claims.insert(place, new);
         }
         let after = owned(claims);
-        if claims.len() > 1 {
-            self.contested.insert(key);
-        } else {
-            self.contested.remove(&key);
-        }
+        put(&mut self.contested, key, claims.len() > 1);
         if claims.is_empty() {
             self.claims.remove(&key);
         }
@@ -275,12 +258,10 @@ impl Desired {
         self.shared(key).map(|frontend| &**frontend)
     }
 
-    /// The Frontend at an endpoint's address and port, if any.
     pub(crate) fn frontend_at(&self, protocol: Protocol, endpoint: &EndpointKey) -> Option<&Frontend> {
         self.frontend(&FrontendKey::new(protocol, endpoint.address.to_canonical(), endpoint.port))
     }
 
-    /// A Frontend in its owner's version, as a shared pointer.
     pub(crate) fn shared(&self, key: &FrontendKey) -> Option<&Arc<Frontend>> {
         Some(&self.claims.get(key)?.first()?.frontend)
     }

@@ -8,7 +8,6 @@ use crate::snapshot::EndpointFlags;
 
 /// An endpoint of a Service port, and the decision whether it gets traffic on this node.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct EndpointDecision {
     /// Address and port of the endpoint.
     pub endpoint: EndpointKey,

@@ -82,16 +82,13 @@ pub(super) fn gather<'a>(slices: &[&'a EndpointSlice], port: &ServicePort, famil
 
 #[derive(Debug)]
 pub(super) struct Choice {
-    /// Endpoints of traffic that may go to any node.
     pub(super) cluster: Arc<[EndpointKey]>,
-    /// Endpoints of traffic that must stay on this node.
     pub(super) local: Arc<[EndpointKey]>,
     /// Other serving endpoints, if the mode ends connections to removed endpoints: connections to these continue.
     pub(super) unselected: Option<Arc<[EndpointKey]>>,
 }
 
 impl Choice {
-    /// Whether endpoints exist, but none on this node.
     pub(super) fn is_elsewhere_only(&self, candidates: &[Candidate<'_>]) -> bool {
         let usable = |candidate: &Candidate<'_>| candidate.is_ready() || candidate.is_last_resort();
         self.local.is_empty() && candidates.iter().any(usable)
@@ -221,7 +218,6 @@ pub(super) fn weigh(
 pub(super) struct Resting(BTreeMap<IpAddr, bool>);
 
 impl Resting {
-    /// Records the weights of a port.
     pub(super) fn note(&mut self, weights: Option<&[(EndpointKey, u16)]>) {
         for (endpoint, weight) in weights.into_iter().flatten() {
             *self.0.entry(endpoint.address).or_insert(true) &= *weight == 0;

@@ -40,7 +40,6 @@ pub struct NodeFacts {
     service_cidrs: Arc<[Network]>,
     /// Whether the mode itself ends TCP connections to removed endpoints.
     pub(crate) ends_connections: bool,
-    /// Most endpoints with session affinity.
     pub(crate) most_with_affinity: Option<usize>,
 }
 
@@ -124,7 +123,6 @@ impl NodeFacts {
         &self.node_weights
     }
 
-    /// Sets the networks of cluster IPs announced by the cluster.
     pub(crate) fn set_service_cidrs(&mut self, networks: Arc<[Network]>) {
         self.service_cidrs = networks;
     }
@@ -186,7 +184,6 @@ impl NodeFacts {
         self.on_interfaces.iter().chain(&self.absent).chain(&self.node_addresses).copied()
     }
 
-    /// The networks of this node's pods.
     pub(crate) fn pod_cidrs(&self) -> impl Iterator<Item = Network> {
         self.pod_cidrs.iter().copied()
     }

@@ -12,7 +12,6 @@ use crate::snapshot::{Balancing, Roles, TrafficPolicy};
 /// Protocol, address and port on which a Service answers, with its endpoints.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Frontend {
     /// Protocol, address and port.
     pub key: FrontendKey,
@@ -66,7 +65,6 @@ impl Frontend {
         self.serving_lists().any(|list| list.binary_search(key).is_ok())
     }
 
-    /// Whether any node has an endpoint for new connections.
     pub(crate) fn has_endpoints(&self) -> bool {
         !self.cluster.is_empty() || !self.local.is_empty()
     }
@@ -92,18 +90,15 @@ impl Frontend {
         self.would_split() && !self.keeps_clients() && !self.returns_directly
     }
 
-    /// Whether its policy requires a split.
     pub(crate) fn would_split(&self) -> bool {
         !self.roles.contains(Roles::CLUSTER_IP) && self.policy == TrafficPolicy::Local
     }
 
-    /// Whether connections of one client should reach the same endpoint.
     pub(crate) fn keeps_clients(&self) -> bool {
         self.affinity_secs.is_some()
             || self.balancing.as_ref().is_some_and(|balancing| balancing.persistence_secs.is_some())
     }
 
-    /// Seconds that a removed endpoint keeps its connections, if requested.
     pub(crate) fn drain_secs(&self) -> Option<u32> {
         self.balancing.as_ref()?.drain_secs
     }

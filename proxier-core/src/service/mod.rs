@@ -47,21 +47,9 @@ pub use {changes::Changes, desired::FrontendObserver, indexed::Indexed};
 pub struct HealthCheck {
     /// The port.
     pub port: u16,
-    /// Ready IPv4 endpoints on this node. The answer over IPv4 is "healthy" if there are any. Terminating ones, and
-    /// those with weight 0, do not count. `None` if the Service has no IPv4; nothing listens then.
-    pub v4: Option<usize>,
-    /// The same for IPv6.
-    pub v6: Option<usize>,
-}
-
-impl HealthCheck {
-    /// Ready endpoints of a family on this node; `None` if the Service does not have the family.
-    pub fn local_endpoints(&self, family: Family) -> Option<usize> {
-        match family {
-            Family::V4 => self.v4,
-            Family::V6 => self.v6,
-        }
-    }
+    /// Ready endpoints on this node, by family. The answer over a family is "healthy" if there are any. Terminating ones,
+    /// and those with weight 0, do not count. `None` if the Service does not have the family; nothing listens then.
+    pub local_endpoints: ByFamily<Option<usize>>,
 }
 
 /// Numbers of ports of a Service with policy `Local` and endpoints, but none on this node (metric
@@ -86,7 +74,6 @@ impl NoLocalEndpoints {
 
 /// A Service, compiled for this node.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Compiled {
     /// The Service.
     pub service: ObjectKey,
@@ -255,8 +242,15 @@ fn compile_service<'a>(
                 affinity_secs: context.affinity_secs(&choice, &mut extras.refused),
                 returns_directly: context.returns_directly(&rows, &choice, &mut extras.refused),
             };
-            for row in &rows {
-                row.add_to(&mut frontends, &choice, &asked, common.as_ref(), &context);
+            for (row, address) in rows.iter().flat_map(|row| row.addresses.iter().map(move |address| (row, *address))) {
+                let new = row.frontend(address, &choice, &asked, common.as_ref(), &context);
+                match frontends.entry(new.key) {
+                    // Listed twice, for example as external IP and as load-balancer address.
+                    Entry::Occupied(mut known) => merge(known.get_mut(), &new),
+                    Entry::Vacant(place) => {
+                        place.insert(new);
+                    }
+                }
             }
             compiled.ports.extend(common);
         }
@@ -264,9 +258,10 @@ fn compile_service<'a>(
             if !facts.health_checks_open_on(family).is_nowhere() {
                 extras.health_check_open_in.push(family);
             }
-            let check = extras.health_check.get_or_insert(HealthCheck { port, v4: None, v6: None });
-            let of_family = if family == Family::V4 { &mut check.v4 } else { &mut check.v6 };
-            *of_family = Some(count_ready_local(&slices, family, |address| !resting.has(address)));
+            let none = HealthCheck { port, local_endpoints: ByFamily::default() };
+            let check = extras.health_check.get_or_insert(none);
+            let ready = count_ready_local(&slices, family, |address| !resting.has(address));
+            *check.local_endpoints.of_mut(family) = Some(ready);
         }
     }
     compiled.frontends = frontends.into_values().map(Arc::new).collect();
@@ -431,34 +426,12 @@ impl Row {
         });
     }
 
-    /// Whether its policy excludes all existing endpoints.
     fn lacks_local(&self) -> bool {
         self.policy == TrafficPolicy::Local && self.elsewhere_only && !self.addresses.is_empty()
     }
 
-    /// Whether its addresses are neither cluster IPs nor this host's.
     fn is_external(&self) -> bool {
         self.role == Roles::EXTERNAL_IP || self.role == Roles::LOAD_BALANCER
-    }
-
-    fn add_to(
-        &self,
-        frontends: &mut BTreeMap<FrontendKey, Frontend>,
-        choice: &Choice,
-        asked: &AnnotationRequests,
-        common: Option<&Arc<Port>>,
-        context: &Context<'_>,
-    ) {
-        for address in &self.addresses {
-            let new = self.frontend(*address, choice, asked, common, context);
-            match frontends.entry(new.key) {
-                // Listed twice, for example as external IP and as load-balancer address.
-                Entry::Occupied(mut known) => merge(known.get_mut(), &new),
-                Entry::Vacant(place) => {
-                    place.insert(new);
-                }
-            }
-        }
     }
 
     fn frontend(
@@ -471,7 +444,7 @@ impl Row {
     ) -> Frontend {
         let (service, facts) = (context.service, context.facts);
         let family = Family::of(address);
-        let ranges = service.source_ranges.restriction(family).filter(|_| self.role == Roles::LOAD_BALANCER);
+        let ranges = service.source_ranges.of(family).as_ref().filter(|_| self.role == Roles::LOAD_BALANCER);
         let node = facts.node_address(family);
         let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
         Frontend {

@@ -68,9 +68,8 @@ impl Port {
             all_free && !reserved.iter().any(|(place, _)| everywhere(place))
         };
         let node_port = port.node_port.filter(is_free);
-        let source_ranges = service.source_ranges.restriction(family);
-        let node_may_use =
-            facts.node_address(family).is_some_and(|node| contain(source_ranges.map(|all| &**all), node));
+        let source_ranges = service.source_ranges.of(family).as_deref();
+        let node_may_use = facts.node_address(family).is_some_and(|node| contain(source_ranges, node));
         let load_balancer_ips = addresses(Roles::LOAD_BALANCER);
         Port {
             name: name(&service.key, &port.name),
@@ -89,7 +88,7 @@ impl Port {
             cluster: choice.cluster.clone(),
             local: choice.local.clone(),
             affinity_secs: service.affinity_secs,
-            source_ranges: source_ranges.cloned(),
+            source_ranges: service.source_ranges.of(family).clone(),
             node_may_use,
         }
     }

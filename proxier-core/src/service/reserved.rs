@@ -11,17 +11,14 @@ use crate::net::{EndpointKey, FrontendKey, Protocol};
 /// What is reserved: a port, or a whole address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Extent {
-    /// This address, protocol and port.
     Port,
     /// The address with all its ports: if it were bound to the dummy device, it would be this node itself.
     Address,
-    /// What another proxy on this node serves.
     OtherProxy,
 }
 
 /// A Frontend that is not served because its address or port is reserved. Prints on one line.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-#[non_exhaustive]
 pub struct Rejected {
     /// Protocol, address and port.
     pub key: FrontendKey,
@@ -31,7 +28,6 @@ pub struct Rejected {
 }
 
 impl Rejected {
-    /// The reason, without the address and port.
     pub(crate) fn reason(&self) -> String {
         match self.extent {
             Extent::OtherProxy => format!("{} serves it, and is left alone", self.user),

@@ -10,6 +10,7 @@
 //! endpoints, and adding or removing an endpoint moves few of the others' slots.
 
 use super::Frontend;
+use crate::backoff::mix;
 use crate::net::EndpointKey;
 use crate::snapshot::{Balancing, Sharing};
 
@@ -20,12 +21,10 @@ const MOST_SLOTS: u32 = 256;
 const SIZES: [u32; 5] = [251, 1021, 4093, 16_381, 65_521];
 
 impl Frontend {
-    /// How endpoints share its connections, except in IPVS.
     pub(crate) fn sharing(&self) -> Sharing {
         self.balancing.as_ref().map(|asked| asked.sharing()).unwrap_or_default()
     }
 
-    /// Whether an endpoint of a list accepts connections.
     pub(crate) fn takes(&self, endpoints: &[EndpointKey]) -> bool {
         endpoints.iter().any(|endpoint| !rests(self.weights.as_deref(), endpoint))
     }
@@ -167,7 +166,6 @@ impl Taker {
         Taker { at: below(mix(name), size), skip, taken: 0 }
     }
 
-    /// The next slot of the permutation.
     fn next(&mut self, size: u32) -> usize {
         let slot = self.at;
         self.at = slot.wrapping_add(self.skip).checked_rem(size.into()).unwrap_or(0);
@@ -178,13 +176,6 @@ impl Taker {
 fn fnv(bytes: impl Iterator<Item = u8>) -> u64 {
     let step = |hash: u64, byte: u8| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     bytes.fold(0xcbf2_9ce4_8422_2325, step)
-}
-
-/// The last steps of SplitMix64 (Steele et al., OOPSLA 2014).
-fn mix(mut hash: u64) -> u64 {
-    hash = (hash ^ (hash >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    hash = (hash ^ (hash >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    hash ^ (hash >> 31)
 }
 
 #[cfg(test)]

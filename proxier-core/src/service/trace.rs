@@ -53,8 +53,7 @@ bitflags! {
 }
 
 /// How a mode handles packets.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
+#[derive(Default)]
 pub(crate) struct Treatment {
     /// The differences between modes.
     pub rules: PacketRules,
@@ -63,12 +62,6 @@ pub(crate) struct Treatment {
     /// Addresses of Services become this node's own by routes, which decide the source address of programs on this
     /// node. Otherwise they connect from the Service's address.
     pub by_routes: bool,
-}
-
-impl From<PacketRules> for Treatment {
-    fn from(rules: PacketRules) -> Self {
-        Treatment { rules, ..Treatment::default() }
-    }
 }
 
 /// The first packet of a connection.
@@ -148,7 +141,6 @@ impl Packet {
     }
 }
 
-/// Whether an address is on one of the node's interfaces.
 fn is_here(facts: &NodeFacts, address: IpAddr) -> bool {
     address.is_loopback() || facts.is_on_interface(address)
 }
@@ -230,9 +222,8 @@ pub(crate) fn trace(
     packet: &Packet,
     treatment: &Treatment,
 ) -> Trace {
-    let Treatment { rules, closed, by_routes } = treatment;
-    let by_routes = *by_routes;
-    let mut tracer = Tracer { store, desired, facts, packet, rules: *rules, closed, by_routes, steps: Vec::new() };
+    let &Treatment { rules, ref closed, by_routes } = treatment;
+    let mut tracer = Tracer { store, desired, facts, packet, rules, closed, by_routes, steps: Vec::new() };
     let frontend = desired.frontend(&packet.to).filter(|_| !tracer.is_left_to_others());
     let (verdict, service, affinity_secs) = match frontend {
         Some(frontend) => {
@@ -282,7 +273,6 @@ impl Tracer<'_> {
         self.packet.to.family()
     }
 
-    /// Whether an address is on one of this node's interfaces.
     fn is_here(&self, address: IpAddr) -> bool {
         is_here(self.facts, address)
     }
@@ -315,7 +305,6 @@ impl Tracer<'_> {
         if counts { weight } else { weight.min(1) }
     }
 
-    /// Whether an IPVS scheduler chooses.
     fn balances(&self) -> bool {
         self.rules.contains(PacketRules::BALANCES)
     }
@@ -324,7 +313,6 @@ impl Tracer<'_> {
         self.balances() && frontend.returns_directly
     }
 
-    /// How packets reach endpoints that reply directly.
     fn forwarding(&self, frontend: &Frontend) -> Option<String> {
         frontend.balancing.as_ref().filter(|_| self.returns_directly(frontend))?.forwarding_name()
     }
@@ -373,7 +361,6 @@ impl Tracer<'_> {
         (self.unowned(), None, None)
     }
 
-    /// The first Service with this node port.
     fn node_port(&self) -> Option<(ObjectKey, Arc<Port>)> {
         let FrontendKey { protocol, port: number, .. } = self.packet.to;
         let has_it = |service: &&crate::snapshot::Service| {
@@ -489,7 +476,6 @@ impl Tracer<'_> {
         rest
     }
 
-    /// Adds steps for other connection settings.
     fn details(&mut self, frontend: &Frontend) {
         if self.rules.contains(PacketRules::RELAYS) {
             return;
@@ -519,7 +505,6 @@ impl Tracer<'_> {
         admitted
     }
 
-    /// The client may not connect.
     fn turned_away(&mut self) -> Verdict {
         if self.rules.contains(PacketRules::RELAYS) && self.packet.to.protocol == Protocol::Tcp {
             self.step("Its connection is reset.");
@@ -678,7 +663,6 @@ impl Tracer<'_> {
     }
 }
 
-/// Whether an endpoint gets new connections, for any client.
 fn takes_connections(frontend: &Frontend) -> bool {
     frontend.takes(&frontend.cluster) || frontend.takes(&frontend.local)
 }

@@ -61,7 +61,6 @@ macro_rules! annotations {
         /// | --- | --- | --- |
         $(#[doc = concat!("| `", $name, "`", $star, " | ", $value, " | ", $("`", $alias, "`",)? " |")])*
         #[derive(Debug)]
-        #[non_exhaustive]
         pub struct Annotation {
             /// The name.
             pub name: &'static str,
@@ -184,7 +183,6 @@ impl Annotation {
         (self.is_set)(of)
     }
 
-    /// Copies its value.
     pub(crate) fn copy(&self, to: &mut Balancing, from: &Balancing) {
         (self.copy)(to, from);
         if self.name == Annotation::FORWARDING.name {

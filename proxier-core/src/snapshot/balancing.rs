@@ -46,7 +46,6 @@ use crate::objects::{IpvsDefaultsObject, StringMap};
 /// address, their input device needs `accept_local` 1 and `rp_filter` 0. GRE and GUE need Linux 5.3; older kernels use
 /// IP in IP.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Balancing {
     /// The scheduler.
     pub scheduler: Option<Scheduler>,
@@ -223,7 +222,6 @@ impl Balancing {
         self.forwarding.map(|method| forwarding::MethodName(method).to_string())
     }
 
-    /// What sets `forwarding`: an annotation or the configuration's default.
     pub(crate) fn forwarding_field(&self) -> String {
         match self.forwarding_asked_by {
             field if field == Annotation::FORWARDING.field => field.to_owned(),

@@ -45,7 +45,6 @@ pub(crate) const OTHER_PORT: &str =
 /// # Ok::<(), std::net::AddrParseError>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct FrontendSpec {
     /// Protocol, address and port.
     pub key: FrontendKey,
@@ -88,7 +87,6 @@ impl FrontendSpec {
         }
     }
 
-    /// Rank among Frontends of agents at the same key.
     pub(crate) fn created(&self) -> CreationTime {
         CreationTime::of_agent(self.asked)
     }

@@ -76,7 +76,6 @@ impl ObjectKey {
         self.0.split_once(Self::SEPARATOR).unwrap_or(("", &self.0))
     }
 
-    /// Whether this is `default/kubernetes`, the API server's own Service.
     pub(crate) fn is_kubernetes(&self) -> bool {
         self.parts() == ("default", "kubernetes")
     }
@@ -95,7 +94,6 @@ impl fmt::Debug for ObjectKey {
     }
 }
 
-/// A valid port number: 1 to 65,535.
 pub(crate) fn check_port(number: i64) -> Option<u16> {
     u16::try_from(number).ok().filter(|port| *port != 0)
 }

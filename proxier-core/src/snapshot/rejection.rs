@@ -3,38 +3,27 @@
 use std::fmt;
 
 use super::ObjectKey;
+use crate::named::named;
 
-/// The kind of a rejected object.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum ObjectKind {
-    /// A Service.
-    Service,
-    /// An EndpointSlice.
-    EndpointSlice,
-    /// A Node.
-    Node,
-    /// A ServiceCIDR.
-    ServiceCidr,
-    /// A file that may contain Services and EndpointSlices.
-    File,
-    /// The proxy's configuration.
-    Configuration,
-    /// Frontends provided by an agent.
-    Frontends,
-}
-
-impl fmt::Display for ObjectKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(match self {
-            ObjectKind::Service => "Service",
-            ObjectKind::EndpointSlice => "EndpointSlice",
-            ObjectKind::Node => "Node",
-            ObjectKind::ServiceCidr => "ServiceCIDR",
-            ObjectKind::File => "file",
-            ObjectKind::Configuration => "configuration",
-            ObjectKind::Frontends => "Frontends",
-        })
+named! {
+    /// The kind of a rejected object.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    #[non_exhaustive]
+    pub enum ObjectKind {
+        /// A Service.
+        Service = "Service",
+        /// An EndpointSlice.
+        EndpointSlice = "EndpointSlice",
+        /// A Node.
+        Node = "Node",
+        /// A ServiceCIDR.
+        ServiceCidr = "ServiceCIDR",
+        /// A file that may contain Services and EndpointSlices.
+        File = "file",
+        /// The proxy's configuration.
+        Configuration = "configuration",
+        /// Frontends provided by an agent.
+        Frontends = "Frontends",
     }
 }
 

@@ -8,8 +8,7 @@ use super::{
     Abilities, Balancing, ObjectKey, ObjectKind, Rejection, Reporter, check_port, is_usable_by_service, parse_address,
     parse_network,
 };
-use crate::net::Network;
-use crate::net::{Family, Protocol};
+use crate::net::{ByFamily, Family, Network, Protocol};
 use crate::objects::{ServiceObject, ServicePortObject, ServiceSpec};
 
 /// How a Service is published. Headless and ExternalName Services have nothing to program and no value here.
@@ -75,61 +74,10 @@ impl CreationTime {
     }
 }
 
-/// The networks that may use a load balancer's addresses.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct SourceRanges {
-    v4: Restriction,
-    v6: Restriction,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Restriction(Option<Arc<[Network]>>);
-
-impl SourceRanges {
-    /// The networks of this family; `None` if all clients may connect.
-    ///
-    /// All may if no range is of this family, or one has prefix length 0. If no range could be parsed at all, no client
-    /// may: an unreadable restriction must not open access.
-    pub(crate) fn restriction(&self, family: Family) -> Option<&Arc<[Network]>> {
-        match family {
-            Family::V4 => self.v4.0.as_ref(),
-            Family::V6 => self.v6.0.as_ref(),
-        }
-    }
-
-    /// `addresses` are the load balancer's. An address of a family without a range is reported, since all clients may
-    /// use it, as in kube-proxy.
-    fn check(texts: &[String], addresses: &[IpAddr], report: &mut Reporter<'_>) -> Self {
-        let reason = "not a network (ADDRESS/PREFIX); no client is let in by it";
-        let mut ranges = report.read_all("spec.loadBalancerSourceRanges", texts, parse_network, reason);
-        ranges.sort_unstable();
-        ranges.dedup();
-        let nobody = ranges.is_empty() && !texts.is_empty();
-        let has = |family| ranges.iter().any(|range| Family::of(range.addr()) == family);
-        for (family, reason) in [
-            (
-                Family::V4,
-                "no network of IPv4, so everybody may use the IPv4 addresses; add those who may, or 0.0.0.0/0",
-            ),
-            (Family::V6, "no network of IPv6, so everybody may use the IPv6 addresses; add those who may, or ::/0"),
-        ] {
-            if !ranges.is_empty() && !has(family) && addresses.iter().any(|address| Family::of(*address) == family) {
-                report.reject("spec.loadBalancerSourceRanges", texts.join(","), reason);
-            }
-        }
-        let of = |family| {
-            let of: Arc<[Network]> =
-                ranges.iter().filter(|range| Family::of(range.addr()) == family).copied().collect();
-            let everybody = of.iter().any(|range| range.prefix_len() == 0) || of.is_empty() && !nobody;
-            Restriction((!everybody).then_some(of))
-        };
-        SourceRanges { v4: of(Family::V4), v6: of(Family::V6) }
-    }
-}
+type SourceRanges = Option<Arc<[Network]>>;
 
 /// A Service with something to program.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct Service {
     /// Namespace and name.
     pub key: ObjectKey,
@@ -149,8 +97,8 @@ pub struct Service {
     pub external_policy: TrafficPolicy,
     /// Policy of cluster IPs.
     pub internal_policy: TrafficPolicy,
-    /// Networks that may use the load balancer's addresses.
-    pub(crate) source_ranges: SourceRanges,
+    /// Networks that may use the load balancer's addresses, by family; `None`: all clients.
+    pub(crate) source_ranges: ByFamily<SourceRanges>,
     /// Port on which this node reports whether it has local endpoints: type LoadBalancer with external policy `Local`.
     pub health_check_node_port: Option<u16>,
     /// Load-balancing settings that differ from the configuration.
@@ -193,7 +141,7 @@ impl Service {
         let affinity_secs = check_affinity(spec, report);
         let balancing = Balancing::check(&object.metadata.annotations, affinity_secs.is_some(), abilities, report);
         let load_balancer_ips = check_ingress(object, report);
-        let source_ranges = SourceRanges::check(&spec.load_balancer_source_ranges, &load_balancer_ips, report);
+        let source_ranges = check_source_ranges(&spec.load_balancer_source_ranges, &load_balancer_ips, report);
         Some(Service {
             key,
             created: check_created(object, report),
@@ -294,6 +242,34 @@ fn check_ingress(object: &ServiceObject, report: &mut Reporter<'_>) -> Vec<IpAdd
     addresses.sort_unstable();
     addresses.dedup();
     addresses
+}
+
+/// The networks that may use the load balancer's addresses, by family; `None` if all clients may.
+///
+/// All may if no range is of this family, or one has prefix length 0. If no range could be parsed at all, no client may:
+/// an unreadable restriction must not open access. An address of a family without a range is reported, since all clients
+/// may use it, as in kube-proxy.
+fn check_source_ranges(texts: &[String], addresses: &[IpAddr], report: &mut Reporter<'_>) -> ByFamily<SourceRanges> {
+    let reason = "not a network (ADDRESS/PREFIX); no client is let in by it";
+    let mut ranges = report.read_all("spec.loadBalancerSourceRanges", texts, parse_network, reason);
+    ranges.sort_unstable();
+    ranges.dedup();
+    let nobody = ranges.is_empty() && !texts.is_empty();
+    let has = |family| ranges.iter().any(|range| Family::of(range.addr()) == family);
+    for (family, reason) in [
+        (Family::V4, "no network of IPv4, so everybody may use the IPv4 addresses; add those who may, or 0.0.0.0/0"),
+        (Family::V6, "no network of IPv6, so everybody may use the IPv6 addresses; add those who may, or ::/0"),
+    ] {
+        if !ranges.is_empty() && !has(family) && addresses.iter().any(|address| Family::of(*address) == family) {
+            report.reject("spec.loadBalancerSourceRanges", texts.join(","), reason);
+        }
+    }
+    let of = |family| {
+        let of: Arc<[Network]> = ranges.iter().filter(|range| Family::of(range.addr()) == family).copied().collect();
+        let everybody = of.iter().any(|range| range.prefix_len() == 0) || of.is_empty() && !nobody;
+        (!everybody).then_some(of)
+    };
+    ByFamily { v4: of(Family::V4), v6: of(Family::V6) }
 }
 
 fn check_ports(objects: &[ServicePortObject], report: &mut Reporter<'_>) -> Vec<ServicePort> {

@@ -19,16 +19,13 @@ bitflags! {
         const SERVING = 2;
         const TERMINATING = 4;
         const LOCAL = 8;
-        /// It has hints for certain nodes.
         const NODE_HINTS = 16;
-        /// One of the hinted nodes is this one.
         const HINTED_HERE = 32;
     }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct EndpointPort {
-    /// Name of the Service's port, possibly empty.
     pub(crate) name: Box<str>,
     pub(crate) protocol: Protocol,
     pub(crate) port: u16,
@@ -36,7 +33,6 @@ pub(crate) struct EndpointPort {
 
 /// An endpoint. Kept small, since these are the most numerous objects.
 #[derive(Clone, Debug, PartialEq, Eq)]
-#[non_exhaustive]
 pub struct Endpoint {
     pub(crate) address: IpAddr,
     pub(crate) flags: EndpointFlags,
@@ -46,14 +42,12 @@ pub struct Endpoint {
 
 /// An EndpointSlice: endpoints of one Service and one family.
 #[derive(Clone, Debug, PartialEq)]
-#[non_exhaustive]
 pub struct EndpointSlice {
     /// Namespace and name of the slice.
     pub key: ObjectKey,
     /// The Service that its label names.
     #[doc(hidden)]
     pub service: ObjectKey,
-    /// Family of the addresses.
     pub(crate) family: Family,
     /// The endpoints, in the object's order.
     #[doc(hidden)]
@@ -68,7 +62,6 @@ pub(super) struct Shape {
     ports: Vec<EndpointPort>,
     /// Nodes and zones of the endpoints, and the zones and nodes for which they are meant.
     locations: Vec<Location>,
-    /// Weights by address, sorted.
     weights: Box<[(IpAddr, u16)]>,
 }
 
@@ -157,7 +150,6 @@ impl EndpointSlice {
         !self.shape.weights.is_empty()
     }
 
-    /// The own weight of an endpoint of this slice.
     pub(crate) fn weight_of(&self, endpoint: &Endpoint) -> Option<u16> {
         let weights = &self.shape.weights;
         let found = weights.binary_search_by_key(&endpoint.address, |(address, _)| *address).ok()?;

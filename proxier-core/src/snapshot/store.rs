@@ -20,9 +20,7 @@ pub struct Store {
     keeps_nodes: bool,
     /// The shapes of slices, each stored once: most slices have one of a few.
     shapes: BTreeSet<Arc<Shape>>,
-    /// The policies that the mode supports.
     abilities: Abilities,
-    /// Whether a Service has requested a drain time.
     has_drains: bool,
     /// Boxed, since a map allocates room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Service>>,
@@ -30,7 +28,6 @@ pub struct Store {
     slices: BTreeMap<ObjectKey, Vec<EndpointSlice>>,
     /// The Service of each slice.
     owners: BTreeMap<ObjectKey, ObjectKey>,
-    /// Frontends provided by agents.
     frontends: BTreeMap<ObjectKey, Box<[FrontendSpec]>>,
     /// Number of calls that changed them.
     asked: u64,
@@ -244,7 +241,6 @@ impl Store {
         of.map(|((kind, key), (reason, _))| (*kind, key, reason.as_str()))
     }
 
-    /// Whether there is a Service of which nothing could be read.
     pub(crate) fn lacks_service(&self) -> bool {
         let is_unknown = |(kind, key): &(ObjectKind, ObjectKey)| match kind {
             ObjectKind::Service => !self.services.contains_key(key),
@@ -294,12 +290,10 @@ impl Store {
         self.services.values().map(Box::as_ref)
     }
 
-    /// The Frontends that an agent provides under this name, sorted by key.
     pub(crate) fn frontends_of(&self, key: &ObjectKey) -> Option<&[FrontendSpec]> {
         self.frontends.get(key).map(Box::as_ref)
     }
 
-    /// The names under which agents provide Frontends.
     pub(crate) fn frontend_keys(&self) -> impl Iterator<Item = &ObjectKey> {
         self.frontends.keys()
     }
@@ -326,7 +320,6 @@ impl Store {
     }
 }
 
-/// Whether a drain time is requested.
 fn drains(asked: Option<&Balancing>) -> bool {
     asked.is_some_and(|asked| asked.drain_secs.is_some())
 }

@@ -24,7 +24,7 @@ impl Kernel {
     fn with_sets(family: Family, backend: Backend) -> Self {
         let mut sets = ipset::Client::open().unwrap();
         for set in SetKey::all(family) {
-            sets.create_set(&set.named(NamePrefix::KUBE).spec().unwrap()).unwrap();
+            sets.create_set(&set.named(NamePrefix::KUBE).spec_for(0).unwrap()).unwrap();
         }
         Kernel::new(family, backend)
     }

@@ -414,7 +414,7 @@ fn a_proxy_with_other_names_binds_addresses() {
     with_services(&kernel, options(Binding::Routes)).settle();
     let mut other = options(Binding::Routes);
     other.config.names.device = InterfaceName::new("agent0").unwrap();
-    other.config.names.prefix = "AGENT-".parse().unwrap();
+    other.config.names.prefix = proxier_core::config::NamePrefix::new("AGENT-").unwrap();
     let config = other.config.clone();
     let mut node = on(&kernel, other);
     node.serve_both("other", json!({"clusterIP": "10.97.0.1"}));

@@ -15,7 +15,7 @@ use proxier_core::plan::report::{Report, RuleCount};
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::PortErrorKind;
 use proxier_core::service::{Indexed, NodeFacts};
-use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, Store};
+use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, ObjectKind, Store};
 use serde_json::{Value, json};
 
 use crate::node::{Node, kernel, options_of, prepared, service, slice};
@@ -523,8 +523,8 @@ fn who_gets_what_a_missing_service_had_is_served_at_once() {
     node.service("s5", shared);
     node.settles();
     for number in 1..=20 {
-        node.proxier.lose_service(&ObjectKey::new("demo", &format!("s{number}")), node.now);
-        node.proxier.lose_slice(&ObjectKey::new("demo", &format!("s{number}-1")), node.now);
+        node.proxier.lose(ObjectKind::Service, &ObjectKey::new("demo", &format!("s{number}")), node.now);
+        node.proxier.lose(ObjectKind::EndpointSlice, &ObjectKey::new("demo", &format!("s{number}-1")), node.now);
     }
     assert!(node.pass().stopped.is_some());
     let new = [

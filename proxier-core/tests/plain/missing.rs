@@ -73,10 +73,10 @@ impl Node {
     /// All of these, or most, are lost; the pass that follows keeps them.
     fn loses(&mut self, (services, slices): (&[ServiceObject], &[EndpointSliceObject])) {
         for service in services {
-            self.proxier.lose_service(&key_of(service), self.now);
+            self.proxier.lose(ObjectKind::Service, &key_of(service), self.now);
         }
         for slice in slices {
-            self.proxier.lose_slice(&ObjectKey::of(&slice.metadata), self.now);
+            self.proxier.lose(ObjectKind::EndpointSlice, &ObjectKey::of(&slice.metadata), self.now);
         }
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use iptables::fake::FakeHost;
 use iptables::{Backend, ChainName, Edit, Iptables, Rule, TableName, Transaction};
 use nftables::{Element, Operand, Set};
-use proxier_core::config::{Binding, Config, TableName};
+use proxier_core::config::{Binding, Config};
 use proxier_core::engine::{Options, Removal};
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes::cleanup::{cleanup, leftovers};
@@ -234,7 +234,7 @@ fn tables_of_kube_proxy_go_whatever_the_mode() {
     let kernel = kernel();
     kube_proxys(&kernel, nftables::Family::Ip, COMMENT, "");
     let mut config = config();
-    config.names.table = TableName::new("mine").unwrap();
+    config.names.table = proxier_core::config::TableName::new("mine").unwrap();
     let cleaned = cleanup(&config, None, &mut kernel.clone().ports());
     assert!(cleaned.is_done() && cleaned.removed() == 0, "{cleaned:#?}");
 }

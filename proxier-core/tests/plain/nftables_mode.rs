@@ -19,7 +19,7 @@ use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{Listener, PortErrorKind};
 use proxier_core::service::{Packet, Roles};
-use proxier_core::snapshot::{FrontendSpec, ObjectKey, TrafficPolicy};
+use proxier_core::snapshot::{FrontendSpec, ObjectKey, ObjectKind, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::node::{Node, kernel, options_of, prepared};
@@ -431,7 +431,7 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
         assert_eq!(node.tables().into_iter().collect::<Vec<_>>(), [(theirs.to_owned(), before)]);
         // The family is served once the table has gone, or with another name.
         let mut options = options();
-        options.config.names.table = "kubernetes-services".parse().unwrap();
+        options.config.names.table = proxier_core::config::TableName::new("kubernetes-services").unwrap();
         let mut other = Node::on(node.kernel.clone(), options);
         other.service("web", json!({"clusterIP": "10.96.0.1"}));
         other.settles();
@@ -730,7 +730,7 @@ fn connections_are_cut_once_the_time_is_over() {
         node.run(Duration::from_secs(60));
         node.kernel.add_flow(Flow::tcp(client, web, one));
         node.kernel.add_flow(Flow::tcp(client, web, two));
-        let flows = |node: &Node| node.kernel.state().flows.len();
+        let flows = |node: &Node| node.kernel.flows().len();
         // The endpoint comes back in time, and the wish is taken back in time.
         for (annotations, endpoints) in
             [(json!({"proxier/drain-seconds": "20"}), &both[..]), (json!({"proxier/scheduler": "rr"}), &both[..1])]
@@ -953,7 +953,7 @@ fn listeners_on_localhost_are_held_back_like_everything_else() {
     let before = node.kernel.listeners();
     assert_eq!(before.len(), 1);
     let services = (1..=20).map(|number| format!("s{number}")).chain(["web".to_owned()]);
-    services.for_each(|name| node.proxier.lose_service(&ObjectKey::new("demo", &name), node.now));
+    services.for_each(|name| node.proxier.lose(ObjectKind::Service, &ObjectKey::new("demo", &name), node.now));
     node.full();
     assert_eq!(node.kernel.listeners(), before);
 }

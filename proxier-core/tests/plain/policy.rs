@@ -437,7 +437,7 @@ fn health_checks_count_the_endpoints_that_get_connections() {
     let counted = |weights: &str, annotations: Value| {
         let mut node = new();
         node.serve_input(&Input { spec: spec.clone(), service: annotations, ..Input::weighted(weights) });
-        node.proxier.desired().health_checks().next().unwrap().1.v4
+        node.proxier.desired().health_checks().next().unwrap().1.local_endpoints.v4
     };
     assert_eq!(counted("10.244.0.1=1", json!({})), Some(1));
     assert_eq!(counted("10.244.0.1=0, 10.244.0.2=1", json!({})), Some(0));

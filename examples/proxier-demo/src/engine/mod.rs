@@ -183,18 +183,9 @@ impl<K: Kernel> Engine<K> {
         match change {
             Change::UpsertService(object) => self.proxier.upsert_service(&object, now),
             Change::DeleteService(key) => self.proxier.delete_service(&key, now),
-            Change::LostServices(keys) => {
-                for key in keys {
-                    self.proxier.lose_service(&key, now);
-                }
-            }
+            Change::Lost(kind, keys) => keys.iter().for_each(|key| self.proxier.lose(kind, key, now)),
             Change::UpsertSlice(object) => return self.proxier.upsert_slice(&object, now),
             Change::DeleteSlice(key) => self.proxier.delete_slice(&key, now),
-            Change::LostSlices(keys) => {
-                for key in keys {
-                    self.proxier.lose_slice(&key, now);
-                }
-            }
             Change::Listing(kind) => {
                 self.proxier.list_begins(kind);
                 return false;
@@ -303,7 +294,6 @@ impl<K: Kernel> Engine<K> {
         self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
     }
 
-    /// Number of connections on the fast path; `None` without a fast path.
     pub(crate) fn fast_path_connections(&mut self) -> Option<u64> {
         let config = self.proxier.facts().config();
         config.fast_path.as_ref()?;

@@ -20,14 +20,11 @@ pub enum Change {
     /// A new or changed Service, possibly unchanged.
     UpsertService(Box<ServiceObject>),
     DeleteService(ObjectKey),
-    /// Services are missing from a new list, or from all files, without a reported deletion. They come together, so
-    /// that the receiver sees their number: one by one, each would look like a small loss.
-    LostServices(Vec<ObjectKey>),
-    /// A new or updated EndpointSlice.
+    /// Services or EndpointSlices are missing from a new list, or from all files, without a reported deletion. They come
+    /// together, so that the receiver sees their number: one by one, each would look like a small loss.
+    Lost(ObjectKind, Vec<ObjectKey>),
     UpsertSlice(Box<EndpointSliceObject>),
     DeleteSlice(ObjectKey),
-    /// EndpointSlices are missing from a new list, or from all files, as for Services.
-    LostSlices(Vec<ObjectKey>),
     /// A new list of this kind begins. Objects that were missing may still appear until [`Listed`](Change::Listed).
     Listing(ObjectKind),
     /// The list of this kind is complete.
@@ -81,18 +78,15 @@ impl Change {
 
 /// Merges the deletions of each kind into one change, since they were inferred rather than reported.
 pub(crate) fn unannounced(changes: impl IntoIterator<Item = Change>) -> Vec<Change> {
-    let (mut services, mut slices) = (Vec::new(), Vec::new());
-    let mut others = Vec::new();
+    let (mut lost, mut others) = (BTreeMap::<ObjectKind, Vec<ObjectKey>>::new(), Vec::new());
     for change in changes {
         match change {
-            Change::DeleteService(key) => services.push(key),
-            Change::DeleteSlice(key) => slices.push(key),
+            Change::DeleteService(key) => lost.entry(ObjectKind::Service).or_default().push(key),
+            Change::DeleteSlice(key) => lost.entry(ObjectKind::EndpointSlice).or_default().push(key),
             other => others.push(other),
         }
     }
-    let services = (!services.is_empty()).then_some(Change::LostServices(services));
-    let slices = (!slices.is_empty()).then_some(Change::LostSlices(slices));
-    services.into_iter().chain(slices).chain(others).collect()
+    lost.into_iter().map(|(kind, keys)| Change::Lost(kind, keys)).chain(others).collect()
 }
 
 /// A Node, and state that its [`NodeObject`] does not have.
@@ -126,12 +120,12 @@ impl Snapshot {
                 self.services.insert(ObjectKey::of(&object.metadata), object);
             }
             Change::DeleteService(key) => drop(self.services.remove(&key)),
-            Change::LostServices(keys) => keys.iter().for_each(|key| drop(self.services.remove(key))),
+            Change::Lost(ObjectKind::Service, keys) => keys.iter().for_each(|key| drop(self.services.remove(key))),
             Change::UpsertSlice(object) => {
                 self.slices.insert(ObjectKey::of(&object.metadata), object);
             }
             Change::DeleteSlice(key) => drop(self.slices.remove(&key)),
-            Change::LostSlices(keys) => keys.iter().for_each(|key| drop(self.slices.remove(key))),
+            Change::Lost(_, keys) => keys.iter().for_each(|key| drop(self.slices.remove(key))),
             Change::Node(node) => self.node = Some(*node),
             Change::NodeGone => self.node = None,
             Change::ClusterNode(object) => {

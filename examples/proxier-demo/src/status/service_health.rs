@@ -12,7 +12,7 @@ use proxier_core::service::{HealthCheck, NodeFacts, OpenOn};
 use proxier_core::snapshot::ObjectKey;
 
 use crate::status::health::Health;
-use crate::status::server::{Answer, CONNECTIONS, Families, Server, Slots, bind, by_path};
+use crate::status::server::{Answer, CONNECTIONS, Families, Server, Slots, bind};
 
 /// Addresses of the servers, by family.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -85,7 +85,7 @@ impl ServiceHealth {
             let opened = || Servers { port: check.port, listening: BTreeMap::new() };
             let servers = self.services.entry(key.clone()).or_insert_with(opened);
             for address in &addresses {
-                let Some(local_endpoints) = check.local_endpoints(Family::of(*address)) else { continue };
+                let Some(local_endpoints) = *check.local_endpoints.of(Family::of(*address)) else { continue };
                 if let Some((_, count)) = servers.listening.get(address) {
                     count.store(local_endpoints, Ordering::Relaxed);
                     continue;
@@ -95,7 +95,7 @@ impl ServiceHealth {
                     Ok(listener) => {
                         let count = Arc::new(AtomicUsize::new(local_endpoints));
                         let (key, answered, health) = (key.clone(), count.clone(), self.health.clone());
-                        let answers = by_path(move |_any_path| answer(&key, &answered, &health));
+                        let answers = move |_any_path: &str| answer(&key, &answered, &health);
                         let server = Server::start(listener, self.slots.clone(), answers);
                         servers.listening.insert(*address, (server, count));
                     }
@@ -117,7 +117,7 @@ impl ServiceHealth {
             let check = wanted.get(key).filter(|check| check.port == servers.port);
             let stays = |address: &IpAddr| {
                 addresses.contains(address)
-                    && check.is_some_and(|check| check.local_endpoints(Family::of(*address)).is_some())
+                    && check.is_some_and(|check| check.local_endpoints.of(Family::of(*address)).is_some())
             };
             let all = std::mem::take(&mut servers.listening);
             let (keep, close) = all.into_iter().partition(|(address, _)| stays(address));

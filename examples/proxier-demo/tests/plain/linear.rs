@@ -12,6 +12,7 @@ use proxier_core::engine::Options;
 use proxier_core::modes::Names;
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::sketch::Sketch;
+use proxier_core::snapshot::ObjectKind;
 use proxier_demo::engine::Engine;
 use proxier_demo::message::change::{Change, Snapshot};
 use proxier_demo::sources::initial_list;
@@ -63,7 +64,7 @@ fn a_snapshot_takes_each_change_at_its_own_cost() {
         }
         assert_eq!((snapshot.services.len(), snapshot.slices.len()), (count, count));
         let keys = snapshot.services.keys().cloned().collect();
-        snapshot.apply(Change::LostServices(keys));
+        snapshot.apply(Change::Lost(ObjectKind::Service, keys));
         assert!(snapshot.services.is_empty());
     });
 }

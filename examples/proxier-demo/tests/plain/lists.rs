@@ -84,9 +84,7 @@ fn follow(mut changes: Receiver<Event>, kernel: &FakeKernel, ends: &AtomicBool, 
     while !ends.load(Ordering::Relaxed) {
         let mut said = Vec::new();
         while let Ok(event) = changes.try_recv() {
-            if let proxier_demo::message::change::Change::LostServices(keys)
-            | proxier_demo::message::change::Change::LostSlices(keys) = &event.change
-            {
+            if let proxier_demo::message::change::Change::Lost(_, keys) = &event.change {
                 said.push(format!("{} lost, first {}", keys.len(), keys[0]));
             }
             engine.apply_change(event.change, event.at);

@@ -6,7 +6,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use proxier_core::objects::Metadata;
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use proxier_demo::message::change::{Change, Snapshot};
 use proxier_demo::message::{Event, channel};
 use proxier_demo::sources::files::RewriteWatch;
@@ -41,8 +41,8 @@ fn line(change: &Change) -> String {
         Change::UpsertService(object) => format!("+{} {}", object.metadata.name, object.spec.ports[0].port),
         Change::UpsertSlice(object) => format!("+slice {}", object.metadata.name),
         Change::DeleteService(key) => format!("-{key}"),
-        Change::LostServices(keys) => format!("lost Services {}", joined(keys)),
-        Change::LostSlices(keys) => format!("lost slices {}", joined(keys)),
+        Change::Lost(ObjectKind::Service, keys) => format!("lost Services {}", joined(keys)),
+        Change::Lost(_, keys) => format!("lost slices {}", joined(keys)),
         Change::DeleteSlice(key) => format!("-slice {key}"),
         Change::Node(node) => format!("+node {}", node.object.metadata.name),
         Change::NodeGone => "-node".to_owned(),

@@ -6,7 +6,7 @@ use crate::backoff::Backoff;
 use crate::time::Moment;
 
 /// Intervals between passes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// The shortest time from the end of a pass to the start of the next (`ipvs.minSyncPeriod`). Default 0: a change is
     /// programmed at once, and changes that arrive during a pass are programmed together after it.
@@ -56,9 +56,7 @@ pub struct Wake {
 pub struct Schedule {
     limits: Limits,
     backoff: Backoff,
-    /// No pass starts before this time.
     earliest: Moment,
-    /// When a full pass is due.
     full_at: Moment,
     /// Since when a request has waited for a pass to start.
     asked: Option<Moment>,

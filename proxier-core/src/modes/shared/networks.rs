@@ -148,7 +148,7 @@ fn obstacle(network: &Network, is_wanted: &dyn Fn(IpAddr) -> bool, facts: &NodeF
         return Some(format!("{}, the address of {user}", neighbour.address));
     }
     let mut nodes =
-        config.reserved.nodes().range(network.network()..).take_while(|(address, _)| network.contains(*address));
+        config.reserved.nodes.range(network.network()..).take_while(|(address, _)| network.contains(*address));
     if let Some((address, name)) = nodes.find(|(address, _)| is_in(address)) {
         return Some(format!("{address}, the address of Node {name}"));
     }

@@ -47,7 +47,7 @@ impl Printed {
         );
         self.health_checks = sorted(wanted.desired().health_checks().flat_map(|(service, check)| {
             let families =
-                Family::ALL.into_iter().filter_map(move |family| Some((family, check.local_endpoints(family)?)));
+                Family::ALL.into_iter().filter_map(move |family| Some((family, (*check.local_endpoints.of(family))?)));
             families.map(move |(family, number)| {
                 let s = if number == 1 { "" } else { "s" };
                 let of = if family == Family::V6 { " IPv6" } else { "" };

@@ -137,8 +137,10 @@ fn line(change: &Change) -> String {
         Change::UpsertService(object) => format!("+service {}/{}", object.metadata.namespace, object.metadata.name),
         Change::UpsertSlice(object) => format!("+slice {}/{}", object.metadata.namespace, object.metadata.name),
         Change::DeleteService(key) => format!("-service {key}"),
-        Change::LostServices(keys) => keys.iter().map(|key| format!("-service {key}")).collect::<Vec<_>>().join(" "),
-        Change::LostSlices(keys) => keys.iter().map(|key| format!("-slice {key}")).collect::<Vec<_>>().join(" "),
+        Change::Lost(kind, keys) => {
+            let what = if *kind == ObjectKind::Service { "service" } else { "slice" };
+            keys.iter().map(|key| format!("-{what} {key}")).collect::<Vec<_>>().join(" ")
+        }
         Change::DeleteSlice(key) => format!("-slice {key}"),
         Change::Node(node) => format!("+node {} leaving {}", node.object.metadata.name, node.leaving),
         Change::NodeGone => "-node".to_owned(),

@@ -323,7 +323,7 @@ impl table::Layout for Layout {
         let nat = |chain, hook, priority, rules| self.base(chain, ChainType::Nat, hook, before(priority), rules);
         let input = [vec![jumps(FILTER), jumps(FIREWALL)], self.without_endpoints().into()].concat();
         let to_mark = self.split(|_| [built(self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE)))]);
-        let unmark = self.split(|range| [built(self.rule().mark(range.value(), range.mask()).set_mark(0))]);
+        let unmark = self.split(|range| [built(self.rule().mark(range.value, range.mask).set_mark(0))]);
         vec![
             self.regular(OWNED, Vec::new()),
             self.regular(KEEP, if self.keeps { vec![self.keep()] } else { Vec::new() }),
