@@ -40,7 +40,6 @@ impl Histogram {
         Histogram { bounds, counts: vec![0; bounds.len() + 1], sum: 0.0 }
     }
 
-    /// Adds an observation in seconds.
     pub fn observe(&mut self, duration: Duration) {
         self.add(duration.as_secs_f64());
     }

@@ -5,6 +5,7 @@ use std::fmt::{self, Display, Write as _};
 use std::io::{self, BufWriter, ErrorKind, StdoutLock, Write as _};
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use proxier_core::ports::SysctlChange;
 use serde_json::Value;
 
 /// Prints a line on standard error. The line is lost if that is closed.
@@ -15,6 +16,12 @@ pub fn say(what: impl Display) {
 /// `1 change`, `2 changes`.
 pub(crate) fn changes(number: u64) -> String {
     format!("{number} change{}", if number == 1 { "" } else { "s" })
+}
+
+/// A setting of the host that stays as it is.
+pub(crate) fn unmet(change: &SysctlChange) -> String {
+    let now = change.from.as_deref().unwrap_or("unknown");
+    format!("{} stays {now}: this process cannot write it", change.path)
 }
 
 /// Whether lines on standard error are JSON, like those of the log.
@@ -86,7 +93,6 @@ static LOOK: extern "C" fn() = {
     look
 };
 
-/// Format of printed results.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
     #[default]
@@ -128,7 +134,6 @@ fn printed(write: impl FnOnce(&mut BufWriter<StdoutLock<'_>>) -> io::Result<()>)
     }
 }
 
-/// Joins lines, each with a line end.
 pub fn lines(lines: impl IntoIterator<Item = impl Display>) -> String {
     let mut text = String::new();
     for line in lines {

@@ -404,11 +404,8 @@ fn of_all(from: Kind, to: Kind) -> Vec<String> {
         .into_iter()
         .chain(turned(from.closes_cluster_ips, to.closes_cluster_ips, ports))
         .collect();
-    if !from.translates_packets || to.is_process {
-        said.push("open connections end when the mode changes".to_owned());
-    } else {
-        said.push("open connections continue when the mode changes".to_owned());
-    }
+    let continue_or_end = if !from.translates_packets || to.is_process { "end" } else { "continue" };
+    said.push(format!("open connections {continue_or_end} when the mode changes"));
     if from.choice != to.choice {
         said.push(format!(
             "endpoints are chosen {}, not {}, where a Service asks for nothing else",

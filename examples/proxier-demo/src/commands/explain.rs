@@ -11,8 +11,8 @@ use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::plan::report::Refused;
 use proxier_core::service::{EndpointDecision, Frontend, Roles, endpoint_decisions, why_left_out};
-use proxier_core::sketch::Held;
-use proxier_core::snapshot::{ObjectKey, ServicePort, Store, TrafficPolicy};
+use proxier_core::sketch::KernelState;
+use proxier_core::snapshot::{ObjectKey, Service, ServicePort, Store, TrafficPolicy};
 use serde_json::{Value, json};
 
 use crate::commands::mentions::{self, Mention};
@@ -42,6 +42,7 @@ pub async fn explain(
     let objects = snapshot.services.clone();
     let Simulated { mut engine, addresses, .. } = simulate(configured, snapshot, node_addresses)?;
     warn_of_no_address(configured, &addresses);
+    let held = engine.kernel().state();
     let found = match find(engine.proxier(), &asked, &objects) {
         Ok(found) => found,
         Err(lines) => {
@@ -49,16 +50,15 @@ pub async fn explain(
             return Ok(ExitCode::from(FAILED));
         }
     };
-    let object = objects.get(&found.service).map(Box::as_ref);
-    let held = engine.kernel().state();
+    let object = objects.get(&found.service.key).map(Box::as_ref);
     let explained = Explanation::new(engine.proxier(), &held, &found, object);
     Ok(exit_code(output.print(|| lines(explained.lines()), || explained.json()), &unreadable))
 }
 
 /// Result of the search: the Service to explain, and the requested part of it.
 #[derive(Debug)]
-struct SearchResult {
-    service: ObjectKey,
+struct SearchResult<'a> {
+    service: &'a Service,
     /// Name of the only port to explain; `None`: all ports.
     port: Option<String>,
     /// The only Frontend to explain; `None`: all of them.
@@ -151,18 +151,17 @@ fn node_ports(service: &ServiceObject) -> impl Iterator<Item = i64> {
 }
 
 /// Finds the subject, or explains why there is none and names near matches.
-fn find(
-    proxier: &Reconciler,
+fn find<'a>(
+    proxier: &'a Reconciler,
     asked: &Subject,
     objects: &BTreeMap<ObjectKey, Box<ServiceObject>>,
-) -> Result<SearchResult, Vec<String>> {
+) -> Result<SearchResult<'a>, Vec<String>> {
     let (key, port) = match asked {
         Subject::Service(key, port) => (key, port.clone()),
         Subject::Frontend(key) => {
-            return match proxier.desired().owner(key) {
-                Some(service) => Ok(SearchResult { service: service.clone(), port: None, frontend: Some(*key) }),
-                None => Err(nobody_has(proxier, *key)),
-            };
+            let service = proxier.desired().owner(key).and_then(|owner| proxier.store().service(owner));
+            let found = service.map(|service| SearchResult { service, port: None, frontend: Some(*key) });
+            return found.ok_or_else(|| nobody_has(proxier, *key));
         }
     };
     let Some(service) = proxier.store().service(key) else {
@@ -184,10 +183,9 @@ fn find(
         let names: Vec<&str> = service.ports.iter().map(|of| &*of.name).collect();
         return Err(vec![format!("Service {key} has no port {port:?}; it has {}", names.join(", "))]);
     }
-    Ok(SearchResult { service: key.clone(), port, frontend: None })
+    Ok(SearchResult { service, port, frontend: None })
 }
 
-/// A Service, and slices of it, that cannot be read.
 fn unreadable_of(store: &Store, service: &ObjectKey) -> Vec<String> {
     store.unreadable_of(service).map(unreadable_line).collect()
 }
@@ -266,7 +264,7 @@ struct PortPart {
 
 #[derive(Debug)]
 struct Explanation {
-    service: ObjectKey,
+    service: String,
     mode: Kind,
     node: String,
     created: Option<String>,
@@ -279,99 +277,83 @@ struct Explanation {
 }
 
 impl Explanation {
-    fn new(proxier: &Reconciler, held: &Held, found: &SearchResult, object: Option<&ServiceObject>) -> Self {
+    fn new(proxier: &Reconciler, held: &KernelState, found: &SearchResult<'_>, object: Option<&ServiceObject>) -> Self {
         let (store, desired, facts) = (proxier.store(), proxier.desired(), proxier.facts());
-        let mut explained = Explanation {
-            service: found.service.clone(),
-            mode: proxier.mode(),
-            node: proxier.node_name().to_owned(),
-            created: object.and_then(|object| object.metadata.creation_timestamp.clone()),
-            policies: Vec::new(),
-            ports: Vec::new(),
-            kernel: Vec::new(),
-            not_served: Vec::new(),
-            left_out: Vec::new(),
-            unreadable: Vec::new(),
-        };
-        let name = found.service.to_string();
+        let (service, mode) = (found.service, proxier.mode());
+        let is_asked = |key: FrontendKey| found.frontend.is_none_or(|only| only == key);
+        let name = service.key.to_string();
         let refused: Vec<Refused> = proxier.refused().filter(|refused| refused.service == name).collect();
         let left_out: BTreeSet<(Protocol, EndpointKey)> =
             refused.iter().filter_map(|refused| Some((refused.key.protocol, refused.endpoint?))).collect();
         let owned: Vec<&Frontend> = desired
             .frontends()
-            .filter(|frontend| desired.owner(&frontend.key) == Some(&found.service))
-            .filter(|frontend| found.frontend.is_none_or(|only| only == frontend.key))
+            .filter(|frontend| desired.owner(&frontend.key) == Some(&service.key) && is_asked(frontend.key))
             .collect();
-        if let Some(service) = store.service(&found.service) {
-            explained.policies = policies(service, object, &owned, proxier);
-            for port in &service.ports {
-                let of_port = |frontend: &&&Frontend| {
-                    let number = if frontend.roles == Roles::NODE_PORT { port.node_port } else { Some(port.port) };
-                    frontend.key.protocol == port.protocol && number == Some(frontend.key.port)
-                };
-                let frontends: Vec<(Frontend, String)> = owned
-                    .iter()
-                    .filter(of_port)
-                    .map(|frontend| {
-                        let is_split = proxier.split(&frontend.key).is_some();
-                        ((*frontend).clone(), what_answers(frontend, proxier.mode(), is_split))
-                    })
-                    .collect();
-                let is_asked = found.port.as_ref().is_none_or(|name| *port.name == **name);
-                if !is_asked || (found.frontend.is_some() && frontends.is_empty()) {
-                    continue;
-                }
-                let is_split = |frontend: &Frontend| proxier.split(&frontend.key).is_some();
-                let stays = !frontends.is_empty()
-                    && frontends.iter().all(|(of, _)| stays_on_this_node(of, proxier.mode(), is_split(of)));
-                let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
-                let endpoints = families
-                    .flat_map(|family| endpoint_decisions(service, store.slices_of(&service.key), port, family, facts))
-                    .map(|mut decision| {
-                        let is_elsewhere = stays && decision.cluster && !decision.local;
-                        if stays {
-                            decision.cluster = decision.local;
-                        }
-                        let mut reason = decision.reason(service, facts);
-                        if is_elsewhere {
-                            "the policy is Local, and it is not on this node".clone_into(&mut reason);
-                        }
-                        if left_out.contains(&(port.protocol, decision.endpoint)) {
-                            (decision.cluster, decision.local) = (false, false);
-                            "this process listens there itself".clone_into(&mut reason);
-                        }
-                        let weight = weight(&frontends, &decision.endpoint);
-                        Endpoint { decision, reason, weight }
-                    })
-                    .collect();
-                explained.ports.push(PortPart { port: port.clone(), frontends, endpoints });
+        let is_split = |frontend: &Frontend| proxier.split(&frontend.key).is_some();
+        let mut ports = Vec::new();
+        for port in service.ports.iter().filter(|port| found.port.as_ref().is_none_or(|name| *port.name == **name)) {
+            let of_port = |frontend: &&&Frontend| {
+                let number = if frontend.roles == Roles::NODE_PORT { port.node_port } else { Some(port.port) };
+                frontend.key.protocol == port.protocol && number == Some(frontend.key.port)
+            };
+            let answers = |frontend: &&Frontend| {
+                let answers = what_answers(frontend, mode, is_split(frontend));
+                ((*frontend).clone(), answers)
+            };
+            let frontends: Vec<(Frontend, String)> = owned.iter().filter(of_port).map(answers).collect();
+            if found.frontend.is_some() && frontends.is_empty() {
+                continue;
             }
+            let stays =
+                !frontends.is_empty() && frontends.iter().all(|(of, _)| stays_on_this_node(of, mode, is_split(of)));
+            let families = Family::ALL.into_iter().filter(|family| service.cluster_ip(*family).is_some());
+            let endpoints = families
+                .flat_map(|family| endpoint_decisions(service, store.slices_of(&service.key), port, family, facts))
+                .map(|mut decision| {
+                    let is_elsewhere = stays && decision.cluster && !decision.local;
+                    if stays {
+                        decision.cluster = decision.local;
+                    }
+                    let mut reason = decision.reason(service, facts);
+                    if is_elsewhere {
+                        "the policy is Local, and it is not on this node".clone_into(&mut reason);
+                    }
+                    if left_out.contains(&(port.protocol, decision.endpoint)) {
+                        (decision.cluster, decision.local) = (false, false);
+                        "this process listens there itself".clone_into(&mut reason);
+                    }
+                    let weight = weight(&frontends, &decision.endpoint);
+                    Endpoint { decision, reason, weight }
+                })
+                .collect();
+            ports.push(PortPart { port: port.clone(), frontends, endpoints });
         }
         let keys: BTreeSet<FrontendKey> =
-            explained.ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).collect();
+            ports.iter().flat_map(|port| port.frontends.iter().map(|(frontend, _)| frontend.key)).collect();
         let keys: Vec<FrontendKey> = keys.into_iter().collect();
         let marks: Vec<_> = keys.iter().filter_map(|key| proxier.split(key)).collect();
-        let device = facts.config().names.device.as_str();
-        explained.kernel = mentions::of(held, &found.service.to_string(), device, &keys, &marks);
-        explained.not_served = refused
-            .iter()
-            .map(|Refused { key, endpoint, reason, .. }| match endpoint {
-                Some(endpoint) => format!("{key} by endpoint {endpoint}: {reason}"),
-                None => format!("{key}: {reason}"),
-            })
-            .collect();
-        let conflicts = desired.conflicts().filter(|conflict| *conflict.owner == found.service);
-        explained.not_served.extend(
-            conflicts.filter(|conflict| found.frontend.is_none_or(|only| only == conflict.key)).map(|conflict| {
-                format!("{}: asked for by {} too, which does not get it", conflict.key, conflict.refused)
-            }),
-        );
-        let slices: BTreeSet<&ObjectKey> = store.slices_of(&found.service).map(|slice| &slice.key).collect();
-        let is_about = |key: &ObjectKey| *key == found.service || slices.contains(key);
-        explained.left_out =
-            proxier.rejections().filter(|rejection| is_about(&rejection.key)).map(ToString::to_string).collect();
-        explained.unreadable = unreadable_of(store, &found.service);
-        explained
+        let not_served = refused.iter().map(|Refused { key, endpoint, reason, .. }| match endpoint {
+            Some(endpoint) => format!("{key} by endpoint {endpoint}: {reason}"),
+            None => format!("{key}: {reason}"),
+        });
+        let conflicts = desired.conflicts().filter(|of| *of.owner == service.key && is_asked(of.key));
+        let conflicts =
+            conflicts.map(|of| format!("{}: asked for by {} too, which does not get it", of.key, of.refused));
+        let slices: BTreeSet<&ObjectKey> = store.slices_of(&service.key).map(|slice| &slice.key).collect();
+        let is_about = |key: &ObjectKey| *key == service.key || slices.contains(key);
+        let rejections = proxier.rejections().filter(|rejection| is_about(&rejection.key));
+        Explanation {
+            mode,
+            node: proxier.node_name().to_owned(),
+            created: object.and_then(|object| object.metadata.creation_timestamp.clone()),
+            policies: policies(service, object, &owned, proxier),
+            kernel: mentions::of(held, &name, facts.config().names.device.as_str(), &keys, &marks),
+            not_served: not_served.chain(conflicts).collect(),
+            left_out: rejections.map(ToString::to_string).collect(),
+            unreadable: unreadable_of(store, &service.key),
+            service: name,
+            ports,
+        }
     }
 
     fn lines(&self) -> Vec<String> {
@@ -454,7 +436,7 @@ impl Explanation {
             })
         });
         json!({
-            "service": self.service.to_string(),
+            "service": self.service,
             "node": self.node,
             "mode": self.mode.name(),
             "policies": self.policies,
@@ -494,20 +476,17 @@ fn what_answers(frontend: &Frontend, mode: Kind, is_split: bool) -> String {
         1 => "1 endpoint".to_owned(),
         number => format!("{number} endpoints"),
     };
-    let is_ipvs = mode.facts().has_virtual_servers;
+    let tells_apart = !mode.facts().has_virtual_servers || is_split;
     let (all, here) = (count(frontend.cluster.len()), count(frontend.local.len()));
     let says = match (frontend.policy, frontend.roles.contains(Roles::CLUSTER_IP)) {
         (TrafficPolicy::Cluster, _) => format!("policy Cluster, {all}"),
-        (TrafficPolicy::Local, true) => format!("policy Local, {here} on this node"),
-        (TrafficPolicy::Local, false) if is_ipvs && !is_split && frontend.falls_back && frontend.local.is_empty() => {
-            format!("policy Local, none on this node, so {all} on all nodes")
-        }
-        (TrafficPolicy::Local, false) if is_ipvs && !is_split => {
-            format!("policy Local, {here} on this node")
-        }
-        (TrafficPolicy::Local, false) => {
+        (TrafficPolicy::Local, false) if tells_apart => {
             format!("policy Local, {here} on this node, and {all} on all nodes for this node and its pods")
         }
+        (TrafficPolicy::Local, false) if frontend.falls_back && frontend.local.is_empty() => {
+            format!("policy Local, none on this node, so {all} on all nodes")
+        }
+        (TrafficPolicy::Local, _) => format!("policy Local, {here} on this node"),
     };
     match frontend.source_ranges.as_deref() {
         Some(ranges) => {

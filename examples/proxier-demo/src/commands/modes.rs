@@ -38,6 +38,13 @@ struct ModeResult {
     requirements: Vec<Requirement>,
 }
 
+impl ModeResult {
+    fn cannot_serve(mode: Kind, what: &str, reasons: Vec<String>) -> Self {
+        let of = |reason| Requirement::from_outcome(what.to_owned(), Err(reason));
+        ModeResult { mode: mode.name(), serves: false, requirements: reasons.into_iter().map(of).collect() }
+    }
+}
+
 /// All modes, best first.
 pub(crate) struct Modes {
     all: Vec<ModeResult>,
@@ -85,12 +92,8 @@ fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Mo
     let configured = match configured.in_mode(mode) {
         Ok(configured) => configured,
         Err(problems) => {
-            let of = |problem| Requirement::from_outcome("its configuration".to_owned(), Err(format!("{problem}")));
-            return ModeResult {
-                mode: mode.name(),
-                serves: false,
-                requirements: problems.into_iter().map(of).collect(),
-            };
+            let reasons = problems.iter().map(ToString::to_string).collect();
+            return ModeResult::cannot_serve(mode, "its configuration", reasons);
         }
     };
     let settings = &engine::with_rules(&configured.settings, &mut kernel.ports(), choose::Preparing::Nothing).0;
@@ -99,10 +102,7 @@ fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Mo
     }
     let report = match needs::check(settings, kernel) {
         Ok(report) => report,
-        Err(problem) => {
-            let scheduler = Requirement::from_outcome("its scheduler".to_owned(), Err(problem.to_string()));
-            return ModeResult { mode: mode.name(), serves: false, requirements: vec![scheduler] };
-        }
+        Err(problem) => return ModeResult::cannot_serve(mode, "its scheduler", vec![problem.to_string()]),
     };
     let verdict = match report.verdict.answer {
         Answer::Yes => "yes",
@@ -135,10 +135,7 @@ fn of_trials(mode: Kind, settings: &Settings, kernel: &mut KernelPorts) -> ModeR
     };
     let tried = match needs::try_mode(mode, settings, kernel) {
         Ok(tried) => tried,
-        Err(error) => {
-            let failed = Requirement::from_outcome(what.to_owned(), Err(error.to_string()));
-            return ModeResult { mode: mode.name(), serves: false, requirements: vec![failed] };
-        }
+        Err(error) => return ModeResult::cannot_serve(mode, what, vec![error.to_string()]),
     };
     let serves = tried.iter().any(|(_, trials)| needs::serves(trials));
     let requirements = tried.into_iter().flat_map(|(family, trials)| {

@@ -58,14 +58,17 @@ async fn ready(configured: &Configured) -> Result<(Engine, Vec<Problem>), Stoppe
     // The mode decides which objects of the cluster are read.
     let chosen = choose(configured, Preparing::LoadModules, |mode| !mode.facts().is_process).await?;
     let (snapshot, unreadable) = read(&chosen.configured).await?;
-    if let Some(reason) = chosen.reason() {
-        say(reason);
-    }
+    Ok((chosen_engine(chosen, snapshot), unreadable))
+}
+
+/// The engine of the chosen mode with the initial list. Says why that mode was chosen.
+fn chosen_engine(chosen: ChosenMode, snapshot: Snapshot) -> Engine {
+    chosen.reason().iter().for_each(say);
     let ChosenMode { mut engine, notes, rules, .. } = chosen;
     rules.iter().for_each(say);
     notes.iter().for_each(say);
     feed(&mut engine, snapshot);
-    Ok((engine, unreadable))
+    engine
 }
 
 /// Runs one full sync. Exit code 0: the kernel is as the Services require. 1: something failed. 2: some input could not
@@ -150,13 +153,8 @@ pub fn init(configured: &Configured) -> Result<ExitCode, Stopped> {
             }
         }
     }
-    unmet.iter().for_each(say_unmet);
+    unmet.iter().map(output::unmet).for_each(say);
     Ok(exit_code(print(done) && is_done, &[]))
-}
-
-fn say_unmet(unmet: &SysctlChange) {
-    let now = unmet.from.as_deref().unwrap_or("unknown");
-    say(format_args!("{} stays {now}: this process cannot write it", unmet.path));
 }
 
 /// Prints these lines; returns whether that was possible, or the reader has gone.
@@ -171,7 +169,7 @@ pub(crate) fn print_report(report: &Report) {
     for lack in &report.applied.lacks {
         say(format_args!("this kernel lacks a feature: {lack}"));
     }
-    report.unmet.iter().for_each(say_unmet);
+    report.unmet.iter().map(output::unmet).for_each(say);
     report.limited.iter().for_each(say);
     report.refused.iter().for_each(say);
     if let Some(stopped) = &report.stopped {
@@ -197,13 +195,7 @@ pub async fn plan(configured: &Configured, output: Output, detailed: bool) -> Re
         read.map_err(|stopped| if detailed { Stopped { code: FAILED, ..stopped } } else { stopped })?;
     let obstacles = match chosen {
         Ok(chosen) => {
-            if let Some(reason) = chosen.reason() {
-                say(reason);
-            }
-            let ChosenMode { mut engine, notes, rules, .. } = chosen;
-            rules.iter().for_each(say);
-            notes.iter().for_each(say);
-            feed(&mut engine, snapshot);
+            let mut engine = chosen_engine(chosen, snapshot);
             engine.read_running_sockets().into_iter().for_each(say);
             return Ok(preview(&mut engine, &unreadable, (output, detailed)));
         }

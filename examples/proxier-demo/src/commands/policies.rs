@@ -11,7 +11,6 @@ use proxier_core::service::{Frontend, Roles};
 use proxier_core::snapshot::{Annotation, Balancing, Service, TrafficPolicy};
 use serde::Serialize;
 
-/// A setting, its value, and where it comes from.
 #[derive(Debug, Serialize)]
 pub(super) struct Policy {
     pub(super) what: &'static str,
@@ -161,10 +160,7 @@ fn choice(asked: &PolicyQuestion<'_>) -> Policy {
 fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
     let PolicyQuestion { owned, proxier, counts, .. } = asked;
     let config = proxier.facts().config();
-    let mut all = Vec::new();
     let scheduler = counts.scheduler.unwrap_or(config.ipvs.scheduler);
-    let from = asked.from(Annotation::SCHEDULER);
-    all.push(Policy::new(Annotation::SCHEDULER.title, scheduler.to_string(), from));
     let server = owned.iter().find_map(|frontend| proxier.virtual_server(&frontend.key));
     let flags = server.map(|server| server.scheduler_flags.names(scheduler).join(",")).unwrap_or_default();
     let from = asked.from(Annotation::SCHEDULER_FLAGS);
@@ -173,16 +169,16 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
     } else {
         from
     };
-    all.push(Policy::new(Annotation::SCHEDULER_FLAGS.title, if flags.is_empty() { "none" } else { &flags }, from));
-
-    all.push(weights(asked));
-    all.push(forwarding(asked));
-
-    all.push(limits(asked));
-    all.push(drain(asked));
-    all.push(binding(proxier));
-    all.push(mark_split(asked));
-    all
+    vec![
+        Policy::new(Annotation::SCHEDULER.title, scheduler.to_string(), asked.from(Annotation::SCHEDULER)),
+        Policy::new(Annotation::SCHEDULER_FLAGS.title, if flags.is_empty() { "none" } else { &flags }, from),
+        weights(asked),
+        forwarding(asked),
+        limits(asked),
+        drain(asked),
+        binding(proxier),
+        mark_split(asked),
+    ]
 }
 
 /// How many connections an endpoint gets.

@@ -81,7 +81,11 @@ async fn serve(configured: &Configured, invocation: &Invocation) -> Result<ExitC
     let mut tasks = JoinSet::new();
     let recorder = recorder(configured, &api);
     recorder.record(Regarding::Node, Reason::STARTING, "");
-    serve_healthz(configured, &health, &recorder, &mut tasks).await.map_err(Stopped::bad_input)?;
+    let (what, healthz) = (("healthz server", Reason::FAILED_HEALTH), configured.settings.healthz);
+    let hard_fail = configured.settings.object.bind_address_hard_fail;
+    let shared = health.clone();
+    let serve = move |listener| serve_health(listener, shared);
+    start_server(what, (healthz, hard_fail), &recorder, &mut tasks, serve).await.map_err(Stopped::bad_input)?;
     let chosen = match choose_beside(configured).await {
         Ok(chosen) => chosen,
         Err(mut problems) => {
@@ -198,22 +202,25 @@ struct Attendant {
 
 impl Attendant {
     /// Runs until a signal, or until something ends that should not.
-    async fn attend(mut self, config_changed: impl Future<Output = ()>, signals: Signals) -> Result<ExitCode, Stopped> {
+    async fn attend(
+        mut self,
+        config_changed: impl Future<Output = ()>,
+        mut signals: Signals,
+    ) -> Result<ExitCode, Stopped> {
         let gone = || Problem::new("", "the kernel's thread has ended");
-        let Signals { mut terminate, mut interrupt, mut hangup, mut confirm } = signals;
         tokio::pin!(config_changed);
         let mut limiter = Limiter::default();
         // The last request, if some of its servers could not be opened.
         let mut again: Option<PassSummary> = None;
         loop {
             tokio::select! {
-                _ = terminate.recv() => break,
-                _ = interrupt.recv() => break,
-                _ = hangup.recv() => {
+                _ = signals.terminate.recv() => break,
+                _ = signals.interrupt.recv() => break,
+                _ = signals.hangup.recv() => {
                     tracing::info!("SIGHUP: everything is compared now");
                     self.messages.send(Message::Control(Control::Resync)).await.map_err(|_closed| gone())?;
                 }
-                _ = confirm.recv() => {
+                _ = signals.confirm.recv() => {
                     self.messages.send(Message::Control(Control::ConfirmRemoval)).await.map_err(|_closed| gone())?;
                 }
                 () = &mut config_changed => {
@@ -236,13 +243,7 @@ impl Attendant {
             }
         }
         if self.mode.facts().is_process {
-            let second = async {
-                tokio::select! {
-                    _ = terminate.recv() => {}
-                    _ = interrupt.recv() => {}
-                }
-            };
-            userspace::finish(&self.messages, self.end_timeout, second).await;
+            userspace::finish(&self.messages, self.end_timeout, signals.end()).await;
         } else {
             tracing::info!("ending; everything in the kernel stays unchanged");
         }
@@ -324,18 +325,6 @@ async fn start_server<F: Future<Output = ()> + Send>(
         Ok(())
     });
     Ok(())
-}
-
-async fn serve_healthz(
-    configured: &Configured,
-    health: &Arc<Health>,
-    recorder: &Recorder,
-    tasks: &mut JoinSet<Result<(), Problem>>,
-) -> Result<(), Problem> {
-    let (settings, health) = (&configured.settings, health.clone());
-    let serve = move |listener| serve_health(listener, health);
-    let what = ("healthz server", Reason::FAILED_HEALTH);
-    start_server(what, (settings.healthz, settings.object.bind_address_hard_fail), recorder, tasks, serve).await
 }
 
 async fn serve_metricsz(

@@ -101,16 +101,8 @@ pub(super) fn packet(asked: &TraceRequest, node: &[IpAddr], owns: &Owns) -> Resu
             let is_own = to.address.is_loopback() || node.contains(&to.address);
             let is_services = owns.is_served && owns.addresses;
             // Packets to an address of this host also have it as their source, unless its route sets another.
-            let source = match own {
-                Some(own) if !is_own && (owns.by_routes || !is_services) => Some(own),
-                own => {
-                    if is_own || is_services {
-                        Some(to.address)
-                    } else {
-                        own
-                    }
-                }
-            };
+            let is_route_silent = !owns.by_routes || own.is_none();
+            let source = if is_own || is_services && is_route_silent { Some(to.address) } else { own };
             let source = source.ok_or_else(|| {
                 format!("no {} address of this node is known: give --node-address, or its Node object", to.family())
             })?;

@@ -15,7 +15,6 @@ use tokio::sync::{mpsc, oneshot};
 use crate::message::change::Change;
 use crate::message::view::View;
 
-/// A change, with its time of arrival.
 #[derive(Clone, Debug)]
 pub struct Event {
     pub at: Instant,
@@ -48,7 +47,6 @@ pub(crate) enum Control {
 /// A listener of userspace mode, with its Service and port, and the connections and UDP flows that it has started.
 pub(crate) type Begun = (FrontendKey, Option<String>, u64);
 
-/// A message to the kernel's thread.
 #[derive(Debug)]
 pub(crate) enum Message {
     Event(Event),

@@ -25,11 +25,9 @@ pub(crate) fn listed<T>(all: impl Iterator<Item = T>, line: impl Fn(T) -> Value)
     json!({"count": count, "list": list})
 }
 
-/// A Service and the Frontends that it owns.
 #[derive(Clone, Debug)]
 pub(crate) struct ServiceView {
     pub(crate) key: ObjectKey,
-    /// Ports of the Service, for their names.
     pub(crate) ports: Box<[ServicePort]>,
     pub(crate) frontends: Vec<Arc<Frontend>>,
 }

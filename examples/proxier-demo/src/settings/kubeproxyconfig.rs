@@ -18,9 +18,7 @@ use crate::problem::Problem;
 use crate::settings::duration::GoDuration;
 use crate::yaml;
 
-/// `apiVersion` of the format.
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
-/// `kind` of the format.
 pub const KIND: &str = "KubeProxyConfiguration";
 /// No configuration is this long, so this is a device or another file.
 const BYTES: u64 = 16 << 20;
@@ -513,7 +511,6 @@ mod tests {
         assert_eq!(object.ipvs.defaults.unwrap().drain_seconds, Some(5));
     }
 
-    /// A field's name in the format.
     fn name_of(field: &str, serde: &str) -> String {
         if let Some((_, rest)) = serde.split_once("rename = \"") {
             return rest.split('"').next().unwrap().to_owned();

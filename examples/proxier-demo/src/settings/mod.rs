@@ -280,25 +280,15 @@ impl Check<'_> {
 
     fn userspace(&mut self, object: &KubeProxyConfiguration) -> userspace::UserspaceOptions {
         let mut options = userspace::UserspaceOptions::default();
-        options.service_cidrs = self.service_cidrs(object);
-        if let Some(section) = &object.userspace {
-            options.udp_idle = section.udp_idle_timeout.0;
-        }
-        options
-    }
-
-    fn service_cidrs(&mut self, object: &KubeProxyConfiguration) -> Vec<Network> {
-        let texts = object.userspace.iter().flat_map(|section| &section.service_cidrs);
-        let mut networks = Vec::new();
-        for (index, text) in texts.enumerate() {
-            if let Some(network) = parse_service_cidr(text) {
-                networks.push(network);
-            } else {
-                let reason = format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
-                self.error(&format!("userspace.serviceCIDRs[{index}]"), reason);
+        let Some(section) = &object.userspace else { return options };
+        options.udp_idle = section.udp_idle_timeout.0;
+        for (index, text) in section.service_cidrs.iter().enumerate() {
+            match service_cidr(text) {
+                Ok(network) => options.service_cidrs.push(network),
+                Err(reason) => self.error(&format!("userspace.serviceCIDRs[{index}]"), reason),
             }
         }
-        networks
+        options
     }
 
     fn listen(&mut self, field: &str, text: &str, off: bool) -> Option<SocketAddr> {
@@ -314,16 +304,15 @@ impl Check<'_> {
 
     fn status_page(&mut self, object: &KubeProxyConfiguration) -> Exposure {
         let asked = match &object.status_page {
-            None | Some(Value::Bool(false)) => Some(Exposure::Off),
+            None => Some(Exposure::Off),
             // YAML may read `on` and `off` as these.
-            Some(Value::Bool(true)) => Some(Exposure::On),
-            Some(Value::String(name)) => match name.as_str() {
-                "off" => Some(Exposure::Off),
-                "localhost" => Some(Exposure::Localhost),
-                "on" => Some(Exposure::On),
+            Some(Value::Bool(on)) => Some(if *on { Exposure::On } else { Exposure::Off }),
+            Some(other) => match other.as_str() {
+                Some("off") => Some(Exposure::Off),
+                Some("localhost") => Some(Exposure::Localhost),
+                Some("on") => Some(Exposure::On),
                 _ => None,
             },
-            Some(_) => None,
         };
         let exposure = asked.unwrap_or_default();
         if asked.is_none() {
@@ -408,6 +397,11 @@ impl Check<'_> {
         }
         format == "json"
     }
+}
+
+pub(crate) fn service_cidr(text: &str) -> Result<Network, String> {
+    let reason = || format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
+    parse_service_cidr(text).ok_or_else(reason)
 }
 
 #[cfg(test)]

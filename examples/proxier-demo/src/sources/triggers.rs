@@ -25,7 +25,6 @@ pub(crate) struct Triggers {
     overdue: Vec<Trigger>,
 }
 
-/// The time of a slice's cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trigger {
     slice: ObjectKey,

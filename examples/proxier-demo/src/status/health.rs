@@ -36,7 +36,6 @@ struct State {
     ready: bool,
     node_eligible: bool,
     metrics: Metrics,
-    /// Counts of requests to the API server.
     api: Option<Arc<Counters>>,
 }
 
@@ -90,7 +89,6 @@ impl Health {
         self.state().ready = true;
     }
 
-    /// Records that a pass was requested.
     pub fn queued(&self, now: SystemTime) {
         self.state().metrics.sync_last_queued_timestamp = seconds(now);
     }

@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use crate::problem::Problem;
 use crate::status::health::Health;
 use crate::status::page::StatusPage;
-use crate::status::server::{self, Answer, Answers, CONNECTIONS, HttpRequest, Slots, bind, by_path, serve};
+use crate::status::server::{self, Answer, Answers, CONNECTIONS, HttpRequest, Slots, bind, serve};
 use crate::status::zpages;
 
 /// Listens on an address. On failure reports that and retries every five seconds, as kube-proxy does; with `hard_fail`
@@ -49,11 +49,11 @@ pub async fn listen(
 
 /// Serves `/healthz`, `/livez` and `/readyz` until it is dropped.
 pub async fn serve_health(listener: TcpListener, health: Arc<Health>) {
-    let answers = by_path(move |path| match path {
+    let answers = move |path: &str| match path {
         "/healthz" | "/livez" => health.answer(path, Instant::now()),
         "/readyz" => health.answer_ready(),
         _ => Answer::not_found(),
-    });
+    };
     serve(listener, Slots::new(CONNECTIONS), answers).await;
 }
 
@@ -67,7 +67,7 @@ pub async fn serve_metrics(
     status: Option<StatusPage>,
 ) {
     let started = SystemTime::now();
-    let counters = Mutex::new(PacketCounters::new());
+    let counters = Mutex::new(PacketCounters::default());
     let answers = MetricsServer { health, mode, configuration, status, started, counters };
     serve(listener, Slots::new(CONNECTIONS), answers).await;
 }

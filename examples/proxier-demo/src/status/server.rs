@@ -139,17 +139,10 @@ pub(crate) trait Answers: Send + Sync + 'static {
 }
 
 /// Answers that depend on the path alone.
-struct ByPath<F>(F);
-
-impl<F: Fn(&str) -> Answer + Send + Sync + 'static> Answers for ByPath<F> {
+impl<F: Fn(&str) -> Answer + Send + Sync + 'static> Answers for F {
     fn answer(&self, asked: HttpRequest) -> impl Future<Output = Answer> + Send {
-        ready((self.0)(&asked.path))
+        ready(self(&asked.path))
     }
-}
-
-/// Answers that depend on the path alone.
-pub(crate) fn by_path(answer: impl Fn(&str) -> Answer + Send + Sync + 'static) -> impl Answers {
-    ByPath(answer)
 }
 
 /// The families that a listener on `[::]` accepts.

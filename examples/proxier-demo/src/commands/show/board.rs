@@ -180,7 +180,6 @@ pub(super) fn table(heads: &[&str], rows: Vec<Vec<String>>, size: Option<Size>) 
     all.into_iter().map(line).collect()
 }
 
-/// Lines that fit into a terminal.
 pub(super) fn fit(mut lines: Vec<String>, size: Option<Size>) -> Vec<String> {
     if let Some(size) = size {
         lines.truncate(size.rows);

@@ -160,7 +160,6 @@ fn begun_of(line: &str) -> Option<(FrontendKey, u64)> {
     Some((key.parse().ok()?, line.rsplit_once(' ')?.1.parse().ok()?))
 }
 
-/// A read compared with the previous one.
 pub(super) struct FrontendView {
     mode: Kind,
     /// Busiest first. No rate: this read is the first with it, or connections are not counted.

@@ -98,7 +98,6 @@ async fn refresh(
     }
 }
 
-/// A read compared with the previous one.
 enum Picture {
     Ipvs(View),
     Frontends(FrontendView),

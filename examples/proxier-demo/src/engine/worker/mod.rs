@@ -19,7 +19,7 @@ use tokio::sync::mpsc;
 use crate::engine::{Engine, Kernel, memory};
 use crate::message::change::{Change, Unreadable};
 use crate::message::{Control, Event, Message};
-use crate::output::changes;
+use crate::output::{self, changes};
 use crate::problem::Problem;
 use crate::sources::triggers::Triggers;
 use crate::status::events::{Reason, Recorder, Regarding};
@@ -197,10 +197,7 @@ impl Worker {
 
     fn report_cleaned(&mut self, cleaned: &Cleaned) {
         for leftover in cleaned.leftovers() {
-            if self.limiter.once(&leftover) {
-                tracing::warn!("{leftover}");
-                self.recorder.record(Regarding::Node, Reason::LEFTOVERS, leftover);
-            }
+            self.warn_of_node(Reason::LEFTOVERS, leftover);
         }
         if cleaned.removed() > 0 {
             tracing::info!("removed {} objects left by other proxy modes", cleaned.removed());
@@ -417,10 +414,7 @@ impl Worker {
                 "nodePortAddresses has no network of {family}: node ports and health-check ports are open on all {family} addresses of \
                  this node; add one, or {nowhere} for none"
             );
-            if self.limiter.once(&note) {
-                tracing::warn!("{note}");
-                self.recorder.record(Regarding::Node, Reason::NOT_AS_CONFIGURED, note);
-            }
+            self.warn_of_node(Reason::NOT_AS_CONFIGURED, note);
         }
         let health_checks = engine.proxier.desired().health_checks().map(|(key, check)| (key.clone(), check)).collect();
         let _main_has_ended = self.passed.send(PassSummary { health_checks, listening });
@@ -474,11 +468,7 @@ impl Worker {
         }
         for unmet in &report.unmet {
             if self.limiter.once(&unmet.path) {
-                tracing::warn!(
-                    "{} stays {}: this process cannot write it",
-                    unmet.path,
-                    unmet.from.as_deref().unwrap_or("unknown")
-                );
+                tracing::warn!("{}", output::unmet(unmet));
             }
         }
         for notice in &report.notices {
@@ -503,6 +493,14 @@ impl Worker {
             if let Some(service) = service {
                 self.recorder.record(Regarding::Service(service), reason, note);
             }
+        }
+    }
+
+    /// Warns once, in the log and by an Event of the node.
+    fn warn_of_node(&mut self, reason: Reason, note: String) {
+        if self.limiter.once(&note) {
+            tracing::warn!("{note}");
+            self.recorder.record(Regarding::Node, reason, note);
         }
     }
 

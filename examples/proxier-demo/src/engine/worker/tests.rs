@@ -15,7 +15,6 @@ use testkit::apiserver::ApiServer;
 use super::*;
 use crate::sources::cluster::Connection;
 
-/// A server that gets Events.
 fn recording() -> (ApiServer, Runtime, Recorder) {
     let (server, runtime) = (ApiServer::start(), Runtime::new().unwrap());
     let connection = Connection { master: Some(server.url()), ..Connection::default() };
@@ -23,7 +22,6 @@ fn recording() -> (ApiServer, Runtime, Recorder) {
     (server, runtime, recorder)
 }
 
-/// A worker on a simulated kernel.
 struct Play {
     kernel: FakeKernel,
     health: Arc<Health>,
@@ -33,7 +31,6 @@ struct Play {
 }
 
 impl Play {
-    /// Starts a worker on this kernel with this sync period and changed options.
     fn on(kernel: FakeKernel, sync_period: Duration, change: impl FnOnce(&mut Options)) -> Self {
         Self::telling(kernel, sync_period, Recorder::default(), change)
     }
@@ -82,7 +79,6 @@ impl Play {
         self.send(Change::UpsertSlice(Box::new(object)));
     }
 
-    /// Gives a Service another endpoint.
     fn other_endpoint(&self, service: &str) {
         static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
@@ -107,7 +103,8 @@ impl Play {
     }
 }
 
-/// Full passes always fail, while passes for changes succeed: unhealthy after two sync periods, at every check.
+/// Full passes always fail, while passes for changes succeed: never ready, and unhealthy after two sync periods, at every
+/// check.
 #[test]
 fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     let kernel = FakeKernel::new();
@@ -115,6 +112,8 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     kernel.fail(Fault::new(Call::IpvsSetTimeouts, PortErrorKind::Busy).every());
     let play = Play::on(kernel, Duration::from_millis(300), |options| options.ipvs.timeouts.tcp_secs = Some(1234));
     play.service("web", "10.96.0.10");
+    std::thread::sleep(Duration::from_millis(100));
+    assert!(!play.health.is_ready(), "lists are not complete");
     play.send(Change::Synced);
     play.until("it is found out", |play| !play.is_healthy());
     let full = |play: &Play| play.metric(|metrics| metrics.took.sync_full.count());
@@ -129,8 +128,9 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
         }
         partial(play) > partial_before + 20 && full(play) > full_before + 5
     });
+    assert!(!play.health.is_ready());
     play.kernel.clear_faults();
-    play.until("it is well again", Play::is_healthy);
+    play.until("it is well again", |play| play.is_healthy() && play.health.is_ready());
     assert!(play.metric(|metrics| metrics.sync_failures) > 5);
 }
 
@@ -261,22 +261,6 @@ fn ports_open_in_the_other_family_are_reported() {
     assert_eq!(told, expected.map(|(reason, note)| (reason.to_owned(), note.to_owned())));
     let listening = play.passed.blocking_recv().unwrap().listening;
     assert_eq!(listening.v4, proxier_core::service::OpenOn::These(vec!["192.0.2.10".parse().unwrap()]));
-}
-
-/// Only a successful full pass makes it ready, not the wait for lists, nor a failed pass.
-#[test]
-fn it_is_ready_after_the_first_full_pass() {
-    let kernel = FakeKernel::new();
-    kernel.fail(Fault::new(Call::IpvsSetTimeouts, PortErrorKind::Busy).every());
-    let play = Play::on(kernel, Duration::from_millis(300), |options| options.ipvs.timeouts.tcp_secs = Some(1234));
-    play.service("web", "10.96.0.10");
-    std::thread::sleep(Duration::from_millis(100));
-    assert!(!play.health.is_ready(), "lists are not complete");
-    play.send(Change::Synced);
-    play.until("passes fail", |play| play.metric(|metrics| metrics.sync_failures) > 0);
-    assert!(!play.health.is_ready());
-    play.kernel.clear_faults();
-    play.until("it is ready", |play| play.health.is_ready());
 }
 
 /// A node that waits for lists is healthy, even after some objects have arrived, and however long it takes.

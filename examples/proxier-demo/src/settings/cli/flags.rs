@@ -11,7 +11,6 @@ use crate::settings::duration::GoDuration;
 use crate::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration};
 use crate::yaml;
 
-/// Type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
     Text,
@@ -143,7 +142,6 @@ const IGNORED: &[Flag] = flags! {
 
 const HEADING: &str = "Configuration (kube-proxy's own names; without effect when --config is given)";
 
-/// Arguments of all flags, for the command line.
 pub(super) fn args() -> impl Iterator<Item = Arg> {
     let shown = FLAGS.iter().map(|flag| arg(flag).help_heading(HEADING));
     let logging = LOGGING.iter().map(|flag| {

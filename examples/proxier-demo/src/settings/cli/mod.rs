@@ -143,7 +143,6 @@ pub struct Invocation {
     matches: ArgMatches,
 }
 
-/// A command line with its configuration.
 #[derive(Clone, Debug)]
 pub struct Configured {
     pub source: Source,
@@ -156,7 +155,6 @@ pub struct Configured {
     /// `--input-timeout`: how long `plan`, `render`, `explain`, `trace`, `show` and `run --once` wait for an API server
     /// that sends nothing new; `None`: indefinitely.
     pub input_timeout: Option<Duration>,
-    /// Warnings for the log, one line each.
     pub warnings: Vec<String>,
 }
 
@@ -187,7 +185,6 @@ impl Configured {
     }
 }
 
-/// Default of `--input-timeout`.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Parses a command line, which begins with the program's name.

@@ -120,7 +120,6 @@ impl Made {
     }
 }
 
-/// A client, with its number within the session.
 #[derive(Clone)]
 pub(crate) struct Current {
     client: Client,
@@ -279,7 +278,6 @@ impl Failure {
         Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
     }
 
-    /// Nothing arrived for this time.
     pub(super) fn silent(time: Duration) -> Self {
         Failure::other(format!("silent for {} s", time.as_secs_f32()))
     }
@@ -292,7 +290,6 @@ impl Failure {
         Failure { kind, message, retry_after: None }
     }
 
-    /// The failure for a status, in a body or in an event.
     pub(super) fn of_status(code: u16, status: &Status) -> Self {
         let mut causes = status.details.iter().flat_map(|details| &details.causes);
         let kind = match code {
@@ -335,7 +332,6 @@ pub(super) struct Answer {
 /// Lowest speed of a list, in bytes per second, once `patience` is over.
 const LEAST_SPEED: u64 = 1024;
 
-/// Limit of the text of a failure.
 const FAILURE_BYTES: usize = 64 * 1024;
 
 /// Limit of a list of one Service; etcd takes no object of more than 1.5 MiB.

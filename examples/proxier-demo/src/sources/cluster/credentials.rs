@@ -98,7 +98,6 @@ fn base64(bytes: String) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
-/// Credentials that a program printed.
 struct ExecCredentials {
     token: Option<String>,
     /// Certificate and key of a client.

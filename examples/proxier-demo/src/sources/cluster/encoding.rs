@@ -9,7 +9,6 @@ use serde_json::value::RawValue;
 use super::protobuf::{self, Field, text};
 use crate::yaml;
 
-/// The encoding of an answer's body.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoding {
     Json,
@@ -30,7 +29,6 @@ impl Encoding {
         }
     }
 
-    /// The encoding of an answer with this `Content-Type`.
     pub(super) fn of_answer(content_type: Option<&str>) -> Self {
         let is_protobuf = content_type.is_some_and(|text| text.starts_with(Encoding::Protobuf.media_type()));
         if is_protobuf { Encoding::Protobuf } else { Encoding::Json }
@@ -109,7 +107,6 @@ impl Encoding {
         }
     }
 
-    /// A list, or a page of a list.
     pub(super) fn page(self, body: &[u8]) -> Result<Page<'_>, String> {
         #[derive(Deserialize)]
         struct List<'a> {
@@ -135,7 +132,6 @@ impl Encoding {
     }
 }
 
-/// An object as the server sent it.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Object<'a> {
     Json(&'a str),

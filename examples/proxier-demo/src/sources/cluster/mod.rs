@@ -127,7 +127,6 @@ impl Options {
     }
 }
 
-/// Counts of requests to the API server.
 #[derive(Debug, Default)]
 #[non_exhaustive]
 pub struct Counters {

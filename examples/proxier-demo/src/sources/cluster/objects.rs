@@ -1,6 +1,5 @@
 //! The watched kinds: requests for them, and their objects as changes.
 
-use proxier_core::config::parse_service_cidr;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject, StringMap};
 use proxier_core::snapshot::{Balancing, EndpointSlice, ObjectKey, ObjectKind};
 use serde::Deserialize;
@@ -10,6 +9,7 @@ use super::encoding::{Encoding, Object, null_is_empty};
 use super::protobuf::{self, Field};
 use super::versions::UNNAMED;
 use crate::message::change::{Change, NodeState};
+use crate::settings::service_cidr;
 use crate::sources::triggers;
 
 /// A watched kind of object.
@@ -164,7 +164,6 @@ impl Resource {
     }
 }
 
-/// The labels and annotations of an object.
 #[derive(Deserialize)]
 struct Noted {
     metadata: Notes,
@@ -215,23 +214,17 @@ fn read_service_cidr(sent: Object<'_>) -> Result<Change, (String, String)> {
         cidrs: Vec<String>,
     }
     let ServiceCidr { metadata, spec } = sent.read(protobuf::SERVICE_CIDR)?;
-    let mut networks = Vec::new();
-    for (index, text) in spec.cidrs.iter().enumerate() {
-        let network = parse_service_cidr(text);
-        let reason = || format!("{text:?} is not a network of Services (ADDRESS/PREFIX, not all addresses)");
-        networks.push(network.ok_or_else(|| (format!("spec.cidrs[{index}]"), reason()))?);
-    }
-    Ok(Change::ServiceCidr(metadata.name, networks))
+    let network =
+        |(index, text): (usize, &String)| service_cidr(text).map_err(|reason| (format!("spec.cidrs[{index}]"), reason));
+    Ok(Change::ServiceCidr(metadata.name, spec.cidrs.iter().enumerate().map(network).collect::<Result<_, _>>()?))
 }
 
-/// Whether a Node is being removed.
 pub(crate) fn is_leaving(node: &Value) -> bool {
     let mut taints = node["spec"]["taints"].as_array().into_iter().flatten();
     node["metadata"]["deletionTimestamp"].is_string()
         || taints.any(|taint| taint["key"] == "ToBeDeletedByClusterAutoscaler")
 }
 
-/// The key and version of an object.
 pub(super) struct Identity {
     /// `namespace/name`, or `/name`.
     pub(super) key: Box<str>,
@@ -267,7 +260,6 @@ impl Identity {
     }
 }
 
-/// Whether this bookmark marks the end of all objects in a watch.
 pub(super) fn is_end_of_list(bookmark: Object<'_>) -> bool {
     let annotations = bookmark.read(protobuf::OBJECT).map(|Noted { metadata }| metadata.annotations);
     annotations.is_ok_and(|all| all.get("k8s.io/initial-events-end").is_some_and(|value| value == "true"))

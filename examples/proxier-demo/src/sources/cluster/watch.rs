@@ -29,7 +29,6 @@ pub(super) struct Watcher {
     pub(super) counters: Arc<Counters>,
 }
 
-/// Why a request ended early.
 enum Stop {
     Failed(Failure),
     Closed,

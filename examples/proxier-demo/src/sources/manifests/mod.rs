@@ -21,7 +21,6 @@ use crate::message::{Changes, Closed};
 use crate::problem::Problem;
 use crate::sources::files::{FileWatch, Fingerprint};
 
-/// Files and directories that contain manifests.
 #[derive(Debug)]
 pub struct Manifests {
     paths: Vec<PathBuf>,
@@ -33,7 +32,6 @@ pub struct Manifests {
     told: BTreeSet<Problem>,
     /// Files and directories that may contain more than could be read, as of the last report.
     unread: BTreeSet<String>,
-    /// Directories that cannot be listed.
     unlisted: Vec<PathBuf>,
     /// Last log message about all files.
     summary: String,
@@ -56,7 +54,6 @@ struct File {
     ignored: BTreeMap<String, usize>,
 }
 
-/// Stands for standard input.
 const STDIN: &str = "-";
 /// Larger files are not manifests.
 const FILE_BYTES: u64 = 256 << 20;

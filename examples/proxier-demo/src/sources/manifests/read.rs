@@ -27,7 +27,6 @@ pub(super) struct Contents {
     pub(super) ignored: BTreeMap<String, usize>,
     /// Whether a document is not YAML or JSON, possibly because it is still being written.
     pub(super) broken: bool,
-    /// Whether there are only blanks.
     pub(super) blank: bool,
 }
 
@@ -407,15 +406,6 @@ mod tests {
     }
 
     #[test]
-    fn lists_of_kubectl_and_the_api_server_are_read() {
-        let item = "{apiVersion: v1, kind: Service, metadata: {name: a}}";
-        assert_eq!(names(&format!("apiVersion: v1\nkind: List\nitems: [{item}, {item}]")), ["Service default/a"; 2]);
-        let list = "apiVersion: discovery.k8s.io/v1\nkind: EndpointSliceList\nitems: [{metadata: {name: s}}]";
-        assert_eq!(names(list), ["EndpointSlice default/s"]);
-        assert_eq!(names("apiVersion: v1\nkind: ServiceList\nitems: null"), Vec::<String>::new());
-    }
-
-    #[test]
     fn other_kinds_are_skipped() {
         assert!(names("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}").is_empty());
         assert!(problems("apiVersion: apps/v1\nkind: Deployment\nmetadata: {name: web}").is_empty());
@@ -447,6 +437,7 @@ mod tests {
                        \"apiVersion\": \"v1\", \"kind\": \"Service\", \"metadata\": {\"name\": \"b\"}}";
         assert_eq!(names(service), ["Service default/b"]);
         assert_eq!(problems(&format!("{{{version}, {kind}, \"items\": {{}}}}")), ["f: document 1: items: not a list"]);
+        assert_eq!(problems(&format!("{{{version}, {kind}, \"items\": null}}")), Vec::<String>::new());
         // A truncated text yields no objects, in JSON as in YAML.
         let whole = format!("{{{kind}, {version}, {items}}}");
         let broken = read(&whole[..whole.len() - 3], "f");

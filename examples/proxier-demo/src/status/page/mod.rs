@@ -28,7 +28,6 @@ use crate::settings::Exposure;
 use crate::status::health::Health;
 use crate::status::server::{Answer, HttpRequest};
 
-/// Whether this client may see the page.
 fn admits(exposure: Exposure, asked: &HttpRequest) -> bool {
     match exposure {
         Exposure::Off => false,
