@@ -29,7 +29,7 @@ impl NetnsGuard {
     /// Moves the current thread into a new, empty network namespace with `lo` up.
     pub fn new() -> io::Result<Self> {
         let guard = Self::untouched()?;
-        oracle::run("ip", &["link", "set", "lo", "up"], None).map_err(io::Error::other)?;
+        oracle::run("ip", &["link", "set", "lo", "up"], None)?;
         Ok(guard)
     }
 
@@ -99,7 +99,7 @@ impl Netns {
 
     /// Runs the program `ip` inside and returns what it printed.
     pub fn ip(&self, arguments: &[&str]) -> io::Result<String> {
-        self.run_in(|| oracle::run("ip", arguments, None).map_err(io::Error::other))?.map(|output| output.stdout)
+        self.run_in(|| oracle::run("ip", arguments, None))?.map(|output| output.stdout)
     }
 
     /// `ip link set DEVICE up`.

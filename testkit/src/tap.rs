@@ -41,9 +41,8 @@ pub struct NetlinkTap {
 impl NetlinkTap {
     /// Starts to capture in the current thread's namespace. Misses the writes that create its own device.
     pub fn start() -> io::Result<Self> {
-        let ip = |arguments: &[&str]| oracle::run("ip", arguments, None).map_err(io::Error::other);
-        ip(&["link", "add", "tap0", "type", "nlmon"])?;
-        ip(&["link", "set", "tap0", "up"])?;
+        oracle::run("ip", &["link", "add", "tap0", "type", "nlmon"], None)?;
+        oracle::run("ip", &["link", "set", "tap0", "up"], None)?;
         let fd = socket(AddressFamily::Packet, SockType::Raw, SockFlag::SOCK_CLOEXEC, SockProtocol::EthAll)?;
         setsockopt(&fd, RcvBufForce, &BUFFER)?;
         setsockopt(&fd, ReceiveTimeout, &TimeVal::milliseconds(50))?;
