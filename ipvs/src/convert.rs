@@ -172,20 +172,14 @@ impl Fields for SyncDaemon {
         self.state.put(out);
         DaemonAttr::McastIfn(NulStr::from(self.interface.as_str())).encode(out);
         DaemonAttr::SyncId(self.sync_id.into()).encode(out);
-        if let Some(length) = self.max_length {
-            DaemonAttr::SyncMaxlen(length).encode(out);
-        }
-        match self.group {
-            Some(IpAddr::V4(group)) => DaemonAttr::McastGroup(group.octets()).encode(out),
-            Some(IpAddr::V6(group)) => DaemonAttr::McastGroup6(group.octets()).encode(out),
-            None => {}
-        }
-        if let Some(port) = self.port {
-            DaemonAttr::McastPort(port).encode(out);
-        }
-        if let Some(ttl) = self.ttl {
-            DaemonAttr::McastTtl(ttl).encode(out);
-        }
+        let group = self.group.map(|group| match group {
+            IpAddr::V4(group) => DaemonAttr::McastGroup(group.octets()),
+            IpAddr::V6(group) => DaemonAttr::McastGroup6(group.octets()),
+        });
+        let (length, port, ttl) = (self.max_length, self.port, self.ttl);
+        let length = length.map(DaemonAttr::SyncMaxlen);
+        let rest = [length, group, port.map(DaemonAttr::McastPort), ttl.map(DaemonAttr::McastTtl)];
+        rest.iter().flatten().for_each(|attribute| attribute.encode(out));
     }
 }
 
@@ -201,15 +195,12 @@ impl Fields for DaemonState {
 
 impl Fields for TimeoutsUpdate {
     fn put(&self, out: &mut Encoder) {
-        if let Some(seconds) = self.tcp_secs {
-            CmdAttr::TimeoutTcp(seconds).encode(out);
-        }
-        if let Some(seconds) = self.tcp_fin_secs {
-            CmdAttr::TimeoutTcpFin(seconds).encode(out);
-        }
-        if let Some(seconds) = self.udp_secs {
-            CmdAttr::TimeoutUdp(seconds).encode(out);
-        }
+        let timeouts = [
+            self.tcp_secs.map(CmdAttr::TimeoutTcp),
+            self.tcp_fin_secs.map(CmdAttr::TimeoutTcpFin),
+            self.udp_secs.map(CmdAttr::TimeoutUdp),
+        ];
+        timeouts.iter().flatten().for_each(|timeout| timeout.encode(out));
     }
 }
 
