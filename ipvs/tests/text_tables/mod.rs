@@ -1,5 +1,4 @@
 //! Virtual and real servers of every kind, for properties.
-#![allow(dead_code, reason = "each test file uses its part")]
 #![allow(clippy::unwrap_used, reason = "tests stop at the first surprise")]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -19,7 +18,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 /// Addresses with every shape of zeros, which is where writers of IPv6 differ.
-pub(crate) fn ipv6() -> impl Strategy<Value = Ipv6Addr> {
+fn ipv6() -> impl Strategy<Value = Ipv6Addr> {
     let group = prop_oneof![3 => Just(0_u16), 1 => Just(0xffff), 2 => any::<u16>()];
     prop_oneof![any::<[u16; 8]>().boxed(), proptest::array::uniform8(group).boxed()].prop_map(Ipv6Addr::from)
 }
@@ -32,7 +31,7 @@ fn name() -> impl Strategy<Value = Name> {
     "[!-~]{1,15}".prop_map(|name| Name::new(&name).unwrap())
 }
 
-pub(crate) fn key() -> impl Strategy<Value = VirtualServerKey> {
+fn key() -> impl Strategy<Value = VirtualServerKey> {
     let family = select(vec![Family::V4, Family::V6]);
     prop_oneof![
         4 => (any::<u8>(), select(vec![6_u8, 17, 132, 0]), address(), any::<u16>()).prop_map(|(other, known, addr, port)| {
@@ -141,91 +140,4 @@ pub(crate) fn ruleset() -> impl Strategy<Value = Ruleset> {
             .collect();
         Ruleset { entries }
     })
-}
-
-/// Tables that a kernel accepts where `10.0.0.0/8` is routed, and that ipvsadm 1.31 can both read and print in full.
-pub(crate) fn ruleset_of_ipvsadm(schedulers: Vec<Scheduler>) -> impl Strategy<Value = Ruleset> {
-    let vip =
-        prop_oneof![any::<[u8; 3]>().prop_map(|[b, c, d]| IpAddr::from([10, b, c, d])), ipv6().prop_map(IpAddr::from),];
-    let protocol = select(vec![Protocol::Tcp, Protocol::Udp, Protocol::Sctp]);
-    let mark = (1_u32..=0x7fff_ffff).prop_map(|mark| NonZeroU32::new(mark).unwrap());
-    let key = prop_oneof![
-        4 => (protocol, vip, prop_oneof![9 => 1..=u16::MAX, 1 => Just(0)])
-            .prop_map(|(protocol, addr, port)| VirtualServerKey::Address { protocol, addr, port }),
-        1 => (select(vec![Family::V4, Family::V6]), mark)
-            .prop_map(|(family, mark)| VirtualServerKey::Fwmark { family, mark }),
-    ];
-    let entry = (key, select(schedulers)).prop_flat_map(|(key, scheduler)| {
-        let persistence = (1..=2_678_400_u32, granularity(key.family()), option::of(Just(Name::new("sip").unwrap())))
-            .prop_map(persistence);
-        let must_persist = matches!(key, VirtualServerKey::Address { port: 0, .. });
-        let persistence =
-            if must_persist { persistence.prop_map(Some).boxed() } else { option::of(persistence).boxed() };
-        // ipvsadm does not print the third flag of these two.
-        let flags = if matches!(scheduler, Scheduler::SourceHashing | Scheduler::MaglevHashing) { 4_u32 } else { 8 };
-        let flags = (0..flags).prop_map(|bits| {
-            let all = [SchedulerFlags::FLAG_1, SchedulerFlags::FLAG_2, SchedulerFlags::FLAG_3];
-            all.into_iter()
-                .zip([1, 2, 4])
-                .filter(|(_, bit)| bits & bit != 0)
-                .map(|(flag, _)| flag)
-                .collect::<SchedulerFlags>()
-        });
-        let may_be_one_packet =
-            !matches!(key, VirtualServerKey::Address { protocol: Protocol::Tcp | Protocol::Sctp, .. });
-        let reals = vec(real_server_of_ipvsadm(key), 0..5);
-        (flags, persistence, any::<bool>(), reals).prop_map(move |(scheduler_flags, persistence, one_packet, reals)| {
-            let mut config = VirtualServerConfig::new(scheduler);
-            config.scheduler_flags = scheduler_flags;
-            config.persistence = persistence;
-            config.one_packet = one_packet && may_be_one_packet;
-            let mut seen = std::collections::BTreeSet::new();
-            let real_servers = reals.into_iter().filter(|real: &RealServer| seen.insert(real.key));
-            Entry::new(VirtualServer { key, config }, real_servers)
-        })
-    });
-    vec(entry, 1..12).prop_map(|entries| {
-        let mut seen = std::collections::BTreeSet::new();
-        let entries = entries.into_iter().filter(|entry| seen.insert(entry.virtual_server.key)).collect();
-        Ruleset { entries }
-    })
-}
-
-fn real_server_of_ipvsadm(key: VirtualServerKey) -> impl Strategy<Value = RealServer> {
-    let v4 = any::<[u8; 3]>().prop_map(|[b, c, d]| IpAddr::from([10, b, c, d]));
-    let v6 = any::<[u16; 7]>().prop_map(|[b, c, d, e, f, g, h]| IpAddr::from([0xfd00, b, c, d, e, f, g, h]));
-    let tunnel = prop_oneof![
-        Just(Tunnel::IPIP),
-        (0_u16..2).prop_map(|flags| Tunnel::new(TunnelKind::Gre, TunnelFlags::from_bits_retain(flags))),
-        (any::<NonZeroU16>(), 0_u16..3)
-            .prop_map(|(port, flags)| Tunnel::new(TunnelKind::Gue { port }, TunnelFlags::from_bits_retain(flags))),
-    ];
-    let method = prop_oneof![
-        Just(ForwardingMethod::Masquerade),
-        Just(ForwardingMethod::DirectRoute),
-        tunnel.prop_map(ForwardingMethod::Tunnel),
-    ];
-    let thresholds = prop_oneof![
-        Just(Thresholds::NONE),
-        (0..=0x7fff_ffff_u32, 0..=0x7fff_ffff_u32).prop_map(|(one, other)| Thresholds::new(
-            one.max(other),
-            one.min(other)
-        )
-        .unwrap()),
-    ];
-    let weight = prop_oneof![Just(0), Just(1), 0..=0x7fff_ffff_u32];
-    (v4, v6, any::<bool>(), any::<u16>(), method, weight, thresholds).prop_map(
-        move |(v4, v6, other_family, port, method, weight, thresholds)| {
-            let tunnelled = matches!(method, ForwardingMethod::Tunnel(_));
-            let is_v4 = (key.family() == Family::V4) != (other_family && tunnelled);
-            let port = match (key, method) {
-                (VirtualServerKey::Fwmark { .. }, _) | (_, ForwardingMethod::Masquerade) => port,
-                (VirtualServerKey::Address { port, .. }, _) => port,
-            };
-            RealServer {
-                key: RealServerKey { addr: if is_v4 { v4 } else { v6 }, port },
-                config: real_config(weight, method, thresholds),
-            }
-        },
-    )
 }
