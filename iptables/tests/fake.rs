@@ -39,9 +39,7 @@ impl World for Fake {
     }
 
     fn create_sets(&self, sets: &[(String, &str)]) {
-        for (name, _) in sets {
-            self.host.add_set(name);
-        }
+        self.host.set_ipsets(sets.iter().map(|(name, _)| name.clone()).collect());
     }
 
     fn saved(&self, args: &[&str]) -> String {
