@@ -19,13 +19,16 @@ impl Applied {
         runs.flat_map(|run| self.record(run, call(run, ports), names)).collect()
     }
 
-    /// Counts and lists the outcomes of operations of one call, and returns them with whether each is done.
+    /// Counts and lists the outcomes of operations of one kind, and returns them with whether each is done.
     pub(crate) fn record<'a>(
         &mut self,
         operations: &[Operation<'a>],
         mut failures: ItemFailures,
         names: &Names<'_>,
     ) -> Vec<(Operation<'a>, bool)> {
+        if let Some((part, action)) = operations.first().map(Operation::kind) {
+            self.count(part, action, operations.len().saturating_sub(failures.len()));
+        }
         failures.sort_by_key(|failure| failure.index);
         let mut failures = failures.into_iter().peekable();
         let outcome = |(index, operation): (usize, &Operation<'a>)| {
@@ -33,9 +36,6 @@ impl Applied {
             let is_done = failure.is_none();
             if let Some(ItemFailure { error, .. }) = failure {
                 self.fail(operation.step(names), error);
-            } else {
-                let (part, action) = operation.shown_kind(names);
-                self.count(part, action, 1);
             }
             (*operation, is_done)
         };
