@@ -20,7 +20,7 @@ use super::split::{self, Marks};
 use crate::config::{Config, RulesBy, usual_flags};
 use crate::modes::shared::frontends::{count, uncount};
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
-use crate::pack::pack;
+use crate::pack::{pack, put};
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
 use crate::snapshot::ObjectKey;
 use crate::time::Moment;
@@ -277,11 +277,8 @@ impl Index {
         if !self.splits {
             return;
         }
-        if frontend.is_some_and(|frontend| self.why_unmarked(frontend).is_some()) {
-            self.unmarked.insert(*key);
-        } else {
-            self.unmarked.remove(key);
-        }
+        let is_unmarked = frontend.is_some_and(|frontend| self.why_unmarked(frontend).is_some());
+        put(&mut self.unmarked, *key, is_unmarked);
     }
 
     /// Reason why a Frontend that the configuration asks to split is not split.

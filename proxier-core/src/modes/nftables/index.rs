@@ -14,7 +14,7 @@ use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::frontends::{count, uncount};
 use crate::modes::shared::table::{ChainRules, Layout as _};
 use crate::net::{Family, FrontendKey};
-use crate::pack::pack;
+use crate::pack::{pack, put};
 use crate::service::{Changes, Compiled, Desired, Frontend, Roles};
 
 /// Counted chains and elements that Frontends share, and the slots of endpoints. An update costs O(changed Services).
@@ -176,11 +176,7 @@ impl Index {
         let slots = self.written.entry(key).or_insert_with(|| old.clone());
         let held = written.map(|written| HeldSlots::from_frontend(written, slots)).unwrap_or_default();
         let new = after.map(|after| self.slots_within_limit(&held, after)).unwrap_or_default();
-        if new.is_over_limit {
-            self.over_limit.insert(key);
-        } else {
-            self.over_limit.remove(&key);
-        }
+        put(&mut self.over_limit, key, new.is_over_limit);
         for need in after.into_iter().flat_map(|after| needs(after, &new)) {
             self.add(need);
         }
