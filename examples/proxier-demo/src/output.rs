@@ -18,7 +18,7 @@ pub(crate) fn changes(number: u64) -> String {
     format!("{number} change{}", if number == 1 { "" } else { "s" })
 }
 
-/// A setting of the host that stays as it is.
+/// Why a value below `/proc/sys` stays, although serving needs another.
 pub(crate) fn unmet(change: &SysctlChange) -> String {
     let now = change.from.as_deref().unwrap_or("unknown");
     format!("{} stays {now}: this process cannot write it", change.path)

@@ -25,6 +25,7 @@ impl Reconciler {
         Some(self.next_look().map_or(next.at, |look| next.at.min(look.max(self.schedule.earliest()))))
     }
 
+    /// When there is work even if no input changes.
     fn next_look(&self) -> Option<Moment> {
         [self.mode.next_wake(), self.host.next_loss(), self.add_ons.next_wake()].into_iter().flatten().min()
     }

@@ -128,6 +128,7 @@ impl Host {
         }
     }
 
+    /// When the next lost address is given up.
     pub(super) fn next_loss(&self) -> Option<Moment> {
         self.absent.values().min().copied()
     }
@@ -150,6 +151,7 @@ impl Host {
 /// Work left for later passes.
 #[derive(Debug, Default)]
 pub(super) struct Backlog {
+    /// Services to compile again.
     pub(super) services: BTreeSet<ObjectKey>,
     /// Differences from the last written state.
     pub(super) changes: Changes,
@@ -218,6 +220,7 @@ impl AddOns {
         AddOns { fast_path: Some(fast_path::Tracker::default()), localhost, drains: None }
     }
 
+    /// When one has work even if no input changes.
     pub(super) fn next_wake(&self) -> Option<Moment> {
         self.drains.as_ref().and_then(Drains::next)
     }

@@ -20,7 +20,9 @@ use crate::time::Moment;
 /// What the reconciler must know about the result of compiling.
 #[derive(Debug, Default)]
 pub(super) struct RefreshOutcome {
+    /// Frontends that are new, removed or different.
     frontends: Vec<FrontendKey>,
+    /// Whether a health check is new, removed or different.
     health_checks: bool,
 }
 

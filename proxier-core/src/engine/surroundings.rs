@@ -21,6 +21,7 @@ use crate::time::Moment;
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) node: Node,
+    /// Unusable values of this node's own object.
     pub(super) rejections: Vec<Rejection>,
     pub(super) nodes: ClusterNodes,
     /// Networks of cluster IPs that the cluster declares.
@@ -107,6 +108,7 @@ impl ClusterNodes {
         true
     }
 
+    /// All weights other than 1.
     pub(super) fn weights(&self) -> &Arc<BTreeMap<Box<str>, u16>> {
         &self.weights
     }
@@ -194,6 +196,7 @@ impl Reconciler {
         }
     }
 
+    /// Drops addresses that have been lost for long enough.
     pub(super) fn give_up_absent(&mut self, now: Moment) {
         let before = self.host.absent.len();
         self.host.absent.retain(|_, until| *until > now);

@@ -62,6 +62,9 @@ impl PacketCounters {
     }
 
     /// Creates a counter, unless it exists.
+    ///
+    /// # Errors
+    /// As [`PacketCounters::read`].
     pub fn make(&mut self, name: &str) -> Result<(), PortError> {
         self.attempt("making counters of packets", |connection| {
             let name = |out: &mut Encoder| out.attr(CounterAttr::NAME, &NulStr::from(name));
@@ -72,6 +75,9 @@ impl PacketCounters {
 
     /// Deletes a counter to which no rule refers. Returns whether it existed and was deleted. The kernel frees rules a
     /// moment after they are deleted, so this tries for up to 200 ms.
+    ///
+    /// # Errors
+    /// As [`PacketCounters::read`].
     pub fn delete(&mut self, name: &str) -> Result<bool, PortError> {
         let is_in_use = |outcome: &Result<Option<bool>, PortError>| matches!(outcome, Ok(None));
         let deleted = until_released(20, is_in_use, || {

@@ -79,6 +79,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         self.v4.as_ref().or(self.v6.as_ref()).map(Iptables::backend)
     }
 
+    /// The back end, once settled.
     fn settled(&self) -> Option<Backend> {
         let forced = match self.choice {
             BackendChoice::Force(backend) => Some(backend),
@@ -113,6 +114,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         self.listed.clear();
     }
 
+    /// The programs of a family, once found.
     fn known(&mut self, family: Family) -> &mut Option<Iptables<R>> {
         match family {
             Family::V4 => &mut self.v4,

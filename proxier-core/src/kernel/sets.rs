@@ -119,6 +119,7 @@ impl SetsPort {
         outcome
     }
 
+    /// Whether the set exists with our type and family.
     fn exists(&mut self, set: NamedSet, wanted: &SetSpec) -> Result<bool, PortError> {
         let header = self.call(|client| match client.set_header(&wanted.name) {
             Err(error) if *error.kind() == ErrorKind::SetMissing => Ok(None),

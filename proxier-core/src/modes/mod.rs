@@ -233,6 +233,7 @@ pub fn sysctl_changes(
 pub(crate) struct Pass<'a> {
     pub(crate) names: Names<'a>,
     pub(crate) desired: &'a Desired,
+    /// Differences from the last written state.
     pub(crate) changes: &'a Changes,
     pub(crate) facts: &'a NodeFacts,
     pub(crate) host: &'a HostAddresses,
@@ -278,6 +279,7 @@ pub struct Plan {
     /// Values to write once the rules of IPv4 exist, which guard them.
     pub(crate) guarded: Vec<SysctlChange>,
     pub(crate) fast_path: Option<Box<fast_path::FlowtableChange>>,
+    /// Changes of listeners of nftables mode.
     pub(crate) listeners: Vec<localhost_relay::ListenerChange>,
     pub(crate) forget: UdpServices,
 }
@@ -351,6 +353,7 @@ pub(crate) type Hold<'a> = &'a mut dyn FnMut(Vec<(FrontendKey, Loss)>, &dyn Kern
 /// The result of reading the kernel: the parts that could not be read.
 pub(crate) type Reading = Result<(), Vec<Unread>>;
 
+/// A Frontend that an index tracks.
 pub(crate) type FrontendRef<'a> = Option<&'a Arc<Frontend>>;
 
 pub(crate) struct CarryOut<'a> {

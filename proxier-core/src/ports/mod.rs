@@ -127,11 +127,17 @@ pub trait Ipvs {
     fn snapshot(&mut self) -> Result<Snapshot, PortError>;
 
     /// Reads all virtual servers once: some may be missing or repeated if other programs change them meanwhile.
+    ///
+    /// # Errors
+    /// As [`Ipvs::snapshot`].
     fn snapshot_once(&mut self) -> Result<Snapshot, PortError> {
         self.snapshot()
     }
 
     /// Whether the virtual servers, without their real servers, are still those of a snapshot. If so, none was missing.
+    ///
+    /// # Errors
+    /// If they could not be read.
     fn is_still(&mut self, snapshot: &Snapshot) -> Result<bool, PortError> {
         // A complete snapshot needs no second check.
         let _ = snapshot;
@@ -148,9 +154,15 @@ pub trait Ipvs {
     fn run(&mut self, operations: &[Operation]) -> ItemFailures;
 
     /// Timeouts of connections.
+    ///
+    /// # Errors
+    /// If they could not be read.
     fn timeouts(&mut self) -> Result<Timeouts, PortError>;
 
     /// Changes timeouts.
+    ///
+    /// # Errors
+    /// If the kernel refused.
     fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError>;
 }
 
@@ -191,6 +203,9 @@ pub trait Sets {
 
     /// Whether a process that was killed while it created or replaced this set left an unfinished one behind;
     /// [`Sets::destroy`] removes both. The set itself may be missing. Default: no.
+    ///
+    /// # Errors
+    /// If the sets could not be listed.
     fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
         let _ = set;
         Ok(false)
@@ -303,28 +318,46 @@ pub trait Tables {
     fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError>;
 
     /// Reads a table without its contents; `None` if it does not exist.
+    ///
+    /// # Errors
+    /// If the request failed.
     fn table(&mut self, table: &TableKey) -> Result<Option<Table>, PortError>;
 
     /// Whether a table has a chain of this name. `false` without the table.
+    ///
+    /// # Errors
+    /// If the request failed.
     fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError>;
 
     /// Lists all tables, of all programs. Default: none.
+    ///
+    /// # Errors
+    /// If the request failed.
     fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
         Ok(Vec::new())
     }
 
     /// Lists the chains of a table; none if it does not exist.
+    ///
+    /// # Errors
+    /// If the request failed.
     fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, PortError> {
         Ok(self.read(table)?.map(|read| read.chains).unwrap_or_default())
     }
 
     /// Lists the rules of a chain, in order; none if it does not exist.
+    ///
+    /// # Errors
+    /// If the request failed.
     fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>, PortError> {
         let rules = self.read(&chain.table)?.map(|read| read.rules).unwrap_or_default();
         Ok(rules.into_iter().filter(|rule| rule.chain == *chain).collect())
     }
 
     /// Lets the kernel check all changes without applying them.
+    ///
+    /// # Errors
+    /// As [`Tables::commit`].
     fn check(&mut self, transaction: &Transaction) -> Result<(), NotCommitted>;
 
     /// Applies all changes atomically, or none.
@@ -367,6 +400,9 @@ pub trait Conntrack {
     fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError>;
 
     /// The addresses and ports with UDP flows that [`forget_flows`](Conntrack::forget_flows) would delete. Read-only.
+    ///
+    /// # Errors
+    /// As [`forget_flows`](Conntrack::forget_flows).
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError>;
 }
 
@@ -454,7 +490,7 @@ pub trait Relays {
     /// Applies settings to all listeners.
     ///
     /// # Errors
-    /// If this process cannot relay at all: no thread, no descriptor.
+    /// If this process cannot relay at all: no descriptor.
     fn configure(&mut self, settings: &Settings) -> Result<(), PortError>;
 
     /// Listens, or changes the endpoints of a listener.

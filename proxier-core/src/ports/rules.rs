@@ -31,12 +31,18 @@ pub trait Rules {
 
     /// Like [`Rules::dump`], for this back end, in use or not. Loads no module of a back end without tables. Default:
     /// nothing.
+    ///
+    /// # Errors
+    /// As [`Rules::dump`].
     fn dump_of(&mut self, backend: Backend, family: Family) -> Result<iptables::Dump, PortError> {
         let _ = (backend, family);
         Ok(iptables::Dump::default())
     }
 
     /// Like [`Rules::restore`], for this back end, in use or not. Default: refused.
+    ///
+    /// # Errors
+    /// As [`Rules::restore`].
     fn restore_to(
         &mut self,
         backend: Backend,
@@ -92,12 +98,18 @@ pub trait Rules {
     }
 
     /// Creates named packet counters (nfacct) to which rules can refer, unless they exist. Default: not supported.
+    ///
+    /// # Errors
+    /// As [`Rules::counters`].
     fn make_counters(&mut self, names: &[&str]) -> Result<(), PortError> {
         let _ = names;
         Err(PortError::new(super::PortErrorKind::Unavailable, "no counters of packets"))
     }
 
     /// Deletes counters to which no rule refers; returns how many. Missing ones count as deleted. Default: none.
+    ///
+    /// # Errors
+    /// As [`Rules::counters`].
     fn delete_counters(&mut self, names: &[&str]) -> Result<usize, PortError> {
         let _ = names;
         Ok(0)

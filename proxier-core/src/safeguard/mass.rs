@@ -56,6 +56,7 @@ pub struct Stopped {
     /// Number of those that may belong to unreadable objects.
     pub unreadable: usize,
     held: BTreeSet<FrontendKey>,
+    /// Held Frontends that exist only in the kernel.
     inherited: BTreeSet<FrontendKey>,
 }
 

@@ -33,7 +33,9 @@ pub(crate) struct MissingObjects {
 struct Loss {
     /// Frontends that would be removed or lose their last endpoint.
     all: BTreeSet<FrontendKey>,
+    /// Number of Frontends that would be removed.
     gone: usize,
+    /// Number of Frontends that would lose all endpoints.
     unserved: usize,
 }
 

@@ -29,8 +29,11 @@ pub struct Desired {
     /// Boxed, since a map allocates room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Compiled>>,
     claims: BTreeMap<FrontendKey, Claims>,
+    /// Services with requests that cannot be met.
     refusing: BTreeSet<ObjectKey>,
+    /// Services with Frontends that are rejected.
     rejecting: BTreeSet<ObjectKey>,
+    /// Frontends that several Services claim.
     contested: BTreeSet<FrontendKey>,
     /// Frontends without session affinity, since the mode has no room for it.
     pub(crate) without_affinity: BTreeSet<FrontendKey>,

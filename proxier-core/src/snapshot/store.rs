@@ -20,7 +20,9 @@ pub struct Store {
     keeps_nodes: bool,
     /// The shapes of slices, each stored once: most slices have one of a few.
     shapes: BTreeSet<Arc<Shape>>,
+    /// The policies that the mode supports.
     abilities: Abilities,
+    /// Whether a Service has requested a drain time.
     has_drains: bool,
     /// Boxed, since a map allocates room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Service>>,
@@ -28,6 +30,7 @@ pub struct Store {
     slices: BTreeMap<ObjectKey, Vec<EndpointSlice>>,
     /// The Service of each slice.
     owners: BTreeMap<ObjectKey, ObjectKey>,
+    /// Frontends provided by agents.
     frontends: BTreeMap<ObjectKey, Box<[FrontendSpec]>>,
     /// Number of calls that changed them.
     asked: u64,

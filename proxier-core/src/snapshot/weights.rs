@@ -9,6 +9,7 @@ use super::{Abilities, Reporter, parse_address};
 /// The annotation of an EndpointSlice that sets its endpoints' weights, each 0 to 65,535: `10.0.0.1=3, 10.0.0.2=0`.
 pub(super) const OF_ADDRESSES: &str = "proxier/weights";
 
+/// Key of the weight for all other zones.
 const OTHERS: &str = "*";
 
 /// The weights of endpoints by zone. In an annotation: `zone-a=3, zone-b=1, *=0`.
@@ -77,6 +78,7 @@ pub(super) fn parse(text: &str) -> Option<u16> {
     text.trim().parse().ok()
 }
 
+/// The items `KEY=WEIGHT`, separated by commas.
 fn items<'a, K>(
     text: &'a str,
     reason: &'static str,

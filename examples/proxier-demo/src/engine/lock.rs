@@ -32,6 +32,7 @@ pub struct Lock {
 
 /// Contains [`FOLDER`]. Owned by root on every Linux, and empty after boot.
 const BASE: &str = "/run";
+/// The directory with the locks.
 const FOLDER: &str = "proxier-demo";
 /// Longest wait for a holder that has not written its name yet.
 const PATIENCE: Duration = Duration::from_secs(1);

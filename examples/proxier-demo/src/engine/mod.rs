@@ -294,6 +294,7 @@ impl<K: Kernel> Engine<K> {
         self.proxier.next_wake().map(|at| at.saturating_sub(self.now()))
     }
 
+    /// Number of connections on the fast path; `None` without a fast path.
     pub(crate) fn fast_path_connections(&mut self) -> Option<u64> {
         let config = self.proxier.facts().config();
         config.fast_path.as_ref()?;

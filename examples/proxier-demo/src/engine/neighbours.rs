@@ -16,6 +16,7 @@ use crate::message::{Control, Message, NeighboursByUser};
 use crate::settings::cli::{Configured, Source};
 use crate::sources::cluster::Connection;
 
+/// Interval between two searches.
 const INTERVAL: Duration = Duration::from_secs(30);
 /// Time until the first search: by then the API server is usually connected.
 const FIRST: Duration = Duration::from_secs(5);

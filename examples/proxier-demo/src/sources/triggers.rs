@@ -25,6 +25,7 @@ pub(crate) struct Triggers {
     overdue: Vec<Trigger>,
 }
 
+/// The time of a slice's cause.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Trigger {
     slice: ObjectKey,

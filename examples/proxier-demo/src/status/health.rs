@@ -89,6 +89,7 @@ impl Health {
         self.state().ready = true;
     }
 
+    /// Records that a pass was requested.
     pub fn queued(&self, now: SystemTime) {
         self.state().metrics.sync_last_queued_timestamp = seconds(now);
     }

@@ -56,7 +56,9 @@ pub struct Wake {
 pub struct Schedule {
     limits: Limits,
     backoff: Backoff,
+    /// No pass starts before this time.
     earliest: Moment,
+    /// When a full pass is due.
     full_at: Moment,
     /// Since when a request has waited for a pass to start.
     asked: Option<Moment>,

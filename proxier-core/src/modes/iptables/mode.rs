@@ -71,9 +71,11 @@ struct State {
     /// Services that the kernel refused: it has their previous rules, or none.
     refused: BTreeSet<ObjectKey>,
     retry: Option<RulesRetry>,
+    /// Number of rules, once known.
     rules: Option<Tally>,
 }
 
+/// Whether rules use packet counters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Counters {
     /// The kernel lacks them.
@@ -87,6 +89,7 @@ enum Counters {
     /// They exist in the kernel, but the programs or the kernel refuse rules with them. They are deleted once rules
     /// without them are in place.
     Refused,
+    /// Refused, and deleted.
     Gone,
 }
 

@@ -22,6 +22,7 @@ use crate::snapshot::ObjectKey;
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub(crate) struct IptablesPlan {
+    /// Missing packet counters that the rules use.
     pub(super) counters: Vec<&'static str>,
     pub(super) families: Vec<FamilyPlan>,
     pub(super) held: BTreeSet<FrontendKey>,
@@ -35,13 +36,19 @@ pub(super) struct FamilyPlan {
     pub(super) basis: Basis,
     /// Change of the number of rules.
     pub(super) rules: Outcome,
+    /// The rules that are written.
     pub(super) written: Tally,
 }
 
 #[derive(Clone, Debug)]
 pub(super) enum Basis {
+    /// The last write: nothing was read.
     Known,
-    Read { services: BTreeSet<ObjectKey>, refused: RefusedServices, held: BTreeSet<FrontendKey> },
+    Read {
+        services: BTreeSet<ObjectKey>,
+        refused: RefusedServices,
+        held: BTreeSet<FrontendKey>,
+    },
 }
 
 #[derive(Clone, Debug, Default)]
@@ -174,6 +181,7 @@ impl Work for IptablesPlan {
 /// Number of refused Services of one family after which the search is given up until the next full pass.
 const PATIENCE: usize = 16;
 
+/// Largest number of `iptables-restore` runs to find them.
 const ATTEMPTS: usize = 64;
 
 #[derive(Debug)]
@@ -183,11 +191,13 @@ pub(super) struct WriteOutcome {
     pub(super) is_done: bool,
     /// Services that were refused: the kernel has their previous rules, or none. `None`: unchanged.
     pub(super) refused: Option<BTreeSet<ObjectKey>>,
+    /// Services that were refused before and are accepted now.
     pub(super) accepted: BTreeSet<ObjectKey>,
     /// The kernel contradicted its tracked state.
     pub(super) is_surprise: bool,
     /// Change of the number of rules, if everything was written.
     pub(super) rules: Outcome,
+    /// Rules that were written.
     pub(super) lines: Tally,
 }
 
@@ -323,11 +333,13 @@ struct Search<'a, 'p> {
     wanted: &'a Wanted<'a>,
     plan: &'a FamilyPlan,
     held: &'a BTreeSet<FrontendKey>,
+    /// Services that are not tried.
     left: &'a BTreeSet<ObjectKey>,
     rules: &'p mut dyn Rules,
     refused: BTreeMap<ObjectKey, PortError>,
     /// Number of rules after the last attempt that succeeded.
     total: Option<Tally>,
+    /// Rules that were written.
     lines: Tally,
 }
 

@@ -70,6 +70,7 @@ impl Marks {
         self.places.iter()
     }
 
+    /// Gives a Frontend a mark, if it has none and one is free.
     pub(super) fn give(&mut self, frontend: FrontendKey) {
         if self.of.contains_key(&frontend) {
             return;

@@ -53,6 +53,7 @@ pub(crate) struct Mode {
     pub(super) new_facts: bool,
     /// The tracked state of the kernel; `None` before it was read.
     pub(super) observed: Option<Observed>,
+    /// The sets as tracked before the kernel was read again.
     pub(super) remembered: RememberedSets,
     /// Tables restored without a pass, for the report of the next full one.
     pub(super) restored: Vec<Step>,

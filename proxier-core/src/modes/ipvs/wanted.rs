@@ -33,6 +33,7 @@ use crate::time::Moment;
 /// Two values with the same Services compare equal, regardless of how they were built.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Index {
+    /// The configuration of a virtual server without affinity.
     server: VirtualServerConfig,
     addresses: BTreeMap<IpAddr, usize>,
     elsewhere: BTreeMap<IpAddr, usize>,
@@ -56,9 +57,11 @@ pub struct Changed {
     /// Virtual servers that are new, removed, or have another configuration or other real servers. One that several
     /// Services claim may be in here unchanged when more than one of them was refreshed at once.
     pub virtual_servers: BTreeSet<VirtualServerKey>,
+    /// Addresses on the dummy device that are new or removed.
     pub addresses: BTreeSet<IpAddr>,
     /// Addresses that another interface got or lost, or that Services started or stopped requesting.
     pub elsewhere: BTreeSet<IpAddr>,
+    /// Entries that were added or removed.
     pub entries: BTreeSet<(SetKey, Element)>,
     /// Anything may have changed, and nothing is recorded: before the first comparison, which is of everything.
     pub is_all: bool,
@@ -406,6 +409,7 @@ impl<'a> Wanted<'a> {
         self.index.endpoints(key, self.frontend(key)?)
     }
 
+    /// The virtual server of outside clients, if separate.
     pub fn split(self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
         let frontend = self.desired.frontend(frontend).filter(|frontend| frontend.can_split())?;
         self.index.mark_of(frontend)
@@ -423,6 +427,7 @@ impl<'a> Wanted<'a> {
         all.into_iter().map(|((service, reason), frontends)| MarkUnavailable { service, frontends, reason })
     }
 
+    /// Number of Frontends that are split.
     pub fn marked(self) -> usize {
         self.index.marks.iter().filter(|(key, _)| self.has_server(key)).count()
     }

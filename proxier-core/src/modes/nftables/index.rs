@@ -39,9 +39,12 @@ pub(super) struct Index {
 /// A chain or element that several Frontends and Services need.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Need {
+    /// A chain and its dependent objects.
     Chain(Family, SharedChain),
     ClusterIp(IpAddr),
+    /// The address of an endpoint on this node.
     Hairpin(IpAddr),
+    /// A set of clients that slots remember.
     Clients(Family, Clients),
 }
 

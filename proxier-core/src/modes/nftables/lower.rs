@@ -37,6 +37,7 @@ pub(crate) enum SetName {
 }
 
 impl SetName {
+    /// The sets and maps that every table has.
     pub(crate) const FIXED: [SetName; 9] = [
         SetName::Services,
         SetName::Endpoints,
@@ -143,6 +144,7 @@ enum Nowhere {
 /// The chains for a Frontend's connections.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Treatment {
+    /// Chain for all clients.
     everybody: Option<Pick>,
     /// Chain for the node and its pods, if the policy is `Local`.
     anywhere: Option<Pick>,

@@ -26,7 +26,9 @@ use crate::service::{Changes, Desired};
 #[derive(Debug, Default)]
 pub(crate) struct NftablesPlan {
     pub(super) tables: Vec<TablePlan>,
+    /// The generation before it.
     pub(super) generation: Option<u32>,
+    /// The tables that were read for it.
     pub(super) basis: Basis<Observed>,
     pub(super) held: BTreeSet<FrontendKey>,
     /// Families whose table should be recreated, but stays because deletions are held back.
@@ -37,7 +39,9 @@ pub(crate) struct NftablesPlan {
 pub(super) struct TablePlan {
     pub(super) layout: Layout,
     pub(super) fate: Fate,
+    /// Whether this process becomes the table's owner.
     claims: bool,
+    /// Sets of chains that are created.
     sets: Vec<Set>,
     delete_sets: Vec<String>,
     /// Chains that are created or get other rules.

@@ -49,9 +49,11 @@ pub(super) struct HeldSlots {
     pub(super) local: HeldNumbers,
 }
 
+/// Slots of the endpoints on this node, or of all.
 #[derive(Clone, Debug, Default)]
 pub(super) struct HeldNumbers {
     pub(super) slots: BTreeMap<EndpointKey, BTreeSet<u32>>,
+    /// Capacity of the previous selecting chain.
     pub(super) most: Option<u32>,
     /// Slot of the next new endpoint, if that is not the slot above the highest.
     next: Option<NonZeroU32>,
@@ -157,6 +159,7 @@ impl Slots {
         }
     }
 
+    /// Number of draws of a new client with affinity.
     pub(super) fn draw_count(&self, frontend: &Frontend, is_local: bool) -> u32 {
         let draws = self.numbers(frontend, is_local).0.draws.as_ref();
         draws.map_or_else(|| self.count(frontend, is_local), |draws| draws.iter().copied().fold(0, u32::saturating_add))

@@ -22,6 +22,7 @@ const PROTOCOLS: [Protocol; 2] = [TCP, ("udp", 17)];
 pub(crate) struct Known<'a> {
     /// Whether its device has this name, or this prefix if the name ends with `+`; `None`: it may.
     pub(crate) device: &'a dyn Fn(&str) -> Option<bool>,
+    /// The families that it may belong to.
     pub(crate) families: &'a [Family],
     /// Bits of the packet mark that it does not have.
     pub(crate) unmarked: u32,
@@ -42,6 +43,7 @@ impl Known<'_> {
     }
 }
 
+/// Effect of a rule on the packet.
 enum Step {
     Accept,
     Drop,

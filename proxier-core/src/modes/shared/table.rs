@@ -92,6 +92,7 @@ pub(crate) trait Layout {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Shape {
     flags: TableFlags,
+    /// Whether a process owns the table.
     is_owned: bool,
     pub(crate) chains: BTreeMap<String, ChainRules>,
     /// Sets by name. Anonymous ones are deleted with their rules, and are not here.
@@ -250,6 +251,7 @@ pub(crate) struct Basis<F> {
     /// The generation of the rule set that the tables were read from, or that own transactions made of it; `None` if
     /// nothing was read.
     generation: Option<u32>,
+    /// The tables; `None` if there was none.
     read: BTreeMap<Family, Option<F>>,
 }
 
@@ -321,7 +323,9 @@ pub(crate) trait Changes: Clone {
 
 #[derive(Debug)]
 pub(crate) struct WriteOutcome<P> {
+    /// The failure of the whole, if it failed.
     pub(crate) failed: Option<PortError>,
+    /// Parts that were left out of it.
     pub(crate) refused: Vec<(P, Action, PortError)>,
     /// The kernel contradicted its tracked state.
     pub(crate) is_surprise: bool,

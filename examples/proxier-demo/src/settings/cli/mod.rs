@@ -185,6 +185,7 @@ impl Configured {
     }
 }
 
+/// Default of `--input-timeout`.
 const INPUT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Parses a command line, which begins with the program's name.

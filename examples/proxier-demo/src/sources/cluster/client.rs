@@ -278,6 +278,7 @@ impl Failure {
         Failure { kind: FailureKind::Other, message: message.into(), retry_after: None }
     }
 
+    /// Nothing arrived for this time.
     pub(super) fn silent(time: Duration) -> Self {
         Failure::other(format!("silent for {} s", time.as_secs_f32()))
     }
@@ -332,6 +333,7 @@ pub(super) struct Answer {
 /// Lowest speed of a list, in bytes per second, once `patience` is over.
 const LEAST_SPEED: u64 = 1024;
 
+/// Limit of the text of a failure.
 const FAILURE_BYTES: usize = 64 * 1024;
 
 /// Limit of a list of one Service; etcd takes no object of more than 1.5 MiB.

@@ -54,6 +54,7 @@ struct File {
     ignored: BTreeMap<String, usize>,
 }
 
+/// Stands for standard input.
 const STDIN: &str = "-";
 /// Larger files are not manifests.
 const FILE_BYTES: u64 = 256 << 20;

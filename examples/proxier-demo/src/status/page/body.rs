@@ -17,9 +17,11 @@ use crate::message::view::{ServiceView, View};
 
 /// Largest number of Frontends of all Services in one answer.
 const FRONTENDS: usize = 400;
+/// Largest number of Frontends of one Service.
 const FRONTENDS_OF_ONE: usize = 50;
 /// Largest number of endpoints of all Frontends in one answer.
 const ENDPOINTS: usize = 2000;
+/// Largest number of endpoints of one Frontend.
 const ENDPOINTS_OF_ONE: usize = 50;
 
 /// What still fits into one answer.

@@ -147,7 +147,9 @@ struct Run<'a, 'n> {
     names: &'a Names<'n>,
     applied: Applied,
     effects: Effects,
+    /// Whether the device exists or could be created, if needed.
     has_device: bool,
+    /// Sets that could not be created.
     missing: BTreeSet<SetKey>,
     /// Families whose rules or tables were postponed or could not be written.
     unguarded: BTreeSet<Family>,
@@ -253,6 +255,7 @@ impl<'a> Run<'a, '_> {
         stage.entries.get(&set).filter(|_| stage.sets.contains(&set))
     }
 
+    /// Why an operation is not tried, if so.
     fn why_not(&self, operation: &Operation<'_>) -> Option<PortError> {
         let (observed, wanted) = (&*self.observed, self.wanted);
         match *operation {

@@ -89,8 +89,11 @@ pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
 /// The tracked state of rules that the iptables programs write.
 #[derive(Debug)]
 pub(in crate::modes::ipvs) struct Programs {
+    /// The known capabilities of iptables and the kernel.
     pub(in crate::modes::ipvs) capabilities: Capabilities,
+    /// The inputs of the rules in the kernel.
     pub(in crate::modes::ipvs) rules: BTreeMap<Family, Inputs>,
+    /// Families whose rules could not be restored.
     pub(in crate::modes::ipvs) retry: BTreeMap<Family, RulesRetry>,
 }
 

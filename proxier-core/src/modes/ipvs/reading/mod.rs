@@ -149,9 +149,11 @@ pub(super) type Listed = (VirtualServerKey, Result<Vec<ObservedRealServer>, Port
 #[derive(Default)]
 pub(crate) struct PassInputs {
     pub(crate) timeouts: Option<TimeoutsUpdate>,
+    /// Draining real servers that were due.
     pub(super) draining: Vec<Listed>,
     /// Families whose rules may have to change, with the kernel's rules.
     pub(crate) rules: Vec<(Family, rules::Inputs, iptables::Dump)>,
+    /// Families whose rules need not change.
     pub(crate) rules_stay: Vec<Family>,
     /// Families whose rules could not be read, or are not tried now.
     pub(crate) rules_put_off: BTreeSet<Family>,

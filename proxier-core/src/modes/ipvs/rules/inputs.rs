@@ -176,9 +176,11 @@ impl Inputs {
 /// ([`Safeguard`](crate::safeguard::Safeguard)) or comes later. Rules guard them as before while they serve.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Kept {
+    /// Sets in which entries stay.
     filled: Vec<SetKey>,
     /// Load balancers to which this node's own traffic is still dropped.
     barred: Vec<VirtualServerKey>,
+    /// Families in which addresses are bound by routes.
     by_routes: Vec<Family>,
     /// Networks that are local as a whole: their guard is removed after the routes, in a later pass.
     whole: Vec<Network>,

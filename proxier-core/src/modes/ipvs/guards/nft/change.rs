@@ -25,6 +25,7 @@ use crate::ports::{PortErrorKind, Tables};
 pub struct TableChange {
     pub layout: Layout,
     pub fate: Fate,
+    /// Whether this process becomes the table's owner.
     claims: bool,
     chains: Vec<ChainRules>,
 }

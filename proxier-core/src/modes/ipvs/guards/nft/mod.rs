@@ -38,7 +38,9 @@ pub(in crate::modes::ipvs) struct Tables {
     pub(in crate::modes::ipvs) written: BTreeMap<Family, Layout>,
     /// The tables as just read, until the plan is made.
     found: BTreeMap<Family, Option<Arc<TableContents>>>,
+    /// The generation before they were read.
     generation: Option<u32>,
+    /// Families that nftables mode still serves.
     served_by_nftables_mode: Vec<Family>,
 }
 
@@ -68,6 +70,7 @@ impl Tables {
         if failed.is_empty() { Ok(()) } else { Err(failed) }
     }
 
+    /// The tables that were just read, if any.
     pub(in crate::modes::ipvs) fn found_tables(&self) -> impl Iterator<Item = (Family, &TableContents)> {
         self.found.iter().filter_map(|(family, found)| Some((*family, found.as_deref()?)))
     }
