@@ -147,7 +147,7 @@ pub(crate) fn of_program(doing: &str, output: &Output) -> Error {
     let said = message(&stderr);
     Error::new(
         kind_of(&stderr),
-        format!("{doing} failed ({}): {}{}", code(output), excerpt(&said), advice(kind_of(&stderr))),
+        format!("{doing} failed ({}): {}{}", code(output), excerpt(&said), advice(kind_of(&stderr), &stderr)),
     )
 }
 
@@ -155,8 +155,12 @@ fn code(output: &Output) -> String {
     output.code.map_or_else(|| "killed by a signal".to_owned(), |code| format!("exit code {code}"))
 }
 
-fn advice(kind: ErrorKind) -> &'static str {
+fn advice(kind: ErrorKind, said: &str) -> &'static str {
     match kind {
+        // /proc/net/ip_tables_names has mode 0440 (xt_proto_init).
+        _ if said.contains("Failed to list table names") && said.contains("Permission denied") => {
+            "; only root may read that file: another user needs CAP_DAC_READ_SEARCH"
+        }
         ErrorKind::Permission => "; CAP_NET_ADMIN in this network namespace is needed",
         ErrorKind::NoKernelSupport => {
             "; the kernel has no such tables (the legacy ones are off by default since 6.17), use the nf_tables programs or load the module"
@@ -269,7 +273,8 @@ impl<'t> Diagnosis<'t> {
         let place = self.number.map(|n| format!(" at line {n}")).unwrap_or_default();
         let shown = line.map(|l| format!(" \"{}\"", excerpt(l))).unwrap_or_default();
         let undone = self.table.as_ref().map(|t| format!(", nothing of table {t} was applied")).unwrap_or_default();
-        let text = format!("{doing} failed{place}{shown}{undone}: {}{}", excerpt(&self.said), advice(self.kind));
+        let text =
+            format!("{doing} failed{place}{shown}{undone}: {}{}", excerpt(&self.said), advice(self.kind, &self.said));
         Error::new(self.kind, text).with_failure(RestoreFailure {
             line: self.number,
             text: line.map(str::to_owned),
