@@ -308,9 +308,9 @@ fn reset(state: &mut State, get: u8, request: &Request<'_>, message: &Message<'_
         }
         uapi::NFT_MSG_GETRULE => {
             let handle = request.u64(RuleAttr::HANDLE);
-            let rules =
-                table.chains.iter_mut().flat_map(|chain| &mut chain.rules).filter(|(of, _)| Some(*of) == handle);
-            rules.flat_map(|(_, rule)| &mut rule.expressions).for_each(reset_expression);
+            let rules = table.chains.iter_mut().flat_map(|chain| &mut Arc::make_mut(chain).rules);
+            let wanted = rules.filter(|(of, _)| Some(*of) == handle);
+            wanted.flat_map(|(_, rule)| &mut rule.expressions).for_each(reset_expression);
         }
         _ => {
             let set = request.need(ElemListAttr::SET)?;

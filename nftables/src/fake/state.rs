@@ -22,11 +22,12 @@ pub(super) fn whole(errno: Errno) -> Refusal {
 /// The kernel's limit of nested jumps (`NFT_JUMP_STACK_SIZE`).
 const JUMPS: usize = 16;
 
+/// Each transaction works on a copy of the state, which shares chains, sets and elements until it changes them.
 #[derive(Clone, Debug)]
 pub(super) struct FakeTable {
     pub(super) table: Table,
     pub(super) handle: u64,
-    pub(super) chains: Vec<FakeChain>,
+    pub(super) chains: Vec<Arc<FakeChain>>,
     pub(super) sets: Vec<FakeSet>,
     pub(super) objects: Vec<(Object, u64)>,
     pub(super) flowtables: Vec<(Flowtable, u64)>,
@@ -41,12 +42,11 @@ pub(super) struct FakeChain {
 
 #[derive(Clone, Debug)]
 pub(super) struct FakeSet {
-    pub(super) set: Set,
+    pub(super) set: Arc<Set>,
     pub(super) handle: u64,
     /// Number within the transaction that created it.
     pub(super) id: Option<u32>,
-    /// Elements in the kernel's form: by key, and whether it is the end of a range. Each transaction works on a copy of the state, which shares
-    /// those of the sets that it does not change.
+    /// Elements in the kernel's form: by key, and whether it is the end of a range.
     pub(super) elements: Arc<BTreeMap<(Value, bool), Element>>,
     /// When elements run out.
     deadlines: BTreeMap<(Value, bool), Instant>,
@@ -139,7 +139,7 @@ impl State {
                 return Err(whole(Errno::EEXIST));
             }
             let Some(new) = chain.base else { return Ok(()) };
-            let Some(old) = &mut found.chain.base else { return Err(whole(Errno::EEXIST)) };
+            let Some(old) = &mut Arc::make_mut(found).chain.base else { return Err(whole(Errno::EEXIST)) };
             if (&old.kind, old.hook, old.priority) != (&new.kind, new.hook, new.priority) {
                 return Err(whole(Errno::EEXIST));
             }
@@ -156,7 +156,7 @@ impl State {
                 _ => {}
             }
         }
-        table.chains.push(FakeChain { chain, handle, rules: Vec::new() });
+        table.chains.push(Arc::new(FakeChain { chain, handle, rules: Vec::new() }));
         Ok(())
     }
 
@@ -166,7 +166,7 @@ impl State {
         // Its own rules and their references are deleted with it.
         let mut without = table.clone();
         if let Some(chain) = without.chains.get_mut(place) {
-            chain.rules.clear();
+            Arc::make_mut(chain).rules.clear();
         }
         if without.jumps_to(name) > 0 {
             return Err(whole(Errno::EBUSY));
@@ -188,7 +188,8 @@ impl State {
         let table = self.table_mut(key)?;
         let place = table.chain_place(chain).ok_or(whole(Errno::ENOENT))?;
         table.resolve(&mut rule)?;
-        let rules = table.chains.get_mut(place).map(|chain| &mut chain.rules).ok_or(whole(Errno::ENOENT))?;
+        let chain = table.chains.get_mut(place).ok_or(whole(Errno::ENOENT))?;
+        let rules = &mut Arc::make_mut(chain).rules;
         let find = |rules: &[(u64, Rule)], wanted: u64| {
             rules.iter().position(|(handle, _)| *handle == wanted).ok_or(whole(Errno::ENOENT))
         };
@@ -223,6 +224,7 @@ impl State {
         for (at, chain) in table.chains.iter_mut().enumerate() {
             if place.is_none_or(|place| place == at) {
                 let before = chain.rules.len();
+                let chain = Arc::make_mut(chain);
                 chain.rules.retain(|(number, _)| handle.is_some_and(|handle| handle != *number));
                 found |= chain.rules.len() < before;
             }
@@ -255,7 +257,8 @@ impl State {
             }
             return Ok(());
         }
-        table.sets.push(FakeSet { set, handle, id, elements: Arc::default(), deadlines: BTreeMap::new() });
+        let (set, elements, deadlines) = (Arc::new(set), Arc::default(), BTreeMap::new());
+        table.sets.push(FakeSet { set, handle, id, elements, deadlines });
         Ok(())
     }
 
