@@ -513,6 +513,10 @@ fn node_ports_on_localhost_follow_their_service_in_nftables_mode() {
         assert!(failures.len() == 1 && failures[0].contains(&of(Family::V4).to_string()), "{failures:?}");
         assert!(asked(Transport::Tcp, of(Family::V6)).is_ok());
         drop(other);
+        // A program that another test starts holds copies of this process's sockets until it runs.
+        while net.node.run_in(|| std::net::TcpListener::bind(of(Family::V4))).unwrap().is_err() {
+            std::thread::sleep(Duration::from_millis(1));
+        }
         let report = full(cluster);
         assert!(report.is_done(), "{report:#?}");
         // A client stays with its endpoint while that is there.
