@@ -312,6 +312,9 @@ impl<'a> Unreadable<'a> {
 
     /// Whether one of them may explain that the kernel serves a Frontend, or has endpoints for it.
     fn may_have(&self, key: &FrontendKey, kernel: &dyn Kernel, desired: &Desired) -> bool {
+        if !self.service && self.slices.is_empty() {
+            return false;
+        }
         let Some(has_endpoints) = kernel.serves(key) else { return false };
         let (Some(frontend), Some(owner)) = (desired.frontend(key), desired.owner(key)) else { return self.service };
         let loses_last = || self.slices.contains(&None) && frontend.endpoints().is_empty();
@@ -323,8 +326,9 @@ impl<'a> Unreadable<'a> {
 /// because no EndpointSlice mentions it.
 fn is_unexplained(key: &FrontendKey, kernel: &dyn Kernel, store: &Store, desired: &Desired) -> bool {
     let Some(has_endpoints) = kernel.serves(key) else { return false };
-    let (Some(frontend), Some(service)) = (desired.frontend(key), desired.owner(key)) else { return true };
-    let is_silent =
-        || store.frontends_of(service).is_none() && store.slices_of(service).all(|slice| slice.family != key.family());
-    frontend.endpoints().is_empty() && has_endpoints && is_silent()
+    let Some(frontend) = desired.frontend(key) else { return true };
+    let is_silent = |service| {
+        store.frontends_of(service).is_none() && store.slices_of(service).all(|slice| slice.family != key.family())
+    };
+    frontend.endpoints().is_empty() && has_endpoints && desired.owner(key).is_some_and(is_silent)
 }
