@@ -47,7 +47,7 @@ fn connections_decide() {
     ];
     for ((active, inactive, persistent), connections, finished) in cases {
         let mut drains = Drains::new(Policy::default());
-        drains.begin(key(1), real(1), None, secs(0));
+        drains.begin(key(1), real(1), secs(0));
         let verdicts = drains.observe(&key(1), Some(&[listed(real(1), 0, active, inactive, persistent)]), secs(1));
         let seen = [verdicts.finished, verdicts.waiting].map(|of| of.len());
         assert_eq!(seen, [usize::from(finished), usize::from(!finished)], "{active} {inactive} {persistent}");
@@ -60,7 +60,7 @@ fn pauses_of_no_length_are_no_loop() {
     let mut policy = Policy::default();
     (policy.first_poll, policy.poll) = (Duration::ZERO, Duration::ZERO);
     let mut drains = Drains::new(policy);
-    drains.begin(key(1), real(1), None, secs(5));
+    drains.begin(key(1), real(1), secs(5));
     for millis in [5_010, 5_020, 5_030] {
         let now = Duration::from_millis(millis);
         assert_eq!(drains.next_check(), Some(now));
@@ -71,8 +71,8 @@ fn pauses_of_no_length_are_no_loop() {
 #[test]
 fn a_weight_that_came_back_is_reported() {
     let mut drains = Drains::new(Policy::default());
-    drains.begin(key(1), real(1), None, secs(0));
-    drains.begin(key(1), real(2), None, secs(0));
+    drains.begin(key(1), real(1), secs(0));
+    drains.begin(key(1), real(2), secs(0));
     let there = [listed(real(1), 1, 1, 0, 0), listed(real(2), 0, 1, 0, 0)];
     assert_eq!(drains.observe(&key(1), Some(&there), secs(1)).takes_connections, [real(1)]);
 }
@@ -131,7 +131,7 @@ proptest! {
                 Event::Begin(virtual_server, server) => {
                     let place = (key(virtual_server), real(server));
                     kernel.entry(place).or_insert(1);
-                    let new = drains.begin(place.0, place.1, None, now);
+                    let new = drains.begin(place.0, place.1, now);
                     prop_assert_eq!(new, !book.contains_key(&place));
                     book.entry(place).or_insert(now);
                 }

@@ -158,14 +158,14 @@ impl Drains {
     }
 
     /// Records that a real server has weight 0 now. Returns whether this is new; one that is already draining keeps its
-    /// deadline. `own`: the drain time of its virtual server, if it differs from the policy.
+    /// deadline. [`Drains::follow`] applies a drain time that differs from the policy.
     ///
     /// The caller decides whether real servers of this virtual server drain at all ([`Policy::protocols`]).
-    pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, own: Option<Duration>, now: Moment) -> bool {
+    pub fn begin(&mut self, key: VirtualServerKey, real: RealServerKey, now: Moment) -> bool {
         if self.is_draining(&key, &real) {
             return false;
         }
-        let deadline = own.or(self.policy.deadline).and_then(|deadline| now.checked_add(deadline));
+        let deadline = self.policy.deadline.and_then(|deadline| now.checked_add(deadline));
         let pause = self.policy.first_pause();
         let check_at = now.saturating_add(pause);
         let watch = self.watches.entry(key).or_insert_with(|| Watch { servers: BTreeMap::new(), check_at, pause });
@@ -176,16 +176,17 @@ impl Drains {
     }
 
     /// Updates the drain time of a virtual server, and which of its endpoints serve. Those that serve have no deadline;
-    /// the time of one that stopped serving starts now. `own`: as for [`Drains::begin`].
+    /// the time of one that stopped serving starts now. `own`: the drain time, if it differs from the policy.
     pub fn follow(
         &mut self,
         key: &VirtualServerKey,
-        own: Option<Duration>,
+        own: impl FnOnce() -> Option<Duration>,
         serves: impl Fn(&RealServerKey) -> bool,
         now: Moment,
     ) {
-        let time = own.or(self.policy.deadline);
-        for (real, drain) in self.watches.get_mut(key).into_iter().flat_map(|watch| &mut watch.servers) {
+        let Some(watch) = self.watches.get_mut(key) else { return };
+        let time = own().or(self.policy.deadline);
+        for (real, drain) in &mut watch.servers {
             let served = std::mem::replace(&mut drain.serves, serves(real));
             if served && !drain.serves {
                 drain.since = now;

@@ -465,7 +465,7 @@ impl<'a> Wanted<'a> {
 
     /// Applies the present drain times to the draining real servers of a virtual server.
     pub(crate) fn time_drains(self, key: &VirtualServerKey, drains: &mut Drains, now: Moment) {
-        drains.follow(key, self.drain_time(key), |real| self.keeps_flows_of(key, real), now);
+        drains.follow(key, || self.drain_time(key), |real| self.keeps_flows_of(key, real), now);
     }
 
     pub fn owner(self, key: &VirtualServerKey) -> Option<&'a ObjectKey> {

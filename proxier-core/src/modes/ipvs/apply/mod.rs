@@ -73,7 +73,7 @@ pub(crate) fn apply(
     let Mode { recorded, observed, drains, leaving, unmade, guards, .. } = mode;
     let (wanted, observed) = (&recorded.index.wanted(desired), observed.as_mut()?);
     for (key, real) in &plan.adopt_drains {
-        drains.begin(*key, *real, wanted.drain_time(key), now);
+        drains.begin(*key, *real, now);
         wanted.time_drains(key, drains, now);
     }
     let mut run = Run {

@@ -263,7 +263,7 @@ impl Run<'_, '_> {
                 if gone {
                     self.drains.forget(key, &server.key);
                 } else {
-                    self.drains.begin(*key, server.key, self.wanted.drain_time(key), self.now);
+                    self.drains.begin(*key, server.key, self.now);
                     self.wanted.time_drains(key, self.drains, self.now);
                 }
             }
