@@ -167,7 +167,7 @@ impl Ipvs for Servers {
         Ok(reals.map(|real| (*real).into()).collect())
     }
 
-    fn run(&mut self, operations: &[Operation]) -> ItemFailures {
+    fn run(&mut self, operations: &[&Operation]) -> ItemFailures {
         for operation in operations {
             match operation {
                 Operation::AddVirtualServer(server) | Operation::UpdateVirtualServer(server) => {

@@ -76,9 +76,9 @@ impl Ipvs for IpvsPort {
         })
     }
 
-    fn run(&mut self, operations: &[Operation]) -> ItemFailures {
+    fn run(&mut self, operations: &[&Operation]) -> ItemFailures {
         let report = match self.client.get() {
-            Ok(client) => client.run(operations),
+            Ok(client) => client.run(operations.iter().copied()),
             Err(error) => return all(operations.len(), &port_error(&error)),
         };
         let mut stopped = report.stopped.as_ref().map(port_error);

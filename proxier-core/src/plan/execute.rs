@@ -1,10 +1,21 @@
 //! Carries out operations: one call of the port for consecutive ones of one kind, and an outcome for each.
 
+use std::iter::{self, Peekable};
+
 use crate::net::Network;
 use crate::plan::operation::{Operation, items};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names};
 use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports};
+
+/// The next operations that one call carries out.
+pub(crate) fn next_call<'a>(
+    operations: &mut Peekable<impl Iterator<Item = Operation<'a>>>,
+) -> Option<Vec<Operation<'a>>> {
+    let first = operations.next()?;
+    let rest = iter::from_fn(|| operations.next_if(|other| first.is_one_call(other)));
+    Some(iter::once(first).chain(rest).collect())
+}
 
 impl Applied {
     /// Carries out operations in order, and returns them with whether each is done.
@@ -14,32 +25,38 @@ impl Applied {
         names: &Names<'_>,
         ports: &mut Ports<'_>,
     ) -> Vec<(Operation<'a>, bool)> {
-        let operations: Vec<_> = operations.into_iter().collect();
-        let runs = operations.chunk_by(Operation::is_one_call);
-        runs.flat_map(|run| self.record(run, call(run, ports), names)).collect()
+        let mut operations = operations.into_iter().peekable();
+        let mut outcomes = Vec::new();
+        while let Some(mut run) = next_call(&mut operations) {
+            let failures = call(&run, ports);
+            let refused = self.record(&mut run, failures, names).into_iter().map(|operation| (operation, false));
+            outcomes.extend(run.into_iter().map(|operation| (operation, true)).chain(refused));
+        }
+        outcomes
     }
 
-    /// Counts and lists the outcomes of operations of one kind, and returns them with whether each is done.
+    /// Counts and lists the outcomes of operations of one call. Removes and returns those that failed.
     pub(crate) fn record<'a>(
         &mut self,
-        operations: &[Operation<'a>],
+        operations: &mut Vec<Operation<'a>>,
         mut failures: ItemFailures,
         names: &Names<'_>,
-    ) -> Vec<(Operation<'a>, bool)> {
-        if let Some((part, action)) = operations.first().map(Operation::kind) {
-            self.count(part, action, operations.len().saturating_sub(failures.len()));
-        }
+    ) -> Vec<Operation<'a>> {
         failures.sort_by_key(|failure| failure.index);
-        let mut failures = failures.into_iter().peekable();
-        let outcome = |(index, operation): (usize, &Operation<'a>)| {
-            let failure = failures.next_if(|failure| failure.index == index);
-            let is_done = failure.is_none();
+        let (mut failures, mut places) = (failures.into_iter().peekable(), 0..);
+        let has_failed = |operation: &mut Operation<'a>| {
+            let place = places.next();
+            let failure = failures.next_if(|failure| Some(failure.index) == place);
+            let has_failed = failure.is_some();
             if let Some(ItemFailure { error, .. }) = failure {
                 self.fail(operation.step(names), error);
+            } else {
+                let (part, action) = operation.shown_kind(names);
+                self.count(part, action, 1);
             }
-            (*operation, is_done)
+            has_failed
         };
-        operations.iter().enumerate().map(outcome).collect()
+        operations.extract_if(.., has_failed).collect()
     }
 }
 

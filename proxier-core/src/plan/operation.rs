@@ -89,12 +89,32 @@ impl Operation<'_> {
         }
     }
 
+    /// As [`Operation::kind`], but a change to weight 0 drains. A desired real server may have that weight on purpose.
+    pub(crate) fn shown_kind(&self, names: &Names<'_>) -> (Part, Action) {
+        match self {
+            Operation::Server(ServerOperation::UpdateRealServer(_, real), frontend)
+                if real.config.weight == Weight::DRAIN
+                    && !frontend.is_some_and(|frontend| names.rests(&frontend, &real.key.into())) =>
+            {
+                (Part::RealServer, Action::Drain)
+            }
+            _ => self.kind(),
+        }
+    }
+
+    /// Whether both belong to the same virtual server.
+    pub(crate) fn is_of_one_server(&self, other: &Operation<'_>) -> bool {
+        let (Operation::Server(one, _), Operation::Server(other, _)) = (self, other) else { return false };
+        one.virtual_server() == other.virtual_server()
+    }
+
+    /// Whether one call carries out both.
     pub(crate) fn is_one_call(&self, other: &Operation<'_>) -> bool {
-        let is_same_set = match (self, other) {
-            (Operation::Entry(_, set, _), Operation::Entry(_, other, _)) => set == other,
-            _ => true,
-        };
-        is_same_set && self.kind() == other.kind()
+        match (self, other) {
+            (Operation::Server(..), Operation::Server(..)) => true,
+            (Operation::Entry(_, set, _), Operation::Entry(_, other, _)) if set != other => false,
+            _ => self.kind() == other.kind(),
+        }
     }
 
     pub(crate) fn step(&self, names: &Names<'_>) -> Step {
@@ -147,16 +167,12 @@ impl Operation<'_> {
 }
 
 fn server(operation: &ServerOperation, frontend: Option<FrontendKey>, names: &Names<'_>) -> Step {
-    let (part, action) = Operation::Server(operation, frontend).kind();
+    let (part, action) = Operation::Server(operation, frontend).shown_kind(names);
     let step = match operation {
         ServerOperation::AddVirtualServer(server) | ServerOperation::UpdateVirtualServer(server) => {
             Step::new(action, part, server.key).with(ShownVirtual(server))
         }
         ServerOperation::AddRealServer(key, real) | ServerOperation::UpdateRealServer(key, real) => {
-            // A desired one may have weight 0 on purpose.
-            let rests = || frontend.is_some_and(|frontend| names.rests(&frontend, &real.key.into()));
-            let drains = action == Action::Change && real.config.weight == Weight::DRAIN && !rests();
-            let action = if drains { Action::Drain } else { action };
             Step::new(action, part, format_args!("{key} -> {}", real.key)).with(ShownReal(real))
         }
         ServerOperation::DeleteRealServer(key, real) => Step::new(action, part, format_args!("{key} -> {real}")),

@@ -151,7 +151,7 @@ pub trait Ipvs {
     fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError>;
 
     /// Carries out operations in order. A refused operation does not stop the following ones.
-    fn run(&mut self, operations: &[Operation]) -> ItemFailures;
+    fn run(&mut self, operations: &[&Operation]) -> ItemFailures;
 
     /// Timeouts of connections.
     ///

@@ -22,7 +22,7 @@ pub(crate) fn operations_are_carried_out_in_order(world: &mut impl World) {
         Operation::AddRealServer(six.key, real("[fd00:1::1]:8080")),
         Operation::DeleteRealServer(one.key, real("10.244.1.1:6443").key),
     ];
-    assert_eq!(world.ports().ipvs.run(&operations), []);
+    assert_eq!(world.ports().ipvs.run(&operations.each_ref()), []);
     assert_eq!(
         world.saved_ipvs(),
         [
@@ -54,7 +54,7 @@ pub(crate) fn a_refused_operation_is_named_and_the_others_go_on(world: &mut impl
         Operation::AddVirtualServer(two),
     ];
     assert_eq!(
-        kinds(&world.ports().ipvs.run(&operations)),
+        kinds(&world.ports().ipvs.run(&operations.each_ref())),
         [
             (1, PortErrorKind::AlreadyExists),
             (2, PortErrorKind::NotFound),
@@ -74,7 +74,7 @@ pub(crate) fn real_servers_of_one_virtual_server(world: &mut impl World) {
         Operation::AddRealServer(one.key, real("10.244.1.1:80")),
     ];
     let ports = world.ports();
-    assert_eq!(ports.ipvs.run(&setup), []);
+    assert_eq!(ports.ipvs.run(&setup.each_ref()), []);
     let found = ports.ipvs.real_servers(&one.key).unwrap();
     assert_eq!(found.iter().map(|found| found.server.key.to_string()).collect::<Vec<_>>(), ["10.244.1.1:80"]);
     assert_eq!(ports.ipvs.real_servers(&empty.key).unwrap(), []);
@@ -92,6 +92,7 @@ pub(crate) fn a_thousand_operations(world: &mut impl World) {
     }
     let again = operations[40];
     operations.insert(777, again);
+    let operations: Vec<&Operation> = operations.iter().collect();
     assert_eq!(kinds(&world.ports().ipvs.run(&operations)), [(777, PortErrorKind::AlreadyExists)]);
     assert_eq!(world.saved_ipvs().len(), 1000);
 }

@@ -92,12 +92,12 @@ impl Ipvs for FakeIpvsPort {
         self.gate.call(Call::IpvsRealServers, None, || self.port.real_servers(key))
     }
 
-    fn run(&mut self, operations: &[Operation]) -> ItemFailures {
+    fn run(&mut self, operations: &[&Operation]) -> ItemFailures {
         let objection = self.gate.0.lock().objection;
         self.gate.items(Call::IpvsRun, None, operations, |operations| {
             let is_refused = |operation: &Operation| objection.is_some_and(|(refuses, _)| refuses(operation));
             let refused = operations.iter().enumerate().filter(|(_, operation)| is_refused(operation));
-            let (places, allowed): (Vec<usize>, Vec<Operation>) =
+            let (places, allowed): (Vec<usize>, Vec<&Operation>) =
                 operations.iter().copied().enumerate().filter(|(_, operation)| !is_refused(operation)).unzip();
             let mut failures: ItemFailures = refused
                 .map(|(index, operation)| {

@@ -161,11 +161,11 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
     cleaned.foreign = foreign(&wanted, &observed, config).collect();
     let ours = observed.virtual_servers.keys().filter(|key| cleaned.foreign.binary_search(key).is_err());
     let operations: Vec<_> = ours.copied().map(ipvs::Operation::DeleteVirtualServer).collect();
-    let mut failures = ports.ipvs.run(&operations);
+    let mut failures = ports.ipvs.run(&operations.iter().collect::<Vec<_>>());
     failures.retain(|failure| failure.error.kind() != PortErrorKind::NotFound);
     let is_done = failures.is_empty();
-    let operations: Vec<_> = operations.iter().map(|of| Operation::Server(of, None)).collect();
-    cleaned.applied.record(&operations, failures, &Names::NONE);
+    let mut operations: Vec<_> = operations.iter().map(|of| Operation::Server(of, None)).collect();
+    cleaned.applied.record(&mut operations, failures, &Names::NONE);
     is_done
 }
 

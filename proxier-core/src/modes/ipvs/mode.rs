@@ -365,7 +365,7 @@ impl modes::Mode for Mode {
             observed.before.clear();
         }
         report.draining = self.drains.len();
-        let (surprised, read_again) = (effects.surprises > 0, self.lost_guarded(&plan));
+        let (surprised, read_again) = (effects.is_surprised, self.lost_guarded(&plan));
         Outcome { applied, surprised, read_again, ..Outcome::default() }
     }
 

@@ -77,11 +77,13 @@ fn what_is_missing_is_unavailable_and_the_rest_goes_on() {
     let ports = kernel.ports();
     assert_eq!(ports.links.create_device("kube-ipvs0").unwrap_err().kind(), PortErrorKind::Unavailable);
     assert_eq!(ports.ipvs.snapshot().unwrap_err().kind(), PortErrorKind::Unavailable);
-    assert_eq!(kinds(&ports.ipvs.run(&servers(2))), [(0, PortErrorKind::Unavailable), (1, PortErrorKind::Unavailable)]);
+    let servers = servers(2);
+    let servers: Vec<&Operation> = servers.iter().collect();
+    assert_eq!(kinds(&ports.ipvs.run(&servers)), [(0, PortErrorKind::Unavailable), (1, PortErrorKind::Unavailable)]);
     ports.sets.create(SET, 1).unwrap();
     // The module is loaded later, and removed while a connection is open.
     kernel.ipvs().set_present(true);
-    assert_eq!(kernel.ports().ipvs.run(&servers(2)), []);
+    assert_eq!(kernel.ports().ipvs.run(&servers), []);
     kernel.ipvs().set_present(false);
     assert_eq!(kernel.ports().ipvs.snapshot().unwrap_err().kind(), PortErrorKind::Unavailable);
     kernel.ipvs().set_present(true);

@@ -50,7 +50,7 @@ impl<'a> Run<'a, '_> {
         count: usize,
         written: WriteOutcome<(SetKind, Element)>,
     ) {
-        self.effects.surprises = self.effects.surprises.saturating_add(written.is_surprise.into());
+        self.effects.is_surprised |= written.is_surprise;
         if let Some(error) = written.failed {
             let entries =
                 || Step::new(Action::Change, Part::Table, &layout.table).with(format_args!("{count} entries"));

@@ -8,7 +8,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use ipset::Element;
-use ipvs::VirtualServerKey;
+use ipvs::{Operation as ServerOperation, VirtualServerKey};
 
 use crate::modes::ipvs::diff::Needs;
 use crate::modes::ipvs::drain::Drains;
@@ -21,7 +21,7 @@ use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::net::{Family, Network};
-use crate::plan::execute::call;
+use crate::plan::execute::{call, next_call};
 use crate::plan::operation::{Operation, SetIn, items};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names, Part};
@@ -38,9 +38,8 @@ pub struct Effects {
     pub unwritten: BTreeMap<Family, PortErrorKind>,
     /// Families whose rules the kernel accepted only without some matches, with what it accepted.
     pub reduced: Vec<(Family, Capabilities)>,
-    /// Number of times that the kernel contradicted the tracked state: an object to add existed, or one to change or
-    /// delete did not. All of these were brought to the desired state, but there may be more.
-    pub surprises: usize,
+    /// Whether the kernel contradicted the tracked state: an object to add existed, or one to change or delete did not.
+    pub is_surprised: bool,
 }
 
 /// Applies a plan stage by stage, and records in the mode what the kernel confirmed. `None`: the kernel's state is
@@ -62,7 +61,7 @@ pub struct Effects {
 ///
 /// Every address of a Service always reaches this host: the new binding is made before the old one is removed.
 ///
-/// After a failure or a surprise ([`Effects::surprises`]) the tracked state may be out of date: read it again.
+/// After a failure or a surprise ([`Effects::is_surprised`]) the tracked state may be out of date: read it again.
 pub(crate) fn apply(
     mode: &mut Mode,
     plan: &Plan,
@@ -91,6 +90,7 @@ pub(crate) fn apply(
         has_device: true,
         missing: BTreeSet::new(),
         unguarded: plan.rules_put_off.clone(),
+        lacking: BTreeMap::new(),
         unserved: BTreeSet::new(),
         left: Vec::new(),
         needs: Needs::default(),
@@ -105,32 +105,30 @@ impl Observed {
     /// Records the operations of a plan as carried out.
     #[cfg(feature = "testing")]
     pub fn apply(&mut self, plan: &Plan, wanted: &Wanted<'_>) {
-        for stage in plan.stages.values() {
-            let by_server = stage.servers.chunk_by(|one, other| one.virtual_server() == other.virtual_server());
-            by_server.for_each(|of| servers::ServerEdit::record(of, self, wanted));
-        }
-        crate::modes::Work::operations(plan).for_each(|operation| self.note(&operation));
+        self.note(&crate::modes::Work::operations(plan).collect::<Vec<_>>(), wanted);
     }
 
-    /// Records an operation, except those of transactions and servers, as carried out.
-    fn note(&mut self, operation: &Operation<'_>) {
-        let Observed { addresses, routes, sets, .. } = self;
-        match *operation {
-            Operation::Device(Action::Delete, _) => addresses.clear(),
-            Operation::Set(_, set) => drop(sets.entry(set.key).or_default()),
-            Operation::Entry(Action::Add, set, element) => {
-                sets.entry(set.0.key).or_default().insert(element.clone());
-            }
-            Operation::Entry(_, set, element) => {
-                if let Some(entries) = sets.get_mut(&set.0.key) {
-                    entries.remove(element);
+    /// Records operations, except those of transactions, as carried out.
+    fn note(&mut self, operations: &[Operation<'_>], wanted: &Wanted<'_>) {
+        for of_server in operations.chunk_by(Operation::is_of_one_server) {
+            match *of_server {
+                [Operation::Server(first, _), ..] => self.note_server(first.virtual_server(), of_server, wanted),
+                [Operation::Device(Action::Delete, _)] => self.addresses.clear(),
+                [Operation::Set(_, set)] => drop(self.sets.entry(set.key).or_default()),
+                [Operation::Entry(Action::Add, set, element)] => {
+                    self.sets.entry(set.0.key).or_default().insert(element.clone());
                 }
+                [Operation::Entry(_, set, element)] => {
+                    if let Some(entries) = self.sets.get_mut(&set.0.key) {
+                        entries.remove(element);
+                    }
+                }
+                [Operation::Address(Action::Add, address, _)] => drop(self.addresses.insert(address)),
+                [Operation::Address(_, address, _)] => drop(self.addresses.remove(&address)),
+                [Operation::Route(Action::Add, _, route)] => self.routes.insert(route.network, route.source),
+                [Operation::Route(_, _, route)] => self.routes.remove(&route.network),
+                _ => {}
             }
-            Operation::Address(Action::Add, address, _) => drop(addresses.insert(address)),
-            Operation::Address(_, address, _) => drop(addresses.remove(&address)),
-            Operation::Route(Action::Add, _, route) => routes.insert(route.network, route.source),
-            Operation::Route(_, _, route) => routes.remove(&route.network),
-            _ => {}
         }
     }
 }
@@ -153,6 +151,8 @@ struct Run<'a, 'n> {
     missing: BTreeSet<SetKey>,
     /// Families whose rules or tables were postponed or could not be written.
     unguarded: BTreeSet<Family>,
+    /// Virtual servers that could not be created, and why their real servers were not.
+    lacking: BTreeMap<VirtualServerKey, PortError>,
     /// Addresses without any virtual server, although one should have been created.
     unserved: BTreeSet<IpAddr>,
     /// Virtual servers that could not be deleted.
@@ -200,21 +200,30 @@ impl<'a> Run<'a, '_> {
         if !stage.rules.is_empty() {
             self.restore(&stage.rules, ports.rules);
         }
-        self.operations(&stage.servers, ports.ipvs);
+        self.try_all(stage.servers.iter().map(|operation| self.plan.server(operation)), ports);
+        if !self.unserved.is_empty() {
+            // An address with another virtual server is served.
+            let served = self.observed.virtual_servers.keys().filter_map(VirtualServerKey::addr);
+            let served: BTreeSet<IpAddr> = served.collect();
+            self.unserved.retain(|address| !served.contains(address));
+        }
         self.try_all(stage.last_operations(phase, self.plan), ports);
     }
 
     /// Tries the operations that nothing prevents, those of one kind together, and records the outcomes.
     fn try_all(&mut self, operations: impl Iterator<Item = Operation<'a>>, ports: &mut Ports<'_>) {
-        let operations: Vec<_> = operations.collect();
-        for run in operations.chunk_by(Operation::is_one_call) {
-            let possible: Vec<_> = run.iter().copied().filter(|operation| self.is_possible(operation)).collect();
+        let mut operations = operations.peekable();
+        while let Some(mut possible) = next_call(&mut operations) {
+            possible.retain(|operation| self.is_possible(operation));
             if possible.is_empty() {
                 continue;
             }
             let failures = self.call(&possible, ports);
-            for (operation, is_done) in self.applied.record(&possible, failures, self.names) {
-                if is_done { self.observed.note(&operation) } else { self.note_refused(operation, ports) }
+            let refused = self.applied.record(&mut possible, failures, self.names);
+            self.observed.note(&possible, self.wanted);
+            self.note_drains(&possible);
+            for operation in refused {
+                self.note_refused(operation, ports);
             }
         }
     }
@@ -224,12 +233,12 @@ impl<'a> Run<'a, '_> {
         if !self.is_needed(operation) {
             return false;
         }
-        let why_not = self.why_not(operation);
-        let is_possible = why_not.is_none();
-        if let Some(why) = why_not {
-            self.applied.fail(operation.step(self.names), why);
+        let Some(why) = self.why_not(operation) else { return true };
+        if let Operation::Server(ServerOperation::AddVirtualServer(server), _) = operation {
+            self.note_lacking(server.key, why.clone());
         }
-        is_possible
+        self.applied.fail(operation.step(self.names), why);
+        false
     }
 
     /// Whether an operation must be carried out by itself. It need not if the set is created with its entries, if the
@@ -259,6 +268,8 @@ impl<'a> Run<'a, '_> {
     fn why_not(&self, operation: &Operation<'_>) -> Option<PortError> {
         let (observed, wanted) = (&*self.observed, self.wanted);
         match *operation {
+            Operation::Server(ServerOperation::AddVirtualServer(server), _) => self.not_guarded(&server.key),
+            Operation::Server(operation, _) => self.lacking.get(&operation.virtual_server()).cloned(),
             Operation::Entry(Action::Add, SetIn(set, _), element) if set.key.kind.gives_marks() => {
                 let server = marks::frontend_of(element).and_then(|frontend| wanted.split(&frontend))?;
                 (!observed.virtual_servers.contains_key(&server)).then(|| not_without_virtual_server(&server))
@@ -301,6 +312,9 @@ impl<'a> Run<'a, '_> {
 
     /// Carries out operations of one kind. A full set is replaced by a larger one.
     fn call(&mut self, operations: &[Operation<'a>], ports: &mut Ports<'_>) -> ItemFailures {
+        if let [Operation::Server(..), ..] = operations {
+            return self.call_servers(operations, ports.ipvs);
+        }
         if let [Operation::Set(..), ..] = operations {
             let sets = items!(operations, Operation::Set(_, set) => set).into_iter().enumerate();
             let create = |(index, set)| Some(ItemFailure { index, error: self.create(set, ports.sets).err()? });
@@ -322,12 +336,16 @@ impl<'a> Run<'a, '_> {
     /// Drops a source that the kernel refuses, because another source is better than no Service.
     fn note_refused(&mut self, operation: Operation<'a>, ports: &mut Ports<'_>) {
         match operation {
+            Operation::Server(ServerOperation::DeleteVirtualServer(key), _) => {
+                self.left.push(*key);
+                self.needs.add(key, self.observed);
+            }
             Operation::Device(..) => self.has_device = false,
             Operation::Set(_, set) => drop(self.missing.insert(set.key)),
             Operation::Route(Action::Add, owner, LocalRoute { network, source: Some(_) }) => {
                 let without = Operation::Route(Action::Add, owner, LocalRoute::new(network));
                 if call(&[without], ports).is_empty() {
-                    self.observed.note(&without);
+                    self.observed.note(&[without], self.wanted);
                 }
             }
             _ => {}

@@ -45,7 +45,7 @@ impl Ipvs for Kernel {
         panic!("{key}")
     }
 
-    fn run(&mut self, operations: &[Operation]) -> ItemFailures {
+    fn run(&mut self, operations: &[&Operation]) -> ItemFailures {
         panic!("{operations:?}")
     }
 
