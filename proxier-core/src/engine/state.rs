@@ -11,8 +11,9 @@ use super::schedule::Schedule;
 use super::surroundings::Cluster;
 use super::view::Totals;
 use crate::config::{Config, KernelNames, MayAskFor};
+use crate::modes::localhost_relay::LocalhostNodePorts;
 use crate::modes::shared::networks;
-use crate::modes::{Kind, Mode, fast_path, localhost_relay};
+use crate::modes::{Kind, Mode, fast_path};
 use crate::net::is_reachable;
 use crate::plan::report::Refused;
 use crate::plan::step::{Part, Step};
@@ -209,14 +210,14 @@ pub(super) struct Safeguards {
 pub(super) struct AddOns {
     /// Exists until the first full pass in any case, to remove the table of an earlier configuration.
     pub(super) fast_path: Option<fast_path::Tracker>,
-    pub(super) localhost: Option<localhost_relay::Tracker>,
+    pub(super) localhost: Option<LocalhostNodePorts>,
     /// Removed endpoints that may keep connections.
     pub(super) drains: Option<Drains>,
 }
 
 impl AddOns {
     fn new(mode: Kind, config: &Config) -> Self {
-        let localhost = localhost_relay::Tracker::new(mode, config);
+        let localhost = LocalhostNodePorts::new(mode, config);
         AddOns { fast_path: Some(fast_path::Tracker::default()), localhost, drains: None }
     }
 

@@ -165,7 +165,7 @@ impl Reconciler {
     /// Node ports on loopback addresses in nftables mode: listeners of this process, and what rules refused. `None`
     /// without any.
     pub fn localhost_node_ports(&self) -> Option<&LocalhostNodePorts> {
-        self.add_ons.localhost.as_ref().map(|localhost| &localhost.counts)
+        self.add_ons.localhost.as_ref()
     }
 
     /// Frontends that Services request and do not get, and endpoints that the mode leaves out. The address or port of

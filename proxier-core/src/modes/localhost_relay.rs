@@ -15,7 +15,7 @@ use crate::modes::{Kind, Pass, nftables};
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Lack, Report};
-use crate::plan::step::{Action, Names, Part};
+use crate::plan::step::{Action, Names};
 use crate::ports::{Listener, PortError, PortErrorKind, Ports, Settings};
 use crate::service::{Desired, Frontend};
 
@@ -51,11 +51,6 @@ impl ListenerChange {
     }
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct Tracker {
-    pub(crate) counts: LocalhostNodePorts,
-}
-
 /// The listener of a Frontend, if it accepts clients. All clients are this node. Endpoints are used in rotation, except
 /// those with weight 0.
 fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
@@ -67,12 +62,12 @@ fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
     Some(listener).filter(Listener::serves_anybody)
 }
 
-impl Tracker {
+impl LocalhostNodePorts {
     /// `None` where no node ports are served on loopback addresses by this process.
     pub(crate) fn new(mode: Kind, config: &Config) -> Option<Self> {
         let asked = &config.node_port_addresses;
         let is_named = Family::ALL.into_iter().any(|family| asked.names_localhost(family));
-        (mode == Kind::Nftables && is_named).then(Tracker::default)
+        (mode == Kind::Nftables && is_named).then(Self::default)
     }
 
     /// The changes to the desired listeners: all in a full pass, otherwise those of changed Frontends.
@@ -90,7 +85,7 @@ impl Tracker {
         let there = ports.relays.listeners();
         if pass.full {
             keys.extend(there.keys());
-            self.counts.rejected = nftables::rejected_at_localhost(pass.facts, ports.tables);
+            self.rejected = nftables::rejected_at_localhost(pass.facts, ports.tables);
         }
         let elsewhere = ports.relays.elsewhere().unwrap_or_default();
         let change = |key: FrontendKey| {
@@ -122,26 +117,21 @@ impl Tracker {
             applied.lacks.push(Lack::new("node ports on loopback addresses are not served", error));
             return;
         }
-        for change in changes {
-            let outcome = if let Some(listener) = &change.listener {
-                ports.relays.serve(listener)
-            } else {
-                ports.relays.close(&change.key);
-                Ok(())
-            };
-            if let Err(error) = outcome {
-                let failures = self.counts.creation_failures.entry(change.key.family()).or_default();
+        let others = applied.failures.len();
+        let outcomes = applied.carry_out(changes.iter().map(ListenerChange::operation), names, ports);
+        // Whatever the reason, it affects only this port.
+        for failure in applied.failures.iter_mut().skip(others) {
+            failure.error = PortError::new(PortErrorKind::Other, &failure.error);
+        }
+        for (operation, _) in outcomes.into_iter().filter(|(_, is_done)| !is_done) {
+            if let Operation::Listener(_, key, _) = operation {
+                let failures = self.creation_failures.entry(key.family()).or_default();
                 *failures = failures.saturating_add(1);
-                // Whatever the reason, it affects only this port.
-                let error = PortError::new(PortErrorKind::Other, error.to_string());
-                applied.fail(change.operation().step(names), error);
-            } else {
-                applied.count(Part::Listener, change.action, 1);
             }
         }
         let open = ports.relays.listeners();
         let of = |family| open.keys().filter(|key| key.family() == family).count();
         let count = |family| (family, u64::try_from(of(family)).unwrap_or(u64::MAX));
-        self.counts.listeners = Family::ALL.map(count).into();
+        self.listeners = Family::ALL.map(count).into();
     }
 }
