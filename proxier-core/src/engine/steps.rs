@@ -158,7 +158,7 @@ impl Reconciler {
             stopped = self.safeguards.own.check(losing, kernel, &self.store, &self.desired, now);
             stopped.iter().flat_map(Stopped::inherited).collect()
         };
-        let prepared = self.mode.prepare(pass, &mut hold, report, ports);
+        let prepared = self.mode.plan(pass, &mut hold, report, ports);
         self.backlog.refused.clone_from(&report.refused);
         report.refused.splice(0..0, self.refused_by_claim().collect::<Vec<_>>());
         let prepared = prepared?;

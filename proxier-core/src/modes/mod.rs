@@ -419,11 +419,13 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     /// Makes the next pass read the kernel.
     fn forget_kernel(&mut self);
 
-    /// Reads the kernel.
+    /// Reads the kernel, unless its parts are read when a plan is made for them.
     ///
     /// # Errors
     /// The parts that could not be read. The kernel's state is unknown then.
-    fn read(&mut self, desired: &Desired, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Reading;
+    fn read(&mut self, _: &Desired, _: &HostAddresses, _: &NodeFacts, _: &mut Ports<'_>) -> Reading {
+        Ok(())
+    }
 
     fn kernel(&self) -> Option<&dyn Kernel>;
 
@@ -433,13 +435,7 @@ pub(crate) trait Mode: fmt::Debug + Send + Sync {
     }
 
     /// Compares, reads what the differences require, and makes the plan. `None` if the kernel's state is unknown.
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared>;
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared>;
 
     /// Carries out prepared work, and removes from the changes what was written.
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome;

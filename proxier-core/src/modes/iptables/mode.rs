@@ -15,7 +15,7 @@ use super::wanted::{Index, Wanted};
 use crate::backoff::RulesRetry;
 use crate::modes::shared::flows;
 use crate::modes::shared::frontends::losing;
-use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
+use crate::modes::{self, CarryOut, Hold, Kind, Outcome, Pass, Prepared, Work};
 use crate::net::{Family, FrontendKey};
 use crate::parallel;
 use crate::plan::operation::Whole;
@@ -24,7 +24,7 @@ use crate::plan::step::{Part, Step};
 use crate::ports::{PortError, PortErrorKind, Ports, Rules};
 use crate::safeguard::Kernel;
 use crate::service::{Changes, Compiled, Desired, FrontendObserver, NodeFacts};
-use crate::snapshot::{HostAddresses, ObjectKey};
+use crate::snapshot::ObjectKey;
 use crate::time::Moment;
 
 /// Freeing a plan with more lines takes at least a millisecond.
@@ -464,13 +464,7 @@ impl modes::Mode for Mode {
         }
     }
 
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
         if std::mem::take(&mut self.new_facts) {
             self.set_settings(pass.facts);
         }
@@ -572,17 +566,6 @@ impl modes::Mode for Mode {
 
     fn facts_changed(&mut self) {
         self.new_facts = true;
-    }
-
-    /// Each family is read when a plan is made for it.
-    fn read(
-        &mut self,
-        _desired: &Desired,
-        _host: &HostAddresses,
-        _facts: &NodeFacts,
-        _ports: &mut Ports<'_>,
-    ) -> Reading {
-        Ok(())
     }
 
     fn kind(&self) -> Kind {

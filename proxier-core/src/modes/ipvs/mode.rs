@@ -67,28 +67,6 @@ impl Mode {
         limited
     }
 
-    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
-        self.note_leaving(&pass);
-        self.time_drains(&pass);
-        let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
-        let (mut plan, kept) = self.compare(pass, &routes, hold, report)?;
-        report.limited = self.limited(&routes, pass);
-        let readings = reading::read_rest(self, pass, &kept, report, ports);
-        if let Guards::Programs(programs) = &mut self.guards {
-            programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
-        }
-        let drained = self.judge_drains(&pass, &readings.draining);
-        let forget = flows_to_forget(self, &pass, &plan);
-        for operation in drained {
-            plan.retire_from(&operation.virtual_server()).push(operation);
-        }
-        complete(self, pass, (&mut plan, &kept), &readings, report);
-        if pass.full {
-            report.drift.append(&mut self.restored);
-        }
-        Some(Prepared::new(plan, forget))
-    }
-
     /// The differences from the desired state, without what is held back, and the objects that stay although they are
     /// not desired.
     fn compare(
@@ -331,19 +309,30 @@ impl modes::Mode for Mode {
         })
     }
 
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
+        self.note_leaving(&pass);
+        let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
+        let (mut plan, kept) = self.compare(pass, &routes, hold, report)?;
         let before = pass.is_preview.then(|| self.drains.clone());
-        let prepared = self.plan(pass, hold, report, ports);
+        self.time_drains(&pass);
+        report.limited = self.limited(&routes, pass);
+        let readings = reading::read_rest(self, pass, &kept, report, ports);
+        if let Guards::Programs(programs) = &mut self.guards {
+            programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
+        }
+        let drained = self.judge_drains(&pass, &readings.draining);
+        let forget = flows_to_forget(self, &pass, &plan);
+        for operation in drained {
+            plan.retire_from(&operation.virtual_server()).push(operation);
+        }
+        complete(self, pass, (&mut plan, &kept), &readings, report);
         if let Some(before) = before {
             self.drains = before;
         }
-        prepared
+        if pass.full {
+            report.drift.append(&mut self.restored);
+        }
+        Some(Prepared::new(plan, forget))
     }
 
     fn carry_out(&mut self, work: Box<dyn Work>, arguments: CarryOut<'_>, ports: &mut Ports<'_>) -> Outcome {

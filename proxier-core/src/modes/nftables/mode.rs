@@ -229,13 +229,7 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
         let mut plan = NftablesPlan::default();
         let generation = match ports.tables.generation() {
             Ok(generation) => Some(generation),

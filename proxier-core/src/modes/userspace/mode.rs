@@ -216,13 +216,7 @@ impl modes::Mode for Mode {
         Ok(())
     }
 
-    fn prepare(
-        &mut self,
-        pass: Pass<'_>,
-        hold: Hold<'_>,
-        report: &mut Report,
-        ports: &mut Ports<'_>,
-    ) -> Option<Prepared> {
+    fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
         report.notices = ports.relays.notices();
         let there = std::mem::take(&mut self.there);
         let known = self.known.as_ref()?;
