@@ -47,7 +47,9 @@ const LOOK_AGAIN: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct Mode {
     options: UserspaceOptions,
-    index: Index,
+    /// Addresses that must be local, and how many Frontends need each. Listeners are not stored: each follows from its
+    /// Frontend ([`lower`]).
+    addresses: BTreeMap<IpAddr, usize>,
     /// Addresses whose routes could not be added or deleted.
     unrouted: BTreeSet<IpAddr>,
     /// Present listeners and routes; `None` before they were read.
@@ -79,6 +81,19 @@ impl Mode {
         Mode { options: options.clone(), ..Mode::default() }
     }
 
+    /// The networks that must be local: whole ones, and single addresses outside of them.
+    fn networks(&self, whole: &BTreeSet<Network>) -> impl Iterator<Item = Network> {
+        let alone = self.addresses.keys().filter_map(move |address| network_of(*address, whole));
+        whole.iter().copied().chain(alone)
+    }
+
+    /// Whether a network is one of [`Mode::networks`].
+    fn needs_route(&self, network: &Network, whole: &BTreeSet<Network>) -> bool {
+        let address = network.addr();
+        let is_needed = || self.addresses.contains_key(&address) && network_of(address, whole) == Some(*network);
+        whole.contains(network) || is_needed()
+    }
+
     fn settings(&self, pass: &Pass<'_>) -> Settings {
         let mut own: BTreeSet<IpAddr> = other_addresses(pass.host, &pass.config().names).collect();
         own.extend(Family::ALL.into_iter().filter_map(|family| pass.facts.node_address(family)));
@@ -106,13 +121,13 @@ impl Mode {
         whole: &BTreeSet<Network>,
     ) {
         let networks: BTreeSet<Network> = if pass.full || *whole != self.whole {
-            known.routes.iter().copied().chain(self.index.networks(whole)).collect()
+            known.routes.iter().copied().chain(self.networks(whole)).collect()
         } else {
             let changed = pass.changes.frontends().map(|(key, _)| key.address).chain(self.unrouted.iter().copied());
             changed.filter_map(|address| network_of(address, whole)).chain(self.kept.iter().copied()).collect()
         };
         for network in networks {
-            match (self.index.needs_route(&network, whole), known.routes.contains(&network)) {
+            match (self.needs_route(&network, whole), known.routes.contains(&network)) {
                 (true, false) => plan.add_routes.push(network),
                 (false, true) => plan.delete_routes.push(network),
                 _ => {}
@@ -175,11 +190,17 @@ impl modes::Mode for Mode {
     }
 
     fn index_frontend(&mut self, _written: FrontendRef<'_>, before: FrontendRef<'_>, after: FrontendRef<'_>) {
-        self.index.follow(before.map(|before| &**before), after.map(|after| &**after));
+        // What stays is added before it is removed, so that its count never reaches zero.
+        if let Some(address) = after.and_then(|after| virtual_address(after)) {
+            count(&mut self.addresses, address);
+        }
+        if let Some(address) = before.and_then(|before| virtual_address(before)) {
+            uncount(&mut self.addresses, &address);
+        }
     }
 
     fn compact(&mut self) {
-        self.index.compact();
+        pack(&mut self.addresses);
     }
 
     fn kernel(&self) -> Option<&dyn Kernel> {
@@ -220,7 +241,7 @@ impl modes::Mode for Mode {
         report.notices = ports.relays.notices();
         let there = std::mem::take(&mut self.there);
         let known = self.known.as_ref()?;
-        let is_wanted = |address| self.index.needs(address);
+        let is_wanted = |address| self.addresses.contains_key(&address);
         let (whole, unusable) =
             usable(pass.facts.service_cidrs_or(&self.options.service_cidrs), &is_wanted, pass.facts);
         if unusable != self.told {
@@ -364,50 +385,9 @@ fn route(action: Action, network: &Network) -> Operation<'static> {
     Operation::Route(action, RouteOwner::Userspace, LocalRoute::new(*network))
 }
 
-/// Addresses that must be local, and how many Frontends need each.
-///
-/// Listeners are not stored: each follows from its Frontend ([`lower`]).
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Index {
-    addresses: BTreeMap<IpAddr, usize>,
-}
-
 fn virtual_address(frontend: &Frontend) -> Option<IpAddr> {
     let is_served = frontend.key.protocol != Protocol::Sctp;
     (is_served && frontend.is_virtual()).then_some(frontend.key.address)
-}
-
-impl Index {
-    /// Applies a change of a Frontend. What stays is added before it is removed, so that its count never reaches zero.
-    fn follow(&mut self, before: Option<&Frontend>, after: Option<&Frontend>) {
-        if let Some(address) = after.and_then(virtual_address) {
-            count(&mut self.addresses, address);
-        }
-        if let Some(address) = before.and_then(virtual_address) {
-            uncount(&mut self.addresses, &address);
-        }
-    }
-
-    fn needs(&self, address: IpAddr) -> bool {
-        self.addresses.contains_key(&address)
-    }
-
-    /// The networks that must be local: whole ones, and single addresses outside of them.
-    fn networks(&self, whole: &BTreeSet<Network>) -> impl Iterator<Item = Network> {
-        let alone = self.addresses.keys().filter_map(move |address| network_of(*address, whole));
-        whole.iter().copied().chain(alone)
-    }
-
-    /// Whether a network is one of [`Index::networks`].
-    fn needs_route(&self, network: &Network, whole: &BTreeSet<Network>) -> bool {
-        let address = network.addr();
-        whole.contains(network) || (self.needs(address) && network_of(address, whole) == Some(*network))
-    }
-
-    /// Rebuilds everything to release memory. Call it after a large change.
-    fn compact(&mut self) {
-        pack(&mut self.addresses);
-    }
 }
 
 fn listener(desired: &Desired, key: &FrontendKey) -> Option<Listener> {
