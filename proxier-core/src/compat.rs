@@ -12,11 +12,7 @@ const FOREIGN: &str = "of-nft";
 
 /// The nf_tables table in which iptables-nft stores a table.
 pub(crate) fn table_key(family: Family, table: &TableName) -> Result<TableKey, PortError> {
-    let family = match family {
-        Family::V4 => nftables::Family::Ip,
-        Family::V6 => nftables::Family::Ip6,
-    };
-    TableKey::new(family, table.as_str()).map_err(invalid)
+    TableKey::new(family.into(), table.as_str()).map_err(invalid)
 }
 
 pub(crate) fn chain_key(table: &TableKey, chain: &ChainName) -> Result<ChainKey, PortError> {

@@ -87,6 +87,8 @@ named! {
 }
 
 impl Protocol {
+    pub(crate) const ALL: [Protocol; 3] = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
+
     /// Parses a protocol in the API's notation; TCP if it is missing.
     pub(crate) fn check(text: Option<&str>) -> Option<Self> {
         match text {

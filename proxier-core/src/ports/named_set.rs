@@ -254,8 +254,7 @@ pub(crate) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
 }
 
 pub(crate) fn frontend_at(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
-    let all = [Protocol::Tcp, Protocol::Udp, Protocol::Sctp];
-    let protocol = all.into_iter().find(|known| ipset::Protocol::from(*known) == ports.protocol())?;
+    let protocol = Protocol::ALL.into_iter().find(|known| ipset::Protocol::from(*known) == ports.protocol())?;
     Some(FrontendKey::new(protocol, host.first(), ports.ports().first()))
 }
 

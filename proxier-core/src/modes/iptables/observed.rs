@@ -54,7 +54,7 @@ fn whole_address(text: &str) -> Option<IpAddr> {
 }
 
 fn protocol_of(text: &str) -> Option<Protocol> {
-    [Protocol::Tcp, Protocol::Udp, Protocol::Sctp].into_iter().find(|protocol| names::protocol(*protocol) == text)
+    Protocol::ALL.into_iter().find(|protocol| names::protocol(*protocol) == text)
 }
 
 fn shared_chains(dump: &Dump) -> impl Iterator<Item = (SharedChain, &Chain)> {

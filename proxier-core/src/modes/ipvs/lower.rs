@@ -33,8 +33,10 @@ names! {
     Family => ipvs::model::Family { V4 = V4, V6 = V6 }
     Family => ipset::Family { V4 = Inet, V6 = Inet6 }
     Family => iptables::Family { V4 = Ipv4, V6 = Ipv6 }
+    Family => nftables::Family { V4 = Ip, V6 = Ip6 }
     Protocol => ipvs::model::Protocol { Tcp = Tcp, Udp = Udp, Sctp = Sctp }
     Protocol => ipset::Protocol { Tcp = TCP, Udp = UDP, Sctp = SCTP }
+    Protocol => nftables::L4Protocol { Tcp = TCP, Udp = UDP, Sctp = SCTP }
 }
 
 impl From<FrontendKey> for VirtualServerKey {
@@ -49,12 +51,8 @@ impl TryFrom<VirtualServerKey> for FrontendKey {
 
     fn try_from(key: VirtualServerKey) -> Result<Self, Self::Error> {
         let VirtualServerKey::Address { protocol, addr, port } = key else { return Err(key) };
-        let protocol = match protocol {
-            ipvs::model::Protocol::Tcp => Protocol::Tcp,
-            ipvs::model::Protocol::Udp => Protocol::Udp,
-            ipvs::model::Protocol::Sctp => Protocol::Sctp,
-            _ => return Err(key),
-        };
+        let is_it = |known: &Protocol| ipvs::model::Protocol::from(*known) == protocol;
+        let protocol = Protocol::ALL.into_iter().find(is_it).ok_or(key)?;
         Ok(FrontendKey { protocol, address: addr, port })
     }
 }

@@ -9,7 +9,7 @@ use nftables::{
     SetFlags, SetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict,
 };
 
-use super::lower::{SetName, number};
+use super::lower::SetName;
 use super::pick::{Clients, Draw, Marks, Pick, SEED, SharedChain, Slot, Split, first, slot_number, tickets};
 use crate::config::{Config, KernelNames};
 use crate::modes::shared::networks::PodTraffic;
@@ -235,8 +235,8 @@ impl Layout {
     }
 
     fn reject_localhost(&self) -> Vec<Rule> {
-        let of = |protocol| {
-            let number = L4Protocol(number(protocol));
+        let of = |protocol: Protocol| {
+            let number = L4Protocol::from(protocol);
             built(self.rule().meta_l4proto(number).counter().goto(chain(REJECT)))
         };
         NOT_RELAYED.map(of).into()

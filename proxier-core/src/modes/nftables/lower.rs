@@ -4,12 +4,12 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-use nftables::{Element, ElementData, ElementKey, Value, Verdict};
+use nftables::{Element, ElementData, ElementKey, L4Protocol, Value, Verdict};
 
 use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split, slot_number, ticket};
 use super::slots::{Slots, by_client};
 use crate::modes::localhost_relay::is_relayed;
-use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::net::{EndpointKey, Family, FrontendKey, Network};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
@@ -102,21 +102,13 @@ impl Item {
     }
 }
 
-pub(super) fn number(protocol: Protocol) -> u8 {
-    match protocol {
-        Protocol::Tcp => 6,
-        Protocol::Udp => 17,
-        Protocol::Sctp => 132,
-    }
-}
-
 /// Concatenates fields. Never too long: the longest are two IPv6 addresses, a protocol and two ports.
 pub(super) fn concat(fields: &[Value]) -> Value {
     Value::concat(fields).unwrap_or(Value::EMPTY)
 }
 
 fn fields(key: &FrontendKey) -> [Value; 3] {
-    [key.address.into(), Value::byte(number(key.protocol)), Value::port(key.port)]
+    [key.address.into(), Value::byte(L4Protocol::from(key.protocol).0), Value::port(key.port)]
 }
 
 fn with(key: &FrontendKey, more: &[Value]) -> Value {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use nftables::{ChainKey, ElementData, ElementKey, Expression, TableSnapshot, Verdict};
+use nftables::{ChainKey, ElementData, ElementKey, Expression, L4Protocol, TableSnapshot, Verdict};
 
 use super::layout::{Layout, NOT_RELAYED, REJECT_LOCALHOST, chain, table, table_name};
 use super::lower::SetName;
@@ -131,12 +131,7 @@ pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[
 /// The protocol and port at the start of this part of a key, and the rest.
 pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> {
     let (protocol, rest) = bytes.split_first_chunk::<4>()?;
-    let protocol = match protocol.first()? {
-        6 => Protocol::Tcp,
-        17 => Protocol::Udp,
-        132 => Protocol::Sctp,
-        _ => return None,
-    };
+    let protocol = Protocol::ALL.into_iter().find(|of| L4Protocol::from(*of).0 == protocol[0])?;
     // Each field fills whole words.
     let (port, rest) = match rest.split_first_chunk::<4>() {
         Some(([high, low, ..], rest)) => ([*high, *low], rest),

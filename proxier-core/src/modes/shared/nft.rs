@@ -73,15 +73,6 @@ fn unnamed() -> Name {
     Name::new("unnamed").unwrap()
 }
 
-impl From<Family> for NftFamily {
-    fn from(family: Family) -> Self {
-        match family {
-            Family::V4 => NftFamily::Ip,
-            Family::V6 => NftFamily::Ip6,
-        }
-    }
-}
-
 /// Rules that refuse the packets that `matching` matches: TCP by a reset, since the kernel limits ICMP for each client
 /// (`icmp_ratelimit`), other protocols by the code "port unreachable" of RFC 792 and RFC 4443.
 pub(crate) fn rejections(family: Family, matching: impl Fn() -> RuleBuilder) -> [Rule; 2] {
