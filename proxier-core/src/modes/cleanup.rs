@@ -2,12 +2,13 @@
 
 use ::iptables::{Backend, TableName};
 
-use super::{Kind, fast_path, iptables, ipvs, nftables, userspace};
+use super::{Kind, fast_path, iptables, ipvs, nftables};
 use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::chains::{Found, unreadable};
 use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
 use crate::modes::shared::localhost;
-use crate::ports::Ports;
+use crate::modes::shared::networks::delete_routes;
+use crate::ports::{Ports, RouteOwner};
 use crate::service::NodeFacts;
 
 /// Removes everything that this proxy, or a kube-proxy in any of its modes, has created, and nothing else. It cleans
@@ -38,7 +39,7 @@ use crate::service::NodeFacts;
 pub fn cleanup(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned {
     let mut cleaned = clean(config, kept, ports);
     if config.names == KernelNames::default() {
-        cleaned.extend(nftables::cleanup_kube_proxy(ports));
+        nftables::cleanup_kube_proxy(ports, &mut cleaned);
     }
     cleaned
 }
@@ -66,27 +67,27 @@ fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned 
     let mut cleaned = Cleaned::default();
     if kept != Some(Kind::Iptables) {
         // Before the rules are removed that may have guarded it.
-        cleaned.extend(localhost::cleanup(ports));
+        localhost::cleanup(ports, &mut cleaned);
     }
-    cleaned.extend(match kept {
-        Some(Kind::Ipvs) => ipvs::cleanup::cleanup_other_guards(config, &is_kept, ports),
-        _ => ipvs::cleanup::cleanup(config, &is_kept, ports),
-    });
+    match kept {
+        Some(Kind::Ipvs) => ipvs::cleanup::cleanup_other_guards(config, &is_kept, ports, &mut cleaned),
+        _ => cleaned.extend(ipvs::cleanup::cleanup(config, &is_kept, ports)),
+    }
     if kept != Some(Kind::Nftables) {
-        cleaned.extend(nftables::cleanup(config, ports));
+        nftables::cleanup(config, ports, &mut cleaned);
     }
     let is_alone = config.names == KernelNames::default();
     if !kept.is_some_and(|kept| kept.facts().translates_packets) {
-        cleaned.extend(fast_path::cleanup(config, ports.tables));
+        fast_path::cleanup(config, ports.tables, &mut cleaned);
     }
     if is_alone {
         iptables::removal(&is_kept).carry_out(ports, &mut cleaned);
         if kept != Some(Kind::Iptables) {
-            cleaned.extend(iptables::remove_counters(ports));
+            iptables::remove_counters(ports, &mut cleaned);
         }
         cleaned.left.extend(unreadable(ports));
         if kept != Some(Kind::Userspace) {
-            cleaned.extend(userspace::cleanup(ports));
+            delete_routes(RouteOwner::Userspace, ports, &mut cleaned);
         }
     }
     cleaned
@@ -164,8 +165,6 @@ pub(crate) fn served(facts: &NodeFacts, mode: Kind, ports: &mut Ports<'_>) -> Se
     }
     if is_alone {
         served.extend(nftables::served_by_kube_proxy(facts, ports));
-    }
-    if is_alone {
         let serving = Serving::new(facts.config(), Some(mode), ports);
         // The mode itself has the rules in the back end that it uses.
         for backend in Backend::ALL.into_iter().filter(|backend| mode != Kind::Iptables || !serving.uses(*backend)) {

@@ -282,10 +282,8 @@ pub(crate) fn step(config: &Config, mode: Kind, packet: &Packet) -> Option<Strin
     })
 }
 
-pub(super) fn cleanup(config: &Config, tables: &mut dyn Tables) -> Cleaned {
-    let mut cleaned = Cleaned::default();
-    remove_table(&table(config), is_ours, tables, &mut cleaned);
-    cleaned
+pub(super) fn cleanup(config: &Config, tables: &mut dyn Tables, cleaned: &mut Cleaned) {
+    remove_table(&table(config), is_ours, tables, cleaned);
 }
 
 /// Number of connections that have taken the fast path since its table was created; `None` without the table.

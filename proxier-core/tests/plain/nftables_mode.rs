@@ -10,10 +10,10 @@ use nftables::{
     BaseChain, Chain, ChainType, DataType, Family, FieldTypes, Hook, Priority, Set, SetFlags, Table, TableFlags,
     TableKey, Transaction,
 };
-use proxier_core::config::{InterfaceName, LocalTraffic, NodePortAddresses};
+use proxier_core::config::{Config, InterfaceName, LocalTraffic, NodePortAddresses};
 use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
-use proxier_core::modes::{self, nftables as mode};
+use proxier_core::modes;
 use proxier_core::net::EndpointKey;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
@@ -426,7 +426,7 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
             );
         }
         // A cleanup does not touch the table, either.
-        let cleaned = mode::cleanup(&proxier_core::config::Config::default(), &mut node.kernel.ports());
+        let cleaned = modes::cleanup::cleanup(&Config::default(), None, &mut node.kernel.ports());
         assert!(cleaned.removed() == 1 && cleaned.is_done(), "{cleaned:?}");
         assert_eq!(node.tables().into_iter().collect::<Vec<_>>(), [(theirs.to_owned(), before)]);
         // The family is served once the table has gone, or with another name.

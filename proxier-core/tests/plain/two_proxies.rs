@@ -8,8 +8,8 @@ use std::time::Duration;
 use proxier_core::config::{Config, InterfaceName, KernelNames, NamePrefix, TableName};
 use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
-use proxier_core::modes::ipvs::cleanup::cleanup;
-use proxier_core::modes::{Cleaned, Kind, nftables};
+use proxier_core::modes::cleanup::cleanup;
+use proxier_core::modes::{Cleaned, Kind};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
 use serde_json::json;
@@ -91,12 +91,7 @@ impl Proxy {
 
     fn clean(&mut self) -> Cleaned {
         let config = self.node.proxier.facts().config().clone();
-        let ports = &mut self.node.kernel.ports();
-        if self.node.proxier.mode() == Kind::Ipvs {
-            cleanup(&config, &|_, _, _| false, ports)
-        } else {
-            nftables::cleanup(&config, ports)
-        }
+        cleanup(&config, None, &mut self.node.kernel.ports())
     }
 }
 
@@ -220,7 +215,7 @@ fn a_device_of_another_kind_is_left_alone() {
     let [unread] = report.unread.as_slice() else { panic!("{report:#?}") };
     assert_eq!(unread.error.kind(), PortErrorKind::Invalid);
     assert!(unread.to_string().contains("eth0"), "{unread}");
-    let cleaned = cleanup(&config, &|_, _, _| false, &mut kernel.ports());
+    let cleaned = cleanup(&config, None, &mut kernel.ports());
     assert!(!cleaned.is_done() && cleaned.unread.len() == 1, "{cleaned:#?}");
     assert_eq!(kernel.state(), before);
     assert_eq!(writes(&kernel), 0);

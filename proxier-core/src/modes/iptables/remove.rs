@@ -40,14 +40,12 @@ pub(crate) fn served(facts: &NodeFacts, backend: Backend, ports: &mut Ports<'_>)
     served
 }
 
-pub(crate) fn remove_counters(ports: &mut Ports<'_>) -> Cleaned {
-    let mut cleaned = Cleaned::default();
+pub(crate) fn remove_counters(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     match ports.rules.delete_counters(&COUNTERS) {
         Ok(0) => {}
         Ok(count) => cleaned.applied.count(Part::Rules, Action::Delete, count),
         Err(error) => cleaned.miss("counters of packets", error),
     }
-    cleaned
 }
 
 /// The removal of the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has

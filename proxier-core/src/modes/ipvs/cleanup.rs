@@ -59,15 +59,18 @@ pub fn cleanup(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) ->
 }
 
 /// Removes the objects of the variant of [`guards`] that does not serve, while IPVS mode serves.
-pub(crate) fn cleanup_other_guards(config: &Config, is_kept: IsKeptIn<'_>, ports: &mut Ports<'_>) -> Cleaned {
-    let mut cleaned = Cleaned::default();
-    removal(config.names.prefix, is_kept).carry_out(ports, &mut cleaned);
+pub(crate) fn cleanup_other_guards(
+    config: &Config,
+    is_kept: IsKeptIn<'_>,
+    ports: &mut Ports<'_>,
+    cleaned: &mut Cleaned,
+) {
+    removal(config.names.prefix, is_kept).carry_out(ports, cleaned);
     if config.ipvs.rules == RulesBy::Nftables {
-        clean_sets(&of_both_families(config), ports, &mut cleaned);
+        clean_sets(&of_both_families(config), ports, cleaned);
     } else {
-        guards::nft::cleanup(config, ports.tables, &mut cleaned);
+        guards::nft::cleanup(config, ports.tables, cleaned);
     }
-    cleaned
 }
 
 fn of_both_families(config: &Config) -> Config {

@@ -61,13 +61,11 @@ pub(crate) fn served_by_others(
 
 /// Removes the tables of both families that this mode has created, and nothing else. Uses only the names of the
 /// configuration. Missing tables, and a kernel without nf_tables, count as done.
-pub fn cleanup(config: &Config, ports: &mut Ports<'_>) -> Cleaned {
-    let mut cleaned = Cleaned::default();
+pub(crate) fn cleanup(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     for family in Family::ALL {
         let table = layout::table(family, &layout::table_name(&config.names));
-        remove_table(&table, is_ours, ports.tables, &mut cleaned);
+        remove_table(&table, is_ours, ports.tables, cleaned);
     }
-    cleaned
 }
 
 const TABLE: &str = "kube-proxy";
@@ -82,18 +80,16 @@ const CHAINS: [&str; 5] = ["nat-prerouting", "nat-output", "nat-postrouting", "s
 /// Removes the tables of both families that a kube-proxy in nftables mode has left, because they would continue to
 /// select outdated endpoints. A table with that name but without its comment or one of its chains may be another
 /// program's. It stays, and is listed among the tables that are [left](Cleaned::left).
-pub(crate) fn cleanup_kube_proxy(ports: &mut Ports<'_>) -> Cleaned {
-    let mut cleaned = Cleaned::default();
+pub(crate) fn cleanup_kube_proxy(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     for table in tables() {
         let mut lack = None;
         let is_kube_proxys = |table: &TableKey, tables: &mut dyn Tables| {
             lack = lack_of(table, tables)?;
             Ok(lack.is_none())
         };
-        remove_table(&table, is_kube_proxys, ports.tables, &mut cleaned);
+        remove_table(&table, is_kube_proxys, ports.tables, cleaned);
         cleaned.left.extend(lack.map(|lack| unrecognised(&table, &lack)));
     }
-    cleaned
 }
 
 /// The tables with that name that a cleanup leaves, each with what to do.

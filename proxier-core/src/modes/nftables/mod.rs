@@ -55,10 +55,10 @@ mod plan;
 mod slots;
 mod trial;
 
-#[doc(hidden)]
-pub use cleanup::cleanup;
 pub use cleanup::list_kube_proxy;
-pub(crate) use cleanup::{cleanup_kube_proxy, served, served_by_kube_proxy, served_by_others, unrecognised_tables};
+pub(crate) use cleanup::{
+    cleanup, cleanup_kube_proxy, served, served_by_kube_proxy, served_by_others, unrecognised_tables,
+};
 pub(crate) use mode::Mode;
 pub(in crate::modes) use observed::rejected_at_localhost;
 pub(crate) use observed::{inspect, list_frontends};

@@ -49,14 +49,12 @@ pub(crate) fn close(ports: &mut Ports<'_>) -> (Vec<SysctlChange>, Vec<SysctlChan
     changes(ports.sysctls, vec![WantedValue::optional(ROUTE_LOCALNET, 0)])
 }
 
-pub(crate) fn cleanup(ports: &mut Ports<'_>) -> Cleaned {
-    let mut cleaned = Cleaned::default();
+pub(crate) fn cleanup(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     let (changes, unmet) = close(ports);
     cleaned.applied.carry_out(changes.iter().map(Operation::Sysctl), &Names::NONE, ports);
     cleaned.left.extend(unmet.iter().map(|SysctlChange { path, to, .. }| {
         format!("this process cannot write {path}: set it to {to}, or other hosts reach what listens on 127.0.0.1 only")
     }));
-    cleaned
 }
 
 fn is_open(ports: &mut Ports<'_>) -> bool {
