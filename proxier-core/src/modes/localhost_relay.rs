@@ -10,12 +10,12 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use crate::config::Config;
-use crate::modes::shared::listeners::lower;
+use crate::modes::shared::listeners::{ListenerChange, lower};
 use crate::modes::{Kind, Pass, nftables};
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Lack, Report};
-use crate::plan::step::{Action, Names};
+use crate::plan::step::Names;
 use crate::ports::{Listener, PortError, PortErrorKind, Ports, Settings};
 use crate::service::{Desired, Frontend};
 
@@ -35,20 +35,6 @@ pub struct LocalhostNodePorts {
     pub creation_failures: BTreeMap<Family, u64>,
     /// UDP and SCTP packets that rules refused since the table has had these rules, as of the last full pass.
     pub rejected: BTreeMap<(Family, Protocol), u64>,
-}
-
-/// A change of a listener: its new value, or its end.
-#[derive(Clone, Debug)]
-pub(crate) struct ListenerChange {
-    action: Action,
-    key: FrontendKey,
-    listener: Option<Listener>,
-}
-
-impl ListenerChange {
-    pub(crate) fn operation(&self) -> Operation<'_> {
-        Operation::Listener(self.action, self.key, self.listener.as_ref())
-    }
 }
 
 /// The listener of a Frontend, if it accepts clients. All clients are this node. Endpoints are used in rotation, except
@@ -90,15 +76,9 @@ impl LocalhostNodePorts {
         let elsewhere = ports.relays.elsewhere().unwrap_or_default();
         let change = |key: FrontendKey| {
             let (wanted, there) = (listener(pass.desired, &key), there.get(&key));
-            let action = match (&wanted, there) {
-                (Some(wanted), Some(there)) if wanted == there => return None,
-                (Some(_), Some(_)) => Action::Change,
-                (Some(_), None) if elsewhere.contains(&key) => return None,
-                (Some(_), None) => Action::Add,
-                (None, Some(_)) => Action::Delete,
-                (None, None) => return None,
-            };
-            Some(ListenerChange { action, key, listener: wanted })
+            let is_open_elsewhere = wanted.is_some() && there.is_none() && elsewhere.contains(&key);
+            let is_same = wanted.as_ref() == there || is_open_elsewhere;
+            ListenerChange::new(key, wanted, there.is_some()).filter(|_| !is_same)
         };
         keys.into_iter().filter_map(change).collect()
     }

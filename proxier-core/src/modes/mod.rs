@@ -29,6 +29,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use crate::config::{Config, Families, RulesBy};
+use crate::modes::shared::listeners::ListenerChange;
 use crate::modes::shared::sysctls;
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::operation::Operation;
@@ -280,7 +281,7 @@ pub struct Plan {
     pub(crate) guarded: Vec<SysctlChange>,
     pub(crate) fast_path: Option<Box<fast_path::FlowtableChange>>,
     /// Changes of listeners of nftables mode.
-    pub(crate) listeners: Vec<localhost_relay::ListenerChange>,
+    pub(crate) listeners: Vec<ListenerChange>,
     pub(crate) forget: UdpServices,
 }
 
@@ -318,7 +319,7 @@ impl Plan {
     }
 
     fn last_operations(&self) -> impl Iterator<Item = Operation<'_>> {
-        let listeners = self.listeners.iter().map(localhost_relay::ListenerChange::operation);
+        let listeners = self.listeners.iter().map(ListenerChange::operation);
         let fast_path = self.fast_path.iter().map(|change| Operation::Whole(&**change));
         let flows = (!self.forget.is_empty()).then_some(Operation::Flows(Protocol::Udp, &self.forget));
         self.guarded.iter().map(Operation::Sysctl).chain(listeners).chain(fast_path).chain(flows)

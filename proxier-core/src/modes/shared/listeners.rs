@@ -1,13 +1,40 @@
-//! Converts a Frontend to a listener.
+//! Converts a Frontend to a listener, and the changes of listeners.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::net::{EndpointKey, Protocol};
+use crate::net::{EndpointKey, FrontendKey, Protocol};
+use crate::plan::operation::Operation;
+use crate::plan::step::Action;
 use crate::ports::Listener;
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
+
+/// A change of a listener: its new value, or its end.
+#[derive(Clone, Debug)]
+pub(crate) struct ListenerChange {
+    action: Action,
+    pub(crate) key: FrontendKey,
+    pub(crate) listener: Option<Listener>,
+}
+
+impl ListenerChange {
+    /// The change that leads to this listener, or to none; `None` if there is none already.
+    pub(crate) fn new(key: FrontendKey, listener: Option<Listener>, is_there: bool) -> Option<Self> {
+        let action = match (&listener, is_there) {
+            (Some(_), true) => Action::Change,
+            (Some(_), false) => Action::Add,
+            (None, true) => Action::Delete,
+            (None, false) => return None,
+        };
+        Some(ListenerChange { action, key, listener })
+    }
+
+    pub(crate) fn operation(&self) -> Operation<'_> {
+        Operation::Listener(self.action, self.key, self.listener.as_ref())
+    }
+}
 
 /// The listener of a Frontend with its endpoints. `None` for SCTP.
 ///

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::NO_SCTP;
 use crate::modes::shared::flows::answering_at;
 use crate::modes::shared::frontends::{count, uncount};
-use crate::modes::shared::listeners::lower;
+use crate::modes::shared::listeners::{ListenerChange, lower};
 use crate::modes::shared::networks::{PodTraffic, Unusable, network_of, other_addresses, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
 use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepared, Reading, Work};
@@ -169,18 +169,12 @@ fn compare(pass: &Pass<'_>, plan: &mut UserspacePlan, known: &KernelState, there
     let all = pass.desired.frontends().map(|frontend| &frontend.key).chain(there.keys());
     let changed = pass.changes.frontends().map(|(key, _)| key);
     let keys: BTreeSet<&FrontendKey> = if pass.full { all.collect() } else { changed.collect() };
-    for key in keys {
-        let is_there = known.listeners.contains_key(key);
-        match listener(pass.desired, key) {
-            Some(listener) if there.get(key) == Some(&listener) => {}
-            Some(listener) => {
-                let action = if is_there { Action::Change } else { Action::Add };
-                plan.serve.insert(*key, (action, listener));
-            }
-            None if is_there => drop(plan.close.insert(*key)),
-            None => {}
-        }
-    }
+    let change = |key: &FrontendKey| {
+        let wanted = listener(pass.desired, key);
+        let is_same = wanted.is_some() && wanted.as_ref() == there.get(key);
+        ListenerChange::new(*key, wanted, known.listeners.contains_key(key)).filter(|_| !is_same)
+    };
+    plan.listeners = keys.into_iter().filter_map(change).collect();
 }
 
 impl modes::Mode for Mode {
@@ -258,14 +252,13 @@ impl modes::Mode for Mode {
         }
         compare(&pass, &mut plan, known, &there);
         self.compare_routes(&pass, &mut plan, known, &whole);
-        let loses = |(key, (_, listener)): &(&FrontendKey, &(Action, Listener))| {
-            !listener.has_endpoints && known.listeners.get(key) == Some(&true)
+        let loss = |change: &ListenerChange| match &change.listener {
+            None => Some((change.key, Loss::Everything)),
+            Some(new) if new.has_endpoints || known.listeners.get(&change.key) != Some(&true) => None,
+            Some(_) => Some((change.key, Loss::Endpoints)),
         };
-        let losing = plan.serve.iter().filter(loses).map(|(key, _)| (*key, Loss::Endpoints));
-        let losing = plan.close.iter().map(|key| (*key, Loss::Everything)).chain(losing).collect();
-        let held = hold(losing, &known.listeners);
-        plan.close.retain(|key| !held.contains(key));
-        plan.serve.retain(|key, _| !held.contains(key));
+        let held = hold(plan.listeners.iter().filter_map(loss).collect(), &known.listeners);
+        plan.listeners.retain(|change| !held.contains(&change.key));
         let is_held = |network: &Network| held.iter().any(|key| network.contains(&key.address));
         plan.delete_routes.retain(|network| !is_held(network));
         if pass.tells_drift() {
@@ -349,8 +342,7 @@ pub(crate) fn wanted_sysctls(settings: &HostSettings) -> Vec<sysctls::WantedValu
 #[derive(Debug, Default)]
 pub(crate) struct UserspacePlan {
     configure: Option<Settings>,
-    serve: BTreeMap<FrontendKey, (Action, Listener)>,
-    close: BTreeSet<FrontendKey>,
+    listeners: Vec<ListenerChange>,
     add_routes: Vec<Network>,
     /// Networks that are no longer local, once no connection needs them.
     delete_routes: Vec<Network>,
@@ -364,10 +356,10 @@ impl UserspacePlan {
     /// Listeners that are opened or changed, then routes, so that a port has its listener before packets for its
     /// address arrive here. Then listeners that are closed.
     fn first_operations(&self) -> impl Iterator<Item = Operation<'_>> {
-        let serve = self.serve.iter();
-        let serve = serve.map(|(key, (action, listener))| Operation::Listener(*action, *key, Some(listener)));
-        let close = self.close.iter().map(|key| Operation::Listener(Action::Delete, *key, None));
-        serve.chain(self.add_routes.iter().map(|network| route(Action::Add, network))).chain(close)
+        let serving = |serves| self.listeners.iter().filter(move |change| change.listener.is_some() == serves);
+        let routes = self.add_routes.iter().map(|network| route(Action::Add, network));
+        let serve = serving(true).map(ListenerChange::operation);
+        serve.chain(routes).chain(serving(false).map(ListenerChange::operation))
     }
 }
 
