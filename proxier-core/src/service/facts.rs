@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::config::{Config, LocalTraffic, MayAskFor, NodePortAddresses};
+use crate::config::{Config, InterfaceName, LocalTraffic, MayAskFor, NodePortAddresses};
 use crate::net::{Family, Network};
 use crate::snapshot::{HostAddresses, Node};
 
@@ -202,5 +202,32 @@ impl NodeFacts {
     /// moment ago, or if it is in the Node object or the configuration.
     pub(crate) fn is_own_address(&self, address: IpAddr) -> bool {
         self.is_here(address) || self.node_addresses.contains(&address)
+    }
+}
+
+/// How a family's traffic of this node's pods is detected.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodTraffic {
+    /// It is not detected.
+    Unknown,
+    /// Sources in this network.
+    Network(Network),
+    /// Packets that arrive on this device.
+    Interface(InterfaceName),
+    /// Packets that arrive on devices with this name prefix.
+    Prefix(InterfaceName),
+}
+
+impl PodTraffic {
+    pub(crate) fn from_facts(facts: &NodeFacts, family: Family) -> Self {
+        let network = match &facts.config().local_traffic {
+            LocalTraffic::ClusterCidrs(networks) => {
+                networks.iter().copied().find(|network| Family::of(network.addr()) == family)
+            }
+            LocalTraffic::NodeCidr => facts.pod_cidr(family),
+            LocalTraffic::BridgeInterface(name) => return PodTraffic::Interface(name.clone()),
+            LocalTraffic::InterfaceNamePrefix(name) => return PodTraffic::Prefix(name.clone()),
+        };
+        network.map_or(PodTraffic::Unknown, PodTraffic::Network)
     }
 }

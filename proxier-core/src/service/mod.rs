@@ -31,6 +31,7 @@ pub use crate::snapshot::Roles;
 pub(crate) use changes::ServiceBefore;
 pub use desired::{Conflict, Desired};
 pub use endpoint_decision::{EndpointDecision, endpoint_decisions};
+pub(crate) use facts::PodTraffic;
 pub use facts::{NodeFacts, OpenOn};
 pub use frontend::Frontend;
 pub(crate) use port::Port;

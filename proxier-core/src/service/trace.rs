@@ -9,7 +9,9 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::sharing::weight_of;
-use super::{Desired, Frontend, NO_ROOM_TO_STAY, NodeFacts, Port, TOO_MANY_TO_STAY, compile_from, why_left_out};
+use super::{
+    Desired, Frontend, NO_ROOM_TO_STAY, NodeFacts, PodTraffic, Port, TOO_MANY_TO_STAY, compile_from, why_left_out,
+};
 use crate::config::LocalTraffic;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::snapshot::{Balancing, ObjectKey, Roles, Sharing, Store, TrafficPolicy};
@@ -125,18 +127,12 @@ impl Packet {
 
     /// Whether it comes from a pod, if that can be determined.
     fn is_pods(&self, facts: &NodeFacts) -> Option<bool> {
-        let family = self.to.family();
-        let within = |network: Option<Network>| Some(network?.contains(&self.source));
         let device = self.device.as_deref();
-        match &facts.config().local_traffic {
-            LocalTraffic::ClusterCidrs(networks) => {
-                within(networks.iter().copied().find(|network| Family::of(network.addr()) == family))
-            }
-            LocalTraffic::NodeCidr => within(facts.pod_cidr(family)),
-            LocalTraffic::BridgeInterface(name) => Some(device == Some(name.as_str())),
-            LocalTraffic::InterfaceNamePrefix(name) => {
-                Some(device.is_some_and(|device| device.starts_with(name.as_str())))
-            }
+        match PodTraffic::from_facts(facts, self.to.family()) {
+            PodTraffic::Unknown => None,
+            PodTraffic::Network(network) => Some(network.contains(&self.source)),
+            PodTraffic::Interface(name) => Some(device == Some(name.as_str())),
+            PodTraffic::Prefix(name) => Some(device.is_some_and(|device| device.starts_with(name.as_str()))),
         }
     }
 }
@@ -222,8 +218,7 @@ pub(crate) fn trace(
     packet: &Packet,
     treatment: &Treatment,
 ) -> Trace {
-    let &Treatment { rules, ref closed, by_routes } = treatment;
-    let mut tracer = Tracer { store, desired, facts, packet, rules, closed, by_routes, steps: Vec::new() };
+    let mut tracer = Tracer { store, desired, facts, packet, treatment, steps: Vec::new() };
     let frontend = desired.frontend(&packet.to).filter(|_| !tracer.is_left_to_others());
     let (verdict, service, affinity_secs) = match frontend {
         Some(frontend) => {
@@ -258,15 +253,17 @@ struct Tracer<'a> {
     desired: &'a Desired,
     facts: &'a NodeFacts,
     packet: &'a Packet,
-    rules: PacketRules,
-    closed: &'a BTreeSet<Network>,
-    by_routes: bool,
+    treatment: &'a Treatment,
     steps: Vec<String>,
 }
 
 impl Tracer<'_> {
     fn step(&mut self, text: impl Into<String>) {
         self.steps.push(text.into());
+    }
+
+    fn has(&self, rules: PacketRules) -> bool {
+        self.treatment.rules.contains(rules)
     }
 
     fn family(&self) -> Family {
@@ -306,7 +303,7 @@ impl Tracer<'_> {
     }
 
     fn balances(&self) -> bool {
-        self.rules.contains(PacketRules::BALANCES)
+        self.has(PacketRules::BALANCES)
     }
 
     fn returns_directly(&self, frontend: &Frontend) -> bool {
@@ -318,7 +315,7 @@ impl Tracer<'_> {
     }
 
     fn is_left_to_others(&self) -> bool {
-        self.rules.contains(PacketRules::RELAYS) && self.packet.to.protocol == Protocol::Sctp
+        self.has(PacketRules::RELAYS) && self.packet.to.protocol == Protocol::Sctp
     }
 
     fn describe_frontend(&mut self, frontend: &Frontend, owner: Option<&ObjectKey>) {
@@ -344,16 +341,13 @@ impl Tracer<'_> {
         if self.is_here(to.address)
             && let Some((service, port)) = self.node_port()
         {
-            if to.address.is_loopback()
-                && to.address.is_ipv4()
-                && self.rules.contains(PacketRules::LOCALHOST_NODE_PORTS)
-            {
+            if to.address.is_loopback() && to.address.is_ipv4() && self.has(PacketRules::LOCALHOST_NODE_PORTS) {
                 self.step(format!("{to} is the node port of {} on a loopback address.", port.name));
                 return (self.at(&self.of_node_port(&port)), Some(service), port.affinity_secs);
             }
             self.step(format!("{} is the node port of {}, which is not served on {}.", to.port, port.name, to.address));
             let frontend = self.of_node_port(&port);
-            if frontend.endpoints().is_empty() && self.rules.contains(PacketRules::REFUSES_ON_EVERY_ADDRESS) {
+            if frontend.endpoints().is_empty() && self.has(PacketRules::REFUSES_ON_EVERY_ADDRESS) {
                 self.step("This mode refuses node ports without endpoints on every address of this node.");
                 return (self.nowhere(&frontend), Some(service), None);
             }
@@ -382,9 +376,8 @@ impl Tracer<'_> {
         }
         let is_closed =
             self.desired.frontends().filter(|frontend| frontend.key.address == to.address).any(|frontend| {
-                self.rules.contains(PacketRules::CLOSES_ADDRESSES) && frontend.is_virtual()
-                    || self.rules.contains(PacketRules::CLOSES_CLUSTER_IPS)
-                        && frontend.roles.contains(Roles::CLUSTER_IP)
+                self.has(PacketRules::CLOSES_ADDRESSES) && frontend.is_virtual()
+                    || self.has(PacketRules::CLOSES_CLUSTER_IPS) && frontend.roles.contains(Roles::CLUSTER_IP)
             });
         if is_closed {
             self.step(format!(
@@ -393,7 +386,7 @@ impl Tracer<'_> {
             ));
             return Verdict::Rejected;
         }
-        if let Some(network) = self.closed.iter().find(|network| network.contains(&to.address)) {
+        if let Some(network) = self.treatment.closed.iter().find(|network| network.contains(&to.address)) {
             self.step(format!(
                 "No Service has {to}, and {} is in {network}, whose addresses are all this node's: what no Service serves there is \
                  refused.",
@@ -408,7 +401,7 @@ impl Tracer<'_> {
     /// Decides about a packet to an address and port that is served.
     fn at(&mut self, frontend: &Frontend) -> Verdict {
         if let Some(ranges) = frontend.source_ranges.as_deref()
-            && (takes_connections(frontend) || self.rules.contains(PacketRules::RANGES_FIRST))
+            && (takes_connections(frontend) || self.has(PacketRules::RANGES_FIRST))
             && !self.is_admitted(frontend, ranges)
         {
             return self.turned_away();
@@ -447,7 +440,7 @@ impl Tracer<'_> {
 
     /// The endpoints that accept new connections, with their weights.
     fn weighed(&mut self, frontend: &Frontend, list: &[EndpointKey]) -> Vec<(EndpointKey, u16)> {
-        let most = if self.rules.contains(PacketRules::RELAYS) { 1 } else { u16::MAX };
+        let most = if self.has(PacketRules::RELAYS) { 1 } else { u16::MAX };
         let all = list.iter().map(|endpoint| (*endpoint, self.weight(frontend, endpoint).min(most)));
         let (rest, taking): (Vec<_>, Vec<_>) = all.partition(|(_, weight)| *weight == 0);
         if !rest.is_empty() {
@@ -464,7 +457,7 @@ impl Tracer<'_> {
 
     /// The endpoints without those on which the relaying process itself listens.
     fn without_loops(&mut self, list: Vec<(EndpointKey, u16)>) -> Vec<(EndpointKey, u16)> {
-        if !self.rules.contains(PacketRules::RELAYS) {
+        if !self.has(PacketRules::RELAYS) {
             return list;
         }
         let (protocol, desired) = (self.packet.to.protocol, self.desired);
@@ -477,7 +470,7 @@ impl Tracer<'_> {
     }
 
     fn details(&mut self, frontend: &Frontend) {
-        if self.rules.contains(PacketRules::RELAYS) {
+        if self.has(PacketRules::RELAYS) {
             return;
         }
         if let (false, Sharing::ByClient { port }) = (self.balances(), frontend.sharing()) {
@@ -493,8 +486,8 @@ impl Tracer<'_> {
         let source = self.packet.source;
         let is_itself = source == self.packet.to.address;
         // Rules match the sender, not the address.
-        let is_of_node = is_itself || (self.packet.from_node && self.by_routes);
-        if self.packet.from_node && !self.by_routes && self.rules.contains(PacketRules::TRUSTS_NODE) && !is_itself {
+        let is_of_node = is_itself || (self.packet.from_node && self.treatment.by_routes);
+        if self.packet.from_node && !self.treatment.by_routes && self.has(PacketRules::TRUSTS_NODE) && !is_itself {
             self.step("Source ranges do not count for this node's own address.");
             return true;
         }
@@ -506,7 +499,7 @@ impl Tracer<'_> {
     }
 
     fn turned_away(&mut self) -> Verdict {
-        if self.rules.contains(PacketRules::RELAYS) && self.packet.to.protocol == Protocol::Tcp {
+        if self.has(PacketRules::RELAYS) && self.packet.to.protocol == Protocol::Tcp {
             self.step("Its connection is reset.");
             return Verdict::Rejected;
         }
@@ -515,8 +508,7 @@ impl Tracer<'_> {
 
     /// Whether clients outside and inside get different endpoints if the policy is `Local`.
     fn splits(&self, frontend: &Frontend) -> bool {
-        self.rules.contains(PacketRules::SPLITS_LOCAL)
-            || (self.rules.contains(PacketRules::SPLITS_LOCAL_BY_MARK) && frontend.can_split())
+        self.has(PacketRules::SPLITS_LOCAL) || (self.has(PacketRules::SPLITS_LOCAL_BY_MARK) && frontend.can_split())
     }
 
     /// The endpoints by policy, and whether the client counts as inside if the policy is split.
@@ -525,12 +517,12 @@ impl Tracer<'_> {
             self.step(format!("Traffic policy Cluster: {}.", everywhere(&frontend.cluster)));
             return (&frontend.cluster, false);
         }
-        let is_here_only = self.rules.contains(PacketRules::SPLITS_LOCAL)
+        let is_here_only = self.has(PacketRules::SPLITS_LOCAL)
             && frontend.takes(&frontend.local)
             && !frontend.takes(&frontend.cluster);
         if !is_internal(frontend)
             && self.splits(frontend)
-            && self.packet.is_inside(self.facts, self.rules)
+            && self.packet.is_inside(self.facts, self.treatment.rules)
             && !is_here_only
         {
             let who = if self.is_this_node() { "this node" } else { "a pod" };
@@ -540,7 +532,10 @@ impl Tracer<'_> {
             ));
             return (&frontend.cluster, true);
         }
-        if !is_internal(frontend) && self.splits(frontend) && self.packet.counts_as_outside(self.facts, self.rules) {
+        if !is_internal(frontend)
+            && self.splits(frontend)
+            && self.packet.counts_as_outside(self.facts, self.treatment.rules)
+        {
             self.step("It comes from a pod of another node, which counts as a client outside.");
         }
         if frontend.local.is_empty() && frontend.falls_back && !self.splits(frontend) {
@@ -558,7 +553,7 @@ impl Tracer<'_> {
     fn nowhere(&mut self, frontend: &Frontend) -> Verdict {
         if !is_internal(frontend)
             && self.packet.from_node
-            && !self.rules.contains(PacketRules::REFUSES_NODE)
+            && !self.has(PacketRules::REFUSES_NODE)
             && !self.is_here(self.packet.to.address)
         {
             self.step(
@@ -580,16 +575,16 @@ impl Tracer<'_> {
         } else {
             "Only endpoints on other nodes take new connections."
         });
-        if self.rules.contains(PacketRules::NEVER_DROPS) { Verdict::Rejected } else { self.turned_away() }
+        if self.has(PacketRules::NEVER_DROPS) { Verdict::Rejected } else { self.turned_away() }
     }
 
     fn is_this_node(&self) -> bool {
-        self.packet.is_this_node(self.facts, self.rules)
+        self.packet.is_this_node(self.facts, self.treatment.rules)
     }
 
     /// Whether every endpoint sees an address of this node as the source.
     fn masquerades(&mut self, frontend: &Frontend, is_inside: bool) -> bool {
-        if self.rules.contains(PacketRules::RELAYS) {
+        if self.has(PacketRules::RELAYS) {
             self.step("This node connects to the endpoint itself, from its own address.");
             return true;
         }
@@ -607,15 +602,17 @@ impl Tracer<'_> {
             (true, _) => match self.packet.is_pods(self.facts) {
                 Some(true) => (false, "it comes from a pod"),
                 Some(false) => (true, "it does not come from a pod"),
-                None if self.by_routes && self.packet.from_node => (true, "this node sends it"),
-                None if !self.by_routes && self.has_cluster_ip_as_source() => (true, "its source is a cluster IP"),
+                None if self.treatment.by_routes && self.packet.from_node => (true, "this node sends it"),
+                None if !self.treatment.by_routes && self.has_cluster_ip_as_source() => {
+                    (true, "its source is a cluster IP")
+                }
                 None => (false, "how to recognize pods is not configured"),
             },
             (false, TrafficPolicy::Cluster) => {
                 (true, "its endpoint may be on another node, and answers have to come back here")
             }
             (false, TrafficPolicy::Local) if is_inside && self.is_this_node() => (true, "this node sends it"),
-            (false, TrafficPolicy::Local) if is_inside && self.rules.contains(PacketRules::SPLITS_LOCAL_BY_MARK) => {
+            (false, TrafficPolicy::Local) if is_inside && self.has(PacketRules::SPLITS_LOCAL_BY_MARK) => {
                 (true, "its endpoint may be on another node, and answers have to come back here")
             }
             (false, TrafficPolicy::Local) => (false, "traffic policy Local keeps it"),
@@ -643,7 +640,7 @@ impl Tracer<'_> {
     /// Whether a program of this node has a Service's address as its source.
     fn has_cluster_ip_as_source(&self) -> bool {
         let as_source = FrontendKey { address: self.packet.source, ..self.packet.to };
-        let frontend = self.desired.frontend(&as_source).filter(|_| self.rules.contains(PacketRules::OWNS_ADDRESSES));
+        let frontend = self.desired.frontend(&as_source).filter(|_| self.has(PacketRules::OWNS_ADDRESSES));
         frontend.is_some_and(|frontend| frontend.roles.contains(Roles::CLUSTER_IP))
     }
 
@@ -651,7 +648,7 @@ impl Tracer<'_> {
     fn is_hairpin(&self, endpoint: &EndpointKey) -> bool {
         // IPVS mode detects hairpins by protocol, address and port, other modes by address: one may be here for one
         // Service and not for another.
-        let is_whole = self.rules.contains(PacketRules::BALANCES);
+        let is_whole = self.has(PacketRules::BALANCES);
         let is_local = || {
             let mut hairpins = self.desired.all_compiled().flat_map(|compiled| &compiled.extras().hairpins);
             hairpins.any(|(protocol, local)| {
@@ -659,7 +656,7 @@ impl Tracer<'_> {
                 local.address == endpoint.address && (is_same || !is_whole)
             })
         };
-        self.rules.contains(PacketRules::REMOTE_HAIRPINS) || is_local()
+        self.has(PacketRules::REMOTE_HAIRPINS) || is_local()
     }
 }
 

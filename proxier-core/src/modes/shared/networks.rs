@@ -13,6 +13,7 @@ use crate::plan::report::Unread;
 use crate::plan::step::{Action, Names};
 use crate::ports::{Links, LocalRoute, Ports, RouteOwner};
 use crate::service::NodeFacts;
+pub(crate) use crate::service::PodTraffic;
 use crate::snapshot::HostAddresses;
 
 /// Reads the addresses of this host, including the dummy device's.
@@ -43,32 +44,7 @@ pub fn other_addresses<'a>(host: &'a HostAddresses, names: &'a KernelNames) -> i
     others.flat_map(|(_, addresses)| addresses).map(IpAddr::to_canonical)
 }
 
-/// How a family's traffic of this node's pods is detected.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum PodTraffic {
-    /// It is not detected.
-    Unknown,
-    /// Sources in this network.
-    Network(Network),
-    /// Packets that arrive on this device.
-    Interface(InterfaceName),
-    /// Packets that arrive on devices with this name prefix.
-    Prefix(InterfaceName),
-}
-
 impl PodTraffic {
-    pub(crate) fn from_facts(facts: &NodeFacts, family: Family) -> Self {
-        let network = match &facts.config().local_traffic {
-            LocalTraffic::ClusterCidrs(networks) => {
-                networks.iter().copied().find(|network| Family::of(network.addr()) == family)
-            }
-            LocalTraffic::NodeCidr => facts.pod_cidr(family),
-            LocalTraffic::BridgeInterface(name) => return PodTraffic::Interface(name.clone()),
-            LocalTraffic::InterfaceNamePrefix(name) => return PodTraffic::Prefix(name.clone()),
-        };
-        network.map_or(PodTraffic::Unknown, PodTraffic::Network)
-    }
-
     fn matching(&self) -> Option<[String; 2]> {
         let (option, value) = match self {
             PodTraffic::Unknown => return None,
