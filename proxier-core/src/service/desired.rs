@@ -49,17 +49,13 @@ pub trait FrontendObserver {
     }
 
     /// A Service is new (`before` is `None`), removed (`after` is `None`), or compiled differently.
-    fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>);
+    fn service(&mut self, _before: Option<&Compiled>, _after: Option<&Compiled>) {}
 
     /// A Frontend is new, removed, or different, possibly because another Service owns it now.
-    fn frontend(&mut self, before: Option<&Arc<Frontend>>, after: Option<&Arc<Frontend>>);
+    fn frontend(&mut self, _before: Option<&Arc<Frontend>>, _after: Option<&Arc<Frontend>>) {}
 }
 
-impl FrontendObserver for () {
-    fn service(&mut self, _: Option<&Compiled>, _: Option<&Compiled>) {}
-
-    fn frontend(&mut self, _: Option<&Arc<Frontend>>, _: Option<&Arc<Frontend>>) {}
-}
+impl FrontendObserver for () {}
 
 /// Calls both for each change, the first one first.
 impl<A: FrontendObserver, B: FrontendObserver> FrontendObserver for (A, B) {

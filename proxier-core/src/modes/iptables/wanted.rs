@@ -1,7 +1,6 @@
 //! State that iptables has to have for [`Desired`].
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
 use iptables::{Chain, Error, Rule};
 
@@ -80,8 +79,6 @@ impl FrontendObserver for Index {
         }
         self.endpoints.retain(|_, count| *count > 0);
     }
-
-    fn frontend(&mut self, _before: Option<&Arc<Frontend>>, _after: Option<&Arc<Frontend>>) {}
 }
 
 impl Indexed<Index> {
