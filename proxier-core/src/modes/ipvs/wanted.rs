@@ -18,7 +18,7 @@ use super::servers::Server;
 use super::sets::SetKey;
 use super::split::{self, Marks};
 use crate::config::{Config, RulesBy, usual_flags};
-use crate::modes::shared::frontends::{count, uncount};
+use crate::modes::shared::frontends::{count, toggle};
 use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 use crate::pack::{pack, put};
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver, Indexed};
@@ -73,13 +73,6 @@ pub enum Scope<'a> {
     All,
     /// Only what changed: costs O(changed). A missing set is created if it gets an entry.
     Changed(&'a Changed),
-}
-
-/// Records a change. What changes twice has not changed.
-fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
-    if !set.remove(&value) {
-        set.insert(value);
-    }
 }
 
 /// An index with a record of its changes.
@@ -145,13 +138,10 @@ impl FrontendObserver for Recorded {
         for (frontend, mark, adds) in [(after, mark_after, true), (before, mark_before, false)] {
             let Some(frontend) = frontend else { continue };
             let address = frontend.key.address;
-            let follow = |counts: &mut BTreeMap<IpAddr, usize>| {
-                if adds { count(counts, address) } else { uncount(counts, &address) }
-            };
-            if frontend.is_virtual() && follow(&mut index.addresses) && !is_all {
+            if frontend.is_virtual() && count(&mut index.addresses, &address, adds) && !is_all {
                 toggle(&mut changed.addresses, address);
             }
-            if frontend.is_elsewhere() && follow(&mut index.elsewhere) && !is_all {
+            if frontend.is_elsewhere() && count(&mut index.elsewhere, &address, adds) && !is_all {
                 toggle(&mut changed.elsewhere, address);
             }
             for (set, element) in index.entries_of(frontend, mark) {
@@ -230,15 +220,12 @@ impl Index {
 
     /// Counts or uncounts an entry. Returns whether it is the first, or was the last.
     fn count_entry(&mut self, set: SetKey, element: &Element, adds: bool) -> bool {
-        if adds {
-            return count(self.sets.entry(set).or_default(), element.clone());
-        }
-        let Some(elements) = self.sets.get_mut(&set) else { return false };
-        let was_last = uncount(elements, element);
+        let elements = self.sets.entry(set).or_default();
+        let has_changed = count(elements, element, adds);
         if elements.is_empty() {
             self.sets.remove(&set);
         }
-        was_last
+        has_changed
     }
 
     /// One of a Frontend's virtual servers, if it has that one.

@@ -11,7 +11,7 @@ use super::lower::{Item, SetName, Treatment, concat, lower};
 use super::observed::Observed;
 use super::pick::{Clients, Pick, SharedChain};
 use super::slots::{HeldSlots, Slots};
-use crate::modes::shared::frontends::{count, uncount};
+use crate::modes::shared::frontends::{count, toggle};
 use crate::modes::shared::table::{ChainRules, Layout as _};
 use crate::net::{Family, FrontendKey};
 use crate::pack::{pack, put};
@@ -114,28 +114,18 @@ fn slot_rules(need: &Need) -> u32 {
 }
 
 impl Index {
-    fn count(&mut self, need: Need) -> bool {
-        let rules = slot_rules(&need);
-        let is_new = count(&mut self.needs, need);
-        self.slot_rules = self.slot_rules.saturating_add(if is_new { rules } else { 0 });
-        is_new
+    /// Counts one more user of a need, or one less. Returns whether it is the first, or was the last.
+    fn count(&mut self, need: &Need, adds: bool) -> bool {
+        let has_changed = count(&mut self.needs, need, adds);
+        let (all, rules) = (self.slot_rules, if has_changed { slot_rules(need) } else { 0 });
+        self.slot_rules = if adds { all.saturating_add(rules) } else { all.saturating_sub(rules) };
+        has_changed
     }
 
-    fn uncount(&mut self, need: &Need) -> bool {
-        let is_gone = uncount(&mut self.needs, need);
-        self.slot_rules = self.slot_rules.saturating_sub(if is_gone { slot_rules(need) } else { 0 });
-        is_gone
-    }
-
-    fn add(&mut self, need: Need) {
-        if self.count(need.clone()) {
-            self.toggle(need);
-        }
-    }
-
-    fn remove(&mut self, need: Need) {
-        if self.uncount(&need) {
-            self.toggle(need);
+    /// The same, and records the change.
+    fn follow_need(&mut self, need: Need, adds: bool) {
+        if self.count(&need, adds) {
+            toggle(&mut self.changed, need);
         }
     }
 
@@ -151,23 +141,15 @@ impl Index {
         if is_over { Slots::keeping(held, frontend, true) } else { slots }
     }
 
-    /// Records a change; a second change undoes the first.
-    fn toggle(&mut self, need: Need) {
-        if !self.changed.remove(&need) {
-            self.changed.insert(need);
-        }
-    }
-
     /// Applies a change of a Service. What stays is added before it is removed, so that its count never reaches zero.
     pub(super) fn follow_service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
         let addresses = |of: &Compiled| -> BTreeSet<IpAddr> {
             of.extras().hairpins.iter().map(|(_, endpoint)| endpoint.address).collect()
         };
-        for address in after.map(addresses).unwrap_or_default() {
-            self.add(Need::Hairpin(address));
-        }
-        for address in before.map(addresses).unwrap_or_default() {
-            self.remove(Need::Hairpin(address));
+        for (of, adds) in [(after, true), (before, false)] {
+            for address in of.map(addresses).unwrap_or_default() {
+                self.follow_need(Need::Hairpin(address), adds);
+            }
         }
     }
 
@@ -180,11 +162,10 @@ impl Index {
         let held = written.map(|written| HeldSlots::from_frontend(written, slots)).unwrap_or_default();
         let new = after.map(|after| self.slots_within_limit(&held, after)).unwrap_or_default();
         put(&mut self.over_limit, key, new.is_over_limit);
-        for need in after.into_iter().flat_map(|after| needs(after, &new)) {
-            self.add(need);
-        }
-        for need in before.into_iter().flat_map(|before| needs(before, &old)) {
-            self.remove(need);
+        for (frontend, slots, adds) in [(after, &new, true), (before, &old, false)] {
+            for need in frontend.into_iter().flat_map(|frontend| needs(frontend, slots)) {
+                self.follow_need(need, adds);
+            }
         }
         if new != Slots::default() {
             self.slots.insert(key, new);
@@ -206,11 +187,10 @@ impl Index {
             if new == old {
                 continue;
             }
-            for need in needs(frontend, &new) {
-                self.count(need);
-            }
-            for need in needs(frontend, &old) {
-                self.uncount(&need);
+            for (slots, adds) in [(&new, true), (&old, false)] {
+                for need in needs(frontend, slots) {
+                    self.count(&need, adds);
+                }
             }
             if new == none {
                 self.slots.remove(&key);

@@ -1,7 +1,7 @@
 //! Frontends that one operation writes together, the search for what the kernel refuses, and counts of objects that
 //! Frontends share.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::net::FrontendKey;
 use crate::plan::operation::Operation;
@@ -42,22 +42,27 @@ impl FrontendChanges {
     }
 }
 
-/// Increments a count. Returns whether it is the first.
-pub(crate) fn count<K: Ord>(counts: &mut BTreeMap<K, usize>, key: K) -> bool {
-    let count = counts.entry(key).or_default();
-    *count = count.saturating_add(1);
-    *count == 1
-}
-
-/// Decrements a count. Returns whether none is left.
-pub(crate) fn uncount<K: Ord>(counts: &mut BTreeMap<K, usize>, key: &K) -> bool {
-    let Some(count) = counts.get_mut(key) else { return false };
-    *count = count.saturating_sub(1);
-    let is_last = *count == 0;
-    if is_last {
+/// Counts one more user of an object, or one less. Returns whether it is the first, or was the last.
+pub(crate) fn count<K: Ord + Clone>(counts: &mut BTreeMap<K, usize>, key: &K, adds: bool) -> bool {
+    let Some(count) = counts.get_mut(key) else {
+        if adds {
+            counts.insert(key.clone(), 1);
+        }
+        return adds;
+    };
+    *count = if adds { count.saturating_add(1) } else { count.saturating_sub(1) };
+    let was_last = *count == 0;
+    if was_last {
         counts.remove(key);
     }
-    is_last
+    was_last
+}
+
+/// Records a change. What changes twice has not changed.
+pub(crate) fn toggle<T: Ord>(set: &mut BTreeSet<T>, value: T) {
+    if !set.remove(&value) {
+        set.insert(value);
+    }
 }
 
 /// The Frontends among these that the kernel serves and that would be deleted, or lose their last endpoint.

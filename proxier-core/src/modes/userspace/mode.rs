@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use super::NO_SCTP;
 use crate::modes::shared::flows::answering_at;
-use crate::modes::shared::frontends::{count, uncount};
+use crate::modes::shared::frontends::count;
 use crate::modes::shared::listeners::{ListenerChange, lower};
 use crate::modes::shared::networks::{PodTraffic, Unusable, network_of, other_addresses, usable};
 use crate::modes::shared::sysctls::{self, HostSettings};
@@ -185,11 +185,10 @@ impl modes::Mode for Mode {
 
     fn index_frontend(&mut self, _written: FrontendRef<'_>, before: FrontendRef<'_>, after: FrontendRef<'_>) {
         // What stays is added before it is removed, so that its count never reaches zero.
-        if let Some(address) = after.and_then(|after| virtual_address(after)) {
-            count(&mut self.addresses, address);
-        }
-        if let Some(address) = before.and_then(|before| virtual_address(before)) {
-            uncount(&mut self.addresses, &address);
+        for (frontend, adds) in [(after, true), (before, false)] {
+            if let Some(address) = frontend.and_then(|frontend| virtual_address(frontend)) {
+                count(&mut self.addresses, &address, adds);
+            }
         }
     }
 
