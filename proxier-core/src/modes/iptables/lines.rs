@@ -147,11 +147,11 @@ fn external(
     let names = PortNames::new(port);
     if port.has_endpoints() {
         let restricted = restricted && has_firewall(port);
-        let chain = if restricted { names.firewall()? } else { names.external()? };
+        let chain = if restricted { names.chain(PortNames::FIREWALL)? } else { names.chain(PortNames::EXTERNAL)? };
         let rule = to(noted(&format!("{} {what}", port.name)), &frontend.key);
         lines.push(Line::new(SharedChain::Services, rule.jump(&chain))?);
         if restricted {
-            let comment = format!("{} traffic not accepted by {}", port.name, names.firewall()?);
+            let comment = format!("{} traffic not accepted by {}", port.name, names.chain(PortNames::FIREWALL)?);
             lines.push(Line::new(SharedChain::Firewall, to(noted(&comment), &frontend.key).target("DROP"))?);
         }
     }
@@ -173,7 +173,7 @@ pub(super) fn of_port(port: &Port, health_check: Option<u16>, options: Options) 
         let protocol = names::protocol(port.protocol);
         let arriving = ["-m", protocol, "-p", protocol, "--dport", &number.to_string()];
         if port.has_endpoints() {
-            let external = PortNames::new(port).external()?;
+            let external = PortNames::new(port).chain(PortNames::EXTERNAL)?;
             if is_counted(port, options) {
                 let counting = options.counting(LOCALHOST_COUNTER);
                 let rule = noted(&port.name).args(arriving).args(["-d", "127.0.0.0/8"]).args(counting);

@@ -152,34 +152,24 @@ pub(super) struct PortNames {
 }
 
 impl PortNames {
+    /// Selects one of the cluster's endpoints.
+    pub(super) const CLUSTER: &str = "SVC";
+    /// Selects one of this node's endpoints.
+    pub(super) const LOCAL: &str = "SVL";
+    /// Traffic to external IPs, load balancers' addresses and node ports.
+    pub(super) const EXTERNAL: &str = "EXT";
+    /// Accepts source ranges for load balancers' addresses.
+    pub(super) const FIREWALL: &str = "FW";
+
     pub(super) fn new(port: &Port) -> Self {
         let mut hash = String::new();
         append_hash(&mut hash, port, None);
         PortNames { hash }
     }
 
-    fn name(&self, kind: &str) -> Result<ChainName, Error> {
+    /// The name of one of the port's chains, such as [`PortNames::CLUSTER`].
+    pub(super) fn chain(&self, kind: &str) -> Result<ChainName, Error> {
         ChainName::new(["KUBE-", kind, "-", &self.hash].concat())
-    }
-
-    /// Selects one of the cluster's endpoints.
-    pub(super) fn cluster(&self) -> Result<ChainName, Error> {
-        self.name("SVC")
-    }
-
-    /// Selects one of this node's endpoints.
-    pub(super) fn local(&self) -> Result<ChainName, Error> {
-        self.name("SVL")
-    }
-
-    /// Traffic to external IPs, load balancers' addresses and node ports.
-    pub(super) fn external(&self) -> Result<ChainName, Error> {
-        self.name("EXT")
-    }
-
-    /// Accepts source ranges for load balancers' addresses.
-    pub(super) fn firewall(&self) -> Result<ChainName, Error> {
-        self.name("FW")
     }
 }
 

@@ -42,10 +42,7 @@ pub(super) fn is_served(port: &Port, policy: TrafficPolicy) -> bool {
 }
 
 pub(super) fn policy_chain(names: &PortNames, policy: TrafficPolicy) -> Result<ChainName, Error> {
-    match policy {
-        TrafficPolicy::Cluster => names.cluster(),
-        TrafficPolicy::Local => names.local(),
-    }
+    names.chain(if policy == TrafficPolicy::Cluster { PortNames::CLUSTER } else { PortNames::LOCAL })
 }
 
 pub(super) fn has_firewall(port: &Port) -> bool {
@@ -58,10 +55,10 @@ pub(super) fn chains(port: &Port, settings: &Settings, comments: bool) -> Result
     let lowering = ServiceLowering { port, settings, comments, names: PortNames::new(port), mark };
     let mut chains = Vec::new();
     if port.is_external && port.has_endpoints() {
-        chains.push(chain(lowering.names.external()?, lowering.external()?));
+        chains.push(chain(lowering.names.chain(PortNames::EXTERNAL)?, lowering.external()?));
     }
     if has_firewall(port) {
-        chains.push(chain(lowering.names.firewall()?, lowering.firewall()?));
+        chains.push(chain(lowering.names.chain(PortNames::FIREWALL)?, lowering.firewall()?));
     }
     let serves_cluster = uses_cluster(port) && !port.cluster.is_empty();
     let serves_local = uses_local(port) && !port.local.is_empty();
@@ -157,7 +154,7 @@ impl ServiceLowering<'_> {
             let comment = format!("masquerade traffic for {name} external destinations");
             rules.push(noted(&comment).jump(&self.mark).build()?);
         } else if !self.port.cluster.is_empty() {
-            let cluster = self.names.cluster()?;
+            let cluster = self.names.chain(PortNames::CLUSTER)?;
             if let Some(inside) = self.settings.pod_traffic.inside() {
                 let comment = format!("pod traffic for {name} external destinations");
                 rules.push(noted(&comment).args(inside).jump(&cluster).build()?);
@@ -178,7 +175,7 @@ impl ServiceLowering<'_> {
     /// Traffic to load balancers. For a client in no range the chain returns without a destination, and filter drops
     /// the packet.
     fn firewall(&self) -> Result<Vec<Rule>, Error> {
-        let (port, external) = (self.port, self.names.external()?);
+        let (port, external) = (self.port, self.names.chain(PortNames::EXTERNAL)?);
         let from = |source: String| {
             let rule = noted(&format!("{} loadbalancer IP", port.name)).args(["-s".to_owned(), source]);
             rule.jump(&external).build()
