@@ -29,16 +29,22 @@ use crate::snapshot::HostAddresses;
 use gate::Gate;
 use rules::FakeRulesPort;
 
+/// A port, or the state behind it, and the failures that are injected before it.
+struct Gated<T> {
+    gate: Gate,
+    inner: T,
+}
+
 pub(super) struct FakePorts {
-    ipvs: FakeIpvsPort,
+    ipvs: Gated<IpvsPort>,
     sets: FakeSetsPort,
     rules: FakeRulesPort,
-    links: FakeLinksPort,
-    sysctls: FakeSysctlsPort,
+    links: Gated<Shared<Interfaces>>,
+    sysctls: Gated<Shared<BTreeMap<String, String>>>,
     tables: FakeTablesPort,
-    conntrack: FakeConntrackPort,
-    routes: FakeRoutesPort,
-    relays: FakeRelaysPort,
+    conntrack: Gated<Shared<BTreeSet<Flow>>>,
+    routes: Gated<Shared<Interfaces>>,
+    relays: Gated<Shared<FakeRelays>>,
 }
 
 impl FakePorts {
@@ -52,7 +58,7 @@ impl FakePorts {
             ipset::Client::with_transport(MortalSocket { inner, control, counting })
         };
         FakePorts {
-            ipvs: FakeIpvsPort { gate: gate(), port: IpvsPort::new(move || ipvs.client()) },
+            ipvs: Gated { gate: gate(), inner: IpvsPort::new(move || ipvs.client()) },
             sets: FakeSetsPort { gate: gate(), port: SetsPort::new(open_sets), counting },
             rules: FakeRulesPort {
                 gate: gate(),
@@ -60,16 +66,16 @@ impl FakePorts {
                 host: parts.host.clone(),
                 counters: parts.counters.clone(),
             },
-            links: FakeLinksPort { gate: gate(), links: parts.links.clone() },
-            sysctls: FakeSysctlsPort { gate: gate(), values: parts.sysctls.clone() },
+            links: Gated { gate: gate(), inner: parts.links.clone() },
+            sysctls: Gated { gate: gate(), inner: parts.sysctls.clone() },
             tables: FakeTablesPort {
                 gate: gate(),
                 other: nftables::Client::with_transport(tables.transport()),
                 port: TablesPort::new(move || Ok(nftables::Client::with_transport(tables.transport()))),
             },
-            conntrack: FakeConntrackPort { gate: gate(), flows: parts.flows.clone() },
-            routes: FakeRoutesPort { gate: gate(), links: parts.links.clone() },
-            relays: FakeRelaysPort { gate: gate(), relays: parts.relays.clone() },
+            conntrack: Gated { gate: gate(), inner: parts.flows.clone() },
+            routes: Gated { gate: gate(), inner: parts.links.clone() },
+            relays: Gated { gate: gate(), inner: parts.relays.clone() },
         }
     }
 
@@ -78,18 +84,13 @@ impl FakePorts {
     }
 }
 
-struct FakeIpvsPort {
-    gate: Gate,
-    port: IpvsPort,
-}
-
-impl Ipvs for FakeIpvsPort {
+impl Ipvs for Gated<IpvsPort> {
     fn snapshot(&mut self) -> Result<Snapshot, PortError> {
-        self.gate.call(Call::IpvsSnapshot, None, || self.port.snapshot())
+        self.gate.call(Call::IpvsSnapshot, None, || self.inner.snapshot())
     }
 
     fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
-        self.gate.call(Call::IpvsRealServers, None, || self.port.real_servers(key))
+        self.gate.call(Call::IpvsRealServers, None, || self.inner.real_servers(key))
     }
 
     fn run(&mut self, operations: &[&Operation]) -> ItemFailures {
@@ -105,7 +106,7 @@ impl Ipvs for FakeIpvsPort {
                     ItemFailure { index, error: PortError::new(kind, format_args!("{operation}: refused for a test")) }
                 })
                 .collect();
-            for failure in self.port.run(&allowed) {
+            for failure in self.inner.run(&allowed) {
                 if let Some(index) = places.get(failure.index).copied() {
                     failures.push(ItemFailure { index, ..failure });
                 }
@@ -115,11 +116,11 @@ impl Ipvs for FakeIpvsPort {
     }
 
     fn timeouts(&mut self) -> Result<Timeouts, PortError> {
-        self.gate.call(Call::IpvsTimeouts, None, || self.port.timeouts())
+        self.gate.call(Call::IpvsTimeouts, None, || self.inner.timeouts())
     }
 
     fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
-        self.gate.call(Call::IpvsSetTimeouts, None, || self.port.set_timeouts(timeouts))
+        self.gate.call(Call::IpvsSetTimeouts, None, || self.inner.set_timeouts(timeouts))
     }
 }
 
@@ -166,85 +167,70 @@ impl Sets for FakeSetsPort {
     }
 }
 
-struct FakeLinksPort {
-    gate: Gate,
-    links: Shared<Interfaces>,
-}
-
-impl Links for FakeLinksPort {
+impl Links for Gated<Shared<Interfaces>> {
     fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
-        self.links.lock().has(name)
+        self.inner.lock().has(name)
     }
 
     fn create_device(&mut self, name: &str) -> Result<(), PortError> {
-        self.gate.call(Call::LinksCreateDevice, None, || self.links.lock().create(name))
+        self.gate.call(Call::LinksCreateDevice, None, || self.inner.lock().create(name))
     }
 
     fn delete_device(&mut self, name: &str) -> Result<(), PortError> {
-        self.gate.call(Call::LinksDeleteDevice, None, || self.links.lock().delete(name))
+        self.gate.call(Call::LinksDeleteDevice, None, || self.inner.lock().delete(name))
     }
 
     fn addresses(&mut self) -> Result<HostAddresses, PortError> {
-        self.gate.call(Call::LinksAddresses, None, || Ok(self.links.lock().addresses()))
+        self.gate.call(Call::LinksAddresses, None, || Ok(self.inner.lock().addresses()))
     }
 
     fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
-        self.gate.call(Call::LinksGateways, None, || Ok(self.links.lock().gateways.clone()))
+        self.gate.call(Call::LinksGateways, None, || Ok(self.inner.lock().gateways.clone()))
     }
 
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
-        self.gate.items(Call::LinksBind, None, addresses, |addresses| self.links.lock().bind(device, addresses))
+        self.gate.items(Call::LinksBind, None, addresses, |addresses| self.inner.lock().bind(device, addresses))
     }
 
     fn unbind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
-        self.gate.items(Call::LinksUnbind, None, addresses, |addresses| self.links.lock().unbind(device, addresses))
+        self.gate.items(Call::LinksUnbind, None, addresses, |addresses| self.inner.lock().unbind(device, addresses))
     }
 }
 
-struct FakeRoutesPort {
-    gate: Gate,
-    links: Shared<Interfaces>,
-}
-
-impl LocalNetworks for FakeRoutesPort {
+impl LocalNetworks for Gated<Shared<Interfaces>> {
     fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
-        self.gate.call(Call::RoutesNetworks, None, || self.links.lock().routes.networks(owner))
+        self.gate.call(Call::RoutesNetworks, None, || self.inner.lock().routes.networks(owner))
     }
 
     fn add(&mut self, owner: RouteOwner, routes: &[LocalRoute]) -> ItemFailures {
-        self.gate.items(Call::RoutesAdd, None, routes, |routes| self.links.lock().add_routes(owner, routes))
+        self.gate.items(Call::RoutesAdd, None, routes, |routes| self.inner.lock().add_routes(owner, routes))
     }
 
     fn delete(&mut self, owner: RouteOwner, networks: &[Network]) -> ItemFailures {
-        self.gate.items(Call::RoutesDelete, None, networks, |networks| self.links.lock().routes.delete(owner, networks))
+        self.gate.items(Call::RoutesDelete, None, networks, |networks| self.inner.lock().routes.delete(owner, networks))
     }
-}
-
-struct FakeSysctlsPort {
-    gate: Gate,
-    values: Shared<BTreeMap<String, String>>,
 }
 
 fn no_sysctl(path: &str) -> PortError {
     PortError::new(PortErrorKind::NotFound, format!("{path}: this kernel does not have it"))
 }
 
-impl Sysctls for FakeSysctlsPort {
+impl Sysctls for Gated<Shared<BTreeMap<String, String>>> {
     fn get(&mut self, path: &str) -> Result<String, PortError> {
         self.gate.call(Call::SysctlsGet, None, || {
             check_sysctl(path)?;
-            self.values.lock().get(path).cloned().ok_or_else(|| no_sysctl(path))
+            self.inner.lock().get(path).cloned().ok_or_else(|| no_sysctl(path))
         })
     }
 
     fn can_set(&mut self, path: &str) -> bool {
-        self.values.lock().contains_key(path)
+        self.inner.lock().contains_key(path)
     }
 
     fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
         self.gate.call(Call::SysctlsSet, None, || {
             check_sysctl(path)?;
-            let mut values = self.values.lock();
+            let mut values = self.inner.lock();
             let Some(place) = values.get_mut(path) else { return Err(no_sysctl(path)) };
             let value = value.trim();
             if value.parse::<i64>().is_err() {
@@ -318,19 +304,14 @@ fn family_of(table: &TableKey) -> Option<Family> {
     }
 }
 
-struct FakeConntrackPort {
-    gate: Gate,
-    flows: Shared<BTreeSet<Flow>>,
-}
-
-impl Conntrack for FakeConntrackPort {
+impl Conntrack for Gated<Shared<BTreeSet<Flow>>> {
     fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError> {
-        let forget = || Ok(forget(&mut self.flows.lock(), protocol.into(), family, services));
+        let forget = || Ok(forget(&mut self.inner.lock(), protocol.into(), family, services));
         self.gate.call(Call::ConntrackForgetFlows, None, forget)
     }
 
     fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
-        self.gate.call(Call::ConntrackFindUdp, None, || Ok(find_udp(&self.flows.lock(), services)))
+        self.gate.call(Call::ConntrackFindUdp, None, || Ok(find_udp(&self.inner.lock(), services)))
     }
 }
 
@@ -343,14 +324,9 @@ pub(super) struct FakeRelays {
     pub(super) connected: BTreeSet<IpAddr>,
 }
 
-struct FakeRelaysPort {
-    gate: Gate,
-    relays: Shared<FakeRelays>,
-}
-
-impl Relays for FakeRelaysPort {
+impl Relays for Gated<Shared<FakeRelays>> {
     fn listeners(&mut self) -> BTreeMap<FrontendKey, Listener> {
-        self.relays.lock().listeners.clone()
+        self.inner.lock().listeners.clone()
     }
 
     fn configure(&mut self, _settings: &Settings) -> Result<(), PortError> {
@@ -359,7 +335,7 @@ impl Relays for FakeRelaysPort {
 
     fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
         self.gate.call(Call::RelaysServe, None, || {
-            let mut relays = self.relays.lock();
+            let mut relays = self.inner.lock();
             if relays.taken.contains(&listener.key) {
                 relays.listeners.remove(&listener.key);
                 let message = format!("listening on {}: another program has the port", listener.key);
@@ -371,11 +347,11 @@ impl Relays for FakeRelaysPort {
     }
 
     fn close(&mut self, key: &FrontendKey) {
-        self.relays.lock().listeners.remove(key);
+        self.inner.lock().listeners.remove(key);
     }
 
     fn busy(&mut self) -> BTreeSet<IpAddr> {
-        let relays = self.relays.lock();
+        let relays = self.inner.lock();
         let is_served = |address: &IpAddr| relays.listeners.keys().any(|key| key.address == *address);
         relays.connected.iter().copied().filter(|address| !is_served(address)).collect()
     }
