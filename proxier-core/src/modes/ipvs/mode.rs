@@ -249,7 +249,7 @@ impl modes::Mode for Mode {
     }
 
     fn forget_kernel(&mut self) {
-        self.remembered.remember(self.observed.take());
+        self.remember();
     }
 
     fn read(&mut self, desired: &Desired, host: &HostAddresses, facts: &NodeFacts, ports: &mut Ports<'_>) -> Reading {
@@ -285,11 +285,11 @@ impl modes::Mode for Mode {
                 Err(error) => unread.push(Unread::new("local routes", error)),
             }
         }
-        self.remembered.remember(self.observed.take());
+        self.remember();
         if !unread.is_empty() {
             return Err(unread);
         }
-        self.remembered.restore_into(&mut observed);
+        self.restore_into(&mut observed);
         observed.is_first = !self.has_taken_over;
         if observed.is_first {
             observed.recall_marks(config);

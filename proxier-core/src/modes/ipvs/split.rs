@@ -18,7 +18,7 @@
 //! * A mark is a number derived from the address, protocol and port. One that another Frontend, or another program's
 //!   virtual server, already has is skipped; marks recorded in the kernel take precedence ([`Marks::settle`]).
 //! * Another program may delete the table (`nft flush ruleset`). A running process has kept its records
-//!   ([`RememberedSets`](super::state::RememberedSets)). A starting process, and a cleanup, recognize marks by
+//!   ([`Mode::remember`](super::state::Mode::remember)). A starting process, and a cleanup, recognize marks by
 //!   their numbers: those of Frontends whose virtual servers of addresses exist, where this proxy's
 //!   addresses or routes are bound. Any other mark counts as another program's.
 //! * A *persistent* virtual server with a mark does not translate the port (`ip_vs_sched_persist` has no port to

@@ -54,7 +54,7 @@ pub(crate) struct Mode {
     /// The tracked state of the kernel; `None` before it was read.
     pub(super) observed: Option<Observed>,
     /// The sets as tracked before the kernel was read again.
-    pub(super) remembered: RememberedSets,
+    pub(super) remembered: BTreeMap<SetKey, BTreeSet<Element>>,
     /// Tables restored without a pass, for the report of the next full one.
     pub(super) restored: Vec<Step>,
     /// Whether a full pass has taken over the objects of the other variant of `guards`.
@@ -88,7 +88,7 @@ impl Mode {
             unmade: BTreeSet::new(),
             new_facts: true,
             observed: None,
-            remembered: RememberedSets::default(),
+            remembered: BTreeMap::new(),
             restored: Vec::new(),
             has_taken_over: false,
             drains: Drains::new(options.drain.clone()),
@@ -107,25 +107,20 @@ impl Mode {
     pub(super) fn by_routes(&self) -> bool {
         self.binding == Binding::Routes
     }
-}
 
-#[derive(Debug, Default)]
-pub(super) struct RememberedSets(BTreeMap<SetKey, BTreeSet<Element>>);
-
-impl RememberedSets {
-    /// Keeps the tracked records before they are dropped or read again.
-    pub(super) fn remember(&mut self, known: Option<Observed>) {
-        let Some(Observed { sets, before, .. }) = known else { return };
-        self.0 = before;
+    /// Drops the tracked state of the kernel, and keeps its records.
+    pub(super) fn remember(&mut self) {
+        let Some(Observed { sets, before, .. }) = self.observed.take() else { return };
+        self.remembered = before;
         for (set, elements) in sets {
-            self.0.entry(set).or_default().extend(elements);
+            self.remembered.entry(set).or_default().extend(elements);
         }
     }
 
     /// Adds the deleted sets to those that were read. They identify this proxy's virtual servers, like those of the
     /// other variant of [`guards`](super::guards).
     pub(super) fn restore_into(&mut self, observed: &mut Observed) {
-        for (set, elements) in std::mem::take(&mut self.0) {
+        for (set, elements) in std::mem::take(&mut self.remembered) {
             if !observed.sets.contains_key(&set) && !elements.is_empty() {
                 observed.before.entry(set).or_default().extend(elements);
             }
