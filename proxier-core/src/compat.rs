@@ -5,17 +5,17 @@ use iptables::{Chain, ChainName, Policy, Rule, Table, TableName};
 use nftables::{ChainKey, Expression, InvalidValue, ObservedRule, TableKey, Verdict};
 
 use crate::net::Family;
-use crate::ports::{PortError, PortErrorKind, Tables};
+use crate::ports::{PortError, PortErrorKind, Result, Tables};
 
 /// Stands for chains with a name that no iptables program could write.
 const FOREIGN: &str = "of-nft";
 
 /// The nf_tables table in which iptables-nft stores a table.
-pub(crate) fn table_key(family: Family, table: &TableName) -> Result<TableKey, PortError> {
+pub(crate) fn table_key(family: Family, table: &TableName) -> Result<TableKey> {
     TableKey::new(family.into(), table.as_str()).map_err(invalid)
 }
 
-pub(crate) fn chain_key(table: &TableKey, chain: &ChainName) -> Result<ChainKey, PortError> {
+pub(crate) fn chain_key(table: &TableKey, chain: &ChainName) -> Result<ChainKey> {
     table.chain(chain.as_str()).map_err(invalid)
 }
 
@@ -31,7 +31,7 @@ pub(crate) fn read(
     table: &TableName,
     is_read: &dyn Fn(&str) -> bool,
     tables: &mut dyn Tables,
-) -> Result<Option<Table>, PortError> {
+) -> Result<Option<Table>> {
     let chains = tables.chains(key)?;
     if chains.is_empty() {
         return Ok(None);

@@ -16,7 +16,7 @@ use nftables::{Draft, TableKey, TableSnapshot};
 use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::ports::{
     Conntrack, Ipvs, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted, PortError,
-    PortErrorKind, Ports, Relays, RouteOwner, Rules, Sets, Settings, Sysctls, Tables, UdpServices, lend,
+    PortErrorKind, Ports, Relays, Result, RouteOwner, Rules, Sets, Settings, Sysctls, Tables, UdpServices, lend,
 };
 use crate::snapshot::HostAddresses;
 
@@ -158,11 +158,11 @@ impl Servers {
 }
 
 impl Ipvs for Servers {
-    fn snapshot(&mut self) -> Result<Snapshot, PortError> {
+    fn snapshot(&mut self) -> Result<Snapshot> {
         Ok(Snapshot::from(&self.ruleset()))
     }
 
-    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>> {
         let reals = self.servers.get(key).into_iter().flat_map(|(_, reals)| reals.values());
         Ok(reals.map(|real| (*real).into()).collect())
     }
@@ -190,11 +190,11 @@ impl Ipvs for Servers {
         Vec::new()
     }
 
-    fn timeouts(&mut self) -> Result<Timeouts, PortError> {
+    fn timeouts(&mut self) -> Result<Timeouts> {
         Ok(self.timeouts)
     }
 
-    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<()> {
         let TimeoutsUpdate { tcp_secs, tcp_fin_secs, udp_secs, .. } = *timeouts;
         let now = self.timeouts;
         self.timeouts = Timeouts::new(
@@ -207,11 +207,11 @@ impl Ipvs for Servers {
 }
 
 impl Sets for SetsOnPaper {
-    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>> {
         Ok(self.0.get(&set.name()).map(|(_, entries)| entries.clone()))
     }
 
-    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
+    fn create(&mut self, set: NamedSet, room: usize) -> Result<()> {
         let spec = set.spec_for(room)?;
         self.0.entry(set.name()).or_insert_with(|| (spec, BTreeSet::new()));
         Ok(())
@@ -231,13 +231,13 @@ impl Sets for SetsOnPaper {
         Vec::new()
     }
 
-    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<()> {
         let spec = set.spec_for(elements.len())?;
         self.0.insert(set.name(), (spec, elements.iter().map(|element| (*element).clone()).collect()));
         Ok(())
     }
 
-    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
+    fn destroy(&mut self, set: NamedSet) -> Result<()> {
         self.0.remove(&set.name());
         Ok(())
     }
@@ -285,11 +285,11 @@ fn edit(table: &mut Table, edit: &Edit) {
 }
 
 impl Rules for RulesOnPaper {
-    fn has_random_fully(&mut self, _family: Family) -> Result<bool, PortError> {
+    fn has_random_fully(&mut self, _family: Family) -> Result<bool> {
         Ok(true)
     }
 
-    fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
+    fn dump(&mut self, family: Family) -> Result<Dump> {
         Ok(self.0.get(&family).cloned().unwrap_or_default())
     }
 
@@ -297,11 +297,11 @@ impl Rules for RulesOnPaper {
         Some(self.0.contains_key(&family))
     }
 
-    fn check(&mut self, _family: Family, _transaction: &iptables::Transaction) -> Result<(), PortError> {
+    fn check(&mut self, _family: Family, _transaction: &iptables::Transaction) -> Result<()> {
         Ok(())
     }
 
-    fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError> {
+    fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<()> {
         let dump = self.0.entry(family).or_default();
         for changes in transaction.tables() {
             if dump.table(changes.name()).is_none() {
@@ -330,25 +330,25 @@ fn count_from_zero(table: &mut Table) {
 }
 
 impl Links for LinksOnPaper {
-    fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
+    fn has_device(&mut self, name: &str) -> Result<bool> {
         Ok(self.0.contains_key(name))
     }
 
-    fn create_device(&mut self, name: &str) -> Result<(), PortError> {
+    fn create_device(&mut self, name: &str) -> Result<()> {
         self.0.entry(name.to_owned()).or_default();
         Ok(())
     }
 
-    fn delete_device(&mut self, name: &str) -> Result<(), PortError> {
+    fn delete_device(&mut self, name: &str) -> Result<()> {
         self.0.remove(name);
         Ok(())
     }
 
-    fn addresses(&mut self) -> Result<HostAddresses, PortError> {
+    fn addresses(&mut self) -> Result<HostAddresses> {
         Ok(HostAddresses { interfaces: self.0.clone() })
     }
 
-    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>> {
         Ok(BTreeSet::new())
     }
 
@@ -371,7 +371,7 @@ impl Links for LinksOnPaper {
 }
 
 impl Sysctls for Values {
-    fn get(&mut self, path: &str) -> Result<String, PortError> {
+    fn get(&mut self, path: &str) -> Result<String> {
         let missing =
             || PortError::new(PortErrorKind::NotFound, format!("reading /proc/sys/{path}: there is no such value"));
         self.0.get(path).cloned().ok_or_else(missing)
@@ -381,31 +381,31 @@ impl Sysctls for Values {
         true
     }
 
-    fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
+    fn set(&mut self, path: &str, value: &str) -> Result<()> {
         self.0.insert(path.to_owned(), value.to_owned());
         Ok(())
     }
 }
 
 impl Tables for Draft {
-    fn generation(&mut self) -> Result<u32, PortError> {
+    fn generation(&mut self) -> Result<u32> {
         Ok(1)
     }
 
-    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>> {
         Ok(self.snapshot(table))
     }
 
-    fn table(&mut self, table: &TableKey) -> Result<Option<nftables::Table>, PortError> {
+    fn table(&mut self, table: &TableKey) -> Result<Option<nftables::Table>> {
         Ok(self.snapshot(table).map(|read| read.table.table))
     }
 
-    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool> {
         let chains = self.snapshot(table).map(|read| read.chains).unwrap_or_default();
         Ok(chains.iter().any(|found| found.chain.key.name.as_str() == chain))
     }
 
-    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+    fn list(&mut self) -> Result<Vec<TableKey>> {
         Ok(self.tables().cloned().collect())
     }
 
@@ -421,11 +421,11 @@ impl Tables for Draft {
 }
 
 impl Conntrack for NoFlows {
-    fn forget_flows(&mut self, _: Protocol, _: Family, _: &UdpServices) -> Result<usize, PortError> {
+    fn forget_flows(&mut self, _: Protocol, _: Family, _: &UdpServices) -> Result<usize> {
         Ok(0)
     }
 
-    fn find_udp(&mut self, _: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
+    fn find_udp(&mut self, _: &UdpServices) -> Result<BTreeSet<SocketAddr>> {
         Ok(BTreeSet::new())
     }
 }
@@ -438,7 +438,7 @@ impl RoutesOnPaper {
 }
 
 impl LocalNetworks for RoutesOnPaper {
-    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
+    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>> {
         let ours = self.0.iter().filter(|((of, _), _)| *of == owner);
         Ok(ours.map(|((_, network), source)| (*network, *source)).collect())
     }
@@ -459,11 +459,11 @@ impl Relays for Listeners {
         self.0.clone()
     }
 
-    fn configure(&mut self, _settings: &Settings) -> Result<(), PortError> {
+    fn configure(&mut self, _settings: &Settings) -> Result<()> {
         Ok(())
     }
 
-    fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
+    fn serve(&mut self, listener: &Listener) -> Result<()> {
         self.0.insert(listener.key, listener.clone());
         Ok(())
     }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use nftables::{ChainKey, ObservedChain, ObservedRule, Table, TableKey, TableSnapshot, Transaction};
 
-use crate::ports::{NotCommitted, PortError, Tables};
+use crate::ports::{NotCommitted, Result, Tables};
 use crate::time::Moment;
 
 /// Largest number of spans kept, in case no monitor reports them.
@@ -110,7 +110,7 @@ impl<'a> RecordingTables<'a> {
 
 impl Tables for RecordingTables<'_> {
     /// Right after a transaction of this process it is known.
-    fn generation(&mut self) -> Result<u32, PortError> {
+    fn generation(&mut self) -> Result<u32> {
         let told = self.told.take();
         if let Some(new) = told.filter(|_| std::mem::take(&mut self.is_new)) {
             self.told = told;
@@ -121,7 +121,7 @@ impl Tables for RecordingTables<'_> {
         Ok(generation)
     }
 
-    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>> {
         // Everything read after this includes earlier changes of other programs.
         if !std::mem::replace(&mut self.has_read, true) {
             self.own_transactions.seen = self.before();
@@ -129,23 +129,23 @@ impl Tables for RecordingTables<'_> {
         self.tables.read(table)
     }
 
-    fn table(&mut self, table: &TableKey) -> Result<Option<Table>, PortError> {
+    fn table(&mut self, table: &TableKey) -> Result<Option<Table>> {
         self.tables.table(table)
     }
 
-    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool> {
         self.tables.has_chain(table, chain)
     }
 
-    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+    fn list(&mut self) -> Result<Vec<TableKey>> {
         self.tables.list()
     }
 
-    fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, PortError> {
+    fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>> {
         self.tables.chains(table)
     }
 
-    fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>, PortError> {
+    fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>> {
         self.tables.rules(chain)
     }
 

@@ -3,7 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use crate::ports::{ItemFailure, ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, RouteOwner};
+use crate::ports::{
+    ItemFailure, ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, Result, RouteOwner,
+};
 use crate::sketch::RoutesOnPaper;
 use crate::snapshot::HostAddresses;
 
@@ -89,7 +91,7 @@ impl Interfaces {
         self.by_name.iter().map(|(name, interface)| (name.clone(), interface.addresses.clone())).collect()
     }
 
-    pub(super) fn has(&self, name: &str) -> Result<bool, PortError> {
+    pub(super) fn has(&self, name: &str) -> Result<bool> {
         match self.by_name.get(name) {
             Some(Interface { dummy: false, .. }) => {
                 let message = format!("looking for dummy device {name}: something else has this name");
@@ -99,7 +101,7 @@ impl Interfaces {
         }
     }
 
-    pub(super) fn create(&mut self, name: &str) -> Result<(), PortError> {
+    pub(super) fn create(&mut self, name: &str) -> Result<()> {
         if name.is_empty() || name.len() > LONGEST_NAME || name.contains(['/', ':', ' ']) || name == "." || name == ".."
         {
             return Err(PortError::new(PortErrorKind::Invalid, format!("creating device {name:?}: impossible name")));
@@ -121,7 +123,7 @@ impl Interfaces {
         }
     }
 
-    pub(super) fn delete(&mut self, name: &str) -> Result<(), PortError> {
+    pub(super) fn delete(&mut self, name: &str) -> Result<()> {
         match self.by_name.get(name) {
             None => Ok(()),
             Some(Interface { dummy: true, .. }) => {

@@ -6,7 +6,7 @@ use crate::modes::inspection::ServedFrontend;
 use crate::modes::localhost_relay::is_relayed;
 use crate::modes::{Kind, iptables, nftables};
 use crate::net::{Family, FrontendKey};
-use crate::ports::{Listener, PortError, PortErrorKind, Ports, RouteOwner};
+use crate::ports::{Listener, PortError, PortErrorKind, Ports, Result, RouteOwner};
 use crate::service::{Desired, NodeFacts};
 
 /// Reads the Frontends that a mode serves. In iptables mode a node port is at address 0.0.0.0 or `::`, because its
@@ -20,7 +20,7 @@ pub fn list_frontends(
     facts: &NodeFacts,
     desired: &Desired,
     ports: &mut Ports<'_>,
-) -> Result<BTreeMap<FrontendKey, ServedFrontend>, PortError> {
+) -> Result<BTreeMap<FrontendKey, ServedFrontend>> {
     let mut all = BTreeMap::new();
     match mode {
         Kind::Nftables => {
@@ -41,7 +41,7 @@ pub fn list_frontends(
 }
 
 /// The listeners of this process; for another process, the sockets that serve Services.
-fn sockets(desired: &Desired, ports: &mut Ports<'_>) -> Result<BTreeMap<FrontendKey, ServedFrontend>, PortError> {
+fn sockets(desired: &Desired, ports: &mut Ports<'_>) -> Result<BTreeMap<FrontendKey, ServedFrontend>> {
     let Some(elsewhere) = ports.relays.elsewhere() else {
         let listeners = ports.relays.listeners().into_values();
         let endpoints = |listener: &Listener| {

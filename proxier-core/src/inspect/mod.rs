@@ -12,7 +12,7 @@ use std::fmt;
 use crate::modes::localhost_relay::is_relayed;
 use crate::modes::{Kind, iptables, ipvs, nftables};
 use crate::net::FrontendKey;
-use crate::ports::{PortError, PortErrorKind, Ports};
+use crate::ports::{PortError, PortErrorKind, Ports, Result};
 use crate::service::{NodeFacts, Packet};
 
 /// A part whose found value is not the expected one. Prints on one line.
@@ -49,12 +49,7 @@ impl fmt::Display for Difference {
 /// # Errors
 /// The state could not be read completely. [`Unavailable`](PortErrorKind::Unavailable) in userspace mode, because the
 /// sockets belong to another process.
-pub fn inspect(
-    mode: Kind,
-    key: &FrontendKey,
-    facts: &NodeFacts,
-    ports: &mut Ports<'_>,
-) -> Result<Inspection, PortError> {
+pub fn inspect(mode: Kind, key: &FrontendKey, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Inspection> {
     inspect_at(mode, (key, false), facts, ports)
 }
 
@@ -63,12 +58,7 @@ pub fn inspect(
 ///
 /// # Errors
 /// As [`inspect`].
-pub fn inspect_packet(
-    mode: Kind,
-    packet: &Packet,
-    facts: &NodeFacts,
-    ports: &mut Ports<'_>,
-) -> Result<Inspection, PortError> {
+pub fn inspect_packet(mode: Kind, packet: &Packet, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Inspection> {
     let rules = trace::packet_rules(mode, packet.to.family(), facts, iptables::Options::default());
     inspect_at(mode, (&packet.to, !packet.is_inside(facts, rules)), facts, ports)
 }
@@ -78,7 +68,7 @@ fn inspect_at(
     (key, is_outside): (&FrontendKey, bool),
     facts: &NodeFacts,
     ports: &mut Ports<'_>,
-) -> Result<Inspection, PortError> {
+) -> Result<Inspection> {
     let names = &facts.config().names;
     match mode {
         Kind::Ipvs => ipvs::inspect(key, is_outside, facts.config(), ports),

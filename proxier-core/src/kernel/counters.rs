@@ -8,7 +8,7 @@ use netlink_batch::{Attrs, Be64, Connection, Encoder, Errno, Error, NulStr, Prot
 
 use super::lazy::Lazy;
 use super::release::until_released;
-use crate::ports::PortError;
+use crate::ports::Result;
 
 /// `NFNL_SUBSYS_ACCT` in the upper byte, `NFNL_MSG_ACCT_*` in the lower.
 const NEW: u16 = 0x0700;
@@ -44,7 +44,7 @@ impl PacketCounters {
     ///
     /// # Errors
     /// [`Unavailable`](crate::ports::PortErrorKind::Unavailable) if the kernel does not support them.
-    pub fn read(&mut self) -> Result<BTreeMap<String, u64>, PortError> {
+    pub fn read(&mut self) -> Result<BTreeMap<String, u64>> {
         let read = |payload: &[u8]| {
             let (mut name, mut packets) = (None, 0);
             let attributes = payload.get(NfGenHeader::LENGTH..).unwrap_or_default();
@@ -65,7 +65,7 @@ impl PacketCounters {
     ///
     /// # Errors
     /// As [`PacketCounters::read`].
-    pub fn make(&mut self, name: &str) -> Result<(), PortError> {
+    pub fn make(&mut self, name: &str) -> Result<()> {
         self.attempt("making counters of packets", |connection| {
             let name = |out: &mut Encoder| out.attr(CounterAttr::NAME, &NulStr::from(name));
             // The kernel answers EBUSY for an existing one.
@@ -78,8 +78,8 @@ impl PacketCounters {
     ///
     /// # Errors
     /// As [`PacketCounters::read`].
-    pub fn delete(&mut self, name: &str) -> Result<bool, PortError> {
-        let is_in_use = |outcome: &Result<Option<bool>, PortError>| matches!(outcome, Ok(None));
+    pub fn delete(&mut self, name: &str) -> Result<bool> {
+        let is_in_use = |outcome: &Result<Option<bool>>| matches!(outcome, Ok(None));
         let deleted = until_released(20, is_in_use, || {
             self.attempt("deleting counters of packets", |connection| {
                 let name = |out: &mut Encoder| out.attr(CounterAttr::NAME, &NulStr::from(name));
@@ -92,11 +92,7 @@ impl PacketCounters {
         Ok(deleted.unwrap_or_default())
     }
 
-    fn attempt<T>(
-        &mut self,
-        doing: &str,
-        attempt: impl FnOnce(&mut Connection) -> Result<T, Error>,
-    ) -> Result<T, PortError> {
+    fn attempt<T>(&mut self, doing: &str, attempt: impl FnOnce(&mut Connection) -> Result<T, Error>) -> Result<T> {
         self.connection.call_subsystem(doing, " (module nfnetlink_acct)", attempt)
     }
 }

@@ -5,7 +5,7 @@ use ipvs::{Client, Error, ErrorKind, Operation, Outcome, VirtualServerKey};
 
 use super::error::{all, io_kind, skipped, unknown};
 use super::lazy::Lazy;
-use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind};
+use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind, Result};
 
 /// Writes virtual and real servers through [`ipvs::Client`].
 #[doc(hidden)]
@@ -47,25 +47,25 @@ impl IpvsPort {
         IpvsPort { client: Lazy::new(open) }
     }
 
-    fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T, PortError> {
+    fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T> {
         self.client.ask(ask, is_broken).map_err(|error| port_error(&error))
     }
 }
 
 impl Ipvs for IpvsPort {
-    fn snapshot(&mut self) -> Result<Snapshot, PortError> {
+    fn snapshot(&mut self) -> Result<Snapshot> {
         self.call(Client::snapshot)
     }
 
-    fn snapshot_once(&mut self) -> Result<Snapshot, PortError> {
+    fn snapshot_once(&mut self) -> Result<Snapshot> {
         self.call(Client::snapshot_once)
     }
 
-    fn is_still(&mut self, snapshot: &Snapshot) -> Result<bool, PortError> {
+    fn is_still(&mut self, snapshot: &Snapshot) -> Result<bool> {
         self.call(|client| client.is_still(snapshot))
     }
 
-    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>> {
         self.call(|client| {
             let servers = client.list_real_servers(key)?;
             if servers.is_empty() {
@@ -108,11 +108,11 @@ impl Ipvs for IpvsPort {
         failures
     }
 
-    fn timeouts(&mut self) -> Result<Timeouts, PortError> {
+    fn timeouts(&mut self) -> Result<Timeouts> {
         self.call(Client::timeouts)
     }
 
-    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<()> {
         self.call(|client| client.set_timeouts(timeouts))
     }
 }

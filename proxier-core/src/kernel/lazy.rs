@@ -5,7 +5,7 @@ use std::fmt;
 use netlink_batch::{BatchReport, Connection, Errno, Error};
 
 use super::error::{all, batch, netlink};
-use crate::ports::{ItemFailures, PortError, PortErrorKind};
+use crate::ports::{ItemFailures, PortError, PortErrorKind, Result};
 
 /// A client and the function that opens it.
 ///
@@ -51,7 +51,7 @@ impl Lazy<Connection, Error> {
         &mut self,
         doing: impl fmt::Display,
         ask: impl FnOnce(&mut Connection) -> Result<T, Error>,
-    ) -> Result<T, PortError> {
+    ) -> Result<T> {
         let answer = self.ask(ask, |error| netlink(error, "").1);
         answer.map_err(|error| netlink(&error, doing).0)
     }
@@ -63,7 +63,7 @@ impl Lazy<Connection, Error> {
         doing: &str,
         missing: &str,
         ask: impl FnOnce(&mut Connection) -> Result<T, Error>,
-    ) -> Result<T, PortError> {
+    ) -> Result<T> {
         let mut is_missing = false;
         let answer = self.call(doing, |connection| {
             let answer = ask(connection);

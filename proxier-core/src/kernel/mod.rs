@@ -87,7 +87,7 @@ use std::time::Duration;
 use iptables::{Backend, BackendChoice, Limits, System};
 
 use crate::net::FrontendKey;
-use crate::ports::{PortError, Ports, lend};
+use crate::ports::{Ports, Result, lend};
 
 pub use counters::PacketCounters;
 pub(crate) use error::errno_kind;
@@ -165,7 +165,7 @@ impl KernelPorts {
     ///
     /// # Errors
     /// If no socket can be opened: too many open files, or a sandbox without netlink.
-    pub fn open(options: &KernelOptions) -> Result<Self, PortError> {
+    pub fn open(options: &KernelOptions) -> Result<Self> {
         let mut links = LinksPort::default();
         links.open()?;
         Ok(KernelPorts {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::relay::Relay;
 use crate::net::FrontendKey;
-use crate::ports::{Listener, PortError, Relays, Settings};
+use crate::ports::{Listener, Relays, Result, Settings};
 
 /// A [`Relay`] that starts at first use. Connections end when this is dropped; [`RelaysPort::finish`] lets them finish
 /// first.
@@ -19,7 +19,7 @@ pub struct RelaysPort {
 }
 
 impl RelaysPort {
-    fn relay(&mut self) -> Result<&mut Relay, PortError> {
+    fn relay(&mut self) -> Result<&mut Relay> {
         let relay = match self.relay.take() {
             Some(relay) => relay,
             None => Relay::start(self.settings.clone())?,
@@ -49,13 +49,13 @@ impl Relays for RelaysPort {
         self.elsewhere.clone()
     }
 
-    fn configure(&mut self, settings: &Settings) -> Result<(), PortError> {
+    fn configure(&mut self, settings: &Settings) -> Result<()> {
         self.settings = settings.clone();
         self.relay()?.configure(settings.clone());
         Ok(())
     }
 
-    fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
+    fn serve(&mut self, listener: &Listener) -> Result<()> {
         self.relay()?.serve(listener)
     }
 

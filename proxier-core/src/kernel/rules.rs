@@ -14,7 +14,7 @@ use super::{PacketCounters, TablesPort};
 use crate::compat;
 use crate::net::Family;
 use crate::parallel;
-use crate::ports::{PortError, PortErrorKind, Rules, Tables as _};
+use crate::ports::{PortError, PortErrorKind, Result, Rules, Tables as _};
 
 /// Reads and writes rules with the iptables programs of both families.
 ///
@@ -122,12 +122,12 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         }
     }
 
-    fn take_programs(&mut self, family: Family) -> Result<Iptables<R>, PortError> {
+    fn take_programs(&mut self, family: Family) -> Result<Iptables<R>> {
         self.known(family).take().map_or_else(|| self.open(family).map_err(|error| port_error(&error)), Ok)
     }
 
     /// Keeps the programs for the next call, unless the answer shows that they are missing or use another back end now.
-    fn keep<T>(&mut self, family: Family, iptables: Iptables<R>, answer: Result<T, Error>) -> Result<T, PortError> {
+    fn keep<T>(&mut self, family: Family, iptables: Iptables<R>, answer: Result<T, Error>) -> Result<T> {
         let answer = answer.map_err(|error| port_error(&error));
         if !matches!(&answer, Err(error) if error.kind() == PortErrorKind::Unavailable) {
             *self.known(family) = Some(iptables);
@@ -137,7 +137,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
 
     /// Reads chain by chain a table that the program cannot show as a whole, since nft has added something that
     /// iptables cannot express. Of a chain that it cannot show either, reads [the targets of rules](compat::rule).
-    fn by_chains(&mut self, family: Family, table: &TableName) -> Result<Table, PortError> {
+    fn by_chains(&mut self, family: Family, table: &TableName) -> Result<Table> {
         let key = compat::table_key(family, table)?;
         let chains = self.tables.chains(&key)?;
         let names = chains.iter().filter_map(|of| ChainName::new(of.chain.key.name.as_str()).ok());
@@ -152,7 +152,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         Ok(whole)
     }
 
-    fn call<T>(&mut self, family: Family, ask: impl FnOnce(&Iptables<R>) -> Result<T, Error>) -> Result<T, PortError> {
+    fn call<T>(&mut self, family: Family, ask: impl FnOnce(&Iptables<R>) -> Result<T, Error>) -> Result<T> {
         let iptables = self.take_programs(family)?;
         let answer = ask(&iptables);
         self.keep(family, iptables, answer)
@@ -191,11 +191,11 @@ fn port_error(error: &Error) -> PortError {
 }
 
 impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
-    fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError> {
+    fn has_random_fully(&mut self, family: Family) -> Result<bool> {
         self.call(family, |iptables| Ok(iptables.version().has_random_fully()))
     }
 
-    fn dump(&mut self, family: Family) -> Result<Dump, PortError> {
+    fn dump(&mut self, family: Family) -> Result<Dump> {
         let mut dump = match self.listed(family) {
             Some(dump) => dump,
             None => self.call(family, Iptables::dump)?,
@@ -218,7 +218,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         known.or_else(|| Family::ALL.into_iter().find_map(&mut ask))
     }
 
-    fn dump_of(&mut self, backend: Backend, family: Family) -> Result<Dump, PortError> {
+    fn dump_of(&mut self, backend: Backend, family: Family) -> Result<Dump> {
         // The program would load the modules of the tables.
         if backend == Backend::Legacy && self.runner.has_legacy_tables(family.into()) == Some(false) {
             return Ok(Dump::default());
@@ -237,7 +237,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         Ok(dump)
     }
 
-    fn restore_to(&mut self, backend: Backend, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+    fn restore_to(&mut self, backend: Backend, family: Family, transaction: &Transaction) -> Result<()> {
         if self.backend() == Some(backend) {
             return self.restore(family, transaction);
         }
@@ -316,19 +316,19 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         }
     }
 
-    fn counters(&mut self) -> Result<BTreeSet<String>, PortError> {
+    fn counters(&mut self) -> Result<BTreeSet<String>> {
         self.counters.read().map(|packets| packets.into_keys().collect())
     }
 
-    fn make_counters(&mut self, names: &[&str]) -> Result<(), PortError> {
+    fn make_counters(&mut self, names: &[&str]) -> Result<()> {
         names.iter().try_for_each(|name| self.counters.make(name))
     }
 
-    fn delete_counters(&mut self, names: &[&str]) -> Result<usize, PortError> {
+    fn delete_counters(&mut self, names: &[&str]) -> Result<usize> {
         names.iter().try_fold(0_usize, |count, name| Ok(count.saturating_add(self.counters.delete(name)?.into())))
     }
 
-    fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+    fn check(&mut self, family: Family, transaction: &Transaction) -> Result<()> {
         // A refusal tells nothing about the programs.
         let iptables = self.take_programs(family)?;
         let answer = iptables.check(transaction).map_err(|error| port_error(&error));
@@ -336,7 +336,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         answer
     }
 
-    fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+    fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<()> {
         let answer = self.call(family, |iptables| iptables.restore(transaction));
         // Afterwards: finding the programs may have listed everything.
         self.forget_listed();
@@ -344,7 +344,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
     }
 
     #[expect(clippy::disallowed_types, reason = "two threads of one call take turns")]
-    fn restore_families(&mut self, changes: &[(Family, &Transaction)]) -> Vec<Result<(), PortError>> {
+    fn restore_families(&mut self, changes: &[(Family, &Transaction)]) -> Vec<Result<()>> {
         if let [(family, transaction)] = changes {
             return vec![self.restore(*family, transaction)];
         }
@@ -352,7 +352,7 @@ impl<R: Runner + Clone + Send + Sync> Rules for RulesPort<R> {
         self.forget_listed();
         let jobs: Vec<_> = opened.into_iter().zip(changes).collect();
         let lock = std::sync::Mutex::new(());
-        let restore = |(iptables, (_, transaction)): &(Result<Iptables<R>, PortError>, &(Family, &Transaction))| {
+        let restore = |(iptables, (_, transaction)): &(Result<Iptables<R>>, &(Family, &Transaction))| {
             let restore = |iptables: &Iptables<R>| {
                 // The legacy programs of both families share one lock: in parallel, one would wait for the other and
                 // might give up.

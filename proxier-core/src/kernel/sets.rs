@@ -11,7 +11,7 @@ use ipset::{
 use super::error::{all, errno_kind, io_kind, skipped, unknown};
 use super::lazy::Lazy;
 use super::release::until_released;
-use crate::ports::{ItemFailure, ItemFailures, NamedSet, PortError, PortErrorKind, Sets};
+use crate::ports::{ItemFailure, ItemFailures, NamedSet, PortError, PortErrorKind, Result, Sets};
 
 /// Manages sets through [`ipset::Client`].
 #[doc(hidden)]
@@ -100,15 +100,14 @@ impl SetsPort {
         SetsPort { client: Lazy::new(open), pauses: PAUSES }
     }
 
-    fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T, PortError> {
+    fn call<T>(&mut self, ask: impl FnOnce(&mut Client) -> Result<T, Error>) -> Result<T> {
         self.client.ask(ask, is_broken).map_err(|error| port_error(&error))
     }
 
     /// Destroys a set; not an error if it is missing. Waits two seconds for a set in use, but not again until another
     /// was destroyed.
-    fn destroy_named(&mut self, name: &SetName) -> Result<(), PortError> {
-        let is_in_use =
-            |outcome: &Result<(), PortError>| outcome.as_ref().is_err_and(|error| error.kind() == PortErrorKind::Busy);
+    fn destroy_named(&mut self, name: &SetName) -> Result<()> {
+        let is_in_use = |outcome: &Result<()>| outcome.as_ref().is_err_and(|error| error.kind() == PortErrorKind::Busy);
         let outcome = until_released(self.pauses, is_in_use, || self.call(|client| client.destroy_set(name)));
         match outcome.as_ref().map_err(PortError::kind) {
             Ok(()) => self.pauses = PAUSES,
@@ -120,7 +119,7 @@ impl SetsPort {
     }
 
     /// Whether the set exists with our type and family.
-    fn exists(&mut self, set: NamedSet, wanted: &SetSpec) -> Result<bool, PortError> {
+    fn exists(&mut self, set: NamedSet, wanted: &SetSpec) -> Result<bool> {
         let header = self.call(|client| match client.set_header(&wanted.name) {
             Err(error) if *error.kind() == ErrorKind::SetMissing => Ok(None),
             header => header.map(Some),
@@ -138,7 +137,7 @@ impl SetsPort {
     }
 
     /// Builds a set under another name, and renames it once complete.
-    fn create_filled(&mut self, wanted: &SetSpec, entries: &[Entry]) -> Result<(), PortError> {
+    fn create_filled(&mut self, wanted: &SetSpec, entries: &[Entry]) -> Result<()> {
         let mut shadow = wanted.clone();
         let stem = wanted.name.as_str();
         let name = format!("{}~{:08x}", stem.get(..SHADOW_STEM).unwrap_or(stem), 0);
@@ -215,7 +214,7 @@ impl Sets for SetsPort {
         modules.join("ip_set").exists() || !modules.exists()
     }
 
-    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>> {
         let wanted = set.spec_for(0)?;
         let found = self.call(|client| match client.get_set(&wanted.name) {
             Err(error) if *error.kind() == ErrorKind::SetMissing => Ok(None),
@@ -234,7 +233,7 @@ impl Sets for SetsPort {
         Ok(Some(found.entries.into_iter().map(|entry| entry.element).collect()))
     }
 
-    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
+    fn create(&mut self, set: NamedSet, room: usize) -> Result<()> {
         let wanted = set.spec_for(room)?;
         // Twice: another program may create it meanwhile.
         for _ in 0..2 {
@@ -270,7 +269,7 @@ impl Sets for SetsPort {
         failures
     }
 
-    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<()> {
         let mut wanted = set.spec_for(elements.len())?;
         let entries: Vec<Entry> = elements.iter().map(|element| Entry::new((*element).clone())).collect();
         // Twice: another program may create it meanwhile.
@@ -288,12 +287,12 @@ impl Sets for SetsPort {
         self.call(|client| client.sync(&wanted, &entries)).map(drop)
     }
 
-    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
+    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool> {
         let wanted = set.spec_for(0)?;
         Ok(self.call(Client::list_names)?.iter().any(|name| is_shadow(name, &wanted.name)))
     }
 
-    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
+    fn destroy(&mut self, set: NamedSet) -> Result<()> {
         let wanted = set.spec_for(0)?;
         if self.exists(set, &wanted)? {
             self.destroy_named(&wanted.name)?;

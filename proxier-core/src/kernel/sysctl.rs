@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 use std::path::{Component, Path, PathBuf};
 
 use super::error::errno_kind;
-use crate::ports::{PortError, PortErrorKind, Sysctls};
+use crate::ports::{PortError, PortErrorKind, Result, Sysctls};
 
 /// The port over a directory of files: `/proc/sys`, or wherever it is mounted.
 ///
@@ -22,7 +22,7 @@ impl SysctlsPort {
         SysctlsPort { root: root.into() }
     }
 
-    fn file(&self, path: &str) -> Result<PathBuf, PortError> {
+    fn file(&self, path: &str) -> Result<PathBuf> {
         check(path)?;
         let root = if path.starts_with("net/") { &*self.root } else { Path::new("/proc/sys") };
         Ok(root.join(path))
@@ -30,7 +30,7 @@ impl SysctlsPort {
 }
 
 /// Refuses everything except a path below the directory, so that nothing outside is read or written.
-pub(crate) fn check(path: &str) -> Result<(), PortError> {
+pub(crate) fn check(path: &str) -> Result<()> {
     if path.is_empty() || !Path::new(path).components().all(|part| matches!(part, Component::Normal(_))) {
         let message = format!("sysctl {path:?}: not a path like net/ipv4/ip_forward");
         return Err(PortError::new(PortErrorKind::Invalid, message));
@@ -49,7 +49,7 @@ fn failed(doing: &str, file: &Path, error: &io::Error) -> PortError {
 }
 
 impl Sysctls for SysctlsPort {
-    fn get(&mut self, path: &str) -> Result<String, PortError> {
+    fn get(&mut self, path: &str) -> Result<String> {
         let file = self.file(path)?;
         let mut text = String::new();
         OpenOptions::new()
@@ -65,7 +65,7 @@ impl Sysctls for SysctlsPort {
         self.file(path).is_ok_and(|file| OpenOptions::new().write(true).open(file).is_ok())
     }
 
-    fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
+    fn set(&mut self, path: &str, value: &str) -> Result<()> {
         let file = self.file(path)?;
         // A single write, since the kernel parses each write as a whole value.
         OpenOptions::new()

@@ -6,7 +6,7 @@ use std::time::Duration;
 use nftables::{ErrorKind, Event, Events, Name};
 
 use super::tables::port_error;
-use crate::ports::{PortError, PortErrorKind};
+use crate::ports::{PortError, PortErrorKind, Result};
 
 /// Room for the changes of a transaction with tens of thousands of elements.
 const RECEIVE_BUFFER: usize = 8 << 20;
@@ -60,7 +60,7 @@ impl TableMonitor {
     /// # Errors
     /// [`Unavailable`](crate::ports::PortErrorKind::Unavailable) on a kernel without nf_tables;
     /// [`Permission`](crate::ports::PortErrorKind::Permission) without `CAP_NET_ADMIN`; socket errors.
-    pub fn open(table: &str) -> Result<Self, PortError> {
+    pub fn open(table: &str) -> Result<Self> {
         let table = Name::new(table).map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
         let mut events = Events::open().map_err(|error| port_error(&error))?;
         // A smaller buffer loses changes, and reports that.
@@ -72,7 +72,7 @@ impl TableMonitor {
     ///
     /// # Errors
     /// If the socket failed: open another one, and assume a change.
-    pub fn drain(&mut self) -> Result<TableChanges, PortError> {
+    pub fn drain(&mut self) -> Result<TableChanges> {
         let mut changes = TableChanges::default();
         loop {
             match self.events.wait(Duration::ZERO) {

@@ -7,7 +7,7 @@ use nftables::{
 
 use super::error::io_kind;
 use super::lazy::Lazy;
-use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
+use crate::ports::{NotCommitted, PortError, PortErrorKind, Result, Tables};
 
 /// Manages tables through [`nftables::Client`].
 #[doc(hidden)]
@@ -55,7 +55,7 @@ pub(super) fn port_error(error: &Error) -> PortError {
 }
 
 /// `None` if the object does not exist.
-fn if_there<T>(found: Result<T, Error>) -> Result<Option<T>, PortError> {
+fn if_there<T>(found: Result<T, Error>) -> Result<Option<T>> {
     match found {
         Err(error) if error.is_not_found() => Ok(None),
         found => found.map(Some).map_err(|error| port_error(&error)),
@@ -63,34 +63,34 @@ fn if_there<T>(found: Result<T, Error>) -> Result<Option<T>, PortError> {
 }
 
 impl Tables for TablesPort {
-    fn generation(&mut self) -> Result<u32, PortError> {
+    fn generation(&mut self) -> Result<u32> {
         self.call(Client::generation).map_err(|error| port_error(&error))
     }
 
-    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>> {
         if_there(self.call(|client| client.snapshot(table)))
     }
 
-    fn table(&mut self, table: &TableKey) -> Result<Option<Table>, PortError> {
+    fn table(&mut self, table: &TableKey) -> Result<Option<Table>> {
         Ok(if_there(self.call(|client| client.get_table(table)))?.map(|found| found.table))
     }
 
-    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool> {
         let invalid = |error: InvalidValue| PortError::from_error(PortErrorKind::Invalid, &error);
         let chain = table.chain(chain).map_err(invalid)?;
         Ok(if_there(self.call(|client| client.get_chain(&chain)))?.is_some())
     }
 
-    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+    fn list(&mut self) -> Result<Vec<TableKey>> {
         let tables = self.call(|client| client.list_tables(None)).map_err(|error| port_error(&error))?;
         Ok(tables.into_iter().map(|of| of.table.key).collect())
     }
 
-    fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, PortError> {
+    fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>> {
         self.call(|client| client.list_chains(table)).map_err(|error| port_error(&error))
     }
 
-    fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>, PortError> {
+    fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>> {
         self.call(|client| client.list_rules(chain)).map_err(|error| port_error(&error))
     }
 

@@ -21,7 +21,7 @@ use crate::net::Protocol;
 use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Lack, Report};
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{PortError, PortErrorKind, Tables};
+use crate::ports::{PortError, PortErrorKind, Result, Tables};
 use crate::service::Packet;
 use crate::snapshot::HostAddresses;
 
@@ -160,7 +160,7 @@ impl Tracker {
 ///
 /// # Errors
 /// The kernel lacks something, which the message names, or the table cannot be read.
-pub fn trial(config: &Config, host: &HostAddresses, tables: &mut dyn Tables) -> Option<Result<(), PortError>> {
+pub fn trial(config: &Config, host: &HostAddresses, tables: &mut dyn Tables) -> Option<Result<()>> {
     let fast = config.fast_path.as_ref()?;
     let wanted = spec(config, fast, false, devices(config, fast, host))?;
     Some(compare(config, Some(wanted), tables).and_then(|change| {
@@ -220,11 +220,7 @@ fn enter(protocol: L4Protocol, fast: &FastPath) -> Rule {
 ///
 /// # Errors
 /// The table cannot be read, or another program created it.
-fn compare(
-    config: &Config,
-    wanted: Option<TableSpec>,
-    tables: &mut dyn Tables,
-) -> Result<Option<FlowtableChange>, PortError> {
+fn compare(config: &Config, wanted: Option<TableSpec>, tables: &mut dyn Tables) -> Result<Option<FlowtableChange>> {
     let key = table(config);
     // Usually none exists and none is needed: one small request.
     if wanted.is_none() && tables.table(&key)?.is_none() {
@@ -290,7 +286,7 @@ pub(super) fn cleanup(config: &Config, tables: &mut dyn Tables, cleaned: &mut Cl
 ///
 /// # Errors
 /// The kernel could not be asked.
-pub fn connections(config: &Config, tables: &mut dyn Tables) -> Result<Option<u64>, PortError> {
+pub fn connections(config: &Config, tables: &mut dyn Tables) -> Result<Option<u64>> {
     let table = table(config);
     if !is_ours(&table, tables)? {
         return Ok(None);

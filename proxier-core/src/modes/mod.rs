@@ -36,7 +36,7 @@ use crate::plan::operation::Operation;
 use crate::plan::report::{Applied, Refused, Report, Unread};
 use crate::plan::step::Step;
 use crate::ports::{
-    Conntrack, LocalNetworks, PortError, PortErrorKind, Ports, SysctlChange, Sysctls, Tables, UdpServices,
+    Conntrack, LocalNetworks, PortErrorKind, Ports, Result, SysctlChange, Sysctls, Tables, UdpServices,
 };
 use crate::safeguard::{Kernel, Loss};
 use crate::service::{Changes, Compiled, Desired, Frontend, NodeFacts};
@@ -333,7 +333,7 @@ impl Plan {
     }
 
     /// Removes addresses and ports without UDP flows to forget. A pass searches only when it forgets them.
-    pub(crate) fn look_for_flows(&mut self, conntrack: &mut dyn Conntrack) -> Result<(), PortError> {
+    pub(crate) fn look_for_flows(&mut self, conntrack: &mut dyn Conntrack) -> Result<()> {
         if self.forget.is_empty() {
             return Ok(());
         }

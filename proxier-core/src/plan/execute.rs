@@ -6,7 +6,7 @@ use crate::net::Network;
 use crate::plan::operation::{Operation, items};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names};
-use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports};
+use crate::ports::{ItemFailure, ItemFailures, PortError, PortErrorKind, Ports, Result};
 
 /// The next operations that one call carries out.
 pub(crate) fn next_call<'a>(
@@ -95,7 +95,7 @@ pub(crate) fn call(operations: &[Operation<'_>], ports: &mut Ports<'_>) -> ItemF
 }
 
 /// Carries out one operation of a kind that the port accepts one at a time.
-pub(crate) fn call_one(operation: &Operation<'_>, ports: &mut Ports<'_>) -> Result<(), PortError> {
+pub(crate) fn call_one(operation: &Operation<'_>, ports: &mut Ports<'_>) -> Result<()> {
     match *operation {
         Operation::Sysctl(change) => ports.sysctls.set(&change.path, &change.to),
         Operation::Device(Action::Delete, device) => ports.links.delete_device(device.as_str()),

@@ -10,7 +10,7 @@ use crate::config::User;
 use crate::net::{ByFamily, EndpointKey, Family, FrontendKey};
 use crate::plan::step::{Action, Part, Step};
 use crate::ports::SysctlChange;
-use crate::ports::{Flows, PortError, PortErrorKind};
+use crate::ports::{Flows, PortError, PortErrorKind, Result};
 
 /// Numbers of operations by part and action.
 pub type Counts = BTreeMap<(Part, Action), u64>;
@@ -154,7 +154,7 @@ impl Applied {
     }
 
     /// Records the outcome of one call for one operation.
-    pub(crate) fn note(&mut self, step: impl FnOnce() -> Step, outcome: Result<(), PortError>) -> bool {
+    pub(crate) fn note(&mut self, step: impl FnOnce() -> Step, outcome: Result<()>) -> bool {
         match outcome {
             Ok(()) => {
                 let step = step();

@@ -39,6 +39,9 @@ pub struct PortError {
     message: Box<str>,
 }
 
+/// The answer of a port.
+pub type Result<T, E = PortError> = std::result::Result<T, E>;
+
 impl PortError {
     /// Creates an error. The message contains what failed, on what, why, and what to do.
     pub fn new(kind: PortErrorKind, message: impl fmt::Display) -> Self {

@@ -61,7 +61,7 @@ use nftables::{ChainKey, ObservedChain, ObservedRule, Table, TableKey, TableSnap
 use crate::net::{ByFamily, Family, FrontendKey, Network, Protocol};
 use crate::snapshot::HostAddresses;
 
-pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind};
+pub use error::{ItemFailure, ItemFailures, PortError, PortErrorKind, Result};
 pub use listener::{Counts, Listener, Settings};
 pub use named_set::NamedSet;
 pub use rules::Rules;
@@ -124,13 +124,13 @@ pub trait Ipvs {
     /// # Errors
     /// If it could not be read completely. A kernel without the module `ip_vs` is
     /// [`Unavailable`](PortErrorKind::Unavailable).
-    fn snapshot(&mut self) -> Result<Snapshot, PortError>;
+    fn snapshot(&mut self) -> Result<Snapshot>;
 
     /// Reads all virtual servers once: some may be missing or repeated if other programs change them meanwhile.
     ///
     /// # Errors
     /// As [`Ipvs::snapshot`].
-    fn snapshot_once(&mut self) -> Result<Snapshot, PortError> {
+    fn snapshot_once(&mut self) -> Result<Snapshot> {
         self.snapshot()
     }
 
@@ -138,7 +138,7 @@ pub trait Ipvs {
     ///
     /// # Errors
     /// If they could not be read.
-    fn is_still(&mut self, snapshot: &Snapshot) -> Result<bool, PortError> {
+    fn is_still(&mut self, snapshot: &Snapshot) -> Result<bool> {
         // A complete snapshot needs no second check.
         let _ = snapshot;
         Ok(true)
@@ -148,7 +148,7 @@ pub trait Ipvs {
     ///
     /// # Errors
     /// [`NotFound`](PortErrorKind::NotFound) if the virtual server does not exist.
-    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError>;
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>>;
 
     /// Carries out operations in order. A refused operation does not stop the following ones.
     fn run(&mut self, operations: &[&Operation]) -> ItemFailures;
@@ -157,13 +157,13 @@ pub trait Ipvs {
     ///
     /// # Errors
     /// If they could not be read.
-    fn timeouts(&mut self) -> Result<Timeouts, PortError>;
+    fn timeouts(&mut self) -> Result<Timeouts>;
 
     /// Changes timeouts.
     ///
     /// # Errors
     /// If the kernel refused.
-    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError>;
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<()>;
 }
 
 /// The sets that rules use. No other sets are ever read or written.
@@ -173,7 +173,7 @@ pub trait Sets {
     /// # Errors
     /// [`Invalid`](PortErrorKind::Invalid) if a set of this name has another type or family, and so belongs to
     /// another program.
-    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError>;
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>>;
 
     /// Whether any set may exist, of any program: asking for one loads the module. Default yes.
     fn may_exist(&mut self) -> bool {
@@ -185,7 +185,7 @@ pub trait Sets {
     /// # Errors
     /// [`Invalid`](PortErrorKind::Invalid) if it exists with another type,
     /// [`Unavailable`](PortErrorKind::Unavailable) without the module.
-    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError>;
+    fn create(&mut self, set: NamedSet, room: usize) -> Result<()>;
 
     /// Adds entries. An existing one counts as added.
     fn add(&mut self, set: NamedSet, elements: &[&Element]) -> ItemFailures;
@@ -199,14 +199,14 @@ pub trait Sets {
     ///
     /// # Errors
     /// As [`Sets::create`]. Even after an error no existing entry that is still desired is missing.
-    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError>;
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<()>;
 
     /// Whether a process that was killed while it created or replaced this set left an unfinished one behind;
     /// [`Sets::destroy`] removes both. The set itself may be missing. Default: no.
     ///
     /// # Errors
     /// If the sets could not be listed.
-    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
+    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool> {
         let _ = set;
         Ok(false)
     }
@@ -215,7 +215,7 @@ pub trait Sets {
     ///
     /// # Errors
     /// [`Busy`](PortErrorKind::Busy) while a rule uses it.
-    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError>;
+    fn destroy(&mut self, set: NamedSet) -> Result<()>;
 }
 
 /// The dummy device, and this host's addresses and gateways.
@@ -225,26 +225,26 @@ pub trait Links {
     /// # Errors
     /// [`Invalid`](PortErrorKind::Invalid) if a device of another type has its name; its addresses belong to
     /// another program.
-    fn has_device(&mut self, name: &str) -> Result<bool, PortError>;
+    fn has_device(&mut self, name: &str) -> Result<bool>;
 
     /// Creates the dummy device, unless it exists. It stays down, which does not affect its addresses.
     ///
     /// # Errors
     /// [`Invalid`](PortErrorKind::Invalid) if another device has its name,
     /// [`Unavailable`](PortErrorKind::Unavailable) without the module.
-    fn create_device(&mut self, name: &str) -> Result<(), PortError>;
+    fn create_device(&mut self, name: &str) -> Result<()>;
 
     /// Deletes the dummy device with its addresses; not an error if it does not exist.
     ///
     /// # Errors
     /// [`Invalid`](PortErrorKind::Invalid) if the device of this name is not a dummy device.
-    fn delete_device(&mut self, name: &str) -> Result<(), PortError>;
+    fn delete_device(&mut self, name: &str) -> Result<()>;
 
     /// Reads the addresses of every interface, including interfaces without any.
     ///
     /// # Errors
     /// If they could not be read completely.
-    fn addresses(&mut self) -> Result<HostAddresses, PortError>;
+    fn addresses(&mut self) -> Result<HostAddresses>;
 
     /// Whether a device is a bridge. `false` by default, and for a device that is missing or cannot be read.
     fn is_bridge(&mut self, name: &str) -> bool {
@@ -256,7 +256,7 @@ pub trait Links {
     ///
     /// # Errors
     /// If the routes could not be read completely.
-    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError>;
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>>;
 
     /// Adds addresses to the device, as `/32` or `/128`. An existing one counts as added.
     fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures;
@@ -282,7 +282,7 @@ pub trait Sysctls {
     ///
     /// # Errors
     /// [`NotFound`](PortErrorKind::NotFound) if this kernel does not have it.
-    fn get(&mut self, path: &str) -> Result<String, PortError>;
+    fn get(&mut self, path: &str) -> Result<String>;
 
     /// Whether it can be written. Some values belong to the whole host and are read-only in a network namespace.
     fn can_set(&mut self, path: &str) -> bool;
@@ -291,7 +291,7 @@ pub trait Sysctls {
     ///
     /// # Errors
     /// [`NotFound`](PortErrorKind::NotFound), [`Permission`](PortErrorKind::Permission).
-    fn set(&mut self, path: &str, value: &str) -> Result<(), PortError>;
+    fn set(&mut self, path: &str, value: &str) -> Result<()>;
 }
 
 /// A transaction that the kernel refused as a whole.
@@ -309,31 +309,31 @@ pub trait Tables {
     ///
     /// # Errors
     /// [`Unavailable`](PortErrorKind::Unavailable) without nf_tables.
-    fn generation(&mut self) -> Result<u32, PortError>;
+    fn generation(&mut self) -> Result<u32>;
 
     /// Reads a table with all its contents in one generation; `None` if it does not exist.
     ///
     /// # Errors
     /// If it could not be read completely.
-    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError>;
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>>;
 
     /// Reads a table without its contents; `None` if it does not exist.
     ///
     /// # Errors
     /// If the request failed.
-    fn table(&mut self, table: &TableKey) -> Result<Option<Table>, PortError>;
+    fn table(&mut self, table: &TableKey) -> Result<Option<Table>>;
 
     /// Whether a table has a chain of this name. `false` without the table.
     ///
     /// # Errors
     /// If the request failed.
-    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError>;
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool>;
 
     /// Lists all tables, of all programs. Default: none.
     ///
     /// # Errors
     /// If the request failed.
-    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+    fn list(&mut self) -> Result<Vec<TableKey>> {
         Ok(Vec::new())
     }
 
@@ -341,7 +341,7 @@ pub trait Tables {
     ///
     /// # Errors
     /// If the request failed.
-    fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>, PortError> {
+    fn chains(&mut self, table: &TableKey) -> Result<Vec<ObservedChain>> {
         Ok(self.read(table)?.map(|read| read.chains).unwrap_or_default())
     }
 
@@ -349,7 +349,7 @@ pub trait Tables {
     ///
     /// # Errors
     /// If the request failed.
-    fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>, PortError> {
+    fn rules(&mut self, chain: &ChainKey) -> Result<Vec<ObservedRule>> {
         let rules = self.read(&chain.table)?.map(|read| read.rules).unwrap_or_default();
         Ok(rules.into_iter().filter(|rule| rule.chain == *chain).collect())
     }
@@ -397,13 +397,13 @@ pub trait Conntrack {
     ///
     /// # Errors
     /// [`Unavailable`](PortErrorKind::Unavailable) without the module; also if the table could not be listed.
-    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError>;
+    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize>;
 
     /// The addresses and ports with UDP flows that [`forget_flows`](Conntrack::forget_flows) would delete. Read-only.
     ///
     /// # Errors
     /// As [`forget_flows`](Conntrack::forget_flows).
-    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError>;
+    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>>;
 }
 
 /// The mode that created a local route. Each has its own number in the kernel (`proto` and `metric` of `ip route`),
@@ -464,7 +464,7 @@ pub trait LocalNetworks {
     ///
     /// # Errors
     /// If the routes could not be read completely.
-    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError>;
+    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>>;
 
     /// Makes networks local. A network that this owner already has gets this source, without an interruption.
     ///
@@ -491,14 +491,14 @@ pub trait Relays {
     ///
     /// # Errors
     /// If this process cannot relay at all: no descriptor.
-    fn configure(&mut self, settings: &Settings) -> Result<(), PortError>;
+    fn configure(&mut self, settings: &Settings) -> Result<()>;
 
     /// Listens, or changes the endpoints of a listener.
     ///
     /// # Errors
     /// [`AlreadyExists`](PortErrorKind::AlreadyExists) if another program has the port. Nothing listens there
     /// then.
-    fn serve(&mut self, listener: &Listener) -> Result<(), PortError>;
+    fn serve(&mut self, listener: &Listener) -> Result<()>;
 
     /// Stops listening; not an error if nothing listens there. Connections continue until either side closes them.
     fn close(&mut self, key: &FrontendKey);

@@ -9,7 +9,7 @@ use ipset::{Element, IpSpan, PortRange, Ports, Range, SetSpec, SetType};
 
 use crate::config::NamePrefix;
 use crate::net::{Family, FrontendKey, Protocol};
-use crate::ports::{PortError, PortErrorKind};
+use crate::ports::{PortError, PortErrorKind, Result};
 
 macro_rules! sets {
     ($($(#[$doc:meta])* $kind:ident = $stem:literal, $set_type:ident, $comment:literal;)*) => {
@@ -222,7 +222,7 @@ impl NamedSet {
 
     /// Parameters to create the set with capacity for this many entries; bitmaps for all ports.
     #[doc(hidden)]
-    pub fn spec_for(self, room: usize) -> Result<SetSpec, PortError> {
+    pub fn spec_for(self, room: usize) -> Result<SetSpec> {
         let name = self.name().parse().map_err(|error| PortError::from_error(PortErrorKind::Invalid, &error))?;
         let set_type = self.key.kind.set_type();
         let mut spec = SetSpec::new(name, set_type);

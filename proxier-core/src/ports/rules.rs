@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use iptables::Backend;
 
-use super::PortError;
+use super::{PortError, Result};
 use crate::net::Family;
 
 /// Rules of both families, over iptables-save and iptables-restore.
@@ -14,14 +14,14 @@ pub trait Rules {
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) if this family has no program.
-    fn has_random_fully(&mut self, family: Family) -> Result<bool, PortError>;
+    fn has_random_fully(&mut self, family: Family) -> Result<bool>;
 
     /// Reads the tables nat and filter, with the rules of all programs. A table that was never used may be missing. If
     /// nft has added something to a chain that iptables cannot express, its rules only have targets and comments.
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) if no program for this family works with this kernel.
-    fn dump(&mut self, family: Family) -> Result<iptables::Dump, PortError>;
+    fn dump(&mut self, family: Family) -> Result<iptables::Dump>;
 
     /// The back end of iptables that [`Rules::dump`] reads and [`Rules::restore`] writes; detects it if it is not
     /// settled. `None`: unknown, or there are no programs. Default `None`.
@@ -34,7 +34,7 @@ pub trait Rules {
     ///
     /// # Errors
     /// As [`Rules::dump`].
-    fn dump_of(&mut self, backend: Backend, family: Family) -> Result<iptables::Dump, PortError> {
+    fn dump_of(&mut self, backend: Backend, family: Family) -> Result<iptables::Dump> {
         let _ = (backend, family);
         Ok(iptables::Dump::default())
     }
@@ -43,12 +43,7 @@ pub trait Rules {
     ///
     /// # Errors
     /// As [`Rules::restore`].
-    fn restore_to(
-        &mut self,
-        backend: Backend,
-        family: Family,
-        transaction: &iptables::Transaction,
-    ) -> Result<(), PortError> {
+    fn restore_to(&mut self, backend: Backend, family: Family, transaction: &iptables::Transaction) -> Result<()> {
         let _ = (family, transaction);
         Err(PortError::new(super::PortErrorKind::Unavailable, format!("no rules of the {backend} back end")))
     }
@@ -93,7 +88,7 @@ pub trait Rules {
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) if the kernel does not support them.
-    fn counters(&mut self) -> Result<BTreeSet<String>, PortError> {
+    fn counters(&mut self) -> Result<BTreeSet<String>> {
         Err(PortError::new(super::PortErrorKind::Unavailable, "no counters of packets"))
     }
 
@@ -101,7 +96,7 @@ pub trait Rules {
     ///
     /// # Errors
     /// As [`Rules::counters`].
-    fn make_counters(&mut self, names: &[&str]) -> Result<(), PortError> {
+    fn make_counters(&mut self, names: &[&str]) -> Result<()> {
         let _ = names;
         Err(PortError::new(super::PortErrorKind::Unavailable, "no counters of packets"))
     }
@@ -110,7 +105,7 @@ pub trait Rules {
     ///
     /// # Errors
     /// As [`Rules::counters`].
-    fn delete_counters(&mut self, names: &[&str]) -> Result<usize, PortError> {
+    fn delete_counters(&mut self, names: &[&str]) -> Result<usize> {
         let _ = names;
         Ok(0)
     }
@@ -120,17 +115,17 @@ pub trait Rules {
     ///
     /// # Errors
     /// [`Unavailable`](super::PortErrorKind::Unavailable) if the program or the kernel lacks a match or target.
-    fn check(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
+    fn check(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<()>;
 
     /// Applies a transaction; each table is changed as a whole or not at all.
     ///
     /// # Errors
     /// The refused line and the reason; [`Busy`](super::PortErrorKind::Busy) if another program held the lock too long.
-    fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<(), PortError>;
+    fn restore(&mut self, family: Family, transaction: &iptables::Transaction) -> Result<()>;
 
     /// Like [`Rules::restore`] for several families; returns an outcome for each, in order. Families run in parallel if
     /// possible, since most of the time goes into starting the programs.
-    fn restore_families(&mut self, changes: &[(Family, &iptables::Transaction)]) -> Vec<Result<(), PortError>> {
+    fn restore_families(&mut self, changes: &[(Family, &iptables::Transaction)]) -> Vec<Result<()>> {
         changes.iter().map(|(family, transaction)| self.restore(*family, transaction)).collect()
     }
 }

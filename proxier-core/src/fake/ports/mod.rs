@@ -23,7 +23,7 @@ use crate::kernel::{IpvsPort, RulesPort, SetsPort, TablesPort, check_sysctl};
 use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::ports::{
     Conntrack, Ipvs, ItemFailure, ItemFailures, Links, Listener, LocalNetworks, LocalRoute, NamedSet, NotCommitted,
-    PortError, PortErrorKind, Ports, Relays, RouteOwner, Sets, Settings, Sysctls, Tables, UdpServices, lend,
+    PortError, PortErrorKind, Ports, Relays, Result, RouteOwner, Sets, Settings, Sysctls, Tables, UdpServices, lend,
 };
 use crate::snapshot::HostAddresses;
 use gate::Gate;
@@ -85,11 +85,11 @@ impl FakePorts {
 }
 
 impl Ipvs for Gated<IpvsPort> {
-    fn snapshot(&mut self) -> Result<Snapshot, PortError> {
+    fn snapshot(&mut self) -> Result<Snapshot> {
         self.gate.call(Call::IpvsSnapshot, None, || self.inner.snapshot())
     }
 
-    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>> {
         self.gate.call(Call::IpvsRealServers, None, || self.inner.real_servers(key))
     }
 
@@ -115,11 +115,11 @@ impl Ipvs for Gated<IpvsPort> {
         })
     }
 
-    fn timeouts(&mut self) -> Result<Timeouts, PortError> {
+    fn timeouts(&mut self) -> Result<Timeouts> {
         self.gate.call(Call::IpvsTimeouts, None, || self.inner.timeouts())
     }
 
-    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<()> {
         self.gate.call(Call::IpvsSetTimeouts, None, || self.inner.set_timeouts(timeouts))
     }
 }
@@ -132,11 +132,11 @@ struct FakeSetsPort {
 }
 
 impl Sets for FakeSetsPort {
-    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>, PortError> {
+    fn entries(&mut self, set: NamedSet) -> Result<Option<BTreeSet<Element>>> {
         self.gate.call(Call::SetsEntries, Some(set.key.family), || self.port.entries(set))
     }
 
-    fn create(&mut self, set: NamedSet, room: usize) -> Result<(), PortError> {
+    fn create(&mut self, set: NamedSet, room: usize) -> Result<()> {
         self.gate.call(Call::SetsCreate, Some(set.key.family), || self.port.create(set, room))
     }
 
@@ -148,7 +148,7 @@ impl Sets for FakeSetsPort {
         self.gate.items(Call::SetsDelete, Some(set.key.family), elements, |elements| self.port.delete(set, elements))
     }
 
-    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<(), PortError> {
+    fn replace(&mut self, set: NamedSet, elements: &[&Element]) -> Result<()> {
         let counting = &self.counting;
         self.gate.weighing(Call::SetsReplace, Some(set.key.family), elements.len().max(1), false, || {
             *counting.lock() = self.gate.0.lock().left.is_some();
@@ -158,33 +158,33 @@ impl Sets for FakeSetsPort {
         })
     }
 
-    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool, PortError> {
+    fn has_unfinished(&mut self, set: NamedSet) -> Result<bool> {
         self.gate.call(Call::SetsEntries, Some(set.key.family), || self.port.has_unfinished(set))
     }
 
-    fn destroy(&mut self, set: NamedSet) -> Result<(), PortError> {
+    fn destroy(&mut self, set: NamedSet) -> Result<()> {
         self.gate.call(Call::SetsDestroy, Some(set.key.family), || self.port.destroy(set))
     }
 }
 
 impl Links for Gated<Shared<Interfaces>> {
-    fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
+    fn has_device(&mut self, name: &str) -> Result<bool> {
         self.inner.lock().has(name)
     }
 
-    fn create_device(&mut self, name: &str) -> Result<(), PortError> {
+    fn create_device(&mut self, name: &str) -> Result<()> {
         self.gate.call(Call::LinksCreateDevice, None, || self.inner.lock().create(name))
     }
 
-    fn delete_device(&mut self, name: &str) -> Result<(), PortError> {
+    fn delete_device(&mut self, name: &str) -> Result<()> {
         self.gate.call(Call::LinksDeleteDevice, None, || self.inner.lock().delete(name))
     }
 
-    fn addresses(&mut self) -> Result<HostAddresses, PortError> {
+    fn addresses(&mut self) -> Result<HostAddresses> {
         self.gate.call(Call::LinksAddresses, None, || Ok(self.inner.lock().addresses()))
     }
 
-    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>> {
         self.gate.call(Call::LinksGateways, None, || Ok(self.inner.lock().gateways.clone()))
     }
 
@@ -198,7 +198,7 @@ impl Links for Gated<Shared<Interfaces>> {
 }
 
 impl LocalNetworks for Gated<Shared<Interfaces>> {
-    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
+    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>> {
         self.gate.call(Call::RoutesNetworks, None, || self.inner.lock().routes.networks(owner))
     }
 
@@ -216,7 +216,7 @@ fn no_sysctl(path: &str) -> PortError {
 }
 
 impl Sysctls for Gated<Shared<BTreeMap<String, String>>> {
-    fn get(&mut self, path: &str) -> Result<String, PortError> {
+    fn get(&mut self, path: &str) -> Result<String> {
         self.gate.call(Call::SysctlsGet, None, || {
             check_sysctl(path)?;
             self.inner.lock().get(path).cloned().ok_or_else(|| no_sysctl(path))
@@ -227,7 +227,7 @@ impl Sysctls for Gated<Shared<BTreeMap<String, String>>> {
         self.inner.lock().contains_key(path)
     }
 
-    fn set(&mut self, path: &str, value: &str) -> Result<(), PortError> {
+    fn set(&mut self, path: &str, value: &str) -> Result<()> {
         self.gate.call(Call::SysctlsSet, None, || {
             check_sysctl(path)?;
             let mut values = self.inner.lock();
@@ -249,23 +249,23 @@ struct FakeTablesPort {
 }
 
 impl Tables for FakeTablesPort {
-    fn generation(&mut self) -> Result<u32, PortError> {
+    fn generation(&mut self) -> Result<u32> {
         self.gate.call(Call::TablesGeneration, None, || self.port.generation())
     }
 
-    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>, PortError> {
+    fn read(&mut self, table: &TableKey) -> Result<Option<TableSnapshot>> {
         self.gate.call(Call::TablesRead, family_of(table), || self.port.read(table))
     }
 
-    fn table(&mut self, table: &TableKey) -> Result<Option<nftables::Table>, PortError> {
+    fn table(&mut self, table: &TableKey) -> Result<Option<nftables::Table>> {
         self.gate.call(Call::TablesTable, family_of(table), || self.port.table(table))
     }
 
-    fn list(&mut self) -> Result<Vec<TableKey>, PortError> {
+    fn list(&mut self) -> Result<Vec<TableKey>> {
         self.port.list()
     }
 
-    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool, PortError> {
+    fn has_chain(&mut self, table: &TableKey, chain: &str) -> Result<bool> {
         self.gate.call(Call::TablesHasChain, family_of(table), || self.port.has_chain(table, chain))
     }
 
@@ -305,12 +305,12 @@ fn family_of(table: &TableKey) -> Option<Family> {
 }
 
 impl Conntrack for Gated<Shared<BTreeSet<Flow>>> {
-    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize> {
         let forget = || Ok(forget(&mut self.inner.lock(), protocol.into(), family, services));
         self.gate.call(Call::ConntrackForgetFlows, None, forget)
     }
 
-    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
+    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>> {
         self.gate.call(Call::ConntrackFindUdp, None, || Ok(find_udp(&self.inner.lock(), services)))
     }
 }
@@ -329,11 +329,11 @@ impl Relays for Gated<Shared<FakeRelays>> {
         self.inner.lock().listeners.clone()
     }
 
-    fn configure(&mut self, _settings: &Settings) -> Result<(), PortError> {
+    fn configure(&mut self, _settings: &Settings) -> Result<()> {
         self.gate.call(Call::RelaysConfigure, None, || Ok(()))
     }
 
-    fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
+    fn serve(&mut self, listener: &Listener) -> Result<()> {
         self.gate.call(Call::RelaysServe, None, || {
             let mut relays = self.inner.lock();
             if relays.taken.contains(&listener.key) {

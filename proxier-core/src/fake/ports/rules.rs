@@ -10,7 +10,7 @@ use crate::fake::host::Host;
 use crate::fake::shared::Shared;
 use crate::kernel::RulesPort;
 use crate::net::Family;
-use crate::ports::{PortError, PortErrorKind, Rules};
+use crate::ports::{PortError, PortErrorKind, Result, Rules};
 
 pub(super) struct FakeRulesPort {
     pub(super) gate: Gate,
@@ -56,21 +56,21 @@ impl Rules for FakeRulesPort {
         Some(self.host.dump().into_keys().any(|(of, _)| of == family.into()))
     }
 
-    fn counters(&mut self) -> Result<BTreeSet<String>, PortError> {
+    fn counters(&mut self) -> Result<BTreeSet<String>> {
         self.gate.call(Call::RulesCounters, None, || {
             let counters = self.counters.lock().clone();
             counters.ok_or_else(|| PortError::new(PortErrorKind::Unavailable, "listing counters of packets"))
         })
     }
 
-    fn make_counters(&mut self, names: &[&str]) -> Result<(), PortError> {
+    fn make_counters(&mut self, names: &[&str]) -> Result<()> {
         let mut counters = self.counters.lock();
         let missing = || PortError::new(PortErrorKind::Unavailable, "making counters of packets");
         counters.as_mut().ok_or_else(missing)?.extend(names.iter().map(|name| (*name).to_owned()));
         Ok(())
     }
 
-    fn delete_counters(&mut self, names: &[&str]) -> Result<usize, PortError> {
+    fn delete_counters(&mut self, names: &[&str]) -> Result<usize> {
         // A counter to which a rule refers stays.
         let rules: Vec<String> = self.host.dump().into_values().collect();
         let is_free = |name: &&&str| !rules.iter().any(|text| counters_in(text).any(|of| of == **name));
@@ -80,11 +80,11 @@ impl Rules for FakeRulesPort {
         Ok(counters.count())
     }
 
-    fn check(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+    fn check(&mut self, family: Family, transaction: &Transaction) -> Result<()> {
         self.gate.call(Call::RulesCheck, Some(family), || self.port.check(family, transaction))
     }
 
-    fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<(), PortError> {
+    fn restore(&mut self, family: Family, transaction: &Transaction) -> Result<()> {
         self.restore_with(family, transaction, |port| port.restore(family, transaction))
     }
 }
@@ -94,8 +94,8 @@ impl FakeRulesPort {
         &mut self,
         family: Family,
         transaction: &Transaction,
-        write: impl FnOnce(&mut RulesPort<Host>) -> Result<(), PortError>,
-    ) -> Result<(), PortError> {
+        write: impl FnOnce(&mut RulesPort<Host>) -> Result<()>,
+    ) -> Result<()> {
         // Every table ends with `COMMIT`; a transaction that cannot be written is refused below.
         let text = transaction.to_restore_text().unwrap_or_default();
         let tables = text.lines().filter(|line| *line == "COMMIT").count();

@@ -9,7 +9,7 @@ use netlink_batch::{Attrs, Be16, Be32, Connection, Encoder, Errno, Error, Protoc
 
 use super::lazy::Lazy;
 use crate::net::{Family, Protocol};
-use crate::ports::{Conntrack, PortError, UdpServices};
+use crate::ports::{Conntrack, PortError, Result, UdpServices};
 
 /// `NFNL_SUBSYS_CTNETLINK` in the upper byte, `IPCTNL_MSG_CT_*` in the lower.
 const CT_GET: u16 = 0x0101;
@@ -239,7 +239,7 @@ impl Default for ConntrackPort {
 
 impl ConntrackPort {
     /// The flows of a family to delete. Lists nothing if `services` has no address of the family.
-    fn find(&mut self, family: u8, protocol: u8, services: &UdpServices) -> Result<Vec<Deletion>, PortError> {
+    fn find(&mut self, family: u8, protocol: u8, services: &UdpServices) -> Result<Vec<Deletion>> {
         const DOING: &str = "listing tracked connections";
         if services.keys().all(|destination| destination.is_ipv4() != (family == AF_INET)) {
             return Ok(Vec::new());
@@ -256,7 +256,7 @@ impl ConntrackPort {
     }
 
     /// Deletes flows. Those that have already ended count as deleted.
-    fn delete(&mut self, family: u8, flows: &[Deletion]) -> Result<(), PortError> {
+    fn delete(&mut self, family: u8, flows: &[Deletion]) -> Result<()> {
         const DOING: &str = "deleting tracked connections";
         let send = |connection: &mut Connection| {
             let mut writer = connection.batch();
@@ -278,7 +278,7 @@ impl ConntrackPort {
 }
 
 impl Conntrack for ConntrackPort {
-    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize, PortError> {
+    fn forget_flows(&mut self, protocol: Protocol, family: Family, services: &UdpServices) -> Result<usize> {
         let family = if family == Family::V4 { AF_INET } else { AF_INET6 };
         let flows = self.find(family, ipvs::model::Protocol::from(protocol).number(), services)?;
         if !flows.is_empty() {
@@ -287,7 +287,7 @@ impl Conntrack for ConntrackPort {
         Ok(flows.len())
     }
 
-    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>, PortError> {
+    fn find_udp(&mut self, services: &UdpServices) -> Result<BTreeSet<SocketAddr>> {
         let mut found = BTreeSet::new();
         for family in [AF_INET, AF_INET6] {
             found.extend(self.find(family, IPPROTO_UDP, services)?.iter().map(|flow| flow.destination));

@@ -7,7 +7,7 @@ use netlink_batch::testing::{Faults, Reply, Simulated};
 use netlink_batch::{Message, RawAttrs};
 
 use super::*;
-use crate::ports::{Flows, PortErrorKind};
+use crate::ports::{Flows, PortErrorKind, Result};
 
 fn flow(protocol: u8, client: &str, destination: &str, endpoint: &str, id: u32) -> Vec<u8> {
     let (client, destination, endpoint): (SocketAddr, SocketAddr, SocketAddr) =
@@ -90,7 +90,7 @@ fn attrs(payload: &[u8]) -> Vec<(u16, Vec<u8>)> {
     attrs.map(|attr| (attr.kind(), attr.payload.to_vec())).collect()
 }
 
-fn forget(port: &mut ConntrackPort, services: &UdpServices) -> Result<Flows, PortError> {
+fn forget(port: &mut ConntrackPort, services: &UdpServices) -> Result<Flows> {
     Ok(Flows {
         v4: port.forget_flows(Protocol::Udp, Family::V4, services)?,
         v6: port.forget_flows(Protocol::Udp, Family::V6, services)?,

@@ -31,7 +31,7 @@ use tokio::task::yield_now;
 
 use crate::kernel::errno_kind;
 use crate::net::{FrontendKey, Protocol};
-use crate::ports::{Counts, Listener, PortError, PortErrorKind, Settings};
+use crate::ports::{Counts, Listener, PortError, PortErrorKind, Result, Settings};
 use descriptors::{Descriptors, Use, share};
 use server::{Group, Server, Shared, lock};
 use udp::UdpServer;
@@ -120,7 +120,7 @@ impl Relay {
     ///
     /// # Panics
     /// If the kernel provides no thread.
-    pub fn start(settings: Settings) -> Result<Self, PortError> {
+    pub fn start(settings: Settings) -> Result<Self> {
         let doing = "starting the relay";
         let (open_files, _) = getrlimit(Resource::RLIMIT_NOFILE).map_err(|errno| failed(doing, &errno.into()))?;
         let open_files = usize::try_from(open_files).unwrap_or(usize::MAX);
@@ -160,7 +160,7 @@ impl Relay {
     /// [`Unavailable`](PortErrorKind::Unavailable) for SCTP and for a family that this kernel lacks;
     /// [`Full`](PortErrorKind::Full) if listeners use all their descriptors ([`Settings::max_descriptors`]). The
     /// listener does not exist afterwards.
-    pub fn serve(&mut self, listener: &Listener) -> Result<(), PortError> {
+    pub fn serve(&mut self, listener: &Listener) -> Result<()> {
         let (key, group) = (listener.key, self.group(listener));
         let mut held = if let Some(mut held) = self.held.remove(&key) {
             held.server.update(listener.clone(), group);

@@ -12,7 +12,7 @@ use super::link::{self, Link, RTM_DELLINK, RTM_NEWLINK};
 use super::open;
 use super::route::{self, RTM_DELROUTE, RTM_NEWROUTE};
 use crate::kernel::error::netlink;
-use crate::ports::{PortError, RouteOwner};
+use crate::ports::{Result, RouteOwner};
 
 /// `RTNLGRP_LINK`, `RTNLGRP_IPV4_IFADDR`, `RTNLGRP_IPV4_ROUTE`, `RTNLGRP_IPV6_IFADDR`, `RTNLGRP_IPV6_ROUTE`
 /// (linux/rtnetlink.h).
@@ -91,7 +91,7 @@ impl Monitor {
     ///
     /// # Errors
     /// If the kernel refuses the socket, or the devices could not be read.
-    pub fn open() -> Result<Self, PortError> {
+    pub fn open() -> Result<Self> {
         let failed = |error| netlink(&error, "listening for changes of addresses").0;
         let mut listener = Listener::open(Protocol::Route, &GROUPS).map_err(failed)?;
         // A smaller buffer loses changes, and reports that.
@@ -101,7 +101,7 @@ impl Monitor {
         Ok(monitor)
     }
 
-    fn learn_names(&mut self) -> Result<(), PortError> {
+    fn learn_names(&mut self) -> Result<()> {
         let links = link::list(&mut self.connection).map_err(|error| netlink(&error, "listing devices").0)?;
         self.names = links.into_iter().map(|link| (link.index, link.name)).collect();
         Ok(())
@@ -111,7 +111,7 @@ impl Monitor {
     ///
     /// # Errors
     /// If the socket failed: open another one, and assume that everything changed.
-    pub fn drain(&mut self) -> Result<Changes, PortError> {
+    pub fn drain(&mut self) -> Result<Changes> {
         let mut changes = Changes::default();
         for _ in 0..AT_ONCE {
             let names = &mut self.names;

@@ -10,7 +10,7 @@ use super::link::Link;
 use super::{address, link, open, route};
 use crate::kernel::error::{all, errno_kind};
 use crate::kernel::lazy::Lazy;
-use crate::ports::{ItemFailures, Links, PortError, PortErrorKind};
+use crate::ports::{ItemFailures, Links, PortError, PortErrorKind, Result};
 use crate::snapshot::HostAddresses;
 
 /// Manages devices and their addresses over rtnetlink.
@@ -39,16 +39,16 @@ impl LinksPort {
     ///
     /// # Errors
     /// If the kernel refuses it.
-    pub fn open(&mut self) -> Result<(), PortError> {
+    pub fn open(&mut self) -> Result<()> {
         self.connection.call("opening rtnetlink", |_| Ok(()))
     }
 
-    fn find(&mut self, name: &str) -> Result<Option<Link>, PortError> {
+    fn find(&mut self, name: &str) -> Result<Option<Link>> {
         self.connection.call(format_args!("looking device {name} up"), |connection| link::get(connection, name))
     }
 
     /// Deletes IPv6 addresses that another program added with another prefix length.
-    fn unbind_by_prefix(&mut self, device: u32, addresses: &[IpAddr]) -> Result<(), PortError> {
+    fn unbind_by_prefix(&mut self, device: u32, addresses: &[IpAddr]) -> Result<()> {
         self.connection.call("deleting addresses", |connection| {
             let ours = |there: &AssignedAddress| there.device == device && addresses.contains(&there.address);
             let there = address::list(connection)?.into_iter().filter(ours);
@@ -85,7 +85,7 @@ fn taken(doing: &str, link: &Link) -> PortError {
 }
 
 impl Links for LinksPort {
-    fn has_device(&mut self, name: &str) -> Result<bool, PortError> {
+    fn has_device(&mut self, name: &str) -> Result<bool> {
         match self.find(name)? {
             Some(link) if link.is_dummy() => Ok(true),
             Some(link) => Err(taken(&format!("looking for dummy device {name}"), &link)),
@@ -97,7 +97,7 @@ impl Links for LinksPort {
         self.find(name).is_ok_and(|link| link.is_some_and(|link| link.kind.as_deref() == Some("bridge")))
     }
 
-    fn create_device(&mut self, name: &str) -> Result<(), PortError> {
+    fn create_device(&mut self, name: &str) -> Result<()> {
         let doing = format!("creating dummy device {name}");
         match self.connection.call(&doing, |connection| link::create_dummy(connection, name)) {
             Err(error) if error.kind() == PortErrorKind::AlreadyExists => {}
@@ -114,7 +114,7 @@ impl Links for LinksPort {
         }
     }
 
-    fn delete_device(&mut self, name: &str) -> Result<(), PortError> {
+    fn delete_device(&mut self, name: &str) -> Result<()> {
         let Some(link) = self.find(name)? else { return Ok(()) };
         let doing = format!("deleting device {name}");
         if !link.is_dummy() {
@@ -126,7 +126,7 @@ impl Links for LinksPort {
         }
     }
 
-    fn addresses(&mut self) -> Result<HostAddresses, PortError> {
+    fn addresses(&mut self) -> Result<HostAddresses> {
         let doing = "listing the addresses of this host";
         for _ in 0..ATTEMPTS {
             let (links, addresses) = self.connection.call(doing, |connection| {
@@ -150,7 +150,7 @@ impl Links for LinksPort {
         Err(PortError::new(PortErrorKind::Busy, format!("{doing}: devices appeared and disappeared meanwhile")))
     }
 
-    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>, PortError> {
+    fn gateways(&mut self) -> Result<BTreeSet<IpAddr>> {
         self.connection.call("listing the default routes of this host", route::gateways)
     }
 

@@ -10,7 +10,7 @@ use super::{AF_UNSPEC, family_of, get_address, open, put_address, split};
 use crate::kernel::error::errno_kind;
 use crate::kernel::lazy::Lazy;
 use crate::net::Network;
-use crate::ports::{ItemFailures, LocalNetworks, LocalRoute, PortError, PortErrorKind, RouteOwner};
+use crate::ports::{ItemFailures, LocalNetworks, LocalRoute, PortErrorKind, Result, RouteOwner};
 
 pub(super) const RTM_NEWROUTE: u16 = 24;
 pub(super) const RTM_DELROUTE: u16 = 25;
@@ -180,7 +180,7 @@ impl RoutesPort {
 }
 
 impl LocalNetworks for RoutesPort {
-    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>, PortError> {
+    fn networks(&mut self, owner: RouteOwner) -> Result<BTreeMap<Network, Option<IpAddr>>> {
         let routes = self.connection.call("listing local routes", |connection| list(connection, owner.number()))?;
         Ok(routes.into_iter().filter(|of| of.device == LOOPBACK).map(|of| (of.network, of.source)).collect())
     }

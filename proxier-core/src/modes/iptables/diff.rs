@@ -15,7 +15,7 @@ use crate::modes::shared::chains::{Comparison, OwnChains};
 use crate::modes::shared::cleaned::IsKept;
 use crate::net::{Family, Protocol};
 use crate::parallel;
-use crate::ports::PortError;
+use crate::ports::Result;
 use crate::service::{Changes, Compiled, Port};
 use crate::snapshot::ObjectKey;
 
@@ -28,7 +28,7 @@ const WORTH_A_THREAD: usize = 256;
 /// # Errors
 /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps again
 /// each time.
-pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<Transaction, PortError> {
+pub fn changes(wanted: &Wanted<'_>, observed: &Dump, family: Family) -> Result<Transaction> {
     compare(wanted, observed, family, &Keep::default(), None).map(|compared| compared.transaction)
 }
 
@@ -48,7 +48,7 @@ pub(super) struct NewRules {
 
 impl NewRules {
     /// Creates the rules of a family of which nothing is to stay.
-    pub(super) fn new(wanted: &Wanted<'_>, family: Family) -> Result<Self, PortError> {
+    pub(super) fn new(wanted: &Wanted<'_>, family: Family) -> Result<Self> {
         let (nothing, keep) = (Dump::default(), Keep::default());
         let (shared, parts) = parallel::map(
             "lines",
@@ -75,7 +75,7 @@ pub(super) fn compare(
     family: Family,
     keep: &Keep,
     from_nothing: Option<NewRules>,
-) -> Result<RuleChanges, PortError> {
+) -> Result<RuleChanges> {
     let mut comparison = Comparison::new(observed, Ours { is_kept: &|_table, _chain| false });
     comparison.check_readable()?;
     let mut kept = keep.lines(observed, family);
@@ -140,7 +140,7 @@ fn compare_ports<'a>(
 }
 
 /// Removes the chains and jumps of this mode, except the kept chains and the jumps to them.
-pub(super) fn remove(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, PortError> {
+pub(super) fn remove(observed: &Dump, is_kept: IsKept<'_>) -> Result<Transaction> {
     let mut comparison = Comparison::new(observed, Ours { is_kept });
     comparison.check_readable()?;
     comparison.jumps(&[]);

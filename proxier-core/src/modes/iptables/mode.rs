@@ -21,7 +21,7 @@ use crate::parallel;
 use crate::plan::operation::Whole;
 use crate::plan::report::{Applied, Failure, Lack, Report, RuleCount, Unread};
 use crate::plan::step::{Part, Step};
-use crate::ports::{PortError, PortErrorKind, Ports, Rules};
+use crate::ports::{PortError, PortErrorKind, Ports, Result, Rules};
 use crate::safeguard::Kernel;
 use crate::service::{Changes, Compiled, Desired, FrontendObserver, NodeFacts};
 use crate::snapshot::ObjectKey;
@@ -313,7 +313,7 @@ impl Mode {
         dump: Option<&Dump>,
         held: &BTreeSet<FrontendKey>,
         from_nothing: Option<NewRules>,
-    ) -> Result<FamilyPlan, PortError> {
+    ) -> Result<FamilyPlan> {
         let wanted = self.index.wanted(pass.desired);
         let unknown = State::default();
         let state = self.state(family).unwrap_or(&unknown);

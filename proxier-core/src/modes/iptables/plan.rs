@@ -15,7 +15,7 @@ use crate::net::{Family, FrontendKey};
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names, Part, Step};
-use crate::ports::{PortError, PortErrorKind, Rules};
+use crate::ports::{PortError, PortErrorKind, Result, Rules};
 use crate::service::Changes;
 use crate::snapshot::ObjectKey;
 
@@ -98,7 +98,7 @@ impl FamilyPlan {
         held: &BTreeSet<FrontendKey>,
         refused: RefusedServices,
         from_nothing: Option<NewRules>,
-    ) -> Result<Self, PortError> {
+    ) -> Result<Self> {
         let keep = keep(wanted, dump, family, held, refused.all());
         let RuleChanges { transaction, ports } = compare(wanted, dump, family, &keep, from_nothing)?;
         let mut frontends = FrontendChanges::default();
@@ -130,7 +130,7 @@ impl FamilyPlan {
     }
 
     /// Changes since the last write.
-    pub(super) fn changed(family: Family, wanted: &Wanted<'_>, changes: &Changes) -> Result<Self, PortError> {
+    pub(super) fn changed(family: Family, wanted: &Wanted<'_>, changes: &Changes) -> Result<Self> {
         let (transaction, rules) = update(wanted, changes, family)?;
         let mut frontends = FrontendChanges::default();
         for (key, before) in changes.frontends().filter(|(key, _)| key.family() == family) {
@@ -217,7 +217,7 @@ pub(super) fn apply(
     // Both families in one call, because starting the programs takes most of the time.
     let changes: Vec<_> = plan.families.iter().filter(|family| !family.transaction.is_empty()).collect();
     let changes: Vec<_> = changes.iter().map(|family| (family.family, &family.transaction)).collect();
-    let mut outcomes: BTreeMap<Family, Result<(), PortError>> = BTreeMap::new();
+    let mut outcomes: BTreeMap<Family, Result<()>> = BTreeMap::new();
     if !changes.is_empty() {
         let restored = rules.restore_families(&changes);
         outcomes.extend(changes.iter().map(|(family, _)| *family).zip(restored));
@@ -242,7 +242,7 @@ fn is_of_an_object(error: &PortError) -> bool {
 /// the rest.
 fn finish(
     plan: &FamilyPlan,
-    outcome: Result<(), PortError>,
+    outcome: Result<()>,
     (wanted, names): (&Wanted<'_>, &Names<'_>),
     rules: &mut dyn Rules,
     applied: &mut Applied,
@@ -348,7 +348,7 @@ impl Search<'_, '_> {
     ///
     /// # Errors
     /// A failure that is not caused by one Service, or by too many.
-    fn write(&mut self, mut services: Vec<ObjectKey>) -> Result<(), PortError> {
+    fn write(&mut self, mut services: Vec<ObjectKey>) -> Result<()> {
         if services.is_empty() {
             return Ok(());
         }
@@ -383,7 +383,7 @@ impl Search<'_, '_> {
     ///
     /// # Errors
     /// A failure unrelated to a Service.
-    fn attempt(&mut self, waiting: &[ObjectKey]) -> Result<Option<PortError>, PortError> {
+    fn attempt(&mut self, waiting: &[ObjectKey]) -> Result<Option<PortError>> {
         let family = self.plan.family;
         let dump = self.rules.dump(family)?;
         let out = waiting.iter().chain(self.refused.keys()).chain(self.left);

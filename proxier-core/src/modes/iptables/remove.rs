@@ -11,7 +11,7 @@ use crate::modes::shared::nft::name;
 use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part};
-use crate::ports::{PortError, Ports};
+use crate::ports::{Ports, Result};
 use crate::service::NodeFacts;
 
 /// Frontends that the rules of both families serve, in this back end.
@@ -73,7 +73,7 @@ fn is_portal(table: &TableName, chain: &str) -> bool {
 ///
 /// # Errors
 /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
-pub fn cleanup(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction, PortError> {
+pub fn cleanup(dump: &Dump, is_kept: IsKept<'_>) -> Result<Transaction> {
     let mut transaction = diff::remove(dump, is_kept)?;
     portals(dump, &mut transaction);
     let canary = ChainName::new(names::CANARY)?;

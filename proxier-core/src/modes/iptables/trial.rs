@@ -9,7 +9,7 @@ use super::names;
 use super::settings::{INVALID_COUNTER, Options, RandomFully};
 use super::wanted::Index;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
-use crate::ports::{PortError, PortErrorKind, Rules};
+use crate::ports::{PortError, PortErrorKind, Result, Rules};
 use crate::service::{Indexed, NodeFacts};
 use crate::snapshot::{FrontendSpec, ObjectKey, Roles, Store, TrafficPolicy};
 
@@ -22,7 +22,7 @@ pub struct Tried {
     /// Whether Services that do not use it need them too.
     pub is_needed_by_all: bool,
     /// The refusal and its reason, if any.
-    pub outcome: Result<(), PortError>,
+    pub outcome: Result<()>,
 }
 
 /// Lets `iptables-restore` check every kind of rule that this mode may write in a family, without writing any

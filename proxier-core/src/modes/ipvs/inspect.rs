@@ -8,7 +8,7 @@ use crate::config::Config;
 use crate::modes::inspection::{Inspection, TrafficCounters};
 use crate::net::FrontendKey;
 use crate::plan::operation::{ShownReal, ShownVirtual};
-use crate::ports::{PortError, Ports, RouteOwner};
+use crate::ports::{Ports, Result, RouteOwner};
 
 /// The virtual server with its real servers; that of outside clients, if separate; and how the address is bound to this
 /// host. The sets and rules that masquerade and guard are not checked.
@@ -17,7 +17,7 @@ pub(crate) fn inspect(
     is_outside: bool,
     config: &Config,
     ports: &mut Ports<'_>,
-) -> Result<Inspection, PortError> {
+) -> Result<Inspection> {
     let mut inspection = Inspection::default();
     let names = &config.names;
     let marked = if config.splits_local() { nft::marked(key, config, ports.tables)? } else { None };

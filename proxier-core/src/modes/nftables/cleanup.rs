@@ -10,7 +10,7 @@ use crate::config::Config;
 use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
 use crate::modes::shared::nft::{COMMENT as OF_SERVICES, OWNED, is_ours, name, remove_table};
 use crate::net::{EndpointKey, Family, FrontendKey};
-use crate::ports::{PortError, PortErrorKind, Ports, Tables};
+use crate::ports::{PortError, PortErrorKind, Ports, Result, Tables};
 use crate::service::NodeFacts;
 
 pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
@@ -31,10 +31,7 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontend
 }
 
 /// The Frontends that tables of other proxies serve, in nftables mode with other names, and the name of the table.
-pub(crate) fn served_by_others(
-    facts: &NodeFacts,
-    tables: &mut dyn Tables,
-) -> Result<BTreeMap<FrontendKey, String>, PortError> {
+pub(crate) fn served_by_others(facts: &NodeFacts, tables: &mut dyn Tables) -> Result<BTreeMap<FrontendKey, String>> {
     let own = layout::table_name(&facts.config().names);
     let mut served = BTreeMap::new();
     let listed = match tables.list() {
@@ -107,9 +104,7 @@ fn tables() -> impl Iterator<Item = TableKey> {
 ///
 /// # Errors
 /// A table could not be read.
-pub fn list_kube_proxy(
-    of_kernel: &mut dyn Tables,
-) -> Result<Option<BTreeMap<FrontendKey, BTreeSet<EndpointKey>>>, PortError> {
+pub fn list_kube_proxy(of_kernel: &mut dyn Tables) -> Result<Option<BTreeMap<FrontendKey, BTreeSet<EndpointKey>>>> {
     let mut all = None;
     for (family, table) in Family::ALL.into_iter().zip(tables()) {
         if let Some(found) = kube_proxys(&table, of_kernel)? {
@@ -120,7 +115,7 @@ pub fn list_kube_proxy(
 }
 
 /// A table that a kube-proxy has left, if it is there and recognized.
-fn kube_proxys(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<TableSnapshot>, PortError> {
+fn kube_proxys(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<TableSnapshot>> {
     match lack_of(table, tables) {
         Ok(None) => tables.read(table),
         Ok(Some(_)) => Ok(None),
@@ -227,7 +222,7 @@ fn note_served(table: &TableSnapshot, family: Family, facts: &NodeFacts, served:
 ///
 /// # Errors
 /// [`NotFound`](PortErrorKind::NotFound) without the table.
-fn lack_of(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<String>, PortError> {
+fn lack_of(table: &TableKey, tables: &mut dyn Tables) -> Result<Option<String>> {
     let Some(found) = tables.table(table)? else {
         return Err(PortError::new(PortErrorKind::NotFound, format_args!("no table {table}")));
     };

@@ -13,7 +13,7 @@ use crate::modes::inspection::{Inspection, ServedFrontend, TrafficCounters};
 use crate::modes::shared::nft::{OWNED, address, made_by_others};
 use crate::modes::shared::table::Shape;
 use crate::net::{EndpointKey, Family, FrontendKey, Protocol};
-use crate::ports::{PortError, PortErrorKind, Tables};
+use crate::ports::{PortError, PortErrorKind, Result, Tables};
 use crate::service::NodeFacts;
 
 #[derive(Debug, Default, PartialEq)]
@@ -97,7 +97,7 @@ impl Observed {
 }
 
 /// Reads a family's table; `None` if it does not exist.
-pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>, PortError> {
+pub(super) fn read(tables: &mut dyn Tables, layout: &Layout) -> Result<Option<Observed>> {
     let Some(snapshot) = tables.read(&layout.table)? else { return Ok(None) };
     let observed = Observed::read(snapshot, layout);
     observed.map(Some).ok_or_else(|| {
@@ -142,11 +142,7 @@ pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> 
 
 /// The elements about an address and port. The slots of endpoints and the selecting chain do not matter, because both
 /// depend on earlier states. Connections are counted if the configuration requests it.
-pub(crate) fn inspect(
-    key: &FrontendKey,
-    names: &KernelNames,
-    tables: &mut dyn Tables,
-) -> Result<Inspection, PortError> {
+pub(crate) fn inspect(key: &FrontendKey, names: &KernelNames, tables: &mut dyn Tables) -> Result<Inspection> {
     let snapshot = tables.read(&table(key.family(), &table_name(names)))?;
     Ok(snapshot.map(|snapshot| inspect_table(&snapshot, key)).unwrap_or_default())
 }
@@ -158,7 +154,7 @@ pub(crate) fn inspect(
 pub(crate) fn list_frontends(
     facts: &NodeFacts,
     tables: &mut dyn Tables,
-) -> Result<BTreeMap<FrontendKey, ServedFrontend>, PortError> {
+) -> Result<BTreeMap<FrontendKey, ServedFrontend>> {
     let mut all: BTreeMap<FrontendKey, ServedFrontend> = BTreeMap::new();
     for family in Family::ALL {
         let layout = Layout::new(family, &table_name(&facts.config().names), facts, false);

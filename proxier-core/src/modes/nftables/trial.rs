@@ -7,7 +7,7 @@ use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split};
 use crate::modes::shared::nft;
 use crate::modes::shared::table::{Fate, Layout as _, write_layout};
 use crate::net::Family;
-use crate::ports::{PortError, Tables};
+use crate::ports::{Result, Tables};
 use crate::service::NodeFacts;
 
 /// Has the kernel check each family's table with every kind of set, chain and rule that this mode may write, without
@@ -19,7 +19,7 @@ pub fn trials(
     families: impl IntoIterator<Item = Family>,
     facts: &NodeFacts,
     tables: &mut dyn Tables,
-) -> Vec<(Family, Result<(), PortError>)> {
+) -> Vec<(Family, Result<()>)> {
     nft::trials(families, tables, |transaction, family, name| {
         add(transaction, &Layout::new(family, name, facts, false));
     })

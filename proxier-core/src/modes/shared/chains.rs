@@ -12,14 +12,14 @@ use crate::modes::shared::cleaned::Cleaned;
 use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{PortError, PortErrorKind, Ports, Tables};
+use crate::ports::{PortError, PortErrorKind, Ports, Result, Tables};
 
 /// Largest number of chains named in a sentence.
 const NAMED: usize = 4;
 const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
 type MayGo<'a> = dyn Fn(Backend, &TableName, &str) -> bool + 'a;
-type Edits<'a> = dyn Fn(Backend, &Dump) -> Result<Transaction, PortError> + 'a;
+type Edits<'a> = dyn Fn(Backend, &Dump) -> Result<Transaction> + 'a;
 
 pub(in crate::modes) struct Removal<'a> {
     /// Whether a chain with this name may be removed. If there is none, nothing else is read.
@@ -80,7 +80,7 @@ impl Removal<'_> {
     }
 
     /// Edits both back ends as the programs show them. No program is started if there is nothing.
-    fn by_programs(&self, family: Family, ports: &mut Ports<'_>) -> Vec<(Backend, Result<Transaction, PortError>)> {
+    fn by_programs(&self, family: Family, ports: &mut Ports<'_>) -> Vec<(Backend, Result<Transaction>)> {
         if ports.rules.has_tables(family) == Some(false) {
             return Vec::new();
         }
@@ -89,7 +89,7 @@ impl Removal<'_> {
     }
 
     /// The iptables tables in nf_tables with chains that may be removed, and their generation.
-    fn read(&self, family: Family, tables: &mut dyn Tables) -> Result<Option<(Dump, u32)>, PortError> {
+    fn read(&self, family: Family, tables: &mut dyn Tables) -> Result<Option<(Dump, u32)>> {
         let generation = tables.generation()?;
         let mut dump = Dump::default();
         for name in TABLES {
@@ -137,9 +137,9 @@ impl Found {
 /// Applies edits, if any, and records the outcome.
 fn note(
     family: Family,
-    edits: Result<Transaction, PortError>,
+    edits: Result<Transaction>,
     cleaned: &mut Cleaned,
-    write: impl FnOnce(&Transaction) -> Result<(), PortError>,
+    write: impl FnOnce(&Transaction) -> Result<()>,
 ) {
     match edits {
         Ok(edits) if edits.is_empty() => {}
@@ -151,7 +151,7 @@ fn note(
     }
 }
 
-fn as_nft(family: Family, edits: &Transaction, tables: &mut dyn Tables) -> Result<NftTransaction, PortError> {
+fn as_nft(family: Family, edits: &Transaction, tables: &mut dyn Tables) -> Result<NftTransaction> {
     let mut transaction = NftTransaction::new();
     for table in edits.tables() {
         let key = compat::table_key(family, table.name())?;
@@ -292,7 +292,7 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
 
     /// # Errors
     /// A table could not be shown: writing would add the jumps again each time.
-    pub(in crate::modes) fn check_readable(&self) -> Result<(), PortError> {
+    pub(in crate::modes) fn check_readable(&self) -> Result<()> {
         let unreadable = self.observed.incompatible_tables();
         let is_hidden =
             |table: &TableName| unreadable.contains(&table.as_str()) && self.observed.table(table).is_none();

@@ -14,7 +14,7 @@ use crate::modes::shared::sysctls::{WantedValue, changes};
 use crate::net::Family;
 use crate::plan::operation::Operation;
 use crate::plan::step::Names;
-use crate::ports::{PortError, Ports, SysctlChange, Sysctls};
+use crate::ports::{Ports, Result, SysctlChange, Sysctls};
 
 const ROUTE_LOCALNET: &str = "net/ipv4/conf/all/route_localnet";
 
@@ -75,7 +75,7 @@ fn guards(table: &Table) -> bool {
 }
 
 /// Whether iptables-nft has the rule, determined without a program.
-fn in_nf_tables(ports: &mut Ports<'_>) -> Result<bool, PortError> {
+fn in_nf_tables(ports: &mut Ports<'_>) -> Result<bool> {
     let key = compat::table_key(Family::V4, &TableName::FILTER)?;
     let read = compat::read(&key, &TableName::FILTER, &|chain| [FIREWALL, INPUT].contains(&chain), ports.tables)?;
     Ok(read.is_some_and(|table| guards(&table)))

@@ -16,7 +16,7 @@ use crate::modes::shared::networks::PodTraffic;
 use crate::net::Family;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Tables};
+use crate::ports::{NotCommitted, PortError, PortErrorKind, Ports, Result, Tables};
 
 /// An empty chain that identifies the table as this program's.
 pub(crate) const OWNED: &str = "made-by-proxier-core";
@@ -32,7 +32,7 @@ pub(crate) fn is_marked(table: &Table, has_chain: bool) -> bool {
     has_chain || table.comment.as_deref().is_some_and(|comment| COMMENTS.contains(&comment))
 }
 
-pub(crate) fn is_ours(key: &TableKey, tables: &mut dyn Tables) -> Result<bool, PortError> {
+pub(crate) fn is_ours(key: &TableKey, tables: &mut dyn Tables) -> Result<bool> {
     Ok(tables.has_chain(key, OWNED)? || tables.table(key)?.is_some_and(|table| is_marked(&table, false)))
 }
 
@@ -46,7 +46,7 @@ pub(crate) fn trials(
     families: impl IntoIterator<Item = Family>,
     tables: &mut dyn Tables,
     add: impl Fn(&mut Transaction, Family, &Name),
-) -> Vec<(Family, Result<(), PortError>)> {
+) -> Vec<(Family, Result<()>)> {
     let mut check = |families: &[Family]| {
         let trial = name(&format!("proxier-trial-{}", std::process::id()));
         let mut transaction = Transaction::new();
@@ -212,7 +212,7 @@ pub(crate) fn made_by_others(table: &TableKey) -> String {
 /// longer be translated, but still be refused by the chain for addresses of Services.
 pub(in crate::modes) fn remove_table(
     table: &TableKey,
-    is_ours: impl FnOnce(&TableKey, &mut dyn Tables) -> Result<bool, PortError>,
+    is_ours: impl FnOnce(&TableKey, &mut dyn Tables) -> Result<bool>,
     tables: &mut dyn Tables,
     cleaned: &mut Cleaned,
 ) {

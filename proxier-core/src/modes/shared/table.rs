@@ -14,7 +14,7 @@ use super::nft::{OWNED, is_marked, is_of_an_element, is_of_the_state, made_by_ot
 use crate::config::Config;
 use crate::net::Family;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{NotCommitted, PortError, PortErrorKind, Tables};
+use crate::ports::{NotCommitted, PortError, PortErrorKind, Result, Tables};
 
 /// The change of a table as a whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -182,7 +182,7 @@ pub(crate) fn flags(config: &Config) -> TableFlags {
 ///
 /// # Errors
 /// The kernel could not be asked.
-pub fn can_own_tables(tables: &mut dyn Tables) -> Result<bool, PortError> {
+pub fn can_own_tables(tables: &mut dyn Tables) -> Result<bool> {
     let key = TableKey { family: nftables::Family::Ip, name: name("proxier-owner-trial") };
     let mut transaction = Transaction::new();
     let mut table = Table::new(key);

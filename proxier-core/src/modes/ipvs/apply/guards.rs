@@ -15,7 +15,7 @@ use crate::net::Family;
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::report::Lack;
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::{PortError, PortErrorKind, Rules, Tables};
+use crate::ports::{PortError, PortErrorKind, Result, Rules, Tables};
 
 impl<'a> Run<'a, '_> {
     /// Creates and repairs tables, and adds or deletes their entries, in one transaction per family.
@@ -111,12 +111,7 @@ impl<'a> Run<'a, '_> {
     }
 
     /// Retries refused rules without optional matches that the kernel may lack.
-    fn restore_without(
-        &mut self,
-        change: &RulesChange,
-        refused: PortError,
-        rules: &mut dyn Rules,
-    ) -> Result<(), PortError> {
+    fn restore_without(&mut self, change: &RulesChange, refused: PortError, rules: &mut dyn Rules) -> Result<()> {
         // Errors of other kinds do not mean that the kernel would refuse the same again.
         let lacks =
             matches!(refused.kind(), PortErrorKind::NotFound | PortErrorKind::Unavailable | PortErrorKind::Invalid);

@@ -25,7 +25,7 @@ use crate::plan::execute::{call, next_call};
 use crate::plan::operation::{Operation, SetIn, items};
 use crate::plan::report::Applied;
 use crate::plan::step::{Action, Names, Part};
-use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, PortErrorKind, Ports, Sets};
+use crate::ports::{ItemFailure, ItemFailures, LocalRoute, PortError, PortErrorKind, Ports, Result, Sets};
 use crate::service::Desired;
 use crate::snapshot::is_usable_by_service;
 use crate::time::Moment;
@@ -353,7 +353,7 @@ impl<'a> Run<'a, '_> {
     }
 
     /// Creates a set, with entries that must exist from the start.
-    fn create(&mut self, set: NamedSet, sets: &mut dyn Sets) -> Result<(), PortError> {
+    fn create(&mut self, set: NamedSet, sets: &mut dyn Sets) -> Result<()> {
         let Some(elements) = self.entries_of_new(set.key) else {
             return sets.create(set, self.wanted.entries(set.key).count());
         };
@@ -363,7 +363,7 @@ impl<'a> Run<'a, '_> {
     }
 
     /// Writes a set at once, with its present, desired and these entries. Returns the number of its entries.
-    fn replace(&mut self, set: NamedSet, elements: &[&Element], sets: &mut dyn Sets) -> Result<usize, PortError> {
+    fn replace(&mut self, set: NamedSet, elements: &[&Element], sets: &mut dyn Sets) -> Result<usize> {
         // Entries to delete stay for now, because virtual servers may still need them.
         let there = self.observed.sets.get(&set.key).into_iter().flatten();
         let all: BTreeSet<&Element> =

@@ -14,7 +14,7 @@ use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::plan::operation::{Operation as PlanOperation, items};
-use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind};
+use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind, Result};
 use crate::service::Frontend;
 
 impl Run<'_, '_> {
@@ -58,7 +58,7 @@ impl Run<'_, '_> {
     }
 
     /// Writes a desired virtual server with all its real servers, whether they exist or not.
-    fn write_whole(&mut self, key: VirtualServerKey, ipvs: &mut dyn Ipvs) -> Result<(), PortError> {
+    fn write_whole(&mut self, key: VirtualServerKey, ipvs: &mut dyn Ipvs) -> Result<()> {
         let Some(server) = self.wanted.server(&key) else { return Ok(()) };
         let reals = server.real_servers.iter().map(|real| Operation::AddRealServer(key, real));
         let add = Operation::AddVirtualServer(VirtualServer { key, config: server.config });

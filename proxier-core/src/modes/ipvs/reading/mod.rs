@@ -23,7 +23,7 @@ use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::networks::other_addresses;
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
-use crate::ports::{Ipvs, PortError, Ports, Rules, Sets, Tables as TablesPort};
+use crate::ports::{Ipvs, Ports, Result, Rules, Sets, Tables as TablesPort};
 use crate::snapshot::HostAddresses;
 
 /// Where the entries are that identify this proxy's virtual servers.
@@ -84,7 +84,7 @@ fn read_virtual_servers(
     wanted: &Wanted<'_>,
     is_settled: bool,
     observed: &mut Observed,
-) -> Result<(), PortError> {
+) -> Result<()> {
     let snapshot = ipvs.snapshot_once()?;
     observed.virtual_servers = observed_servers(&snapshot, wanted);
     let is_as_wanted = is_settled && {
@@ -143,7 +143,7 @@ pub fn timeout_changes(ipvs: &mut dyn Ipvs, wanted: &TimeoutsUpdate) -> Result<O
 mod tests;
 
 /// The real servers of a virtual server, or why they could not be listed.
-pub(super) type Listed = (VirtualServerKey, Result<Vec<ObservedRealServer>, PortError>);
+pub(super) type Listed = (VirtualServerKey, Result<Vec<ObservedRealServer>>);
 
 /// What was read besides the tables, once the differences were known.
 #[derive(Default)]

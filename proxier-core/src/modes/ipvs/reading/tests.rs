@@ -6,7 +6,7 @@ use ipvs::{Operation, VirtualServerKey};
 
 use super::*;
 use crate::modes::ipvs::wanted::Recorded;
-use crate::ports::{ItemFailures, PortError};
+use crate::ports::{ItemFailures, Result};
 use crate::service::Indexed;
 
 /// Virtual servers in the kernel, and those that a disturbed read returns.
@@ -26,22 +26,22 @@ fn snapshot(keys: &[VirtualServerKey]) -> Snapshot {
 }
 
 impl Ipvs for Kernel {
-    fn snapshot(&mut self) -> Result<Snapshot, PortError> {
+    fn snapshot(&mut self) -> Result<Snapshot> {
         self.looks.push("all");
         Ok(snapshot(&self.there))
     }
 
-    fn snapshot_once(&mut self) -> Result<Snapshot, PortError> {
+    fn snapshot_once(&mut self) -> Result<Snapshot> {
         self.looks.push("once");
         Ok(snapshot(&self.shown))
     }
 
-    fn is_still(&mut self, _: &Snapshot) -> Result<bool, PortError> {
+    fn is_still(&mut self, _: &Snapshot) -> Result<bool> {
         self.looks.push("still");
         Ok(self.shown == self.there)
     }
 
-    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>, PortError> {
+    fn real_servers(&mut self, key: &VirtualServerKey) -> Result<Vec<ObservedRealServer>> {
         panic!("{key}")
     }
 
@@ -49,11 +49,11 @@ impl Ipvs for Kernel {
         panic!("{operations:?}")
     }
 
-    fn timeouts(&mut self) -> Result<Timeouts, PortError> {
+    fn timeouts(&mut self) -> Result<Timeouts> {
         panic!()
     }
 
-    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<(), PortError> {
+    fn set_timeouts(&mut self, timeouts: &TimeoutsUpdate) -> Result<()> {
         panic!("{timeouts:?}")
     }
 }

@@ -8,7 +8,7 @@ use super::{Rules, names};
 use crate::config::NamePrefix;
 use crate::modes::shared::chains::{Comparison, OwnChains};
 use crate::modes::shared::cleaned::IsKept;
-use crate::ports::PortError;
+use crate::ports::Result;
 
 const ADDED: char = '+';
 const REMOVED: char = '-';
@@ -112,7 +112,7 @@ impl OwnChains for Ours<'_> {
 }
 
 /// The changes that turn the dump into these rules, or remove all own ones if there are none.
-pub(super) fn compare(desired: Option<&Rules>, ours: Ours<'_>, observed: &Dump) -> Result<RuleChanges, PortError> {
+pub(super) fn compare(desired: Option<&Rules>, ours: Ours<'_>, observed: &Dump) -> Result<RuleChanges> {
     let mut comparison = Comparison::new(observed, ours);
     comparison.check_readable()?;
     for table in names::TABLES {

@@ -40,7 +40,7 @@ use iptables::{Chain, ChainName, Dump, Error, Rule, TableName};
 
 use crate::config::NamePrefix;
 use crate::modes::shared::cleaned::IsKept;
-use crate::ports::PortError;
+use crate::ports::Result;
 use changes::Ours;
 
 pub use changes::RuleChanges;
@@ -98,7 +98,7 @@ impl Rules {
     /// # Errors
     /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown; writing would add the jumps
     /// again each time.
-    pub fn changes(&self, observed: &Dump) -> Result<RuleChanges, PortError> {
+    pub fn changes(&self, observed: &Dump) -> Result<RuleChanges> {
         changes::compare(Some(self), Ours { prefix: self.prefix, is_kept: &|_table, _chain| false }, observed)
     }
 }
@@ -112,7 +112,7 @@ impl Rules {
 ///
 /// # Errors
 /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
-pub fn cleanup(observed: &Dump, prefix: NamePrefix, is_kept: IsKept<'_>) -> Result<RuleChanges, PortError> {
+pub fn cleanup(observed: &Dump, prefix: NamePrefix, is_kept: IsKept<'_>) -> Result<RuleChanges> {
     changes::compare(None, Ours { prefix, is_kept }, observed)
 }
 

@@ -14,7 +14,7 @@ use crate::modes::shared::nft::{address, is_ours};
 use crate::modes::shared::table::{Layout as _, Shape};
 use crate::net::Family;
 use crate::plan::report::Unread;
-use crate::ports::{PortError, PortErrorKind, Tables};
+use crate::ports::{PortErrorKind, Result, Tables};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(in crate::modes::ipvs) struct TableContents {
@@ -71,7 +71,7 @@ pub(in crate::modes::ipvs) fn has_nftables_mode(
     family: Family,
     config: &Config,
     tables: &mut dyn Tables,
-) -> Result<bool, PortError> {
+) -> Result<bool> {
     let name = crate::modes::shared::nft::name(config.names.table.as_str());
     let table = nftables::TableKey { family: family.into(), name };
     match is_ours(&table, tables) {

@@ -24,7 +24,7 @@ use crate::net::{Family, FrontendKey};
 use crate::plan::operation::Whole;
 use crate::plan::report::Unread;
 use crate::plan::step::{Action, Step};
-use crate::ports::{PortError, PortErrorKind, Tables as TablesPort};
+use crate::ports::{PortErrorKind, Result, Tables as TablesPort};
 use crate::service::NodeFacts;
 
 pub use change::TableChange;
@@ -196,7 +196,7 @@ pub(in crate::modes::ipvs) fn marked(
     place: &FrontendKey,
     config: &Config,
     tables: &mut dyn TablesPort,
-) -> Result<Option<VirtualServerKey>, PortError> {
+) -> Result<Option<VirtualServerKey>> {
     let found = read_entries(place.family(), config, tables).map_err(|unread| unread.error)?;
     let entries = |kind| found.get(&kind).into_iter().flatten();
     let is_split = entries(SetKind::LocalSplit).any(|of| split::frontend_of(of) == Some(*place));
@@ -213,7 +213,7 @@ pub fn trials(
     families: impl IntoIterator<Item = Family>,
     facts: &NodeFacts,
     tables: &mut dyn TablesPort,
-) -> Vec<(Family, Result<(), PortError>)> {
+) -> Vec<(Family, Result<()>)> {
     nft::trials(families, tables, |transaction, family, name| {
         let mut layout = Layout::new(family, facts);
         layout.table.name = name.clone();
