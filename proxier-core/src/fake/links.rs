@@ -46,10 +46,6 @@ impl Default for Interfaces {
     }
 }
 
-fn missing(doing: &str, device: &str) -> PortError {
-    PortError::new(PortErrorKind::NotFound, format!("{doing} {device}: there is no such device"))
-}
-
 impl Interfaces {
     /// Gives an interface other than the dummy device exactly these addresses, creating it if necessary.
     pub(super) fn set(&mut self, name: &str, addresses: &[IpAddr]) {
@@ -87,10 +83,6 @@ impl Interfaces {
         failures
     }
 
-    pub(super) fn all(&self) -> BTreeMap<String, Vec<IpAddr>> {
-        self.by_name.iter().map(|(name, interface)| (name.clone(), interface.addresses.clone())).collect()
-    }
-
     pub(super) fn has(&self, name: &str) -> Result<bool> {
         match self.by_name.get(name) {
             Some(Interface { dummy: false, .. }) => {
@@ -106,16 +98,11 @@ impl Interfaces {
         {
             return Err(PortError::new(PortErrorKind::Invalid, format!("creating device {name:?}: impossible name")));
         }
+        let refused = |kind, why| Err(PortError::new(kind, format!("creating device {name}: {why}")));
         match self.by_name.get(name) {
             Some(Interface { dummy: true, .. }) => Ok(()),
-            Some(_) => {
-                let message = format!("creating device {name}: something else has this name and is not a dummy device");
-                Err(PortError::new(PortErrorKind::Invalid, message))
-            }
-            None if !self.has_dummy => {
-                let message = format!("creating device {name}: this kernel has no dummy devices");
-                Err(PortError::new(PortErrorKind::Unavailable, message))
-            }
+            Some(_) => refused(PortErrorKind::Invalid, "something else has this name and is not a dummy device"),
+            None if !self.has_dummy => refused(PortErrorKind::Unavailable, "this kernel has no dummy devices"),
             None => {
                 self.by_name.insert(name.to_owned(), Interface { dummy: true, addresses: Vec::new() });
                 Ok(())
@@ -139,23 +126,24 @@ impl Interfaces {
     }
 
     pub(super) fn addresses(&self) -> HostAddresses {
-        HostAddresses { interfaces: self.all() }
+        let all = self.by_name.iter();
+        HostAddresses { interfaces: all.map(|(name, of)| (name.clone(), of.addresses.clone())).collect() }
     }
 
     pub(super) fn bind(&mut self, device: &str, addresses: &[IpAddr]) -> ItemFailures {
         let has_ipv6 = self.has_ipv6;
         let mut interface = self.by_name.get_mut(device);
         let mut bind = |address: IpAddr| {
-            let doing = || format!("adding {address} to");
-            let Some(interface) = &mut interface else { return Err(missing(&doing(), device)) };
+            let refused = |kind, why| Err(PortError::new(kind, format!("adding {address} to {device}: {why}")));
+            let Some(interface) = &mut interface else {
+                return refused(PortErrorKind::NotFound, "there is no such device");
+            };
             if address.is_ipv6() && !has_ipv6 {
-                let message = format!("{} {device}: this kernel has no IPv6", doing());
-                return Err(PortError::new(PortErrorKind::Unavailable, message));
+                return refused(PortErrorKind::Unavailable, "this kernel has no IPv6");
             }
             let impossible = address.is_multicast() || address.is_unspecified() || address.is_loopback();
             if address.is_ipv6() && impossible {
-                let message = format!("{} {device}: the kernel refuses the address", doing());
-                return Err(PortError::new(PortErrorKind::Invalid, message));
+                return refused(PortErrorKind::Invalid, "the kernel refuses the address");
             }
             if address.is_unspecified() {
                 // IPv4: accepted and ignored (`__inet_insert_ifa`).

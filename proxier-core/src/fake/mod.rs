@@ -119,7 +119,7 @@ impl FakeKernel {
     pub fn state(&self) -> KernelState {
         let (devices, routes) = {
             let links = self.parts.links.lock();
-            (links.all(), links.routes.all())
+            (links.addresses().interfaces, links.routes.all())
         };
         KernelState {
             ipvs: self.parts.ipvs.dump().unwrap_or_default(),
