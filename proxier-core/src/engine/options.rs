@@ -59,7 +59,7 @@ impl Options {
     pub(super) fn new_mode(&self, facts: &NodeFacts) -> Box<dyn Mode> {
         match self.mode {
             modes::Kind::Ipvs => Box::new(ipvs::Mode::new(&self.config, &self.ipvs, self.seed)),
-            modes::Kind::Nftables => Box::new(nftables::Mode::new(&self.config)),
+            modes::Kind::Nftables => Box::new(nftables::Mode::default()),
             modes::Kind::Iptables => {
                 Box::new(iptables::Mode::new(facts, self.iptables, self.host.tcp_be_liberal, self.seed))
             }

@@ -172,7 +172,7 @@ pub fn trial(config: &Config, host: &HostAddresses, tables: &mut dyn Tables) -> 
 const NONE: &str = "no fast path: all packets to Services take the usual way";
 
 pub(crate) fn table(config: &Config) -> TableKey {
-    TableKey { family: Family::Inet, name: name(config.names.fast_path_table().as_str()) }
+    TableKey { family: Family::Inet, name: name(config.names.fast_path_table()) }
 }
 
 /// The host's devices that take part. Devices of proxies hold only Services' addresses and receive no packets.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use nftables::{Element, ElementData, ElementKey, Expression, TableKey, TableSnapshot, Verdict};
 
-use super::layout::{self, Layout};
+use super::layout::{Layout, table};
 use super::observed::{endpoint, protocol_and_port, read, split};
 use crate::config::Config;
 use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
@@ -16,7 +16,7 @@ use crate::service::NodeFacts;
 pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontends {
     let mut served = ServedFrontends::default();
     for family in Family::ALL {
-        let layout = Layout::new(family, &layout::table_name(&facts.config().names), facts, false);
+        let layout = Layout::new(family, facts);
         match read(ports.tables, &layout) {
             Ok(observed) => {
                 let frontends = observed.iter().flat_map(|observed| observed.frontends(family));
@@ -32,13 +32,13 @@ pub(crate) fn served(facts: &NodeFacts, ports: &mut Ports<'_>) -> ServedFrontend
 
 /// The Frontends that tables of other proxies serve, in nftables mode with other names, and the name of the table.
 pub(crate) fn served_by_others(facts: &NodeFacts, tables: &mut dyn Tables) -> Result<BTreeMap<FrontendKey, String>> {
-    let own = layout::table_name(&facts.config().names);
+    let own = &facts.config().names.table;
     let mut served = BTreeMap::new();
     let listed = match tables.list() {
         Err(error) if error.kind() == PortErrorKind::Unavailable => Vec::new(),
         listed => listed?,
     };
-    for key in listed.into_iter().filter(|key| key.name != own) {
+    for key in listed.into_iter().filter(|key| key.name.as_str() != own.as_str()) {
         let Some(family) = Family::ALL.into_iter().find(|family| key.family == (*family).into()) else { continue };
         let is_one = match tables.table(&key)?.map(|table| table.comment) {
             Some(Some(comment)) => &*comment == OF_SERVICES,
@@ -48,8 +48,10 @@ pub(crate) fn served_by_others(facts: &NodeFacts, tables: &mut dyn Tables) -> Re
         if !is_one {
             continue;
         }
-        if let Some(observed) = read(tables, &Layout::new(family, &key.name, facts, false))? {
-            let name = key.name.as_str();
+        let mut layout = Layout::new(family, facts);
+        layout.table = key;
+        if let Some(observed) = read(tables, &layout)? {
+            let name = layout.table.name.as_str();
             served.extend(observed.frontends(family).into_keys().map(|frontend| (frontend, name.to_owned())));
         }
     }
@@ -60,8 +62,7 @@ pub(crate) fn served_by_others(facts: &NodeFacts, tables: &mut dyn Tables) -> Re
 /// configuration. Missing tables, and a kernel without nf_tables, count as done.
 pub(crate) fn cleanup(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
     for family in Family::ALL {
-        let table = layout::table(family, &layout::table_name(&config.names));
-        remove_table(&table, is_ours, ports.tables, cleaned);
+        remove_table(&table(family, &config.names), is_ours, ports.tables, cleaned);
     }
 }
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use nftables::expr::{CmpOp, DynSetOp, FibFlags, FibResult, NatFlags, NumgenKind};
 use nftables::{
-    ChainType, CtState, Expression, Hook, L4Protocol, Name, Operand, Priority, Register, Rule, RuleBuilder, Set,
-    SetFlags, SetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict,
+    ChainType, CtState, Expression, Hook, L4Protocol, Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags,
+    SetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict,
 };
 
 use super::lower::SetName;
@@ -51,7 +51,7 @@ pub(crate) struct Layout {
     /// Set if pods of other nodes are known ([`NodeFacts::other_pods`]).
     other_pods: Option<(Network, Network)>,
     /// Whether connection tracking treats packets outside a window as valid.
-    is_liberal: bool,
+    pub(super) is_liberal: bool,
     /// Whether this process serves TCP node ports on the loopback address.
     has_localhost: bool,
     /// The counter in elements of Frontends, if any.
@@ -63,33 +63,29 @@ pub(super) const REJECT_LOCALHOST: &str = "reject-localhost";
 /// The protocols that it refuses, in the order of its rules.
 pub(super) const NOT_RELAYED: [Protocol; 2] = [Protocol::Udp, Protocol::Sctp];
 
-pub(super) fn table_name(names: &KernelNames) -> Name {
-    chain(names.table.as_str())
-}
-
-pub(super) fn table(family: Family, name: &Name) -> TableKey {
-    TableKey { family: family.into(), name: name.clone() }
+pub(super) fn table(family: Family, names: &KernelNames) -> TableKey {
+    TableKey { family: family.into(), name: chain(names.table.as_str()) }
 }
 
 impl Layout {
-    pub(crate) fn new(family: Family, table: &Name, facts: &NodeFacts, is_liberal: bool) -> Self {
+    pub(crate) fn new(family: Family, facts: &NodeFacts) -> Self {
         let config: &Config = facts.config();
         Layout {
-            table: self::table(family, table),
+            table: table(family, &config.names),
             flags: table::flags(config),
             family,
             mark: config.masquerade_bit.mask(),
             local: PodTraffic::from_facts(facts, family),
             masquerade_all: config.masquerade_all,
             other_pods: facts.other_pods(family),
-            is_liberal,
+            is_liberal: false,
             has_localhost: facts.serves_localhost(family),
             counter: config.nftables.count_connections.then_some(Expression::COUNTER),
         }
     }
 
     fn reference(set: SetName) -> SetReference {
-        SetReference::named(chain(&set.name()))
+        SetReference::named(chain(set.name()))
     }
 
     fn set_key(&self, set: SetName) -> SetKey {
@@ -121,7 +117,7 @@ impl Layout {
     }
 
     pub(super) fn clients_set(&self, clients: Clients) -> Set {
-        let key = SetKey { table: self.table.clone(), name: clients.name() };
+        let key = SetKey { table: self.table.clone(), name: chain(clients) };
         let mut set = Set::typeof_set(key.clone(), &self.client()).unwrap_or_else(|_| Set::new(key, no_fields()));
         set.flags = SetFlags::DYNAMIC | SetFlags::TIMEOUT;
         set.gc_interval = Some(COLLECTED_EVERY);
@@ -187,19 +183,19 @@ impl Layout {
 
     /// Sends this node and its pods, which may use all endpoints, to one chain; their answers return through this node
     /// anyway. Sends all other clients to the other chain, and all clients if the first one is missing.
-    fn split(&self, anywhere: Option<&Name>, only_here: Option<&Name>) -> Vec<Rule> {
+    fn split(&self, Split { anywhere, only_here }: &Split) -> Vec<Rule> {
         let from_here = || {
             let register = Register::FIRST;
             self.rule()
                 .expression(Expression::Fib { result: FibResult::AddressType, flags: FibFlags::SADDR, register })
                 .expression(Expression::Cmp { register, op: CmpOp::Eq, value: Value::mark(RTN_LOCAL) })
         };
-        let goes_to = |rule: RuleBuilder, to: Option<&Name>| Some(built(rule.goto(to?.clone())));
+        let goes_to = |rule: RuleBuilder, to: &Option<Pick>| Some(built(rule.goto(chain((*to)?))));
         let mut rules = Vec::new();
         if self.other_pods.is_some() {
             // Their source stays.
             let of_other_pods = self.rule().mark(self.mark, self.mark).set_mark_bits(0, self.mark);
-            let outside = only_here.map_or(Verdict::Return, |chain| Verdict::Goto(chain.clone()));
+            let outside = only_here.map_or(Verdict::Return, |to| Verdict::Goto(chain(to)));
             rules.push(built(of_other_pods.verdict(outside)));
         }
         rules.extend(of_pods(self.rule(), &self.local, CmpOp::Eq).and_then(|rule| goes_to(rule, anywhere)));
@@ -215,7 +211,7 @@ impl Layout {
 
     /// The chain for connections to Frontends: through the sets of these chains, then through the verdict map.
     pub(super) fn services(&self, chains: impl IntoIterator<Item = Pick>) -> ChainRules {
-        let by_set = |pick| built(self.to_one_of(SetName::Picked(pick)).goto(SharedChain::Pick(pick).name()));
+        let by_set = |pick| built(self.to_one_of(SetName::Picked(pick)).goto(chain(pick)));
         let mut rules: Vec<Rule> = chains.into_iter().map(by_set).collect();
         rules.push(built(self.rule().verdict_map(&self.frontend(), Layout::reference(SetName::Services))));
         self.regular(SERVICES, rules)
@@ -263,10 +259,7 @@ impl Layout {
     pub(super) fn rules(&self, chain: &SharedChain) -> Vec<Rule> {
         match chain {
             SharedChain::Pick(pick) => self.pick_rules(pick),
-            SharedChain::Split(Split { anywhere, only_here }) => {
-                let name = |pick: &Option<Pick>| pick.map(|pick| SharedChain::Pick(pick).name());
-                self.split(name(anywhere).as_ref(), name(only_here).as_ref())
-            }
+            SharedChain::Split(split) => self.split(split),
             SharedChain::Slot(slot) => self.slot_rules(slot),
         }
     }
@@ -292,8 +285,8 @@ impl Layout {
             }
             Draw::Sticky(_) => {
                 rules.extend(pick.slots().map(|slot| {
-                    let known = self.rule().in_set(&self.client(), slot.clients.reference());
-                    built(known.jump(slot.name()))
+                    let known = self.rule().in_set(&self.client(), SetReference::named(chain(slot.clients)));
+                    built(known.jump(chain(slot)))
                 }));
                 rules.extend(pick.slots().map(|slot| self.draw(pick, &slot)));
             }
@@ -316,7 +309,7 @@ impl Layout {
             offset: tickets(slot.clients.is_local, slot.clients.number),
         };
         let key = [self.frontend().as_slice(), &[draw]].concat();
-        built(self.rule().in_set(&key, Layout::reference(SetName::Draws)).goto(slot.name()))
+        built(self.rule().in_set(&key, Layout::reference(SetName::Draws)).goto(chain(slot)))
     }
 
     fn slot_rules(&self, slot: &Slot) -> Vec<Rule> {
@@ -327,7 +320,7 @@ impl Layout {
             modulus: 1,
             offset: slot_number(slot.clients.is_local, slot.clients.number),
         };
-        let clients = || slot.clients.reference();
+        let clients = || SetReference::named(chain(slot.clients));
         let change = |op, timeout| self.rule().change_set(op, clients(), &self.client(), &[], timeout);
         vec![
             built(self.to_endpoint_after(change(DynSetOp::Update, Some(timeout)), this())),

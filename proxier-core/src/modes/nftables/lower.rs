@@ -9,6 +9,7 @@ use nftables::{Element, ElementData, ElementKey, L4Protocol, Value, Verdict};
 use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split, slot_number, ticket};
 use super::slots::{Slots, by_client};
 use crate::modes::localhost_relay::is_relayed;
+use crate::modes::shared::nft::name;
 use crate::net::{EndpointKey, Family, FrontendKey, Network};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
@@ -215,7 +216,7 @@ pub(crate) fn lower(frontend: &Frontend, slots: &Slots) -> Vec<Item> {
     let at = |set| Item::new(set, with(key, &[]));
     items.extend(treatment.first().map(|first| match first {
         SharedChain::Pick(pick) if pick.has_set() => at(SetName::Picked(pick)),
-        first => Item { data: Some(ElementData::Verdict(Verdict::Goto(first.name()))), ..at(SetName::Services) },
+        first => Item { data: Some(ElementData::Verdict(Verdict::Goto(name(first)))), ..at(SetName::Services) },
     }));
     for pick in treatment.picks() {
         let is_local = pick.is_local;

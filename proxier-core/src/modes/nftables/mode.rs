@@ -2,15 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use nftables::Name;
-
 use super::index::Index;
-use super::layout::{Layout, table_name};
+use super::layout::Layout;
 use super::lower::Treatment;
 use super::observed::{Observed, read};
 use super::plan::{NftablesPlan, TablePlan, write_table};
 use super::slots::{HeldSlots, Slots};
-use crate::config::Config;
 use crate::modes::shared::flows;
 use crate::modes::shared::frontends::losing;
 use crate::modes::shared::table::{Basis, Fate, WriteOutcome};
@@ -25,9 +22,8 @@ use crate::safeguard::Kernel;
 use crate::service::{Compiled, Desired, Frontend, NO_ROOM_TO_STAY, NodeFacts};
 use crate::snapshot::HostAddresses;
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Mode {
-    table: Name,
     index: Index,
     /// The tracked state of the kernel; `None` before it was read.
     known: Option<KernelState>,
@@ -54,25 +50,6 @@ struct KernelState {
 }
 
 impl Mode {
-    pub(crate) fn new(config: &Config) -> Self {
-        Mode {
-            table: table_name(&config.names),
-            index: Index::default(),
-            known: None,
-            read: BTreeMap::new(),
-            foreign: BTreeMap::new(),
-            layouts: BTreeMap::new(),
-            held: BTreeSet::new(),
-            refused: BTreeSet::new(),
-            over_limit: BTreeSet::new(),
-            unfinished: BTreeSet::new(),
-        }
-    }
-
-    fn layout(&self, family: Family, pass: &Pass<'_>) -> Layout {
-        Layout::new(family, &self.table, pass.facts, pass.tcp_is_liberal)
-    }
-
     /// Changes to a family's table; `None` when it should not exist and does not.
     fn plan_table(
         &self,
@@ -209,7 +186,7 @@ impl modes::Mode for Mode {
         let mut known = KernelState { generation: Some(generation), frontends: BTreeMap::new() };
         let mut failed = Vec::new();
         for family in Family::ALL {
-            let layout = Layout::new(family, &self.table, facts, false);
+            let layout = Layout::new(family, facts);
             match read(ports.tables, &layout) {
                 Ok(observed) => {
                     known.frontends.extend(observed.iter().flat_map(|observed| observed.frontends(family)));
@@ -246,7 +223,8 @@ impl modes::Mode for Mode {
         report.limited = self.limited(&pass);
         let served: Vec<Family> = pass.families().collect();
         for family in Family::ALL {
-            let layout = self.layout(family, &pass);
+            let mut layout = Layout::new(family, pass.facts);
+            layout.is_liberal = pass.tcp_is_liberal;
             match self.foreign.get(&family) {
                 Some(error) if served.contains(&family) => {
                     report.unread.push(Unread::new(format_args!("table {}", layout.table), error.clone()));

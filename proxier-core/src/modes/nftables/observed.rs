@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use nftables::{ChainKey, ElementData, ElementKey, Expression, L4Protocol, TableSnapshot, Verdict};
 
-use super::layout::{Layout, NOT_RELAYED, REJECT_LOCALHOST, chain, table, table_name};
+use super::layout::{Layout, NOT_RELAYED, REJECT_LOCALHOST, chain, table};
 use super::lower::SetName;
 use super::pick::{Pick, most_of, slot_at};
 use super::slots::HeldSlots;
@@ -143,7 +143,7 @@ pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> 
 /// The elements about an address and port. The slots of endpoints and the selecting chain do not matter, because both
 /// depend on earlier states. Connections are counted if the configuration requests it.
 pub(crate) fn inspect(key: &FrontendKey, names: &KernelNames, tables: &mut dyn Tables) -> Result<Inspection> {
-    let snapshot = tables.read(&table(key.family(), &table_name(names)))?;
+    let snapshot = tables.read(&table(key.family(), names))?;
     Ok(snapshot.map(|snapshot| inspect_table(&snapshot, key)).unwrap_or_default())
 }
 
@@ -157,7 +157,7 @@ pub(crate) fn list_frontends(
 ) -> Result<BTreeMap<FrontendKey, ServedFrontend>> {
     let mut all: BTreeMap<FrontendKey, ServedFrontend> = BTreeMap::new();
     for family in Family::ALL {
-        let layout = Layout::new(family, &table_name(&facts.config().names), facts, false);
+        let layout = Layout::new(family, facts);
         let snapshot = tables.read(&layout.table)?;
         let counts = snapshot.iter().flat_map(|snapshot| counts(snapshot, family));
         let counts: Vec<(FrontendKey, u64)> = counts.collect();
@@ -186,7 +186,7 @@ pub(in crate::modes) fn rejected_at_localhost(
 ) -> BTreeMap<(Family, Protocol), u64> {
     let mut all = BTreeMap::new();
     for family in Family::ALL.into_iter().filter(|family| facts.serves_localhost(*family)) {
-        let table = table(family, &table_name(&facts.config().names));
+        let table = table(family, &facts.config().names);
         let chain = ChainKey { table, name: chain(REJECT_LOCALHOST) };
         let rules = tables.rules(&chain).unwrap_or_default();
         for (protocol, observed) in NOT_RELAYED.into_iter().zip(rules) {

@@ -42,10 +42,6 @@
 
 use std::fmt;
 
-use nftables::{Name, SetReference};
-
-use crate::modes::shared::nft::name as chain;
-
 /// Which connections a chain marks for masquerading.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Marks {
@@ -233,10 +229,6 @@ impl fmt::Display for SharedChain {
 }
 
 impl SharedChain {
-    pub(super) fn name(&self) -> Name {
-        chain(&self.to_string())
-    }
-
     pub(super) fn clients(&self) -> Option<Clients> {
         match self {
             SharedChain::Slot(slot) => Some(slot.clients),
@@ -305,22 +297,6 @@ impl Pick {
         affinity.into_iter().flat_map(move |Affinity { secs, width }| {
             (0..width).map(move |number| Slot { clients: Clients { number, is_local }, secs })
         })
-    }
-}
-
-impl Clients {
-    pub(super) fn name(self) -> Name {
-        chain(&self.to_string())
-    }
-
-    pub(super) fn reference(self) -> SetReference {
-        SetReference::named(self.name())
-    }
-}
-
-impl Slot {
-    pub(super) fn name(&self) -> Name {
-        chain(&self.to_string())
     }
 }
 

@@ -21,7 +21,9 @@ pub fn trials(
     tables: &mut dyn Tables,
 ) -> Vec<(Family, Result<()>)> {
     nft::trials(families, tables, |transaction, family, name| {
-        add(transaction, &Layout::new(family, name, facts, false));
+        let mut layout = Layout::new(family, facts);
+        layout.table.name = name.clone();
+        add(transaction, &layout);
     })
 }
 

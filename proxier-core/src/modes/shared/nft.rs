@@ -1,5 +1,6 @@
 //! Parts that modes with nf_tables tables share.
 
+use std::fmt;
 use std::net::IpAddr;
 
 use iptables::TableName;
@@ -48,7 +49,7 @@ pub(crate) fn trials(
     add: impl Fn(&mut Transaction, Family, &Name),
 ) -> Vec<(Family, Result<()>)> {
     let mut check = |families: &[Family]| {
-        let trial = name(&format!("proxier-trial-{}", std::process::id()));
+        let trial = name(format_args!("proxier-trial-{}", std::process::id()));
         let mut transaction = Transaction::new();
         for family in families {
             add(&mut transaction, *family, &trial);
@@ -63,9 +64,9 @@ pub(crate) fn trials(
 }
 
 /// A name that this program defines.
-pub(crate) fn name(name: &str) -> Name {
+pub(crate) fn name(name: impl fmt::Display) -> Name {
     // Own names are all valid; the kernel would refuse an invalid one.
-    Name::new(name).unwrap_or_else(|_| unnamed())
+    Name::new(&name.to_string()).unwrap_or_else(|_| unnamed())
 }
 
 fn unnamed() -> Name {

@@ -72,7 +72,7 @@ pub(in crate::modes::ipvs) fn has_nftables_mode(
     config: &Config,
     tables: &mut dyn Tables,
 ) -> Result<bool> {
-    let name = crate::modes::shared::nft::name(config.names.table.as_str());
+    let name = crate::modes::shared::nft::name(&config.names.table);
     let table = nftables::TableKey { family: family.into(), name };
     match is_ours(&table, tables) {
         Err(error) if matches!(error.kind(), PortErrorKind::Unavailable | PortErrorKind::NotFound) => Ok(false),

@@ -95,7 +95,7 @@ impl Layout {
     }
 
     fn set_reference(kind: SetKind) -> SetReference {
-        SetReference::named(name(&kind.nft_name()))
+        SetReference::named(name(kind.nft_name()))
     }
 
     fn fields(&self, kind: SetKind) -> Vec<Operand> {
@@ -116,7 +116,7 @@ impl Layout {
     }
 
     pub(super) fn set(&self, kind: SetKind) -> Set {
-        let key = NftSetKey { table: self.table.clone(), name: name(&kind.nft_name()) };
+        let key = NftSetKey { table: self.table.clone(), name: name(kind.nft_name()) };
         // Only operands unknown to nft could fail; a test creates all sets.
         let made = match kind {
             SetKind::SplitMark => Set::typeof_map(key.clone(), &self.fields(kind), &[Operand::MARK]),
