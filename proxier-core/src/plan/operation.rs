@@ -118,9 +118,6 @@ impl Operation<'_> {
     }
 
     pub(crate) fn step(&self, names: &Names<'_>) -> Step {
-        if let Operation::Whole(whole) = self {
-            return whole.step();
-        }
         let (part, action) = self.kind();
         let step = |name: &dyn fmt::Display| Step::new(action, part, name);
         match *self {
