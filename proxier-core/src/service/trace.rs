@@ -13,7 +13,7 @@ use super::{
     Desired, Frontend, NO_ROOM_TO_STAY, NodeFacts, PodTraffic, Port, TOO_MANY_TO_STAY, compile_from, why_left_out,
 };
 use crate::config::LocalTraffic;
-use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::net::{EndpointKey, FrontendKey, Network, Protocol};
 use crate::snapshot::{Balancing, ObjectKey, Roles, Sharing, Store, TrafficPolicy};
 
 bitflags! {
@@ -266,14 +266,6 @@ impl Tracer<'_> {
         self.treatment.rules.contains(rules)
     }
 
-    fn family(&self) -> Family {
-        self.packet.to.family()
-    }
-
-    fn is_here(&self, address: IpAddr) -> bool {
-        is_here(self.facts, address)
-    }
-
     /// The node port of a Service port, at an address without a Frontend.
     fn of_node_port(&self, port: &Port) -> Frontend {
         Frontend {
@@ -338,7 +330,7 @@ impl Tracer<'_> {
             self.step("SCTP is not served in this mode: a program of this node may answer.");
             return (Verdict::LeftAlone, None, None);
         }
-        if self.is_here(to.address)
+        if is_here(self.facts, to.address)
             && let Some((service, port)) = self.node_port()
         {
             if to.address.is_loopback() && to.address.is_ipv4() && self.has(PacketRules::LOCALHOST_NODE_PORTS) {
@@ -364,8 +356,9 @@ impl Tracer<'_> {
         let service = services.min_by(|a, b| (a.created, &a.key).cmp(&(b.created, &b.key)))?;
         let compiled = compile_from(self.store, &service.key, self.facts, true)?;
         let mut ports = compiled.ports.into_iter();
-        let port = ports
-            .find(|port| (port.protocol, port.family, port.node_port) == (protocol, self.family(), Some(number)))?;
+        let port = ports.find(|port| {
+            (port.protocol, port.family, port.node_port) == (protocol, self.packet.to.family(), Some(number))
+        })?;
         Some((service.key.clone(), port))
     }
 
@@ -554,7 +547,7 @@ impl Tracer<'_> {
         if !is_internal(frontend)
             && self.packet.from_node
             && !self.has(PacketRules::REFUSES_NODE)
-            && !self.is_here(self.packet.to.address)
+            && !is_here(self.facts, self.packet.to.address)
         {
             self.step(
                 "This node's own packets to addresses elsewhere are not refused in this mode: it leaves the node.",
