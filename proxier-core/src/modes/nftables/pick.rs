@@ -290,13 +290,11 @@ impl Pick {
 
     pub(super) fn slots(&self) -> impl Iterator<Item = Slot> + use<> {
         let is_local = self.is_local;
-        let affinity = match self.draw {
-            Draw::Sticky(affinity) => Some(affinity),
-            Draw::Random | Draw::Client { .. } => None,
+        let Affinity { secs, width } = match self.draw {
+            Draw::Sticky(affinity) => affinity,
+            Draw::Random | Draw::Client { .. } => Affinity { secs: 0, width: 0 },
         };
-        affinity.into_iter().flat_map(move |Affinity { secs, width }| {
-            (0..width).map(move |number| Slot { clients: Clients { number, is_local }, secs })
-        })
+        (0..width).map(move |number| Slot { clients: Clients { number, is_local }, secs })
     }
 }
 
