@@ -49,6 +49,18 @@ mod mode;
 pub use mode::UserspaceOptions;
 pub(crate) use mode::{Mode, wanted_sysctls};
 
+use crate::modes::shared::cleaned::Cleaned;
+use crate::modes::shared::networks::delete_routes;
+use crate::ports::{Ports, RouteOwner};
+
 /// Why SCTP is not served.
 #[doc(hidden)]
 pub const NO_SCTP: &str = "userspace mode serves TCP and UDP; SCTP needs a mode of the kernel (ipvs, nftables)";
+
+/// Deletes the local routes that this mode has created, and nothing else. Everything else ends with the mode's process.
+#[doc(hidden)]
+pub fn cleanup(ports: &mut Ports<'_>) -> Cleaned {
+    let mut cleaned = Cleaned::default();
+    delete_routes(RouteOwner::Userspace, ports, &mut cleaned);
+    cleaned
+}
