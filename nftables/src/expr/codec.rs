@@ -6,8 +6,8 @@ use netlink_batch::{Be32, Be64, Encoder, NLA_F_NESTED, NulStr};
 
 use super::{Expression, Register, RegisterRange, Reject, SetReference, put_fields};
 use crate::attrs::{
-    BitwiseAttr, DataAttr, DynsetAttr, ExprAttr, FwdAttr, HashAttr, ImmediateAttr, ListAttr, LookupAttr, MasqAttr,
-    NatAttr, ObjrefAttr, QuotaAttr, RedirAttr, RejectAttr, VerdictAttr,
+    DataAttr, DynsetAttr, ExprAttr, FwdAttr, ImmediateAttr, ListAttr, LookupAttr, MasqAttr, NatAttr, ObjrefAttr,
+    QuotaAttr, RedirAttr, RejectAttr, VerdictAttr,
 };
 use crate::model::{Value, Verdict};
 use crate::uapi;
@@ -113,21 +113,6 @@ fn put_range(out: &mut Encoder, first: u16, last: u16, range: Option<&RegisterRa
 /// The attributes of an expression that is not a list of fields.
 pub(super) fn put_other(out: &mut Encoder, expression: &Expression) {
     match expression {
-        Expression::Bitwise { source, register, length, mask, xor } => {
-            put_register(out, BitwiseAttr::SREG, *source);
-            put_register(out, BitwiseAttr::DREG, *register);
-            put_u32(out, BitwiseAttr::OP, 0);
-            put_u32(out, BitwiseAttr::LEN, *length);
-            put_data(out, BitwiseAttr::MASK, mask);
-            put_data(out, BitwiseAttr::XOR, xor);
-        }
-        Expression::Shift { source, register, length, op, bits } => {
-            put_register(out, BitwiseAttr::SREG, *source);
-            put_register(out, BitwiseAttr::DREG, *register);
-            put_u32(out, BitwiseAttr::OP, op.number());
-            put_u32(out, BitwiseAttr::LEN, *length);
-            put_data(out, BitwiseAttr::DATA, &Value::mark(*bits));
-        }
         Expression::Lookup { set, source, register, inverted } => {
             put_register(out, LookupAttr::SREG, *source);
             register.put(out, LookupAttr::DREG);
@@ -143,25 +128,6 @@ pub(super) fn put_other(out: &mut Encoder, expression: &Expression) {
         Expression::Verdict(verdict) => {
             put_register(out, ImmediateAttr::DREG, Register::VERDICT);
             put_verdict(out, ImmediateAttr::DATA, verdict);
-        }
-        Expression::Hash { source, length, modulus, seed, offset, register } => {
-            put_register(out, HashAttr::SREG, *source);
-            put_register(out, HashAttr::DREG, *register);
-            put_u32(out, HashAttr::LEN, *length);
-            put_u32(out, HashAttr::MODULUS, *modulus);
-            Field::<Be32>::put(seed, out, HashAttr::SEED);
-            if *offset != 0 {
-                put_u32(out, HashAttr::OFFSET, *offset);
-            }
-            put_u32(out, HashAttr::TYPE, 0);
-        }
-        Expression::SymmetricHash { modulus, offset, register } => {
-            put_register(out, HashAttr::DREG, *register);
-            put_u32(out, HashAttr::MODULUS, *modulus);
-            if *offset != 0 {
-                put_u32(out, HashAttr::OFFSET, *offset);
-            }
-            put_u32(out, HashAttr::TYPE, 1);
         }
         other => put_statement(out, other),
     }

@@ -6,9 +6,9 @@ use super::Expression;
 use super::codec::put_other;
 use super::read::get_other;
 use crate::attrs::{
-    ByteorderAttr, CmpAttr, ConnlimitAttr, CounterAttr, CtAttr, DupAttr, ExthdrAttr, FibAttr, FlowAttr, LimitAttr,
-    LogAttr, MetaAttr, NgAttr, OsfAttr, PayloadAttr, QueueAttr, RangeAttr, RtAttr, SocketAttr, SynproxyAttr,
-    TproxyAttr, XfrmAttr,
+    BitwiseAttr, ByteorderAttr, CmpAttr, ConnlimitAttr, CounterAttr, CtAttr, DupAttr, ExthdrAttr, FibAttr, FlowAttr,
+    HashAttr, LimitAttr, LogAttr, MetaAttr, NgAttr, OsfAttr, PayloadAttr, QueueAttr, RangeAttr, RtAttr, SocketAttr,
+    SynproxyAttr, TproxyAttr, XfrmAttr,
 };
 use crate::wire::listed;
 
@@ -35,6 +35,12 @@ listed! {
     }
     "cmp" CmpAttr {
         Cmp { register: SREG Sreg, op: OP Op, value: DATA Data }
+    }
+    "bitwise" BitwiseAttr {
+        Shift { source: SREG Sreg, register: DREG Dreg, op: OP Op, length: LEN Len, bits: DATA Data }
+        Bitwise {
+            source: SREG Sreg, register: DREG Dreg, length: LEN Len, mask: MASK Mask, xor: XOR Xor = OP Op(Be32(0))
+        }
     }
     "byteorder" ByteorderAttr {
         ByteOrder { source: SREG Sreg, register: DREG Dreg, op: OP Op, length: LEN Len, size: SIZE Size }
@@ -72,6 +78,15 @@ listed! {
     }
     "numgen" NgAttr {
         Numgen { register: DREG Dreg, modulus: MODULUS Modulus, kind: TYPE Type, offset: OFFSET Offset or(Be32(0)) }
+    }
+    "hash" HashAttr {
+        Hash {
+            source: SREG Sreg, register: DREG Dreg, length: LEN Len, modulus: MODULUS Modulus, seed: SEED Seed,
+            offset: OFFSET Offset unless(Be32(0)) = TYPE Type(Be32(0))
+        }
+        SymmetricHash {
+            register: DREG Dreg, modulus: MODULUS Modulus, offset: OFFSET Offset unless(Be32(0)) = TYPE Type(Be32(1))
+        }
     }
     "counter" CounterAttr {
         Counter { bytes: BYTES Bytes or(Be64(0)), packets: PACKETS Packets or(Be64(0)); CounterAttr::Pad(_) }

@@ -6,15 +6,14 @@ use netlink_batch::{Attrs, Be32, Be64, NulStr, WireError};
 
 use super::{
     DynSetOp, Expression, IcmpCode, NatFlags, NatKind, OtherExpression, Register, RegisterRange, Reject, SetReference,
-    ShiftOp, get_known,
+    get_known,
 };
 use crate::attrs::{
-    BitwiseAttr, DataAttr, DynsetAttr, ExprAttr, FwdAttr, HashAttr, ImmediateAttr, ListAttr, LookupAttr, MasqAttr,
-    NatAttr, ObjrefAttr, QuotaAttr, RedirAttr, RejectAttr, VerdictAttr,
+    DataAttr, DynsetAttr, ExprAttr, FwdAttr, ImmediateAttr, ListAttr, LookupAttr, MasqAttr, NatAttr, ObjrefAttr,
+    QuotaAttr, RedirAttr, RejectAttr, VerdictAttr,
 };
 use crate::model::{ElementData, Family, Name, ObjectType, Value, Verdict};
 use crate::uapi;
-use crate::wire::Field as _;
 
 pub(crate) fn get_expressions<'a>(list: Attrs<'a, ListAttr<'a>>) -> Result<Vec<Expression>, WireError> {
     let mut expressions = Vec::new();
@@ -142,14 +141,12 @@ type Known = Result<Option<Expression>, WireError>;
 /// Decodes an expression that is not a list of fields.
 pub(super) fn get_other(kind: &[u8], data: &[u8]) -> Known {
     match kind {
-        b"bitwise" => bitwise(data),
         b"lookup" => lookup(data),
         b"immediate" => immediate(data),
         b"nat" => nat(data),
         b"masq" => masquerade(data),
         b"redir" => redirect(data),
         b"reject" => reject(data),
-        b"hash" => hash(data),
         b"dynset" => dynset(data),
         b"objref" => objref(data),
         b"quota" => quota(data),
@@ -157,32 +154,6 @@ pub(super) fn get_other(kind: &[u8], data: &[u8]) -> Known {
         b"notrack" if data.is_empty() => Ok(Some(Expression::NoTrack)),
         _ => Ok(None),
     }
-}
-
-fn bitwise(data: &[u8]) -> Known {
-    fields!(data, BitwiseAttr {
-        Sreg => from, Dreg => to, Len => length, Mask => mask, Xor => xor, Op => op, Data => shifted,
-    });
-    if let Some(op @ (ShiftOp::Left | ShiftOp::Right)) = op.map(|Be32(op)| ShiftOp::from_number(op)) {
-        let bits = need!(Value::get(shifted)?);
-        return Ok(Some(Expression::Shift {
-            source: need!(register(from)),
-            register: need!(register(to)),
-            length: need!(length).0,
-            op,
-            bits: u32::from_ne_bytes(need!(bits.as_bytes().try_into().ok())),
-        }));
-    }
-    if op.is_some_and(|Be32(op)| op != 0) || shifted.is_some() {
-        return Ok(None);
-    }
-    Ok(Some(Expression::Bitwise {
-        source: need!(register(from)),
-        register: need!(register(to)),
-        length: need!(length).0,
-        mask: need!(Value::get(mask)?),
-        xor: need!(Value::get(xor)?),
-    }))
 }
 
 fn lookup(data: &[u8]) -> Known {
@@ -248,26 +219,6 @@ fn reject(data: &[u8]) -> Known {
         (Some(Be32(2)), Some(code)) => Reject::Unreachable(need!(IcmpCode::from_number(code))),
         _ => return Ok(None),
     })))
-}
-
-fn hash(data: &[u8]) -> Known {
-    fields!(data, HashAttr {
-        Sreg => from, Dreg => to, Len => length, Modulus => modulus, Seed => seed, Offset => offset, Type => kind,
-    });
-    let (modulus, register_to) = (need!(modulus).0, need!(register(to)));
-    let offset = offset.map_or(0, |Be32(offset)| offset);
-    Ok(match kind {
-        None | Some(Be32(0)) => Some(Expression::Hash {
-            source: need!(register(from)),
-            length: need!(length).0,
-            modulus,
-            seed: seed.map(|Be32(seed)| seed),
-            offset,
-            register: register_to,
-        }),
-        Some(Be32(1)) => Some(Expression::SymmetricHash { modulus, offset, register: register_to }),
-        Some(_) => None,
-    })
 }
 
 fn dynset(data: &[u8]) -> Known {

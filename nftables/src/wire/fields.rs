@@ -6,7 +6,7 @@ use crate::attrs::DataAttr;
 use crate::builder::L4Protocol;
 use crate::expr::{
     ByteOrderOp, CmpOp, CtKey, Direction, ExthdrOp, FibFlags, FibResult, HeaderBase, LimitUnit, LogFlags, MetaKey,
-    NumgenKind, QueueFlags, Register, RtKey, SocketKey, SynproxyFlags, XfrmKey, get_data, put_data,
+    NumgenKind, QueueFlags, Register, RtKey, ShiftOp, SocketKey, SynproxyFlags, XfrmKey, get_data, put_data,
 };
 use crate::model::{ElementData, Family, Name, Value};
 use crate::wire::put_name;
@@ -83,6 +83,9 @@ numbers! {
     RtKey: Be32 = |key| Be32(key.number()), |found| Some(RtKey::from_number(found.0));
     SocketKey: Be32 = |key| Be32(key.number()), |found| Some(SocketKey::from_number(found.0));
     XfrmKey: Be32 = |key| Be32(key.number()), |found| Some(XfrmKey::from_number(found.0));
+    // Its number 0 is an operation with constants.
+    ShiftOp: Be32 = |op| Be32(op.number()),
+        |found| Some(ShiftOp::from_number(found.0)).filter(|op| !matches!(op, ShiftOp::Other(_)));
     NumgenKind: Be32 = |kind| Be32(kind.number()), |found| Some(NumgenKind::from_number(found.0));
 }
 
@@ -96,6 +99,18 @@ impl<'a> Field<Attrs<'a, DataAttr<'a>>> for Value {
             Some(ElementData::Value(value)) => Some(value),
             _ => None,
         })
+    }
+}
+
+/// A constant in host byte order.
+impl<'a> Field<Attrs<'a, DataAttr<'a>>> for u32 {
+    fn put(&self, out: &mut Encoder, kind: u16) {
+        put_data(out, kind, &Value::mark(*self));
+    }
+
+    fn get(payload: Option<Attrs<'a, DataAttr<'a>>>) -> Result<Option<Self>, WireError> {
+        let value = Value::get(payload)?;
+        Ok(value.and_then(|value| value.as_bytes().try_into().ok()).map(u32::from_ne_bytes))
     }
 }
 
@@ -140,14 +155,15 @@ pub(crate) fn put_field<W, A, T: Field<W> + PartialEq>(
 ///
 /// For each field: the constant and the variant of its attribute, in the order in which they are written. `or`: the
 /// payload of a missing attribute. `unless`: the same, and with this payload the attribute is not written. Behind the
-/// fields: attributes that are read and have no meaning.
+/// fields: an attribute with a constant by which the variant is told from others (`=`), and attributes that are read and
+/// have no meaning.
 macro_rules! listed {
     (
         $enum:ident, $put:ident else $put_other:ident, $get:ident else $get_other:ident;
         $($kind:literal $attrs:ident { $(
             $variant:ident { $(
                 $field:ident: $constant:ident $attr:ident $(or($missing:expr))? $(unless($omitted:expr))?
-            ),* $(; $($ignored:pat),*)? }
+            ),* $(= $fixed:ident $fixed_attr:ident($number:expr))? $(; $($ignored:pat),*)? }
         )* })*
     ) => {
         pub(crate) fn $put(out: &mut netlink_batch::Encoder, value: &$enum) {
@@ -155,7 +171,7 @@ macro_rules! listed {
                 $($( $enum::$variant { $($field),* } => { $(
                     let omitted = None $(.or(Some($omitted)))?;
                     $crate::wire::put_field(out, $attrs::$constant, $attrs::$attr, $field, omitted);
-                )* } )*)*
+                )* $( out.attr($attrs::$fixed, &$number); )? } )*)*
                 other => $put_other(out, other),
             }
         }
@@ -165,11 +181,18 @@ macro_rules! listed {
             $( if kind == $kind.as_bytes() {
                 $({
                     fn get(data: &[u8]) -> Result<Option<$enum>, netlink_batch::WireError> {
+                        $(
+                            let is_fixed = |attr| matches!(attr, Ok($attrs::$fixed_attr(found)) if found == $number);
+                            if !netlink_batch::Attrs::<$attrs<'_>>::new(data).iter().any(is_fixed) {
+                                return Ok(None);
+                            }
+                        )?
                         $( let mut $field = None; )*
                         for attr in netlink_batch::Attrs::<$attrs<'_>>::new(data).iter() {
                             match attr? {
                                 $( $($ignored => {})* )?
                                 $( $attrs::$attr(found) => $field = Some(found), )*
+                                $( $attrs::$fixed_attr(found) if found == $number => {} )?
                                 _ => return Ok(None),
                             }
                         }
