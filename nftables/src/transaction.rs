@@ -94,10 +94,9 @@ pub(crate) struct Elements {
 /// The new table replaces the old one atomically: no packet meets neither or both. Operations print in nft's syntax.
 ///
 /// ```
-/// use nftables::fake::FakeNftables;
 /// use nftables::{
-///     BaseChain, Chain, ChainType, Client, Element, Family, Hook, Operand, Policy, Priority, Set, Table, TableKey,
-///     Transaction, Value, rule,
+///     BaseChain, Chain, ChainType, Element, Family, Hook, Operand, Policy, Priority, Set, Table, TableKey, Transaction,
+///     Value, rule,
 /// };
 ///
 /// let table = TableKey::new(Family::Inet, "firewall")?;
@@ -123,20 +122,6 @@ pub(crate) struct Elements {
 /// add element inet firewall open { 22, 443 }
 /// add rule inet firewall input th dport @open accept
 /// "
-/// );
-/// let mut client = Client::with_transport(FakeNftables::new().transport());
-/// client.commit(&transaction)?;
-///
-/// // What is there is kept by `add_…` and refused by `create_…`; the error names each refused operation.
-/// let mut again = Transaction::new();
-/// again.create_chain(Chain::regular(input.clone()));
-/// again.add_elements(&open, [Element::value(Value::port(22))]);
-/// again.create_elements(&open, [Element::value(Value::port(80)), Element::value(Value::port(443))]);
-/// let error = client.commit(&again).unwrap_err();
-/// let refused: Vec<_> = error.refusals().iter().map(|refusal| (refusal.operation, refusal.action.as_str())).collect();
-/// assert_eq!(
-///     refused,
-///     [(Some(0), "adding chain inet firewall input"), (Some(2), "adding elements to set inet firewall open")]
 /// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

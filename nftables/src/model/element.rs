@@ -99,41 +99,7 @@ pub enum ElementData {
     Object(Name),
 }
 
-/// An element.
-///
-/// ```
-/// use nftables::{
-///     DataType, Element, ElementKey, Family, FieldTypes, Set, SetFlags, TableKey, Transaction, Value, Verdict,
-/// };
-/// use std::net::Ipv4Addr;
-/// use std::time::Duration;
-///
-/// let table = TableKey::new(Family::Inet, "filter")?;
-/// let address = || FieldTypes::of(&[DataType::IPV4_ADDR]);
-/// let office = Set::new(table.set("office")?, address()?).flags(SetFlags::INTERVAL);
-/// let banned = Set::new(table.set("banned")?, address()?).timeout(Duration::from_secs(600));
-/// let ports = Set::verdict_map(table.set("ports")?, FieldTypes::of(&[DataType::INET_SERVICE])?);
-/// let marks = Set::map(table.set("marks")?, address()?, FieldTypes::of(&[DataType::MARK])?);
-/// let client = Ipv4Addr::new(198, 51, 100, 7);
-///
-/// let mut transaction = Transaction::new();
-/// let first_floor = Element::range(Ipv4Addr::new(192, 0, 2, 0), Ipv4Addr::new(192, 0, 2, 127));
-/// transaction.add_elements(&office, [first_floor.comment("first floor")]);
-/// transaction.add_elements(&banned, [Element::value(client).timeout(Duration::from_secs(3600))]);
-/// let others = Element::new(ElementKey::CatchAll).verdict(Verdict::Drop);
-/// transaction.add_elements(&ports, [Element::value(Value::port(443)).verdict(Verdict::Accept), others]);
-/// transaction.add_elements(&marks, [Element::value(client).maps_to(Value::mark(7))]);
-/// assert_eq!(
-///     transaction.to_string(),
-///     "\
-/// add element inet filter office { 192.0.2.0/25 comment \"first floor\" }
-/// add element inet filter banned { 198.51.100.7 timeout 1h }
-/// add element inet filter ports { 443 : accept, * : drop }
-/// add element inet filter marks { 198.51.100.7 : 0x00000007 }
-/// "
-/// );
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
+/// An element of a set or map. [`Set`](crate::Set) shows several.
 #[derive(Clone, Debug)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[non_exhaustive]

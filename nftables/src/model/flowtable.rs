@@ -21,38 +21,20 @@ bitflags! {
 /// chains.
 ///
 /// ```
-/// # use nftables::fake::FakeNftables;
-/// use nftables::{
-///     BaseChain, Chain, ChainType, Client, Family, Flowtable, FlowtableFlags, Hook, L4Protocol, Name, Priority, Table, TableKey,
-///     Transaction, rule,
-/// };
+/// use nftables::{Family, Flowtable, FlowtableFlags, L4Protocol, Name, TableKey, Transaction, rule};
 ///
 /// let table = TableKey::new(Family::Inet, "router")?;
 /// let fast = Flowtable::new(table.flowtable("fast")?, ["eth0", "eth1"]).flags(FlowtableFlags::COUNTER);
-/// let forward = table.chain("forward")?;
 /// let mut transaction = Transaction::new();
-/// transaction.add_table(Table::new(table.clone())).add_flowtable(fast.clone());
-/// let base = BaseChain::new(ChainType::Filter, Hook::Forward, Priority::FILTER);
-/// transaction.add_chain(Chain::base(forward.clone(), base));
-/// transaction.add_rule(&forward, rule(Family::Inet).meta_l4proto(L4Protocol::TCP).flow_add(Name::new("fast")?).build()?);
-/// # let mut client = Client::with_transport(FakeNftables::new().transport());
-/// client.commit(&transaction)?;
-///
-/// assert_eq!(client.list_flowtables(&table)?[0].flowtable, fast);
+/// transaction.add_flowtable(fast);
+/// // The chain is at hook `forward`.
+/// let add = rule(Family::Inet).meta_l4proto(L4Protocol::TCP).flow_add(Name::new("fast")?).build()?;
+/// transaction.add_rule(&table.chain("forward")?, add);
 /// assert_eq!(
-///     client.snapshot(&table)?.to_string(),
+///     transaction.to_string(),
 ///     "\
-/// table inet router {
-/// \tflowtable fast {
-/// \t\thook ingress priority 0
-/// \t\tdevices = { \"eth0\", \"eth1\" }
-/// \t\tcounter
-/// \t}
-/// \tchain forward {
-/// \t\ttype filter hook forward priority 0; policy accept;
-/// \t\tmeta l4proto tcp flow add @fast
-/// \t}
-/// }
+/// add flowtable inet router fast { hook ingress priority 0; devices = { \"eth0\", \"eth1\" }; counter; }
+/// add rule inet router forward meta l4proto tcp flow add @fast
 /// "
 /// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -62,33 +62,48 @@ pub enum MapData {
 
 /// A set or map, without its elements.
 ///
-/// Sets and maps by the types of their fields:
+/// Sets and maps by the types of their fields, and elements:
 ///
 /// ```
-/// use nftables::{DataType, Family, FieldTypes, ObjectType, Set, SetFlags, TableKey, Transaction};
+/// use nftables::{
+///     DataType, Element, ElementKey, Family, FieldTypes, ObjectType, Set, SetFlags, TableKey, Transaction, Value, Verdict,
+/// };
+/// use std::net::Ipv4Addr;
 /// use std::time::Duration;
 ///
 /// let table = TableKey::new(Family::Inet, "proxy")?;
-/// let address = FieldTypes::of(&[DataType::IPV4_ADDR])?;
-/// let target = FieldTypes::of(&[DataType::IPV4_ADDR, DataType::INET_SERVICE])?;
+/// let types = FieldTypes::of;
+/// let (address, target) = (types(&[DataType::IPV4_ADDR])?, types(&[DataType::IPV4_ADDR, DataType::INET_SERVICE])?);
+/// let nodes = Set::new(table.set("nodes")?, address.clone()).flags(SetFlags::INTERVAL);
+/// let banned = Set::new(table.set("banned")?, address.clone()).timeout(Duration::from_secs(600)).comment("ten minutes");
+/// let marks = Set::map(table.set("marks")?, target, types(&[DataType::MARK])?).size(4096);
+/// let ports = Set::verdict_map(table.set("ports")?, types(&[DataType::INET_SERVICE])?);
+/// let counters = Set::object_map(table.set("counters")?, address, ObjectType::Counter);
 /// let mut transaction = Transaction::new();
-/// for set in [
-///     Set::new(table.set("nodes")?, address.clone()).flags(SetFlags::INTERVAL),
-///     Set::new(table.set("banned")?, address.clone()).timeout(Duration::from_secs(600)).comment("for ten minutes"),
-///     Set::map(table.set("targets")?, target.clone(), target.clone()).size(4096),
-///     Set::verdict_map(table.set("services")?, target),
-///     Set::object_map(table.set("counters")?, address, ObjectType::Counter),
-/// ] {
-///     transaction.add_set(set);
+/// for set in [&nodes, &banned, &marks, &ports, &counters] {
+///     transaction.add_set(set.clone());
 /// }
+///
+/// let client = Ipv4Addr::new(198, 51, 100, 7);
+/// let first_floor = Element::range(Ipv4Addr::new(192, 0, 2, 0), Ipv4Addr::new(192, 0, 2, 127));
+/// transaction.add_elements(&nodes, [first_floor.comment("first floor")]);
+/// transaction.add_elements(&banned, [Element::value(client).timeout(Duration::from_secs(3600))]);
+/// let web = Value::concat(&[client.into(), Value::port(80)])?;
+/// transaction.add_elements(&marks, [Element::value(web).maps_to(Value::mark(7))]);
+/// let others = Element::new(ElementKey::CatchAll).verdict(Verdict::Drop);
+/// transaction.add_elements(&ports, [Element::value(Value::port(443)).verdict(Verdict::Accept), others]);
 /// assert_eq!(
 ///     transaction.to_string(),
 ///     "\
 /// add set inet proxy nodes { type ipv4_addr; flags interval; }
-/// add set inet proxy banned { type ipv4_addr; flags timeout; timeout 10m; comment \"for ten minutes\"; }
-/// add map inet proxy targets { type ipv4_addr . inet_service : ipv4_addr . inet_service; size 4096; }
-/// add map inet proxy services { type ipv4_addr . inet_service : verdict; }
+/// add set inet proxy banned { type ipv4_addr; flags timeout; timeout 10m; comment \"ten minutes\"; }
+/// add map inet proxy marks { type ipv4_addr . inet_service : mark; size 4096; }
+/// add map inet proxy ports { type inet_service : verdict; }
 /// add map inet proxy counters { type ipv4_addr : counter; }
+/// add element inet proxy nodes { 192.0.2.0/25 comment \"first floor\" }
+/// add element inet proxy banned { 198.51.100.7 timeout 1h }
+/// add element inet proxy marks { 198.51.100.7 . 80 : 0x00000007 }
+/// add element inet proxy ports { 443 : accept, * : drop }
 /// "
 /// );
 /// # Ok::<(), Box<dyn std::error::Error>>(())
