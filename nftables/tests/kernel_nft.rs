@@ -595,10 +595,9 @@ fn text_of_objects_is_that_of_nft() {
 #[test]
 fn text_of_new_objects_says_the_same() {
     text_says_the_same(|t| {
-        t.add_table(Table::new(suite::table()));
-        for object in suite::every_kind_of_object() {
-            t.add_object(object);
-        }
+        suite::every_kind_of_object()
+            .into_iter()
+            .fold(t.add_table(Table::new(suite::table())), Transaction::add_object);
     });
 }
 
@@ -698,10 +697,7 @@ fn rules_read_the_same_as_text() {
         let table = suite::table();
         suite::what_rules_need(transaction);
         let chain = table.chain("c").unwrap();
-        transaction.add_chain(Chain::regular(chain.clone()));
-        for rule in suite::every_kind_of_rule() {
-            transaction.add_rule(&chain, rule);
-        }
+        suite::with_rules(transaction.add_chain(Chain::regular(chain.clone())), &chain, suite::every_kind_of_rule());
         let nat = table.chain("nat").unwrap();
         transaction
             .add_chain(Chain::base(nat.clone(), BaseChain::new(ChainType::Nat, Hook::Prerouting, Priority(-99))));
@@ -709,15 +705,14 @@ fn rules_read_the_same_as_text() {
         let elements = [80, 443].map(|port| Element::value(Value::port(port))).to_vec();
         let ports = transaction.add_anonymous_set(ports, elements).unwrap();
         let inet = || rule(Family::Inet).meta_l4proto(nftables::L4Protocol::TCP);
-        for builder in [
+        let builders = [
             inet().in_set(&[Operand::DPORT], ports).accept(),
             inet().dnat_to("10.1.0.1:8080".parse().unwrap()),
             inet().dnat_to("[2001:db8::1]:8080".parse().unwrap()),
             inet().dnat_to_address("10.1.0.1".parse().unwrap()),
             inet().redirect_to(0x1234),
-        ] {
-            transaction.add_rule(&nat, builder.build().unwrap());
-        }
+        ];
+        suite::with_rules(transaction, &nat, builders.map(|builder| builder.build().unwrap()));
     });
 }
 
@@ -732,9 +727,7 @@ fn tables_and_flushes_read_the_same_as_text() {
         let ports = Set::new(key.set("ports").unwrap(), suite::types(&[DataType::INET_SERVICE]));
         let (ports_type, marks) = (suite::types(&[DataType::INET_SERVICE]), suite::types(&[DataType::MARK]));
         let names = Set::map(key.set("names").unwrap(), ports_type, marks);
-        for set in [&ports, &names] {
-            transaction.add_set(set.clone());
-        }
+        [&ports, &names].into_iter().cloned().fold(&mut *transaction, suite::with_set);
         transaction.add_elements(&ports, [Element::value(Value::port(80))]);
         transaction.flush_set(&ports.key).flush_map(&names.key);
     });
@@ -1052,9 +1045,7 @@ fn sets_have_the_words_of_nft() {
         let plain = Set::verdict_map(table.set("plain").unwrap(), types);
         let mut transaction = Transaction::new();
         transaction.add_table(Table::new(table.clone()));
-        for set in [&blocked, &zones, &plain] {
-            transaction.add_set(set.clone());
-        }
+        [&blocked, &zones, &plain].into_iter().cloned().fold(&mut transaction, suite::with_set);
         let elements = [network("10.0.0.0", 9), network("10.128.0.0", 9), network("192.0.2.4", 30)];
         transaction.add_elements(&blocked, blocked.merge(elements));
         let rest = || Element::new(nftables::ElementKey::CatchAll);

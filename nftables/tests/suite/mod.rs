@@ -73,6 +73,21 @@ fn done(client: &mut Client, change: impl FnOnce(&mut Transaction) -> &mut Trans
     client.commit(&transaction).unwrap();
 }
 
+/// Adds a set, in a chain of calls.
+pub(crate) fn with_set(t: &mut Transaction, set: Set) -> &mut Transaction {
+    t.add_set(set);
+    t
+}
+
+/// Adds rules to a chain.
+pub(crate) fn with_rules<'t>(
+    t: &'t mut Transaction,
+    chain: &ChainKey,
+    rules: impl IntoIterator<Item = Rule>,
+) -> &'t mut Transaction {
+    rules.into_iter().fold(t, |t, rule| t.add_rule(chain, rule))
+}
+
 /// The tables that a service proxy needs: services by address, endpoints by slot, one chain for each number of endpoints.
 pub(crate) fn proxy(transaction: &mut Transaction) -> (Set, Set) {
     let table = table();
@@ -173,13 +188,7 @@ pub(crate) fn chains_come_back_as_they_were_written(client: &mut Client) {
         Chain::base(key("fwd"), base(ChainType::Filter, Hook::Forward, -5)),
         Chain::base(key("out"), base(ChainType::Route, Hook::Output, i32::MIN + 1)),
     ];
-    done(client, |t| {
-        t.add_table(Table::new(table()));
-        for chain in &chains {
-            t.add_chain(chain.clone());
-        }
-        t
-    });
+    done(client, |t| chains.iter().cloned().fold(t.add_table(Table::new(table())), Transaction::add_chain));
     let found: Vec<Chain> = client.list_chains(&table()).unwrap().into_iter().map(|found| found.chain).collect();
     assert_eq!(found, chains);
     assert_eq!(client.get_chain(&key("in")).unwrap().chain, chains[3]);
@@ -304,11 +313,7 @@ pub(crate) fn expressions_come_back_as_they_were_written(client: &mut Client) {
     let rules = every_kind_of_rule();
     done(client, |t| {
         what_rules_need(t);
-        t.add_chain(Chain::regular(chain.clone()));
-        for rule in &rules {
-            t.add_rule(&chain, rule.clone());
-        }
-        t
+        with_rules(t.add_chain(Chain::regular(chain.clone())), &chain, rules.clone())
     });
     let found = client.list_rules(&chain).unwrap();
     assert_eq!(found.len(), rules.len());
@@ -318,13 +323,7 @@ pub(crate) fn expressions_come_back_as_they_were_written(client: &mut Client) {
         assert_eq!(found.rule, written(wanted));
     }
     // Every rule that was read is written again, and reads the same.
-    done(client, |t| {
-        t.flush_chain(&chain);
-        for found in &found {
-            t.add_rule(&chain, found.rule.clone());
-        }
-        t
-    });
+    done(client, |t| with_rules(t.flush_chain(&chain), &chain, found.iter().map(|found| found.rule.clone())));
     let again = client.list_rules(&chain).unwrap();
     assert!(again.iter().map(|found| &found.rule).eq(found.iter().map(|found| &found.rule)));
 }
@@ -365,25 +364,14 @@ fn every_kind_of_set() -> Vec<Set> {
 
 pub(crate) fn sets_come_back_as_they_were_written(client: &mut Client) {
     let sets = every_kind_of_set();
-    done(client, |t| {
-        t.add_table(Table::new(table()));
-        for set in &sets {
-            t.add_set(set.clone());
-        }
-        t
-    });
+    done(client, |t| sets.iter().cloned().fold(t.add_table(Table::new(table())), with_set));
     let found = client.list_sets(&table()).unwrap();
     assert_eq!(found.len(), sets.len());
     for (found, wanted) in found.iter().zip(&sets) {
         assert_eq!(&found.set, wanted);
         assert_eq!(&client.get_set(&wanted.key).unwrap().set, wanted);
     }
-    done(client, |t| {
-        for set in &sets {
-            t.delete_set(&set.key);
-        }
-        t
-    });
+    done(client, |t| sets.iter().fold(t, |t, set| t.delete_set(&set.key)));
     assert_eq!(client.list_sets(&table()).unwrap(), []);
 }
 
@@ -399,10 +387,7 @@ pub(crate) fn elements_come_back_as_they_were_written(client: &mut Client) {
         t.add_table(Table::new(table()));
         t.add_chain(Chain::regular(table().chain("c").unwrap()));
         t.add_object(Object::counter(table().object(ObjectType::Counter, "hits").unwrap()));
-        for set in &sets {
-            t.add_set(set.clone());
-        }
-        t
+        sets.iter().cloned().fold(t, with_set)
     });
     let key = |last, slot| {
         Value::concat(&[ip(last).into(), Value::byte(17), Value::port(0x1234), Value::mark(slot)]).unwrap()
@@ -541,12 +526,7 @@ pub(crate) fn every_kind_of_object() -> Vec<Object> {
 pub(crate) fn objects_of_every_kind_come_back(client: &mut Client) {
     let chain = with_chain(client);
     let objects = every_kind_of_object();
-    done(client, |t| {
-        for object in &objects {
-            t.add_object(object.clone());
-        }
-        t
-    });
+    done(client, |t| objects.iter().cloned().fold(t, Transaction::add_object));
     for wanted in &objects {
         let found = client.get_object(&wanted.key).unwrap();
         assert_eq!((&found.object, found.references), (wanted, 0));
@@ -563,12 +543,8 @@ pub(crate) fn objects_of_every_kind_come_back(client: &mut Client) {
     // Rules use them.
     let used = [ObjectType::CtHelper, ObjectType::CtTimeout, ObjectType::CtExpectation];
     let used: Vec<&Object> = objects.iter().filter(|object| used.contains(&object.key.kind)).collect();
-    done(client, |t| {
-        for object in &used {
-            t.add_rule(&chain, rule(Family::Inet).object(&object.key).build().unwrap());
-        }
-        t
-    });
+    let rules = used.iter().map(|object| rule(Family::Inet).object(&object.key).build().unwrap());
+    done(client, |t| with_rules(t, &chain, rules));
     for object in &used {
         assert_eq!(client.get_object(&object.key).unwrap().references, 1, "{}", object.key);
         let error = refused(client, |t| t.delete_object(&object.key));
@@ -586,13 +562,7 @@ pub(crate) fn objects_of_every_kind_come_back(client: &mut Client) {
     for (one, other) in first.objects.iter().zip(&second.objects) {
         assert_eq!(one.object, other.object);
     }
-    done(client, |t| {
-        t.flush_chain(&chain);
-        for object in &objects {
-            t.delete_object(&object.key);
-        }
-        t
-    });
+    done(client, |t| objects.iter().fold(t.flush_chain(&chain), |t, object| t.delete_object(&object.key)));
     assert_eq!(client.list_objects(&table()).unwrap().len(), 1);
     // Without a security module that knows it, the kernel refuses a label.
     let secmark = table().object(ObjectType::Secmark, "ssh").unwrap();
@@ -736,13 +706,11 @@ pub(crate) fn what_exists_is_refused_or_kept(client: &mut Client) {
     }
     assert!(refused(client, |t| t.create_table(Table::new(table()))).is_already_exists());
     assert!(refused(client, |t| t.create_chain(Chain::regular(chain.clone()))).is_already_exists());
-    assert!(
-        refused(client, |t| {
-            t.create_set(map.clone());
-            t
-        })
-        .is_already_exists()
-    );
+    let created = refused(client, |t| {
+        t.create_set(map.clone());
+        t
+    });
+    assert!(created.is_already_exists());
     assert!(refused(client, |t| t.create_elements(&map, [element(1)])).is_already_exists());
     let other = refused(client, |t| t.add_elements(&map, [element(2)]));
     assert!(matches!(other.kind(), ErrorKind::AlreadyExists | ErrorKind::InUse), "{other}");
@@ -853,10 +821,7 @@ pub(crate) fn a_snapshot_makes_an_equal_table(client: &mut Client) {
     let chain = table().chain("c").unwrap();
     done(client, |t| {
         what_rules_need(t);
-        t.add_chain(Chain::regular(chain.clone()));
-        for rule in &every_kind_of_rule() {
-            t.add_rule(&chain, rule.clone());
-        }
+        with_rules(t.add_chain(Chain::regular(chain.clone())), &chain, every_kind_of_rule());
         let ports = Set::new(table().set("any").unwrap(), types(&[DataType::INET_SERVICE]));
         let ports =
             t.add_anonymous_set(ports, [80, 443].map(|port| Element::value(Value::port(port))).to_vec()).unwrap();
@@ -938,11 +903,7 @@ pub(crate) fn what_cannot_be_is_not_sent(client: &mut Client) {
     let chain = with_chain(client);
     let set = |name: &str| Set::new(table().set(name).unwrap(), types(&[DataType::IPV4_ADDR]));
     let ranges = set("ranges").flags(SetFlags::INTERVAL);
-    done(client, |t| {
-        t.add_set(set("plain"));
-        t.add_set(ranges.clone());
-        t
-    });
+    done(client, |t| with_set(with_set(t, set("plain")), ranges.clone()));
     let mut invalid = |change: &dyn Fn(&mut Transaction) -> &mut Transaction, words: &str| {
         let error = refused(client, |t| {
             change(t);
