@@ -31,23 +31,8 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! The same in a test without a kernel, with feature `testing`:
-//!
-//! ```
-//! # #[cfg(feature = "testing")] {
-//! use ipset::fake::FakeIpset;
-//! use ipset::{Client, Entry, SetSpec, SetType};
-//!
-//! let kernel = FakeIpset::new();
-//! let mut client = Client::with_transport(kernel.transport())?;
-//! let set = SetSpec::new("allowed".parse()?, SetType::HashIpPort);
-//! let wanted = [Entry::parse(set.set_type, "192.0.2.1,tcp:443")?];
-//! let report = client.sync(&set, &wanted)?;
-//! assert_eq!((report.added, report.created), (1, true));
-//! assert!(client.save()?.ends_with("add allowed 192.0.2.1,tcp:443\n"));
-//! # }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! In a test without a kernel, with feature `testing`, the client is
+//! `Client::with_transport(ipset::fake::FakeIpset::new().transport())?`.
 //!
 //! # Where to look next
 //!

@@ -162,10 +162,9 @@ impl fmt::Display for Operation {
 ///
 /// ```
 /// # #[cfg(feature = "testing")] {
-/// use ipvs::{Batch, Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
+/// use ipvs::{Batch, RealServer, Scheduler, VirtualServer, VirtualServerKey, Weight};
 ///
-/// let kernel = ipvs::fake::FakeIpvs::new();
-/// let mut ipvs = kernel.client()?;
+/// let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
 /// let key = VirtualServerKey::tcp("10.96.0.10:80".parse()?);
 /// let [old, new] = ["10.244.1.5:8080".parse()?, "10.244.2.7:8080".parse()?].map(RealServer::new);
 ///
@@ -176,19 +175,13 @@ impl fmt::Display for Operation {
 /// // One endpoint replaces another: the new one first.
 /// let mut batch = Batch::new();
 /// batch.add_real_server(key, new).update_real_server(key, old.with_weight(Weight::DRAIN));
-/// let adds = batch.iter().filter(|operation| matches!(operation, Operation::AddRealServer(..))).count();
-/// println!("{adds} of {} operations add a real server", batch.len());
-/// ipvs.run(&batch).into_result()?;
-/// assert_eq!(
-///     kernel.dump()?,
-///     "-A -t 10.96.0.10:80 -s rr\n\
-///      -a -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 0\n\
-///      -a -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 1\n"
-/// );
-///
 /// // Printed, a batch is a dry run.
-/// let batch: Batch = [Operation::DeleteRealServer(key, old.key)].into_iter().collect();
-/// assert_eq!(batch.to_string(), "-d -t 10.96.0.10:80 -r 10.244.1.5:8080\n");
+/// assert_eq!(
+///     batch.to_string(),
+///     "-a -t 10.96.0.10:80 -r 10.244.2.7:8080 -m -w 1\n\
+///      -e -t 10.96.0.10:80 -r 10.244.1.5:8080 -m -w 0\n"
+/// );
+/// ipvs.run(&batch).into_result()?;
 /// # }
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```

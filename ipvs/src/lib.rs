@@ -34,26 +34,7 @@
 //! }
 //! ```
 //!
-//! The same client in a test without a kernel, with feature `testing`:
-//!
-//! ```
-//! # #[cfg(feature = "testing")] {
-//! use ipvs::{RealServer, Scheduler, VirtualServer, VirtualServerKey};
-//!
-//! let mut ipvs = ipvs::fake::FakeIpvs::new().client()?;
-//! let key = VirtualServerKey::tcp("10.0.0.1:80".parse()?);
-//! ipvs.add_virtual_server(&VirtualServer::new(key, Scheduler::RoundRobin))?;
-//! let real = RealServer::new("10.1.0.1:8080".parse()?);
-//! ipvs.add_real_server(&key, &real)?;
-//! assert_eq!(ipvs.snapshot()?.get(&key).map(|entry| entry.real_servers.len()), Some(1));
-//!
-//! // What went wrong is told apart by kind.
-//! ipvs.delete_real_server(&key, &real.key)?;
-//! let error = ipvs.delete_real_server(&key, &real.key).unwrap_err();
-//! assert!(error.is_not_found());
-//! # }
-//! # Ok::<(), Box<dyn std::error::Error>>(())
-//! ```
+//! In a test without a kernel, with feature `testing`, the client is `ipvs::fake::FakeIpvs::new().client()?`.
 //!
 //! # Where to look next
 //!

@@ -2,26 +2,6 @@
 
 /// Writes methods that set something and return the value: for options, and for the struct that has these options in a
 /// field, if there is one.
-///
-/// ```
-/// #[derive(Default)]
-/// pub struct Options {
-///     size: u32,
-/// }
-///
-/// #[derive(Default)]
-/// pub struct Spec {
-///     options: Options,
-/// }
-///
-/// netlink_batch::settings! {
-///     Options, Spec in options:
-///     /// Sets the size.
-///     with_size(size: u32) |options| options.size = size;
-/// }
-///
-/// assert_eq!(Options::default().with_size(7).size, Spec::default().with_size(7).options.size);
-/// ```
 #[macro_export]
 macro_rules! settings {
     ($options:ident, $owner:ident in $field:ident:
@@ -54,17 +34,6 @@ macro_rules! settings {
 
 /// Declares the kernel's numbers with their C names. For the unit tests of the crate, which compare them with the C
 /// header, there is also a list of all.
-///
-/// ```
-/// netlink_batch::numbers! {
-///     const ALL;
-///     NLM_F_REQUEST: u16 = 1;
-///     /// Of an answer in several messages.
-///     NLM_F_MULTI: u16 = 2;
-/// }
-///
-/// assert_eq!(NLM_F_REQUEST | NLM_F_MULTI, 3);
-/// ```
 #[macro_export]
 macro_rules! numbers {
     (const $all:ident; $($(#[$doc:meta])* $name:ident: $type:ty = $value:expr;)*) => {
@@ -82,16 +51,6 @@ macro_rules! numbers {
 }
 
 /// `Debug` of errors: the message and its causes, so that a `main` that returns the error is readable.
-///
-/// ```
-/// #[derive(Clone, thiserror::Error)]
-/// #[error("no such set")]
-/// struct Error;
-///
-/// netlink_batch::debug_is_message!(Error);
-///
-/// assert_eq!(format!("{Error:?}"), "no such set");
-/// ```
 #[macro_export]
 macro_rules! debug_is_message {
     ($($error:ty),*) => { $(
