@@ -32,26 +32,43 @@ pub(crate) struct Size {
     pub(crate) endpoints: u32,
 }
 
-/// Description of a case.
-pub(crate) fn words(what: &str) -> &'static str {
-    match what {
-        "full" => "compile, diff and plan everything",
-        "unchanged" => "compare everything, all as wanted",
-        "slice" => "one changed EndpointSlice",
-        "rolling" => "25 of a Service's 1,000 endpoints replaced",
-        "pass" => "a pass for one changed EndpointSlice, IPVS mode with rules of iptables, a kernel in memory included",
-        "pass-nft" => {
-            "a pass for one changed EndpointSlice, IPVS mode with a table of nf_tables, a kernel in memory included"
-        }
-        "ipvs-encode" => "write IPVS operations in batches",
-        "ipvs-decode" => "read a snapshot of IPVS",
-        "ipset-encode" => "write entries of a set",
-        "ipset-decode" => "read entries of a set",
-        "rules" => "make the rules of one family",
-        "iptables-parse" => "parse a dump of iptables-save",
-        "connections" => "parse connections",
-        _ => "unknown",
-    }
+/// A case: its name, its description, the size at which it is counted, and its work.
+pub(crate) type Case = (&'static str, &'static str, Size, fn(Size) -> Result<(), Failure>);
+
+const fn size(services: u32, endpoints: u32) -> Size {
+    Size { services, endpoints }
+}
+
+/// Small, so that counting all of them together takes less than a minute.
+pub(crate) const CASES: [Case; 13] = [
+    ("full", "compile, diff and plan everything", size(1_000, 10), full),
+    ("unchanged", "compare everything, all as wanted", size(1_000, 10), unchanged),
+    ("slice", "one changed EndpointSlice", size(1_000, 10), changed_slice),
+    ("rolling", "25 of a Service's 1,000 endpoints replaced", size(100, 10), rolling),
+    (
+        "pass",
+        "a pass for one changed EndpointSlice, IPVS mode with rules of iptables, a kernel in memory included",
+        size(1_000, 10),
+        |size| pass(RulesBy::Iptables, size),
+    ),
+    (
+        "pass-nft",
+        "a pass for one changed EndpointSlice, IPVS mode with a table of nf_tables, a kernel in memory included",
+        size(1_000, 10),
+        |size| pass(RulesBy::Nftables, size),
+    ),
+    ("ipvs-encode", "write IPVS operations in batches", size(100, 9), ipvs_encode),
+    ("ipvs-decode", "read a snapshot of IPVS", size(100, 10), ipvs_decode),
+    ("ipset-encode", "write entries of a set", size(10_000, 0), |size| ipset(size.services, true)),
+    ("ipset-decode", "read entries of a set", size(10_000, 0), |size| ipset(size.services, false)),
+    ("rules", "make the rules of one family", size(100, 2), rules),
+    ("iptables-parse", "parse a dump of iptables-save", size(125, 2), iptables_parse),
+    ("connections", "parse connections", size(1_000, 0), parse_connections),
+];
+
+/// A case by its name.
+pub(crate) fn named(what: &str) -> Result<Case, Failure> {
+    CASES.into_iter().find(|(name, ..)| *name == what).ok_or_else(|| format!("no such case: {what}").into())
 }
 
 /// The part that is counted.
@@ -63,31 +80,8 @@ fn measured(work: &mut dyn FnMut()) {
 /// Runs one case.
 pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     let [what, services, endpoints] = arguments else { return Err("WHAT SERVICES ENDPOINTS".into()) };
-    let size = Size { services: services.parse()?, endpoints: endpoints.parse()? };
-    match *what {
-        "full" | "unchanged" | "slice" | "rolling" => reconcile(what, size),
-        "pass" => pass(RulesBy::Iptables, size),
-        "pass-nft" => pass(RulesBy::Nftables, size),
-        "ipvs-encode" => ipvs_encode(size),
-        "ipvs-decode" => ipvs_decode(size),
-        "ipset-encode" => ipset(size.services, true),
-        "ipset-decode" => ipset(size.services, false),
-        "rules" => rules(size),
-        "iptables-parse" => {
-            let text = crate::kube_rules::full(size.services, size.endpoints);
-            counted(1, || {
-                let dump = iptables::Dump::parse(&text);
-                dump.map_or(0, |dump| dump.tables.iter().map(|table| table.chains().len()).sum::<usize>().min(1))
-            })
-        }
-        "connections" => {
-            let text = connections(size.services);
-            counted(usize::try_from(size.services)?, || {
-                Connections::new(text.as_bytes(), "ip_vs_conn").flatten().count()
-            })
-        }
-        other => Err(format!("no such case: {other}").into()),
-    }
+    let (.., work) = named(what)?;
+    work(size(services.parse()?, endpoints.parse()?))
 }
 
 /// Set for a run that ends where the counted work would start. Its cost is that of the setup.
@@ -103,42 +97,40 @@ fn counted(expected: usize, mut work: impl FnMut() -> usize) -> Result<(), Failu
     if found == expected { Ok(()) } else { Err(format!("{found} instead of {expected}").into()) }
 }
 
-fn reconcile(what: &str, Size { services, endpoints }: Size) -> Result<(), Failure> {
+fn full(Size { services, endpoints }: Size) -> Result<(), Failure> {
+    let (world, empty, drains) = (World::new(services, endpoints), Observed::default(), Drains::default());
+    counted(usize::try_from(services * (endpoints + 1))?, || {
+        let all = world.compiled();
+        server_operations(&black_box(diff(&all.wanted(), &empty, &drains, Scope::All, world.facts.config())))
+    })
+}
+
+fn unchanged(Size { services, endpoints }: Size) -> Result<(), Failure> {
+    let world = World::converged(services, endpoints);
+    counted(0, || {
+        let (wanted, config) = (world.all.wanted(), world.facts.config());
+        let plan = diff(&wanted, &world.observed, &world.drains, Scope::All, config);
+        usize::from(!plan.is_empty())
+    })
+}
+
+fn changed_slice(Size { services, endpoints }: Size) -> Result<(), Failure> {
+    let mut world = World::converged(services, endpoints);
+    let changed = slice(services / 2, endpoints - 1);
+    counted(1, || world.take(&changed))
+}
+
+fn rolling(Size { services, endpoints }: Size) -> Result<(), Failure> {
     let mut world = World::new(services, endpoints);
-    let (empty, drains) = (Observed::default(), Drains::default());
-    let all_servers = usize::try_from(services * (endpoints + 1))?;
-    match what {
-        "full" => counted(all_servers, || {
-            let all = world.compiled();
-            let wanted = all.wanted();
-            server_operations(&black_box(diff(&wanted, &empty, &drains, Scope::All, world.facts.config())))
-        }),
-        "unchanged" => {
-            world.converge();
-            counted(0, || {
-                let (wanted, config) = (world.all.wanted(), world.facts.config());
-                let plan = diff(&wanted, &world.observed, &world.drains, Scope::All, config);
-                usize::from(!plan.is_empty())
-            })
-        }
-        "slice" => {
-            world.converge();
-            let changed = slice(services / 2, endpoints - 1);
-            counted(1, || world.take(&changed))
-        }
-        "rolling" => {
-            let members: Vec<u32> = (0..1_000).collect();
-            world.store.upsert_service(&service(services));
-            for (number, slice) in (0..).zip(members.chunks(100)) {
-                world.store.upsert_slice(&part(services, number, slice));
-            }
-            world.converge();
-            let changed: Vec<u32> = (0..100).map(|member| if member < 25 { member + 1_000 } else { member }).collect();
-            let changed = part(services, 0, &changed);
-            counted(50, || world.take(&changed))
-        }
-        _ => Err(format!("no such case: {what}").into()),
+    let members: Vec<u32> = (0..1_000).collect();
+    world.store.upsert_service(&service(services));
+    for (number, slice) in (0..).zip(members.chunks(100)) {
+        world.store.upsert_slice(&part(services, number, slice));
     }
+    world.converge();
+    let changed: Vec<u32> = (0..100).map(|member| if member < 25 { member + 1_000 } else { member }).collect();
+    let changed = part(services, 0, &changed);
+    counted(50, || world.take(&changed))
 }
 
 /// A whole pass for one changed endpoint.
@@ -210,6 +202,19 @@ fn ipset(number: u32, write: bool) -> Result<(), Failure> {
     })
 }
 
+fn iptables_parse(size: Size) -> Result<(), Failure> {
+    let text = crate::kube_rules::full(size.services, size.endpoints);
+    counted(1, || {
+        let dump = iptables::Dump::parse(&text);
+        dump.map_or(0, |dump| dump.tables.iter().map(|table| table.chains().len()).sum::<usize>().min(1))
+    })
+}
+
+fn parse_connections(size: Size) -> Result<(), Failure> {
+    let text = connections(size.services);
+    counted(usize::try_from(size.services)?, || Connections::new(text.as_bytes(), "ip_vs_conn").flatten().count())
+}
+
 /// A kernel's list of this many TCP connections.
 fn connections(number: u32) -> String {
     let mut text = String::from("Pro FromIP   FPrt ToIP     TPrt DestIP   DPrt State       Expires PEName PEData\n");
@@ -231,8 +236,7 @@ fn connections(number: u32) -> String {
 }
 
 fn rules(size: Size) -> Result<(), Failure> {
-    let mut world = World::new(size.services, size.endpoints);
-    world.converge();
+    let world = World::converged(size.services, size.endpoints);
     counted(1, || {
         let inputs = Inputs::new(Family::V4, &world.all.wanted(), &world.facts, Capabilities::default());
         rules::compile(&inputs).map_or(0, |rules| rules.chains(&iptables::TableName::NAT).len().min(1))
@@ -270,6 +274,13 @@ impl World {
         }
     }
 
+    /// With everything in the kernel.
+    fn converged(services: u32, endpoints: u32) -> Self {
+        let mut world = World::new(services, endpoints);
+        world.converge();
+        world
+    }
+
     /// Everything, compiled.
     fn compiled(&self) -> Indexed<Recorded> {
         Indexed::build(&self.store, &self.facts, Recorded::new(self.facts.config()))
@@ -277,8 +288,7 @@ impl World {
 
     /// Brings the kernel to the desired state.
     pub(crate) fn converge(&mut self) {
-        let index = Recorded::new(self.facts.config());
-        self.all = Indexed::build(&self.store, &self.facts, index);
+        self.all = self.compiled();
         drop(std::mem::take(&mut self.all.index.changed));
         let wanted = self.all.wanted();
         let plan = diff(&wanted, &self.observed, &self.drains, Scope::All, self.facts.config());

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::Failure;
 use crate::callgrind::count;
-use crate::cases::{Size, words};
+use crate::cases::{CASES, Size};
 
 /// Growth that is a failure: with the compiler that wrote the file, and with another.
 const LIMITS: (f64, f64) = (1.05, 1.25);
@@ -26,24 +26,6 @@ struct Cost {
     allocations: u64,
 }
 
-/// Small, so that all of them together take less than a minute. Sizes are Services and endpoints per Service; otherwise
-/// entries or connections and 0.
-const CASES: [(&str, u32, u32); 13] = [
-    ("full", 1_000, 10),
-    ("unchanged", 1_000, 10),
-    ("slice", 1_000, 10),
-    ("rolling", 100, 10),
-    ("pass", 1_000, 10),
-    ("pass-nft", 1_000, 10),
-    ("ipvs-encode", 100, 9),
-    ("ipvs-decode", 100, 10),
-    ("ipset-encode", 10_000, 0),
-    ("ipset-decode", 10_000, 0),
-    ("rules", 100, 2),
-    ("iptables-parse", 125, 2),
-    ("connections", 1_000, 0),
-];
-
 fn read(path: &Path) -> Result<Counts, Failure> {
     let text = std::fs::read_to_string(path).map_err(|error| format!("{}: {error}", path.display()))?;
     Ok(serde_json::from_str(&text)?)
@@ -61,8 +43,8 @@ pub(crate) fn run(path: &Path, update: bool) -> Result<(), Failure> {
     let mut counts = Counts { rustc, cases: BTreeMap::new() };
     let mut grown = Vec::new();
     println!("{:<36} {:>14} {:>8} {:>14} {:>8}", "", "instructions", "", "allocations", "");
-    for (what, services, endpoints) in CASES {
-        let counted = count(what, Size { services, endpoints })?;
+    for (what, words, size, _) in CASES {
+        let (counted, Size { services, endpoints }) = (count(what, size)?, size);
         let cost = Cost { services, endpoints, instructions: counted.instructions, allocations: counted.allocations };
         let before = known.as_ref().and_then(|known| known.cases.get(what));
         let before = before.filter(|before| (before.services, before.endpoints) == (services, endpoints));
@@ -80,12 +62,7 @@ pub(crate) fn run(path: &Path, update: bool) -> Result<(), Failure> {
         };
         let instructions = change("instructions", cost.instructions, before.map(|before| before.instructions));
         let allocations = change("allocations", cost.allocations, before.map(|before| before.allocations));
-        println!(
-            "{:<36} {:>14} {instructions:>8} {:>14} {allocations:>8}",
-            words(what),
-            cost.instructions,
-            cost.allocations
-        );
+        println!("{:<36} {:>14} {instructions:>8} {:>14} {allocations:>8}", words, cost.instructions, cost.allocations);
         counts.cases.insert(what.to_owned(), cost);
     }
     if update {

@@ -56,21 +56,18 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     warm_up(&["nftables-services", "write-text", &many.to_string(), path])?;
     let connections = if options.smoke { "20" } else { "1000" };
     for round in 0..options.rounds {
-        for way in ["program", "program-nft"] {
+        let mut collect = |way, services: u32, rest| {
             settle();
-            collect(&mut report, &["nftables-services", way, &many.to_string(), path])?;
-        }
+            collect(&mut report, &["nftables-services", way, &services.to_string(), rest])
+        };
+        ["program", "program-nft"].into_iter().try_for_each(|way| collect(way, many, path))?;
         for services in changed {
-            for way in ["change", "change-nft"] {
-                settle();
-                collect(&mut report, &["nftables-services", way, &services.to_string(), path])?;
-            }
+            ["change", "change-nft"].into_iter().try_for_each(|way| collect(way, *services, path))?;
         }
         for services in connected {
             for (way, limit) in [("connect", u32::MAX), ("connect-legacy", LEGACY_LIMIT), ("connect-nft", NFT_LIMIT)] {
                 if *services <= limit {
-                    settle();
-                    collect(&mut report, &["nftables-services", way, &services.to_string(), connections])?;
+                    collect(way, *services, connections)?;
                 }
             }
         }

@@ -2,7 +2,7 @@
 //! several sizes.
 
 use crate::callgrind::instructions;
-use crate::cases::{Size, words};
+use crate::cases::{Size, named};
 use crate::report::{Goal, Report, float};
 use crate::{Failure, Options};
 
@@ -18,7 +18,7 @@ pub(crate) fn run(options: &Options) -> Result<(), Failure> {
     report.note(format!("Sizes are Services with {endpoints} endpoints each. Callgrind counts the same in each run."));
     let mut counted = |what, services| -> Result<f64, Failure> {
         let value = float(instructions(what, Size { services, endpoints })?);
-        report.record("Instructions", Some(services), "instructions", words(what), value);
+        report.record("Instructions", Some(services), "instructions", named(what)?.1, value);
         Ok(value)
     };
     let all = counted("full", whole)?;

@@ -1,7 +1,7 @@
 //! Results of a bench: figures in groups, and ratios compared with goals; stored as JSON and Markdown.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::Serialize;
@@ -160,18 +160,7 @@ impl Report {
         self.machine.look_again();
         let markdown = self.markdown();
         print!("{markdown}");
-        let Some(stem) = &self.stem else { return Ok(()) };
-        let place = |suffix: &str| {
-            let mut name = stem.clone().into_os_string();
-            name.push(suffix);
-            PathBuf::from(name)
-        };
-        let write = |path: PathBuf, text: String| {
-            std::fs::write(&path, text).map_err(|error| format!("{}: {error}", path.display()))
-        };
-        write(place(".json"), serde_json::to_string_pretty(&self)? + "\n")?;
-        write(place(".md"), markdown)?;
-        Ok(())
+        self.stem.as_ref().map_or(Ok(()), |stem| write(stem, &self, &markdown))
     }
 
     fn markdown(&self) -> String {
@@ -219,6 +208,15 @@ impl Report {
         }
         Ok(())
     }
+}
+
+/// Writes a result as STEM.json and STEM.md.
+pub(crate) fn write(stem: &Path, result: &impl Serialize, markdown: &str) -> Result<(), Failure> {
+    for (suffix, text) in [("json", serde_json::to_string_pretty(result)? + "\n"), ("md", markdown.to_owned())] {
+        let path = format!("{}.{suffix}", stem.display());
+        std::fs::write(&path, text).map_err(|error| format!("{path}: {error}"))?;
+    }
+    Ok(())
 }
 
 /// The number with its significant digits.

@@ -15,7 +15,7 @@ use testkit::apiserver::{ApiServer, Fault as ApiFault, Verb};
 use testkit::oracle::{self, Backend};
 
 use super::ground::{iptables, node_addresses};
-use super::mode::{Mode, Moment};
+use super::mode::{Mode, Moment, breaks, changed, stays};
 use super::proxy::Supervisor;
 use super::random::Random;
 use super::truth::{SETS, Tables, option, ways};
@@ -211,7 +211,7 @@ impl Faults {
             let mut deck: Vec<Kind> = Vec::new();
             let mut dealt = false;
             let mut turns = std::mem::take(&mut self.others).into_iter().cycle();
-            let mut next = self.log.now() + main.stays(main, self.every);
+            let mut next = self.log.now() + stays(main, main, self.every);
             while !self.stop.load(Ordering::Relaxed) {
                 let mode = self.proxy.mode();
                 if self.log.now() > next {
@@ -220,7 +220,7 @@ impl Faults {
                         // Let the proxy repair the old mode's tables first: the new mode ignores them.
                         wait_for(&mut repairs);
                         failed.extend(self.change_mode(to).err().map(|error| format!("change to {to} mode: {error}")));
-                        next = self.log.now() + to.stays(main, self.every);
+                        next = self.log.now() + stays(to, main, self.every);
                         // The general faults stay in the deck; those of a mode are dealt again.
                         deck.retain(|(name, _)| GENERAL.iter().any(|(known, _)| known == name));
                         deck.extend(edits(to));
@@ -265,7 +265,7 @@ impl Faults {
     fn change_mode(&mut self, to: Mode) -> Result<(), Failure> {
         self.server.clear_faults();
         let (mode, begin) = (self.proxy.mode(), self.log.now());
-        let breaks = mode.breaks_to(to);
+        let breaks = breaks(mode, to);
         let mut open = Vec::new();
         let mut at = |moment: Moment, log: &Log| {
             // One that begins when another ends overlaps with it.
@@ -301,7 +301,7 @@ impl Faults {
         self.log.close(changes);
         let (served, gone) = (served.saturating_sub(begin), self.log.now().saturating_sub(begin));
         let detail = format!("serves after {:.1} s, alone after {:.1} s", served.as_secs_f64(), gone.as_secs_f64());
-        self.note(to.changed(), format!("from {mode}: {detail}"), begin);
+        self.note(changed(to), format!("from {mode}: {detail}"), begin);
         Ok(())
     }
 

@@ -43,10 +43,6 @@ pub(super) struct Target {
     pub(super) way: Way,
 }
 
-fn transport(protocol: Protocol) -> Transport {
-    if protocol == Protocol::Tcp { Transport::Tcp } else { Transport::Udp }
-}
-
 /// All running clients.
 pub(super) struct Load {
     stop: Arc<AtomicBool>,
@@ -107,10 +103,15 @@ impl Client {
         *self.log.notes().made.entry(what).or_default() += 1;
     }
 
+    /// Connects from its next port.
+    fn open(&self, target: &Target, from: Option<IpAddr>, limit: Duration) -> io::Result<Conversation> {
+        let transport = if target.protocol == Protocol::Tcp { Transport::Tcp } else { Transport::Udp };
+        Conversation::open_from_port(transport, from, self.port(), target.place, limit)
+    }
+
     /// Asks once; returns the name of the pod that answered.
     fn ask(&self, target: &Target, from: Option<IpAddr>, limit: Duration) -> io::Result<String> {
-        let mut conversation =
-            Conversation::open_from_port(transport(target.protocol), from, self.port(), target.place, limit)?;
+        let mut conversation = self.open(target, from, limit)?;
         if target.protocol == Protocol::Tcp {
             return Ok(conversation.ask()?.name);
         }
@@ -165,8 +166,7 @@ impl Client {
             let mut well = self.log.now();
             let mut opened = false;
             let source = Some(ground::client(Family::of(target.place.ip()), false));
-            let conversation = Conversation::open_from_port(Transport::Tcp, source, self.port(), target.place, LIMIT);
-            let talk = conversation.and_then(|mut conversation| {
+            let talk = self.open(target, source, LIMIT).and_then(|mut conversation| {
                 let first = conversation.ask()?.name;
                 opened = true;
                 for _ in 0..random.between(5, 90) {
@@ -202,14 +202,7 @@ impl Client {
             }
             let stranger = ground::client(Family::of(target.place.ip()), true);
             let from = self.log.now();
-            let conversation = Conversation::open_from_port(
-                transport(target.protocol),
-                Some(stranger),
-                self.port(),
-                target.place,
-                SILENCE,
-            );
-            match conversation.and_then(|mut conversation| conversation.ask()) {
+            match self.open(target, Some(stranger), SILENCE).and_then(|mut conversation| conversation.ask()) {
                 Ok(answer) => {
                     let name = answer.name;
                     self.note(Use::Stranger, target, from, false, format!("pod {name} has answered a stranger"));

@@ -64,7 +64,7 @@ struct Options {
     /// Implementation of iptables: legacy or nft
     #[arg(long, default_value = "legacy", value_parser = backend)]
     backend: Backend,
-    #[arg(long, value_enum, default_value_t = Mode::Ipvs)]
+    #[arg(long, default_value_t = Mode::Ipvs, value_parser = mode::named)]
     mode: Mode,
     /// Seconds in a mode before a change to another for a while
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..))]
@@ -205,7 +205,7 @@ impl Soak {
         // repaired.
         if minutes >= if self.options.change_mode_every.is_some() { 10.0 } else { 2.0 } {
             self.evidence.deck = faults::kinds(mode);
-            self.evidence.deck.extend(self.others().into_iter().map(Mode::changed));
+            self.evidence.deck.extend(self.others().into_iter().map(mode::changed));
         }
         self.soak(&log, length)?;
         if self.proxy.mode() != mode {
@@ -481,7 +481,7 @@ impl Soak {
             "services": self.options.services,
             "changes_per_second": self.options.rate,
             "backend": format!("iptables, {:?}", self.options.backend).to_lowercase(),
-            "mode": self.options.mode,
+            "mode": self.options.mode.name(),
             "change_mode_every_secs": self.options.change_mode_every,
         });
         let said = std::mem::take(&mut *self.proxy.said());

@@ -2,14 +2,14 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::verdict::{Evidence, Verdict};
-use crate::Failure;
 use crate::machine::Machine;
+use crate::{Failure, report};
 
 /// About this many samples are kept.
 const SAMPLES: usize = 24;
@@ -177,11 +177,9 @@ pub(super) fn markdown(kept: &Value) -> Result<String, std::fmt::Error> {
 
 /// Writes both files, and the proxy's last log lines if the soak failed.
 pub(super) fn write(kept: &Value, stem: &Path, said: &str) -> Result<(), Failure> {
-    let place = |ending: &str| PathBuf::from(format!("{}{ending}", stem.display()));
-    std::fs::write(place(".json"), serde_json::to_string_pretty(kept)? + "\n")?;
-    std::fs::write(place(".md"), markdown(kept)?)?;
+    report::write(stem, kept, &markdown(kept)?)?;
     if kept["passed"] == false {
-        std::fs::write(place(".log"), said)?;
+        std::fs::write(format!("{}.log", stem.display()), said)?;
     }
     Ok(())
 }

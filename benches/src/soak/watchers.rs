@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::mode::Mode;
 
@@ -87,10 +87,16 @@ pub(super) struct Miss {
 #[derive(Clone, Copy, Debug, Serialize)]
 pub(super) struct Sample {
     pub(super) at_secs: f64,
+    #[serde(serialize_with = "name")]
     pub(super) mode: Mode,
     pub(super) process: u32,
     pub(super) resident_kib: u64,
     pub(super) files: u64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "as serde calls it")]
+fn name<S: Serializer>(mode: &Mode, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(mode)
 }
 
 /// A change whose arrival in the kernel was measured.
