@@ -28,26 +28,21 @@ enum Command {
     Api(api::Options),
     Bench(bench::Options),
     Conformance(conformance::Options),
-    /// Pack a Debian package of proxier-demo
-    ///
-    /// With the unit, the manual page, the configuration and, for this machine's architecture, completions.
-    Deb(dist::Options),
     Demo(demo::Options),
     Differential(differential::Options),
     /// Pack images and the package, with install.yaml, the chart and checksums
     ///
+    /// Images are OCI image layouts in tar files, which podman, docker, ctr and skopeo read. `scratch` has the static program and nothing
+    /// else; `debian` has iptables, ipset, kmod, busybox and prepare-node too. Each has the program's parts as SPDX (*.spdx.json). The
+    /// Debian package has the unit, the manual page, the configuration and, for this machine's architecture, completions.
+    ///
     /// Times and the commit are git's, or SOURCE_DATE_EPOCH and PROXIER_REVISION. Exit codes: 0 done, 1 a check failed, 2 bad usage, 125 else.
-    Dist(dist::DistOptions),
+    Dist(dist::Options),
     /// Write the pages that are made from the code
     ///
     /// These are docs/reference, except json.md, and the table of docs/differences.md. The tests that check them write them. Exit code 1: one failed.
     Docs,
     Emulate(emulate::Options),
-    /// Pack container images of proxier-demo
-    ///
-    /// OCI image layouts in tar files, which podman, docker, ctr and skopeo read. `scratch` has the static program and nothing else;
-    /// `debian` has iptables, ipset, kmod, busybox and prepare-node too. Each has the program's parts as SPDX (*.spdx.json).
-    Image(dist::Options),
     InstallYaml(dist::manifests::Options),
     /// Pack the libraries, and check the packages
     ///
@@ -65,13 +60,11 @@ fn main() -> ExitCode {
         Command::Api(options) => api::main(&options),
         Command::Bench(options) => bench::main(&options),
         Command::Conformance(options) => conformance::main(&options),
-        Command::Deb(options) => dist::deb(&options),
         Command::Demo(options) => demo::main(&options),
         Command::Differential(options) => differential::main(&options),
         Command::Dist(options) => dist::main(options),
         Command::Docs => docs(),
         Command::Emulate(options) => emulate::main(&options),
-        Command::Image(options) => dist::image(&options),
         Command::InstallYaml(options) => dist::manifests::main(&options),
         Command::Package => package::main(),
         Command::Setup(options) => setup::main(&options),

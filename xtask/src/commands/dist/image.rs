@@ -158,7 +158,7 @@ fn write(release: &Release, variant: &str, layers: &[&Path], out: &Path) -> Resu
             "Labels": about,
         },
         "rootfs": {"type": "layers", "diff_ids": diffs},
-        "history": diffs.iter().map(|_| json!({"created": created, "created_by": "cargo xtask image"})).collect::<Vec<_>>(),
+        "history": diffs.iter().map(|_| json!({"created": created, "created_by": "cargo xtask dist"})).collect::<Vec<_>>(),
     });
     let config = blob(&layout, &format!("{OCI}.config.v1+json"), config.to_string().as_bytes())?;
     let manifest = json!({

@@ -1,4 +1,4 @@
-//! `cargo xtask image`, `deb` and `dist`: packages `proxier-demo` for operators.
+//! `cargo xtask dist`: packages `proxier-demo` for operators.
 //!
 //! The same commit gives the same bytes: files are sorted, belong to root, and have the commit's time.
 
@@ -20,7 +20,6 @@ use tempfile::TempDir;
 
 use crate::{apt, cargo, tools};
 
-/// Options of all three.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Once for each architecture; this machine's unless told. Another one is built in a Debian sid root, which is made in the cache
@@ -33,12 +32,6 @@ pub(crate) struct Options {
     /// Folder of the files; target/dist unless told
     #[arg(long, value_name = "FOLDER")]
     out: Option<PathBuf>,
-}
-
-#[derive(Debug, clap::Args)]
-pub(crate) struct DistOptions {
-    #[command(flatten)]
-    options: Options,
     /// Packs twice and compares, unpacks with other programs, and serves a Service from each image in a network
     /// namespace. Installs, removes and purges the package. Nothing is kept (root; builds the tests)
     #[arg(long, conflicts_with = "sign")]
@@ -230,8 +223,8 @@ fn put(folder: &Path, path: &str, content: impl AsRef<[u8]>, mode: u32) -> Resul
     Ok(fs::set_permissions(&path, std::fs::Permissions::from_mode(mode))?)
 }
 
-/// Packs for each architecture with each of `packers`; returns what was packed.
-fn pack(options: &Options, out: &Path, packers: &[fn(&Release, &Path) -> Result<()>]) -> Result<Vec<Release>> {
+/// Packs for each architecture; returns what was packed.
+fn pack(options: &Options, out: &Path) -> Result<Vec<Release>> {
     let mut archs = options.archs.clone();
     if archs.is_empty() {
         archs.extend(Arch::native());
@@ -241,49 +234,32 @@ fn pack(options: &Options, out: &Path, packers: &[fn(&Release, &Path) -> Result<
     tools::ensure(tools::PACKERS)?;
     let releases = archs.into_iter().map(|arch| {
         let release = Release::new(arch, options.program.as_deref())?;
-        packers.iter().try_for_each(|pack| pack(&release, out))?;
+        image::pack(&release, out)?;
+        deb::pack(&release, out)?;
+        manifests::pack(&release, out)?;
         Ok(release)
     });
     releases.collect()
 }
 
-/// The folder of the files.
-fn out(options: &Options) -> Result<PathBuf> {
-    let out = options.out.clone().unwrap_or_else(|| tools::repository().join("target/dist"));
-    fs::create_dir_all(&out)?;
-    Ok(out)
-}
-
-pub(crate) fn image(options: &Options) -> Result<ExitCode> {
-    let out = out(options)?;
-    pack(options, &out, &[image::pack])?;
-    Ok(done(&out))
-}
-
-pub(crate) fn deb(options: &Options) -> Result<ExitCode> {
-    let out = out(options)?;
-    pack(options, &out, &[deb::pack])?;
-    Ok(done(&out))
-}
-
-pub(crate) fn main(DistOptions { options, check, sign }: DistOptions) -> Result<ExitCode> {
-    if check { check::check(options) } else { dist(&options, sign.as_deref()).map(|out| done(&out)) }
-}
-
-fn done(out: &Path) -> ExitCode {
-    println!("in {}", out.display());
-    ExitCode::SUCCESS
+pub(crate) fn main(options: Options) -> Result<ExitCode> {
+    if options.check {
+        return check::check(options);
+    }
+    println!("in {}", dist(&options)?.display());
+    Ok(ExitCode::SUCCESS)
 }
 
 /// Packs everything and describes it: provenance, checksums, and a signature if there is a key.
-fn dist(options: &Options, key: Option<&str>) -> Result<PathBuf> {
-    let out = out(options)?;
+fn dist(options: &Options) -> Result<PathBuf> {
+    let out = options.out.clone().unwrap_or_else(|| tools::repository().join("target/dist"));
+    fs::create_dir_all(&out)?;
     // The directory may hold files of another release. Neither list may name them.
     let fresh = tempfile::Builder::new().prefix(".new-").tempdir_in(&out)?;
     let fresh = fresh.path();
-    let releases = pack(options, fresh, &[image::pack, deb::pack, manifests::pack])?;
+    let releases = pack(options, fresh)?;
     release::describe(&releases, fresh)?;
-    if let Some(key) = key {
+    if let Some(key) = &options.sign {
         release::sign(fresh, key)?;
     }
     for old in release::SIGNATURES {
