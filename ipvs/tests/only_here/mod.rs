@@ -29,6 +29,14 @@ fn listed(client: &mut Client, key: &VirtualServerKey) -> Result<Vec<SocketAddr>
     Ok(servers.iter().map(|item| SocketAddr::new(item.server.key.addr, item.server.key.port)).collect())
 }
 
+/// A kernel with one virtual server, and a client of it.
+fn served() -> (FakeIpvs, Client, VirtualServerKey) {
+    let kernel = FakeIpvs::new();
+    let mut client = kernel.client().unwrap();
+    let key = with_server(&mut client);
+    (kernel, client, key)
+}
+
 /// 300 real servers, 299 first.
 fn three_hundred(client: &mut Client) -> (VirtualServerKey, Vec<SocketAddr>) {
     let key = with_server(client);
@@ -48,9 +56,7 @@ fn a_kernel_without_ipvs() {
 
 #[test]
 fn the_module_goes_and_comes_back_under_another_number() {
-    let kernel = FakeIpvs::new();
-    let mut client = kernel.client().unwrap();
-    let key = with_server(&mut client);
+    let (kernel, mut client, key) = served();
     kernel.set_present(false);
     assert_eq!(client.add_virtual_server(&round_robin(key)).unwrap_err().module_missing(), Some(MissingModule::Ipvs));
     assert_eq!(client.snapshot().unwrap_err().module_missing(), Some(MissingModule::Ipvs));
@@ -67,9 +73,7 @@ fn the_module_goes_and_comes_back_under_another_number() {
 
 #[test]
 fn without_the_capability_everything_is_refused() {
-    let kernel = FakeIpvs::new();
-    let mut client = kernel.client().unwrap();
-    let key = with_server(&mut client);
+    let (kernel, mut client, key) = served();
     kernel.set_permitted(false);
     assert!(client.list_virtual_servers().unwrap_err().is_permission());
     assert!(client.info().unwrap_err().is_permission());
@@ -80,9 +84,7 @@ fn without_the_capability_everything_is_refused() {
 
 #[test]
 fn no_memory() {
-    let kernel = FakeIpvs::new();
-    let mut client = kernel.client().unwrap();
-    let key = with_server(&mut client);
+    let (kernel, mut client, key) = served();
     let server = round_robin(tcp("10.0.0.2:80"));
     kernel.refuse(0, ENOMEM);
     assert_eq!(*client.add_virtual_server(&server).unwrap_err().kind(), ErrorKind::OutOfMemory);
@@ -96,9 +98,7 @@ fn no_memory() {
 
 #[test]
 fn one_refusal_in_a_batch_is_that_operations() {
-    let kernel = FakeIpvs::new();
-    let mut client = kernel.client().unwrap();
-    let key = with_server(&mut client);
+    let (kernel, mut client, key) = served();
     kernel.refuse(200, ENOMEM);
     let batch: Batch = (0..400).map(|number| Operation::AddRealServer(key, RealServer::new(at(number)))).collect();
     let report = client.run(&batch);
@@ -148,9 +148,7 @@ fn modules_come_and_go() {
 
 #[test]
 fn counters_stay_while_the_kernel_remembers() {
-    let kernel = FakeIpvs::new();
-    let mut client = kernel.client().unwrap();
-    let key = with_server(&mut client);
+    let (kernel, mut client, key) = served();
     let server = real("10.1.0.1:80");
     let count = |client: &mut Client| client.get_real_server(&key, &server.key).unwrap().stats.connections;
     client.add_real_server(&key, &server).unwrap();
@@ -180,9 +178,7 @@ fn counters_stay_while_the_kernel_remembers() {
 
 #[test]
 fn a_drain_waits_no_longer_than_it_may() {
-    let kernel = FakeIpvs::new();
-    let mut client = kernel.client().unwrap();
-    let key = with_server(&mut client);
+    let (kernel, mut client, key) = served();
     let server = real("10.1.0.1:80").with_weight(ipvs::Weight::new(5).unwrap());
     client.add_real_server(&key, &server).unwrap();
     kernel.set_counters(&key, Some((&server.key, 2, 1)), 3, 0);
@@ -307,9 +303,7 @@ fn a_virtual_server_that_comes_during_a_snapshot_is_in_it() {
 
 #[test]
 fn a_snapshot_of_a_table_that_never_rests_is_an_error() {
-    let kernel = FakeIpvs::new();
-    let mut client = kernel.client().unwrap();
-    with_server(&mut client);
+    let (kernel, mut client, _) = served();
     let mut next = 0;
     kernel.change_during_dumps(u32::MAX, move |table| {
         table.apply(&Operation::AddVirtualServer(round_robin(VirtualServerKey::udp(at(next))))).unwrap();
@@ -361,9 +355,7 @@ fn a_sync_beside_another_program_arrives() {
 /// A table that cannot be read is not written.
 #[test]
 fn a_sync_that_cannot_read_writes_nothing() {
-    let kernel = FakeIpvs::new();
-    let mut client = kernel.client().unwrap();
-    let key = with_server(&mut client);
+    let (kernel, mut client, key) = served();
     let before = kernel.dump().unwrap();
     kernel.set_permitted(false);
     assert!(client.sync(&Ruleset::new(), &SyncPolicy::owning_all()).unwrap_err().is_permission());

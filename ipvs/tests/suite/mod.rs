@@ -150,3 +150,31 @@ pub(crate) fn with_server(client: &mut Client) -> VirtualServerKey {
     client.add_virtual_server(&round_robin(key)).unwrap();
     key
 }
+
+/// A client of a table with only that virtual server.
+pub(crate) fn served(world: &dyn World) -> (Client, VirtualServerKey) {
+    let mut client = world.client();
+    let key = with_server(&mut client);
+    (client, key)
+}
+
+/// Adds a virtual server, which reads back equal.
+#[track_caller]
+pub(crate) fn add(client: &mut Client, server: &VirtualServer) {
+    client.add_virtual_server(server).unwrap();
+    assert_eq!(client.get_virtual_server(&server.key).unwrap().server, *server);
+}
+
+/// Changes a virtual server, which reads back equal.
+#[track_caller]
+pub(crate) fn update(client: &mut Client, server: &VirtualServer) {
+    client.update_virtual_server(server).unwrap();
+    assert_eq!(client.get_virtual_server(&server.key).unwrap().server, *server);
+}
+
+/// Adds a real server, which reads back equal.
+#[track_caller]
+pub(crate) fn add_real(client: &mut Client, key: &VirtualServerKey, server: &RealServer) {
+    client.add_real_server(key, server).unwrap();
+    assert_eq!(client.get_real_server(key, &server.key).unwrap().server, *server);
+}

@@ -3,11 +3,10 @@ use std::num::NonZeroU16;
 use ipvs::model::{Thresholds, Tunnel, TunnelFlags, TunnelKind};
 use ipvs::{ErrorKind, ForwardingMethod, RealServer, RealServerKey, Weight};
 
-use super::{World, real, round_robin, tcp, with_server};
+use super::{World, add_real, real, round_robin, served, tcp, with_server};
 
 pub(crate) fn every_forwarding_method(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     let methods = [
         ForwardingMethod::Masquerade,
         ForwardingMethod::Local,
@@ -17,8 +16,7 @@ pub(crate) fn every_forwarding_method(world: &dyn World) {
     ];
     for (number, method) in (1..).zip(methods) {
         let server = real(&format!("10.1.0.{number}:80")).with_forwarding_method(method);
-        client.add_real_server(&key, &server).unwrap();
-        assert_eq!(client.get_real_server(&key, &server.key).unwrap().server, server);
+        add_real(&mut client, &key, &server);
     }
     // ipvsadm 1.31 has no option for the local node, nor for a cache bypass, which it prints as nothing at all.
     world.expect(&[
@@ -31,13 +29,11 @@ pub(crate) fn every_forwarding_method(world: &dyn World) {
     ]);
     // A local address stays what was asked for.
     let local = real("127.0.0.1:80");
-    client.add_real_server(&key, &local).unwrap();
-    assert_eq!(client.get_real_server(&key, &local.key).unwrap().server, local);
+    add_real(&mut client, &key, &local);
 }
 
 pub(crate) fn tunnels(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     let gue = TunnelKind::Gue { port: NonZeroU16::new(0x1234).unwrap() };
     let tunnels = [
         Tunnel::IPIP,
@@ -49,8 +45,7 @@ pub(crate) fn tunnels(world: &dyn World) {
     ];
     for (number, tunnel) in (1..).zip(tunnels) {
         let server = real(&format!("10.1.0.{number}:80")).with_forwarding_method(ForwardingMethod::Tunnel(tunnel));
-        client.add_real_server(&key, &server).unwrap();
-        assert_eq!(client.get_real_server(&key, &server.key).unwrap().server, server);
+        add_real(&mut client, &key, &server);
     }
     world.expect(&[
         "-A -t 10.0.0.1:80 -s rr",
@@ -70,8 +65,7 @@ pub(crate) fn tunnels(world: &dyn World) {
 }
 
 pub(crate) fn another_family_needs_a_tunnel(world: &dyn World) {
-    let mut client = world.client();
-    let v4 = with_server(&mut client);
+    let (mut client, v4) = served(world);
     let v6 = tcp("[fd00::1]:80");
     client.add_virtual_server(&round_robin(v6)).unwrap();
     let tunnel = ForwardingMethod::Tunnel(Tunnel::IPIP);
@@ -96,8 +90,7 @@ pub(crate) fn another_family_needs_a_tunnel(world: &dyn World) {
 }
 
 pub(crate) fn weights_and_thresholds(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     let server = |number: u8, weight, upper, lower| {
         real(&format!("10.1.0.{number}:80")).with_weight(weight).with_thresholds(Thresholds::new(upper, lower).unwrap())
     };
@@ -108,8 +101,7 @@ pub(crate) fn weights_and_thresholds(world: &dyn World) {
         server(4, Weight::ONE, 0x7fff_ffff, 0),
     ];
     for server in servers {
-        client.add_real_server(&key, &server).unwrap();
-        assert_eq!(client.get_real_server(&key, &server.key).unwrap().server, server);
+        add_real(&mut client, &key, &server);
     }
     world.expect(&[
         "-A -t 10.0.0.1:80 -s rr",
@@ -129,8 +121,7 @@ pub(crate) fn weights_and_thresholds(world: &dyn World) {
 }
 
 pub(crate) fn the_last_added_comes_first(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     let servers: Vec<RealServer> = (1..=20).map(|number| real(&format!("10.1.0.{}:80", number * 7 % 23))).collect();
     for server in &servers {
         client.add_real_server(&key, server).unwrap();
@@ -141,8 +132,7 @@ pub(crate) fn the_last_added_comes_first(world: &dyn World) {
 }
 
 pub(crate) fn an_update_keeps_the_place(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     for at in ["10.1.0.1:80", "10.1.0.2:80", "10.1.0.3:80"] {
         client.add_real_server(&key, &real(at)).unwrap();
     }
@@ -163,8 +153,7 @@ pub(crate) fn an_update_keeps_the_place(world: &dyn World) {
 }
 
 pub(crate) fn adding_twice_is_refused(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     client.add_real_server(&key, &real("10.1.0.1:80")).unwrap();
     let error = client.add_real_server(&key, &real("10.1.0.1:80").with_weight(Weight::MAX)).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::RealServerExists);
@@ -179,8 +168,7 @@ pub(crate) fn adding_twice_is_refused(world: &dyn World) {
 }
 
 pub(crate) fn what_does_not_exist_is_not_found(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     let absent = tcp("10.0.0.9:80");
     let server = real("10.1.0.1:80");
     for result in [
@@ -205,8 +193,7 @@ pub(crate) fn what_does_not_exist_is_not_found(world: &dyn World) {
 }
 
 pub(crate) fn addresses_the_kernel_refuses(world: &dyn World) {
-    let mut client = world.client();
-    let v4 = with_server(&mut client);
+    let (mut client, v4) = served(world);
     let v6 = tcp("[fd00::1]:80");
     client.add_virtual_server(&round_robin(v6)).unwrap();
     for at in ["0.0.0.0:80", "224.0.0.1:80", "255.255.255.255:80", "127.255.255.255:80"] {
@@ -227,8 +214,7 @@ pub(crate) fn addresses_the_kernel_refuses(world: &dyn World) {
 }
 
 pub(crate) fn a_removed_one_comes_back(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     let server = real("10.1.0.1:80").with_weight(Weight::new(3).unwrap());
     for _ in 0..3 {
         client.add_real_server(&key, &server).unwrap();
@@ -236,8 +222,7 @@ pub(crate) fn a_removed_one_comes_back(world: &dyn World) {
         assert_eq!(client.list_real_servers(&key).unwrap(), []);
     }
     let other = server.with_weight(Weight::DRAIN).with_forwarding_method(ForwardingMethod::DirectRoute);
-    client.add_real_server(&key, &other).unwrap();
-    assert_eq!(client.get_real_server(&key, &server.key).unwrap().server, other);
+    add_real(&mut client, &key, &other);
     world.expect(&["-A -t 10.0.0.1:80 -s rr", "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -g -w 0"]);
 }
 
@@ -250,8 +235,7 @@ pub(crate) fn the_list_of_an_absent_virtual_server_is_empty(world: &dyn World) {
 
 /// A datagram takes 17 of them with the small buffer and about 80 with the large one: up to beyond the second of those.
 pub(crate) fn lists_of_every_length(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     let mut added = Vec::new();
     for number in 1..=170 {
         let server = real(&format!("10.1.0.{number}:8080")).with_weight(Weight::new(number).unwrap());
@@ -294,8 +278,7 @@ pub(crate) fn a_snapshot_is_still_so_or_not(world: &dyn World) {
 
 pub(crate) fn a_drain_ends_with_the_deletion(world: &dyn World) {
     use std::time::Duration;
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     let (idle, other) = (real("10.1.0.1:8080").with_weight(Weight::new(7).unwrap()), real("10.1.0.2:8080"));
     client.add_real_server(&key, &idle).unwrap();
     client.add_real_server(&key, &other).unwrap();

@@ -4,7 +4,7 @@ use std::net::Ipv4Addr;
 use ipvs::model::{Family, Granularity, Name, Persistence};
 use ipvs::{ErrorKind, MissingModule, Scheduler, SchedulerFlags, VirtualServer, VirtualServerKey};
 
-use super::{World, real, round_robin, tcp, udp, with_server};
+use super::{World, add, real, round_robin, served, tcp, udp, update, with_server};
 
 pub(crate) fn an_empty_table_is_an_empty_list(world: &dyn World) {
     let mut client = world.client();
@@ -54,8 +54,7 @@ pub(crate) fn every_kind_of_key(world: &dyn World) {
     world.expect(&[]);
     // ipvsadm 1.31 takes marks for signed numbers.
     let last = VirtualServerKey::fwmark(Family::V4, u32::MAX).unwrap();
-    client.add_virtual_server(&round_robin(last)).unwrap();
-    assert_eq!(client.get_virtual_server(&last).unwrap().server, round_robin(last));
+    add(&mut client, &round_robin(last));
     world.expect(&["-A -f -1 -s rr"]);
 }
 
@@ -74,8 +73,7 @@ pub(crate) fn every_scheduler(world: &dyn World) {
         lines.push(format!("-A -t 10.0.0.{number}:80 -s {scheduler}"));
         assert_eq!(client.get_virtual_server(&key).unwrap().server.config.scheduler, scheduler);
         // From any scheduler to another and back.
-        client.update_virtual_server(&round_robin(key)).unwrap();
-        assert_eq!(client.get_virtual_server(&key).unwrap().server, round_robin(key));
+        update(&mut client, &round_robin(key));
         client.update_virtual_server(&VirtualServer::new(key, scheduler)).unwrap();
     }
     world.expect(&lines.iter().map(String::as_str).collect::<Vec<_>>());
@@ -94,8 +92,7 @@ pub(crate) fn scheduler_flags_have_names(world: &dyn World) {
     let mut lines = Vec::new();
     for (number, scheduler, flags, names) in servers {
         let server = VirtualServer::new(tcp(&format!("10.0.0.{number}:80")), scheduler).with_scheduler_flags(flags);
-        client.add_virtual_server(&server).unwrap();
-        assert_eq!(client.get_virtual_server(&server.key).unwrap().server, server);
+        add(&mut client, &server);
         assert_eq!(flags.names(scheduler).join(","), names);
         // ipvsadm 1.31 does not say the third flag of schedulers whose other flags have names.
         let names = if scheduler == Scheduler::RoundRobin { names } else { names.trim_end_matches(",flag-3") };
@@ -118,8 +115,7 @@ pub(crate) fn persistence_and_its_granularity(world: &dyn World) {
     ];
     for (key, persistence) in servers {
         let server = round_robin(key).with_persistence(persistence);
-        client.add_virtual_server(&server).unwrap();
-        assert_eq!(client.get_virtual_server(&key).unwrap().server, server);
+        add(&mut client, &server);
     }
     world.expect(&[
         "-A -t 10.0.0.1:80 -s rr -p 300",
@@ -136,12 +132,10 @@ pub(crate) fn persistence_engine(world: &dyn World) {
     let mut client = world.client();
     let engine = Name::new("sip").unwrap();
     let server = round_robin(udp("10.0.0.1:5060")).with_persistence(Persistence::new(60).with_engine(engine));
-    client.add_virtual_server(&server).unwrap();
-    assert_eq!(client.get_virtual_server(&server.key).unwrap().server, server);
+    add(&mut client, &server);
     world.expect(&["-A -u 10.0.0.1:5060 -s rr -p 60 --pe sip"]);
     let without = round_robin(server.key).with_persistence(Persistence::new(60));
-    client.update_virtual_server(&without).unwrap();
-    assert_eq!(client.get_virtual_server(&server.key).unwrap().server, without);
+    update(&mut client, &without);
     world.expect(&["-A -u 10.0.0.1:5060 -s rr -p 60"]);
 }
 
@@ -155,8 +149,7 @@ pub(crate) fn long_persistence_wraps_in_the_kernel(world: &dyn World) {
 }
 
 pub(crate) fn an_update_changes_everything_and_keeps_real_servers(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     client.add_real_server(&key, &real("10.1.0.1:8080")).unwrap();
     let granularity = Granularity::Prefix(24);
     let changed = VirtualServer::new(key, Scheduler::SourceHashing)
@@ -179,17 +172,14 @@ pub(crate) fn an_update_takes_flags_away(world: &dyn World) {
     let flags = SchedulerFlags::all();
     let server = round_robin(key).with_scheduler_flags(flags).with_persistence(Persistence::new(300));
     let server = server.with_one_packet();
-    client.add_virtual_server(&server).unwrap();
-    assert_eq!(client.get_virtual_server(&key).unwrap().server, server);
+    add(&mut client, &server);
     world.expect(&["-A -u 10.0.0.1:53 -s rr -p 300 -o -b flag-1,flag-2,flag-3"]);
-    client.update_virtual_server(&round_robin(key)).unwrap();
-    assert_eq!(client.get_virtual_server(&key).unwrap().server, round_robin(key));
+    update(&mut client, &round_robin(key));
     world.expect(&["-A -u 10.0.0.1:53 -s rr"]);
 }
 
 pub(crate) fn adding_twice_is_refused(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     let error = client.add_virtual_server(&VirtualServer::new(key, Scheduler::WeightedRoundRobin)).unwrap_err();
     assert_eq!(*error.kind(), ErrorKind::VirtualServerExists);
     assert!(error.is_already_exists());
@@ -200,8 +190,7 @@ pub(crate) fn adding_twice_is_refused(world: &dyn World) {
 }
 
 pub(crate) fn what_does_not_exist_is_not_found(world: &dyn World) {
-    let mut client = world.client();
-    with_server(&mut client);
+    let (mut client, _) = served(world);
     for key in [tcp("10.0.0.1:81"), udp("10.0.0.1:80"), VirtualServerKey::fwmark(Family::V6, 80).unwrap()] {
         let refused = [
             client.get_virtual_server(&key).map(|_| ()),
@@ -256,8 +245,7 @@ pub(crate) fn the_family_of_a_granularity_is_checked(world: &dyn World) {
 }
 
 pub(crate) fn deleting_takes_the_real_servers_along(world: &dyn World) {
-    let mut client = world.client();
-    let key = with_server(&mut client);
+    let (mut client, key) = served(world);
     client.add_real_server(&key, &real("10.1.0.1:8080")).unwrap();
     client.delete_virtual_server(&key).unwrap();
     world.expect(&[]);
