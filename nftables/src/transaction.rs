@@ -416,62 +416,48 @@ impl Operation {
         }
     }
 
-    fn family(&self) -> Family {
-        match self {
-            Operation::AddTable(Table { key, .. }, _) | Operation::DeleteTable(key) | Operation::FlushTable(key) => {
-                key.family
-            }
-            Operation::AddChain(Chain { key, .. }, _)
-            | Operation::DeleteChain(key)
-            | Operation::AddRule(key, _, _)
-            | Operation::ReplaceRule(key, _, _)
-            | Operation::DeleteRule(key, _)
-            | Operation::FlushChain(key) => key.table.family,
-            Operation::AddSet(Set { key, .. }, _, _)
-            | Operation::DeleteSet(key)
-            | Operation::FlushSet(key, _)
-            | Operation::AddElements(Elements { set: Set { key, .. }, .. }, _)
-            | Operation::DeleteElements(Elements { set: Set { key, .. }, .. }) => key.table.family,
-            Operation::AddObject(Object { key, .. }, _) | Operation::DeleteObject(key) => key.table.family,
-            Operation::AddFlowtable(Flowtable { key, .. }, _)
-            | Operation::DeleteFlowtable(key)
-            | Operation::DeleteFlowtableDevices(Flowtable { key, .. }) => key.table.family,
-        }
-    }
-
-    /// The fixed header of its messages.
-    pub(crate) fn header(&self) -> [u8; 4] {
-        NfGenHeader { family: self.family().number(), version: 0, resource: 0 }.to_bytes()
-    }
-
-    /// Message type and flags.
-    pub(crate) fn command(&self) -> (u8, u16) {
+    /// The family of its messages, their type and their flags.
+    fn message(&self) -> (Family, u8, u16) {
         let create = |present: &Present| match present {
             Present::Keep => NLM_F_CREATE,
             Present::Refuse => NLM_F_CREATE | NLM_F_EXCL,
         };
-        match self {
-            Operation::AddTable(_, present) => (uapi::NFT_MSG_NEWTABLE, create(present)),
-            Operation::DeleteTable(_) => (uapi::NFT_MSG_DELTABLE, 0),
-            Operation::AddChain(_, present) => (uapi::NFT_MSG_NEWCHAIN, create(present)),
-            Operation::DeleteChain(_) => (uapi::NFT_MSG_DELCHAIN, 0),
-            Operation::AddRule(_, _, RulePlace::Last | RulePlace::After(_)) => {
-                (uapi::NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND)
+        let (table, command, flags) = match self {
+            Operation::AddTable(Table { key, .. }, present) => (key, uapi::NFT_MSG_NEWTABLE, create(present)),
+            Operation::DeleteTable(key) => (key, uapi::NFT_MSG_DELTABLE, 0),
+            Operation::AddChain(Chain { key, .. }, present) => (&key.table, uapi::NFT_MSG_NEWCHAIN, create(present)),
+            Operation::DeleteChain(key) => (&key.table, uapi::NFT_MSG_DELCHAIN, 0),
+            Operation::AddRule(key, _, RulePlace::Last | RulePlace::After(_)) => {
+                (&key.table, uapi::NFT_MSG_NEWRULE, NLM_F_CREATE | NLM_F_APPEND)
             }
-            Operation::AddRule(..) => (uapi::NFT_MSG_NEWRULE, NLM_F_CREATE),
-            Operation::ReplaceRule(..) => (uapi::NFT_MSG_NEWRULE, NLM_F_REPLACE),
-            Operation::DeleteRule(..) | Operation::FlushChain(_) | Operation::FlushTable(_) => {
-                (uapi::NFT_MSG_DELRULE, 0)
+            Operation::AddRule(key, ..) => (&key.table, uapi::NFT_MSG_NEWRULE, NLM_F_CREATE),
+            Operation::ReplaceRule(key, ..) => (&key.table, uapi::NFT_MSG_NEWRULE, NLM_F_REPLACE),
+            Operation::DeleteRule(key, _) | Operation::FlushChain(key) => (&key.table, uapi::NFT_MSG_DELRULE, 0),
+            Operation::FlushTable(key) => (key, uapi::NFT_MSG_DELRULE, 0),
+            Operation::AddSet(Set { key, .. }, _, present) => (&key.table, uapi::NFT_MSG_NEWSET, create(present)),
+            Operation::DeleteSet(key) => (&key.table, uapi::NFT_MSG_DELSET, 0),
+            Operation::AddElements(of, present) => (&of.set.key.table, uapi::NFT_MSG_NEWSETELEM, create(present)),
+            Operation::DeleteElements(of) => (&of.set.key.table, uapi::NFT_MSG_DELSETELEM, 0),
+            Operation::FlushSet(key, _) => (&key.table, uapi::NFT_MSG_DELSETELEM, 0),
+            Operation::AddObject(Object { key, .. }, present) => (&key.table, uapi::NFT_MSG_NEWOBJ, create(present)),
+            Operation::DeleteObject(key) => (&key.table, uapi::NFT_MSG_DELOBJ, 0),
+            Operation::AddFlowtable(of, present) => (&of.key.table, uapi::NFT_MSG_NEWFLOWTABLE, create(present)),
+            Operation::DeleteFlowtable(key) | Operation::DeleteFlowtableDevices(Flowtable { key, .. }) => {
+                (&key.table, uapi::NFT_MSG_DELFLOWTABLE, 0)
             }
-            Operation::AddSet(_, _, present) => (uapi::NFT_MSG_NEWSET, create(present)),
-            Operation::DeleteSet(_) => (uapi::NFT_MSG_DELSET, 0),
-            Operation::AddElements(_, present) => (uapi::NFT_MSG_NEWSETELEM, create(present)),
-            Operation::DeleteElements(_) | Operation::FlushSet(..) => (uapi::NFT_MSG_DELSETELEM, 0),
-            Operation::AddObject(_, present) => (uapi::NFT_MSG_NEWOBJ, create(present)),
-            Operation::DeleteObject(_) => (uapi::NFT_MSG_DELOBJ, 0),
-            Operation::AddFlowtable(_, present) => (uapi::NFT_MSG_NEWFLOWTABLE, create(present)),
-            Operation::DeleteFlowtable(_) | Operation::DeleteFlowtableDevices(_) => (uapi::NFT_MSG_DELFLOWTABLE, 0),
-        }
+        };
+        (table.family, command, flags)
+    }
+
+    /// The fixed header of its messages.
+    pub(crate) fn header(&self) -> [u8; 4] {
+        NfGenHeader { family: self.message().0.number(), version: 0, resource: 0 }.to_bytes()
+    }
+
+    /// Message type and flags.
+    pub(crate) fn command(&self) -> (u8, u16) {
+        let (_, command, flags) = self.message();
+        (command, flags)
     }
 
     /// Rejects what the kernel would misinterpret, or what could not be written in full.

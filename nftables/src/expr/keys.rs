@@ -1,12 +1,10 @@
 //! Keys, results and kinds of expressions: the kernel's numbers with names.
 
-use bitflags::bitflags;
-
 macro_rules! numbered {
     ($(#[$meta:meta])* $name:ident { $($(#[$doc:meta])* $variant:ident = $number:literal $constant:ident, $text:literal;)* }) => {
-        $(#[$meta])*
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
         #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        $(#[$meta])*
         #[non_exhaustive]
         pub enum $name {
             $( $(#[$doc])* $variant, )*
@@ -45,6 +43,23 @@ macro_rules! numbered {
         }
     };
 }
+pub(crate) use numbered;
+
+/// Bits of the kernel's; those that this crate does not know are kept.
+macro_rules! flags {
+    ($(#[$meta:meta])* $name:ident { $($(#[$($doc:tt)*])* $flag:ident = $bits:literal;)* }) => {
+        bitflags::bitflags! {
+            $(#[$meta])*
+            #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+            #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+            pub struct $name: u32 {
+                $( $(#[$($doc)*])* const $flag = $bits; )*
+                const _ = !0;
+            }
+        }
+    };
+}
+pub(crate) use flags;
 
 numbered! {
     /// Header of a packet (`NFT_PAYLOAD_*`).
@@ -222,24 +237,21 @@ numbered! {
     }
 }
 
-bitflags! {
+flags! {
     /// Input of a routing lookup (`NFTA_FIB_F_*`).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    pub struct FibFlags: u32 {
+    FibFlags {
         /// The source.
-        const SADDR = 1;
+        SADDR = 1;
         /// The destination.
-        const DADDR = 2;
+        DADDR = 2;
         /// With the packet's mark.
-        const MARK = 4;
+        MARK = 4;
         /// With the input device.
-        const IIF = 8;
+        IIF = 8;
         /// With the output device.
-        const OIF = 16;
+        OIF = 16;
         /// Only whether there is a result.
-        const PRESENT = 32;
-        const _ = !0;
+        PRESENT = 32;
     }
 }
 
@@ -281,26 +293,23 @@ numbered! {
     }
 }
 
-bitflags! {
+flags! {
     /// How addresses and ports are chosen (`NF_NAT_RANGE_*`).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    pub struct NatFlags: u32 {
+    NatFlags {
         /// Addresses are given. Set by the kernel.
-        const MAP_IPS = 1;
+        MAP_IPS = 1;
         /// Ports are given. Set by the kernel.
-        const PROTO_SPECIFIED = 2;
+        PROTO_SPECIFIED = 2;
         /// Ports at random.
-        const RANDOM = 4;
+        RANDOM = 4;
         /// A client keeps its address.
-        const PERSISTENT = 8;
+        PERSISTENT = 8;
         /// Ports wholly at random.
-        const FULLY_RANDOM = 16;
+        FULLY_RANDOM = 16;
         /// Ports keep their offset from a base.
-        const PROTO_OFFSET = 32;
+        PROTO_OFFSET = 32;
         /// One network to another, address by address.
-        const NETMAP = 64;
-        const _ = !0;
+        NETMAP = 64;
     }
 }
 
@@ -400,52 +409,43 @@ numbered! {
     }
 }
 
-bitflags! {
+flags! {
     /// Parts of a packet that a log line shows (`NF_LOG_*`).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    pub struct LogFlags: u32 {
+    LogFlags {
         /// Sequence numbers of TCP.
-        const TCPSEQ = 1;
+        TCPSEQ = 1;
         /// Options of TCP.
-        const TCPOPT = 2;
+        TCPOPT = 2;
         /// Options of IP.
-        const IPOPT = 4;
+        IPOPT = 4;
         /// User of the socket.
-        const UID = 8;
+        UID = 8;
         /// Header of Ethernet.
-        const MACDECODE = 32;
-        const _ = !0;
+        MACDECODE = 32;
     }
 }
 
-bitflags! {
+flags! {
     /// TCP options that a SYN proxy offers (`NF_SYNPROXY_OPT_*`).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    pub struct SynproxyFlags: u32 {
+    SynproxyFlags {
         /// Greatest segment size.
-        const MSS = 1;
+        MSS = 1;
         /// Window scale.
-        const WSCALE = 2;
+        WSCALE = 2;
         /// Selective acknowledgement.
-        const SACK_PERM = 4;
+        SACK_PERM = 4;
         /// Timestamps.
-        const TIMESTAMP = 8;
-        const _ = !0;
+        TIMESTAMP = 8;
     }
 }
 
-bitflags! {
+flags! {
     /// How a queue handles packets (`NFT_QUEUE_FLAG_*`).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    pub struct QueueFlags: u32 {
+    QueueFlags {
         /// Accept packets if no program listens.
-        const BYPASS = 1;
+        BYPASS = 1;
         /// The CPU decides the queue.
-        const CPU_FANOUT = 2;
-        const _ = !0;
+        CPU_FANOUT = 2;
     }
 }
 

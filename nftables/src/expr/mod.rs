@@ -15,6 +15,7 @@ pub use keys::{
     LogFlags, MetaKey, NatFlags, NatKind, NumgenKind, QueueFlags, Reject, RtKey, ShiftOp, SocketKey, SynproxyFlags,
     XfrmKey,
 };
+pub(crate) use keys::{flags, numbered};
 pub(crate) use listed::{get_known, put_fields};
 pub(crate) use read::{get_data, get_expression, get_expressions, get_verdict};
 pub use register::{Register, RegisterRange};

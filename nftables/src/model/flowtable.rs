@@ -1,19 +1,15 @@
 //! Flow tables.
 
-use bitflags::bitflags;
-
 use super::{FlowtableKey, InvalidValue, Priority};
+use crate::expr::flags;
 
-bitflags! {
+flags! {
     /// Properties of a flow table (`NFT_FLOWTABLE_*`).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    pub struct FlowtableFlags: u32 {
+    FlowtableFlags {
         /// Flows are offloaded to the devices, which must support it (nft's `flags offload`).
-        const HW_OFFLOAD = 1;
+        HW_OFFLOAD = 1;
         /// Packets of flows are counted by connection tracking. Since Linux 5.7.
-        const COUNTER = 2;
-        const _ = !0;
+        COUNTER = 2;
     }
 }
 

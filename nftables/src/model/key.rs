@@ -167,30 +167,6 @@ impl TableKey {
         Ok(TableKey { family, name: Name::new(name)? })
     }
 
-    /// A chain of the table.
-    ///
-    /// # Errors
-    /// The name is invalid.
-    pub fn chain(&self, name: &str) -> Result<ChainKey, InvalidValue> {
-        Ok(ChainKey { table: self.clone(), name: Name::new(name)? })
-    }
-
-    /// A set or map of the table.
-    ///
-    /// # Errors
-    /// The name is invalid.
-    pub fn set(&self, name: &str) -> Result<SetKey, InvalidValue> {
-        Ok(SetKey { table: self.clone(), name: Name::new(name)? })
-    }
-
-    /// A flow table of the table.
-    ///
-    /// # Errors
-    /// The name is invalid.
-    pub fn flowtable(&self, name: &str) -> Result<FlowtableKey, InvalidValue> {
-        Ok(FlowtableKey { table: self.clone(), name: Name::new(name)? })
-    }
-
     /// An object of the table.
     ///
     /// # Errors
@@ -240,6 +216,16 @@ macro_rules! keys {
             pub table: TableKey,
             /// Its name.
             pub name: Name,
+        }
+
+        impl TableKey {
+            #[doc = concat!("A ", $what, " of the table.")]
+            ///
+            /// # Errors
+            /// The name is invalid.
+            pub fn $method(&self, name: &str) -> Result<$key, InvalidValue> {
+                Ok($key { table: self.clone(), name: Name::new(name)? })
+            }
         }
 
         impl fmt::Display for $key {

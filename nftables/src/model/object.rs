@@ -5,82 +5,36 @@ use std::time::Duration;
 
 use super::{Family, InvalidValue, ObjectKey};
 use crate::builder::L4Protocol;
-use crate::expr::{Expression, LimitUnit, SynproxyFlags};
+use crate::expr::{Expression, LimitUnit, SynproxyFlags, numbered};
 
-/// The kind of an object (`NFT_OBJECT_*`).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize), serde(rename_all = "lowercase"))]
-#[non_exhaustive]
-pub enum ObjectType {
-    /// Counts packets and bytes.
-    Counter,
-    /// Counts bytes up to a limit.
-    Quota,
-    /// A rate.
-    Limit,
-    /// A connection-tracking helper.
-    #[cfg_attr(feature = "serde", serde(rename = "ct helper"))]
-    CtHelper,
-    /// Timeouts of connections. Since Linux 4.19.
-    #[cfg_attr(feature = "serde", serde(rename = "ct timeout"))]
-    CtTimeout,
-    /// An expected connection. Since Linux 5.3.
-    #[cfg_attr(feature = "serde", serde(rename = "ct expectation"))]
-    CtExpectation,
-    /// Completes TCP handshakes for servers. Since Linux 5.4.
-    Synproxy,
-    /// A security label for packets. Since Linux 4.20.
-    Secmark,
-    /// A kind that this crate keeps as bytes.
-    Other(u32),
+numbered! {
+    /// The kind of an object (`NFT_OBJECT_*`).
+    #[derive(PartialOrd, Ord)]
+    #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+    ObjectType {
+        /// Counts packets and bytes.
+        Counter = 1 NFT_OBJECT_COUNTER, "counter";
+        /// Counts bytes up to a limit.
+        Quota = 2 NFT_OBJECT_QUOTA, "quota";
+        /// A rate.
+        Limit = 4 NFT_OBJECT_LIMIT, "limit";
+        /// A connection-tracking helper.
+        #[cfg_attr(feature = "serde", serde(rename = "ct helper"))]
+        CtHelper = 3 NFT_OBJECT_CT_HELPER, "ct helper";
+        /// Timeouts of connections. Since Linux 4.19.
+        #[cfg_attr(feature = "serde", serde(rename = "ct timeout"))]
+        CtTimeout = 7 NFT_OBJECT_CT_TIMEOUT, "ct timeout";
+        /// An expected connection. Since Linux 5.3.
+        #[cfg_attr(feature = "serde", serde(rename = "ct expectation"))]
+        CtExpectation = 9 NFT_OBJECT_CT_EXPECT, "ct expectation";
+        /// Completes TCP handshakes for servers. Since Linux 5.4.
+        Synproxy = 10 NFT_OBJECT_SYNPROXY, "synproxy";
+        /// A security label for packets. Since Linux 4.20.
+        Secmark = 8 NFT_OBJECT_SECMARK, "secmark";
+    }
 }
 
 impl ObjectType {
-    /// The number.
-    pub fn number(self) -> u32 {
-        match self {
-            ObjectType::Counter => 1,
-            ObjectType::Quota => 2,
-            ObjectType::CtHelper => 3,
-            ObjectType::Limit => 4,
-            ObjectType::CtTimeout => 7,
-            ObjectType::Secmark => 8,
-            ObjectType::CtExpectation => 9,
-            ObjectType::Synproxy => 10,
-            ObjectType::Other(number) => number,
-        }
-    }
-
-    /// The kind with this number.
-    pub fn from_number(number: u32) -> Self {
-        match number {
-            1 => ObjectType::Counter,
-            2 => ObjectType::Quota,
-            3 => ObjectType::CtHelper,
-            4 => ObjectType::Limit,
-            7 => ObjectType::CtTimeout,
-            8 => ObjectType::Secmark,
-            9 => ObjectType::CtExpectation,
-            10 => ObjectType::Synproxy,
-            other => ObjectType::Other(other),
-        }
-    }
-
-    /// nft's word; `None` for kinds that this crate does not name.
-    pub fn name(self) -> Option<&'static str> {
-        match self {
-            ObjectType::Counter => Some("counter"),
-            ObjectType::Quota => Some("quota"),
-            ObjectType::Limit => Some("limit"),
-            ObjectType::CtHelper => Some("ct helper"),
-            ObjectType::CtTimeout => Some("ct timeout"),
-            ObjectType::CtExpectation => Some("ct expectation"),
-            ObjectType::Synproxy => Some("synproxy"),
-            ObjectType::Secmark => Some("secmark"),
-            ObjectType::Other(_) => None,
-        }
-    }
-
     /// Words with which a rule uses an object of this kind, before its name: `counter name`, `ct helper set`.
     pub(crate) fn statement(self) -> Option<&'static str> {
         Some(match self {
@@ -219,19 +173,6 @@ pub enum ObjectData {
 }
 
 impl ObjectData {
-    /// The expression with the same effect in a rule.
-    pub(crate) fn to_expression(&self) -> Option<Expression> {
-        Some(match *self {
-            ObjectData::Counter { packets, bytes } => Expression::Counter { packets, bytes },
-            ObjectData::Quota { bytes, consumed, inverted } => Expression::Quota { bytes, consumed, inverted },
-            ObjectData::Limit { rate, unit, burst, bytes, inverted } => {
-                Expression::Limit { rate, unit, burst, bytes, inverted }
-            }
-            ObjectData::Synproxy { mss, window_scale, flags } => Expression::Synproxy { mss, window_scale, flags },
-            _ => return None,
-        })
-    }
-
     /// Refuses what could not be written in full.
     pub(crate) fn check(&self) -> Result<(), InvalidValue> {
         let text = |what: &str, text: &str, most: usize| {
@@ -264,18 +205,35 @@ impl ObjectData {
             _ => Ok(()),
         }
     }
+}
 
-    pub(crate) fn from_expression(expression: &Expression) -> Option<Self> {
-        Some(match *expression {
-            Expression::Counter { packets, bytes } => ObjectData::Counter { packets, bytes },
-            Expression::Quota { bytes, consumed, inverted } => ObjectData::Quota { bytes, consumed, inverted },
-            Expression::Limit { rate, unit, burst, bytes, inverted } => {
-                ObjectData::Limit { rate, unit, burst, bytes, inverted }
+/// Objects that a rule can have in place of their name, as expressions with the same fields.
+macro_rules! in_rules {
+    ($($name:ident { $($field:ident),* })*) => {
+        impl ObjectData {
+            /// The expression with the same effect in a rule.
+            pub(crate) fn to_expression(&self) -> Option<Expression> {
+                match *self {
+                    $( ObjectData::$name { $($field),* } => Some(Expression::$name { $($field),* }), )*
+                    _ => None,
+                }
             }
-            Expression::Synproxy { mss, window_scale, flags } => ObjectData::Synproxy { mss, window_scale, flags },
-            _ => return None,
-        })
-    }
+
+            pub(crate) fn from_expression(expression: &Expression) -> Option<Self> {
+                match *expression {
+                    $( Expression::$name { $($field),* } => Some(ObjectData::$name { $($field),* }), )*
+                    _ => None,
+                }
+            }
+        }
+    };
+}
+
+in_rules! {
+    Counter { packets, bytes }
+    Quota { bytes, consumed, inverted }
+    Limit { rate, unit, burst, bytes, inverted }
+    Synproxy { mss, window_scale, flags }
 }
 
 /// A named object. Rules name one ([`named_counter`](crate::RuleBuilder::named_counter)), or look it up in a map

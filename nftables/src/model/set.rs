@@ -2,37 +2,32 @@
 
 use std::time::Duration;
 
-use bitflags::bitflags;
-
 use super::{Element, FieldTypes, InvalidValue, ObjectType, SetKey};
-use crate::expr::Expression;
+use crate::expr::{Expression, flags};
 use crate::operand::Operand;
 use crate::typing::{self, About};
 
-bitflags! {
+flags! {
     /// Properties of a set (`NFT_SET_*`).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    pub struct SetFlags: u32 {
+    SetFlags {
         /// Deleted together with the rule that uses it.
-        const ANONYMOUS = 0x1;
+        ANONYMOUS = 0x1;
         /// Elements cannot change while rules use it.
-        const CONSTANT = 0x2;
+        CONSTANT = 0x2;
         /// Elements may be ranges.
-        const INTERVAL = 0x4;
+        INTERVAL = 0x4;
         /// Elements have data.
-        const MAP = 0x8;
+        MAP = 0x8;
         /// Elements may time out.
-        const TIMEOUT = 0x10;
+        TIMEOUT = 0x10;
         /// Rules add elements.
-        const DYNAMIC = 0x20;
+        DYNAMIC = 0x20;
         /// Data are objects.
-        const OBJECT = 0x40;
+        OBJECT = 0x40;
         /// The key is a concatenation. Only used with [`INTERVAL`](SetFlags::INTERVAL). Since Linux 5.6.
-        const CONCATENATION = 0x80;
+        CONCATENATION = 0x80;
         /// Elements have expressions. Since Linux 5.11.
-        const EXPRESSION = 0x100;
-        const _ = !0;
+        EXPRESSION = 0x100;
     }
 }
 

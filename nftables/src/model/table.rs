@@ -1,22 +1,18 @@
 //! Tables.
 
-use bitflags::bitflags;
-
 use super::TableKey;
+use crate::expr::flags;
 
-bitflags! {
+flags! {
     /// Properties of a table (`NFT_TABLE_F_*`).
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-    pub struct TableFlags: u32 {
+    TableFlags {
         /// Its base chains see no packets.
-        const DORMANT = 1;
+        DORMANT = 1;
         /// The table is deleted when the socket that created it is closed; only that socket may change it. Since Linux
         /// 5.12.
-        const OWNER = 2;
+        OWNER = 2;
         /// The table outlives its owner. Since Linux 6.9.
-        const PERSIST = 4;
-        const _ = !0;
+        PERSIST = 4;
     }
 }
 

@@ -139,22 +139,18 @@ impl Value {
 
     /// The next greater value of this length; `None` after the greatest.
     pub fn successor(&self) -> Option<Value> {
-        let mut bytes = self.as_bytes().to_vec();
-        for byte in bytes.iter_mut().rev() {
-            let (next, overflow) = byte.overflowing_add(1);
-            *byte = next;
-            if !overflow {
-                return Some(Value::of(&bytes));
-            }
-        }
-        None
+        self.step(u8::overflowing_add)
     }
 
     /// The next smaller value of this length; `None` before zero.
     pub fn predecessor(&self) -> Option<Value> {
+        self.step(u8::overflowing_sub)
+    }
+
+    fn step(&self, by: fn(u8, u8) -> (u8, bool)) -> Option<Value> {
         let mut bytes = self.as_bytes().to_vec();
         for byte in bytes.iter_mut().rev() {
-            let (next, overflow) = byte.overflowing_sub(1);
+            let (next, overflow) = by(*byte, 1);
             *byte = next;
             if !overflow {
                 return Some(Value::of(&bytes));
