@@ -109,7 +109,7 @@ impl Profile {
 
     /// The names of the schedulers in the kernel's own tree, from `rr` to `twos`. Not every kernel has all of them.
     pub fn known_schedulers() -> impl Iterator<Item = &'static str> {
-        SCHEDULERS.iter().map(|(name, ..)| *name)
+        SCHEDULERS.into_iter()
     }
 
     /// Requires another set type in ipset's notation (`hash:net,port`). A type that this crate does not know is

@@ -40,23 +40,9 @@ fn of_ipvs_mode(profile: &Profile) -> Vec<Requirement> {
     rows
 }
 
-/// All schedulers of the kernel: name, symbol.
-pub(crate) const SCHEDULERS: &[(&str, &str)] = &[
-    ("rr", "IP_VS_RR"),
-    ("wrr", "IP_VS_WRR"),
-    ("lc", "IP_VS_LC"),
-    ("wlc", "IP_VS_WLC"),
-    ("fo", "IP_VS_FO"),
-    ("ovf", "IP_VS_OVF"),
-    ("lblc", "IP_VS_LBLC"),
-    ("lblcr", "IP_VS_LBLCR"),
-    ("dh", "IP_VS_DH"),
-    ("sh", "IP_VS_SH"),
-    ("mh", "IP_VS_MH"),
-    ("sed", "IP_VS_SED"),
-    ("nq", "IP_VS_NQ"),
-    ("twos", "IP_VS_TWOS"),
-];
+/// All schedulers of the kernel. Each has its symbol: `IP_VS_RR`.
+pub(crate) const SCHEDULERS: [&str; 14] =
+    ["rr", "wrr", "lc", "wlc", "fo", "ovf", "lblc", "lblcr", "dh", "sh", "mh", "sed", "nq", "twos"];
 
 /// All set types of the kernel: name, module, symbol.
 pub(crate) const SET_TYPES: &[(&str, &str, &str)] = &[
@@ -93,8 +79,8 @@ fn built(name: String, why: &'static str, need: Need, module: &str, symbol: Opti
 }
 
 fn scheduler(name: &str, need: Need, why: &'static str) -> Requirement {
-    let symbol = SCHEDULERS.iter().find(|(known, _)| *known == name).map(|(_, symbol)| *symbol);
-    let row = built(format!("scheduler {name}"), why, need, &format!("ip_vs_{name}"), symbol);
+    let symbol = SCHEDULERS.contains(&name).then(|| format!("IP_VS_{}", name.to_uppercase()));
+    let row = built(format!("scheduler {name}"), why, need, &format!("ip_vs_{name}"), symbol.as_deref());
     row.asks(Capability::Scheduler(name.to_owned().into()))
 }
 
@@ -109,13 +95,18 @@ fn set_type_row(name: &str) -> Requirement {
 type Who = (Need, Option<(Backend, Families)>);
 
 /// A module, and the symbol that builds it.
-fn row(name: &str, (need, backend): Who, why: &'static str, module: &str, symbol: &str) -> Requirement {
-    Requirement { backend, ..built(name.to_owned(), why, need, module, Some(symbol)) }
+fn row(module: &str, (need, backend): Who, why: &'static str, symbol: &str) -> Requirement {
+    Requirement { backend, ..built(module.to_owned(), why, need, module, Some(symbol)) }
+}
+
+/// A match of iptables, without `xt_` in its name.
+fn xt_match(name: &'static str, who: Who, why: &'static str, symbol: &str) -> Requirement {
+    row(&format!("xt_{name}"), who, why, symbol).asks(Capability::XtMatch(name.into()))
 }
 
 /// A switch inside `module`, which `part_of` builds.
 fn part(name: &str, who: Who, why: &'static str, (module, part_of): (&str, &str), symbol: &str) -> Requirement {
-    Requirement { part_of: Some(part_of.to_owned()), ..row(name, who, why, module, symbol) }
+    Requirement { name: name.to_owned(), part_of: Some(part_of.to_owned()), ..row(module, who, why, symbol) }
 }
 
 fn rows(families: Families) -> Vec<Requirement> {
@@ -125,75 +116,50 @@ fn rows(families: Families) -> Vec<Requirement> {
     let [legacy4, legacy6] = [Families::Ipv4, Families::Ipv6].map(|families| either(Backend::Legacy, families));
     let [nft4, nft6, nft] =
         [Families::Ipv4, Families::Ipv6, Families::Dual].map(|families| either(Backend::Nft, families));
+    let (ip_vs, nf_tables) = (("ip_vs", "IP_VS"), ("nf_tables", "NF_TABLES"));
     vec![
-        row("ip_vs", all, "virtual servers", "ip_vs", "IP_VS").asks(Capability::GenlFamily("IPVS".into())),
-        part("ip_vs: TCP", all, "virtual servers for TCP", ("ip_vs", "IP_VS"), "IP_VS_PROTO_TCP"),
-        part("ip_vs: UDP", all, "virtual servers for UDP", ("ip_vs", "IP_VS"), "IP_VS_PROTO_UDP"),
-        part("ip_vs: SCTP", some, "Services with protocol SCTP", ("ip_vs", "IP_VS"), "IP_VS_PROTO_SCTP"),
-        part("ip_vs: IPv6", ipv6, "virtual servers for IPv6", ("ip_vs", "IP_VS"), "IP_VS_IPV6"),
+        row("ip_vs", all, "virtual servers", "IP_VS").asks(Capability::GenlFamily("IPVS".into())),
+        part("ip_vs: TCP", all, "virtual servers for TCP", ip_vs, "IP_VS_PROTO_TCP"),
+        part("ip_vs: UDP", all, "virtual servers for UDP", ip_vs, "IP_VS_PROTO_UDP"),
+        part("ip_vs: SCTP", some, "Services with protocol SCTP", ip_vs, "IP_VS_PROTO_SCTP"),
+        part("ip_vs: IPv6", ipv6, "virtual servers for IPv6", ip_vs, "IP_VS_IPV6"),
         part(
             "ip_vs: conntrack",
             all,
             "masquerading of balanced connections (sysctl net/ipv4/vs/conntrack)",
-            ("ip_vs", "IP_VS"),
+            ip_vs,
             "IP_VS_NFCT",
         ),
-        row("nf_conntrack", all, "connection tracking", "nf_conntrack", "NF_CONNTRACK"),
-        row("nf_nat", all, "masquerading", "nf_nat", "NF_NAT"),
-        row(
-            "nf_conntrack_netlink",
-            some,
-            "forgetting UDP connections to endpoints that are gone",
-            "nf_conntrack_netlink",
-            "NF_CT_NETLINK",
-        ),
-        row("dummy", all, "the device kube-ipvs0 that holds the VIPs", "dummy", "DUMMY")
+        row("nf_conntrack", all, "connection tracking", "NF_CONNTRACK"),
+        row("nf_nat", all, "masquerading", "NF_NAT"),
+        row("nf_conntrack_netlink", some, "forgetting UDP connections to endpoints that are gone", "NF_CT_NETLINK"),
+        row("dummy", all, "the device kube-ipvs0 that holds the VIPs", "DUMMY")
             .asks(Capability::LinkKind("dummy".into())),
-        row("ip_set", all, "sets", "ip_set", "IP_SET").asks(Capability::Ipset),
-        row("xt_set", all, "rules that look into sets", "xt_set", "NETFILTER_XT_SET")
-            .asks(Capability::XtMatch("set".into())),
-        row("xt_comment", all, "comments in rules", "xt_comment", "NETFILTER_XT_MATCH_COMMENT")
-            .asks(Capability::XtMatch("comment".into())),
-        row("xt_mark", all, "the masquerade mark (match and target)", "xt_mark", "NETFILTER_XT_MARK")
-            .asks(Capability::XtMatch("mark".into())),
-        row("xt_addrtype", all, "rules for node ports and external IPs", "xt_addrtype", "NETFILTER_XT_MATCH_ADDRTYPE")
-            .asks(Capability::XtMatch("addrtype".into())),
-        row(
-            "xt_conntrack",
-            all,
-            "the rule for established connections",
-            "xt_conntrack",
-            "NETFILTER_XT_MATCH_CONNTRACK",
-        )
-        .asks(Capability::XtMatch("conntrack".into())),
-        row("xt_MASQUERADE", all, "masquerading", "xt_MASQUERADE", "NETFILTER_XT_TARGET_MASQUERADE")
+        row("ip_set", all, "sets", "IP_SET").asks(Capability::Ipset),
+        xt_match("set", all, "rules that look into sets", "NETFILTER_XT_SET"),
+        xt_match("comment", all, "comments in rules", "NETFILTER_XT_MATCH_COMMENT"),
+        xt_match("mark", all, "the masquerade mark (match and target)", "NETFILTER_XT_MARK"),
+        xt_match("addrtype", all, "rules for node ports and external IPs", "NETFILTER_XT_MATCH_ADDRTYPE"),
+        xt_match("conntrack", all, "the rule for established connections", "NETFILTER_XT_MATCH_CONNTRACK"),
+        row("xt_MASQUERADE", all, "masquerading", "NETFILTER_XT_TARGET_MASQUERADE")
             .asks(Capability::XtTarget("MASQUERADE".into())),
-        row(
-            "xt_ipvs",
+        xt_match(
+            "ipvs",
             some,
             "source ranges that also bind the node itself (rules with -m ipvs)",
-            "xt_ipvs",
             "NETFILTER_XT_MATCH_IPVS",
-        )
-        .asks(Capability::XtMatch("ipvs".into())),
-        row("xt_physdev", some, "the rule for external IPs on bridges", "xt_physdev", "NETFILTER_XT_MATCH_PHYSDEV")
-            .asks(Capability::XtMatch("physdev".into())),
-        row(
-            "br_netfilter",
-            some,
-            "pods behind a Linux bridge (rules see bridged packets)",
-            "br_netfilter",
-            "BRIDGE_NETFILTER",
         ),
-        row("iptable_nat", legacy4, "table nat, iptables-legacy", "iptable_nat", "IP_NF_NAT"),
-        row("iptable_filter", legacy4, "table filter, iptables-legacy", "iptable_filter", "IP_NF_FILTER"),
-        row("ip6table_nat", legacy6, "table nat, ip6tables-legacy", "ip6table_nat", "IP6_NF_NAT"),
-        row("ip6table_filter", legacy6, "table filter, ip6tables-legacy", "ip6table_filter", "IP6_NF_FILTER"),
-        row("nf_tables", nft, "rules through iptables-nft", "nf_tables", "NF_TABLES"),
-        part("nf_tables, IPv4", nft4, "IPv4 rules through iptables-nft", ("nf_tables", "NF_TABLES"), "NF_TABLES_IPV4"),
-        part("nf_tables, IPv6", nft6, "IPv6 rules through ip6tables-nft", ("nf_tables", "NF_TABLES"), "NF_TABLES_IPV6"),
-        row("nft_compat", nft, "matches and targets in iptables-nft", "nft_compat", "NFT_COMPAT"),
-        row("nft_chain_nat", nft, "table nat, iptables-nft", "nft_chain_nat", "NFT_NAT"),
+        xt_match("physdev", some, "the rule for external IPs on bridges", "NETFILTER_XT_MATCH_PHYSDEV"),
+        row("br_netfilter", some, "pods behind a Linux bridge (rules see bridged packets)", "BRIDGE_NETFILTER"),
+        row("iptable_nat", legacy4, "table nat, iptables-legacy", "IP_NF_NAT"),
+        row("iptable_filter", legacy4, "table filter, iptables-legacy", "IP_NF_FILTER"),
+        row("ip6table_nat", legacy6, "table nat, ip6tables-legacy", "IP6_NF_NAT"),
+        row("ip6table_filter", legacy6, "table filter, ip6tables-legacy", "IP6_NF_FILTER"),
+        row("nf_tables", nft, "rules through iptables-nft", "NF_TABLES"),
+        part("nf_tables, IPv4", nft4, "IPv4 rules through iptables-nft", nf_tables, "NF_TABLES_IPV4"),
+        part("nf_tables, IPv6", nft6, "IPv6 rules through ip6tables-nft", nf_tables, "NF_TABLES_IPV6"),
+        row("nft_compat", nft, "matches and targets in iptables-nft", "NFT_COMPAT"),
+        row("nft_chain_nat", nft, "table nat, iptables-nft", "NFT_NAT"),
     ]
 }
 
