@@ -8,88 +8,68 @@ use ipvs_sys::uapi::SvcFlags;
 
 use crate::model::{Name, OutOfRange};
 
-/// How new connections are distributed over real servers. Each scheduler except `none` is a kernel module
-/// `ip_vs_<name>` that the kernel loads on first use.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-#[non_exhaustive]
-pub enum Scheduler {
+macro_rules! schedulers {
+    ($($(#[$doc:meta])* $scheduler:ident = $name:literal;)*) => {
+        /// How new connections are distributed over real servers. Each scheduler except `none` is a kernel module
+        /// `ip_vs_<name>` that the kernel loads on first use.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        #[non_exhaustive]
+        pub enum Scheduler {
+            $( $(#[$doc])* $scheduler, )*
+            /// A scheduler of another module.
+            Other(Name),
+        }
+
+        impl Scheduler {
+            /// All schedulers that this crate knows by name.
+            pub const KNOWN: [Scheduler; 15] = [$( Scheduler::$scheduler ),*];
+
+            /// The kernel's name.
+            pub fn name(&self) -> &str {
+                match self {
+                    $( Scheduler::$scheduler => $name, )*
+                    Scheduler::Other(name) => name.as_str(),
+                }
+            }
+        }
+    };
+}
+
+schedulers! {
     /// Round robin (`rr`).
-    RoundRobin,
+    RoundRobin = "rr";
     /// Weighted round robin (`wrr`).
-    WeightedRoundRobin,
+    WeightedRoundRobin = "wrr";
     /// Least connections (`lc`).
-    LeastConnection,
+    LeastConnection = "lc";
     /// Weighted least connections (`wlc`), the default of `ipvsadm`.
-    WeightedLeastConnection,
+    WeightedLeastConnection = "wlc";
     /// Weighted fail-over: the available real server with the highest weight (`fo`). Since Linux 3.17.
-    WeightedFailover,
+    WeightedFailover = "fo";
     /// Weighted overflow: the real server with the highest weight until it has that many connections, then the next
     /// (`ovf`). Since Linux 4.3.
-    WeightedOverflow,
+    WeightedOverflow = "ovf";
     /// Locality-based least connections, by destination (`lblc`).
-    LocalityLeastConnection,
+    LocalityLeastConnection = "lblc";
     /// Locality-based least connections with replication (`lblcr`).
-    LocalityLeastConnectionReplication,
+    LocalityLeastConnectionReplication = "lblcr";
     /// Destination hashing (`dh`).
-    DestinationHashing,
+    DestinationHashing = "dh";
     /// Source hashing (`sh`).
-    SourceHashing,
+    SourceHashing = "sh";
     /// Maglev hashing (`mh`): adding or removing a real server moves few clients. Since Linux 4.18.
-    MaglevHashing,
+    MaglevHashing = "mh";
     /// Shortest expected delay (`sed`).
-    ShortestExpectedDelay,
+    ShortestExpectedDelay = "sed";
     /// Never queue (`nq`).
-    NeverQueue,
+    NeverQueue = "nq";
     /// The better of two random choices, weighted (`twos`). Since Linux 5.13.
-    PowerOfTwoChoices,
+    PowerOfTwoChoices = "twos";
     /// No scheduler (`none`): connections are not forwarded until one is set. Since Linux 4.2.
-    None,
-    /// A scheduler of another module.
-    Other(Name),
+    None = "none";
 }
 
 impl Scheduler {
-    /// All schedulers that this crate knows by name.
-    pub const KNOWN: [Scheduler; 15] = [
-        Scheduler::RoundRobin,
-        Scheduler::WeightedRoundRobin,
-        Scheduler::LeastConnection,
-        Scheduler::WeightedLeastConnection,
-        Scheduler::WeightedFailover,
-        Scheduler::WeightedOverflow,
-        Scheduler::LocalityLeastConnection,
-        Scheduler::LocalityLeastConnectionReplication,
-        Scheduler::DestinationHashing,
-        Scheduler::SourceHashing,
-        Scheduler::MaglevHashing,
-        Scheduler::ShortestExpectedDelay,
-        Scheduler::NeverQueue,
-        Scheduler::PowerOfTwoChoices,
-        Scheduler::None,
-    ];
-
-    /// The kernel's name.
-    pub fn name(&self) -> &str {
-        match self {
-            Scheduler::RoundRobin => "rr",
-            Scheduler::WeightedRoundRobin => "wrr",
-            Scheduler::LeastConnection => "lc",
-            Scheduler::WeightedLeastConnection => "wlc",
-            Scheduler::WeightedFailover => "fo",
-            Scheduler::WeightedOverflow => "ovf",
-            Scheduler::LocalityLeastConnection => "lblc",
-            Scheduler::LocalityLeastConnectionReplication => "lblcr",
-            Scheduler::DestinationHashing => "dh",
-            Scheduler::SourceHashing => "sh",
-            Scheduler::MaglevHashing => "mh",
-            Scheduler::ShortestExpectedDelay => "sed",
-            Scheduler::NeverQueue => "nq",
-            Scheduler::PowerOfTwoChoices => "twos",
-            Scheduler::None => "none",
-            Scheduler::Other(name) => name.as_str(),
-        }
-    }
-
     /// Normalises to the form in which the kernel reports it.
     pub(crate) fn canonical(self) -> Self {
         self.name().parse().unwrap_or(self)
