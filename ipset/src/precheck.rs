@@ -16,7 +16,7 @@ pub(crate) fn refusal(set: &SetSpec, entry: &Entry) -> Option<ErrorKind> {
 }
 
 /// Kernel: `ip_set_get_extensions`.
-fn missing_extension(set: &SetSpec, options: &EntryOptions) -> Option<&'static str> {
+pub(crate) fn missing_extension(set: &SetSpec, options: &EntryOptions) -> Option<&'static str> {
     let lacks = |flag| !set.options.flags.contains(flag);
     let counters = options.packets.is_some() || options.bytes.is_some();
     let skbinfo = options.skbmark.is_some() || options.skbprio.is_some() || options.skbqueue.is_some();
@@ -47,7 +47,7 @@ pub(crate) fn in_range(range: Option<Range>, element: &Element) -> bool {
 }
 
 /// Kernel: `IPSET_ERR_HASH_ELEM` in `hash_ip4_uadt`, `hash_ip6_uadt`, `hash_mac4_uadt`, `hash_ipmac4_uadt`, `hash_ipmac6_uadt`.
-fn is_null(set_type: SetType, element: &Element) -> bool {
+pub(crate) fn is_null(set_type: SetType, element: &Element) -> bool {
     let no_mac = MacAddr([0; 6]);
     match (set_type, element) {
         (SetType::HashIp, Element::Ip(span)) => span.first().is_unspecified(),

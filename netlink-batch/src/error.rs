@@ -68,49 +68,18 @@ crate::debug_is_message!(WireError);
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Errno(pub i32);
 
+macro_rules! errnos {
+    ($($name:ident)*) => { $(
+        #[doc = concat!("`", stringify!($name), "`.")]
+        pub const $name: Errno = Errno(libc::$name);
+    )* };
+}
+
 impl Errno {
-    /// `EPERM`: the caller lacks a capability.
-    pub const EPERM: Errno = Errno(libc::EPERM);
-    /// `ENOENT`.
-    pub const ENOENT: Errno = Errno(libc::ENOENT);
-    /// `ESRCH`.
-    pub const ESRCH: Errno = Errno(libc::ESRCH);
-    /// `EEXIST`.
-    pub const EEXIST: Errno = Errno(libc::EEXIST);
-    /// `EINVAL`.
-    pub const EINVAL: Errno = Errno(libc::EINVAL);
-    /// `ERANGE`.
-    pub const ERANGE: Errno = Errno(libc::ERANGE);
-    /// `EBUSY`.
-    pub const EBUSY: Errno = Errno(libc::EBUSY);
-    /// `ENOMEM`.
-    pub const ENOMEM: Errno = Errno(libc::ENOMEM);
-    /// `ENODEV`.
-    pub const ENODEV: Errno = Errno(libc::ENODEV);
-    /// `ENFILE`.
-    pub const ENFILE: Errno = Errno(libc::ENFILE);
-    /// `EMLINK`.
-    pub const EMLINK: Errno = Errno(libc::EMLINK);
-    /// `EACCES`.
-    pub const EACCES: Errno = Errno(libc::EACCES);
-    /// `ENOBUFS`.
-    pub const ENOBUFS: Errno = Errno(libc::ENOBUFS);
-    /// `ENOTEMPTY`.
-    pub const ENOTEMPTY: Errno = Errno(libc::ENOTEMPTY);
-    /// `ELOOP`.
-    pub const ELOOP: Errno = Errno(libc::ELOOP);
-    /// `EOVERFLOW`.
-    pub const EOVERFLOW: Errno = Errno(libc::EOVERFLOW);
-    /// `ERESTART`.
-    pub const ERESTART: Errno = Errno(libc::ERESTART);
-    /// `EOPNOTSUPP`.
-    pub const EOPNOTSUPP: Errno = Errno(libc::EOPNOTSUPP);
-    /// `EPROTONOSUPPORT`.
-    pub const EPROTONOSUPPORT: Errno = Errno(libc::EPROTONOSUPPORT);
-    /// `EAFNOSUPPORT`.
-    pub const EAFNOSUPPORT: Errno = Errno(libc::EAFNOSUPPORT);
-    /// `EMSGSIZE`.
-    pub const EMSGSIZE: Errno = Errno(libc::EMSGSIZE);
+    errnos! {
+        EPERM ENOENT ESRCH EEXIST EINVAL ERANGE EBUSY ENOMEM ENODEV ENFILE EMLINK EACCES ENOBUFS ENOTEMPTY
+        ELOOP EOVERFLOW ERESTART EOPNOTSUPP EPROTONOSUPPORT EAFNOSUPPORT EMSGSIZE
+    }
 
     /// The symbol and its description: `("ENOENT", "No such file or directory")`.
     fn words(self) -> (String, &'static str) {

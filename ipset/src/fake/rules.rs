@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 use std::ops::RangeInclusive;
 
-use crate::model::{Element, Entry, IpSpan, SetFlags, SetSpec, SetType};
-use crate::precheck::in_range;
+use crate::model::{Element, Entry, IpSpan, SetSpec, SetType};
+use crate::precheck::{in_range, is_null, missing_extension};
 use crate::uapi;
 use crate::wire::get_entry;
 
@@ -27,20 +27,13 @@ pub(super) fn features_revisions(set_type: SetType) -> RangeInclusive<u8> {
 pub(super) fn get_entry_checked(set: &SetSpec, bytes: &[u8]) -> Result<Entry, Refusal> {
     let entry = get_entry(set.set_type, bytes).map_err(|_unreadable| uapi::IPSET_ERR_PROTOCOL)?;
     entry.check(set).map_err(|_other_form| uapi::IPSET_ERR_PROTOCOL)?;
-    let (options, extensions) = (&entry.options, &set.options);
-    let missing = |flag: SetFlags| !extensions.flags.contains(flag);
-    if options.timeout.is_some() && extensions.timeout.is_none() {
-        return Err(uapi::IPSET_ERR_TIMEOUT);
-    }
-    if (options.packets.is_some() || options.bytes.is_some()) && missing(SetFlags::COUNTERS) {
-        return Err(uapi::IPSET_ERR_COUNTER);
-    }
-    if options.comment.is_some() && missing(SetFlags::COMMENT) {
-        return Err(uapi::IPSET_ERR_COMMENT);
-    }
-    let skbinfo = options.skbmark.is_some() || options.skbprio.is_some() || options.skbqueue.is_some();
-    if skbinfo && missing(SetFlags::SKBINFO) {
-        return Err(uapi::IPSET_ERR_SKBINFO);
+    if let Some(extension) = missing_extension(set, &entry.options) {
+        return Err(match extension {
+            "timeout" => uapi::IPSET_ERR_TIMEOUT,
+            "counters" => uapi::IPSET_ERR_COUNTER,
+            "comment" => uapi::IPSET_ERR_COMMENT,
+            _ => uapi::IPSET_ERR_SKBINFO,
+        });
     }
     let zero = |span: Option<IpSpan>| span.and_then(|span| span.prefix()) == Some(0);
     let (first, second) = entry.element.spans();
@@ -52,8 +45,8 @@ pub(super) fn get_entry_checked(set: &SetSpec, bytes: &[u8]) -> Result<Entry, Re
     }
     // Cut to the mask first: `hash_ip4_uadt`, `hash_ip6_uadt`.
     let stored = |span: IpSpan| set.mask().map_or(span, |mask| span.and_mask(mask)).first();
-    if matches!((set.set_type, first), (SetType::HashIp, Some(span)) if stored(IpSpan::from(span.first())).is_unspecified())
-    {
+    let is_cut_to_null = |span: IpSpan| stored(IpSpan::from(span.first())).is_unspecified();
+    if is_null(set.set_type, &entry.element) || set.set_type == SetType::HashIp && first.is_some_and(is_cut_to_null) {
         return Err(uapi::IPSET_ERR_HASH_ELEM);
     }
     Ok(entry)

@@ -227,37 +227,31 @@ pub struct ObservedSet {
 impl fmt::Display for SetSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let options = &self.options;
-        write!(f, "create {} {}", self.name, self.set_type)?;
-        if let Some(range) = options.range {
-            write!(f, " range {range}")?;
-        }
-        if self.set_type.has_family() {
-            write!(f, " family {}", options.family)?;
-        }
-        if let Some(mask) = options.markmask {
-            write!(f, " markmask {mask:#010x}")?;
-        }
-        if let Some(size) = options.hashsize {
-            write!(f, " hashsize {size}")?;
-        }
-        if let Some(max) = options.maxelem {
-            write!(f, " maxelem {max}")?;
-        }
-        // Types that gained the mask later print it later.
-        let early = matches!(self.set_type, SetType::HashIp | SetType::BitmapIp);
-        let masks = |f: &mut fmt::Formatter<'_>| {
-            options.netmask.map_or(Ok(()), |prefix| write!(f, " netmask {prefix}"))?;
-            options.bitmask.map_or(Ok(()), |mask| write!(f, " bitmask {}", AsTool(mask)))
+        let number = |number: Option<u32>| number.map(|number| number.to_string());
+        let hex = |number: Option<u32>| number.map(|number| format!("{number:#010x}"));
+        let write = |f: &mut fmt::Formatter<'_>, options: &[(&str, Option<String>)]| {
+            options.iter().try_for_each(|(word, value)| value.iter().try_for_each(|value| write!(f, " {word} {value}")))
         };
-        if early {
-            masks(f)?;
-        }
-        if let Some(size) = options.size {
-            write!(f, " size {size}")?;
-        }
-        if let Some(timeout) = options.timeout {
-            write!(f, " timeout {}", timeout.secs())?;
-        }
+        // Types that gained the mask later print it later.
+        let masks = [
+            ("netmask", number(options.netmask.map(u32::from))),
+            ("bitmask", options.bitmask.map(|mask| AsTool(mask).to_string())),
+        ];
+        let is_early = matches!(self.set_type, SetType::HashIp | SetType::BitmapIp);
+        let (early, late) = if is_early { (&masks[..], &[][..]) } else { (&[][..], &masks[..]) };
+        write!(f, "create {} {}", self.name, self.set_type)?;
+        write(
+            f,
+            &[
+                ("range", options.range.map(|range| range.to_string())),
+                ("family", self.set_type.has_family().then(|| options.family.to_string())),
+                ("markmask", hex(options.markmask)),
+                ("hashsize", number(options.hashsize)),
+                ("maxelem", number(options.maxelem)),
+            ],
+        )?;
+        write(f, early)?;
+        write(f, &[("size", number(options.size)), ("timeout", number(options.timeout.map(Timeout::secs)))])?;
         for (flag, word) in [
             (SetFlags::COUNTERS, "counters"),
             (SetFlags::COMMENT, "comment"),
@@ -268,12 +262,7 @@ impl fmt::Display for SetSpec {
                 write!(f, " {word}")?;
             }
         }
-        if let Some(size) = options.bucketsize {
-            write!(f, " bucketsize {size}")?;
-        }
-        if let Some(initval) = options.initval {
-            write!(f, " initval {initval:#010x}")?;
-        }
-        if early { Ok(()) } else { masks(f) }
+        write(f, &[("bucketsize", number(options.bucketsize.map(u32::from))), ("initval", hex(options.initval))])?;
+        write(f, late)
     }
 }
