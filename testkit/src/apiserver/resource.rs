@@ -248,6 +248,18 @@ pub(super) fn bookmark(kind: Kind, version: u64) -> Value {
     json!({"type": "BOOKMARK", "object": with_kind(object, kind)})
 }
 
+/// A failure with these fields in addition to those that all have.
+fn failure(code: u16, reason: &str, message: &str, details: Option<Value>) -> Value {
+    let mut status = json!({
+        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
+        "message": message, "reason": reason, "code": code,
+    });
+    if let Some(details) = details {
+        status["details"] = details;
+    }
+    status
+}
+
 /// A failure in the server's words.
 pub(super) fn status(code: u16) -> Value {
     let (reason, message) = match code {
@@ -259,14 +271,7 @@ pub(super) fn status(code: u16) -> Value {
         504 => ("Timeout", "request did not complete within the allotted timeout"),
         _ => ("InternalError", "Internal error occurred"),
     };
-    let mut status = json!({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "message": message, "reason": reason, "code": code,
-    });
-    if code == 404 {
-        status["details"] = json!({});
-    }
-    status
+    failure(code, reason, message, (code == 404).then(|| json!({})))
 }
 
 pub(super) fn forbidden(plural: &str, verb: &str) -> Value {
@@ -277,14 +282,11 @@ pub(super) fn forbidden(plural: &str, verb: &str) -> Value {
         _ => "",
     };
     let resource = if group.is_empty() { plural.to_owned() } else { format!("{plural}.{group}") };
-    json!({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "message": format!(
-            "{resource} is forbidden: User \"system:serviceaccount:kube-system:kube-proxy\" cannot {verb} resource \
-             \"{plural}\" in API group \"{group}\" at the cluster scope"
-        ),
-        "reason": "Forbidden", "details": {"group": group, "kind": plural}, "code": 403,
-    })
+    let message = format!(
+        "{resource} is forbidden: User \"system:serviceaccount:kube-system:kube-proxy\" cannot {verb} resource \
+         \"{plural}\" in API group \"{group}\" at the cluster scope"
+    );
+    failure(403, "Forbidden", &message, Some(json!({"group": group, "kind": plural})))
 }
 
 /// The answer of a server without the feature gate `WatchList` to a watch that should begin with all objects.
@@ -293,23 +295,16 @@ pub(super) fn no_streams() -> Value {
         "sendInitialEvents",
         "Forbidden: sendInitialEvents is forbidden for watch unless the WatchList feature gate is enabled",
     );
-    json!({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "message": format!("ListOptions.meta.k8s.io \"\" is invalid: {field}: {detail}"),
-        "reason": "Invalid", "code": 422,
-        "details": {
-            "group": "meta.k8s.io", "kind": "ListOptions",
-            "causes": [{"reason": "FieldValueForbidden", "message": detail, "field": field}],
-        },
-    })
+    let message = format!("ListOptions.meta.k8s.io \"\" is invalid: {field}: {detail}");
+    let causes = json!([{"reason": "FieldValueForbidden", "message": detail, "field": field}]);
+    let details = json!({"group": "meta.k8s.io", "kind": "ListOptions", "causes": causes});
+    failure(422, "Invalid", &message, Some(details))
 }
 
 /// The answer to a request for a version that the server does not have yet.
 pub(super) fn too_large(wanted: u64, version: u64) -> Value {
     let cause = "Too large resource version";
-    json!({
-        "kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure",
-        "message": format!("Timeout: {cause}: {wanted}, current: {version}"), "reason": "Timeout", "code": 504,
-        "details": {"causes": [{"reason": "ResourceVersionTooLarge", "message": cause}], "retryAfterSeconds": 1},
-    })
+    let causes = json!([{"reason": "ResourceVersionTooLarge", "message": cause}]);
+    let details = json!({"causes": causes, "retryAfterSeconds": 1});
+    failure(504, "Timeout", &format!("Timeout: {cause}: {wanted}, current: {version}"), Some(details))
 }
