@@ -10,50 +10,14 @@ use crate::rule::Rule;
 use crate::runner::Output;
 
 /// Target extensions in the iptables sources. Any other name after `-j` is a chain.
-pub(crate) const TARGETS: &[&str] = &[
-    "ACCEPT",
-    "AUDIT",
-    "CHECKSUM",
-    "CLASSIFY",
-    "CLUSTERIP",
-    "CONNMARK",
-    "CONNSECMARK",
-    "CT",
-    "DNAT",
-    "DNPT",
-    "DROP",
-    "DSCP",
-    "ECN",
-    "HL",
-    "HMARK",
-    "IDLETIMER",
-    "LED",
-    "LOG",
-    "MARK",
-    "MASQUERADE",
-    "NETMAP",
-    "NFLOG",
-    "NFQUEUE",
-    "NOTRACK",
-    "QUEUE",
-    "RATEEST",
-    "REDIRECT",
-    "REJECT",
-    "RETURN",
-    "SECMARK",
-    "SET",
-    "SNAT",
-    "SNPT",
-    "SYNPROXY",
-    "TCPMSS",
-    "TCPOPTSTRIP",
-    "TEE",
-    "TOS",
-    "TPROXY",
-    "TRACE",
-    "TTL",
-    "ULOG",
-];
+const TARGETS: &str = "\
+    ACCEPT AUDIT CHECKSUM CLASSIFY CLUSTERIP CONNMARK CONNSECMARK CT DNAT DNPT DROP DSCP ECN HL HMARK \
+    IDLETIMER LED LOG MARK MASQUERADE NETMAP NFLOG NFQUEUE NOTRACK QUEUE RATEEST REDIRECT REJECT RETURN \
+    SECMARK SET SNAT SNPT SYNPROXY TCPMSS TCPOPTSTRIP TEE TOS TPROXY TRACE TTL ULOG";
+
+pub(crate) fn is_target(name: &str) -> bool {
+    TARGETS.split(' ').any(|target| target == name)
+}
 
 /// How programs report a line number. Each pattern is anchored at the start of a line of output, where text of the
 /// input cannot occur.
@@ -123,7 +87,7 @@ fn kind_of(stderr: &str) -> ErrorKind {
     {
         ErrorKind::NoKernelSupport
     } else if let Some(target) = between(stderr, "Couldn't load target `", "'") {
-        if TARGETS.contains(&target) { ErrorKind::ExtensionMissing } else { ErrorKind::ChainMissing }
+        if is_target(target) { ErrorKind::ExtensionMissing } else { ErrorKind::ChainMissing }
     } else if says("Couldn't load match `") || says("missing kernel module") {
         ErrorKind::ExtensionMissing
     } else if says("Chain '") && says("' does not exist") {
@@ -237,7 +201,7 @@ impl<'t> Diagnosis<'t> {
         // A command on a missing chain, or a jump to one, which some programs only detect at commit.
         let names_missing = |line: &str| {
             let (command, chain) = command_of(line);
-            let jump = jump_of(line).filter(|target| !TARGETS.contains(&target.as_str()));
+            let jump = jump_of(line).filter(|target| !is_target(target));
             NAMING.contains(&command) && (!exists(chain) || jump.is_some_and(|target| !exists(&target)))
         };
         self.kind = match command {

@@ -37,72 +37,21 @@ fn numbers_are_those_of_the_header() {
 
 /// The tables of these attributes.
 macro_rules! tables {
-    ($($name:ident),* $(,)?) => { [$(<attrs::$name<'_> as Attribute<'_>>::TABLE),*] };
+    ($($name:ident)*) => { [$(<attrs::$name<'_> as Attribute<'_>>::TABLE),*] };
 }
 
 #[test]
 fn attributes_are_those_of_the_header() {
     let known = known();
-    let tables: [&AttrTable; 58] = tables![
-        BatchAttr,
-        GenAttr,
-        TraceAttr,
-        TableAttr,
-        ChainAttr,
-        HookAttr,
-        RuleAttr,
-        ListAttr,
-        ExprAttr,
-        SetAttr,
-        SetDescAttr,
-        SetFieldAttr,
-        ElemListAttr,
-        ElemAttr,
-        DataAttr,
-        VerdictAttr,
-        ObjAttr,
-        PayloadAttr,
-        MetaAttr,
-        CtAttr,
-        FibAttr,
-        CmpAttr,
-        BitwiseAttr,
-        ByteorderAttr,
-        RangeAttr,
-        LookupAttr,
-        ImmediateAttr,
-        NatAttr,
-        MasqAttr,
-        RedirAttr,
-        RejectAttr,
-        NgAttr,
-        HashAttr,
-        DynsetAttr,
-        CounterAttr,
-        LimitAttr,
-        LogAttr,
-        ObjrefAttr,
-        ExthdrAttr,
-        RtAttr,
-        SocketAttr,
-        OsfAttr,
-        XfrmAttr,
-        SynproxyAttr,
-        QuotaAttr,
-        ConnlimitAttr,
-        QueueAttr,
-        DupAttr,
-        FwdAttr,
-        TproxyAttr,
-        DeviceAttr,
-        FlowAttr,
-        FlowtableAttr,
-        FlowtableHookAttr,
-        CtHelperAttr,
-        CtTimeoutAttr,
-        CtExpectAttr,
-        SecmarkAttr,
-    ];
+    let tables: [&AttrTable; 58] = tables! {
+        BatchAttr GenAttr TraceAttr TableAttr ChainAttr HookAttr RuleAttr ListAttr ExprAttr SetAttr
+        SetDescAttr SetFieldAttr ElemListAttr ElemAttr DataAttr VerdictAttr ObjAttr PayloadAttr MetaAttr
+        CtAttr FibAttr CmpAttr BitwiseAttr ByteorderAttr RangeAttr LookupAttr ImmediateAttr NatAttr MasqAttr
+        RedirAttr RejectAttr NgAttr HashAttr DynsetAttr CounterAttr LimitAttr LogAttr ObjrefAttr ExthdrAttr
+        RtAttr SocketAttr OsfAttr XfrmAttr SynproxyAttr QuotaAttr ConnlimitAttr QueueAttr DupAttr FwdAttr
+        TproxyAttr DeviceAttr FlowAttr FlowtableAttr FlowtableHookAttr CtHelperAttr CtTimeoutAttr
+        CtExpectAttr SecmarkAttr
+    };
     for table in tables {
         for row in table.rows {
             let name = format!("{}{}", table.prefix, row.name);

@@ -20,8 +20,9 @@ pub(super) enum Place {
 
 const PORTS: &[&str] = &["tcp", "udp", "udplite", "sctp", "dccp"];
 
-/// Spelling, canonical name, number of arguments, and the matches that have it (none: a packet or target option).
-const OPTIONS: &[(&[&str], usize, &[&str])] = &[
+/// Options with several spellings, the canonical one first; number of arguments; the matches that have them (none: a
+/// packet or target option).
+const SPELLED: &[(&[&str], usize, &[&str])] = &[
     (&["-s", "--source", "--src"], 1, &[]),
     (&["-d", "--destination", "--dst"], 1, &[]),
     (&["-i", "--in-interface"], 1, &[]),
@@ -36,97 +37,62 @@ const OPTIONS: &[(&[&str], usize, &[&str])] = &[
     (&["-g", "--goto"], 1, &[]),
     (&["--sport", "--source-port"], 1, PORTS),
     (&["--dport", "--destination-port"], 1, PORTS),
-    (&["--tcp-flags"], 2, &["tcp"]),
-    (&["--syn"], 0, &["tcp"]),
-    (&["--tcp-option"], 1, &["tcp"]),
-    (&["--chunk-types"], 2, &["sctp"]),
-    (&["--icmp-type"], 1, &["icmp"]),
-    (&["--icmpv6-type"], 1, &["icmp6", "icmpv6"]),
     (&["--sports", "--source-ports"], 1, &["multiport"]),
     (&["--dports", "--destination-ports"], 1, &["multiport"]),
-    (&["--ports"], 1, &["multiport"]),
-    (&["--comment"], 1, &["comment"]),
     (&["--match-set", "--set"], 2, &["set"]),
-    (&["--return-nomatch"], 0, &["set"]),
-    (&["--update-counters"], 0, &["set"]),
-    (&["--update-subcounters"], 0, &["set"]),
-    (&["--packets-eq"], 1, &["set"]),
-    (&["--packets-lt"], 1, &["set"]),
-    (&["--packets-gt"], 1, &["set"]),
-    (&["--bytes-eq"], 1, &["set"]),
-    (&["--bytes-lt"], 1, &["set"]),
-    (&["--bytes-gt"], 1, &["set"]),
-    (&["--mark"], 1, &["mark", "connmark"]),
-    (&["--ctstate"], 1, &["conntrack"]),
-    (&["--ctproto"], 1, &["conntrack"]),
-    (&["--ctorigsrc"], 1, &["conntrack"]),
-    (&["--ctorigdst"], 1, &["conntrack"]),
-    (&["--ctreplsrc"], 1, &["conntrack"]),
-    (&["--ctrepldst"], 1, &["conntrack"]),
-    (&["--ctorigsrcport"], 1, &["conntrack"]),
-    (&["--ctorigdstport"], 1, &["conntrack"]),
-    (&["--ctreplsrcport"], 1, &["conntrack"]),
-    (&["--ctrepldstport"], 1, &["conntrack"]),
-    (&["--ctstatus"], 1, &["conntrack"]),
-    (&["--ctexpire"], 1, &["conntrack"]),
-    (&["--ctdir"], 1, &["conntrack"]),
-    (&["--state"], 1, &["state"]),
-    (&["--src-type"], 1, &["addrtype"]),
-    (&["--dst-type"], 1, &["addrtype"]),
-    (&["--limit-iface-in"], 0, &["addrtype"]),
-    (&["--limit-iface-out"], 0, &["addrtype"]),
-    (&["--physdev-in"], 1, &["physdev"]),
-    (&["--physdev-out"], 1, &["physdev"]),
-    (&["--physdev-is-in"], 0, &["physdev"]),
-    (&["--physdev-is-out"], 0, &["physdev"]),
-    (&["--physdev-is-bridged"], 0, &["physdev"]),
-    (&["--ipvs"], 0, &["ipvs"]),
-    (&["--vproto"], 1, &["ipvs"]),
-    (&["--vaddr"], 1, &["ipvs"]),
-    (&["--vport"], 1, &["ipvs"]),
-    (&["--vdir"], 1, &["ipvs"]),
-    (&["--vmethod"], 1, &["ipvs"]),
-    (&["--vportctl"], 1, &["ipvs"]),
-    (&["--limit"], 1, &["limit"]),
-    (&["--limit-burst"], 1, &["limit"]),
-    (&["--mac-source"], 1, &["mac"]),
-    (&["--src-range"], 1, &["iprange"]),
-    (&["--dst-range"], 1, &["iprange"]),
-    (&["--probability"], 1, &["statistic"]),
-    (&["--string"], 1, &["string"]),
-    (&["--hex-string"], 1, &["string"]),
+];
+
+/// Options with one spelling, in the same way.
+const OTHERS: &[(&str, usize, &[&str])] = &[
+    ("--tcp-flags", 2, &["tcp"]),
+    ("--syn", 0, &["tcp"]),
+    ("--tcp-option", 1, &["tcp"]),
+    ("--chunk-types", 2, &["sctp"]),
+    ("--icmp-type", 1, &["icmp"]),
+    ("--icmpv6-type", 1, &["icmp6", "icmpv6"]),
+    ("--ports", 1, &["multiport"]),
+    ("--comment", 1, &["comment"]),
+    ("--return-nomatch --update-counters --update-subcounters", 0, &["set"]),
+    ("--packets-eq --packets-lt --packets-gt --bytes-eq --bytes-lt --bytes-gt", 1, &["set"]),
+    ("--mark", 1, &["mark", "connmark"]),
+    (
+        "--ctstate --ctproto --ctorigsrc --ctorigdst --ctreplsrc --ctrepldst --ctorigsrcport --ctorigdstport \
+         --ctreplsrcport --ctrepldstport --ctstatus --ctexpire --ctdir",
+        1,
+        &["conntrack"],
+    ),
+    ("--state", 1, &["state"]),
+    ("--src-type --dst-type", 1, &["addrtype"]),
+    ("--limit-iface-in --limit-iface-out", 0, &["addrtype"]),
+    ("--physdev-in --physdev-out", 1, &["physdev"]),
+    ("--physdev-is-in --physdev-is-out --physdev-is-bridged", 0, &["physdev"]),
+    ("--ipvs", 0, &["ipvs"]),
+    ("--vproto --vaddr --vport --vdir --vmethod --vportctl", 1, &["ipvs"]),
+    ("--limit --limit-burst", 1, &["limit"]),
+    ("--mac-source", 1, &["mac"]),
+    ("--src-range --dst-range", 1, &["iprange"]),
+    ("--probability", 1, &["statistic"]),
+    ("--string --hex-string", 1, &["string"]),
     // Options of targets.
-    (&["--to-ports"], 1, &[]),
-    (&["--to-destination"], 1, &[]),
-    (&["--to-source"], 1, &[]),
-    (&["--random"], 0, &[]),
-    (&["--random-fully"], 0, &[]),
-    (&["--persistent"], 0, &[]),
-    (&["--reject-with"], 1, &[]),
-    (&["--log-prefix"], 1, &[]),
-    (&["--log-level"], 1, &[]),
-    (&["--nflog-prefix"], 1, &[]),
-    (&["--set-mark"], 1, &[]),
-    (&["--set-xmark"], 1, &[]),
-    (&["--and-mark"], 1, &[]),
-    (&["--or-mark"], 1, &[]),
-    (&["--xor-mark"], 1, &[]),
-    (&["--save-mark"], 0, &[]),
-    (&["--restore-mark"], 0, &[]),
-    (&["--nfmask"], 1, &[]),
-    (&["--ctmask"], 1, &[]),
-    (&["--mask"], 1, &[]),
-    (&["--set-mss"], 1, &[]),
-    (&["--clamp-mss-to-pmtu"], 0, &[]),
+    (
+        "--to-ports --to-destination --to-source --reject-with --log-prefix --log-level --nflog-prefix \
+         --set-mark --set-xmark --and-mark --or-mark --xor-mark --nfmask --ctmask --mask --set-mss",
+        1,
+        &[],
+    ),
+    ("--random --random-fully --persistent --save-mark --restore-mark --clamp-mss-to-pmtu", 0, &[]),
 ];
 
 static BY_SPELLING: std::sync::LazyLock<std::collections::HashMap<&str, (Known, &[&str])>> =
     std::sync::LazyLock::new(|| {
-        let rows = OPTIONS.iter().flat_map(|(spellings, arity, owners)| {
+        let spelled = SPELLED.iter().flat_map(|(spellings, arity, owners)| {
             let name = spellings.first().copied().unwrap_or_default();
             spellings.iter().map(move |spelling| (*spelling, (Known { name, arity: *arity }, *owners)))
         });
-        rows.collect()
+        let others = OTHERS.iter().flat_map(|(names, arity, owners)| {
+            names.split(' ').map(|name| (name, (Known { name, arity: *arity }, *owners)))
+        });
+        spelled.chain(others).collect()
     });
 
 /// Looks up an option by spelling; `None` if unknown.

@@ -3,67 +3,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{ZERO, untouched};
-use crate::failure::TARGETS;
+use crate::failure::is_target;
 use crate::model::{Chain, Policy, Table};
 use crate::name::{Backend, ChainName, TableName};
 use crate::rule::{Counters, Rule};
 
 /// Matches that this host has.
-const MATCHES: &[&str] = &[
-    "addrtype",
-    "ah",
-    "bpf",
-    "cgroup",
-    "cluster",
-    "comment",
-    "connbytes",
-    "connlabel",
-    "connlimit",
-    "connmark",
-    "conntrack",
-    "cpu",
-    "dccp",
-    "devgroup",
-    "dscp",
-    "ecn",
-    "esp",
-    "hashlimit",
-    "helper",
-    "icmp",
-    "icmp6",
-    "iprange",
-    "ipvs",
-    "length",
-    "limit",
-    "mac",
-    "mark",
-    "multiport",
-    "nfacct",
-    "osf",
-    "owner",
-    "physdev",
-    "pkttype",
-    "policy",
-    "quota",
-    "rateest",
-    "realm",
-    "recent",
-    "rpfilter",
-    "sctp",
-    "set",
-    "socket",
-    "state",
-    "statistic",
-    "string",
-    "tcp",
-    "tcpmss",
-    "time",
-    "tos",
-    "ttl",
-    "u32",
-    "udp",
-    "udplite",
-];
+const MATCHES: &str = "\
+    addrtype ah bpf cgroup cluster comment connbytes connlabel connlimit connmark conntrack cpu dccp \
+    devgroup dscp ecn esp hashlimit helper icmp icmp6 iprange ipvs length limit mac mark multiport \
+    nfacct osf owner physdev pkttype policy quota rateest realm recent rpfilter sctp set socket state \
+    statistic string tcp tcpmss time tos ttl u32 udp udplite";
 
 /// Targets that exist in only one table.
 const NAT_ONLY: &[&str] = &["MASQUERADE", "SNAT", "DNAT", "REDIRECT", "NETMAP"];
@@ -194,13 +144,13 @@ impl Script<'_> {
     }
 
     fn create(&self, number: usize, name: &str, table: &mut Table) -> Result<(), Failure> {
-        match ChainName::new(name).ok().filter(|_| !TARGETS.contains(&name)) {
+        match ChainName::new(name).ok().filter(|_| !is_target(name)) {
             Some(name) => {
                 table.insert(Chain::new(name));
                 sort_user_chains(table);
                 Ok(())
             }
-            None if TARGETS.contains(&name) => Err(self.wrong(number, "chain name may not clash with target name")),
+            None if is_target(name) => Err(self.wrong(number, "chain name may not clash with target name")),
             None => Err(self.wrong(number, &format!("Invalid chain name `{name}' (28 chars max)"))),
         }
     }
@@ -282,7 +232,7 @@ impl Script<'_> {
         let words: Vec<&str> = rule.tokens().iter().map(AsRef::as_ref).collect();
         for pair in words.windows(2) {
             match pair {
-                ["-m" | "--match", name] if !MATCHES.contains(name) => {
+                ["-m" | "--match", name] if MATCHES.split(' ').all(|known| known != *name) => {
                     let why = format!("Couldn't load match `{name}':No such file or directory\n");
                     return Err(self.wrong(number, &why));
                 }
@@ -293,9 +243,7 @@ impl Script<'_> {
             }
         }
         match rule.target() {
-            Some(target)
-                if self.backend == Backend::Legacy && !TARGETS.contains(&target) && table.chain(target).is_none() =>
-            {
+            Some(target) if self.backend == Backend::Legacy && !is_target(target) && table.chain(target).is_none() => {
                 Err(self.wrong(number, &format!("Couldn't load target `{target}':No such file or directory\n")))
             }
             _ => Ok(()),
@@ -320,7 +268,7 @@ impl Script<'_> {
         }
         for (line, chain, rule) in &open.added {
             let Some(target) = rule.target() else { continue };
-            if !TARGETS.contains(&target) && open.table.chain(target).is_none() {
+            if !is_target(target) && open.table.chain(target).is_none() {
                 return Err(self.wrong(number, &format!("Chain '{target}' does not exist")));
             }
             if NAT_ONLY.contains(&target) && *open.table.name() != TableName::NAT {
