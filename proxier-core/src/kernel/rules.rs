@@ -109,7 +109,7 @@ impl<R: Runner + Clone + Sync> RulesPort<R> {
         survey.take_dump(backend, family.into())
     }
 
-    fn forget_listed(&mut self) {
+    pub(crate) fn forget_listed(&mut self) {
         self.survey = None;
         self.listed.clear();
     }

@@ -48,6 +48,7 @@ impl Rules for FakeRulesPort {
     }
 
     fn generation(&mut self) -> Option<u32> {
+        self.port.forget_listed();
         self.host.generation().try_into().ok()
     }
 
