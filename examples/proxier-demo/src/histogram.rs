@@ -75,25 +75,3 @@ impl Histogram {
         })
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bounds_ascend() {
-        assert!(PROGRAMMING_SECONDS.windows(2).all(|pair| pair[0] < pair[1]));
-        assert_eq!(PROGRAMMING_SECONDS.last(), Some(&300.0));
-    }
-
-    #[test]
-    fn an_observation_at_a_bound_is_below_it() {
-        let mut histogram = Histogram::new(&SYNC_SECONDS);
-        for milliseconds in [3, 4, 60_000] {
-            histogram.observe(Duration::from_millis(milliseconds));
-        }
-        let at = |seconds: f64| histogram.cumulated().find(|(bound, _)| *bound >= seconds).unwrap().1;
-        assert_eq!((at(0.002), at(0.004), at(16.384), histogram.count()), (0, 2, 2, 3));
-        assert!((histogram.sum() - 60.007).abs() < 1e-9);
-    }
-}

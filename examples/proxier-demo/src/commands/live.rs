@@ -199,38 +199,4 @@ mod tests {
         assert_eq!(since(Some(&before), &counted(3, Some((4, 4)))), counted(3, Some((4, 4))));
         assert_eq!(since(None, &counted(3, None)), counted(3, None));
     }
-
-    #[test]
-    fn differences_are_named() {
-        let inspection = |parts: &[(&str, &str)], leaving: &[&str]| {
-            let mut inspection = Inspection::default();
-            inspection.parts = parts.iter().map(|(what, value)| ((*what).to_owned(), (*value).to_owned())).collect();
-            inspection.leaving = leaving.iter().map(|of| (*of).to_owned()).collect();
-            inspection
-        };
-        let expected = inspection(&[("virtual server v", "rr"), ("real server a", "weight 1")], &[]);
-        let kernel = inspection(
-            &[("virtual server v", "wrr"), ("real server b", "weight 0"), ("real server c", "weight 1")],
-            &["real server b"],
-        );
-        let found = LiveState {
-            mode: Kind::Ipvs,
-            during: Duration::ZERO,
-            differences: differences(&expected, &kernel),
-            inspection: kernel,
-            counted: None,
-            obstacles: vec!["chain FORWARD drops".to_owned()],
-        };
-        assert_eq!(
-            found.text(),
-            "in this kernel:\n  there: real server b (weight 0)\n  missing: real server a (weight 1)\n  differs: virtual server v: \
-             wrr in the kernel, rr expected\n  not expected: real server c (weight 1)\n  counted: nothing, no such object exists\n\
-             3 differences\n  chain FORWARD drops\n"
-        );
-        assert!(!found.agrees());
-        assert_eq!(
-            found.json()["differences"][0],
-            json!({"what": "real server a", "expected": "weight 1", "found": null})
-        );
-    }
 }

@@ -73,11 +73,15 @@ impl World {
                 assert!(there.contains("10.244.0.5:8080") && there.contains("10.244.0.6:8080"), "{there}");
             }
         }
-        let printed = ok(&self.run(&["trace", "--live", "192.0.2.50", SERVICE]));
-        assert!(
-            printed.contains("it has all of this address and port; plan compares what Services share"),
-            "{printed}"
-        );
+        for (to, lines) in [
+            (SERVICE, &["  there: ", "it has all of this address and port; plan compares what Services share"][..]),
+            ("10.96.0.99:80", &["  counted: nothing, "]),
+        ] {
+            let printed = ok(&self.run(&["trace", "--live", "192.0.2.50", to]));
+            for line in lines {
+                assert!(printed.contains(line), "{line}: {printed}");
+            }
+        }
     }
 
     /// Checks that a missing or unexpected entry is named, and the exit code.
@@ -87,6 +91,18 @@ impl World {
         assert_eq!(output.status.code(), Some(1), "{printed}");
         let flat = printed.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(flat.contains(difference), "{difference}: {printed}");
+        let differences = self.live(&["--live", "192.0.2.50", to]).1["differences"].as_array().unwrap().clone();
+        assert!(flat.contains(&format!(" {} difference", differences.len())), "{printed}");
+        for of in differences {
+            let word = match (of["expected"].is_null(), of["found"].is_null()) {
+                (true, _) => "not expected",
+                (_, true) => "missing",
+                _ => "differs",
+            };
+            let what = of["what"].as_str().unwrap();
+            assert!(flat.contains(&format!("{word}: {what}")), "{of}: {printed}");
+            assert!(!flat.contains(&format!("there: {what}")), "{of}: {printed}");
+        }
     }
 
     /// Makes connections while it counts. Returns the data, the count of that time, and the number of connections.

@@ -470,7 +470,10 @@ fn what_is_not_there_is_said_with_what_is_near() {
         ("shop/web:https", 1, "Service shop/web has no port \"https\"; it has http"),
         ("10.96.0.12:80", 1, "no Service has TCP 10.96.0.12:80"),
         ("10.96.0.12:80", 1, "near: TCP 10.96.0.11:80 of Service shop/thief"),
-        ("10.96.0.10:80/udp", 1, "no Service has UDP 10.96.0.10:80"),
+        ("10.96.0.10:80/UDP", 1, "no Service has UDP 10.96.0.10:80"),
+        ("[fd00::1]:132/sctp", 1, "no Service has SCTP [fd00::1]:132"),
+        ("[::ffff:10.96.0.10]:81", 1, "no Service has TCP 10.96.0.10:81"),
+        ("10.96.0.10:0", 2, "0 is not a port"),
         ("web", 2, "\"web\" is neither NAMESPACE/NAME of a Service, nor an address and port"),
         ("10.96.0.10:80/icmp", 2, "the protocol is none of tcp, udp, sctp"),
     ] {

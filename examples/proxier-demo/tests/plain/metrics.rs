@@ -200,6 +200,7 @@ fn every_metric_of_kube_proxy_exists_with_its_kind_and_labels() {
 fn each_served_family_has_its_row() {
     let mut metrics = Metrics { families: Families::V6, ..Metrics::default() };
     metrics.took.sync.observe(Duration::from_millis(4));
+    metrics.took.sync.observe(Duration::from_secs(60));
     metrics.took.network_programming.v6.observe(Duration::from_secs(2));
     metrics.no_local_endpoints = [ByFamily { v4: 0, v6: 1 }, ByFamily { v4: 0, v6: 2 }];
     metrics.healthz = [7, 1];
@@ -208,9 +209,10 @@ fn each_served_family_has_its_row() {
     for line in [
         "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"0.002\"} 0",
         "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"0.004\"} 1",
-        "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"+Inf\"} 1",
-        "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"} 1",
-        "kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv6\"} 0.004",
+        "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"16.384\"} 1",
+        "kubeproxy_sync_proxy_rules_duration_seconds_bucket{ip_family=\"IPv6\",le=\"+Inf\"} 2",
+        "kubeproxy_sync_proxy_rules_duration_seconds_count{ip_family=\"IPv6\"} 2",
+        "kubeproxy_sync_proxy_rules_duration_seconds_sum{ip_family=\"IPv6\"} 60.004",
         "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"0.25\"} 0",
         "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"59\"} 1",
         "kubeproxy_network_programming_duration_seconds_bucket{ip_family=\"IPv6\",le=\"115\"} 1",

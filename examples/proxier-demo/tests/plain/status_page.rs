@@ -101,8 +101,10 @@ fn the_data_says_what_is_served_and_what_is_not() {
         let rejected = all["rejected"]["list"].as_array().unwrap();
         assert!(rejected.len() == 1 && rejected[0].as_str().unwrap().contains("shop/odd"), "{rejected:?}");
 
-        let found = data("?filter=WEB-07");
-        assert_eq!(found["services"]["matching"], 1);
+        let last = &data("?offset=60&limit=50")["services"];
+        assert_eq!((&last["matching"], &last["offset"]), (&json!(63), &json!(60)));
+        assert_eq!(last["list"].as_array().unwrap().len(), 3);
+        assert_eq!(data("?filter=no-such")["services"]["matching"], 0);
         let expected = json!([{
             "name": "shop/web-07",
             "frontends": [{
@@ -112,7 +114,10 @@ fn the_data_says_what_is_served_and_what_is_not() {
             }],
             "leftOut": 0,
         }]);
-        assert_eq!(found["services"]["list"], expected);
+        for query in ["?filter=WEB-07", "?filter=10.96.1.7%3A80"] {
+            let found = data(query);
+            assert_eq!((&found["services"]["matching"], &found["services"]["list"]), (&json!(1), &expected), "{query}");
+        }
         assert_eq!(data("?filter=script")["services"]["list"][0]["name"], format!("shop/{HOSTILE}"));
 
         // A change shows.
@@ -163,7 +168,13 @@ fn the_page_is_for_whom_the_settings_say() {
         }
         assert!(head.contains("content-security-policy: default-src 'none'; script-src 'nonce-"), "{head}");
         assert!(body.starts_with("<!doctype html>") && !body.contains("10.96."), "no data in the page itself");
-        for (address, host) in [("192.0.2.1:10249", "192.0.2.1"), (HERE, "evil.example")] {
+        for host in ["LocalHost:8080", "", "[::1]:1"] {
+            assert_eq!(get(HERE, "/status", host).0, 200, "{host}");
+        }
+        let elsewhere = "192.0.2.1:10249";
+        for (address, host) in
+            [(elsewhere, "192.0.2.1"), (elsewhere, HERE), (HERE, "evil.example"), (HERE, "localhost.evil.example")]
+        {
             for path in ["/status", "/status.json"] {
                 assert_eq!(get(address, path, host).0, 404, "{address} {host} {path}");
             }

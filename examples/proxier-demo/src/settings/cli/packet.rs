@@ -61,25 +61,3 @@ pub struct TraceRequest {
     /// How long to watch the counters of the running kernel; zero: read once. `None`: the kernel is not read.
     pub live: Option<Duration>,
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn addresses_are_read_with_and_without_a_protocol() {
-        for (text, expected) in [
-            ("10.96.0.10:80", "TCP 10.96.0.10:80"),
-            ("10.96.0.10:53/UDP", "UDP 10.96.0.10:53"),
-            ("[fd00::1]:132/sctp", "SCTP [fd00::1]:132"),
-            ("[::ffff:10.0.0.1]:80", "TCP 10.0.0.1:80"),
-        ] {
-            assert_eq!(text.parse::<To>().unwrap().0.to_string(), expected);
-        }
-        for text in ["10.96.0.10", "10.96.0.10:0", "10.96.0.10:99999", "fd00::1:80", "web:80", "10.0.0.1:80/icmp", ""] {
-            text.parse::<To>().unwrap_err();
-        }
-        assert_eq!("node".parse(), Ok(Sender::Node));
-        assert!("nobody".parse::<Sender>().is_err());
-    }
-}

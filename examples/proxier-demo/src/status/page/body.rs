@@ -237,29 +237,6 @@ mod tests {
         body
     }
 
-    #[test]
-    fn services_are_found_by_name_and_address_and_paged() {
-        let services = (0..120_u8).map(|number| service(&format!("web-{number:03}"), number, 1, 2)).collect();
-        let view = view(services);
-        let all = body(&view, "");
-        assert_eq!(all["totals"], json!({"services": 120, "frontends": 120, "endpoints": 240}));
-        assert_eq!(all["services"]["list"].as_array().unwrap().len(), 50);
-        let last = body(&view, "offset=100&limit=50");
-        assert_eq!((&last["services"]["matching"], &last["services"]["offset"]), (&json!(120), &json!(100)));
-        assert_eq!(last["services"]["list"].as_array().unwrap().len(), 20);
-        for query in ["filter=WEB-007", "filter=10.96.0.7%3A1"] {
-            let found = body(&view, query);
-            assert_eq!(found["services"]["matching"], 1, "{query}");
-            let frontend = &found["services"]["list"][0]["frontends"][0];
-            assert_eq!(frontend["key"], "TCP 10.96.0.7:1");
-            assert_eq!(frontend["endpoints"], json!([{"address": "10.244.0.7:1"}, {"address": "10.244.0.7:2"}]));
-            assert_eq!((&frontend["kinds"], &frontend["counters"]), (&json!(["clusterIP"]), &Value::Null));
-        }
-        assert_eq!(body(&view, "filter=no-such")["services"]["matching"], 0);
-        let rejected = &all["rejected"];
-        assert_eq!((&rejected["count"], rejected["list"].as_array().unwrap().len()), (&json!(1000), 100));
-    }
-
     /// Counters in which one virtual server has two real servers, the other only the first of them.
     fn of_two_servers(key: &VirtualServerKey) -> ServerCounters {
         let real = |port: u16| {
@@ -303,6 +280,8 @@ mod tests {
         let answer = body(&view(services), "limit=200");
         let list = answer["services"]["list"].as_array().unwrap();
         assert_eq!(list.len(), 200);
+        let rejected = &answer["rejected"];
+        assert_eq!((&rejected["count"], rejected["list"].as_array().unwrap().len()), (&json!(1000), 100));
         let frontends = |service: &Value| service["frontends"].as_array().unwrap().clone();
         let shown: usize = list.iter().map(|service| frontends(service).len()).sum();
         let left_out: u64 = list.iter().map(|service| service["leftOut"].as_u64().unwrap()).sum();

@@ -211,28 +211,6 @@ mod tests {
 
     use super::*;
 
-    fn asked(peer: &str, host: &str) -> HttpRequest {
-        HttpRequest { path: "/status".into(), host: host.into(), peer: peer.parse().ok(), ..HttpRequest::default() }
-    }
-
-    #[test]
-    fn only_allowed_clients_see_the_page() {
-        for (peer, host, sees) in [
-            ("127.0.0.1", "127.0.0.1:10249", true),
-            ("::1", "[::1]:10249", true),
-            ("127.0.0.1", "LocalHost:8080", true),
-            ("127.0.0.1", "", true),
-            ("192.0.2.1", "127.0.0.1:10249", false),
-            ("127.0.0.1", "evil.example:10249", false),
-            ("127.0.0.1", "localhost.evil.example", false),
-            ("", "127.0.0.1", false),
-        ] {
-            assert_eq!(admits(Exposure::Localhost, &asked(peer, host)), sees, "{peer} {host}");
-            assert!(admits(Exposure::On, &asked(peer, host)));
-            assert!(!admits(Exposure::Off, &asked(peer, host)));
-        }
-    }
-
     /// Names come from the API: the page shows them as text, never as markup or code.
     #[test]
     fn the_script_never_turns_data_into_markup() {
@@ -263,8 +241,7 @@ mod tests {
         let (messages, mut inbox) = mpsc::channel(4);
         let page = StatusPage::new(Exposure::On, Kind::Nftables, messages);
         let health = Health::new(Duration::from_secs(30), Families::V4);
-        let mut ask = asked("192.0.2.1", "");
-        ask.path = "/status.json".to_owned();
+        let ask = HttpRequest { path: "/status.json".into(), ..HttpRequest::default() };
         let begun = Instant::now();
         let get = || page.answer(&ask, &health);
         let (a, b, c, d) = tokio::join!(get(), get(), get(), get());
