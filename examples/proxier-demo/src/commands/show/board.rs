@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use super::rates::{PerSecond, ServerRates, View};
 use super::terminal::Size;
-use super::{details, forwarding};
+use super::{NameOf, Picture, details, forwarding};
 
 /// Columns of virtual servers and real servers.
 const HEADS: [&str; 8] = ["VIRTUAL SERVER", "WEIGHT", "CONN/S", "PKT/S", "BYTE/S", "ACTIVE", "INACTIVE", "SERVICE"];
@@ -19,38 +19,70 @@ fn drains(real: &ObservedRealServer) -> bool {
     real.server.config.weight.get() == 0 && real.active_connections.saturating_add(real.inactive_connections) > 0
 }
 
-/// Lines of a view: as many as fit, none wider than the terminal. Without a size: all of them.
-pub(super) fn lines(
-    view: &View,
-    service: &dyn Fn(&VirtualServerKey) -> Option<String>,
-    size: Option<Size>,
-) -> Vec<String> {
-    // Two lines precede the rows, and the last one counts those that do not fit.
-    let room = size.map_or(usize::MAX, |size| size.rows.saturating_sub(3));
-    let (mut rows, mut hidden) = (Vec::new(), HiddenCounts::default());
-    for server in &view.servers {
-        let left = room.saturating_sub(rows.len());
-        if left == 0 {
-            hidden.servers += 1;
-            hidden.add(server.real_servers.iter());
-            continue;
-        }
-        rows.push(of_server(server, service(&server.key())));
-        // One virtual server takes a third of the rows at most, so that others are shown too.
-        let most = (room / 3).max(1).min(left - 1);
-        rows.extend(server.real_servers.iter().take(most).map(|(real, rates)| of_real(real, rates.as_ref())));
-        hidden.add(server.real_servers.iter().skip(most));
+impl Picture for View {
+    fn keys(&self) -> Vec<VirtualServerKey> {
+        self.servers.iter().map(ServerRates::key).collect()
     }
-    let is_narrow = size.is_some_and(|size| size.columns < NARROW);
-    let is_shown = |head: &str| !is_narrow || !LEFT_OUT.contains(&head);
-    let heads: Vec<&str> = HEADS.into_iter().filter(|head| is_shown(head)).collect();
-    let shown = |row: [String; 8]| {
-        row.into_iter().zip(HEADS).filter(|(_, head)| is_shown(head)).map(|(cell, _)| cell).collect()
-    };
-    let mut lines = vec![summary(view)];
-    lines.extend(table(&heads, rows.into_iter().map(shown).collect(), size));
-    lines.extend(hidden.line());
-    fit(lines, size)
+
+    fn lines(&self, name: NameOf<'_>, size: Option<Size>) -> Vec<String> {
+        // Two lines precede the rows, and the last one counts those that do not fit.
+        let room = size.map_or(usize::MAX, |size| size.rows.saturating_sub(3));
+        let (mut rows, mut hidden) = (Vec::new(), HiddenCounts::default());
+        for server in &self.servers {
+            let left = room.saturating_sub(rows.len());
+            if left == 0 {
+                hidden.servers += 1;
+                hidden.add(server.real_servers.iter());
+                continue;
+            }
+            rows.push(of_server(server, name(&server.key())));
+            // One virtual server takes a third of the rows at most, so that others are shown too.
+            let most = (room / 3).max(1).min(left - 1);
+            rows.extend(server.real_servers.iter().take(most).map(|(real, rates)| of_real(real, rates.as_ref())));
+            hidden.add(server.real_servers.iter().skip(most));
+        }
+        let is_narrow = size.is_some_and(|size| size.columns < NARROW);
+        let is_shown = |head: &str| !is_narrow || !LEFT_OUT.contains(&head);
+        let heads: Vec<&str> = HEADS.into_iter().filter(|head| is_shown(head)).collect();
+        let shown = |row: [String; 8]| {
+            row.into_iter().zip(HEADS).filter(|(_, head)| is_shown(head)).map(|(cell, _)| cell).collect()
+        };
+        let mut lines = vec![summary(self)];
+        lines.extend(table(&heads, rows.into_iter().map(shown).collect(), size));
+        lines.extend(hidden.line());
+        fit(lines, size)
+    }
+
+    fn json(&self, name: NameOf<'_>) -> Value {
+        let servers = self.servers.iter().map(|server| {
+            let (active, inactive) = server.connections();
+            let own = &server.server.server;
+            json!({
+                "key": own.key.to_string(),
+                "scheduler": own.config.scheduler.to_string(),
+                "service": name(&own.key),
+                "connections": server.server.stats.connections,
+                "perSecond": server.rates,
+                "activeConnections": active,
+                "inactiveConnections": inactive,
+                "realServers": server.real_servers.iter().map(|(real, rates)| json!({
+                    "address": real.server.key.to_string(),
+                    "weight": real.server.config.weight.get(),
+                    "forwarding": forwarding(real.server.config.forwarding_method),
+                    "draining": drains(real),
+                    "perSecond": rates,
+                    "activeConnections": real.active_connections,
+                    "inactiveConnections": real.inactive_connections,
+                })).collect::<Vec<_>>(),
+            })
+        });
+        json!({
+            "perSecond": self.total,
+            "added": self.compared.came,
+            "deleted": self.compared.went,
+            "virtualServers": servers.collect::<Vec<_>>(),
+        })
+    }
 }
 
 #[derive(Default)]
@@ -79,8 +111,6 @@ impl HiddenCounts {
 fn summary(view: &View) -> String {
     let real: usize = view.servers.iter().map(|server| server.real_servers.len()).sum();
     let draining = view.servers.iter().flat_map(|server| &server.real_servers).filter(|(real, _)| drains(real)).count();
-    let (came, went) = (view.came, view.went);
-    let changed = if came + went > 0 { format!(" (+{came} -{went})") } else { String::new() };
     let rates = match &view.total {
         Some(total) => format!(
             "{} connections/s, {} packets/s, {} bytes/s",
@@ -90,6 +120,7 @@ fn summary(view: &View) -> String {
         ),
         None => "rates follow".to_owned(),
     };
+    let changed = view.compared.changed();
     format!("{} virtual servers{changed}, {real} real servers, {draining} drain; {rates}", view.servers.len())
 }
 
@@ -196,50 +227,6 @@ fn cut(line: &mut String, columns: usize) {
     }
 }
 
-pub(super) fn json(view: &View, service: &dyn Fn(&VirtualServerKey) -> Option<String>) -> Value {
-    let servers = view.servers.iter().map(|server| {
-        let (active, inactive) = server.connections();
-        let own = &server.server.server;
-        json!({
-            "key": own.key.to_string(),
-            "scheduler": own.config.scheduler.to_string(),
-            "service": service(&own.key),
-            "connections": server.server.stats.connections,
-            "perSecond": rates_json(server.rates.as_ref()),
-            "activeConnections": active,
-            "inactiveConnections": inactive,
-            "realServers": server.real_servers.iter().map(|(real, rates)| json!({
-                "address": real.server.key.to_string(),
-                "weight": real.server.config.weight.get(),
-                "forwarding": forwarding(real.server.config.forwarding_method),
-                "draining": drains(real),
-                "perSecond": rates_json(rates.as_ref()),
-                "activeConnections": real.active_connections,
-                "inactiveConnections": real.inactive_connections,
-            })).collect::<Vec<_>>(),
-        })
-    });
-    json!({
-        "perSecond": rates_json(view.total.as_ref()),
-        "added": view.came,
-        "deleted": view.went,
-        "virtualServers": servers.collect::<Vec<_>>(),
-    })
-}
-
-fn rates_json(rates: Option<&PerSecond>) -> Value {
-    match rates {
-        None => Value::Null,
-        Some(rates) => json!({
-            "connections": rates.connections,
-            "packetsIn": rates.packets_in,
-            "packetsOut": rates.packets_out,
-            "bytesIn": rates.bytes_in,
-            "bytesOut": rates.bytes_out,
-        }),
-    }
-}
-
 #[cfg(test)]
 #[allow(clippy::float_cmp, reason = "all numbers here are exact")]
 mod tests {
@@ -282,7 +269,7 @@ mod tests {
 
     #[test]
     fn a_stream_gets_everything() {
-        let lines = lines(&view(2), &service, None);
+        let lines = view(2).lines(&service, None);
         let expected = [
             "2 virtual servers, 4 real servers, 2 drain; 15.0 connections/s, 0 packets/s, 0 bytes/s",
             "VIRTUAL SERVER        WEIGHT  CONN/S  PKT/S  BYTE/S  ACTIVE  INACTIVE  SERVICE",
@@ -299,7 +286,7 @@ mod tests {
     #[test]
     fn a_terminal_gets_what_fits_and_the_number_of_the_rest() {
         for rows in 3..40 {
-            let lines = lines(&view(9), &service, Some(Size { rows, columns: 60 }));
+            let lines = view(9).lines(&service, Some(Size { rows, columns: 60 }));
             assert!(lines.len() <= rows, "{rows}: {lines:#?}");
             assert!(lines.iter().all(|line| line.chars().count() <= 60), "{lines:#?}");
             let shown = |word: &str| lines.iter().filter(|line| line.starts_with(word)).count();
@@ -310,7 +297,7 @@ mod tests {
                 None => assert_eq!(hidden, (0, 0), "{rows}"),
             }
         }
-        let lines = lines(&view(9), &service, Some(Size { rows: 7, columns: 100 }));
+        let lines = view(9).lines(&service, Some(Size { rows: 7, columns: 100 }));
         assert_eq!(
             lines[2..5].iter().map(|line| &line[..18]).collect::<Vec<_>>(),
             ["TCP 10.96.0.9:80 r", "  -> 10.244.9.1:80", "TCP 10.96.0.8:80 r"]
@@ -326,7 +313,7 @@ mod tests {
         let name = |key: &VirtualServerKey| {
             Some(if key.to_string().contains("10.96.0.1:") { long } else { "demo/web:http" }.to_owned())
         };
-        let of_ipvs = lines(&view(2), &name, size);
+        let of_ipvs = view(2).lines(&name, size);
         assert_eq!(of_ipvs[1], "VIRTUAL SERVER        WEIGHT  CONN/S  ACTIVE  INACTIVE  SERVICE");
         let heads = ["FRONTEND", "ENDPOINTS", "CONN/S", "CONNECTIONS", "SERVICE"];
         let row = |of: &str, name: &str| [of, "3", "2.5", "100", name].map(str::to_owned).to_vec();
@@ -349,7 +336,7 @@ mod tests {
 
     #[test]
     fn text_and_json_agree() {
-        let value = json(&view(2), &service);
+        let value = view(2).json(&service);
         assert_eq!(value["perSecond"]["connections"], 15.0);
         let first = &value["virtualServers"][0];
         assert_eq!((&first["key"], &first["service"]), (&json!("TCP 10.96.0.2:80"), &json!("shop/web:http")));
@@ -357,6 +344,6 @@ mod tests {
         assert_eq!(first["realServers"][1]["draining"], true);
         let mut history = History::default();
         let view = history.compare(reading(1, 1), Duration::ZERO);
-        assert_eq!(json(&view, &service)["virtualServers"][0]["perSecond"], Value::Null);
+        assert_eq!(view.json(&service)["virtualServers"][0]["perSecond"], Value::Null);
     }
 }

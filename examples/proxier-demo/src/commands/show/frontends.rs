@@ -13,7 +13,7 @@ use ipvs::model::Stats;
 use proxier_core::inspect::{ServedFrontend, list_frontends};
 use proxier_core::kernel::KernelPorts;
 use proxier_core::modes::select::RequestedMode;
-use proxier_core::modes::{Kind, Names, iptables as iptables_mode};
+use proxier_core::modes::{Kind, iptables as iptables_mode};
 use proxier_core::net::{Family, FrontendKey};
 use proxier_core::service::{Desired, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node};
@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use super::board::{fit, short, table};
 use super::rates::{Comparison, History};
 use super::terminal::Size;
+use super::{NameOf, Picture, Services};
 use crate::engine::userspace::read_running_sockets;
 use crate::output::lines;
 use crate::problem::Problem;
@@ -80,7 +81,7 @@ impl Frontends {
         Ok(Frontends { mode, all })
     }
 
-    pub(super) fn text(&self, names: &Names<'_>) -> String {
+    pub(super) fn text(&self, services: &Services) -> String {
         let counts = self.all.values().any(|served| served.connections.is_some());
         let row = |first: String, connections: Option<u64>, service: String| {
             let connections = connections.map_or_else(String::new, |count| count.to_string());
@@ -88,7 +89,7 @@ impl Frontends {
         };
         let (mut rows, mut endpoints) = (Vec::new(), 0_usize);
         for (key, served) in &self.all {
-            let service = names.service_of(key).unwrap_or_else(|| "-".to_owned());
+            let service = services.name(&(*key).into()).unwrap_or_else(|| "-".to_owned());
             rows.push(row(key.to_string(), served.connections, service));
             let Some(of) = &served.endpoints else { continue };
             endpoints = endpoints.saturating_add(of.len());
@@ -108,19 +109,18 @@ impl Frontends {
         lines(table(heads, rows, None).into_iter().chain([sum]))
     }
 
-    pub(super) fn json(&self, names: &Names<'_>) -> Value {
-        let frontend = |(key, served): (&FrontendKey, &ServedFrontend)| {
-            frontend_json(key, served, names.service_of(key).as_deref())
-        };
+    pub(super) fn json(&self, services: &Services) -> Value {
+        let name = &|key: &VirtualServerKey| services.name(key);
+        let frontend = |(key, served): (&FrontendKey, &ServedFrontend)| frontend_json(key, served, name);
         json!({"mode": self.mode.name(), "frontends": self.all.iter().map(frontend).collect::<Vec<_>>()})
     }
 }
 
-fn frontend_json(key: &FrontendKey, served: &ServedFrontend, service: Option<&str>) -> Value {
+fn frontend_json(key: &FrontendKey, served: &ServedFrontend, name: NameOf<'_>) -> Value {
     let endpoints = served.endpoints.as_ref();
     json!({
         "key": key.to_string(),
-        "service": service,
+        "service": name(&(*key).into()),
         "endpoints": endpoints.map(|of| of.iter().map(ToString::to_string).collect::<Vec<_>>()),
         "connections": served.connections,
     })
@@ -186,16 +186,18 @@ impl FrontendView {
         FrontendView { mode: read.mode, frontends, compared }
     }
 
-    pub(super) fn keys(&self) -> impl Iterator<Item = FrontendKey> {
-        self.frontends.iter().map(|(key, ..)| *key)
-    }
-
     /// Connections per second to all Frontends; `None`: the first read, or nothing is counted.
     fn total(&self) -> Option<f64> {
         self.frontends.iter().filter_map(|(.., rate)| *rate).reduce(|sum, rate| sum + rate)
     }
+}
 
-    pub(super) fn lines(&self, service: &dyn Fn(&FrontendKey) -> Option<String>, size: Option<Size>) -> Vec<String> {
+impl Picture for FrontendView {
+    fn keys(&self) -> Vec<VirtualServerKey> {
+        self.frontends.iter().map(|(key, ..)| (*key).into()).collect()
+    }
+
+    fn lines(&self, name: NameOf<'_>, size: Option<Size>) -> Vec<String> {
         let none = || "-".to_owned();
         let row = |(key, served, rate): &(FrontendKey, ServedFrontend, Option<f64>)| {
             vec![
@@ -203,14 +205,12 @@ impl FrontendView {
                 served.endpoints.as_ref().map_or_else(none, |of| of.len().to_string()),
                 rate.map_or_else(none, short),
                 served.connections.map_or_else(none, |count| count.to_string()),
-                service(key).unwrap_or_else(none),
+                name(&(*key).into()).unwrap_or_else(none),
             ]
         };
         // Two lines precede the rows, and the last one counts those that do not fit.
         let (all, room) = (self.frontends.len(), size.map_or(usize::MAX, |size| size.rows.saturating_sub(2)));
         let shown = if all > room { room.saturating_sub(1) } else { all };
-        let Comparison { came, went, .. } = self.compared;
-        let changed = if came + went > 0 { format!(" (+{came} -{went})") } else { String::new() };
         let counts = self.frontends.iter().any(|(_, served, _)| served.connections.is_some());
         let rates = match self.total() {
             Some(total) => format!("{} connections/s", short(total)),
@@ -218,7 +218,7 @@ impl FrontendView {
             None if self.compared.is_first() && counts => "rates follow".to_owned(),
             None => format!("connections are not counted{}", self.mode.facts().how_to_count),
         };
-        let summary = format!("{} mode: {all} Frontends{changed}; {rates}", self.mode);
+        let summary = format!("{} mode: {all} Frontends{}; {rates}", self.mode, self.compared.changed());
         let heads = ["FRONTEND", "ENDPOINTS", "CONN/S", "CONNECTIONS", "SERVICE"];
         let mut lines = vec![summary];
         lines.extend(table(&heads, self.frontends.iter().take(shown).map(row).collect(), size));
@@ -226,11 +226,10 @@ impl FrontendView {
         fit(lines, size)
     }
 
-    /// One refresh as JSON, in the form of `show -o json`.
-    pub(super) fn json(&self, service: &dyn Fn(&FrontendKey) -> Option<String>) -> Value {
+    fn json(&self, name: NameOf<'_>) -> Value {
         let per_second = |rate: Option<f64>| rate.map(|rate| json!({"connections": rate}));
         let frontends = self.frontends.iter().map(|(key, served, rate)| {
-            let mut frontend = frontend_json(key, served, service(key).as_deref());
+            let mut frontend = frontend_json(key, served, name);
             frontend["perSecond"] = json!(per_second(*rate));
             frontend
         });

@@ -23,6 +23,7 @@ use proxier_core::snapshot::{HostAddresses, Node, Store};
 use serde_json::{Value, json};
 
 use self::frontends::Frontends;
+use self::terminal::Size;
 pub use self::watch::watch;
 use crate::commands::once::exit_code;
 use crate::engine::kernel;
@@ -37,10 +38,9 @@ use crate::sources::{cluster, initial_list};
 pub async fn show(configured: &Configured, output: Output) -> Result<ExitCode, Stopped> {
     let mut kernel = kernel::open()?;
     let host = kernel.ports().links.addresses()?;
-    let (store, desired) = services(configured, &host, true).await;
-    let names = Names::new(&store, &desired);
-    if let Some(frontends) = Frontends::read(configured, &mut kernel, (&desired, &host))? {
-        return Ok(exit_code(output.print(|| frontends.text(&names), || frontends.json(&names)), &[]));
+    let services = &Services::read(configured, (&mut kernel, &host), true).await;
+    if let Some(frontends) = Frontends::read(configured, &mut kernel, (&services.desired, &host))? {
+        return Ok(exit_code(output.print(|| frontends.text(services), || frontends.json(services)), &[]));
     }
     let mut entries = match kernel.ports().ipvs.snapshot() {
         Ok(snapshot) => snapshot.entries,
@@ -53,20 +53,18 @@ pub async fn show(configured: &Configured, output: Output) -> Result<ExitCode, S
         }
         Err(error) => return Err(error.into()),
     };
-    let marks = marks(configured, &mut kernel);
     entries.sort_by_key(|entry| entry.virtual_server.server.key);
     for entry in &mut entries {
         entry.real_servers.sort_by_key(|real| real.server);
     }
-    let names = ServiceIndex { names, marks };
     let names_in_kernel = &configured.settings.core.names;
     let bound: Vec<String> =
         ipvs_mode::device_addresses(&host, names_in_kernel).map(|address| address.to_string()).collect();
-    let text = || text(&entries, &names, &configured.settings.core, &host, bound.len());
+    let text = || text(&entries, services, &configured.settings.core, &host, bound.len());
     let json = || {
         json!({
             "mode": Kind::Ipvs.name(),
-            "virtualServers": entries.iter().map(|entry| entry_json(entry, &names)).collect::<Vec<_>>(),
+            "virtualServers": entries.iter().map(|entry| entry_json(entry, services)).collect::<Vec<_>>(),
             "addresses": bound,
         })
     };
@@ -80,51 +78,68 @@ pub(super) fn serving(configured: &Configured, kernel: &mut KernelPorts) -> Opti
     (configured.settings.asked == RequestedMode::Auto).then_some(found.mode)
 }
 
-/// The Services, if they can be read; reports why not only if `aloud`. The kernel's state is shown in any case.
-async fn services(configured: &Configured, host: &HostAddresses, aloud: bool) -> (Store, Desired) {
-    let nothing_named = configured.source == Source::Cluster(Connection::default());
-    let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
-    let mut store = Store::new(&configured.settings.node_name);
-    if nothing_named && !in_a_pod {
-        return (store, Desired::new());
-    }
-    // Do not wait for the Node's networks.
-    let options = cluster::Options::default();
-    let snapshot = match initial_list::read(configured, options).await {
-        Ok(snapshot) => snapshot,
-        Err(stopped) => {
-            for problem in stopped.problems.iter().filter(|_| aloud) {
-                say(format_args!("{problem}; Services are not named"));
-            }
-            Snapshot::default()
-        }
-    };
-    for service in snapshot.services.values() {
-        store.upsert_service(service);
-    }
-    for slice in snapshot.slices.values() {
-        store.upsert_slice(slice);
-    }
-    let node = match &snapshot.node {
-        Some(node) => Node::check(&node.object, &mut Vec::new()),
-        None => Node::new(&configured.settings.node_name),
-    };
-    let facts = NodeFacts::new(&configured.settings.core, &node, host);
-    let desired = Desired::build(&store, &facts);
-    (store, desired)
-}
+/// What has names: a virtual server, or a Frontend. Gives its Service and port.
+type NameOf<'a> = &'a dyn Fn(&VirtualServerKey) -> Option<String>;
 
-/// Names and Frontends of virtual servers, which the kernel does not store.
-struct ServiceIndex<'a> {
-    names: Names<'a>,
+/// The Services, which the kernel does not store.
+struct Services {
+    store: Store,
+    desired: Desired,
     /// Frontends of this program's firewall marks.
     marks: BTreeMap<VirtualServerKey, FrontendKey>,
 }
 
-/// Frontends of this program's firewall marks. If they cannot be read, their virtual servers are shown as another
-/// program's.
-fn marks(configured: &Configured, kernel: &mut KernelPorts) -> BTreeMap<VirtualServerKey, FrontendKey> {
-    ipvs_mode::marks(&configured.settings.core, kernel.ports().tables).unwrap_or_default()
+impl Services {
+    /// Reads them. The kernel's state is shown in any case: there are none if they cannot be read, and only if `aloud`
+    /// is the reason reported; virtual servers of marks that cannot be read are shown as another program's.
+    async fn read(configured: &Configured, (kernel, host): (&mut KernelPorts, &HostAddresses), aloud: bool) -> Self {
+        let marks = ipvs_mode::marks(&configured.settings.core, kernel.ports().tables).unwrap_or_default();
+        let mut all = Services { store: Store::new(&configured.settings.node_name), desired: Desired::new(), marks };
+        let nothing_named = configured.source == Source::Cluster(Connection::default());
+        let in_a_pod = std::env::var_os("KUBERNETES_SERVICE_HOST").is_some();
+        if nothing_named && !in_a_pod {
+            return all;
+        }
+        // Do not wait for the Node's networks.
+        let options = cluster::Options::default();
+        let snapshot = match initial_list::read(configured, options).await {
+            Ok(snapshot) => snapshot,
+            Err(stopped) => {
+                for problem in stopped.problems.iter().filter(|_| aloud) {
+                    say(format_args!("{problem}; Services are not named"));
+                }
+                Snapshot::default()
+            }
+        };
+        for service in snapshot.services.values() {
+            all.store.upsert_service(service);
+        }
+        for slice in snapshot.slices.values() {
+            all.store.upsert_slice(slice);
+        }
+        let node = match &snapshot.node {
+            Some(node) => Node::check(&node.object, &mut Vec::new()),
+            None => Node::new(&configured.settings.node_name),
+        };
+        all.desired = Desired::build(&all.store, &NodeFacts::new(&configured.settings.core, &node, host));
+        all
+    }
+
+    fn name(&self, key: &VirtualServerKey) -> Option<String> {
+        let frontend = FrontendKey::try_from(*key).ok().or_else(|| self.marks.get(key).copied());
+        Names::new(&self.store, &self.desired).service_of(&frontend?)
+    }
+}
+
+/// A read of the kernel, compared with the previous one.
+trait Picture {
+    fn keys(&self) -> Vec<VirtualServerKey>;
+
+    /// As many lines as fit, none wider than the terminal. Without a size: all of them.
+    fn lines(&self, name: NameOf<'_>, size: Option<Size>) -> Vec<String>;
+
+    /// One refresh, in the form of `show -o json`.
+    fn json(&self, name: NameOf<'_>) -> Value;
 }
 
 /// The details of a virtual server, without its address and port.
@@ -136,8 +151,8 @@ fn details(server: &VirtualServer) -> String {
 }
 
 /// Details of a virtual server; for one by firewall mark, with its Frontend.
-fn details_of_mark(server: &VirtualServer, names: &ServiceIndex<'_>) -> String {
-    match names.marks.get(&server.key) {
+fn details_of_mark(server: &VirtualServer, services: &Services) -> String {
+    match services.marks.get(&server.key) {
         Some(frontend) if frontend.address.is_unspecified() => {
             format!("{} for {frontend}, every address of the node", details(server))
         }
@@ -146,30 +161,24 @@ fn details_of_mark(server: &VirtualServer, names: &ServiceIndex<'_>) -> String {
     }
 }
 
-fn text(
-    entries: &[SnapshotEntry],
-    names: &ServiceIndex<'_>,
-    config: &Config,
-    host: &HostAddresses,
-    bound: usize,
-) -> String {
+fn text(entries: &[SnapshotEntry], services: &Services, config: &Config, host: &HostAddresses, bound: usize) -> String {
     let real: usize = entries.iter().map(|entry| entry.real_servers.len()).sum();
     // Routes that bind addresses need no such device.
     let has_device = ipvs_mode::has_device(host, &config.names) || !config.binds_by_routes();
     let bound = if has_device { format!(", {bound} addresses on {}", config.names.device) } else { String::new() };
     let sum = format!("{} virtual servers, {real} real servers{bound}", entries.len());
-    lines(table(entries, names).into_iter().chain([sum]))
+    lines(table(entries, services).into_iter().chain([sum]))
 }
 
-fn table(entries: &[SnapshotEntry], names: &ServiceIndex<'_>) -> Vec<String> {
+fn table(entries: &[SnapshotEntry], services: &Services) -> Vec<String> {
     let mut rows = Vec::new();
     let row = |first: String, [weight, active, inactive]: [String; 3], service| {
         vec![first, weight, active, inactive, service]
     };
     for entry in entries {
         let server = &entry.virtual_server.server;
-        let service = service_of(names, &server.key).unwrap_or_else(|| "-".to_owned());
-        rows.push(row(format!("{} {}", server.key, details_of_mark(server, names)), Default::default(), service));
+        let service = services.name(&server.key).unwrap_or_else(|| "-".to_owned());
+        rows.push(row(format!("{} {}", server.key, details_of_mark(server, services)), Default::default(), service));
         rows.extend(entry.real_servers.iter().map(|real| {
             let numbers = [
                 real.server.config.weight.to_string(),
@@ -185,11 +194,6 @@ fn table(entries: &[SnapshotEntry], names: &ServiceIndex<'_>) -> Vec<String> {
     board::table(&["VIRTUAL SERVER", "WEIGHT", "ACTIVE", "INACTIVE", "SERVICE"], rows, None)
 }
 
-fn service_of(names: &ServiceIndex<'_>, key: &VirtualServerKey) -> Option<String> {
-    let frontend = FrontendKey::try_from(*key).ok().or_else(|| names.marks.get(key).copied());
-    names.names.service_of(&frontend?)
-}
-
 fn forwarding(method: ForwardingMethod) -> &'static str {
     match method {
         ForwardingMethod::Masquerade => "masquerade",
@@ -201,14 +205,14 @@ fn forwarding(method: ForwardingMethod) -> &'static str {
     }
 }
 
-fn entry_json(entry: &SnapshotEntry, names: &ServiceIndex<'_>) -> Value {
+fn entry_json(entry: &SnapshotEntry, services: &Services) -> Value {
     let server = &entry.virtual_server.server;
     json!({
         "key": server.key.to_string(),
-        "splits": names.marks.get(&server.key).map(ToString::to_string),
+        "splits": services.marks.get(&server.key).map(ToString::to_string),
         "scheduler": server.config.scheduler.to_string(),
         "persistentSeconds": server.config.persistence.as_ref().map(|persistence| persistence.timeout_secs),
-        "service": service_of(names, &server.key),
+        "service": services.name(&server.key),
         "connections": entry.virtual_server.stats.connections,
         "realServers": entry.real_servers.iter().map(|real| json!({
             "address": real.server.key.to_string(),

@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use ipvs::model::{ObservedRealServer, ObservedVirtualServer, RealServerKey, Stats};
+use serde::Serialize;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+#[serde(rename_all = "camelCase")]
 pub(super) struct PerSecond {
     pub(super) connections: f64,
     /// Packets from clients.
@@ -64,15 +66,12 @@ impl ServerRates {
 pub(super) type Reading = (ObservedVirtualServer, Vec<ObservedRealServer>);
 
 /// A read compared with the previous one.
-#[derive(Clone, Debug, Default, PartialEq)]
 pub(super) struct View {
     /// Busiest first: by connections per second, then bytes per second, then active connections, then keys.
     pub(super) servers: Vec<ServerRates>,
     /// Sum over all virtual servers. `None`: this is the first read.
     pub(super) total: Option<PerSecond>,
-    /// Number of virtual servers added since the previous read; `went`: number of those deleted.
-    pub(super) came: usize,
-    pub(super) went: usize,
+    pub(super) compared: Comparison,
 }
 
 /// What has counters: a virtual server or Frontend, or a real server of one.
@@ -98,6 +97,12 @@ pub(super) struct Comparison {
 impl Comparison {
     pub(super) fn is_first(&self) -> bool {
         self.before.is_none()
+    }
+
+    /// The numbers of those that came and went, if any did.
+    pub(super) fn changed(&self) -> String {
+        let (came, went) = (self.came, self.went);
+        if came + went > 0 { format!(" (+{came} -{went})") } else { String::new() }
     }
 
     /// Rates since the previous read. `None`: this read is the first with it, or it is not counted.
@@ -145,7 +150,7 @@ impl History {
         let mut total = PerSecond::default();
         servers.iter().filter_map(|server| server.rates.as_ref()).for_each(|rates| total.add(rates));
         let total = (!compared.is_first()).then_some(total);
-        View { servers, total, came: compared.came, went: compared.went }
+        View { servers, total, compared }
     }
 }
 
@@ -270,9 +275,9 @@ mod tests {
         // Virtual server 3 is newer than the previous read, and so is its real server.
         assert_eq!((order(&view), connections(&view)), (vec![3, 2], vec![Some(2.0), Some(0.0)]));
         assert_eq!(view.servers[0].real_servers[0].1.unwrap().connections, 2.0);
-        assert_eq!((view.came, view.went), (1, 1));
+        assert_eq!((view.compared.came, view.compared.went), (1, 1));
         let view = history.compare(Vec::new(), 4 * SECOND);
-        assert_eq!((view.came, view.went, view.total), (0, 2, Some(PerSecond::default())));
+        assert_eq!((view.compared.came, view.compared.went, view.total), (0, 2, Some(PerSecond::default())));
         // The server returns and counts from zero: its rate is not negative, and excludes counts from before its
         // removal.
         let view = history.compare(vec![one(2, stats(3, 0, 0), &[])], 5 * SECOND);

@@ -1,22 +1,21 @@
 //! `show --watch`: virtual servers in the kernel, or Frontends of the other modes, and how busy they are, repeatedly.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::HashSet;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use proxier_core::kernel::KernelPorts;
-use proxier_core::modes::{Kind, Names};
-use proxier_core::net::FrontendKey;
+use proxier_core::modes::Kind;
 use proxier_core::ports::PortErrorKind;
 use proxier_core::service::Desired;
-use proxier_core::snapshot::{HostAddresses, Store};
+use proxier_core::snapshot::HostAddresses;
 use tokio::time::Instant;
 
 use super::frontends::{FrontendView, Frontends};
-use super::rates::{History, ServerRates, View};
-use super::terminal::{Screen, Size};
-use super::{ServiceIndex, board, marks, service_of, services};
+use super::rates::History;
+use super::terminal::Screen;
+use super::{Picture, Services};
 use crate::engine::kernel;
 use crate::engine::signals::Signals;
 use crate::output::Output;
@@ -65,13 +64,15 @@ async fn refresh(
     every: Duration,
     (kernel, host): (&mut KernelPorts, &HostAddresses),
 ) -> Result<std::convert::Infallible, WatchEnd> {
-    let mut named = ServiceNames::new(services(configured, host, true).await, marks(configured, kernel));
+    let mut services = Services::read(configured, (kernel, host), true).await;
+    // Virtual servers without a name belong to another program, or the source cannot be read.
+    let (mut since, mut nameless) = (Instant::now(), HashSet::new());
     let mut ticks = tokio::time::interval(every);
     // A slow read does not make the next ones come faster.
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let begun = Instant::now();
     // The mode that serves now. If it changes, `run` is restarted, and so must this be.
-    let other = Frontends::read(configured, kernel, (&named.desired, host)).map_err(WatchEnd::Failed)?;
+    let other = Frontends::read(configured, kernel, (&services.desired, host)).map_err(WatchEnd::Failed)?;
     let (mode, mut history) = (other.map(|other| other.mode), History::default());
     let screen = match output {
         Output::Text => Some(Screen::enter()?),
@@ -80,27 +81,25 @@ async fn refresh(
     loop {
         ticks.tick().await;
         let at = begun.elapsed();
-        let read = read(mode, (configured, kernel), (&named.desired, host), (&mut history, at));
+        let read = read(mode, (configured, kernel), (&services.desired, host), (&mut history, at));
         let Some(picture) = read? else { continue };
-        if named.lack(&picture) {
+        let unnamed = |services: &Services| -> HashSet<_> {
+            picture.keys().into_iter().filter(|key| services.name(key).is_none()).collect()
+        };
+        if since.elapsed() >= NAMES_AGAIN && !unnamed(&services).is_subset(&nameless) {
             // The screen shows something else by now, so an unreadable source is not reported again.
-            named = ServiceNames::new(services(configured, host, false).await, marks(configured, kernel));
-            named.accept(&picture);
+            services = Services::read(configured, (kernel, host), false).await;
+            (since, nameless) = (Instant::now(), unnamed(&services));
         }
-        let names = named.names();
+        let name = |key: &VirtualServerKey| services.name(key);
         if let Some(screen) = &screen {
-            screen.draw(&picture.lines(&names, screen.size()))?;
+            screen.draw(&picture.lines(&name, screen.size()))?;
         } else {
-            let mut value = picture.json(&names);
+            let mut value = picture.json(&name);
             value["elapsedSeconds"] = at.as_secs_f64().into();
             line(&value)?;
         }
     }
-}
-
-enum Picture {
-    Ipvs(View),
-    Frontends(FrontendView),
 }
 
 /// Reads everything and compares. `mode`: the mode whose Frontends to read; `None`: virtual servers. Returns `None` if other
@@ -110,42 +109,19 @@ fn read(
     (configured, kernel): (&Configured, &mut KernelPorts),
     input: (&Desired, &HostAddresses),
     (history, at): (&mut History, Duration),
-) -> Result<Option<Picture>, WatchEnd> {
+) -> Result<Option<Box<dyn Picture>>, WatchEnd> {
     if let Some(mode) = mode {
         let read = Frontends::of_mode(mode, configured, kernel, input).map_err(WatchEnd::Failed)?;
-        return Ok(Some(Picture::Frontends(FrontendView::new(read, history, at))));
+        return Ok(Some(Box::new(FrontendView::new(read, history, at))));
     }
     match kernel.ports().ipvs.snapshot() {
         Ok(snapshot) => {
             let entries = snapshot.entries.into_iter();
             let reading = entries.map(|entry| (entry.virtual_server, entry.real_servers)).collect();
-            Ok(Some(Picture::Ipvs(history.compare(reading, at))))
+            Ok(Some(Box::new(history.compare(reading, at))))
         }
         Err(error) if error.kind() == PortErrorKind::Busy => Ok(None),
         Err(error) => Err(WatchEnd::Failed(Problem::new("show --watch", error.to_string()))),
-    }
-}
-
-impl Picture {
-    fn keys(&self) -> Vec<VirtualServerKey> {
-        match self {
-            Picture::Ipvs(view) => view.servers.iter().map(ServerRates::key).collect(),
-            Picture::Frontends(view) => view.keys().map(VirtualServerKey::from).collect(),
-        }
-    }
-
-    fn lines(&self, names: &ServiceIndex<'_>, size: Option<Size>) -> Vec<String> {
-        match self {
-            Picture::Ipvs(view) => board::lines(view, &|key| service_of(names, key), size),
-            Picture::Frontends(view) => view.lines(&|key| names.names.service_of(key), size),
-        }
-    }
-
-    fn json(&self, names: &ServiceIndex<'_>) -> serde_json::Value {
-        match self {
-            Picture::Ipvs(view) => board::json(view, &|key| service_of(names, key)),
-            Picture::Frontends(view) => view.json(&|key| names.names.service_of(key)),
-        }
     }
 }
 
@@ -154,37 +130,4 @@ fn line(value: &serde_json::Value) -> std::io::Result<()> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{value}")?;
     out.flush()
-}
-
-struct ServiceNames {
-    store: Store,
-    desired: Desired,
-    marks: BTreeMap<VirtualServerKey, FrontendKey>,
-    since: Instant,
-    /// Virtual servers without a name: they belong to another program, or the source cannot be read.
-    nameless: HashSet<VirtualServerKey>,
-}
-
-impl ServiceNames {
-    fn new((store, desired): (Store, Desired), marks: BTreeMap<VirtualServerKey, FrontendKey>) -> Self {
-        ServiceNames { store, desired, marks, since: Instant::now(), nameless: HashSet::new() }
-    }
-
-    fn names(&self) -> ServiceIndex<'_> {
-        ServiceIndex { names: Names::new(&self.store, &self.desired), marks: self.marks.clone() }
-    }
-
-    /// Whether Services should be read again: there is a new virtual server without a name.
-    fn lack(&self, picture: &Picture) -> bool {
-        self.since.elapsed() >= NAMES_AGAIN && self.unnamed(picture).any(|key| !self.nameless.contains(&key))
-    }
-
-    fn accept(&mut self, picture: &Picture) {
-        self.nameless = self.unnamed(picture).collect();
-    }
-
-    fn unnamed(&self, picture: &Picture) -> impl Iterator<Item = VirtualServerKey> + '_ {
-        let names = self.names();
-        picture.keys().into_iter().filter(move |key| service_of(&names, key).is_none())
-    }
 }
