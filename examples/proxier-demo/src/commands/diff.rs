@@ -14,6 +14,7 @@ use proxier_core::net::{EndpointKey, Family, FrontendKey};
 use proxier_core::service::{Packet, Reached, Trace, Verdict};
 use proxier_core::sketch::Sketch;
 use proxier_core::snapshot::ObjectKind;
+use serde::Serialize;
 use serde_json::{Value, json};
 
 use crate::commands::once::{exit_code, input};
@@ -253,7 +254,7 @@ fn few(all: impl ExactSizeIterator<Item = String>, between: &str) -> String {
     all.take(FEW).collect::<Vec<_>>().join(between) + &more
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 struct Difference {
     /// Client, or another subject.
     who: String,
@@ -343,9 +344,8 @@ impl Differences {
 
     fn json(&self) -> Value {
         let of_group = |(differs, keys): (&Vec<Difference>, &Vec<FrontendKey>)| {
-            let one = |of: &Difference| json!({"who": of.who, "before": of.before, "after": of.after});
             let keys: Vec<String> = keys.iter().map(ToString::to_string).collect();
-            json!({"frontends": keys, "differences": differs.iter().map(one).collect::<Vec<_>>()})
+            json!({"frontends": keys, "differences": differs})
         };
         let services: Vec<Value> = self
             .services
@@ -387,23 +387,25 @@ fn of_all(from: Kind, to: Kind) -> Vec<String> {
         return Vec::new();
     }
     let (from, to) = (from.facts(), to.facts());
-    let turned = |before: bool, after: bool, [off, on]: [&str; 2]| match (before, after) {
-        (true, false) => Some(off.to_owned()),
-        (false, true) => Some(on.to_owned()),
-        _ => None,
-    };
-    let addresses = [
-        "addresses of Services answer no ping any more, and no device or route of this node has them",
-        "addresses of Services are this node's own, and answer pings",
-    ];
-    let ports = [
-        "ports of a cluster IP that no Service has are not refused any more: packets to them leave the node",
-        "ports of a cluster IP that no Service has are refused; until now packets to them left the node",
-    ];
-    let mut said: Vec<String> = turned(from.makes_addresses_local, to.makes_addresses_local, addresses)
-        .into_iter()
-        .chain(turned(from.closes_cluster_ips, to.closes_cluster_ips, ports))
-        .collect();
+    let mut said = Vec::new();
+    for (before, after, off, on) in [
+        (
+            from.makes_addresses_local,
+            to.makes_addresses_local,
+            "addresses of Services answer no ping any more, and no device or route of this node has them",
+            "addresses of Services are this node's own, and answer pings",
+        ),
+        (
+            from.closes_cluster_ips,
+            to.closes_cluster_ips,
+            "ports of a cluster IP that no Service has are not refused any more: packets to them leave the node",
+            "ports of a cluster IP that no Service has are refused; until now packets to them left the node",
+        ),
+    ] {
+        if before != after {
+            said.push(if after { on } else { off }.to_owned());
+        }
+    }
     let continue_or_end = if !from.translates_packets || to.is_process { "end" } else { "continue" };
     said.push(format!("open connections {continue_or_end} when the mode changes"));
     if from.choice != to.choice {

@@ -6,7 +6,7 @@ use proxier_core::config::{Binding, MayAskFor, Topology};
 use proxier_core::engine::Reconciler;
 use proxier_core::modes::Kind;
 use proxier_core::modes::ipvs as ipvs_mode;
-use proxier_core::objects::ServiceObject;
+use proxier_core::objects::{ServiceObject, ServiceSpec};
 use proxier_core::service::{Frontend, Roles};
 use proxier_core::snapshot::{Annotation, Balancing, Service, TrafficPolicy};
 use serde::Serialize;
@@ -32,29 +32,19 @@ pub(super) fn policies(
     proxier: &Reconciler,
 ) -> Vec<Policy> {
     let config = proxier.facts().config();
-    let spec = object.map(|object| &object.spec);
-    let given = |field: &str, is_given: bool| if is_given { format!("spec.{field}") } else { "default".to_owned() };
-    let has =
-        |text: Option<&Option<String>>| text.is_some_and(|text| text.as_deref().is_some_and(|text| !text.is_empty()));
+    let given = |field: &str, text: fn(&ServiceSpec) -> &Option<String>| {
+        let text = object.and_then(|object| text(&object.spec).as_deref()).unwrap_or_default();
+        if text.is_empty() { "default".to_owned() } else { format!("spec.{field}") }
+    };
+    let internal = given("internalTrafficPolicy", |spec| &spec.internal_traffic_policy);
+    let external = given("externalTrafficPolicy", |spec| &spec.external_traffic_policy);
     let mut policies = vec![
-        Policy::new(
-            "internal traffic policy",
-            policy_name(service.internal_policy),
-            given("internalTrafficPolicy", has(spec.map(|spec| &spec.internal_traffic_policy))),
-        ),
-        Policy::new(
-            "external traffic policy",
-            policy_name(service.external_policy),
-            given("externalTrafficPolicy", has(spec.map(|spec| &spec.external_traffic_policy))),
-        ),
+        Policy::new("internal traffic policy", policy_name(service.internal_policy), internal),
+        Policy::new("external traffic policy", policy_name(service.external_policy), external),
     ];
     let of_service = match service.affinity_secs {
         Some(secs) => Policy::new("session affinity", format!("{secs} s"), "spec.sessionAffinity"),
-        None => Policy::new(
-            "session affinity",
-            "none",
-            given("sessionAffinity", has(spec.map(|spec| &spec.session_affinity))),
-        ),
+        None => Policy::new("session affinity", "none", given("sessionAffinity", |spec| &spec.session_affinity)),
     };
     let question = PolicyQuestion::new(service, object, owned, proxier);
     policies.push(affinity(&question, of_service));
@@ -114,6 +104,11 @@ impl<'a> PolicyQuestion<'a> {
         }
     }
 
+    /// The setting of an annotation, and where it comes from.
+    fn policy(&self, annotation: &Annotation, value: impl Into<String>) -> Policy {
+        Policy::new(annotation.title, value, self.from(annotation))
+    }
+
     /// Where an annotation's setting comes from.
     fn from(&self, annotation: &Annotation) -> String {
         let is_ipvs = self.proxier.mode().facts().has_virtual_servers;
@@ -170,21 +165,18 @@ fn of_ipvs(asked: &PolicyQuestion<'_>) -> Vec<Policy> {
         from
     };
     vec![
-        Policy::new(Annotation::SCHEDULER.title, scheduler.to_string(), asked.from(Annotation::SCHEDULER)),
+        asked.policy(Annotation::SCHEDULER, scheduler.to_string()),
         Policy::new(Annotation::SCHEDULER_FLAGS.title, if flags.is_empty() { "none" } else { &flags }, from),
         weights(asked),
         forwarding(asked),
-        limits(asked),
+        asked.policy(
+            Annotation::MAX_CONNECTIONS,
+            counts.max_connections.map_or_else(|| "none".to_owned(), |most| format!("at most {most}")),
+        ),
         drain(asked),
         binding(proxier),
         mark_split(asked),
     ]
-}
-
-/// How many connections an endpoint gets.
-fn limits(asked: &PolicyQuestion<'_>) -> Policy {
-    let value = asked.counts.max_connections.map_or_else(|| "none".to_owned(), |most| format!("at most {most}"));
-    Policy::new(Annotation::MAX_CONNECTIONS.title, value, asked.from(Annotation::MAX_CONNECTIONS))
 }
 
 /// How long removed endpoints keep their connections.
@@ -194,7 +186,7 @@ fn drain(asked: &PolicyQuestion<'_>) -> Policy {
         Some(secs) => format!("{secs} s"),
         None => "as always in this mode".to_owned(),
     };
-    Policy::new(Annotation::DRAIN.title, value, asked.from(Annotation::DRAIN))
+    asked.policy(Annotation::DRAIN, value)
 }
 
 fn weights(asked: &PolicyQuestion<'_>) -> Policy {
@@ -238,17 +230,14 @@ fn forwarding(asked: &PolicyQuestion<'_>) -> Policy {
             format!("{name} at {direct} of {} external addresses and ports, masquerade elsewhere", external.len())
         }
     };
-    Policy::new(Annotation::FORWARDING.title, value, asked.from(Annotation::FORWARDING))
+    asked.policy(Annotation::FORWARDING, value)
 }
 
 fn binding(proxier: &Reconciler) -> Policy {
     let config = proxier.facts().config();
     let value =
         if config.binds_by_routes() { "by routes".to_owned() } else { format!("addresses of {}", config.names.device) };
-    let from = match config.ipvs.binding {
-        Binding::Routes => "configuration ipvs.binding",
-        _ => "default",
-    };
+    let from = if config.ipvs.binding == Binding::Routes { "configuration ipvs.binding" } else { "default" };
     Policy::new("binding", value, from)
 }
 
