@@ -19,7 +19,7 @@ use proxier_demo::sources::cluster::Options;
 use proxier_demo::sources::initial_list;
 use proxier_demo::status::health::Health;
 use proxier_demo::status::serve::{listen, serve_health, serve_metrics};
-use proxier_demo::status::service_health::{ListenAddresses, ServiceHealth};
+use proxier_demo::status::service_health::{ListenAddresses, ServiceHealth, listen_addresses};
 use serde_json::{Value, json};
 use testkit::apiserver::{ApiServer, Streams};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -148,7 +148,7 @@ async fn readyz_waits_for_the_first_full_pass() {
 async fn the_metrics_server() {
     let health = Health::new(Duration::from_secs(30), Families::V4);
     health.metrics(|metrics| {
-        metrics.service_changes = 5;
+        metrics.totals.service_changes = 5;
         metrics.livez = [2, 0];
     });
     let configuration = json!({
@@ -391,7 +391,7 @@ fn where_the_servers_listen() {
         (config.node_port_addresses, config.families) = (addresses, families);
         let mut node = Node::new("n1");
         node.addresses = parsed(&["192.0.2.1"]);
-        ListenAddresses::from_facts(&NodeFacts::new(&config, &node, host))
+        listen_addresses(&NodeFacts::new(&config, &node, host))
     };
     let all = NodePortAddresses::All;
     assert_eq!(listening(all.clone(), &both, Families::Dual), EVERYWHERE);

@@ -125,7 +125,7 @@ impl Health {
             "healthy": self.is_in_time(state.pending, now),
             "nodeEligible": state.node_eligible,
             "pendingSeconds": state.pending.map(|since| now.saturating_duration_since(since).as_secs_f64()),
-            "failedPasses": state.metrics.sync_failures,
+            "failedPasses": state.metrics.totals.failed_passes,
         })
     }
 

@@ -22,12 +22,12 @@ use std::collections::BTreeMap;
 use std::fs::read_to_string;
 
 use proxier_core::config::Families;
+use proxier_core::engine::Totals;
 use proxier_core::modes::Kind;
 use proxier_core::modes::localhost_relay::LocalhostNodePorts;
 use proxier_core::modes::select::RequestedMode;
 use proxier_core::net::{ByFamily, Family, FrontendKey};
 use proxier_core::plan::report::RuleCount;
-use proxier_core::ports::Flows;
 
 use crate::histogram::{Histogram, PROGRAMMING_SECONDS, SYNC_SECONDS};
 use crate::sources::cluster::requests::{Outcomes, Requests};
@@ -51,12 +51,14 @@ const COUNTED: [(&str, &str, &str); 2] = [
 /// The userspace mode metric from which `show` reads connections, without the prefix.
 pub(crate) const USERSPACE_CONNECTIONS: &str = "userspace_connections_total";
 
-/// Makes [`Metrics`] of its other fields and a table. Rows are those with one value, and those with a value for each served family: kind, field, name, help.
+/// Makes [`Metrics`] of its other fields and a table. Rows are those with one value, those with a value for each served family, and those of
+/// [`Totals`]: kind, field, name, help.
 macro_rules! metrics {
     (
         { $($more:tt)* }
         { $($kind:ident $field:ident $name:literal $help:literal;)* }
         { $($of_family:ident $family_name:literal $family_help:literal;)* }
+        { $($total:ident $total_name:literal $total_help:literal;)* }
     ) => {
         /// Values of all metrics. Each part of the program writes its own; [`render`](Metrics::render) prints them.
         ///
@@ -72,6 +74,7 @@ macro_rules! metrics {
             fn rows(&self, page: &mut Page) {
                 $(page.$kind($name, $help, self.$field);)*
                 $(page.family($family_name, "gauge", $family_help, self.each(|family| *self.$of_family.of(family)));)*
+                $(page.counter($total_name, $total_help, self.totals.$total);)*
             }
         }
     };
@@ -84,21 +87,17 @@ metrics! {
         pub sync_last_timestamp: f64,
         /// Time when a pass was last requested.
         pub sync_last_queued_timestamp: f64,
-        pub iptables_restore_failures: ByFamily<u64>,
-        /// Failed runs of iptables-restore that wrote only changes.
-        pub iptables_partial_restore_failures: ByFamily<u64>,
+        pub totals: Totals,
         pub iptables_rules: Vec<RuleCount>,
         /// Packets by the counters in rules of iptables mode, without those that the kernel does not have.
         pub iptables_packets: BTreeMap<String, u64>,
         /// Connections that took the fast path since its table was created; `None` without one.
         pub fast_path: Option<u64>,
-        pub nftables_sync_failures: ByFamily<u64>,
         /// Ports of Services without the local endpoints that their policy requires: internal, external.
         pub no_local_endpoints: [ByFamily<u64>; 2],
         /// Answers by status: 200, 503.
         pub healthz: [u64; 2],
         pub livez: [u64; 2],
-        pub conntrack_deleted: Flows,
         pub requests: Requests,
         /// Userspace mode: connections and UDP flows that each listener has started, with its Service and port.
         pub begun: Vec<(FrontendKey, Option<String>, u64)>,
@@ -108,11 +107,8 @@ metrics! {
     }
     {
         gauge endpoint_changes_pending "sync_proxy_rules_endpoint_changes_pending" "Changes that no pass has taken up yet";
-        counter endpoint_changes "sync_proxy_rules_endpoint_changes_total" "Changes of endpoints";
         gauge service_changes_pending "sync_proxy_rules_service_changes_pending" "Changes that no pass has taken up yet";
-        counter service_changes "sync_proxy_rules_service_changes_total" "Changes of Services";
         gauge healthy "healthy" "1 if the kernel has what Services want; 0 once it has lacked it for two sync periods";
-        counter sync_failures "sync_failures_total" "Passes that failed, wholly or in part";
         gauge rejected "rejected_fields" "Fields and objects of the input that are left out";
         counter unreadable "unreadable_objects_total" "Objects and files that could not be read";
         gauge unreadable_now "unreadable_objects"
@@ -136,6 +132,11 @@ metrics! {
     {
         frontends "frontends" "Addresses and ports of Services on this node, in every mode";
         endpoints "frontend_endpoints" "Endpoints of these addresses and ports, each counted for every one that forwards to it";
+    }
+    {
+        endpoint_changes "sync_proxy_rules_endpoint_changes_total" "Changes of endpoints";
+        service_changes "sync_proxy_rules_service_changes_total" "Changes of Services";
+        failed_passes "sync_failures_total" "Passes that failed, wholly or in part";
     }
 }
 
@@ -232,13 +233,13 @@ impl Metrics {
         }
         let mode = self.mode.map(|(_asked, mode)| mode);
         if matches!(mode, Some(Kind::Iptables | Kind::Ipvs)) {
-            let failures = self.each(|family| *self.iptables_restore_failures.of(family));
+            let failures = self.each(|family| *self.totals.restore_failures.of(family));
             let help = "Failed runs of iptables-restore";
             p.family("sync_proxy_rules_iptables_restore_failures_total", "counter", help, failures);
         }
         match mode {
             Some(Kind::Iptables) => {
-                let failures = self.each(|family| *self.iptables_partial_restore_failures.of(family));
+                let failures = self.each(|family| *self.totals.partial_restore_failures.of(family));
                 let help = "Failed runs of iptables-restore that wrote only what had changed";
                 p.family("sync_proxy_rules_iptables_partial_restore_failures_total", "counter", help, failures);
                 for (counter, name, help) in COUNTED {
@@ -252,7 +253,7 @@ impl Metrics {
                 }
             }
             Some(Kind::Nftables) => {
-                let failures = self.each(|family| *self.nftables_sync_failures.of(family));
+                let failures = self.each(|family| *self.totals.table_failures.of(family));
                 let help = "Transactions that failed";
                 p.family("sync_proxy_rules_nftables_sync_failures_total", "counter", help, failures);
                 let cleanup = "Always 0: unused chains are deleted in the transaction of their pass";
@@ -312,7 +313,7 @@ impl Metrics {
         let took = self.each(|family| self.took.conntrack_sync.of(family));
         let help = "Time to find and delete entries of connection tracking";
         p.histograms("conntrack_reconciler_sync_duration_seconds", help, took);
-        let deleted = self.each(|family| *self.conntrack_deleted.of(family));
+        let deleted = self.each(|family| *self.totals.flows.of(family));
         let help = "Entries of connection tracking that were deleted";
         p.family("conntrack_reconciler_deleted_entries_total", "counter", help, deleted);
         // The kernel drops the packets of new connections when it has no entry left.

@@ -7,38 +7,31 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use http::{HeaderName, HeaderValue, StatusCode};
-use proxier_core::net::Family;
+use proxier_core::net::{ByFamily, Family};
 use proxier_core::service::{HealthCheck, NodeFacts, OpenOn};
 use proxier_core::snapshot::ObjectKey;
 
 use crate::status::health::Health;
 use crate::status::server::{Answer, CONNECTIONS, Families, Server, Slots, bind};
 
-/// Addresses of the servers, by family.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ListenAddresses {
-    pub v4: OpenOn,
-    pub v6: OpenOn,
+/// Addresses of the servers.
+pub type ListenAddresses = ByFamily<OpenOn>;
+
+/// The addresses that serve node ports.
+pub fn listen_addresses(facts: &NodeFacts) -> ListenAddresses {
+    ByFamily { v4: facts.health_checks_open_on(Family::V4), v6: facts.health_checks_open_on(Family::V6) }
 }
 
-impl ListenAddresses {
-    /// The addresses that serve node ports.
-    pub fn from_facts(facts: &NodeFacts) -> Self {
-        ListenAddresses { v4: facts.health_checks_open_on(Family::V4), v6: facts.health_checks_open_on(Family::V6) }
-    }
-
-    /// The addresses to bind; an unspecified one stands for its whole family.
-    fn addresses(&self) -> BTreeSet<IpAddr> {
-        let all: [IpAddr; 2] = [Ipv4Addr::UNSPECIFIED.into(), Ipv6Addr::UNSPECIFIED.into()];
-        let mut addresses = BTreeSet::new();
-        for (open, all) in [&self.v4, &self.v6].into_iter().zip(all) {
-            match open {
-                OpenOn::All => drop(addresses.insert(all)),
-                OpenOn::These(these) => addresses.extend(these),
-            }
+/// The addresses to bind; an unspecified one stands for its whole family.
+fn addresses(listening: &ListenAddresses) -> BTreeSet<IpAddr> {
+    let mut addresses = BTreeSet::new();
+    for (open, all) in [(&listening.v4, Ipv4Addr::UNSPECIFIED.into()), (&listening.v6, Ipv6Addr::UNSPECIFIED.into())] {
+        match open {
+            OpenOn::All => drop(addresses.insert(all)),
+            OpenOn::These(these) => addresses.extend(these),
         }
-        addresses
     }
+    addresses
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,7 +71,7 @@ impl ServiceHealth {
         wanted: &BTreeMap<ObjectKey, HealthCheck>,
         listening: &ListenAddresses,
     ) -> Vec<FailedServer> {
-        let addresses = listening.addresses();
+        let addresses = addresses(listening);
         self.close_others(wanted, &addresses).await;
         let mut failed = Vec::new();
         for (key, check) in wanted {

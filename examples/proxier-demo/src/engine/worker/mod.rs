@@ -26,7 +26,7 @@ use crate::status::events::{Reason, Recorder, Regarding};
 use crate::status::health::Health;
 use crate::status::logging::Limiter;
 use crate::status::metrics::Metrics;
-use crate::status::service_health::ListenAddresses;
+use crate::status::service_health::{ListenAddresses, listen_addresses};
 
 /// What the kernel's thread reports about a pass.
 pub(crate) struct PassSummary {
@@ -353,7 +353,6 @@ impl Worker {
         let took_for_flows = engine.took_for_flows();
         let fast_path = if report.full { engine.fast_path_connections() } else { None };
         let (proxier, lacks) = (&engine.proxier, self.lacks.len());
-        let totals = proxier.totals();
         self.health.metrics(|metrics: &mut Metrics| {
             metrics.took.sync.observe(took);
             if report.full { &mut metrics.took.sync_full } else { &mut metrics.took.sync_partial }.observe(took);
@@ -365,18 +364,12 @@ impl Worker {
             }
             // The pass has handled them; retries are not counted again.
             (metrics.service_changes_pending, metrics.endpoint_changes_pending) = (0, 0);
-            metrics.service_changes = totals.service_changes;
-            metrics.endpoint_changes = totals.endpoint_changes;
-            metrics.iptables_restore_failures = totals.restore_failures;
-            metrics.iptables_partial_restore_failures = totals.partial_restore_failures;
-            metrics.nftables_sync_failures = totals.table_failures;
+            metrics.totals.clone_from(proxier.totals());
             // A pass that could not read the rules has no counts of them.
             if !report.rule_counts.is_empty() {
                 metrics.iptables_rules.clone_from(&report.rule_counts);
             }
-            metrics.conntrack_deleted = totals.flows;
             metrics.localhost = proxier.localhost_node_ports().cloned();
-            metrics.sync_failures = totals.failed_passes;
             metrics.unreadable_now = number(proxier.store().unreadable().count());
             metrics.rejected = number(proxier.rejections().count());
             metrics.unmarked = number(proxier.unmarked().count());
@@ -403,7 +396,7 @@ impl Worker {
     /// Updates the health check servers of Services, if their answers or addresses may have changed.
     fn report_health_checks(&mut self, engine: &Engine<impl Kernel>, report: &Report) {
         let facts = engine.proxier.facts();
-        let listening = ListenAddresses::from_facts(facts);
+        let listening = listen_addresses(facts);
         if !report.full && !report.health_checks_changed && self.listening.as_ref() == Some(&listening) {
             return;
         }

@@ -131,7 +131,7 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     assert!(!play.health.is_ready());
     play.kernel.clear_faults();
     play.until("it is well again", |play| play.is_healthy() && play.health.is_ready());
-    assert!(play.metric(|metrics| metrics.sync_failures) > 5);
+    assert!(play.metric(|metrics| metrics.totals.failed_passes) > 5);
 }
 
 /// Annotations and configuration that are not applied to a Service become Events of the Service.
@@ -163,7 +163,9 @@ fn refused_policies_are_reported_with_the_reason() {
     let expected = "Service demo/web: ipvs.markSplit not for TCP 203.0.113.5:80: clients stay with their endpoints, ";
     assert!(note("NotAsConfigured").starts_with(expected), "{events:?}");
     assert!(play.is_healthy() && play.health.is_ready());
-    play.until("it is counted", |play| play.metric(|metrics| (metrics.unmarked, metrics.sync_failures)) == (1, 0));
+    play.until("it is counted", |play| {
+        play.metric(|metrics| (metrics.unmarked, metrics.totals.failed_passes)) == (1, 0)
+    });
     assert!(play.metric(Metrics::render).contains("unmarked_services 1\n"));
 }
 
@@ -301,7 +303,7 @@ fn gauges_keep_the_last_reading() {
                    -a -t 198.51.100.9:443 -r 10.0.0.2:443 -m -w 1\n";
     kernel.ipvs().load(foreign).unwrap();
     play.until("another's is seen", |play| play.metric(gauges) == [2, 1, 1, 1]);
-    let failures = |play: &Play| play.metric(|metrics| metrics.sync_failures);
+    let failures = |play: &Play| play.metric(|metrics| metrics.totals.failed_passes);
     kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
     play.until("passes that cannot read", |play| {
         assert_eq!(play.metric(gauges), [2, 1, 1, 1]);
@@ -328,11 +330,11 @@ fn the_time_from_the_cause_is_measured() {
     let kernel = &play.kernel;
     // Changes of a failed pass are measured once the kernel has them, with the whole time.
     kernel.fail(Fault::new(Call::IpvsSnapshot, PortErrorKind::Busy).every());
-    let failures = play.metric(|metrics| metrics.sync_failures);
-    play.until("passes that fail", |play| play.metric(|metrics| metrics.sync_failures) > failures + 1);
+    let failures = play.metric(|metrics| metrics.totals.failed_passes);
+    play.until("passes that fail", |play| play.metric(|metrics| metrics.totals.failed_passes) > failures + 1);
     play.slice("web", "10.244.0.2", &caused(50));
-    let failures = play.metric(|metrics| metrics.sync_failures);
-    play.until("passes that fail with it", |play| play.metric(|metrics| metrics.sync_failures) > failures + 1);
+    let failures = play.metric(|metrics| metrics.totals.failed_passes);
+    play.until("passes that fail with it", |play| play.metric(|metrics| metrics.totals.failed_passes) > failures + 1);
     assert_eq!(count(&play), 0);
     kernel.clear_faults();
     play.until("it is programmed", |play| count(play) == 1);
