@@ -4,6 +4,7 @@ use std::fmt::Display;
 use std::io::{self, BufRead};
 
 use serde::de::{DeserializeOwned, DeserializeSeed};
+use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use serde_saphyr::Options;
 use serde_saphyr::options::DuplicateKeyPolicy;
@@ -105,6 +106,13 @@ fn first_line(text: &str) -> String {
         _ => "too large",
     };
     format!("{why}{place}")
+}
+
+/// Reads `null` as the default.
+pub(crate) fn null_is_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    deserializer: D,
+) -> Result<T, D::Error> {
+    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 /// Reads a value as a typed object.

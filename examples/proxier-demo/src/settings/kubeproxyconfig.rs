@@ -10,13 +10,13 @@ use std::path::Path;
 use std::time::Duration;
 
 use proxier_core::objects::{FastPathObject, IpvsDefaultsObject};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use serde_saphyr::options::DuplicateKeyPolicy;
 
 use crate::problem::Problem;
 use crate::settings::duration::GoDuration;
-use crate::yaml;
+use crate::yaml::{self, null_is_default};
 
 pub const API_VERSION: &str = "kubeproxy.config.k8s.io/v1alpha1";
 pub const KIND: &str = "KubeProxyConfiguration";
@@ -42,15 +42,6 @@ pub fn removed(field: &str) -> Option<&'static str> {
     REMOVED.iter().find(|(name, _)| *name == field).map(|(_, instead)| *instead)
 }
 
-/// Reads `null` as the default, because kubeadm writes it for unset fields.
-fn null_is_default<'de, D, T>(deserializer: D) -> Result<T, D::Error>
-where
-    D: Deserializer<'de>,
-    T: Default + Deserialize<'de>,
-{
-    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
-}
-
 fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
@@ -61,8 +52,8 @@ fn set_default<T: Default + PartialEq>(field: &mut T, default: impl Into<T>) {
     }
 }
 
-/// Defines the sections: a row for each field, with its default if that differs from the type's. Fields that kube-proxy
-/// lacks are written only if they are set.
+/// Defines the sections: a row for each field, with its default if that differs from the type's. kubeadm writes `null`
+/// for unset fields. Fields that kube-proxy lacks are written only if they are set.
 macro_rules! objects {
     ($($(#[$doc:meta])* $name:ident {
         $($(#[doc = $field_doc:literal])* $(#[serde($($serde:tt)*)])? $field:ident: $type:ty $(= $default:expr)?,)*

@@ -16,50 +16,40 @@ use crate::sources::manifests::Manifests;
 ///
 /// An API server may take any time while it sends something new; see [`Configured::input_timeout`].
 pub async fn read(configured: &Configured, options: Options) -> Result<Snapshot, Stopped> {
-    let node_name = &configured.settings.node_name;
+    let (node_name, mut snapshot) = (&configured.settings.node_name, Snapshot::default());
     match &configured.source {
         Source::Manifests(paths) => {
-            let changes = Manifests::once(paths.clone(), node_name).map_err(Stopped::bad_input)?;
-            let mut snapshot = Snapshot::default();
-            for change in changes {
+            for change in Manifests::once(paths.clone(), node_name).map_err(Stopped::bad_input)? {
                 snapshot.apply(change);
             }
-            Ok(snapshot)
         }
         Source::Cluster(connection) => {
             let (changes, mut receiver) = channel();
             let cluster =
                 Cluster::start(connection.clone(), node_name, options, changes).await.map_err(Stopped::bad_input)?;
-            let mut snapshot = Snapshot::default();
             let complete = collect(&mut receiver, configured.input_timeout, &mut snapshot).await;
-            complete.map_err(|ended| no_answer(&ended, &cluster.outstanding(), &snapshot))?;
-            Ok(snapshot)
+            complete.map_err(|silent| no_answer(silent, &cluster.outstanding(), &snapshot))?;
         }
     }
-}
-
-/// Why the changes ended before the initial list was complete.
-enum EndReason {
-    /// No change arrived for this time.
-    Silent(Duration),
-    Ended,
+    Ok(snapshot)
 }
 
 /// Collects changes until the initial list is complete, or nothing new arrived for `patience`; `None`: no limit.
+/// Errors: the time for which no change arrived; `None`: there are no more changes.
 async fn collect(
     changes: &mut mpsc::Receiver<Event>,
     patience: Option<Duration>,
     snapshot: &mut Snapshot,
-) -> Result<(), EndReason> {
+) -> Result<(), Option<Duration>> {
     let mut since = Instant::now();
     loop {
         let next = match patience {
             Some(patience) => timeout(patience.saturating_sub(since.elapsed()), changes.recv())
                 .await
-                .map_err(|_elapsed| EndReason::Silent(patience))?,
+                .map_err(|_elapsed| Some(patience))?,
             None => changes.recv().await,
         };
-        match next.ok_or(EndReason::Ended)?.change {
+        match next.ok_or(None)?.change {
             Change::Synced => return Ok(()),
             // Sent at each attempt, whether the server answers or not.
             Change::Listing(_) => {}
@@ -71,16 +61,16 @@ async fn collect(
     }
 }
 
-fn no_answer(ended: &EndReason, outstanding: &[&str], came: &Snapshot) -> Problem {
+fn no_answer(silent: Option<Duration>, outstanding: &[&str], came: &Snapshot) -> Problem {
     let came = format!("{} Services, {} EndpointSlices", came.services.len(), came.slices.len());
     let missing = outstanding.join(", ");
-    let reason = match ended {
-        EndReason::Silent(patience) => format!(
+    let reason = match silent {
+        Some(patience) => format!(
             "no complete answer: {came} came, then nothing for {} s, while waiting for {missing}; the log says why; \
              --input-timeout says how long to wait",
             patience.as_secs_f64()
         ),
-        EndReason::Ended => format!("no complete answer: {came} came, and the client has ended; the log says why"),
+        None => format!("no complete answer: {came} came, and the client has ended; the log says why"),
     };
     Problem::new("the API server", reason)
 }

@@ -2,8 +2,8 @@
 
 use std::borrow::Cow;
 
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
-use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::protobuf::{self, Field, text};
@@ -228,12 +228,6 @@ pub(super) struct ListMetadata {
     pub(super) resource_version: String,
     #[serde(rename = "continue")]
     pub(super) next: Option<String>,
-}
-
-pub(super) fn null_is_empty<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
-    deserializer: D,
-) -> Result<T, D::Error> {
-    Option::<T>::deserialize(deserializer).map(Option::unwrap_or_default)
 }
 
 #[cfg(test)]

@@ -5,12 +5,13 @@ use proxier_core::snapshot::{Balancing, EndpointSlice, ObjectKey, ObjectKind};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::encoding::{Encoding, Object, null_is_empty};
+use super::encoding::{Encoding, Object};
 use super::protobuf::{self, Field};
 use super::versions::UNNAMED;
 use crate::message::change::{Change, NodeState};
 use crate::settings::service_cidr;
 use crate::sources::triggers;
+use crate::yaml::null_is_default;
 
 /// A watched kind of object.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -210,7 +211,7 @@ fn read_service_cidr(sent: Object<'_>) -> Result<Change, (String, String)> {
     #[derive(Default, Deserialize)]
     #[serde(default)]
     struct Spec {
-        #[serde(deserialize_with = "null_is_empty")]
+        #[serde(deserialize_with = "null_is_default")]
         cidrs: Vec<String>,
     }
     let ServiceCidr { metadata, spec } = sent.read(protobuf::SERVICE_CIDR)?;
