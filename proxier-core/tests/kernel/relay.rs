@@ -65,7 +65,27 @@ fn test(body: impl FnOnce()) {
 }
 
 fn relay() -> Relay {
-    Relay::start(Settings::default()).unwrap()
+    relay_with(|_| {})
+}
+
+fn relay_with(change: impl FnOnce(&mut Settings)) -> Relay {
+    let mut settings = Settings::default();
+    change(&mut settings);
+    Relay::start(settings).unwrap()
+}
+
+/// A relay that serves `10.96.0.1:80` with these endpoints.
+fn relay_to(endpoints: &[SocketAddr]) -> Relay {
+    let mut relay = relay();
+    relay.serve(&listener("TCP 10.96.0.1:80", endpoints)).unwrap();
+    relay
+}
+
+/// A server, and a relay that serves it at `10.96.0.1:80`.
+fn server_and_relay() -> (TcpListener, Relay) {
+    let server = server_at("10.244.0.1:0");
+    let relay = relay_to(&[server.local_addr().unwrap()]);
+    (server, relay)
 }
 
 fn listener(at: &str, endpoints: &[SocketAddr]) -> Listener {
@@ -224,6 +244,15 @@ fn name(stream: &mut TcpStream) -> SocketAddr {
     }
 }
 
+/// Asserts that a server that echoes still has the other end.
+#[track_caller]
+fn assert_goes_on(stream: &mut TcpStream) {
+    stream.write_all(b"still").unwrap();
+    let mut answer = [0; 5];
+    stream.read_exact(&mut answer).unwrap();
+    assert_eq!(&answer, b"still");
+}
+
 /// Bytes that repeat only after a long time.
 fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed | 1;
@@ -281,9 +310,7 @@ fn much_goes_both_ways_at_once_unchanged() {
 #[test]
 fn a_connection_half_closed_goes_on_the_other_way() {
     test(|| {
-        let server = server_at("10.244.0.1:0");
-        let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &[server.local_addr().unwrap()])).unwrap();
+        let (server, relay) = server_and_relay();
         // The client ends first.
         let mut mine = client(at("10.96.0.1:80"));
         mine.write_all(b"question").unwrap();
@@ -314,9 +341,7 @@ fn a_connection_half_closed_goes_on_the_other_way() {
 #[test]
 fn a_reset_is_passed_on_after_what_came_before_it() {
     test(|| {
-        let server = server_at("10.244.0.1:0");
-        let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &[server.local_addr().unwrap()])).unwrap();
+        let (server, relay) = server_and_relay();
         for client_resets in [true, false] {
             let mine = client(at("10.96.0.1:80"));
             let theirs = accept(&server);
@@ -360,9 +385,7 @@ fn urgent_data_ends_nothing() {
         &[(200_000, false), (1, true), (1, false), (1, true), (200_000, false), (1, true), (1, false)],
     ];
     test(|| {
-        let server = server_at("10.244.0.1:0");
-        let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &[server.local_addr().unwrap()])).unwrap();
+        let (server, relay) = server_and_relay();
         for (number, pieces) in PIECES.into_iter().enumerate() {
             for (from_client, end_at_once) in [(true, true), (true, false), (false, true), (false, false)] {
                 let case = format!("{pieces:?}, client {from_client}, end at once {end_at_once}");
@@ -414,9 +437,7 @@ fn urgent_data_ends_nothing() {
 #[test]
 fn an_endpoint_is_not_read_while_its_client_does_not_read() {
     test(|| {
-        let server = server_at("10.244.0.1:0");
-        let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &[server.local_addr().unwrap()])).unwrap();
+        let (server, _relay) = server_and_relay();
         let mut mine = client(at("10.96.0.1:80"));
         let mut theirs = accept(&server);
         theirs.set_nonblocking(true).unwrap();
@@ -523,8 +544,7 @@ fn endpoints_change_under_load_and_no_connection_is_lost() {
     test(|| {
         let servers: Vec<Named> = (1..=4).map(|last| Named::start(&format!("10.244.0.{last}:8080"))).collect();
         let addresses: Vec<SocketAddr> = servers.iter().map(|server| server.address).collect();
-        let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &addresses[..2])).unwrap();
+        let mut relay = relay_to(&addresses[..2]);
         let ends = Arc::new(AtomicBool::new(false));
         let seen: Arc<Mutex<BTreeMap<SocketAddr, u64>>> = Arc::default();
         let clients: Vec<_> = (0..4)
@@ -554,10 +574,8 @@ fn endpoints_change_under_load_and_no_connection_is_lost() {
         relay.serve(&listener("TCP 10.96.0.1:80", &[last])).unwrap();
         let mut fresh = client(at("10.96.0.1:80"));
         assert_eq!(name(&mut fresh), last, "a new connection reaches no endpoint that is gone");
-        old.write_all(b"still").unwrap();
-        let mut answer = [0; 5];
-        old.read_exact(&mut answer).unwrap();
-        assert_eq!(&answer, b"still", "an old one goes on, though its endpoint is gone");
+        // An old one goes on, though its endpoint is gone.
+        assert_goes_on(&mut old);
         ends.store(true, Ordering::Relaxed);
         for thread in clients {
             thread.join().unwrap();
@@ -578,8 +596,7 @@ fn the_next_endpoint_answers_where_one_refuses_or_is_silent() {
         let refuses = at("10.244.0.2:9");
         // No host on the link has the address.
         let silent = at("192.0.2.99:8080");
-        let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &[server.address, refuses])).unwrap();
+        let mut relay = relay_to(&[server.address, refuses]);
         for _ in 0..6 {
             assert_eq!(name(&mut client(at("10.96.0.1:80"))), server.address);
         }
@@ -615,22 +632,20 @@ fn clients_take_turns_or_stay() {
     test(|| {
         let servers: Vec<Named> = (1..=3).map(|last| Named::start(&format!("10.244.0.{last}:8080"))).collect();
         let addresses: Vec<SocketAddr> = servers.iter().map(|server| server.address).collect();
-        let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &addresses)).unwrap();
+        let mut relay = relay_to(&addresses);
         for _ in 0..9 {
             name(&mut client(at("10.96.0.1:80")));
         }
         let counts: Vec<u64> = servers.iter().map(|server| server.accepted.load(Ordering::Relaxed)).collect();
         assert_eq!(counts, [3, 3, 3]);
-        let sticky = |at| {
-            let mut listener = Listener::new(key(at), "test/sticky");
-            listener = listener.with_endpoints(addresses.iter().map(|address| endpoint(*address)));
-            listener.affinity = Some(LIMIT);
+        let sticky = |at, addresses: &[SocketAddr], time| {
+            let mut listener = listener(at, addresses);
+            listener.affinity = Some(time);
             listener
         };
         // Two addresses of one Service port.
-        relay.serve(&sticky("TCP 10.96.0.2:80")).unwrap();
-        relay.serve(&sticky("TCP 10.244.0.9:30080")).unwrap();
+        relay.serve(&sticky("TCP 10.96.0.2:80", &addresses, LIMIT)).unwrap();
+        relay.serve(&sticky("TCP 10.244.0.9:30080", &addresses, LIMIT)).unwrap();
         let reach = |from, to| name(&mut client_from(from, at(to)));
         let first = reach("10.244.0.5", "10.96.0.2:80");
         let others: BTreeSet<SocketAddr> =
@@ -640,19 +655,15 @@ fn clients_take_turns_or_stay() {
             assert_eq!(reach("10.244.0.5", to), first, "{to}");
         }
         // Affinity lasts for a short time only.
-        let mut short = Listener::new(key("TCP 10.96.0.3:80"), "test/short");
-        short = short.with_endpoints(addresses.iter().map(|address| endpoint(*address)));
-        short.affinity = Some(Duration::from_millis(200));
-        relay.serve(&short).unwrap();
+        let short = sticky("TCP 10.96.0.3:80", &addresses, Duration::from_millis(200));
+        relay.serve(&Listener { group: "test/short".into(), ..short }).unwrap();
         let before = reach("10.244.0.5", "10.96.0.3:80");
         thread::sleep(Duration::from_millis(300));
         assert_ne!(reach("10.244.0.5", "10.96.0.3:80"), before, "its time is over");
         // Its endpoint goes.
         let stays = reach("10.244.0.5", "10.96.0.2:80");
         let rest: Vec<SocketAddr> = addresses.iter().copied().filter(|address| *address != stays).collect();
-        let mut without = sticky("TCP 10.96.0.2:80");
-        without = Listener::with_endpoints(without, rest.iter().map(|address| endpoint(*address)));
-        relay.serve(&without).unwrap();
+        relay.serve(&sticky("TCP 10.96.0.2:80", &rest, LIMIT)).unwrap();
         assert_ne!(reach("10.244.0.5", "10.96.0.2:80"), stays);
     });
 }
@@ -675,14 +686,11 @@ fn without_endpoints_connections_are_refused() {
         let mut open = client(at("10.96.0.1:80"));
         name(&mut open);
         relay.serve(&none).unwrap();
-        open.write_all(b"on").unwrap();
-        let mut answer = [0; 2];
-        open.read_exact(&mut answer).unwrap();
+        assert_goes_on(&mut open);
+        // Nor when the Service is gone.
         relay.close(&key("TCP 10.96.0.1:80"));
         assert_refused(at("10.96.0.1:80"));
-        open.write_all(b"on").unwrap();
-        open.read_exact(&mut answer).unwrap();
-        assert_eq!(&answer, b"on", "nor when the Service is gone");
+        assert_goes_on(&mut open);
         assert_eq!(relay.busy(), BTreeSet::from([IpAddr::from([10, 96, 0, 1])]));
         drop(open);
         until("it is over", || relay.busy().is_empty());
@@ -731,10 +739,8 @@ fn only_allowed_clients_are_served() {
 fn limits_are_kept_and_reported() {
     test(|| {
         let server = Named::start("10.244.0.1:8080");
-        let mut settings = Settings::default();
         // The listener, three connections of its clients, and two that are left.
-        settings.max_descriptors = Some(9);
-        let mut relay = Relay::start(settings).unwrap();
+        let mut relay = relay_with(|settings| settings.max_descriptors = Some(9));
         relay.serve(&listener("TCP 10.96.0.1:80", &[server.address])).unwrap();
         let mut open: Vec<TcpStream> = (0..3).map(|_| client(at("10.96.0.1:80"))).collect();
         for stream in &mut open {
@@ -759,9 +765,7 @@ fn limits_are_kept_and_reported() {
 fn clients_that_do_not_read_leave_room_for_other_services_and_listeners() {
     test(|| {
         let (floods, server) = (server_at("10.244.0.1:0"), Named::start("10.244.0.2:8080"));
-        let mut settings = Settings::default();
-        settings.max_descriptors = Some(200);
-        let mut relay = Relay::start(settings).unwrap();
+        let mut relay = relay_with(|settings| settings.max_descriptors = Some(200));
         relay.serve(&alone("TCP 10.96.0.1:80", &[floods.local_addr().unwrap()])).unwrap();
         relay.serve(&alone("TCP 10.96.0.2:80", &[server.address])).unwrap();
         thread::spawn(move || {
@@ -791,9 +795,7 @@ fn clients_that_do_not_read_leave_room_for_other_services_and_listeners() {
 fn listeners_clients_and_pipes_share_descriptors() {
     test(|| {
         let server = Named::start("10.244.0.1:8080");
-        let mut settings = Settings::default();
-        settings.max_descriptors = Some(20);
-        let mut relay = Relay::start(settings).unwrap();
+        let mut relay = relay_with(|settings| settings.max_descriptors = Some(20));
         let service = |number: usize| alone(&format!("TCP 10.96.0.{number}:80"), &[server.address]);
         let udp = |number: usize| alone(&format!("UDP 10.96.0.{number}:53"), &[server.address]);
         for number in 1..=9 {
@@ -878,25 +880,13 @@ fn what_this_process_listens_on_is_no_endpoint() {
     });
 }
 
-/// Neither an endpoint nor a Service that is gone takes connections with it.
 #[test]
-fn connections_go_on_until_either_side_ends_them() {
+fn the_end_waits_for_connections() {
     test(|| {
-        let [one, other] = ["10.244.0.1:8080", "10.244.0.2:8080"].map(Named::start);
-        let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &[one.address])).unwrap();
+        let server = Named::start("10.244.0.1:8080");
+        let mut relay = relay_to(&[server.address]);
         let mut open = client(at("10.96.0.1:80"));
         name(&mut open);
-        relay.serve(&listener("TCP 10.96.0.1:80", &[other.address])).unwrap();
-        assert_eq!(name(&mut client(at("10.96.0.1:80"))), other.address);
-        open.write_all(b"on").unwrap();
-        let mut answer = [0; 2];
-        open.read_exact(&mut answer).unwrap();
-        assert_eq!(&answer, b"on");
-        // No new connections are accepted.
-        relay.close(&key("TCP 10.96.0.1:80"));
-        assert_refused(at("10.96.0.1:80"));
-        assert_eq!(relay.busy(), [at("10.96.0.1:80").ip()].into());
         let begin = Instant::now();
         assert_eq!(relay.finish(Duration::from_millis(100)), 1);
         assert!(begin.elapsed() >= Duration::from_millis(100));
@@ -912,31 +902,18 @@ fn connections_go_on_until_either_side_ends_them() {
 }
 
 #[test]
-fn what_is_left_at_the_end_is_closed() {
-    test(|| {
-        let server = Named::start("10.244.0.1:8080");
-        let mut relay = relay();
-        relay.serve(&listener("TCP 10.96.0.1:80", &[server.address])).unwrap();
-        let mut open = client(at("10.96.0.1:80"));
-        name(&mut open);
-        drop(relay);
-        let mut rest = Vec::new();
-        let end = open.read_to_end(&mut rest);
-        assert!(end.is_ok() || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
-        assert_refused(at("10.96.0.1:80"));
-    });
-}
-
-#[test]
-fn a_relay_can_start_and_end_inside_asynchronous_code() {
+fn what_is_left_at_the_end_is_closed_also_inside_asynchronous_code() {
     test(|| {
         let server = Named::start("10.244.0.1:8080");
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-        runtime.block_on(async {
-            let mut relay = relay();
-            relay.serve(&listener("TCP 10.96.0.1:80", &[server.address])).unwrap();
-            assert_eq!(name(&mut client(at("10.96.0.1:80"))), server.address);
+        let mut open = runtime.block_on(async {
+            let _relay = relay_to(&[server.address]);
+            let mut open = client(at("10.96.0.1:80"));
+            assert_eq!(name(&mut open), server.address);
+            open
         });
+        let end = open.read_to_end(&mut Vec::new());
+        assert!(end.is_ok() || end.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset));
         assert_refused(at("10.96.0.1:80"));
     });
 }
@@ -1068,9 +1045,7 @@ fn a_udp_flow_lives_while_it_is_used() {
 fn udp_clients_move_when_their_endpoint_goes_or_refuses() {
     test(|| {
         let (one, other) = (Echo::start("10.244.0.1:53"), Echo::start("10.244.0.2:53"));
-        let mut settings = Settings::default();
-        settings.udp_idle = LIMIT;
-        let mut relay = Relay::start(settings).unwrap();
+        let mut relay = relay_with(|settings| settings.udp_idle = LIMIT);
         let sticky = |endpoints: &[SocketAddr]| {
             let mut listener = listener("UDP 10.96.0.1:53", endpoints);
             listener.affinity = Some(LIMIT);
