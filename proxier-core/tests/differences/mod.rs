@@ -91,7 +91,7 @@ pub(crate) const DIFFERENCES: &[Named] = &[
         "an endpoint on a third node would answer them past this one, so with kube-proxy the connection fails later",
         &[Nftables, Userspace],
         "kernel_traffic/nftables.rs",
-        "pods_of_other_nodes_are_clients_outside_in_nftables_mode",
+        "pods_of_other_nodes_are_clients_outside_in_each_mode",
     ),
     // Without endpoints.
     shown(

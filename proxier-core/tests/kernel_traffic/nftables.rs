@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use proxier_core::inspect::trace;
 use proxier_core::modes::{Kind, fast_path, iptables};
 use proxier_core::net::{Family, FrontendKey, Protocol};
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
+use proxier_core::objects::EndpointSliceObject;
 use proxier_core::plan::report::Report;
 use proxier_core::service::{Packet, Verdict};
 use serde_json::{Value, json};
@@ -24,11 +24,9 @@ use crate::traffic::net::{self, FAMILIES, Net};
 use crate::traffic::objects::{self, A, Pod, R, Vip, node_port};
 use crate::traffic::serving::flows_stay_while_their_endpoint_serves;
 
-const NEEDS: &[Need] = &[Need::Root, Need::Nftables, Need::Veth, Need::Conntrack];
-
 /// A node with one Service.
 fn with_service(pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
-    with_service_in(Kind::Nftables, NEEDS, pods, body);
+    with_service_in(Kind::Nftables, pods, body);
 }
 
 fn new_cluster(mode: Kind, more: &Value) -> Cluster {
@@ -38,13 +36,18 @@ fn new_cluster(mode: Kind, more: &Value) -> Cluster {
     if mode == Kind::Nftables { Cluster::without_programs(options) } else { Cluster::new(options) }
 }
 
-fn with_service_in(mode: Kind, needs: &[Need], pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
-    with_service_by((mode, &json!({})), needs, pods, body);
+fn with_service_in(mode: Kind, pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
+    with_service_by((mode, &json!({})), &[], pods, body);
 }
 
-/// Runs a test with one Service, in a mode, with a configuration.
+/// Runs a test with one Service, in a mode, with a configuration. `needs`: what it needs besides the mode.
 fn with_service_by((mode, more): (Kind, &Value), needs: &[Need], pods: &[Pod], body: impl FnOnce(&Net, &mut Cluster)) {
-    kernel_test(needs, || {
+    let of_mode: &[Need] = match mode {
+        Kind::Iptables => &[Need::Root, Need::Nftables, Need::Veth, Need::Conntrack, Need::IptablesNft],
+        Kind::Userspace => &[Need::Root, Need::Veth],
+        _ => &[Need::Root, Need::Nftables, Need::Veth, Need::Conntrack],
+    };
+    kernel_test(&[of_mode, needs].concat(), || {
         let net = Net::new();
         // A node has a default route: without it a packet to an address that no host has would not come as far as the rules.
         let mut lines = net::Lines::default();
@@ -130,8 +133,8 @@ fn each_endpoint_has_its_share() {
 
 #[test]
 fn udp_flows_stay_while_their_endpoint_serves() {
-    for (mode, needs) in [(Kind::Nftables, NEEDS), (Kind::Iptables, &[NEEDS, &[Need::IptablesNft]].concat())] {
-        with_service_in(mode, needs, &[A, R], |net, cluster| {
+    for mode in [Kind::Nftables, Kind::Iptables] {
+        with_service_in(mode, &[A, R], |net, cluster| {
             flows_stay_while_their_endpoint_serves(net, cluster, || new_cluster(mode, &json!({})));
         });
     }
@@ -190,12 +193,9 @@ fn everybody_is_refused(net: &Net, cluster: &mut Cluster) {
 
 #[test]
 fn many_clients_of_a_service_without_endpoints_are_refused_at_once() {
-    with_service(&[], everybody_is_refused);
-}
-
-#[test]
-fn many_clients_of_a_service_without_endpoints_are_refused_at_once_in_iptables_mode() {
-    with_service_in(Kind::Iptables, &[NEEDS, &[Need::IptablesNft]].concat(), &[], everybody_is_refused);
+    for mode in [Kind::Nftables, Kind::Iptables] {
+        with_service_in(mode, &[], everybody_is_refused);
+    }
 }
 
 /// A pod of another node, an endpoint on a third node that can answer it directly, and the node between them. At a node port of policy `Local`
@@ -243,23 +243,10 @@ fn pods_of_other_nodes_are_clients_outside(net: &Net, cluster: &mut Cluster) {
 }
 
 #[test]
-fn pods_of_other_nodes_are_clients_outside_in_nftables_mode() {
-    with_service(&[], pods_of_other_nodes_are_clients_outside);
-}
-
-#[test]
-fn pods_of_other_nodes_are_clients_outside_in_iptables_mode() {
-    with_service_in(
-        Kind::Iptables,
-        &[NEEDS, &[Need::IptablesNft]].concat(),
-        &[],
-        pods_of_other_nodes_are_clients_outside,
-    );
-}
-
-#[test]
-fn pods_of_other_nodes_are_clients_outside_in_userspace_mode() {
-    with_service_in(Kind::Userspace, NEEDS, &[], pods_of_other_nodes_are_clients_outside);
+fn pods_of_other_nodes_are_clients_outside_in_each_mode() {
+    for mode in [Kind::Nftables, Kind::Iptables, Kind::Userspace] {
+        with_service_in(mode, &[], pods_of_other_nodes_are_clients_outside);
+    }
 }
 
 /// The Service's slices with a weight for each endpoint.
@@ -421,9 +408,9 @@ fn is_reached(net: &Net, program: &UdpSocket) -> bool {
 }
 
 /// Node ports at loopback addresses that the configuration names. Neighbours reach neither them nor programs that listen only there.
-fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
+fn node_ports_on_localhost(mode: Kind) {
     let localhost = json!({ "nodePortAddresses": ["localhost"] });
-    with_service_by((mode, &localhost), needs, &[A], |net, cluster| {
+    with_service_by((mode, &localhost), &[], &[A], |net, cluster| {
         let of = |family: Family| SocketAddr::new(family.localhost(), node_port(10));
         let asked = |transport, to| net.node.run_in(|| ask(transport, None, to, LIMIT)).unwrap();
         let is_relay = mode == Kind::Userspace;
@@ -475,8 +462,8 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
         let private = net.node.run_in(|| UdpSocket::bind((Family::V4.localhost(), 7_000))).unwrap().unwrap();
         private.set_read_timeout(Some(Duration::from_millis(300))).unwrap();
         assert!(!is_reached(net, &private));
-        if let [program, arguments @ ..] = unguard {
-            net.node.run_in(|| oracle::run(program, arguments, None)).unwrap().unwrap();
+        if mode == Kind::Iptables {
+            net.node.run_in(|| oracle::run("iptables-nft", &["-F", "KUBE-FIREWALL"], None)).unwrap().unwrap();
             assert!(is_reached(net, &private), "the guard is what keeps it off");
             // After a cleanup too: the kubelet's chain stays and goes on guarding.
             cluster.pass_in(Duration::from_secs(3_600)).unwrap();
@@ -490,15 +477,15 @@ fn node_ports_on_localhost(mode: Kind, needs: &[Need], unguard: &[&str]) {
 }
 
 #[test]
-fn node_ports_on_localhost_in_nftables_mode() {
-    node_ports_on_localhost(Kind::Nftables, NEEDS, &[]);
+fn node_ports_on_localhost_in_each_mode() {
+    [Kind::Nftables, Kind::Iptables, Kind::Userspace].into_iter().for_each(node_ports_on_localhost);
 }
 
 /// Another program has a port, endpoints change, packets of UDP are counted, and the Service goes.
 #[test]
 fn node_ports_on_localhost_follow_their_service_in_nftables_mode() {
     let localhost = json!({ "nodePortAddresses": ["localhost"] });
-    with_service_by((Kind::Nftables, &localhost), NEEDS, &[A], |net, cluster| {
+    with_service_by((Kind::Nftables, &localhost), &[], &[A], |net, cluster| {
         let of = |family: Family| SocketAddr::new(family.localhost(), node_port(11));
         let asked = |transport, to| net.node.run_in(|| ask(transport, None, to, LIMIT)).unwrap();
         let other = net.node.run_in(|| std::net::TcpListener::bind(of(Family::V4))).unwrap().unwrap();
@@ -545,17 +532,6 @@ fn node_ports_on_localhost_follow_their_service_in_nftables_mode() {
     });
 }
 
-#[test]
-fn node_ports_on_localhost_in_iptables_mode() {
-    let needs = [NEEDS, &[Need::IptablesNft]].concat();
-    node_ports_on_localhost(Kind::Iptables, &needs, &["iptables-nft", "-F", "KUBE-FIREWALL"]);
-}
-
-#[test]
-fn node_ports_on_localhost_in_userspace_mode() {
-    node_ports_on_localhost(Kind::Userspace, &[Need::Root, Need::Veth], &[]);
-}
-
 /// Packets seen by another program's chain, after everything that drops.
 fn seen_by_chains() -> u64 {
     let listed = oracle::run("nft", &["list", "chain", "inet", "somebody", "watch"], None).unwrap().stdout;
@@ -570,9 +546,8 @@ fn fast_devices() -> String {
 
 /// Established connections go past all chains, in both families, and come back to them when they end; devices come and go.
 fn connections_take_the_fast_path(mode: Kind) {
-    let needs = [NEEDS, &[Need::FlowTables, Need::IptablesNft]].concat();
     let config = json!({ "fastPath": { "interfaces": "all", "minPackets": 6 } });
-    with_service_by((mode, &config), &needs, &[A], |net, cluster| {
+    with_service_by((mode, &config), &[Need::FlowTables, Need::IptablesNft], &[A], |net, cluster| {
         let chain = "add table inet somebody; add chain inet somebody watch { type filter hook forward priority 50; }; \
                      add rule inet somebody watch meta l4proto { tcp, udp } counter";
         oracle::run("nft", &[chain], None).unwrap();
@@ -636,21 +611,15 @@ fn connections_take_the_fast_path(mode: Kind) {
 }
 
 #[test]
-fn connections_take_the_fast_path_in_nftables_mode() {
-    connections_take_the_fast_path(Kind::Nftables);
-}
-
-#[test]
-fn connections_take_the_fast_path_in_iptables_mode() {
-    connections_take_the_fast_path(Kind::Iptables);
+fn connections_take_the_fast_path_in_each_mode_that_has_one() {
+    [Kind::Nftables, Kind::Iptables].into_iter().for_each(connections_take_the_fast_path);
 }
 
 /// Devices without hardware offload leave flows to this host, next to another program's flow table. UDP flows of a
 /// removed endpoint end.
 #[test]
 fn the_fast_path_without_hardware_and_without_an_endpoint() {
-    let needs = [NEEDS, &[Need::FlowTables]].concat();
-    with_service_by((Kind::Nftables, &json!({})), &needs, &[A], |net, cluster| {
+    with_service_by((Kind::Nftables, &json!({})), &[Need::FlowTables], &[A], |net, cluster| {
         let theirs =
             "add table inet theirs; add flowtable inet theirs f { hook ingress priority 0; devices = { eth0 }; }";
         oracle::run("nft", &[theirs], None).unwrap();
@@ -679,74 +648,14 @@ fn the_fast_path_without_hardware_and_without_an_endpoint() {
     });
 }
 
-/// A Service whose endpoints drain for this long.
-fn draining(secs: &str) -> ServiceObject {
-    let mut service = objects::service("web", 10, &json!({}));
-    service.metadata.annotations.insert("proxier/drain-seconds".into(), secs.into());
-    service
-}
-
-/// Endpoints A and R, hinted for this node and the other one.
-fn hinted() -> [EndpointSliceObject; 2] {
-    objects::slices("web", &[A, R]).map(|slice| {
-        let mut value = serde_json::to_value(slice).unwrap();
-        for endpoint in value["endpoints"].as_array_mut().unwrap() {
-            endpoint["hints"] = json!({ "forNodes": [{ "name": endpoint["nodeName"] }] });
-        }
-        serde_json::from_value(value).unwrap()
-    })
-}
-
-/// Drain times are for endpoints that have left. One that hints do not select any more serves.
-#[test]
-fn connections_to_an_endpoint_that_serves_are_not_cut() {
-    with_service(&[A, R], |net, cluster| {
-        cluster.service(&draining("5"));
-        cluster.settle();
-        let mut connections = open(net, Transport::Tcp);
-        let mut cut = || -> BTreeSet<String> {
-            let ended = connections.iter_mut().filter_map(|(_, one, held)| one.ask().is_err().then_some(held.clone()));
-            ended.collect()
-        };
-        for slice in hinted() {
-            cluster.slice(&slice);
-        }
-        cluster.settle();
-        drop(cluster.pass_in(Duration::from_secs(6)));
-        assert_eq!(cut(), BTreeSet::new());
-        // A new process does not know who left before it.
-        let mut cluster = new_cluster(Kind::Nftables, &json!({}));
-        cluster.service(&draining("5"));
-        for slice in hinted() {
-            cluster.slice(&slice);
-        }
-        cluster.settle();
-        drop(cluster.pass_in(Duration::from_secs(6)));
-        assert_eq!(cut(), BTreeSet::new());
-        cluster.endpoints("web", &[A]);
-        cluster.pass_in(Duration::from_secs(20)).unwrap();
-        drop(cluster.pass_in(Duration::from_secs(24)));
-        assert_eq!(cut(), BTreeSet::new());
-        // A time that changes counts from when the endpoint left.
-        cluster.service(&draining("600"));
-        cluster.pass_in(Duration::from_secs(24)).unwrap();
-        drop(cluster.pass_in(Duration::from_secs(100)));
-        assert_eq!(cut(), BTreeSet::new());
-        cluster.service(&draining("85"));
-        cluster.pass_in(Duration::from_secs(101)).unwrap();
-        assert_eq!(cut(), BTreeSet::new());
-        cluster.service(&draining("70"));
-        cluster.pass_in(Duration::from_secs(102)).unwrap();
-        assert_eq!(cut(), BTreeSet::from(["r".to_owned()]));
-    });
-}
-
 /// Connections on the fast path to an endpoint that leaves go on for the drain time, and end then.
 #[test]
 fn the_drain_time_ends_on_the_fast_path() {
     let config = json!({ "fastPath": { "interfaces": "all" } });
-    with_service_by((Kind::Nftables, &config), &[NEEDS, &[Need::FlowTables]].concat(), &[A], |net, cluster| {
-        cluster.service(&draining("30"));
+    with_service_by((Kind::Nftables, &config), &[Need::FlowTables], &[A], |net, cluster| {
+        let mut service = objects::service("web", 10, &json!({}));
+        service.metadata.annotations.insert("proxier/drain-seconds".into(), "30".into());
+        cluster.service(&service);
         cluster.endpoints("web", &[A, R]);
         cluster.settle();
         let mut connections = open(net, Transport::Tcp);

@@ -21,7 +21,7 @@ use serde_json::json;
 
 use crate::mode_switch::with_strangers;
 use crate::nftables_mode::meaning;
-use crate::node::{Node, held, options_of, writes};
+use crate::node::{Node, delete_table, held, options_of, writes};
 use crate::universe;
 
 /// A mode with settings that give it other objects in the kernel.
@@ -96,13 +96,11 @@ impl Way {
                 }
             }
             Kind::Nftables => {
-                let mut change = nftables::Transaction::new();
-                for (family, name) in [(nftables::Family::Ip, "ip proxier"), (nftables::Family::Ip6, "ip6 proxier")] {
+                for name in ["ip proxier", "ip6 proxier"] {
                     if kernel.state().tables.contains_key(name) {
-                        change.delete_table(&nftables::TableKey::new(family, "proxier").unwrap());
+                        delete_table(kernel, name);
                     }
                 }
-                kernel.nftables().commit(&change).unwrap();
             }
             Kind::Iptables => {
                 kernel.with_host(|host| host.flush(Side::Ipv4, self.backend));

@@ -1,9 +1,7 @@
 //! The fast path on a kernel in memory: where there is none, what fails, what is foreign. Packets are in `kernel_traffic`.
 
-use std::time::Duration;
-
-use nftables::{Family, Table, TableKey, Transaction};
 use proxier_core::config::{Config, FastPath};
+
 use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
@@ -12,6 +10,9 @@ use proxier_core::objects::{ConfigObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
 use serde_json::{Value, json};
+use std::time::Duration;
+
+use crate::node::add_table;
 
 const TABLE: &str = "inet proxier-fast-path";
 
@@ -112,10 +113,7 @@ fn what_the_kernel_cannot_do_is_not_planned() {
 #[test]
 fn a_foreign_table_of_its_name_stays() {
     let mut kernel = kernel();
-    let key = TableKey::new(Family::Inet, "proxier-fast-path").unwrap();
-    let mut theirs = Transaction::new();
-    theirs.add_table(Table::new(key));
-    kernel.nftables().commit(&theirs).unwrap();
+    add_table(&kernel, "inet proxier-fast-path");
     for interfaces in [&["*"][..], &[]] {
         let report = pass(&mut process(Kind::Nftables, interfaces), &mut kernel, 0);
         assert!(!report.has_failed() && report.applied.lacks.len() == interfaces.len(), "{report:#?}");

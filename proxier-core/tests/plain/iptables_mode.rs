@@ -1,6 +1,5 @@
 //! iptables mode on a kernel in memory: changes, restarts, strangers, faults.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use iptables::fake::FakeHost;
@@ -18,7 +17,7 @@ use proxier_core::service::{Indexed, NodeFacts};
 use proxier_core::snapshot::{HostAddresses, Node as NodeOfCluster, ObjectKey, ObjectKind, Store};
 use serde_json::{Value, json};
 
-use crate::node::{Node, kernel, options_of, prepared, service, slice};
+use crate::node::{Node, kernel, options_of, prepared, service, slice, steps};
 
 /// A kernel on which `iptables` is the legacy back end's.
 fn legacy_kernel() -> FakeKernel {
@@ -95,10 +94,6 @@ fn chain(name: &str) -> ChainName {
 
 fn rule(text: &str) -> Rule {
     Rule::parse(text).unwrap()
-}
-
-fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
-    report.applied.done.iter().filter(|((part, _), _)| *part != Part::Sysctl).map(|(of, count)| (*of, *count)).collect()
 }
 
 /// Several threads make and compare this many Services: from nothing, over complete rules, and over incomplete ones.

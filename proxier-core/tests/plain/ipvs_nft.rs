@@ -20,7 +20,7 @@ use proxier_core::service::NodeFacts;
 use proxier_core::snapshot::{HostAddresses, Node as NodeOf, ObjectKey};
 use serde_json::{Value, json};
 
-use crate::node::{Node, kernel, options_of};
+use crate::node::{Node, add_table, kernel, options_of};
 
 const V4: &str = "ip proxier-ipvs";
 const V6: &str = "ip6 proxier-ipvs";
@@ -455,9 +455,7 @@ fn a_refused_entry_of_many_is_left_out() {
 #[test]
 fn a_table_of_somebody_else_is_not_touched() {
     let kernel = kernel();
-    let mut transaction = Transaction::new();
-    transaction.add_table(Table::new(V4.parse().unwrap()));
-    kernel.nftables().commit(&transaction).unwrap();
+    add_table(&kernel, V4);
     let theirs = kernel.state().tables[V4].clone();
     let mut node = serving(&kernel, RulesBy::Nftables);
     let report = node.pass();

@@ -18,7 +18,7 @@ use proxier_core::ports::PortErrorKind;
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
-use crate::node::{self, Node, held, kernel, options_of, same, writes};
+use crate::node::{self, Node, add_table, commit, held, kernel, options_of, same, writes};
 
 const NODE: &str = "192.0.2.10";
 
@@ -47,9 +47,7 @@ pub(crate) fn with_strangers(kernel: &FakeKernel) {
     nat.edit(Edit::Append(ChainName::new("PREROUTING").unwrap(), Rule::builder().target("THEIRS").build().unwrap()));
     nat.replace_chain(&theirs, vec![Rule::builder().args(["-p", "tcp"]).target("RETURN").build().unwrap()]);
     kernel.clone().ports().rules.restore(Family::V4, &rules).unwrap();
-    let mut tables = nftables::Transaction::new();
-    tables.add_table(nftables::Table::new(nftables::TableKey::new(nftables::Family::Ip, "theirs").unwrap()));
-    kernel.nftables().commit(&tables).unwrap();
+    add_table(kernel, "ip theirs");
 }
 
 fn config() -> Config {
@@ -193,14 +191,14 @@ fn in_every_direction() {
 /// Makes the table that a kube-proxy in nftables mode keeps in a family, with the parts by which it is recognised: without `but`.
 fn kube_proxys(kernel: &FakeKernel, family: nftables::Family, comment: &str, but: &str) {
     let key = nftables::TableKey::new(family, "kube-proxy").unwrap();
-    let mut tables = nftables::Transaction::new();
-    tables.add_table(nftables::Table::new(key.clone()).comment(comment));
-    for name in ["nat-prerouting", "nat-output", "nat-postrouting", "services", "mark-for-masquerade", "masquerading"] {
-        if name != but {
+    let all = ["nat-prerouting", "nat-output", "nat-postrouting", "services", "mark-for-masquerade", "masquerading"];
+    commit(kernel, |tables| {
+        tables.add_table(nftables::Table::new(key.clone()).comment(comment));
+        for name in all.into_iter().filter(|name| *name != but) {
             tables.add_chain(nftables::Chain::regular(key.chain(name).unwrap()));
         }
-    }
-    kernel.nftables().commit(&tables).unwrap();
+        tables
+    });
 }
 
 #[test]

@@ -15,14 +15,13 @@ use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault, Flow};
 use proxier_core::modes;
 use proxier_core::net::EndpointKey;
-use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::ports::{Listener, PortErrorKind};
 use proxier_core::service::{Packet, Roles};
 use proxier_core::snapshot::{FrontendSpec, ObjectKey, ObjectKind, TrafficPolicy};
 use serde_json::{Value, json};
 
-use crate::node::{Node, kernel, options_of, prepared};
+use crate::node::{Node, add_table, commit, delete_table, kernel, options_of, prepared, steps};
 
 fn options() -> Options {
     options_of(modes::Kind::Nftables)
@@ -44,6 +43,16 @@ impl Node {
     fn transactions(&self) -> u64 {
         self.kernel.writes().tables
     }
+}
+
+fn v4_table() -> TableKey {
+    TableKey::new(Family::Ip, "proxier").unwrap()
+}
+
+/// A Service with an address of a load balancer, whose policy keeps connections on this node.
+fn local(cluster_ip: &str) -> Value {
+    json!({"type": "LoadBalancer", "clusterIP": cluster_ip, "externalTrafficPolicy": "Local",
+        "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}})
 }
 
 /// A table's text by block (`map endpoints`, `chain internal-4`), each as its lines or elements.
@@ -189,10 +198,6 @@ pub(crate) fn meaning(tables: &BTreeMap<String, String>) -> Vec<String> {
     all
 }
 
-fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
-    report.applied.done.iter().filter(|((part, _), _)| *part != Part::Sysctl).map(|(of, count)| (*of, *count)).collect()
-}
-
 /// Lines of a table that one change takes away and adds, without those of one Frontend's endpoints.
 fn other_lines(node: &mut Node, endpoints: &[&str]) -> Vec<String> {
     let lines = |node: &Node| -> BTreeSet<String> {
@@ -251,11 +256,7 @@ fn an_endpoint_more_or_less_changes_the_map_of_endpoints_alone() {
 #[test]
 fn both_chains_of_policy_local_are_kept() {
     let mut node = new();
-    node.service(
-        "s7",
-        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.7", "externalTrafficPolicy": "Local",
-            "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}),
-    );
+    node.service("s7", local("10.96.0.7"));
     let here = |count: u32| (1..=count).map(|number| format!("10.244.0.{number}@node-a")).collect::<Vec<_>>();
     let set = |node: &mut Node, local: u32, others: u32| {
         let all = (1..=others).map(|number| format!("10.244.1.{number}")).chain(here(local));
@@ -272,11 +273,7 @@ fn both_chains_of_policy_local_are_kept() {
     assert_eq!(set(&mut node, 4, 0), split(4, 8));
     let written = node.tables();
     let mut next = Node::on(node.kernel.clone(), options());
-    next.service(
-        "s7",
-        json!({"type": "LoadBalancer", "clusterIP": "10.96.0.7", "externalTrafficPolicy": "Local",
-            "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}),
-    );
+    next.service("s7", local("10.96.0.7"));
     assert_eq!(set(&mut next, 4, 0), split(4, 8));
     assert_eq!(next.tables(), written);
 }
@@ -291,9 +288,7 @@ fn a_full_pass_reads_nothing_when_nobody_changed_anything() {
     // A foreign table is a reason to look, and none to write.
     node.kernel.clear_faults();
     let before = node.transactions();
-    let mut stranger = Transaction::new();
-    stranger.add_table(Table::new(TableKey::new(Family::Ip, "stranger").unwrap()));
-    node.kernel.nftables().commit(&stranger).unwrap();
+    add_table(&node.kernel, "ip stranger");
     let report = node.full();
     assert!(report.is_done() && report.drift.is_empty(), "{report:#?}");
     assert_eq!(node.transactions(), before);
@@ -308,15 +303,15 @@ fn what_others_change_is_repaired_and_told() {
     node.service("dns", json!({"clusterIP": "10.96.0.2"}));
     node.settles();
     let whole = node.tables();
-    let table = TableKey::new(Family::Ip, "proxier").unwrap();
+    let table = v4_table();
     let mut client = node.kernel.nftables();
 
     let services = client.get_set(&table.set("internal-4").unwrap()).unwrap().set;
-    let mut change = Transaction::new();
-    change.delete_elements(&services, client.list_elements(&services).unwrap());
-    change.flush_chain(&table.chain("internal-4").unwrap());
-    change.add_chain(Chain::regular(table.chain("a-guest").unwrap()));
-    client.commit(&change).unwrap();
+    commit(&node.kernel, |change| {
+        change.delete_elements(&services, client.list_elements(&services).unwrap());
+        change.flush_chain(&table.chain("internal-4").unwrap());
+        change.add_chain(Chain::regular(table.chain("a-guest").unwrap()))
+    });
     let report = node.full();
     assert!(report.is_done(), "{report:#?}");
     let drift: Vec<String> = report.drift.iter().map(ToString::to_string).collect();
@@ -344,9 +339,7 @@ fn a_change_to_a_table_that_is_gone_makes_it_again_at_once() {
     let mut node = new();
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.settles();
-    let mut change = Transaction::new();
-    change.delete_table(&TableKey::new(Family::Ip, "proxier").unwrap());
-    node.kernel.nftables().commit(&change).unwrap();
+    delete_table(&node.kernel, "ip proxier");
     node.service("dns", json!({"clusterIP": "10.96.0.2"}));
     let report = node.pass();
     assert!(report.has_failed(), "{report:#?}");
@@ -364,7 +357,7 @@ fn a_map_that_somebody_replaced_is_made_again() {
         node.settles();
         (node.tables(), node)
     };
-    let key = TableKey::new(Family::Ip, "proxier").unwrap().set("endpoints").unwrap();
+    let key = v4_table().set("endpoints").unwrap();
     let ours = settled().1.kernel.nftables().get_set(&key).unwrap().set;
     let other = |change: fn(&mut Set)| {
         let mut set = ours.clone();
@@ -380,12 +373,13 @@ fn a_map_that_somebody_replaced_is_made_again() {
     ];
     for replacement in replacements {
         let (whole, mut node) = settled();
-        let mut change = Transaction::new();
-        change.delete_set(&key);
-        if let Some(set) = replacement.clone() {
-            change.create_set(set);
-        }
-        node.kernel.nftables().commit(&change).unwrap();
+        commit(&node.kernel, |change| {
+            change.delete_set(&key);
+            if let Some(set) = replacement.clone() {
+                change.create_set(set);
+            }
+            change
+        });
         assert_ne!(node.tables(), whole);
         let report = node.full();
         assert!(report.is_done() && !report.drift.is_empty(), "{replacement:?}: {report:#?}");
@@ -396,14 +390,12 @@ fn a_map_that_somebody_replaced_is_made_again() {
 /// A family with a foreign table of our name is not served, the other one is.
 #[test]
 fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
-    for (family, theirs, ours) in
-        [(Family::Ip, "ip proxier", "ip6 proxier"), (Family::Ip6, "ip6 proxier", "ip proxier")]
-    {
+    for (theirs, ours) in [("ip proxier", "ip6 proxier"), ("ip6 proxier", "ip proxier")] {
         let kernel = kernel();
-        let table = TableKey::new(family, "proxier").unwrap();
-        let mut make = Transaction::new();
-        make.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("theirs").unwrap()));
-        kernel.nftables().commit(&make).unwrap();
+        let table: TableKey = theirs.parse().unwrap();
+        commit(&kernel, |make| {
+            make.add_table(Table::new(table.clone())).add_chain(Chain::regular(table.chain("theirs").unwrap()))
+        });
         let before = kernel.state().tables[theirs].clone();
         let mut node = Node::on(kernel, options());
         node.service(
@@ -418,8 +410,9 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
             assert_eq!(node.tables()[theirs], before);
             // A changed Service is not served there, either.
             let (v4, v6) = (format!("10.96.0.{number}"), format!("fd00::{number}"));
-            let (last, address) = if ours == "ip proxier" { (number - 1, "10.96.0.") } else { (number - 1, "fd00::") };
-            assert!(node.tables()[ours].contains(&format!("{address}{last} . tcp . 80")), "{:?}", node.tables());
+            let address = if ours == "ip proxier" { "10.96.0." } else { "fd00::" };
+            let last = format!("{address}{} . tcp . 80", number - 1);
+            assert!(node.tables()[ours].contains(&last), "{:?}", node.tables());
             node.service(
                 &format!("web-{number}"),
                 json!({"clusterIP": v4, "clusterIPs": [v4, v6], "ipFamilies": ["IPv4", "IPv6"]}),
@@ -436,9 +429,7 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
         other.service("web", json!({"clusterIP": "10.96.0.1"}));
         other.settles();
         assert!(other.tables()["ip kubernetes-services"].contains("10.96.0.1"));
-        let mut gone = Transaction::new();
-        gone.delete_table(&table);
-        node.kernel.nftables().commit(&gone).unwrap();
+        delete_table(&node.kernel, theirs);
         let report = node.full();
         assert!(report.is_done(), "{report:#?}");
         assert!(node.tables()["ip proxier"].contains("10.96.0.4") && node.tables()["ip6 proxier"].contains("fd00::4"));
@@ -449,9 +440,7 @@ fn a_table_of_our_name_that_somebody_else_made_is_never_touched() {
 #[test]
 fn a_table_of_somebody_else_for_a_family_that_is_not_served() {
     let kernel = kernel();
-    let mut make = Transaction::new();
-    make.add_table(Table::new(TableKey::new(Family::Ip6, "proxier").unwrap()));
-    kernel.nftables().commit(&make).unwrap();
+    add_table(&kernel, "ip6 proxier");
     let mut options = options();
     options.config.families = proxier_core::config::Families::V4;
     let mut node = Node::on(kernel, options);
@@ -520,9 +509,8 @@ fn a_change_of_our_table_between_reading_and_writing() {
     let mut node = Node::on(before.kernel.clone(), options());
     node.service("web", json!({"clusterIP": "10.96.0.1"}));
     node.service("dns", json!({"clusterIP": "10.96.0.2"}));
-    let table = TableKey::new(Family::Ip, "proxier").unwrap();
     let mut theirs = Transaction::new();
-    theirs.add_chain(Chain::regular(table.chain("theirs").unwrap()));
+    theirs.add_chain(Chain::regular(v4_table().chain("theirs").unwrap()));
     node.kernel.commit_before(theirs);
     let report = node.pass();
     assert!(report.has_failed() && !node.v4().contains("10.96.0.2"), "{report:#?}");
@@ -536,18 +524,13 @@ fn a_change_of_our_table_between_reading_and_writing() {
 #[test]
 fn a_table_that_has_to_be_made_again_waits_for_what_is_held_back() {
     let mut node = new();
-    for number in 1..=20 {
-        node.service(&format!("s{number}"), json!({"clusterIP": format!("10.96.0.{number}")}));
-        node.slice(&format!("s{number}"), &["10.244.0.1"]);
-    }
+    node.serve_many(20, &["10.244.0.1"]);
     node.settles();
-    let chain = TableKey::new(Family::Ip, "proxier").unwrap().chain("output-guard").unwrap();
-    let mut client = node.kernel.nftables();
-    let mut change = Transaction::new();
-    change.flush_chain(&chain);
-    change.delete_chain(&chain);
-    change.add_chain(Chain::base(chain, BaseChain::new(ChainType::Filter, Hook::Output, Priority(-200))));
-    client.commit(&change).unwrap();
+    let chain = v4_table().chain("output-guard").unwrap();
+    commit(&node.kernel, |change| {
+        change.flush_chain(&chain).delete_chain(&chain);
+        change.add_chain(Chain::base(chain, BaseChain::new(ChainType::Filter, Hook::Output, Priority(-200))))
+    });
     let other = node.v4();
     let mut next = Node::on(node.kernel.clone(), options());
     for _ in 0..2 {
@@ -570,6 +553,16 @@ fn elements(node: &Node, set: &str) -> Vec<String> {
     elements
 }
 
+/// A Service with its own time of affinity; returns its name.
+fn sticky_for_a_time_of_its_own(node: &mut Node, number: u8) -> String {
+    let time = json!({"clientIP": {"timeoutSeconds": 1000 + u16::from(number)}});
+    let name = format!("s{number}");
+    let of =
+        json!({"clusterIP": format!("10.96.0.{number}"), "sessionAffinity": "ClientIP", "sessionAffinityConfig": time});
+    node.service(&name, of);
+    name
+}
+
 fn sticky() -> Value {
     json!({"clusterIP": "10.96.0.1", "sessionAffinity": "ClientIP"})
 }
@@ -579,13 +572,7 @@ fn sticky() -> Value {
 fn weights_and_times_of_affinity_cost_few_chains() {
     let mut node = new();
     for number in 1..=40 {
-        let name = format!("s{number}");
-        let time = json!({"clientIP": {"timeoutSeconds": 1000 + number}});
-        let address = format!("10.96.0.{number}");
-        node.service(
-            &name,
-            json!({"clusterIP": address, "sessionAffinity": "ClientIP", "sessionAffinityConfig": time}),
-        );
+        let name = sticky_for_a_time_of_its_own(&mut node, number);
         let metadata = json!({"namespace": "demo", "name": format!("{name}-1"), "labels": {"kubernetes.io/service-name": name},
             "annotations": {"proxier/weights": "10.244.0.1=65535, 10.244.0.2=1"}});
         node.take(json!({"metadata": metadata, "addressType": "IPv4", "ports": [{"name": "p", "port": 80}],
@@ -638,13 +625,7 @@ fn affinity_with_too_many_endpoints_is_refused() {
 fn affinity_without_room_is_refused() {
     let mut node = new();
     for number in 1..=3 {
-        let name = format!("s{number}");
-        let time = json!({"clientIP": {"timeoutSeconds": 1000 + number}});
-        let address = format!("10.96.0.{number}");
-        node.service(
-            &name,
-            json!({"clusterIP": address, "sessionAffinity": "ClientIP", "sessionAffinityConfig": time}),
-        );
+        let name = sticky_for_a_time_of_its_own(&mut node, number);
         serve_endpoints(&mut node, &name, 2100);
     }
     let (_, report) = node.proxier.preview(node.now, &mut node.kernel.ports());
@@ -762,6 +743,18 @@ fn connections_are_cut_once_the_time_is_over() {
         let asked = node.kernel.writes().conntrack;
         node.run(Duration::from_secs(60));
         assert_eq!(node.kernel.writes().conntrack, asked, "not again and again");
+        if fault.is_none() {
+            // A time that changes counts from when the endpoint left.
+            node.slice("web", &both);
+            node.run(Duration::from_secs(60));
+            node.kernel.add_flow(Flow::tcp(client, web, two));
+            node.slice("web", &both[..1]);
+            for (seconds, passed, left) in [("600", 100, 2), ("105", 1, 2), ("70", 1, 1)] {
+                wish(&mut node, json!({"proxier/drain-seconds": seconds}));
+                node.run(Duration::from_secs(passed));
+                assert_eq!(flows(&node), left, "{seconds}");
+            }
+        }
     }
 }
 
@@ -773,16 +766,16 @@ fn base_chains_that_somebody_hooked_elsewhere_are_made_again() {
         node.service("web", json!({"clusterIP": "10.96.0.1"}));
         node.settles();
         let whole = node.tables();
-        let table = TableKey::new(Family::Ip, "proxier").unwrap();
-        let mut client = node.kernel.nftables();
-        let mut change = Transaction::new();
-        for chain in client.list_chains(&table).unwrap().into_iter().map(|found| found.chain) {
-            if let Some(mut base) = chain.base.filter(|_| moved.contains(&chain.key.name.as_str())) {
-                base.priority = Priority(7);
-                change.flush_chain(&chain.key).delete_chain(&chain.key).add_chain(Chain::base(chain.key, base));
+        let chains = node.kernel.nftables().list_chains(&v4_table()).unwrap();
+        commit(&node.kernel, |change| {
+            for chain in chains.into_iter().map(|found| found.chain) {
+                if let Some(mut base) = chain.base.filter(|_| moved.contains(&chain.key.name.as_str())) {
+                    base.priority = Priority(7);
+                    change.flush_chain(&chain.key).delete_chain(&chain.key).add_chain(Chain::base(chain.key, base));
+                }
             }
-        }
-        client.commit(&change).unwrap();
+            change
+        });
         assert_ne!(node.tables(), whole);
         let report = node.full();
         assert!(report.is_done(), "{report:#?}");
@@ -798,7 +791,7 @@ fn traffic_of_pods_is_told_as_configured() {
     let interface = |name: &str| InterfaceName::new(name).unwrap();
     let networks = |network: &str| LocalTraffic::ClusterCidrs(vec![network.parse().unwrap()]);
     let marked = "meta mark set";
-    for (local, all, outside, inside) in [
+    for (traffic, all, outside, inside) in [
         (LocalTraffic::default(), false, None, None),
         (networks("10.244.0.0/16"), false, Some("ip saddr != 10.244.0.0/16"), Some("ip saddr 10.244.0.0/16")),
         (
@@ -816,26 +809,22 @@ fn traffic_of_pods_is_told_as_configured() {
         (LocalTraffic::BridgeInterface(interface("cni0")), true, Some(marked), Some("iifname \"cni0\"")),
     ] {
         let mut options = options();
-        (options.config.local_traffic, options.config.masquerade_all) = (local.clone(), all);
+        (options.config.local_traffic, options.config.masquerade_all) = (traffic.clone(), all);
         let mut node = Node::on(kernel(), options);
-        node.service(
-            "web",
-            json!({"type": "LoadBalancer", "clusterIP": "10.96.0.1", "externalTrafficPolicy": "Local",
-                "status": {"loadBalancer": {"ingress": [{"ip": "198.18.0.1"}]}}}),
-        );
+        node.service("web", local("10.96.0.1"));
         node.slice("web", &["10.244.0.1@node-a", "10.244.0.2"]);
         node.settles();
         let chains = blocks(&node.v4());
         let internal = &chains["chain internal-4"];
-        assert_eq!(internal.len(), 4 + usize::from(outside.is_some()), "{local:?}: {internal:?}");
+        assert_eq!(internal.len(), 4 + usize::from(outside.is_some()), "{traffic:?}: {internal:?}");
         assert!(internal.last().unwrap().contains("dnat"), "{internal:?}");
         if let Some(outside) = outside {
-            assert!(internal[0].starts_with(outside) && internal[0].contains(marked), "{local:?}: {internal:?}");
+            assert!(internal[0].starts_with(outside) && internal[0].contains(marked), "{traffic:?}: {internal:?}");
         }
         let split = &chains["chain pick-4-or-pick-4-local"];
-        assert_eq!(split.len(), 3 + usize::from(inside.is_some()), "{local:?}: {split:?}");
+        assert_eq!(split.len(), 3 + usize::from(inside.is_some()), "{traffic:?}: {split:?}");
         if let Some(inside) = inside {
-            assert!(split[0].starts_with(inside) && split[0].ends_with("goto pick-4"), "{local:?}: {split:?}");
+            assert!(split[0].starts_with(inside) && split[0].ends_with("goto pick-4"), "{traffic:?}: {split:?}");
         }
         // This node's own connections may go anywhere too, and their answers have to come back here; all other clients get local endpoints.
         let rest: Vec<&String> = split.iter().rev().take(3).rev().collect();
@@ -1033,13 +1022,12 @@ fn the_guard_of_version_0_1_goes_after_route_localnet() {
     for (can_write, cleans) in [(true, false), (true, true), (false, true)] {
         let mut node = at_localhost(kernel(), asked());
         assert!(node.full().is_done());
-        let chain = TableKey::new(Family::Ip, "proxier").unwrap().chain("prerouting-guard").unwrap();
+        let chain = v4_table().chain("prerouting-guard").unwrap();
         let rule = nftables::rule(Family::Ip).daddr_in(std::net::Ipv4Addr::new(127, 0, 0, 0).into(), 8);
         let lo = nftables::Value::new(b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0").unwrap();
         let rule = rule.matches(&nftables::Operand::IIFNAME, nftables::expr::CmpOp::Ne, lo);
-        let mut transaction = Transaction::new();
-        transaction.add_rule(&chain, rule.drop_packet().build().unwrap());
-        node.kernel.nftables().commit(&transaction).unwrap();
+        let rule = rule.drop_packet().build().unwrap();
+        commit(&node.kernel, |transaction| transaction.add_rule(&chain, rule));
         assert!(node.v4().contains(OLD_GUARD), "{}", node.v4());
         node.kernel.set_sysctl(ROUTE_LOCALNET, can_write.then_some("1"));
         if cleans {
@@ -1062,10 +1050,8 @@ fn the_guard_of_version_0_1_goes_after_route_localnet() {
 #[test]
 fn a_table_without_its_mark_is_mended_and_cleaned_up() {
     let unmark = |node: &mut Node| {
-        let mut transaction = Transaction::new();
-        let mark = TableKey::new(Family::Ip, "proxier").unwrap().chain("made-by-proxier-core").unwrap();
-        transaction.delete_chain(&mark);
-        node.kernel.ports().tables.commit(&transaction).unwrap();
+        let mark = v4_table().chain("made-by-proxier-core").unwrap();
+        commit(&node.kernel, |transaction| transaction.delete_chain(&mark));
     };
     let mut node = at_localhost(kernel(), options());
     node.full();

@@ -10,7 +10,7 @@ use proxier_core::inspect::trace;
 use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::objects::ConfigObject;
-use proxier_core::service::{Desired, Indexed, NodeFacts, Packet, Trace, Verdict};
+use proxier_core::service::{Indexed, NodeFacts, Packet, Trace, Verdict};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Store};
 use serde_json::json;
 
@@ -137,15 +137,39 @@ fn in_iptables_mode_every_flow_goes_as_in_1_36() {
     assert_eq!(differences(Kind::Iptables, Reference::Iptables36), BTreeMap::new());
 }
 
-/// A Frontend with an endpoint, on a node with this configuration.
-fn one_frontend(object: &ConfigObject) -> (FrontendKey, Store, NodeFacts, Desired) {
-    let facts = NodeFacts::new(&Config::check(object, &mut Vec::new()), &Node::new("n1"), &HostAddresses::default());
+/// Frontends with an endpoint.
+fn frontends(keys: impl IntoIterator<Item = FrontendKey>) -> Store {
     let mut store = Store::new("n1");
-    let web: FrontendKey = "TCP 10.96.0.10:80".parse().unwrap();
     let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-    store.upsert_frontends(&ObjectKey::new("agent", "web"), [FrontendSpec::new(web, [endpoint])]);
-    let desired = Indexed::build(&store, &facts, ()).desired;
-    (web, store, facts, desired)
+    let frontends = keys.into_iter().map(|key| FrontendSpec::new(key, [endpoint]));
+    store.upsert_frontends(&ObjectKey::new("agent", "web"), frontends);
+    store
+}
+
+/// A Frontend with an endpoint, on a node with this configuration.
+fn one_frontend(object: &ConfigObject) -> (FrontendKey, Store, NodeFacts) {
+    let facts = NodeFacts::new(&Config::check(object, &mut Vec::new()), &Node::new("n1"), &HostAddresses::default());
+    let web: FrontendKey = "TCP 10.96.0.10:80".parse().unwrap();
+    (web, frontends([web]), facts)
+}
+
+/// A host with these addresses.
+fn host(addresses: &[[u8; 4]]) -> HostAddresses {
+    let addresses = addresses.iter().map(|address| IpAddr::from(*address)).collect();
+    HostAddresses { interfaces: BTreeMap::from([("eth0".to_owned(), addresses)]) }
+}
+
+/// The verdict on a packet, and the steps to it.
+fn traced(mode: Kind, store: &Store, facts: &NodeFacts, packet: &Packet) -> (String, Vec<String>) {
+    let desired = Indexed::build(store, facts, ()).desired;
+    let trace = trace(mode, store, (&desired, facts), packet, iptables::Options::default());
+    (trace.verdict.to_string(), trace.steps)
+}
+
+/// As [`traced`], of a client outside, with the steps in one text.
+fn traced_to(mode: Kind, store: &Store, facts: &NodeFacts, to: &str) -> (String, String) {
+    let (verdict, steps) = traced(mode, store, facts, &Packet::new([203, 0, 113, 9].into(), to.parse().unwrap()));
+    (verdict, steps.join(" "))
 }
 
 /// Cases that the corpus lacks: pods told by the device that their packets come in by, and ports that no Service has.
@@ -154,14 +178,10 @@ fn devices_and_ports_of_nobody() {
     let mode = Some("InterfaceNamePrefix".to_owned());
     let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
     "veth".clone_into(&mut object.detect_local.interface_name_prefix);
-    let (web, store, facts, desired) = one_frontend(&object);
-    let traced = |mode, packet: &Packet| {
-        trace(mode, &store, (&desired, &facts), packet, iptables::Options::default()).verdict.to_string()
-    };
+    let (web, store, facts) = one_frontend(&object);
+    let verdict = |mode, packet: &Packet| traced(mode, &store, &facts, packet).0;
     let source = IpAddr::from([192, 0, 2, 9]);
-    let traced_to =
-        trace(Kind::Ipvs, &store, (&desired, &facts), &Packet::new(source, web), iptables::Options::default());
-    let said = traced_to.steps.join(" ");
+    let (_, said) = traced_to(Kind::Ipvs, &store, &facts, "TCP 10.96.0.10:80");
     assert!(said.contains("TCP 10.96.0.10:80 is a Frontend of Service agent/web: cluster IP."), "{said}");
     assert!(!said.contains("Weights"), "all are the same: {said}");
     for mode in [Kind::Ipvs, Kind::Nftables, Kind::Iptables] {
@@ -170,14 +190,14 @@ fn devices_and_ports_of_nobody() {
             (Packet::new(source, web).by("eth0"), "10.244.1.7:8080 (masqueraded)"),
             (Packet::from_node(source, web), "10.244.1.7:8080 (masqueraded)"),
         ] {
-            assert_eq!(traced(mode, &packet), expected, "{mode} {packet:?}");
+            assert_eq!(verdict(mode, &packet), expected, "{mode} {packet:?}");
         }
     }
     let nobodys = Packet::new(source, FrontendKey { port: 81, ..web });
-    let all = Kind::ALL.map(|mode| traced(mode, &nobodys));
+    let all = Kind::ALL.map(|mode| verdict(mode, &nobodys));
     assert_eq!(all, ["rejected", "rejected", "left alone", "left alone"]);
     let elsewhere = Packet::new(source, "TCP 203.0.113.9:80".parse().unwrap());
-    assert!(Kind::ALL.into_iter().all(|mode| traced(mode, &elsewhere) == "left alone"));
+    assert!(Kind::ALL.into_iter().all(|mode| verdict(mode, &elsewhere) == "left alone"));
 }
 
 /// The last step says which connections take the fast path.
@@ -185,10 +205,9 @@ fn devices_and_ports_of_nobody() {
 fn the_fast_path_of_a_connection() {
     let mut object = ConfigObject::default();
     object.fast_path = serde_json::from_value(json!({ "interfaces": ["eth*", "cali7"], "minPackets": 20 })).unwrap();
-    let (web, store, facts, desired) = one_frontend(&object);
+    let (web, store, facts) = one_frontend(&object);
     let last = |mode, packet: &Packet| {
-        let traced = trace(mode, &store, (&desired, &facts), packet, iptables::Options::default());
-        traced.steps.last().filter(|step| step.contains("fastPath")).cloned().unwrap_or_default()
+        traced(mode, &store, &facts, packet).1.pop().filter(|step| step.contains("fastPath")).unwrap_or_default()
     };
     let packet = |to| Packet::new([192, 0, 2, 9].into(), to);
     for mode in Kind::ALL {
@@ -212,18 +231,12 @@ fn the_fast_path_of_a_connection() {
 fn node_ports_are_those_of_this_node() {
     let mut config = Config::default();
     config.node_port_addresses = NodePortAddresses::Within(vec!["192.0.2.1/32".parse().unwrap()]);
-    let interfaces = BTreeMap::from([("eth0".to_owned(), [1, 2].map(|last| IpAddr::from([192, 0, 2, last])).into())]);
-    let facts = NodeFacts::new(&config, &Node::new("n1"), &HostAddresses { interfaces });
+    let facts = NodeFacts::new(&config, &Node::new("n1"), &host(&[[192, 0, 2, 1], [192, 0, 2, 2]]));
     let mut store = Store::new("n1");
     let object = json!({"metadata": {"namespace": "demo", "name": "web"},
         "spec": {"type": "NodePort", "clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}});
     store.upsert_service(&serde_json::from_value(object).unwrap());
-    let desired = Indexed::build(&store, &facts, ()).desired;
-    let traced = |to: &str| {
-        let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
-        let trace = trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
-        (trace.verdict.to_string(), trace.steps.join(" "))
-    };
+    let traced = |to: &str| traced_to(Kind::Ipvs, &store, &facts, to);
     let (verdict, steps) = traced("TCP 192.0.2.1:30080");
     assert!(
         verdict == "rejected" && steps.contains("is a Frontend of Service demo/web: node port."),
@@ -244,9 +257,7 @@ fn node_ports_are_those_of_this_node() {
 fn pods_of_other_nodes() {
     let mut config = Config::default();
     config.local_traffic = LocalTraffic::ClusterCidrs(vec!["10.244.0.0/16".parse().unwrap()]);
-    let interfaces = BTreeMap::from([("eth0".to_owned(), vec![IpAddr::from([192, 0, 2, 1])])]);
-    let host = HostAddresses { interfaces };
-    let mut node = Node::new("n1");
+    let (host, mut node) = (host(&[[192, 0, 2, 1]]), Node::new("n1"));
     let mut store = Store::new("n1");
     let service = json!({"metadata": {"namespace": "demo", "name": "web"}, "spec": {"type": "NodePort",
         "externalTrafficPolicy": "Local", "clusterIP": "10.96.0.10", "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}});
@@ -272,11 +283,10 @@ fn pods_of_other_nodes() {
     ] {
         node.pod_cidrs = own.then(|| "10.244.1.0/24".parse().unwrap()).into_iter().collect();
         let facts = NodeFacts::new(&config, &node, &host);
-        let desired = Indexed::build(&store, &facts, ()).desired;
         let packet = Packet::new(source.into(), "TCP 192.0.2.1:30080".parse().unwrap());
-        let trace = trace(mode, &store, (&desired, &facts), &packet, iptables::Options::default());
-        let said = trace.steps.join(" ");
-        assert!(trace.verdict.to_string() == verdict && said.contains(says), "{mode} {source:?}: {trace:?}");
+        let (found, steps) = traced(mode, &store, &facts, &packet);
+        let said = steps.join(" ");
+        assert!(found == verdict && said.contains(says), "{mode} {source:?}: {found} {said}");
         assert_eq!(said.contains(fails), verdict == kept && !(own && source[2] == 1), "{mode} {source:?}: {said}");
     }
 }
@@ -287,11 +297,11 @@ fn pods_of_a_bridge() {
     let mode = Some("BridgeInterface".to_owned());
     let mut object = ConfigObject { detect_local_mode: mode, ..ConfigObject::default() };
     "cni0".clone_into(&mut object.detect_local.bridge_interface);
-    let (web, store, facts, desired) = one_frontend(&object);
+    let (web, store, facts) = one_frontend(&object);
     for (device, expected) in [("cni0", "(source kept)"), ("cni01", "(masqueraded)"), ("eth0", "(masqueraded)")] {
         let packet = Packet::new([192, 0, 2, 9].into(), web).by(device);
-        let trace = trace(Kind::Nftables, &store, (&desired, &facts), &packet, iptables::Options::default());
-        assert_eq!(trace.verdict.to_string(), format!("10.244.1.7:8080 {expected}"), "{device}");
+        let (verdict, _) = traced(Kind::Nftables, &store, &facts, &packet);
+        assert_eq!(verdict, format!("10.244.1.7:8080 {expected}"), "{device}");
     }
 }
 
@@ -303,20 +313,8 @@ fn networks_of_services_are_closed() {
     config.ipvs.binding = Binding::by_name("routes").unwrap();
     // The second one has the node's address, so it is not made local as a whole.
     config.ipvs.service_cidrs = ["10.96.0.0/12", "192.0.2.0/24"].map(|text| text.parse().unwrap()).into();
-    let interfaces = BTreeMap::from([("eth0".to_owned(), vec![IpAddr::from([192, 0, 2, 1])])]);
-    let host = HostAddresses { interfaces };
-    let facts = NodeFacts::new(&config, &Node::new("n1"), &host);
-    let mut store = Store::new("n1");
-    let endpoint = EndpointKey::new([10, 244, 1, 7].into(), 8080);
-    let keys = ["TCP 10.96.0.10:80", "TCP 198.51.100.7:80"].map(|text| text.parse::<FrontendKey>().unwrap());
-    let frontends = keys.map(|key| FrontendSpec::new(key, [endpoint]));
-    store.upsert_frontends(&ObjectKey::new("agent", "web"), frontends);
-    let desired = Indexed::build(&store, &facts, ()).desired;
-    let traced = |to: &str| {
-        let packet = Packet::new([203, 0, 113, 9].into(), to.parse().unwrap());
-        let trace = trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
-        (trace.verdict.to_string(), trace.steps.join(" "))
-    };
+    let facts = |config: &Config| NodeFacts::new(config, &Node::new("n1"), &host(&[[192, 0, 2, 1]]));
+    let store = frontends(["TCP 10.96.0.10:80", "TCP 198.51.100.7:80"].map(|text| text.parse().unwrap()));
     for (to, verdict, why) in [
         ("TCP 10.96.0.10:80", "10.244.1.7:8080 (source kept)", "this node's own, by the route of 10.96.0.0/12."),
         ("TCP 198.51.100.7:80", "10.244.1.7:8080 (source kept)", "this node's own, by a route of its own."),
@@ -325,14 +323,11 @@ fn networks_of_services_are_closed() {
         ("TCP 192.0.2.9:80", "left alone", "No Service has TCP 192.0.2.9:80."),
         ("TCP 10.112.0.1:80", "left alone", "No Service has TCP 10.112.0.1:80."),
     ] {
-        let (found, steps) = traced(to);
+        let (found, steps) = traced_to(Kind::Ipvs, &store, &facts(&config), to);
         assert!(found == verdict && steps.contains(why), "{to}: {found}: {steps}");
     }
     config.ipvs.binding = Binding::Addresses;
-    let facts = NodeFacts::new(&config, &Node::new("n1"), &host);
-    let packet = Packet::new([203, 0, 113, 9].into(), "TCP 10.96.7.7:80".parse().unwrap());
-    let trace = trace(Kind::Ipvs, &store, (&desired, &facts), &packet, iptables::Options::default());
-    assert_eq!(trace.verdict, Verdict::LeftAlone);
+    assert_eq!(traced_to(Kind::Ipvs, &store, &facts(&config), "TCP 10.96.7.7:80").0, "left alone");
 }
 
 /// Node ports at loopback addresses, if these are named and the mode can serve them.
@@ -355,11 +350,9 @@ fn node_ports_on_localhost() {
     let verdicts = Kind::ALL.map(|mode| {
         let mut facts = NodeFacts::new(&config, &Node::new("n1"), &HostAddresses::default());
         facts.serve_localhost(mode.localhost(&options));
-        let desired = Indexed::build(&store, &facts, ()).desired;
         Family::ALL.map(|family| {
             let to = FrontendKey::new(Protocol::Tcp, family.localhost(), 30_080);
-            let packet = Packet::from_node(family.localhost(), to);
-            trace(mode, &store, (&desired, &facts), &packet, options).verdict.to_string()
+            traced(mode, &store, &facts, &Packet::from_node(family.localhost(), to)).0
         })
     });
     let v4 = "10.244.1.7:80 (masqueraded)";

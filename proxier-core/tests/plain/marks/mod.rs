@@ -8,7 +8,7 @@ use proxier_core::engine::Options;
 use proxier_core::fake::FakeKernel;
 use serde_json::{Value, json};
 
-use crate::node::Node;
+use crate::node::{Node, delete_table};
 
 pub(crate) const V4: &str = "ip proxier-ipvs";
 
@@ -101,13 +101,5 @@ pub(crate) fn make_foreign(kernel: &FakeKernel, mark: u32) {
 
 /// `nft flush ruleset`.
 pub(crate) fn flush_ruleset(kernel: &FakeKernel) {
-    let mut client = kernel.nftables();
-    let names: Vec<String> = kernel.state().tables.into_keys().collect();
-    for name in names {
-        let (family, name) = name.split_once(' ').unwrap();
-        let family = if family == "ip" { nftables::Family::Ip } else { nftables::Family::Ip6 };
-        let mut transaction = nftables::Transaction::new();
-        transaction.delete_table(&nftables::TableKey { family, name: name.parse().unwrap() });
-        client.commit(&transaction).unwrap();
-    }
+    kernel.state().tables.into_keys().for_each(|name| delete_table(kernel, &name));
 }

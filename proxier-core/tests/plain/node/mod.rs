@@ -1,6 +1,6 @@
 //! A node whose kernel is in memory, with Services of namespace `demo`, for tests of the modes.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Debug;
 use std::time::Duration;
 
@@ -11,6 +11,7 @@ use proxier_core::modes::Kind;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
+use proxier_core::plan::step::{Action, Part};
 use proxier_core::snapshot::ObjectKey;
 use serde_json::{Value, json};
 
@@ -223,6 +224,30 @@ impl Node {
             assert_eq!(count.total, ours.count(), "{count:?}: {table}");
         }
     }
+}
+
+/// A transaction of another program.
+pub(crate) fn commit(
+    kernel: &FakeKernel,
+    change: impl FnOnce(&mut nftables::Transaction) -> &mut nftables::Transaction,
+) {
+    let mut transaction = nftables::Transaction::new();
+    change(&mut transaction);
+    kernel.nftables().commit(&transaction).unwrap();
+}
+
+/// Another program adds an empty table, such as `ip proxier`, or deletes one.
+pub(crate) fn add_table(kernel: &FakeKernel, name: &str) {
+    commit(kernel, |transaction| transaction.add_table(nftables::Table::new(name.parse().unwrap())));
+}
+
+pub(crate) fn delete_table(kernel: &FakeKernel, name: &str) {
+    commit(kernel, |transaction| transaction.delete_table(&name.parse().unwrap()));
+}
+
+/// What a pass has done, without settings below `/proc/sys`.
+pub(crate) fn steps(report: &Report) -> BTreeMap<(Part, Action), u64> {
+    report.applied.done.iter().filter(|((part, _), _)| *part != Part::Sysctl).map(|(of, count)| (*of, *count)).collect()
 }
 
 /// Number of writes. Finding flows to forget would count as one, though there may be none, so it is left out.
