@@ -33,141 +33,100 @@ enum Kind {
 
 use Kind::{Bool, Map, Message, Number, Pointer, Repeated, Text, Time};
 
-/// `ObjectMeta` (`apimachinery/pkg/apis/meta/v1`).
-const METADATA: &[Field] = &[
-    Field(1, "name", Text),
-    Field(3, "namespace", Text),
-    Field(6, "resourceVersion", Text),
-    Field(8, "creationTimestamp", Time),
-    Field(9, "deletionTimestamp", Time),
-    Field(11, "labels", Map),
-    Field(12, "annotations", Map),
-];
+/// A table of a message's fields: number, name in JSON, kind; those of a message within it in braces.
+macro_rules! fields {
+    ($($number:literal $name:literal $kind:tt $(of $of:tt)?;)*) => {
+        &[$(Field($number, $name, fields!(kind $kind $(of $of)?))),*]
+    };
+    (kind {$($fields:tt)*}) => { Message(fields! { $($fields)* }) };
+    (kind Repeated of $of:tt) => { Repeated(&fields!(kind $of)) };
+    (kind Pointer of $of:tt) => { Pointer(&fields!(kind $of)) };
+    (kind $kind:ident) => { $kind };
+}
 
-pub(super) const OBJECT: &[Field] = &[Field(1, "metadata", Message(METADATA))];
+/// `ObjectMeta` (`apimachinery/pkg/apis/meta/v1`).
+const METADATA: Kind = fields!(kind {
+    1 "name" Text;
+    3 "namespace" Text;
+    6 "resourceVersion" Text;
+    8 "creationTimestamp" Time;
+    9 "deletionTimestamp" Time;
+    11 "labels" Map;
+    12 "annotations" Map;
+});
+
+pub(super) const OBJECT: &[Field] = fields! { 1 "metadata" METADATA; };
 
 /// `ListMeta` (`apimachinery/pkg/apis/meta/v1`).
-pub(super) const LIST_METADATA: &[Field] = &[Field(2, "resourceVersion", Text), Field(3, "continue", Text)];
+pub(super) const LIST_METADATA: &[Field] = fields! { 2 "resourceVersion" Text; 3 "continue" Text; };
 
 /// `Status` (`apimachinery/pkg/apis/meta/v1`).
-pub(super) const STATUS: &[Field] = &[
-    Field(3, "message", Text),
-    Field(4, "reason", Text),
-    Field(
-        5,
-        "details",
-        Message(&[
-            Field(4, "causes", Repeated(&Message(&[Field(1, "reason", Text)]))),
-            Field(5, "retryAfterSeconds", Number),
-        ]),
-    ),
-    Field(6, "code", Number),
-];
+pub(super) const STATUS: &[Field] = fields! {
+    3 "message" Text;
+    4 "reason" Text;
+    5 "details" {
+        4 "causes" Repeated of { 1 "reason" Text; };
+        5 "retryAfterSeconds" Number;
+    };
+    6 "code" Number;
+};
 
 /// `Service` (`api/core/v1`).
-pub(super) const SERVICE: &[Field] = &[
-    Field(1, "metadata", Message(METADATA)),
-    Field(
-        2,
-        "spec",
-        Message(&[
-            Field(
-                1,
-                "ports",
-                Repeated(&Message(&[
-                    Field(1, "name", Text),
-                    Field(2, "protocol", Text),
-                    Field(3, "port", Number),
-                    Field(5, "nodePort", Number),
-                ])),
-            ),
-            Field(3, "clusterIP", Text),
-            Field(4, "type", Text),
-            Field(5, "externalIPs", Repeated(&Text)),
-            Field(7, "sessionAffinity", Text),
-            Field(9, "loadBalancerSourceRanges", Repeated(&Text)),
-            Field(11, "externalTrafficPolicy", Text),
-            Field(12, "healthCheckNodePort", Number),
-            Field(
-                14,
-                "sessionAffinityConfig",
-                Message(&[Field(1, "clientIP", Message(&[Field(1, "timeoutSeconds", Pointer(&Number))]))]),
-            ),
-            Field(18, "clusterIPs", Repeated(&Text)),
-            Field(19, "ipFamilies", Repeated(&Text)),
-            Field(22, "internalTrafficPolicy", Pointer(&Text)),
-        ]),
-    ),
-    Field(
-        3,
-        "status",
-        Message(&[Field(
-            1,
-            "loadBalancer",
-            Message(&[Field(
-                1,
-                "ingress",
-                Repeated(&Message(&[Field(1, "ip", Text), Field(3, "ipMode", Pointer(&Text))])),
-            )]),
-        )]),
-    ),
-];
+pub(super) const SERVICE: &[Field] = fields! {
+    1 "metadata" METADATA;
+    2 "spec" {
+        1 "ports" Repeated of {
+            1 "name" Text;
+            2 "protocol" Text;
+            3 "port" Number;
+            5 "nodePort" Number;
+        };
+        3 "clusterIP" Text;
+        4 "type" Text;
+        5 "externalIPs" Repeated of Text;
+        7 "sessionAffinity" Text;
+        9 "loadBalancerSourceRanges" Repeated of Text;
+        11 "externalTrafficPolicy" Text;
+        12 "healthCheckNodePort" Number;
+        14 "sessionAffinityConfig" { 1 "clientIP" { 1 "timeoutSeconds" Pointer of Number; }; };
+        18 "clusterIPs" Repeated of Text;
+        19 "ipFamilies" Repeated of Text;
+        22 "internalTrafficPolicy" Pointer of Text;
+    };
+    3 "status" { 1 "loadBalancer" { 1 "ingress" Repeated of { 1 "ip" Text; 3 "ipMode" Pointer of Text; }; }; };
+};
 
 /// `EndpointSlice` (`api/discovery/v1`).
-pub(super) const ENDPOINT_SLICE: &[Field] = &[
-    Field(1, "metadata", Message(METADATA)),
-    Field(
-        2,
-        "endpoints",
-        Repeated(&Message(&[
-            Field(1, "addresses", Repeated(&Text)),
-            Field(
-                2,
-                "conditions",
-                Message(&[Field(1, "ready", Bool), Field(2, "serving", Bool), Field(3, "terminating", Bool)]),
-            ),
-            Field(6, "nodeName", Pointer(&Text)),
-            Field(7, "zone", Pointer(&Text)),
-            Field(8, "hints", Message(&[Field(1, "forZones", TARGETS), Field(2, "forNodes", TARGETS)])),
-        ])),
-    ),
-    Field(
-        3,
-        "ports",
-        Repeated(&Message(&[
-            Field(1, "name", Pointer(&Text)),
-            Field(2, "protocol", Pointer(&Text)),
-            Field(3, "port", Pointer(&Number)),
-        ])),
-    ),
-    Field(4, "addressType", Text),
-];
-
-/// `ForZone` and `ForNode`.
-const TARGETS: Kind = Repeated(&Message(&[Field(1, "name", Text)]));
+pub(super) const ENDPOINT_SLICE: &[Field] = fields! {
+    1 "metadata" METADATA;
+    2 "endpoints" Repeated of {
+        1 "addresses" Repeated of Text;
+        2 "conditions" { 1 "ready" Bool; 2 "serving" Bool; 3 "terminating" Bool; };
+        6 "nodeName" Pointer of Text;
+        7 "zone" Pointer of Text;
+        8 "hints" { 1 "forZones" Repeated of { 1 "name" Text; }; 2 "forNodes" Repeated of { 1 "name" Text; }; };
+    };
+    3 "ports" Repeated of {
+        1 "name" Pointer of Text;
+        2 "protocol" Pointer of Text;
+        3 "port" Pointer of Number;
+    };
+    4 "addressType" Text;
+};
 
 /// `Node` (`api/core/v1`), and `PartialObjectMetadata` of one.
-pub(super) const NODE: &[Field] = &[
-    Field(1, "metadata", Message(METADATA)),
-    Field(
-        2,
-        "spec",
-        Message(&[
-            Field(1, "podCIDR", Text),
-            Field(5, "taints", Repeated(&Message(&[Field(1, "key", Text)]))),
-            Field(7, "podCIDRs", Repeated(&Text)),
-        ]),
-    ),
-    Field(
-        3,
-        "status",
-        Message(&[Field(5, "addresses", Repeated(&Message(&[Field(1, "type", Text), Field(2, "address", Text)])))]),
-    ),
-];
+pub(super) const NODE: &[Field] = fields! {
+    1 "metadata" METADATA;
+    2 "spec" {
+        1 "podCIDR" Text;
+        5 "taints" Repeated of { 1 "key" Text; };
+        7 "podCIDRs" Repeated of Text;
+    };
+    3 "status" { 5 "addresses" Repeated of { 1 "type" Text; 2 "address" Text; }; };
+};
 
 /// `ServiceCIDR` (`api/networking/v1` and `v1beta1`).
-pub(super) const SERVICE_CIDR: &[Field] =
-    &[Field(1, "metadata", Message(METADATA)), Field(2, "spec", Message(&[Field(1, "cidrs", Repeated(&Text))]))];
+pub(super) const SERVICE_CIDR: &[Field] = fields! { 1 "metadata" METADATA; 2 "spec" { 1 "cidrs" Repeated of Text; }; };
 
 /// Reads a message as an object.
 /// Errors: the path of the wrong field, and what is wrong.
