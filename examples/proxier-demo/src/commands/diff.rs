@@ -85,8 +85,8 @@ impl Found {
                 let taking = entry.real_servers.iter().filter(|real| real.server.config.weight.get() > 0);
                 Some((key, taking.map(|real| EndpointKey::new(real.server.key.addr, real.server.key.port)).collect()))
             };
-            let endpoints = Some(snapshot.entries.iter().filter_map(of_entry).collect());
-            return Ok(Found { mode: Kind::Ipvs, endpoints, addresses });
+            let endpoints = snapshot.entries.iter().filter_map(of_entry).collect();
+            return Ok(Found { mode: Kind::Ipvs, endpoints: Some(endpoints), addresses });
         }
         let side = Engine::in_memory(configured, Sketch::default());
         let known = (side.proxier().facts(), side.proxier().desired());
@@ -262,19 +262,21 @@ struct Difference {
     after: String,
 }
 
+/// By Service; then by what differs, with the Frontends.
+type ByService = BTreeMap<String, BTreeMap<Vec<Difference>, Vec<FrontendKey>>>;
+
 struct Differences {
     from: Kind,
     to: Kind,
     all: Vec<String>,
     total: usize,
-    /// By Service; then by what differs, with the Frontends.
-    services: BTreeMap<String, BTreeMap<Vec<Difference>, Vec<FrontendKey>>>,
+    services: ByService,
 }
 
 impl Differences {
     fn new(before: &Side, after: &Side, found: &Found) -> Self {
         let (from, to) = (before.proxier().mode(), after.proxier().mode());
-        let mut services: BTreeMap<String, BTreeMap<Vec<Difference>, Vec<FrontendKey>>> = BTreeMap::new();
+        let mut services = ByService::new();
         let keys = |side: &Side| side.proxier().desired().frontends().map(|frontend| frontend.key).collect::<Vec<_>>();
         let all: BTreeSet<FrontendKey> = keys(before).into_iter().chain(keys(after)).collect();
         let owner = |key: &FrontendKey| {

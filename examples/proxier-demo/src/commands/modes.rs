@@ -17,15 +17,15 @@ use crate::settings::cli::Configured;
 #[derive(Serialize)]
 struct Requirement {
     what: String,
-    /// Whether it is met: `yes`, `no` or `unknown`.
-    verdict: &'static str,
+    /// Whether it is met.
+    verdict: Answer,
     /// Reason why it is not met, and what to do.
     fix: String,
 }
 
 impl Requirement {
     fn from_outcome(what: String, outcome: Result<(), String>) -> Self {
-        let verdict = if outcome.is_ok() { "yes" } else { "no" };
+        let verdict = if outcome.is_ok() { Answer::Yes } else { Answer::No };
         Requirement { what, verdict, fix: outcome.err().unwrap_or_default() }
     }
 }
@@ -71,7 +71,7 @@ impl Modes {
         for result in &self.all {
             for requirement in &result.requirements {
                 let Requirement { what, verdict, fix } = requirement;
-                let line = format!("{:<10} {what:<36} {verdict:<8} {fix}", result.mode);
+                let line = format!("{:<10} {what:<36} {:<8} {fix}", result.mode, verdict.to_string());
                 text.extend([line.trim_end(), "\n"]);
             }
         }
@@ -104,11 +104,7 @@ fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Mo
         Ok(report) => report,
         Err(problem) => return ModeResult::cannot_serve(mode, "its scheduler", vec![problem.to_string()]),
     };
-    let verdict = match report.verdict.answer {
-        Answer::Yes => "yes",
-        Answer::No => "no",
-        Answer::Unknown => "unknown",
-    };
+    let verdict = report.verdict.answer;
     let by_nft = settings.core.ipvs.rules == RulesBy::Nftables;
     let what = if by_nft { "modules, nf_tables" } else { "modules, sets, iptables programs" };
     let mut reasons = report.verdict.reasons.clone();
@@ -117,7 +113,7 @@ fn try_mode(mode: Kind, configured: &Configured, kernel: &mut KernelPorts) -> Mo
     }
     let of = |fix| Requirement { what: what.to_owned(), verdict, fix };
     let mut requirements: Vec<Requirement> = reasons.into_iter().map(of).collect();
-    let mut serves = verdict == "yes";
+    let mut serves = verdict == Answer::Yes;
     if by_nft {
         let table = of_trials(mode, settings, kernel);
         serves &= table.serves;

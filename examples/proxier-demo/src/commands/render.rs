@@ -113,22 +113,14 @@ struct Rendering {
 impl Rendering {
     fn new(before: &KernelState, after: KernelState, mode: Kind) -> Self {
         let mut rendered = Rendering { mode, ipvsadm: after.ipvs, ..Rendering::default() };
-        for (create, _) in after.sets.values() {
-            rendered.ipset += create;
-            rendered.ipset.push('\n');
-        }
+        rendered.ipset.extend(after.sets.values().flat_map(|(create, _)| [create, "\n"]));
         for (name, (_, entries)) in &after.sets {
-            for entry in entries {
-                rendered.ipset.extend(["add ", name, " ", entry, "\n"]);
-            }
+            rendered.ipset.extend(entries.iter().flat_map(|entry| ["add ", name, " ", entry, "\n"]));
         }
         for ((family, _), rules) in after.rules {
             let text = rendered.iptables.entry(family).or_default();
-            for line in rules.lines() {
-                // Rules come with their counters, as `iptables-save --counters` prints them.
-                text.push_str(line.strip_prefix("[0:0] ").unwrap_or(line));
-                text.push('\n');
-            }
+            // Rules come with their counters, as `iptables-save --counters` prints them.
+            text.extend(rules.lines().flat_map(|line| [line.strip_prefix("[0:0] ").unwrap_or(line), "\n"]));
         }
         rendered.nft = after.tables.into_values().collect();
         rendered.addresses = after.devices.into_iter().filter(|(device, _)| device != DEVICE).collect();

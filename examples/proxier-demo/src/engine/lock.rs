@@ -8,7 +8,7 @@
 //! Processes must use the same directory to see each other's lock. A container in the node's network namespace has its
 //! own `/run`, so the node's directory must be mounted there; the manifests in `examples/deploy` do so.
 
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, Write};
 use std::os::fd::AsFd;
@@ -52,29 +52,23 @@ impl Lock {
     /// Process that holds, or last held, the lock of this thread's network namespace. `None` if there was none, or if
     /// it belongs to another container, in which case its id has no meaning here.
     pub(crate) fn holder() -> Option<u32> {
-        let name = format!("netns-{}.lock", namespace("net"));
-        let mut file = File::open(Path::new(BASE).join(FOLDER).join(name)).ok()?;
+        let mut file = File::open(Path::new(BASE).join(FOLDER).join(file_name())).ok()?;
         let holder = Holder::read(&mut file)?;
         (holder.namespace == namespace("pid")).then_some(holder.pid)
     }
 
     /// Takes the lock like [`Lock::take`], with the directory below `base` instead of `/run`.
     pub fn take_below(base: &Path) -> Result<Self, Problem> {
-        let folder = open_folder(base)?;
-        let place = base.join(FOLDER);
-        let name = format!("netns-{}.lock", namespace("net"));
-        let path = place.join(&name);
-        let mut file = open_file(&folder, &name, &path)?;
+        let (folder, path) = (open_folder(base)?, base.join(FOLDER).join(file_name()));
+        let mut file = open_file(&folder, &file_name(), &path)?;
         let start = Instant::now();
         loop {
             match file.try_lock() {
                 Ok(()) => {
                     // The lock is held; only the holder's name could not be written.
                     if let Err(error) = write_holder(&mut file) {
-                        let place = path.display();
-                        tracing::warn!(
-                            "{place}: the lock is held, but the holder's name cannot be written ({error}): make room there"
-                        );
+                        let reason = format!("but the holder's name cannot be written ({error}): make room there");
+                        tracing::warn!("{}: the lock is held, {reason}", path.display());
                     }
                     return Ok(Lock { _file: file });
                 }
@@ -94,6 +88,11 @@ impl Lock {
             thread::sleep(Duration::from_millis(20));
         }
     }
+}
+
+/// The name of the file of this thread's network namespace.
+fn file_name() -> String {
+    format!("netns-{}.lock", namespace("net"))
 }
 
 fn refused(path: &Path, what: &str, error: &dyn fmt::Display) -> Problem {
@@ -225,11 +224,9 @@ impl Holder {
 
 fn write_holder(file: &mut File) -> io::Result<()> {
     let Holder { pid, namespace, command } = Holder::of_this_process();
-    let mut text = String::new();
-    let _never_fails = write!(text, "{pid}\n{namespace}\n{command}\n");
     file.set_len(0)?;
     file.rewind()?;
-    file.write_all(text.as_bytes())
+    file.write_all(format!("{pid}\n{namespace}\n{command}\n").as_bytes())
 }
 
 impl fmt::Display for Holder {

@@ -197,16 +197,8 @@ impl<K: Kernel> Engine<K> {
             Change::Node(node) => self.proxier.set_node(&node.object, now),
             Change::ClusterNode(object) => self.proxier.upsert_cluster_node(&object, now),
             Change::ClusterNodeGone(name) => self.proxier.delete_cluster_node(&name, now),
-            Change::ServiceCidr(name, networks) => {
-                self.proxier.note_readable(ObjectKind::ServiceCidr, &ObjectKey::new("", &name), now);
-                self.service_cidrs.insert(name, networks);
-                self.set_service_cidrs(now);
-            }
-            Change::ServiceCidrGone(name) => {
-                self.proxier.note_readable(ObjectKind::ServiceCidr, &ObjectKey::new("", &name), now);
-                self.service_cidrs.remove(&name);
-                self.set_service_cidrs(now);
-            }
+            Change::ServiceCidr(name, networks) => self.set_service_cidr(name, Some(networks), now),
+            Change::ServiceCidrGone(name) => self.set_service_cidr(name, None, now),
             Change::Synced => self.proxier.start(now),
             Change::Unreadable(unreadable) => {
                 let Unreadable { object, service, problem } = *unreadable;
@@ -225,7 +217,13 @@ impl<K: Kernel> Engine<K> {
         true
     }
 
-    fn set_service_cidrs(&mut self, now: Duration) {
+    /// The networks of a ServiceCIDR; `None`: it is gone.
+    fn set_service_cidr(&mut self, name: String, networks: Option<Vec<Network>>, now: Duration) {
+        self.proxier.note_readable(ObjectKind::ServiceCidr, &ObjectKey::new("", &name), now);
+        match networks {
+            Some(networks) => drop(self.service_cidrs.insert(name, networks)),
+            None => drop(self.service_cidrs.remove(&name)),
+        }
         self.proxier.set_service_cidrs(self.service_cidrs.values().flatten().copied(), now);
     }
 

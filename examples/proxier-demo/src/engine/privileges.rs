@@ -46,19 +46,18 @@ impl Privileges {
     /// The problem if this capability is missing, and how to get it.
     pub fn lacks(self, capability: Capability, purpose: &str) -> Option<Problem> {
         let Capability(name, _) = capability;
-        if !capability.is_in(self.effective) {
-            let reason = format!("{name} is missing, which {purpose}; run as root, or let this program have {name}");
-            return Some(Problem::new("", reason));
-        }
-        // iptables is a separate program.
-        if !self.root && !capability.is_in(self.ambient) {
-            let reason = format!(
+        let reason = if !capability.is_in(self.effective) {
+            format!("{name} is missing, which {purpose}; run as root, or let this program have {name}")
+        } else if !self.root && !capability.is_in(self.ambient) {
+            // iptables is a separate program.
+            format!(
                 "{name} is not ambient: iptables, which is started as another user than root, would not have it; use \
                  AmbientCapabilities={name} of systemd, or setpriv --inh-caps and --ambient-caps"
-            );
-            return Some(Problem::new("", reason));
-        }
-        None
+            )
+        } else {
+            return None;
+        };
+        Some(Problem::new("", reason))
     }
 }
 

@@ -265,17 +265,24 @@ impl Check<'_> {
         config
     }
 
-    fn random_fully(&mut self, object: &KubeProxyConfiguration) -> RandomFully {
-        match &object.iptables.random_fully {
-            None => RandomFully::Auto,
-            Some(Value::String(text)) if text == "auto" => RandomFully::Auto,
-            Some(Value::Bool(true)) => RandomFully::Always,
-            Some(Value::Bool(false)) => RandomFully::Never,
-            Some(other) => {
-                self.error("iptables.randomFully", format!("{other} is neither auto, true nor false"));
-                RandomFully::Auto
-            }
+    /// The meaning of a value; the first one without a value.
+    fn one_of<T: Copy + Default>(&mut self, field: &str, given: Option<&Value>, all: &[(Value, T)], reason: &str) -> T {
+        let Some(given) = given else { return all.first().map(|(_, meaning)| *meaning).unwrap_or_default() };
+        let found = all.iter().find(|(value, _)| value == given);
+        if found.is_none() {
+            self.error(field, format!("{given} {reason}"));
         }
+        found.map(|(_, meaning)| *meaning).unwrap_or_default()
+    }
+
+    fn random_fully(&mut self, object: &KubeProxyConfiguration) -> RandomFully {
+        let all = [
+            ("auto".into(), RandomFully::Auto),
+            (true.into(), RandomFully::Always),
+            (false.into(), RandomFully::Never),
+        ];
+        let given = object.iptables.random_fully.as_ref();
+        self.one_of("iptables.randomFully", given, &all, "is neither auto, true nor false")
     }
 
     fn userspace(&mut self, object: &KubeProxyConfiguration) -> userspace::UserspaceOptions {
@@ -303,22 +310,13 @@ impl Check<'_> {
     }
 
     fn status_page(&mut self, object: &KubeProxyConfiguration) -> Exposure {
-        let asked = match &object.status_page {
-            None => Some(Exposure::Off),
-            // YAML may read `on` and `off` as these.
-            Some(Value::Bool(on)) => Some(if *on { Exposure::On } else { Exposure::Off }),
-            Some(other) => match other.as_str() {
-                Some("off") => Some(Exposure::Off),
-                Some("localhost") => Some(Exposure::Localhost),
-                Some("on") => Some(Exposure::On),
-                _ => None,
-            },
-        };
-        let exposure = asked.unwrap_or_default();
-        if asked.is_none() {
-            let given = object.status_page.clone().unwrap_or_default();
-            self.error("statusPage", format!("{given} is not off, localhost or on"));
-        } else if exposure != Exposure::Off && self.given.no_metrics {
+        use Exposure::{Localhost, Off, On};
+        // YAML may read `on` and `off` as booleans.
+        let words = [("off", Off), ("localhost", Localhost), ("on", On)].map(|(word, meaning)| (word.into(), meaning));
+        let [off, localhost, on] = words;
+        let all = [off, localhost, on, (false.into(), Off), (true.into(), On)];
+        let exposure = self.one_of("statusPage", object.status_page.as_ref(), &all, "is not off, localhost or on");
+        if exposure != Off && self.given.no_metrics {
             self.error("statusPage", "needs the metrics server, which is off; set --metrics-bind-address");
         }
         exposure

@@ -297,11 +297,7 @@ mod tests {
         // Deleted and added again between two readings: the same.
         let half = u64::from(u32::MAX / 2);
         assert_eq!(of(stats(half + 2, 9, 900), stats(1, 1, 60)).connections, 1.0);
-    }
-
-    #[test]
-    fn no_elapsed_time_gives_no_rate() {
-        let rates = per_second(&stats(0, 0, 0), &stats(5, 5, 5), Duration::ZERO);
-        assert_eq!(rates, PerSecond::default());
+        // Without elapsed time there is no rate.
+        assert_eq!(per_second(&stats(0, 0, 0), &stats(5, 5, 5), Duration::ZERO), PerSecond::default());
     }
 }

@@ -11,6 +11,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use clap::builder::PossibleValuesParser;
 use clap::{Arg, ArgAction, ArgMatches, Command as Clap, ValueHint};
 use clap_complete::Shell;
 use proxier_core::config::EXTERNAL_IPS_GATE;
@@ -470,14 +471,9 @@ fn add_arguments(command: Clap) -> Clap {
     } else {
         command
     };
+    let once = "One full sync, then exit: 0 when the kernel serves all Services, 1 when something failed";
     let command = match name.as_str() {
-        "run" => {
-            command.arg(
-                switch("once").display_order(0).help(
-                    "One full sync, then exit: 0 when the kernel serves all Services, 1 when something failed",
-                ),
-            )
-        }
+        "run" => command.arg(switch("once").display_order(0).help(once)),
         "plan" => command.arg(switch(DETAILED).display_order(0).help(
             "Exit code 0: nothing to do, 2: something would change or is held back, 1: any error, bad usage and input too",
         )),
@@ -491,20 +487,14 @@ fn add_arguments(command: Clap) -> Clap {
         "trace" => command.args(of_trace()),
         "diff" => command.args(of_diff()).arg(node_address()),
         "cleanup" => command.long_about(CLEANUP).arg(
-            option("keep")
-                .value_name("MODE")
-                .value_parser(["ipvs", "nftables", "iptables"])
-                .display_order(0)
-                .help("Keep the objects of a kube-proxy that serves in this mode again"),
+            own("keep", "MODE", "Keep the objects of a kube-proxy that serves in this mode again")
+                .value_parser(["ipvs", "nftables", "iptables"]),
         ),
         "show" => command.arg(
-            option("watch")
-                .value_name("SECONDS")
+            own("watch", "SECONDS", "Print it with rates at this interval in seconds, busiest first, until SIGINT [2]")
                 .num_args(0..=1)
                 .default_missing_value("2")
-                .value_parser(interval)
-                .display_order(0)
-                .help("Print it with rates at this interval in seconds, busiest first, until SIGINT [2]"),
+                .value_parser(interval),
         ),
         _ => command,
     };
@@ -522,20 +512,14 @@ earlier values are unknown. If a kube-proxy serves already, name its mode with -
 otherwise its objects are removed too, and Services fail until it writes them again.";
 
 fn of_diff() -> [Arg; 2] {
-    let modes = || Kind::ALL.map(Kind::name);
-    let from = modes().into_iter().chain(["kube-proxy"]).collect::<Vec<_>>();
+    let modes = Kind::ALL.map(Kind::name);
+    let from = "The mode to compare from, or kube-proxy: what it has left in this kernel";
     [
-        option("from")
-            .value_name("MODE|kube-proxy")
-            .value_parser(clap::builder::PossibleValuesParser::new(from))
-            .default_value("kube-proxy")
-            .display_order(0)
-            .help("The mode to compare from, or kube-proxy: what it has left in this kernel"),
-        option("to")
-            .value_name("MODE")
-            .value_parser(clap::builder::PossibleValuesParser::new(modes()))
-            .display_order(0)
-            .help("The mode to compare with [the configured one]"),
+        own("from", "MODE|kube-proxy", from)
+            .value_parser(PossibleValuesParser::new(modes.into_iter().chain(["kube-proxy"])))
+            .default_value("kube-proxy"),
+        own("to", "MODE", "The mode to compare with [the configured one]")
+            .value_parser(PossibleValuesParser::new(modes)),
     ]
 }
 
@@ -560,21 +544,17 @@ fn of_trace() -> [Arg; 5] {
             .required(true)
             .value_parser(|text: &str| text.parse::<To>())
             .help("Where to, tcp by default"),
-        option("device")
-            .value_name("NAME")
-            .display_order(0)
-            .help("The device by which it comes in, for detectLocalMode by devices"),
-        option("live")
-            .value_name("SECONDS")
-            .num_args(0..=1)
-            .require_equals(true)
-            .default_missing_value("0")
-            .value_parser(|text: &str| if text == "0" { Ok(Duration::ZERO) } else { interval(text) })
-            .display_order(0)
-            .help(
-                "Compare with what this kernel holds for that address and port, and count packets for this many seconds; \
-                 send nothing. Exit code 1: it differs",
-            ),
+        own("device", "NAME", "The device by which it comes in, for detectLocalMode by devices"),
+        own(
+            "live",
+            "SECONDS",
+            "Compare with what this kernel holds for that address and port, and count packets for this many seconds; \
+             send nothing. Exit code 1: it differs",
+        )
+        .num_args(0..=1)
+        .require_equals(true)
+        .default_missing_value("0")
+        .value_parser(|text: &str| if text == "0" { Ok(Duration::ZERO) } else { interval(text) }),
     ]
 }
 
@@ -587,13 +567,15 @@ fn switch(name: &'static str) -> Arg {
     option(name).action(ArgAction::SetTrue)
 }
 
+/// An option of single commands, shown before those of all.
+fn own(name: &'static str, value: &'static str, help: &'static str) -> Arg {
+    option(name).value_name(value).display_order(0).help(help)
+}
+
 fn node_address() -> Arg {
-    option("node-address")
-        .value_name("IP")
+    own("node-address", "IP", "An address of the node; may be repeated [those of its Node object]")
         .value_parser(clap::value_parser!(IpAddr))
         .action(ArgAction::Append)
-        .display_order(0)
-        .help("An address of the node; may be repeated [those of its Node object]")
 }
 
 fn sources() -> [Arg; 4] {
