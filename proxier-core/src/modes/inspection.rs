@@ -38,7 +38,7 @@ pub struct ServedFrontend {
 }
 
 impl ServedFrontend {
-    pub(in crate::modes) fn add(&mut self, endpoints: impl IntoIterator<Item = EndpointKey>) {
+    pub(crate) fn add(&mut self, endpoints: impl IntoIterator<Item = EndpointKey>) {
         self.endpoints.get_or_insert_default().extend(endpoints);
     }
 }

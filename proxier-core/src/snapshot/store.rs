@@ -315,12 +315,6 @@ impl Store {
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.rejections.values().flatten()
     }
-
-    /// Ignored values of one object.
-    #[doc(hidden)]
-    pub fn rejections_of(&self, kind: ObjectKind, key: &ObjectKey) -> &[Rejection] {
-        self.rejections.get(&(kind, key.clone())).map_or(&[], Vec::as_slice)
-    }
 }
 
 fn drains(asked: Option<&Balancing>) -> bool {

@@ -111,8 +111,9 @@ impl World {
 
     /// The fields rejected of a Service or slice.
     pub(crate) fn rejected(&self, kind: ObjectKind, name: &str) -> Vec<&str> {
-        let rejections = self.store.rejections_of(kind, &ObjectKey::new("demo", name));
-        rejections.iter().map(|rejection| &*rejection.field).collect()
+        let of = (kind, ObjectKey::new("demo", name));
+        let rejections = self.store.rejections().filter(|rejection| (rejection.kind, &rejection.key) == (of.0, &of.1));
+        rejections.map(|rejection| &*rejection.field).collect()
     }
 }
 

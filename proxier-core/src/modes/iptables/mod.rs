@@ -71,7 +71,7 @@ mod wanted;
 
 pub use inspect::{inspect, list_frontends};
 pub(crate) use mode::Mode;
-pub(in crate::modes) use remove::removal;
+pub(crate) use remove::removal;
 pub(crate) use remove::{remove_counters, served};
 pub(crate) use settings::Settings;
 pub use settings::{Options, RandomFully};

@@ -51,7 +51,7 @@ pub(crate) fn remove_counters(ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
 /// The removal of the chains and jumps of both families that this mode, or a kube-proxy in iptables or userspace mode, has
 /// created, and of nothing else, except the kept chains. `net.ipv4.conf.all.route_localnet` stays, and so does the rule in
 /// the kubelet's chain that guards loopback addresses.
-pub(in crate::modes) fn removal(is_kept: IsKeptIn<'_>) -> Removal<'_> {
+pub(crate) fn removal(is_kept: IsKeptIn<'_>) -> Removal<'_> {
     let may_go = move |backend, table: &TableName, chain: &str| {
         let is_of_a_mode = names::is_ours(table, chain) || chain == names::CANARY;
         is_of_a_mode && !is_kept(backend, table, chain) || is_portal(table, chain)

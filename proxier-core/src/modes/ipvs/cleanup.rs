@@ -173,7 +173,7 @@ fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut C
 }
 
 /// The removal of the chains and jumps of a proxy with this prefix, except the kept chains.
-pub(in crate::modes) fn removal(prefix: NamePrefix, is_kept: IsKeptIn<'_>) -> Removal<'_> {
+pub(crate) fn removal(prefix: NamePrefix, is_kept: IsKeptIn<'_>) -> Removal<'_> {
     let may_go = move |backend, table: &TableName, chain: &str| {
         rules::has_chain(prefix, table, chain) && !is_kept(backend, table, chain)
     };

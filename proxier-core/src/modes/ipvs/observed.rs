@@ -36,7 +36,7 @@ pub struct Observed {
     /// They too identify this proxy's virtual servers.
     pub before: BTreeMap<SetKey, BTreeSet<Element>>,
     /// Whether no earlier state is known: a process starts, or this is a cleanup. Not read from the kernel.
-    pub(in crate::modes::ipvs) is_first: bool,
+    pub(crate) is_first: bool,
 }
 
 /// The entry of a virtual server's address, protocol and port in a set of such entries, or of these with the address as

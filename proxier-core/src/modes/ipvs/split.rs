@@ -216,15 +216,4 @@ mod tests {
         let servers: BTreeSet<_> = wanted.iter().map(|frontend| marks.server(frontend).unwrap()).collect();
         assert_eq!(servers.len(), 100);
     }
-
-    #[test]
-    fn a_record_reads_back_the_same() {
-        let mark = NonZeroU32::new(0x1600_0102).unwrap();
-        for text in ["TCP 203.0.113.1:80", "UDP [2001:db8::1]:53", "SCTP 203.0.113.1:9"] {
-            let frontend: FrontendKey = text.parse().unwrap();
-            let (set, element) = record(&frontend, mark);
-            assert_eq!((set.family, recorded(&element)), (frontend.family(), Some((frontend, mark))));
-            assert_eq!(server_of(&element), Some(key(frontend.family(), mark)));
-        }
-    }
 }

@@ -60,6 +60,6 @@ pub(crate) use cleanup::{
     cleanup, cleanup_kube_proxy, served, served_by_kube_proxy, served_by_others, unrecognised_tables,
 };
 pub(crate) use mode::Mode;
-pub(in crate::modes) use observed::rejected_at_localhost;
+pub(crate) use observed::rejected_at_localhost;
 pub(crate) use observed::{inspect, list_frontends};
 pub use trial::trials;

@@ -180,10 +180,7 @@ pub(crate) fn list_frontends(
 
 /// Packets to node ports at loopback addresses that were refused since the table has the rules for that, by family and
 /// protocol. None if there are no such rules, or they cannot be read.
-pub(in crate::modes) fn rejected_at_localhost(
-    facts: &NodeFacts,
-    tables: &mut dyn Tables,
-) -> BTreeMap<(Family, Protocol), u64> {
+pub(crate) fn rejected_at_localhost(facts: &NodeFacts, tables: &mut dyn Tables) -> BTreeMap<(Family, Protocol), u64> {
     let mut all = BTreeMap::new();
     for family in Family::ALL.into_iter().filter(|family| facts.serves_localhost(*family)) {
         let table = table(family, &facts.config().names);

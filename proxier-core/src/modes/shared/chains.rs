@@ -21,18 +21,18 @@ const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 type MayGo<'a> = dyn Fn(Backend, &TableName, &str) -> bool + 'a;
 type Edits<'a> = dyn Fn(Backend, &Dump) -> Result<Transaction> + 'a;
 
-pub(in crate::modes) struct Removal<'a> {
+pub(crate) struct Removal<'a> {
     /// Whether a chain with this name may be removed. If there is none, nothing else is read.
-    pub(in crate::modes) may_go: Box<MayGo<'a>>,
+    pub(crate) may_go: Box<MayGo<'a>>,
     /// Edits that delete rules, empty chains and delete chains. If chains that may be removed are in nf_tables, their
     /// rules are unknown, and of other programs' rules only targets and comments are known.
-    pub(in crate::modes) edits: Box<Edits<'a>>,
+    pub(crate) edits: Box<Edits<'a>>,
 }
 
 impl Removal<'_> {
     /// Removes them in both families and both back ends, whether in use or not. A family without iptables tables has
     /// none.
-    pub(in crate::modes) fn carry_out(&self, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
+    pub(crate) fn carry_out(&self, ports: &mut Ports<'_>, cleaned: &mut Cleaned) {
         for family in Family::ALL {
             for (backend, edits) in self.by_programs(family, ports) {
                 note(family, edits, cleaned, |edits| ports.rules.restore_to(backend, family, edits));
@@ -53,7 +53,7 @@ impl Removal<'_> {
     }
 
     /// Adds the chains that [`Removal::carry_out`] would empty or delete, and what cannot be read. Changes nothing.
-    pub(in crate::modes) fn find(&self, ports: &mut Ports<'_>, found: &mut Found) {
+    pub(crate) fn find(&self, ports: &mut Ports<'_>, found: &mut Found) {
         for family in Family::ALL {
             let mut all = self.by_programs(family, ports);
             match self.read(family, ports.tables) {
@@ -116,7 +116,7 @@ pub(crate) struct Found {
 
 impl Found {
     /// One sentence for each back end of a family that has some, and for what cannot be read.
-    pub(in crate::modes) fn sentences(self) -> impl Iterator<Item = String> {
+    pub(crate) fn sentences(self) -> impl Iterator<Item = String> {
         let sentence = |((family, backend), chains): ((Family, Backend), BTreeSet<String>)| {
             let named: Vec<&str> = chains.iter().take(NAMED).map(String::as_str).collect();
             let more = chains.len().saturating_sub(NAMED);
@@ -180,7 +180,7 @@ fn as_nft(family: Family, edits: &Transaction, tables: &mut dyn Tables) -> Resul
 }
 
 /// Tables that no program here can read, with what to do.
-pub(in crate::modes) fn unreadable(ports: &mut Ports<'_>) -> Vec<String> {
+pub(crate) fn unreadable(ports: &mut Ports<'_>) -> Vec<String> {
     let said = |family: Family| {
         let (names, program) = match family {
             Family::V4 => ("ip_tables_names", "iptables-legacy"),
@@ -215,7 +215,7 @@ impl From<iptables::Error> for PortError {
 }
 
 /// The rules that accept forwarded packets of Services: marked ones, and those of existing connections.
-pub(in crate::modes) fn accept_forwarded(bit: MarkBit) -> [RuleBuilder; 2] {
+pub(crate) fn accept_forwarded(bit: MarkBit) -> [RuleBuilder; 2] {
     let rule = |comment: &str| Rule::builder().comment(comment);
     let states = ["-m", "conntrack", "--ctstate", "RELATED,ESTABLISHED"];
     [
@@ -226,7 +226,7 @@ pub(in crate::modes) fn accept_forwarded(bit: MarkBit) -> [RuleBuilder; 2] {
 
 /// The rules that masquerade marked packets. The mark is removed, so that it has no effect when the packet passes here
 /// again inside a tunnel.
-pub(in crate::modes) fn masquerade(bit: MarkBit, random_fully: bool) -> [RuleBuilder; 3] {
+pub(crate) fn masquerade(bit: MarkBit, random_fully: bool) -> [RuleBuilder; 3] {
     let masquerade = Rule::builder().comment("kubernetes service traffic requiring SNAT").target("MASQUERADE");
     [
         Rule::builder().args(["-m", "mark", "!", "--mark", &format!("{bit}/{bit}")]).target("RETURN"),
@@ -236,11 +236,11 @@ pub(in crate::modes) fn masquerade(bit: MarkBit, random_fully: bool) -> [RuleBui
 }
 
 /// The rule that marks packets for masquerading.
-pub(in crate::modes) fn mark(bit: MarkBit) -> RuleBuilder {
+pub(crate) fn mark(bit: MarkBit) -> RuleBuilder {
     Rule::builder().target("MARK").args(["--or-mark".to_owned(), bit.to_string()])
 }
 
-pub(in crate::modes) trait OwnChains {
+pub(crate) trait OwnChains {
     /// The tables in which it has rules, in the order in which they are written.
     const TABLES: [TableName; 2];
 
@@ -272,16 +272,16 @@ pub struct OwnJump {
 }
 
 /// A comparison of desired chains with those that are there. What differs goes into a transaction.
-pub(in crate::modes) struct Comparison<'a, O> {
+pub(crate) struct Comparison<'a, O> {
     observed: &'a Dump,
     own: O,
     /// The chains that are there and are not deleted.
-    pub(in crate::modes) stay: BTreeSet<(TableName, &'a str)>,
-    pub(in crate::modes) transaction: Transaction,
+    pub(crate) stay: BTreeSet<(TableName, &'a str)>,
+    pub(crate) transaction: Transaction,
 }
 
 impl<'a, O: OwnChains> Comparison<'a, O> {
-    pub(in crate::modes) fn new(observed: &'a Dump, own: O) -> Self {
+    pub(crate) fn new(observed: &'a Dump, own: O) -> Self {
         let mut transaction = Transaction::new();
         // Names the tables in the order in which they are written.
         for table in O::TABLES {
@@ -292,7 +292,7 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
 
     /// # Errors
     /// A table could not be shown: writing would add the jumps again each time.
-    pub(in crate::modes) fn check_readable(&self) -> Result<()> {
+    pub(crate) fn check_readable(&self) -> Result<()> {
         let unreadable = self.observed.incompatible_tables();
         let is_hidden =
             |table: &TableName| unreadable.contains(&table.as_str()) && self.observed.table(table).is_none();
@@ -304,7 +304,7 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
     }
 
     /// Replaces a chain unless it has these rules. Returns whether it had different ones.
-    pub(in crate::modes) fn chain(&mut self, table: &TableName, chain: Chain) -> bool {
+    pub(crate) fn chain(&mut self, table: &TableName, chain: Chain) -> bool {
         let there = self.observed(table, chain.name.as_str());
         let differs = !there.is_some_and(|there| self.own.is_same_chain(table, there, &chain));
         if differs {
@@ -315,7 +315,7 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
     }
 
     /// Creates a foreign chain if it is missing, and adds the rules that it lacks.
-    pub(in crate::modes) fn add_to(&mut self, table: &TableName, chain: &Chain) {
+    pub(crate) fn add_to(&mut self, table: &TableName, chain: &Chain) {
         let there = self.observed(table, chain.name.as_str());
         let edits = self.transaction.table(table.clone());
         if there.is_none() {
@@ -331,7 +331,7 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
 
     /// Makes these the own jumps in built-in chains. Those of a chain stay if all exist in order, even with other rules
     /// between. Otherwise the existing ones are removed, and all are inserted as the chain's first rules.
-    pub(in crate::modes) fn jumps(&mut self, desired: &[OwnJump]) {
+    pub(crate) fn jumps(&mut self, desired: &[OwnJump]) {
         for table in O::TABLES {
             for from in table.builtin_chains() {
                 let of_chain = desired.iter().filter(|jump| jump.table == table && jump.from == **from);
@@ -363,7 +363,7 @@ impl<'a, O: OwnChains> Comparison<'a, O> {
 
     /// Empties and deletes own chains that are not desired, after all rules that lead to them. A chain to which a
     /// foreign rule jumps cannot be deleted: it is emptied and stays.
-    pub(in crate::modes) fn remove_others(&mut self) {
+    pub(crate) fn remove_others(&mut self) {
         for table in O::TABLES {
             let Some(observed) = self.observed.table(&table) else { continue };
             let (used, mark) = (self.used_by_others(&table, observed), self.own.mark());

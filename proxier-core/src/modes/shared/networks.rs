@@ -58,12 +58,12 @@ impl PodTraffic {
     }
 
     /// The arguments of iptables that match pod traffic; `None` if it cannot be detected.
-    pub(in crate::modes) fn inside(&self) -> Option<Vec<String>> {
+    pub(crate) fn inside(&self) -> Option<Vec<String>> {
         self.matching().map(Vec::from)
     }
 
     /// The arguments of iptables that match all other traffic; `None` if it cannot be detected, or there is none.
-    pub(in crate::modes) fn outside(&self) -> Option<Vec<String>> {
+    pub(crate) fn outside(&self) -> Option<Vec<String>> {
         let is_all = matches!(self, PodTraffic::Network(network) if network.prefix_len() == 0);
         let matching = self.matching().filter(|_| !is_all)?;
         Some(std::iter::once("!".to_owned()).chain(matching).collect())

@@ -106,7 +106,7 @@ pub(crate) fn interface(rule: RuleBuilder, name: &str, is_prefix: bool, op: CmpO
 
 /// Matches packets of this node's pods, with [`CmpOp::Ne`] all others; `None` if pods are not told apart, or nothing
 /// else exists.
-pub(in crate::modes) fn of_pods(rule: RuleBuilder, pods: &PodTraffic, op: CmpOp) -> Option<RuleBuilder> {
+pub(crate) fn of_pods(rule: RuleBuilder, pods: &PodTraffic, op: CmpOp) -> Option<RuleBuilder> {
     match (pods, op) {
         (PodTraffic::Unknown, _) => None,
         (PodTraffic::Network(network), CmpOp::Eq) if network.prefix_len() == 0 => Some(rule),
@@ -121,13 +121,13 @@ pub(in crate::modes) fn of_pods(rule: RuleBuilder, pods: &PodTraffic, op: CmpOp)
     }
 }
 
-pub(in crate::modes) fn no_fields() -> FieldTypes {
+pub(crate) fn no_fields() -> FieldTypes {
     #[expect(clippy::unwrap_used, reason = "a constant type that a test makes")]
     FieldTypes::of(&[DataType::INET_SERVICE]).unwrap()
 }
 
 /// The address at the start of a key, and the rest.
-pub(in crate::modes) fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
+pub(crate) fn address(bytes: &[u8], family: Family) -> Option<(IpAddr, &[u8])> {
     Some(match family {
         Family::V4 => {
             let (address, rest) = bytes.split_first_chunk::<4>()?;
@@ -156,7 +156,7 @@ pub(crate) fn built(rule: RuleBuilder) -> Rule {
 }
 
 /// The base chains of IPv4 and IPv6 at this hook, and their policies. What cannot be read is left out.
-pub(in crate::modes) fn base_chains(hook: Hook, kind: &ChainType, tables: &mut dyn Tables) -> Vec<(ChainKey, Policy)> {
+pub(crate) fn base_chains(hook: Hook, kind: &ChainType, tables: &mut dyn Tables) -> Vec<(ChainKey, Policy)> {
     let sees_packets = |table: &TableKey| matches!(table.family, NftFamily::Ip | NftFamily::Ip6 | NftFamily::Inet);
     let mut found = Vec::new();
     for table in tables.list().unwrap_or_default().into_iter().filter(sees_packets) {
@@ -169,7 +169,7 @@ pub(in crate::modes) fn base_chains(hook: Hook, kind: &ChainType, tables: &mut d
 }
 
 /// Whether this is iptables' chain of that name in table filter.
-pub(in crate::modes) fn is_of_iptables(chain: &ChainKey, name: &str) -> bool {
+pub(crate) fn is_of_iptables(chain: &ChainKey, name: &str) -> bool {
     let is_filter = |family| compat::table_key(family, &TableName::FILTER).is_ok_and(|key| key == chain.table);
     chain.name.as_str() == name && Family::ALL.into_iter().any(is_filter)
 }
@@ -178,7 +178,7 @@ pub(in crate::modes) fn is_of_iptables(chain: &ChainKey, name: &str) -> bool {
 const TABLES_OF_IPTABLES: [&str; 5] = ["filter", "nat", "mangle", "raw", "security"];
 
 /// Whether iptables may have tables of this family, determined without a program.
-pub(in crate::modes) fn may_have_iptables(family: Family, ports: &mut Ports<'_>) -> bool {
+pub(crate) fn may_have_iptables(family: Family, ports: &mut Ports<'_>) -> bool {
     let of_nft = |of: &&str| {
         let table = TableKey { family: family.into(), name: name(of) };
         ports.tables.table(&table).is_ok_and(|table| table.is_some())
@@ -211,7 +211,7 @@ pub(crate) fn made_by_others(table: &TableKey) -> String {
 /// the chain's rules as they are and takes its hook away after the new generation has begun, one hook after the other
 /// (`nf_tables_commit_chain_prepare` and `nf_tables_commit` in nf_tables_api.c). Meanwhile a new connection would no
 /// longer be translated, but still be refused by the chain for addresses of Services.
-pub(in crate::modes) fn remove_table(
+pub(crate) fn remove_table(
     table: &TableKey,
     is_ours: impl FnOnce(&TableKey, &mut dyn Tables) -> Result<bool>,
     tables: &mut dyn Tables,

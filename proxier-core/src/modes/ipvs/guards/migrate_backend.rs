@@ -21,7 +21,7 @@ type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
 
 /// Reads the sets of the variant that does not serve; `by_table`: the serving one uses a table. Parts that the kernel
 /// does not have count as empty.
-pub(in crate::modes::ipvs) fn read(
+pub(crate) fn read(
     by_table: bool,
     config: &Config,
     sets: &mut dyn Sets,
@@ -51,7 +51,7 @@ pub(in crate::modes::ipvs) fn read(
 
 /// Adds to the plan what our virtual servers need that no Service wants. Those that stay keep it, and the others keep
 /// it until they are deleted.
-pub(in crate::modes::ipvs) fn carry_over(by_table: bool, wanted: &Wanted<'_>, observed: &Observed, plan: &mut Plan) {
+pub(crate) fn carry_over(by_table: bool, wanted: &Wanted<'_>, observed: &Observed, plan: &mut Plan) {
     let deleted = plan.deleted_servers();
     let (mut staying, mut going) = (Needs::default(), Needs::default());
     for key in observed.virtual_servers.keys().filter(|key| !wanted.has_server(key) && observed.owns(key)) {

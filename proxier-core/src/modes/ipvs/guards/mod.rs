@@ -18,8 +18,8 @@
 //! virtual servers are read from both, and guards of those that stay are carried over.
 
 mod choose;
-pub(in crate::modes::ipvs) mod migrate_backend;
-pub(in crate::modes::ipvs) mod nft;
+pub(crate) mod migrate_backend;
+pub(crate) mod nft;
 
 pub use choose::{Choice, choose};
 pub use nft::{Layout, TableChange, marks, trials};
@@ -39,18 +39,18 @@ use crate::ports::Ports;
 use crate::service::NodeFacts;
 
 #[derive(Debug)]
-pub(in crate::modes::ipvs) enum Guards {
+pub(crate) enum Guards {
     Programs(Programs),
     Nft(nft::Tables),
 }
 
 impl Guards {
-    pub(in crate::modes::ipvs) fn by_table(&self) -> bool {
+    pub(crate) fn by_table(&self) -> bool {
         matches!(self, Guards::Nft(_))
     }
 
     /// The state that the next writes of tables follow from.
-    pub(in crate::modes::ipvs) fn basis(&self) -> nft::Basis {
+    pub(crate) fn basis(&self) -> nft::Basis {
         match self {
             Guards::Programs(_) => nft::Basis::default(),
             Guards::Nft(tables) => tables.basis(),
@@ -58,7 +58,7 @@ impl Guards {
     }
 
     /// The networks in which the kernel's rules refuse connections that no Service serves; `None` if unknown.
-    pub(in crate::modes::ipvs) fn guarded_networks(&self, family: Family) -> Option<&BTreeSet<Network>> {
+    pub(crate) fn guarded_networks(&self, family: Family) -> Option<&BTreeSet<Network>> {
         match self {
             Guards::Programs(programs) => programs.rules.get(&family).map(|inputs| &inputs.guarded_networks),
             Guards::Nft(tables) => tables.written.get(&family).map(|layout| &layout.guarded_networks),
@@ -88,23 +88,23 @@ pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
 
 /// The tracked state of rules that the iptables programs write.
 #[derive(Debug)]
-pub(in crate::modes::ipvs) struct Programs {
+pub(crate) struct Programs {
     /// The known capabilities of iptables and the kernel.
-    pub(in crate::modes::ipvs) capabilities: Capabilities,
+    pub(crate) capabilities: Capabilities,
     /// The inputs of the rules in the kernel.
-    pub(in crate::modes::ipvs) rules: BTreeMap<Family, Inputs>,
+    pub(crate) rules: BTreeMap<Family, Inputs>,
     /// Families whose rules could not be restored.
-    pub(in crate::modes::ipvs) retry: BTreeMap<Family, RulesRetry>,
+    pub(crate) retry: BTreeMap<Family, RulesRetry>,
 }
 
 impl Programs {
     /// The state before the kernel was read: only the largest set of capabilities is known.
-    pub(in crate::modes::ipvs) fn new(capabilities: Capabilities) -> Self {
+    pub(crate) fn new(capabilities: Capabilities) -> Self {
         Programs { capabilities, rules: BTreeMap::new(), retry: BTreeMap::new() }
     }
 
     /// The required inputs of a family's rules while `kept` stays, if chain INPUT drops by default as tracked.
-    pub(in crate::modes::ipvs) fn inputs(
+    pub(crate) fn inputs(
         &self,
         family: Family,
         (wanted, facts): (&Wanted<'_>, &NodeFacts),

@@ -31,9 +31,9 @@ pub struct TableChange {
 }
 
 /// The state that tables are written from.
-pub(in crate::modes::ipvs) type Basis = table::Basis<Arc<TableContents>>;
+pub(crate) type Basis = table::Basis<Arc<TableContents>>;
 
-pub(in crate::modes::ipvs) type Entries = BTreeMap<SetKind, Vec<Element>>;
+pub(crate) type Entries = BTreeMap<SetKind, Vec<Element>>;
 
 /// Deletes and adds entries of a table, after creating or repairing it.
 #[derive(Clone, Debug)]
@@ -98,7 +98,7 @@ impl TableChange {
     /// are bound.
     ///
     /// A new table protects destinations last, because until then the earlier proxy's rules still translate them.
-    pub(in crate::modes::ipvs) fn compared(layout: &Layout, found: Option<&TableContents>) -> [Option<Self>; 2] {
+    pub(crate) fn compared(layout: &Layout, found: Option<&TableContents>) -> [Option<Self>; 2] {
         let fate = match found {
             None => Fate::Make,
             Some(found) if found.is_other(layout) => Fate::Remake,
@@ -111,7 +111,7 @@ impl TableChange {
 
     /// The same for a table that is as recorded in `written`. Chains follow from the layout, so equal layouts have
     /// equal chains.
-    pub(in crate::modes::ipvs) fn changed(layout: &Layout, written: &Layout) -> [Option<Self>; 2] {
+    pub(crate) fn changed(layout: &Layout, written: &Layout) -> [Option<Self>; 2] {
         if layout == written {
             return [None, None];
         }
@@ -196,7 +196,7 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
 ///
 /// A table that is created, or created again, gets all entries that are known to be in the kernel, and the new ones.
 /// Costs O(entries that change) otherwise.
-pub(in crate::modes::ipvs) fn write(
+pub(crate) fn write(
     layout: &Layout,
     change: Option<&TableChange>,
     (action, entries): (Action, Entries),

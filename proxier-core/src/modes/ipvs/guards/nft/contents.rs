@@ -17,9 +17,9 @@ use crate::plan::report::Unread;
 use crate::ports::{PortErrorKind, Result, Tables};
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(in crate::modes::ipvs) struct TableContents {
+pub(crate) struct TableContents {
     /// Entries by set, for every existing set.
-    pub(in crate::modes::ipvs) entries: BTreeMap<SetKind, BTreeSet<Element>>,
+    pub(crate) entries: BTreeMap<SetKind, BTreeSet<Element>>,
     pub(super) shape: Shape,
     /// Whether there are other programs' sets or elements.
     has_others: bool,
@@ -55,11 +55,7 @@ impl TableContents {
 }
 
 /// Reads the table of a family; `None` if it does not exist or is another program's.
-pub(in crate::modes::ipvs) fn read(
-    table: &TableKey,
-    family: Family,
-    tables: &mut dyn Tables,
-) -> Result<Option<TableContents>, Unread> {
+pub(crate) fn read(table: &TableKey, family: Family, tables: &mut dyn Tables) -> Result<Option<TableContents>, Unread> {
     match tables.read(table) {
         Ok(snapshot) => Ok(snapshot.and_then(|snapshot| TableContents::new(snapshot, family))),
         Err(error) => Err(Unread::new(format_args!("table {table}"), error)),
@@ -67,11 +63,7 @@ pub(in crate::modes::ipvs) fn read(
 }
 
 /// Whether a family is served by nftables mode, which has not been cleaned up yet.
-pub(in crate::modes::ipvs) fn has_nftables_mode(
-    family: Family,
-    config: &Config,
-    tables: &mut dyn Tables,
-) -> Result<bool> {
+pub(crate) fn has_nftables_mode(family: Family, config: &Config, tables: &mut dyn Tables) -> Result<bool> {
     let name = crate::modes::shared::nft::name(&config.names.table);
     let table = nftables::TableKey { family: family.into(), name };
     match is_ours(&table, tables) {
@@ -172,29 +164,6 @@ mod tests {
 
     fn span(text: &str) -> IpSpan {
         text.parse().unwrap()
-    }
-
-    #[test]
-    fn entries_read_back_the_same() {
-        let tcp = Ports::port(Protocol::TCP, 443);
-        for (family, host, other) in
-            [(Family::V4, "198.51.100.1", "192.0.2.0/24"), (Family::V6, "2001:db8::1", "2001:db8:1::/48")]
-        {
-            let (host, other) = (span(host), span(other));
-            let everything = [
-                (SetKind::IpvsIps, Element::Ip(host)),
-                (SetKind::NodePortTcp, Element::Port(30_001.into())),
-                (SetKind::ClusterIp, Element::IpPort(host, tcp)),
-                (SetKind::NodePortSctp, Element::IpPort(host, Ports::port(Protocol::SCTP, 1))),
-                (SetKind::LoopBack, Element::IpPortIp(host, tcp, host)),
-                (SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, tcp, other)),
-                (SetKind::LocalSplit, Element::IpPort(host, tcp)),
-                (SetKind::SplitMark, Element::IpPortIp(host, tcp, span("22.0.1.2"))),
-            ];
-            for (kind, element) in everything {
-                assert_eq!(decode(kind, family, &encode(kind, &element)), Some(element));
-            }
-        }
     }
 
     #[test]

@@ -55,9 +55,9 @@ const BEFORE_IPVS: Priority = Priority(97);
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layout {
-    pub(in crate::modes::ipvs) table: TableKey,
+    pub(crate) table: TableKey,
     flags: TableFlags,
-    pub(in crate::modes::ipvs) family: Family,
+    pub(crate) family: Family,
     mark: u32,
     masquerade_all: bool,
     /// Whether connections to Services keep their destinations, regardless of other tables' rules. Not while nftables
@@ -71,7 +71,7 @@ pub struct Layout {
     /// destination address.
     pub(super) by_routes: bool,
     /// Networks that are local as a whole. Packets in them that no Service serves are refused.
-    pub(in crate::modes::ipvs) guarded_networks: BTreeSet<Network>,
+    pub(crate) guarded_networks: BTreeSet<Network>,
 }
 
 pub(crate) fn table(family: Family, names: &KernelNames) -> TableKey {

@@ -28,14 +28,14 @@ use crate::ports::{PortErrorKind, Result, Tables as TablesPort};
 use crate::service::NodeFacts;
 
 pub use change::TableChange;
-pub(in crate::modes::ipvs) use change::{Basis, Entries, write};
-pub(in crate::modes::ipvs) use contents::{TableContents, has_nftables_mode, read};
+pub(crate) use change::{Basis, Entries, write};
+pub(crate) use contents::{TableContents, has_nftables_mode, read};
 pub use layout::Layout;
-pub(in crate::modes::ipvs) use layout::table;
+pub(crate) use layout::table;
 
 #[derive(Debug, Default)]
-pub(in crate::modes::ipvs) struct Tables {
-    pub(in crate::modes::ipvs) written: BTreeMap<Family, Layout>,
+pub(crate) struct Tables {
+    pub(crate) written: BTreeMap<Family, Layout>,
     /// The tables as just read, until the plan is made.
     found: BTreeMap<Family, Option<Arc<TableContents>>>,
     /// The generation before they were read.
@@ -45,11 +45,7 @@ pub(in crate::modes::ipvs) struct Tables {
 }
 
 impl Tables {
-    pub(in crate::modes::ipvs) fn read(
-        &mut self,
-        config: &Config,
-        tables: &mut dyn TablesPort,
-    ) -> Result<(), Vec<Unread>> {
+    pub(crate) fn read(&mut self, config: &Config, tables: &mut dyn TablesPort) -> Result<(), Vec<Unread>> {
         self.found.clear();
         self.served_by_nftables_mode.clear();
         let mut failed = Vec::new();
@@ -71,23 +67,23 @@ impl Tables {
     }
 
     /// The tables that were just read, if any.
-    pub(in crate::modes::ipvs) fn found_tables(&self) -> impl Iterator<Item = (Family, &TableContents)> {
+    pub(crate) fn found_tables(&self) -> impl Iterator<Item = (Family, &TableContents)> {
         self.found.iter().filter_map(|(family, found)| Some((*family, found.as_deref()?)))
     }
 
     /// The state that the next writes follow from: the tables that were just read.
-    pub(in crate::modes::ipvs) fn basis(&self) -> Basis {
+    pub(crate) fn basis(&self) -> Basis {
         Basis::new(self.generation, self.found.clone())
     }
 
-    pub(in crate::modes::ipvs) fn forget_found(&mut self) {
+    pub(crate) fn forget_found(&mut self) {
         self.found.clear();
     }
 
     /// Restores tables to their tracked state if another program has changed them. Source ranges are open to all
     /// clients until then, so nothing else is read or compared before. Returns the steps carried out. Failures are left
     /// to the next full pass.
-    pub(in crate::modes::ipvs) fn restore(&self, observed: &mut Observed, tables: &mut dyn TablesPort) -> Vec<Step> {
+    pub(crate) fn restore(&self, observed: &mut Observed, tables: &mut dyn TablesPort) -> Vec<Step> {
         let mut done = Vec::new();
         for (family, layout) in &self.written {
             let generation = tables.generation().ok();
@@ -111,7 +107,7 @@ impl Tables {
     }
 
     /// The layouts that the kernel must have: for the desired state, and for existing objects until they are deleted.
-    pub(in crate::modes::ipvs) fn layouts(
+    pub(crate) fn layouts(
         &self,
         pass: &Pass<'_>,
         wanted: &Wanted<'_>,
@@ -136,11 +132,7 @@ impl Tables {
     }
 
     /// Changes of the tables besides their elements: before virtual servers, and after their addresses are bound.
-    pub(in crate::modes::ipvs) fn changes(
-        &self,
-        layouts: &BTreeMap<Family, Layout>,
-        full: bool,
-    ) -> [Vec<TableChange>; 2] {
+    pub(crate) fn changes(&self, layouts: &BTreeMap<Family, Layout>, full: bool) -> [Vec<TableChange>; 2] {
         let [mut first, mut last] = [Vec::new(), Vec::new()];
         for (family, layout) in layouts {
             let [before, after] = match (full, self.found.get(family), self.written.get(family)) {
@@ -179,7 +171,7 @@ pub fn marks(
 }
 
 /// The entries of a family's table; none without the table, or without nf_tables.
-pub(in crate::modes::ipvs) fn read_entries(
+pub(crate) fn read_entries(
     family: Family,
     config: &Config,
     tables: &mut dyn TablesPort,
@@ -192,7 +184,7 @@ pub(in crate::modes::ipvs) fn read_entries(
 }
 
 /// The virtual server of the mark that the kernel's table gives to packets of outside clients to an address and port.
-pub(in crate::modes::ipvs) fn marked(
+pub(crate) fn marked(
     place: &FrontendKey,
     config: &Config,
     tables: &mut dyn TablesPort,
@@ -225,7 +217,7 @@ pub fn trials(
 
 /// Removes the tables of both families, configured or not, and nothing else. A missing table, or a kernel without
 /// nf_tables, counts as done.
-pub(in crate::modes::ipvs) fn cleanup(config: &Config, tables: &mut dyn TablesPort, cleaned: &mut Cleaned) {
+pub(crate) fn cleanup(config: &Config, tables: &mut dyn TablesPort, cleaned: &mut Cleaned) {
     for family in Family::ALL {
         let table = table(family, &config.names);
         remove_table(&table, is_ours, tables, cleaned);
