@@ -67,7 +67,7 @@ pub(crate) fn case(arguments: &[&str]) -> Result<(), Failure> {
     }
     world.store.compact();
     if *mode == "iptables" {
-        let index = iptables::Index::new(&world.facts, iptables::Options::default());
+        let index = iptables::Index::new(&world.facts, iptables::IptablesOptions::default());
         let mut all = Indexed::build(&world.store, &world.facts, index);
         all.desired.compact();
         // As in the mode: including whether there are endpoints.

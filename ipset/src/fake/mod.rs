@@ -17,12 +17,12 @@ use netlink_batch::testing::{Reply, Responder, Simulated};
 use netlink_batch::{Message, Transport};
 
 use crate::model::SetName;
-use state::State;
+use state::Sets;
 
 /// The sets of a namespace. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct FakeIpset {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<Sets>>,
 }
 
 impl FakeIpset {
@@ -46,7 +46,7 @@ impl FakeIpset {
         self.lock().reference(name, -1)
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Sets> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -6,7 +6,7 @@ use netlink_batch::{Attrs, Be16, Be32, Encoder, Errno, Message, NulStr, RawAttrs
 
 use super::rules::Refusal;
 use super::rules::{features_revisions, get_entry_checked};
-use super::state::{FakeSet, State};
+use super::state::{FakeSet, Sets};
 use crate::attrs::{CmdAttr, CreateAttr, EntryAttr, put_net};
 use crate::cmd::{HEADER, message_type};
 use crate::model::{Entry, Family, SetName, SetSpec, SetType};
@@ -66,7 +66,7 @@ impl<'a> Request<'a> {
     }
 }
 
-pub(super) fn answer(state: &mut State, message: &Message<'_>) -> Reply {
+pub(super) fn answer(state: &mut Sets, message: &Message<'_>) -> Reply {
     let [subsystem, command] = message.header.kind.to_be_bytes();
     let request = Request::read(message);
     let Some(request) = request.filter(|_| subsystem == uapi::NFNL_SUBSYS_IPSET) else {
@@ -116,7 +116,7 @@ fn data(command: u8, body: impl FnOnce(&mut Encoder)) -> Reply {
     Reply::Data(vec![(message_type(command), message_body(body))])
 }
 
-fn create(state: &mut State, request: &Request<'_>) -> Result<Reply, Refusal> {
+fn create(state: &mut Sets, request: &Request<'_>) -> Result<Reply, Refusal> {
     let set_type = request.set_type()?;
     let name = request.name()?.clone();
     let (Some(revision), Some(family)) = (request.revision, request.family) else {
@@ -155,12 +155,12 @@ fn put_identity(out: &mut Encoder, set: &FakeSet) {
     out.attr(CmdAttr::REVISION, &set.revision);
 }
 
-fn header(state: &State, request: &Request<'_>) -> Result<Reply, Refusal> {
+fn header(state: &Sets, request: &Request<'_>) -> Result<Reply, Refusal> {
     let (_, set) = state.find(request.name()?).ok_or(Errno::ENOENT.0)?;
     Ok(data(uapi::IPSET_CMD_HEADER, |out| put_identity(out, set)))
 }
 
-fn by_name(state: &State, request: &Request<'_>) -> Result<Reply, Refusal> {
+fn by_name(state: &Sets, request: &Request<'_>) -> Result<Reply, Refusal> {
     let (index, set) = state.find(request.name()?).ok_or(Errno::ENOENT.0)?;
     let index = u16::try_from(index).unwrap_or(u16::MAX);
     Ok(data(uapi::IPSET_CMD_GET_BYNAME, |out| {
@@ -170,7 +170,7 @@ fn by_name(state: &State, request: &Request<'_>) -> Result<Reply, Refusal> {
     }))
 }
 
-fn by_index(state: &State, request: &Request<'_>) -> Result<Reply, Refusal> {
+fn by_index(state: &Sets, request: &Request<'_>) -> Result<Reply, Refusal> {
     let index = request.index.ok_or(uapi::IPSET_ERR_PROTOCOL)?;
     let set = state.at(index.into()).ok_or(Errno::ENOENT.0)?;
     Ok(data(uapi::IPSET_CMD_GET_BYINDEX, |out| {
@@ -182,7 +182,7 @@ fn by_index(state: &State, request: &Request<'_>) -> Result<Reply, Refusal> {
 /// Entries in one message of a listing.
 const LISTED: usize = 50;
 
-fn list(state: &State, request: &Request<'_>) -> Result<Reply, Refusal> {
+fn list(state: &Sets, request: &Request<'_>) -> Result<Reply, Refusal> {
     let sets: Vec<(usize, &FakeSet)> = if let Some(name) = &request.name {
         vec![state.find(name).ok_or(Errno::ENOENT.0)?]
     } else {
@@ -223,7 +223,7 @@ fn list(state: &State, request: &Request<'_>) -> Result<Reply, Refusal> {
     Ok(Reply::Dump(messages.into_iter().map(|body| (kind, body)).collect()))
 }
 
-fn put_header(out: &mut Encoder, state: &State, index: usize, set: &FakeSet, elements: usize) {
+fn put_header(out: &mut Encoder, state: &Sets, index: usize, set: &FakeSet, elements: usize) {
     out.nest(CmdAttr::DATA, |out| {
         let mut options = set.spec.options.clone();
         let mark_mask = options.markmask.take();
@@ -245,14 +245,14 @@ fn put_entries(out: &mut Encoder, entries: &[Entry]) {
     });
 }
 
-fn test(state: &State, request: &Request<'_>) -> Result<Reply, Refusal> {
+fn test(state: &Sets, request: &Request<'_>) -> Result<Reply, Refusal> {
     let (_, set) = state.find(request.name()?).ok_or(Errno::ENOENT.0)?;
     let bytes = request.data.ok_or(uapi::IPSET_ERR_PROTOCOL)?;
     let entry = get_entry_checked(&set.spec, bytes)?;
     if state.test(set, &entry) { Ok(Reply::Ok) } else { Err(uapi::IPSET_ERR_EXIST) }
 }
 
-fn change(state: &mut State, request: &Request<'_>, message: &Message<'_>, command: u8) -> Reply {
+fn change(state: &mut Sets, request: &Request<'_>, message: &Message<'_>, command: u8) -> Reply {
     let refuse = |errno| Reply::Error(Errno(errno));
     let (Some(name), true) = (&request.name, request.data.is_some() != request.adt.is_some()) else {
         return refuse(uapi::IPSET_ERR_PROTOCOL);

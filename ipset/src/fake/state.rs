@@ -114,13 +114,13 @@ impl FakeSet {
 type Member = (usize, Option<(usize, bool)>, EntryOptions);
 
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct Sets {
     slots: Vec<Option<FakeSet>>,
     /// Number of rules that refer to the set in each slot. References stay with the slot when sets are swapped.
     rules: Vec<u32>,
 }
 
-impl State {
+impl Sets {
     pub(super) fn all(&self) -> impl Iterator<Item = (usize, &FakeSet)> {
         self.slots.iter().enumerate().filter_map(|(index, slot)| Some((index, slot.as_ref()?)))
     }

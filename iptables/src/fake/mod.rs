@@ -27,11 +27,11 @@ const DIRECTORY: &str = "/fake/sbin";
 /// arguments), and options of extensions are not checked.
 #[derive(Debug)]
 pub struct FakeHost {
-    state: Mutex<State>,
+    state: Mutex<Host>,
 }
 
 #[derive(Debug)]
-struct State {
+struct Host {
     tables: BTreeMap<(Family, Backend), BTreeMap<TableName, Table>>,
     /// Output of `--version` per back end; missing if not installed.
     versions: BTreeMap<Backend, String>,
@@ -57,7 +57,7 @@ impl FakeHost {
     /// An untouched host. The plain names belong to `nf_tables`.
     pub fn new() -> Self {
         let versions = Backend::ALL.into_iter().map(|b| (b, format!("v1.8.9 ({b})"))).collect();
-        let state = State {
+        let state = Host {
             tables: BTreeMap::new(),
             versions,
             kernel: Backend::ALL.into_iter().collect(),
@@ -143,7 +143,7 @@ impl FakeHost {
         dump.to_string()
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Host> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -163,7 +163,7 @@ enum Action {
     Restore,
 }
 
-impl State {
+impl Host {
     fn program(&self, name: &str) -> Option<Program> {
         let (stem, action) = match name.rsplit_once('-') {
             Some((stem, "save")) => (stem, Action::Save),

@@ -34,10 +34,10 @@ const DATAGRAM: usize = 80;
 /// The family's first number; the kernel assigns numbers from 16 up.
 const FAMILY: u16 = 0x23;
 
-type Change = Box<dyn FnOnce(&mut Table<'_>) + Send>;
-type Changes = Box<dyn FnMut(&mut Table<'_>) + Send>;
+type Edit = Box<dyn FnOnce(&mut Table<'_>) + Send>;
+type Edits = Box<dyn FnMut(&mut Table<'_>) + Send>;
 
-struct State {
+struct Kernel {
     namespace: Namespace,
     present: bool,
     family: u16,
@@ -45,14 +45,14 @@ struct State {
     /// Number of messages handled so far.
     handled: u64,
     refusals: BTreeMap<u64, Errno>,
-    before: BTreeMap<u64, Change>,
-    during_dumps: Option<(u32, Changes)>,
+    before: BTreeMap<u64, Edit>,
+    during_dumps: Option<(u32, Edits)>,
 }
 
 /// A simulated IPVS. Clones and their clients share one table.
 #[derive(Clone)]
 pub struct FakeIpvs {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<Kernel>>,
 }
 
 impl fmt::Debug for FakeIpvs {
@@ -88,9 +88,9 @@ impl Table<'_> {
     }
 }
 
-impl State {
+impl Kernel {
     fn with(namespace: Namespace) -> Self {
-        State {
+        Kernel {
             namespace,
             present: true,
             family: FAMILY,
@@ -106,10 +106,10 @@ impl State {
 impl FakeIpvs {
     /// An empty table, all schedulers and the `sip` engine present, interfaces `lo` and `eth0`.
     pub fn new() -> Self {
-        FakeIpvs { state: Arc::new(Mutex::new(State::with(Namespace::new()))) }
+        FakeIpvs { state: Arc::new(Mutex::new(Kernel::with(Namespace::new()))) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, Kernel> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -250,7 +250,7 @@ impl FakeIpvs {
     /// shorter dump. Like the real kernel, the dump continues in the changed table without a sign. The change must use
     /// only the table that it gets, not this handle.
     pub fn change_during_dumps(&self, times: u32, change: impl FnMut(&mut Table<'_>) + Send + 'static) {
-        self.lock().during_dumps = (times > 0).then(|| -> (u32, Changes) { (times, Box::new(change)) });
+        self.lock().during_dumps = (times > 0).then(|| -> (u32, Edits) { (times, Box::new(change)) });
     }
 
     /// Sets the counters of a virtual server, or with `real` the counters and the numbers of active and inactive

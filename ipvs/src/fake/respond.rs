@@ -9,7 +9,7 @@ use netlink_batch::header::{GenlHeader, NLM_F_DUMP, NLM_F_REQUEST};
 use netlink_batch::testing::Reply;
 use netlink_batch::{Attribute, ControllerAttr, Encoder, Errno, Message, NulStr};
 
-use crate::fake::State;
+use crate::fake::Kernel;
 use crate::fake::table::{Namespace, ServiceKey};
 use crate::fake::wire::{self, List};
 
@@ -46,7 +46,7 @@ const NEW_FAMILY: u8 = 1;
 const CONTROLLER_VERSION: u8 = 2;
 
 /// Handles one message, with or without injected faults and changes.
-pub(super) fn respond(state: &mut State, message: &Message<'_>, arranged: bool) -> Reply {
+pub(super) fn respond(state: &mut Kernel, message: &Message<'_>, arranged: bool) -> Reply {
     if message.header.flags & NLM_F_REQUEST == 0 {
         return Reply::Ok;
     }
@@ -108,7 +108,7 @@ fn framed(family: u16, command: u8, attributes: &Encoder) -> (u16, Vec<u8>) {
     (family, payload)
 }
 
-fn controller(state: &State, header: GenlHeader, attributes: &[u8]) -> Reply {
+fn controller(state: &Kernel, header: GenlHeader, attributes: &[u8]) -> Reply {
     if header.command != GET_FAMILY {
         return Reply::Error(Errno::EOPNOTSUPP);
     }
@@ -211,7 +211,7 @@ fn info() -> Answer {
 
 /// Fills a dump one datagram at a time. The kernel remembers how many entries it has sent and continues at that
 /// position of the current table.
-fn dumped(state: &mut State, command: u8, list: &List<'_>, arranged: bool) -> Reply {
+fn dumped(state: &mut Kernel, command: u8, list: &List<'_>, arranged: bool) -> Reply {
     let service = match command {
         GET_DEST => {
             // The kernel reports no error if the virtual server does not exist.
@@ -239,7 +239,7 @@ fn dumped(state: &mut State, command: u8, list: &List<'_>, arranged: bool) -> Re
     Reply::Dump(given)
 }
 
-fn change(state: &mut State) -> bool {
+fn change(state: &mut Kernel) -> bool {
     let Some((times, mut change)) = state.during_dumps.take() else { return false };
     change(&mut crate::fake::Table(&mut state.namespace));
     let left = times.saturating_sub(1);

@@ -151,13 +151,13 @@ pub(super) struct Daemon {
 }
 
 /// Position in a dump.
-type Place = (bool, u64, Reverse<u64>);
+type DumpOrder = (bool, u64, Reverse<u64>);
 
 /// The IPVS state of one network namespace.
 #[derive(Clone, Debug)]
 pub(super) struct Namespace {
-    services: BTreeMap<Place, Service>,
-    places: BTreeMap<ServiceKey, Place>,
+    services: BTreeMap<DumpOrder, Service>,
+    places: BTreeMap<ServiceKey, DumpOrder>,
     trash: BTreeMap<(ServiceKey, DestinationKey), (u64, Destination)>,
     serial: u64,
     /// Daemons, at most one in each state: master, backup.

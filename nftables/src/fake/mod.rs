@@ -18,7 +18,7 @@ use netlink_batch::testing::{Reply, Responder, Simulated};
 use netlink_batch::{Errno, Message};
 
 use crate::uapi;
-use state::State;
+use state::Ruleset;
 
 /// The rule set of a namespace. Clones share it.
 ///
@@ -45,7 +45,7 @@ use state::State;
 /// ```
 #[derive(Clone, Debug, Default)]
 pub struct FakeNftables {
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<Ruleset>>,
 }
 
 impl FakeNftables {
@@ -74,7 +74,7 @@ impl FakeNftables {
         self.lock().is_silent = is_silent;
     }
 
-    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+    fn lock(&self) -> std::sync::MutexGuard<'_, Ruleset> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         state.expire(Instant::now());
         state

@@ -6,7 +6,7 @@ use netlink_batch::header::{MESSAGE_HEADER, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLAC
 use netlink_batch::testing::Reply;
 use netlink_batch::{Attrs, Be32, Be64, Encoder, Errno, Message, NulStr, RawAttrs, WireError};
 
-use super::state::{FakeChain, FakeSet, FakeTable, Refusal, RuleRequest, State, whole};
+use super::state::{FakeChain, FakeSet, FakeTable, Refusal, RuleRequest, Ruleset, whole};
 use crate::attrs::{BatchAttr, ChainAttr, ElemListAttr, FlowtableAttr, GenAttr, ObjAttr, RuleAttr, SetAttr, TableAttr};
 use crate::client::message_type;
 use crate::expr::SetReference;
@@ -73,7 +73,7 @@ fn readable<T>(outcome: Result<T, WireError>) -> Result<T, Refusal> {
 }
 
 /// Handles one message of a batch.
-pub(super) fn change(state: &mut State, message: &Message<'_>) -> Reply {
+pub(super) fn change(state: &mut Ruleset, message: &Message<'_>) -> Reply {
     match try_change(state, message) {
         Ok(()) => Reply::Ok,
         Err((errno, _)) if state.is_silent => Reply::Error(errno),
@@ -98,7 +98,7 @@ fn place_of(message: &Message<'_>, index: usize) -> Option<u32> {
     u32::try_from(before.checked_add(inside.offset)?).ok()
 }
 
-fn try_change(state: &mut State, message: &Message<'_>) -> Result<(), Refusal> {
+fn try_change(state: &mut Ruleset, message: &Message<'_>) -> Result<(), Refusal> {
     let request = Request::read(message)?;
     let [_, command] = message.header.kind.to_be_bytes();
     let exclusive = message.header.flags & NLM_F_EXCL != 0;
@@ -165,7 +165,7 @@ fn elements(payload: &[u8]) -> Result<Option<Vec<Element>>, Refusal> {
 }
 
 /// A request for data.
-pub(super) fn read(state: &mut State, message: &Message<'_>) -> Reply {
+pub(super) fn read(state: &mut Ruleset, message: &Message<'_>) -> Reply {
     let [subsystem, command] = message.header.kind.to_be_bytes();
     if subsystem != uapi::NFNL_SUBSYS_NFTABLES {
         return Reply::Error(Errno::EINVAL);
@@ -205,7 +205,7 @@ fn body(family: Family, put: impl FnOnce(&mut Encoder)) -> Vec<u8> {
 }
 
 fn answer(
-    state: &State,
+    state: &Ruleset,
     command: u8,
     request: &Request<'_>,
     message: &Message<'_>,
@@ -298,7 +298,7 @@ fn rule_bodies(chain: &FakeChain, handle: Option<u64>) -> Vec<Vec<u8>> {
 }
 
 /// Resets the counts of one object, rule or element.
-fn reset(state: &mut State, get: u8, request: &Request<'_>, message: &Message<'_>) -> Result<(), Refusal> {
+fn reset(state: &mut Ruleset, get: u8, request: &Request<'_>, message: &Message<'_>) -> Result<(), Refusal> {
     let table = state.tables.get_mut(&request.table()?).ok_or(whole(Errno::ENOENT))?;
     match get {
         uapi::NFT_MSG_GETOBJ => {

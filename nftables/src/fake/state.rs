@@ -53,7 +53,7 @@ pub(super) struct FakeSet {
 }
 
 #[derive(Clone, Debug)]
-pub(super) struct State {
+pub(super) struct Ruleset {
     pub(super) generation: u32,
     pub(super) tables: BTreeMap<TableKey, FakeTable>,
     handles: u64,
@@ -63,9 +63,9 @@ pub(super) struct State {
     pub(super) is_silent: bool,
 }
 
-impl Default for State {
+impl Default for Ruleset {
     fn default() -> Self {
-        State { generation: 1, tables: BTreeMap::new(), handles: 0, objections: Vec::new(), is_silent: false }
+        Ruleset { generation: 1, tables: BTreeMap::new(), handles: 0, objections: Vec::new(), is_silent: false }
     }
 }
 
@@ -78,7 +78,7 @@ pub(super) struct RuleRequest {
     pub(super) replace: bool,
 }
 
-impl State {
+impl Ruleset {
     fn handle(&mut self) -> u64 {
         self.handles = self.handles.saturating_add(1);
         self.handles

@@ -22,7 +22,7 @@ pub struct Options {
     /// Settings of IPVS mode.
     pub ipvs: ipvs::IpvsOptions,
     /// Settings of iptables mode, restricted further by what the iptables programs report.
-    pub iptables: iptables::Options,
+    pub iptables: iptables::IptablesOptions,
     /// Settings of userspace mode.
     pub userspace: userspace::UserspaceOptions,
     /// Intervals between passes.
@@ -45,7 +45,7 @@ impl Default for Options {
             host: HostSettings::default(),
             mode: modes::Kind::default(),
             ipvs: ipvs::IpvsOptions::default(),
-            iptables: iptables::Options::default(),
+            iptables: iptables::IptablesOptions::default(),
             userspace: userspace::UserspaceOptions::default(),
             limits: Limits::default(),
             mass_removal: MassRemoval::default(),

@@ -59,7 +59,7 @@ pub fn inspect(mode: Kind, key: &FrontendKey, facts: &NodeFacts, ports: &mut Por
 /// # Errors
 /// As [`inspect`].
 pub fn inspect_packet(mode: Kind, packet: &Packet, facts: &NodeFacts, ports: &mut Ports<'_>) -> Result<Inspection> {
-    let rules = trace::packet_rules(mode, packet.to.family(), facts, iptables::Options::default());
+    let rules = trace::packet_rules(mode, packet.to.family(), facts, iptables::IptablesOptions::default());
     inspect_at(mode, (&packet.to, !packet.is_inside(facts, rules)), facts, ports)
 }
 

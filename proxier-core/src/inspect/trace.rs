@@ -8,7 +8,12 @@ use crate::service::{Desired, NodeFacts, Packet, PacketRules, Trace, Treatment, 
 use crate::snapshot::Store;
 
 /// How a mode treats a family's packets. `iptables`: the settings of that mode.
-pub(super) fn packet_rules(mode: Kind, family: Family, facts: &NodeFacts, iptables: iptables::Options) -> PacketRules {
+pub(super) fn packet_rules(
+    mode: Kind,
+    family: Family,
+    facts: &NodeFacts,
+    iptables: iptables::IptablesOptions,
+) -> PacketRules {
     let only_if = |holds: bool, rules: PacketRules| if holds { rules } else { PacketRules::empty() };
     match mode {
         Kind::Ipvs => {
@@ -50,7 +55,7 @@ pub fn trace(
     store: &Store,
     (desired, facts): (&Desired, &NodeFacts),
     packet: &Packet,
-    iptables: iptables::Options,
+    iptables: iptables::IptablesOptions,
 ) -> Trace {
     let rules = packet_rules(mode, packet.to.family(), facts, iptables);
     let mut treatment = Treatment { rules, ..Treatment::default() };

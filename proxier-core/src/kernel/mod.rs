@@ -91,7 +91,7 @@ use crate::ports::{Ports, Result, lend};
 
 pub use counters::PacketCounters;
 pub(crate) use error::errno_kind;
-pub use rtnetlink::{Change, Changes, Monitor};
+pub use rtnetlink::{Changes, Monitor, Presence};
 #[cfg(feature = "testing")]
 pub(crate) use sysctl::check as check_sysctl;
 pub use table_monitor::{TableChanges, TableMonitor};

@@ -80,7 +80,7 @@ impl Kind {
     /// The families in which it can serve node ports on the loopback address. For IPv6 only a listening process can,
     /// because the kernel forwards nothing from `::1` to an endpoint. In nftables mode this process listens for TCP.
     /// IPVS mode serves none, as in kube-proxy.
-    pub fn localhost(self, iptables: &iptables::Options) -> &'static [Family] {
+    pub fn localhost(self, iptables: &iptables::IptablesOptions) -> &'static [Family] {
         match self {
             Kind::Ipvs => &[],
             Kind::Iptables if !iptables.localhost_node_ports => &[],
@@ -104,7 +104,7 @@ impl Kind {
     }
 
     /// Adds to the node facts what the mode decides about compiling Services.
-    pub(crate) fn describe(self, facts: &mut NodeFacts, iptables: iptables::Options) {
+    pub(crate) fn describe(self, facts: &mut NodeFacts, iptables: iptables::IptablesOptions) {
         facts.serve_localhost(self.localhost(&iptables));
         facts.ends_connections = self.facts().has_virtual_servers;
         facts.most_with_affinity = self.facts().most_with_affinity;

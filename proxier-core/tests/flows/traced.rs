@@ -33,7 +33,7 @@ impl World {
             store.upsert_service(service);
         }
         let mut facts = NodeFacts::new(&config, &Node::check(&node, &mut Vec::new()), &host);
-        facts.serve_localhost(mode.localhost(&iptables::Options::default()));
+        facts.serve_localhost(mode.localhost(&iptables::IptablesOptions::default()));
         let desired = Indexed::build(&store, &facts, ()).desired;
         World { mode, store, facts, desired }
     }
@@ -48,7 +48,7 @@ impl World {
         let to = FrontendKey::new(protocol, flow.to.ip(), flow.to.port());
         let packet = if flow.is_nodes() { Packet::from_node(flow.source, to) } else { Packet::new(flow.source, to) };
         let known = (&self.desired, &self.facts);
-        let traced = trace(self.mode, &self.store, known, &packet, iptables::Options::default());
+        let traced = trace(self.mode, &self.store, known, &packet, iptables::IptablesOptions::default());
         let mut masqueraded = BTreeSet::new();
         let dest = match &traced.verdict {
             Traced::LeftAlone => Destination::Verdict(Verdict::LeftAlone),

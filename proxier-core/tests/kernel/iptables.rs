@@ -3,7 +3,7 @@
 
 use iptables::Backend;
 use proxier_core::kernel::PacketCounters;
-use proxier_core::modes::iptables::{COUNTERS, Index, Options, Wanted, changes, cleanup, update};
+use proxier_core::modes::iptables::{COUNTERS, Index, IptablesOptions, Wanted, changes, cleanup, update};
 use proxier_core::net::Family;
 use proxier_core::service::{Changes, Indexed};
 use proxier_core::snapshot::ObjectKey;
@@ -61,7 +61,7 @@ fn rules_are_read_back_as_they_were_written(kernel: &Kernel) {
     let has_counters = COUNTERS.iter().all(|name| counters.make(name).is_ok());
     for (number, scenario) in sample(kernel.family).into_iter().enumerate() {
         let (facts, store) = (facts(&scenario), store(&scenario));
-        let mut options = Options::default();
+        let mut options = IptablesOptions::default();
         options.counters = has_counters && number % 2 == 0;
         let index = || Index::new(&facts, options);
         let full = Indexed::build(&store, &facts, index());

@@ -288,7 +288,7 @@ fn trace_says_what_becomes_of_connections_where_endpoints_have_weight_0() {
                 let (source, to) = (source.of(family), vip.of(10, family));
                 let packet = Packet::new(source, FrontendKey::new(Protocol::Tcp, to.ip(), to.port()));
                 let known = (cluster.proxier.desired(), cluster.proxier.facts());
-                let options = iptables::Options::default();
+                let options = iptables::IptablesOptions::default();
                 let traced = trace(Kind::Nftables, cluster.proxier.store(), known, &packet, options);
                 let limit = if traced.verdict == Verdict::Dropped { Duration::from_millis(300) } else { LIMIT };
                 let answer = who.run_in(|| ask(Transport::Tcp, Some(source), to, limit)).unwrap();

@@ -56,7 +56,8 @@ fn effects(node: &Node) -> String {
     {
         for source in ["198.51.100.7", "10.244.0.1"] {
             let packet = Packet::new(source.parse().unwrap(), to.parse().unwrap());
-            let traced = trace(node.proxier.mode(), node.proxier.store(), known, &packet, iptables::Options::default());
+            let traced =
+                trace(node.proxier.mode(), node.proxier.store(), known, &packet, iptables::IptablesOptions::default());
             writeln!(said, "{source} {to}: {traced:#?}").unwrap();
         }
     }

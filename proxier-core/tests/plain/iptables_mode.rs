@@ -174,7 +174,7 @@ fn what_kube_proxy_has_left_is_taken_over_without_a_write() {
     let interfaces = [("eth0".to_owned(), vec!["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()])];
     let host = HostAddresses { interfaces: interfaces.into() };
     let facts = NodeFacts::new(&options().config, &NodeOfCluster::new("node-a"), &host);
-    let all = Indexed::build(&store, &facts, mode::Index::new(&facts, mode::Options::default()));
+    let all = Indexed::build(&store, &facts, mode::Index::new(&facts, mode::IptablesOptions::default()));
     let wanted = all.wanted();
     for (family, side) in [(Family::V4, Side::Ipv4), (Family::V6, Side::Ipv6)] {
         let mut theirs = mode::changes(&wanted, &iptables::Dump::default(), family).unwrap();

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use iptables::Dump;
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit};
 use proxier_core::config::{Reserved, ReservedPort, User};
-use proxier_core::modes::iptables::{Index, Options, RandomFully, Wanted, changes, cleanup, update};
+use proxier_core::modes::iptables::{Index, IptablesOptions, RandomFully, Wanted, changes, cleanup, update};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::service::{Changes, Indexed, NodeFacts};
 use proxier_core::snapshot::{FrontendSpec, HostAddresses, Node, ObjectKey, Roles, Store, TrafficPolicy};
@@ -63,12 +63,12 @@ fn tables(wanted: &Wanted<'_>, family: Family) -> Host {
     host
 }
 
-fn built(store: &Store, facts: &NodeFacts, options: Options) -> Indexed<Index> {
+fn built(store: &Store, facts: &NodeFacts, options: IptablesOptions) -> Indexed<Index> {
     Indexed::build(store, facts, Index::new(facts, options))
 }
 
 fn recorded(store: &Store, facts: &NodeFacts) -> Indexed<(Index, Changes)> {
-    let index = (Index::new(facts, Options::default()), Changes::default());
+    let index = (Index::new(facts, IptablesOptions::default()), Changes::default());
     let mut all = Indexed::build(store, facts, index);
     drop(std::mem::take(&mut all.index.1));
     all
@@ -85,7 +85,7 @@ fn lines(wanted: &Wanted<'_>) -> Vec<String> {
 
 /// The lines about Services.
 fn of_services(config: &Config, store: &Store) -> Vec<String> {
-    let all = lines(&built(store, &facts(config), Options::default()).wanted());
+    let all = lines(&built(store, &facts(config), IptablesOptions::default()).wanted());
     all.into_iter().filter(|line| line.contains("ns1/")).collect()
 }
 
@@ -114,7 +114,7 @@ fn names_and_comments_are_those_of_kube_proxy() {
     let mut remote = slice("svc3", ("p", 8081), &[("10.180.0.2", "node-b")]);
     remote["ports"][0]["protocol"] = "SCTP".into();
     let store = store(&[everything, none, elsewhere], &[local, remote]);
-    let all = built(&store, &facts(&with_pods()), Options::default());
+    let all = built(&store, &facts(&with_pods()), IptablesOptions::default());
     let wanted = all.wanted();
     let text = lines(&wanted).join("\n");
     let golden = include_str!("host/golden.txt");
@@ -151,7 +151,7 @@ fn what_settings_change() {
     assert_eq!(pods(&config).last().unwrap(), &format!("{to} -j {masq}"));
 
     config.masquerade_bit = MarkBit::new(3).unwrap();
-    let mut options = Options::default();
+    let mut options = IptablesOptions::default();
     (options.random_fully, options.drop_invalid, options.localhost_node_ports) = (RandomFully::Never, false, false);
     let text = lines(&built(&store, &facts(&config), options).wanted()).join("\n");
     assert!(text.contains("-m mark --mark 0x00000008/0x00000008 -j ACCEPT"), "{text}");
@@ -208,7 +208,7 @@ fn reserved_ports_are_not_served() {
     let here = ["192.168.0.10", "192.168.0.11"].map(|address| address.parse().unwrap());
     let host = HostAddresses { interfaces: BTreeMap::from([("eth0".to_owned(), here.to_vec())]) };
     let facts = NodeFacts::new(&config, &Node::new("node-a"), &host);
-    let lines = lines(&built(&store, &facts, Options::default()).wanted());
+    let lines = lines(&built(&store, &facts, IptablesOptions::default()).wanted());
     let to_port: Vec<&String> = lines.iter().filter(|line| line.contains("--dport 10250")).collect();
     let only = "nat -A KUBE-SERVICES -m comment --comment \"ns1/web node port\" -m tcp -p tcp -d 192.168.0.11 --dport 10250 -j KUBE-EXT-";
     assert!(matches!(to_port[..], [line] if line.starts_with(only)), "{to_port:#?}");
@@ -266,7 +266,7 @@ fn hostile_names_stay_in_their_comments() {
         let mut web = service("web", &json!([{"port": 80}]), &json!({"clusterIP": "172.30.0.41"}), &[]);
         web["metadata"]["name"] = name.into();
         let store = store(&[web], &[]);
-        let lines = lines(&built(&store, &facts(&Config::default()), Options::default()).wanted());
+        let lines = lines(&built(&store, &facts(&Config::default()), IptablesOptions::default()).wanted());
         let ours: Vec<&String> = lines.iter().filter(|line| line.contains("172.30.0.41")).collect();
         assert_eq!(ours.len(), 1, "{lines:#?}");
         assert!(ours.iter().all(|line| line.starts_with("filter -A KUBE-SERVICES") && line.ends_with("-j REJECT")));
@@ -344,7 +344,7 @@ COMMIT
 fn what_others_left_is_taken_over_and_others_rules_stay() {
     let kernel = Host::new(Family::V4);
     kernel.restore(LEFT_BEHIND);
-    let all = Indexed::new(Index::new(&facts(&Config::default()), Options::default()));
+    let all = Indexed::new(Index::new(&facts(&Config::default()), IptablesOptions::default()));
     let wanted = all.wanted();
     kernel.restore(&changes(&wanted, &kernel.dump(), Family::V4).unwrap().to_restore_text().unwrap());
     assert!(changes(&wanted, &kernel.dump(), Family::V4).unwrap().is_empty());
@@ -377,7 +377,7 @@ fn the_kernels_spelling_is_no_difference() {
     );
     let addresses = [("10.180.0.1", "node-a"), ("10.180.0.2", "node-b"), ("10.180.0.3", "node-b")];
     let store = store(&[web], &[slice("web", ("", 80), &addresses)]);
-    let all = built(&store, &facts(&Config::default()), Options::default());
+    let all = built(&store, &facts(&Config::default()), IptablesOptions::default());
     let wanted = all.wanted();
     let mut text = tables(&wanted, Family::V4).dump().to_string();
     for (ours, printed) in [
@@ -406,7 +406,7 @@ fn the_kernels_spelling_is_no_difference() {
 #[test]
 fn a_table_that_cannot_be_shown_is_left_alone() {
     let dump = Dump::parse("# Table `nat' is incompatible, use 'nft' tool.\n").unwrap();
-    let all = Indexed::new(Index::new(&facts(&Config::default()), Options::default()));
+    let all = Indexed::new(Index::new(&facts(&Config::default()), IptablesOptions::default()));
     let wanted = all.wanted();
     for result in [changes(&wanted, &dump, Family::V4), cleanup(&dump, &|_, _| false)] {
         assert!(result.unwrap_err().to_string().starts_with("table nat has rules that iptables-save cannot show"));

@@ -250,8 +250,14 @@ fn a_trace_says_what_becomes_of_packets() {
         let source = source.parse().unwrap();
         let packet = if source == to.address { Packet::from_node(source, to) } else { Packet::new(source, to) };
         let known = (proxier.desired(), proxier.facts());
-        proxier_core::inspect::trace(Kind::Ipvs, proxier.store(), known, &packet, modes::iptables::Options::default())
-            .verdict
+        proxier_core::inspect::trace(
+            Kind::Ipvs,
+            proxier.store(),
+            known,
+            &packet,
+            modes::iptables::IptablesOptions::default(),
+        )
+        .verdict
     };
     let (first, second) = (format!("TCP {BALANCER}"), "TCP 198.51.100.2:80");
     let text = |verdict: Verdict| verdict.to_string();

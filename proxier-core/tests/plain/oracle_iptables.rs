@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
 
 use iptables::{Dump, Rule};
-use proxier_core::modes::iptables::{Index, Options, changes};
+use proxier_core::modes::iptables::{Index, IptablesOptions, changes};
 use proxier_core::net::Family;
 use proxier_core::service::Indexed;
 use serde_json::Value;
@@ -18,7 +18,7 @@ type Chains = BTreeMap<(String, String), Vec<String>>;
 /// The tables of a scenario after everything was written on a host without rules.
 fn written(scenario: &Scenario, family: Family) -> Host {
     let facts = facts(scenario);
-    let all = Indexed::build(&store(scenario), &facts, Index::new(&facts, Options::default()));
+    let all = Indexed::build(&store(scenario), &facts, Index::new(&facts, IptablesOptions::default()));
     let wanted = all.wanted();
     let tables = Host::new(family);
     tables.restore(&changes(&wanted, &Dump::default(), family).unwrap().to_restore_text().unwrap());

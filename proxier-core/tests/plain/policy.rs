@@ -123,7 +123,7 @@ impl Node {
 
     fn traced(&self, mode: Kind, packet: &Packet) -> Trace {
         let known = (self.proxier.desired(), self.proxier.facts());
-        trace(mode, self.proxier.store(), known, packet, iptables::Options::default())
+        trace(mode, self.proxier.store(), known, packet, iptables::IptablesOptions::default())
     }
 }
 

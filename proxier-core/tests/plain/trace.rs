@@ -162,7 +162,7 @@ fn host(addresses: &[[u8; 4]]) -> HostAddresses {
 /// The verdict on a packet, and the steps to it.
 fn traced(mode: Kind, store: &Store, facts: &NodeFacts, packet: &Packet) -> (String, Vec<String>) {
     let desired = Indexed::build(store, facts, ()).desired;
-    let trace = trace(mode, store, (&desired, facts), packet, iptables::Options::default());
+    let trace = trace(mode, store, (&desired, facts), packet, iptables::IptablesOptions::default());
     (trace.verdict.to_string(), trace.steps)
 }
 
@@ -336,7 +336,7 @@ fn node_ports_on_localhost() {
     let mut config = Config::default();
     let networks = ["127.0.0.0/8", "::1/128"].map(|network| network.parse().unwrap());
     config.node_port_addresses = NodePortAddresses::Within(networks.into());
-    let options = iptables::Options::default();
+    let options = iptables::IptablesOptions::default();
     let mut store = Store::new("n1");
     let ports = json!([{"name": "p", "port": 80, "nodePort": 30080}]);
     let object = json!({"metadata": {"namespace": "demo", "name": "web"}, "spec": {"type": "NodePort", "clusterIP": "10.96.0.10",

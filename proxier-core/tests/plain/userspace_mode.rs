@@ -111,7 +111,8 @@ fn endpoints_on_which_this_process_listens_are_reported() {
     let verdict = |node: &Node| {
         let known = (node.proxier.desired(), node.proxier.facts());
         let packet = Packet::new("198.51.100.9".parse().unwrap(), key("TCP 10.96.0.1:8080"));
-        trace(modes::Kind::Userspace, node.proxier.store(), known, &packet, iptables::Options::default()).verdict
+        trace(modes::Kind::Userspace, node.proxier.store(), known, &packet, iptables::IptablesOptions::default())
+            .verdict
     };
     assert!(verdict(&node).to_string().starts_with("10.244.1.7:8080 ("), "{}", verdict(&node));
     node.slice("web", &["10.96.0.1"]);

@@ -35,7 +35,7 @@ use serde_json::{Value, json};
 
 pub use self::http::Request;
 use self::resource::{
-    Change, Encoding, KINDS, Kind, Object, Resource, Selector, Sent, bookmark, forbidden, no_streams, status,
+    Encoding, KINDS, Kind, Object, Resource, Revision, Selector, Sent, bookmark, forbidden, no_streams, status,
     too_large, with_version,
 };
 
@@ -131,7 +131,7 @@ struct Watch {
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct Store {
     version: u64,
     compacted: u64,
     resources: BTreeMap<&'static str, Resource>,
@@ -159,7 +159,7 @@ struct State {
 #[derive(Debug)]
 pub struct ApiServer {
     address: SocketAddr,
-    state: Arc<Mutex<State>>,
+    state: Arc<Mutex<Store>>,
 }
 
 /// Whether a server has ServiceCIDRs.
@@ -195,7 +195,7 @@ pub enum Verb {
     Watch,
 }
 
-fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+fn lock(state: &Mutex<Store>) -> MutexGuard<'_, Store> {
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -243,7 +243,7 @@ impl ApiServer {
     pub fn start_away_on(address: SocketAddr) -> Self {
         let listener = bind(address);
         let address = listener.local_addr().expect("an address");
-        let state = Arc::new(Mutex::new(State { version: 1000, away: true, ..State::default() }));
+        let state = Arc::new(Mutex::new(Store { version: 1000, away: true, ..Store::default() }));
         let shared = state.clone();
         thread::spawn(move || {
             for stream in listener.incoming() {
@@ -475,7 +475,7 @@ impl Drop for ApiServer {
     }
 }
 
-impl State {
+impl Store {
     fn change(&mut self, kind: Kind, key: String, object: Option<Value>) -> u64 {
         self.version += 1;
         let version = self.version;
@@ -486,7 +486,7 @@ impl State {
             None => resource.objects.remove(&key),
         };
         let before = before.map(|object| object.value);
-        let change = Change { version, before, after };
+        let change = Revision { version, before, after };
         self.watches.retain(|watch| {
             let event = Some(watch).filter(|watch| watch.kind.plural == kind.plural);
             let event = event.and_then(|watch| change.event(kind, &watch.selector));
@@ -589,7 +589,7 @@ impl State {
             let chosen = resource.objects.values().filter(|object| selector.matches(&object.value));
             missed = encoding.initial_events(kind, chosen, self.version);
         } else if version == 0 {
-            let all = resource.objects.values().map(|object| Change {
+            let all = resource.objects.values().map(|object| Revision {
                 version: 0,
                 before: None,
                 after: Some(object.value.clone()),
@@ -613,7 +613,7 @@ fn selector(request: &Request) -> Selector {
 }
 
 /// Serves one connection until it ends.
-fn serve(stream: TcpStream, state: &Mutex<State>) -> io::Result<()> {
+fn serve(stream: TcpStream, state: &Mutex<Store>) -> io::Result<()> {
     stream.set_nodelay(true)?;
     let mut reader = BufReader::new(stream.try_clone()?);
     let mut stream = stream;
@@ -623,7 +623,7 @@ fn serve(stream: TcpStream, state: &Mutex<State>) -> io::Result<()> {
     Ok(())
 }
 
-fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<State>) -> io::Result<()> {
+fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<Store>) -> io::Result<()> {
     let type_of = |encoding: Encoding| ("Content-Type", encoding.content_type(request.is_watch()).to_owned());
     let encoding = lock(shared).encoding(request);
     let fail = |stream: &mut TcpStream, code: u16, body: &Value| {

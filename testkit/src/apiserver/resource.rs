@@ -114,13 +114,13 @@ pub(super) const SERVICE_CIDRS: &str = "servicecidrs";
 
 /// A change: an object before and after.
 #[derive(Clone, Debug)]
-pub(super) struct Change {
+pub(super) struct Revision {
     pub(super) version: u64,
     pub(super) before: Option<Value>,
     pub(super) after: Option<Value>,
 }
 
-impl Change {
+impl Revision {
     /// The event that a watch with this selector gets, if any. DELETED if the selector no longer matches the object.
     pub(super) fn event(&self, kind: Kind, selector: &Selector) -> Option<Value> {
         let before = self.before.as_ref().filter(|object| selector.matches(object));
@@ -161,7 +161,7 @@ impl Object {
 #[derive(Debug, Default)]
 pub(super) struct Resource {
     pub(super) objects: BTreeMap<String, Object>,
-    pub(super) history: Vec<Change>,
+    pub(super) history: Vec<Revision>,
 }
 
 /// Label and field selectors.

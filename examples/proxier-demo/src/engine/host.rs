@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use proxier_core::kernel::{Change, Changes, Monitor};
+use proxier_core::kernel::{Changes, Monitor, Presence};
 use tokio::sync::mpsc;
 
 use crate::message::{Control, Message};
@@ -60,5 +60,5 @@ pub(super) fn wait_for(of: &impl AsFd) -> nix::Result<()> {
 }
 
 fn gone(changes: &Changes) -> bool {
-    changes.devices.values().any(|change| *change == Change::Gone)
+    changes.devices.values().any(|change| *change == Presence::Gone)
 }

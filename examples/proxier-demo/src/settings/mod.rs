@@ -109,8 +109,8 @@ impl Settings {
         reserved
     }
 
-    pub(crate) fn iptables(&self) -> iptables::Options {
-        let mut options = iptables::Options::default();
+    pub(crate) fn iptables(&self) -> iptables::IptablesOptions {
+        let mut options = iptables::IptablesOptions::default();
         options.localhost_node_ports = self.object.iptables.localhost_node_ports.unwrap_or(true);
         options.random_fully = self.random_fully;
         options.reject_with_reset = self.object.iptables.reject_with_reset;

@@ -23,12 +23,12 @@ const NOTEWORTHY: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Health {
     timeout: Duration,
-    state: Mutex<State>,
+    state: Mutex<Conditions>,
     board: Mutex<Board>,
 }
 
 #[derive(Debug)]
-struct State {
+struct Conditions {
     /// The served families, and when all requests of each were last done.
     families: Vec<(&'static str, SystemTime)>,
     /// Since when the kernel lacks a desired object.
@@ -39,7 +39,7 @@ struct State {
     api: Option<Arc<Counters>>,
 }
 
-impl State {
+impl Conditions {
     /// The kinds whose requests to the API server have failed for a while, and since when.
     fn api_failing(&self) -> Map<String, Value> {
         let failing = self.api.iter().flat_map(|api| api.failing_for(NOTEWORTHY));
@@ -54,7 +54,7 @@ impl Health {
         let health = Arc::new(Health {
             timeout: sync_period * 2,
             board: Mutex::default(),
-            state: Mutex::new(State {
+            state: Mutex::new(Conditions {
                 families: Vec::new(),
                 pending: None,
                 ready: false,
@@ -74,7 +74,7 @@ impl Health {
         state.metrics.families = families;
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, Conditions> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

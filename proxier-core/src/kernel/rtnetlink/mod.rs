@@ -12,7 +12,7 @@ use std::net::IpAddr;
 
 use netlink_batch::{Connection, Encoder, Error, Protocol, WireError};
 
-pub use monitor::{Change, Changes, Monitor};
+pub use monitor::{Changes, Monitor, Presence};
 pub use port::LinksPort;
 pub use route::RoutesPort;
 

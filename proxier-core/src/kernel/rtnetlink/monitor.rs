@@ -24,7 +24,7 @@ const AT_ONCE: usize = 100_000;
 
 /// How a device or address changed.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Change {
+pub enum Presence {
     /// The device or address exists: it is new or, for a device, changed.
     Present,
     /// The device or address was removed.
@@ -40,13 +40,13 @@ pub struct Changes {
     /// The kernel dropped some changes. Assume that everything changed.
     pub overflowed: bool,
     /// Devices by name.
-    pub devices: BTreeMap<String, Change>,
+    pub devices: BTreeMap<String, Presence>,
     /// A default route was added, changed or removed.
     pub default_routes: bool,
     /// A local route with which IPVS mode binds addresses was removed ([`RouteOwner::Ipvs`]).
     pub bound_routes: bool,
     /// Addresses by the name of their device.
-    pub addresses: BTreeMap<String, BTreeMap<IpAddr, Change>>,
+    pub addresses: BTreeMap<String, BTreeMap<IpAddr, Presence>>,
     /// Addresses that a device had at some time since the last call, even if they were removed again.
     pub came: BTreeSet<IpAddr>,
 }
@@ -136,8 +136,8 @@ fn note(kind: u16, payload: &[u8], names: &mut BTreeMap<u32, String>, changes: &
         RTM_NEWLINK | RTM_DELLINK => note_link(link::read(payload)?, kind == RTM_DELLINK, names, changes),
         RTM_NEWADDR | RTM_DELADDR => {
             let Some(assigned) = address::read(payload)? else { return Ok(()) };
-            let change = if kind == RTM_NEWADDR { Change::Present } else { Change::Gone };
-            if change == Change::Present {
+            let change = if kind == RTM_NEWADDR { Presence::Present } else { Presence::Gone };
+            if change == Presence::Present {
                 changes.came.insert(assigned.address);
             }
             match names.get(&assigned.device) {
@@ -161,11 +161,11 @@ fn note_link(link: Link, gone: bool, names: &mut BTreeMap<u32, String>, changes:
     }
     if gone {
         names.remove(&link.index);
-        changes.devices.insert(link.name, Change::Gone);
+        changes.devices.insert(link.name, Presence::Gone);
         return;
     }
     if let Some(old) = names.insert(link.index, link.name.clone()).filter(|old| *old != link.name) {
-        changes.devices.insert(old, Change::Gone);
+        changes.devices.insert(old, Presence::Gone);
     }
-    changes.devices.insert(link.name, Change::Present);
+    changes.devices.insert(link.name, Presence::Present);
 }

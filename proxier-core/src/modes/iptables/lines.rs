@@ -4,7 +4,7 @@ use iptables::{ChainName, Error, Rule, RuleBuilder, TableName};
 
 use super::names::{self, PortNames};
 use super::service::{has_firewall, is_served, noted, policy_chain, to};
-use super::settings::{LOCALHOST_COUNTER, Options};
+use super::settings::{IptablesOptions, LOCALHOST_COUNTER};
 use crate::net::Protocol;
 use crate::service::{Frontend, Port};
 use crate::snapshot::{Roles, TrafficPolicy};
@@ -77,7 +77,11 @@ impl Line {
 
 /// The rule for traffic without endpoints, with its comment. It rejects if there are none at all. It drops if they are
 /// on other nodes, which load balancers should have selected.
-fn refusal(port: &Port, policy: TrafficPolicy, options: Options) -> Option<(RuleBuilder, &'static [&'static str])> {
+fn refusal(
+    port: &Port,
+    policy: TrafficPolicy,
+    options: IptablesOptions,
+) -> Option<(RuleBuilder, &'static [&'static str])> {
     if is_served(port, policy) {
         return None;
     }
@@ -91,7 +95,7 @@ fn refusal(port: &Port, policy: TrafficPolicy, options: Options) -> Option<(Rule
 }
 
 /// The lines of a Frontend.
-pub(super) fn of_frontend(frontend: &Frontend, options: Options) -> Result<Vec<Line>, Error> {
+pub(super) fn of_frontend(frontend: &Frontend, options: IptablesOptions) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
     let Some(port) = frontend.port.as_deref() else { return Ok(lines) };
     let restricted = is_restricted(frontend);
@@ -129,7 +133,7 @@ pub(super) fn has_endpoints(frontend: &Frontend) -> bool {
     internal_policy(frontend, port).map_or_else(|| port.has_endpoints(), |policy| is_served(port, policy))
 }
 
-fn cluster_ip(frontend: &Frontend, port: &Port, options: Options) -> Result<Line, Error> {
+fn cluster_ip(frontend: &Frontend, port: &Port, options: IptablesOptions) -> Result<Line, Error> {
     if let Some((rule, target)) = refusal(port, port.internal_policy, options) {
         return Line::new(SharedChain::NoEndpoints, to(rule, &frontend.key).args(target));
     }
@@ -141,7 +145,7 @@ fn cluster_ip(frontend: &Frontend, port: &Port, options: Options) -> Result<Line
 fn external(
     (frontend, port): (&Frontend, &Port),
     what: &str,
-    (restricted, options): (bool, Options),
+    (restricted, options): (bool, IptablesOptions),
     lines: &mut Vec<Line>,
 ) -> Result<(), Error> {
     let names = PortNames::new(port);
@@ -162,12 +166,12 @@ fn external(
 }
 
 /// Whether packets to the port's node port on 127.0.0.1 are counted.
-pub(super) fn is_counted(port: &Port, options: Options) -> bool {
+pub(super) fn is_counted(port: &Port, options: IptablesOptions) -> bool {
     options.counters && options.localhost_node_ports && port.node_port.is_some() && port.has_endpoints()
 }
 
 /// The lines of a port that belong to no address: its node port and its health check.
-pub(super) fn of_port(port: &Port, health_check: Option<u16>, options: Options) -> Result<Vec<Line>, Error> {
+pub(super) fn of_port(port: &Port, health_check: Option<u16>, options: IptablesOptions) -> Result<Vec<Line>, Error> {
     let mut lines = Vec::new();
     if let Some(number) = port.node_port {
         let protocol = names::protocol(port.protocol);

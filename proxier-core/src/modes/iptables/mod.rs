@@ -74,7 +74,7 @@ pub(crate) use mode::Mode;
 pub(crate) use remove::removal;
 pub(crate) use remove::{remove_counters, served};
 pub(crate) use settings::Settings;
-pub use settings::{Options, RandomFully};
+pub use settings::{IptablesOptions, RandomFully};
 pub use trial::{Tried, trial};
 
 /// Internals. For this crate's tests and benches.

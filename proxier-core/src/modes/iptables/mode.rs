@@ -9,7 +9,7 @@ use super::diff::NewRules;
 use super::lines;
 use super::observed::served;
 use super::plan::{Basis, FamilyPlan, IptablesPlan, RefusedServices, WriteOutcome, apply};
-use super::settings::{COUNTERS, Options};
+use super::settings::{COUNTERS, IptablesOptions};
 use super::trial;
 use super::wanted::{Index, Wanted};
 use crate::backoff::RulesRetry;
@@ -36,7 +36,7 @@ const LARGE: usize = 5_000;
 )]
 #[derive(Debug)]
 pub(crate) struct Mode {
-    options: Options,
+    options: IptablesOptions,
     /// Whether the programs masquerade with random ports.
     random_fully: bool,
     counters: Counters,
@@ -56,13 +56,13 @@ pub(crate) struct Mode {
     left: Option<u32>,
     /// Frontends that the kernel serves, and whether they have endpoints.
     known: BTreeMap<FrontendKey, bool>,
-    families: BTreeMap<Family, State>,
+    families: BTreeMap<Family, FamilyRules>,
     /// Frontends that the safeguard keeps in the kernel. Their changes are visible only by reading.
     held: BTreeSet<FrontendKey>,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FamilyRules {
     /// Whether settings differ from those of the last write, which affects all rules.
     everything: bool,
     /// Whether the kernel has the rules that were desired before the changes. Otherwise the rules are read before they
@@ -95,8 +95,8 @@ enum Counters {
 
 impl Mode {
     /// `tcp_is_liberal`: what the first full pass will probably find ([`Pass::tcp_is_liberal`]).
-    pub(crate) fn new(facts: &NodeFacts, options: Options, tcp_is_liberal: bool, seed: u64) -> Self {
-        let probable = Options { drop_invalid: options.drop_invalid && !tcp_is_liberal, ..options };
+    pub(crate) fn new(facts: &NodeFacts, options: IptablesOptions, tcp_is_liberal: bool, seed: u64) -> Self {
+        let probable = IptablesOptions { drop_invalid: options.drop_invalid && !tcp_is_liberal, ..options };
         Mode {
             options,
             random_fully: true,
@@ -125,11 +125,11 @@ impl Mode {
     }
 
     /// The configured options that the programs and the kernel's settings permit.
-    fn allowed(&self) -> Options {
+    fn allowed(&self) -> IptablesOptions {
         let random_fully = self.options.random_fully.on(self.random_fully);
         let counters = matches!(self.counters, Counters::Found | Counters::Wanted | Counters::Named);
         let drop_invalid = self.options.drop_invalid && !self.tcp_is_liberal;
-        Options { random_fully, drop_invalid, counters, ..self.options }
+        IptablesOptions { random_fully, drop_invalid, counters, ..self.options }
     }
 
     /// Finds packet counters. Returns those that rules will use and that must be created first. A full pass also
@@ -247,7 +247,7 @@ impl Mode {
         made
     }
 
-    fn state(&self, family: Family) -> Option<&State> {
+    fn state(&self, family: Family) -> Option<&FamilyRules> {
         self.families.get(&family)
     }
 
@@ -315,7 +315,7 @@ impl Mode {
         from_nothing: Option<NewRules>,
     ) -> Result<FamilyPlan> {
         let wanted = self.index.wanted(pass.desired);
-        let unknown = State::default();
+        let unknown = FamilyRules::default();
         let state = self.state(family).unwrap_or(&unknown);
         match dump {
             Some(dump) => {
@@ -431,7 +431,7 @@ impl Mode {
 }
 
 /// The refused Services of a family that have changes.
-fn touched<'a>(state: &'a State, family: Family, pass: &'a Pass<'_>) -> impl Iterator<Item = &'a ObjectKey> {
+fn touched<'a>(state: &'a FamilyRules, family: Family, pass: &'a Pass<'_>) -> impl Iterator<Item = &'a ObjectKey> {
     let changed = (!state.refused.is_empty()).then(|| {
         let frontends = pass.changes.frontends().filter(move |(key, _)| key.family() == family);
         let owners = frontends.filter_map(|(key, _)| pass.desired.owner(key));

@@ -16,7 +16,7 @@ use crate::service::NodeFacts;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
-pub struct Options {
+pub struct IptablesOptions {
     /// Node ports on 127.0.0.1 (`iptables.localhostNodePorts`), which need `route_localnet`. Never on `::1`.
     pub localhost_node_ports: bool,
     /// Whether masqueraded connections get random ports.
@@ -40,16 +40,16 @@ pub const COUNTERS: [&str; 2] = [INVALID_COUNTER, LOCALHOST_COUNTER];
 pub(super) const INVALID_COUNTER: &str = "ct_state_invalid_dropped_pkts";
 pub(super) const LOCALHOST_COUNTER: &str = "localhost_nps_accepted_pkts";
 
-impl Options {
+impl IptablesOptions {
     pub(super) fn counting(self, counter: &str) -> Vec<String> {
         let named = ["-m", "nfacct", "--nfacct-name", counter].map(str::to_owned);
         if self.counters { named.into() } else { Vec::new() }
     }
 }
 
-impl Default for Options {
+impl Default for IptablesOptions {
     fn default() -> Self {
-        Options {
+        IptablesOptions {
             localhost_node_ports: true,
             random_fully: RandomFully::Auto,
             drop_invalid: true,
@@ -108,12 +108,12 @@ pub struct Settings {
     /// Addresses that serve node ports.
     pub node_ports: NodePorts,
     /// The options that apply to the family and to the addresses that serve node ports.
-    pub options: Options,
+    pub options: IptablesOptions,
 }
 
 impl Settings {
     /// The settings of a family.
-    pub fn new(family: Family, facts: &NodeFacts, options: Options) -> Self {
+    pub fn new(family: Family, facts: &NodeFacts, options: IptablesOptions) -> Self {
         let config = facts.config();
         let node_ports = match config.node_port_addresses.networks(family) {
             None => NodePorts::Everywhere,
@@ -130,7 +130,7 @@ impl Settings {
             masquerade_all: config.masquerade_all,
             pod_traffic: PodTraffic::from_facts(facts, family),
             node_ports,
-            options: Options { localhost_node_ports, ..options },
+            options: IptablesOptions { localhost_node_ports, ..options },
         }
     }
 }

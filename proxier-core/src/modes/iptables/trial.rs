@@ -6,7 +6,7 @@ use iptables::{ChainName, Dump, Rule, TableName, Transaction};
 
 use super::diff::changes;
 use super::names;
-use super::settings::{INVALID_COUNTER, Options, RandomFully};
+use super::settings::{INVALID_COUNTER, IptablesOptions, RandomFully};
 use super::wanted::Index;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::ports::{PortError, PortErrorKind, Result, Rules};
@@ -29,7 +29,7 @@ pub struct Tried {
 /// ([`Rules::check`]).
 pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tried> {
     let random_fully = RandomFully::Auto.on(rules.has_random_fully(family).unwrap_or(true));
-    let options = Options { random_fully, ..Options::default() };
+    let options = IptablesOptions { random_fully, ..IptablesOptions::default() };
     let mut check = |specs: Vec<FrontendSpec>| {
         let mut store = Store::new("");
         store.upsert_frontends(&ObjectKey::new("trial", "trial"), specs);
@@ -58,7 +58,7 @@ pub fn trial(family: Family, facts: &NodeFacts, rules: &mut dyn Rules) -> Vec<Tr
 pub(super) fn refusal_of_counters(family: Family, rules: &mut dyn Rules) -> Option<PortError> {
     let mut check = |counters| {
         let mut transaction = Transaction::new();
-        let options = Options { counters, ..Options::default() };
+        let options = IptablesOptions { counters, ..IptablesOptions::default() };
         let rule = Rule::builder().args(options.counting(INVALID_COUNTER)).target("RETURN").build();
         transaction.table(TableName::FILTER).replace_chain(&ChainName::new(names::FORWARD)?, [rule?]);
         rules.check(family, &transaction)

@@ -7,7 +7,7 @@ use iptables::{Chain, Error, Rule};
 use super::lines::{self, Line, SharedChain};
 use super::observed::{Keep, LineSubject};
 use super::service;
-use super::settings::{Options, Settings, TableChain, fixed, last_lines};
+use super::settings::{IptablesOptions, Settings, TableChain, fixed, last_lines};
 use crate::net::{Family, FrontendKey};
 use crate::service::{Changes, Compiled, Desired, Frontend, FrontendObserver, Indexed, NodeFacts, Port, ServiceBefore};
 use crate::snapshot::ObjectKey;
@@ -35,7 +35,7 @@ fn health_check(compiled: &Compiled) -> Option<u16> {
 
 impl Index {
     /// Creates an index without Services.
-    pub fn new(facts: &NodeFacts, options: Options) -> Self {
+    pub fn new(facts: &NodeFacts, options: IptablesOptions) -> Self {
         Index { settings: settings(facts, options), endpoints: BTreeMap::new() }
     }
 
@@ -46,7 +46,7 @@ impl Index {
 
     /// Recomputes what rules depend on besides Services. Returns whether it differs; if so, all rules must be compared
     /// with the kernel's ([`changes`](super::diff::changes)).
-    pub fn set_settings(&mut self, facts: &NodeFacts, options: Options) -> bool {
+    pub fn set_settings(&mut self, facts: &NodeFacts, options: IptablesOptions) -> bool {
         let settings = settings(facts, options);
         let differs = settings != self.settings;
         self.settings = settings;
@@ -222,10 +222,10 @@ impl<'a> Wanted<'a> {
     }
 }
 
-fn lines_of(frontend: Option<&Frontend>, options: Options) -> Result<Vec<Line>, Error> {
+fn lines_of(frontend: Option<&Frontend>, options: IptablesOptions) -> Result<Vec<Line>, Error> {
     frontend.map_or_else(|| Ok(Vec::new()), |frontend| lines::of_frontend(frontend, options))
 }
 
-fn settings(facts: &NodeFacts, options: Options) -> Vec<Settings> {
+fn settings(facts: &NodeFacts, options: IptablesOptions) -> Vec<Settings> {
     facts.config().families.iter().map(|family| Settings::new(family, facts, options)).collect()
 }

@@ -5,7 +5,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::time::{Duration, Instant};
 
 use proxier_core::config::NamePrefix;
-use proxier_core::kernel::{Change, Changes, Monitor};
+use proxier_core::kernel::{Changes, Monitor, Presence};
 use proxier_core::modes::ipvs::sets::{NamedSet, SetKey, SetKind};
 use proxier_core::net::{Family, Network};
 use proxier_core::ports::{LocalRoute, PortErrorKind, RouteOwner};
@@ -97,11 +97,11 @@ fn heard(monitor: &mut Monitor, enough: impl Fn(&Changes) -> bool) -> Changes {
 }
 
 /// Changes of addresses that are heard, up to the first.
-fn heard_addresses(monitor: &mut Monitor) -> BTreeMap<String, BTreeMap<IpAddr, Change>> {
+fn heard_addresses(monitor: &mut Monitor) -> BTreeMap<String, BTreeMap<IpAddr, Presence>> {
     heard(monitor, |changes| !changes.addresses.is_empty()).addresses
 }
 
-fn one(device: &str, address: &str, change: Change) -> BTreeMap<String, BTreeMap<IpAddr, Change>> {
+fn one(device: &str, address: &str, change: Presence) -> BTreeMap<String, BTreeMap<IpAddr, Presence>> {
     [(device.to_owned(), [(ip(address), change)].into())].into()
 }
 
@@ -115,16 +115,16 @@ fn changes_are_heard() {
         assert!(monitor.drain().unwrap().is_empty());
 
         run("ip", "address add 10.96.0.1/32 dev kube-ipvs0");
-        assert_eq!(heard_addresses(&mut monitor), one(DEVICE, "10.96.0.1", Change::Present));
+        assert_eq!(heard_addresses(&mut monitor), one(DEVICE, "10.96.0.1", Presence::Present));
         run("ip", "address del 10.96.0.1/32 dev kube-ipvs0");
-        assert_eq!(heard_addresses(&mut monitor), one(DEVICE, "10.96.0.1", Change::Gone));
+        assert_eq!(heard_addresses(&mut monitor), one(DEVICE, "10.96.0.1", Presence::Gone));
         run("ip", "address add fd00::1/128 dev other0 nodad");
-        assert_eq!(heard_addresses(&mut monitor), one("other0", "fd00::1", Change::Present));
+        assert_eq!(heard_addresses(&mut monitor), one("other0", "fd00::1", Presence::Present));
         // The last of several changes counts.
         run("ip", "address add 10.96.0.2/32 dev kube-ipvs0");
         run("ip", "address del 10.96.0.2/32 dev kube-ipvs0");
         let changes = heard(&mut monitor, |changes| !changes.addresses.is_empty());
-        assert_eq!(changes.addresses, one(DEVICE, "10.96.0.2", Change::Gone));
+        assert_eq!(changes.addresses, one(DEVICE, "10.96.0.2", Presence::Gone));
         assert_eq!(changes.came, [ip("10.96.0.2")].into());
 
         assert_eq!(world.ports().links.bind(DEVICE, &ips(&["10.96.0.3", "fd00::3"])), []);
@@ -132,20 +132,20 @@ fn changes_are_heard() {
         assert!(both(&heard(&mut monitor, both)));
         run("ip", "link del kube-ipvs0");
         let changes = heard(&mut monitor, |changes| both(changes) && changes.devices.contains_key(DEVICE));
-        assert_eq!(changes.devices[DEVICE], Change::Gone);
-        let gone: BTreeMap<IpAddr, Change> =
-            ips(&["10.96.0.3", "fd00::3"]).into_iter().map(|address| (address, Change::Gone)).collect();
+        assert_eq!(changes.devices[DEVICE], Presence::Gone);
+        let gone: BTreeMap<IpAddr, Presence> =
+            ips(&["10.96.0.3", "fd00::3"]).into_iter().map(|address| (address, Presence::Gone)).collect();
         assert_eq!(changes.addresses[DEVICE], gone);
         assert!(!changes.overflowed);
 
         // A device gets another name, and then an address.
         run("ip", "link set other0 name third0");
         let changes = heard(&mut monitor, |changes| changes.devices.len() == 2);
-        assert_eq!((changes.devices["other0"], changes.devices["third0"]), (Change::Gone, Change::Present));
+        assert_eq!((changes.devices["other0"], changes.devices["third0"]), (Presence::Gone, Presence::Present));
         run("ip", "address add 192.0.2.7/32 dev third0");
-        assert_eq!(heard_addresses(&mut monitor), one("third0", "192.0.2.7", Change::Present));
+        assert_eq!(heard_addresses(&mut monitor), one("third0", "192.0.2.7", Presence::Present));
         world.ports().links.create_device(DEVICE).unwrap();
-        assert_eq!(heard(&mut monitor, |changes| !changes.devices.is_empty()).devices[DEVICE], Change::Present);
+        assert_eq!(heard(&mut monitor, |changes| !changes.devices.is_empty()).devices[DEVICE], Presence::Present);
     });
 }
 
@@ -164,7 +164,7 @@ fn too_many_changes_are_noticed() {
         }
         assert!(monitor.drain().unwrap().overflowed);
         run("ip", "address add 10.97.0.1/32 dev kube-ipvs0");
-        assert_eq!(heard_addresses(&mut monitor), one(DEVICE, "10.97.0.1", Change::Present));
+        assert_eq!(heard_addresses(&mut monitor), one(DEVICE, "10.97.0.1", Presence::Present));
     });
 }
 

@@ -47,7 +47,7 @@ impl From<Failure> for Stop {
 }
 
 /// Next request to the server, and its version.
-enum State {
+enum NextRequest {
     /// All objects, and then changes, in one watch: at the start, when the server no longer has the version, and after
     /// several broken watches. They are at least as new as the version; without one, they are the current ones,
     /// regardless of what was known before.
@@ -61,24 +61,24 @@ enum State {
     Watch(String),
 }
 
-impl Default for State {
+impl Default for NextRequest {
     fn default() -> Self {
-        State::Stream(String::new())
+        NextRequest::Stream(String::new())
     }
 }
 
-impl State {
+impl NextRequest {
     fn asks_for_all(&self) -> bool {
-        matches!(self, State::Stream(_) | State::List(_))
+        matches!(self, NextRequest::Stream(_) | NextRequest::List(_))
     }
 
     fn after_list(since: &str, failure: &Failure) -> Self {
         match failure.kind {
             // Smaller pages.
-            FailureKind::TooLarge => State::List(since.to_owned()),
+            FailureKind::TooLarge => NextRequest::List(since.to_owned()),
             // An unknown version may be damaged.
-            FailureKind::Expired | FailureKind::TooNew | FailureKind::Invalid => State::Stream(String::new()),
-            _ => State::Stream(if since == ANY { "" } else { since }.to_owned()),
+            FailureKind::Expired | FailureKind::TooNew | FailureKind::Invalid => NextRequest::Stream(String::new()),
+            _ => NextRequest::Stream(if since == ANY { "" } else { since }.to_owned()),
         }
     }
 }
@@ -88,8 +88,8 @@ const ANY: &str = "0";
 
 /// The progress of a kind's list or watch.
 #[derive(Default)]
-struct Place {
-    state: State,
+struct Progress {
+    next: NextRequest,
     known: Versions,
     /// Objects in a page, if larger pages were too large.
     page: Option<usize>,
@@ -110,7 +110,7 @@ struct Place {
 /// How long a starting server refuses what it allows afterwards, because it has not read the roles yet.
 const SETTLING: Duration = Duration::from_secs(3);
 
-impl Place {
+impl Progress {
     fn note_refusal(&mut self, failure: &Failure) {
         let is_refused = matches!(failure.kind, FailureKind::Forbidden | FailureKind::Unauthorized);
         self.refused_since = is_refused.then(|| self.refused_since.unwrap_or_else(Instant::now));
@@ -126,19 +126,19 @@ impl Place {
         let Stream { version, brought, brings_all, is_damaged, .. } = stream;
         let kind = failure.map(|failure| failure.kind);
         let is_expired = matches!(kind, Some(FailureKind::Expired | FailureKind::TooNew));
-        if matches!(self.state, State::Stream(_)) {
+        if matches!(self.next, NextRequest::Stream(_)) {
             self.broken += u32::from(brought);
             // A server that sent `Retry-After` gets the same request again.
             let has_failed = failure.is_some_and(|of| of.kind == FailureKind::Other && of.retry_after.is_none());
-            self.state = if is_expired {
-                State::Stream(String::new())
+            self.next = if is_expired {
+                NextRequest::Stream(String::new())
             } else if kind == Some(FailureKind::Invalid)
                 || (has_failed && (!brought || self.broken >= BROKEN_IN_THE_MIDDLE))
             {
                 let may_be_any = version.is_empty() && self.known.is_empty();
-                State::List(if may_be_any { ANY.to_owned() } else { version })
+                NextRequest::List(if may_be_any { ANY.to_owned() } else { version })
             } else {
-                State::Stream(version)
+                NextRequest::Stream(version)
             };
             return;
         }
@@ -147,13 +147,13 @@ impl Place {
         if !is_expired && !brings_all {
             self.expired = 0;
         }
-        self.state = match self.state {
-            _ if kind == Some(FailureKind::TooNew) => State::default(),
-            _ if is_expired || is_damaged || self.broken >= BROKEN_BEFORE_LIST => State::Stream(version),
-            State::Unconfirmed(_) => State::Unconfirmed(version),
-            State::Stream(_) | State::List(_) | State::Watch(_) => State::Watch(version),
+        self.next = match self.next {
+            _ if kind == Some(FailureKind::TooNew) => NextRequest::default(),
+            _ if is_expired || is_damaged || self.broken >= BROKEN_BEFORE_LIST => NextRequest::Stream(version),
+            NextRequest::Unconfirmed(_) => NextRequest::Unconfirmed(version),
+            NextRequest::Stream(_) | NextRequest::List(_) | NextRequest::Watch(_) => NextRequest::Watch(version),
         };
-        if self.state.asks_for_all() {
+        if self.next.asks_for_all() {
             self.broken = 0;
         }
     }
@@ -168,21 +168,21 @@ const ACCEPTED_AFTER: Duration = Duration::from_secs(1);
 
 impl Watcher {
     pub(super) async fn run(mut self) {
-        let mut place = Place::default();
+        let mut progress = Progress::default();
         let mut pause = Pauses::new(&self.options);
         loop {
             let started = Instant::now();
-            let asks_for_all = place.state.asks_for_all();
-            let is_list = matches!(place.state, State::List(_));
-            let outcome = if is_list { self.list(&mut place).await } else { self.watch(&mut place).await };
+            let asks_for_all = progress.next.asks_for_all();
+            let is_list = matches!(progress.next, NextRequest::List(_));
+            let outcome = if is_list { self.list(&mut progress).await } else { self.watch(&mut progress).await };
             match outcome {
                 Err(Stop::Closed) => return,
                 // A list was too old at once: keep the growing pause, or the server would get list requests endlessly.
-                Ok(_) if asks_for_all && place.expired > 1 => {}
+                Ok(_) if asks_for_all && progress.expired > 1 => {}
                 Ok(brought) => {
-                    place.refused_since = None;
+                    progress.refused_since = None;
                     // A pause prevents endless watches on servers that end them at once.
-                    if (brought || started.elapsed() > ACCEPTED_AFTER) && !place.ended_at_once {
+                    if (brought || started.elapsed() > ACCEPTED_AFTER) && !progress.ended_at_once {
                         pause.reset();
                     } else if brought {
                     } else {
@@ -191,24 +191,24 @@ impl Watcher {
                 }
                 Err(Stop::Failed(failure)) => {
                     // After a watch with new data, or a long one, a break counts as the first failure again.
-                    let was_of_use = !place.state.asks_for_all() && place.broken == 0;
+                    let was_of_use = !progress.next.asks_for_all() && progress.broken == 0;
                     if was_of_use || (!asks_for_all && started.elapsed() > pause.next) {
                         pause.reset();
                     }
-                    place.note_refusal(&failure);
+                    progress.note_refusal(&failure);
                     if self.is_absent(&failure) {
-                        if self.do_without(&failure, &mut place).await == Err(Closed) {
+                        if self.do_without(&failure, &mut progress).await == Err(Closed) {
                             return;
                         }
                         continue;
                     }
                     // A server without such watches is not a failure.
-                    if failure.kind == FailureKind::Invalid && matches!(place.state, State::List(_)) {
+                    if failure.kind == FailureKind::Invalid && matches!(progress.next, NextRequest::List(_)) {
                         tracing::debug!(resource = self.resource.plural(), "{}; asking for a list", failure.message);
                         continue;
                     }
                     self.counters.failed(self.resource.awaited(), SystemTime::now(), &failure.message);
-                    self.recover(&failure, &mut place, &mut pause).await;
+                    self.recover(&failure, &mut progress, &mut pause).await;
                 }
             }
         }
@@ -222,8 +222,8 @@ impl Watcher {
 
     /// Continues without this kind, logs that once, and waits before the next attempt: a person may upgrade the server
     /// or grant the permission. Objects that were read before are kept.
-    async fn do_without(&mut self, failure: &Failure, place: &mut Place) -> Result<(), Closed> {
-        place.state = State::default();
+    async fn do_without(&mut self, failure: &Failure, progress: &mut Progress) -> Result<(), Closed> {
+        progress.next = NextRequest::default();
         let (what, otherwise) = if let Resource::ServiceCidrs(version) = &mut self.resource {
             if failure.kind == FailureKind::Missing && *version == CidrVersion::V1 {
                 *version = CidrVersion::V1beta1;
@@ -240,7 +240,7 @@ impl Watcher {
                 "nodes have no weights, and a Service that has the address of another Node takes it from this node",
             )
         };
-        if !std::mem::replace(&mut place.said_absent, true) {
+        if !std::mem::replace(&mut progress.said_absent, true) {
             let (message, kind) = (&failure.message, self.resource.kind());
             if failure.kind == FailureKind::Missing {
                 tracing::info!("the server has no {kind}s ({message}): {otherwise}");
@@ -253,25 +253,25 @@ impl Watcher {
         Ok(())
     }
 
-    async fn recover(&mut self, failure: &Failure, place: &mut Place, pauses: &mut Pauses) {
+    async fn recover(&mut self, failure: &Failure, progress: &mut Progress, pauses: &mut Pauses) {
         let plural = self.resource.plural();
-        if place.may_settle() {
+        if progress.may_settle() {
             let pause = pauses.next(failure.retry_after);
             tracing::debug!(resource = plural, "{}; trying again in {:.1} s", failure.message, pause.as_secs_f32());
             return self.session.pause(pause, self.used.load(Ordering::Relaxed)).await;
         }
         if failure.kind == FailureKind::TooLarge {
-            let page = place.page.map_or(self.options.page, |page| page / 4).max(1);
+            let page = progress.page.map_or(self.options.page, |page| page / 4).max(1);
             tracing::warn!(resource = plural, "{}; asking for {page} objects a page", failure.message);
             // Smaller pages need no pause. A single object that is too large is a failure like any other.
-            if place.page.replace(page) != Some(1) {
+            if progress.page.replace(page) != Some(1) {
                 return;
             }
         }
         // An expired version is normal. Only one directly after a list is a failure.
         if matches!(failure.kind, FailureKind::Expired | FailureKind::TooNew) {
-            place.expired = place.expired.saturating_add(1);
-            if place.expired == 1 {
+            progress.expired = progress.expired.saturating_add(1);
+            if progress.expired == 1 {
                 tracing::info!(resource = plural, "{}; listing again", failure.message);
                 return;
             }
@@ -325,25 +325,25 @@ impl Watcher {
 
     /// Lists all objects, and reports new, changed and missing ones. Page by page only if the whole was too large,
     /// since the server reads pages from its database.
-    async fn list(&self, place: &mut Place) -> Result<bool, Stop> {
-        let State::List(since) = &place.state else { return Ok(false) };
+    async fn list(&self, progress: &mut Progress) -> Result<bool, Stop> {
+        let NextRequest::List(since) = &progress.next else { return Ok(false) };
         let since = since.clone();
-        let outcome = self.list_since(place, if place.page.is_some() { "" } else { &since }).await;
+        let outcome = self.list_since(progress, if progress.page.is_some() { "" } else { &since }).await;
         if let Err(Stop::Failed(failure)) = &outcome {
-            place.state = State::after_list(&since, failure);
+            progress.next = NextRequest::after_list(&since, failure);
         }
         outcome.map(|()| true)
     }
 
-    async fn list_since(&self, place: &mut Place, since: &str) -> Result<(), Stop> {
+    async fn list_since(&self, progress: &mut Progress, since: &str) -> Result<(), Stop> {
         let plural = self.resource.plural();
         let mut version: Option<String> = None;
         let mut next: Option<String> = None;
         let mut is_empty = true;
-        self.begin_list(place, since).await?;
+        self.begin_list(progress, since).await?;
         loop {
             let mut target = self.resource.target();
-            if let Some(limit) = place.page {
+            if let Some(limit) = progress.page {
                 target.extend(["&limit=", &limit.to_string()]);
             }
             if let Some(token) = &next {
@@ -369,12 +369,12 @@ impl Watcher {
                 let message = format!("the list of {plural} began at version {first} and went on at version {found}");
                 return Err(Failure::other(message).into());
             }
-            let before = place.known.listed();
+            let before = progress.known.listed();
             for item in page.items {
                 is_empty = false;
                 match Identity::of(item).filter(Identity::is_named) {
-                    Some(identity) => self.apply_event(&mut place.known, &identity, item).await?,
-                    None if place.known.record_unnamed() => self.unreadable(None, NO_NAME).await?,
+                    Some(identity) => self.apply_event(&mut progress.known, &identity, item).await?,
+                    None if progress.known.record_unnamed() => self.unreadable(None, NO_NAME).await?,
                     None => {}
                 }
             }
@@ -383,16 +383,16 @@ impl Watcher {
                 break;
             }
             // A server, or a cache in front of it, that repeats a page would be asked endlessly.
-            if place.known.listed() == before {
+            if progress.known.listed() == before {
                 return Err(Failure::other(format!("a page of the list of {plural} brought nothing new")).into());
             }
         }
-        Ok(self.end_list(place, version.unwrap_or_default(), is_empty).await?)
+        Ok(self.end_list(progress, version.unwrap_or_default(), is_empty).await?)
     }
 
     /// Prepares for all objects, not older than this version.
-    async fn begin_list(&self, place: &mut Place, since: &str) -> Result<(), Closed> {
-        place.known.begin_list(since.is_empty());
+    async fn begin_list(&self, progress: &mut Progress, since: &str) -> Result<(), Closed> {
+        progress.known.begin_list(since.is_empty());
         match self.resource.stored_kind() {
             Some(kind) => self.changes.send(Change::Listing(kind)).await,
             None => Ok(()),
@@ -400,22 +400,22 @@ impl Watcher {
     }
 
     /// All objects have arrived, as of this version; others were deleted.
-    async fn end_list(&self, place: &mut Place, version: String, is_empty: bool) -> Result<(), Closed> {
-        let gone: Vec<Change> = place.known.end_list().iter().map(|key| self.resource.gone(key)).collect();
+    async fn end_list(&self, progress: &mut Progress, version: String, is_empty: bool) -> Result<(), Closed> {
+        let gone: Vec<Change> = progress.known.end_list().iter().map(|key| self.resource.gone(key)).collect();
         for change in unannounced(gone) {
             self.changes.send(change).await?;
         }
-        place.broken = 0;
+        progress.broken = 0;
         self.counters.worked(self.resource.awaited());
         // The API server itself has a Service and an EndpointSlice. A list without any may come from a server that is
         // just starting, or from something else at its address. A process that believed its first list would then
         // compare the kernel with the part of the next list that has arrived. So an empty list counts once its version
         // can be watched.
         if is_empty && !matches!(self.resource, Resource::Node(_) | Resource::AllNodes { .. }) {
-            place.state = State::Unconfirmed(version);
+            progress.next = NextRequest::Unconfirmed(version);
             return Ok(());
         }
-        place.state = State::Watch(version);
+        progress.next = NextRequest::Watch(version);
         self.listed().await
     }
 
@@ -428,18 +428,18 @@ impl Watcher {
     }
 
     /// The server goes on with a watch from a known version, or has sent news in it.
-    async fn accept(&self, place: &mut Place) -> Result<(), Closed> {
-        if !std::mem::replace(&mut place.is_accepted, true) {
-            place.ended_at_once = false;
+    async fn accept(&self, progress: &mut Progress) -> Result<(), Closed> {
+        if !std::mem::replace(&mut progress.is_accepted, true) {
+            progress.ended_at_once = false;
             self.counters.worked(self.resource.awaited());
         }
-        self.confirm(place).await
+        self.confirm(progress).await
     }
 
     /// A watch from the list's version was accepted.
-    async fn confirm(&self, place: &mut Place) -> Result<(), Closed> {
-        let State::Unconfirmed(version) = &mut place.state else { return Ok(()) };
-        place.state = State::Watch(std::mem::take(version));
+    async fn confirm(&self, progress: &mut Progress) -> Result<(), Closed> {
+        let NextRequest::Unconfirmed(version) = &mut progress.next else { return Ok(()) };
+        progress.next = NextRequest::Watch(std::mem::take(version));
         self.listed().await
     }
 
@@ -477,10 +477,12 @@ impl Watcher {
     }
 
     /// Watches, with all objects first if requested, until the server ends it; returns whether it brought new data.
-    async fn watch(&self, place: &mut Place) -> Result<bool, Stop> {
-        let (all, since) = match &place.state {
-            State::Stream(since) => ("&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", since.clone()),
-            State::List(since) | State::Unconfirmed(since) | State::Watch(since) => ("", since.clone()),
+    async fn watch(&self, progress: &mut Progress) -> Result<bool, Stop> {
+        let (all, since) = match &progress.next {
+            NextRequest::Stream(since) => ("&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", since.clone()),
+            NextRequest::List(since) | NextRequest::Unconfirmed(since) | NextRequest::Watch(since) => {
+                ("", since.clone())
+            }
         };
         let mut target = format!(
             "{}&watch=1&allowWatchBookmarks=true{all}&timeoutSeconds={}",
@@ -491,41 +493,41 @@ impl Watcher {
         if !since.is_empty() {
             target.extend(["&resourceVersion=", &since]);
         }
-        let brings_all = place.state.asks_for_all();
+        let brings_all = progress.next.asks_for_all();
         let mut stream = Stream { version: since, brings_all, ..Stream::default() };
-        let outcome = self.follow(&target, place, &mut stream).await;
+        let outcome = self.follow(&target, progress, &mut stream).await;
         let brought = stream.brought;
-        place.go_on(stream, if let Err(Stop::Failed(failure)) = &outcome { Some(failure) } else { None });
+        progress.go_on(stream, if let Err(Stop::Failed(failure)) = &outcome { Some(failure) } else { None });
         outcome.map(|()| brought)
     }
 
-    async fn follow(&self, target: &str, place: &mut Place, stream: &mut Stream) -> Result<(), Stop> {
-        place.is_accepted = false;
+    async fn follow(&self, target: &str, progress: &mut Progress, stream: &mut Stream) -> Result<(), Stop> {
+        progress.is_accepted = false;
         let mut answer = self.get(target).await?;
         let encoding = answer.encoding;
         if stream.brings_all {
-            self.begin_list(place, &stream.version).await?;
+            self.begin_list(progress, &stream.version).await?;
         }
         let mut heard = Instant::now();
         loop {
             let silence = self.options.silence;
-            let wait = match &place.state {
-                State::Stream(_) => self.options.patience.saturating_sub(heard.elapsed()),
+            let wait = match &progress.next {
+                NextRequest::Stream(_) => self.options.patience.saturating_sub(heard.elapsed()),
                 // A refusal arrives at once.
-                _ if !place.is_accepted => ACCEPTED_AFTER.min(silence / 2),
+                _ if !progress.is_accepted => ACCEPTED_AFTER.min(silence / 2),
                 _ => silence,
             };
-            let piece = match (tokio::time::timeout(wait, answer.piece(silence)).await, &place.state) {
+            let piece = match (tokio::time::timeout(wait, answer.piece(silence)).await, &progress.next) {
                 (Ok(piece), _) => piece?,
-                (Err(_elapsed), State::Stream(_)) => return Err(self.without_end("nothing new")),
-                (Err(_elapsed), _) if !place.is_accepted => {
-                    self.accept(place).await?;
+                (Err(_elapsed), NextRequest::Stream(_)) => return Err(self.without_end("nothing new")),
+                (Err(_elapsed), _) if !progress.is_accepted => {
+                    self.accept(progress).await?;
                     continue;
                 }
                 (Err(_elapsed), _) => return Err(Failure::silent(silence).into()),
             };
             let Some(piece) = piece else { break };
-            let (before, searched) = (place.known.listed(), stream.buffer.len());
+            let (before, searched) = (progress.known.listed(), stream.buffer.len());
             let mut whole = std::mem::take(&mut stream.buffer);
             let mut rest = piece.as_ref();
             if searched > 0 {
@@ -537,9 +539,9 @@ impl Watcher {
                 encoding.split_event(rest, if is_part { searched } else { 0 }).map_err(Failure::other)?
             {
                 (rest, is_part) = (after, false);
-                self.take_event(encoding, &encoding.readable(event), place, stream).await?;
+                self.take_event(encoding, &encoding.readable(event), progress, stream).await?;
             }
-            if matches!(place.state, State::Stream(_)) && answer.is_too_slow() {
+            if matches!(progress.next, NextRequest::Stream(_)) && answer.is_too_slow() {
                 return Err(self.without_end("too little"));
             }
             if is_part && searched > 0 {
@@ -548,19 +550,19 @@ impl Watcher {
                 stream.buffer.extend_from_slice(rest);
             }
             // Changes are not progress: a server that never sends the end may send them indefinitely.
-            if is_part || place.known.listed() > before {
+            if is_part || progress.known.listed() > before {
                 heard = Instant::now();
             }
             if stream.brought && stream.brings_all {
-                self.confirm(place).await?;
+                self.confirm(progress).await?;
             } else if stream.brought {
-                self.accept(place).await?;
+                self.accept(progress).await?;
             }
         }
         if !encoding.is_blank(&stream.buffer) {
             return Err(Failure::other("the watch broke off in the middle of an event").into());
         }
-        if matches!(place.state, State::Stream(_)) {
+        if matches!(progress.next, NextRequest::Stream(_)) {
             let plural = self.resource.plural();
             return Err(Failure::other(format!("the watch ended before all {plural} had come")).into());
         }
@@ -568,9 +570,9 @@ impl Watcher {
         if stream.brings_all {
             return Ok(());
         }
-        self.confirm(place).await?;
+        self.confirm(progress).await?;
         // The server, or something in front of it, does not watch: without new lists, nothing would ever change here.
-        if !place.is_accepted && std::mem::replace(&mut place.ended_at_once, true) {
+        if !progress.is_accepted && std::mem::replace(&mut progress.ended_at_once, true) {
             let plural = self.resource.plural();
             return Err(Failure::other(format!("the server ends watches of {plural} at once, without an error")).into());
         }
@@ -589,7 +591,7 @@ impl Watcher {
         &self,
         encoding: Encoding,
         bytes: &[u8],
-        place: &mut Place,
+        progress: &mut Progress,
         stream: &mut Stream,
     ) -> Result<(), Stop> {
         if encoding.is_blank(bytes) {
@@ -598,7 +600,7 @@ impl Watcher {
         let Event { what, object } = match encoding.event(bytes) {
             Ok(event) => event,
             Err(error) if encoding.begins_as_event(bytes) => {
-                return Ok(self.damaged(place, stream, &format!("an event that cannot be read: {error}")).await?);
+                return Ok(self.damaged(progress, stream, &format!("an event that cannot be read: {error}")).await?);
             }
             Err(error) => return Err(Failure::other(format!("a part of the watch is not an event: {error}")).into()),
         };
@@ -607,7 +609,7 @@ impl Watcher {
             return Err(Failure::of_status(status.code, &status).into());
         }
         let Some(identity) = Identity::of(object).filter(|identity| what == "BOOKMARK" || identity.is_named()) else {
-            return Ok(self.damaged(place, stream, NO_NAME).await?);
+            return Ok(self.damaged(progress, stream, NO_NAME).await?);
         };
         stream.brought = true;
         let version = number(&identity.version);
@@ -615,25 +617,25 @@ impl Watcher {
             // Events may arrive late; bookmarks do not.
             "BOOKMARK" => {
                 check_not_before(&identity.version, &stream.version)?;
-                if matches!(place.state, State::Stream(_)) {
+                if matches!(progress.next, NextRequest::Stream(_)) {
                     if identity.version.is_empty() || !is_end_of_list(object) {
                         return Err(self.without_end("another bookmark"));
                     }
-                    self.end_list(place, identity.version.clone(), place.known.listed() == 0).await?;
+                    self.end_list(progress, identity.version.clone(), progress.known.listed() == 0).await?;
                     // What follows confirms an empty list.
-                    stream.brought &= !matches!(place.state, State::Unconfirmed(_));
+                    stream.brought &= !matches!(progress.next, NextRequest::Unconfirmed(_));
                 }
             }
-            "ADDED" | "MODIFIED" => self.apply_event(&mut place.known, &identity, object).await?,
+            "ADDED" | "MODIFIED" => self.apply_event(&mut progress.known, &identity, object).await?,
             "DELETED" => {
-                if place.known.delete(&identity.key, version) {
+                if progress.known.delete(&identity.key, version) {
                     self.changes.send(self.resource.gone(&identity.key)).await?;
                 }
             }
-            other => self.damaged(place, stream, &format!("an event of the unknown type {other:?}")).await?,
+            other => self.damaged(progress, stream, &format!("an event of the unknown type {other:?}")).await?,
         }
         // Late events must not move the watch back; while all objects arrive, their versions have no order.
-        let counts = !matches!(place.state, State::Stream(_));
+        let counts = !matches!(progress.next, NextRequest::Stream(_));
         let before = number(&stream.version);
         if counts && !identity.version.is_empty() && (before == 0 || version > before) {
             stream.version = identity.version;
@@ -642,9 +644,9 @@ impl Watcher {
     }
 
     /// Skips an event whose object is unknown. All objects are requested again after this watch.
-    async fn damaged(&self, place: &mut Place, stream: &mut Stream, reason: &str) -> Result<(), Closed> {
+    async fn damaged(&self, progress: &mut Progress, stream: &mut Stream, reason: &str) -> Result<(), Closed> {
         stream.is_damaged = true;
-        place.known.record_unnamed();
+        progress.known.record_unnamed();
         self.unreadable(None, reason).await
     }
 }
@@ -712,18 +714,18 @@ mod tests {
 
     #[test]
     fn a_starting_server_may_refuse_for_a_moment() {
-        let mut place = Place::default();
+        let mut progress = Progress::default();
         let refused = |kind| Failure { kind, ..Failure::other("HTTP 403") };
-        assert!(!place.may_settle());
-        place.note_refusal(&refused(FailureKind::Forbidden));
-        assert!(place.may_settle());
-        let since = place.refused_since;
-        place.note_refusal(&refused(FailureKind::Unauthorized));
-        assert_eq!(place.refused_since, since, "the time counts from the first");
-        place.refused_since = Instant::now().checked_sub(SETTLING);
-        assert!(!place.may_settle());
-        place.note_refusal(&refused(FailureKind::Other));
-        place.note_refusal(&refused(FailureKind::Forbidden));
-        assert!(place.may_settle(), "it began anew");
+        assert!(!progress.may_settle());
+        progress.note_refusal(&refused(FailureKind::Forbidden));
+        assert!(progress.may_settle());
+        let since = progress.refused_since;
+        progress.note_refusal(&refused(FailureKind::Unauthorized));
+        assert_eq!(progress.refused_since, since, "the time counts from the first");
+        progress.refused_since = Instant::now().checked_sub(SETTLING);
+        assert!(!progress.may_settle());
+        progress.note_refusal(&refused(FailureKind::Other));
+        progress.note_refusal(&refused(FailureKind::Forbidden));
+        assert!(progress.may_settle(), "it began anew");
     }
 }
