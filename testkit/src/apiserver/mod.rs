@@ -513,6 +513,19 @@ impl Store {
         self.only.unwrap_or(if accepts_protobuf { Encoding::Protobuf } else { Encoding::Json })
     }
 
+    /// The kind that is asked for, and the fault that the request meets; a refusal with its code.
+    fn route(&mut self, request: &Request) -> Result<(Kind, Option<Fault>), (u16, Value)> {
+        let kind = self.kind(&request.path).ok_or_else(|| (404, status(404)))?;
+        if self.forbidden.contains(&kind.plural) {
+            let verb = if request.is_watch() { "watch" } else { "list" };
+            return Err((403, forbidden(kind.plural, verb)));
+        }
+        if request.asks_for_stream() && self.streams == Streams::Refused {
+            return Err((422, no_streams()));
+        }
+        Ok((kind, self.fault(kind, !request.asks_for_all())))
+    }
+
     fn fault(&mut self, kind: Kind, watch: bool) -> Option<Fault> {
         let at = self.faults.iter().position(|(plural, of_watch, _)| *plural == kind.plural && *of_watch == watch)?;
         Some(self.faults.remove(at).2)
@@ -660,20 +673,13 @@ fn respond(stream: &mut TcpStream, request: &Request, shared: &Mutex<Store>) -> 
             thread::sleep(latency);
             state = lock(shared);
         }
-        let Some(kind) = state.kind(&request.path) else {
-            drop(state);
-            return fail(stream, 404, &status(404));
-        };
-        if state.forbidden.contains(&kind.plural) {
-            drop(state);
-            let verb = if request.is_watch() { "watch" } else { "list" };
-            return fail(stream, 403, &forbidden(kind.plural, verb));
+        match state.route(request) {
+            Ok(found) => found,
+            Err((code, body)) => {
+                drop(state);
+                return fail(stream, code, &body);
+            }
         }
-        if request.asks_for_stream() && state.streams == Streams::Refused {
-            drop(state);
-            return fail(stream, 422, &no_streams());
-        }
-        (kind, state.fault(kind, !request.asks_for_all()))
     };
     let (mut cut, mut pause, mut padding) = (None, None, 0);
     match fault {
