@@ -44,13 +44,13 @@ impl FrontendChanges {
 
 /// Counts one more user of an object, or one less. Returns whether it is the first, or was the last.
 pub(crate) fn count<K: Ord + Clone>(counts: &mut BTreeMap<K, usize>, key: &K, adds: bool) -> bool {
-    let Some(count) = counts.get_mut(key) else {
-        if adds {
-            counts.insert(key.clone(), 1);
-        }
-        return adds;
-    };
-    *count = if adds { count.saturating_add(1) } else { count.saturating_sub(1) };
+    if adds {
+        let count = counts.entry(key.clone()).or_default();
+        *count = count.saturating_add(1);
+        return *count == 1;
+    }
+    let Some(count) = counts.get_mut(key) else { return false };
+    *count = count.saturating_sub(1);
     let was_last = *count == 0;
     if was_last {
         counts.remove(key);
