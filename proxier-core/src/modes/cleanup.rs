@@ -2,13 +2,12 @@
 
 use ::iptables::{Backend, TableName};
 
-use super::{Kind, fast_path, iptables, ipvs, nftables};
+use super::{Kind, fast_path, iptables, ipvs, nftables, userspace};
 use crate::config::{Config, KernelNames, RulesBy};
 use crate::modes::shared::chains::{Found, unreadable};
 use crate::modes::shared::cleaned::{Cleaned, ServedFrontends};
 use crate::modes::shared::localhost;
-use crate::modes::shared::networks::delete_routes;
-use crate::ports::{Ports, RouteOwner};
+use crate::ports::Ports;
 use crate::service::NodeFacts;
 
 /// Removes everything that this proxy, or a kube-proxy in any of its modes, has created, and nothing else. It cleans
@@ -87,7 +86,7 @@ fn clean(config: &Config, kept: Option<Kind>, ports: &mut Ports<'_>) -> Cleaned 
         }
         cleaned.left.extend(unreadable(ports));
         if kept != Some(Kind::Userspace) {
-            delete_routes(RouteOwner::Userspace, ports, &mut cleaned);
+            cleaned.extend(userspace::cleanup(ports));
         }
     }
     cleaned
