@@ -12,7 +12,7 @@ pub(crate) const ALIGN: usize = 4;
 pub(crate) const ATTR_HEADER: usize = 4;
 
 /// Capacity in bytes that a buffer keeps for the next request.
-const KEPT: usize = 1 << 20;
+const KEPT: usize = 64 << 10;
 
 pub(crate) const fn aligned(length: usize) -> usize {
     length.saturating_add(ALIGN - 1) & !(ALIGN - 1)

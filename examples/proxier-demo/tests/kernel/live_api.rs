@@ -108,6 +108,45 @@ fn a_service_cannot_cut_the_node_off_from_its_api_server() {
     }
 }
 
+/// Many small passes map as much code as one large pass does.
+#[test]
+fn memory_goes_back_after_a_time_of_many_changes() {
+    const STEP: usize = 100;
+    kernel_test(&[Need::Root, Need::Nftables], || {
+        set_up();
+        let service = |number| {
+            let address = format!("10.96.{}.{}", number / STEP, number % STEP);
+            Service::new(&format!("s{number}"), &address, &["10.244.1.5"])
+        };
+        let services: Vec<Service> = (0..4 * STEP).map(service).collect();
+        let world = World::new(services.clone());
+        let running = Running::start(&["--proxy-mode", "nftables", "--kubeconfig", &world.kubeconfig()]);
+        running.until_logged("full pass");
+        // The search for leftovers, two seconds later, gives back too.
+        std::thread::sleep(Duration::from_secs(3));
+        let mapped = || {
+            let status = fs::read_to_string(format!("/proc/{}/status", running.pid())).unwrap();
+            let line = status.lines().find_map(|line| line.strip_prefix("RssFile:")).unwrap();
+            line.trim_end_matches("kB").trim().parse::<u64>().unwrap()
+        };
+        let mut while_busy = 0;
+        for (block, services) in services.chunks(STEP).enumerate() {
+            let endpoint = format!("10.244.2.{}", block + 1);
+            for service in services {
+                world.server.put(&Service { endpoints: vec![endpoint.clone()], ..service.clone() }.slice());
+            }
+            let has_all = || tool("nft list ruleset ip").matches(&format!("{endpoint} ")).count() >= STEP;
+            while_busy = mapped();
+            running.until("endpoints are served", has_all);
+        }
+        // Before the next full pass, which gives back too.
+        let since = Instant::now();
+        running.until("code that is no longer used is unmapped", || mapped() < while_busy * 2 / 3);
+        assert!(since.elapsed() < Duration::from_secs(10), "{:?}", since.elapsed());
+        assert!(running.end().success());
+    });
+}
+
 #[test]
 fn events_tell_and_never_stop_anything() {
     kernel_test(&[Need::Root, Need::Nftables], || {

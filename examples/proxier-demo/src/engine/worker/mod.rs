@@ -47,6 +47,8 @@ pub(crate) struct Worker {
     /// Dropped when the first full pass has ended.
     compared: Option<Sender<()>>,
     has_written: bool,
+    /// Changes since memory was last returned to the kernel.
+    unreturned: u64,
     /// Features that the kernel turned out to lack.
     lacks: BTreeSet<String>,
     /// When to remove objects of other modes; `None`: no full pass has succeeded yet.
@@ -67,8 +69,9 @@ const LONG: Duration = Duration::from_secs(1);
 const CLEAN_AGAIN: Duration = Duration::from_secs(30);
 /// Pause before checking again for objects that a cleanup cannot remove: a person may have removed them.
 const LOOK_AGAIN: Duration = Duration::from_secs(300);
-/// Number of changes in a pass after which unused memory is returned to the kernel.
-const MANY: u64 = 1000;
+/// Number of changes after which unused memory is returned to the kernel, when nothing has happened for [`QUIET`].
+const MANY: u64 = 100;
+const QUIET: Duration = Duration::from_millis(200);
 
 impl Worker {
     /// Starts the thread. It ends when all senders are dropped; after each pass it reports the result. `started`: when
@@ -95,6 +98,7 @@ impl Worker {
                 has_passed: false,
                 compared,
                 has_written: false,
+                unreturned: 0,
                 lacks: BTreeSet::new(),
                 clean_at: None,
                 saw_node: false,
@@ -114,9 +118,10 @@ impl Worker {
                 self.clean_at.filter(|_| !self.is_alone).map(|at| at.saturating_duration_since(Instant::now()));
             if clean_in == Some(Duration::ZERO) {
                 self.clean_up_after_others(engine);
-                memory::give_back();
+                self.give_back();
             }
-            let idle = [engine.idle(), clean_in].into_iter().flatten().min();
+            let quiet_in = (self.unreturned >= MANY).then_some(QUIET);
+            let idle = [engine.idle(), clean_in, quiet_in].into_iter().flatten().min();
             let message = match idle {
                 Some(Duration::ZERO) => {
                     inbox.try_recv().map_err(|error| error == mpsc::error::TryRecvError::Disconnected)
@@ -136,6 +141,7 @@ impl Worker {
                     }
                 }
                 Err(true) => return,
+                Err(false) if idle == quiet_in => self.give_back(),
                 Err(false) => {}
             }
             if self.is_finished {
@@ -166,14 +172,20 @@ impl Worker {
                 if is_first {
                     engine.proxier.compact();
                 }
-                let needed_much = is_first || report.full || report.writes() >= MANY;
+                let needed_much = is_first || report.full;
+                self.unreturned += report.writes();
                 drop(report);
                 if needed_much {
-                    memory::give_back();
+                    self.give_back();
                 }
             }
             self.health.set_pending(engine.pending_since());
         }
+    }
+
+    fn give_back(&mut self) {
+        memory::give_back();
+        self.unreturned = 0;
     }
 
     /// Removes objects of other modes. Retries failures after a while, and checks again for leftovers.
