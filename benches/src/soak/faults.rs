@@ -18,9 +18,9 @@ use super::ground::{iptables, node_addresses};
 use super::mode::{Mode, Moment, breaks, changed, stays};
 use super::proxy::Supervisor;
 use super::random::Random;
-use super::truth::{SETS, Tables, option, ways};
+use super::truth::{SETS, Tables, lower, option, ways};
 use super::watchers::{Fault, Log, Scope};
-use super::world::{Family, Host, PODS, Service, Way};
+use super::world::{Family, Host, PODS, Service, Way, flapping};
 use super::{first, held};
 use crate::Failure;
 use crate::network::tool;
@@ -488,7 +488,7 @@ impl Faults {
         let before = list()?;
         let (scope, line) = match kind {
             "an element deleted" => {
-                let (at, protocol) = (place.at, place.service.protocol.lower());
+                let (at, protocol) = (place.at, lower(place.service.protocol));
                 let key = format!("{} . {protocol} . {}", at.ip(), at.port());
                 let sets =
                     ["internal-4", "internal-8", "internal-12", "external-4", "external-8", "external-12", "services"];
@@ -597,12 +597,12 @@ impl Faults {
     /// Removes and adds the node's second addresses a few times.
     fn flap(&mut self, kind: &'static str) -> Result<String, Failure> {
         let times = self.random.between(1, 4);
-        let windows = Family::ALL.map(|family| self.log.open(kind, Scope::Address(family.flapping()), None));
+        let windows = Family::ALL.map(|family| self.log.open(kind, Scope::Address(flapping(family)), None));
         for _ in 0..times {
             for (verb, nodad) in [("del", ""), ("add", " nodad")] {
                 for (family, bits) in Family::ALL.into_iter().zip([24, 64]) {
                     let nodad = if family == Family::V6 { nodad } else { "" };
-                    tool(&format!("ip addr {verb} {}/{bits} dev eth0{nodad}", family.flapping()))?;
+                    tool(&format!("ip addr {verb} {}/{bits} dev eth0{nodad}", flapping(family)))?;
                 }
                 std::thread::sleep(Duration::from_millis(self.random.between(100, 1_500).into()));
             }

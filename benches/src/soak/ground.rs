@@ -8,7 +8,7 @@ use testkit::oracle::{self, Backend};
 use testkit::witness::{Transport, Witness};
 use testkit::{Netns, NetnsGuard, veth_pair};
 
-use super::world::{Family, Host, POD_PORT, PODS};
+use super::world::{Family, Host, POD_PORT, PODS, flapping, on_link, own};
 use crate::Failure;
 use crate::network::tool;
 
@@ -49,7 +49,7 @@ fn addresses(of: impl Fn(Family) -> IpAddr, device: &str) -> [String; 2] {
 
 /// The client's first address, and that of a client outside the source ranges.
 pub(super) fn client(family: Family, stranger: bool) -> IpAddr {
-    family.on_link(if stranger { 20 } else { 10 })
+    on_link(family, if stranger { 20 } else { 10 })
 }
 
 impl Ground {
@@ -64,7 +64,7 @@ impl Ground {
         let (client_side, pods) = (Netns::new()?, Netns::new()?);
         veth_pair((&here, "eth0"), (&client_side, "eth0"))?;
         veth_pair((&here, "pods"), (&pods, "eth0"))?;
-        let mut lines = [addresses(Family::node, "eth0"), addresses(Family::flapping, "eth0")].concat();
+        let mut lines = [addresses(own, "eth0"), addresses(flapping, "eth0")].concat();
         lines.push("address add 10.244.1.1/24 dev pods".to_owned());
         lines.push("address add fd00:244:1::1/64 dev pods nodad".to_owned());
         for device in ["foreign0", "flood0"] {
@@ -77,11 +77,11 @@ impl Ground {
         // While the address is missing, its packets must not be forwarded. Linux forgets how it masquerades a
         // connection when a packet leaves by another device (`nf_nat_oif_changed`), and the pod then resets it. No
         // proxy can prevent that.
-        lines.push(format!("route add blackhole {}/32", Family::V4.flapping()));
-        lines.push(format!("route add blackhole {}/128", Family::V6.flapping()));
+        lines.push(format!("route add blackhole {}/32", flapping(Family::V4)));
+        lines.push(format!("route add blackhole {}/128", flapping(Family::V6)));
         batch(&here, &lines)?;
         let mut lines = [false, true].map(|stranger| addresses(|family| client(family, stranger), "eth0")).concat();
-        lines.extend(Family::ALL.map(|family| format!("route add default via {}", family.node())));
+        lines.extend(Family::ALL.map(|family| format!("route add default via {}", own(family))));
         batch(&client_side, &lines)?;
         let of_pods = (0..PODS).flat_map(|pod| addresses(|family| Host::Pod(pod).address(family), "eth0"));
         let routes = ["10.244.1.1", "fd00:244:1::1"].map(|gateway| format!("route add default via {gateway}"));
@@ -186,5 +186,5 @@ pub(super) fn foreign_state(backend: Backend) -> Result<BTreeSet<String>, Failur
 
 /// The node's addresses in the networks of node ports.
 pub(super) fn node_addresses() -> Vec<IpAddr> {
-    Family::ALL.into_iter().flat_map(|family| [family.node(), family.flapping()]).collect()
+    Family::ALL.into_iter().flat_map(|family| [own(family), flapping(family)]).collect()
 }

@@ -18,7 +18,7 @@ use super::random::Random;
 use super::script::Script;
 use super::truth::{is_guarded, ways};
 use super::watchers::{Log, Miss, Use};
-use super::world::{Family, Host, POD_PORT, PODS, Protocol, Service, Way};
+use super::world::{Family, Host, POD_PORT, PODS, Protocol, Service, Way, flapping};
 use crate::Failure;
 
 /// Time limit of a client for a connection and for an answer: a lost first packet is sent again after 1, 3, 7 and 15 s.
@@ -89,7 +89,7 @@ impl Client {
             what,
             client: self.number,
             service: target.service.clone(),
-            place: format!("{} {}", target.protocol.upper(), target.place),
+            place: format!("{} {}", target.protocol, target.place),
             address: Some(target.place.ip()),
             from,
             until: self.log.now(),
@@ -250,12 +250,12 @@ impl Load {
             run(&short, Box::new(move |client| client.short(&targets, None, Duration::from_millis(250))))?;
         }
         let streams: Vec<Target> = all.iter().filter(|target| target.protocol == Protocol::Tcp).cloned().collect();
-        let mut flapping = streams.clone();
-        flapping.retain(|target| target.way == Way::NodePort);
-        for target in &mut flapping {
-            target.place.set_ip(Family::of(target.place.ip()).flapping());
+        let mut flap = streams.clone();
+        flap.retain(|target| target.way == Way::NodePort);
+        for target in &mut flap {
+            target.place.set_ip(flapping(Family::of(target.place.ip())));
         }
-        for (count, first, what, targets) in [(12, 200, Use::Long, streams), (2, 300, Use::Flapping, flapping)] {
+        for (count, first, what, targets) in [(12, 200, Use::Long, streams), (2, 300, Use::Flapping, flap)] {
             for number in first..first + count {
                 let (targets, random) = (targets.clone(), Random::new(seed, number));
                 run(&long, Box::new(move |client| client.long(&targets, what, random)))?;

@@ -60,7 +60,7 @@ impl Tables {
 
     /// Adds the targets of new connections to the Service, in modes without IPVS tables.
     fn add_served(&mut self, mode: Mode, service: &Service, family: Family, node: &[IpAddr]) {
-        let protocol = service.protocol.lower();
+        let protocol = lower(service.protocol);
         for way in [Way::ClusterIp, Way::External, Way::Balancer, Way::NodePort] {
             let places: Vec<SocketAddr> = match service.node_port().filter(|_| way == Way::NodePort) {
                 // Its chains match node ports by port alone.
@@ -110,7 +110,7 @@ impl Tables {
     }
 
     fn add_ipvs(&mut self, service: &Service, family: Family, node: &[IpAddr]) {
-        let protocol = service.protocol.lower();
+        let protocol = lower(service.protocol);
         for way in [Way::ClusterIp, Way::External, Way::Balancer] {
             let Some(address) = service.address(way, family) else { continue };
             self.server(service, (address, service.port).into(), &service.hosts(way));
@@ -131,7 +131,7 @@ impl Tables {
         if let Some(port) = service.node_port() {
             let kinds: &[&str] = if service.local { &["NODE-PORT", "NODE-PORT-LOCAL"] } else { &["NODE-PORT"] };
             for kind in kinds {
-                self.entry(family, &format!("{kind}-{}", service.protocol.upper()), &port.to_string());
+                self.entry(family, &format!("{kind}-{}", service.protocol), &port.to_string());
             }
             for address in node.iter().filter(|address| Family::of(**address) == family) {
                 self.server(service, (*address, port).into(), &service.hosts(Way::NodePort));
@@ -149,7 +149,7 @@ impl Tables {
         if service.ranges == Ranges::None {
             return;
         }
-        let (protocol, port) = (service.protocol.lower(), service.port);
+        let (protocol, port) = (lower(service.protocol), service.port);
         self.entry(family, "LOAD-BALANCER-FW", &format!("{address},{protocol}:{port}"));
         for range in service.ranges.of(family) {
             self.entry(family, "LOAD-BALANCER-SOURCE-CIDR", &format!("{address},{protocol}:{port},{range}"));
@@ -158,7 +158,7 @@ impl Tables {
             self.entry(family, "LOAD-BALANCER-SOURCE-IP", &format!("{address},{protocol}:{port},{address}"));
         } else {
             let bits = if family == Family::V4 { 32 } else { 128 };
-            let number = service.protocol.number();
+            let number = if service.protocol == Protocol::Udp { 17 } else { 6 };
             // As iptables-save prints it.
             let rule = format!(
                 "-A KUBE-IPVS-OUT-FILTER -s {address}/{bits} -m ipvs --vproto {number} --vaddr {address} --vport {port} -j DROP"
@@ -200,18 +200,16 @@ impl Tables {
 }
 
 pub(super) fn unspecified(family: Family) -> IpAddr {
-    match family {
-        Family::V4 => Ipv4Addr::UNSPECIFIED.into(),
-        Family::V6 => Ipv6Addr::UNSPECIFIED.into(),
-    }
+    if family == Family::V4 { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() }
 }
 
 /// `ipvsadm`'s option for a protocol.
 pub(super) fn option(protocol: Protocol) -> &'static str {
-    match protocol {
-        Protocol::Tcp => "-t",
-        Protocol::Udp => "-u",
-    }
+    if protocol == Protocol::Udp { "-u" } else { "-t" }
+}
+
+pub(super) fn lower(protocol: Protocol) -> String {
+    protocol.name().to_lowercase()
 }
 
 pub(super) fn ways(service: &Service) -> impl Iterator<Item = (Way, Family, SocketAddr)> {

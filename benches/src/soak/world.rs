@@ -1,9 +1,11 @@
 //! The model: Services and their endpoints, and their objects in the API server.
 //!
-//! The model shares no code with the proxy: [`super::truth`] computes the kernel's expected state independently.
+//! The model shares no code with the proxy, only names of families, protocols and modes: [`super::truth`] computes the
+//! kernel's expected state independently.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+pub(super) use proxier_core::net::{Family, Protocol};
 use serde_json::{Value, json};
 
 /// The node that the proxy serves; the other one is a neighbour.
@@ -17,73 +19,22 @@ pub(super) const POD_PORT: u16 = 8080;
 /// Each Service has a slot that determines its addresses and node port.
 pub(super) const SLOTS: u16 = 2_700;
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    pub(super) const ALL: [Family; 2] = [Family::V4, Family::V6];
-
-    pub(super) fn of(address: IpAddr) -> Self {
-        if address.is_ipv4() { Family::V4 } else { Family::V6 }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
-        }
-    }
-
-    /// An address in the network of the node and its clients, with the same last digits in both families.
-    pub(super) fn on_link(self, last: u8) -> IpAddr {
-        match self {
-            Family::V4 => Ipv4Addr::new(192, 0, 2, last).into(),
-            Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, u16::from(last / 10 * 16 + last % 10)).into(),
-        }
-    }
-
-    /// The node's own address.
-    pub(super) fn node(self) -> IpAddr {
-        self.on_link(1)
-    }
-
-    /// The node's address that is removed and added.
-    pub(super) fn flapping(self) -> IpAddr {
-        self.on_link(50)
+/// An address in the network of the node and its clients, with the same last digits in both families.
+pub(super) fn on_link(family: Family, last: u8) -> IpAddr {
+    match family {
+        Family::V4 => Ipv4Addr::new(192, 0, 2, last).into(),
+        Family::V6 => Ipv6Addr::new(0x2001, 0xdb8, 1, 0, 0, 0, 0, u16::from(last / 10 * 16 + last % 10)).into(),
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Protocol {
-    Tcp,
-    Udp,
+/// The node's own address.
+pub(super) fn own(family: Family) -> IpAddr {
+    on_link(family, 1)
 }
 
-impl Protocol {
-    pub(super) fn upper(self) -> &'static str {
-        match self {
-            Protocol::Tcp => "TCP",
-            Protocol::Udp => "UDP",
-        }
-    }
-
-    pub(super) fn lower(self) -> &'static str {
-        match self {
-            Protocol::Tcp => "tcp",
-            Protocol::Udp => "udp",
-        }
-    }
-
-    /// Its IP protocol number.
-    pub(super) fn number(self) -> u8 {
-        match self {
-            Protocol::Tcp => 6,
-            Protocol::Udp => 17,
-        }
-    }
+/// The node's address that is removed and added.
+pub(super) fn flapping(family: Family) -> IpAddr {
+    on_link(family, 50)
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,7 +207,7 @@ impl Service {
     pub(super) fn place(&self, way: Way, family: Family) -> Option<SocketAddr> {
         if way == Way::NodePort {
             let port = self.node_port().filter(|_| self.families.contains(&family))?;
-            return Some((family.node(), port).into());
+            return Some((own(family), port).into());
         }
         Some((self.address(way, family)?, self.port).into())
     }
@@ -308,7 +259,7 @@ impl Service {
                 "type": "ClusterIP", "clusterIP": clusters.first(), "clusterIPs": clusters, "ipFamilies": families,
                 "ipFamilyPolicy": if self.families.len() > 1 { "RequireDualStack" } else { "SingleStack" },
                 "internalTrafficPolicy": "Cluster", "sessionAffinity": "None",
-                "ports": [{"name": "p", "port": self.port, "protocol": self.protocol.upper(), "targetPort": self.target}],
+                "ports": [{"name": "p", "port": self.port, "protocol": self.protocol.name(), "targetPort": self.target}],
             },
             "status": {"loadBalancer": {}},
         });
@@ -363,7 +314,7 @@ impl Service {
                 "namespace": NAMESPACE, "name": self.slice_name(family),
                 "labels": {"kubernetes.io/service-name": self.name},
             },
-            "ports": [{"name": "p", "port": self.target, "protocol": self.protocol.upper()}],
+            "ports": [{"name": "p", "port": self.target, "protocol": self.protocol.name()}],
             "endpoints": endpoints.collect::<Vec<_>>(),
         })
     }
@@ -376,7 +327,7 @@ impl Service {
 
 /// The node as created by a kubelet and controllers.
 pub(super) fn node() -> Value {
-    let addresses = Family::ALL.map(|family| json!({"type": "InternalIP", "address": family.node().to_string()}));
+    let addresses = Family::ALL.map(|family| json!({"type": "InternalIP", "address": own(family).to_string()}));
     json!({
         "kind": "Node", "apiVersion": "v1",
         "metadata": {"name": NODE, "labels": {"kubernetes.io/hostname": NODE, "topology.kubernetes.io/zone": "a"}},
