@@ -30,11 +30,8 @@ const SLACK: Duration = Duration::from_secs(2);
 /// Pause between two checks. Each may start a process, which is slow in QEMU without KVM.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Threads that wait for a repair.
-type Repairs = Vec<JoinHandle<()>>;
-
 /// A kind of fault: its name, and the function that makes it and returns details.
-type Kind = (&'static str, fn(&mut Faults, &'static str, &mut Repairs) -> Result<String, Failure>);
+type Kind = (&'static str, fn(&mut Faults) -> Result<String, Failure>);
 
 /// Tables and chains of IPVS mode.
 const IPVS_CHAINS: &[(&str, &str)] = &[
@@ -66,10 +63,10 @@ const KILL: &str = "proxy killed and started again";
 
 /// Faults of every mode.
 const GENERAL: [Kind; 12] = [
-    (KILL, |faults, kind, _| faults.kill(kind)),
-    ("proxy stopped for a while (SIGSTOP)", |faults, kind, _| {
+    (KILL, Faults::kill),
+    ("proxy stopped for a while (SIGSTOP)", |faults| {
         let time = faults.seconds(8, 20);
-        let window = faults.is_in_the_way().then(|| faults.log.open(kind, Scope::Waiting, None));
+        let window = faults.is_in_the_way().then(|| faults.log.open(faults.kind, Scope::Waiting, None));
         faults.proxy.signal(Signal::SIGSTOP);
         faults.wait(time);
         faults.proxy.signal(Signal::SIGCONT);
@@ -78,53 +75,51 @@ const GENERAL: [Kind; 12] = [
         }
         Ok(format!("{} s", time.as_secs()))
     }),
-    ("lock of iptables held", |faults, _, _| faults.hold_lock()),
-    ("address monitor overrun", |faults, _, _| faults.overrun()),
-    ("watches cut", |faults, _, _| {
+    ("lock of iptables held", Faults::hold_lock),
+    ("address monitor overrun", Faults::overrun),
+    ("watches cut", |faults| {
         faults.server.cut_watches();
         Ok(String::new())
     }),
-    ("API server away", |faults, _, _| {
+    ("API server away", |faults| {
         let time = faults.seconds(2, 10);
         faults.server.outage(true);
         faults.wait(time);
         faults.server.outage(false);
         Ok(format!("{} s", time.as_secs()))
     }),
-    ("versions too old (410)", |faults, _, _| Ok(faults.list_again(&[]))),
-    ("API server answers 500 and 503", |faults, _, _| {
+    ("versions too old (410)", |faults| Ok(faults.list_again(&[]))),
+    ("API server answers 500 and 503", |faults| {
         for resource in ["services", "endpointslices"] {
             faults.server.fail_next(resource, Verb::Watch, ApiFault::Status(500, None));
         }
         Ok(faults.list_again(&[ApiFault::Status(500, None), ApiFault::Status(503, Some(1))]))
     }),
-    ("API server answers late", |faults, _, _| {
+    ("API server answers late", |faults| {
         let late = faults.seconds(2, 6);
         Ok(faults.list_again(&[ApiFault::Late(late)]))
     }),
-    ("lists cut in the middle", |faults, _, _| {
+    ("lists cut in the middle", |faults| {
         Ok(faults.list_again(&[ApiFault::Cut(20_000), ApiFault::Text("<html>".to_owned())]))
     }),
-    ("empty lists", |faults, _, _| {
+    ("empty lists", |faults| {
         faults.server.compact();
         // The next list after the empty one is delayed. The versions are forgotten at once.
         Ok(faults.list_again(&[ApiFault::Empty, ApiFault::Late(Duration::from_secs(1))]))
     }),
-    ("a node address flaps", |faults, kind, _| faults.flap(kind)),
+    ("a node address flaps", Faults::flap),
 ];
-
-const SERVERS: fn(&mut Faults, &'static str, &mut Repairs) -> Result<String, Failure> = Faults::edit_servers;
 
 /// Changes to a mode's tables by other programs.
 fn edits(mode: Mode) -> &'static [Kind] {
     match mode {
         Mode::Ipvs => &[
-            ("a real server deleted", SERVERS),
-            ("a real server added", SERVERS),
-            ("a weight changed", SERVERS),
-            ("a virtual server deleted", SERVERS),
+            ("a real server deleted", Faults::edit_servers),
+            ("a real server added", Faults::edit_servers),
+            ("a weight changed", Faults::edit_servers),
+            ("a virtual server deleted", Faults::edit_servers),
             ("a set flushed", Faults::flush_set),
-            ("a chain flushed", |faults, kind, repairs| faults.flush_chain(kind, IPVS_CHAINS, repairs)),
+            ("a chain flushed", |faults| faults.flush_chain(IPVS_CHAINS)),
             ("a Service's address deleted", Faults::delete_address),
         ],
         Mode::Nftables => &[
@@ -136,7 +131,7 @@ fn edits(mode: Mode) -> &'static [Kind] {
             ("a rule added", Faults::edit_table),
         ],
         Mode::Iptables => &[
-            ("a chain flushed", |faults, kind, repairs| faults.flush_chain(kind, IPTABLES_CHAINS, repairs)),
+            ("a chain flushed", |faults| faults.flush_chain(IPTABLES_CHAINS)),
             ("a chain deleted", Faults::edit_rules),
             ("a rule deleted", Faults::edit_rules),
             ("a rule added", Faults::edit_rules),
@@ -148,13 +143,6 @@ fn edits(mode: Mode) -> &'static [Kind] {
 /// The names of all kinds of faults in a mode.
 pub(super) fn kinds(mode: Mode) -> BTreeSet<&'static str> {
     GENERAL.iter().chain(edits(mode)).map(|(name, _)| *name).collect()
-}
-
-/// Waits until all of these have seen their repair or given up.
-fn wait_for(repairs: &mut Repairs) {
-    for repair in repairs.drain(..) {
-        repair.join().unwrap_or_default();
-    }
 }
 
 /// Makes the faults.
@@ -178,6 +166,10 @@ pub(super) struct Faults {
     pub(super) no_restart: bool,
     pub(super) random: Random,
     pub(super) stop: Arc<AtomicBool>,
+    /// The current fault.
+    pub(super) kind: &'static str,
+    /// Threads that wait for a repair.
+    pub(super) repairs: Vec<JoinHandle<()>>,
 }
 
 /// One address of a steady Service.
@@ -207,7 +199,6 @@ impl Faults {
         std::thread::spawn(move || {
             let main = self.proxy.mode();
             let mut failed = Vec::new();
-            let mut repairs = Vec::new();
             let mut deck: Vec<Kind> = Vec::new();
             let mut dealt = false;
             let mut turns = std::mem::take(&mut self.others).into_iter().cycle();
@@ -218,7 +209,7 @@ impl Faults {
                     let to = if mode == main { turns.next() } else { Some(main) };
                     if let Some(to) = to {
                         // Let the proxy repair the old mode's tables first: the new mode ignores them.
-                        wait_for(&mut repairs);
+                        self.wait_for_repairs();
                         failed.extend(self.change_mode(to).err().map(|error| format!("change to {to} mode: {error}")));
                         next = self.log.now() + stays(to, main, self.every);
                         // The general faults stay in the deck; those of a mode are dealt again.
@@ -246,14 +237,22 @@ impl Faults {
                 // Discard pending failures: the proxy waits longer after each failure, so several in a row would look
                 // like a server that is down for minutes.
                 self.server.clear_faults();
-                match make(&mut self, kind, &mut repairs) {
+                self.kind = kind;
+                match make(&mut self) {
                     Ok(detail) => self.note(kind, detail, now),
                     Err(error) => failed.push(format!("{kind}: {error}")),
                 }
             }
-            wait_for(&mut repairs);
+            self.wait_for_repairs();
             failed
         })
+    }
+
+    /// Waits until all have seen their repair or given up.
+    fn wait_for_repairs(&mut self) {
+        for repair in self.repairs.drain(..) {
+            repair.join().unwrap_or_default();
+        }
     }
 
     fn note(&self, kind: &'static str, detail: String, from: Duration) {
@@ -329,8 +328,8 @@ impl Faults {
         self.proxy.mode() == Mode::Userspace
     }
 
-    fn kill(&mut self, kind: &'static str) -> Result<String, Failure> {
-        let window = self.is_in_the_way().then(|| self.log.open(kind, Scope::Everybody, Some(self.repair)));
+    fn kill(&mut self) -> Result<String, Failure> {
+        let window = self.is_in_the_way().then(|| self.log.open(self.kind, Scope::Everybody, Some(self.repair)));
         let before = self.proxy.said().served;
         self.proxy.kill();
         let time = Duration::from_millis(self.random.between(0, 3_000).into());
@@ -399,19 +398,18 @@ impl Faults {
 
     /// Another program changes something with these command lines; a thread checks until it is repaired.
     fn damage(
-        &self,
-        (kind, scope): (&'static str, Scope),
+        &mut self,
+        scope: Scope,
         lines: &[String],
-        repairs: &mut Repairs,
         whole: impl Fn() -> bool + Send + 'static,
     ) -> Result<(), Failure> {
-        let window = self.log.open(kind, scope, Some(self.repair));
+        let window = self.log.open(self.kind, scope, Some(self.repair));
         if let Some(error) = lines.iter().find_map(|line| tool(line).err()) {
             self.log.close(window);
             return Err(error);
         }
         let (log, patience) = (self.log.clone(), self.repair * 2);
-        repairs.push(std::thread::spawn(move || {
+        self.repairs.push(std::thread::spawn(move || {
             let begin = log.now();
             while log.now().saturating_sub(begin) < patience {
                 if whole() {
@@ -427,7 +425,7 @@ impl Faults {
         Ok(())
     }
 
-    fn edit_servers(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
+    fn edit_servers(&mut self) -> Result<String, Failure> {
         let place = self.place()?;
         let (option, at) = (option(place.service.protocol), place.at);
         let reals = place.reals();
@@ -435,7 +433,7 @@ impl Faults {
         let scope = Scope::Service(place.service.name.clone());
         let other = (0..PODS).map(|pod| SocketAddr::new(Host::Pod(pod).address(place.family), place.service.target));
         let others: Vec<SocketAddr> = other.filter(|other| !reals.contains(other)).collect();
-        let line = match kind {
+        let line = match self.kind {
             "a real server deleted" => format!("ipvsadm -d {option} {at} -r {real}"),
             "a real server added" => {
                 let other = self.random.pick(&others).ok_or("no other pod")?;
@@ -445,7 +443,7 @@ impl Faults {
             _ => format!("ipvsadm -D {option} {at}"),
         };
         let lines = [line];
-        let done = self.damage((kind, scope), &lines, repairs, move || {
+        let done = self.damage(scope, &lines, move || {
             let Ok(text) = tool(&format!("ipvsadm -Ln {option} {at}")) else { return false };
             let serves = |real: &SocketAddr| {
                 let real = real.to_string();
@@ -471,9 +469,9 @@ impl Faults {
     }
 
     /// Another program edits the table of nftables mode.
-    fn edit_table(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
+    fn edit_table(&mut self) -> Result<String, Failure> {
         // Missing objects cannot be edited.
-        wait_for(repairs);
+        self.wait_for_repairs();
         let place = self.place()?;
         let ip = place.ip();
         let chains =
@@ -486,7 +484,7 @@ impl Faults {
             tool(&line)
         };
         let before = list()?;
-        let (scope, line) = match kind {
+        let (scope, line) = match self.kind {
             "an element deleted" => {
                 let (at, protocol) = (place.at, lower(place.service.protocol));
                 let key = format!("{} . {protocol} . {}", at.ip(), at.port());
@@ -518,16 +516,16 @@ impl Faults {
             }
         };
         let whole = self.whole(move || list().is_ok_and(|now| now == before));
-        self.damage((kind, scope), std::slice::from_ref(&line), repairs, whole)?;
+        self.damage(scope, std::slice::from_ref(&line), whole)?;
         Ok(line)
     }
 
     /// Another program edits the rules of iptables mode.
-    fn edit_rules(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
-        wait_for(repairs);
+    fn edit_rules(&mut self) -> Result<String, Failure> {
+        self.wait_for_repairs();
         let programs = iptables(self.backend);
         let program = *self.random.pick(&programs).ok_or("no program")?;
-        let (scope, lines) = match kind {
+        let (scope, lines) = match self.kind {
             // No packet passes it. Without it, the proxy must detect that its chains may be missing.
             "a chain deleted" => (Scope::Uses(&[]), vec!["-F KUBE-PROXY-CANARY", "-X KUBE-PROXY-CANARY"]),
             "a rule deleted" => (Scope::Everybody, vec!["-D KUBE-SERVICES 1"]),
@@ -538,27 +536,22 @@ impl Faults {
             let has = |line: &str| tool(&format!("{program} -w 20 -t nat {line}")).is_ok();
             has("-S KUBE-PROXY-CANARY") && !has("-C KUBE-SERVICES -j RETURN")
         });
-        self.damage((kind, scope), &lines, repairs, whole)?;
+        self.damage(scope, &lines, whole)?;
         Ok(lines.join(", "))
     }
 
-    fn flush_set(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
+    fn flush_set(&mut self) -> Result<String, Failure> {
         let wanted = Tables::of(Mode::Ipvs, &self.steady, &[]);
         let entries: Vec<String> = wanted.of_tool(SETS).cloned().collect();
         let entry = self.random.pick(&entries).ok_or("no entry")?.clone();
         let mut words = entry.split(' ').skip(1).map(str::to_owned);
         let (Some(set), Some(element)) = (words.next(), words.next()) else { return Err("no entry".into()) };
         let (flush, test) = (format!("ipset flush {set}"), format!("ipset test {set} {element}"));
-        self.damage((kind, Scope::Everybody), &[flush], repairs, move || tool(&test).is_ok())?;
+        self.damage(Scope::Everybody, &[flush], move || tool(&test).is_ok())?;
         Ok(set)
     }
 
-    fn flush_chain(
-        &mut self,
-        kind: &'static str,
-        chains: &[(&str, &str)],
-        repairs: &mut Repairs,
-    ) -> Result<String, Failure> {
+    fn flush_chain(&mut self, chains: &[(&str, &str)]) -> Result<String, Failure> {
         let (table, chain) = *self.random.pick(chains).ok_or("no chain")?;
         let programs = iptables(self.backend);
         let program = *self.random.pick(&programs).ok_or("no program")?;
@@ -570,11 +563,11 @@ impl Faults {
         // one by one.
         let whole = self.whole(move || rules().is_some_and(|now| now * 4 >= before * 3));
         let flush = format!("{program} -w 20 -t {table} -F {chain}");
-        self.damage((kind, Scope::Everybody), &[flush], repairs, whole)?;
+        self.damage(Scope::Everybody, &[flush], whole)?;
         Ok(format!("{program} {chain}"))
     }
 
-    fn delete_address(&mut self, kind: &'static str, repairs: &mut Repairs) -> Result<String, Failure> {
+    fn delete_address(&mut self) -> Result<String, Failure> {
         let mut place = self.place()?;
         while place.way == Way::NodePort {
             place = self.place()?;
@@ -590,14 +583,14 @@ impl Faults {
             (format!("ip addr del {address}/{bits} {device}"), format!("ip -o addr show {device} to {address}"))
         };
         let whole = move || tool(&show).is_ok_and(|text| !text.trim().is_empty());
-        self.damage((kind, Scope::Service(place.service.name)), &[line], repairs, whole)?;
+        self.damage(Scope::Service(place.service.name), &[line], whole)?;
         Ok(address.to_string())
     }
 
     /// Removes and adds the node's second addresses a few times.
-    fn flap(&mut self, kind: &'static str) -> Result<String, Failure> {
+    fn flap(&mut self) -> Result<String, Failure> {
         let times = self.random.between(1, 4);
-        let windows = Family::ALL.map(|family| self.log.open(kind, Scope::Address(flapping(family)), None));
+        let windows = Family::ALL.map(|family| self.log.open(self.kind, Scope::Address(flapping(family)), None));
         for _ in 0..times {
             for (verb, nodad) in [("del", ""), ("add", " nodad")] {
                 for (family, bits) in Family::ALL.into_iter().zip([24, 64]) {

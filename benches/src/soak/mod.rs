@@ -259,6 +259,8 @@ impl Soak {
             no_restart: self.options.spoil == Some(Spoil::NoRestart),
             random: Random::new(self.options.seed, 2),
             stop: breaking.clone(),
+            kind: "",
+            repairs: Vec::new(),
         };
         let faults = faults.start();
         self.change(log, length);
