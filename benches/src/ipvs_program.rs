@@ -10,6 +10,7 @@ use crate::namespace::{compare, enter_fresh, tell};
 use crate::program::timed;
 use crate::report::{Goal, Report, ms};
 use crate::tape::Tape;
+use crate::world::cluster_ip;
 use crate::{Failure, Options, program};
 
 const WHAT: &str = "Virtual servers with 10 real servers each, from nothing";
@@ -21,7 +22,7 @@ const REAL_SERVERS: u32 = 10;
 
 /// The n-th virtual server's key.
 pub(crate) fn key(number: u32) -> VirtualServerKey {
-    VirtualServerKey::tcp(SocketAddr::from((Ipv4Addr::from(0x0a60_0001 + number), 80)))
+    VirtualServerKey::tcp(SocketAddr::from((cluster_ip(number), 80)))
 }
 
 /// All of them with their real servers, as operations.
@@ -39,7 +40,7 @@ pub(crate) fn operations(virtual_servers: u32, real_servers: u32) -> impl Iterat
 fn text(virtual_servers: u32, real_servers: u32) -> String {
     let mut text = String::new();
     for number in 0..virtual_servers {
-        let vip = Ipv4Addr::from(0x0a60_0001 + number);
+        let vip = cluster_ip(number);
         let _infallible = writeln!(text, "-A -t {vip}:80 -s rr");
         for real in 0..real_servers {
             let addr = Ipv4Addr::from(0x7f10_0001 + number * real_servers + real);

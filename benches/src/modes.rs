@@ -125,11 +125,13 @@ pub(crate) fn restore(way: &str, text: &str) -> Result<Duration, Failure> {
 }
 
 pub(crate) fn connect(network: &Network, services: u32, connections: usize, name: &str) -> Result<(), Failure> {
-    let place = |number: u32| -> Result<SocketAddr, Failure> { Ok(SocketAddr::new(cluster_ip(number).parse()?, 80)) };
     // An address that is not an endpoint of a Service. IPVS assigns an answer of a real server to a known connection
     // with the same client port. So a direct connection to an endpoint from a reused port would get no answer.
     let direct: SocketAddr = "10.250.0.1:8080".parse()?;
-    let places = [("directly, no Service".to_owned(), direct), (format!("{name}, last"), place(services - 1)?)];
+    let places = [
+        ("directly, no Service".to_owned(), direct),
+        (format!("{name}, last"), SocketAddr::from((cluster_ip(services - 1), 80))),
+    ];
     for (_, place) in &places {
         network.connect(*place, connections / 5 + 1)?;
     }

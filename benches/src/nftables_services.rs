@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
-use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use nftables::{Client, ElementData, Family, TableKey};
@@ -260,7 +259,7 @@ fn change_nft(services: u32) -> Result<(), Failure> {
         tell(CHANGE, services, "ms", NFT, ms(feed("nft", &["-f", "-"], &text)?));
     }
     let [_, last] = endpoints(CHANGES);
-    let last: Ipv4Addr = endpoint_address(service, last).parse()?;
+    let last = endpoint_address(service, last);
     let mut is_there = false;
     Client::open()?.for_each_element(&table()?.set("endpoints")?, |element| {
         let Some(ElementData::Value(endpoint)) = element.data else { return };

@@ -186,7 +186,7 @@ pub(crate) fn side(arguments: &[&str]) -> Result<(), Failure> {
     }
     let network = Network::new(answer)?;
     let _node = rules.write(services)?;
-    let place = SocketAddr::from((cluster_ip(services - 1).parse::<Ipv4Addr>()?, 80));
+    let place = SocketAddr::from((cluster_ip(services - 1), 80));
     measure(&network, services, (DIRECTLY, SocketAddr::from((DIRECT, 8080))), work)?;
     measure(&network, services, (name, place), work)
 }

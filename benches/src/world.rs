@@ -1,5 +1,7 @@
 //! A cluster of any size, with the same objects for every bench.
 
+use std::net::Ipv4Addr;
+
 use proxier_core::objects::{
     EndpointObject, EndpointPortObject, EndpointSliceObject, Metadata, ServiceObject, ServicePortObject,
 };
@@ -7,20 +9,14 @@ use proxier_core::objects::{
 /// Endpoint addresses that one Service may use: its number times this is its first.
 const STRIDE: u32 = 16;
 
-fn octets(number: u32) -> [u32; 3] {
-    [number >> 16 & 0xff, number >> 8 & 0xff, number & 0xff]
-}
-
 /// The cluster IP of a Service: 10.96.0.1 and up.
-pub(crate) fn cluster_ip(number: u32) -> String {
-    let [a, b, c] = octets(number + 1);
-    format!("10.{}.{b}.{c}", 96 + a)
+pub(crate) fn cluster_ip(number: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0a60_0001 + number)
 }
 
 /// The address of an endpoint: 10.128.0.1 and up.
-pub(crate) fn endpoint_address(number: u32, endpoint: u32) -> String {
-    let [a, b, c] = octets(number * STRIDE + endpoint + 1);
-    format!("10.{}.{b}.{c}", 128 + a)
+pub(crate) fn endpoint_address(number: u32, endpoint: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0a80_0001 + number * STRIDE + endpoint)
 }
 
 pub(crate) fn service_name(number: u32) -> String {
@@ -31,7 +27,7 @@ pub(crate) fn service_name(number: u32) -> String {
 pub(crate) fn service(number: u32) -> ServiceObject {
     let port = ServicePortObject { name: Some("http".into()), port: 80, ..ServicePortObject::default() };
     let mut object = ServiceObject { metadata: metadata(service_name(number)), ..ServiceObject::default() };
-    object.spec.cluster_ip = Some(cluster_ip(number));
+    object.spec.cluster_ip = Some(cluster_ip(number).to_string());
     object.spec.ports = vec![port];
     object
 }
@@ -56,7 +52,7 @@ fn of(number: u32, suffix: &str, endpoints: impl Iterator<Item = u32>) -> Endpoi
     metadata.labels.insert("kubernetes.io/service-name".into(), service_name(number));
     let port = EndpointPortObject { name: Some("http".into()), port: Some(8080), ..EndpointPortObject::default() };
     let endpoint = |endpoint| EndpointObject {
-        addresses: vec![endpoint_address(number, endpoint)],
+        addresses: vec![endpoint_address(number, endpoint).to_string()],
         node_name: Some(format!("node-{}", endpoint % 10 + 10)),
         ..EndpointObject::default()
     };

@@ -110,10 +110,10 @@ impl Fleet<'_> {
             std::thread::sleep(PACE);
         }
         self.stage("rolling update", &used)?;
-        let [a, b, c, d] = big_address(BIG - 1, true);
+        let last = big_address(BIG - 1, true).to_string();
         for member in &mut self.members {
             let net = format!("--net=/proc/{}/ns/net", member.proxy.id());
-            if !tool(&format!("nsenter {net} nft list ruleset"))?.contains(&format!("{a}.{b}.{c}.{d}")) {
+            if !tool(&format!("nsenter {net} nft list ruleset"))?.contains(&last) {
                 return Err(format!("nft does not show the last endpoint: {:#?}", member.proxy.heard()).into());
             }
         }

@@ -1,5 +1,7 @@
 //! The cluster's objects as an API server has them: including what controllers write and a proxy does not read.
 
+use std::net::Ipv4Addr;
+
 use serde_json::{Value, json};
 
 use crate::world::{cluster_ip, service_name};
@@ -12,9 +14,8 @@ pub(super) const OTHER: u32 = STRIDE - 1;
 pub(super) const NODE: &str = "node-a";
 
 /// The address of an endpoint: 10.128.0.0 and up.
-pub(super) fn address(number: u32, endpoint: u32) -> [u8; 4] {
-    let [_, b, c, d] = (number * STRIDE + endpoint).to_be_bytes();
-    [10, 128 | b, c, d]
+pub(super) fn address(number: u32, endpoint: u32) -> Ipv4Addr {
+    Ipv4Addr::from(0x0a80_0000 + number * STRIDE + endpoint)
 }
 
 fn uid(kind: u32, number: u32) -> String {
@@ -89,7 +90,7 @@ fn big_place(place: u32, is_other: bool) -> (u32, u32) {
 }
 
 /// The address of an endpoint of the big Service, in one of two generations.
-pub(super) fn big_address(place: u32, is_other: bool) -> [u8; 4] {
+pub(super) fn big_address(place: u32, is_other: bool) -> Ipv4Addr {
     let (number, place) = big_place(place, is_other);
     address(number, place)
 }
@@ -104,9 +105,8 @@ pub(super) fn big_slice(number: u32, part: u32, moved: u32, is_other: bool) -> V
 fn endpoint_slice(number: u32, suffix: &str, places: impl Iterator<Item = (u32, u32)>) -> Value {
     let name = service_name(number);
     let endpoint = |(of, place): (u32, u32)| {
-        let [a, b, c, d] = address(of, place);
         json!({
-            "addresses": [format!("{a}.{b}.{c}.{d}")],
+            "addresses": [address(of, place)],
             "conditions": {"ready": true, "serving": true, "terminating": false},
             "targetRef": {
                 "kind": "Pod", "namespace": "demo", "name": format!("{name}-6d4cf56db6-{place:05}"),

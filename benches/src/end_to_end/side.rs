@@ -1,22 +1,21 @@
 //! One cluster: a proxy starts on an empty kernel, follows changes, ends, and starts again.
 
-use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use ipvs::model::{ObservedRealServer, VirtualServerConfig};
-use ipvs::{Client, Scheduler, VirtualServer, VirtualServerKey};
+use ipvs::{Client, Scheduler, VirtualServer};
 use tempfile::NamedTempFile;
 
 use super::objects::{OTHER, address};
 use super::proxy::Proxy;
 use super::server::{Server, monotonic};
 use super::{ALONE, BOOTED, CHANGE, COLD, MEMORY, PERSISTENT, POLICIES, POLICY, PROGRAMS, REQUEST, WARM, WHOLE, label};
+use crate::ipvs_program::key;
 use crate::namespace::tell;
 use crate::network::tool;
 use crate::report::ms;
-use crate::world::cluster_ip;
 use crate::{Failure, machine};
 
 /// After this time a change is considered lost.
@@ -146,10 +145,6 @@ pub(super) fn complaints(proxy: &mut Proxy) -> Result<(), Failure> {
     complaint.map_or(Ok(()), |line| Err(line.clone().into()))
 }
 
-fn key(number: u32) -> Result<VirtualServerKey, Failure> {
-    Ok(VirtualServerKey::tcp(SocketAddr::new(cluster_ip(number).parse()?, 80)))
-}
-
 /// An API server, and the kernel that a proxy programs for it.
 struct Cluster {
     server: Server,
@@ -162,9 +157,9 @@ impl Cluster {
     /// One endpoint is replaced. Measures from the server's first event until the kernel sends connections to the new
     /// one and none to the old one.
     fn one_change(&mut self, number: u32) -> Result<(), Failure> {
-        let key = key(number)?;
+        let key = key(number);
         let serves = |servers: &[ObservedRealServer], place: u32| {
-            let addr = Ipv4Addr::from(address(number, place));
+            let addr = address(number, place);
             servers.iter().any(|known| known.server.key.addr == addr && known.server.config.weight.get() > 0)
         };
         let (old, new) = (self.endpoints - 1, OTHER);
@@ -210,7 +205,7 @@ impl Cluster {
         (annotation, value): (&str, &str),
         is_there: impl Fn(&VirtualServerConfig) -> bool,
     ) -> Result<(), Failure> {
-        let key = key(number)?;
+        let key = key(number);
         let mut has_it =
             || -> Result<bool, Failure> { Ok(is_there(&self.client.get_virtual_server(&key)?.server.config)) };
         if has_it()? {
@@ -231,7 +226,7 @@ impl Cluster {
 /// The request that changes a virtual server's scheduler, on an otherwise empty IPVS.
 fn request_alone(services: u32, changes: u32) -> Result<(), Failure> {
     let mut client = Client::open()?;
-    let key = key(0)?;
+    let key = key(0);
     let with = |scheduler| VirtualServer::new(key, scheduler);
     client.add_virtual_server(&with(Scheduler::RoundRobin))?;
     // The first loads the module.

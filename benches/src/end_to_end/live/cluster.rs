@@ -222,9 +222,9 @@ impl Cluster {
         let of_services = (0..).zip(&self.services).flat_map(move |(number, (_, changed))| {
             (0..=last)
                 .map(move |place| if *changed && place == last { OTHER } else { place })
-                .map(move |place| address(number, place).into())
+                .map(move |place| address(number, place))
         });
-        of_services.chain((0..BIG).map(|place| big_address(place, self.rolled).into()))
+        of_services.chain((0..BIG).map(|place| big_address(place, self.rolled)))
     }
 
     fn services_path(&self) -> String {
@@ -286,13 +286,13 @@ impl Cluster {
         *changed = !*changed;
         let changed = *changed;
         self.put(asked(objects::slice(number, self.endpoints, changed), &self.namespace))?;
-        Ok(address(number, if changed { OTHER } else { self.endpoints - 1 }).into())
+        Ok(address(number, if changed { OTHER } else { self.endpoints - 1 }))
     }
 
     /// Adds one Service; returns its cluster IP and the address of its last endpoint.
     pub(super) fn add(&self, number: u32) -> Result<(Ipv4Addr, Ipv4Addr), Failure> {
         let made = self.runtime.spawn(make(self.client.clone(), self.namespace.clone(), number, self.endpoints));
-        Ok((cluster_ip(&self.runtime.block_on(made)??)?, address(number, self.endpoints - 1).into()))
+        Ok((cluster_ip(&self.runtime.block_on(made)??)?, address(number, self.endpoints - 1)))
     }
 
     /// Takes it away.

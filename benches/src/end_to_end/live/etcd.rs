@@ -54,8 +54,8 @@ fn created(object: Value, namespace: &str) -> Value {
 }
 
 /// The allocation of a Service's cluster IP.
-fn allocation(number: u32, namespace: &str) -> Result<Stored, Failure> {
-    let (address, service) = (cluster_ip(number)?, objects::service(number));
+fn allocation(number: u32, namespace: &str) -> Stored {
+    let (address, service) = (cluster_ip(number), objects::service(number));
     let labels = json!({"ipaddress.kubernetes.io/ip-family": "IPv4", "ipaddress.kubernetes.io/managed-by": "ipallocator.k8s.io"});
     let object = json!({
         "kind": "IPAddress", "apiVersion": "networking.k8s.io/v1",
@@ -66,15 +66,15 @@ fn allocation(number: u32, namespace: &str) -> Result<Stored, Failure> {
         },
         "spec": {"parentRef": {"resource": "services", "namespace": namespace, "name": name_of(&service)}},
     });
-    Ok((format!("ipaddresses/{address}"), object))
+    (format!("ipaddresses/{address}"), object)
 }
 
-fn service(number: u32, namespace: &str) -> Result<Stored, Failure> {
-    let address = cluster_ip(number)?;
+fn service(number: u32, namespace: &str) -> Stored {
+    let address = cluster_ip(number);
     let mut object = created(objects::service(number), namespace);
     object["spec"]["clusterIP"] = json!(address);
     object["spec"]["clusterIPs"] = json!([address]);
-    Ok((format!("services/specs/{namespace}/{}", name_of(&object)), object))
+    (format!("services/specs/{namespace}/{}", name_of(&object)), object)
 }
 
 fn slice(number: u32, endpoints: u32, namespace: &str) -> Stored {
@@ -82,8 +82,8 @@ fn slice(number: u32, endpoints: u32, namespace: &str) -> Stored {
     (format!("endpointslices/{namespace}/{}", name_of(&object)), object)
 }
 
-fn cluster_ip(number: u32) -> Result<Ipv4Addr, Failure> {
-    Ok(world::cluster_ip(number + LEFT_OUT).parse()?)
+fn cluster_ip(number: u32) -> Ipv4Addr {
+    world::cluster_ip(number + LEFT_OUT)
 }
 
 fn encoded(text: &str) -> String {
@@ -101,11 +101,11 @@ impl Etcd {
     /// Writes this many Services with their EndpointSlices and allocations; returns the cluster IPs. Fails if one
     /// exists already.
     pub(super) async fn fill(&self, services: u32, endpoints: u32, namespace: &str) -> Result<Vec<Ipv4Addr>, Failure> {
-        self.allocations.put((0..services).map(|number| Ok(vec![allocation(number, namespace)?]))).await?;
+        self.allocations.put((0..services).map(|number| vec![allocation(number, namespace)])).await?;
         std::thread::sleep(PAUSE);
-        let objects = |number| Ok(vec![service(number, namespace)?, slice(number, endpoints, namespace)]);
+        let objects = |number| vec![service(number, namespace), slice(number, endpoints, namespace)];
         self.objects.put((0..services).map(objects)).await?;
-        (0..services).map(cluster_ip).collect()
+        Ok((0..services).map(cluster_ip).collect())
     }
 }
 
@@ -120,13 +120,13 @@ impl Lease {
 
     /// Writes objects that do not exist yet. A transaction has at most one of each resource: the server watches by
     /// revision, and a watch restarted after one object would skip others with the same revision.
-    async fn put(&self, transactions: impl Iterator<Item = Result<Vec<Stored>, Failure>>) -> Result<(), Failure> {
+    async fn put(&self, transactions: impl Iterator<Item = Vec<Stored>>) -> Result<(), Failure> {
         let mut tasks = JoinSet::new();
         for objects in transactions {
             if tasks.len() >= AT_A_TIME {
                 tasks.join_next().await.transpose()?.transpose()?;
             }
-            tasks.spawn(write(self.client.clone(), self.id.clone(), objects?));
+            tasks.spawn(write(self.client.clone(), self.id.clone(), objects));
         }
         tasks.join_all().await.into_iter().collect::<Result<(), String>>().map_err(Failure::from)
     }
