@@ -1,6 +1,7 @@
 //! Describes the machine of a measurement.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fmt::Write as _;
 use std::process::Command;
 use std::str::FromStr;
@@ -87,7 +88,7 @@ fn load() -> String {
 }
 
 /// The first line of a program's version output.
-fn version(program: &str) -> Option<String> {
+pub(crate) fn version(program: impl AsRef<OsStr>) -> Option<String> {
     let output = Command::new(program).arg("--version").output().ok()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     Some(text.lines().next()?.trim().to_owned())

@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashSet};
 use std::net::{IpAddr, Ipv4Addr};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use ipvs::VirtualServerKey;
@@ -11,6 +10,7 @@ use nftables::{ElementData, Family};
 use super::super::proxy::Proxy;
 use super::cluster::not_interrupted;
 use crate::Failure;
+use crate::network::tool;
 
 /// Between looks.
 const LOOK: Duration = Duration::from_micros(200);
@@ -133,11 +133,7 @@ fn has_legacy_tables() -> bool {
 /// kube-proxy keeps those of deleted Services until its next full sync.
 fn by_iptables() -> Result<Held, Failure> {
     let program = if has_legacy_tables() { "iptables-legacy-save" } else { "iptables-nft-save" };
-    let output = Command::new(program).args(["-t", "nat"]).output().map_err(|error| format!("{program}: {error}"))?;
-    if !output.status.success() {
-        return Err(format!("{program}: {}", String::from_utf8_lossy(&output.stderr)).into());
-    }
-    let text = String::from_utf8(output.stdout)?;
+    let text = tool(&format!("{program} -t nat"))?;
     let (mut served, mut leads, mut used) = (Vec::new(), BTreeMap::new(), HashSet::new());
     for line in text.lines() {
         let words: Vec<&str> = line.split(' ').collect();

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use self::cluster::{Cluster, not_interrupted};
 use self::kernel::{Held, Kernel};
 use super::proxy::{Proxy, program};
+use crate::machine::version;
 use crate::namespace::enter_fresh;
 use crate::network::{Network, answer, tool};
 use crate::report::{Report, ms};
@@ -76,13 +77,6 @@ fn http(text: &str) -> Result<String, String> {
     is_url.then(|| text.to_owned()).ok_or_else(|| "not a URL of http, such as http://127.0.0.1:2379".to_owned())
 }
 
-/// The first line that a program prints of its version.
-fn version(program: &Path) -> Result<String, Failure> {
-    let output =
-        Command::new(program).arg("--version").output().map_err(|error| format!("{}: {error}", program.display()))?;
-    Ok(String::from_utf8(output.stdout)?.lines().next().unwrap_or_default().trim().to_owned())
-}
-
 pub(super) fn run(options: &Options, kubeconfig: &Path) -> Result<(), Failure> {
     let live = &options.live;
     if live.changes > live.services {
@@ -92,7 +86,8 @@ pub(super) fn run(options: &Options, kubeconfig: &Path) -> Result<(), Failure> {
     let ours = std::iter::once("run").chain(live.argument.iter().map(String::as_str));
     let mut programs: Vec<Program<'_>> = vec![(OURS.to_owned(), program()?, ours.collect())];
     if let Some(path) = &live.kube_proxy {
-        programs.push((format!("kube-proxy, {}", version(path)?), path.clone(), Vec::new()));
+        let version = version(path).ok_or_else(|| format!("{}: prints no version", path.display()))?;
+        programs.push((format!("kube-proxy, {version}"), path.clone(), Vec::new()));
     }
     let mut cluster = Cluster::fill(live, kubeconfig)?;
     report.note(format!(
