@@ -19,7 +19,7 @@ use crate::engine::signals::Signals;
 use crate::engine::worker::{PassSummary, Worker};
 use crate::engine::{host, needs, neighbours, privileges, tables, userspace};
 use crate::exit::{BAD_INPUT, FAILED};
-use crate::message::{Control, Message, to_kernel};
+use crate::message::{Message, to_kernel};
 use crate::problem::{Problem, Stopped};
 use crate::settings::cli::{Configured, Ending, Invocation, Source};
 use crate::settings::kubeproxyconfig::KubeProxyConfiguration;
@@ -218,10 +218,10 @@ impl Attendant {
                 _ = signals.interrupt.recv() => break,
                 _ = signals.hangup.recv() => {
                     tracing::info!("SIGHUP: everything is compared now");
-                    self.messages.send(Message::Control(Control::Resync)).await.map_err(|_closed| gone())?;
+                    self.messages.send(Message::Resync).await.map_err(|_closed| gone())?;
                 }
                 _ = signals.confirm.recv() => {
-                    self.messages.send(Message::Control(Control::ConfirmRemoval)).await.map_err(|_closed| gone())?;
+                    self.messages.send(Message::ConfirmRemoval).await.map_err(|_closed| gone())?;
                 }
                 () = &mut config_changed => {
                     tracing::info!("the configuration has changed; ending, so that the supervisor starts this process again with the new one");

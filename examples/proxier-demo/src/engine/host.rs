@@ -9,7 +9,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proxier_core::kernel::{Changes, Monitor, Presence};
 use tokio::sync::mpsc;
 
-use crate::message::{Control, Message};
+use crate::message::Message;
 
 /// Reports changed addresses, devices and default routes, and our own local routes that were removed. If it fails, full
 /// passes still find the changes. `new_devices`: also new and changed devices, for the fast path and connection
@@ -39,7 +39,7 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>, new_devices: bool) {
                 true
             }
         };
-        if relevant && messages.blocking_send(Message::Control(Control::HostChanged(came))).is_err() {
+        if relevant && messages.blocking_send(Message::HostChanged(came)).is_err() {
             return;
         }
     };

@@ -12,7 +12,7 @@ use proxier_core::kernel::KernelPorts;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 
-use crate::message::{Control, Message, NeighboursByUser};
+use crate::message::{Message, NeighboursByUser};
 use crate::settings::cli::{Configured, Source};
 use crate::sources::cluster::Connection;
 
@@ -107,7 +107,7 @@ pub(crate) async fn watch(source: Source, messages: mpsc::Sender<Message>) {
         let found = neighbours.find().await;
         if found != last {
             last.clone_from(&found);
-            if messages.send(Message::Control(Control::Neighbours(found))).await.is_err() {
+            if messages.send(Message::Neighbours(found)).await.is_err() {
                 return;
             }
         }

@@ -8,7 +8,7 @@ use proxier_core::kernel::{TableChanges, TableMonitor};
 use tokio::sync::mpsc;
 
 use crate::engine::host::wait_for;
-use crate::message::{Control, Message};
+use crate::message::Message;
 
 /// Transactions that follow each other within this time are reported together. It is short, because source ranges of
 /// IPVS mode are open until the report is handled, if their table was deleted.
@@ -27,7 +27,7 @@ pub(crate) fn watch(table: String, messages: mpsc::Sender<Message>) -> Sender<()
                 // Earlier writes are known by their generation.
                 let mut changes = TableChanges::default();
                 changes.lost = true;
-                if messages.blocking_send(Message::Control(Control::TablesChanged(changes))).is_ok() {
+                if messages.blocking_send(Message::TablesChanged(changes)).is_ok() {
                     report(monitor, &table, &messages);
                 }
             }
@@ -56,7 +56,7 @@ fn report(mut monitor: TableMonitor, table: &str, messages: &mpsc::Sender<Messag
             Ok(changes) => changes,
             Err(error) => return late(table, &error),
         };
-        if messages.blocking_send(Message::Control(Control::TablesChanged(changes))).is_err() {
+        if messages.blocking_send(Message::TablesChanged(changes)).is_err() {
             return;
         }
         std::thread::sleep(PAUSE);

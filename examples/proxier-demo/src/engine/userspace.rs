@@ -11,7 +11,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use crate::engine::lock::Lock;
 use crate::engine::sockets;
-use crate::message::{Control, Message};
+use crate::message::Message;
 use crate::problem::Problem;
 use crate::settings::Settings;
 
@@ -67,7 +67,7 @@ pub(crate) fn attempt(settings: &Settings, kernel: &mut KernelPorts) -> Result<A
 pub(crate) async fn finish(messages: &mpsc::Sender<Message>, patience: Duration, hurry: impl Future<Output = ()>) {
     let (done, left) = oneshot::channel();
     tracing::info!("ending: connections have {} s to finish", patience.as_secs_f64());
-    if messages.send(Message::Control(Control::Finish(patience, done))).await.is_err() {
+    if messages.send(Message::Finish(patience, done)).await.is_err() {
         return;
     }
     tokio::select! {

@@ -23,9 +23,11 @@ pub struct Event {
 
 pub(crate) type NeighboursByUser = BTreeMap<User, BTreeSet<Neighbour>>;
 
-/// Messages to the kernel's thread other than changes of the input.
+/// Messages to the kernel's thread.
 #[derive(Debug)]
-pub(crate) enum Control {
+pub(crate) enum Message {
+    /// A change of the input.
+    Event(Event),
     /// Compare everything (SIGHUP).
     Resync,
     /// Addresses or devices of the host changed; these addresses were added, even if they were removed again.
@@ -46,12 +48,6 @@ pub(crate) enum Control {
 
 /// A listener of userspace mode, with its Service and port, and the connections and UDP flows that it has started.
 pub(crate) type Begun = (FrontendKey, Option<String>, u64);
-
-#[derive(Debug)]
-pub(crate) enum Message {
-    Event(Event),
-    Control(Control),
-}
 
 /// Channel to which a source of Services sends changes.
 #[derive(Clone, Debug)]

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 
 use crate::engine::{Engine, Kernel, memory};
 use crate::message::change::{Change, Unreadable};
-use crate::message::{Control, Event, Message};
+use crate::message::{Event, Message};
 use crate::output::{self, changes};
 use crate::problem::Problem;
 use crate::sources::triggers::Triggers;
@@ -218,34 +218,34 @@ impl Worker {
 
     fn handle_message(&mut self, engine: &mut Engine<impl Kernel>, message: Message) {
         match message {
-            Message::Control(Control::Resync) => engine.proxier.request_full(engine.now()),
-            Message::Control(Control::HostChanged(came)) => {
+            Message::Resync => engine.proxier.request_full(engine.now()),
+            Message::HostChanged(came) => {
                 let now = engine.now();
                 engine.proxier.addresses_seen(came, now);
                 engine.proxier.host_changed(now);
             }
-            Message::Control(Control::TablesChanged(changes)) => {
+            Message::TablesChanged(changes) => {
                 if engine.tables_changed(&changes) {
                     tracing::debug!("another program changed nf_tables: everything is compared");
                 }
             }
-            Message::Control(Control::Neighbours(found)) => {
+            Message::Neighbours(found) => {
                 let now = engine.now();
                 for (user, neighbours) in found {
                     engine.proxier.set_neighbours(user, neighbours, now);
                 }
             }
-            Message::Control(Control::Finish(patience, done)) => {
+            Message::Finish(patience, done) => {
                 let _main_has_ended = done.send(engine.kernel().finish(patience));
                 self.is_finished = true;
             }
-            Message::Control(Control::View(asked)) => {
+            Message::View(asked) => {
                 let _nobody_waits_any_more = asked.send(engine.view());
             }
-            Message::Control(Control::Begun(asked)) => {
+            Message::Begun(asked) => {
                 let _nobody_waits_any_more = asked.send(engine.begun());
             }
-            Message::Control(Control::ConfirmRemoval) => match engine.proxier.confirm_removal(engine.now()) {
+            Message::ConfirmRemoval => match engine.proxier.confirm_removal(engine.now()) {
                 0 => tracing::info!("SIGUSR1: nothing is held back"),
                 count => {
                     tracing::warn!("SIGUSR1: {count} virtual servers that were held back are deleted now");

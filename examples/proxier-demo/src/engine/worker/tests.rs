@@ -372,7 +372,7 @@ fn health_checks_follow_the_host_and_the_services() {
     };
     assert!(told(&mut play).listening.v4.is_nowhere());
     kernel.set_interface("eth0", &["192.0.2.1".parse().unwrap()]);
-    play.messages.blocking_send(Message::Control(Control::HostChanged(Vec::new()))).unwrap();
+    play.messages.blocking_send(Message::HostChanged(Vec::new())).unwrap();
     assert!(!told(&mut play).listening.v4.is_nowhere());
     let object = json!({
         "metadata": {"namespace": "demo", "name": "balanced"},
@@ -427,7 +427,7 @@ fn unreadable_objects_are_reported_and_remove_nothing() {
 
     std::thread::sleep(Duration::from_secs(1));
     let (answer, view) = tokio::sync::oneshot::channel();
-    play.messages.blocking_send(Message::Control(Control::View(answer))).unwrap();
+    play.messages.blocking_send(Message::View(answer)).unwrap();
     let view = view.blocking_recv().unwrap();
     let list = |name: &str| view.lists[name]["list"].as_array().unwrap();
     let of_web = list("unreadable").iter().find(|of| of["text"] == "Service demo/web: spec: damaged");

@@ -23,7 +23,7 @@ pub(crate) use self::body::kinds;
 use self::counters::{Counters, of_kernel};
 use crate::build;
 use crate::message::view::View;
-use crate::message::{Begun, Control, Message};
+use crate::message::{Begun, Message};
 use crate::settings::Exposure;
 use crate::status::health::Health;
 use crate::status::server::{Answer, HttpRequest};
@@ -94,7 +94,7 @@ impl StatusPage {
     /// Connections and UDP flows that userspace mode has started; empty while the kernel's thread is busy for long.
     pub(crate) async fn begun(&self) -> Vec<Begun> {
         let (answer, awaited) = oneshot::channel();
-        if self.messages.try_send(Message::Control(Control::Begun(answer))).is_err() {
+        if self.messages.try_send(Message::Begun(answer)).is_err() {
             return Vec::new();
         }
         tokio::time::timeout(PATIENCE, awaited).await.ok().and_then(Result::ok).unwrap_or_default()
@@ -137,7 +137,7 @@ impl StatusPage {
         }
         if known.awaited.is_none() {
             let (answer, awaited) = oneshot::channel();
-            if self.messages.try_send(Message::Control(Control::View(answer))).is_err() {
+            if self.messages.try_send(Message::View(answer)).is_err() {
                 return known.view.clone();
             }
             known.awaited = Some(awaited);
@@ -251,7 +251,7 @@ mod tests {
             assert_eq!((&body["health"]["healthy"], body.get("services")), (&json!(true), None));
         }
         assert!(begun.elapsed() < PATIENCE * 2, "they wait together");
-        assert!(matches!(inbox.try_recv(), Ok(Message::Control(Control::View(_)))));
+        assert!(matches!(inbox.try_recv(), Ok(Message::View(_))));
         assert!(inbox.try_recv().is_err(), "asked again before it answered");
     }
 }
