@@ -18,6 +18,7 @@ use tokio::time::error::Elapsed;
 use super::encoding::Encoding;
 use super::objects::Status;
 use super::{credentials, kubeconfig, protobuf, requests};
+use crate::message::Closed;
 use crate::problem::{OneLine, Problem, causes};
 use crate::settings::cli::Connection;
 use crate::sources::files::NotedFiles;
@@ -239,6 +240,8 @@ pub(super) enum FailureKind {
     Unreachable,
     /// One side rejects the other's certificate: read the certificates again.
     Untrusted,
+    /// Nobody takes changes any more: stop.
+    Closed,
     /// Anything else: try again later.
     Other,
 }
@@ -248,6 +251,12 @@ pub(super) struct Failure {
     pub(super) kind: FailureKind,
     pub(super) message: String,
     pub(super) retry_after: Option<Duration>,
+}
+
+impl From<Closed> for Failure {
+    fn from(Closed: Closed) -> Self {
+        Failure { kind: FailureKind::Closed, ..Failure::other("") }
+    }
 }
 
 /// The causes of a failed request, without the text of libraries that only pass them on.

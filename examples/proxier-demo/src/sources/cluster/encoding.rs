@@ -87,7 +87,8 @@ impl Encoding {
         })
     }
 
-    pub(super) fn event(self, bytes: &[u8]) -> Result<Event<'_>, String> {
+    /// The type of an event and its object.
+    pub(super) fn event(self, bytes: &[u8]) -> Result<(Cow<'_, str>, Object<'_>), String> {
         #[derive(Deserialize)]
         struct Line<'a> {
             #[serde(rename = "type", borrow)]
@@ -98,11 +99,11 @@ impl Encoding {
         match self {
             Encoding::Json => {
                 let Line { what, object } = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
-                Ok(Event { what, object: Object::Json(object.get()) })
+                Ok((what, Object::Json(object.get())))
             }
             Encoding::Protobuf => {
                 let (what, object) = protobuf::event(bytes).map_err(|error| error.to_string())?;
-                Ok(Event { what, object: Object::Protobuf(object) })
+                Ok((what, Object::Protobuf(object)))
             }
         }
     }
@@ -124,7 +125,7 @@ impl Encoding {
             }
             Encoding::Protobuf => {
                 let list = protobuf::object(body).map_err(|error| error.to_string())?;
-                let metadata = protobuf::metadata_of_list(list).map_err(|error| error.to_string())?;
+                let metadata = protobuf::bytes_of(list, 1).map_err(|error| error.to_string())?.unwrap_or_default();
                 let metadata = protobuf::read(metadata, protobuf::LIST_METADATA).map_err(|(_, reason)| reason)?;
                 Ok(Page { metadata, items: Items::Protobuf(list) })
             }
@@ -159,11 +160,6 @@ impl Object<'_> {
             Object::Protobuf(message) => protobuf::read(message, fields),
         }
     }
-}
-
-pub(super) struct Event<'a> {
-    pub(super) what: Cow<'a, str>,
-    pub(super) object: Object<'a>,
 }
 
 /// The text with U+FFFD for unpaired escaped surrogates, as Go reads them; `None` if there are none.

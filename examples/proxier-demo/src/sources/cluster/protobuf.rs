@@ -161,12 +161,6 @@ pub(super) fn event(bytes: &[u8]) -> Result<(Cow<'_, str>, &[u8]), Error> {
     Ok((what, object(bytes_of(extension, 1)?.unwrap_or_default())?))
 }
 
-/// The metadata of a list.
-/// Errors: it is invalid: its items cannot be separated.
-pub(super) fn metadata_of_list(message: &[u8]) -> Result<&[u8], Error> {
-    Ok(bytes_of(message, 1)?.unwrap_or_default())
-}
-
 /// The next item of a list. After the last one, `rest` holds the remaining fields.
 pub(super) fn next_item<'a>(rest: &mut &'a [u8]) -> Option<&'a [u8]> {
     loop {
@@ -225,7 +219,7 @@ fn varint(rest: &mut &[u8]) -> Result<u64, Error> {
 }
 
 /// The bytes of a field; the last one if repeated.
-fn bytes_of(message: &[u8], wanted: u32) -> Result<Option<&[u8]>, Error> {
+pub(super) fn bytes_of(message: &[u8], wanted: u32) -> Result<Option<&[u8]>, Error> {
     let (mut rest, mut found) = (message, None);
     while let Some((number, wire)) = next(&mut rest)? {
         if let (true, Wire::Bytes(bytes)) = (number == wanted, wire) {

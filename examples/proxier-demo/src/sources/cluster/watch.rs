@@ -9,7 +9,7 @@ use proxier_core::snapshot::ObjectKey;
 use tokio::time::{Instant, sleep};
 
 use super::client::{Answer, Failure, FailureKind, Session, get};
-use super::encoding::{Encoding, Event, Object};
+use super::encoding::{Encoding, Object};
 use super::objects::{CidrVersion, Identity, Resource, Status, is_end_of_list};
 use super::versions::{Versions, number};
 use super::{Counters, Gate, Options, protobuf};
@@ -27,23 +27,6 @@ pub(super) struct Watcher {
     pub(super) changes: Changes,
     pub(super) gate: Arc<Gate>,
     pub(super) counters: Arc<Counters>,
-}
-
-enum Stop {
-    Failed(Failure),
-    Closed,
-}
-
-impl From<Closed> for Stop {
-    fn from(Closed: Closed) -> Self {
-        Stop::Closed
-    }
-}
-
-impl From<Failure> for Stop {
-    fn from(failure: Failure) -> Self {
-        Stop::Failed(failure)
-    }
 }
 
 /// Next request to the server, and its version.
@@ -176,7 +159,7 @@ impl Watcher {
             let is_list = matches!(progress.next, NextRequest::List(_));
             let outcome = if is_list { self.list(&mut progress).await } else { self.watch(&mut progress).await };
             match outcome {
-                Err(Stop::Closed) => return,
+                Err(failure) if failure.kind == FailureKind::Closed => return,
                 // A list was too old at once: keep the growing pause, or the server would get list requests endlessly.
                 Ok(_) if asks_for_all && progress.expired > 1 => {}
                 Ok(brought) => {
@@ -184,12 +167,11 @@ impl Watcher {
                     // A pause prevents endless watches on servers that end them at once.
                     if (brought || started.elapsed() > ACCEPTED_AFTER) && !progress.ended_at_once {
                         pause.reset();
-                    } else if brought {
-                    } else {
+                    } else if !brought {
                         sleep(pause.next(None)).await;
                     }
                 }
-                Err(Stop::Failed(failure)) => {
+                Err(failure) => {
                     // After a watch with new data, or a long one, a break counts as the first failure again.
                     let was_of_use = !progress.next.asks_for_all() && progress.broken == 0;
                     if was_of_use || (!asks_for_all && started.elapsed() > pause.next) {
@@ -325,17 +307,17 @@ impl Watcher {
 
     /// Lists all objects, and reports new, changed and missing ones. Page by page only if the whole was too large,
     /// since the server reads pages from its database.
-    async fn list(&self, progress: &mut Progress) -> Result<bool, Stop> {
+    async fn list(&self, progress: &mut Progress) -> Result<bool, Failure> {
         let NextRequest::List(since) = &progress.next else { return Ok(false) };
         let since = since.clone();
         let outcome = self.list_since(progress, if progress.page.is_some() { "" } else { &since }).await;
-        if let Err(Stop::Failed(failure)) = &outcome {
+        if let Err(failure) = &outcome {
             progress.next = NextRequest::after_list(&since, failure);
         }
         outcome.map(|()| true)
     }
 
-    async fn list_since(&self, progress: &mut Progress, since: &str) -> Result<(), Stop> {
+    async fn list_since(&self, progress: &mut Progress, since: &str) -> Result<(), Failure> {
         let plural = self.resource.plural();
         let mut version: Option<String> = None;
         let mut next: Option<String> = None;
@@ -359,7 +341,7 @@ impl Watcher {
             let page = page.map_err(|error| Failure::other(format!("the list of {plural} is not one: {error}")))?;
             let found = page.metadata.resource_version;
             if found.is_empty() {
-                return Err(Failure::other(format!("the list of {plural} has no version")).into());
+                return Err(Failure::other(format!("the list of {plural} has no version")));
             }
             check_not_before(&found, since)?;
             // All pages of a list show one moment. A page of another moment may lack objects that the first pages did
@@ -367,7 +349,7 @@ impl Watcher {
             let first = version.get_or_insert_with(|| found.clone());
             if *first != found {
                 let message = format!("the list of {plural} began at version {first} and went on at version {found}");
-                return Err(Failure::other(message).into());
+                return Err(Failure::other(message));
             }
             let before = progress.known.listed();
             for item in page.items {
@@ -384,7 +366,7 @@ impl Watcher {
             }
             // A server, or a cache in front of it, that repeats a page would be asked endlessly.
             if progress.known.listed() == before {
-                return Err(Failure::other(format!("a page of the list of {plural} brought nothing new")).into());
+                return Err(Failure::other(format!("a page of the list of {plural} brought nothing new")));
             }
         }
         Ok(self.end_list(progress, version.unwrap_or_default(), is_empty).await?)
@@ -477,7 +459,7 @@ impl Watcher {
     }
 
     /// Watches, with all objects first if requested, until the server ends it; returns whether it brought new data.
-    async fn watch(&self, progress: &mut Progress) -> Result<bool, Stop> {
+    async fn watch(&self, progress: &mut Progress) -> Result<bool, Failure> {
         let (all, since) = match &progress.next {
             NextRequest::Stream(since) => ("&sendInitialEvents=true&resourceVersionMatch=NotOlderThan", since.clone()),
             NextRequest::List(since) | NextRequest::Unconfirmed(since) | NextRequest::Watch(since) => {
@@ -497,11 +479,11 @@ impl Watcher {
         let mut stream = Stream { version: since, brings_all, ..Stream::default() };
         let outcome = self.follow(&target, progress, &mut stream).await;
         let brought = stream.brought;
-        progress.go_on(stream, if let Err(Stop::Failed(failure)) = &outcome { Some(failure) } else { None });
+        progress.go_on(stream, outcome.as_ref().err());
         outcome.map(|()| brought)
     }
 
-    async fn follow(&self, target: &str, progress: &mut Progress, stream: &mut Stream) -> Result<(), Stop> {
+    async fn follow(&self, target: &str, progress: &mut Progress, stream: &mut Stream) -> Result<(), Failure> {
         progress.is_accepted = false;
         let mut answer = self.get(target).await?;
         let encoding = answer.encoding;
@@ -524,7 +506,7 @@ impl Watcher {
                     self.accept(progress).await?;
                     continue;
                 }
-                (Err(_elapsed), _) => return Err(Failure::silent(silence).into()),
+                (Err(_elapsed), _) => return Err(Failure::silent(silence)),
             };
             let Some(piece) = piece else { break };
             let (before, searched) = (progress.known.listed(), stream.buffer.len());
@@ -560,11 +542,11 @@ impl Watcher {
             }
         }
         if !encoding.is_blank(&stream.buffer) {
-            return Err(Failure::other("the watch broke off in the middle of an event").into());
+            return Err(Failure::other("the watch broke off in the middle of an event"));
         }
         if matches!(progress.next, NextRequest::Stream(_)) {
             let plural = self.resource.plural();
-            return Err(Failure::other(format!("the watch ended before all {plural} had come")).into());
+            return Err(Failure::other(format!("the watch ended before all {plural} had come")));
         }
         // The version of an empty list in this watch must still be confirmed.
         if stream.brings_all {
@@ -574,17 +556,17 @@ impl Watcher {
         // The server, or something in front of it, does not watch: without new lists, nothing would ever change here.
         if !progress.is_accepted && std::mem::replace(&mut progress.ended_at_once, true) {
             let plural = self.resource.plural();
-            return Err(Failure::other(format!("the server ends watches of {plural} at once, without an error")).into());
+            return Err(Failure::other(format!("the server ends watches of {plural} at once, without an error")));
         }
         Ok(())
     }
 
     /// The failure of a watch that does not report the end of all objects: the server does not support the request.
-    fn without_end(&self, what_came: &str) -> Stop {
+    fn without_end(&self, what_came: &str) -> Failure {
         let plural = self.resource.plural();
         let message = format!("{what_came} came where the watch should say that it has sent all {plural}");
         tracing::warn!(resource = plural, "{message}; asking for a list");
-        Stop::Failed(Failure { kind: FailureKind::Invalid, message, retry_after: None })
+        Failure { kind: FailureKind::Invalid, message, retry_after: None }
     }
 
     async fn take_event(
@@ -593,20 +575,20 @@ impl Watcher {
         bytes: &[u8],
         progress: &mut Progress,
         stream: &mut Stream,
-    ) -> Result<(), Stop> {
+    ) -> Result<(), Failure> {
         if encoding.is_blank(bytes) {
             return Ok(());
         }
-        let Event { what, object } = match encoding.event(bytes) {
+        let (what, object) = match encoding.event(bytes) {
             Ok(event) => event,
             Err(error) if encoding.begins_as_event(bytes) => {
                 return Ok(self.damaged(progress, stream, &format!("an event that cannot be read: {error}")).await?);
             }
-            Err(error) => return Err(Failure::other(format!("a part of the watch is not an event: {error}")).into()),
+            Err(error) => return Err(Failure::other(format!("a part of the watch is not an event: {error}"))),
         };
         if what == "ERROR" {
             let status: Status = object.read(protobuf::STATUS).unwrap_or_default();
-            return Err(Failure::of_status(status.code, &status).into());
+            return Err(Failure::of_status(status.code, &status));
         }
         let Some(identity) = Identity::of(object).filter(|identity| what == "BOOKMARK" || identity.is_named()) else {
             return Ok(self.damaged(progress, stream, NO_NAME).await?);

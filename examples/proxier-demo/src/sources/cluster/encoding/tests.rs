@@ -20,7 +20,7 @@ fn events(encoding: Encoding, bytes: &[u8]) -> Vec<(String, String)> {
     let (mut rest, mut events) = (bytes, Vec::new());
     while let Some((event, after)) = encoding.split_event(rest, 0).unwrap() {
         rest = after;
-        let Event { what, object } = encoding.event(event).unwrap();
+        let (what, object) = encoding.event(event).unwrap();
         let Identity { key, version } = Identity::of(object).unwrap();
         let is_end = is_end_of_list(object);
         let change =
