@@ -21,7 +21,7 @@ use crate::message::{Changes, Closed};
 use crate::problem::Problem;
 use crate::sources::files::{FileWatch, Fingerprint};
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Manifests {
     paths: Vec<PathBuf>,
     node_name: String,
@@ -70,22 +70,14 @@ impl Manifests {
     /// Errors: nothing could be read at all. If something could, the problems are among the changes, as
     /// [`Change::Unreadable`].
     pub fn open(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, Vec<Change>), Vec<Problem>> {
-        let mut manifests = Self::new(paths, node_name);
-        let (changes, _) = manifests.poll(&[]);
-        if manifests.has_nothing() && !manifests.told.is_empty() {
-            return Err(manifests.told.into_iter().collect());
-        }
+        let (mut manifests, problems) = Self::read_all(paths, node_name)?;
+        let changes = manifests.report(problems);
         Ok((manifests, changes))
     }
 
     /// Changes of [`open`](Self::open), for callers that do not follow the files: each object once.
     pub fn once(paths: Vec<PathBuf>, node_name: &str) -> Result<Vec<Change>, Vec<Problem>> {
-        let mut manifests = Self::new(paths, node_name);
-        let (mut problems, _) = manifests.read(&[]);
-        if manifests.has_nothing() && !problems.is_empty() {
-            return Err(problems.into_iter().collect());
-        }
-        manifests.summarize();
+        let (mut manifests, mut problems) = Self::read_all(paths, node_name)?;
         problems.extend(manifests.repeated());
         let unread = manifests.unread();
         let order: Vec<PathBuf> = manifests.order().into_iter().map(Path::to_owned).collect();
@@ -102,17 +94,14 @@ impl Manifests {
         Ok(changes)
     }
 
-    fn new(paths: Vec<PathBuf>, node_name: &str) -> Self {
-        Manifests {
-            paths,
-            node_name: node_name.to_owned(),
-            files: BTreeMap::new(),
-            reported: BTreeMap::new(),
-            told: BTreeSet::new(),
-            unread: BTreeSet::new(),
-            unlisted: Vec::new(),
-            summary: String::new(),
+    fn read_all(paths: Vec<PathBuf>, node_name: &str) -> Result<(Self, BTreeSet<Problem>), Vec<Problem>> {
+        let mut manifests = Manifests { paths, node_name: node_name.to_owned(), ..Manifests::default() };
+        let (problems, _) = manifests.read(&[]);
+        if manifests.has_nothing() && !problems.is_empty() {
+            return Err(problems.into_iter().collect());
         }
+        manifests.summarize();
+        Ok((manifests, problems))
     }
 
     /// Reports the changes of [`open`](Self::open), then that the initial list is complete, and then every change.
@@ -233,7 +222,7 @@ impl Manifests {
         let mut wanted: BTreeMap<&Id, &Path> = BTreeMap::new();
         let mut repeated = Vec::new();
         for path in self.order() {
-            for id in self.files.get(path).into_iter().flat_map(File::ids) {
+            for (id, _) in self.files.get(path).into_iter().flat_map(|file| &file.objects) {
                 let first = *wanted.entry(id).or_insert(path);
                 // A renamed file briefly exists twice.
                 let renamed = self.files.get(first).is_some_and(|file| file.missing);
@@ -304,10 +293,6 @@ impl Manifests {
 }
 
 impl File {
-    fn ids(&self) -> impl Iterator<Item = &Id> {
-        self.objects.iter().map(|(id, _)| id)
-    }
-
     /// Reads the file if its content changed; returns whether to check again soon.
     fn poll(&mut self, path: &Path, complete: bool) -> bool {
         self.missing = false;

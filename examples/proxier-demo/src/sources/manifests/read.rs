@@ -30,34 +30,22 @@ pub(super) struct Contents {
     pub(super) blank: bool,
 }
 
-/// A state of the contents to which to return.
-struct Mark {
-    objects: usize,
-    problems: usize,
-    unreadable: usize,
-    ignored: BTreeMap<String, usize>,
-    broken: bool,
-}
+/// A state of the contents to which to return: the lengths of the first three, and the rest.
+type Mark = ([usize; 3], BTreeMap<String, usize>, bool);
 
 impl Contents {
     /// Further kinds are counted together.
     const KINDS: usize = 20;
 
     fn mark(&self) -> Mark {
-        Mark {
-            objects: self.objects.len(),
-            problems: self.problems.len(),
-            unreadable: self.unreadable.len(),
-            ignored: self.ignored.clone(),
-            broken: self.broken,
-        }
+        ([self.objects.len(), self.problems.len(), self.unreadable.len()], self.ignored.clone(), self.broken)
     }
 
-    fn back_to(&mut self, mark: Mark) {
-        self.objects.truncate(mark.objects);
-        self.problems.truncate(mark.problems);
-        self.unreadable.truncate(mark.unreadable);
-        (self.ignored, self.broken) = (mark.ignored, mark.broken);
+    fn back_to(&mut self, ([objects, problems, unreadable], ignored, broken): Mark) {
+        self.objects.truncate(objects);
+        self.problems.truncate(problems);
+        self.unreadable.truncate(unreadable);
+        (self.ignored, self.broken) = (ignored, broken);
     }
 
     fn ignore(&mut self, kind: &str) {
