@@ -4,32 +4,22 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
-struct Folder(PathBuf);
-
-impl Drop for Folder {
-    fn drop(&mut self) {
-        drop(fs::remove_dir_all(&self.0));
-    }
-}
-
 /// Runs every step of `.ci/run` where cargo is a script of this text; gives what it printed and whether it succeeded.
-fn ci(name: &str, minutes: &str, cargo: &str) -> (String, bool) {
-    ci_with(name, minutes, cargo, ("CI_EVERYTHING", "1"))
+fn ci(minutes: &str, cargo: &str) -> (String, bool) {
+    ci_with(minutes, cargo, ("CI_EVERYTHING", "1"))
 }
 
-fn ci_with(name: &str, minutes: &str, cargo: &str, (variable, value): (&str, &str)) -> (String, bool) {
-    let folder = Folder(std::env::temp_dir().join(format!("xtask-ci-{name}-{}", std::process::id())));
-    let programs = folder.0.join("programs");
-    fs::create_dir_all(&programs).unwrap();
+fn ci_with(minutes: &str, cargo: &str, (variable, value): (&str, &str)) -> (String, bool) {
+    let programs = tempfile::tempdir().unwrap();
     for (program, text) in [("cargo", cargo), ("cc", ""), ("promtool", ""), ("rustup", "")] {
-        let path = programs.join(program);
+        let path = programs.path().join(program);
         fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
     }
-    let path = format!("{}:{}", programs.display(), std::env::var("PATH").unwrap());
+    let path = format!("{}:{}", programs.path().display(), std::env::var("PATH").unwrap());
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../.ci/run");
     let output = Command::new(script)
         .env("PATH", path)
@@ -46,6 +36,10 @@ fn ci_with(name: &str, minutes: &str, cargo: &str, (variable, value): (&str, &st
 /// All tests pass; the last line of standard output is theirs.
 const TESTS: &str = "case \"$*\" in 'xtask test'*) echo '5 passed, 0 failed, 1 skipped, 2 left to --full';; esac";
 
+/// Steps that run whatever time is left.
+const ESSENTIAL: [&str; 4] = ["format", "tests", "lints", "documentation"];
+const OTHERS: [&str; 8] = ["api", "package", "demo", "soak", "counts", "figures", "benches", "each-crate-alone"];
+
 /// The line of the table about a step.
 fn row<'a>(printed: &'a str, step: &str) -> &'a str {
     let table = printed.rsplit_once("CPU s  result").unwrap().1;
@@ -54,27 +48,14 @@ fn row<'a>(printed: &'a str, step: &str) -> &'a str {
 
 #[test]
 fn every_step_runs_and_the_last_line_is_that_of_the_tests() {
-    let (printed, good) = ci("good", "80", TESTS);
+    let (printed, good) = ci("80", TESTS);
     assert!(good, "{printed}");
     assert_eq!(
         printed.trim_end().lines().next_back(),
         Some("5 passed, 0 failed, 1 skipped, 2 left to --full"),
         "{printed}"
     );
-    for step in [
-        "format",
-        "tests",
-        "lints",
-        "documentation",
-        "api",
-        "package",
-        "demo",
-        "soak",
-        "counts",
-        "figures",
-        "benches",
-        "each-crate-alone",
-    ] {
+    for step in ESSENTIAL.into_iter().chain(OTHERS) {
         assert!(row(&printed, step).ends_with("  ok"), "{step}: {printed}");
     }
     assert!(printed.contains("PROPTEST_RNG_SEED="), "{printed}");
@@ -82,12 +63,12 @@ fn every_step_runs_and_the_last_line_is_that_of_the_tests() {
 
 #[test]
 fn without_time_only_the_essential_steps_run_and_the_others_are_named() {
-    let (printed, good) = ci("late", "0", TESTS);
+    let (printed, good) = ci("0", TESTS);
     assert!(good, "{printed}");
-    for step in ["format", "tests", "lints", "documentation"] {
+    for step in ESSENTIAL {
         assert!(row(&printed, step).ends_with("  ok"), "{step}: {printed}");
     }
-    for step in ["api", "package", "demo", "soak", "counts", "figures", "benches", "each-crate-alone"] {
+    for step in OTHERS {
         assert!(row(&printed, step).contains("not run: TIME: 0 of 0 minutes left"), "{step}: {printed}");
     }
 }
@@ -120,7 +101,7 @@ fn some_steps_run_by_turns() {
     let by_turns = ["package", "counts", "benches", "each-crate-alone"];
     let mut runs = BTreeMap::new();
     for seed in 0..6 {
-        let (printed, good) = ci_with(&format!("turn-{seed}"), "80", TESTS, ("PROPTEST_RNG_SEED", &seed.to_string()));
+        let (printed, good) = ci_with("80", TESTS, ("PROPTEST_RNG_SEED", &seed.to_string()));
         assert!(good, "{printed}");
         for step in by_turns {
             let row = row(&printed, step);
@@ -141,7 +122,7 @@ fn some_steps_run_by_turns() {
 #[test]
 fn steps_after_a_failure_run_and_the_run_has_failed() {
     for failing in ["fmt", "clippy", "doc", "xtask demo"] {
-        let (printed, good) = ci("failing", "80", &format!("case \"$*\" in '{failing}'*) exit 3;; esac; {TESTS}"));
+        let (printed, good) = ci("80", &format!("case \"$*\" in '{failing}'*) exit 3;; esac; {TESTS}"));
         assert!(!good, "{failing}: {printed}");
         assert!(printed.contains("FAILED with code 3"), "{failing}: {printed}");
         assert!(row(&printed, "each-crate-alone").ends_with("  ok"), "{failing}: {printed}");
@@ -155,7 +136,7 @@ fn steps_after_a_failure_run_and_the_run_has_failed() {
 
 #[test]
 fn a_soak_that_says_nothing_on_this_host_is_no_failure() {
-    let soak = |code: u8| ci("soak", "80", &format!("case \"$*\" in 'xtask soak'*) exit {code};; esac; {TESTS}"));
+    let soak = |code: u8| ci("80", &format!("case \"$*\" in 'xtask soak'*) exit {code};; esac; {TESTS}"));
     let (printed, good) = soak(3);
     assert!(good && printed.contains("soak: says nothing on this host"), "{printed}");
     let (printed, good) = soak(1);
@@ -164,7 +145,7 @@ fn a_soak_that_says_nothing_on_this_host_is_no_failure() {
 
 #[test]
 fn tests_without_a_result_are_a_failure() {
-    let (printed, good) = ci("silent", "80", "");
+    let (printed, good) = ci("80", "");
     assert!(!good, "{printed}");
     assert!(printed.contains("the tests gave no result"), "{printed}");
 }
