@@ -82,6 +82,11 @@ async fn free_port() -> u16 {
     }
 }
 
+/// The check of a Service `demo/web`, with so many endpoints here.
+fn web(port: u16, v4: Option<usize>, v6: Option<usize>) -> BTreeMap<ObjectKey, HealthCheck> {
+    BTreeMap::from([(ObjectKey::new("demo", "web"), HealthCheck { port, local_endpoints: ByFamily { v4, v6 } })])
+}
+
 #[tokio::test]
 async fn healthz_and_livez_say_what_kube_proxy_says() {
     let health = Health::new(Duration::from_secs(30), Families::Dual);
@@ -242,10 +247,7 @@ async fn the_server_of_a_service() {
     let mut servers = ServiceHealth::new(health.clone());
     let loopback = on(&[Ipv4Addr::LOCALHOST.into()]);
     let (port, other_port) = (free_port().await, free_port().await);
-    let key = ObjectKey::new("demo", "web");
-    let one = |port, number| {
-        BTreeMap::from([(key.clone(), HealthCheck { port, local_endpoints: ByFamily { v4: Some(number), v6: None } })])
-    };
+    let one = |port, number| web(port, Some(number), None);
     let at = |port| SocketAddr::from(([127, 0, 0, 1], port));
 
     assert_eq!(servers.update(&one(port, 3), &loopback).await, []);
@@ -286,14 +288,10 @@ async fn the_server_of_a_service() {
 async fn a_port_in_use_is_told_and_tried_again() {
     let mut servers = ServiceHealth::new(Health::new(Duration::from_secs(30), Families::Dual));
     let (holder, address) = local().await;
-    let key = ObjectKey::new("demo", "web");
-    let wanted = BTreeMap::from([(
-        key.clone(),
-        HealthCheck { port: address.port(), local_endpoints: ByFamily { v4: Some(1), v6: Some(1) } },
-    )]);
+    let wanted = web(address.port(), Some(1), Some(1));
     let there = on(&[address.ip()]);
     let failed = servers.update(&wanted, &there).await;
-    assert_eq!((failed.len(), &failed[0].service, failed[0].address), (1, &key, address));
+    assert_eq!((failed.len(), &failed[0].service, failed[0].address), (1, &ObjectKey::new("demo", "web"), address));
     assert!(failed[0].reason.contains("in use"), "{failed:?}");
     drop(holder);
     assert_eq!(servers.update(&wanted, &there).await, []);
@@ -356,11 +354,7 @@ async fn each_family_answers_for_its_own_endpoints() {
     for (v4, v6) in
         [(Some(1), Some(0)), (Some(0), Some(2)), (Some(3), None), (None, Some(3)), (Some(0), None), (Some(1), Some(1))]
     {
-        let wanted = BTreeMap::from([(
-            ObjectKey::new("demo", "web"),
-            HealthCheck { port, local_endpoints: ByFamily { v4, v6 } },
-        )]);
-        assert_eq!(servers.update(&wanted, &EVERYWHERE).await, []);
+        assert_eq!(servers.update(&web(port, v4, v6), &EVERYWHERE).await, []);
         for (at, number) in [(at_v4, v4), (at_v6, v6)] {
             let Some(number) = number else {
                 assert!(ask(at, "GET", "/").await.is_err(), "{at} with {v4:?} and {v6:?}");

@@ -11,9 +11,7 @@ use crate::program::{Folder, changed, command, demo, ipvsadm, ok, service, set_u
 const AUTO: [&str; 5] = ["--proxy-mode", "ipvs", "--no-fallback", "--ipvs-rules", "auto"];
 
 fn manifests() -> Folder {
-    let folder = Folder::new("auto-rules");
-    folder.put("web.yaml", &service("demo", "web", "10.96.0.10", "{addresses: [10.244.0.5]}"));
-    folder
+    Folder::with("web.yaml", &service("demo", "web", "10.96.0.10", "{addresses: [10.244.0.5]}"))
 }
 
 /// Runs `run --once`; returns its standard error.

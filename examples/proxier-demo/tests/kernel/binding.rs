@@ -10,7 +10,7 @@ use testkit::traffic::{Connection, NameServer, connect_and_ask};
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{Client, Lan, NODE_PORT, SERVICE};
-use crate::program::{Folder, Running, changed, demo, ipvsadm, ok, pair, text, tool};
+use crate::program::{Folder, Running, changed, demo, ipvsadm, joined, ok, pair, text, tool};
 
 const NODE: &str = "apiVersion: v1
 kind: Node
@@ -62,8 +62,7 @@ impl World {
             lan.serve(8082),
             NameServer::tcp(&lan.node, SocketAddr::from(([0, 0, 0, 0], DAEMON)), "daemon").unwrap(),
         ];
-        let manifests = Folder::new("binding");
-        manifests.put("node.yaml", NODE);
+        let manifests = Folder::with("node.yaml", NODE);
         for (name, port, address, spec) in [
             ("web", 8080, "10.96.0.10", "type: ClusterIP"),
             ("node-port", 8081, "10.96.0.11", "type: NodePort"),
@@ -98,8 +97,7 @@ impl World {
     }
 
     fn start(&self, binding: &str) -> Running {
-        let arguments = self.arguments(binding);
-        Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+        Running::start(&joined(&[], &self.arguments(binding)))
     }
 
     /// Answers to a client on another host, and to one on the node.
@@ -115,9 +113,7 @@ impl World {
 
     #[track_caller]
     fn is_as_planned(&self, binding: &str) {
-        let arguments = self.arguments(binding);
-        let words: Vec<&str> = ["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect();
-        let plan = demo(&words);
+        let plan = demo(&joined(&["plan"], &self.arguments(binding)));
         assert!(ok(&plan).starts_with("nothing to do"), "{}", text(&plan.stdout));
     }
 }

@@ -49,8 +49,7 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         tool("iptables -A INPUT -s 203.0.113.0/24 -j DROP");
         tool("ipset create MINE hash:ip");
         let foreign_rules = tool("iptables-save -t filter");
-        let manifests = Folder::new("once");
-        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
+        let manifests = Folder::with("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         let plan = ok(&demo(&["plan"], &manifests));
         assert!(plan.contains("+ virtual server TCP 10.96.0.10:80 rr  (demo/web:http)\n"), "{plan}");
         assert_eq!(ipvsadm(), set(&["-A -t 198.51.100.1:443 -s rr"]), "a plan writes nothing");
@@ -85,8 +84,7 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
 fn run_follows_files_survives_a_kill_and_leaves_the_data_path() {
     kernel_test(PROXY, || {
         set_up();
-        let manifests = Folder::new("run");
-        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
+        let manifests = Folder::with("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         let running = start(&manifests);
         running.until("the Service is served", || ipvsadm() == served());
         running.until("its address is bound", || tool("ip -br addr show kube-ipvs0").contains("10.96.0.10/32"));
@@ -138,8 +136,7 @@ fn only_root_can_hold_the_lock() {
     let needs = [PROXY, &[Need::Tool("python3")]].concat();
     kernel_test(&needs, || {
         set_up();
-        let manifests = Folder::new("lock");
-        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
+        let manifests = Folder::with("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         let running = start(&manifests);
         running.until("the Service is served", || ipvsadm() == served());
         let second = demo(&["cleanup"], &manifests);
@@ -180,8 +177,7 @@ fn only_root_can_hold_the_lock() {
 fn bad_input_is_named_and_the_rest_is_served() {
     kernel_test(PROXY, || {
         set_up();
-        let manifests = Folder::new("bad");
-        manifests.put("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
+        let manifests = Folder::with("web.yaml", &with_node_port("web", "10.96.0.10", 30080, &TWO));
         manifests.put(
             "bad.yaml",
             "apiVersion: v1\nkind: Service\nmetadata: {name: bad, namespace: demo}\nspec:\n  clusterIP: 10.96.0.12\n  \

@@ -3,7 +3,7 @@
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{World, web};
-use crate::program::{demo, ok, text, tool};
+use crate::program::{demo, joined, ok, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
 
@@ -21,8 +21,7 @@ fn finds(mode: &str) {
     let world = World::new();
     let (code, said) = diff(&world, "nftables");
     assert!(code == 1 && said.contains("no kube-proxy has left anything here"), "{said}");
-    let arguments = world.arguments(mode);
-    ok(&demo(&[&["run", "--once"][..], &arguments.iter().map(String::as_str).collect::<Vec<_>>()].concat()));
+    ok(&demo(&joined(&["run", "--once"], &world.arguments(mode))));
     let (code, said) = diff(&world, mode);
     assert!(code == 0 && said.contains(&format!("from {mode} to {mode}")), "{said}");
     world.manifests.put("web.yaml", &web().replace("10.244.0.5", "10.244.0.6"));

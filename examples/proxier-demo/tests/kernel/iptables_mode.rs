@@ -6,7 +6,9 @@ use proxier_core::kernel::PacketCounters;
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{NODE_PORT, SERVICE, World};
-use crate::program::{Folder, HTTP, Running, command, fetched, metrics, ok, pair, set_up, tool, with_node_port};
+use crate::program::{
+    Folder, HTTP, Running, command, fetched, joined, metrics, ok, pair, set_up, tool, with_node_port,
+};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::IptablesNft];
 
@@ -15,9 +17,8 @@ fn web(endpoints: &[&str]) -> String {
 }
 
 /// A folder of manifests, and the arguments for it.
-fn manifests(name: &str, endpoints: &[&str]) -> (Folder, Vec<String>) {
-    let folder = Folder::new(name);
-    folder.put("web.yaml", &web(endpoints));
+fn manifests(endpoints: &[&str]) -> (Folder, Vec<String>) {
+    let folder = Folder::with("web.yaml", &web(endpoints));
     let arguments = ["--proxy-mode", "iptables", "--manifests", &folder.0.display().to_string()];
     let arguments = arguments.map(str::to_owned).to_vec();
     (folder, arguments)
@@ -42,7 +43,7 @@ fn once_serves_plan_agrees_and_cleanup_removes_what_is_ours() {
         tool("iptables -A INPUT -s 203.0.113.0/24 -j DROP");
         tool("iptables -t nat -N MINE");
         let before = tool("iptables-save").matches("203.0.113.0/24").count();
-        let (_folder, arguments) = manifests("iptables-once", &["10.244.0.5", "10.244.0.6"]);
+        let (_folder, arguments) = manifests(&["10.244.0.5", "10.244.0.6"]);
         let plan = ok(&demo(&["plan"], &arguments));
         assert!(plan.contains("+ frontend TCP 10.96.0.10:80 2 endpoints  (demo/web:http)\n"), "{plan}");
         assert!(plan.contains("\n~ sysctl net/ipv4/conf/all/route_localnet = 1 (was 0)\n"), "{plan}");
@@ -112,11 +113,10 @@ fn rules_of(program: &str, table: &str) -> u64 {
 fn metrics_count_the_rules_that_are_there() {
     kernel_test(NEEDS, || {
         set_up();
-        let (folder, arguments) = manifests("iptables-metrics", &["10.244.0.5"]);
+        let (folder, arguments) = manifests(&["10.244.0.5"]);
         let local = "clusterIP: 10.96.0.20, clusterIPs: [10.96.0.20], internalTrafficPolicy: Local, ports: [{name: http, port: 80}]";
         folder.put("local.yaml", &pair("local", local, HTTP, "{addresses: [10.244.2.20], nodeName: n2}"));
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let running = Running::start(&[&arguments[..], &["--iptables-sync-period", "2s"]].concat());
+        let running = Running::start(&joined(&["--iptables-sync-period", "2s"], &arguments));
         let has = |endpoint: &str| nat().contains(&format!("--to-destination {endpoint}:8080"));
         let number = |name: &str, table: &str, family: &str| {
             let key = format!("kubeproxy_sync_proxy_rules_iptables_{name}{{table=\"{table}\",ip_family=\"{family}\"}}");
@@ -198,10 +198,9 @@ fn rules_are_listed_again_only_after_another_program_wrote() {
         set_up();
         // So that the programs of nf_tables are used.
         tool("iptables-nft -t mangle -N KUBE-KUBELET-CANARY");
-        let (folder, arguments) = manifests("iptables-listed", &["10.244.0.5"]);
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        let (folder, arguments) = manifests(&["10.244.0.5"]);
         let period = ["--iptables-sync-period", "1s", "--iptables-min-sync-period", "100ms"];
-        let running = Running::start(&[&arguments[..], &period].concat());
+        let running = Running::start(&joined(&period, &arguments));
         running.until_logged("full pass:");
         let passes = |of: &str| {
             let key = format!("kubeproxy_sync_{of}_proxy_rules_duration_seconds_count{{ip_family=\"IPv4\"}}");
@@ -259,10 +258,11 @@ fn stops_nothing(mode: &str, is_there_first: bool) {
         theirs();
     }
     let arguments = world.arguments(mode);
-    let arguments =
-        arguments.iter().map(String::as_str).chain(["--iptables-sync-period", "2s", "--ipvs-sync-period", "2s"]);
-    let rules = ["--ipvs-rules", "iptables"].into_iter().filter(|_| mode == "ipvs");
-    let running = Running::start(&arguments.chain(rules).collect::<Vec<_>>());
+    let mut first = vec!["--iptables-sync-period", "2s", "--ipvs-sync-period", "2s"];
+    if mode == "ipvs" {
+        first.extend(["--ipvs-rules", "iptables"]);
+    }
+    let running = Running::start(&joined(&first, &arguments));
     running.until("it serves", || world.asks(SERVICE) && world.asks(NODE_PORT));
     if !is_there_first {
         theirs();

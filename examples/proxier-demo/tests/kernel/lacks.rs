@@ -52,8 +52,7 @@ fn without(module: &str, case: impl FnOnce(&str)) {
         unload(module);
         let _forbidden = Forbidden::new(&[module]);
         set_up();
-        let folder = Folder::new("lacks");
-        folder.put("dns.yaml", &objects());
+        let folder = Folder::with("dns.yaml", &objects());
         case(&folder.0.display().to_string());
         assert!(!is_loaded(module), "{module} was loaded after all");
         // Leftovers would keep modules in use.
@@ -424,8 +423,7 @@ fn what_is_required_is_an_obstacle() {
     // And all of it works again.
     kernel_test(PROXY, || {
         set_up();
-        let folder = Folder::new("lacks");
-        folder.put("dns.yaml", &objects());
+        let folder = Folder::with("dns.yaml", &objects());
         ok(&demo(&["run", "--once", "--manifests", &folder.0.display().to_string()]));
     });
 }

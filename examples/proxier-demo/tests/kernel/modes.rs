@@ -11,7 +11,7 @@ use testkit::traffic::{Connection, NameServer};
 use testkit::{Need, Netns, PROXY, Sample, kernel_test};
 
 use crate::program::world::{Client, NODE_PORT, POD, SERVICE, World, held};
-use crate::program::{self, HTTP, command, demo, fetched, lone, ok, slice, status_of, text, tool};
+use crate::program::{self, HTTP, command, demo, fetched, joined, lone, ok, slice, status_of, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft];
 
@@ -123,8 +123,7 @@ fn change(from: &str, to: &str) {
         assert_eq!(long.ask().unwrap(), "pod", "{from} to {to}: a long connection");
     }
     // The new mode needs no change.
-    let arguments = world.arguments(to);
-    let plan = demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
+    let plan = demo(&joined(&["plan"], &world.arguments(to)));
     assert!(ok(&plan).starts_with("nothing to do"), "{from} to {to}: {}", text(&plan.stdout));
     assert!(new.end().success());
     ok(&command(&["cleanup"]).output().unwrap());
@@ -216,11 +215,7 @@ fn from_and_to_ipvs() {
 fn run_once_changes_the_mode() {
     kernel_test(NEEDS, || {
         let world = World::new();
-        let once = |mode: &str| {
-            let arguments = world.arguments(mode);
-            let words = ["run", "--once"].into_iter().chain(arguments.iter().map(String::as_str));
-            ok(&demo(&words.collect::<Vec<_>>()))
-        };
+        let once = |mode: &str| ok(&demo(&joined(&["run", "--once"], &world.arguments(mode))));
         once("iptables");
         assert!(world.asks(SERVICE) && held("nftables").is_empty());
         once("nftables");

@@ -6,16 +6,15 @@ use std::path::Path;
 use testkit::{Need, kernel_test};
 
 use crate::program::world::{NODE_PORT, World};
-use crate::program::{self, Running, command, demo, ok, text, tool};
+use crate::program::{self, Running, command, demo, joined, ok, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::IptablesLegacy];
 
 /// What one command says about obstacles, standard error included.
 fn said(world: &World, mode: &str, command: &str) -> String {
-    let arguments = world.arguments(mode);
     let packet = ["trace", "--live", "192.0.2.2", NODE_PORT];
     let command: &[&str] = if command == "trace" { &packet } else { &[command] };
-    let output = demo(&command.iter().copied().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
+    let output = demo(&joined(command, &world.arguments(mode)));
     let said = text(&output.stdout) + &text(&output.stderr);
     said.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -10,7 +10,9 @@ use testkit::apiserver::{ApiServer, Request};
 use testkit::{Need, PROXY, kernel_test};
 
 use crate::program::world::{NODE_PORT, SERVICE, World};
-use crate::program::{Folder, Running, changed, command, configuration, demo, metrics, ok, pair, set_up, text, tool};
+use crate::program::{
+    Folder, Running, changed, command, configuration, demo, joined, metrics, ok, pair, set_up, text, tool,
+};
 
 /// Keys as paths: `virtualServers[].realServers[].weight`.
 fn paths(value: &Value, path: &str, found: &mut BTreeSet<String>) {
@@ -224,8 +226,7 @@ fn tables_fit_a_terminal_and_json_is_as_documented() {
         set_up();
         tool("ipvsadm -A -t 198.51.100.1:443 -s rr -p 300");
         let before = changed();
-        let folder = Folder::new("outputs");
-        folder.put("all.json", &manifest());
+        let folder = Folder::with("all.json", &manifest());
         folder.put("typed.yaml", "apiVersion: v1\nkind: Service\nmetadata: {name: typed}\nspec: {ports: 7}\n");
         let path = folder.0.display().to_string();
         let run = |words: &[&str]| command(words).args(["--manifests", &path]).output().unwrap();
@@ -283,17 +284,8 @@ fn beside(mode: &str) {
     let own = std::net::UdpSocket::bind("192.0.2.1:0").unwrap();
     // In some modes the kernel refuses to send it.
     drop(own.send_to(b"x", "192.0.2.1:30055"));
-    let plan = |more: &[&str]| {
-        let arguments = world.arguments(mode);
-        let arguments = arguments.iter().map(String::as_str);
-        demo(
-            &["plan", "--detailed-exitcode"]
-                .into_iter()
-                .chain(arguments)
-                .chain(more.iter().copied())
-                .collect::<Vec<_>>(),
-        )
-    };
+    let plan =
+        |more: &[&str]| demo(&joined(&[&["plan", "--detailed-exitcode"], more].concat(), &world.arguments(mode)));
     let is_nothing = || {
         let now = plan(&[]);
         let said = format!("{mode}: {}{}", text(&now.stdout), text(&now.stderr));

@@ -154,8 +154,7 @@ fn is_what_a_pass_makes(
     parts: &[(&str, &str)],
     listed: fn() -> BTreeSet<String>,
 ) -> (Value, String) {
-    let manifests = Folder::new("render");
-    manifests.put("web.yaml", OBJECTS);
+    let manifests = Folder::with("web.yaml", OBJECTS);
     if !parts.iter().any(|(part, _)| *part == "nft") {
         manifests.put("sticky.yaml", &sticky());
     }
@@ -249,8 +248,7 @@ fn local_routes() -> String {
 #[test]
 fn in_userspace_mode_it_is_what_the_process_does() {
     const MODE: [&str; 2] = ["--proxy-mode", "userspace"];
-    let manifests = Folder::new("render");
-    manifests.put("web.yaml", OBJECTS);
+    let manifests = Folder::with("web.yaml", OBJECTS);
     let output = ok(&render(&manifests, &["-o", "json", MODE[0], MODE[1]]));
     let rendered: Value = serde_json::from_str(&output).unwrap();
     for unused in ["ipvsadm", "ipset", "iptables", "ip6tables", "nft"] {
@@ -288,8 +286,7 @@ fn in_userspace_mode_it_is_what_the_process_does() {
 
 #[test]
 fn render_prints_a_part_for_each_tool() {
-    let manifests = Folder::new("render");
-    manifests.put("web.yaml", OBJECTS);
+    let manifests = Folder::with("web.yaml", OBJECTS);
     let folder = manifests.0.display().to_string();
     let printed = ok(&demo(&["render", "--manifests", &folder, "--node-address", "192.0.2.1"]));
     let parts: Vec<&str> = printed.lines().filter(|line| line.starts_with("# ")).collect();

@@ -50,8 +50,7 @@ fn settings_are_written_where_a_pod_has_them_mounted() {
         ("net/ipv4/conf/all/route_localnet", "1"),
     ];
     kernel_test(&[Need::Root, Need::Mounts, Need::Nftables, Need::IptablesNft], || {
-        let folder = Folder::new("mounted");
-        folder.put("web.yaml", &web());
+        let folder = Folder::with("web.yaml", &web());
         let here = Netns::current().unwrap();
         here.write_sysctl("net/ipv4/ip_forward", "0").unwrap();
         let inner = command(&[

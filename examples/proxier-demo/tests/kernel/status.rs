@@ -52,8 +52,7 @@ fn endpoints() -> Value {
 fn counters_are_those_of_ipvs_and_drains_show() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
         let (_pod, server) = pod();
-        let folder = Folder::new("status-ipvs");
-        folder.put("web.yaml", &web("{addresses: [10.244.0.5]}"));
+        let folder = Folder::with("web.yaml", &web("{addresses: [10.244.0.5]}"));
         let manifests = folder.0.display().to_string();
         let running =
             Running::start(&["--manifests", &manifests, "--proxy-mode", "ipvs", "--status-page", "localhost"]);
@@ -92,8 +91,7 @@ fn watched_rates_are_those_of_ipvs() {
     kernel_test(&[PROXY, &[Need::Veth]].concat(), || {
         let (_pod, server) = pod();
         std::thread::spawn(move || server.incoming().for_each(drop));
-        let folder = Folder::new("watch");
-        folder.put("web.yaml", &web("{addresses: [10.244.0.5]}"));
+        let folder = Folder::with("web.yaml", &web("{addresses: [10.244.0.5]}"));
         let manifests = folder.0.display().to_string();
         program::ok(&program::demo(&["run", "--once", "--manifests", &manifests, "--proxy-mode", "ipvs"]));
         let mut watch = program::command(&["show", "--watch", "1", "-o", "json", "--manifests", &manifests]);

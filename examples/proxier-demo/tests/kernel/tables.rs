@@ -186,8 +186,7 @@ fn ipvs_mode_keeps_its_table_where_it_may_own_it() {
 fn a_configuration_that_says_something_else_ends_the_process() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
         tool("ip link set lo up");
-        let folder = Folder::new("tables-config");
-        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let folder = Folder::with("web.yaml", &web(10, "10.244.0.5"));
         let of_settings = Folder::new("tables-config-settings");
         let text = "apiVersion: kubeproxy.config.k8s.io/v1alpha1\nkind: KubeProxyConfiguration\nmode: nftables\n\
                     nftables: {syncPeriod: 1h}\n";
@@ -232,8 +231,7 @@ fn a_configuration_that_says_something_else_ends_the_process() {
 fn a_full_run_is_no_obstacle() {
     kernel_test(&[Need::Root, Need::Mounts, Need::Veth, Need::Nftables], || {
         tool("ip link set lo up");
-        let folder = Folder::new("tables-full");
-        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let folder = Folder::with("web.yaml", &web(10, "10.244.0.5"));
         let run = Folder::new("tables-full-run");
         let in_full_run = |words: &[&str]| {
             let script = "mount --bind \"$0\" /run && exec \"$@\"";
@@ -266,8 +264,7 @@ fn a_full_run_is_no_obstacle() {
 fn tables_lose_all_rules_before_their_first_hook() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
         program::set_up();
-        let folder = Folder::new("tables-hooks");
-        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let folder = Folder::with("web.yaml", &web(10, "10.244.0.5"));
         let manifests = folder.0.display().to_string();
         ok(&demo(&["run", "--once", "--proxy-mode", "nftables", "--manifests", &manifests]));
         let of_kube_proxy = include_str!("../fixtures/kube-proxy/tables-1.36.nft");
@@ -303,8 +300,7 @@ fn tables_lose_all_rules_before_their_first_hook() {
 fn what_looks_at_the_kernel_ends_as_usual_without_a_reader() {
     kernel_test(&[Need::Root, Need::Veth, Need::Nftables], || {
         tool("ip link set lo up");
-        let folder = Folder::new("tables-unread");
-        folder.put("web.yaml", &web(10, "10.244.0.5"));
+        let folder = Folder::with("web.yaml", &web(10, "10.244.0.5"));
         let manifests = folder.0.display().to_string();
         let source = ["--proxy-mode", "nftables", "--manifests", &manifests];
         for word in ["probe", "plan", "run --once", "cleanup"] {

@@ -44,8 +44,7 @@ impl World {
             std::thread::spawn(move || server.incoming().for_each(drop));
         })
         .unwrap();
-        let folder = Folder::new("trace-live");
-        folder.put("web.yaml", &manifest());
+        let folder = Folder::with("web.yaml", &manifest());
         let world = World { folder, mode, _pod: pod };
         ok(&world.run(&["run", "--once"]));
         world

@@ -10,7 +10,7 @@ use testkit::traffic::Connection;
 use testkit::{Need, Netns, PROXY, Sample, kernel_test, oracle};
 
 use crate::program::world::{Client, NODE_PORT, RULES, SERVICE, World, held_by};
-use crate::program::{self, HTTP, Running, command, demo, lone, ok, pair, slice, text, tool};
+use crate::program::{self, HTTP, Running, command, demo, joined, lone, ok, pair, slice, text, tool};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Veth, Need::Nftables, Need::IptablesNft, Need::IptablesLegacy];
 
@@ -241,8 +241,7 @@ fn world(left: Left) -> World {
 
 /// The plan of a mode, and the notes of what others have there.
 fn plan_and_notes(world: &World, mode: &str) -> (String, String) {
-    let arguments = world.arguments(mode);
-    let output = demo(&["plan"].into_iter().chain(arguments.iter().map(String::as_str)).collect::<Vec<_>>());
+    let output = demo(&joined(&["plan"], &world.arguments(mode)));
     (ok(&output), text(&output.stderr))
 }
 

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use testkit::{Need, kernel_test};
 
-use crate::program::{Folder, Running, command, configuration, demo, ok, pair, text, tool};
+use crate::program::{Folder, Running, command, configuration, demo, joined, ok, pair, text, tool};
 
 const TCP: &str = "{name: http, port: 8080, protocol: TCP}";
 
@@ -70,8 +70,7 @@ fn userspace(manifests: &Folder) -> Vec<String> {
 }
 
 fn start(manifests: &Folder) -> Running {
-    let arguments = userspace(manifests);
-    Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>())
+    Running::start(&joined(&[], &userspace(manifests)))
 }
 
 #[test]
@@ -79,8 +78,7 @@ fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() 
     kernel_test(&[Need::Root], || {
         set_up();
         tool("ip route add local 198.51.100.0/24 dev lo");
-        let manifests = Folder::new("userspace");
-        manifests.put("web.yaml", &web());
+        let manifests = Folder::with("web.yaml", &web());
         let running = start(&manifests);
         for place in ["10.96.0.10:80", "192.0.2.1:30080"] {
             running.until(place, || greeted(place).is_some());
@@ -117,8 +115,7 @@ fn run_serves_survives_a_kill_lets_connections_end_and_cleanup_leaves_nothing() 
 fn open_connections_get_time_at_the_end() {
     kernel_test(&[Need::Root], || {
         set_up();
-        let manifests = Folder::new("userspace-end");
-        manifests.put("web.yaml", &web());
+        let manifests = Folder::with("web.yaml", &web());
         let settings = Folder::new("userspace-end-config");
         let config = configuration(&settings, "mode: userspace\nuserspace: {endTimeout: 1s}\n");
         let folder = manifests.0.display().to_string();
@@ -170,8 +167,7 @@ fn with_few_files_the_rest_goes_on_and_all_comes_back() {
                 );
             }
         });
-        let manifests = Folder::new("userspace-files");
-        manifests.put("web.yaml", &web());
+        let manifests = Folder::with("web.yaml", &web());
         let spec = "clusterIP: 10.96.0.20, clusterIPs: [10.96.0.20], ports: [{name: http, port: 80, protocol: TCP}]";
         let flood = pair("flood", spec, "{name: http, port: 9090, protocol: TCP}", "{addresses: [10.244.0.5]}");
         manifests.put("flood.yaml", &flood);
@@ -222,8 +218,7 @@ fn with_few_files_the_rest_goes_on_and_all_comes_back() {
 fn without_the_capability_for_low_ports_it_does_not_start() {
     kernel_test(&[Need::Root, Need::Tool("setpriv")], || {
         set_up();
-        let manifests = Folder::new("userspace-low-ports");
-        manifests.put("web.yaml", &web());
+        let manifests = Folder::with("web.yaml", &web());
         let without = |subcommand: &[&str]| {
             let mut setpriv = Command::new("setpriv");
             setpriv.args(["--bounding-set=-net_bind_service", "--inh-caps=-net_bind_service"]);
@@ -252,13 +247,8 @@ fn without_the_capability_for_low_ports_it_does_not_start() {
 fn plan_and_probe_say_what_run_would_do() {
     kernel_test(&[Need::Root], || {
         set_up();
-        let manifests = Folder::new("userspace-plan");
-        manifests.put("web.yaml", &web());
-        let with = |subcommand: &[&str]| {
-            let more = userspace(&manifests);
-            let all: Vec<&str> = subcommand.iter().copied().chain(more.iter().map(String::as_str)).collect();
-            demo(&all)
-        };
+        let manifests = Folder::with("web.yaml", &web());
+        let with = |subcommand: &[&str]| demo(&joined(subcommand, &userspace(&manifests)));
         let plan = ok(&with(&["plan"]));
         for line in
             ["+ listener TCP 10.96.0.10:80 1 endpoints  (demo/web:http)\n", "+ route local 10.96.0.10/32 dev lo\n"]

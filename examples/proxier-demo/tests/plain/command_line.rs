@@ -148,8 +148,7 @@ fn standard_input_is_a_source() {
         assert!(text(&refused.stderr).contains(said), "{}", text(&refused.stderr));
     }
     // A file of that name is another thing.
-    let folder = Folder::new("dash");
-    folder.put("-", &web);
+    let folder = Folder::with("-", &web);
     let of_file = Command::new(PROGRAM)
         .args(["explain", "demo/web", "--manifests", "./-", "--hostname-override", "n1"])
         .current_dir(&folder.0)

@@ -73,9 +73,9 @@ struct Input {
 }
 
 impl Input {
-    fn new() -> Self {
-        let folder = Folder::new("explain");
-        let path = folder.put("all.yaml", WEB).display().to_string();
+    fn new(text: &str) -> Self {
+        let folder = Folder::with("all.yaml", text);
+        let path = folder.path("all.yaml").display().to_string();
         Input { _folder: folder, path }
     }
 
@@ -92,7 +92,6 @@ impl Input {
 #[test]
 fn an_endpoint_elsewhere_gets_nothing_of_a_service_that_stays_on_the_node() {
     let local = "spec:\n  internalTrafficPolicy: Local\n  type";
-    let folder = Folder::new("explain-local");
     for (text, gets) in [
         (WEB.replacen("spec:\n  type", local, 1), "gets traffic, it is ready"),
         // No address from outside.
@@ -104,8 +103,7 @@ fn an_endpoint_elsewhere_gets_nothing_of_a_service_that_stays_on_the_node() {
             "gets none, the policy is Local, and it is not on this node",
         ),
     ] {
-        let input =
-            Input { path: folder.put("all.yaml", &text).display().to_string(), _folder: Folder::new("explain") };
+        let input = Input::new(&text);
         for mode in MODES {
             // IPVS mode has one server for all clients of an external address.
             let gets = if mode == "ipvs" { "gets none, the policy is Local, and it is not on this node" } else { gets };
@@ -120,7 +118,7 @@ fn an_endpoint_elsewhere_gets_nothing_of_a_service_that_stays_on_the_node() {
     }
     // Without an endpoint here, external addresses have those of all nodes.
     let text = WEB.replacen("spec:\n  type", local, 1).replacen("- {addresses: [10.244.1.5], nodeName: n1}\n", "", 1);
-    let input = Input { path: folder.put("all.yaml", &text).display().to_string(), _folder: Folder::new("explain") };
+    let input = Input::new(&text);
     let explained = ok(&input.run("ipvs", &["explain", "shop/web"]));
     assert!(explained.contains("    10.244.2.7:8080 ready: gets traffic, it is ready\n"), "{explained}");
 }
@@ -128,10 +126,8 @@ fn an_endpoint_elsewhere_gets_nothing_of_a_service_that_stays_on_the_node() {
 /// What can be read is answered, and the exit code says that not everything could.
 #[test]
 fn objects_that_cannot_be_read_are_in_the_exit_code() {
-    let folder = Folder::new("explain-unreadable");
     let odd = "---\napiVersion: v1\nkind: Service\nmetadata: {name: odd, namespace: shop}\nspec: {ports: 7}\n";
-    let path = folder.put("all.yaml", &format!("{WEB}{odd}")).display().to_string();
-    let input = Input { path, _folder: folder };
+    let input = Input::new(&format!("{WEB}{odd}"));
     for arguments in [&["explain", "shop/web"][..], &["trace", "10.244.9.9", "10.96.0.10:80"], &["render"]] {
         let output = input.run("nftables", arguments);
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");
@@ -142,7 +138,7 @@ fn objects_that_cannot_be_read_are_in_the_exit_code() {
 
 #[test]
 fn a_service_is_explained_in_every_mode() {
-    let input = Input::new();
+    let input = Input::new(WEB);
     for mode in MODES {
         let explained = ok(&input.run(mode, &["explain", "shop/web"]));
         for line in [
@@ -189,7 +185,7 @@ fn a_service_is_explained_in_every_mode() {
 /// External IPs, which a Service's owner chooses, are not served with the feature gate off; addresses of a load balancer stay.
 #[test]
 fn external_ips_are_left_out_in_every_mode_and_said() {
-    let input = Input::new();
+    let input = Input::new(WEB);
     for mode in MODES {
         let run = |arguments: &[&str], gate: &str| {
             let gate = format!("--feature-gates=AllowServiceExternalIPs={gate}");
@@ -254,18 +250,9 @@ status: {{addresses: [{{type: InternalIP, address: 192.0.2.1}}]}}
     }
 
     fn data(&self) -> Value {
-        let path = |name: &str| self.folder.0.join(name).display().to_string();
-        let printed = ok(&demo(&[
-            "explain",
-            "shop/web",
-            "--manifests",
-            &path("all.yaml"),
-            "--config",
-            &path("config"),
-            "-o",
-            "json",
-        ]));
-        serde_json::from_str(&printed).unwrap()
+        let [all, config] = ["all.yaml", "config"].map(|name| self.folder.path(name).display().to_string());
+        let files = ["--manifests", &all, "--config", &config];
+        serde_json::from_str(&ok(&demo(&[&["explain", "shop/web", "-o", "json"][..], &files].concat()))).unwrap()
     }
 
     /// Lines about what does not count.
@@ -424,7 +411,7 @@ fn what_has_firewall_marks_is_told_and_what_has_none() {
 
 #[test]
 fn routes_that_bind_addresses_are_mentioned() {
-    let input = Input::new();
+    let input = Input::new(WEB);
     let by_routes = ["explain", "shop/web", "--ipvs-binding", "routes", "--ipvs-service-cidrs", "10.96.0.0/12"];
     let explained = ok(&input.run("ipvs", &by_routes));
     for network in ["10.96.0.0/12", "203.0.113.5"] {
@@ -436,7 +423,7 @@ fn routes_that_bind_addresses_are_mentioned() {
 
 #[test]
 fn data_and_a_single_port_or_address() {
-    let input = Input::new();
+    let input = Input::new(WEB);
     let all = input.data("nftables", &["explain", "shop/web:http"]);
     assert_eq!((&all["service"], &all["mode"], &all["node"]), (&json!("shop/web"), &json!("nftables"), &json!("n1")));
     let endpoints = all["ports"][0]["endpoints"].as_array().unwrap();
@@ -464,7 +451,7 @@ fn data_and_a_single_port_or_address() {
 
 #[test]
 fn what_is_not_there_is_said_with_what_is_near() {
-    let input = Input::new();
+    let input = Input::new(WEB);
     for (asked, code, words) in [
         ("shop/wep", 1, "there is no Service shop/wep to program; near: shop/web"),
         ("shop/web:https", 1, "Service shop/web has no port \"https\"; it has http"),
@@ -506,7 +493,7 @@ fn verdict(of: &Value) -> String {
 
 #[test]
 fn packets_are_traced_in_every_mode() {
-    let input = Input::new();
+    let input = Input::new(WEB);
     let (here, both) = ("10.244.1.5:8080", "10.244.1.5:8080 10.244.2.7:8080");
     let (masked_here, masked) = ("10.244.1.5:8080*", "10.244.1.5:8080* 10.244.2.7:8080*");
     // Expected endpoints by mode: ipvs, nftables, iptables, userspace.
@@ -547,7 +534,7 @@ fn packets_are_traced_in_every_mode() {
 /// A reader that reads a part, or nothing, causes no failure; a full disk is one.
 #[test]
 fn a_reader_that_goes_away_is_no_failure() {
-    let input = Input::new();
+    let input = Input::new(WEB);
     let of_files = ["--manifests", &input.path, "--proxy-mode", "nftables"];
     let of = |words: &[&'static str]| [words, &of_files].concat();
     let nobody = || {
@@ -585,11 +572,9 @@ fn a_reader_that_goes_away_is_no_failure() {
 /// Names in files are not checked: control characters in them are made visible, since a terminal would obey them.
 #[test]
 fn control_characters_of_objects_are_seen() {
-    let folder = Folder::new("control");
     let name = "we\u{1b}[2J\u{9b}b\0";
     let objects = program::service("shop", name, "10.96.0.10", "{addresses: [10.244.0.5]}");
-    let path = folder.put("all.yaml", &objects.replace('\u{9b}', "\\u009b"));
-    let path = path.display().to_string();
+    let Input { path, _folder } = Input::new(&objects.replace('\u{9b}', "\\u009b"));
     for mode in MODES {
         for words in [&["render"][..], &["explain", "10.96.0.10:80"], &["trace", "192.0.2.50", "10.96.0.10:80"]] {
             let output = demo(&[words, &["--manifests", &path, "--proxy-mode", mode]].concat());
@@ -604,7 +589,6 @@ fn control_characters_of_objects_are_seen() {
 
 #[test]
 fn what_is_not_programmed_on_purpose_is_said() {
-    let folder = Folder::new("headless");
     let of = |name: &str, spec: &str| {
         format!("apiVersion: v1\nkind: Service\nmetadata: {{name: {name}, namespace: shop}}\nspec: {{{spec}}}\n---\n")
     };
@@ -613,7 +597,7 @@ fn what_is_not_programmed_on_purpose_is_said() {
         of("elsewhere", "type: ExternalName, externalName: example.com"),
         of("web", "clusterIP: 10.96.0.10, ports: [{port: 80}]"),
     ];
-    let path = folder.put("all.yaml", &all.concat()).display().to_string();
+    let Input { path, _folder } = Input::new(&all.concat());
     for (name, expected) in [
         ("pods", "Service shop/pods is headless (clusterIP None): "),
         ("elsewhere", "Service shop/elsewhere is of type ExternalName: "),

@@ -85,8 +85,7 @@ async fn nothing(changes: &mut Receiver<Event>) {
 
 #[test]
 fn a_directory_is_read_in_the_order_of_names() {
-    let dir = Folder::new("manifests-order");
-    write(&dir, "b.yaml", &format!("{}---\n{}", service("web", 2), service("other", 3)));
+    let dir = Folder::with("b.yaml", &format!("{}---\n{}", service("web", 2), service("other", 3)));
     write(&dir, "a.yml", &format!("{}---\n{}---\n{}", service("web", 1), node("n1"), node("n2")));
     write(&dir, ".hidden.yaml", "not: [yaml");
     write(&dir, "README.md", "not yaml either: [");
@@ -114,8 +113,7 @@ fn a_directory_is_read_in_the_order_of_names() {
 
 #[test]
 fn what_kubectl_and_the_api_server_print_is_read() {
-    let dir = Folder::new("manifests-recorded");
-    write(&dir, "services.json", recorded::SERVICES);
+    let dir = Folder::with("services.json", recorded::SERVICES);
     write(&dir, "slices.json", recorded::ENDPOINT_SLICES);
     write(&dir, "node.json", recorded::NODE);
     let (_, changes) = Manifests::open(vec![dir.0.clone()], "n1").unwrap();
@@ -155,8 +153,7 @@ fn only_when_nothing_can_be_read_is_that_the_end() {
 
 #[tokio::test]
 async fn changes_are_followed() {
-    let dir = Folder::new("manifests-follow");
-    write(&dir, "a.yaml", &format!("{}---\n{}", service("web", 80), service("other", 1)));
+    let dir = Folder::with("a.yaml", &format!("{}---\n{}", service("web", 80), service("other", 1)));
     let mut changes = follow(&dir.0);
     assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+other 1", "+web 80"]);
     assert_eq!(next(&mut changes).await, "synced");
@@ -219,8 +216,7 @@ async fn when_all_files_vanish_at_once_their_objects_are_missing_rather_than_del
 
 #[tokio::test]
 async fn one_file_is_followed_too() {
-    let dir = Folder::new("manifests-file");
-    write(&dir, "a.yaml", &service("web", 80));
+    let dir = Folder::with("a.yaml", &service("web", 80));
     write(&dir, "b.yaml", &service("other", 80));
     let mut changes = follow(&dir.path("a.yaml"));
     assert_eq!([next(&mut changes).await, next(&mut changes).await], ["+web 80", "synced"]);
@@ -270,8 +266,7 @@ async fn a_file_counts_when_it_is_complete() {
 
 #[tokio::test]
 async fn what_cannot_be_read_keeps_what_it_said() {
-    let dir = Folder::new("manifests-keep");
-    write(&dir, "web.yaml", &format!("{}---\n{}", service("a", 1), service("b", 1)));
+    let dir = Folder::with("web.yaml", &format!("{}---\n{}", service("a", 1), service("b", 1)));
     let mut changes = follow(&dir.0);
     for expected in ["+a 1", "+b 1", "synced"] {
         assert_eq!(next(&mut changes).await, expected);

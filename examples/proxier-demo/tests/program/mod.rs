@@ -161,6 +161,13 @@ impl Folder {
         Folder(path)
     }
 
+    /// A folder with one file.
+    pub(crate) fn with(name: &str, text: &str) -> Self {
+        let folder = Self::new("files");
+        folder.put(name, text);
+        folder
+    }
+
     pub(crate) fn path(&self, name: &str) -> PathBuf {
         self.0.join(name)
     }
@@ -195,6 +202,11 @@ pub(crate) fn command(arguments: &[&str]) -> Command {
     }
     command.env_remove("KUBERNETES_SERVICE_HOST").env_remove("KUBECONFIG");
     command
+}
+
+/// These words and then the arguments.
+pub(crate) fn joined<'a>(first: &[&'a str], arguments: &'a [String]) -> Vec<&'a str> {
+    first.iter().copied().chain(arguments.iter().map(String::as_str)).collect()
 }
 
 /// The same, until it ends.

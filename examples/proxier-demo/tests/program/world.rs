@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use testkit::traffic::{NameServer, connect_and_ask};
 use testkit::{Netns, veth_pair};
 
-use super::{Folder, Running, tool, with_node_port};
+use super::{Folder, Running, joined, tool, with_node_port};
 
 /// The Service `demo/web` with one endpoint.
 pub(crate) fn web() -> String {
@@ -117,8 +117,7 @@ impl World {
     pub(crate) fn new() -> Self {
         let lan = Lan::new();
         let server = lan.serve(8080);
-        let manifests = Folder::new("modes");
-        manifests.put("web.yaml", &web());
+        let manifests = Folder::with("web.yaml", &web());
         World { client: lan.client, pod: lan.pod, _server: server, manifests }
     }
 
@@ -135,8 +134,7 @@ impl World {
     }
 
     pub(crate) fn start(&self, mode: &str) -> Running {
-        let arguments = self.arguments(mode);
-        let running = Running::start(&arguments.iter().map(String::as_str).collect::<Vec<_>>());
+        let running = Running::start(&joined(&[], &self.arguments(mode)));
         let mode = mode.split(':').next().unwrap();
         running.until_logged(&format!("serving in {mode} mode"));
         running

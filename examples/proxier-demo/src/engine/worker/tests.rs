@@ -1,13 +1,10 @@
 //! The kernel's thread on a simulated kernel.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use ipvs::Operation;
 use k8s_openapi::jiff::Timestamp;
 use proxier_core::config::{NodePortAddresses, RulesBy};
 use proxier_core::engine::Options;
 use proxier_core::fake::{Call, FakeKernel, Fault};
-use proxier_core::objects::{EndpointSliceObject, ServiceObject};
 use proxier_core::ports::PortErrorKind;
 use serde_json::{Value, json};
 use testkit::apiserver::ApiServer;
@@ -57,12 +54,14 @@ impl Play {
     }
 
     fn service(&self, name: &str, address: &str) {
-        let object = json!({
+        self.put(json!({
             "metadata": {"namespace": "demo", "name": name},
             "spec": {"clusterIP": address, "ports": [{"name": "p", "port": 80, "protocol": "TCP"}]},
-        });
-        let object: ServiceObject = serde_json::from_value(object).unwrap();
-        self.send(Change::UpsertService(Box::new(object)));
+        }));
+    }
+
+    fn put(&self, service: Value) {
+        self.send(Change::UpsertService(Box::new(serde_json::from_value(service).unwrap())));
     }
 
     fn slice(&self, service: &str, endpoint: &str, annotations: &Value) {
@@ -75,18 +74,15 @@ impl Play {
             "ports": [{"name": "p", "port": 8080, "protocol": "TCP"}],
             "endpoints": [{"addresses": [endpoint]}],
         });
-        let object: EndpointSliceObject = serde_json::from_value(object).unwrap();
-        self.send(Change::UpsertSlice(Box::new(object)));
-    }
-
-    fn other_endpoint(&self, service: &str) {
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
-        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
-        self.slice(service, &format!("10.244.{}.{}", number / 250 % 250, number % 250 + 1), &json!({}));
+        self.send(Change::UpsertSlice(Box::new(serde_json::from_value(object).unwrap())));
     }
 
     fn is_healthy(&self) -> bool {
         self.health.is_healthy(Instant::now())
+    }
+
+    fn full_passes(&self) -> u64 {
+        self.metric(|metrics| metrics.took.sync_full.count())
     }
 
     fn metric<T>(&self, of: impl Fn(&Metrics) -> T) -> T {
@@ -116,17 +112,16 @@ fn passes_for_changes_do_not_hide_that_full_ones_fail() {
     assert!(!play.health.is_ready(), "lists are not complete");
     play.send(Change::Synced);
     play.until("it is found out", |play| !play.is_healthy());
-    let full = |play: &Play| play.metric(|metrics| metrics.took.sync_full.count());
     let partial = |play: &Play| play.metric(|metrics| metrics.took.sync_partial.count());
-    let (full_before, partial_before) = (full(&play), partial(&play));
-    let mut sent = Instant::now();
+    let (full_before, partial_before) = (play.full_passes(), partial(&play));
+    let (mut sent, mut number) = (Instant::now(), 0);
     play.until("many passes of both kinds", |play| {
         assert!(!play.is_healthy(), "after {} passes for changes", partial(play) - partial_before);
         if sent.elapsed() > Duration::from_millis(20) {
-            sent = Instant::now();
-            play.other_endpoint("web");
+            (sent, number) = (Instant::now(), number + 1);
+            play.slice("web", &format!("10.244.{}.{}", number / 250 % 250, number % 250 + 1), &json!({}));
         }
-        partial(play) > partial_before + 20 && full(play) > full_before + 5
+        partial(play) > partial_before + 20 && play.full_passes() > full_before + 5
     });
     assert!(!play.health.is_ready());
     play.kernel.clear_faults();
@@ -141,13 +136,11 @@ fn refused_policies_are_reported_with_the_reason() {
     let play = Play::telling(FakeKernel::new(), Duration::from_secs(30), recorder, |options| {
         (options.config.ipvs.rules, options.config.ipvs.mark_split) = (RulesBy::Nftables, true);
     });
-    let object: ServiceObject = serde_json::from_value(json!({
+    play.put(json!({
         "metadata": {"namespace": "demo", "name": "web", "annotations": {"proxier/scheduler": "fast"}},
         "spec": {"clusterIP": "10.96.0.10", "externalIPs": ["203.0.113.5"], "externalTrafficPolicy": "Local",
             "sessionAffinity": "ClientIP", "ports": [{"name": "p", "port": 80}]},
-    }))
-    .unwrap();
-    play.send(Change::UpsertService(Box::new(object)));
+    }));
     play.send(Change::Synced);
     play.until("two Events", |_| server.events().len() >= 2);
     let events = server.events();
@@ -205,7 +198,7 @@ fn an_object_that_the_kernel_refuses_is_reported() {
     let event = &server.events()[0];
     assert_eq!((&event["reason"], &event["regarding"]["name"]), (&json!("FailedToProgram"), &json!("odd")));
     assert!(event["note"].as_str().unwrap().contains("10.244.0.255:8080"), "{event}");
-    play.until("full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 3);
+    play.until("full passes", |play| play.full_passes() > 3);
     assert_eq!((play.is_healthy(), play.metric(|metrics| metrics.refused_objects)), (true, 1));
     play.kernel.clear_faults();
     play.until("it is counted no more", |play| play.metric(|metrics| metrics.refused_objects) == 0);
@@ -228,16 +221,15 @@ fn ports_open_in_the_other_family_are_reported() {
         ("elsewhere", "", json!(["2001:db8:1::/48"])),
     ] {
         let ingress = if ip.is_empty() { json!([]) } else { json!([{"ip": ip}]) };
-        let object = json!({
+        play.put(json!({
             "metadata": {"namespace": "demo", "name": name},
             "spec": {"type": "LoadBalancer", "clusterIP": format!("10.96.0.{}", name.len()), "loadBalancerSourceRanges": ranges,
                 "ports": [{"name": "p", "port": 80}]},
             "status": {"loadBalancer": {"ingress": ingress}},
-        });
-        play.send(Change::UpsertService(Box::new(serde_json::from_value(object).unwrap())));
+        }));
     }
     play.send(Change::Synced);
-    play.until("several full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 3);
+    play.until("several full passes", |play| play.full_passes() > 3);
     play.until("two Events", |_| server.events().len() >= 2);
     let mut told: Vec<(String, String)> = server
         .events()
@@ -280,7 +272,7 @@ fn waiting_for_lists_is_healthy() {
     play.send(Change::Synced);
     play.until("the first pass", |play| {
         assert!(play.is_healthy());
-        play.metric(|metrics| metrics.took.sync_full.count()) > 0
+        play.full_passes() > 0
     });
 }
 
@@ -325,7 +317,7 @@ fn the_time_from_the_cause_is_measured() {
     // A cause from before the start, which was a hundred seconds ago here.
     play.slice("web", "10.244.0.1", &caused(200));
     play.send(Change::Synced);
-    play.until("the first pass", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 0);
+    play.until("the first pass", |play| play.full_passes() > 0);
     assert_eq!(count(&play), 0);
     let kernel = &play.kernel;
     // Changes of a failed pass are measured once the kernel has them, with the whole time.
@@ -341,8 +333,8 @@ fn the_time_from_the_cause_is_measured() {
     // The same once more, and a Service: the endpoints did not change.
     play.slice("web", "10.244.0.2", &caused(40));
     play.service("other", "10.96.0.12");
-    let full = play.metric(|metrics| metrics.took.sync_full.count());
-    play.until("full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > full + 1);
+    let full = play.full_passes();
+    play.until("full passes", |play| play.full_passes() > full + 1);
     assert_eq!(count(&play), 1);
     let page = play.metric(Metrics::render);
     let sum = page
@@ -374,12 +366,11 @@ fn health_checks_follow_the_host_and_the_services() {
     kernel.set_interface("eth0", &["192.0.2.1".parse().unwrap()]);
     play.messages.blocking_send(Message::HostChanged(Vec::new())).unwrap();
     assert!(!told(&mut play).listening.v4.is_nowhere());
-    let object = json!({
+    play.put(json!({
         "metadata": {"namespace": "demo", "name": "balanced"},
         "spec": {"type": "LoadBalancer", "clusterIP": "10.96.0.11", "externalTrafficPolicy": "Local",
             "healthCheckNodePort": 32000, "ports": [{"name": "p", "port": 80}]},
-    });
-    play.send(Change::UpsertService(Box::new(serde_json::from_value(object).unwrap())));
+    }));
     let checks = told(&mut play).health_checks;
     assert_eq!(checks.values().map(|check| check.port).collect::<Vec<_>>(), [32_000]);
 }
@@ -412,7 +403,7 @@ fn unreadable_objects_are_reported_and_remove_nothing() {
     play.send(unreadable(ObjectKind::EndpointSlice, ObjectKey::new("demo", "other-1"), Some(other)));
     play.service("other", "10.96.0.11");
     play.send(Change::Synced);
-    play.until("full passes", |play| play.metric(|metrics| metrics.took.sync_full.count()) > 2);
+    play.until("full passes", |play| play.full_passes() > 2);
     assert_eq!(play.kernel.state().ipvs, before);
     let eligible = |play: &Play| play.health.summary(Instant::now())["nodeEligible"].clone();
     assert_eq!(eligible(&play), json!(false), "another Node");

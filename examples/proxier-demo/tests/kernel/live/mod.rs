@@ -103,8 +103,7 @@ impl World {
             server.put(&service.object());
             server.put(&service.slice());
         }
-        let folder = Folder::new("world");
-        folder.put("kubeconfig", &server.kubeconfig(None));
+        let folder = Folder::with("kubeconfig", &server.kubeconfig(None));
         World { server, services, folder }
     }
 
