@@ -11,18 +11,16 @@ use proxier_demo::status::logging;
 
 fn main() -> ExitCode {
     memory::one_heap();
-    let invocation = match cli::parse(std::env::args_os()) {
-        Ok(invocation) => invocation,
-        Err(ending) => return ending.report(),
-    };
-    let configured = match invocation.configure() {
-        Ok(configured) => configured,
-        Err(ending) => return ending.report(),
-    };
+    begin().unwrap_or_else(|ending| ending.report())
+}
+
+fn begin() -> Result<ExitCode, Ending> {
+    let invocation = cli::parse(std::env::args_os())?;
+    let configured = invocation.configure()?;
     if matches!(invocation.command, Command::Run { .. } | Command::Plan { .. } | Command::Probe)
         && let Err(problem) = needs::check_scheduler(&configured)
     {
-        return invocation.ending(Ending::bad_input(problem)).report();
+        return Err(invocation.ending(Ending::bad_input(problem)));
     }
     let settings = &configured.settings;
     logging::start(settings.verbosity, settings.log_json);
@@ -30,7 +28,7 @@ fn main() -> ExitCode {
         Ok(runtime) => runtime,
         Err(error) => {
             say(format_args!("cannot start ({error})"));
-            return ExitCode::FAILURE;
+            return Ok(ExitCode::FAILURE);
         }
     };
     let code = runtime.block_on(carry_out(&invocation, &configured)).unwrap_or_else(|stopped| {
@@ -39,7 +37,7 @@ fn main() -> ExitCode {
     });
     // The kernel's thread may still be busy; do not wait for it.
     runtime.shutdown_background();
-    code
+    Ok(code)
 }
 
 async fn carry_out(invocation: &Invocation, configured: &Configured) -> Result<ExitCode, Stopped> {

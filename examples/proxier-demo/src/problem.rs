@@ -92,15 +92,9 @@ impl Stopped {
     }
 }
 
-impl From<Problem> for Stopped {
-    fn from(problem: Problem) -> Self {
-        vec![problem].into()
-    }
-}
-
-impl From<PortError> for Stopped {
-    fn from(error: PortError) -> Self {
-        Problem::from(error).into()
+impl<T: Into<Problem>> From<T> for Stopped {
+    fn from(problem: T) -> Self {
+        vec![problem.into()].into()
     }
 }
 

@@ -98,10 +98,7 @@ pub async fn run_once(configured: &Configured) -> Result<ExitCode, Stopped> {
     engine.proxier().rejections().for_each(say);
     engine.proxier().unmarked().for_each(say);
     print_report(&report);
-    let mut is_done = report.is_done();
-    if is_done {
-        is_done = remove_others(&mut engine);
-    }
+    let mut is_done = report.is_done() && remove_others(&mut engine);
     let desired = engine.proxier().desired();
     let is_ipvs = engine.proxier().mode().facts().has_virtual_servers;
     let what = if is_ipvs { "virtual servers" } else { "Frontends" };

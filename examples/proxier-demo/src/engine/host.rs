@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use proxier_core::kernel::{Changes, Monitor, Presence};
+use proxier_core::kernel::{Monitor, Presence};
 use tokio::sync::mpsc;
 
 use crate::message::Message;
@@ -27,7 +27,7 @@ pub(crate) fn watch(messages: mpsc::Sender<Message>, new_devices: bool) {
         let relevant = match monitor.drain() {
             Ok(changes) => {
                 let of_routes = changes.default_routes || changes.bound_routes;
-                let of_devices = gone(&changes) || new_devices && !changes.devices.is_empty();
+                let of_devices = changes.devices.values().any(|change| new_devices || *change == Presence::Gone);
                 let relevant = changes.overflowed || of_routes || !changes.addresses.is_empty() || of_devices;
                 came.extend(changes.came);
                 relevant
@@ -57,8 +57,4 @@ pub(super) fn wait_for(of: &impl AsFd) -> nix::Result<()> {
         Ok(_) | Err(Errno::EINTR) => Ok(()),
         Err(error) => Err(error),
     }
-}
-
-fn gone(changes: &Changes) -> bool {
-    changes.devices.values().any(|change| *change == Presence::Gone)
 }

@@ -180,6 +180,7 @@ impl Check<'_> {
             self.error(&format!("{section}.minSyncPeriod"), format!("longer than {section}.syncPeriod ({most})"));
         }
         let oom_score_adj = object.oom_score_adj.unwrap_or(-999);
+        let end_timeout = object.userspace.as_ref().and_then(|section| section.end_timeout);
         let connection = &object.client_connection;
         let accepted = Some(&connection.accept_content_types).filter(|types| !types.is_empty());
         let protobuf = accepted.unwrap_or(&connection.content_type).contains("protobuf");
@@ -195,11 +196,7 @@ impl Check<'_> {
             sync_period,
             min_sync_period,
             userspace: self.userspace(&object),
-            end_timeout: object
-                .userspace
-                .as_ref()
-                .and_then(|section| section.end_timeout)
-                .map_or(END_TIMEOUT, |it| it.0),
+            end_timeout: end_timeout.map_or(END_TIMEOUT, |given| given.0),
             random_fully: self.random_fully(&object),
             timeouts: self.timeouts(&object),
             host: self.host(&object),

@@ -59,6 +59,7 @@ impl NotedFiles {
 
 /// Inotify, with a second descriptor that looks like a pipe's end, so that tokio can wait for it. tokio's own type for
 /// this, `AsyncFd`, needs unsafe code.
+#[derive(Debug)]
 struct Events {
     inotify: Inotify,
     readiness: pipe::Receiver,
@@ -92,16 +93,11 @@ impl Events {
 
 /// Reports changes of files: by inotify on their directories, so that files replaced by renaming (editors, ConfigMaps)
 /// are not missed; and by polling, for file systems without inotify events.
+#[derive(Debug)]
 pub struct FileWatch {
     events: Option<Events>,
     directories: Vec<PathBuf>,
     watches: BTreeMap<PathBuf, WatchDescriptor>,
-}
-
-impl std::fmt::Debug for FileWatch {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("FileWatch").field("directories", &self.directories).finish_non_exhaustive()
-    }
 }
 
 impl FileWatch {

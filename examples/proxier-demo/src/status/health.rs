@@ -27,7 +27,7 @@ pub struct Health {
     board: Mutex<Board>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Conditions {
     /// The served families, and when all requests of each were last done.
     families: Vec<(&'static str, SystemTime)>,
@@ -54,14 +54,7 @@ impl Health {
         let health = Arc::new(Health {
             timeout: sync_period * 2,
             board: Mutex::default(),
-            state: Mutex::new(Conditions {
-                families: Vec::new(),
-                pending: None,
-                ready: false,
-                node_eligible: true,
-                metrics: Metrics::default(),
-                api: None,
-            }),
+            state: Mutex::new(Conditions { node_eligible: true, ..Conditions::default() }),
         });
         health.set_families(families);
         health

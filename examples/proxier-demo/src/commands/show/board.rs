@@ -124,17 +124,13 @@ fn summary(view: &View) -> String {
     format!("{} virtual servers{changed}, {real} real servers, {draining} drain; {rates}", view.servers.len())
 }
 
-fn first_of_server(server: &ServerRates) -> String {
-    let own = &server.server.server;
-    format!("{} {}", own.key, details(own))
-}
-
 fn of_server(server: &ServerRates, service: Option<String>) -> [String; 8] {
     let (active, inactive) = server.connections();
     let [connections, packets, bytes] = of_rates(server.rates.as_ref());
     let weight = if server.real_servers.is_empty() { "none".to_owned() } else { String::new() };
     let service = service.unwrap_or_else(|| "-".to_owned());
-    let first = first_of_server(server);
+    let own = &server.server.server;
+    let first = format!("{} {}", own.key, details(own));
     [first, weight, connections, packets, bytes, active.to_string(), inactive.to_string(), service]
 }
 

@@ -7,6 +7,7 @@ use clap::{Arg, ArgAction, ArgMatches, Command};
 use serde_json::{Value, json};
 
 use crate::problem::Problem;
+use crate::settings::Origin;
 use crate::settings::duration::GoDuration;
 use crate::settings::kubeproxyconfig::{API_VERSION, KIND, KubeProxyConfiguration};
 use crate::yaml;
@@ -242,15 +243,12 @@ pub(super) fn without_effect(matches: &ArgMatches, with_config: bool) -> Vec<&'s
     of_configuration.chain(ports).chain(ignored).filter(|name| given(matches, name)).collect()
 }
 
-pub(super) fn configuration(matches: &ArgMatches) -> Result<KubeProxyConfiguration, Problem> {
+pub(super) fn configuration(matches: &ArgMatches, given_by: &Origin) -> Result<KubeProxyConfiguration, Problem> {
     let mut value = json!({"apiVersion": API_VERSION, "kind": KIND});
     for flag in FLAGS.iter().chain(LOGGING).filter(|flag| given(matches, flag.0)) {
         set(&mut value, flag, matches);
     }
-    yaml::read(&value).map_err(|(field, reason)| match flag_of(&field) {
-        Some(flag) => Problem::new(format!("--{flag}"), reason),
-        None => Problem::new("", reason).at(field),
-    })
+    yaml::read(&value).map_err(|(field, reason)| given_by.problem(&field, reason))
 }
 
 /// Applies logging flags to the configuration of a file.

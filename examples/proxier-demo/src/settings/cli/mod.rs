@@ -311,8 +311,8 @@ impl Invocation {
     }
 
     fn by_flags(&self) -> Result<(KubeProxyConfiguration, Origin), Problem> {
-        let mut object = flags::configuration(&self.matches)?;
         let mut given = Origin { flag_of: Some(flags::flag_of), ..Origin::default() };
+        let mut object = flags::configuration(&self.matches, &given)?;
         for (name, host, field, off) in [
             ("healthz", "0.0.0.0", &mut object.healthz_bind_address, &mut given.no_healthz),
             ("metrics", "127.0.0.1", &mut object.metrics_bind_address, &mut given.no_metrics),

@@ -26,12 +26,11 @@ use crate::sources::files::NotedFiles;
 impl Connection {
     /// Server's address as configured, without any request; `None` if no client is possible.
     pub fn server(&self) -> Option<http::Uri> {
-        let url: http::Uri = match (&self.master, &self.kubeconfig) {
-            (Some(url), _) => url.parse().ok()?,
-            (None, Some(path)) => kubeconfig::server(path)?,
-            (None, None) => Config::incluster().ok()?.cluster_url,
-        };
-        Some(url)
+        match (&self.master, &self.kubeconfig) {
+            (Some(url), _) => url.parse().ok(),
+            (None, Some(path)) => kubeconfig::server(path),
+            (None, None) => Some(Config::incluster().ok()?.cluster_url),
+        }
     }
 
     pub fn server_port(&self) -> Option<u16> {

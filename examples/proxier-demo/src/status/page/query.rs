@@ -10,13 +10,9 @@ pub(super) struct PageQuery {
     pub(super) limit: usize,
 }
 
-impl Default for PageQuery {
-    fn default() -> Self {
-        PageQuery { filter: String::new(), offset: 0, limit: 50 }
-    }
-}
-
 impl PageQuery {
+    /// Number of Services in an answer to a query that names none.
+    const USUAL: usize = 50;
     /// Largest number of Services in one answer.
     const MOST: usize = 200;
     /// Longest filter in characters. Names of Services and addresses are shorter.
@@ -24,14 +20,12 @@ impl PageQuery {
 
     /// Parses `filter=web&offset=50&limit=50`. Impossible values and unknown names are ignored.
     pub(super) fn read(query: &str) -> Self {
-        let mut wanted = PageQuery::default();
+        let mut wanted = PageQuery { filter: String::new(), offset: 0, limit: Self::USUAL };
         for (name, value) in form_urlencoded::parse(query.as_bytes()) {
             match &*name {
                 "filter" => wanted.filter = value.trim().to_lowercase().chars().take(Self::FILTER).collect(),
                 "offset" => wanted.offset = value.parse().unwrap_or(0),
-                "limit" => {
-                    wanted.limit = value.parse().unwrap_or(PageQuery::default().limit).clamp(1, Self::MOST);
-                }
+                "limit" => wanted.limit = value.parse().unwrap_or(Self::USUAL).clamp(1, Self::MOST),
                 _ => {}
             }
         }
@@ -47,7 +41,7 @@ mod tests {
     fn queries_of_any_kind_are_read() {
         let wanted = |filter: &str, offset, limit| PageQuery { filter: filter.to_owned(), offset, limit };
         for (query, expected) in [
-            ("", PageQuery::default()),
+            ("", wanted("", 0, 50)),
             ("filter=Shop%2FWeb&offset=50&limit=10", wanted("shop/web", 50, 10)),
             ("filter=a+b%20c", wanted("a b c", 0, 50)),
             ("limit=0", wanted("", 0, 1)),
