@@ -69,6 +69,18 @@ fn write_again(client: &mut Client) {
     client.commit(&transaction).unwrap();
 }
 
+/// What nft lists is the same after it was written again as messages, and as our text, which is returned.
+fn comes_back(client: &mut Client) -> String {
+    let (before, text) = (listed(), snapshots(client));
+    assert!(!text.contains('#'), "{text}");
+    write_again(client);
+    assert_eq!(listed(), before, "{text}");
+    flush();
+    load(&text);
+    assert_eq!(listed(), before, "{text}");
+    text
+}
+
 /// Checks that nft lists the same rule set after this crate has read and written it.
 fn survives(text: &str) {
     kernel_test(NEEDS, || {
@@ -78,61 +90,6 @@ fn survives(text: &str) {
         write_again(&mut client);
         assert_eq!(listed(), before);
     });
-}
-
-#[test]
-fn sets_and_maps_of_nft_survive() {
-    survives(
-        r#"table inet t {
-            comment "what it is for"
-            counter hits { comment "all"; packets 16909060 bytes 72623859790382856 }
-            map eps { type ipv4_addr . inet_proto . inet_service . mark : ipv4_addr . inet_service; comment "endpoints"
-                elements = { 10.0.0.1 . tcp . 80 . 1 comment "web" : 10.1.0.1 . 8080 } }
-            map typed { typeof ip daddr . meta l4proto . th dport . numgen random mod 10 : ip daddr . tcp dport
-                elements = { 10.0.0.1 . tcp . 80 . 1 : 10.1.0.1 . 8080, 10.0.0.1 . udp . 4660 . 7 : 10.1.0.1 . 4660 } }
-            map services { type ipv4_addr . inet_proto . inet_service : verdict
-                elements = { 10.0.0.1 . tcp . 80 : goto pick, 10.0.0.2 . tcp . 80 : drop } }
-            map objects { type inet_service : counter; elements = { 80 : "hits" } }
-            set ranges { type ipv4_addr; flags interval
-                elements = { 10.0.0.0/8 comment "ten", 11.0.0.5-11.0.0.7, 12.0.0.1, 255.255.255.0/24 } }
-            set both { type ipv4_addr . inet_service; flags interval; elements = { 10.0.0.0/8 . 80-90, 10.0.0.1 . 4660 } }
-            set marks { type mark; flags interval; elements = { 5-9, 0x01020304 } }
-            set plain { type mark; elements = { 5, 0x01020304 } }
-            set six { type ipv6_addr . inet_service; elements = { 2001:db8::1 . 4660 } }
-            set names { type ifname; elements = { "eth0", "a-long-name-15c" } }
-            set recent { type ipv4_addr; flags dynamic,timeout; timeout 10m; gc-interval 5s; size 100; }
-            set counted { type ipv4_addr; counter; elements = { 10.0.0.1 counter packets 5 bytes 6 } }
-            chain pick { comment "a chain"; dnat ip to ip daddr . meta l4proto . th dport . numgen random mod 10 map @typed; }
-        }"#,
-    );
-}
-
-/// Rules come back in `come_back`.
-#[test]
-fn base_chains_of_nft_survive() {
-    survives(
-        r#"table inet t {
-            chain other { }
-            chain pre { type nat hook prerouting priority dstnat; policy accept; tcp dport 80 accept comment "web"; }
-            chain post { type nat hook postrouting priority srcnat; policy accept; }
-            chain in { type filter hook input priority filter; policy drop; goto other; }
-            chain early { type filter hook prerouting priority raw; notrack; }
-        }
-        table ip legacy {
-            chain c { type route hook output priority mangle; }
-        }
-        table netdev nd {
-            chain c { }
-        }
-        table arp a {
-            chain in { type filter hook input priority 0; }
-            chain out { type filter hook output priority 5; }
-        }
-        table bridge b {
-            chain c { type filter hook forward priority -200; }
-        }
-        "#,
-    );
 }
 
 /// What nft lists, after what it listed was written again as messages, and as text where that has words for all.
@@ -151,19 +108,40 @@ fn survives_word_for_word(client: &mut Client, text: Option<&str>) {
 }
 
 #[test]
+fn sets_and_maps_of_nft_survive() {
+    survives(include_str!("fixtures/tables/sets-and-maps.nft"));
+}
+
+/// Rules come back in `come_back`.
+#[test]
+fn base_chains_of_nft_survive() {
+    survives(include_str!("fixtures/tables/base-chains.nft"));
+}
+
+/// As messages, and as text that has these words.
+fn survives_as_text(text: &str, words: &str) {
+    kernel_test(NEEDS, || {
+        load(text);
+        survives_word_for_word(&mut Client::open().unwrap(), Some(words));
+    });
+}
+
+#[test]
+fn what_sets_are_made_of_survives() {
+    let text = include_str!("fixtures/tables/typeof-sets.nft");
+    survives_as_text(text, "typeof vlan id . ip saddr . meta mark");
+}
+
+#[test]
+fn translations_to_ranges_survive() {
+    let text = include_str!("fixtures/tables/translations-to-ranges.nft");
+    survives_as_text(text, "dnat to [dead::1]-[dead::9]:80-90");
+}
+
+#[test]
 fn parts_of_a_rule_survive_a_restore() {
     kernel_test(NEEDS, || {
-        load(
-            "table ip t {
-                set written { type ipv4_addr; }
-                set known { type ipv4_addr . inet_service; flags dynamic; size 100; }
-                chain c { type filter hook input priority 0;
-                    tcp dport 22 jump { ip saddr 10.0.0.1 counter accept; drop; }
-                    meter m size 10 { ip saddr timeout 1m limit rate 10/second } accept
-                    tcp dport 23 add @known { ip saddr . 22 }
-                }
-            }\n",
-        );
+        load(include_str!("fixtures/tables/parts-of-rules.nft"));
         let mut client = Client::open().unwrap();
         survives_word_for_word(&mut client, Some("counter accept; drop; }"));
         // In a transaction of its own: else nft makes the set a dynamic one.
@@ -177,100 +155,11 @@ fn parts_of_a_rule_survive_a_restore() {
     });
 }
 
-#[test]
-fn what_sets_are_made_of_survives() {
-    kernel_test(NEEDS, || {
-        load(
-            "table inet t {
-                map raw { typeof @ih,32,32 : verdict; elements = { 0x5 : accept } }
-                map states { typeof ipsec in reqid : verdict; flags interval; elements = { 5-9 : drop } }
-                set tags { typeof vlan id; elements = { 3 } }
-                set system { typeof osf name; elements = { \"Linux\" } }
-                set both { typeof ip daddr . @th,32,16; elements = { 10.0.0.1 . 0x24 } }
-                set tagged { typeof vlan id . ip saddr . meta mark; elements = { 3567 . 10.0.0.1 . 0x5 } }
-                set states_out { typeof ipsec out spnum 1 ip saddr; elements = { 10.0.0.1 } }
-                set lengths { typeof udp length . iifname . ipsec in reqid; elements = { 30 . \"eth0\" . 42 } }
-                map ranges { typeof udp length . @ih,32,32 : verdict; flags interval; elements = { 1-10 . 0xa : drop } }
-                set hops { typeof ip6 hoplimit . ip ttl . icmpv6 code; elements = { 64 . 63 . 1 } }
-                set numbers { typeof ah spi . esp sequence . comp cpi; elements = { 1 . 2 . 3 } }
-                set options { typeof tcp option maxseg size . ip option ra value; elements = { 1400 . 1 } }
-                set times { typeof tcp option timestamp tsecr; elements = { 7 } }
-                set hosts { typeof arp saddr ip . arp htype; elements = { 10.0.0.1 . 1 } }
-                set routes { typeof ip option rr addr . rt seg-left; elements = { 5 . 2 } }
-                set fragments { typeof frag frag-off . ip frag-off; elements = { 1024 . 7 } }
-                set chunks { typeof sctp chunk init num-inbound-streams . sctp vtag; elements = { 4 . 9 } }
-            }\n",
-        );
-        survives_word_for_word(&mut Client::open().unwrap(), Some("typeof vlan id . ip saddr . meta mark"));
-    });
-}
-
-#[test]
-fn translations_to_ranges_survive() {
-    kernel_test(NEEDS, || {
-        load(
-            "table ip t {
-                map net { type ipv4_addr : interval ipv4_addr; flags interval;
-                    elements = { 10.141.11.0/24 : 192.168.2.0/24, 10.141.12.3 : 192.168.4.5-192.168.4.9 } }
-                map ports { type ipv4_addr : interval ipv4_addr . inet_service; flags interval;
-                    elements = { 10.141.10.0/24 : 192.168.2.2-192.168.2.4 . 80-90, 192.168.7.1 : 192.168.3.1 . 100-200 } }
-                map pair { type ipv4_addr . inet_service : interval ipv4_addr . inet_service; flags interval;
-                    elements = { 10.0.0.0/8 . 80-90 : 192.168.2.1-192.168.2.9 . 10-20 } }
-                chain c { type nat hook postrouting priority srcnat;
-                    snat ip prefix to ip saddr map @net
-                    snat ip to ip saddr map @net persistent
-                    meta l4proto tcp snat ip to ip saddr map @ports
-                    meta l4proto { tcp, udp } snat ip to ip saddr . th dport map @pair
-                    meta l4proto tcp snat ip to ip saddr map { 1.1.1.0/24 : 2.2.2.2-2.2.2.4 . 80-90 }
-                    snat ip prefix to ip saddr map { 10.141.11.0/24 : 192.168.2.0/24 }
-                    snat to 10.0.0.0/24
-                    ip protocol tcp snat to 10.0.0.1-10.0.0.5:100-200
-                }
-            }
-            table ip6 t {
-                map ports { type ipv6_addr : interval ipv6_addr . inet_service; flags interval;
-                    elements = { 2001:db8::/64 : dead::1-dead::9 . 80-90 } }
-                chain c { type nat hook prerouting priority dstnat;
-                    meta l4proto tcp dnat to [dead::1]-[dead::9]:80-90
-                    meta l4proto tcp dnat to [dead::1]-[dead::9]:80
-                    meta l4proto tcp dnat to [dead::1]:80-90 random
-                    dnat to dead::1-dead::9
-                    dnat ip6 prefix to ip6 daddr map { 2001:db8::/64 : dead::/64 }
-                    dnat to dead::/64
-                }
-            }
-            table inet t {
-                map net { type ipv6_addr : interval ipv6_addr; flags interval; elements = { 2001:db8::/64 : dead::1-dead::9 } }
-                chain segments {
-                    srh sid[1] 2001:db8::1
-                    srh sid[2] { 2001:db8::1, 2001:db8::2 }
-                    srh sid[1] . srh tag { 2001:db8::1 . 5 }
-                }
-                chain c { type nat hook prerouting priority dstnat;
-                    meta l4proto tcp dnat ip6 to [dead::1]-[dead::9]:80-90
-                    dnat ip6 to ip6 saddr map @net
-                    dnat ip to 10.0.0.1-10.0.0.9
-                    meta l4proto tcp dnat ip to ip saddr map { 1.1.1.0/24 : 2.2.2.2-2.2.2.4 . 80-90 }
-                }
-            }\n",
-        );
-        survives_word_for_word(&mut Client::open().unwrap(), Some("dnat to [dead::1]-[dead::9]:80-90"));
-    });
-}
-
 /// nft's notes about operands for which this crate has none are written as they were read.
 #[test]
 fn sets_of_hashes_sockets_and_routes_survive() {
     kernel_test(NEEDS, || {
-        load(
-            "table inet t {
-                map slots { typeof symhash mod 4 offset 3 : ip daddr; elements = { 5 : 10.0.0.1 } }
-                map sockets { typeof socket mark . socket wildcard : verdict; elements = { 0x5 . 1 : drop } }
-                map marks { typeof ip saddr . socket transparent : socket mark; elements = { 10.0.0.1 . 1 : 0x5 } }
-                set groups { typeof socket cgroupv2 level 1; }
-                set kinds { typeof fib daddr type . rt mtu; elements = { local . 1400 } }
-            }\n",
-        );
+        load(include_str!("fixtures/tables/hashes-sockets-routes.nft"));
         let mut client = Client::open().unwrap();
         survives_word_for_word(&mut client, None);
         flush();
@@ -304,19 +193,7 @@ fn text_says_the_same(build: impl FnOnce(&mut Transaction)) {
 }
 
 /// What rules of the lists refer to.
-const REFERRED: &str = "counter hits { }
-    quota much { 10 mbytes }
-    quota spent { 10 bytes used 10 bytes }
-    limit slow { rate 5/second }
-    set dyn { type ipv4_addr; flags dynamic,timeout; size 100; }
-    map dynmap { type ipv4_addr : mark; flags dynamic,timeout; size 100; }
-    set clients { type ipv4_addr; flags dynamic; size 100; }
-    set addresses { type ipv4_addr; }
-    set ports { type inet_service; }
-    set pairs { type ipv4_addr . inet_service; }
-    map verdicts { type inet_service : verdict; }
-    map marks { type ipv4_addr : mark; }
-    chain other { }";
+const REFERRED: &str = include_str!("fixtures/tables/referred.nft");
 
 /// The devices of the rules' network namespace besides `lo`.
 const DEVICES: [&str; 2] = ["pair0", "pair1"];
@@ -502,33 +379,6 @@ fn hook_line(text: &str) -> String {
     text.lines().find(|line| line.contains(" hook ")).map_or_else(String::new, |line| format!("{line}\n"))
 }
 
-const OBJECTS: &str = r#"table inet t {
-        quota q { over 10 mbytes used 5 bytes; comment "c" }
-        limit l { rate over 400 bytes/minute burst 7 bytes }
-        ct helper ftp-standard { type "ftp" protocol tcp; l3proto inet; comment "h" }
-        ct helper ftp4 { type "ftp" protocol tcp; l3proto ip; }
-        ct timeout agg { protocol tcp; l3proto ip; policy = { established : 100, close_wait : 4, close : 4 }; }
-        ct timeout dns { protocol udp; l3proto ip6; policy = { unreplied : 10, replied : 2 }; }
-        ct timeout usual { protocol udp; l3proto ip; }
-        ct expectation e { protocol udp; dport 9876; timeout 2m; size 12; l3proto ip; }
-        synproxy sp { mss 1460; wscale 7; timestamp sack-perm; comment "x" }
-        synproxy bare { mss 1400; wscale 0; }
-        map sm { type ipv4_addr : synproxy; elements = { 10.0.0.1 : "sp" } }
-        map qm { type ipv4_addr : quota; elements = { 10.0.0.1 : "q" } }
-        chain pre { type filter hook prerouting priority 0;
-            tcp dport 21 ct helper set "ftp-standard"
-            ct helper set tcp dport map { 21 : "ftp-standard", 2121 : "ftp4" }
-            ct timeout set "agg"
-            ct expectation set "e"
-        }
-        chain in { type filter hook input priority 0;
-            synproxy name "sp"
-            synproxy name ip saddr map @sm
-            limit name "l"
-            quota name "q"
-        }
-    }"#;
-
 #[test]
 fn sets_of_link_layer_fields_are_those_of_nft() {
     survives(
@@ -559,15 +409,13 @@ fn sets_of_link_layer_fields_are_those_of_nft() {
 #[test]
 fn text_of_objects_is_that_of_nft() {
     kernel_test(NEEDS, || {
-        load(OBJECTS);
-        let wanted = listed();
-        let mut client = Client::open().unwrap();
-        let text = snapshots(&mut client);
-        assert!(!text.contains('#'), "{text}");
+        load(include_str!("fixtures/tables/objects.nft"));
+        let theirs = nft(&["list", "ruleset"], None).unwrap();
+        let text = comes_back(&mut Client::open().unwrap());
         let words = |text: &str| {
             text.lines().map(str::trim).filter(|line| !line.is_empty()).map(str::to_owned).collect::<Vec<_>>()
         };
-        let (ours, theirs) = (words(&text), words(&nft(&["list", "ruleset"], None).unwrap()));
+        let (ours, theirs) = (words(&text), words(&theirs));
         for name in
             ["ct helper ftp-standard {", "ct helper ftp4 {", "ct expectation e {", "synproxy sp {", "synproxy bare {"]
         {
@@ -584,11 +432,6 @@ fn text_of_objects_is_that_of_nft() {
                 "{rule} in\n{text}"
             );
         }
-        write_again(&mut client);
-        assert_eq!(listed(), wanted);
-        flush();
-        load(&text);
-        assert_eq!(listed(), wanted, "{text}");
     });
 }
 
@@ -614,13 +457,7 @@ fn flow_tables_of_nft_survive() {
         load(text);
         let before = listed();
         let mut client = Client::open().unwrap();
-        let text = snapshots(&mut client);
-        assert!(!text.contains('#'), "{text}");
-        write_again(&mut client);
-        assert_eq!(listed(), before, "{text}");
-        flush();
-        load(&text);
-        assert_eq!(listed(), before, "{text}");
+        let text = comes_back(&mut client);
         let plain = nft(&["list", "ruleset"], None).unwrap();
         assert!(plain.contains("flow add @f") && text.contains("flow add @f"), "{plain}{text}");
         // No device of a network namespace's own has hardware for it.
