@@ -6,6 +6,7 @@ mod suite;
 
 use std::collections::BTreeMap;
 use std::io::BufRead as _;
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
 use nftables::expr::CtKey;
@@ -14,7 +15,7 @@ use nftables::{
     Hook, Operand, Priority, Set, SetFlags, Table, TableFlags, TableKey, TableSpec, Transaction, Value, rule,
 };
 use serde_json::Value as Json;
-use testkit::{Need, kernel_test, oracle};
+use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 
 const NEEDS: &[Need] = &[Need::Root, Need::Nftables];
 
@@ -446,9 +447,11 @@ fn text_of_new_objects_says_the_same() {
 
 #[test]
 fn flow_tables_of_nft_survive() {
-    kernel_test(&[Need::Root, Need::Nftables, Need::FlowTables], || {
+    kernel_test(&[Need::Root, Need::Nftables, Need::FlowTables, Need::Veth], || {
+        let here = Netns::current().unwrap();
+        veth_pair((&here, "one"), (&here, "two")).unwrap();
         let text = "table inet t {
-            flowtable f { hook ingress priority -10; devices = { lo }; counter; }
+            flowtable f { hook ingress priority -10; devices = { one, two }; counter; }
             chain forward { type filter hook forward priority 0; meta l4proto { tcp, udp } flow add @f; }
         }
         table ip other {
@@ -636,7 +639,7 @@ fn a_set_that_grows_is_read_in_full() {
     kernel_test(&[Need::Root, Need::Nftables], || {
         let mut client = Client::open().unwrap();
         let addresses = |range: std::ops::Range<u32>| {
-            let all: Vec<String> = range.map(|of| std::net::Ipv4Addr::from(10 << 24 | of).to_string()).collect();
+            let all: Vec<String> = range.map(|of| Ipv4Addr::from(10 << 24 | of).to_string()).collect();
             all.join(", ")
         };
         load("table ip grows {\n set s {\n type ipv4_addr\n }\n }\n");
@@ -652,6 +655,35 @@ fn a_set_that_grows_is_read_in_full() {
                 assert_eq!(different.len(), last as usize);
             }
         }
+    });
+}
+
+/// A chain at the devices whose names begin so gets their packets. (nft 1.0.6 never ends listing it.)
+#[test]
+fn devices_are_named_by_how_they_begin() {
+    kernel_test(&[Need::Root, Need::Nftables, Need::Kernel(6, 16)], || {
+        let server = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
+        let to = server.local_addr().unwrap();
+        let connects = || TcpStream::connect_timeout(&to, Duration::from_millis(500)).is_ok();
+        assert!(connects());
+        let table = TableKey::new(Family::Netdev, "early").unwrap();
+        let mut base = BaseChain::new(ChainType::Filter, Hook::Ingress, Priority::FILTER);
+        base.devices = vec!["l*".to_owned()];
+        let drops = table.chain("drops").unwrap();
+        let mut transaction = Transaction::new();
+        transaction.add_table(Table::new(table.clone())).add_chain(Chain::base(drops.clone(), base.clone()));
+        transaction.add_rule(&drops, rule(Family::Netdev).drop_packet().build().unwrap());
+        let mut client = Client::open().unwrap();
+        client.commit(&transaction).unwrap();
+        assert_eq!(client.get_chain(&drops).unwrap().chain.base, Some(base.clone()));
+        assert!(!connects());
+        // A snapshot puts it back.
+        let again = client.snapshot(&table).unwrap().to_transaction().unwrap();
+        client.commit(Transaction::new().delete_table(&table)).unwrap();
+        assert!(connects());
+        client.commit(&again).unwrap();
+        assert_eq!(client.get_chain(&drops).unwrap().chain.base, Some(base));
+        assert!(!connects());
     });
 }
 
