@@ -65,30 +65,3 @@ impl Connection {
         Ok(self.0.ask()?.name)
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use std::net::Ipv4Addr;
-
-    use super::{Connection, NameServer, ask_udp, connect_and_ask};
-    use crate::netns::Netns;
-
-    // Uses the process's own namespace, and enters it only as root, since others may not.
-    #[test]
-    fn servers_answer_with_their_name_and_stop() {
-        crate::kernel_test(&[crate::Need::Root], || {
-            let here = Netns::current().unwrap();
-            let tcp = NameServer::tcp(&here, (Ipv4Addr::LOCALHOST, 0).into(), "blue").unwrap();
-            let udp = NameServer::udp(&here, (Ipv4Addr::LOCALHOST, 0).into(), "green").unwrap();
-            assert_eq!(connect_and_ask(tcp.address()).unwrap(), "blue");
-            assert_eq!(ask_udp(udp.address()).unwrap(), "green");
-            let mut long = Connection::open(tcp.address()).unwrap();
-            assert_eq!(long.ask().unwrap(), "blue");
-            assert_eq!(long.ask().unwrap(), "blue");
-            let address = tcp.address();
-            drop(tcp);
-            assert!(long.ask().is_err(), "a stopped server closes its connections");
-            assert!(connect_and_ask(address).is_err());
-        });
-    }
-}
