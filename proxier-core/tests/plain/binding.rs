@@ -43,7 +43,7 @@ fn options(binding: Binding) -> Options {
 
 /// A new process.
 fn on(kernel: &FakeKernel, options: Options) -> Node {
-    let mut node = Node::begin(kernel, options);
+    let mut node = Node::begin(kernel, options).started();
     node.addresses(&NODE);
     node
 }
@@ -64,7 +64,7 @@ fn with_services(kernel: &FakeKernel, options: Options) -> Node {
         }),
     );
     node.serve_both("dns", json!({"clusterIP": "10.96.0.11"}));
-    node.started()
+    node
 }
 
 impl Node {
@@ -418,7 +418,6 @@ fn a_proxy_with_other_names_binds_addresses() {
     let config = other.config.clone();
     let mut node = on(&kernel, other);
     node.serve_both("other", json!({"clusterIP": "10.97.0.1"}));
-    node.proxier.start(node.now);
     let reports = node.settle();
     let told: Vec<&String> = reports.iter().flat_map(|report| &report.limited).collect();
     assert!(told.len() == 1 && told[0].contains("binds addresses to agent0"), "{told:?}");
@@ -467,7 +466,6 @@ fn a_cleanup_and_a_new_process_know_what_is_ours_by_its_routes() {
                 "ipFamilies": ["IPv4", "IPv6"], "externalIPs": ["198.51.100.7", "203.0.113.9"]});
             node.serve_both("web", ips);
             node.serve_both("dns", json!({"clusterIP": "10.96.0.11"}));
-            node.proxier.start(node.now);
             node.settle();
             assert_eq!(node.local_routes(), ALL, "{by}");
             kernel.ipvs().load("-A -t 192.0.2.77:80 -s rr\n-A -u 198.51.100.8:80 -s rr\n").unwrap();
@@ -494,7 +492,6 @@ fn a_cleanup_and_a_new_process_know_what_is_ours_by_its_routes() {
         let (kernel, options) = lost();
         let mut node = on(&kernel, options);
         node.serve_both("dns", json!({"clusterIP": "10.96.0.11"}));
-        node.proxier.start(node.now);
         let report = node.pass();
         assert!(report.is_done() && report.foreign == THEIRS, "{by}: {report:#?}");
         node.settle();

@@ -18,19 +18,19 @@ use serde_json::{Value, json};
 use crate::node::{Node, kernel, service};
 
 fn new() -> Node {
-    Node::begin(&kernel(), Options::default())
+    Node::on(kernel(), Options::default())
 }
 
 fn web() -> Value {
     json!({"clusterIP": "10.96.0.10"})
 }
 
-/// A process with Service `web` and these endpoints, whose lists are complete.
+/// A process with Service `web` and these endpoints.
 fn with_web(endpoints: &[&str]) -> Node {
     let mut node = new();
     node.service("web", web());
     node.slice("web", endpoints);
-    node.started()
+    node
 }
 
 /// As [`with_web`], with two endpoints, served.
@@ -46,7 +46,7 @@ fn servers(node: &Node) -> String {
 
 #[test]
 fn nothing_is_touched_before_the_lists_are_complete() {
-    let mut world = new();
+    let mut world = Node::begin(&kernel(), Options::default());
     world.service("web", web());
     assert_eq!(world.proxier.next_wake(), None);
     let now = world.now;
@@ -56,7 +56,7 @@ fn nothing_is_touched_before_the_lists_are_complete() {
 
 /// A process that knows its node's address.
 fn on_a_node(kernel: &FakeKernel) -> Node {
-    let mut node = Node::begin(kernel, Options::default());
+    let mut node = Node::begin(kernel, Options::default()).started();
     node.addresses(&["192.0.2.10"]);
     node
 }
@@ -85,17 +85,15 @@ fn what_comes_while_something_is_kept_is_guarded_too() {
         let new = balancer(30, new.0, new.1);
         let both = |world: &mut Node| {
             world.proxier.replace_objects(kept.iter().chain([&new]), [], world.now);
-            world.proxier.start(world.now);
             assert!(world.run(Duration::from_secs(31)).last().is_some_and(Report::is_done));
             world.kernel.state().rules
         };
         let expected = both(&mut node_world());
         let mut world = node_world();
         world.proxier.replace_objects(&kept, [], world.now);
-        world.proxier.start(world.now);
         assert!(world.pass_now().is_done());
         if restarts {
-            world.proxier = on_a_node(&world.kernel).started().proxier;
+            world.proxier = on_a_node(&world.kernel).proxier;
         } else {
             world.proxier.replace_objects([], [], world.now);
         }
@@ -116,7 +114,6 @@ fn what_comes_while_something_is_kept_is_guarded_too() {
         world.run(Duration::from_secs(31));
         let mut alone = node_world();
         alone.proxier.upsert_service(&new, alone.now);
-        alone.proxier.start(alone.now);
         assert!(alone.pass_now().is_done());
         assert_eq!(world.kernel.state().rules, alone.kernel.state().rules);
         // The rules that matter here.
@@ -146,7 +143,6 @@ fn flows_that_could_not_be_forgotten_are_forgotten_later() {
     let mut world = new();
     world.service("dns", dns());
     world.slice("dns", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
     assert!(world.pass_now().is_done());
     let at = |text: &str| text.parse().unwrap();
     let flow = Flow::udp(at("10.244.9.9:4000"), at("10.96.0.53:53"), at("10.244.0.2:5353"));
@@ -170,7 +166,6 @@ fn flows_that_cannot_be_forgotten_here_are_a_lack_and_no_failure() {
     world.kernel.fail(Fault::new(Call::ConntrackForgetFlows, PortErrorKind::Unavailable).every());
     world.service("dns", dns());
     world.slice("dns", &["10.244.0.1", "10.244.0.2"]);
-    world.proxier.start(world.now);
     let report = world.pass_now();
     assert!(report.is_done() && report.applied.failures.is_empty(), "{report:#?}");
     assert_eq!(report.applied.lacks.len(), 1, "{report:#?}");
@@ -188,7 +183,6 @@ fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Unavailable).family(Family::V4));
     world.service("web", json!({"clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.1"]}));
     world.slice("web", &["10.244.0.1"]);
-    world.proxier.start(world.now);
     let report = world.pass_now();
     assert!(report.is_done(), "{report:#?}");
     assert!(report.applied.lacks[0].to_string().starts_with("rules are written without match physdev"), "{report:#?}");
@@ -204,7 +198,6 @@ fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
     let mut world = new();
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::NotFound).family(Family::V4));
     world.service("web", json!({"clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.1"]}));
-    world.proxier.start(world.now);
     let report = world.pass_now();
     assert!(report.is_done() && report.applied.lacks.is_empty(), "{report:#?}");
     assert!(world.rules(Side::Ipv4).contains("physdev"));
@@ -213,7 +206,6 @@ fn rules_are_written_without_what_the_kernel_turns_out_to_lack() {
     let mut world = new();
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Invalid).family(Family::V4).every());
     world.service("web", json!({"clusterIP": "10.96.0.10", "externalIPs": ["198.51.100.1"]}));
-    world.proxier.start(world.now);
     let report = world.pass_now();
     assert!(report.has_failed() && report.applied.lacks.is_empty(), "{report:#?}");
     world.kernel.clear_faults();
@@ -276,7 +268,6 @@ fn nothing_drains_where_somebody_deleted_the_virtual_server_of_a_service_that_we
 fn an_address_that_another_interface_has_too_goes_with_its_service() {
     let mut world = new();
     world.service("web", json!({"clusterIP": "10.96.0.10", "externalIPs": ["203.0.113.1"]}));
-    world.proxier.start(world.now);
     assert!(world.pass_now().is_done());
     world.kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "203.0.113.1".parse().unwrap()]);
     world.proxier.host_changed(world.now);
@@ -304,7 +295,6 @@ fn a_set_grows_beyond_what_it_was_made_for() {
     let size = |world: &Node| world.kernel.state().sets[set].1.len();
     let mut world = new();
     world.service("web", guarded(10));
-    world.proxier.start(world.now);
     assert!(world.pass_now().is_done());
     assert_eq!(size(&world), 10);
     world.service("web", guarded(70_000));
@@ -317,7 +307,6 @@ fn a_set_grows_beyond_what_it_was_made_for() {
     // The set is created large enough on an empty kernel.
     let mut world = new();
     world.service("web", guarded(70_000));
-    world.proxier.start(world.now);
     let report = world.pass_now();
     assert!(report.is_done(), "{:#?}", report.applied.failures.first());
     assert_eq!(size(&world), 70_000);
@@ -329,7 +318,6 @@ fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
     let mut world = on_a_node(&kernel());
     world.service("web", web());
     world.slice("web", &["10.244.0.1"]);
-    world.proxier.start(world.now);
     assert!(world.pass_now().is_done());
     world.run(Duration::from_secs(1));
     world.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
@@ -374,7 +362,6 @@ fn what_cannot_be_guarded_is_not_served_and_nothing_else_waits() {
 fn a_guarded_virtual_server_that_cannot_be_deleted_stays_guarded() {
     let mut world = on_a_node(&kernel());
     world.proxier.upsert_service(&balancer(1, "Cluster", Some("198.51.100.0/24")), world.now);
-    world.proxier.start(world.now);
     assert!(world.pass_now().is_done());
     let guarded = |world: &Node| {
         let state = world.kernel.state();
@@ -408,7 +395,6 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     world.slice("odd", &["10.244.0.255"]);
     let is_broadcast = |operation: &Operation| matches!(operation, Operation::AddRealServer(_, server) if server.key.to_string() == "10.244.0.255:8080");
     world.kernel.refuse(is_broadcast, PortErrorKind::Invalid);
-    world.proxier.start(world.now);
     let mut reports = world.run(Duration::from_secs(10));
     // A change elsewhere does not retry it.
     world.slice("web", &["10.244.0.1", "10.244.0.2"]);
@@ -441,7 +427,6 @@ fn passes_that_work_do_not_hide_one_that_fails() {
     let mut world = new();
     world.service("web", web());
     world.kernel.fail(Fault::new(Call::SysctlsSet, PortErrorKind::Permission).every());
-    world.proxier.start(world.now);
     world.run(Duration::from_secs(1));
     for number in 1..=120_u8 {
         world.slice("web", &[&format!("10.244.0.{number}")]);
@@ -462,7 +447,6 @@ fn a_family_that_ipvs_lacks_is_no_illness_of_the_node() {
     let ips = json!(["10.96.0.10", "fd00::10"]);
     world.service("web", json!({"clusterIP": "10.96.0.10", "clusterIPs": ips, "ipFamilies": ["IPv4", "IPv6"]}));
     world.slice("web", &["10.244.0.1"]);
-    world.proxier.start(world.now);
     let reports = world.run(Duration::from_secs(65));
     assert!(reports.iter().all(|report| !report.has_failed() && !report.is_done()), "{reports:#?}");
     assert_eq!(reports[0].refused_by_kernel().count(), 1, "{reports:#?}");
@@ -477,7 +461,6 @@ fn a_node_that_cannot_program_anything_is_unwell() {
     let mut world = new();
     world.kernel.refuse(|operation| matches!(operation, Operation::AddVirtualServer(_)), PortErrorKind::Unavailable);
     world.service("web", web());
-    world.proxier.start(world.now);
     let report = world.pass_now();
     assert!(report.has_failed() && report.serves_nothing, "{report:#?}");
     assert!(world.proxier.schedule().pending_since().is_some());
