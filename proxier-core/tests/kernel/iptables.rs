@@ -13,29 +13,7 @@ use crate::corpus::{Scenario, corpus, facts, store};
 use crate::rules::Kernel;
 
 /// Foreign rules, one before each place of our jumps.
-const FOREIGN: &str = "\
-*filter
-:INPUT ACCEPT [0:0]
-:FORWARD DROP [0:0]
-:OUTPUT ACCEPT [0:0]
-:KUBE-FIREWALL - [0:0]
-:cali-FORWARD - [0:0]
--A INPUT -j KUBE-FIREWALL
--A FORWARD -m comment --comment \"cali:wUHhoiAYhphO9Mso\" -j cali-FORWARD
--A OUTPUT -j KUBE-FIREWALL
--A KUBE-FIREWALL -m comment --comment \"somebody else's\" -m mark --mark 0x8000/0x8000 -j DROP
-COMMIT
-*nat
-:PREROUTING ACCEPT [0:0]
-:INPUT ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-:CNI-HOSTPORT-DNAT - [0:0]
-:KUBE-MARK-DROP - [0:0]
--A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
--A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000
-COMMIT
-";
+const FOREIGN: &str = include_str!("../rule_cases/dumps/others.rules");
 
 #[track_caller]
 fn is_as_wanted(kernel: &Kernel, wanted: &Wanted<'_>, name: &str) {

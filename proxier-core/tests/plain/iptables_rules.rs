@@ -313,32 +313,7 @@ fn many_endpoints_leave_out_comments() {
 }
 
 /// Chains and jumps of IPVS mode and of older releases, a kubelet's rule, and a foreign rule that uses our chains.
-const LEFT_BEHIND: &str = "\
-*filter
-:KUBE-FIREWALL - [0:0]
-:KUBE-FORWARD - [0:0]
-:KUBE-PROXY-FIREWALL - [0:0]
-:KUBE-SERVICES - [0:0]
--A INPUT -m comment --comment \"kube-proxy firewall rules\" -j KUBE-PROXY-FIREWALL
--A INPUT -j KUBE-FIREWALL
--A FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD
--A FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
--A FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL
--A OUTPUT -m comment --comment mine -j KUBE-SERVICES
--A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -j DROP
-COMMIT
-*nat
-:KUBE-MARK-MASQ - [0:0]
-:KUBE-XLB-AAAAAAAAAAAAAAAA - [0:0]
-:KUBE-SVC-AAAAAAAAAAAAAAAA - [0:0]
-:KUBE-SEP-AAAAAAAAAAAAAAAA - [0:0]
-:MINE - [0:0]
--A KUBE-XLB-AAAAAAAAAAAAAAAA -j KUBE-SVC-AAAAAAAAAAAAAAAA
--A KUBE-SVC-AAAAAAAAAAAAAAAA -j KUBE-SEP-AAAAAAAAAAAAAAAA
--A MINE -j KUBE-MARK-MASQ
--A MINE -j KUBE-SVC-AAAAAAAAAAAAAAAA
-COMMIT
-";
+const LEFT_BEHIND: &str = include_str!("../rule_cases/dumps/left-behind.rules");
 
 #[test]
 fn what_others_left_is_taken_over_and_others_rules_stay() {

@@ -170,52 +170,7 @@ pub(crate) const JUMPS: &[(&str, &str)] = &[
 ];
 
 /// Foreign rules in the same tables: of the kubelet, a network plugin, an administrator. Names and comments are close to ours on purpose.
-pub(crate) const FOREIGN: &str = "\
-*mangle
-:PREROUTING ACCEPT [0:0]
-:INPUT ACCEPT [0:0]
-:FORWARD ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-:KUBE-IPTABLES-HINT - [0:0]
-:KUBE-KUBELET-CANARY - [0:0]
-:KUBE-SERVICES - [0:0]
--A KUBE-SERVICES -j RETURN
-COMMIT
-*nat
-:PREROUTING ACCEPT [0:0]
-:INPUT ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-:CNI-HOSTPORT-DNAT - [0:0]
-:KUBE-FORWARD - [0:0]
-:KUBE-KUBELET-CANARY - [0:0]
-:KUBE-MARK-DROP - [0:0]
-:KUBE-SVC-XPGD46QRK7WJZT7O - [0:0]
-:cali-PREROUTING - [0:0]
--A PREROUTING -m comment --comment \"cali:6gwbT8clXdHdC1b1\" -j cali-PREROUTING
--A PREROUTING -m addrtype --dst-type LOCAL -j CNI-HOSTPORT-DNAT
--A OUTPUT -m comment --comment \"kubernetes service portals\" -j CNI-HOSTPORT-DNAT
--A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000
--A KUBE-SVC-XPGD46QRK7WJZT7O -m comment --comment \"a \\\"quoted\\\" comment\" -j RETURN
--A cali-PREROUTING -j RETURN
-COMMIT
-*filter
-:INPUT ACCEPT [0:0]
-:FORWARD DROP [0:0]
-:OUTPUT ACCEPT [0:0]
-:KUBE-EXTERNAL-SERVICES - [0:0]
-:KUBE-FIRE-WALL - [0:0]
-:KUBE-FIREWALL - [0:0]
-:KUBE-KUBELET-CANARY - [0:0]
-:KUBE-SERVICES - [0:0]
--A INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
--A INPUT -j KUBE-FIREWALL
--A INPUT -p tcp -m tcp --dport 22 -j ACCEPT
--A OUTPUT -j KUBE-FIREWALL
--A KUBE-FIREWALL -m mark --mark 0x8000/0x8000 -m comment --comment \"kubernetes firewall for dropping marked packets\" -j DROP
-COMMIT
-";
+pub(crate) const FOREIGN: &str = include_str!("dumps/foreign.rules");
 
 /// A dump without own parts, recognised by its text alone.
 pub(crate) fn foreign_part(dump: &str) -> String {
@@ -248,44 +203,5 @@ pub(crate) fn lines<'d>(dump: &'d str, table: &str) -> Vec<&'d str> {
 
 /// Rules of kube-proxy 1.23, with its jumps in the order in which it made them, and one of its iptables mode.
 pub(crate) fn older(family: Family) -> String {
-    let six = if family == Family::V4 { "" } else { "6-" };
-    format!(
-        "\
-*nat
-:PREROUTING ACCEPT [0:0]
-:INPUT ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:POSTROUTING ACCEPT [0:0]
-:KUBE-FIRE-WALL - [0:0]
-:KUBE-LOAD-BALANCER - [0:0]
-:KUBE-MARK-DROP - [0:0]
-:KUBE-MARK-MASQ - [0:0]
-:KUBE-NODE-PORT - [0:0]
-:KUBE-POSTROUTING - [0:0]
-:KUBE-SERVICES - [0:0]
--A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
--A PREROUTING -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
--A OUTPUT -m comment --comment \"kubernetes service portals\" -j KUBE-SERVICES
--A KUBE-FIRE-WALL -j KUBE-MARK-DROP
--A KUBE-LOAD-BALANCER -m set --match-set KUBE-{six}LOAD-BALANCER-FW dst,dst -j KUBE-FIRE-WALL
--A KUBE-LOAD-BALANCER -j KUBE-MARK-MASQ
--A KUBE-MARK-DROP -j MARK --set-xmark 0x8000/0x8000
--A KUBE-MARK-MASQ -j MARK --set-xmark 0x4000/0x4000
--A KUBE-SERVICES -m set --match-set KUBE-{six}LOAD-BALANCER dst,dst -j KUBE-LOAD-BALANCER
-COMMIT
-*filter
-:INPUT ACCEPT [0:0]
-:FORWARD ACCEPT [0:0]
-:OUTPUT ACCEPT [0:0]
-:KUBE-FORWARD - [0:0]
-:KUBE-NODE-PORT - [0:0]
-:KUBE-PROXY-FIREWALL - [0:0]
--A INPUT -j ACCEPT
--A INPUT -m comment --comment \"kubernetes health check rules\" -j KUBE-NODE-PORT
--A INPUT -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL
--A FORWARD -m comment --comment \"kubernetes forwarding rules\" -j KUBE-FORWARD
--A FORWARD -m conntrack --ctstate NEW -m comment --comment \"kubernetes load balancer firewall\" -j KUBE-PROXY-FIREWALL
-COMMIT
-"
-    )
+    format!(include_str!("dumps/older.rules"), six = if family == Family::V4 { "" } else { "6-" })
 }
