@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use proxier_core::engine::{Options, Reconciler};
+use proxier_core::engine::Reconciler;
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::plan::report::Report;
@@ -15,7 +15,7 @@ use proxier_core::sketch::KernelState;
 use proxier_core::snapshot::ObjectKey;
 use serde_json::json;
 
-use crate::node::kernel;
+use crate::node::{kernel, options_of};
 
 const OTHERS: u16 = 2000;
 const KUBERNETES: &str = "10.96.0.1";
@@ -33,9 +33,7 @@ fn upsert(proxier: &mut Reconciler, namespace: &str, name: &str, address: &str, 
 
 /// A process that has read a cluster with this many other Services.
 fn process(mode: Kind, others: u16) -> Reconciler {
-    let mut options = Options::default();
-    options.mode = mode;
-    let mut proxier = Reconciler::new("node-a", options, Duration::ZERO);
+    let mut proxier = Reconciler::new("node-a", options_of(mode), Duration::ZERO);
     upsert(&mut proxier, "default", "kubernetes", KUBERNETES, 443);
     upsert(&mut proxier, "kube-system", "kube-dns", DNS, 53);
     // Neither of these Services is needed by everybody.

@@ -4,12 +4,11 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ::iptables::{Backend, ChainName, Edit, Iptables, Rule, TableName};
+use iptables::{Backend, ChainName, Edit, Iptables, Rule, TableName};
 use nftables::{BaseChain, Chain, ChainType, CtState, Hook, Policy, Priority, TableKey};
 use proxier_core::config::{MayAskFor, RulesBy};
-use proxier_core::inspect::trace;
+use proxier_core::modes::Kind;
 use proxier_core::modes::forward::{DroppingForward, dropping_forward};
-use proxier_core::modes::{Kind, iptables};
 use proxier_core::net::{EndpointKey, Family};
 use proxier_core::objects::NodeObject;
 use proxier_core::service::Packet;
@@ -51,14 +50,11 @@ fn serving(mode: Kind, is_asked: bool, annotations: &Value) -> Node {
 /// What the kernel holds, what becomes of packets, and what load balancers are told.
 fn effects(node: &Node) -> String {
     let mut said = format!("{:#?}\n{:#?}\n", node.kernel.state(), node.kernel.listeners());
-    let known = (node.proxier.desired(), node.proxier.facts());
     for to in ["TCP 10.96.0.1:80", "UDP 10.96.0.1:53", "TCP 203.0.113.7:80", "TCP 192.0.2.10:30080", "TCP 10.96.0.9:80"]
     {
         for source in ["198.51.100.7", "10.244.0.1"] {
             let packet = Packet::new(source.parse().unwrap(), to.parse().unwrap());
-            let traced =
-                trace(node.proxier.mode(), node.proxier.store(), known, &packet, iptables::IptablesOptions::default());
-            writeln!(said, "{source} {to}: {traced:#?}").unwrap();
+            writeln!(said, "{source} {to}: {:#?}", node.traced(&packet)).unwrap();
         }
     }
     let checks: Vec<_> = node.proxier.desired().health_checks().collect();
@@ -183,7 +179,7 @@ fn chains_that_drop_what_a_mode_forwards_are_named() {
             let mut kernel = kernel();
             let chain = if is_legacy {
                 let forward = ChainName::new("FORWARD").unwrap();
-                let mut change = ::iptables::Transaction::new();
+                let mut change = iptables::Transaction::new();
                 let table = change.table(TableName::FILTER);
                 for rule in in_iptables.into_iter().chain(["-j DROP"]) {
                     table.edit(Edit::Append(forward.clone(), Rule::parse(rule).unwrap()));

@@ -1,18 +1,14 @@
 //! The fast path on a kernel in memory: where there is none, what fails, what is foreign. Packets are in `kernel_traffic`.
 
 use proxier_core::config::{Config, FastPath};
-
-use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::cleanup::cleanup;
 use proxier_core::modes::{Kind, Names, fast_path};
-use proxier_core::objects::{ConfigObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::ports::PortErrorKind;
 use serde_json::{Value, json};
-use std::time::Duration;
 
-use crate::node::add_table;
+use crate::node::{Node, add_table, checked, options_of};
 
 const TABLE: &str = "inet proxier-fast-path";
 
@@ -24,23 +20,10 @@ fn kernel() -> FakeKernel {
     kernel
 }
 
-fn process(mode: Kind, interfaces: &[&str]) -> Reconciler {
-    let mut options = Options::default();
-    options.mode = mode;
+fn on(kernel: &FakeKernel, mode: Kind, interfaces: &[&str]) -> Node {
+    let mut options = options_of(mode);
     options.config.fast_path = Some(FastPath::new(interfaces.iter().copied())).filter(|_| !interfaces.is_empty());
-    let mut process = Reconciler::new("node-a", options, Duration::ZERO);
-    process.start(Duration::ZERO);
-    process
-}
-
-fn pass(process: &mut Reconciler, kernel: &mut FakeKernel, at: u64) -> Report {
-    process.request_full(Duration::from_secs(at));
-    process.pass(&|| Duration::from_secs(at), &mut kernel.ports()).unwrap()
-}
-
-fn service() -> ServiceObject {
-    let spec = json!({ "clusterIP": "10.96.0.10", "ports": [{ "name": "http", "port": 80 }] });
-    serde_json::from_value(json!({ "metadata": { "namespace": "demo", "name": "web" }, "spec": spec })).unwrap()
+    Node::on(kernel.clone(), options)
 }
 
 fn written(kernel: &FakeKernel) -> Option<String> {
@@ -50,11 +33,11 @@ fn written(kernel: &FakeKernel) -> Option<String> {
 #[test]
 fn modes_without_one_say_so_once_and_remove_the_table_of_another() {
     for mode in Kind::ALL {
-        let mut kernel = kernel();
-        pass(&mut process(Kind::Nftables, &["*"]), &mut kernel, 0);
+        let kernel = kernel();
+        on(&kernel, Kind::Nftables, &["*"]).full();
         assert!(written(&kernel).is_some_and(|table| table.contains("\"cali1\", \"eth0\", \"eth1\"")));
-        let mut process = process(mode, &["*"]);
-        let [first, second] = [0, 60].map(|at| pass(&mut process, &mut kernel, at));
+        let mut node = on(&kernel, mode, &["*"]);
+        let [first, second] = [(); 2].map(|()| node.full());
         let has_one = matches!(mode, Kind::Nftables | Kind::Iptables);
         assert_eq!(written(&kernel).is_some(), has_one, "{mode}");
         let said = |report: &Report| report.limited.iter().filter(|line| line.starts_with("fastPath: ")).count();
@@ -65,30 +48,31 @@ fn modes_without_one_say_so_once_and_remove_the_table_of_another() {
 
 #[test]
 fn where_it_fails_the_node_serves_and_tries_again() {
-    let mut kernel = kernel();
-    let mut process = process(Kind::Nftables, &["eth*"]);
-    pass(&mut process, &mut kernel, 0);
+    let kernel = kernel();
+    let mut node = on(&kernel, Kind::Nftables, &["eth*"]);
+    node.full();
     kernel.set_interface("eth2", &[]);
     kernel.fail(Fault::new(Call::TablesCommit, PortErrorKind::Busy));
-    process.host_changed(Duration::from_secs(5));
-    let report = process.pass(&|| Duration::from_secs(5), &mut kernel.ports()).unwrap();
+    node.proxier.host_changed(node.now);
+    let report = node.pass();
     assert!(!report.has_failed() && report.applied.lacks.len() == 1, "{report:#?}");
     assert!(report.applied.lacks[0].to_string().starts_with("no fast path: "), "{report:#?}");
     // A pass for changes does not ask again.
-    let asked = kernel.ports().tables.generation().unwrap();
-    process.upsert_service(&service(), Duration::from_secs(10));
-    let report = process.pass(&|| Duration::from_secs(10), &mut kernel.ports()).unwrap();
+    let generation = || kernel.clone().ports().tables.generation().unwrap();
+    let asked = generation();
+    node.service("web", json!({"clusterIP": "10.96.0.10"}));
+    let report = node.pass();
     assert!(!report.full && report.applied.lacks.is_empty() && report.writes() > 0, "{report:#?}");
-    assert!(kernel.ports().tables.generation().unwrap() > asked);
+    assert!(generation() > asked);
     assert!(written(&kernel).is_some_and(|table| !table.contains("eth2")));
-    let report = pass(&mut process, &mut kernel, 60);
+    let report = node.full();
     assert!(report.applied.lacks.is_empty() && written(&kernel).is_some_and(|table| table.contains("eth2")));
     assert!(!written(&kernel).unwrap().contains("cali1"));
     // No device, no table.
     for device in ["eth0", "eth1", "eth2"] {
         kernel.remove_interface(device);
     }
-    pass(&mut process, &mut kernel, 120);
+    node.full();
     assert_eq!(written(&kernel), None);
 }
 
@@ -97,16 +81,16 @@ fn where_it_fails_the_node_serves_and_tries_again() {
 fn what_the_kernel_cannot_do_is_not_planned() {
     let mut kernel = kernel();
     kernel.fail(Fault::new(Call::TablesCheck, PortErrorKind::Unavailable).every());
-    let mut process = process(Kind::Nftables, &["*"]);
-    for at in [0, 60] {
-        let report = pass(&mut process, &mut kernel, at);
+    let mut node = on(&kernel, Kind::Nftables, &["*"]);
+    for _ in 0..2 {
+        let report = node.full();
         assert!(!report.has_failed() && report.applied.lacks.len() == 1, "{report:#?}");
         assert_eq!(written(&kernel), None);
     }
-    let (plan, report) = process.preview(Duration::from_secs(120), &mut kernel.ports());
+    let (plan, report) = node.proxier.preview(node.now, &mut kernel.ports());
     assert!(plan.is_empty() && report.applied.lacks.len() == 1, "{report:#?}");
     kernel.clear_faults();
-    let (plan, report) = process.preview(Duration::from_secs(120), &mut kernel.ports());
+    let (plan, report) = node.proxier.preview(node.now, &mut kernel.ports());
     assert!(!plan.is_empty() && report.applied.lacks.is_empty(), "{report:#?}");
 }
 
@@ -115,7 +99,7 @@ fn a_foreign_table_of_its_name_stays() {
     let mut kernel = kernel();
     add_table(&kernel, "inet proxier-fast-path");
     for interfaces in [&["*"][..], &[]] {
-        let report = pass(&mut process(Kind::Nftables, interfaces), &mut kernel, 0);
+        let report = on(&kernel, Kind::Nftables, interfaces).full();
         assert!(!report.has_failed() && report.applied.lacks.len() == interfaces.len(), "{report:#?}");
         assert!(!written(&kernel).unwrap().contains("flowtable"));
     }
@@ -127,13 +111,13 @@ fn a_foreign_table_of_its_name_stays() {
 #[test]
 fn a_plan_shows_it_and_writes_nothing() {
     let mut kernel = kernel();
-    let mut process = process(Kind::Iptables, &["eth0"]);
-    let (plan, _) = process.preview(Duration::ZERO, &mut kernel.ports());
-    let names = Names::new(process.store(), process.desired());
+    let mut node = on(&kernel, Kind::Iptables, &["eth0"]);
+    let (plan, _) = node.proxier.preview(node.now, &mut kernel.ports());
+    let names = Names::new(node.proxier.store(), node.proxier.desired());
     let steps: Vec<String> = plan.steps(&names).map(|step| step.to_string()).collect();
     assert!(steps.contains(&format!("+ table {TABLE} fast path by eth0")), "{steps:#?}");
     assert_eq!(written(&kernel), None);
-    pass(&mut process, &mut kernel, 0);
+    node.full();
     assert!(cleanup(&Config::default(), None, &mut kernel.ports()).is_done());
     assert_eq!(written(&kernel), None);
 }
@@ -141,9 +125,7 @@ fn a_plan_shows_it_and_writes_nothing() {
 #[test]
 fn settings_are_checked() {
     let check = |fast: Value| {
-        let object: ConfigObject = serde_json::from_value(json!({ "fastPath": fast })).unwrap();
-        let mut rejections = Vec::new();
-        let config = Config::check(&object, &mut rejections);
+        let (config, rejections) = checked(json!({ "fastPath": fast }));
         (config.fast_path, rejections.iter().map(|rejection| rejection.field.clone()).collect::<Vec<_>>())
     };
     let named = |names: &[&str]| Some(FastPath::new(names.iter().copied()));

@@ -588,9 +588,7 @@ fn weights_and_times_of_affinity_cost_few_chains() {
 /// What `trace` says about session affinity, and whether clients stay.
 fn traced_affinity(node: &Node, address: &str) -> (Vec<String>, bool) {
     let packet = Packet::new([198, 51, 100, 9].into(), format!("TCP {address}:80").parse().unwrap());
-    let (known, options) =
-        ((node.proxier.desired(), node.proxier.facts()), modes::iptables::IptablesOptions::default());
-    let traced = proxier_core::inspect::trace(modes::Kind::Nftables, node.proxier.store(), known, &packet, options);
+    let traced = node.traced(&packet);
     let steps = traced.steps.into_iter().filter(|step| step.starts_with("Session affinity: clients do not stay"));
     (steps.collect(), traced.affinity_secs.is_some())
 }

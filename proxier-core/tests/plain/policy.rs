@@ -12,17 +12,16 @@ use proptest::sample::{select, subsequence};
 use proxier_core::config::{Config, MayAskFor};
 use proxier_core::engine::Options;
 use proxier_core::fake::FakeKernel;
-use proxier_core::inspect::trace;
 use proxier_core::inspect::{differences, inspect};
-use proxier_core::modes::{Kind, iptables};
+use proxier_core::modes::Kind;
 use proxier_core::net::EndpointKey;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
-use proxier_core::service::{Packet, Trace, Verdict};
+use proxier_core::service::{Packet, Verdict};
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey, Roles};
 use serde_json::{Value, json};
 
-use crate::node::{Node, kernel};
+use crate::node::{Node, checked, kernel, options_of};
 
 const CLUSTER_IP: &str = "10.96.0.1:80";
 const EXTERNAL_IP: &str = "203.0.113.80:80";
@@ -120,18 +119,11 @@ impl Node {
         let entry = format!("{address},tcp:{port}");
         self.kernel.state().sets[set].1.iter().any(|line| line.contains(&entry))
     }
-
-    fn traced(&self, mode: Kind, packet: &Packet) -> Trace {
-        let known = (self.proxier.desired(), self.proxier.facts());
-        trace(mode, self.proxier.store(), known, packet, iptables::IptablesOptions::default())
-    }
 }
 
 /// A configuration, and its rejections.
 fn defaults_of(defaults: &Value) -> (Config, Vec<String>) {
-    let object = serde_json::from_value(json!({"ipvs": {"defaults": defaults}})).unwrap();
-    let mut rejections = Vec::new();
-    let config = Config::check(&object, &mut rejections);
+    let (config, rejections) = checked(json!({"ipvs": {"defaults": defaults}}));
     (config, rejections.iter().map(ToString::to_string).collect())
 }
 
@@ -474,9 +466,7 @@ fn the_operator_decides_what_annotations_may_do() {
 #[test]
 fn each_has_a_name_in_the_configuration() {
     let allowed = |names: &[&str]| {
-        let object = serde_json::from_value(json!({"ipvs": {"allowedAnnotations": names}})).unwrap();
-        let mut rejections = Vec::new();
-        let config = Config::check(&object, &mut rejections);
+        let (config, rejections) = checked(json!({"ipvs": {"allowedAnnotations": names}}));
         assert_eq!(rejections, []);
         config.ipvs.may_ask_for
     };
@@ -659,7 +649,7 @@ fn a_trace_knows_the_policy() {
     node.serve_input(&input);
     let outside: IpAddr = "198.51.100.7".parse().unwrap();
     let packet = |key: &str| Packet::new(outside, format!("TCP {key}").parse().unwrap());
-    let to_balancer = node.traced(Kind::Ipvs, &packet(BALANCER));
+    let to_balancer = node.traced(&packet(BALANCER));
     assert_eq!(to_balancer.verdict.to_string(), "10.244.0.2:80 (source kept, weight 3) or 10.244.0.3:80 (source kept)");
     assert_eq!((to_balancer.forwarding.as_deref(), to_balancer.affinity_secs), (Some("ipip"), Some(300)));
     let said = to_balancer.steps.join("\n");
@@ -672,18 +662,16 @@ fn a_trace_knows_the_policy() {
         assert!(said.contains(step), "{step}: {said}");
     }
     // A cluster IP is masqueraded in any case.
-    let to_cluster = node.traced(Kind::Ipvs, &packet(CLUSTER_IP));
+    let to_cluster = node.traced(&packet(CLUSTER_IP));
     assert_eq!(to_cluster.forwarding, None);
     assert!(!to_cluster.steps.join("\n").contains("Forwarding"));
     let of_node = Packet::from_node("203.0.113.81".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
-    let said = node.traced(Kind::Ipvs, &of_node).steps.join("\n");
+    let said = node.traced(&of_node).steps.join("\n");
     assert!(said.contains("its programs have to use the cluster IP"), "{said}");
     // Other modes have weights and affinity; what they cannot do is left out.
-    let mut options = Options::default();
-    options.mode = Kind::Nftables;
-    let mut elsewhere = Node::on(kernel(), options);
+    let mut elsewhere = Node::on(kernel(), options_of(Kind::Nftables));
     elsewhere.serve_input(&input);
-    let elsewhere = elsewhere.traced(Kind::Nftables, &packet(BALANCER));
+    let elsewhere = elsewhere.traced(&packet(BALANCER));
     assert_eq!((elsewhere.forwarding, elsewhere.affinity_secs), (None, Some(300)));
     let weighed = "10.244.0.2:80 (masqueraded, weight 3) or 10.244.0.3:80 (masqueraded)";
     assert_eq!(elsewhere.verdict.to_string(), weighed);
@@ -692,17 +680,17 @@ fn a_trace_knows_the_policy() {
 
     // An endpoint that reaches itself is not masqueraded where it answers by itself.
     let itself = Packet::new("10.244.0.2".parse().unwrap(), format!("TCP {BALANCER}").parse().unwrap());
-    let Verdict::Endpoints(all) = node.traced(Kind::Ipvs, &itself).verdict else { panic!() };
+    let Verdict::Endpoints(all) = node.traced(&itself).verdict else { panic!() };
     assert!(all.iter().all(|one| !one.masqueraded), "{all:?}");
 
     // No endpoint takes connections.
     node.serve_input(&Input::annotated(json!({"proxier/zone-weights": "*=0"})));
-    let nobody = node.traced(Kind::Ipvs, &packet(CLUSTER_IP));
+    let nobody = node.traced(&packet(CLUSTER_IP));
     assert_eq!((nobody.verdict, nobody.affinity_secs), (Verdict::Rejected, None));
     // Annotations that are not allowed are not traced.
     let mut strict = with(MayAskFor::empty());
     strict.serve_input(&input);
-    let strict = strict.traced(Kind::Ipvs, &packet(BALANCER));
+    let strict = strict.traced(&packet(BALANCER));
     assert_eq!((strict.forwarding, strict.affinity_secs), (None, None));
 }
 

@@ -7,10 +7,10 @@ use proptest::prelude::*;
 use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, NamePrefix};
 use proxier_core::modes::ipvs::rules::{RuleChanges, Rules, cleanup};
 use proxier_core::net::Family;
-use proxier_core::objects::ConfigObject;
 use serde_json::{Value, json};
 
 use crate::host::Host;
+use crate::node::checked;
 use crate::rule_cases::{CHAINS, Case, FOREIGN, cases};
 
 const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
@@ -64,9 +64,7 @@ fn only_chains_that_differ_are_written() {
 }
 
 fn check(object: Value) -> (Config, Vec<String>) {
-    let object: ConfigObject = serde_json::from_value(object).unwrap();
-    let mut rejections = Vec::new();
-    let config = Config::check(&object, &mut rejections);
+    let (config, rejections) = checked(object);
     (config, rejections.into_iter().map(|rejection| rejection.field).collect())
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use proptest::prelude::*;
-use proxier_core::config::{Config, NodePortAddresses, Reserved, ReservedPort, Topology, User};
+use proxier_core::config::{NodePortAddresses, Reserved, ReservedPort, Topology, User};
 use proxier_core::modes::ipvs::sets::SetKind;
 use proxier_core::modes::ipvs::wanted::Recorded;
 use proxier_core::net::Family;
@@ -12,6 +12,7 @@ use proxier_core::service::{Indexed, endpoint_decisions, why_left_out};
 use proxier_core::snapshot::{ObjectKey, ObjectKind, Store};
 use serde_json::{Value, json};
 
+use crate::node::checked;
 use crate::universe::facts;
 use crate::world::{World, cluster_ip, endpoint, stopping};
 
@@ -82,9 +83,8 @@ fn a_reason_names_the_annotation_only_where_it_decides() {
 fn where_node_ports_are_asked_for() {
     let served = |asked: &[&str], bind_address: &str| -> Vec<String> {
         let mut world = World::new();
-        let object = json!({"nodePortAddresses": asked, "bindAddress": bind_address});
-        let mut rejections = Vec::new();
-        world.config = Config::check(&serde_json::from_value(object).unwrap(), &mut rejections);
+        let rejections;
+        (world.config, rejections) = checked(json!({"nodePortAddresses": asked, "bindAddress": bind_address}));
         assert!(rejections.is_empty(), "{rejections:?}");
         let addresses = ["192.168.0.10", "192.168.0.20", "2001:db8:1::10", "2001:db8:1::20", "127.0.0.1", "::1"];
         let addresses = addresses.map(|text| text.parse().unwrap());
@@ -144,8 +144,7 @@ fn primary_in_a_family_without_an_address_serves_none() {
 fn external_ips_are_left_out_without_their_feature_gate() {
     for gate in [true, false] {
         let mut world = World::new();
-        let object = json!({"featureGates": {"AllowServiceExternalIPs": gate}});
-        world.config = Config::check(&serde_json::from_value(object).unwrap(), &mut Vec::new());
+        world.config = checked(json!({"featureGates": {"AllowServiceExternalIPs": gate}})).0;
         let spec = json!({"type": "LoadBalancer", "externalIPs": ["203.0.113.1", "203.0.113.2"],
             "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.2"}]}}});
         world.service("web", with(cluster_ip("10.96.0.1"), spec));

@@ -7,8 +7,7 @@ use std::time::Duration;
 use proxier_core::config::{LocalTraffic, Neighbour, User};
 use proxier_core::engine::Options;
 use proxier_core::fake::{Call, Fault};
-use proxier_core::inspect::trace;
-use proxier_core::modes::{self, iptables, userspace};
+use proxier_core::modes::{self, userspace};
 use proxier_core::net::{FrontendKey, Network};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
@@ -108,12 +107,8 @@ fn endpoints_on_which_this_process_listens_are_reported() {
     node.slice("web", &["10.244.1.7", "10.96.0.1"]);
     let own = format!("TCP 10.96.0.1:8080 of demo/web is not served by endpoint 10.96.0.1:8080: {}", because("web"));
     assert_eq!(left_out(&node.settles()), [&*own]);
-    let verdict = |node: &Node| {
-        let known = (node.proxier.desired(), node.proxier.facts());
-        let packet = Packet::new("198.51.100.9".parse().unwrap(), key("TCP 10.96.0.1:8080"));
-        trace(modes::Kind::Userspace, node.proxier.store(), known, &packet, iptables::IptablesOptions::default())
-            .verdict
-    };
+    let verdict =
+        |node: &Node| node.traced(&Packet::new("198.51.100.9".parse().unwrap(), key("TCP 10.96.0.1:8080"))).verdict;
     assert!(verdict(&node).to_string().starts_with("10.244.1.7:8080 ("), "{}", verdict(&node));
     node.slice("web", &["10.96.0.1"]);
     node.settles();

@@ -5,14 +5,18 @@ use std::fmt::Debug;
 use std::time::Duration;
 
 use iptables::{Backend, Family as Side};
+use proxier_core::config::Config;
 use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::FakeKernel;
+use proxier_core::inspect::trace;
 use proxier_core::modes::Kind;
+use proxier_core::modes::iptables::IptablesOptions;
 use proxier_core::net::Family;
 use proxier_core::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
-use proxier_core::snapshot::ObjectKey;
+use proxier_core::service::{Packet, Trace};
+use proxier_core::snapshot::{ObjectKey, Rejection};
 use serde_json::{Value, json};
 
 pub(crate) struct Node {
@@ -31,6 +35,12 @@ pub(crate) fn kernel() -> FakeKernel {
 pub(crate) fn prepared(kernel: FakeKernel) -> FakeKernel {
     kernel.set_interface("eth0", &["192.0.2.10".parse().unwrap(), "2001:db8::10".parse().unwrap()]);
     kernel
+}
+
+/// The configuration with these fields, and those that cannot be.
+pub(crate) fn checked(fields: Value) -> (Config, Vec<Rejection>) {
+    let mut rejections = Vec::new();
+    (Config::check(&serde_json::from_value(fields).unwrap(), &mut rejections), rejections)
 }
 
 /// The options of a proxy in this mode.
@@ -199,6 +209,12 @@ impl Node {
     /// Rejected fields of objects.
     pub(crate) fn rejections(&self) -> Vec<String> {
         self.proxier.rejections().map(ToString::to_string).collect()
+    }
+
+    /// What becomes of this packet.
+    pub(crate) fn traced(&self, packet: &Packet) -> Trace {
+        let known = (self.proxier.desired(), self.proxier.facts());
+        trace(self.proxier.mode(), self.proxier.store(), known, packet, IptablesOptions::default())
     }
 
     pub(crate) fn full(&mut self) -> Report {
