@@ -11,60 +11,21 @@ fn rule(text: &str) -> Rule {
     Rule::parse(text).unwrap()
 }
 
-/// Arguments of `iptables -A` or `ip6tables -A`, and the line that iptables-save 1.8.9 of both back ends printed for them on Linux 6.18.
-const SPELLINGS: &[(&str, &str)] = &[
-    ("-p 132 --dport 80 -j RETURN", "-p sctp -m sctp --dport 80 -j RETURN"),
-    ("-p sctp --dport 80 -j RETURN", "-p sctp -m sctp --dport 80 -j RETURN"),
-    ("-p 33 --sport 5:6", "-p dccp -m dccp --sport 5:6"),
-    ("-p udp ! --sport 5:9", "-p udp -m udp ! --sport 5:9"),
-    ("-p tcp --tcp-flags ack,syn SYN", "-p tcp -m tcp --tcp-flags SYN,ACK SYN"),
-    ("-p tcp --tcp-flags ALL NONE", "-p tcp -m tcp --tcp-flags FIN,SYN,RST,PSH,ACK,URG NONE"),
-    ("-p tcp --syn", "-p tcp -m tcp --tcp-flags FIN,SYN,RST,ACK SYN"),
-    ("-m limit --limit 60/minute", "-m limit --limit 1/sec"),
-    ("-m limit --limit 24/day --limit-burst 7", "-m limit --limit 1/hour --limit-burst 7"),
-    ("-m limit --limit 1/h", "-m limit --limit 1/hour"),
-    ("-m limit --limit 3/hour", "-m limit --limit 3/hour"),
-    ("-m limit --limit 10/sec", "-m limit --limit 10/sec"),
-    ("-m mark --mark 010", "-m mark --mark 0x8"),
-    ("-m mark --mark 0", "-m mark --mark 0x0"),
-    ("-s 10.1.2.3/255.255.0.0", "-s 10.1.0.0/16"),
-    ("-s 10.1.2.3/8", "-s 10.0.0.0/8"),
-    ("-s fd00::1/ffff::", "-s fd00::/16"),
-    ("-p icmp --icmp-type ping", "-p icmp -m icmp --icmp-type 8"),
-    ("-p icmpv6 --icmpv6-type echo-request", "-p ipv6-icmp -m icmp6 --icmpv6-type 128"),
-    ("-p ipv6-icmp --icmpv6-type 128", "-p ipv6-icmp -m icmp6 --icmpv6-type 128"),
-    ("-j LOG --log-level warning", "-j LOG"),
-    ("-j LOG --log-level error", "-j LOG --log-level 3"),
-    ("-j REJECT --reject-with port-unreach", "-j REJECT --reject-with icmp-port-unreachable"),
-    ("-p tcp -j REJECT --reject-with tcp-rst", "-p tcp -j REJECT --reject-with tcp-reset"),
-    ("-j MARK --set-mark 0x3/0x1", "-j MARK --set-xmark 0x3/0x3"),
-    ("-j MARK --set-mark 5", "-j MARK --set-xmark 0x5/0xffffffff"),
-    ("-j MARK --set-xmark 1/255", "-j MARK --set-xmark 0x1/0xff"),
-    ("-j MARK --or-mark 4", "-j MARK --set-xmark 0x4/0x4"),
-    ("-j MARK --xor-mark 4", "-j MARK --set-xmark 0x4/0x0"),
-    ("-j MARK --and-mark 0xf0", "-j MARK --set-xmark 0x0/0xffffff0f"),
-    ("-j CONNMARK --set-mark 7/8", "-j CONNMARK --set-xmark 0x7/0xf"),
-    ("-j CONNMARK --save-mark", "-j CONNMARK --save-mark --nfmask 0xffffffff --ctmask 0xffffffff"),
-    ("-j CONNMARK --restore-mark --mask 0xff", "-j CONNMARK --restore-mark --nfmask 0xff --ctmask 0xff"),
-    ("-j CONNMARK --save-mark --nfmask 0xf --ctmask 255", "-j CONNMARK --save-mark --nfmask 0xf --ctmask 0xff"),
-    ("-p tcp --dport 80:80", "-p tcp -m tcp --dport 80"),
-    ("-p tcp --dport :80", "-p tcp -m tcp --dport 0:80"),
-    ("-p tcp --dport 80:", "-p tcp -m tcp --dport 80:65535"),
-    ("-p udp -i + -s 0.0.0.0/0", "-p udp"),
-    ("-o eth1 -d 10.0.0.1 -i eth0 -s 10.0.0.2", "-s 10.0.0.2/32 -d 10.0.0.1/32 -i eth0 -o eth1"),
-    ("-p all -j RETURN", "-j RETURN"),
-];
+/// Arguments of `iptables -A` or `ip6tables -A`, and the line that `iptables-save` printed for them.
+fn spellings() -> impl Iterator<Item = (&'static str, &'static str)> {
+    include_str!("fixtures/spellings.txt").lines().map(|line| line.split_once(" => ").unwrap())
+}
 
 #[test]
 fn what_is_printed_means_what_was_given_and_nothing_else() {
-    for (given, printed) in SPELLINGS {
+    for (given, printed) in spellings() {
         assert!(
             rule(given).same_as(&rule(printed)),
             "{given}: {} {}",
             rule(given).canonical(),
             rule(printed).canonical()
         );
-        for (other, printed_for_other) in SPELLINGS {
+        for (other, printed_for_other) in spellings() {
             assert_eq!(rule(given).same_as(&rule(other)), printed == printed_for_other, "{given} and {other}");
         }
     }
@@ -141,12 +102,13 @@ fn four_times_as_many_leading_rules_take_about_four_times_as_long() {
         let text = |n: usize| format!("-s 10.{}.{}.{} -j RETURN", n >> 16, n >> 8 & 255, n & 255);
         let wanted: Vec<Rule> = (0..count).map(|n| rule(&text(n))).collect();
         let chain = Chain::new(name.clone()).with_rules(wanted.iter().rev().cloned());
-        let attempt = |()| {
+        let attempt = |_| {
             let (mut change, start) = (Transaction::new(), Instant::now());
             assert!(change.table(TableName::FILTER).lead_with(&name, Some(&chain), &wanted));
             start.elapsed()
         };
-        [(), ()].map(attempt).into_iter().min().unwrap()
+        // Others have the processor, too.
+        (0..8).map(attempt).min().unwrap()
     };
     let (few, many) = (took(6_000), took(24_000));
     assert!(many < few * 8, "{few:?} and {many:?}");

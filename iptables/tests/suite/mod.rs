@@ -88,10 +88,8 @@ pub(crate) fn rule(text: &str) -> Rule {
 pub(crate) fn write_kube_rules(world: &impl World) {
     world.create_sets(&kube::sets(world.family()));
     let mut change = Transaction::new();
-    for (table, chains) in kube::chains(world.family()) {
-        for (name, rules) in chains {
-            change.table(table.clone()).replace_chain(&name, rules);
-        }
+    for (table, name, rules) in kube::chains(world.family()) {
+        change.table(table).replace_chain(&name, rules);
     }
     world.iptables().restore(&change).unwrap();
     for (table, from, rules) in kube::jumps() {
@@ -103,18 +101,15 @@ pub(crate) fn kube_rules_are_read_back_as_they_were_written(world: &impl World) 
     write_kube_rules(world);
     let before = world.rules();
     let dump = Dump::parse(&before).unwrap();
-    for (table, chains) in kube::chains(world.family()) {
-        let observed = dump.table(&table).unwrap();
-        for (name, rules) in chains {
-            let seen = &observed.chain(name.as_str()).unwrap().rules;
-            assert_eq!(seen.len(), rules.len(), "{table} {name}");
-            for (seen, wanted) in seen.iter().zip(&rules) {
-                assert_eq!(seen.canonical().to_string(), wanted.canonical().to_string());
-                assert_eq!(seen.canonical(), wanted.canonical());
-            }
-            // So nothing is written a second time.
-            assert_eq!(world.iptables().ensure_chain_rules(&table, &name, &rules).unwrap(), Ensured::AlreadyThere);
+    for (table, name, rules) in kube::chains(world.family()) {
+        let seen = &dump.table(&table).unwrap().chain(name.as_str()).unwrap().rules;
+        assert_eq!(seen.len(), rules.len(), "{table} {name}");
+        for (seen, wanted) in seen.iter().zip(&rules) {
+            assert_eq!(seen.canonical().to_string(), wanted.canonical().to_string());
+            assert_eq!(seen.canonical(), wanted.canonical());
         }
+        // So nothing is written a second time.
+        assert_eq!(world.iptables().ensure_chain_rules(&table, &name, &rules).unwrap(), Ensured::AlreadyThere);
     }
     for (table, from, rules) in kube::jumps() {
         assert!(dump.table(&table).unwrap().chain(from.as_str()).unwrap().same_rules(&rules), "{before}");
