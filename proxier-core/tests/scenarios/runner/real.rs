@@ -4,11 +4,8 @@ use std::cell::Cell;
 use std::net::IpAddr;
 
 use iptables::{Backend, BackendChoice, System};
-use proxier_core::kernel::{
-    ConntrackPort, IpvsPort, KernelOptions, LinksPort, RelaysPort, RoutesPort, RulesPort, SetsPort, SysctlsPort,
-    TablesPort,
-};
-use proxier_core::ports::{Links as _, Ports};
+use proxier_core::kernel::{KernelOptions, KernelPorts, RulesPort};
+use proxier_core::ports::Ports;
 use proxier_core::snapshot::HostAddresses;
 use serde_json::Value;
 use testkit::oracle;
@@ -18,16 +15,9 @@ use super::format::KernelEdit;
 use super::{Printed, printed};
 
 pub(crate) struct Real {
-    ipvs: IpvsPort,
-    sets: SetsPort,
+    kernel: KernelPorts,
     /// Port for rules; `None` only while this is dropped.
     rules: Option<RulesPort<System>>,
-    links: LinksPort,
-    sysctls: SysctlsPort,
-    tables: TablesPort,
-    conntrack: ConntrackPort,
-    routes: RoutesPort,
-    relays: RelaysPort,
     interfaces: Vec<String>,
 }
 
@@ -43,15 +33,8 @@ impl Real {
         let found = PROGRAMS.take();
         let choice = BackendChoice::Force(Backend::NfTables);
         Real {
-            ipvs: IpvsPort::new(ipvs::Client::open),
-            sets: SetsPort::new(ipset::Client::open),
+            kernel: KernelPorts::open(&options).unwrap(),
             rules: found.or_else(|| Some(RulesPort::new(options.system, choice, options.limits))),
-            links: LinksPort::default(),
-            sysctls: SysctlsPort::new(&options.sysctl_root),
-            tables: TablesPort::new(nftables::Client::open),
-            conntrack: ConntrackPort::default(),
-            routes: RoutesPort::default(),
-            relays: RelaysPort::default(),
             interfaces: Vec::new(),
         }
     }
@@ -84,17 +67,7 @@ fn add_addresses(device: &str, addresses: &[IpAddr]) -> Vec<String> {
 
 impl Machine for Real {
     fn ports(&mut self) -> Ports<'_> {
-        Ports {
-            ipvs: &mut self.ipvs,
-            sets: &mut self.sets,
-            rules: self.rules.as_mut().unwrap(),
-            links: &mut self.links,
-            sysctls: &mut self.sysctls,
-            tables: &mut self.tables,
-            conntrack: &mut self.conntrack,
-            routes: &mut self.routes,
-            relays: &mut self.relays,
-        }
+        Ports { rules: self.rules.as_mut().unwrap(), ..self.kernel.ports() }
     }
 
     fn set_host(&mut self, host: &HostAddresses) {
@@ -160,7 +133,7 @@ impl Machine for Real {
 
 impl Real {
     fn create_device(&mut self) {
-        self.links.create_device(DEVICE).unwrap();
+        self.kernel.ports().links.create_device(DEVICE).unwrap();
     }
 }
 
