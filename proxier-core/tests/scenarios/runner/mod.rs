@@ -19,34 +19,13 @@ pub(crate) use format::Scenario;
 pub(crate) use printed::Printed;
 use world::World;
 
-/// Calls a macro with the name of the test for each group.
+/// Calls a macro with the name of the test for each group: the group's, with `_` for `-`.
 macro_rules! for_each_group {
     ($callback:ident) => {
         $callback! {
-            adoption = "adoption",
-            bad_input = "bad-input",
-            changes = "changes",
-            cluster_ip = "cluster-ip",
-            draining = "draining",
-            dual_stack = "dual-stack",
-            endpoint_slices = "endpoint-slices",
-            external_ips = "external-ips",
-            hairpin = "hairpin",
-            health_checks = "health-checks",
-            ignored_services = "ignored-services",
-            load_balancer = "load-balancer",
-            node_ports = "node-ports",
-            ports = "ports",
-            repair = "repair",
-            reserved_places = "reserved-places",
-            rules = "rules",
-            schedulers = "schedulers",
-            session_affinity = "session-affinity",
-            shared_addresses = "shared-addresses",
-            source_ranges = "source-ranges",
-            terminating = "terminating",
-            topology = "topology",
-            traffic_policy = "traffic-policy",
+            adoption, bad_input, changes, cluster_ip, draining, dual_stack, endpoint_slices, external_ips, hairpin,
+            health_checks, ignored_services, load_balancer, node_ports, ports, repair, reserved_places, rules,
+            schedulers, session_affinity, shared_addresses, source_ranges, terminating, topology, traffic_policy,
         }
     };
 }
@@ -112,9 +91,10 @@ pub(crate) fn run(scenario: &Scenario, machine: impl Machine) -> String {
     report
 }
 
-/// Runs a group, and fails with all differences.
-pub(crate) fn run_group(group: &str, run: impl Fn(&Scenario) -> String) {
-    let report: String = scenarios(group).iter().map(run).collect();
+/// Runs the group of a test, and fails with all differences.
+pub(crate) fn run_group(test: &str, run: impl Fn(&Scenario) -> String) {
+    let group = test.replace('_', "-");
+    let report: String = scenarios(&group).iter().map(run).collect();
     let failed = report.lines().filter(|line| line.starts_with("== ")).count();
     assert!(report.is_empty(), "{failed} differences in {group} (- expected, + found):\n{report}");
 }
