@@ -421,6 +421,47 @@ fn one_object_that_the_kernel_refuses_does_not_make_the_node_unwell() {
     assert!(servers(&world).contains("10.244.0.255:8080*1"));
 }
 
+/// Another program deletes virtual servers, or makes one, of which the kernel refuses an endpoint: only that one is missing, and everything is compared at
+/// once.
+#[test]
+fn a_refused_endpoint_does_not_hide_what_others_have_changed() {
+    let mut world = new();
+    for (name, address, endpoints) in
+        [("web", "10.96.0.10", ["10.244.0.1"].as_slice()), ("odd", "10.96.0.11", &["10.244.0.2", "10.244.0.255"])]
+    {
+        world.service(name, json!({"clusterIP": address}));
+        world.slice(name, endpoints);
+    }
+    let is_broadcast = |operation: &Operation| matches!(operation, Operation::AddRealServer(_, server) if server.key.to_string() == "10.244.0.255:8080");
+    world.kernel.refuse(is_broadcast, PortErrorKind::Invalid);
+    world.proxier.start(world.now);
+    // Pauses between full passes have grown.
+    world.run(Duration::from_secs(60));
+    let before = "TCP 10.96.0.10:80 10.244.0.1:8080*1\nTCP 10.96.0.11:80 10.244.0.2:8080*1";
+    assert_eq!(servers(&world), before);
+    for key in ["TCP 10.96.0.10:80", "TCP 10.96.0.11:80"] {
+        world.kernel.ipvs().apply(&Operation::DeleteVirtualServer(key.parse().unwrap())).unwrap();
+    }
+    world.slice("odd", &["10.244.0.2", "10.244.0.3", "10.244.0.255"]);
+    let failed = |report: &Report| report.applied.failures.iter().map(|of| of.step.name.clone()).collect::<Vec<_>>();
+    let refused = ["TCP 10.96.0.11:80 -> 10.244.0.255:8080"];
+    let report = world.pass_now();
+    assert_eq!((report.full, failed(&report)), (false, refused.map(str::to_owned).into()), "{report:#?}");
+    assert!(world.pass_now().full, "the other Service is missing, too");
+    assert_eq!(servers(&world), format!("{before} 10.244.0.3:8080*1"));
+
+    world.run(Duration::from_secs(60));
+    let theirs = "TCP 10.96.0.12:80".parse().unwrap();
+    let theirs = ipvs::VirtualServer::new(theirs, ipvs::Scheduler::LeastConnection);
+    world.kernel.ipvs().apply(&Operation::AddVirtualServer(theirs)).unwrap();
+    world.service("new", json!({"clusterIP": "10.96.0.12"}));
+    world.slice("new", &["10.244.0.2", "10.244.0.255"]);
+    let report = world.pass_now();
+    assert!(!report.full && report.applied.failures.len() == 1, "{report:#?}");
+    assert!(servers(&world).ends_with("TCP 10.96.0.12:80 10.244.0.2:8080*1"), "{}", servers(&world));
+    assert!(world.kernel.state().devices["kube-ipvs0"].contains(&"10.96.0.12".parse().unwrap()));
+}
+
 /// One permanent failure of the node, while another Service changes each second, which works.
 #[test]
 fn passes_that_work_do_not_hide_one_that_fails() {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::iter;
 
 use ipvs::model::Weight;
-use ipvs::{Operation, RealServer, VirtualServer, VirtualServerKey};
+use ipvs::{Operation, RealServer, Subject, VirtualServer, VirtualServerKey};
 
 use super::{Run, not_without_virtual_server, skipped};
 use crate::modes::ipvs::observed::Observed;
@@ -14,7 +14,7 @@ use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::plan::operation::{Operation as PlanOperation, items};
-use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind, Result};
+use crate::ports::{Ipvs, ItemFailure, ItemFailures, PortError, PortErrorKind};
 use crate::service::Frontend;
 
 impl Run<'_, '_> {
@@ -34,16 +34,17 @@ impl Run<'_, '_> {
             let Some(operation) = operations.get(failure.index) else { return true };
             let (key, kind) = (operation.virtual_server(), failure.error.kind());
             let is_contradiction = matches!(kind, PortErrorKind::AlreadyExists | PortErrorKind::NotFound);
+            if is_contradiction && self.lacking.contains_key(&key) {
+                failure.error = not_without_virtual_server(&key);
+                return true;
+            }
+            self.effects.is_surprised |= is_contradiction;
             match operation {
-                _ if is_contradiction && self.lacking.contains_key(&key) => {
-                    failure.error = not_without_virtual_server(&key);
-                    return true;
-                }
                 Operation::DeleteVirtualServer(_) | Operation::DeleteRealServer(..) => {}
                 _ if is_contradiction && self.wanted.has_server(&key) => {
-                    let whole = wholes.entry(key).or_insert_with(|| self.write_whole(key, ipvs));
-                    if let Err(error) = whole {
-                        self.unserved.extend(key.addr());
+                    let refused = wholes.entry(key).or_insert_with(|| self.write_whole(key, ipvs));
+                    let of = |subject| refused.iter().find(|(of, _)| *of == subject);
+                    if let Some((_, error)) = of(Subject::VirtualServer(key)).or_else(|| of(operation.subject())) {
                         failure.error = error.clone();
                         return true;
                     }
@@ -51,19 +52,19 @@ impl Run<'_, '_> {
                 Operation::AddVirtualServer(_) => self.note_lacking(key, not_without_virtual_server(&key)),
                 _ => {}
             }
-            self.effects.is_surprised |= is_contradiction;
             !is_contradiction
         });
         failures
     }
 
-    /// Writes a desired virtual server with all its real servers, whether they exist or not.
-    fn write_whole(&mut self, key: VirtualServerKey, ipvs: &mut dyn Ipvs) -> Result<()> {
-        let Some(server) = self.wanted.server(&key) else { return Ok(()) };
+    /// Writes a desired virtual server with all its real servers, whether they exist or not. Returns what is refused of
+    /// them.
+    fn write_whole(&mut self, key: VirtualServerKey, ipvs: &mut dyn Ipvs) -> Vec<(Subject, PortError)> {
+        let Some(server) = self.wanted.server(&key) else { return Vec::new() };
         let reals = server.real_servers.iter().map(|real| Operation::AddRealServer(key, real));
         let add = Operation::AddVirtualServer(VirtualServer { key, config: server.config });
         let add: Vec<Operation> = iter::once(add).chain(reals).collect();
-        let (mut change, mut failed) = (Vec::new(), None);
+        let (mut change, mut refused) = (Vec::new(), Vec::new());
         for ItemFailure { index, error } in ipvs.run(&add.iter().collect::<Vec<_>>()) {
             match (add.get(index), error.kind()) {
                 (Some(Operation::AddVirtualServer(server)), PortErrorKind::AlreadyExists) => {
@@ -72,15 +73,22 @@ impl Run<'_, '_> {
                 (Some(Operation::AddRealServer(key, real)), PortErrorKind::AlreadyExists) => {
                     change.push(Operation::UpdateRealServer(*key, *real));
                 }
-                _ => drop(failed.get_or_insert(error)),
+                (operation, _) => refused.extend(operation.map(|operation| (operation.subject(), error))),
             }
         }
-        let changed = ipvs.run(&change.iter().collect::<Vec<_>>());
-        if let Some(error) = failed.or_else(|| Some(changed.into_iter().next()?.error)) {
-            return Err(error);
+        for ItemFailure { index, error } in ipvs.run(&change.iter().collect::<Vec<_>>()) {
+            refused.extend(change.get(index).map(|operation| (operation.subject(), error)));
         }
-        self.observed.virtual_servers.insert(key, server);
-        Ok(())
+        let is_refused = |subject| refused.iter().any(|(of, _)| *of == subject);
+        if is_refused(Subject::VirtualServer(key)) {
+            self.unserved.extend(key.addr());
+            self.observed.virtual_servers.remove(&key);
+            return refused;
+        }
+        let reals = server.real_servers.iter().filter(|real| !is_refused(Subject::RealServer(key, real.key)));
+        let real_servers = RealServers::sorted(&reals.collect::<Vec<_>>(), self.wanted.endpoints(&key));
+        self.observed.virtual_servers.insert(key, Server { real_servers, ..server });
+        refused
     }
 
     /// Records that a virtual server could not be created, and why its real servers are not.
