@@ -25,6 +25,7 @@
 
 use std::collections::BTreeSet;
 
+use ipset::SetType;
 use nftables::expr::{CmpOp, FibFlags, FibResult, NatFlags};
 use nftables::{
     ChainType, CtState, DataType, FieldTypes, Hook, L4Protocol, Operand, Priority, Rule, RuleBuilder, Set, SetFlags,
@@ -78,6 +79,10 @@ pub(crate) fn table(family: Family, names: &KernelNames) -> TableKey {
     TableKey { family: family.into(), name: name(names.ipvs_table().as_str()) }
 }
 
+fn returned(rule: RuleBuilder) -> Rule {
+    built(rule.verdict(Verdict::Return))
+}
+
 impl Layout {
     pub(crate) fn new(family: Family, facts: &NodeFacts) -> Self {
         Layout {
@@ -100,17 +105,12 @@ impl Layout {
 
     fn fields(&self, kind: SetKind) -> Vec<Operand> {
         let place = [self.destination(), Operand::L4PROTO, Operand::DPORT];
-        match kind {
-            SetKind::IpvsIps => vec![self.destination()],
-            SetKind::NodePortTcp
-            | SetKind::NodePortLocalTcp
-            | SetKind::NodePortUdp
-            | SetKind::NodePortLocalUdp
-            | SetKind::HealthCheckNodePort => vec![Operand::DPORT],
-            SetKind::LoopBack
-            | SetKind::LoadBalancerSourceIp
-            | SetKind::LoadBalancerSourceCidr
-            | SetKind::LoadBalancerNotNode => [place.as_slice(), &[self.source()]].concat(),
+        match kind.set_type() {
+            SetType::HashIp => vec![self.destination()],
+            SetType::BitmapPort => vec![Operand::DPORT],
+            SetType::HashIpPortIp | SetType::HashIpPortNet if !kind.has_marks() => {
+                [place.as_slice(), &[self.source()]].concat()
+            }
             _ => place.to_vec(),
         }
     }
@@ -129,8 +129,13 @@ impl Layout {
         set
     }
 
+    /// Matches the packets of a set at the end of a rule.
+    fn in_set(&self, rule: RuleBuilder, kind: SetKind) -> RuleBuilder {
+        rule.in_set(&self.fields(kind), Layout::set_reference(kind))
+    }
+
     fn matching(&self, kind: SetKind) -> RuleBuilder {
-        self.rule().in_set(&self.fields(kind), Layout::set_reference(kind))
+        self.in_set(self.rule(), kind)
     }
 
     /// Compares whether a source or destination is an address of this host.
@@ -140,19 +145,6 @@ impl Layout {
 
     fn marks(&self, rule: RuleBuilder) -> Rule {
         built(rule.set_mark_bits(self.mark, self.mark))
-    }
-
-    /// Rules, if any Frontend has a mark.
-    fn split<const N: usize>(&self, rules: impl Fn(MarkRange) -> [Rule; N]) -> Vec<Rule> {
-        self.split.map(rules).into_iter().flatten().collect()
-    }
-
-    /// Gives packets the marks of this map.
-    fn mark_by(&self, kind: SetKind) -> Rule {
-        let to = FieldTypes::of(&[DataType::MARK])
-            .map(|mark| Operand::map(self.fields(kind), Layout::set_reference(kind), mark));
-        // The type of the map is constant, so it fits.
-        built(to.map_or_else(|_| self.rule(), |mark| self.rule().set_mark_to(&mark)))
     }
 
     /// Packets of this node, and of pods if these are detected.
@@ -168,9 +160,12 @@ impl Layout {
 
     /// To a split Frontend from outside: the packet gets the mark with which IPVS selects local endpoints.
     fn mark_outside(&self) -> Vec<Rule> {
-        let mut rules: Vec<Rule> = self.inside().map(|rule| built(rule.verdict(Verdict::Return))).collect();
-        rules.push(self.mark_by(SetKind::SplitMark));
-        rules
+        let kind = SetKind::SplitMark;
+        let to = FieldTypes::of(&[DataType::MARK])
+            .map(|mark| Operand::map(self.fields(kind), Layout::set_reference(kind), mark));
+        // The type of the map is constant, so it fits.
+        let marked = built(to.map_or_else(|_| self.rule(), |mark| self.rule().set_mark_to(&mark)));
+        self.inside().map(returned).chain([marked]).collect()
     }
 
     /// Keeps this node's own packets from load balancers whose source ranges exclude the node. They have the load
@@ -201,8 +196,8 @@ impl Layout {
             Family::V6 => (std::net::Ipv6Addr::LOCALHOST.into(), 128),
         };
         let keeps = |rule: RuleBuilder| built(rule.goto(name(KEEP)));
-        let mut rules = vec![built(self.rule().saddr_in(loopback, prefix).verdict(Verdict::Return))];
-        rules.extend(self.split(|_| [built(self.matching(SetKind::LocalSplit).jump(name(FROM_INSIDE)))]));
+        let mut rules = vec![returned(self.rule().saddr_in(loopback, prefix))];
+        rules.extend(self.split.map(|_| built(self.matching(SetKind::LocalSplit).jump(name(FROM_INSIDE)))));
         rules.push(built(self.matching(SetKind::LoadBalancer).jump(name(LOAD_BALANCER))));
         rules.extend(self.cluster_ip_masquerade());
         rules.push(self.marks(self.matching(SetKind::ExternalIp)));
@@ -227,31 +222,28 @@ impl Layout {
                 let from = [self.source(), Operand::L4PROTO, Operand::DPORT];
                 self.rule().in_set(&from, Layout::set_reference(kind))
             }
-            pods => of_pods(self.rule(), pods, CmpOp::Ne)?.in_set(&self.fields(kind), Layout::set_reference(kind)),
+            pods => self.in_set(of_pods(self.rule(), pods, CmpOp::Ne)?, kind),
         };
         Some(self.marks(rule))
     }
 
     /// `KUBE-NODE-PORT` in nat.
     fn node_port(&self) -> Vec<Rule> {
-        let ports = [
-            (L4Protocol::TCP, SetKind::NodePortLocalTcp, SetKind::NodePortTcp),
-            (L4Protocol::UDP, SetKind::NodePortLocalUdp, SetKind::NodePortUdp),
-        ];
-        let mut rules = Vec::new();
-        for (protocol, local, all) in ports {
-            let of = |kind| self.rule().meta_l4proto(protocol).in_set(&self.fields(kind), Layout::set_reference(kind));
-            rules.push(built(of(local).verdict(Verdict::Return)));
-            rules.push(self.marks(of(all)));
-        }
-        rules.push(built(self.matching(SetKind::NodePortLocalSctp).verdict(Verdict::Return)));
-        rules.push(self.marks(self.matching(SetKind::NodePortSctp)));
-        rules
+        let tcp = |kind| self.in_set(self.rule().meta_l4proto(L4Protocol::TCP), kind);
+        let udp = |kind| self.in_set(self.rule().meta_l4proto(L4Protocol::UDP), kind);
+        vec![
+            returned(tcp(SetKind::NodePortLocalTcp)),
+            self.marks(tcp(SetKind::NodePortTcp)),
+            returned(udp(SetKind::NodePortLocalUdp)),
+            self.marks(udp(SetKind::NodePortUdp)),
+            returned(self.matching(SetKind::NodePortLocalSctp)),
+            self.marks(self.matching(SetKind::NodePortSctp)),
+        ]
     }
 
     /// `KUBE-LOAD-BALANCER`.
     fn load_balancer(&self) -> Vec<Rule> {
-        vec![built(self.matching(SetKind::LoadBalancerLocal).verdict(Verdict::Return)), self.marks(self.rule())]
+        vec![returned(self.matching(SetKind::LoadBalancerLocal)), self.marks(self.rule())]
     }
 
     /// `KUBE-POSTROUTING`. The mark is removed, so that it has no effect when the packet passes here again inside a
@@ -264,34 +256,22 @@ impl Layout {
 
     /// `KUBE-SOURCE-RANGES-FIREWALL`.
     fn source_ranges(&self) -> Vec<Rule> {
-        let inside = |kind| built(self.matching(kind).verdict(Verdict::Return));
-        vec![
-            inside(SetKind::LoadBalancerSourceCidr),
-            inside(SetKind::LoadBalancerSourceIp),
-            built(self.rule().drop_packet()),
-        ]
+        let inside = |kind| returned(self.matching(kind));
+        let dropped = built(self.rule().drop_packet());
+        vec![inside(SetKind::LoadBalancerSourceCidr), inside(SetKind::LoadBalancerSourceIp), dropped]
     }
 
     /// New connections to Services without endpoints, if source ranges let them in.
     fn without_endpoints(&self) -> [Rule; 2] {
-        rejections(self.family, || {
-            let kind = SetKind::NoEndpoint;
-            self.rule().ct_state(CtState::NEW).in_set(&self.fields(kind), Layout::set_reference(kind))
-        })
+        rejections(self.family, || self.in_set(self.rule().ct_state(CtState::NEW), SetKind::NoEndpoint))
     }
 
     /// `KUBE-IPVS-FILTER`. Addresses of Services are local, so no other program that listens here may answer on them.
     fn ipvs_filter(&self) -> Vec<Rule> {
         let kinds = [SetKind::LoadBalancer, SetKind::ClusterIp, SetKind::ExternalIp, SetKind::ExternalIpLocal];
-        let returns = |rule: RuleBuilder| built(rule.verdict(Verdict::Return));
-        let mut rules: Vec<Rule> = kinds.into_iter().map(|kind| returns(self.matching(kind))).collect();
-        let check = SetKind::HealthCheckNodePort;
-        let checks =
-            self.rule().meta_l4proto(L4Protocol::TCP).in_set(&self.fields(check), Layout::set_reference(check));
-        rules.push(returns(checks));
-        let others = || {
-            self.rule().ct_state(CtState::NEW).in_set(&[self.destination()], Layout::set_reference(SetKind::IpvsIps))
-        };
+        let mut rules: Vec<Rule> = kinds.into_iter().map(|kind| returned(self.matching(kind))).collect();
+        rules.push(returned(self.in_set(self.rule().meta_l4proto(L4Protocol::TCP), SetKind::HealthCheckNodePort)));
+        let others = || self.in_set(self.rule().ct_state(CtState::NEW), SetKind::IpvsIps);
         rules.extend(rejections(self.family, others));
         rules.extend(self.guarded_networks.iter().flat_map(|network| {
             let new = || self.rule().daddr_in(network.network(), network.prefix_len()).ct_state(CtState::NEW);
@@ -322,8 +302,9 @@ impl table::Layout for Layout {
         let base = |chain, hook, priority, rules| self.base(chain, ChainType::Filter, hook, priority, rules);
         let nat = |chain, hook, priority, rules| self.base(chain, ChainType::Nat, hook, before(priority), rules);
         let input = [vec![jumps(FILTER), jumps(FIREWALL)], self.without_endpoints().into()].concat();
-        let to_mark = self.split(|_| [built(self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE)))]);
-        let unmark = self.split(|range| [built(self.rule().mark(range.value, range.mask).set_mark(0))]);
+        // If any Frontend has a mark.
+        let to_mark = self.split.map(|_| built(self.matching(SetKind::LocalSplit).goto(name(FROM_OUTSIDE))));
+        let unmark = self.split.map(|range| built(self.rule().mark(range.value, range.mask).set_mark(0)));
         vec![
             self.regular(OWNED, Vec::new()),
             self.regular(KEEP, if self.keeps { vec![self.keep()] } else { Vec::new() }),
@@ -341,8 +322,8 @@ impl table::Layout for Layout {
             base("input-filter", Hook::Input, Priority::FILTER, input),
             base("forward-filter", Hook::Forward, Priority::FILTER, vec![jumps(FIREWALL)]),
             base("output-filter", Hook::Output, Priority::MANGLE, vec![self.barred_from_node()]),
-            base("input-split", Hook::Input, BEFORE_IPVS, to_mark),
-            base("output-split", Hook::Output, Priority::RAW, unmark),
+            base("input-split", Hook::Input, BEFORE_IPVS, to_mark.into_iter().collect()),
+            base("output-split", Hook::Output, Priority::RAW, unmark.into_iter().collect()),
         ]
     }
 }
