@@ -77,7 +77,8 @@ impl Routes {
         self.whole.contains(network)
             || (is_single(network)
                 && wanted.has_address(address)
-                && may_be_bound(address, config)
+                && config.families.has(Family::of(address))
+                && is_usable_by_service(address)
                 && self.single(address).is_some())
     }
 
@@ -118,23 +119,14 @@ impl Routes {
                 changed.addresses.union(&changed.elsewhere).copied().map(Network::from).for_each(compare);
             }
         }
-        [in_order(add), delete.into_iter().map(LocalRoute::new).collect()]
+        let mut add: Vec<_> = add.into_iter().map(|(network, source)| LocalRoute { network, source }).collect();
+        // Whole networks first.
+        add.sort_by_key(|route| is_single(&route.network));
+        [add, delete.into_iter().map(LocalRoute::new).collect()]
     }
 
     /// Whether an existing route stays because another interface got the address later: see [`Wanted::is_elsewhere`].
     fn stays(&self, network: &Network, wanted: &Wanted<'_>) -> bool {
         self.is_on && is_single(network) && wanted.is_elsewhere(network.addr())
     }
-}
-
-/// Routes as a list, whole networks first.
-fn in_order(routes: BTreeMap<Network, Option<IpAddr>>) -> Vec<LocalRoute> {
-    let list = routes.into_iter().map(|(network, source)| LocalRoute { network, source });
-    let (singles, mut whole): (Vec<LocalRoute>, Vec<LocalRoute>) = list.partition(|route| is_single(&route.network));
-    whole.extend(singles);
-    whole
-}
-
-fn may_be_bound(address: IpAddr, config: &Config) -> bool {
-    config.families.has(Family::of(address)) && is_usable_by_service(address)
 }

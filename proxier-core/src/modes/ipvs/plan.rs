@@ -221,21 +221,15 @@ impl Plan {
         }
         let waits = |key: &VirtualServerKey| !is_there(key) && needs_rules(key);
         let serve = self.stage(Phase::Serve);
-        let mut first = Stage::default();
-        (serve.servers, first.servers) =
-            std::mem::take(&mut serve.servers).into_iter().partition(|operation| waits(&operation.virtual_server()));
-        let waiting: BTreeSet<IpAddr> =
-            serve.servers.iter().filter_map(|operation| operation.virtual_server().addr()).collect();
-        (serve.addresses, first.addresses) =
-            std::mem::take(&mut serve.addresses).into_iter().partition(|address| waiting.contains(address));
+        let servers = serve.servers.extract_if(.., |operation| !waits(&operation.virtual_server())).collect();
+        let waiting = serve.servers.iter().filter_map(|operation| operation.virtual_server().addr());
+        let waiting: BTreeSet<IpAddr> = waiting.collect();
+        let addresses = serve.addresses.extract_if(.., |address| !waiting.contains(address)).collect();
         let unguarded = self.stage(Phase::ServeUnguarded);
-        (unguarded.servers, unguarded.addresses) = (first.servers, first.addresses);
+        (unguarded.servers, unguarded.addresses) = (servers, addresses);
         // A virtual server is deleted only after its replacement exists.
-        let retire = &mut self.stage(Phase::Retire).servers;
-        let (later, first) = std::mem::take(retire)
-            .into_iter()
-            .partition(|operation| matches!(operation, ServerOperation::DeleteVirtualServer(_)));
-        *retire = later;
+        let may_go_first = |of: &mut ServerOperation| !matches!(of, ServerOperation::DeleteVirtualServer(_));
+        let first = self.stage(Phase::Retire).servers.extract_if(.., may_go_first).collect();
         self.stage(Phase::RetireUnguarded).servers = first;
     }
 }
