@@ -69,7 +69,7 @@ pub use rules::Rules;
 /// Names of sets, for this crate, its tests and its benches.
 #[doc(hidden)]
 pub use named_set::{SetKey, SetKind};
-pub(crate) use named_set::{frontend_at, recorded};
+pub(crate) use named_set::{frontend_at, place_of, recorded};
 
 /// The ports of all parts that a pass uses.
 pub struct Ports<'a> {

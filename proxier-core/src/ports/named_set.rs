@@ -253,6 +253,11 @@ pub(crate) fn recorded(element: &Element) -> Option<(FrontendKey, NonZeroU32)> {
     Some((frontend_at(host, *ports)?, NonZeroU32::new(mark.to_bits())?))
 }
 
+/// The address of a Frontend, and its protocol and port.
+pub(crate) fn place_of(frontend: &FrontendKey) -> (IpSpan, Ports) {
+    (IpSpan::host(frontend.address), Ports::port(frontend.protocol.into(), frontend.port))
+}
+
 pub(crate) fn frontend_at(host: &IpSpan, ports: Ports) -> Option<FrontendKey> {
     let protocol = Protocol::ALL.into_iter().find(|known| ipset::Protocol::from(*known) == ports.protocol())?;
     Some(FrontendKey::new(protocol, host.first(), ports.ports().first()))

@@ -1,15 +1,14 @@
 //! Removes all objects of IPVS mode.
 
-use std::collections::BTreeSet;
-
 use iptables::{Dump, TableName};
+use ipvs::VirtualServerKey;
 
 use crate::config::{Config, Families, KernelNames, NamePrefix, RulesBy};
 use crate::modes::ipvs::diff::foreign;
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::reading::{self, Records};
+use crate::modes::ipvs::reading;
 use crate::modes::ipvs::sets::SetKey;
-use crate::modes::ipvs::wanted::{Index, Wanted};
+use crate::modes::ipvs::wanted::Index;
 use crate::modes::ipvs::{guards, rules};
 use crate::modes::shared::chains::Removal;
 use crate::modes::shared::cleaned::{Cleaned, IsKeptIn, ServedFrontends};
@@ -103,12 +102,9 @@ pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> ServedFrontends 
     if !may_have {
         return served;
     }
-    let (desired, index) = (Desired::new(), Index::new(&config));
-    let wanted = index.wanted(&desired);
-    match read_all(&config, &wanted, ports) {
-        Ok(observed) => {
-            let foreign: BTreeSet<_> = foreign(&wanted, &observed, &config).collect();
-            for (key, server) in observed.virtual_servers.iter().filter(|(key, _)| !foreign.contains(key)) {
+    match read_own(&config, ports) {
+        Ok((observed, _)) => {
+            for (key, server) in &observed.virtual_servers {
                 if let Ok(frontend) = FrontendKey::try_from(*key) {
                     served.add(frontend, !server.real_servers.is_empty());
                 }
@@ -119,21 +115,23 @@ pub(crate) fn served(config: &Config, ports: &mut Ports<'_>) -> ServedFrontends 
     served
 }
 
-/// Reads virtual servers and everything that identifies this proxy's. `config`: of both families.
-fn read_all(config: &Config, wanted: &Wanted<'_>, ports: &mut Ports<'_>) -> Result<Observed, Vec<Unread>> {
+/// Reads this proxy's virtual servers and everything that identifies them. Also returns other programs' virtual
+/// servers. `config`: of both families.
+fn read_own(config: &Config, ports: &mut Ports<'_>) -> Result<(Observed, Vec<VirtualServerKey>), Vec<Unread>> {
+    let (desired, index) = (Desired::new(), Index::new(config));
+    let wanted = &index.wanted(&desired);
     // Addresses of another kind of device do not identify this proxy's virtual servers.
     if let Err(error) = ports.links.has_device(config.names.device.as_str()) {
         return Err(vec![Unread::new(format_args!("device {}", config.names.device), error)]);
     }
     let host = read_host(ports.links).map_err(|unread| vec![unread])?;
-    let records = Records::Sets(ports.sets);
-    let (mut observed, mut unread) = reading::read(records, ports.ipvs, (&host, config), wanted, false);
+    let sets = guards::read_ipsets(config, ports.sets);
+    let (mut observed, mut unread) = reading::read(sets, ports.ipvs, (&host, config), wanted, false);
     // A part that this kernel lacks is empty.
     unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
-    match guards::migrate_backend::read(false, config, ports.sets, ports.tables) {
-        Ok(before) => observed.before = before,
-        Err(more) => unread.extend(more),
-    }
+    let (before, more) = guards::nft::read_contents(config.families.iter(), config, ports.tables);
+    observed.before = before;
+    unread.extend(more);
     if !unread.is_empty() {
         return Err(unread);
     }
@@ -147,23 +145,22 @@ fn read_all(config: &Config, wanted: &Wanted<'_>, ports: &mut Ports<'_>) -> Resu
         }
     }
     observed.recall_marks(config);
-    Ok(observed)
+    let foreign: Vec<_> = foreign(wanted, &observed, config).collect();
+    observed.virtual_servers.retain(|key, _| foreign.binary_search(key).is_err());
+    Ok((observed, foreign))
 }
 
 /// Deletes our virtual servers. Returns whether none is left.
 fn clean_virtual_servers(config: &Config, ports: &mut Ports<'_>, cleaned: &mut Cleaned) -> bool {
-    let (desired, index) = (Desired::new(), Index::new(config));
-    let wanted = index.wanted(&desired);
-    let observed = match read_all(config, &wanted, ports) {
-        Ok(observed) => observed,
+    let (observed, foreign) = match read_own(config, ports) {
+        Ok(own) => own,
         Err(unread) => {
             cleaned.unread.extend(unread);
             return false;
         }
     };
-    cleaned.foreign = foreign(&wanted, &observed, config).collect();
-    let ours = observed.virtual_servers.keys().filter(|key| cleaned.foreign.binary_search(key).is_err());
-    let operations: Vec<_> = ours.copied().map(ipvs::Operation::DeleteVirtualServer).collect();
+    cleaned.foreign = foreign;
+    let operations: Vec<_> = observed.virtual_servers.into_keys().map(ipvs::Operation::DeleteVirtualServer).collect();
     let mut failures = ports.ipvs.run(&operations.iter().collect::<Vec<_>>());
     failures.retain(|failure| failure.error.kind() != PortErrorKind::NotFound);
     let is_done = failures.is_empty();

@@ -11,7 +11,7 @@ use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::drain::Drains;
-use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::observed::{Observed, entry_of};
 use crate::modes::ipvs::plan::{Phase, Plan, Stage};
 use crate::modes::ipvs::servers::Server;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
@@ -32,9 +32,7 @@ use crate::snapshot::{ObjectKey, is_usable_by_service};
 /// link-local one. If addresses are bound by routes ([`Config::binds_by_routes`]), the device has none.
 ///
 /// An undesired real server drains if its protocol does ([`Policy`](crate::modes::ipvs::drain::Policy)), or if its TCP
-/// or UDP endpoint serves although others are selected. Draining means weight 0 first, and deletion once its
-/// connections have ended. One that is already draining is left to [`Drains`]; one that is desired again gets its
-/// weight back and is never deleted in between.
+/// or UDP endpoint serves although others are selected. One that is already draining is left to [`Drains`].
 pub fn diff(wanted: &Wanted<'_>, observed: &Observed, drains: &Drains, scope: Scope<'_>, config: &Config) -> Plan {
     let (plan, serve, first) = (Plan::default(), BTreeMap::new(), BTreeSet::new());
     let mut diff = Diff { wanted, observed, drains, config, plan, serve, first };
@@ -191,7 +189,11 @@ impl Diff<'_> {
         if !may_delete(&key, self.observed, self.config) {
             return;
         }
-        if self.is_split_no_more(&key) && !there.real_servers.is_empty() {
+        // The mark's Frontend is still served but no longer split: connections through it continue. iptables rules do not
+        // know the mark, so it would never be removed with those.
+        let is_mark = matches!(key, VirtualServerKey::Fwmark { .. });
+        let drains = is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.frontend(&key).is_some();
+        if drains && !there.real_servers.is_empty() {
             there.real_servers.iter().for_each(|real| self.retire(key, real.key, there));
         } else {
             self.plan.retire_from(&key).push(Operation::DeleteVirtualServer(key));
@@ -199,18 +201,11 @@ impl Diff<'_> {
         // While a left-over node port exists, it is recorded as this proxy's: the set may have its port with other
         // addresses from now on.
         if self.observed.is_left_behind(&key)
-            && let Some((set, element)) = Observed::served_entry(&key)
+            && let Some((set, element)) = entry_of(&key, SetKind::NodePortServed)
         {
             self.plan.entry(Action::Add, set, element.clone());
             self.plan.entry(Action::Delete, set, element);
         }
-    }
-
-    /// Whether this virtual server belongs to the mark of a Frontend that is still served but no longer split.
-    /// Connections through it continue. iptables rules do not know the mark, so it would never be removed with those.
-    fn is_split_no_more(&self, key: &VirtualServerKey) -> bool {
-        let is_mark = matches!(key, VirtualServerKey::Fwmark { .. });
-        is_mark && self.config.ipvs.rules == RulesBy::Nftables && self.wanted.is_drained(key)
     }
 
     fn into_plan(self) -> Plan {
@@ -317,7 +312,7 @@ impl Kernel for Observed {
 /// that they need. Desired virtual servers still follow their endpoints.
 ///
 /// The plan has no iptables rules yet. Rules that guard what is held back must stay too:
-/// [`Kept`](crate::modes::ipvs::rules::Kept) lists them.
+/// [`Inputs::keep`](crate::modes::ipvs::rules::Inputs) adds them.
 pub fn hold(held: &BTreeSet<FrontendKey>, plan: &mut Plan, observed: &Observed) {
     let mut needs = Needs::default();
     let records = observed.records().filter_map(|record| Some((split::recorded(record)?.0, split::server_of(record)?)));

@@ -12,6 +12,7 @@ use super::servers::RealServers;
 use super::sets::{SetKey, SetKind};
 use super::split;
 use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
+use crate::ports::place_of;
 use crate::service::{Compiled, Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
@@ -114,8 +115,7 @@ pub(crate) fn frontend_entries(
     mark: Option<VirtualServerKey>,
 ) -> Vec<(SetKey, Element)> {
     let FrontendKey { protocol, address, port } = frontend.key;
-    let host = IpSpan::host(address);
-    let ports = Ports::port(protocol.into(), port);
+    let (host, ports) = place_of(&frontend.key);
     let at = Element::IpPort(host, ports);
     let local = frontend.policy == TrafficPolicy::Local;
     // The source stays, because the endpoint is on this node, or answers the client directly.
@@ -158,7 +158,7 @@ pub(crate) fn frontend_entries(
         }
         add(all, element);
         if protocol != Protocol::Sctp {
-            add(SetKind::NodePortServed, at);
+            add(SetKind::NodePortServed, at.clone());
         }
     }
     if frontend.is_virtual() {
@@ -167,7 +167,7 @@ pub(crate) fn frontend_entries(
     if by_table {
         let serves = if mark.is_some() { frontend.has_endpoints() } else { frontend.takes(frontend.endpoints()) };
         if !serves {
-            add(SetKind::NoEndpoint, Element::IpPort(host, ports));
+            add(SetKind::NoEndpoint, at);
         }
     }
     if let Some(VirtualServerKey::Fwmark { mark, .. }) = mark {

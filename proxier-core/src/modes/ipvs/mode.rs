@@ -10,12 +10,11 @@ use ipvs::{Operation, RealServerKey, VirtualServerKey};
 use super::apply::{Effects, apply};
 use super::binding::Routes;
 use super::diff::{Scope, diff, foreign, hold, losing};
-use super::guards::{Guards, migrate_backend};
-use super::observed::{BoundRoutes, Observed};
+use super::guards::{Guards, migrate_backend, read_ipsets};
+use super::observed::{BoundRoutes, Contents, Observed};
 use super::pass_plan::{complete, flows_to_forget};
 use super::plan::{Phase, Plan};
-use super::reading::{self, Listed, Records};
-use super::rules;
+use super::reading::{self, Listed};
 use super::state::{Mode, Servers};
 use super::wanted::Changed;
 use crate::backoff::RulesRetry;
@@ -25,7 +24,7 @@ use crate::modes::{self, CarryOut, FrontendRef, Hold, Kind, Outcome, Pass, Prepa
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
 use crate::plan::step::Part;
-use crate::ports::{Ipvs, LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
+use crate::ports::{LocalNetworks, PortErrorKind, Ports, RouteOwner, Tables as TablesPort};
 use crate::safeguard::Kernel;
 use crate::service::{Compiled, Desired, Frontend, FrontendObserver, NodeFacts};
 use crate::snapshot::HostAddresses;
@@ -47,7 +46,7 @@ impl Mode {
     /// Networks that cannot be local as a whole, and why; empty if already reported.
     fn limited(&mut self, routes: &Routes, pass: Pass<'_>) -> Vec<String> {
         let mut limited: Vec<String> = routes.unusable.iter().map(ToString::to_string).collect();
-        if !self.by_routes() && pass.config().ipvs.binding == Binding::Routes {
+        if !self.by_routes && pass.config().ipvs.binding == Binding::Routes {
             limited.push(format!(
                 "ipvs.binding: routes do not tell proxies apart, so this one, which has names of its own, binds addresses to {}",
                 self.names.device
@@ -67,19 +66,13 @@ impl Mode {
         limited
     }
 
-    /// The differences from the desired state, without what is held back, and the objects that stay although they are
-    /// not desired.
-    fn compare(
-        &self,
-        pass: Pass<'_>,
-        routes: &Routes,
-        hold_back: Hold<'_>,
-        report: &mut Report,
-    ) -> Option<(Plan, rules::Kept)> {
+    /// The differences from the desired state, without what is held back.
+    fn compare(&self, pass: Pass<'_>, routes: &Routes, hold_back: Hold<'_>, report: &mut Report) -> Option<Plan> {
         let observed = self.observed.as_ref()?;
         let wanted = &self.wanted(pass.desired);
         let config = pass.config();
-        let scope = |all| if all || self.changed().is_all { Scope::All } else { Scope::Changed(self.changed()) };
+        let scope =
+            |all| if all || self.recorded.changed.is_all { Scope::All } else { Scope::Changed(&self.recorded.changed) };
         if pass.full {
             report.foreign = foreign(wanted, observed, config).map(|key| key.to_string()).collect();
         }
@@ -95,11 +88,7 @@ impl Mode {
         if !observed.before.is_empty() {
             migrate_backend::carry_over(self.guards.by_table(), wanted, observed, &mut plan);
         }
-        let kept = match &self.guards {
-            Guards::Programs(_) => rules::Kept::new(&self.leaving, plan.deleted_entries(), observed),
-            Guards::Nft(_) => rules::Kept::default(),
-        };
-        Some((plan, kept))
+        Some(plan)
     }
 
     fn time_drains(&mut self, pass: &Pass<'_>) {
@@ -130,7 +119,8 @@ impl Mode {
             for real in verdicts.finished.iter().chain(&verdicts.waiting).filter(|real| is_wanted(real)) {
                 self.drains.forget(key, real);
             }
-            if !wanted.is_drained(key) {
+            // Connections through it continue only while its Frontend is served.
+            if wanted.frontend(key).is_none() {
                 continue;
             }
             let finished = verdicts.finished.iter().filter(|real| !is_wanted(real));
@@ -153,7 +143,7 @@ impl Mode {
         let mut went = deleted.map(|route| &route.network).filter(|network| !observed.routes.has(network));
         went.any(|network| {
             let guarded = self.guards.guarded_networks(Family::of(network.addr()));
-            guarded.is_some_and(|guarded| !self.by_routes() || guarded.contains(network))
+            guarded.is_some_and(|guarded| !self.by_routes || guarded.contains(network))
         })
     }
 
@@ -183,7 +173,6 @@ impl Mode {
         let programs = match &mut self.guards {
             Guards::Programs(programs) => programs,
             Guards::Nft(tables) => {
-                tables.forget_found();
                 tables.written = std::mem::take(&mut plan.layouts);
                 tables.written.retain(|family, _| !effects.unwritten.contains_key(family));
                 return;
@@ -259,18 +248,17 @@ impl modes::Mode for Mode {
         let families: Vec<Family> = config.families.iter().collect();
         let is_settled = self.observed.is_some() && self.leaving.is_empty();
         let (mut observed, mut unread) = (Observed::default(), Vec::new());
-        let mut read = |records: Records<'_>, ipvs: &mut dyn Ipvs| {
-            (observed, unread) = reading::read(records, ipvs, (host, config), wanted, is_settled);
+        let mut read = |found: (Contents, Vec<Unread>)| {
+            (observed, unread) = reading::read(found, *ipvs, (host, config), wanted, is_settled);
         };
         match &mut self.guards {
-            Guards::Programs(_) => rules.list_meanwhile(&families, &mut || read(Records::Sets(*sets), *ipvs)),
-            Guards::Nft(known) => read(Records::Tables(known, *tables), *ipvs),
+            Guards::Programs(_) => rules.list_meanwhile(&families, &mut || read(read_ipsets(config, *sets))),
+            Guards::Nft(known) => read(known.read(config, *tables)),
         }
         if !self.has_taken_over {
-            match migrate_backend::read(self.guards.by_table(), config, *sets, *tables) {
-                Ok(before) => observed.before = before,
-                Err(more) => unread.extend(more),
-            }
+            let (before, more) = migrate_backend::read(self.guards.by_table(), config, *sets, *tables);
+            observed.before = before;
+            unread.extend(more);
         }
         // Addresses of another kind of device are not this proxy's to remove.
         if let Err(error) = links.has_device(self.names.device.as_str()) {
@@ -279,7 +267,7 @@ impl modes::Mode for Mode {
         if !self.knows_no_routes {
             match routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter) {
                 Ok(there) => {
-                    self.knows_no_routes = !self.by_routes() && there.is_empty();
+                    self.knows_no_routes = !self.by_routes && there.is_empty();
                     observed.routes = there;
                 }
                 Err(error) => unread.push(Unread::new("local routes", error)),
@@ -312,11 +300,11 @@ impl modes::Mode for Mode {
     fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
         self.note_leaving(&pass);
         let routes = Routes::new(&self.wanted(pass.desired), pass.facts);
-        let (mut plan, kept) = self.compare(pass, &routes, hold, report)?;
+        let mut plan = self.compare(pass, &routes, hold, report)?;
         let before = pass.is_preview.then(|| self.drains.clone());
         self.time_drains(&pass);
         report.limited = self.limited(&routes, pass);
-        let readings = reading::read_rest(self, pass, &kept, report, ports);
+        let readings = reading::read_rest(self, pass, &plan, report, ports);
         if let Guards::Programs(programs) = &mut self.guards {
             programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
         }
@@ -325,7 +313,7 @@ impl modes::Mode for Mode {
         for operation in drained {
             plan.retire_from(&operation.virtual_server()).push(operation);
         }
-        complete(self, pass, (&mut plan, &kept), &readings, report);
+        complete(self, pass, &mut plan, &readings, report);
         if let Some(before) = before {
             self.drains = before;
         }
@@ -384,12 +372,12 @@ impl modes::Mode for Mode {
     fn device_differs(&self, host: &HostAddresses) -> bool {
         let Some(observed) = &self.observed else { return true };
         let there: BTreeSet<_> = reading::device_addresses(host, &self.names).collect();
-        let is_gone = !self.by_routes() && !reading::has_device(host, &self.names);
+        let is_gone = !self.by_routes && !reading::has_device(host, &self.names);
         is_gone || there != observed.addresses
     }
 
     fn routes_differ(&self, routes: &mut dyn LocalNetworks) -> bool {
-        let Some(observed) = self.observed.as_ref().filter(|_| self.by_routes()) else { return false };
+        let Some(observed) = self.observed.as_ref().filter(|_| self.by_routes) else { return false };
         let there = routes.networks(RouteOwner::Ipvs).map(BoundRoutes::from_iter);
         there.is_ok_and(|there| there != observed.routes)
     }

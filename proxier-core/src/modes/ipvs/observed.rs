@@ -5,15 +5,18 @@ use std::net::IpAddr;
 use std::num::NonZeroU32;
 
 use ipset::{Element, IpSpan, Ports, SetType};
-use ipvs::model::Protocol;
 use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
 use crate::modes::ipvs::servers::Server;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
-use crate::net::{Family, FrontendKey, Network};
+use crate::net::{Family, FrontendKey, Network, Protocol};
 use crate::pack::pack;
+use crate::ports::place_of;
+
+/// The entries of sets that exist.
+pub type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
 
 /// The kernel's state: all virtual servers of any program, but only own addresses and sets.
 ///
@@ -28,25 +31,30 @@ pub struct Observed {
     pub routes: BoundRoutes,
     /// Addresses of this host's other interfaces.
     pub host_addresses: BTreeSet<IpAddr>,
-    pub sets: BTreeMap<SetKey, BTreeSet<Element>>,
+    pub sets: Contents,
     /// Virtual servers that are this proxy's regardless of addresses and sets, and no longer desired: this process
     /// wanted them, or found them recorded as its own. Not read from the kernel.
     pub ours: BTreeSet<VirtualServerKey>,
     /// The sets of the variant of [`guards`](crate::modes::ipvs::guards) that served before, until they are taken over.
     /// They too identify this proxy's virtual servers.
-    pub before: BTreeMap<SetKey, BTreeSet<Element>>,
+    pub before: Contents,
     /// Whether no earlier state is known: a process starts, or this is a cleanup. Not read from the kernel.
     pub(crate) is_first: bool,
 }
 
+/// The entries that record marks of Frontends.
+pub(crate) fn records(contents: &Contents) -> impl Iterator<Item = &Element> {
+    contents.iter().filter(|(set, _)| set.kind == SetKind::SplitMark).flat_map(|(_, elements)| elements)
+}
+
 /// The entry of a virtual server's address, protocol and port in a set of such entries, or of these with the address as
 /// source too; `None` for one of a mark.
-fn entry_of(key: &VirtualServerKey, kind: SetKind) -> Option<(SetKey, Element)> {
-    let (addr, ports) = address_and_ports(key)?;
-    let host = IpSpan::host(addr);
+pub(super) fn entry_of(key: &VirtualServerKey, kind: SetKind) -> Option<(SetKey, Element)> {
+    let frontend = FrontendKey::try_from(*key).ok()?;
+    let (host, ports) = place_of(&frontend);
     let is_of_source = kind.set_type() == SetType::HashIpPortIp;
     let element = if is_of_source { Element::IpPortIp(host, ports, host) } else { Element::IpPort(host, ports) };
-    Some((SetKey::new(Family::of(addr), kind), element))
+    Some((SetKey::new(frontend.family(), kind), element))
 }
 
 /// The sets that together contain the address, protocol and port of every virtual server of this proxy. An entry in any
@@ -60,26 +68,15 @@ const MARKING: [SetKind; 6] = [
     SetKind::NodePortSctp,
 ];
 
-/// The entry of a node port in its bitmap, which has no address.
-fn node_port(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
-    let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
-    let kind = match protocol {
-        Protocol::Tcp => SetKind::NodePortTcp,
-        Protocol::Udp => SetKind::NodePortUdp,
-        _ => return None,
-    };
-    Some((SetKey::new(Family::of(addr), kind), Element::Port(port.into())))
-}
-
-fn address_and_ports(key: &VirtualServerKey) -> Option<(IpAddr, Ports)> {
-    let VirtualServerKey::Address { protocol, addr, port } = *key else { return None };
-    let protocol = ipset::Protocol::from_number(protocol.number()).ok()?;
-    Some((addr, Ports::port(protocol, port)))
-}
-
 impl Observed {
     pub fn has_entry(&self, set: SetKey, element: &Element) -> bool {
         self.sets.get(&set).is_some_and(|elements| elements.contains(element))
+    }
+
+    pub(super) fn remove_entry(&mut self, set: SetKey, element: &Element) {
+        if let Some(elements) = self.sets.get_mut(&set) {
+            elements.remove(element);
+        }
     }
 
     fn has_or_had_entry(&self, set: SetKey, element: &Element) -> bool {
@@ -88,8 +85,7 @@ impl Observed {
 
     /// The entries that record marks of Frontends, of all families.
     pub(crate) fn records(&self) -> impl Iterator<Item = &Element> {
-        let sets = [&self.sets, &self.before].into_iter().flatten();
-        sets.filter(|(set, _)| set.kind == SetKind::SplitMark).flat_map(|(_, elements)| elements)
+        [&self.sets, &self.before].into_iter().flat_map(records)
     }
 
     /// The Frontend of the mark whose virtual server this is, as recorded. Costs O(records).
@@ -147,7 +143,7 @@ impl Observed {
         let host = IpSpan::host(addr);
         // TCP has the lowest number of the protocols that Services have.
         let least = Element::IpPort(host, Ports::port(ipset::Protocol::TCP, 0));
-        let know = |sets: &BTreeMap<SetKey, BTreeSet<Element>>, kind| {
+        let know = |sets: &Contents, kind| {
             let elements = sets.get(&SetKey::new(Family::of(addr), kind));
             let next = elements.and_then(|elements| elements.range(&least..).next());
             matches!(next, Some(Element::IpPort(span, _)) if *span == host)
@@ -157,18 +153,17 @@ impl Observed {
 
     /// Whether a virtual server is for a node port of a process that did not record its address.
     pub(crate) fn is_left_behind(&self, key: &VirtualServerKey) -> bool {
-        let (Some((bitmap, port)), Some((addr, ports))) = (node_port(key), address_and_ports(key)) else {
-            return false;
+        let Ok(frontend) = FrontendKey::try_from(*key) else { return false };
+        // The bitmaps have no addresses.
+        let bitmap = match frontend.protocol {
+            Protocol::Tcp => SetKind::NodePortTcp,
+            Protocol::Udp => SetKind::NodePortUdp,
+            Protocol::Sctp => return false,
         };
-        if !self.host_addresses.contains(&addr) || !self.has_or_had_entry(bitmap, &port) {
-            return false;
-        }
-        !self.served(Family::of(addr)).any(|element| matches!(element, Element::IpPort(_, of) if *of == ports))
-    }
-
-    /// The entry that records the virtual server of a node port: its address, protocol and port.
-    pub(crate) fn served_entry(key: &VirtualServerKey) -> Option<(SetKey, Element)> {
-        entry_of(key, SetKind::NodePortServed)
+        let (_, ports) = place_of(&frontend);
+        self.host_addresses.contains(&frontend.address)
+            && self.has_or_had_entry(SetKey::new(frontend.family(), bitmap), &Element::Port(frontend.port.into()))
+            && !self.served(frontend.family()).any(|element| matches!(element, Element::IpPort(_, of) if *of == ports))
     }
 
     /// The addresses of a family on which this proxy serves node ports, or served them, as recorded in the kernel. An

@@ -23,23 +23,17 @@ use crate::snapshot::is_usable_by_service;
 
 /// Completes a plan by device, timeouts and rules, from tracked values; reads and changes nothing. Reports
 /// rules that could not be compared, and other programs' changes.
-pub(super) fn complete(
-    mode: &Mode,
-    pass: Pass<'_>,
-    (plan, kept): (&mut Plan, &rules::Kept),
-    readings: &PassInputs,
-    report: &mut Report,
-) {
+pub(super) fn complete(mode: &Mode, pass: Pass<'_>, plan: &mut Plan, readings: &PassInputs, report: &mut Report) {
     let Some(observed) = &mode.observed else { return };
     let wanted = &mode.wanted(pass.desired);
     plan.split = split_servers(wanted, plan);
     plan.names.clone_from(&mode.names);
     let has_device = reading::has_device(pass.host, &mode.names);
     let prepare = plan.stage(Phase::Prepare);
-    prepare.device = pass.full && !has_device && !mode.by_routes();
+    prepare.device = pass.full && !has_device && !mode.by_routes;
     prepare.timeouts = readings.timeouts;
     let clean = plan.stage(Phase::Clean);
-    clean.device = pass.full && has_device && mode.by_routes() && {
+    clean.device = pass.full && has_device && mode.by_routes && {
         let going: BTreeSet<_> = clean.addresses.iter().collect();
         observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
     };
@@ -55,7 +49,7 @@ pub(super) fn complete(
                     }
                 }
             }
-            order_by_rules(mode, programs, pass, plan, kept);
+            order_by_rules(mode, programs, pass, plan);
         }
         Guards::Nft(tables) => {
             plan.layouts = tables.layouts(&pass, wanted, observed);
@@ -178,7 +172,7 @@ fn plan_rules(
 }
 
 /// Moves operations that need no rules before them, and records which virtual servers must not be served without rules.
-fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut Plan, kept: &rules::Kept) {
+fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut Plan) {
     let wanted = &mode.wanted(pass.desired);
     let rules = plan.stages.get(&Phase::Serve).map_or(&[][..], |serve| &serve.rules);
     let changing = |family: &Family| rules.iter().any(|change| change.family == *family);
@@ -187,7 +181,7 @@ fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut P
         .families()
         .filter(|family| plan.rules_put_off.contains(family) || changing(family))
         .map(|family| {
-            let made = || programs.inputs(family, (wanted, pass.facts), programs.capabilities, kept);
+            let made = || reading::inputs(mode, programs, pass, family, plan);
             let mut new = plan.inputs.get(&family).cloned().unwrap_or_else(made);
             // If rules differ although their inputs do not, another program changed them in an unknown way.
             let before = programs.rules.get(&family).filter(|before| **before != new);
@@ -227,7 +221,7 @@ fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan) -> Vec<Step> {
 }
 
 fn is_foreign(operation: &PlanOperation<'_>, mode: &Mode, plan: &Plan) -> bool {
-    let changed = mode.changed();
+    let changed = &mode.recorded.changed;
     let is_input = |address| changed.addresses.contains(address) || changed.elsewhere.contains(address);
     match *operation {
         PlanOperation::Entry(_, set, element) => !changed.entries.contains(&(set.0.key, element.clone())),

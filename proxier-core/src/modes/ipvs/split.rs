@@ -35,8 +35,8 @@ use ipvs::VirtualServerKey;
 use crate::config::MarkRange;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::net::{Family, FrontendKey};
-use crate::ports::frontend_at;
 pub(super) use crate::ports::recorded;
+use crate::ports::{frontend_at, place_of};
 
 /// Marks of Frontends. A Frontend keeps its mark for as long as the kernel has it, split or not.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -136,9 +136,8 @@ fn hash(frontend: &FrontendKey) -> u32 {
 }
 
 pub(super) fn active_entry(frontend: &FrontendKey) -> (SetKey, Element) {
-    let ports = Ports::port(frontend.protocol.into(), frontend.port);
-    let set = SetKey::new(frontend.family(), SetKind::LocalSplit);
-    (set, Element::IpPort(IpSpan::host(frontend.address), ports))
+    let (host, ports) = place_of(frontend);
+    (SetKey::new(frontend.family(), SetKind::LocalSplit), Element::IpPort(host, ports))
 }
 
 /// The Frontend whose packets get a mark by this entry.
@@ -150,9 +149,8 @@ pub(super) fn frontend_of(element: &Element) -> Option<FrontendKey> {
 /// The entry that records a Frontend's mark. No ipset has entries of an address, a port and a mark, so entries have no
 /// such kind. The mark is in the place of the source of other sets' entries, as an IPv4 address.
 pub(super) fn record(frontend: &FrontendKey, mark: NonZeroU32) -> (SetKey, Element) {
-    let ports = Ports::port(frontend.protocol.into(), frontend.port);
-    let set = SetKey::new(frontend.family(), SetKind::SplitMark);
-    (set, with_mark(IpSpan::host(frontend.address), ports, mark.get()))
+    let (host, ports) = place_of(frontend);
+    (SetKey::new(frontend.family(), SetKind::SplitMark), with_mark(host, ports, mark.get()))
 }
 
 /// An entry of a map of marks.

@@ -1,19 +1,17 @@
 //! What IPVS mode tracks from pass to pass.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use ipset::Element;
 use ipvs::VirtualServerKey;
 use ipvs::model::TimeoutsUpdate;
 
 use super::drain::{self, Drains};
 use super::guards::nft::Tables;
 use super::guards::{Guards, Programs};
-use super::observed::Observed;
+use super::observed::{Contents, Observed};
 use super::rules;
-use super::sets::SetKey;
-use super::wanted::{Changed, Recorded, Wanted};
-use crate::config::{Binding, Config, KernelNames, RulesBy};
+use super::wanted::{Recorded, Wanted};
+use crate::config::{Config, KernelNames, RulesBy};
 use crate::plan::step::Step;
 use crate::service::Desired;
 
@@ -30,9 +28,11 @@ pub struct IpvsOptions {
 }
 
 #[derive(Debug)]
+#[expect(clippy::struct_excessive_bools, reason = "each is one question about the mode")]
 pub(crate) struct Mode {
     pub(super) names: KernelNames,
-    pub(super) binding: Binding,
+    /// Whether routes bind addresses.
+    pub(super) by_routes: bool,
     /// Whether this proxy has no local routes, and will have none.
     pub(super) knows_no_routes: bool,
     /// The last reported list of networks that are not local as a whole.
@@ -54,7 +54,7 @@ pub(crate) struct Mode {
     /// The tracked state of the kernel; `None` before it was read.
     pub(super) observed: Option<Observed>,
     /// The sets as tracked before the kernel was read again.
-    pub(super) remembered: BTreeMap<SetKey, BTreeSet<Element>>,
+    pub(super) remembered: Contents,
     /// Tables restored without a pass, for the report of the next full one.
     pub(super) restored: Vec<Step>,
     /// Whether a full pass has taken over the objects of the other variant of `guards`.
@@ -73,14 +73,16 @@ impl Mode {
     pub(crate) fn new(config: &Config, options: &IpvsOptions, seed: u64) -> Self {
         Mode {
             names: config.names.clone(),
-            binding: if config.binds_by_routes() { Binding::Routes } else { Binding::Addresses },
+            by_routes: config.binds_by_routes(),
             // Other proxies' routes look the same.
             knows_no_routes: config.names != KernelNames::default(),
             told: Vec::new(),
             timeouts: options.timeouts,
             guards: match config.ipvs.rules {
                 RulesBy::Nftables => Guards::Nft(Tables::default()),
-                RulesBy::Auto | RulesBy::Iptables => Guards::Programs(Programs::new(options.capabilities)),
+                RulesBy::Auto | RulesBy::Iptables => {
+                    Guards::Programs(Programs { capabilities: options.capabilities, ..Programs::default() })
+                }
             },
             seed,
             recorded: Recorded::new(config),
@@ -88,7 +90,7 @@ impl Mode {
             unmade: BTreeSet::new(),
             new_facts: true,
             observed: None,
-            remembered: BTreeMap::new(),
+            remembered: Contents::new(),
             restored: Vec::new(),
             has_taken_over: false,
             drains: Drains::new(options.drain.clone()),
@@ -97,15 +99,6 @@ impl Mode {
 
     pub(crate) fn wanted<'a>(&'a self, desired: &'a Desired) -> Wanted<'a> {
         self.recorded.index.wanted(desired)
-    }
-
-    /// Objects that changed since the last plan that was carried out; all before the first one.
-    pub(super) fn changed(&self) -> &Changed {
-        &self.recorded.changed
-    }
-
-    pub(super) fn by_routes(&self) -> bool {
-        self.binding == Binding::Routes
     }
 
     /// Drops the tracked state of the kernel, and keeps its records.

@@ -86,22 +86,21 @@ impl Recorded {
     pub fn new(config: &Config) -> Self {
         Recorded { index: Index::new(config), changed: Changed { is_all: true, ..Changed::default() } }
     }
+
+    fn entry(&mut self, (set, element): (SetKey, Element), adds: bool) {
+        if self.index.count_entry(set, &element, adds) && !self.changed.is_all {
+            toggle(&mut self.changed.entries, (set, element));
+        }
+    }
 }
 
 impl FrontendObserver for Recorded {
     /// Applies a change of a Service's entries that belong to no Frontend.
     fn service(&mut self, before: Option<&Compiled>, after: Option<&Compiled>) {
-        let Recorded { index, changed } = self;
-        let entries = |compiled: &Compiled| service_entries(compiled, index.only_needed);
-        let (before, after) = (before.map(entries), after.map(entries));
-        let (before, after) = (before.unwrap_or_default(), after.unwrap_or_default());
-        for (entries, adds) in [(after.difference(&before), true), (before.difference(&after), false)] {
-            for (set, element) in entries {
-                if index.count_entry(*set, element, adds) && !changed.is_all {
-                    toggle(&mut changed.entries, (*set, element.clone()));
-                }
-            }
-        }
+        let entries = |compiled: &Compiled| service_entries(compiled, self.index.only_needed);
+        let [before, after] = [before, after].map(|of| of.map(entries).unwrap_or_default());
+        after.difference(&before).cloned().for_each(|entry| self.entry(entry, true));
+        before.difference(&after).cloned().for_each(|entry| self.entry(entry, false));
     }
 
     /// Applies a change of a Frontend. What stays is added before it is removed, so that its count never reaches zero.
@@ -129,26 +128,17 @@ impl FrontendObserver for Recorded {
             let mark = index.marks.server(&frontend);
             changed.virtual_servers.extend(mark.into_iter().chain([key]));
         }
-        let is_barred = |frontend: Option<&Frontend>| frontend.is_some_and(Frontend::is_barred_from_node);
-        match (is_barred(before), is_barred(after)) {
-            (false, true) => drop(index.barred.insert(key)),
-            (true, false) => drop(index.barred.remove(&key)),
-            _ => {}
-        }
+        put(&mut index.barred, key, after.is_some_and(Frontend::is_barred_from_node));
         for (frontend, mark, adds) in [(after, mark_after, true), (before, mark_before, false)] {
             let Some(frontend) = frontend else { continue };
-            let address = frontend.key.address;
+            let (Recorded { index, changed }, address) = (&mut *self, frontend.key.address);
             if frontend.is_virtual() && count(&mut index.addresses, &address, adds) && !is_all {
                 toggle(&mut changed.addresses, address);
             }
             if frontend.is_elsewhere() && count(&mut index.elsewhere, &address, adds) && !is_all {
                 toggle(&mut changed.elsewhere, address);
             }
-            for (set, element) in index.entries_of(frontend, mark) {
-                if index.count_entry(set, &element, adds) && !is_all {
-                    toggle(&mut changed.entries, (set, element));
-                }
-            }
+            self.index.entries_of(frontend, mark).into_iter().for_each(|entry| self.entry(entry, adds));
         }
     }
 }
@@ -381,11 +371,6 @@ impl<'a> Wanted<'a> {
         self.desired.frontend(&self.frontend_key(key)?)
     }
 
-    /// Whether connections through a virtual server continue although it is not desired: its Frontend is served.
-    pub(crate) fn is_drained(self, key: &VirtualServerKey) -> bool {
-        self.frontend(key).is_some()
-    }
-
     /// The Frontend of a virtual server, desired or not.
     pub fn frontend_key(self, key: &VirtualServerKey) -> Option<FrontendKey> {
         FrontendKey::try_from(*key).ok().or_else(|| self.index.marks.frontend_key(key))
@@ -398,8 +383,7 @@ impl<'a> Wanted<'a> {
 
     /// The virtual server of outside clients, if separate.
     pub fn split(self, frontend: &FrontendKey) -> Option<VirtualServerKey> {
-        let frontend = self.desired.frontend(frontend).filter(|frontend| frontend.can_split())?;
-        self.index.mark_of(frontend)
+        self.index.mark_of(self.desired.frontend(frontend)?)
     }
 
     /// Services that the configuration asks to split, and the reasons why they are not. Costs O(such Frontends).

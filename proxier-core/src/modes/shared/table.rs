@@ -263,6 +263,11 @@ impl<F: PartialEq> Basis<F> {
         Basis { generation, read }
     }
 
+    /// A family's table as read; `None` if it was not read.
+    pub(crate) fn found(&self, family: Family) -> Option<&Option<F>> {
+        self.read.get(&family)
+    }
+
     /// Commits a family's transaction.
     ///
     /// # Errors

@@ -52,14 +52,9 @@ pub struct Effects {
 /// A virtual server that cannot be deleted keeps its entries and its address, which identify it as this proxy's and
 /// guard it. Without them it would count as another program's and stay, open to all clients.
 ///
-/// A virtual server of a mark is created only once its mark is recorded, and packets get the mark only once it exists.
-/// They lose the mark before it is deleted.
-///
 /// A virtual server with source ranges is created only once they apply: the kernel has its entry in
 /// [`SetKind::LoadBalancerFirewall`] and the rules it needs ([`Plan::guarded`]). A whole network is made local only
 /// once the rules that guard it exist ([`Plan::guarded_networks`]).
-///
-/// Every address of a Service always reaches this host: the new binding is made before the old one is removed.
 ///
 /// After a failure or a surprise ([`Effects::is_surprised`]) the tracked state may be out of date: read it again.
 pub(crate) fn apply(
@@ -79,7 +74,7 @@ pub(crate) fn apply(
         plan,
         wanted,
         observed,
-        basis: guards.basis(),
+        basis: guards.take_basis(),
         drains,
         leaving,
         unmade,
@@ -118,11 +113,7 @@ impl Observed {
                 [Operation::Entry(Action::Add, set, element)] => {
                     self.sets.entry(set.0.key).or_default().insert(element.clone());
                 }
-                [Operation::Entry(_, set, element)] => {
-                    if let Some(entries) = self.sets.get_mut(&set.0.key) {
-                        entries.remove(element);
-                    }
-                }
+                [Operation::Entry(_, set, element)] => self.remove_entry(set.0.key, element),
                 [Operation::Address(Action::Add, address, _)] => drop(self.addresses.insert(address)),
                 [Operation::Address(_, address, _)] => drop(self.addresses.remove(&address)),
                 [Operation::Route(Action::Add, _, route)] => self.routes.insert(route.network, route.source),

@@ -139,7 +139,10 @@ impl Run<'_, '_> {
                     self.drains.forget_virtual_server(key);
                     self.leaving.remove(key);
                 }
-                Operation::UpdateRealServer(key, server) if is_drained(key, server, self.wanted) => {
+                // A desired real server may have weight 0 on purpose.
+                Operation::UpdateRealServer(key, server)
+                    if server.config.weight == Weight::DRAIN && !self.wanted.has_real_server(key, &server.key) =>
+                {
                     self.drains.begin(*key, server.key, self.now);
                     self.wanted.time_drains(key, self.drains, self.now);
                 }
@@ -151,11 +154,6 @@ impl Run<'_, '_> {
             }
         }
     }
-}
-
-/// Whether an update lets a real server drain. A desired one may have weight 0 on purpose.
-fn is_drained(key: &VirtualServerKey, server: &RealServer, wanted: &Wanted<'_>) -> bool {
-    server.config.weight == Weight::DRAIN && !wanted.has_real_server(key, &server.key)
 }
 
 impl Observed {

@@ -1,14 +1,14 @@
 //! Takes over the other variant's ownership records and guards when a node changes variant.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ipset::{Element, IpSpan, Ports};
 
-use super::nft;
+use super::{nft, read_ipsets};
 use crate::config::Config;
 use crate::modes::ipvs::diff::Needs;
 use crate::modes::ipvs::lower;
-use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::observed::{Contents, Observed};
 use crate::modes::ipvs::plan::Plan;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::wanted::Wanted;
@@ -17,8 +17,6 @@ use crate::plan::report::Unread;
 use crate::plan::step::Action;
 use crate::ports::{PortErrorKind, Sets, Tables};
 
-type Contents = BTreeMap<SetKey, BTreeSet<Element>>;
-
 /// Reads the sets of the variant that does not serve; `by_table`: the serving one uses a table. Parts that the kernel
 /// does not have count as empty.
 pub(crate) fn read(
@@ -26,27 +24,13 @@ pub(crate) fn read(
     config: &Config,
     sets: &mut dyn Sets,
     tables: &mut dyn Tables,
-) -> Result<Contents, Vec<Unread>> {
-    let mut contents = Contents::new();
-    let mut unread = Vec::new();
-    for family in config.families.iter() {
-        if by_table && sets.may_exist() {
-            for set in SetKey::all(family) {
-                let named = set.named(config.names.prefix);
-                match sets.entries(named) {
-                    Ok(entries) => contents.extend(entries.map(|entries| (set, entries))),
-                    Err(error) => unread.push(Unread::new(format_args!("set {named}"), error)),
-                }
-            }
-        } else if !by_table {
-            match nft::read_entries(family, config, tables) {
-                Ok(all) => contents.extend(all.into_iter().map(|(kind, all)| (SetKey::new(family, kind), all))),
-                Err(error) => unread.push(error),
-            }
-        }
+) -> (Contents, Vec<Unread>) {
+    if !by_table {
+        return nft::read_contents(config.families.iter(), config, tables);
     }
+    let (contents, mut unread) = if sets.may_exist() { read_ipsets(config, sets) } else { Default::default() };
     unread.retain(|unread| unread.error.kind() != PortErrorKind::Unavailable);
-    if unread.is_empty() { Ok(contents) } else { Err(unread) }
+    (contents, unread)
 }
 
 /// Adds to the plan what our virtual servers need that no Service wants. Those that stay keep it, and the others keep

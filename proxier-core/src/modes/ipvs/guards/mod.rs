@@ -30,13 +30,14 @@ use nftables::{ChainKey, ChainType, Hook};
 
 use crate::backoff::RulesRetry;
 use crate::config::{Config, RulesBy};
-use crate::modes::ipvs::rules::{Capabilities, Inputs, Kept};
-use crate::modes::ipvs::wanted::Wanted;
+use crate::modes::ipvs::observed::Contents;
+use crate::modes::ipvs::rules::{Capabilities, Inputs};
+use crate::modes::ipvs::sets::SetKey;
 use crate::modes::shared::by_default::{Known, drops_in_nft};
 use crate::modes::shared::nft::{base_chains, is_of_iptables};
 use crate::net::{Family, Network};
-use crate::ports::Ports;
-use crate::service::NodeFacts;
+use crate::plan::report::Unread;
+use crate::ports::{Ports, Sets};
 
 #[derive(Debug)]
 pub(crate) enum Guards {
@@ -50,10 +51,10 @@ impl Guards {
     }
 
     /// The state that the next writes of tables follow from.
-    pub(crate) fn basis(&self) -> nft::Basis {
+    pub(crate) fn take_basis(&mut self) -> nft::Basis {
         match self {
             Guards::Programs(_) => nft::Basis::default(),
-            Guards::Nft(tables) => tables.basis(),
+            Guards::Nft(tables) => std::mem::take(&mut tables.basis),
         }
     }
 
@@ -64,6 +65,19 @@ impl Guards {
             Guards::Nft(tables) => tables.written.get(&family).map(|layout| &layout.guarded_networks),
         }
     }
+}
+
+/// The entries of the ipsets that exist, and the sets that could not be read.
+pub(crate) fn read_ipsets(config: &Config, sets: &mut dyn Sets) -> (Contents, Vec<Unread>) {
+    let (mut contents, mut unread) = (Contents::new(), Vec::new());
+    for set in config.families.iter().flat_map(SetKey::all) {
+        let named = set.named(config.names.prefix);
+        match sets.entries(named) {
+            Ok(entries) => contents.extend(entries.map(|entries| (set, entries))),
+            Err(error) => unread.push(Unread::new(format_args!("set {named}"), error)),
+        }
+    }
+    (contents, unread)
 }
 
 /// The nf_tables chains that drop new incoming packets by default, by policy or last rule, each with advice. In IPVS
@@ -87,33 +101,12 @@ pub fn dropping_input(config: &Config, ports: &mut Ports<'_>) -> Vec<String> {
 }
 
 /// The tracked state of rules that the iptables programs write.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(crate) struct Programs {
-    /// The known capabilities of iptables and the kernel.
+    /// The known capabilities of iptables and the kernel; the largest set before the kernel was read.
     pub(crate) capabilities: Capabilities,
     /// The inputs of the rules in the kernel.
     pub(crate) rules: BTreeMap<Family, Inputs>,
     /// Families whose rules could not be restored.
     pub(crate) retry: BTreeMap<Family, RulesRetry>,
-}
-
-impl Programs {
-    /// The state before the kernel was read: only the largest set of capabilities is known.
-    pub(crate) fn new(capabilities: Capabilities) -> Self {
-        Programs { capabilities, rules: BTreeMap::new(), retry: BTreeMap::new() }
-    }
-
-    /// The required inputs of a family's rules while `kept` stays, if chain INPUT drops by default as tracked.
-    pub(crate) fn inputs(
-        &self,
-        family: Family,
-        (wanted, facts): (&Wanted<'_>, &NodeFacts),
-        capabilities: Capabilities,
-        kept: &Kept,
-    ) -> Inputs {
-        let mut inputs = Inputs::new(family, wanted, facts, capabilities);
-        inputs.keep(kept);
-        inputs.input_drops = self.rules.get(&family).is_some_and(|written| written.input_drops);
-        inputs
-    }
 }

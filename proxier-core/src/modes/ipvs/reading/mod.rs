@@ -11,64 +11,39 @@ use crate::config::{Config, KernelNames};
 use crate::modes::Pass;
 use crate::modes::ipvs::diff::{Scope, diff};
 use crate::modes::ipvs::drain::Drains;
-use crate::modes::ipvs::guards::nft::Tables;
 use crate::modes::ipvs::guards::{Guards, Programs};
-use crate::modes::ipvs::observed::Observed;
+use crate::modes::ipvs::observed::{Contents, Observed};
+use crate::modes::ipvs::plan::Plan;
 use crate::modes::ipvs::rules;
 use crate::modes::ipvs::servers::{RealServers, Server};
-use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::by_default::{Known, drops};
 use crate::modes::shared::networks::other_addresses;
 use crate::net::Family;
 use crate::plan::report::{Report, Unread};
-use crate::ports::{Ipvs, Ports, Result, Rules, Sets, Tables as TablesPort};
+use crate::ports::{Ipvs, Ports, Result, Rules};
 use crate::snapshot::HostAddresses;
 
-/// Where the entries are that identify this proxy's virtual servers.
-pub(super) enum Records<'a> {
-    Sets(&'a mut dyn Sets),
-    Tables(&'a mut Tables, &'a mut dyn TablesPort),
-}
-
-/// Reads virtual servers, sets and the dummy device's addresses: the proxy's objects, and the records that identify
-/// them. Also returns the parts that could not be read. If there are any, the caller must change nothing: it would
+/// Reads virtual servers and the dummy device's addresses. `sets`: the records that identify this proxy's virtual
+/// servers. Also returns the parts that could not be read. If there are any, the caller must change nothing: it would
 /// recreate all objects that the read lacks, and would not know which are this proxy's.
 ///
 /// Lists of real servers that are as desired are shared with `wanted` and take no memory of their own. `is_settled`:
 /// everything was read before, and no own virtual server is known to await deletion. Then one read may be enough.
 pub(super) fn read(
-    records: Records<'_>,
+    (sets, mut unread): (Contents, Vec<Unread>),
     ipvs: &mut dyn Ipvs,
     (host, config): (&HostAddresses, &Config),
     wanted: &Wanted<'_>,
     is_settled: bool,
 ) -> (Observed, Vec<Unread>) {
-    let mut unread = Vec::new();
     let mut observed = Observed {
+        sets,
         addresses: device_addresses(host, &config.names).collect(),
         host_addresses: other_addresses(host, &config.names).collect(),
         ..Observed::default()
     };
-    match records {
-        Records::Sets(sets) => {
-            for set in config.families.iter().flat_map(SetKey::all) {
-                let named = set.named(config.names.prefix);
-                match sets.entries(named) {
-                    Ok(entries) => observed.sets.extend(entries.map(|entries| (set, entries))),
-                    Err(error) => unread.push(Unread::new(format_args!("set {named}"), error)),
-                }
-            }
-        }
-        Records::Tables(known, tables) => {
-            unread.extend(known.read(config, tables).err().into_iter().flatten());
-            for (family, found) in known.found_tables() {
-                let entries = found.entries.iter().map(|(kind, all)| (SetKey::new(family, *kind), all.clone()));
-                observed.sets.extend(entries);
-            }
-        }
-    }
     if let Err(error) = read_virtual_servers(ipvs, config, wanted, is_settled, &mut observed) {
         unread.push(Unread::new("virtual servers", error));
     }
@@ -163,7 +138,7 @@ pub(crate) struct PassInputs {
 pub(super) fn read_rest(
     mode: &Mode,
     pass: Pass<'_>,
-    kept: &rules::Kept,
+    plan: &Plan,
     report: &mut Report,
     ports: &mut Ports<'_>,
 ) -> PassInputs {
@@ -186,7 +161,7 @@ pub(super) fn read_rest(
             report.rules_put_off.insert(family);
             continue;
         }
-        match read_rules(mode, programs, pass, family, kept, ports.rules) {
+        match read_rules(mode, programs, pass, family, plan, ports.rules) {
             Ok(None) => readings.rules_stay.push(family),
             Ok(Some((inputs, dump))) => readings.rules.push((family, inputs, dump)),
             Err(error) => {
@@ -202,16 +177,27 @@ pub(super) fn read_rest(
 /// `None`: no changed one exists.
 pub(crate) fn needs_sysctls(mode: &Mode, pass: &Pass<'_>) -> Option<(bool, bool)> {
     let wanted = mode.wanted(pass.desired);
-    let is_all = pass.full || mode.changed().is_all;
+    let is_all = pass.full || mode.recorded.changed.is_all;
     let (serves, is_masqueraded) = if is_all {
         let mut all = pass.desired.frontends().peekable();
         (all.peek().is_some(), all.any(|frontend| !frontend.returns_directly))
     } else {
-        let changed = mode.changed().virtual_servers.iter().filter_map(|key| wanted.frontend(key));
+        let changed = mode.recorded.changed.virtual_servers.iter().filter_map(|key| wanted.frontend(key));
         let mut changed = changed.peekable();
         (changed.peek().is_some(), changed.any(|frontend| !frontend.returns_directly))
     };
     (is_all || serves).then_some((serves, is_masqueraded))
+}
+
+/// The required inputs of a family's rules while what the plan does not delete stays, if chain INPUT drops by default
+/// as tracked.
+pub(super) fn inputs(mode: &Mode, programs: &Programs, pass: Pass<'_>, family: Family, plan: &Plan) -> rules::Inputs {
+    let mut inputs = rules::Inputs::new(family, &mode.wanted(pass.desired), pass.facts, programs.capabilities);
+    if let Some(observed) = &mode.observed {
+        inputs.keep(&mode.leaving, plan.deleted_entries(), observed);
+    }
+    inputs.input_drops = programs.rules.get(&family).is_some_and(|written| written.input_drops);
+    inputs
 }
 
 /// Reads a family's rules, with the inputs of the required ones; `None` if the kernel is known to have them.
@@ -220,20 +206,19 @@ fn read_rules(
     programs: &Programs,
     pass: Pass<'_>,
     family: Family,
-    kept: &rules::Kept,
+    plan: &Plan,
     port: &mut dyn Rules,
 ) -> Result<Option<(rules::Inputs, iptables::Dump)>, Unread> {
     let unread = |error| Unread::new(format_args!("rules of {}", family.name()), error);
-    let mut capabilities = programs.capabilities;
-    let written = programs.rules.get(&family);
-    if let (false, Some(written)) = (pass.full, written) {
-        capabilities = written.capabilities;
-    } else {
-        capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?;
-    }
-    let mut inputs = programs.inputs(family, (&mode.wanted(pass.desired), pass.facts), capabilities, kept);
-    if !pass.full && written == Some(&inputs) {
-        return Ok(None);
+    let mut inputs = inputs(mode, programs, pass, family, plan);
+    match programs.rules.get(&family).filter(|_| !pass.full) {
+        Some(written) => {
+            inputs.capabilities = written.capabilities;
+            if inputs == *written {
+                return Ok(None);
+            }
+        }
+        None => inputs.capabilities.random_fully &= port.has_random_fully(family).map_err(unread)?,
     }
     let dump = port.dump(family).map_err(unread)?;
     inputs.input_drops = dump.table(&TableName::FILTER).is_some_and(|filter| drops(filter, "INPUT", &Known::FIRST));
@@ -243,7 +228,7 @@ fn read_rules(
 /// Whether the rules of a family cannot have changed. Costs O(changed entries), while building `Inputs` costs O(guarded
 /// load balancers). Rules depend only on node facts and set entries.
 fn has_same_rules(mode: &Mode, programs: &Programs, family: Family) -> bool {
-    let changed = mode.changed().entries.iter().any(|(set, _)| set.family == family);
+    let changed = mode.recorded.changed.entries.iter().any(|(set, _)| set.family == family);
     let is_known = programs.rules.contains_key(&family) && !programs.retry.contains_key(&family);
     !changed && !mode.new_facts && is_known
 }

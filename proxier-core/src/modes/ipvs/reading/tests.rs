@@ -5,6 +5,8 @@ use ipvs::model::{ObservedRealServer, Scheduler, Timeouts, VirtualServer, Virtua
 use ipvs::{Operation, VirtualServerKey};
 
 use super::*;
+use crate::modes::ipvs::guards::read_ipsets;
+use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::wanted::Recorded;
 use crate::ports::{ItemFailures, Result};
 use crate::service::Indexed;
@@ -73,7 +75,7 @@ fn look(shown: &[&str], there: &[&str], mark: bool, is_settled: bool) -> (usize,
     assert!(!mark || sets.add(set.named(config.names.prefix), &[&served]).is_empty());
     let nothing = Indexed::new(Recorded::new(&config));
     let wanted = nothing.wanted();
-    let (observed, unread) = read(Records::Sets(sets), &mut kernel, (&host, &config), &wanted, is_settled);
+    let (observed, unread) = read(read_ipsets(&config, sets), &mut kernel, (&host, &config), &wanted, is_settled);
     assert_eq!(unread, []);
     (observed.virtual_servers.len(), kernel.looks)
 }

@@ -1,6 +1,7 @@
 //! Compares rules with the kernel's.
 
 use std::fmt;
+use std::slice::from_ref;
 
 use iptables::{Chain, ChainName, Dump, Edit, Rule, TableName, Transaction};
 
@@ -38,23 +39,24 @@ impl RuleChanges {
         for table in transaction.tables() {
             let there = |chain: &ChainName| observed.table(table.name())?.chain(chain.as_str());
             for edit in table.edits() {
-                match edit {
+                let rules_of = |chain| there(chain).map_or(&[][..], |there| &there.rules);
+                let (chain, old, new) = match edit {
                     Edit::Replace(chain, rules) => {
                         if there(chain).is_none() {
                             changes.line(ADDED, table.name(), format_args!(":{chain}"));
                         }
-                        let old = there(chain).map_or(&[][..], |there| &there.rules);
-                        changes.rules(table.name(), chain, old, rules);
+                        (chain, rules_of(chain), &rules[..])
                     }
-                    Edit::Insert(chain, _, rule) => changes.rules(table.name(), chain, &[], std::slice::from_ref(rule)),
-                    Edit::Delete(chain, rule) => changes.rules(table.name(), chain, std::slice::from_ref(rule), &[]),
-                    Edit::Flush(chain) => {
-                        let old = there(chain).map_or(&[][..], |there| &there.rules);
-                        changes.rules(table.name(), chain, old, &[]);
+                    Edit::Insert(chain, _, rule) => (chain, &[][..], from_ref(rule)),
+                    Edit::Delete(chain, rule) => (chain, from_ref(rule), &[][..]),
+                    Edit::Flush(chain) => (chain, rules_of(chain), &[][..]),
+                    Edit::DeleteChain(chain) => {
+                        changes.line(REMOVED, table.name(), format_args!(":{chain}"));
+                        continue;
                     }
-                    Edit::DeleteChain(chain) => changes.line(REMOVED, table.name(), format_args!(":{chain}")),
-                    _ => {}
-                }
+                    _ => continue,
+                };
+                changes.rules(table.name(), chain, old, new);
             }
         }
         RuleChanges { transaction, ..changes }

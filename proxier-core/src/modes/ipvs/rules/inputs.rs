@@ -114,14 +114,33 @@ impl Inputs {
         }
     }
 
-    /// Adds objects that stay in the kernel although they are not desired.
-    pub fn keep(&mut self, kept: &Kept) {
+    /// Adds objects that stay in the kernel although they are not desired, because their deletion is held back
+    /// ([`Safeguard`](crate::safeguard::Safeguard)) or comes later. Rules guard them as before while they serve.
+    /// `unwanted`: own virtual servers that are not desired. `deleted`: entries that will be deleted.
+    ///
+    /// A load balancer is barred from this node if its entries show source ranges, and its own address is not among
+    /// those that may use it.
+    pub(crate) fn keep<'a>(
+        &mut self,
+        unwanted: impl IntoIterator<Item = &'a VirtualServerKey>,
+        deleted: impl Iterator<Item = (SetKey, &'a Element)>,
+        observed: &Observed,
+    ) {
         let (family, only_needed) = (self.family, self.only_needed);
-        let decide = |set: &&SetKey| set.family == family && decides(set.kind, only_needed);
-        self.filled.extend(kept.filled.iter().filter(decide).map(|set| set.kind));
-        self.barred.extend(kept.barred.iter().filter(|key| Family::from(key.family()) == family));
-        self.by_routes |= kept.by_routes.contains(&family);
-        self.guarded_networks.extend(kept.whole.iter().filter(|network| Family::of(network.addr()) == family));
+        let deleted: BTreeSet<_> = deleted.filter(|(set, element)| observed.has_entry(*set, element)).collect();
+        let stays = |set: &SetKey, count: usize| count > deleted.iter().filter(|(of, _)| of == set).count();
+        let decide = |set: &SetKey| set.family == family && decides(set.kind, only_needed);
+        let sets = observed.sets.iter().filter(|(set, entries)| decide(set) && stays(set, entries.len()));
+        self.filled.extend(sets.map(|(set, _)| set.kind));
+        self.barred.extend(unwanted.into_iter().filter(|key| {
+            let entry = observed.entry(key, SetKind::LoadBalancerFirewall);
+            entry.is_some_and(|(set, element)| set.family == family && !deleted.contains(&(set, &element)))
+                && observed.entry(key, SetKind::LoadBalancerSourceIp).is_none()
+        }));
+        self.by_routes |= observed.routes.has_family(family);
+        // Their guard is removed after the routes, in a later pass.
+        let whole = observed.routes.whole_networks();
+        self.guarded_networks.extend(whole.filter(|network| Family::of(network.addr()) == family));
     }
 
     pub(super) fn chain(&self, name: &str) -> String {
@@ -169,48 +188,6 @@ impl Inputs {
             || crate::modes::ipvs::lower::frontend_entries(frontend, false, None)
                 .iter()
                 .any(|(set, _)| is_new(set.kind))
-    }
-}
-
-/// Objects that stay in the kernel although they are not desired, because their deletion is held back
-/// ([`Safeguard`](crate::safeguard::Safeguard)) or comes later. Rules guard them as before while they serve.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Kept {
-    /// Sets in which entries stay.
-    filled: Vec<SetKey>,
-    /// Load balancers to which this node's own traffic is still dropped.
-    barred: Vec<VirtualServerKey>,
-    /// Families in which addresses are bound by routes.
-    by_routes: Vec<Family>,
-    /// Networks that are local as a whole: their guard is removed after the routes, in a later pass.
-    whole: Vec<Network>,
-}
-
-impl Kept {
-    /// The objects that stay in the kernel if these entries are deleted. `unwanted` are own virtual servers that are
-    /// not desired.
-    ///
-    /// A load balancer is barred from this node if its entries show source ranges, and its own address is not among
-    /// those that may use it.
-    pub fn new<'a>(
-        unwanted: impl IntoIterator<Item = &'a VirtualServerKey>,
-        deleted: impl Iterator<Item = (SetKey, &'a Element)>,
-        observed: &Observed,
-    ) -> Self {
-        let deleted: BTreeSet<_> = deleted.filter(|(set, element)| observed.has_entry(*set, element)).collect();
-        let stays = |set: SetKey, count: usize| count > deleted.iter().filter(|(of, _)| *of == set).count();
-        let sets = observed.sets.iter().filter(|(set, entries)| stays(**set, entries.len()));
-        let barred = unwanted.into_iter().filter(|key| {
-            let entry = observed.entry(key, SetKind::LoadBalancerFirewall);
-            entry.is_some_and(|(set, element)| !deleted.contains(&(set, &element)))
-                && observed.entry(key, SetKind::LoadBalancerSourceIp).is_none()
-        });
-        Kept {
-            filled: sets.map(|(set, _)| *set).collect(),
-            barred: barred.copied().collect(),
-            by_routes: Family::ALL.into_iter().filter(|family| observed.routes.has_family(*family)).collect(),
-            whole: observed.routes.whole_networks().copied().collect(),
-        }
     }
 }
 

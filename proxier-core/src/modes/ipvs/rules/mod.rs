@@ -44,7 +44,8 @@ use crate::ports::Result;
 use changes::Ours;
 
 pub use changes::RuleChanges;
-pub use inputs::{Capabilities, Inputs, Kept};
+pub use inputs::{Capabilities, Inputs};
+pub(crate) use names::is_ours as has_chain;
 
 pub use crate::modes::shared::chains::OwnJump;
 
@@ -114,8 +115,4 @@ impl Rules {
 /// [`Invalid`](crate::ports::PortErrorKind::Invalid) if a table could not be shown.
 pub fn cleanup(observed: &Dump, prefix: NamePrefix, is_kept: IsKept<'_>) -> Result<RuleChanges> {
     changes::compare(None, Ours { prefix, is_kept }, observed)
-}
-
-pub(crate) fn has_chain(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
-    names::is_ours(prefix, table, chain)
 }

@@ -27,7 +27,7 @@ pub(super) fn chain(prefix: NamePrefix, name: &str) -> String {
     format!("{prefix}{name}")
 }
 
-pub(super) fn is_ours(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
+pub(crate) fn is_ours(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
     let names = match table {
         table if *table == TableName::NAT => NAT,
         table if *table == TableName::FILTER => FILTER,

@@ -3,7 +3,6 @@
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use std::sync::Arc;
 
 use ipset::{Element, IpSpan};
 use nftables::{Chain, Element as NftElement, Rule, TableKey};
@@ -31,7 +30,7 @@ pub struct TableChange {
 }
 
 /// The state that tables are written from.
-pub(crate) type Basis = table::Basis<Arc<TableContents>>;
+pub(crate) type Basis = table::Basis<TableContents>;
 
 pub(crate) type Entries = BTreeMap<SetKind, Vec<Element>>;
 
@@ -225,13 +224,13 @@ pub(crate) fn write(
         delete.clear();
     }
     let changes: Cow<'_, EntryChanges<'_>> = Cow::Owned(EntryChanges { layout, change, delete, add });
-    let again = |tables: &mut dyn Tables| read(&layout.table, family, tables).ok().map(|found| found.map(Arc::new));
+    let again = |tables: &mut dyn Tables| read(&layout.table, family, tables).ok();
     let (changes, mut written) = table::write(changes, family, (basis, &again), tables);
     let EntryChanges { delete, add, .. } = changes.into_owned();
     written.refused.retain(|((kind, element), action, error)| {
         let is_gone = *action == Action::Delete && error.kind() == PortErrorKind::NotFound;
         if is_gone {
-            note_gone(observed, of(*kind), element);
+            observed.remove_entry(of(*kind), element);
         }
         !is_gone
     });
@@ -244,19 +243,13 @@ pub(crate) fn write(
     }
     for (kind, elements) in &delete {
         for element in elements {
-            note_gone(observed, of(*kind), element);
+            observed.remove_entry(of(*kind), element);
         }
     }
     for (kind, elements) in add {
         observed.sets.entry(of(kind)).or_default().extend(elements);
     }
     written
-}
-
-fn note_gone(observed: &mut Observed, set: SetKey, element: &Element) {
-    if let Some(elements) = observed.sets.get_mut(&set) {
-        elements.remove(element);
-    }
 }
 
 #[cfg(test)]

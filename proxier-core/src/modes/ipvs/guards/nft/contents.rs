@@ -1,14 +1,14 @@
 //! Converts between a table in the kernel and IPVS mode's terms: entries of sets, and elements.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-use ipset::{Element, IpSpan, Ports, Protocol};
+use ipset::{Element, IpSpan, Ports, Protocol, SetType};
 use nftables::{Element as NftElement, ElementData, ElementKey, TableKey, TableSnapshot, Value};
 
 use super::layout::Layout;
 use crate::config::Config;
-use crate::modes::ipvs::sets::SetKind;
+use crate::modes::ipvs::observed::Contents;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::shared::nft::{address, is_ours};
 use crate::modes::shared::table::{Layout as _, Shape};
@@ -19,7 +19,7 @@ use crate::ports::{PortErrorKind, Result, Tables};
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct TableContents {
     /// Entries by set, for every existing set.
-    pub(crate) entries: BTreeMap<SetKind, BTreeSet<Element>>,
+    pub(crate) entries: Contents,
     pub(super) shape: Shape,
     /// Whether there are other programs' sets or elements.
     has_others: bool,
@@ -35,7 +35,7 @@ impl TableContents {
                 found.has_others = true;
                 continue;
             };
-            let entries = found.entries.entry(kind).or_default();
+            let entries = found.entries.entry(SetKey::new(family, kind)).or_default();
             for element in elements {
                 match decode(kind, family, &element) {
                     Some(element) => drop(entries.insert(element)),
@@ -108,30 +108,21 @@ pub(super) fn encode_key(element: &Element) -> ElementKey {
 pub(super) fn decode(kind: SetKind, family: Family, found: &NftElement) -> Option<Element> {
     let (first, last) = found.key.ends()?;
     let (first, last) = (first.as_bytes(), last.as_bytes());
-    let element = match kind {
-        SetKind::IpvsIps => Element::Ip(IpSpan::host(address(first, family)?.0)),
-        SetKind::NodePortTcp
-        | SetKind::NodePortLocalTcp
-        | SetKind::NodePortUdp
-        | SetKind::NodePortLocalUdp
-        | SetKind::HealthCheckNodePort => Element::Port(u16::from_be_bytes(*first.first_chunk()?).into()),
-        SetKind::LoopBack
-        | SetKind::LoadBalancerSourceIp
-        | SetKind::LoadBalancerSourceCidr
-        | SetKind::LoadBalancerNotNode => {
+    let element = match kind.set_type() {
+        SetType::HashIp => Element::Ip(IpSpan::host(address(first, family)?.0)),
+        SetType::BitmapPort => Element::Port(u16::from_be_bytes(*first.first_chunk()?).into()),
+        set_type => {
             let (span, ports, sources) = parse_address_and_ports(first, family)?;
-            let (_, _, end) = parse_address_and_ports(last, family)?;
-            Element::IpPortIp(span, ports, network(address(sources, family)?.0, address(end, family)?.0)?)
-        }
-        SetKind::SplitMark => {
-            let (span, ports, _) = parse_address_and_ports(first, family)?;
-            let Some(ElementData::Value(mark)) = &found.data else { return None };
-            let mark = u32::from_ne_bytes(*mark.as_bytes().first_chunk()?);
-            split::with_mark(span, ports, mark)
-        }
-        _ => {
-            let (span, ports, _) = parse_address_and_ports(first, family)?;
-            Element::IpPort(span, ports)
+            match (set_type, &found.data) {
+                (SetType::HashIpPort, _) => Element::IpPort(span, ports),
+                (_, Some(ElementData::Value(mark))) => {
+                    split::with_mark(span, ports, u32::from_ne_bytes(*mark.as_bytes().first_chunk()?))
+                }
+                _ => {
+                    let (_, _, end) = parse_address_and_ports(last, family)?;
+                    Element::IpPortIp(span, ports, network(address(sources, family)?.0, address(end, family)?.0)?)
+                }
+            }
         }
     };
     // An element that we would write differently is another program's.
@@ -149,13 +140,10 @@ fn parse_address_and_ports(bytes: &[u8], family: Family) -> Option<(IpSpan, Port
 }
 
 fn network(first: IpAddr, last: IpAddr) -> Option<IpSpan> {
-    let prefix = match (first, last) {
-        (IpAddr::V4(first), IpAddr::V4(last)) => (first.to_bits() ^ last.to_bits()).leading_zeros(),
-        (IpAddr::V6(first), IpAddr::V6(last)) => (first.to_bits() ^ last.to_bits()).leading_zeros(),
-        _ => return None,
-    };
-    let span = IpSpan::network(first, u8::try_from(prefix).ok()?).ok()?;
-    (span.first() == first && span.last() == last).then_some(span)
+    // Most are of one address.
+    let most = if first.is_ipv4() { 32 } else { 128 };
+    let mut networks = (0..=most).rev().filter_map(|prefix| IpSpan::network(first, prefix).ok());
+    networks.find(|span| (span.first(), span.last()) == (first, last))
 }
 
 #[cfg(test)]

@@ -5,7 +5,6 @@ mod contents;
 mod layout;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 
 use ipset::Element;
 use ipvs::VirtualServerKey;
@@ -13,8 +12,8 @@ use ipvs::VirtualServerKey;
 use crate::config::{Config, MarkRange};
 use crate::modes::Pass;
 use crate::modes::ipvs::binding::Routes;
-use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::sets::{SetKey, SetKind};
+use crate::modes::ipvs::observed::{Contents, Observed, records};
+use crate::modes::ipvs::sets::SetKey;
 use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::cleaned::Cleaned;
@@ -29,30 +28,30 @@ use crate::service::NodeFacts;
 
 pub use change::TableChange;
 pub(crate) use change::{Basis, Entries, write};
-pub(crate) use contents::{TableContents, has_nftables_mode, read};
+pub(crate) use contents::{has_nftables_mode, read};
 pub use layout::Layout;
 pub(crate) use layout::table;
 
 #[derive(Debug, Default)]
 pub(crate) struct Tables {
     pub(crate) written: BTreeMap<Family, Layout>,
-    /// The tables as just read, until the plan is made.
-    found: BTreeMap<Family, Option<Arc<TableContents>>>,
-    /// The generation before they were read.
-    generation: Option<u32>,
+    /// The tables as just read, until a plan is carried out.
+    pub(crate) basis: Basis,
     /// Families that nftables mode still serves.
     served_by_nftables_mode: Vec<Family>,
 }
 
 impl Tables {
-    pub(crate) fn read(&mut self, config: &Config, tables: &mut dyn TablesPort) -> Result<(), Vec<Unread>> {
-        self.found.clear();
+    pub(crate) fn read(&mut self, config: &Config, tables: &mut dyn TablesPort) -> (Contents, Vec<Unread>) {
         self.served_by_nftables_mode.clear();
-        let mut failed = Vec::new();
-        self.generation = tables.generation().ok();
+        let (mut contents, mut read_tables, mut failed) = (Contents::new(), BTreeMap::new(), Vec::new());
+        let generation = tables.generation().ok();
         for family in config.families.iter() {
             match read(&table(family, &config.names), family, tables) {
-                Ok(found) => drop(self.found.insert(family, found.map(Arc::new))),
+                Ok(found) => {
+                    contents.extend(found.iter().flat_map(|found| found.entries.clone()));
+                    read_tables.insert(family, found);
+                }
                 Err(error) => failed.push(error),
             }
             match has_nftables_mode(family, config, tables) {
@@ -63,21 +62,8 @@ impl Tables {
                 }
             }
         }
-        if failed.is_empty() { Ok(()) } else { Err(failed) }
-    }
-
-    /// The tables that were just read, if any.
-    pub(crate) fn found_tables(&self) -> impl Iterator<Item = (Family, &TableContents)> {
-        self.found.iter().filter_map(|(family, found)| Some((*family, found.as_deref()?)))
-    }
-
-    /// The state that the next writes follow from: the tables that were just read.
-    pub(crate) fn basis(&self) -> Basis {
-        Basis::new(self.generation, self.found.clone())
-    }
-
-    pub(crate) fn forget_found(&mut self) {
-        self.found.clear();
+        self.basis = Basis::new(generation, read_tables);
+        (contents, failed)
     }
 
     /// Restores tables to their tracked state if another program has changed them. Source ranges are open to all
@@ -91,13 +77,13 @@ impl Tables {
             let is_whole = found.as_ref().is_some_and(|found| {
                 let mut known = observed.sets.iter().filter(|(set, _)| set.family == *family);
                 let changes = TableChange::compared(layout, Some(found));
-                changes == [None, None] && known.all(|(set, entries)| found.entries.get(&set.kind) == Some(entries))
+                changes == [None, None] && known.all(|(set, entries)| found.entries.get(set) == Some(entries))
             });
             if is_whole {
                 continue;
             }
             let change = TableChange::full(layout, if found.is_some() { Fate::Remake } else { Fate::Make });
-            let mut basis = Basis::new(generation, [(*family, found.map(Arc::new))].into());
+            let mut basis = Basis::new(generation, [(*family, found)].into());
             let written = write(layout, Some(&change), (Action::Add, Entries::new()), (observed, &mut basis), tables);
             if written.failed.is_none() && written.refused.is_empty() {
                 done.push(change.step());
@@ -135,8 +121,8 @@ impl Tables {
     pub(crate) fn changes(&self, layouts: &BTreeMap<Family, Layout>, full: bool) -> [Vec<TableChange>; 2] {
         let [mut first, mut last] = [Vec::new(), Vec::new()];
         for (family, layout) in layouts {
-            let [before, after] = match (full, self.found.get(family), self.written.get(family)) {
-                (true, Some(found), _) => TableChange::compared(layout, found.as_deref()),
+            let [before, after] = match (full, self.basis.found(*family), self.written.get(family)) {
+                (true, Some(found), _) => TableChange::compared(layout, found.as_ref()),
                 (false, _, Some(written)) => TableChange::changed(layout, written),
                 _ => [None, None],
             };
@@ -156,31 +142,26 @@ pub fn marks(
     config: &Config,
     tables: &mut dyn TablesPort,
 ) -> Result<BTreeMap<VirtualServerKey, FrontendKey>, Vec<Unread>> {
-    let (mut marks, mut unread) = (BTreeMap::new(), Vec::new());
-    for family in config.families.iter() {
-        match read_entries(family, config, tables) {
-            Ok(entries) => {
-                let records = entries.get(&SetKind::SplitMark).into_iter().flatten();
-                let known = |record| Some((split::server_of(record)?, split::recorded(record)?.0));
-                marks.extend(records.filter_map(known));
-            }
+    let (contents, unread) = read_contents(config.families.iter(), config, tables);
+    let known = |record| Some((split::server_of(record)?, split::recorded(record)?.0));
+    if unread.is_empty() { Ok(records(&contents).filter_map(known).collect()) } else { Err(unread) }
+}
+
+/// The entries of these families' tables; none without the table, or without nf_tables.
+pub(crate) fn read_contents(
+    families: impl IntoIterator<Item = Family>,
+    config: &Config,
+    tables: &mut dyn TablesPort,
+) -> (Contents, Vec<Unread>) {
+    let (mut contents, mut unread) = (Contents::new(), Vec::new());
+    for family in families {
+        match read(&table(family, &config.names), family, tables) {
+            Ok(found) => contents.extend(found.into_iter().flat_map(|found| found.entries)),
+            Err(error) if error.error.kind() == PortErrorKind::Unavailable => {}
             Err(error) => unread.push(error),
         }
     }
-    if unread.is_empty() { Ok(marks) } else { Err(unread) }
-}
-
-/// The entries of a family's table; none without the table, or without nf_tables.
-pub(crate) fn read_entries(
-    family: Family,
-    config: &Config,
-    tables: &mut dyn TablesPort,
-) -> Result<BTreeMap<SetKind, BTreeSet<Element>>, Unread> {
-    match read(&table(family, &config.names), family, tables) {
-        Ok(found) => Ok(found.map(|found| found.entries).unwrap_or_default()),
-        Err(unread) if unread.error.kind() == PortErrorKind::Unavailable => Ok(BTreeMap::new()),
-        Err(unread) => Err(unread),
-    }
+    (contents, unread)
 }
 
 /// The virtual server of the mark that the kernel's table gives to packets of outside clients to an address and port.
@@ -189,11 +170,14 @@ pub(crate) fn marked(
     config: &Config,
     tables: &mut dyn TablesPort,
 ) -> Result<Option<VirtualServerKey>> {
-    let found = read_entries(place.family(), config, tables).map_err(|unread| unread.error)?;
-    let entries = |kind| found.get(&kind).into_iter().flatten();
-    let is_split = entries(SetKind::LocalSplit).any(|of| split::frontend_of(of) == Some(*place));
+    let (found, unread) = read_contents([place.family()], config, tables);
+    if let Some(unread) = unread.into_iter().next() {
+        return Err(unread.error);
+    }
+    let (set, entry) = split::active_entry(place);
+    let is_split = found.get(&set).is_some_and(|entries| entries.contains(&entry));
     let is_it = |of: &&Element| is_split && split::recorded(of).is_some_and(|(at, _)| at == *place);
-    Ok(entries(SetKind::SplitMark).find(is_it).and_then(split::server_of))
+    Ok(records(&found).find(is_it).and_then(split::server_of))
 }
 
 /// Has the kernel check each family's table with every set, chain and rule that this variant writes, without creating
