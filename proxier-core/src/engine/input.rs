@@ -233,8 +233,10 @@ impl Reconciler {
     ///   ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)).
     pub fn upsert_cluster_node(&mut self, object: &NodeObject, now: Moment) {
         self.note_readable(ObjectKind::Node, &ObjectKey::new("", &object.metadata.name), now);
-        let weight = self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.cluster.nodes.upsert_weight(object);
+        let weight = self.options.config.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS)
+            && self.cluster.nodes.upsert_weight(object);
         if self.mode().facts().makes_addresses_local && self.cluster.nodes.upsert_addresses(object) || weight {
+            self.backlog.nodes_changed = true;
             self.schedule.request(now);
         }
     }
@@ -243,6 +245,7 @@ impl Reconciler {
     pub fn delete_cluster_node(&mut self, name: &str, now: Moment) {
         self.note_readable(ObjectKind::Node, &ObjectKey::new("", name), now);
         if self.cluster.nodes.delete(name) {
+            self.backlog.nodes_changed = true;
             self.schedule.request(now);
         }
     }

@@ -13,8 +13,9 @@ mod steps;
 mod surroundings;
 mod view;
 
+pub use crate::plan::report::Totals;
 pub use options::Options;
 pub use others::Removal;
 pub use schedule::Limits;
 pub use state::Reconciler;
-pub use view::{ServerCounts, Totals};
+pub use view::ServerCounts;

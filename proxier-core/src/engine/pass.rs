@@ -6,6 +6,7 @@ use super::state::{Reconciler, Trust};
 use crate::modes::Plan;
 use crate::plan::report::{Report, Unread};
 use crate::ports::Ports;
+use crate::snapshot::ObjectKey;
 use crate::time::Moment;
 
 pub(super) struct Run<'a, 'p> {
@@ -69,9 +70,9 @@ impl Reconciler {
             self.schedule.became_full();
         }
         if let Some(plan) = plan {
-            // A running process retries soon, and must not delay anything else meanwhile.
-            let lock_wait = if self.is_settled() { Self::SHORT_LOCK_WAIT } else { Self::FIRST_LOCK_WAIT };
-            run.ports.rules.set_lock_wait(lock_wait);
+            if !self.is_settled() {
+                run.ports.rules.set_lock_wait(Self::FIRST_LOCK_WAIT);
+            }
             if self.execute(plan, &mut run) {
                 self.schedule.request_full(run.now);
             }
@@ -87,14 +88,24 @@ impl Reconciler {
     /// not be read, or other modes serve.
     fn prepare(&mut self, scope: Scope, run: &mut Run<'_, '_>) -> Option<Plan> {
         run.report.full = scope == Scope::Full || !self.mode.knows_kernel();
-        self.take_cluster_nodes();
-        self.read_host(run);
-        self.give_up_absent(run.now);
-        self.find_api_servers();
+        if self.backlog.nodes_changed {
+            self.take_cluster_nodes();
+        }
+        if run.report.full || self.host.is_stale {
+            self.read_host(run);
+        }
+        if self.host.next_loss().is_some_and(|at| at <= run.now) {
+            self.give_up_absent(run.now);
+        }
+        if run.report.full || self.backlog.services.iter().any(ObjectKey::is_kubernetes) {
+            self.find_api_servers();
+        }
         let refreshed = self.refresh_desired(run.now);
         self.believe(refreshed, run);
         self.read_kernel(run);
-        self.adopt(run);
+        if !self.host.knows_served {
+            self.adopt(run);
+        }
         if !run.report.unread.is_empty() || self.gives_way(run) {
             // The next pass that can write compares everything.
             self.mode.forget_kernel();

@@ -9,13 +9,12 @@ use super::options::Options;
 use super::own_transactions::OwnTables;
 use super::schedule::Schedule;
 use super::surroundings::Cluster;
-use super::view::Totals;
 use crate::config::{Config, KernelNames, MayAskFor};
 use crate::modes::localhost_relay::LocalhostNodePorts;
 use crate::modes::shared::networks;
 use crate::modes::{Kind, Mode, fast_path};
 use crate::net::is_reachable;
-use crate::plan::report::Refused;
+use crate::plan::report::{Refused, Totals};
 use crate::plan::step::{Part, Step};
 use crate::safeguard::Safeguard;
 use crate::service::{Changes, Desired, NodeFacts};
@@ -154,6 +153,8 @@ impl Host {
 pub(super) struct Backlog {
     /// Services to compile again.
     pub(super) services: BTreeSet<ObjectKey>,
+    /// Whether weights or addresses of the cluster's Nodes changed.
+    pub(super) nodes_changed: bool,
     /// Differences from the last written state.
     pub(super) changes: Changes,
     /// Steps that failed in the last full pass and since. The next full pass finds them again; they are not drift.
@@ -256,7 +257,7 @@ impl Reconciler {
         let mut facts = NodeFacts::new(&options.config, &cluster.node, &host.addresses);
         options.mode.describe(&mut facts, options.iptables);
         let mut store = Store::new(node_name).with_abilities(of_mode.abilities);
-        if options.config.lets(MayAskFor::NODE_WEIGHTS) {
+        if options.config.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS) {
             store = store.keep_nodes();
         }
         Reconciler {

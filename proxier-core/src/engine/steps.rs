@@ -9,7 +9,7 @@ use crate::modes::shared::{flows, localhost, sysctls};
 use crate::modes::{CarryOut, Mode, Pass, Plan};
 use crate::net::{Family, FrontendKey, Protocol};
 use crate::plan::operation::Operation;
-use crate::plan::report::{Applied, Report};
+use crate::plan::report::{Applied, Refused, Report};
 use crate::plan::step::{Action, Names, Part};
 use crate::ports::{PortError, PortErrorKind, Ports, SysctlChange, UdpServices};
 use crate::safeguard::{Kernel, Stopped};
@@ -232,6 +232,25 @@ impl Reconciler {
         outcome.read_again || (outcome.surprised && !was_surprised)
     }
 
+    /// Those that no mode would serve. Costs O(such Frontends).
+    pub(super) fn refused_by_claim(&self) -> impl Iterator<Item = Refused> {
+        let reserved = self.desired.rejected().map(|(service, refusal)| Refused {
+            service: service.to_string(),
+            key: refusal.key,
+            endpoint: None,
+            reason: refusal.reason(),
+            user: Some(refusal.user.clone()),
+        });
+        let claimed = self.desired.conflicts().map(|conflict| Refused {
+            service: conflict.refused.to_string(),
+            key: conflict.key,
+            endpoint: None,
+            reason: conflict.reason(),
+            user: None,
+        });
+        reserved.chain(claimed)
+    }
+
     /// Whether the kernel, as far as known, serves none of the desired Frontends.
     fn serves_nothing(&self) -> bool {
         let Some(kernel) = self.mode.kernel() else { return false };
@@ -241,10 +260,12 @@ impl Reconciler {
 
     /// Ends a pass: decides when the next one runs, and counts this one.
     pub(super) fn conclude(&mut self, run: Run<'_, '_>) -> Report {
-        let Run { clock, report, .. } = run;
+        let Run { clock, report, ports, .. } = run;
         let (end, has_failed) = (clock(), report.has_failed());
         if report.full && !has_failed && !report.is_doubted {
             self.trust = Trust::Settled;
+            // A running process retries soon, and must not delay anything else meanwhile.
+            ports.rules.set_lock_wait(Self::SHORT_LOCK_WAIT);
         }
         // What the iptables lock held up is done. Only a full pass shows that nothing else is missing.
         let put_off = std::mem::replace(&mut self.backlog.put_off, !report.rules_put_off.is_empty());

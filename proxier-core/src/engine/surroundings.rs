@@ -50,15 +50,6 @@ pub(super) struct ClusterNodes {
     weights: Arc<BTreeMap<Box<str>, u16>>,
     rejections: BTreeMap<Box<str>, Vec<Rejection>>,
     addresses: BTreeMap<Arc<str>, Box<[IpAddr]>>,
-    /// Differences since [`ClusterNodes::take_changed`].
-    changed: NodeChanges,
-}
-
-/// Differences between two states of the cluster's Nodes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct NodeChanges {
-    pub(super) weights: bool,
-    pub(super) addresses: bool,
 }
 
 impl ClusterNodes {
@@ -83,7 +74,6 @@ impl ClusterNodes {
             return false;
         }
         self.addresses.insert(name.into(), addresses.into());
-        self.changed.addresses = true;
         true
     }
 
@@ -91,7 +81,6 @@ impl ClusterNodes {
     pub(super) fn delete(&mut self, name: &str) -> bool {
         self.rejections.remove(name);
         let had_addresses = self.addresses.remove(name).is_some();
-        self.changed.addresses |= had_addresses;
         self.set_weight(name, None) || had_addresses
     }
 
@@ -104,7 +93,6 @@ impl ClusterNodes {
             Some(weight) => weights.insert(name.into(), weight),
             None => weights.remove(name),
         };
-        self.changed.weights = true;
         true
     }
 
@@ -123,19 +111,11 @@ impl ClusterNodes {
         }
         nodes
     }
-
-    pub(super) fn take_changed(&mut self) -> NodeChanges {
-        std::mem::take(&mut self.changed)
-    }
 }
 
 impl Reconciler {
-    /// Reads the host's addresses and gateways, in a full pass or after they changed. The pass becomes full if the
-    /// mode's device or routes differ.
+    /// Reads the host's addresses and gateways. The pass becomes full if the mode's device or routes differ.
     pub(super) fn read_host(&mut self, run: &mut Run<'_, '_>) {
-        if !run.report.full && !self.host.is_stale {
-            return;
-        }
         match networks::read_host(run.ports.links) {
             Ok(host) => {
                 run.report.full |= self.take_host(host, run.now);
@@ -181,7 +161,7 @@ impl Reconciler {
     /// Handles an address on which an earlier process served node ports, and which this host lacks at the first reading
     /// of the kernel. It gets the same time to come back as one lost later.
     pub(super) fn adopt(&mut self, run: &mut Run<'_, '_>) {
-        if self.host.knows_served || !run.report.unread.is_empty() || !self.mode.knows_kernel() {
+        if !run.report.unread.is_empty() || !self.mode.knows_kernel() {
             return;
         }
         self.host.knows_served = true;
@@ -198,11 +178,8 @@ impl Reconciler {
 
     /// Drops addresses that have been lost for long enough.
     pub(super) fn give_up_absent(&mut self, now: Moment) {
-        let before = self.host.absent.len();
         self.host.absent.retain(|_, until| *until > now);
-        if self.host.absent.len() != before {
-            self.refresh_facts();
-        }
+        self.refresh_facts();
     }
 
     /// Reads the gateways of the default routes. Keeps the known ones if they cannot be read. A family without a
@@ -242,19 +219,14 @@ impl Reconciler {
     }
 
     /// Applies changed weights and addresses of the cluster's Nodes. Services that request an address which a Node got
-    /// or lost are recompiled; all of them for a changed weight. Costs O(Nodes + Frontends), only when the addresses of
-    /// a Node changed.
+    /// or lost are recompiled; all of them for a changed weight. Costs O(Nodes + Frontends).
     pub(super) fn take_cluster_nodes(&mut self) {
-        let changed = self.cluster.nodes.take_changed();
-        if changed.addresses {
-            let nodes = Arc::new(self.cluster.nodes.by_address(&self.cluster.node.name));
-            self.options.config.reserved.nodes = nodes.clone();
-            let before = std::mem::replace(&mut self.facts.config.reserved.nodes, nodes.clone());
-            let differs = |address: &IpAddr| before.get(address) != nodes.get(address);
-            self.backlog.services.extend(self.desired.services_at(differs).cloned());
-        }
-        if changed.weights {
-            self.refresh_facts();
-        }
+        self.backlog.nodes_changed = false;
+        let nodes = Arc::new(self.cluster.nodes.by_address(&self.cluster.node.name));
+        self.options.config.reserved.nodes = nodes.clone();
+        let before = std::mem::replace(&mut self.facts.config.reserved.nodes, nodes.clone());
+        let differs = |address: &IpAddr| before.get(address) != nodes.get(address);
+        self.backlog.services.extend(self.desired.services_at(differs).cloned());
+        self.refresh_facts();
     }
 }

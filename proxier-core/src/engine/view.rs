@@ -12,10 +12,8 @@ use crate::modes::ipvs::observed::Observed;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::ipvs::{Draining, MarkUnavailable};
 use crate::modes::localhost_relay::LocalhostNodePorts;
-use crate::net::{ByFamily, Family, FrontendKey};
-use crate::plan::report::{Refused, Report};
-use crate::plan::step::Part;
-use crate::ports::Flows;
+use crate::net::FrontendKey;
+use crate::plan::report::{Refused, Totals};
 use crate::safeguard::Safeguard;
 use crate::service::{Desired, NodeFacts};
 use crate::snapshot::{Rejection, Store};
@@ -174,75 +172,9 @@ impl Reconciler {
         self.refused_by_claim().chain(self.mode.refused(self.desired()))
     }
 
-    /// Those that no mode would serve. Costs O(such Frontends).
-    pub(super) fn refused_by_claim(&self) -> impl Iterator<Item = Refused> {
-        let desired = self.desired();
-        let reserved = desired.rejected().map(|(service, refusal)| Refused {
-            service: service.to_string(),
-            key: refusal.key,
-            endpoint: None,
-            reason: refusal.reason(),
-            user: Some(refusal.user.clone()),
-        });
-        let claimed = desired.conflicts().map(|conflict| Refused {
-            service: conflict.refused.to_string(),
-            key: conflict.key,
-            endpoint: None,
-            reason: conflict.reason(),
-            user: None,
-        });
-        reserved.chain(claimed)
-    }
-
     /// Values left out of the current objects: of Services and slices, then of Nodes, then annotations and external IPs
     /// of Services that the endpoints or the configuration rule out.
     pub fn rejections(&self) -> impl Iterator<Item = &Rejection> {
         self.store.rejections().chain(self.cluster.rejections()).chain(self.desired().refused())
-    }
-}
-
-/// Counters since the start of the process, as data for metrics.
-#[derive(Clone, Debug, Default, PartialEq)]
-#[non_exhaustive]
-pub struct Totals {
-    /// Changes of Services received, including those without effect
-    /// (`kubeproxy_sync_proxy_rules_service_changes_total`).
-    pub service_changes: u64,
-    /// Changes of EndpointSlices received (`kubeproxy_sync_proxy_rules_endpoint_changes_total`).
-    pub endpoint_changes: u64,
-    /// Passes that failed ([`Report::has_failed`]).
-    pub failed_passes: u64,
-    /// Passes in which the safeguard held back deletions.
-    pub stopped_passes: u64,
-    /// Failed restores of iptables rules (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
-    pub restore_failures: ByFamily<u64>,
-    /// Failed restores in passes for changes only
-    /// (`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total`).
-    pub partial_restore_failures: ByFamily<u64>,
-    /// Failed nf_tables transactions (`kubeproxy_sync_proxy_rules_nftables_sync_failures_total`).
-    pub table_failures: ByFamily<u64>,
-    /// Flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
-    pub flows: Flows,
-}
-
-fn add(count: &mut u64, more: usize) {
-    *count = count.saturating_add(u64::try_from(more).unwrap_or(u64::MAX));
-}
-
-impl Totals {
-    pub(super) fn add(&mut self, report: &Report) {
-        add(&mut self.failed_passes, report.has_failed().into());
-        add(&mut self.stopped_passes, report.stopped.is_some().into());
-        for step in report.applied.failures.iter().map(|failure| &failure.step) {
-            let Some(family) = step.family() else { continue };
-            let of_table = step.part == Part::Table;
-            let count = if of_table { &mut self.table_failures } else { &mut self.restore_failures };
-            add(count.of_mut(family), 1);
-        }
-        for family in Family::ALL {
-            let failures = *report.applied.partial_restore_failures.of(family);
-            add(self.partial_restore_failures.of_mut(family), failures);
-        }
-        self.flows.add(report.applied.flows);
     }
 }

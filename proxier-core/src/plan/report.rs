@@ -307,3 +307,49 @@ pub struct ServedFirst {
     /// The time that it took, from the start of the pass.
     pub after: Duration,
 }
+
+/// Counters since the start of the process, as data for metrics.
+#[derive(Clone, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct Totals {
+    /// Changes of Services received, including those without effect
+    /// (`kubeproxy_sync_proxy_rules_service_changes_total`).
+    pub service_changes: u64,
+    /// Changes of EndpointSlices received (`kubeproxy_sync_proxy_rules_endpoint_changes_total`).
+    pub endpoint_changes: u64,
+    /// Passes that failed ([`Report::has_failed`]).
+    pub failed_passes: u64,
+    /// Passes in which the safeguard held back deletions.
+    pub stopped_passes: u64,
+    /// Failed restores of iptables rules (`kubeproxy_sync_proxy_rules_iptables_restore_failures_total`).
+    pub restore_failures: ByFamily<u64>,
+    /// Failed restores in passes for changes only
+    /// (`kubeproxy_sync_proxy_rules_iptables_partial_restore_failures_total`).
+    pub partial_restore_failures: ByFamily<u64>,
+    /// Failed nf_tables transactions (`kubeproxy_sync_proxy_rules_nftables_sync_failures_total`).
+    pub table_failures: ByFamily<u64>,
+    /// Flows that were forgotten (`kubeproxy_conntrack_reconciler_deleted_entries_total`).
+    pub flows: Flows,
+}
+
+fn add(count: &mut u64, more: usize) {
+    *count = count.saturating_add(u64::try_from(more).unwrap_or(u64::MAX));
+}
+
+impl Totals {
+    pub(crate) fn add(&mut self, report: &Report) {
+        add(&mut self.failed_passes, report.has_failed().into());
+        add(&mut self.stopped_passes, report.stopped.is_some().into());
+        for step in report.applied.failures.iter().map(|failure| &failure.step) {
+            let Some(family) = step.family() else { continue };
+            let of_table = step.part == Part::Table;
+            let count = if of_table { &mut self.table_failures } else { &mut self.restore_failures };
+            add(count.of_mut(family), 1);
+        }
+        for family in Family::ALL {
+            let failures = *report.applied.partial_restore_failures.of(family);
+            add(self.partial_restore_failures.of_mut(family), failures);
+        }
+        self.flows.add(report.applied.flows);
+    }
+}
