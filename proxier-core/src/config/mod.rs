@@ -11,6 +11,7 @@ use std::net::IpAddr;
 
 use ::ipvs::model::Scheduler;
 
+pub use crate::net::Families;
 use crate::net::{Family, Network, is_reachable};
 use crate::objects::ConfigObject;
 use crate::snapshot::{Balancing, ObjectKey, ObjectKind, Rejection, Reporter, parse_address, parse_network};
@@ -23,33 +24,6 @@ pub use masquerade::{LocalTraffic, MarkBit};
 pub use names::{InterfaceName, InvalidName, KernelNames, NamePrefix, TableName};
 pub(crate) use reserved::OtherProxies;
 pub use reserved::{Neighbour, Reserved, ReservedPort, User};
-
-/// Families to program.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub enum Families {
-    /// IPv4 only.
-    V4,
-    /// IPv6 only.
-    V6,
-    /// Both. Default.
-    #[default]
-    Dual,
-}
-
-impl Families {
-    /// The families that it includes.
-    pub fn iter(self) -> impl Iterator<Item = Family> {
-        Family::ALL.into_iter().filter(move |family| self.has(*family))
-    }
-
-    pub(crate) fn has(self, family: Family) -> bool {
-        match self {
-            Families::V4 => family == Family::V4,
-            Families::V6 => family == Family::V6,
-            Families::Dual => true,
-        }
-    }
-}
 
 /// The addresses of this host that serve node ports.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -171,18 +145,13 @@ pub struct NftablesConfig {
 }
 
 impl Config {
-    /// Whether annotations may override this.
-    pub(crate) fn lets(&self, what: MayAskFor) -> bool {
-        self.ipvs.may_ask_for.contains(what)
-    }
-
     /// Checks a configuration. Ignores and reports impossible values; the caller decides whether to continue.
     ///
     /// If no item of `nodePortAddresses` is valid, no node ports are served. `iptables.localhostNodePorts` is ignored,
     /// as in kube-proxy's IPVS mode, because IPVS cannot serve node ports on loopback addresses.
     pub fn check(object: &ConfigObject, rejections: &mut Vec<Rejection>) -> Self {
-        let report =
-            &mut Reporter::new(ObjectKind::Configuration, ObjectKey::new("", "KubeProxyConfiguration"), rejections);
+        let key = &ObjectKey::new("", "KubeProxyConfiguration");
+        let report = &mut Reporter { kind: ObjectKind::Configuration, key, rejections };
         let mut config = Config::default();
         let ipvs = &object.ipvs;
         // `none` parses too, but connections would not be forwarded.

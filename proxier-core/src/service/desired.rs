@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::{Compiled, Frontend, HealthCheck, Indexed, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
-use crate::pack::{pack, put};
+use crate::pack::pack;
 use crate::parallel;
 use crate::snapshot::{CreationTime, ObjectKey, Rejection, Store};
 
@@ -29,10 +29,8 @@ pub struct Desired {
     /// Boxed, since a map allocates room for more values than it has.
     services: BTreeMap<ObjectKey, Box<Compiled>>,
     claims: BTreeMap<FrontendKey, Claims>,
-    /// Services with requests that cannot be met.
+    /// Services with requests that cannot be met, or Frontends that are rejected.
     refusing: BTreeSet<ObjectKey>,
-    /// Services with Frontends that are rejected.
-    rejecting: BTreeSet<ObjectKey>,
     /// Frontends that several Services claim.
     contested: BTreeSet<FrontendKey>,
     /// Frontends without session affinity, since the mode has no room for it.
@@ -165,12 +163,17 @@ impl Desired {
         observer: &mut dyn FrontendObserver,
     ) {
         let needs_ports = observer.needs_ports();
-        let compile = |keys: &[&ObjectKey]| -> Vec<Option<Compiled>> {
-            keys.iter().map(|key| compile_from(store, key, facts, needs_ports)).collect()
-        };
+        let compile = |key: &&ObjectKey| compile_from(store, key, facts, needs_ports);
         let keys: Vec<&ObjectKey> = services.into_iter().collect();
+        if keys.len() < WORTH_A_THREAD {
+            for key in keys {
+                self.update(key, compile(&key), observer);
+            }
+            return;
+        }
         for keys in keys.chunks(AT_ONCE) {
-            let compiled = parallel::map_parts(keys, WORTH_A_THREAD, compile);
+            let compiled =
+                parallel::map_parts(keys, WORTH_A_THREAD, |part| part.iter().map(compile).collect::<Vec<_>>());
             for (key, compiled) in keys.iter().zip(compiled.into_iter().flatten()) {
                 self.update(key, compiled, observer);
             }
@@ -192,8 +195,11 @@ impl Desired {
             return;
         }
         let extras = compiled.as_ref().map(|new| new.extras());
-        put(&mut self.refusing, key.clone(), extras.is_some_and(|extras| !extras.refused.is_empty()));
-        put(&mut self.rejecting, key.clone(), extras.is_some_and(|extras| !extras.rejected.is_empty()));
+        if extras.is_some_and(|of| !of.refused.is_empty() || !of.rejected.is_empty()) {
+            self.refusing.insert(key.clone());
+        } else {
+            self.refusing.remove(key);
+        }
         observer.service(old.as_deref(), compiled.as_deref());
         let claim_of = |of: &Option<Box<Compiled>>, frontend: &FrontendKey| {
             let compiled = of.as_ref()?;
@@ -231,7 +237,11 @@ impl Desired {
             claims.insert(place, new);
         }
         let after = owned(claims);
-        put(&mut self.contested, key, claims.len() > 1);
+        if claims.len() > 1 {
+            self.contested.insert(key);
+        } else {
+            self.contested.remove(&key);
+        }
         if claims.is_empty() {
             self.claims.remove(&key);
         }
@@ -295,8 +305,8 @@ impl Desired {
     /// Frontends that are not served because their address or port is reserved, with the Services that claim them.
     /// O(such Services).
     pub fn rejected(&self) -> impl Iterator<Item = (&ObjectKey, &Rejected)> {
-        let rejecting = self.rejecting.iter().filter_map(|key| self.services.get_key_value(key));
-        rejecting.flat_map(|(key, compiled)| compiled.extras().rejected.iter().map(move |refusal| (key, refusal)))
+        let refusing = self.refusing.iter().filter_map(|key| self.services.get_key_value(key));
+        refusing.flat_map(|(key, compiled)| compiled.extras().rejected.iter().map(move |refusal| (key, refusal)))
     }
 
     /// The Services with a Frontend, served or rejected, at such an address. O(Frontends).

@@ -206,15 +206,15 @@ fn compile_service<'a>(
     let mut compiled = Compiled::empty(service.key.clone(), service.created);
     let mut extras = Extras::NONE;
     let mut frontends = BTreeMap::new();
-    let balancing = facts.config.ipvs.balancing(service.balancing.as_ref(), service.affinity_secs.is_some());
+    let (asked, ipvs) = (service.balancing.as_ref(), &facts.config.ipvs);
+    let has_policy = asked.is_some() || ipvs.defaults.is_some();
+    let balancing = has_policy.then(|| ipvs.balancing(asked, service.affinity_secs.is_some())).flatten();
     let balancing = balancing.as_ref();
     if facts.config.without_external_ips && !service.external_ips.is_empty() {
         let addresses: Vec<String> = service.external_ips.iter().map(ToString::to_string).collect();
-        Reporter::new(ObjectKind::Service, service.key.clone(), &mut extras.refused).reject(
-            "spec.externalIPs",
-            addresses.join(","),
-            WITHOUT_EXTERNAL_IPS,
-        );
+        let rejections = &mut extras.refused;
+        let mut report = Reporter { kind: ObjectKind::Service, key: &service.key, rejections };
+        report.reject("spec.externalIPs", addresses.join(","), WITHOUT_EXTERNAL_IPS);
     }
     for family in facts.config.families.iter() {
         let Some(cluster_ip) = service.cluster_ip(family) else { continue };
@@ -297,8 +297,8 @@ pub(crate) fn compile_frontends(
         let node = facts.node_address(spec.key.family());
         let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
         let balancing = facts.config.ipvs.balancing(spec.balancing.as_ref(), spec.affinity_secs.is_some());
-        let weights: Option<Arc<[(EndpointKey, u16)]>> =
-            (!spec.weights.is_empty() && facts.config.lets(MayAskFor::WEIGHTS)).then(|| spec.weights.as_slice().into());
+        let weighs = !spec.weights.is_empty() && facts.config.ipvs.may_ask_for.contains(MayAskFor::WEIGHTS);
+        let weights: Option<Arc<[(EndpointKey, u16)]>> = weighs.then(|| spec.weights.as_slice().into());
         let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node)));
         compiled.ports.extend(port.clone());
         compiled.frontends.push(Arc::new(Frontend {
@@ -359,11 +359,8 @@ impl Context<'_> {
             return true;
         };
         let value = format_args!("{} for {protocol} {port}, endpoint {other}", MethodName(method));
-        Reporter::new(ObjectKind::Service, self.service.key.clone(), refused).reject(
-            asked.forwarding_field(),
-            value,
-            OTHER_PORT,
-        );
+        let mut report = Reporter { kind: ObjectKind::Service, key: &self.service.key, rejections: refused };
+        report.reject(asked.forwarding_field(), value, OTHER_PORT);
         false
     }
 
@@ -377,7 +374,7 @@ impl Context<'_> {
         let field =
             if self.service.affinity_secs.is_some() { "spec.sessionAffinity" } else { Annotation::PERSISTENCE.name };
         if refused.iter().all(|known| known.field != field) {
-            let mut report = Reporter::new(ObjectKind::Service, self.service.key.clone(), refused);
+            let mut report = Reporter { kind: ObjectKind::Service, key: &self.service.key, rejections: refused };
             report.reject(field, format_args!("{secs} s"), TOO_MANY_TO_STAY);
         }
         None

@@ -110,7 +110,7 @@ impl FrontendSpec {
         abilities: Abilities,
         rejections: &mut Vec<Rejection>,
     ) -> Vec<FrontendSpec> {
-        let mut report = Reporter::new(ObjectKind::Frontends, key.clone(), rejections);
+        let mut report = Reporter { kind: ObjectKind::Frontends, key, rejections };
         let mut checked: Vec<FrontendSpec> = Vec::new();
         for (index, mut spec) in specs.into_iter().enumerate() {
             spec.key.address = spec.key.address.to_canonical();

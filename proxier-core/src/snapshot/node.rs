@@ -33,7 +33,7 @@ impl Node {
         let (place, text) = annotated.or_else(|| Some(("labels", labels.get(Self::WEIGHT)?)))?;
         let weight = weights::parse(text);
         if weight.is_none() {
-            let report = &mut Reporter::new(ObjectKind::Node, ObjectKey::new("", name), rejections);
+            let report = &mut Reporter { kind: ObjectKind::Node, key: &ObjectKey::new("", name), rejections };
             report.reject(format!("metadata.{place}[{}]", Self::WEIGHT), text, "not a weight, 0 to 65535; 1 counts");
         }
         weight
@@ -46,8 +46,8 @@ impl Node {
 
     /// Checks a Node object. Ignores and reports impossible values; the rest counts.
     pub fn check(object: &NodeObject, rejections: &mut Vec<Rejection>) -> Self {
-        let key = ObjectKey::new("", &object.metadata.name);
-        let report = &mut Reporter::new(ObjectKind::Node, key, rejections);
+        let key = &ObjectKey::new("", &object.metadata.name);
+        let report = &mut Reporter { kind: ObjectKind::Node, key, rejections };
         let mut node = Node::new(&object.metadata.name);
         let zone = object.metadata.labels.get("topology.kubernetes.io/zone");
         node.zone = zone.filter(|zone| !zone.is_empty()).map(str::to_owned);

@@ -56,15 +56,11 @@ impl fmt::Display for Rejection {
 #[derive(Debug)]
 pub(crate) struct Reporter<'a> {
     pub(crate) kind: ObjectKind,
-    pub(crate) key: ObjectKey,
+    pub(crate) key: &'a ObjectKey,
     pub(crate) rejections: &'a mut Vec<Rejection>,
 }
 
-impl<'a> Reporter<'a> {
-    pub(crate) fn new(kind: ObjectKind, key: ObjectKey, rejections: &'a mut Vec<Rejection>) -> Self {
-        Reporter { kind, key, rejections }
-    }
-
+impl Reporter<'_> {
     pub(crate) fn reject(&mut self, field: impl Into<String>, value: impl fmt::Display, reason: &'static str) {
         const SHOWN: usize = 64;
         let text = value.to_string();

@@ -123,7 +123,7 @@ impl Service {
     /// `abilities`: the policies that the mode supports; others are reported.
     pub(crate) fn check(object: &ServiceObject, abilities: Abilities, rejections: &mut Vec<Rejection>) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
-        let report = &mut Reporter::new(ObjectKind::Service, key.clone(), rejections);
+        let report = &mut Reporter { kind: ObjectKind::Service, key: &key, rejections };
         let spec = &object.spec;
         if object.metadata.labels.get(PROXY_NAME_LABEL).is_some() || is_headless(spec) {
             return None;
@@ -143,7 +143,7 @@ impl Service {
         let load_balancer_ips = check_ingress(object, report);
         let source_ranges = check_source_ranges(&spec.load_balancer_source_ranges, &load_balancer_ips, report);
         Some(Service {
-            key,
+            key: key.clone(),
             created: check_created(object, report),
             cluster_ips: cluster_ips.into(),
             external_ips: external_ips.into(),

@@ -83,7 +83,7 @@ impl EndpointSlice {
         rejections: &mut Vec<Rejection>,
     ) -> Option<Self> {
         let key = ObjectKey::of(&object.metadata);
-        let report = &mut Reporter::new(ObjectKind::EndpointSlice, key.clone(), rejections);
+        let report = &mut Reporter { kind: ObjectKind::EndpointSlice, key: &key, rejections };
         let labels = &object.metadata.labels;
         if labels.get(HEADLESS_LABEL).is_some() {
             return None;
