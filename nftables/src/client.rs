@@ -212,6 +212,9 @@ impl Client {
                 .map_err(|error| unsendable(error, action()))?;
         }
         let refused = writer.send(last).map_err(|error| Error::netlink(error, action()))?;
+        if refused.is_empty() {
+            return Ok(());
+        }
         let refusals =
             refused.into_iter().map(|(place, kernel)| refusal(transaction, &messages, place, kernel, &action));
         Error::refused(refusals.collect()).map_or(Ok(()), Err)

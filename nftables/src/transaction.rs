@@ -77,7 +77,7 @@ pub(crate) enum Operation {
 #[derive(Clone, Debug)]
 #[expect(clippy::struct_field_names, reason = "elements have no other name")]
 pub(crate) struct Elements {
-    pub(crate) set: Set,
+    pub(crate) set: Arc<Set>,
     /// The set's number, if it is created in the same transaction.
     pub(crate) id: Option<u32>,
     pub(crate) elements: Arc<Vec<Element>>,
@@ -275,7 +275,7 @@ impl Transaction {
         set.key.name = Name::new(pattern)?;
         let reference = self.push_set(set.clone(), Present::Keep);
         self.push(Operation::AddElements(
-            Elements { set, id: reference.id, elements: Arc::new(elements) },
+            Elements { set: Arc::new(set), id: reference.id, elements: Arc::new(elements) },
             Present::Keep,
         ));
         Ok(reference)
@@ -303,28 +303,25 @@ impl Transaction {
     /// encoded.
     #[doc(alias = "NFT_MSG_NEWSETELEM")]
     pub fn add_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
-        self.push_elements(set, Arc::new(elements.into_iter().collect()), Present::Keep)
+        self.add_shared_elements(Arc::new(set.clone()), Arc::new(elements.into_iter().collect()))
     }
 
     /// Adds elements that must not exist.
     pub fn create_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
-        self.push_elements(set, Arc::new(elements.into_iter().collect()), Present::Refuse)
+        let (set, elements) = (Arc::new(set.clone()), Arc::new(elements.into_iter().collect()));
+        self.push(Operation::AddElements(Elements { set, id: None, elements }, Present::Refuse))
     }
 
-    /// Adds shared elements: [`add_elements`](Transaction::add_elements) without a copy.
-    pub fn add_shared_elements(&mut self, set: &Set, elements: Arc<Vec<Element>>) -> &mut Self {
-        self.push_elements(set, elements, Present::Keep)
-    }
-
-    fn push_elements(&mut self, set: &Set, elements: Arc<Vec<Element>>, present: Present) -> &mut Self {
-        self.push(Operation::AddElements(Elements { set: set.clone(), id: None, elements }, present))
+    /// Adds shared elements to a shared set: [`add_elements`](Transaction::add_elements) without copies.
+    pub fn add_shared_elements(&mut self, set: Arc<Set>, elements: Arc<Vec<Element>>) -> &mut Self {
+        self.push(Operation::AddElements(Elements { set, id: None, elements }, Present::Keep))
     }
 
     /// Deletes elements by key. Data and options are ignored.
     #[doc(alias = "NFT_MSG_DELSETELEM")]
     pub fn delete_elements(&mut self, set: &Set, elements: impl IntoIterator<Item = Element>) -> &mut Self {
         let elements = Arc::new(elements.into_iter().map(|element| Element::new(element.key)).collect());
-        self.push(Operation::DeleteElements(Elements { set: set.clone(), id: None, elements }))
+        self.push(Operation::DeleteElements(Elements { set: Arc::new(set.clone()), id: None, elements }))
     }
 
     /// Deletes elements as they were read, even if they have expired since: those that can expire are added first. The

@@ -94,12 +94,12 @@ fn a_match_that_nft_would_not_add_is_said() {
 #[test]
 fn shared_elements_are_not_copied() {
     let ports = Arc::new(vec![Element::value(Value::port(22)), Element::value(Value::port(443))]);
-    let open = Set::typeof_set("inet t open".parse().unwrap(), &[Operand::DPORT]).unwrap();
+    let open = Arc::new(Set::typeof_set("inet t open".parse().unwrap(), &[Operand::DPORT]).unwrap());
     let mut transaction = Transaction::new();
-    transaction.add_shared_elements(&open, Arc::clone(&ports));
+    transaction.add_shared_elements(Arc::clone(&open), Arc::clone(&ports));
     assert_eq!(
-        (transaction.to_string().as_str(), Arc::strong_count(&ports)),
-        ("add element inet t open { 22, 443 }\n", 2)
+        (transaction.to_string().as_str(), Arc::strong_count(&ports), Arc::strong_count(&open)),
+        ("add element inet t open { 22, 443 }\n", 2, 2)
     );
 }
 

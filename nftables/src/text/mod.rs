@@ -509,7 +509,7 @@ fn set_of<'a>(transaction: &'a Transaction, wanted: &SetReference) -> Option<(&'
         Operation::AddElements(Elements { set, id, elements }, _)
             if set.flags.contains(SetFlags::ANONYMOUS) && id.is_some() && *id == wanted.id =>
         {
-            Some((set, elements.as_slice()))
+            Some((&**set, elements.as_slice()))
         }
         Operation::AddSet(set, _, _) if !set.flags.contains(SetFlags::ANONYMOUS) && set.key.name == wanted.name => {
             Some((set, &[]))

@@ -37,7 +37,6 @@ names! {
     Family => nftables::Family { V4 = Ip, V6 = Ip6 }
     Protocol => ipvs::model::Protocol { Tcp = Tcp, Udp = Udp, Sctp = Sctp }
     Protocol => ipset::Protocol { Tcp = TCP, Udp = UDP, Sctp = SCTP }
-    Protocol => nftables::L4Protocol { Tcp = TCP, Udp = UDP, Sctp = SCTP }
 }
 
 impl From<FrontendKey> for VirtualServerKey {

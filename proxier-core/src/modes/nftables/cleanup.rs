@@ -48,8 +48,7 @@ pub(crate) fn served_by_others(facts: &NodeFacts, tables: &mut dyn Tables) -> Re
         if !is_one {
             continue;
         }
-        let mut layout = Layout::new(family, facts);
-        layout.table = key;
+        let layout = Layout::of_table(key, family, facts);
         if let Some(observed) = read(tables, &layout)? {
             let name = layout.table.name.as_str();
             served.extend(observed.frontends(family).into_keys().map(|frontend| (frontend, name.to_owned())));

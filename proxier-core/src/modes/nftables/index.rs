@@ -12,7 +12,7 @@ use super::observed::Observed;
 use super::pick::{Clients, Pick, SharedChain};
 use super::slots::{HeldSlots, Slots};
 use crate::modes::shared::frontends::{count, toggle};
-use crate::modes::shared::table::{ChainRules, Layout as _};
+use crate::modes::shared::table::{ChainRules, Layout as _, Shape};
 use crate::net::{Family, FrontendKey};
 use crate::pack::{pack, put};
 use crate::service::{Changes, Compiled, Desired, Frontend, Roles};
@@ -161,7 +161,9 @@ impl Index {
         let slots = self.written.entry(key).or_insert_with(|| old.clone());
         let held = written.map(|written| HeldSlots::from_frontend(written, slots)).unwrap_or_default();
         let new = after.map(|after| self.slots_within_limit(&held, after)).unwrap_or_default();
-        put(&mut self.over_limit, key, new.is_over_limit);
+        if new.is_over_limit != old.is_over_limit {
+            put(&mut self.over_limit, key, new.is_over_limit);
+        }
         for (frontend, slots, adds) in [(after, &new, true), (before, &old, false)] {
             for need in frontend.into_iter().flat_map(|frontend| needs(frontend, slots)) {
                 self.follow_need(need, adds);
@@ -181,20 +183,14 @@ impl Index {
     pub(super) fn adopt(&mut self, desired: &Desired, family: Family, mut held: BTreeMap<FrontendKey, HeldSlots>) {
         for frontend in desired.frontends().filter(|frontend| frontend.key.family() == family) {
             let key = frontend.key;
-            let none = Slots::default();
-            let old = self.slots.get(&key).unwrap_or(&none).clone();
+            let old = self.slots.remove(&key).unwrap_or_default();
             let new = Slots::keeping(&held.remove(&key).unwrap_or_default().in_turn(&old), frontend, old.is_over_limit);
-            if new == old {
-                continue;
-            }
-            for (slots, adds) in [(&new, true), (&old, false)] {
+            for (slots, adds) in [(&new, true), (&old, false)].into_iter().filter(|_| new != old) {
                 for need in needs(frontend, slots) {
                     self.count(&need, adds);
                 }
             }
-            if new == none {
-                self.slots.remove(&key);
-            } else {
+            if new != Slots::default() {
                 self.slots.insert(key, new);
             }
         }
@@ -238,29 +234,27 @@ impl Index {
     /// What changed, with its last written value, in the form of a table that was read.
     pub(super) fn written(&self, layout: &Layout, desired: &Desired, changes: &Changes) -> Observed {
         let family = layout.family;
-        let mut written = Observed::default();
+        let (mut elements, mut shape): (BTreeMap<SetName, BTreeMap<_, _>>, _) = (BTreeMap::new(), Shape::default());
         let before = changes.differing(desired).filter_map(|(before, _)| before);
         let before = before.filter(|frontend| frontend.key.family() == family);
         let gone = self.changed.iter().filter(|need| need.family() == family && !self.needs.contains_key(*need));
         for need in gone.clone() {
             let chain = need.chain().map(ToString::to_string);
             let chain = chain.map(|name| (name.clone(), layout.regular(&name, Vec::new())));
-            written.shape.chains.extend(chain);
-            written.shape.sets.extend(need.set(layout).map(|set| (set.key.name.as_str().to_owned(), set)));
+            shape.chains.extend(chain);
+            shape.sets.extend(need.set(layout).map(|set| (set.key.name.as_str().to_owned(), set)));
         }
-        let items = before.flat_map(|frontend| self.lower_written(frontend)).chain(gone.filter_map(Need::item));
+        let none = Slots::default();
+        let items = before.flat_map(|frontend| lower(frontend, self.written.get(&frontend.key).unwrap_or(&none)));
+        let items = items.chain(gone.filter_map(Need::item));
         for Item { set, key, data } in items {
-            written.elements.entry(set).or_default().insert(key, data);
+            elements.entry(set).or_default().insert(key, data);
         }
-        written
+        Observed { elements, shape, is_other: false }
     }
 
     pub(super) fn lower(&self, frontend: &Frontend) -> Vec<Item> {
-        self.slots.get(&frontend.key).map_or_else(|| lower(frontend, &Slots::default()), |slots| lower(frontend, slots))
-    }
-
-    pub(super) fn lower_written(&self, frontend: &Frontend) -> Vec<Item> {
-        lower(frontend, self.written.get(&frontend.key).unwrap_or(&Slots::default()))
+        lower(frontend, self.slots.get(&frontend.key).unwrap_or(&Slots::default()))
     }
 
     /// Rebuilds everything to release memory. Call it after a large change.

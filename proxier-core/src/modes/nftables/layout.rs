@@ -1,15 +1,17 @@
 //! The layout of a table: everything except its elements and the chains that select endpoints. It depends on settings
 //! alone.
 
+use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use nftables::expr::{CmpOp, DynSetOp, FibFlags, FibResult, NatFlags, NumgenKind};
 use nftables::{
-    ChainType, CtState, Expression, Hook, L4Protocol, Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags,
-    SetKey, SetReference, Table, TableFlags, TableKey, Value, Verdict,
+    ChainType, CtState, Expression, Hook, Operand, Priority, Register, Rule, RuleBuilder, Set, SetFlags, SetKey,
+    SetReference, Table, TableFlags, TableKey, Value, Verdict,
 };
 
-use super::lower::SetName;
+use super::lower::{SetName, number};
 use super::pick::{Clients, Draw, Marks, Pick, SEED, SharedChain, Slot, Split, first, slot_number, tickets};
 use crate::config::{Config, KernelNames};
 use crate::modes::shared::networks::PodTraffic;
@@ -56,6 +58,8 @@ pub(crate) struct Layout {
     has_localhost: bool,
     /// The counter in elements of Frontends, if any.
     counter: Option<Expression>,
+    /// The sets and maps that the table always has, without their elements.
+    fixed_sets: BTreeMap<SetName, Arc<Set>>,
 }
 
 /// Chain: counts by protocol and refuses packets to node ports at the loopback address that are not TCP.
@@ -69,9 +73,14 @@ pub(super) fn table(family: Family, names: &KernelNames) -> TableKey {
 
 impl Layout {
     pub(crate) fn new(family: Family, facts: &NodeFacts) -> Self {
+        Layout::of_table(table(family, &facts.config().names), family, facts)
+    }
+
+    /// The same for a table with another name.
+    pub(super) fn of_table(table: TableKey, family: Family, facts: &NodeFacts) -> Self {
         let config: &Config = facts.config();
-        Layout {
-            table: table(family, &config.names),
+        let mut layout = Layout {
+            table,
             flags: table::flags(config),
             family,
             mark: config.masquerade_bit.mask(),
@@ -81,15 +90,14 @@ impl Layout {
             is_liberal: false,
             has_localhost: facts.serves_localhost(family),
             counter: config.nftables.count_connections.then_some(Expression::COUNTER),
-        }
+            fixed_sets: BTreeMap::new(),
+        };
+        layout.fixed_sets = SetName::FIXED.into_iter().map(|name| (name, Arc::new(layout.make_set(name)))).collect();
+        layout
     }
 
     fn reference(set: SetName) -> SetReference {
         SetReference::named(chain(set.name()))
-    }
-
-    fn set_key(&self, set: SetName) -> SetKey {
-        self.set_key_of(&set.name())
     }
 
     pub(super) fn set_key_of(&self, name: &str) -> SetKey {
@@ -125,9 +133,14 @@ impl Layout {
         set
     }
 
-    /// A set or map without its elements. [`Layout::clients_set`] creates sets of clients.
-    pub(super) fn set(&self, name: SetName) -> Set {
-        let key = self.set_key(name);
+    /// A set or map without its elements.
+    pub(super) fn set(&self, name: SetName) -> Arc<Set> {
+        self.fixed_sets.get(&name).cloned().unwrap_or_else(|| Arc::new(self.make_set(name)))
+    }
+
+    /// Makes a set or map. [`Layout::clients_set`] makes sets of clients.
+    fn make_set(&self, name: SetName) -> Set {
+        let key = self.set_key_of(&name.name());
         let frontend = self.frontend();
         let with = |more: &[Operand]| [frontend.as_slice(), more].concat();
         let endpoint = [self.destination(), Operand::DPORT];
@@ -231,10 +244,7 @@ impl Layout {
     }
 
     fn reject_localhost(&self) -> Vec<Rule> {
-        let of = |protocol: Protocol| {
-            let number = L4Protocol::from(protocol);
-            built(self.rule().meta_l4proto(number).counter().goto(chain(REJECT)))
-        };
+        let of = |protocol: Protocol| built(self.rule().meta_l4proto(number(protocol)).counter().goto(chain(REJECT)));
         NOT_RELAYED.map(of).into()
     }
 
@@ -266,7 +276,7 @@ impl Layout {
 
     /// The set of Frontends with the name of a shared chain.
     pub(super) fn entering_set(&self, chain: &SharedChain) -> Option<Set> {
-        chain.entered_by_set().map(|pick| self.set(SetName::Picked(pick)))
+        chain.entered_by_set().map(|pick| self.make_set(SetName::Picked(pick)))
     }
 
     fn pick_rules(&self, pick: &Pick) -> Vec<Rule> {
@@ -342,7 +352,7 @@ impl table::Layout for Layout {
     }
 
     fn sets(&self) -> impl Iterator<Item = Set> {
-        SetName::FIXED.into_iter().map(|set| self.set(set))
+        self.fixed_sets.values().map(|set| Set::clone(set))
     }
 
     fn chains(&self) -> Vec<ChainRules> {

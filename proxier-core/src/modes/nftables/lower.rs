@@ -10,7 +10,7 @@ use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split, slot_number, 
 use super::slots::{Slots, by_client};
 use crate::modes::localhost_relay::is_relayed;
 use crate::modes::shared::nft::name;
-use crate::net::{EndpointKey, Family, FrontendKey, Network};
+use crate::net::{EndpointKey, Family, FrontendKey, Network, Protocol};
 use crate::service::{Frontend, Roles};
 use crate::snapshot::TrafficPolicy;
 
@@ -108,8 +108,16 @@ pub(super) fn concat(fields: &[Value]) -> Value {
     Value::concat(fields).unwrap_or(Value::EMPTY)
 }
 
+pub(super) fn number(protocol: Protocol) -> L4Protocol {
+    match protocol {
+        Protocol::Tcp => L4Protocol::TCP,
+        Protocol::Udp => L4Protocol::UDP,
+        Protocol::Sctp => L4Protocol::SCTP,
+    }
+}
+
 fn fields(key: &FrontendKey) -> [Value; 3] {
-    [key.address.into(), Value::byte(L4Protocol::from(key.protocol).0), Value::port(key.port)]
+    [key.address.into(), Value::byte(number(key.protocol).0), Value::port(key.port)]
 }
 
 fn with(key: &FrontendKey, more: &[Value]) -> Value {

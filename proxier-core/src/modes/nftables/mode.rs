@@ -1,6 +1,7 @@
 //! nftables mode from pass to pass: desired tables, tracked kernel state, and unfinished work.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
 use super::index::Index;
 use super::layout::Layout;
@@ -31,7 +32,10 @@ pub(crate) struct Mode {
     read: BTreeMap<Family, Option<Observed>>,
     /// Families whose table was another program's when last read. They are not served.
     foreign: BTreeMap<Family, PortError>,
-    layouts: BTreeMap<Family, Layout>,
+    /// The layouts of tables as written.
+    layouts: BTreeMap<Family, Arc<Layout>>,
+    /// The layouts that follow from the node facts, until these change or the kernel is read.
+    wanted: BTreeMap<Family, Arc<Layout>>,
     /// Frontends that the safeguard keeps in the kernel. Their changes are visible only by reading.
     held: BTreeSet<FrontendKey>,
     /// Frontends that the kernel refused: it has their previous state, or none.
@@ -54,7 +58,7 @@ impl Mode {
     fn plan_table(
         &self,
         pass: &Pass<'_>,
-        layout: Layout,
+        layout: Arc<Layout>,
         is_served: bool,
         read: Option<&Option<Observed>>,
     ) -> Option<TablePlan> {
@@ -208,23 +212,25 @@ impl modes::Mode for Mode {
 
     fn plan(&mut self, pass: Pass<'_>, hold: Hold<'_>, report: &mut Report, ports: &mut Ports<'_>) -> Option<Prepared> {
         let mut plan = NftablesPlan::default();
-        let generation = match ports.tables.generation() {
-            Ok(generation) => Some(generation),
-            Err(error) => {
-                report.unread.push(Unread::new("generation of nf_tables", error));
-                return None;
-            }
-        };
+        let unread = |error| report.unread.push(Unread::new("generation of nf_tables", error));
+        let generation = Some(ports.tables.generation().map_err(unread).ok()?);
         let read = std::mem::take(&mut self.read);
         for (family, observed) in &read {
             let held = observed.as_ref().map(|observed| observed.slots(*family)).unwrap_or_default();
             self.index.adopt(pass.desired, *family, held);
         }
         report.limited = self.limited(&pass);
+        if pass.full {
+            self.wanted.clear();
+        }
         let served: Vec<Family> = pass.families().collect();
         for family in Family::ALL {
-            let mut layout = Layout::new(family, pass.facts);
-            layout.is_liberal = pass.tcp_is_liberal;
+            let layout = self.wanted.entry(family).or_insert_with(|| {
+                let mut layout = Layout::new(family, pass.facts);
+                layout.is_liberal = pass.tcp_is_liberal;
+                Arc::new(layout)
+            });
+            let layout = Arc::clone(layout);
             match self.foreign.get(&family) {
                 Some(error) if served.contains(&family) => {
                     report.unread.push(Unread::new(format_args!("table {}", layout.table), error.clone()));
@@ -275,6 +281,10 @@ impl modes::Mode for Mode {
         }
         let surprised = written.values().any(|written| written.is_surprise);
         Outcome { applied, surprised, unwritten: self.unfinished.clone(), ..Outcome::default() }
+    }
+
+    fn facts_changed(&mut self) {
+        self.wanted.clear();
     }
 
     fn has_read_tables(&self) -> bool {

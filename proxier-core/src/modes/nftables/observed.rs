@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use nftables::{ChainKey, ElementData, ElementKey, Expression, L4Protocol, TableSnapshot, Verdict};
+use nftables::{ChainKey, ElementData, ElementKey, Expression, TableSnapshot, Verdict};
 
 use super::layout::{Layout, NOT_RELAYED, REJECT_LOCALHOST, chain, table};
-use super::lower::SetName;
+use super::lower::{SetName, number};
 use super::pick::{Pick, most_of, slot_at};
 use super::slots::HeldSlots;
 use crate::config::KernelNames;
@@ -35,11 +35,6 @@ impl Observed {
             Some((SetName::by_name(&name)?, elements.collect()))
         });
         Some(Observed { elements: elements.collect(), shape, is_other })
-    }
-
-    pub(super) fn other_sets(&self) -> impl Iterator<Item = &str> {
-        let sets = self.shape.sets.keys().map(String::as_str);
-        sets.filter(|name| !SetName::FIXED.into_iter().any(|set| set.name() == *name))
     }
 
     /// The slots of endpoints, and the capacity of the chain that chooses among them, by Frontend.
@@ -131,7 +126,7 @@ pub(super) fn split(key: &ElementKey, family: Family) -> Option<(FrontendKey, &[
 /// The protocol and port at the start of this part of a key, and the rest.
 pub(super) fn protocol_and_port(bytes: &[u8]) -> Option<(Protocol, u16, &[u8])> {
     let (protocol, rest) = bytes.split_first_chunk::<4>()?;
-    let protocol = Protocol::ALL.into_iter().find(|of| L4Protocol::from(*of).0 == protocol[0])?;
+    let protocol = Protocol::ALL.into_iter().find(|of| number(*of).0 == protocol[0])?;
     // Each field fills whole words.
     let (port, rest) = match rest.split_first_chunk::<4>() {
         Some(([high, low, ..], rest)) => ([*high, *low], rest),

@@ -37,7 +37,7 @@ pub(crate) struct NftablesPlan {
 
 #[derive(Clone, Debug)]
 pub(super) struct TablePlan {
-    pub(super) layout: Layout,
+    pub(super) layout: Arc<Layout>,
     pub(super) fate: Fate,
     /// Whether this process becomes the table's owner.
     claims: bool,
@@ -57,14 +57,14 @@ impl TablePlan {
     /// Computes the differences from what existed `before`. Without `changes` that is the whole table, empty if it must
     /// be created. Otherwise it is what changed, as last written ([`Index::written`]).
     pub(super) fn new(
-        layout: Layout,
+        layout: Arc<Layout>,
         fate: Fate,
         (desired, index): (&Desired, &Index),
         (before, changes): (&Observed, Option<&Changes>),
     ) -> Self {
         let family = layout.family;
         let mut plan = TablePlan {
-            claims: fate == Fate::Keep && changes.is_none() && before.shape.is_orphan(&layout),
+            claims: fate == Fate::Keep && changes.is_none() && before.shape.is_orphan(&*layout),
             layout,
             fate,
             sets: Vec::new(),
@@ -81,7 +81,9 @@ impl TablePlan {
         // What remains of these in the end is deleted.
         let mut elements: BTreeMap<SetName, BTreeMap<&ElementKey, &Option<ElementData>>> =
             before.elements.iter().map(|(set, elements)| (*set, elements.iter().collect())).collect();
-        let mut sets: BTreeSet<&str> = before.other_sets().collect();
+        let is_fixed = |name: &&str| SetName::FIXED.into_iter().any(|set| set.name() == *name);
+        let sets = before.shape.sets.keys().map(String::as_str);
+        let mut sets: BTreeSet<&str> = sets.filter(|name| !is_fixed(name)).collect();
         let mut there: BTreeMap<&str, &Vec<Rule>> =
             before.shape.chains.iter().map(|(name, (_, rules))| (name.as_str(), rules)).collect();
         let mut compare = |plan: &mut TablePlan, item: Item| {
@@ -128,7 +130,7 @@ impl TablePlan {
     }
 
     /// Computes the differences from the table that was read. One that cannot be repaired is recreated.
-    pub(super) fn compared(layout: Layout, (desired, index): (&Desired, &Index), observed: &Observed) -> Self {
+    pub(super) fn compared(layout: Arc<Layout>, (desired, index): (&Desired, &Index), observed: &Observed) -> Self {
         let family = layout.family;
         let is_other =
             |set: Set| observed.shape.sets.get(set.key.name.as_str()).is_some_and(|of| !is_kind_of(of, &set));
@@ -238,7 +240,7 @@ impl table::Changes for TablePlan {
     }
 
     fn outgoing(&self) -> LabelledTransaction<SetName> {
-        let (layout, sets) = (&self.layout, self.sets.iter().cloned());
+        let (layout, sets) = (&*self.layout, self.sets.iter().cloned());
         let (mut transaction, mut of_elements) = LabelledTransaction::default();
         table::write_layout(&mut transaction, (self.fate, self.claims), layout, sets, &self.chains);
         if self.fate == Fate::Delete {
@@ -249,7 +251,7 @@ impl table::Changes for TablePlan {
         }
         for (set, elements) in self.add.iter().filter(|(_, elements)| !elements.is_empty()) {
             of_elements.insert(transaction.len(), (*set, Action::Add));
-            transaction.add_shared_elements(&layout.set(*set), Arc::clone(elements));
+            transaction.add_shared_elements(layout.set(*set), Arc::clone(elements));
         }
         for chain in &self.delete_chains {
             transaction.flush_chain(&layout.chain_key(chain));

@@ -1,6 +1,6 @@
 //! Checks whether the kernel supports what this mode needs.
 
-use nftables::{Set, Transaction};
+use nftables::{Set, TableKey, Transaction};
 
 use super::layout::Layout;
 use super::pick::{Affinity, Draw, Marks, Pick, SharedChain, Split};
@@ -21,9 +21,8 @@ pub fn trials(
     tables: &mut dyn Tables,
 ) -> Vec<(Family, Result<()>)> {
     nft::trials(families, tables, |transaction, family, name| {
-        let mut layout = Layout::new(family, facts);
-        layout.table.name = name.clone();
-        add(transaction, &layout);
+        let table = TableKey { family: family.into(), name: name.clone() };
+        add(transaction, &Layout::of_table(table, family, facts));
     })
 }
 

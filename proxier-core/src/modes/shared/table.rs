@@ -203,18 +203,17 @@ pub(crate) fn write_layout(
     sets: impl IntoIterator<Item = Set>,
     chains: &[ChainRules],
 ) {
-    let table = layout.to_table();
     if matches!(fate, Fate::Remake | Fate::Delete) {
-        transaction.delete_table(&table.key);
+        transaction.delete_table(layout.key());
     }
     if fate == Fate::Delete {
         return;
     }
     let is_new = fate != Fate::Keep;
     if is_new {
-        transaction.create_table(table);
+        transaction.create_table(layout.to_table());
     } else if claims {
-        transaction.add_table(table);
+        transaction.add_table(layout.to_table());
     }
     for set in is_new.then(|| layout.sets()).into_iter().flatten().chain(sets) {
         transaction.create_set(set);
