@@ -100,11 +100,6 @@ pub(crate) struct OtherProxies {
 }
 
 impl OtherProxies {
-    /// The proxy that has a Frontend's address, or serves the Frontend.
-    pub(crate) fn holder(&self, key: &FrontendKey) -> Option<&Arc<str>> {
-        self.addresses.get(&key.address).or_else(|| self.frontends.get(key))
-    }
-
     /// Addresses at which these two differ.
     pub(crate) fn changed(&self, other: &OtherProxies) -> BTreeSet<IpAddr> {
         let of = |one: &Self, two: &Self| -> Vec<IpAddr> {

@@ -5,9 +5,8 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::Port;
-use crate::net::Network;
-use crate::net::{EndpointKey, FrontendKey};
-use crate::snapshot::{Balancing, Roles, TrafficPolicy};
+use crate::net::{EndpointKey, FrontendKey, Network};
+use crate::snapshot::{Balancing, Roles, Sharing, TrafficPolicy};
 
 /// Protocol, address and port on which a Service answers, with its endpoints.
 #[expect(clippy::struct_excessive_bools, reason = "each is a property of its own")]
@@ -97,6 +96,10 @@ impl Frontend {
     pub(crate) fn keeps_clients(&self) -> bool {
         self.affinity_secs.is_some()
             || self.balancing.as_ref().is_some_and(|balancing| balancing.persistence_secs.is_some())
+    }
+
+    pub(crate) fn sharing(&self) -> Sharing {
+        self.balancing.as_ref().map_or(Sharing::Evenly, |asked| asked.sharing())
     }
 
     pub(crate) fn drain_secs(&self) -> Option<u32> {

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 
 use super::{NodeFacts, Roles};
-use crate::config::{Neighbour, Reserved, ReservedPort, User};
+use crate::config::{Neighbour, OtherProxies, Reserved, User};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
 
 /// What is reserved: a port, or a whole address.
@@ -55,23 +55,23 @@ impl Reserved {
     /// The reservation that forbids to serve a Frontend, if its address and port are reserved.
     pub(crate) fn refuses(&self, key: &FrontendKey, facts: &NodeFacts) -> Option<Rejected> {
         let FrontendKey { protocol, address, port } = *key;
-        if let Some(proxy) = self.other_proxies.holder(key) {
+        let OtherProxies { addresses, frontends } = &*self.other_proxies;
+        if let Some(proxy) = addresses.get(&address).or_else(|| frontends.get(key)) {
             return Some(Rejected { key: *key, user: User::Other((&**proxy).into()), extent: Extent::OtherProxy });
         }
-        let at = |address| self.places.get(&ReservedPort { address, protocol, port });
-        // Compare ports first: this node's addresses only matter if a port matches.
-        let user = at(Some(address))
-            .or_else(|| at(None).filter(|_| facts.is_own_address(address)))
-            .or_else(|| self.neighbour_here(*key).filter(|_| facts.is_own_address(address)))?;
+        // Compare ports first: this node's addresses only matter if a port matches. A place at every address comes last.
+        let mut places = self.places.iter().rev().filter(|(at, _)| (at.protocol, at.port) == (protocol, port));
+        let is_here = || facts.is_own_address(address);
+        let place = places.find(|(at, _)| at.address.map_or_else(is_here, |at| at == address));
+        let user = place.map(|(_, user)| user).or_else(|| self.neighbour_here(*key).filter(|_| is_here()))?;
         Some(Rejected { key: *key, user: user.clone(), extent: Extent::Port })
     }
 
     /// The host that answers at this address and port, if the address is this node's.
     fn neighbour_here(&self, key: FrontendKey) -> Option<&User> {
         let FrontendKey { protocol: Protocol::Tcp, address, port } = key else { return None };
-        let here = Neighbour::tcp(address, port);
-        let mut users =
-            self.neighbours.iter().filter(|(_, all)| all.contains(&here) && !self.allowed.contains(&address));
+        let is_one = |all: &BTreeSet<Neighbour>| all.contains(&Neighbour::tcp(address, port));
+        let mut users = self.neighbours.iter().filter(|(_, all)| is_one(all) && !self.allowed.contains(&address));
         users.next().map(|(user, _)| user)
     }
 

@@ -21,10 +21,6 @@ const MOST_SLOTS: u32 = 256;
 const SIZES: [u32; 5] = [251, 1021, 4093, 16_381, 65_521];
 
 impl Frontend {
-    pub(crate) fn sharing(&self) -> Sharing {
-        self.balancing.as_ref().map(|asked| asked.sharing()).unwrap_or_default()
-    }
-
     pub(crate) fn takes(&self, endpoints: &[EndpointKey]) -> bool {
         endpoints.iter().any(|endpoint| !rests(self.weights.as_deref(), endpoint))
     }

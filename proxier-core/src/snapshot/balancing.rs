@@ -69,10 +69,9 @@ pub struct Balancing {
 const PREFIX: &str = "proxier/";
 
 /// How endpoints share connections in modes other than IPVS.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sharing {
     /// At random or in rotation.
-    #[default]
     Evenly,
     /// By a hash of the client's address, and its port if `port`.
     ByClient { port: bool },

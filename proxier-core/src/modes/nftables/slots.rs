@@ -99,8 +99,9 @@ impl Slots {
     /// affinity they are used in rotation, out of about twice as many as there are endpoints.
     pub(super) fn keeping(held: &HeldSlots, frontend: &Frontend, is_over_limit: bool) -> Self {
         let keep = |held: &HeldNumbers, endpoints: &[EndpointKey]| {
-            let shares = frontend.slots_of(endpoints);
-            if by_client(frontend).is_some() {
+            let by_client = by_client(frontend).is_some();
+            let shares = if by_client || frontend.weights.is_some() { frontend.slots_of(endpoints) } else { None };
+            if by_client {
                 // All nodes have the same table.
                 return Numbers { shares, ..Numbers::default() };
             }
