@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::pass::Run;
 use super::state::{Reconciler, Trust};
+use super::steps::RefreshOutcome;
 use crate::modes::shared::networks;
 use crate::net::Protocol;
 use crate::plan::report::{Applied, Report, ServedFirst};
@@ -36,7 +37,7 @@ impl Reconciler {
         self.find_api_servers();
         self.take_cluster_nodes();
         self.backlog.services.retain(|service| !first.contains(service));
-        self.refresh(&first);
+        self.refresh(&first, &mut RefreshOutcome::default());
         let served = self.serve_alone(run);
         // Compiled again with the others, whose claims may be older.
         self.backlog.services.extend(first.iter().cloned());

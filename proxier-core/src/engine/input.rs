@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use super::own_transactions::RecordingTables;
 use super::state::Reconciler;
-use crate::config::MayAskFor;
-use crate::config::{Neighbour, User};
+use crate::config::{MayAskFor, Neighbour, User};
 use crate::net::Network;
 use crate::objects::{EndpointSliceObject, NodeObject, ServiceObject};
 use crate::ports::Tables;

@@ -44,6 +44,11 @@ impl Reconciler {
             self.schedule.request(now);
         }
         let scope = self.schedule.start(now)?;
+        if scope == Scope::Changes && self.mode.knows_kernel() && !self.mode.has_read_tables() {
+            // It has no tables, so nobody asks which transactions are its own.
+            let run = Run { now, clock, is_preview: false, report: Report::default(), ports };
+            return Some(self.run(scope, run));
+        }
         let mut transactions = std::mem::take(&mut self.tables.transactions);
         let mut tables = RecordingTables::new(ports.tables, &mut transactions);
         let mut ports = Ports {
@@ -95,7 +100,9 @@ impl Reconciler {
             self.read_host(run);
         }
         if self.host.next_loss().is_some_and(|at| at <= run.now) {
-            self.give_up_absent(run.now);
+            // These addresses have been lost for long enough.
+            self.host.absent.retain(|_, until| *until > run.now);
+            self.refresh_facts();
         }
         if run.report.full || self.backlog.services.iter().any(ObjectKey::is_kubernetes) {
             self.find_api_servers();

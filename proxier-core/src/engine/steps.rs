@@ -30,7 +30,7 @@ pub(super) struct RefreshOutcome {
 struct IndexUpdate<'a> {
     mode: &'a mut dyn Mode,
     changes: &'a mut Changes,
-    refreshed: RefreshOutcome,
+    refreshed: &'a mut RefreshOutcome,
 }
 
 impl FrontendObserver for IndexUpdate<'_> {
@@ -57,7 +57,8 @@ impl Reconciler {
     /// Compiles changed objects, and removes missing objects that the safeguard takes for deleted.
     pub(super) fn refresh_desired(&mut self, now: Moment) -> RefreshOutcome {
         let changed = std::mem::take(&mut self.backlog.services);
-        let mut refreshed = self.refresh(&changed);
+        let mut refreshed = RefreshOutcome::default();
+        self.refresh(&changed, &mut refreshed);
         let mut services = BTreeSet::new();
         let (settings, lost) = (&self.options.mass_removal, &mut self.safeguards.own.lost);
         for (kind, key) in lost.judge(settings, &self.store, &self.desired, &self.facts, now) {
@@ -67,19 +68,15 @@ impl Reconciler {
             });
         }
         if !services.is_empty() {
-            let later = self.refresh(&services);
-            refreshed.frontends.extend(later.frontends);
-            refreshed.health_checks |= later.health_checks;
+            self.refresh(&services, &mut refreshed);
         }
         self.desired.without_affinity = self.mode.without_affinity();
         refreshed
     }
 
-    pub(super) fn refresh(&mut self, services: &BTreeSet<ObjectKey>) -> RefreshOutcome {
-        let refreshed = RefreshOutcome::default();
+    pub(super) fn refresh(&mut self, services: &BTreeSet<ObjectKey>, refreshed: &mut RefreshOutcome) {
         let mut indexing = IndexUpdate { mode: &mut *self.mode, changes: &mut self.backlog.changes, refreshed };
         self.desired.refresh(&self.store, &self.facts, services, &mut indexing);
-        indexing.refreshed
     }
 
     /// Tells the safeguards which Frontends were removed on purpose: missing objects have been evaluated, and

@@ -176,12 +176,6 @@ impl Reconciler {
         }
     }
 
-    /// Drops addresses that have been lost for long enough.
-    pub(super) fn give_up_absent(&mut self, now: Moment) {
-        self.host.absent.retain(|_, until| *until > now);
-        self.refresh_facts();
-    }
-
     /// Reads the gateways of the default routes. Keeps the known ones if they cannot be read. A family without a
     /// default route at the moment keeps its gateway, because the route will return.
     pub(super) fn read_gateways(&mut self, links: &mut dyn Links) -> Option<Unread> {

@@ -1,6 +1,5 @@
 //! The outcome of a pass.
 
-use crate::snapshot::ObjectKey;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
@@ -9,8 +8,8 @@ use std::time::Duration;
 use crate::config::User;
 use crate::net::{ByFamily, EndpointKey, Family, FrontendKey};
 use crate::plan::step::{Action, Part, Step};
-use crate::ports::SysctlChange;
-use crate::ports::{Flows, PortError, PortErrorKind, Result};
+use crate::ports::{Flows, PortError, PortErrorKind, Result, SysctlChange};
+use crate::snapshot::ObjectKey;
 
 /// Numbers of operations by part and action.
 pub type Counts = BTreeMap<(Part, Action), u64>;

@@ -35,9 +35,8 @@ impl FrontendChanges {
     }
 
     pub(crate) fn count(&self, is_written: impl Fn(&FrontendKey) -> bool, applied: &mut Applied) {
-        for action in [Action::Add, Action::Change, Action::Delete] {
-            let of_action = self.0.iter().filter(|(key, (of, _))| *of == action && is_written(key));
-            applied.count(Part::Frontend, action, of_action.count());
+        for (_, (action, _)) in self.0.iter().filter(|(key, _)| is_written(key)) {
+            applied.count(Part::Frontend, *action, 1);
         }
     }
 }
