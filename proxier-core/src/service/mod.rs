@@ -29,7 +29,7 @@ use endpoints::{Choice, Resting, choose, count_ready_local, gather, weigh};
 
 pub use crate::snapshot::Roles;
 pub(crate) use changes::ServiceBefore;
-pub use desired::{Conflict, Desired};
+pub use desired::{Conflict, Desired, Names};
 pub use endpoint_decision::{EndpointDecision, endpoint_decisions};
 pub(crate) use facts::PodTraffic;
 pub use facts::{NodeFacts, OpenOn};
