@@ -7,7 +7,6 @@ use std::time::Duration;
 use iptables::TableName;
 use ipvs::model::ForwardingMethod;
 use proptest::prelude::*;
-
 use proxier_core::engine::{Options, Reconciler};
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, Family, FrontendKey};
@@ -22,8 +21,7 @@ fn name(name: &str) -> ObjectKey {
 }
 
 fn endpoint(text: &str) -> EndpointKey {
-    let place: std::net::SocketAddr = text.parse().unwrap();
-    EndpointKey::new(place.ip(), place.port())
+    text.parse().unwrap()
 }
 
 fn spec(key: &str, endpoints: &[&str]) -> FrontendSpec {
@@ -105,24 +103,20 @@ fn a_local_policy_serves_local_endpoints_and_nothing_else() {
     };
     assert_eq!(missing(&agent), None);
     local.local.clear();
-    agent.asks("web", &[local.clone()]);
-    settles(&mut agent);
-    assert_eq!(agent.served(), ["TCP 203.0.113.7:80"]);
-    assert_eq!(missing(&agent), Some((false, true)));
+    let mut asks = |spec: &FrontendSpec| {
+        agent.asks("web", std::slice::from_ref(spec));
+        settles(&mut agent);
+        (agent.served(), missing(&agent))
+    };
+    assert_eq!(asks(&local), (vec!["TCP 203.0.113.7:80".to_owned()], Some((false, true))));
     local.roles = Roles::CLUSTER_IP;
-    agent.asks("web", &[local.clone()]);
-    settles(&mut agent);
-    assert_eq!(missing(&agent), Some((true, false)));
+    assert_eq!(asks(&local).1, Some((true, false)));
     // Policy is not the cause here: there are no endpoints anywhere, or it lets in those of other nodes.
     let mut nobody = local.clone();
     nobody.cluster.clear();
-    agent.asks("web", &[nobody]);
-    settles(&mut agent);
-    assert_eq!(missing(&agent), None);
+    assert_eq!(asks(&nobody).1, None);
     local.policy = TrafficPolicy::Cluster;
-    agent.asks("web", &[local]);
-    settles(&mut agent);
-    assert_eq!(missing(&agent), None);
+    assert_eq!(asks(&local).1, None);
 }
 
 /// A cluster IP of a Service goes before an external IP, in any order of requests; a Service of the same name hides the Frontends.

@@ -5,8 +5,7 @@ use std::time::Duration;
 use iptables::fake::FakeHost;
 use iptables::{Backend, ChainName, Edit, Family as Side, Iptables, Rule, TableName, Transaction};
 use proxier_core::config::{Families, NodePortAddresses};
-use proxier_core::engine::Limits;
-use proxier_core::engine::Options;
+use proxier_core::engine::{Limits, Options};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::{self, iptables as mode};
 use proxier_core::net::Family;
@@ -19,9 +18,15 @@ use serde_json::{Value, json};
 
 use crate::node::{Node, kernel, options_of, prepared, service, slice, steps};
 
-/// A kernel on which `iptables` is the legacy back end's.
-fn legacy_kernel() -> FakeKernel {
-    prepared(FakeKernel::with_iptables(|| FakeHost::new().with_default(Backend::Legacy)))
+/// A node on which `iptables` is this back end's.
+fn with_backend(backend: Backend) -> Node {
+    let kernel = prepared(FakeKernel::with_iptables(move || FakeHost::new().with_default(backend)));
+    Node { backend, ..Node::on(kernel, options()) }
+}
+
+/// A Service with a node port.
+fn node_port(ip: &str, port: u16) -> Value {
+    json!({"clusterIP": ip, "type": "NodePort", "ports": [{"name": "p", "port": 80, "nodePort": port}]})
 }
 
 fn options() -> Options {
@@ -236,7 +241,7 @@ fn a_change_that_meets_a_flush_writes_everything_at_once() {
 
 #[test]
 fn while_the_lock_is_held_nothing_else_waits() {
-    let mut node = Node { backend: Backend::Legacy, ..Node::on(legacy_kernel(), options()) };
+    let mut node = with_backend(Backend::Legacy);
     node.services(2);
     node.settles();
     node.kernel.with_host(|host| host.hold_lock(true));
@@ -253,9 +258,7 @@ fn while_the_lock_is_held_nothing_else_waits() {
     assert!(report.rules_put_off.contains(&Family::V4), "{report:#?}");
     assert_eq!((node.writes(), node.now), (before, then));
     node.kernel.with_host(|host| host.hold_lock(false));
-    while !node.pass().is_done() {
-        assert!(node.now < then + Duration::from_secs(10), "never tried again");
-    }
+    node.until_done();
     node.has("--to-destination 10.244.0.8:8080");
     node.has("--to-destination 10.244.0.9:8080");
 }
@@ -267,9 +270,8 @@ fn sticky(ip: &str) -> Value {
 /// A kernel without `xt_recent` refuses Services with session affinity only.
 #[test]
 fn what_the_kernel_refuses_of_one_service_does_not_stop_the_others() {
-    for legacy in [false, true] {
-        let mut node = Node::on(if legacy { legacy_kernel() } else { kernel() }, options());
-        node.backend = if legacy { Backend::Legacy } else { Backend::NfTables };
+    for backend in [Backend::NfTables, Backend::Legacy] {
+        let mut node = with_backend(backend);
         node.kernel.with_host(|host| host.set_match("recent", false));
         node.services(40);
         for (name, ip) in [("bad-1", "10.96.1.1"), ("bad-2", "10.96.1.2")] {
@@ -309,21 +311,15 @@ fn what_the_kernel_refuses_of_one_service_does_not_stop_the_others() {
 fn a_service_whose_change_is_refused_is_served_as_before() {
     let mut node = new();
     node.services(3);
-    node.service(
-        "s2",
-        json!({"clusterIP": "10.96.0.2", "type": "NodePort",
-        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
-    );
+    let mut spec = node_port("10.96.0.2", 30_080);
+    node.service("s2", spec.clone());
     node.settles();
     let before = node.v4_rules();
     let of_s2 =
         |text: &str| text.lines().filter(|line| line.contains("demo/s2:p")).map(str::to_owned).collect::<Vec<_>>();
     node.kernel.with_host(|host| host.set_match("recent", false));
-    node.service(
-        "s2",
-        json!({"clusterIP": "10.96.0.2", "type": "NodePort", "sessionAffinity": "ClientIP",
-        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]}),
-    );
+    spec["sessionAffinity"] = json!("ClientIP");
+    node.service("s2", spec);
     node.slice("s1", &["10.244.0.7"]);
     // The known rules are no basis for a change any more; the next pass reads them, and finds the refused Services.
     assert!(node.pass().has_failed());
@@ -343,16 +339,14 @@ fn a_service_whose_change_is_refused_is_served_as_before() {
 /// The API server gives a node port to one Service, but a watch may show two that want the same for a moment.
 #[test]
 fn who_is_refused_does_not_keep_a_node_port_from_another() {
-    let wants = |affinity: &str, ip: &str| {
-        json!({"clusterIP": ip, "type": "NodePort", "sessionAffinity": affinity,
-        "ports": [{"name": "p", "port": 80, "nodePort": 30080}]})
-    };
     let mut node = new();
     node.kernel.with_host(|host| host.set_match("recent", false));
     for (name, affinity, ip) in
         [("bad-1", "ClientIP", "10.96.1.1"), ("bad-2", "ClientIP", "10.96.1.2"), ("good", "None", "10.96.1.3")]
     {
-        node.service(name, wants(affinity, ip));
+        let mut spec = node_port(ip, 30_080);
+        spec["sessionAffinity"] = json!(affinity);
+        node.service(name, spec);
         node.slice(name, &["10.244.0.1"]);
     }
     let node_ports = |node: &Node| {
@@ -510,11 +504,10 @@ fn chains_of_kube_proxys_userspace_mode_go_in_every_mode() {
 /// The API server gives a cluster IP or node port to one Service: a Service that has another's shows that the other is gone.
 #[test]
 fn who_gets_what_a_missing_service_had_is_served_at_once() {
-    let with_port = |ip: &str, port: u16| json!({"clusterIP": ip, "type": "NodePort", "ports": [{"name": "p", "port": 80, "nodePort": port}]});
     let shared = json!({"clusterIP": "10.96.0.5", "externalIPs": ["203.0.113.1"]});
     let mut node = new();
     node.services(20);
-    node.service("s3", with_port("10.96.0.3", 30_003));
+    node.service("s3", node_port("10.96.0.3", 30_003));
     node.service("s5", shared);
     node.settles();
     for number in 1..=20 {
@@ -523,7 +516,7 @@ fn who_gets_what_a_missing_service_had_is_served_at_once() {
     }
     assert!(node.pass().stopped.is_some());
     let new = [
-        ("new-a", with_port("10.96.1.1", 30_003)),
+        ("new-a", node_port("10.96.1.1", 30_003)),
         ("new-b", json!({"clusterIP": "10.96.0.4"})),
         // Several Services may want the same external IP; the oldest gets it.
         ("z-new", json!({"clusterIP": "10.96.1.3", "externalIPs": ["203.0.113.1"]})),
@@ -770,8 +763,7 @@ fn with_counters(options: Options) -> Node {
 }
 
 fn counted(node: &mut Node) {
-    let ports = json!([{"name": "p", "port": 80, "nodePort": 30_080}]);
-    node.service("web", json!({"type": "NodePort", "clusterIP": "10.96.0.10", "ports": ports}));
+    node.service("web", node_port("10.96.0.10", 30_080));
     node.slice("web", &["10.244.0.5"]);
 }
 
@@ -793,8 +785,7 @@ fn packets_are_counted_where_the_kernel_can() {
     node.has(INVALID);
     node.has("-d 127.0.0.0/8 -m nfacct --nfacct-name localhost_nps_accepted_pkts -j KUBE-EXT-");
     // The line that counts comes first, even if it is added later.
-    let other = json!({"type": "NodePort", "clusterIP": "10.96.0.11", "ports": [{"name": "p", "port": 80, "nodePort": 30_081}]});
-    node.service("other", other.clone());
+    node.service("other", node_port("10.96.0.11", 30_081));
     node.slice("other", &["10.244.0.6"]);
     node.settles();
     let order = |node: &Node| -> Vec<bool> {

@@ -2,7 +2,7 @@
 //! `ipset`, on a kernel in memory.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -14,7 +14,6 @@ use proxier_core::engine::Options;
 use proxier_core::fake::FakeKernel;
 use proxier_core::inspect::{differences, inspect};
 use proxier_core::modes::Kind;
-use proxier_core::net::EndpointKey;
 use proxier_core::plan::report::Report;
 use proxier_core::plan::step::{Action, Part};
 use proxier_core::service::{Packet, Verdict};
@@ -477,32 +476,38 @@ fn each_has_a_name_in_the_configuration() {
     assert_eq!(Config::default().ipvs.may_ask_for, MayAskFor::all().difference(MayAskFor::NODE_WEIGHTS));
 }
 
+/// Serves Frontends of an agent: one whose endpoints may answer directly, and two that are masqueraded in any case, for another port or a cluster IP.
+#[track_caller]
+fn serve_agents(node: &mut Node, ask: impl Fn(&mut FrontendSpec), direct: [&str; 2], masqueraded: [&str; 2]) {
+    let keys = ["203.0.113.1:80", "203.0.113.2:8080", "10.96.0.7:80"];
+    let roles = [Roles::EXTERNAL_IP, Roles::LOAD_BALANCER, Roles::CLUSTER_IP];
+    let endpoints = ["10.1.0.1:80", "10.1.0.2:80"].map(|at| at.parse().unwrap());
+    let all = keys.into_iter().zip(roles).map(|(key, roles)| {
+        let mut spec = FrontendSpec::new(format!("TCP {key}").parse().unwrap(), endpoints);
+        spec.roles = roles;
+        ask(&mut spec);
+        spec
+    });
+    node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), all, node.now);
+    node.settles();
+    for (key, expected) in keys.into_iter().zip([direct, masqueraded, masqueraded]) {
+        assert_eq!(node.real_servers(key), expected, "{key}");
+    }
+}
+
 #[test]
 fn agents_ask_for_the_same() {
     let mut node = new();
-    let endpoint = |text: &str| {
-        let at: SocketAddr = text.parse().unwrap();
-        EndpointKey::new(at.ip(), at.port())
-    };
     let mut balancing = Balancing::default();
     balancing.forwarding = Some(ForwardingMethod::DirectRoute);
     let balancing = Arc::new(balancing);
-    let frontend = |key: &str, roles| {
-        let mut spec = FrontendSpec::new(key.parse().unwrap(), ["10.1.0.1:80", "10.1.0.2:80"].map(endpoint));
-        (spec.roles, spec.balancing) = (roles, Some(balancing.clone()));
-        spec.weights = vec![(endpoint("10.1.0.2:80"), 9)];
-        spec
+    let ask = |spec: &mut FrontendSpec| {
+        spec.balancing = Some(balancing.clone());
+        spec.weights = vec![("10.1.0.2:80".parse().unwrap(), 9)];
     };
-    let good = frontend("TCP 203.0.113.1:80", Roles::EXTERNAL_IP);
-    let other_port = frontend("TCP 203.0.113.2:8080", Roles::LOAD_BALANCER);
-    let cluster_ip = frontend("TCP 10.96.0.7:80", Roles::CLUSTER_IP);
-    node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), [good, other_port, cluster_ip], node.now);
-    node.settles();
-    assert_eq!(node.real_servers("203.0.113.1:80"), ["10.1.0.1:80 -g -w 1", "10.1.0.2:80 -g -w 9"]);
+    let direct = ["10.1.0.1:80 -g -w 1", "10.1.0.2:80 -g -w 9"];
+    serve_agents(&mut node, ask, direct, ["10.1.0.1:80 -m -w 1", "10.1.0.2:80 -m -w 9"]);
     assert!(node.set_has("KUBE-EXTERNAL-IP-LOCAL", "203.0.113.1:80"));
-    for masqueraded in ["203.0.113.2:8080", "10.96.0.7:80"] {
-        assert_eq!(node.real_servers(masqueraded), ["10.1.0.1:80 -m -w 1", "10.1.0.2:80 -m -w 9"]);
-    }
     assert_eq!(node.rejections().len(), 2, "{:?}", node.rejections());
 }
 
@@ -617,26 +622,11 @@ fn wrong_defaults_are_named() {
     }
 }
 
-/// An agent's own Frontends too.
 #[test]
 fn defaults_are_for_agents_as_well() {
     let mut node = defaulting(MayAskFor::all(), &json!({"forwarding": "direct-route", "maxConnections": 3}));
-    let frontend = |key: &str, roles| {
-        let mut spec = FrontendSpec::new(key.parse().unwrap(), [EndpointKey::new([10, 1, 0, 1].into(), 80)]);
-        spec.roles = roles;
-        spec
-    };
-    let all = [
-        frontend("TCP 203.0.113.1:80", Roles::EXTERNAL_IP),
-        frontend("TCP 203.0.113.2:8080", Roles::LOAD_BALANCER),
-        frontend("TCP 10.96.0.7:80", Roles::CLUSTER_IP),
-    ];
-    node.proxier.upsert_frontends(&ObjectKey::new("agent", "web"), all, node.now);
-    node.settles();
-    assert_eq!(node.real_servers("203.0.113.1:80"), ["10.1.0.1:80 -g -w 1 -x 3"]);
-    for masqueraded in ["203.0.113.2:8080", "10.96.0.7:80"] {
-        assert_eq!(node.real_servers(masqueraded), ["10.1.0.1:80 -m -w 1 -x 3"]);
-    }
+    let direct = ["10.1.0.1:80 -g -w 1 -x 3", "10.1.0.2:80 -g -w 1 -x 3"];
+    serve_agents(&mut node, |_| {}, direct, ["10.1.0.1:80 -m -w 1 -x 3", "10.1.0.2:80 -m -w 1 -x 3"]);
 }
 
 #[test]
