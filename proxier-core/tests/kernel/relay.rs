@@ -14,11 +14,9 @@ use nix::sys::socket::{
     AddressFamily, Backlog, MsgFlags, SockFlag, SockType, SockaddrStorage, bind, connect, listen, send, setsockopt,
     socket, sockopt,
 };
-use proxier_core::kernel::Relay;
-use proxier_core::kernel::RoutesPort;
+use proxier_core::kernel::{Relay, RoutesPort};
 use proxier_core::net::{EndpointKey, FrontendKey, Protocol};
-use proxier_core::ports::{Listener, Settings};
-use proxier_core::ports::{LocalNetworks, LocalRoute, PortErrorKind, RouteOwner};
+use proxier_core::ports::{Listener, LocalNetworks, LocalRoute, PortErrorKind, RouteOwner, Settings};
 use testkit::{Need, Netns, kernel_test, oracle, veth_pair};
 
 /// An emulated machine with other work ends 10,000 connections in a minute.
@@ -30,10 +28,6 @@ fn at(text: &str) -> SocketAddr {
 
 fn key(text: &str) -> FrontendKey {
     text.parse().unwrap()
-}
-
-fn endpoint(address: SocketAddr) -> EndpointKey {
-    EndpointKey::new(address.ip(), address.port())
 }
 
 fn ip(arguments: &str) {
@@ -89,12 +83,12 @@ fn server_and_relay() -> (TcpListener, Relay) {
 }
 
 fn listener(at: &str, endpoints: &[SocketAddr]) -> Listener {
-    Listener::new(key(at), "test/service").with_endpoints(endpoints.iter().map(|address| endpoint(*address)))
+    Listener::new(key(at), "test/service").with_endpoints(endpoints.iter().copied().map(EndpointKey::from))
 }
 
 /// The only listener of its Service.
 fn alone(at: &str, endpoints: &[SocketAddr]) -> Listener {
-    Listener::new(key(at), at).with_endpoints(endpoints.iter().map(|address| endpoint(*address)))
+    Listener::new(key(at), at).with_endpoints(endpoints.iter().copied().map(EndpointKey::from))
 }
 
 /// Waits until this holds.
@@ -485,7 +479,7 @@ fn ten_thousand_connections_at_once_to_a_thousand_services() {
         };
         for number in 0..services {
             let key = FrontendKey::new(Protocol::Tcp, service(number).ip(), 80);
-            let endpoints = addresses.iter().map(|address| endpoint(*address));
+            let endpoints = addresses.iter().copied().map(EndpointKey::from);
             relay.serve(&Listener::new(key, format!("test/service-{number}")).with_endpoints(endpoints)).unwrap();
         }
         let all_are_there = Arc::new(AtomicBool::new(false));
@@ -1063,7 +1057,7 @@ fn udp_clients_move_when_their_endpoint_goes_or_refuses() {
         assert_eq!(ask(&mine, "2").0, one.address, "it stays while it can");
         assert_eq!(ask(&udp_client("10.244.0.5:0", "10.96.0.1:53"), "3").0, one.address, "by affinity");
         let mut unselected = sticky(&[other.address]);
-        unselected.unselected = Some([endpoint(one.address)].into());
+        unselected.unselected = Some([one.address.into()].into());
         relay.serve(&unselected).unwrap();
         assert_eq!(ask(&mine, "3").0, one.address, "it serves, though it is not selected");
         let new = udp_client("10.244.0.5:0", "10.96.0.1:53");

@@ -7,8 +7,7 @@ use std::time::Duration;
 
 use ipvs::model::{ForwardingMethod, TimeoutsUpdate, Weight};
 use ipvs::{Operation, RealServer, Scheduler, VirtualServer, VirtualServerKey};
-use proxier_core::engine::Limits;
-use proxier_core::engine::{Options, Reconciler};
+use proxier_core::engine::{Limits, Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel};
 use proxier_core::modes::ipvs::cleanup::cleanup;
 use proxier_core::modes::ipvs::drain::Policy;

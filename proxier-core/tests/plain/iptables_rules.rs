@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 
 use iptables::Dump;
-use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit};
-use proxier_core::config::{Reserved, ReservedPort, User};
+use proxier_core::config::{Config, InterfaceName, LocalTraffic, MarkBit, Reserved, ReservedPort, User};
 use proxier_core::modes::iptables::{Index, IptablesOptions, RandomFully, Wanted, changes, cleanup, update};
 use proxier_core::net::{EndpointKey, Family, FrontendKey, Protocol};
 use proxier_core::service::{Changes, Indexed, NodeFacts};

@@ -4,8 +4,7 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use proxier_core::config::{Binding, Config, RulesBy};
-use proxier_core::config::{Neighbour, User};
+use proxier_core::config::{Binding, Config, Neighbour, RulesBy, User};
 use proxier_core::engine::{Options, Reconciler};
 use proxier_core::fake::{Call, FakeKernel, Fault};
 use proxier_core::modes::Kind;

@@ -50,7 +50,7 @@ fn served(node: &Node) -> BTreeSet<Flow> {
 /// Whether an endpoint may still answer, selected or not.
 fn stays(node: &Node, flow: &Flow) -> bool {
     let key: FrontendKey = format!("UDP {}", flow.destination).parse().unwrap();
-    let endpoint = EndpointKey::new(flow.endpoint.ip(), flow.endpoint.port());
+    let endpoint = EndpointKey::from(flow.endpoint);
     node.proxier.desired().frontend(&key).is_some_and(|frontend| frontend.keeps_flows_of(&endpoint))
 }
 

@@ -2,8 +2,7 @@
 
 use proxier_core::config::{Binding, InterfaceName, LocalTraffic, MarkBit};
 use proxier_core::modes::ipvs::rules::{Capabilities, Inputs, Rules, compile};
-use proxier_core::net::Family;
-use proxier_core::net::Network;
+use proxier_core::net::{Family, Network};
 use serde_json::{Value, json};
 
 use crate::world::{World, cluster_ip, endpoint};
