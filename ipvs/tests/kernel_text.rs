@@ -72,36 +72,9 @@ fn both(text: &str) -> [(Vec<String>, Ruleset); 2] {
 fn what_people_write_means_the_same_to_both() {
     kernel_test(NEEDS, || {
         let each_scheduler = schedulers().into_iter().map(|scheduler| format!("-A -t 10.0.0.1:80 -s {scheduler}"));
-        let texts = [
-            "--add-service --tcp-service 10.0.0.1:80\n--add-server --tcp-service 10.0.0.1:80 --real-server 10.1.0.1",
-            "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080",
-            "-A -t 10.0.0.1:80 -s rr\n-a -t 10.0.0.1:80 -r 10.1.0.1:8080 -i\n-a -t 10.0.0.1:80 -r 10.1.0.2:8080 -m",
-            "-A -t 10.0.0.1 -p\n-a -t 10.0.0.1 -r 10.1.0.1 -m",
-            "-A -t 10.0.0.1:80 -p -M 255.0.255.0",
-            "-A -p 60 -t 10.0.0.1:80 -s wrr",
-            "-A -u 10.0.0.1:53 -o -p 10 --pe sip -s sh -b sh-port,sh-fallback",
-            "-A -t 10.0.0.1:80 -s mh -b flag-1,mh-port",
-            "-A -t 10.0.0.1:80 -s sh -b flag-3,sh-port",
-            "-A -t [fd00::1]:80 -p 9 -M 64\n-a -t [fd00::1]:80 -r [fd00::2]:81 -m -x 9 -y 3",
-            "-A -t fd00::1 -p\n-a -t fd00::1 -r fd00::2 -m",
-            "-A -f 7\n-a -f 7 -r 10.1.0.1\n-a -f 7 -r 10.1.0.2:80 -g\n-A -f 7 -6 -p -M 48\n-a -f 7 -6 -r fd00::2 -m",
-            "-A -f 4000000000",
-            "-A --sctp-service 10.0.0.1:36412 -s lc\n-a --sctp-service 10.0.0.1:36412 -r 10.1.0.1:1 -mw5",
-            "-At 10.0.0.1:80 -srr\n-at10.0.0.1:80 -r=10.1.0.1 -w=0 -m",
-            "ipvsadm -A -t 10.0.0.1:80 --scheduler=fo\r\n\n   \tipvsadm -a -t 10.0.0.1:80 -r 10.1.0.1:80 -x 5",
-            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue --tun-port 6080 --tun-remcsum",
-            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gre --tun-csum\n-a -t 10.0.0.1:80 -r fd00::9 -i",
-            "-A -t 10.0.0.1:80 -p 60 -b flag-2\n-E -t 10.0.0.1:80 -s rr",
-            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1 -m -w 9 -x 8\n-e -t 10.0.0.1:80 -r 10.1.0.1 -m",
-            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1:81 -m\n-a -t 10.0.0.1:80 -r 10.1.0.2 -m\n-d -t 10.0.0.1:80 -r 10.1.0.1:81",
-            "-A -t 10.0.0.1:80\n-A -t 10.0.0.2:80\n-D -t 10.0.0.1:80\n-Z -t 10.0.0.2:80",
-            "-A -t 10.0.0.1:80 -s none",
-            "-A -t [1::]:80\n-A -t [::ffff:1.2.3.4]:80\n-A -t [fd00:0:1::2:0]:80\n-A -t [fd00::1:0:0:0:1]:80",
-            "-A -u 10.0.0.1:53 -p 2678400 -o -s rr -b flag-1,flag-2,flag-3",
-            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1 -m -w 2147483647 -x 2147483647 -y 2147483646",
-            "-A -t 10.0.0.1:80\n-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue --tun-port 65535 --tun-csum",
-        ];
-        for text in texts.map(str::to_owned).into_iter().chain(each_scheduler) {
+        let spaced = "ipvsadm -A -t 10.0.0.1:80 --scheduler=fo\r\n\n   \tipvsadm -a -t 10.0.0.1:80 -r 10.1.0.1:80 -x 5";
+        let texts = include_str!("statements/taken.txt").split("\n\n").chain([spaced]);
+        for text in texts.map(str::to_owned).chain(each_scheduler) {
             let [theirs, ours] = both(&format!("{text}\n"));
             assert_eq!(theirs, ours, "{text}");
             assert!(!ours.0.is_empty(), "{text}");
@@ -118,36 +91,7 @@ fn what_people_write_means_the_same_to_both() {
 #[test]
 fn what_ipvsadm_refuses_we_refuse() {
     kernel_test(NEEDS, || {
-        for text in [
-            "-A -t 10.0.0.1:80 --nope",
-            "-A -t 10.0.0.1:80 stray",
-            "-A -t 10.0.0.1",
-            "-A -t 80",
-            "-A -t [fd00::1:80",
-            "-A -t 10.0.0.1:99999",
-            "-A -t 10.0.0.1:80 -6",
-            "-A -f 0",
-            "-A -f 4294967296",
-            "-A -t 10.0.0.1:80 -p soon",
-            "-A -t [fd00::1]:80 -p -M 129",
-            "-A -t 10.0.0.1:80 -b sh-port",
-            "-A -t 10.0.0.1:80 -s sh -b mh-port",
-            "-A -t 10.0.0.1:80 -b nope",
-            "-A -t 10.0.0.1:80 -s rr -s wrr",
-            "-A -t 10.0.0.1:80 -u 10.0.0.1:80",
-            "-A -t 10.0.0.1:80 -w 1",
-            "-D -t 10.0.0.1:80 -s rr",
-            "-a -t 10.0.0.1:80",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -w -1",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -w 2147483648",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -g -m",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -m --tun-type gre",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gue --tun-port 0",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-port 9",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type vxlan",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1 -i --tun-type gre --tun-csum --tun-nocsum",
-        ] {
+        for text in include_str!("statements/refused.txt").lines() {
             let refused = oracle::ipvsadm_restore(&format!("{text}\n"));
             assert!(refused.is_err(), "ipvsadm takes it: {text}");
             assert!(text.parse::<Statement>().is_err(), "we take it: {text}");
@@ -159,22 +103,7 @@ fn what_ipvsadm_refuses_we_refuse() {
 #[test]
 fn our_own_words_are_refused_loudly_by_ipvsadm() {
     kernel_test(NEEDS, || {
-        for text in [
-            "-A --other-service 47/10.0.0.1:80 -s rr",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1:81 --forward route -w 1",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 --forward local -w 1",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gre --tun-remcsum",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gue --tun-port 1 --tun-csum --tun-remcsum",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type ipip --tun-csum",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type gre --tun-flags 4",
-            "-a -t 10.0.0.1:80 -r 10.1.0.1:80 -i -w 1 --tun-type 7 --tun-port 0",
-            "-a -t 10.0.0.1:80 -r [fd00::1]:80 -g -w 1",
-            "-A -t 10.0.0.1:80 -s rr -p 2678401",
-            "-A -t 10.0.0.1:80 -s rr -p 0",
-            "-A -t 10.0.0.1:0 -s rr",
-            "-A -t 10.0.0.1:80 -s rr -o",
-            "-a -f 7 -r 10.1.0.1:80 -m -w 1 -x 2147483648",
-        ] {
+        for text in include_str!("statements/ours.txt").lines() {
             let statement: Statement = text.parse().unwrap();
             assert_eq!(statement.to_string(), text);
             assert!(oracle::ipvsadm_restore(&format!("{text}\n")).is_err(), "ipvsadm takes it: {text}");
