@@ -196,35 +196,15 @@ const SETS: &[Need] = &[
     Need::Ipset("bitmap:port"),
 ];
 
-mod needs {
-    use super::{Need, SETS};
-
-    pub(crate) fn ipvs() -> Vec<Need> {
-        vec![Need::Root, Need::IpVs, Need::Tool("ipvsadm")]
-    }
-
-    pub(crate) fn sets() -> Vec<Need> {
-        SETS.to_vec()
-    }
-
-    pub(crate) fn rules() -> Vec<Need> {
-        [SETS, &[Need::IptablesNft]].concat()
-    }
-
-    pub(crate) fn links() -> Vec<Need> {
-        vec![Need::Root, Need::Dummy]
-    }
-
-    pub(crate) fn routes() -> Vec<Need> {
-        vec![Need::Root, Need::Dummy]
-    }
-
-    pub(crate) fn sysctls() -> Vec<Need> {
-        vec![Need::Root]
-    }
-
-    pub(crate) fn conntrack() -> Vec<Need> {
-        vec![Need::Root, Need::IptablesNft, Need::Conntrack]
+fn needs(module: &str) -> Vec<Need> {
+    match module {
+        "ipvs" => vec![Need::Root, Need::IpVs, Need::Tool("ipvsadm")],
+        "sets" => SETS.to_vec(),
+        "rules" => [SETS, &[Need::IptablesNft]].concat(),
+        "links" | "routes" => vec![Need::Root, Need::Dummy],
+        "sysctls" => vec![Need::Root],
+        "conntrack" => vec![Need::Root, Need::IptablesNft, Need::Conntrack],
+        other => panic!("{other}"),
     }
 }
 
@@ -234,7 +214,7 @@ macro_rules! on_the_kernel {
             $(
                 #[test]
                 fn $case() {
-                    let needs = super::needs::$module();
+                    let needs = super::needs(stringify!($module));
                     testkit::kernel_test(&needs, || crate::ports::$module::$case(&mut super::Kernel::new()));
                 }
             )*

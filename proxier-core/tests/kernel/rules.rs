@@ -203,35 +203,25 @@ fn load_balancers_are_barred_from_the_node(kernel: &Kernel) {
 
 macro_rules! cells {
     ($($cell:ident = $family:ident, $backend:ident;)*) => {$(
-        mod $cell {
-            use super::{Backend, Family, Need, on};
-
-            #[test]
-            fn every_case_is_read_back_as_it_was_written() {
-                on(Family::$family, Backend::$backend, &[], super::every_case_is_read_back_as_it_was_written);
-            }
-
-            #[test]
-            fn a_fresh_host_is_left_without_a_rule() {
-                on(Family::$family, Backend::$backend, &[], super::a_fresh_host_is_left_without_a_rule);
-            }
-
-            #[test]
-            fn what_older_versions_left_is_taken_over() {
-                on(Family::$family, Backend::$backend, &[], super::what_older_versions_left_is_taken_over);
-            }
-
-            #[test]
-            fn changes_by_other_programs_are_repaired() {
-                on(Family::$family, Backend::$backend, &[], super::changes_by_other_programs_are_repaired);
-            }
-
-            #[test]
-            fn load_balancers_are_barred_from_the_node() {
-                on(Family::$family, Backend::$backend, &[Need::IpVs], super::load_balancers_are_barred_from_the_node);
-            }
+        cells! {
+            @cell $cell, $family, $backend,
+            every_case_is_read_back_as_it_was_written: [],
+            a_fresh_host_is_left_without_a_rule: [],
+            what_older_versions_left_is_taken_over: [],
+            changes_by_other_programs_are_repaired: [],
+            load_balancers_are_barred_from_the_node: [super::Need::IpVs],
         }
     )*};
+    (@cell $cell:ident, $family:ident, $backend:ident, $($case:ident: $needs:expr,)*) => {
+        mod $cell {
+            $(
+                #[test]
+                fn $case() {
+                    super::on(super::Family::$family, super::Backend::$backend, &$needs, super::$case);
+                }
+            )*
+        }
+    };
 }
 
 cells! {
