@@ -275,19 +275,4 @@ mod tests {
             .collect();
         assert_eq!(found, locations);
     }
-
-    /// Without a name it has the API's default; without a number it is not a port.
-    #[test]
-    fn a_port_without_a_name_has_the_empty_one() {
-        let object = json!({
-            "metadata": {"namespace": "demo", "name": "web-1", "labels": {"kubernetes.io/service-name": "web"}},
-            "addressType": "IPv4", "ports": [{"port": 80}, {"name": null, "port": 81, "protocol": "UDP"}, {"name": "p"}],
-            "endpoints": [{"addresses": ["10.244.0.1"]}],
-        });
-        let mut store = Store::new("node-a");
-        store.upsert_slice(&serde_json::from_value(object).unwrap());
-        let slice = store.slices_of(&ObjectKey::new("demo", "web")).next().unwrap();
-        let found: Vec<_> = slice.ports().iter().map(|port| (&*port.name, port.port)).collect();
-        assert_eq!(found, [("", 80), ("", 81)]);
-    }
 }
