@@ -24,11 +24,8 @@ pub(crate) struct PassedOver {
 /// Prints `ipvs: IPVS cannot be used: …; …`.
 impl fmt::Display for PassedOver {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: ", self.mode)?;
-        for (number, problem) in self.problems.iter().enumerate() {
-            write!(f, "{}{problem}", if number == 0 { "" } else { "; " })?;
-        }
-        Ok(())
+        let problems: Vec<String> = self.problems.iter().map(ToString::to_string).collect();
+        write!(f, "{}: {}", self.mode, problems.join("; "))
     }
 }
 
@@ -85,7 +82,10 @@ pub(crate) async fn choose(
     let is_asked = asked == RequestedMode::Mode(Kind::Ipvs);
     let is_configured = configured.settings.core.ipvs.rules != RulesBy::Auto;
     // The rule back end is selected once for all modes, because it decides whether programs are needed.
-    let (configured, rules) = &with_rules(configured, preparing)?;
+    let mut configured = configured.clone();
+    let (settings, rules) = engine::with_rules(&configured.settings, &mut kernel::open()?.ports(), preparing);
+    configured.settings = settings;
+    let configured = &configured;
     // A missing capability does not justify serving in another way.
     let by_nft = is_asked && configured.settings.core.ipvs.rules == RulesBy::Nftables;
     let needs_no_rules =
@@ -145,14 +145,6 @@ pub(crate) fn prefer_iptables(modes: &mut [Kind], configured: &Configured) -> Op
         modes.get_mut(nftables..=iptables).into_iter().for_each(|between| between.rotate_right(1));
         PassedOver { mode: Kind::Nftables, problems: vec![Problem::new("", first)] }
     })
-}
-
-/// The configuration, with the rule back end of IPVS mode chosen if it is open.
-fn with_rules(configured: &Configured, preparing: Preparing) -> Result<(Configured, Option<ipvs::Choice>), Problem> {
-    let mut configured = configured.clone();
-    let (settings, choice) = engine::with_rules(&configured.settings, &mut kernel::open()?.ports(), preparing);
-    configured.settings = settings;
-    Ok((configured, choice))
 }
 
 async fn open(configured: &Configured, preparing: Preparing) -> Result<(Engine, Vec<String>), Vec<Problem>> {
