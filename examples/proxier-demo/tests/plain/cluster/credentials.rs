@@ -92,8 +92,9 @@ async fn new_certificates_are_read_when_their_files_change() {
         (&new, &later_clients, &|| drop(put_identity(&later_clients))),
     ];
     let mut relay = Some(relay);
+    let requested = || ["/services", "/endpointslices", "/nodes"].map(|path| asked(&server, path).len());
     for (number, (authority, clients, rotate)) in rotations.into_iter().enumerate() {
-        let before = watching.failures();
+        let (before, seen) = (watching.failures(), requested());
         drop(relay.take());
         relay = Some(Relay::start_on(address, authority, server.address(), Some(clients)));
         // The break of the watch, then a certificate that does not count.
@@ -108,6 +109,8 @@ async fn new_certificates_are_read_when_their_files_change() {
         let name = format!("rotated-{number}");
         server.put(&service(&name, 80));
         assert_eq!(watching.line().await, format!("+service default/{name}"));
+        // The others may come back later than the one of Services.
+        wait_for("all three again", || requested().into_iter().zip(seen).all(|(now, before)| now > before)).await;
     }
 }
 
