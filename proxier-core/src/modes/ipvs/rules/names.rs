@@ -60,22 +60,3 @@ pub(super) fn is_jump_of_ours(prefix: NamePrefix, table: &TableName, rule: &Rule
     let known = JUMPS.iter().any(|(_, _, _, ours)| *ours == comment) || comment == IPTABLES_MODE;
     known && rule.target().is_some_and(|target| is_ours(prefix, table, target))
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn chains_are_ours_in_their_own_tables_and_with_our_prefix_only() {
-        let tables = [TableName::NAT, TableName::FILTER, TableName::MANGLE];
-        for (chain, ours) in [
-            ("KUBE-LOAD-BALANCER", [true, false, false]),
-            ("KUBE-PROXY-FIREWALL", [false, true, false]),
-            ("KUBE-NODE-PORT", [true, true, false]),
-            ("KUBE-FIREWALL", [false, false, false]),
-            ("OTHER-NODE-PORT", [false, false, false]),
-        ] {
-            assert_eq!(tables.each_ref().map(|table| is_ours(NamePrefix::KUBE, table, chain)), ours, "{chain}");
-        }
-    }
-}
