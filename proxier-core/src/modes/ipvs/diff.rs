@@ -11,9 +11,9 @@ use ipvs::{Operation, RealServerKey, VirtualServerKey};
 
 use crate::config::{Config, RulesBy};
 use crate::modes::ipvs::drain::Drains;
+use crate::modes::ipvs::lower::Server;
 use crate::modes::ipvs::observed::{Observed, entry_of};
 use crate::modes::ipvs::plan::{Phase, Plan, Stage};
-use crate::modes::ipvs::servers::Server;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 pub use crate::modes::ipvs::wanted::Scope;
@@ -315,8 +315,7 @@ impl Kernel for Observed {
 /// [`Inputs::keep`](crate::modes::ipvs::rules::Inputs) adds them.
 pub fn hold(held: &BTreeSet<FrontendKey>, plan: &mut Plan, observed: &Observed) {
     let mut needs = Needs::default();
-    let records = observed.records().filter_map(|record| Some((split::recorded(record)?.0, split::server_of(record)?)));
-    let marks: BTreeMap<FrontendKey, VirtualServerKey> = records.collect();
+    let marks: BTreeMap<FrontendKey, VirtualServerKey> = observed.records().filter_map(split::marked).collect();
     let all = held.iter().flat_map(|key| [Some((*key).into()), marks.get(key).copied()]);
     let all: BTreeSet<VirtualServerKey> = all.flatten().collect();
     for key in &all {

@@ -19,14 +19,13 @@ mod insides {
     pub mod drain;
     pub mod guards;
     pub(super) mod inspect;
-    pub(super) mod lower;
+    pub mod lower;
     pub(super) mod mode;
     pub mod observed;
     pub(super) mod pass_plan;
     pub mod plan;
     pub mod reading;
     pub mod rules;
-    pub mod servers;
     pub(super) mod split;
     /// The sets that rules refer to.
     pub mod sets {

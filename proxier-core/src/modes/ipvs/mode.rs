@@ -304,7 +304,7 @@ impl modes::Mode for Mode {
         let before = pass.is_preview.then(|| self.drains.clone());
         self.time_drains(&pass);
         report.limited = self.limited(&routes, pass);
-        let readings = reading::read_rest(self, pass, &plan, report, ports);
+        let readings = reading::read_rest(self, pass, &mut plan, report, ports);
         if let Guards::Programs(programs) = &mut self.guards {
             programs.retry.retain(|family, _| !readings.rules_stay.contains(family));
         }

@@ -8,7 +8,7 @@ use ipset::{Element, IpSpan, Ports, SetType};
 use ipvs::{RealServerKey, VirtualServerKey};
 
 use crate::config::Config;
-use crate::modes::ipvs::servers::Server;
+use crate::modes::ipvs::lower::Server;
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::net::{Family, FrontendKey, Network, Protocol};
@@ -90,8 +90,7 @@ impl Observed {
 
     /// The Frontend of the mark whose virtual server this is, as recorded. Costs O(records).
     pub(crate) fn frontend_of_mark(&self, key: &VirtualServerKey) -> Option<FrontendKey> {
-        let record = self.records().find(|record| split::server_of(record) == Some(*key))?;
-        split::recorded(record).map(|(frontend, _)| frontend)
+        self.records().filter_map(split::marked).find(|(_, server)| server == key).map(|(frontend, _)| frontend)
     }
 
     /// The addresses and ports of node ports that this proxy serves, or served.
@@ -122,21 +121,15 @@ impl Observed {
         let VirtualServerKey::Address { addr, .. } = *key else {
             return self.ours.contains(key) || self.frontend_of_mark(key).is_some();
         };
-        let has_route = || self.routes.has(&Network::from(addr)) || self.is_in_a_network_without_records(addr);
+        // In a network of cluster IPs that we have made local as a whole, if the record of which is lost.
+        let record = SetKey::new(Family::of(addr), SetKind::ClusterIp);
+        let has_record = self.sets.contains_key(&record) || self.before.contains_key(&record);
+        let is_in_network = || self.routes.whole.keys().any(|network| network.contains(&addr));
+        let has_route = || self.routes.has(&Network::from(addr)) || (self.is_first && !has_record && is_in_network());
         let is_bound = || self.addresses.contains(&addr) || has_route();
         let entries = || MARKING.into_iter().filter_map(|kind| entry_of(key, kind));
         let marked = || entries().any(|(set, element)| self.has_or_had_entry(set, &element));
         self.ours.contains(key) || marked() || self.is_left_behind(key) || (is_bound() && !self.sets_know(addr))
-    }
-
-    /// Whether an address is in a network of cluster IPs that we have made local as a whole, and the record of which is
-    /// lost.
-    fn is_in_a_network_without_records(&self, addr: IpAddr) -> bool {
-        let set = SetKey::new(Family::of(addr), SetKind::ClusterIp);
-        self.is_first
-            && !self.sets.contains_key(&set)
-            && !self.before.contains_key(&set)
-            && self.routes.whole_networks().any(|network| network.contains(&addr))
     }
 
     fn sets_know(&self, addr: IpAddr) -> bool {
@@ -233,9 +226,6 @@ fn recall(
         (!there.is_empty()).then_some((place, there))
     });
     let ways: Vec<(FrontendKey, Vec<NonZeroU32>)> = ways.collect();
-    if ways.is_empty() {
-        return Vec::new();
-    }
     let of_addresses = servers.iter().filter(|(key, _)| key.addr().is_some());
     let endpoints: BTreeSet<RealServerKey> =
         of_addresses.flat_map(|(_, server)| server.real_servers.iter()).map(|real| real.key).collect();
@@ -276,10 +266,6 @@ impl BoundRoutes {
 
     pub fn iter(&self) -> impl Iterator<Item = (&Network, Option<IpAddr>)> {
         self.whole.iter().chain(&self.singles).map(|(network, source)| (network, *source))
-    }
-
-    pub fn whole_networks(&self) -> impl Iterator<Item = &Network> {
-        self.whole.keys()
     }
 
     pub fn has(&self, network: &Network) -> bool {

@@ -17,27 +17,25 @@ use crate::modes::{Pass, Work};
 use crate::net::{Family, FrontendKey, Network};
 use crate::plan::operation::Operation as PlanOperation;
 use crate::plan::report::{Report, Unread};
-use crate::plan::step::Step;
 use crate::ports::{PortError, UdpServices};
 use crate::snapshot::is_usable_by_service;
 
-/// Completes a plan by device, timeouts and rules, from tracked values; reads and changes nothing. Reports
-/// rules that could not be compared, and other programs' changes.
+/// Completes a plan by device and rules, from tracked values; reads and changes nothing. Reports rules that could not
+/// be compared, and other programs' changes.
 pub(super) fn complete(mode: &Mode, pass: Pass<'_>, plan: &mut Plan, readings: &PassInputs, report: &mut Report) {
     let Some(observed) = &mode.observed else { return };
     let wanted = &mode.wanted(pass.desired);
-    plan.split = split_servers(wanted, plan);
+    let of_marks = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
+    let keys = of_marks.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
+    plan.split = keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).collect();
     plan.names.clone_from(&mode.names);
     let has_device = reading::has_device(pass.host, &mode.names);
-    let prepare = plan.stage(Phase::Prepare);
-    prepare.device = pass.full && !has_device && !mode.by_routes;
-    prepare.timeouts = readings.timeouts;
+    plan.stage(Phase::Prepare).device = pass.full && !has_device && !mode.by_routes;
     let clean = plan.stage(Phase::Clean);
     clean.device = pass.full && has_device && mode.by_routes && {
         let going: BTreeSet<_> = clean.addresses.iter().collect();
         observed.addresses.iter().all(|address| going.contains(address) || !is_usable_by_service(*address))
     };
-    plan.rules_put_off.clone_from(&readings.rules_put_off);
     match &mode.guards {
         Guards::Programs(programs) => {
             for (family, new, dump) in &readings.rules {
@@ -56,13 +54,11 @@ pub(super) fn complete(mode: &Mode, pass: Pass<'_>, plan: &mut Plan, readings: &
             plan_tables(wanted, tables, pass.full, plan);
         }
     }
-    report.drift = if pass.tells_drift() { drift(mode, pass, plan) } else { Vec::new() };
-}
-
-fn split_servers(wanted: &Wanted<'_>, plan: &Plan) -> BTreeMap<VirtualServerKey, FrontendKey> {
-    let stages = [Phase::Prepare, Phase::RetireMarks].into_iter().filter_map(|phase| plan.stages.get(&phase));
-    let keys = stages.flat_map(|stage| &stage.servers).map(Operation::virtual_server);
-    keys.filter_map(|key| Some((key, wanted.frontend_key(&key)?))).collect()
+    report.drift = Vec::new();
+    if pass.tells_drift() {
+        let foreign = plan.operations().filter(|operation| is_foreign(operation, mode, plan));
+        report.drift = foreign.map(|operation| operation.step(&pass.names)).collect();
+    }
 }
 
 /// The UDP flows to forget after a plan that is not complete yet. Real servers that drain answer, and those that will,
@@ -214,12 +210,7 @@ fn order_by_rules(mode: &Mode, programs: &Programs, pass: Pass<'_>, plan: &mut P
     note_guarded(wanted, &networks.collect(), plan);
 }
 
-/// Other programs' changes: operations on objects that the input did not change.
-fn drift(mode: &Mode, pass: Pass<'_>, plan: &Plan) -> Vec<Step> {
-    let foreign = plan.operations().filter(|operation| is_foreign(operation, mode, plan));
-    foreign.map(|operation| operation.step(&pass.names)).collect()
-}
-
+/// Whether another program changed the object of an operation: the input did not.
 fn is_foreign(operation: &PlanOperation<'_>, mode: &Mode, plan: &Plan) -> bool {
     let changed = &mode.recorded.changed;
     let is_input = |address| changed.addresses.contains(address) || changed.elsewhere.contains(address);

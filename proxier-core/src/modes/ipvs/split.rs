@@ -111,10 +111,9 @@ impl Marks {
                 self.insert(frontend, mark);
             }
         }
-        let lacks = |of: &BTreeMap<FrontendKey, NonZeroU32>, frontend: &FrontendKey| !of.contains_key(frontend);
         for frontend in split {
             let kept = before.of.get(frontend).filter(|mark| self.is_free(&key(frontend.family(), **mark)));
-            if let (true, Some(mark)) = (lacks(&self.of, frontend), kept) {
+            if let Some(mark) = kept.filter(|_| !self.of.contains_key(frontend)) {
                 self.insert(*frontend, *mark);
             }
         }
@@ -159,7 +158,12 @@ pub(super) fn with_mark(host: IpSpan, ports: Ports, mark: u32) -> Element {
 }
 
 pub(super) fn server_of(element: &Element) -> Option<VirtualServerKey> {
-    recorded(element).map(|(frontend, mark)| key(frontend.family(), mark))
+    marked(element).map(|(_, server)| server)
+}
+
+/// The Frontend of a recorded mark, and the virtual server of the mark.
+pub(super) fn marked(element: &Element) -> Option<(FrontendKey, VirtualServerKey)> {
+    recorded(element).map(|(frontend, mark)| (frontend, key(frontend.family(), mark)))
 }
 
 #[cfg(test)]

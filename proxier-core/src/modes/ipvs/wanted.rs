@@ -12,9 +12,8 @@ use ipvs::model::{Persistence, Scheduler, SchedulerFlags, VirtualServerConfig};
 use ipvs::{RealServerKey, VirtualServerKey};
 
 use super::drain::{Drains, Policy};
-use super::lower::{entries_of_mark, frontend_entries, needs_entries, real_servers, service_entries};
+use super::lower::{Server, entries_of_mark, frontend_entries, needs_entries, real_servers, service_entries};
 use super::observed::Observed;
-use super::servers::Server;
 use super::sets::SetKey;
 use super::split::{self, Marks};
 use crate::config::{Config, RulesBy, usual_flags};
@@ -180,23 +179,17 @@ impl Index {
         let ours: BTreeSet<_> = observed.records().filter_map(split::server_of).collect();
         let of_marks = observed.virtual_servers.keys().filter(|key| key.addr().is_none());
         let others = of_marks.filter(|key| !ours.contains(key)).copied().collect();
-        let marked: Vec<&Frontend> = desired.frontends().filter(|frontend| self.splits(frontend)).collect();
-        let before: Vec<_> = marked.iter().map(|frontend| self.marks.server(&frontend.key)).collect();
-        let places: Vec<FrontendKey> = marked.iter().map(|frontend| frontend.key).collect();
+        let marked = desired.frontends().filter(|frontend| self.splits(frontend));
+        let marked: Vec<_> = marked.map(|frontend| (frontend, self.marks.server(&frontend.key))).collect();
+        let places: Vec<FrontendKey> = marked.iter().map(|(frontend, _)| frontend.key).collect();
         self.marks.settle(recorded, others, &places);
-        for (frontend, before) in marked.iter().zip(before) {
-            let after = self.marks.server(&frontend.key);
-            if before == after {
-                continue;
-            }
-            for (server, adds) in [(after, true), (before, false)] {
+        for (frontend, before) in marked {
+            for (server, adds) in [(self.marks.server(&frontend.key), true), (before, false)] {
                 let Some(VirtualServerKey::Fwmark { mark, .. }) = server else { continue };
                 for (set, element) in entries_of_mark(frontend, mark) {
                     self.count_entry(set, &element, adds);
                 }
             }
-        }
-        for frontend in &marked {
             self.note_unmarked(&frontend.key, Some(frontend));
         }
     }
@@ -231,7 +224,12 @@ impl Index {
             let asked = frontend.balancing.as_ref();
             let is_free = asked.is_none_or(|asked| asked.scheduler.is_none() && asked.scheduler_flags.is_none());
             if is_free && weights.iter().any(|(_, weight)| *weight > 1) {
-                config.scheduler = weighted(config.scheduler);
+                // The same scheduler with weights, if it supports only weight 0.
+                config.scheduler = match config.scheduler {
+                    Scheduler::RoundRobin => Scheduler::WeightedRoundRobin,
+                    Scheduler::LeastConnection => Scheduler::WeightedLeastConnection,
+                    other => other,
+                };
             }
         }
         let Some(asked) = &frontend.balancing else { return config };
@@ -295,15 +293,6 @@ impl Index {
             (_, Some(_)) => Some(&frontend.cluster),
             (_, None) => Some(frontend.endpoints()),
         }
-    }
-}
-
-/// The same scheduler with weights, if it supports only weight 0.
-fn weighted(scheduler: Scheduler) -> Scheduler {
-    match scheduler {
-        Scheduler::RoundRobin => Scheduler::WeightedRoundRobin,
-        Scheduler::LeastConnection => Scheduler::WeightedLeastConnection,
-        other => other,
     }
 }
 

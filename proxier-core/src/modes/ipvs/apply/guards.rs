@@ -6,11 +6,10 @@ use ipset::Element;
 use ipvs::VirtualServerKey;
 
 use super::{Run, not_without_set, skipped};
+use crate::modes::ipvs::guards::TableChange;
 use crate::modes::ipvs::guards::nft::{Entries, write};
-use crate::modes::ipvs::guards::{Layout, TableChange};
 use crate::modes::ipvs::plan::{Phase, RulesChange, Stage};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
-use crate::modes::shared::table::WriteOutcome;
 use crate::net::Family;
 use crate::plan::operation::{Operation, Whole};
 use crate::plan::report::Lack;
@@ -37,37 +36,27 @@ impl<'a> Run<'a, '_> {
             if lacks_table || (change.is_none() && entries.is_empty()) {
                 continue;
             }
-            let count = entries.values().map(Vec::len).sum();
+            let count: usize = entries.values().map(Vec::len).sum();
             let written = write(layout, change, (phase.action(), entries), (self.observed, &mut self.basis), tables);
-            self.note_written(layout, (phase, change), count, written);
-        }
-    }
-
-    fn note_written(
-        &mut self,
-        layout: &Layout,
-        (phase, change): (Phase, Option<&TableChange>),
-        count: usize,
-        written: WriteOutcome<(SetKind, Element)>,
-    ) {
-        self.effects.is_surprised |= written.is_surprise;
-        if let Some(error) = written.failed {
-            let entries =
-                || Step::new(Action::Change, Part::Table, &layout.table).with(format_args!("{count} entries"));
-            self.effects.unwritten.insert(layout.family, error.kind());
-            self.applied.fail(change.map_or_else(entries, TableChange::step), error);
-            self.unguarded.extend((phase == Phase::Prepare).then_some(layout.family));
-            return;
-        }
-        if let Some(step) = change.map(TableChange::step) {
-            self.applied.count(step.part, step.action, 1);
-        }
-        // Entries that conflict with new ones were not requested.
-        let refused = written.refused.iter().filter(|(_, action, _)| *action == phase.action());
-        self.applied.count(Part::Entry, phase.action(), count.saturating_sub(refused.count()));
-        for ((kind, element), action, error) in written.refused {
-            let set = self.plan.set_in(SetKey::new(layout.family, kind));
-            self.applied.fail(Operation::Entry(action, set, &element).step(self.names), error);
+            self.effects.is_surprised |= written.is_surprise;
+            if let Some(error) = written.failed {
+                let entries =
+                    || Step::new(Action::Change, Part::Table, &layout.table).with(format_args!("{count} entries"));
+                self.effects.unwritten.insert(layout.family, error.kind());
+                self.applied.fail(change.map_or_else(entries, TableChange::step), error);
+                self.unguarded.extend((phase == Phase::Prepare).then_some(layout.family));
+                continue;
+            }
+            if let Some(step) = change.map(TableChange::step) {
+                self.applied.count(step.part, step.action, 1);
+            }
+            // Entries that conflict with new ones were not requested.
+            let refused = written.refused.iter().filter(|(_, action, _)| *action == phase.action());
+            self.applied.count(Part::Entry, phase.action(), count.saturating_sub(refused.count()));
+            for ((kind, element), action, error) in written.refused {
+                let set = self.plan.set_in(SetKey::new(layout.family, kind));
+                self.applied.fail(Operation::Entry(action, set, &element).step(self.names), error);
+            }
         }
     }
 

@@ -8,8 +8,8 @@ use ipvs::model::Weight;
 use ipvs::{Operation, RealServer, Subject, VirtualServer, VirtualServerKey};
 
 use super::{Run, not_without_virtual_server, skipped};
+use crate::modes::ipvs::lower::{RealServers, Server};
 use crate::modes::ipvs::observed::Observed;
-use crate::modes::ipvs::servers::{RealServers, Server};
 use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split as marks;
 use crate::modes::ipvs::wanted::Wanted;

@@ -62,16 +62,9 @@ pub(crate) fn carry_over(by_table: bool, wanted: &Wanted<'_>, observed: &Observe
 fn lowered(by_table: bool, before: &Contents) -> Vec<(SetKey, Element)> {
     let mut all = Vec::new();
     let mut sources: BTreeMap<(SetKey, IpSpan, Ports), Vec<Network>> = BTreeMap::new();
-    for (set, elements) in before {
+    for (set, elements) in before.iter().filter(|(set, _)| by_table || SetKind::ALL.contains(&set.kind)) {
         for element in elements {
             match (by_table, set.kind, element) {
-                (
-                    false,
-                    SetKind::LoadBalancerNotNode | SetKind::NoEndpoint | SetKind::LocalSplit | SetKind::SplitMark,
-                    _,
-                ) => {
-                    continue;
-                }
                 (true, SetKind::LoadBalancerSourceCidr, Element::IpPortIp(host, ports, range)) => {
                     let networks = range.networks().filter_map(|span| Network::new(span.first(), span.prefix()?).ok());
                     sources.entry((*set, *host, *ports)).or_default().extend(networks);

@@ -10,10 +10,6 @@
 //! last entry of a set. The table's variant writes everything that must exist before virtual servers in one transaction
 //! per family, and everything that must be deleted after them in another. Its rules do not depend on entries.
 //!
-//! nf_tables cannot overrule a drop in another program's chain. The chains of kube-proxy accept marked packets, answers
-//! to forwarded connections, and health checks. This proxy's also accept packets to Services if INPUT drops by default.
-//! If another firewall drops those, the table variant does not help ([`dropping_input`]).
-//!
 //! A node that changes from one to the other has both until a [cleanup](crate::modes::cleanup::cleanup). Records of own
 //! virtual servers are read from both, and guards of those that stay are carried over.
 

@@ -1,6 +1,6 @@
 //! Reads the kernel: first the tables, then what their differences from the desired state require.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 use iptables::TableName;
@@ -12,10 +12,10 @@ use crate::modes::Pass;
 use crate::modes::ipvs::diff::{Scope, diff};
 use crate::modes::ipvs::drain::Drains;
 use crate::modes::ipvs::guards::{Guards, Programs};
+use crate::modes::ipvs::lower::{RealServers, Server};
 use crate::modes::ipvs::observed::{Contents, Observed};
-use crate::modes::ipvs::plan::Plan;
+use crate::modes::ipvs::plan::{Phase, Plan};
 use crate::modes::ipvs::rules;
-use crate::modes::ipvs::servers::{RealServers, Server};
 use crate::modes::ipvs::state::Mode;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::by_default::{Known, drops};
@@ -123,22 +123,20 @@ pub(super) type Listed = (VirtualServerKey, Result<Vec<ObservedRealServer>>);
 /// What was read besides the tables, once the differences were known.
 #[derive(Default)]
 pub(crate) struct PassInputs {
-    pub(crate) timeouts: Option<TimeoutsUpdate>,
     /// Draining real servers that were due.
     pub(super) draining: Vec<Listed>,
     /// Families whose rules may have to change, with the kernel's rules.
     pub(crate) rules: Vec<(Family, rules::Inputs, iptables::Dump)>,
     /// Families whose rules need not change.
     pub(crate) rules_stay: Vec<Family>,
-    /// Families whose rules could not be read, or are not tried now.
-    pub(crate) rules_put_off: BTreeSet<Family>,
 }
 
-/// Reads what the plan needs besides the tables. Parts that cannot be read are reported and postponed.
+/// Reads what the plan needs besides the tables, and adds timeouts to it. Parts that cannot be read are reported and
+/// postponed.
 pub(super) fn read_rest(
     mode: &Mode,
     pass: Pass<'_>,
-    plan: &Plan,
+    plan: &mut Plan,
     report: &mut Report,
     ports: &mut Ports<'_>,
 ) -> PassInputs {
@@ -147,7 +145,7 @@ pub(super) fn read_rest(
     let mut readings = PassInputs { draining, ..PassInputs::default() };
     if pass.full {
         match timeout_changes(ports.ipvs, &mode.timeouts) {
-            Ok(timeouts) => readings.timeouts = timeouts,
+            Ok(timeouts) => plan.stage(Phase::Prepare).timeouts = timeouts,
             Err(error) => report.unread.push(error),
         }
     }
@@ -157,7 +155,7 @@ pub(super) fn read_rest(
             continue;
         }
         if programs.retry.get(&family).is_some_and(|retry| retry.at > pass.now) {
-            readings.rules_put_off.insert(family);
+            plan.rules_put_off.insert(family);
             report.rules_put_off.insert(family);
             continue;
         }
@@ -165,7 +163,7 @@ pub(super) fn read_rest(
             Ok(None) => readings.rules_stay.push(family),
             Ok(Some((inputs, dump))) => readings.rules.push((family, inputs, dump)),
             Err(error) => {
-                readings.rules_put_off.insert(family);
+                plan.rules_put_off.insert(family);
                 report.unread.push(error);
             }
         }

@@ -101,7 +101,7 @@ impl OwnChains for Ours<'_> {
     }
 
     fn mark(&self) -> String {
-        names::chain(self.prefix, names::MARK_MASQ)
+        format!("{}{}", self.prefix, names::MARK_MASQ)
     }
 
     fn is_same_chain(&self, _table: &TableName, there: &Chain, desired: &Chain) -> bool {

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 use ipset::Element;
 use ipvs::VirtualServerKey;
 
-use super::names;
 use crate::config::{MarkBit, NamePrefix};
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::observed::Observed;
@@ -139,12 +138,12 @@ impl Inputs {
         }));
         self.by_routes |= observed.routes.has_family(family);
         // Their guard is removed after the routes, in a later pass.
-        let whole = observed.routes.whole_networks();
+        let whole = observed.routes.whole.keys();
         self.guarded_networks.extend(whole.filter(|network| Family::of(network.addr()) == family));
     }
 
     pub(super) fn chain(&self, name: &str) -> String {
-        names::chain(self.prefix, name)
+        format!("{}{name}", self.prefix)
     }
 
     /// Whether a rule may name a set: it has entries, or exists without.

@@ -1,8 +1,6 @@
 //! iptables rules of IPVS mode: their inputs, how they are compiled, and the changes that the kernel needs.
 //!
 //! Rules stay the same until a set gains its first entry or loses its last one: Services only change the sets.
-//! [`Inputs`] shows cheaply whether rules can have changed; [`compile`] makes them; [`Rules::changes`] compares them
-//! with the output of `iptables-save` and returns one transaction for `iptables-restore --noflush`, or nothing to do.
 //!
 //! # Own chains and rules
 //!

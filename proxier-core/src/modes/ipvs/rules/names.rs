@@ -23,10 +23,6 @@ const FILTER: &[&str] = &[FORWARD, NODE_PORT, PROXY_FIREWALL, SOURCE_RANGES, IPV
 
 pub(super) const TABLES: [TableName; 2] = [TableName::NAT, TableName::FILTER];
 
-pub(super) fn chain(prefix: NamePrefix, name: &str) -> String {
-    format!("{prefix}{name}")
-}
-
 pub(crate) fn is_ours(prefix: NamePrefix, table: &TableName, chain: &str) -> bool {
     let names = match table {
         table if *table == TableName::NAT => NAT,

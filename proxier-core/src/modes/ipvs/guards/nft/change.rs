@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::Ipv4Addr;
 
 use ipset::{Element, IpSpan};
 use nftables::{Chain, Element as NftElement, Rule, TableKey};
@@ -176,11 +176,8 @@ pub(super) fn in_the_way(kind: SetKind, there: &BTreeSet<Element>, add: &[Elemen
             Element::IpPortIp(_, _, old) => old != range && old.first() <= range.last() && range.first() <= old.last(),
             _ => false,
         };
-        // All entries of one address and port are adjacent.
-        let least = match range.first() {
-            IpAddr::V4(_) => IpSpan::host(Ipv4Addr::UNSPECIFIED.into()),
-            IpAddr::V6(_) => IpSpan::network(Ipv6Addr::UNSPECIFIED.into(), 0).unwrap_or(*range),
-        };
+        // All entries of one address and port are adjacent. Networks of IPv6 come after all of IPv4.
+        let least = IpSpan::host(Ipv4Addr::UNSPECIFIED.into());
         let of_place = there.range(Element::IpPortIp(*host, *ports, least)..).take_while(is_of_place);
         found.extend(of_place.filter(overlaps).cloned());
     }

@@ -6,7 +6,6 @@ mod layout;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ipset::Element;
 use ipvs::VirtualServerKey;
 
 use crate::config::{Config, MarkRange};
@@ -110,7 +109,7 @@ impl Tables {
                 layout.split = Some(pass.config().ipvs.mark_range);
             }
             layout.by_routes = routes.is_on || observed.routes.has_family(family);
-            let networks = routes.whole.iter().chain(observed.routes.whole_networks());
+            let networks = routes.whole.iter().chain(observed.routes.whole.keys());
             layout.guarded_networks = networks.filter(|of| Family::of(of.addr()) == family).copied().collect();
             (family, layout)
         };
@@ -143,8 +142,8 @@ pub fn marks(
     tables: &mut dyn TablesPort,
 ) -> Result<BTreeMap<VirtualServerKey, FrontendKey>, Vec<Unread>> {
     let (contents, unread) = read_contents(config.families.iter(), config, tables);
-    let known = |record| Some((split::server_of(record)?, split::recorded(record)?.0));
-    if unread.is_empty() { Ok(records(&contents).filter_map(known).collect()) } else { Err(unread) }
+    let marks = records(&contents).filter_map(split::marked).map(|(frontend, server)| (server, frontend));
+    if unread.is_empty() { Ok(marks.collect()) } else { Err(unread) }
 }
 
 /// The entries of these families' tables; none without the table, or without nf_tables.
@@ -176,8 +175,8 @@ pub(crate) fn marked(
     }
     let (set, entry) = split::active_entry(place);
     let is_split = found.get(&set).is_some_and(|entries| entries.contains(&entry));
-    let is_it = |of: &&Element| is_split && split::recorded(of).is_some_and(|(at, _)| at == *place);
-    Ok(records(&found).find(is_it).and_then(split::server_of))
+    let mut marks = records(&found).filter_map(split::marked).filter(|(at, _)| is_split && at == place);
+    Ok(marks.next().map(|(_, server)| server))
 }
 
 /// Has the kernel check each family's table with every set, chain and rule that this variant writes, without creating
