@@ -68,10 +68,6 @@ impl Routes {
         self.sources.iter().copied().find(|source| Family::of(*source) == family)
     }
 
-    fn single(&self, address: IpAddr) -> Option<Network> {
-        network_of(address, &self.whole).filter(|_| self.is_on)
-    }
-
     fn wants(&self, network: &Network, wanted: &Wanted<'_>, config: &Config) -> bool {
         let address = network.addr();
         self.whole.contains(network)
@@ -79,7 +75,8 @@ impl Routes {
                 && wanted.has_address(address)
                 && config.families.has(Family::of(address))
                 && is_usable_by_service(address)
-                && self.single(address).is_some())
+                && self.is_on
+                && network_of(address, &self.whole).is_some())
     }
 
     /// Whether the kernel's networks that are local as a whole, or their sources, differ.
@@ -103,11 +100,10 @@ impl Routes {
                 if !observed.routes.is(&network, source) {
                     add.insert(network, source);
                 }
-            } else if observed.routes.has(&network)
-                && config.families.has(Family::of(network.addr()))
-                && !self.stays(&network, wanted)
-            {
-                delete.insert(network);
+            } else if observed.routes.has(&network) && config.families.has(Family::of(network.addr())) {
+                // Another interface got the address later: see [`Wanted::is_elsewhere`].
+                let stays = self.is_on && is_single(&network) && wanted.is_elsewhere(network.addr());
+                delete.extend((!stays).then_some(network));
             }
         };
         match scope {
@@ -123,10 +119,5 @@ impl Routes {
         // Whole networks first.
         add.sort_by_key(|route| is_single(&route.network));
         [add, delete.into_iter().map(LocalRoute::new).collect()]
-    }
-
-    /// Whether an existing route stays because another interface got the address later: see [`Wanted::is_elsewhere`].
-    fn stays(&self, network: &Network, wanted: &Wanted<'_>) -> bool {
-        self.is_on && is_single(network) && wanted.is_elsewhere(network.addr())
     }
 }

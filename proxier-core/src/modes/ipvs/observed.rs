@@ -219,13 +219,12 @@ fn recall(
     let mut marks = split::Marks::new(config.ipvs.mark_range);
     let places = servers.keys().filter_map(|key| FrontendKey::try_from(*key).ok());
     // Few candidates have one of these marks.
-    let ways = places.filter_map(|place| {
+    let ways = places.flat_map(|place| {
         let candidates = marks.candidates(&place).take(RECOGNISED_BY);
-        let there: Vec<NonZeroU32> =
-            candidates.filter(|mark| lost.contains(&split::key(place.family(), *mark))).collect();
-        (!there.is_empty()).then_some((place, there))
+        let servers = candidates.map(move |mark| (place, mark, split::key(place.family(), mark)));
+        servers.filter(|(_, _, server)| lost.contains(server))
     });
-    let ways: Vec<(FrontendKey, Vec<NonZeroU32>)> = ways.collect();
+    let ways: Vec<_> = ways.collect();
     let of_addresses = servers.iter().filter(|(key, _)| key.addr().is_some());
     let endpoints: BTreeSet<RealServerKey> =
         of_addresses.flat_map(|(_, server)| server.real_servers.iter()).map(|real| real.key).collect();
@@ -234,12 +233,8 @@ fn recall(
         reals.is_none_or(|reals| reals.is_empty() || reals.iter().any(|real| endpoints.contains(&real.key)))
     };
     for likely in [true, false] {
-        for (place, there) in &ways {
-            let it = |mark: &&NonZeroU32| {
-                let server = split::key(place.family(), **mark);
-                is_likely(&server) == likely && marks.is_free(&server)
-            };
-            if let (false, Some(mark)) = (marks.of.contains_key(place), there.iter().find(it)) {
+        for (place, mark, server) in &ways {
+            if is_likely(server) == likely && marks.is_free(server) && !marks.of.contains_key(place) {
                 marks.insert(*place, *mark);
             }
         }

@@ -161,31 +161,26 @@ impl Observed {
     pub(super) fn note_server(&mut self, key: VirtualServerKey, operations: &[PlanOperation<'_>], wanted: &Wanted<'_>) {
         let there = self.virtual_servers.get(&key);
         let mut config = there.map(|server| server.config);
-        let mut reals = there.map_or_else(Vec::new, |server| server.real_servers.iter().collect());
+        let reals = there.into_iter().flat_map(|server| server.real_servers.iter());
+        let mut reals: BTreeMap<_, _> = reals.map(|real| (real.key, real)).collect();
         for operation in operations {
             let PlanOperation::Server(operation, _) = operation else { continue };
-            let (real, new) = match operation {
-                Operation::AddVirtualServer(new) | Operation::UpdateVirtualServer(new) => {
-                    config = Some(new.config);
-                    continue;
+            match operation {
+                Operation::AddVirtualServer(new) | Operation::UpdateVirtualServer(new) => config = Some(new.config),
+                Operation::DeleteVirtualServer(_) => (config, reals) = (None, BTreeMap::new()),
+                Operation::AddRealServer(_, real) | Operation::UpdateRealServer(_, real) => {
+                    reals.insert(real.key, *real);
                 }
-                Operation::DeleteVirtualServer(_) => {
-                    (config, reals) = (None, Vec::new());
-                    continue;
-                }
-                Operation::AddRealServer(_, real) | Operation::UpdateRealServer(_, real) => (&real.key, Some(*real)),
-                Operation::DeleteRealServer(_, real) => (real, None),
-                _ => continue,
-            };
-            let from = reals.partition_point(|of| of.key < *real);
-            let until = reals.partition_point(|of| of.key <= *real);
-            reals.splice(from..until, new);
+                Operation::DeleteRealServer(_, real) => drop(reals.remove(real)),
+                _ => {}
+            }
         }
         let Some(config) = config else {
             self.virtual_servers.remove(&key);
             return;
         };
         // Share the list with `wanted` if both are equal.
+        let reals: Vec<RealServer> = reals.into_values().collect();
         let real_servers = RealServers::sorted(&reals, wanted.endpoints(&key));
         self.virtual_servers.insert(key, Server { config, real_servers });
     }

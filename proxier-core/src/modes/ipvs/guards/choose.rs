@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use iptables::{Dump, TableName};
+use iptables::TableName;
 
 use super::nft;
 use crate::config::{Config, RulesBy};
@@ -77,7 +77,9 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
         }
         match ports.rules.dump(family) {
             Ok(dump) => {
-                if let Some(chain) = dropping(&dump) {
+                let filter = dump.table(&TableName::FILTER);
+                let drops = |chain: &&str| filter.is_some_and(|filter| drops(filter, chain, &Known::FIRST));
+                if let Some(chain) = ["FORWARD", "INPUT"].into_iter().find(drops) {
                     return Some(format!("chain {chain} of iptables' table filter ({family}) drops by default"));
                 }
                 has_programs = true;
@@ -102,9 +104,4 @@ fn why_iptables(config: &Config, is_there: bool, ports: &mut Ports<'_>) -> Optio
     let lacks = |error: PortError| error.kind() == PortErrorKind::Unavailable;
     has_programs |= !config.families.iter().all(|family| ports.rules.has_random_fully(family).is_err_and(lacks));
     has_programs.then(|| format!("set {set} exists, as in IPVS mode"))
-}
-
-fn dropping(dump: &Dump) -> Option<&'static str> {
-    let filter = dump.table(&TableName::FILTER)?;
-    ["FORWARD", "INPUT"].into_iter().find(|chain| drops(filter, chain, &Known::FIRST))
 }

@@ -73,18 +73,16 @@ fn read_virtual_servers(
 }
 
 fn observed_servers(snapshot: &Snapshot, wanted: &Wanted<'_>) -> BTreeMap<VirtualServerKey, Server> {
-    let mut servers = Vec::with_capacity(snapshot.entries.len());
     let mut scratch: Vec<RealServer> = Vec::new();
-    for entry in &snapshot.entries {
+    let servers = snapshot.entries.iter().map(|entry| {
         let server = entry.virtual_server.server;
         scratch.clear();
         scratch.extend(entry.real_servers.iter().map(|real| real.server));
         scratch.sort_unstable();
-        let keys = wanted.endpoints(&server.key);
-        let real_servers = RealServers::sorted(&scratch, keys);
-        servers.push((server.key, Server { config: server.config, real_servers }));
-    }
-    servers.into_iter().collect()
+        let real_servers = RealServers::sorted(&scratch, wanted.endpoints(&server.key));
+        (server.key, Server { config: server.config, real_servers })
+    });
+    servers.collect()
 }
 
 /// The addresses of the dummy device.

@@ -4,7 +4,7 @@ mod change;
 mod contents;
 mod layout;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ipvs::VirtualServerKey;
 
@@ -12,7 +12,7 @@ use crate::config::{Config, MarkRange};
 use crate::modes::Pass;
 use crate::modes::ipvs::binding::Routes;
 use crate::modes::ipvs::observed::{Contents, Observed, records};
-use crate::modes::ipvs::sets::SetKey;
+use crate::modes::ipvs::sets::{SetKey, SetKind};
 use crate::modes::ipvs::split;
 use crate::modes::ipvs::wanted::Wanted;
 use crate::modes::shared::cleaned::Cleaned;
@@ -102,10 +102,8 @@ impl Tables {
         let layout = |family| {
             let mut layout = Layout::new(family, pass.facts);
             layout.keeps = !self.served_by_nftables_mode.contains(&family);
-            let gives_marks = |(set, entries): (&SetKey, &BTreeSet<_>)| {
-                set.family == family && set.kind.gives_marks() && !entries.is_empty()
-            };
-            if observed.sets.iter().any(gives_marks) {
+            let split = observed.sets.get(&SetKey::new(family, SetKind::LocalSplit));
+            if split.is_some_and(|entries| !entries.is_empty()) {
                 layout.split = Some(pass.config().ipvs.mark_range);
             }
             layout.by_routes = routes.is_on || observed.routes.has_family(family);
