@@ -140,7 +140,14 @@ fn attempt(to: &str) -> io::Result<TcpStream> {
 
 /// A server at which as many connections may wait as the kernel allows.
 fn server_at(address: &str) -> TcpListener {
-    let server = TcpListener::bind(address).unwrap();
+    // A socket that is closed lives on for a moment in a program that another test starts.
+    let mut server = None;
+    until("the address is free", || {
+        let bound = TcpListener::bind(address).inspect_err(|error| assert_eq!(error.kind(), ErrorKind::AddrInUse));
+        server = bound.ok();
+        server.is_some()
+    });
+    let server = server.unwrap();
     listen(&server, Backlog::MAXALLOWABLE).unwrap();
     server
 }
