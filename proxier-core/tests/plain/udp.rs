@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use ipvs::VirtualServerKey;
 use ipvs::model::Protocol;
@@ -9,9 +10,10 @@ use proptest::prelude::*;
 use proptest::sample::select;
 use proxier_core::config::RulesBy;
 use proxier_core::engine::Options;
-use proxier_core::fake::Flow;
+use proxier_core::fake::{Call, Fault, Flow};
 use proxier_core::modes::Kind;
 use proxier_core::net::{EndpointKey, FrontendKey};
+use proxier_core::ports::PortErrorKind;
 use proxier_core::service::Frontend;
 use proxier_core::snapshot::{ObjectKey, ObjectKind};
 use serde_json::json;
@@ -103,6 +105,35 @@ proptest! {
             node.full();
             prop_assert!(node.kernel.flows().is_disjoint(&late));
         }
+    }
+}
+
+/// What cannot be listed of IPv4 keeps no flow of IPv6.
+#[test]
+fn each_family_has_its_flows_forgotten() {
+    for way in WAYS {
+        let mut node = Node::on(kernel(), options(way));
+        let (ips, families) = (json!(["10.96.0.10", "fd00::10"]), json!(["IPv4", "IPv6"]));
+        let ports = json!([{"name": "u", "port": 53, "protocol": "UDP"}]);
+        node.service(
+            "dns",
+            json!({"clusterIP": "10.96.0.10", "clusterIPs": ips, "ipFamilies": families, "ports": ports}),
+        );
+        node.slice("dns", &["10.244.0.1", "10.244.0.2"]);
+        node.slice("dns", &["fd44::1", "fd44::2"]);
+        node.settles();
+        let flows = [("10.96.0.10:53", "10.244.0.2:5353"), ("[fd00::10]:53", "[fd44::2]:5353")];
+        let flows = flows.map(|(to, answers)| flow(to.parse().unwrap(), answers.parse().unwrap()));
+        for flow in &flows {
+            node.kernel.add_flow(*flow);
+        }
+        node.slice("dns", &["10.244.0.1"]);
+        node.slice("dns", &["fd44::1"]);
+        node.kernel.fail(Fault::new(Call::ConntrackForgetFlows, PortErrorKind::Busy));
+        assert!(node.pass().has_failed(), "{way:?}");
+        assert_eq!(node.kernel.flows(), [flows[0]].into(), "{way:?}");
+        node.run(Duration::from_secs(3));
+        assert_eq!(node.kernel.flows(), [].into(), "{way:?}");
     }
 }
 

@@ -89,6 +89,7 @@ pub(crate) fn forget(
     conntrack: &mut dyn Conntrack,
     applied: &mut Applied,
 ) -> bool {
+    let mut is_done = true;
     for family in Family::ALL.into_iter().filter(|family| flows.keys().any(|place| Family::of(place.ip()) == *family)) {
         match conntrack.forget_flows(protocol, family, flows) {
             Ok(forgotten) => {
@@ -101,9 +102,9 @@ pub(crate) fn forget(
             }
             Err(error) => {
                 applied.fail(Operation::Flows(protocol, flows).step(&Names::NONE), error);
-                return false;
+                is_done = false;
             }
         }
     }
-    true
+    is_done
 }
