@@ -339,7 +339,8 @@ impl Totals {
     pub(crate) fn add(&mut self, report: &Report) {
         add(&mut self.failed_passes, report.has_failed().into());
         add(&mut self.stopped_passes, report.stopped.is_some().into());
-        for step in report.applied.failures.iter().map(|failure| &failure.step) {
+        let tried = report.applied.failures.iter().filter(|failure| failure.error.kind() != PortErrorKind::Skipped);
+        for step in tried.map(|failure| &failure.step) {
             let Some(family) = step.family() else { continue };
             let of_table = step.part == Part::Table;
             let count = if of_table { &mut self.table_failures } else { &mut self.restore_failures };
