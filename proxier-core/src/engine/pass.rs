@@ -26,9 +26,11 @@ impl Reconciler {
         Some(self.next_look().map_or(next.at, |look| next.at.min(look.max(self.schedule.earliest()))))
     }
 
-    /// When there is work even if no input changes.
+    /// When there is work even if no input changes. What was due when the last pass began and is not done yet waits for
+    /// the passes that follow a failure.
     fn next_look(&self) -> Option<Moment> {
-        [self.mode.next_wake(), self.host.next_loss(), self.add_ons.next_wake()].into_iter().flatten().min()
+        let all = [self.mode.next_wake(), self.host.next_loss(), self.add_ons.next_wake()].into_iter().flatten();
+        all.filter(|at| self.schedule.began().is_none_or(|began| *at > began)).min()
     }
 
     /// Runs the pass that is due. `None` if none is.

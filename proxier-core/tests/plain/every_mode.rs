@@ -7,10 +7,13 @@ use std::time::Duration;
 use iptables::{Backend, ChainName, Edit, Iptables, Rule, TableName};
 use nftables::{BaseChain, Chain, ChainType, CtState, Hook, Policy, Priority, TableKey};
 use proxier_core::config::{MayAskFor, RulesBy};
+use proxier_core::fake::{Call, Fault};
 use proxier_core::modes::Kind;
 use proxier_core::modes::forward::{DroppingForward, dropping_forward};
 use proxier_core::net::{EndpointKey, Family};
 use proxier_core::objects::NodeObject;
+use proxier_core::plan::report::Report;
+use proxier_core::ports::PortErrorKind;
 use proxier_core::service::Packet;
 use proxier_core::snapshot::{Balancing, FrontendSpec, ObjectKey};
 use serde_json::{Value, json};
@@ -247,5 +250,55 @@ fn other_tables_may_change_between_reading_and_writing() {
         node.run(Duration::from_secs(60));
         assert!(is_served(&node), "{mode} {times}");
         assert!(node.full().is_done(), "{mode} {times}");
+    }
+}
+
+/// Work that is due by itself, and fails or cannot even be tried, is tried again after a pause, as after any failure.
+#[test]
+fn what_is_due_and_fails_brings_no_passes_without_a_pause() {
+    let ipvs_rules = (Kind::Ipvs, Call::RulesDump);
+    let of_drains = [Call::ConntrackForgetFlows, Call::TablesGeneration].map(|call| (Kind::Nftables, call));
+    for (mode, call) in of_drains.into_iter().chain([ipvs_rules, (Kind::Userspace, Call::RoutesNetworks)]) {
+        let mut options = options_of(mode);
+        options.config.ipvs.rules = RulesBy::Iptables;
+        let mut node = Node::on(kernel(), options);
+        node.service("web", json!({"clusterIP": "10.96.0.1", "annotations": {"proxier/drain-seconds": "20"}}));
+        node.slice("web", &["10.244.0.1", "10.244.0.2"]);
+        node.settles();
+        match mode {
+            // Connections are cut after a while.
+            Kind::Nftables => {
+                node.slice("web", &["10.244.0.1"]);
+                node.settles();
+            }
+            // Rules are written again after a while.
+            Kind::Ipvs => {
+                let spec = json!({
+                    "type": "LoadBalancer", "clusterIP": "10.96.0.2", "loadBalancerSourceRanges": ["198.51.100.0/24"],
+                    "status": {"loadBalancer": {"ingress": [{"ip": "203.0.113.1"}]}},
+                });
+                node.service("guarded", spec);
+                node.kernel.fail(Fault::new(Call::RulesRestore, PortErrorKind::Busy).every());
+                assert!(node.pass().has_failed());
+                node.kernel.clear_faults();
+            }
+            // A route is deleted once no connection needs it.
+            _ => {
+                node.kernel.set_connected([10, 96, 0, 1].into(), true);
+                node.no_service("web");
+                node.settles();
+                node.proxier.request_full(node.now);
+            }
+        }
+        node.kernel.fail(Fault::new(call, PortErrorKind::Busy).every());
+        let (end, mut passes) = (node.now + Duration::from_secs(120), 0);
+        while node.proxier.next_wake().is_some_and(|at| at <= end) {
+            node.pass();
+            passes += 1;
+            assert!(passes < 60, "{mode} {call:?}: {:?} {:?}", node.now, node.proxier.next_wake());
+        }
+        assert!(passes > 4, "{mode} {call:?}");
+        node.kernel.clear_faults();
+        assert!(node.run(Duration::from_secs(60)).last().is_some_and(Report::is_done), "{mode} {call:?}");
     }
 }

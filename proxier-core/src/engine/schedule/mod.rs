@@ -69,6 +69,8 @@ pub struct Schedule {
     /// Whether a full pass is due soon to retry single objects.
     retrying: bool,
     running: Option<RunningPass>,
+    /// When the last pass began.
+    began: Option<Moment>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -97,6 +99,7 @@ impl Schedule {
             failing: None,
             retrying: false,
             running: None,
+            began: None,
         }
     }
 
@@ -156,6 +159,7 @@ impl Schedule {
         let since = self.asked.take().unwrap_or(now);
         self.incomplete_until = None;
         self.running = Some(RunningPass { pass, since });
+        self.began = Some(now);
         Some(pass)
     }
 
@@ -209,6 +213,11 @@ impl Schedule {
     /// Whether the last full pass failed, or a pass for changes since then.
     pub fn is_failing(&self) -> bool {
         self.failing.is_some()
+    }
+
+    /// When the last pass began.
+    pub fn began(&self) -> Option<Moment> {
+        self.began
     }
 
     /// The time before which no pass starts: the end of the last one plus the shortest interval.
