@@ -19,20 +19,6 @@ pub(super) struct Run<'a, 'p> {
 }
 
 impl Reconciler {
-    /// When [`Reconciler::pass`] has something to do; a time in the past means now. `None` before
-    /// [`Reconciler::start`].
-    pub fn next_wake(&self) -> Option<Moment> {
-        let next = self.schedule.next().filter(|_| self.trust > Trust::Waiting)?;
-        Some(self.next_look().map_or(next.at, |look| next.at.min(look.max(self.schedule.earliest()))))
-    }
-
-    /// When there is work even if no input changes. What was due when the last pass began and is not done yet waits for
-    /// the passes that follow a failure.
-    fn next_look(&self) -> Option<Moment> {
-        let all = [self.mode.next_wake(), self.host.next_loss(), self.add_ons.next_wake()].into_iter().flatten();
-        all.filter(|at| self.schedule.began().is_none_or(|began| *at > began)).min()
-    }
-
     /// Runs the pass that is due. `None` if none is.
     ///
     /// `clock` returns the time on the scale of the other methods. It is read again when the pass ends, because pauses
@@ -52,18 +38,9 @@ impl Reconciler {
             return Some(self.run(scope, run));
         }
         let mut transactions = std::mem::take(&mut self.tables.transactions);
+        let mut ports = ports.lend();
         let mut tables = RecordingTables::new(ports.tables, &mut transactions);
-        let mut ports = Ports {
-            ipvs: ports.ipvs,
-            sets: ports.sets,
-            rules: ports.rules,
-            links: ports.links,
-            sysctls: ports.sysctls,
-            tables: &mut tables,
-            conntrack: ports.conntrack,
-            routes: ports.routes,
-            relays: ports.relays,
-        };
+        ports.tables = &mut tables;
         let run = Run { now, clock, is_preview: false, report: Report::default(), ports: &mut ports };
         let report = self.run(scope, run);
         self.tables.transactions = transactions;

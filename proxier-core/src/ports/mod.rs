@@ -93,6 +93,23 @@ pub struct Ports<'a> {
     pub relays: &'a mut dyn Relays,
 }
 
+impl Ports<'_> {
+    /// The same ports, any of which may be replaced for a while.
+    pub(crate) fn lend(&mut self) -> Ports<'_> {
+        Ports {
+            ipvs: self.ipvs,
+            sets: self.sets,
+            rules: self.rules,
+            links: self.links,
+            sysctls: self.sysctls,
+            tables: self.tables,
+            conntrack: self.conntrack,
+            routes: self.routes,
+            relays: self.relays,
+        }
+    }
+}
+
 /// Lends the ports of a value that has each in a field of the same name.
 macro_rules! lend {
     ($owner:expr) => {
