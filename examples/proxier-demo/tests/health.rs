@@ -82,7 +82,7 @@ async fn free_port() -> u16 {
     }
 }
 
-/// The check of a Service `demo/web`, with so many endpoints here.
+/// The check of a Service `demo/web`, with these numbers of endpoints here.
 fn web(port: u16, v4: Option<usize>, v6: Option<usize>) -> BTreeMap<ObjectKey, HealthCheck> {
     BTreeMap::from([(ObjectKey::new("demo", "web"), HealthCheck { port, local_endpoints: ByFamily { v4, v6 } })])
 }

@@ -145,6 +145,11 @@ pub struct NftablesConfig {
 }
 
 impl Config {
+    /// Whether annotations may override this.
+    pub(crate) fn lets(&self, what: MayAskFor) -> bool {
+        self.ipvs.may_ask_for.contains(what)
+    }
+
     /// Checks a configuration. Ignores and reports impossible values; the caller decides whether to continue.
     ///
     /// If no item of `nodePortAddresses` is valid, no node ports are served. `iptables.localhostNodePorts` is ignored,

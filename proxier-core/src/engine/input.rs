@@ -232,8 +232,7 @@ impl Reconciler {
     ///   ([`MayAskFor::NODE_WEIGHTS`](crate::config::MayAskFor::NODE_WEIGHTS)).
     pub fn upsert_cluster_node(&mut self, object: &NodeObject, now: Moment) {
         self.note_readable(ObjectKind::Node, &ObjectKey::new("", &object.metadata.name), now);
-        let weight = self.options.config.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS)
-            && self.cluster.nodes.upsert_weight(object);
+        let weight = self.options.config.lets(MayAskFor::NODE_WEIGHTS) && self.cluster.nodes.upsert_weight(object);
         if self.mode().facts().makes_addresses_local && self.cluster.nodes.upsert_addresses(object) || weight {
             self.backlog.nodes_changed = true;
             self.schedule.request(now);

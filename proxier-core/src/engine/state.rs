@@ -257,7 +257,7 @@ impl Reconciler {
         let mut facts = NodeFacts::new(&options.config, &cluster.node, &host.addresses);
         options.mode.describe(&mut facts, options.iptables);
         let mut store = Store::new(node_name).with_abilities(of_mode.abilities);
-        if options.config.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS) {
+        if options.config.lets(MayAskFor::NODE_WEIGHTS) {
             store = store.keep_nodes();
         }
         Reconciler {

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 
 use super::{Compiled, Frontend, HealthCheck, Indexed, NoLocalEndpoints, NodeFacts, Rejected, Roles, compile_from};
 use crate::net::{EndpointKey, FrontendKey, Protocol};
-use crate::pack::pack;
+use crate::pack::{pack, put};
 use crate::parallel;
 use crate::snapshot::{CreationTime, ObjectKey, Rejection, Store};
 
@@ -165,12 +165,6 @@ impl Desired {
         let needs_ports = observer.needs_ports();
         let compile = |key: &&ObjectKey| compile_from(store, key, facts, needs_ports);
         let keys: Vec<&ObjectKey> = services.into_iter().collect();
-        if keys.len() < WORTH_A_THREAD {
-            for key in keys {
-                self.update(key, compile(&key), observer);
-            }
-            return;
-        }
         for keys in keys.chunks(AT_ONCE) {
             let compiled =
                 parallel::map_parts(keys, WORTH_A_THREAD, |part| part.iter().map(compile).collect::<Vec<_>>());
@@ -195,11 +189,8 @@ impl Desired {
             return;
         }
         let extras = compiled.as_ref().map(|new| new.extras());
-        if extras.is_some_and(|of| !of.refused.is_empty() || !of.rejected.is_empty()) {
-            self.refusing.insert(key.clone());
-        } else {
-            self.refusing.remove(key);
-        }
+        let refuses = extras.is_some_and(|of| !of.refused.is_empty() || !of.rejected.is_empty());
+        put(&mut self.refusing, key.clone(), refuses);
         observer.service(old.as_deref(), compiled.as_deref());
         let claim_of = |of: &Option<Box<Compiled>>, frontend: &FrontendKey| {
             let compiled = of.as_ref()?;
@@ -237,11 +228,7 @@ impl Desired {
             claims.insert(place, new);
         }
         let after = owned(claims);
-        if claims.len() > 1 {
-            self.contested.insert(key);
-        } else {
-            self.contested.remove(&key);
-        }
+        put(&mut self.contested, key, claims.len() > 1);
         if claims.is_empty() {
             self.claims.remove(&key);
         }

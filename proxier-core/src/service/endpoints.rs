@@ -186,7 +186,7 @@ pub(super) fn weigh(
     family: Family,
     facts: &NodeFacts,
 ) -> Option<Arc<[(EndpointKey, u16)]>> {
-    let lets = facts.config.ipvs.may_ask_for.contains(MayAskFor::WEIGHTS);
+    let lets = facts.config.lets(MayAskFor::WEIGHTS);
     let by_zone = balancing.and_then(|balancing| balancing.zone_weights.as_ref());
     let by_slice = lets && slices.iter().any(|slice| slice.has_weights());
     let by_node = facts.node_weights();

@@ -98,7 +98,7 @@ impl NodeFacts {
     /// ([`MayAskFor::NODE_WEIGHTS`]) and the store keeps nodes
     /// ([`Store::keep_nodes`](crate::snapshot::Store::keep_nodes)).
     pub(crate) fn set_node_weights(&mut self, weights: Arc<BTreeMap<Box<str>, u16>>) {
-        if self.config.ipvs.may_ask_for.contains(MayAskFor::NODE_WEIGHTS) {
+        if self.config.lets(MayAskFor::NODE_WEIGHTS) {
             self.node_weights = weights;
         }
     }

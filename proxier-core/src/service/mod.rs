@@ -297,7 +297,7 @@ pub(crate) fn compile_frontends(
         let node = facts.node_address(spec.key.family());
         let in_ranges = |node: IpAddr| ranges.is_some_and(|ranges| ranges.iter().any(|range| range.contains(&node)));
         let balancing = facts.config.ipvs.balancing(spec.balancing.as_ref(), spec.affinity_secs.is_some());
-        let weighs = !spec.weights.is_empty() && facts.config.ipvs.may_ask_for.contains(MayAskFor::WEIGHTS);
+        let weighs = !spec.weights.is_empty() && facts.config.lets(MayAskFor::WEIGHTS);
         let weights: Option<Arc<[(EndpointKey, u16)]>> = weighs.then(|| spec.weights.as_slice().into());
         let port = with_ports.then(|| Arc::new(Port::of_agent(key, spec, node)));
         compiled.ports.extend(port.clone());
