@@ -71,6 +71,10 @@ impl Reconciler {
             self.refresh(&services, &mut refreshed);
         }
         self.desired.without_affinity = self.mode.without_affinity();
+        if !self.is_settled() {
+            // A first plan takes most memory: before it, what the objects took without need goes.
+            self.compact();
+        }
         refreshed
     }
 

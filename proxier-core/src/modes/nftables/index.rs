@@ -158,9 +158,11 @@ impl Index {
         let Some(key) = after.or(before).map(|frontend| frontend.key) else { return };
         let old = self.slots.remove(&key).unwrap_or_default();
         // By what was written: an endpoint that was absent in the meantime only has its slot as before.
-        let slots = self.written.entry(key).or_insert_with(|| old.clone());
-        let held = written.map(|written| HeldSlots::from_frontend(written, slots)).unwrap_or_default();
-        let new = after.map(|after| self.slots_within_limit(&held, after)).unwrap_or_default();
+        let held = written.map(|written| {
+            let slots = self.written.entry(key).or_insert_with(|| old.clone());
+            HeldSlots::from_frontend(written, slots)
+        });
+        let new = after.map(|after| self.slots_within_limit(&held.unwrap_or_default(), after)).unwrap_or_default();
         if new.is_over_limit != old.is_over_limit {
             put(&mut self.over_limit, key, new.is_over_limit);
         }
